@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# How everything in this project is compiled.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+set(halfstep_sanitize_options "")
+if(HALFSTEP_SANITIZE)
+  if(NOT HALFSTEP_SANITIZE MATCHES "^(address,undefined|thread)$")
+    message(FATAL_ERROR "HALFSTEP_SANITIZE: expected 'address,undefined' or 'thread', got '${HALFSTEP_SANITIZE}'")
+  endif()
+  set(halfstep_sanitize_options -fsanitize=${HALFSTEP_SANITIZE} -fno-omit-frame-pointer)
+  if(HALFSTEP_SANITIZE MATCHES "undefined")
+    # A finding must fail the test, not only print a line.
+    list(APPEND halfstep_sanitize_options -fno-sanitize-recover=undefined)
+  endif()
+endif()
+# libgomp's barriers look like races to the thread sanitizer, and libFuzzer's clang has no libgomp headers: those builds
+# run parallel_for on std::thread.
+set(HALFSTEP_STD_THREADS OFF)
+if(HALFSTEP_SANITIZE STREQUAL "thread" OR HALFSTEP_BUILD_FUZZERS)
+  set(HALFSTEP_STD_THREADS ON)
+endif()
+
+# Options of every target of this project. Contraction into fused multiply-adds is off, so that a result doesn't depend
+# on how the compiler happened to group an expression; kernels ask for fused operations by name.
+function(halfstep_compile_options target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -ffp-contract=off ${halfstep_sanitize_options})
+  if(HALFSTEP_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(HALFSTEP_SANITIZE)
+    # Line numbers for the reports, without the weight of full debug information.
+    target_compile_options(${target} PRIVATE -g1)
+  endif()
+  if(HALFSTEP_BUILD_FUZZERS)
+    target_compile_options(${target} PRIVATE -fsanitize=fuzzer-no-link,address,undefined -g1)
+    target_link_options(${target} PRIVATE -fsanitize=address,undefined)
+  endif()
+  if(HALFSTEP_STD_THREADS)
+    target_compile_definitions(${target} PRIVATE HALFSTEP_STD_THREADS)
+  endif()
+  target_link_options(${target} PRIVATE ${halfstep_sanitize_options})
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+endfunction()
+
+# CPU kernels. On x86 the oldest machine served has AVX2 (x86-64-v3); Highway compiles each kernel for AVX2 and for
+# AVX-512 and chooses at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
+function(halfstep_cpu_kernel_options)
+  set(kernels ${ARGN})
+  list(FILTER kernels INCLUDE REGEX "^halfstep/backends/cpu/")
+  if(kernels AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v3 -maes -mpclmul)
+    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_DEFINITIONS
+                 "HWY_DISABLED_TARGETS=(~(HWY_AVX2|HWY_AVX3))")
+  endif()
+endfunction()

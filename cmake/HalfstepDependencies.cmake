@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the library needs from outside. Only oneDNN may be missing: it is then downloaded once (scripts/setup.sh onednn).
+
+function(halfstep_missing package debian)
+  message(FATAL_ERROR "${package} was not found. On Debian: apt-get install ${debian}\n"
+                      "Or run scripts/setup.sh, which installs everything that is missing.")
+endfunction()
+
+macro(halfstep_require package debian)
+  find_package(${package} ${ARGN} QUIET)
+  if(NOT ${package}_FOUND)
+    halfstep_missing("${package}" "${debian}")
+  endif()
+endmacro()
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+halfstep_require(Threads libc6-dev)
+halfstep_require(ZLIB zlib1g-dev)
+halfstep_require(fmt libfmt-dev)
+halfstep_require(hwy libhwy-dev)
+halfstep_require(nlohmann_json nlohmann-json3-dev)
+
+# oneDNN: a given prefix, the shared download folder, the system's, or a download into the build folder.
+if(HALFSTEP_ONEDNN_ROOT)
+  find_package(dnnl 3.2 CONFIG QUIET PATHS "${HALFSTEP_ONEDNN_ROOT}" NO_DEFAULT_PATH)
+  if(NOT dnnl_FOUND)
+    message(FATAL_ERROR "HALFSTEP_ONEDNN_ROOT: no oneDNN 3.2 or newer in '${HALFSTEP_ONEDNN_ROOT}'")
+  endif()
+else()
+  if(DEFINED ENV{HALFSTEP_DEPS})
+    set(halfstep_onednn_prefix "$ENV{HALFSTEP_DEPS}/onednn")
+  else()
+    set(halfstep_onednn_prefix "${PROJECT_BINARY_DIR}/_deps/onednn")
+  endif()
+  find_package(dnnl 3.2 CONFIG QUIET HINTS "${halfstep_onednn_prefix}")
+  if(NOT dnnl_FOUND)
+    message(STATUS "oneDNN 3.2 or newer was not found; downloading it into ${halfstep_onednn_prefix}")
+    execute_process(COMMAND "${PROJECT_SOURCE_DIR}/scripts/setup.sh" onednn "${halfstep_onednn_prefix}"
+                    RESULT_VARIABLE status)
+    if(NOT status EQUAL 0)
+      message(FATAL_ERROR "oneDNN could not be downloaded (see above). Give an installed one by "
+                          "-DHALFSTEP_ONEDNN_ROOT=PREFIX, or run: scripts/setup.sh onednn ${halfstep_onednn_prefix}")
+    endif()
+    find_package(dnnl 3.2 CONFIG REQUIRED PATHS "${halfstep_onednn_prefix}" NO_DEFAULT_PATH)
+  endif()
+endif()
+message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
+
+set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB Threads::Threads
+    ${CMAKE_DL_LIBS})
+if(NOT HALFSTEP_STD_THREADS)
+  halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
+  list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)
+endif()

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+# halfstep_add_tests(DIR SOURCES...): a program test_DIR; its suites are listed when ctest runs, one entry each.
+# One entry a suite, not a test: suites share costly fixtures, and thousands of processes would cost more than the tests.
+
+function(halfstep_add_tests dir)
+  set(target test_${dir})
+  add_executable(${target} ${ARGN})
+  halfstep_compile_options(${target})
+  target_link_libraries(${target} PRIVATE halfstep_test_support GTest::gtest_main)
+  target_precompile_headers(${target} REUSE_FROM halfstep_test_headers)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
+  if(HALFSTEP_BUILD_CLI AND dir MATCHES "^(cli|train)$")
+    add_dependencies(${target} halfstep_cli)
+  endif()
+
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}_suites.cmake")
+  set(loader "${CMAKE_CURRENT_BINARY_DIR}/${target}_loader.cmake")
+  file(GENERATE OUTPUT "${loader}" CONTENT
+"set(cmake [==[${CMAKE_COMMAND}]==])
+set(program [==[$<TARGET_FILE:${target}>]==])
+set(dir [==[${dir}]==])
+set(suites [==[${suites}]==])
+set(environment [==[${HALFSTEP_TEST_ENVIRONMENT}]==])
+include([==[${PROJECT_SOURCE_DIR}/cmake/HalfstepListSuites.cmake]==])
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${loader}")
+endfunction()
