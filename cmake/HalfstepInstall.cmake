@@ -8,6 +8,8 @@ install(TARGETS halfstep EXPORT HalfstepTargets
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/halfstep" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h"
         PATTERN "*-inl.h" EXCLUDE
+        PATTERN "*_internal.h" EXCLUDE
+        PATTERN "fail.h" EXCLUDE
         PATTERN "backends" EXCLUDE)
 install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

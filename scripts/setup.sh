@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what building Halfstep needs and this machine lacks.
-#   scripts/setup.sh [build|docs|lint|fuzz|peers...]   Debian packages (default: build); quick when all are there
+#   scripts/setup.sh [build|docs|lint|tidy|fuzz|peers...]   Debian packages (default: build); quick when all are there
 #   scripts/setup.sh onednn PREFIX                     oneDNN from PyPI into PREFIX, when it isn't there
 # As root, or with a sudo that asks for no password, it installs; otherwise it prints the command to run and exits with 1.
 set -euo pipefail
@@ -15,10 +15,11 @@ packages_of() {
     build) echo g++ cmake ninja-build zlib1g-dev libfmt-dev libhwy-dev nlohmann-json3-dev libcli11-dev libgtest-dev \
                 librapidcheck-dev libbenchmark-dev ;;
     docs) echo doxygen ;;
-    lint) echo clang-format clang-tidy ;;
-    fuzz) echo clang-19 ;;
+    lint) echo clang-format ;;
+    tidy) echo clang-tidy-19 ;;
+    fuzz) echo clang-19 libclang-rt-19-dev ;;
     peers) echo python3-venv ;;
-    *) say "setup.sh: unknown group '$1': build, docs, lint, fuzz, peers or 'onednn PREFIX'"; exit 2 ;;
+    *) say "setup.sh: unknown group '$1': build, docs, lint, tidy, fuzz, peers or 'onednn PREFIX'"; exit 2 ;;
   esac
 }
 

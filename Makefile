@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# The commands of this project. CMake does the work; this file installs what is missing and remembers the options.
+
+BUILD ?= build
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+CMAKE_FLAGS ?=
+# Every build folder shares one copy of oneDNN.
+export HALFSTEP_DEPS ?= $(CURDIR)/build/_deps
+export CTEST_OUTPUT_ON_FAILURE = 1
+
+CTEST = ctest --test-dir $(1) -j $(JOBS) --no-tests=error
+
+# $(call configure,FOLDER,CMAKE OPTIONS): once; later builds reconfigure by themselves.
+configure = @[ -e $(1)/build.ninja ] || [ -e $(1)/Makefile ] || \
+	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) $(CMAKE_FLAGS)
+
+.PHONY: all setup demo test slow bench lint tidy format docs fuzz asan tsan install clean distclean help
+
+all: setup  ## build the library, the program, the examples and the tests (the default)
+	$(call configure,$(BUILD))
+	@cmake --build $(BUILD) -j $(JOBS)
+
+setup:
+	@scripts/setup.sh build
+
+demo: setup  ## install what is missing, build, and train a network in f16 beside float32
+	$(call configure,$(BUILD))
+	@cmake --build $(BUILD) -j $(JOBS) --target halfstep_cli
+	@scripts/demo.sh $(BUILD)/bin/halfstep
+
+test: all  ## install what is missing, build, and run the tests
+	@$(call CTEST,$(BUILD)) -LE slow
+
+slow: all  ## run the tests that take minutes
+	@$(call CTEST,$(BUILD)) -L slow
+
+bench: setup  ## measure; a table beside PyTorch where it can be installed
+	$(call configure,$(BUILD))
+	@cmake --build $(BUILD) -j $(JOBS) --target halfstep_cli benchmarks
+	@scripts/bench.sh $(BUILD)
+
+lint:  ## check the layers' includes, file headers and formatting
+	@scripts/setup.sh lint
+	@scripts/lint.sh
+
+tidy: all  ## run clang-tidy (minutes)
+	@scripts/setup.sh tidy
+	@scripts/tidy.sh $(BUILD)
+
+format:  ## rewrite the sources in the project's format
+	@scripts/setup.sh lint
+	@scripts/lint.sh --fix
+
+docs: setup  ## build the API reference into build/docs; undocumented public members fail it
+	@scripts/setup.sh docs
+	@mkdir -p $(BUILD)/docs
+	@HALFSTEP_DOCS=$(BUILD)/docs doxygen docs/Doxyfile
+	@echo "The reference is in $(BUILD)/docs/html/index.html"
+
+fuzz: setup  ## run every fuzz target for FUZZ_SECONDS (60)
+	@scripts/setup.sh fuzz
+	$(call configure,build-fuzz,-DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_CXX_FLAGS_RELEASE=-O1 -DHALFSTEP_BUILD_FUZZERS=ON \
+	  -DHALFSTEP_BUILD_TESTS=OFF -DHALFSTEP_BUILD_CLI=OFF -DHALFSTEP_BUILD_EXAMPLES=OFF -DHALFSTEP_BUILD_BENCHMARKS=OFF)
+	@cmake --build build-fuzz -j $(JOBS) --target fuzzers
+	@scripts/fuzz.sh build-fuzz/fuzz $(FUZZ_SECONDS)
+
+asan: setup  ## run the tests under the address and undefined-behaviour sanitizers
+	$(call configure,build-asan,-DHALFSTEP_SANITIZE=address$(comma)undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+	@cmake --build build-asan -j $(JOBS)
+	@$(call CTEST,build-asan) -LE 'slow|lint|package|nosan'
+
+tsan: setup  ## run the tests under the thread sanitizer
+	$(call configure,build-tsan,-DHALFSTEP_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+	@cmake --build build-tsan -j $(JOBS)
+	@$(call CTEST,build-tsan) -LE 'slow|lint|package|nosan'
+
+install: all  ## install into PREFIX (/usr/local)
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:  ## remove what was built, but not the downloaded oneDNN
+	@rm -rf build-asan build-tsan build-fuzz
+	@[ ! -d $(BUILD) ] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name _deps -exec rm -rf {} +
+
+distclean:  ## remove everything that make brought
+	@rm -rf build-asan build-tsan build-fuzz $(BUILD)
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+comma = ,

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""check_layers.py must find each kind of mistake, and nothing in a tree that keeps the rules."""
+import pathlib
+import tempfile
+import unittest
+
+import check_layers
+
+SPDX = "// SPDX-License-Identifier: Apache-2.0\n"
+HEADER = SPDX + "#pragma once\n"
+
+
+def findings(files):
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return check_layers.check_tree(root)
+
+
+class CheckLayers(unittest.TestCase):
+    def expect(self, files, *parts):
+        found = findings(files)
+        self.assertEqual(len(found), len(parts), found)
+        for line, part in zip(found, parts):
+            self.assertIn(part, line)
+
+    def test_a_tree_that_keeps_the_rules(self):
+        self.expect({
+            "halfstep/core/tensor.h": HEADER + "#include <vector>\n",
+            "halfstep/ops/add.h": HEADER + '#include "halfstep/core/tensor.h"\n',
+            "halfstep/amp/autocast.cpp": SPDX + '#include "halfstep/ops/add.h"\n#include <fmt/format.h>\n',
+            "halfstep/backends/cpu/add.cpp":
+                SPDX + '#include "halfstep/ops/op.h"\n#include "halfstep/backends/cpu/gemm.h"\n#include <hwy/highway.h>\n',
+            "halfstep/halfstep.h": HEADER + '#include "halfstep/train/trainer.h"\n',
+            "tests/amp/autocast_test.cpp": SPDX + '#include "halfstep/backends/cpu/gemm.h"\n',
+        })
+
+    def test_a_layer_to_the_right(self):
+        self.expect({"halfstep/core/tensor.h": HEADER + '#include "halfstep/ops/add.h"\n'},
+                    "core/tensor.h:3: includes halfstep/ops/add.h: ops stands to the right of core")
+
+    def test_an_unknown_layer(self):
+        self.expect({"halfstep/util/x.h": HEADER + '#include "halfstep/core/tensor.h"\n'}, "'util' is not a layer")
+
+    def test_backends(self):
+        self.expect({"halfstep/train/x.cpp": SPDX + '#include "halfstep/backends/cpu/gemm.h"\n'},
+                    "nothing includes a backend")
+        self.expect({"halfstep/backends/cpu/x.cpp": SPDX + '#include "halfstep/ops/add.h"\n'},
+                    "a backend includes core, runtime and the op declarations only")
+        self.expect({"halfstep/backends/cpu/x.cpp": SPDX + '#include "halfstep/backends/sim/queue.h"\n'},
+                    "nothing includes a backend")
+
+    def test_third_party_headers(self):
+        self.expect({"halfstep/core/x.h": HEADER + "#include <fmt/format.h>\n"}, "includes <fmt/format.h>")
+        self.expect({"halfstep/core/x.h": HEADER + '#include "halfstep/core/fail.h"\n'}, "which is not installed")
+        self.expect({"halfstep/backends/cpu/a.cpp": SPDX + "#include <dnnl.hpp>\n",
+                     "halfstep/backends/cpu/b.cpp": SPDX + "#include <oneapi/dnnl/dnnl.hpp>\n"},
+                    "includes oneDNN", "includes oneDNN")
+
+    def test_the_files_themselves(self):
+        self.expect({"halfstep/core/x.h": SPDX}, "#pragma once")
+        self.expect({"halfstep/core/x.cpp": "int x;\n"}, "SPDX")
+        self.expect({"halfstep/core/x.cpp": SPDX + "\n" * 600}, "601 lines")
+        self.expect({"scripts/x.py": "#!/usr/bin/env python3\n"}, "SPDX")
+        self.expect({"docs/x.md": "see /ro" "ot/x\n"}, "a path of one machine")
+        self.expect({"halfstep/core/x.cpp": SPDX + "// TO" "DO: more\n"}, "unfinished work")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -D BUILD=build folder -D SOURCE=this folder -D COMPILER=C++ compiler -P run.cmake
+
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${ARGN}\n${output}\nstatus ${status}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+
+set(work "${BUILD}/package-test")
+file(REMOVE_RECURSE "${work}")
+run("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${work}/first")
+# The installed tree is moved before it is used: nothing in it may remember where it was built or installed.
+file(RENAME "${work}/first" "${work}/moved")
+
+file(GLOB_RECURSE headers RELATIVE "${work}/moved/include" "${work}/moved/include/*")
+foreach(header ${headers})
+  if(header MATCHES "(-inl\\.h|/fail\\.h|/backends/.*)$" OR NOT header MATCHES "\\.h$")
+    message(FATAL_ERROR "${header} is internal, but was installed")
+  endif()
+endforeach()
+
+run("${CMAKE_COMMAND}" -S "${SOURCE}" -B "${work}/build" -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_COMPILER=${COMPILER}"
+    "-DCMAKE_PREFIX_PATH=${work}/moved")
+run("${CMAKE_COMMAND}" --build "${work}/build")
+run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/build/outside")
+message(STATUS "outside project: ${output}")
+# The program runs on the oneDNN that was installed beside the library.
+file(GLOB onednn "${work}/moved/lib*/libdnnl.so.3" "${work}/moved/lib*/*/libdnnl.so.3")
+if(onednn)
+  run(ldd "${work}/build/outside")
+  if(NOT output MATCHES "libdnnl.so.3 => [^\n]*/package-test/moved/")
+    message(FATAL_ERROR "libdnnl.so.3 is not taken from beside the library:\n${output}")
+  endif()
+  file(GLOB_RECURSE licence "${work}/moved/share/doc/*/onednn/LICENSE")
+  if(NOT licence)
+    message(FATAL_ERROR "oneDNN was installed without its licence")
+  endif()
+endif()
+if(EXISTS "${work}/moved/bin/halfstep")
+  run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/moved/bin/halfstep" --version)
+endif()
+file(REMOVE_RECURSE "${work}")
