@@ -59,6 +59,20 @@ install_packages() {
   }
 }
 
+# Sets `pip` to a pip that can download: of the Python on the path, or of the system's.
+find_pip() {
+  local python
+  for python in python3 /usr/bin/python3; do
+    if "$python" -m pip --version >/dev/null 2>&1; then
+      pip=("$python" -m pip)
+      return
+    fi
+  done
+  return 1
+}
+
+have_onednn() { [ -e "$1/lib/libdnnl.so.3" ] && [ -e "$1/include/dnnl.hpp" ]; }
+
 setup_packages() {
   local group missing wanted=()
   for group in "$@"; do
@@ -69,38 +83,28 @@ setup_packages() {
     say "setup.sh: this isn't Debian; make sure that you have what these packages hold: ${wanted[*]}"
     return
   fi
+  # pip is only needed to download oneDNN, and any Python's will do.
+  if [[ " $* " == *" build "* ]] && ! have_onednn "${HALFSTEP_DEPS:-$here/../build/_deps}/onednn" && ! find_pip; then
+    wanted+=(python3-pip)
+  fi
   missing=$(missing_of "${wanted[@]}")
   # shellcheck disable=SC2086
   [ -z "$missing" ] || install_packages $missing
 }
 
-# A Python whose pip can download: the one on the path, the system's, else one in a virtual environment.
-find_pip() {
-  local python
-  for python in python3 /usr/bin/python3; do
-    if "$python" -m pip --version >/dev/null 2>&1; then
-      pip=("$python" -m pip)
-      return
-    fi
-  done
-  if command -v dpkg-query >/dev/null; then
-    install_packages python3-pip
-    pip=(/usr/bin/python3 -m pip)
-  else
-    say "setup.sh: oneDNN is downloaded with pip, and no python3 here has it"
-    exit 1
-  fi
-}
-
 # The wheels hold the library three times over and split the tree in two: one prefix with one library is left.
 setup_onednn() {
   local prefix=$1 work wheel file
-  [ -e "$prefix/lib/libdnnl.so.3" ] && [ -e "$prefix/include/dnnl.hpp" ] && return
+  have_onednn "$prefix" && return
   mkdir -p "$(dirname "$prefix")"
   exec 8>"$prefix.lock"  # two builds may configure at once
   command -v flock >/dev/null && flock 8
-  [ -e "$prefix/lib/libdnnl.so.3" ] && [ -e "$prefix/include/dnnl.hpp" ] && return
-  find_pip
+  have_onednn "$prefix" && return
+  if ! find_pip; then
+    command -v dpkg-query >/dev/null || { say "setup.sh: oneDNN is downloaded with pip, and no python3 here has it"; exit 1; }
+    install_packages python3-pip
+    find_pip
+  fi
   say "Downloading oneDNN 3.2 (39 MB) into $prefix"
   work=$(mktemp -d "$prefix.XXXXXX")
   # shellcheck disable=SC2064
