@@ -5,6 +5,7 @@
 set -euo pipefail
 programs=$1
 seconds=$2
+symbolizer=$(command -v llvm-symbolizer-19) && export ASAN_SYMBOLIZER_PATH=$symbolizer
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 status=0
 for program in "$programs"/fuzz_*; do
@@ -15,7 +16,7 @@ for program in "$programs"/fuzz_*; do
   mkdir -p "$found"
   echo "fuzz: $name for $seconds s"
   "$program" -max_total_time="$seconds" -timeout=25 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
-    -artifact_prefix="$found/crash-" "$found" "$root/fuzz/corpus/$name" || {
+    -artifact_prefix="$found/" "$found" "$root/fuzz/corpus/$name" || {
     echo "fuzz: $name failed; the input is in $found" >&2
     status=1
   }

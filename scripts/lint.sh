@@ -10,10 +10,15 @@ if [ "${1:-}" = --fix ]; then
   exit
 fi
 status=0
+unformatted=()
 python3 scripts/check_layers.py || status=1
-clang-format --dry-run -Werror "${sources[@]}" || {
-  echo "lint: the format differs from .clang-format ($(clang-format --version)); run: make format" >&2
+for source in "${sources[@]}"; do
+  clang-format --dry-run -Werror "$source" 2>/dev/null || unformatted+=("$source")
+done
+if [ ${#unformatted[@]} != 0 ]; then
+  printf '%s: the format differs from .clang-format\n' "${unformatted[@]}"
+  echo "lint: \`make format\` rewrites these files ($(clang-format --version))" >&2
   status=1
-}
+fi
 [ $status != 0 ] || echo "lint: ${#sources[@]} files are in order"
 exit $status
