@@ -79,9 +79,9 @@ tsan: setup  ## run the tests under the thread sanitizer
 install: all  ## install into PREFIX (/usr/local)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-clean:  ## remove what was built, but not the downloaded oneDNN
+clean:  ## remove what was built, but not the downloads
 	@rm -rf build-asan build-tsan build-fuzz
-	@[ ! -d $(BUILD) ] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name _deps -exec rm -rf {} +
+	@[ ! -d $(BUILD) ] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name _deps ! -name peer-venv -exec rm -rf {} +
 
 distclean:  ## remove everything that make brought
 	@rm -rf build-asan build-tsan build-fuzz $(BUILD)
