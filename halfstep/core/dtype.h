@@ -8,6 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "halfstep/core/export.h"
 #include "halfstep/core/float16.h"
 
 namespace halfstep {
@@ -114,7 +115,7 @@ constexpr const char* name(DType dtype) noexcept {
 }
 
 /// Reads a short name or the long one that PyTorch uses ("float32", "half", "torch.bfloat16"); none if it is neither.
-std::optional<DType> parse_dtype(std::string_view text) noexcept;
+HS_API std::optional<DType> parse_dtype(std::string_view text) noexcept;
 
 /// f32, f64, f16, bf16 and the two f8 formats.
 constexpr bool is_floating(DType dtype) noexcept { return dtype <= DType::f8e5m2; }
@@ -151,11 +152,11 @@ struct FloatInfo {
 };
 
 /// Limits of a floating dtype. Throws DTypeError for others.
-const FloatInfo& finfo(DType dtype);
+HS_API const FloatInfo& finfo(DType dtype);
 
 /// The most negative finite value of any dtype, as a double (0 for u8 and bool). It masks scores before a softmax:
 /// where -infinity would make a fully masked row NaN, this does not.
-double lowest_finite(DType dtype) noexcept;
+HS_API double lowest_finite(DType dtype) noexcept;
 
 /// Converts one element between any two storage types, rounding once.
 ///
@@ -200,7 +201,7 @@ struct DTypeTag {
 };
 
 namespace detail {
-[[noreturn]] void fail_visit(DType dtype, const char* expected);
+[[noreturn]] HS_API void fail_visit(DType dtype, const char* expected);
 }  // namespace detail
 
 /// Calls `f(DTypeTag<D>{})` with the tag of `dtype` and returns what it returns (the same type for every tag):
