@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/autograd/engine.h"
+
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/autograd/node.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep {
+namespace {
+
+// Gradients that have come in for a node so far.
+struct Incoming {
+  std::vector<Tensor> grads;
+  std::vector<bool> own;  // made here by an addition, so the next one can be added in place
+  int waiting = 0;        // edges into the node that have not run yet
+  bool needed = true;
+};
+
+struct Capture {
+  std::uint32_t index;
+  std::size_t input;
+};
+
+class Run {
+ public:
+  Run(bool create_graph, bool keep_graph) : create_graph_(create_graph), keep_graph_(keep_graph) {}
+
+  // Restricts the run to what leads to these edges and keeps what comes in there.
+  void capture(const std::vector<Edge>& edges) {
+    for (std::size_t i = 0; i < edges.size(); ++i) captures_[edges[i].node.get()].push_back({edges[i].index, i});
+    results_.resize(edges.size());
+    only_captures_ = true;
+  }
+
+  void start(const Edge& edge, Tensor gradient) {
+    Node* node = edge.node.get();
+    if (roots_.empty() || std::find(roots_.begin(), roots_.end(), node) == roots_.end()) roots_.push_back(node);
+    initial_.emplace_back(edge, std::move(gradient));
+  }
+
+  std::vector<Tensor> run() {
+    find_dependencies();
+    for (auto& [edge, gradient] : initial_) receive(edge, gradient);
+    for (Node* root : roots_) {
+      if (state(root).waiting == 0) ready_.push(Ref<Node>::share(root));
+    }
+    while (!ready_.empty()) {
+      const Ref<Node> node = ready_.top();
+      ready_.pop();
+      step(node);
+    }
+    return std::move(results_);
+  }
+
+ private:
+  struct Later {
+    bool operator()(const Ref<Node>& a, const Ref<Node>& b) const { return a->sequence < b->sequence; }
+  };
+
+  Incoming& state(Node* node) { return states_[node]; }
+
+  void find_dependencies() {
+    std::vector<Node*> stack(roots_), order;
+    for (Node* root : roots_) state(root);
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      order.push_back(node);
+      for (const Edge& edge : node->edges) {
+        if (!edge.node) continue;
+        const auto [it, fresh] = states_.try_emplace(edge.node.get());
+        ++it->second.waiting;
+        if (fresh) stack.push_back(edge.node.get());
+      }
+    }
+    if (!only_captures_) return;
+    // What is needed leads to a captured edge. Edges go to earlier nodes, leaves last: by rising sequence, successors
+    // come first.
+    std::sort(order.begin(), order.end(), [](const Node* a, const Node* b) {
+      // Sinks have the highest number of all but lie at the end of the graph.
+      return (a->edges.empty() ? 0 : a->sequence + 1) < (b->edges.empty() ? 0 : b->sequence + 1);
+    });
+    for (Node* node : order) {
+      bool needed = captures_.contains(node);
+      for (const Edge& edge : node->edges) needed |= edge.node && state(edge.node.get()).needed;
+      state(node).needed = needed;
+    }
+  }
+
+  void receive(const Edge& edge, const Tensor& gradient) {
+    Node& node = *edge.node;
+    Incoming& to = state(&node);
+    if (!to.needed) return;
+    if (to.grads.size() < node.outputs.size()) {
+      to.grads.resize(node.outputs.size());
+      to.own.resize(node.outputs.size());
+    }
+    Tensor& sum = to.grads[edge.index];
+    if (!sum.defined()) {
+      sum = gradient;
+    } else if (node.accepts_float32 && sum.dtype() != DType::f32) {
+      // Several uses of one cast weight add up in float32.
+      sum = sum.to(DType::f32) + gradient;
+      to.own[edge.index] = true;
+    } else if (!create_graph_ && to.own[edge.index] && sum.sizes() == gradient.sizes()) {
+      sum.add_(gradient);
+    } else {
+      sum = sum + gradient;
+      to.own[edge.index] = true;
+    }
+  }
+
+  void run_hooks(Node& node, Incoming& in) {
+    std::vector<Node::Hook> hooks;
+    std::vector<std::pair<std::uint32_t, Tensor>> retained;
+    {
+      std::lock_guard lock(node.mutex);
+      hooks = node.hooks;
+      for (const Node::Retained& r : node.retained) {
+        if (r.tensor->try_retain()) retained.emplace_back(r.index, Tensor(Ref<TensorImpl>::adopt(r.tensor)));
+      }
+    }
+    for (const Node::Hook& hook : hooks) {
+      Tensor& g = in.grads[hook.index];
+      if (!g.defined()) continue;
+      const Tensor other = hook.function(g);
+      if (!other.defined()) continue;
+      if (other.sizes() != g.sizes() || other.device() != g.device()) {
+        fail<AutogradError>("hook on {}: expected a gradient of {}, got {}", node.name(), g.sizes().str(),
+                            other.sizes().str());
+      }
+      g = other;
+    }
+    for (auto& [index, tensor] : retained) {
+      if (!in.grads[index].defined()) continue;
+      AutogradMeta& meta = autograd_meta(tensor);
+      const Tensor g = fit_gradient(in.grads[index], tensor.sizes(), tensor.dtype(), false, node.name());
+      meta.grad = meta.grad.defined() ? meta.grad + g : create_graph_ ? g : g.detach().clone();
+    }
+  }
+
+  void step(const Ref<Node>& node) {
+    // Taken out, so that gradients are freed as they are used up.
+    Incoming in = std::move(state(node.get()));
+    state(node.get()).grads.clear();
+    bool any = false;
+    for (const Tensor& g : in.grads) any |= g.defined();
+    std::vector<Tensor> results(node->edges.size());
+    if (any) {
+      if (!node->hooks.empty() || !node->retained.empty()) run_hooks(*node, in);
+      bool last = false;
+      if (only_captures_) {
+        if (auto it = captures_.find(node.get()); it != captures_.end()) {
+          last = true;
+          for (const Capture& c : it->second) {
+            Tensor g = in.grads[c.index];
+            const OutputMeta& meta = node->outputs[c.index];
+            if (g.defined()) g = fit_gradient(g, meta.sizes, meta.dtype, false, node->name());
+            results_[c.input] = create_graph_ || !g.defined() ? g : g.detach();
+          }
+          for (const Edge& edge : node->edges) last &= !(edge.node && state(edge.node.get()).needed);
+        }
+        if (node->edges.empty()) last = true;  // a leaf that nobody asked for stays as it is
+      }
+      if (!last) {
+        node->apply(in.grads, results, create_graph_);
+        if (!keep_graph_) node->release_saved();
+      }
+    }
+    in.grads.clear();
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      const Edge& edge = node->edges[i];
+      if (!edge.node) continue;
+      if (results[i].defined()) receive(edge, results[i]);
+      results[i] = Tensor();
+      Incoming& next = state(edge.node.get());
+      if (--next.waiting == 0 && next.needed) ready_.push(edge.node);
+      if (next.waiting == 0 && !next.needed) skip(edge.node.get());
+    }
+  }
+
+  // A part of the graph that isn't needed still counts as run for what lies behind it.
+  void skip(Node* first) {
+    std::vector<Node*> stack{first};
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      for (const Edge& edge : node->edges) {
+        if (!edge.node) continue;
+        Incoming& next = state(edge.node.get());
+        if (--next.waiting == 0) {
+          if (next.needed) {
+            ready_.push(edge.node);
+          } else {
+            stack.push_back(edge.node.get());
+          }
+        }
+      }
+    }
+  }
+
+  bool create_graph_;
+  bool keep_graph_;
+  bool only_captures_ = false;
+  std::vector<Node*> roots_;
+  std::vector<std::pair<Edge, Tensor>> initial_;
+  std::unordered_map<Node*, Incoming> states_;
+  std::unordered_map<Node*, std::vector<Capture>> captures_;
+  std::vector<Tensor> results_;
+  std::priority_queue<Ref<Node>, std::vector<Ref<Node>>, Later> ready_;
+};
+
+// The gradient that a run starts with at one output.
+Tensor first_gradient(const Tensor& output, const Tensor& given, const char* what) {
+  if (!given.defined()) {
+    if (output.numel() != 1) {
+      fail<AutogradError>("{}: expected a gradient for {} {}, which has more than one element; pass one or reduce it",
+                          what, name(output.dtype()), output.sizes().str());
+    }
+    return ones_like(output.detach());
+  }
+  if (given.sizes() != output.sizes()) {
+    fail<ShapeError>("{}: expected a gradient of {}, got {}", what, output.sizes().str(), given.sizes().str());
+  }
+  if (given.device() != output.device()) {
+    fail<DeviceError>("{}: expected a gradient on {}, got {}", what, output.device().str(), given.device().str());
+  }
+  return given.dtype() == output.dtype() ? given : given.to(output.dtype());
+}
+
+void start_all(Run& run, const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients, const char* what) {
+  if (!gradients.empty() && gradients.size() != outputs.size()) {
+    fail<AutogradError>("{}: expected {} gradients, one for each output, got {}", what, outputs.size(),
+                        gradients.size());
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    check_defined(outputs[i], what, "an output");
+    const Edge edge = gradient_edge(outputs[i]);
+    if (!edge.node) {
+      fail<AutogradError>("{}: {} {} does not require grad: nothing it was made from does, or recording was off", what,
+                          name(outputs[i].dtype()), outputs[i].sizes().str());
+    }
+    run.start(edge, first_gradient(outputs[i], gradients.empty() ? Tensor() : gradients[i], what));
+  }
+}
+
+// The backward pass runs in the dtypes of the forward pass, whatever region the caller is in.
+class BackwardMode {
+ public:
+  explicit BackwardMode(bool create_graph) : mode_(create_graph) {}
+
+ private:
+  GradMode mode_;
+  AutocastOff autocast_;
+};
+
+}  // namespace
+
+void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
+              const BackwardOptions& options) {
+  const BackwardMode mode(options.create_graph);
+  Run run(options.create_graph, options.retain_graph || options.create_graph);
+  start_all(run, outputs, gradients, "backward");
+  run.run();
+}
+
+std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
+                         const GradOptions& options) {
+  const BackwardMode mode(options.create_graph);
+  Run run(options.create_graph, options.retain_graph || options.create_graph);
+  std::vector<Edge> edges;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_defined(inputs[i], "grad", "an input");
+    edges.push_back(gradient_edge(inputs[i]));
+    if (!edges.back().node) {
+      fail<AutogradError>("grad: input {}, {} {}, does not require grad", i, name(inputs[i].dtype()),
+                          inputs[i].sizes().str());
+    }
+  }
+  start_all(run, outputs, options.grad_outputs, "grad");
+  run.capture(edges);
+  std::vector<Tensor> results = run.run();
+  if (!options.allow_unused) {
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      if (results[i].defined()) continue;
+      fail<AutogradError>(
+          "grad: the outputs don't depend on input {}, {} {}; pass {{.allow_unused = true}} to get none", i,
+          name(inputs[i].dtype()), inputs[i].sizes().str());
+    }
+  }
+  return results;
+}
+
+}  // namespace halfstep

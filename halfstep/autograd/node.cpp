@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/autograd/node.h"
+
+#include <deque>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep {
+namespace {
+
+std::atomic<std::uint64_t> g_sequence{0};
+
+// Adds what comes to the leaf's gradient.
+class AccumulateGrad final : public Node {
+ public:
+  explicit AccumulateGrad(TensorImpl* leaf) : leaf_(leaf) {
+    sequence = ~std::uint64_t{0};  // gradients are put down as soon as they are whole
+    outputs.push_back({leaf->sizes, leaf->dtype, leaf->storage->device()});
+  }
+  std::string name() const override { return "accumulate_grad"; }
+
+  void apply(std::span<Tensor> grads, std::span<Tensor>, bool create_graph) override {
+    std::unique_lock lock(mutex);
+    if (!leaf_ || !leaf_->try_retain()) return;  // nobody can read it any more
+    const Tensor leaf(Ref<TensorImpl>::adopt(leaf_));
+    const Tensor gradient = fit_gradient(grads[0], leaf.sizes(), leaf.dtype(), false, name());
+    AutogradMeta& meta = autograd_meta(leaf);
+    if (!meta.grad.defined()) {
+      // Taken over where nobody else can see it; else copied, so that a later in-place step doesn't reach into the
+      // graph.
+      const bool own = gradient.impl()->storage->use_count() == 1 && !gradient.impl()->base &&
+                       gradient.is_contiguous(MemoryFormat::preserve);
+      meta.grad = create_graph ? gradient : own ? gradient.detach() : gradient.detach().clone();
+    } else if (create_graph) {
+      meta.grad = add_recorded(meta.grad, gradient);
+    } else {
+      meta.grad.add_(gradient);
+    }
+    const auto hooks = meta.post_accumulate_hooks;
+    lock.unlock();
+    for (const auto& [id, hook] : hooks) hook(leaf);
+  }
+
+  void forget_leaf() {
+    std::lock_guard lock(mutex);
+    leaf_ = nullptr;
+  }
+
+ private:
+  static Tensor add_recorded(const Tensor& a, const Tensor& b) {
+    EnableGrad on;
+    return a + b;
+  }
+  TensorImpl* leaf_;
+};
+
+// The history of a base after one of its views was written to: the gradient of the written part goes through the
+// writing node, the rest past it.
+class ViewWrite final : public Node {
+ public:
+  ViewWrite(const Tensor& base, const Tensor& view, Ref<Node> write)
+      : base_sizes_(base.sizes()),
+        base_strides_(base.strides()),
+        sizes_(view.sizes()),
+        strides_(view.strides()),
+        offset_(view.storage_offset() - base.storage_offset()),
+        write_(std::move(write)) {
+    edges.push_back(gradient_edge(base));
+    for (std::size_t i = 1; i < write_->edges.size(); ++i) edges.push_back(write_->edges[i]);
+    outputs.push_back({base.sizes(), base.dtype(), base.device()});
+  }
+  std::string name() const override { return write_->name() + " (in place on a view)"; }
+
+  void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) override {
+    Tensor whole = grads[0];
+    if (whole.strides() != base_strides_ || whole.storage_offset() != 0) {
+      Tensor laid_out = empty_strided(base_sizes_, base_strides_, {.dtype = whole.dtype(), .device = whole.device()});
+      laid_out.copy_(whole);
+      whole = laid_out;
+    }
+    Tensor part = as_strided(whole, sizes_, strides_, offset_).clone();
+    std::vector<Tensor> inner(write_->edges.size());
+    write_->apply({&part, 1}, inner, create_graph);
+    if (edges[0].node) {
+      Tensor replaced = inner[0].defined()
+                            ? fit_gradient(inner[0], sizes_, whole.dtype(), false, name())
+                            : Tensor(full(sizes_, 0, {.dtype = whole.dtype(), .device = whole.device()}));
+      Tensor result = whole.clone();
+      as_strided(result, sizes_, strides_, offset_).copy_(replaced);
+      results[0] = result;
+    }
+    for (std::size_t i = 1; i < inner.size(); ++i) results[i] = inner[i];
+  }
+  void release_saved() override { write_->release_saved(); }
+
+ private:
+  Shape base_sizes_, base_strides_, sizes_, strides_;
+  std::int64_t offset_;
+  Ref<Node> write_;
+};
+
+}  // namespace
+
+Node::Node() : sequence(g_sequence.fetch_add(1, std::memory_order_relaxed)) {}
+Node::~Node() = default;
+
+void Node::destroy() {
+  // A graph is a long chain: taking it down node by node from a list keeps the stack flat.
+  thread_local std::vector<Node*>* pending = nullptr;
+  if (pending) {
+    pending->push_back(this);
+    return;
+  }
+  std::vector<Node*> list{this};
+  pending = &list;
+  while (!list.empty()) {
+    Node* node = list.back();
+    list.pop_back();
+    delete node;
+  }
+  pending = nullptr;
+}
+
+AutogradMeta::~AutogradMeta() {
+  if (accumulator) static_cast<AccumulateGrad*>(accumulator.get())->forget_leaf();
+  if (retains_grad && grad_fn) {
+    std::lock_guard lock(grad_fn->mutex);
+    std::erase_if(grad_fn->retained, [&](const Node::Retained& r) { return r.tensor == self; });
+  }
+}
+
+AutogradMeta& autograd_meta(const Tensor& tensor) {
+  TensorImpl* impl = tensor.impl();
+  if (!impl->grad_slot) impl->grad_slot = std::make_unique<AutogradMeta>(impl);
+  return static_cast<AutogradMeta&>(*impl->grad_slot);
+}
+
+AutogradMeta* autograd_meta_or_null(const Tensor& tensor) {
+  return static_cast<AutogradMeta*>(tensor.impl()->grad_slot.get());
+}
+
+Edge gradient_edge(const Tensor& tensor) {
+  TensorImpl* impl = tensor.impl();
+  if (!impl) return {};
+  if (impl->base && impl->base->grad_slot) {
+    // The base may have been given a new history through another view since this view was made.
+    const auto& base = static_cast<AutogradMeta&>(*impl->base->grad_slot);
+    if (base.rebases != 0) {
+      AutogradMeta& meta = autograd_meta(tensor);
+      if (meta.rebases != base.rebases) {
+        EnableGrad on;
+        const Tensor again = as_strided(Tensor(impl->base), impl->sizes, impl->strides, impl->offset);
+        const AutogradMeta* fresh = autograd_meta_or_null(again);
+        if (fresh && fresh->grad_fn) {
+          meta.grad_fn = fresh->grad_fn;
+          meta.output = fresh->output;
+          impl->requires_grad = true;
+        }
+        meta.rebases = base.rebases;
+      }
+    }
+  }
+  if (!impl->requires_grad) return {};
+  AutogradMeta& meta = autograd_meta(tensor);
+  if (meta.grad_fn) return {meta.grad_fn, meta.output};
+  if (!meta.accumulator) meta.accumulator = Ref<Node>::adopt(new AccumulateGrad(impl));
+  return {meta.accumulator, 0};
+}
+
+void set_history(const Tensor& tensor, Ref<Node> node, std::uint32_t index) {
+  AutogradMeta& meta = autograd_meta(tensor);
+  meta.grad_fn = std::move(node);
+  meta.output = index;
+  tensor.impl()->requires_grad = true;
+}
+
+void rebase_history(const Tensor& tensor, Ref<Node> node) {
+  TensorImpl* impl = tensor.impl();
+  if (!impl->base) {
+    set_history(tensor, std::move(node), 0);
+    // Views made before see the write too.
+    ++autograd_meta(tensor).rebases;
+    return;
+  }
+  const Tensor base(impl->base);
+  auto write = Ref<Node>::adopt(new ViewWrite(base, tensor, std::move(node)));
+  set_history(base, std::move(write), 0);
+  ++autograd_meta(base).rebases;
+  impl->requires_grad = true;
+  autograd_meta(tensor).rebases = 0;
+  gradient_edge(tensor);
+}
+
+Tensor fit_gradient(const Tensor& gradient, const Shape& sizes, DType dtype, bool keep_float32,
+                    const std::string& node) {
+  Tensor g = gradient;
+  if (g.sizes() != sizes) g = sum_to(g, sizes, node.c_str());
+  if (g.dtype() != dtype && !(keep_float32 && g.dtype() == DType::f32)) g = cast(g, dtype);
+  return g;
+}
+
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag) : is_output_(is_output) {
+  if (!tensor.defined()) return;
+  version_ = tensor.version() - version_lag;
+  if (is_output) {
+    const TensorImpl* p = tensor.impl();
+    tensor_ = Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
+  } else {
+    tensor_ = tensor;
+  }
+}
+
+Tensor SavedTensor::unpack(const Ref<Node>& self, std::uint32_t output, const char* op, const char* role,
+                           int index) const {
+  if (!tensor_.defined()) return {};
+  if (tensor_.version() != version_) {
+    fail<AutogradError>(
+        "backward of {}: its {} {}, a {} tensor {}, was changed in place after it was saved (version {}, now {}); "
+        "clone it before the change",
+        op, role, index, name(tensor_.dtype()), tensor_.sizes().str(), version_, tensor_.version());
+  }
+  if (!is_output_) return tensor_;
+  const TensorImpl* p = tensor_.impl();
+  Tensor again(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
+  if (GradMode::is_enabled()) set_history(again, self, output);
+  return again;
+}
+
+}  // namespace halfstep

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// The graph that recording makes: a node for each recorded call, edges to the nodes that made its inputs. For the
+// library and for extensions.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep {
+
+class Node;
+
+/// Where a gradient goes: which of a node's incoming gradients.
+struct Edge {
+  Ref<Node> node;
+  std::uint32_t index = 0;
+};
+
+/// What the forward call gave: the shape that a gradient coming into a node has.
+struct OutputMeta {
+  Shape sizes;
+  DType dtype;
+  Device device;
+};
+
+/// One recorded call. apply() takes the gradients of its outputs and gives those of its inputs.
+class HS_API Node {
+ public:
+  Node();
+  virtual ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  /// Name of the op, for messages.
+  virtual std::string name() const = 0;
+  /// `grads`: one for each output of the forward call, undefined where none came. `results`: one for each edge.
+  virtual void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) = 0;
+  /// Lets go of saved tensors; a later apply() throws AutogradError.
+  virtual void release_saved() {}
+
+  std::vector<Edge> edges;          ///< one for each input; without a node where no gradient is needed
+  std::vector<OutputMeta> outputs;  ///< one for each output
+  std::uint64_t sequence;           ///< order of recording on all threads; later ones run first
+  bool accepts_float32 =
+      false;  ///< the output is a 16-bit cast of a float32 tensor: gradients may stay float32, and several add up in it
+
+  struct Hook {
+    std::uint64_t id;
+    std::uint32_t index;
+    std::function<Tensor(const Tensor&)> function;
+  };
+  struct Retained {
+    std::uint32_t index;
+    TensorImpl* tensor;
+  };
+  std::mutex mutex;  ///< guards the lists below
+  std::vector<Hook> hooks;
+  std::vector<Retained> retained;  ///< tensors that keep their gradient
+
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
+  }
+
+ private:
+  void destroy();
+  std::atomic<std::uint32_t> refs_{1};
+};
+
+/// What autograd keeps beside a tensor.
+class HS_API AutogradMeta final : public GradSlot {
+ public:
+  explicit AutogradMeta(TensorImpl* self) : self(self) {}
+  ~AutogradMeta() override;
+
+  TensorImpl* self;
+  Tensor grad;
+  Ref<Node> grad_fn;  ///< the call that made it; none for a leaf
+  std::uint32_t output = 0;
+  Ref<Node> accumulator;      ///< for a leaf that needs a gradient
+  std::uint32_t rebases = 0;  ///< for a base: how often an in-place write to a view gave it a new grad_fn; for a view:
+                              ///< how many of those its own knows
+  bool retains_grad = false;
+  std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> post_accumulate_hooks;
+};
+
+/// The tensor's AutogradMeta, made when it has none.
+HS_API AutogradMeta& autograd_meta(const Tensor& tensor);
+/// The same without making one.
+HS_API AutogradMeta* autograd_meta_or_null(const Tensor& tensor);
+/// Where the tensor's gradient goes; without a node when it needs none.
+HS_API Edge gradient_edge(const Tensor& tensor);
+/// Makes `tensor` the output `index` of `node`.
+HS_API void set_history(const Tensor& tensor, Ref<Node> node, std::uint32_t index);
+/// As set_history after an in-place write; a view's base is given its history too.
+HS_API void rebase_history(const Tensor& tensor, Ref<Node> node);
+/// Brings a gradient to sizes and dtype (f32 is left where `keep_float32`): sums what was broadcast. Throws
+/// AutogradError naming `node`.
+HS_API Tensor fit_gradient(const Tensor& gradient, const Shape& sizes, DType dtype, bool keep_float32,
+                           const std::string& node);
+
+/// A tensor kept for the backward pass, with the version it had.
+class HS_API SavedTensor {
+ public:
+  SavedTensor() = default;
+  /// `output_of`: the node whose output the tensor is: it's kept without its history, which would be a cycle.
+  /// `version_lag`: how many in-place writes since the value that is meant.
+  SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag = 0);
+  /// The tensor again; throws AutogradError, naming `op` and which tensor it was, when it was changed in place since.
+  Tensor unpack(const Ref<Node>& self, std::uint32_t output, const char* op, const char* role, int index) const;
+  bool defined() const { return tensor_.defined(); }
+  void reset() { tensor_ = Tensor(); }
+
+ private:
+  Tensor tensor_;
+  std::uint32_t version_ = 0;
+  bool is_output_ = false;
+};
+
+}  // namespace halfstep

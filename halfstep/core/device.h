@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "halfstep/core/export.h"
+
+namespace halfstep {
+
+/// At most this many kinds of device (the CPU is kind 0; plug-ins take the others as they are loaded).
+inline constexpr int kMaxDeviceTypes = 16;
+
+/// A place where tensors live: a kind of device and the number of the device among its kind. The CPU is `Device{}`.
+/// Kinds are known by name, so that a plug-in can add one.
+struct HS_API Device {
+  std::uint8_t type = 0;   ///< kind; 0 is the CPU
+  std::uint8_t index = 0;  ///< which of that kind
+
+  constexpr Device() = default;
+  constexpr Device(std::uint8_t type, std::uint8_t index) : type(type), index(index) {}
+
+  /// Parses `cpu`, `cuda`, `cuda:1`, ...; throws DeviceError with the known names when there is no such kind.
+  explicit Device(std::string_view name);
+
+  constexpr bool is_cpu() const { return type == 0; }
+  /// `cpu`, or `cuda:0` for kinds that may have several.
+  std::string str() const;
+
+  friend constexpr bool operator==(Device, Device) = default;
+};
+
+/// The number of the kind called `name`, made when it is new. Throws DeviceError when kMaxDeviceTypes are taken.
+HS_API std::uint8_t register_device_type(std::string_view name);
+
+}  // namespace halfstep

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: small objects that are made and dropped at every op call come from a list that each thread keeps.
+#pragma once
+
+#include <cstddef>
+#include <new>
+
+namespace halfstep {
+
+/// A free list of blocks of one size for one thread. What one thread frees, another may have made; each list is bounded
+/// and gives the rest back to the system.
+template <std::size_t kSize>
+class ThreadPool {
+ public:
+  static void* allocate() {
+    List& list = local();
+    if (list.head) {
+      Block* block = list.head;
+      list.head = block->next;
+      --list.count;
+      return block;
+    }
+    return ::operator new(kSize);
+  }
+  static void deallocate(void* p) {
+    List& list = local();
+    if (list.closed || list.count >= kKeep) {
+      ::operator delete(p);
+      return;
+    }
+    auto* block = static_cast<Block*>(p);
+    block->next = list.head;
+    list.head = block;
+    ++list.count;
+  }
+
+ private:
+  static constexpr std::size_t kKeep = 1024;
+  struct Block {
+    Block* next;
+  };
+  // Trivially destructible, so that it outlives every thread_local that still frees into it at thread exit.
+  struct List {
+    Block* head;
+    std::size_t count;
+    bool closed;
+  };
+  struct Closer {
+    List* list;
+    ~Closer() {
+      list->closed = true;
+      while (list->head) {
+        Block* block = list->head;
+        list->head = block->next;
+        ::operator delete(block);
+      }
+    }
+  };
+  static List& local() {
+    thread_local List list{};
+    thread_local Closer closer{&list};
+    (void)&closer;
+    return list;
+  }
+};
+
+template <class T>
+void* pool_allocate() {
+  return ThreadPool<(sizeof(T) + 63) / 64 * 64>::allocate();
+}
+template <class T>
+void pool_deallocate(void* p) {
+  ThreadPool<(sizeof(T) + 63) / 64 * 64>::deallocate(p);
+}
+
+}  // namespace halfstep

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <utility>
+
+#include "halfstep/core/device.h"
+#include "halfstep/core/export.h"
+
+namespace halfstep {
+
+/// A counted reference to an object that has `retain()` and `release()`: a shared_ptr of one word and one allocation.
+template <class T>
+class Ref {
+ public:
+  Ref() = default;
+  /// Takes over one count that the caller holds.
+  static Ref adopt(T* p) {
+    Ref r;
+    r.p_ = p;
+    return r;
+  }
+  static Ref share(T* p) {
+    if (p) p->retain();
+    return adopt(p);
+  }
+  Ref(const Ref& other) : p_(other.p_) {
+    if (p_) p_->retain();
+  }
+  Ref(Ref&& other) noexcept : p_(std::exchange(other.p_, nullptr)) {}
+  Ref& operator=(Ref other) noexcept {
+    std::swap(p_, other.p_);
+    return *this;
+  }
+  ~Ref() {
+    if (p_) p_->release();
+  }
+  T* get() const { return p_; }
+  T* operator->() const { return p_; }
+  T& operator*() const { return *p_; }
+  explicit operator bool() const { return p_ != nullptr; }
+  T* detach() { return std::exchange(p_, nullptr); }
+  friend bool operator==(const Ref& a, const Ref& b) { return a.p_ == b.p_; }
+
+ private:
+  T* p_ = nullptr;
+};
+
+/// Where the memory of a device comes from. Implementations are thread-safe and live to the end of the program.
+class HS_API Allocator {
+ public:
+  virtual ~Allocator() = default;
+  /// At least `bytes` bytes, aligned to 64; throws DeviceError when there are none left. `bytes` may be 0.
+  virtual void* allocate(std::size_t bytes) = 0;
+  /// Gives back what allocate(bytes) returned.
+  virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
+};
+
+/// The allocator of a device; the runtime registers one for each. Throws DeviceError when the device has none.
+HS_API Allocator& allocator_for(Device device);
+/// Makes `allocator` the one for all devices of a kind.
+HS_API void set_allocator(std::uint8_t device_type, Allocator* allocator);
+
+/// A block of memory of one device that tensors share, with the version that every write through a tensor raises.
+class HS_API Storage {
+ public:
+  /// Fresh memory, not cleared.
+  static Ref<Storage> allocate(std::size_t bytes, Device device);
+  /// Memory of someone else's; `deleter` (may be empty) runs when the last tensor lets go.
+  static Ref<Storage> wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter);
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// A number that no other storage of this run has had: addresses come back, these don't.
+  std::uint64_t id() const { return id_; }
+
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
+  }
+  std::uint32_t use_count() const { return refs_.load(std::memory_order_relaxed); }
+
+ private:
+  Storage(void* data, std::size_t bytes, Device device, Allocator* allocator, std::function<void()>* deleter);
+  void destroy();
+
+  std::atomic<std::uint32_t> refs_{1};
+  std::atomic<std::uint32_t> version_{0};
+  void* data_;
+  std::size_t bytes_;
+  Allocator* allocator_;
+  std::function<void()>* deleter_;
+  std::uint64_t id_;
+  Device device_;
+};
+
+}  // namespace halfstep

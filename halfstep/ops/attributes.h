@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attributes of ops, as kernels receive them: one trivially copyable struct an op that needs any. What changes from
+// step to step (learning rate, loss scale, Philox offset) is not here: it comes as a tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/core/dtype.h"
+#include "halfstep/core/shape.h"
+
+namespace halfstep {
+
+/// A dtype, or none: the op then takes the one that follows from its inputs.
+struct OptionalDType {
+  std::int8_t value = -1;
+  constexpr OptionalDType() = default;
+  constexpr OptionalDType(DType dtype) : value(static_cast<std::int8_t>(dtype)) {}
+  constexpr bool has_value() const { return value >= 0; }
+  constexpr DType or_else(DType other) const { return value >= 0 ? static_cast<DType>(value) : other; }
+};
+
+/// A list of up to kMaxDims integers.
+struct IntList {
+  std::int64_t values[kMaxDims] = {};
+  std::int32_t size = 0;
+  IntList() = default;
+  IntList(const Shape& shape) : size(shape.size()) {
+    for (int i = 0; i < size; ++i) values[i] = shape[i];
+  }
+  Shape shape() const { return Shape(std::span<const std::int64_t>(values, static_cast<std::size_t>(size))); }
+};
+
+/// A number of the program's own: `kind` 0 bool, 1 integer, 2 floating.
+struct ScalarValue {
+  double floating = 0;
+  std::int64_t integer = 0;
+  std::int32_t kind = 2;
+};
+
+/// add, sub: input + alpha * other.
+struct AlphaAttributes {
+  double alpha = 1;
+  std::int64_t integer_alpha = 1;
+};
+/// Ops of a tensor and one number: add_scalar, mul_scalar, pow_scalar, ...
+struct ScalarAttributes {
+  ScalarValue value = {};
+  double alpha = 1;
+};
+/// full, fill.
+struct FillAttributes {
+  ScalarValue value = {};
+};
+/// to: conversion of dtype, keeping the layout.
+struct CastAttributes {
+  DType dtype = DType::f32;
+};
+/// Views: geometry in elements.
+struct ViewAttributes {
+  IntList sizes = {};
+  IntList strides = {};
+  std::int64_t offset = 0;
+  std::int64_t dim = 0;
+  std::int64_t other_dim = 0;
+  std::int64_t start = 0;
+  std::int64_t end = 0;
+  std::int64_t step = 1;
+};
+/// as_strided: geometry in elements (offsets from the storage's start), and the input's own.
+struct AsStridedAttributes {
+  IntList sizes = {};
+  IntList strides = {};
+  std::int64_t offset = 0;
+  IntList input_strides = {};
+  std::int64_t input_offset = 0;
+};
+/// sum_to, sum, mean, ...: reduced dimensions (none listed: all) and whether they stay with size 1.
+struct ReduceAttributes {
+  IntList dims = {};
+  bool keepdim = false;
+  OptionalDType dtype = {};
+};
+/// matmul family: result dtype when it is not the inputs'.
+struct MatmulAttributes {
+  bool transpose_a = false;
+  bool transpose_b = false;
+  OptionalDType dtype = {};
+};
+
+}  // namespace halfstep

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/ops/create.h"
+
+#include <cmath>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep {
+namespace {
+
+// fill_: input 0 is the destination.
+const Op& fill_op = define_op({
+    .name = "fill",
+    .signature = "fill_(input, value)",
+    .infer = [](InferContext& ctx) { ctx.output(ctx.input(0).sizes(), ctx.input(0).strides(), ctx.input(0).dtype()); },
+    .grad =
+        [](GradContext& c) { c.set(0, zeros(c.input_sizes(0), {.dtype = c.input_dtype(0), .device = c.device(0)})); },
+    .attributes_size = sizeof(FillAttributes),
+});
+
+ScalarValue scalar_value(const Scalar& s) {
+  return {.floating = s.to_double(), .integer = s.is_floating() ? 0 : s.to_int(), .kind = static_cast<int>(s.kind())};
+}
+
+void fill_unrecorded(const Tensor& t, Scalar value) {
+  const FillAttributes attributes{scalar_value(value)};
+  const Tensor* output = &t;
+  run_kernel(*fill_op.table, "fill", t.device(), t.dtype(), {}, {&output, 1}, &attributes);
+}
+
+Tensor finish(Tensor t, const TensorOptions& options) {
+  if (options.requires_grad) t.requires_grad_();
+  return t;
+}
+
+TensorOptions plain(const TensorOptions& options) { return {.dtype = options.dtype, .device = options.device}; }
+
+template <class T>
+Tensor from_values(const std::vector<T>& values, const Shape& sizes, const TensorOptions& options) {
+  if (sizes.numel() != static_cast<std::int64_t>(values.size())) {
+    fail<ShapeError>("tensor: expected {} values for {}, got {}", sizes.numel(), sizes.str(), values.size());
+  }
+  Tensor result = empty(sizes, plain(options));
+  if (!values.empty()) {
+    const Tensor source = from_blob(const_cast<T*>(values.data()), sizes, dtype_of<T>);
+    copy_unrecorded(result, source);
+  }
+  return finish(result, options);
+}
+
+}  // namespace
+
+Tensor& Tensor::fill_(Scalar value) {
+  check_defined(*this, "fill_", "a tensor");
+  return call_in_place(fill_op, *this, {}, FillAttributes{scalar_value(value)});
+}
+Tensor& Tensor::zero_() { return fill_(0); }
+
+Tensor full(const Shape& sizes, Scalar value, const TensorOptions& options) {
+  Tensor result = empty(sizes, plain(options));
+  fill_unrecorded(result, value);
+  return finish(result, options);
+}
+Tensor zeros(const Shape& sizes, const TensorOptions& options) { return full(sizes, 0, options); }
+Tensor ones(const Shape& sizes, const TensorOptions& options) { return full(sizes, 1, options); }
+
+Tensor full_like(const Tensor& other, Scalar value) {
+  Tensor result = empty_like(other);
+  fill_unrecorded(result, value);
+  return result;
+}
+Tensor zeros_like(const Tensor& other) { return full_like(other, 0); }
+Tensor ones_like(const Tensor& other) { return full_like(other, 1); }
+
+Tensor tensor(const std::vector<double>& values, const Shape& sizes, const TensorOptions& options) {
+  return from_values(values, sizes, options);
+}
+Tensor tensor(const std::vector<double>& values, const TensorOptions& options) {
+  return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
+}
+Tensor tensor(const std::vector<std::int64_t>& values, const Shape& sizes, const TensorOptions& options) {
+  return from_values(values, sizes, options);
+}
+Tensor scalar_tensor(Scalar value, const TensorOptions& options) { return full({}, value, options); }
+
+Tensor arange(std::int64_t start, std::int64_t end, std::int64_t step, const TensorOptions& options) {
+  if (step == 0) fail<Error>("arange: expected a step other than 0");
+  std::vector<std::int64_t> values;
+  if (step > 0) {
+    for (std::int64_t v = start; v < end; v += step) values.push_back(v);
+  } else {
+    for (std::int64_t v = start; v > end; v += step) values.push_back(v);
+  }
+  return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
+}
+
+Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options) {
+  if (steps < 0) fail<Error>("linspace: expected at least 0 steps, got {}", steps);
+  std::vector<double> values(static_cast<std::size_t>(steps));
+  for (std::int64_t i = 0; i < steps; ++i) {
+    // From both ends, so that the last value is exact.
+    const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;
+    values[static_cast<std::size_t>(i)] = i < steps / 2 || steps == 1 ? start + step * static_cast<double>(i)
+                                                                      : end - step * static_cast<double>(steps - 1 - i);
+  }
+  return from_values(values, {steps}, options);
+}
+
+Tensor eye(std::int64_t n, const TensorOptions& options) {
+  Tensor result = zeros({n, n}, plain(options));
+  if (n > 0) {
+    Tensor diagonal = result.view({n * n}).slice(0, 0, n * n, n + 1);
+    fill_unrecorded(diagonal, 1);
+  }
+  return finish(result, options);
+}
+
+}  // namespace halfstep

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/runtime/caching_allocator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <mutex>
+#include <vector>
+
+#include "halfstep/core/fail.h"
+
+namespace halfstep {
+namespace {
+
+// Blocks come in classes of size, four to each doubling, so that at most a fifth is wasted and blocks of about one size
+// serve each other. A training step asks for the same sizes again and again: after the first step everything comes from
+// the lists, and no page is touched for the first time again (page faults of fresh memory cost more than many kernels).
+constexpr std::size_t kSmallest = 64;
+constexpr int kNumClasses = 4 * 58;
+
+int class_of(std::size_t bytes) {
+  if (bytes <= kSmallest) return 0;
+  const int log2 = std::bit_width(bytes - 1) - 1;  // 2^log2 < bytes <= 2^(log2+1)
+  const std::size_t quarter = std::size_t{1} << (log2 - 2);
+  const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) / quarter);
+  return std::min(4 * (log2 - 6) + step + 1, kNumClasses - 1);
+}
+
+std::size_t class_bytes(int c) {
+  if (c == 0) return kSmallest;
+  const int log2 = (c - 1) / 4 + 6;
+  return (std::size_t{1} << log2) + ((std::size_t{1} << log2) / 4) * static_cast<std::size_t>((c - 1) % 4 + 1);
+}
+
+// From this size on memory comes straight from the system, aligned to its huge pages.
+constexpr std::size_t kHuge = std::size_t{2} << 20;
+
+class CpuAllocator final : public Allocator {
+ public:
+  CpuAllocator() { caching_ = std::getenv("HALFSTEP_NO_CACHE") == nullptr; }
+
+  void* allocate(std::size_t bytes) override {
+    if (bytes > (std::size_t{1} << 46)) out_of_memory(bytes);
+    const int c = class_of(bytes);
+    const std::size_t size = class_bytes(c);
+    std::unique_lock lock(mutex_);
+    ++stats_.allocations;
+    stats_.allocated += size;
+    stats_.allocated_peak = std::max(stats_.allocated_peak, stats_.allocated);
+    auto& list = free_[static_cast<std::size_t>(c)];
+    if (!list.empty()) {
+      void* data = list.back();
+      list.pop_back();
+      ++stats_.cache_hits;
+      return data;
+    }
+    stats_.reserved += size;
+    stats_.reserved_peak = std::max(stats_.reserved_peak, stats_.reserved);
+    lock.unlock();
+    void* data = system_allocate(size);
+    if (!data) {
+      empty_cache();  // what is kept in other classes may be what is missing
+      data = system_allocate(size);
+    }
+    if (!data) {
+      lock.lock();
+      stats_.allocated -= size;
+      stats_.reserved -= size;
+      lock.unlock();
+      out_of_memory(bytes);
+    }
+    return data;
+  }
+
+  void deallocate(void* data, std::size_t bytes) noexcept override {
+    const int c = class_of(bytes);
+    const std::size_t size = class_bytes(c);
+    std::unique_lock lock(mutex_);
+    stats_.allocated -= size;
+    if (caching_) {
+      try {
+        free_[static_cast<std::size_t>(c)].push_back(data);
+        return;
+      } catch (const std::bad_alloc&) {  // the list can't grow: let the block go instead
+      }
+    }
+    stats_.reserved -= size;
+    lock.unlock();
+    system_free(data, size);
+  }
+
+  void empty_cache() {
+    std::lock_guard lock(mutex_);
+    for (int c = 0; c < kNumClasses; ++c) {
+      const std::size_t size = class_bytes(c);
+      for (void* data : free_[static_cast<std::size_t>(c)]) {
+        stats_.reserved -= size;
+        system_free(data, size);
+      }
+      free_[static_cast<std::size_t>(c)] = {};
+    }
+  }
+
+  MemoryStats stats() {
+    std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() {
+    std::lock_guard lock(mutex_);
+    stats_.allocated_peak = stats_.allocated;
+    stats_.reserved_peak = stats_.reserved;
+  }
+  void set_caching(bool on) {
+    {
+      std::lock_guard lock(mutex_);
+      caching_ = on;
+    }
+    if (!on) empty_cache();
+  }
+
+ private:
+  static void* system_allocate(std::size_t size) {
+    const std::size_t alignment = size >= kHuge ? kHuge : 64;
+    // aligned_alloc wants a multiple of the alignment.
+    void* data = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+    if (data && size >= kHuge) madvise(data, size, MADV_HUGEPAGE);
+    return data;
+  }
+  static void system_free(void* data, std::size_t) noexcept { std::free(data); }
+
+  [[noreturn]] void out_of_memory(std::size_t bytes) {
+    const MemoryStats s = stats();
+    fail<DeviceError>("allocate: the CPU has no {} bytes left; {} bytes are in use, {} are kept for later", bytes,
+                      s.allocated, s.reserved - s.allocated);
+  }
+
+  std::mutex mutex_;
+  std::array<std::vector<void*>, kNumClasses> free_;
+  MemoryStats stats_;
+  bool caching_ = true;
+};
+
+// Never destroyed: tensors with static lifetime give their memory back late.
+CpuAllocator& cpu_allocator() {
+  static CpuAllocator& instance = *new CpuAllocator;
+  return instance;
+}
+
+[[maybe_unused]] const bool registered = (set_allocator(0, &cpu_allocator()), true);
+
+}  // namespace
+
+MemoryStats memory_stats() { return cpu_allocator().stats(); }
+void reset_peak_memory() { cpu_allocator().reset_peak(); }
+void empty_memory_cache() { cpu_allocator().empty_cache(); }
+void set_memory_caching(bool on) { cpu_allocator().set_caching(on); }
+
+}  // namespace halfstep

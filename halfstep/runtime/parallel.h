@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+#include "halfstep/core/export.h"
+
+namespace halfstep {
+
+/// Threads that a parallel_for of this thread uses at most, at least 1. It starts as HALFSTEP_THREADS, else
+/// OMP_NUM_THREADS, else the number of processors this process may run on.
+HS_API int num_threads() noexcept;
+
+/// Sets the number of threads for every later parallel_for and for the kernels of oneDNN. Throws Error unless n >= 1.
+HS_API void set_num_threads(int n);
+
+/// Whether the calling thread is inside the body of a parallel_for.
+HS_API bool in_parallel_region() noexcept;
+
+namespace detail {
+using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end);
+HS_API void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context);
+/// How many ranges parallel_for makes of n items: the threads, or fewer where a range would get less than a grain.
+HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
+}  // namespace detail
+
+/// Calls `f(begin, end)` on ranges that together are [0, n), one range a thread and at the same time.
+///
+/// `grain` is the number of items that is worth a thread: about 10 microseconds of work, since starting and joining
+/// the threads takes 1 to 5. With fewer than two grains, with one thread, or inside another parallel_for, `f(0, n)`
+/// runs on the calling thread and the thread pool is not touched.
+///
+/// The ranges depend on n, grain and num_threads() only, so that results that depend on them are the same from run to
+/// run. An exception thrown by `f` reaches the caller once all ranges are done; of several, that of the lowest range.
+template <class F>
+void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
+  if (n <= 0) return;
+  const std::int64_t ranges = detail::num_ranges(n, grain);
+  if (ranges <= 1) {
+    f(std::int64_t{0}, n);
+    return;
+  }
+  using Body = std::remove_reference_t<F>;
+  detail::parallel_ranges(
+      n, ranges,
+      [](void* context, std::int64_t begin, std::int64_t end) { (*static_cast<Body*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+}
+
+}  // namespace halfstep
