@@ -73,6 +73,17 @@ class HS_API Node {
   std::atomic<std::uint32_t> refs_{1};
 };
 
+/// The 16-bit copy of a parameter that autocast made (amp/cast_cache.h has the rules).
+struct CastSlot {
+  std::mutex mutex;
+  Tensor data;                   ///< the copy, without history
+  std::uint64_t storage_id = 0;  ///< what it is a copy of, and of which version
+  std::uint32_t version = 0;
+  Tensor recorded;           ///< the same memory with its history, for the uses in one region
+  std::uint64_t region = 0;  ///< that region
+  bool kept = false;         ///< an optimizer rewrites the copy at each step, so that it outlives the region
+};
+
 /// What autograd keeps beside a tensor.
 class HS_API AutogradMeta final : public GradSlot {
  public:
@@ -87,6 +98,7 @@ class HS_API AutogradMeta final : public GradSlot {
   std::uint32_t rebases = 0;  ///< for a base: how often an in-place write to a view gave it a new grad_fn; for a view:
                               ///< how many of those its own knows
   bool retains_grad = false;
+  std::unique_ptr<CastSlot> cast;  ///< made by amp
   std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> post_accumulate_hooks;
 };
 

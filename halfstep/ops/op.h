@@ -53,6 +53,7 @@ struct Op {
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;
+  mutable std::int8_t autocast_class = -1;  ///< the autocast hook's own: what it found for this op, read and written atomically
 };
 
 /// Adds an op to the table of ops and returns the reference that calls are made with. Throws Error when the name is

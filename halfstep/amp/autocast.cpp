@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/amp/autocast.h"
+
+#include <cstring>
+#include <map>
+
+#include "halfstep/amp/cast_cache.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/attributes.h"
+
+namespace halfstep::amp {
+namespace {
+
+// What a region changes about the table.
+struct Overrides {
+  std::map<int, Policy> ops;  // by op id
+  std::vector<ModuleOverride> modules;
+};
+
+const Overrides* overrides_of(const AutocastState& state) {
+  return static_cast<const Overrides*>(state.overrides.get());
+}
+
+thread_local std::vector<Decision>* t_explanation = nullptr;
+
+std::string& path() {
+  thread_local std::string text;
+  return text;
+}
+
+void check_dtype(DType dtype) {
+  if (!is_low_precision(dtype)) fail<AmpError>("autocast: expected f16 or bf16, got {}", name(dtype));
+}
+
+// Floating tensors that precision policies speak of.
+bool eligible(DType dtype) { return dtype == DType::f32 || is_low_precision(dtype); }
+
+Policy effective_policy(const Op& op, const AutocastState& state, bool* overridden) {
+  *overridden = false;
+  if (const Overrides* o = overrides_of(state); o && !o->ops.empty()) {
+    if (const auto it = o->ops.find(op.id); it != o->ops.end()) {
+      *overridden = true;
+      return it->second;
+    }
+  }
+  return policy_of(op);
+}
+
+// The widest of the dtypes, whatever their order: f16 and bf16 together are as wide as f32.
+std::optional<DType> widest(std::span<const DType> dtypes) {
+  std::optional<DType> result;
+  for (DType d : dtypes) {
+    if (!eligible(d)) continue;
+    result = !result || *result == d ? d : DType::f32;
+  }
+  return result;
+}
+
+// What the inputs are cast to, if to anything; or that the result is to be float32.
+struct Plan {
+  std::optional<DType> cast;
+  bool output_float32 = false;
+};
+
+Plan plan_for(const Op& op, Policy policy, DType low, std::span<const DType> dtypes, bool dtype_given) {
+  switch (policy) {
+    case Policy::lower_precision:
+      return {.cast = low};
+    case Policy::float32:
+      return {.cast = DType::f32};
+    case Policy::float32_output:
+      if (op.dtype_attribute < 0) return {.cast = DType::f32};
+      return {.cast = {}, .output_float32 = !dtype_given && !dtypes.empty() && eligible(dtypes[0])};
+    case Policy::widest:
+      return {.cast = widest(dtypes)};
+    case Policy::pass_through:
+      return {};
+    case Policy::banned:
+      fail<AmpError>("{}: banned under autocast: {}", op.name, policy_row(op).reason);
+  }
+  return {};
+}
+
+OptionalDType* dtype_attribute(const Op& op, void* attributes) {
+  if (op.dtype_attribute < 0 || !attributes) return nullptr;
+  return reinterpret_cast<OptionalDType*>(static_cast<char*>(attributes) + op.dtype_attribute);
+}
+
+std::string reason_for(const Op& op, const AutocastState& state, bool overridden) {
+  if (overridden) return "overridden in this region";
+  (void)state;
+  return policy_row(op).reason;
+}
+
+void explain_call(const AutocastCall& call, const AutocastState& state, Policy policy, bool overridden,
+                  std::span<const DType> given) {
+  Decision d{call.op.name, path(), policy, reason_for(call.op, state, overridden), {}, {}};
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    if (!call.inputs[i]->defined()) continue;
+    d.given.push_back(given[i]);
+    d.used.push_back(call.inputs[i]->dtype());
+  }
+  t_explanation->push_back(std::move(d));
+}
+
+void hook(AutocastCall& call) {
+  const AutocastState& state = thread_state().autocast;
+  bool overridden;
+  const Policy policy = effective_policy(call.op, state, &overridden);
+  if (policy == Policy::pass_through && !t_explanation) return;
+  constexpr std::size_t kInline = 16;
+  DType fixed[kInline];
+  std::vector<DType> many;
+  std::span<DType> dtypes(fixed, call.inputs.size());
+  if (call.inputs.size() > kInline) {
+    many.resize(call.inputs.size());
+    dtypes = many;
+  }
+  Device device;
+  for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+    const TensorImpl* p = call.inputs[i]->impl();
+    dtypes[i] = p ? p->dtype : DType::boolean;  // an absent input is no float
+    if (p) device = p->storage->device();
+  }
+  if (!(state.device_types >> device.type & 1)) return;
+  OptionalDType* out = dtype_attribute(call.op, call.attributes);
+  const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && out->has_value());
+  if (plan.output_float32 && out) *out = DType::f32;
+  if (plan.cast) {
+    for (std::size_t i = 0; i < call.inputs.size(); ++i) {
+      if (!eligible(dtypes[i]) || dtypes[i] == *plan.cast) continue;
+      call.storage[i] = cached_cast(*call.inputs[i], *plan.cast);
+      call.inputs[i] = &call.storage[i];
+    }
+  }
+  if (t_explanation) [[unlikely]]
+    explain_call(call, state, policy, overridden, dtypes);
+}
+
+[[maybe_unused]] const bool installed = (op_hooks().autocast = hook, true);
+
+std::shared_ptr<const void> merged_overrides(const AutocastOptions& options, const AutocastState& outer) {
+  if (options.ops.empty() && options.modules.empty()) return outer.overrides;
+  auto merged = std::make_shared<Overrides>();
+  if (const Overrides* o = overrides_of(outer)) *merged = *o;
+  for (const OpOverride& o : options.ops) {
+    const Op* op = find_op(o.op);
+    if (!op)
+      fail<AmpError>("autocast: an override names the op '{}', which doesn't exist; `halfstep ops` lists them", o.op);
+    merged->ops[op->id] = o.policy;
+  }
+  for (const ModuleOverride& m : options.modules) {
+    if (m.path.empty()) fail<AmpError>("autocast: a module override needs a path");
+    if (m.dtype) check_dtype(*m.dtype);
+    merged->modules.push_back(m);
+  }
+  return merged;
+}
+
+// Whether a path has the pattern's names, `*` standing for any one.
+bool matches(std::string_view pattern, std::string_view text) {
+  while (true) {
+    const auto p = pattern.find('.'), t = text.find('.');
+    const auto a = pattern.substr(0, p), b = text.substr(0, t);
+    if (a != "*" && a != b) return false;
+    if (p == std::string_view::npos || t == std::string_view::npos) return p == t;
+    pattern.remove_prefix(p + 1);
+    text.remove_prefix(t + 1);
+  }
+}
+
+}  // namespace
+
+Autocast::Autocast(const AutocastOptions& options) : outer_(thread_state().autocast) {
+  if (options.enabled) check_dtype(options.dtype);
+  AutocastState inner = outer_;
+  inner.overrides = merged_overrides(options, outer_);
+  inner.cache = options.cache;
+  if (options.device) {
+    // Other kinds of device stay as they are outside; one dtype serves all kinds that are on.
+    const auto bit = static_cast<std::uint16_t>(1u << options.device->type);
+    const std::uint16_t on = outer_.enabled ? outer_.device_types : std::uint16_t{0};
+    inner.device_types = static_cast<std::uint16_t>(options.enabled ? on | bit : on & ~bit);
+    inner.enabled = inner.device_types != 0;
+  } else {
+    inner.enabled = options.enabled;
+    inner.device_types = 0xffff;
+  }
+  if (options.enabled) inner.dtype = options.dtype;
+  thread_state().autocast = std::move(inner);
+  enter_region();
+}
+
+Autocast::Autocast(const AutocastSnapshot& snapshot) : outer_(thread_state().autocast) {
+  thread_state().autocast = snapshot.state_;
+  enter_region();
+}
+
+Autocast::~Autocast() {
+  leave_region();
+  thread_state().autocast = std::move(outer_);
+}
+
+bool is_autocast_enabled() { return thread_state().autocast.enabled; }
+DType autocast_dtype() { return thread_state().autocast.dtype; }
+
+std::string Decision::str() const {
+  std::vector<const char*> from, to;
+  for (DType d : given) from.push_back(halfstep::name(d));
+  for (DType d : used) to.push_back(halfstep::name(d));
+  return fmt::format("{}{}({}) ran on ({}): {}; {}", module.empty() ? "" : module + ": ", op, fmt::join(from, ", "),
+                     fmt::join(to, ", "), amp::name(policy), reason);
+}
+
+std::vector<Decision> explain(const std::function<void()>& function) {
+  struct Restore {
+    std::vector<Decision>* was = t_explanation;
+    ~Restore() { t_explanation = was; }
+  };
+  std::vector<Decision> decisions;
+  const Restore restore;
+  t_explanation = &decisions;
+  function();
+  return decisions;
+}
+
+Decision explain(std::string_view op_name, const std::vector<DType>& inputs, const AutocastOptions& options) {
+  const Op* op = find_op(op_name);
+  if (!op) fail<AmpError>("explain: there is no op called '{}'; `halfstep ops` lists them", op_name);
+  const Autocast region(options);
+  const AutocastState& state = thread_state().autocast;
+  bool overridden;
+  const Policy policy = effective_policy(*op, state, &overridden);
+  Decision d{std::string(op_name), "", policy, reason_for(*op, state, overridden), inputs, inputs};
+  if (!state.enabled) {
+    d.policy = Policy::pass_through;
+    d.reason = "autocast is off";
+    return d;
+  }
+  if (policy == Policy::banned) return d;
+  const Plan plan = plan_for(*op, policy, state.dtype, inputs, false);
+  if (plan.cast) {
+    for (DType& dtype : d.used) {
+      if (eligible(dtype)) dtype = *plan.cast;
+    }
+  }
+  return d;
+}
+
+ModuleScope::ModuleScope(std::string_view name) : length_(path().size()) {
+  std::string& p = path();
+  if (!name.empty()) {
+    if (!p.empty()) p += '.';
+    p += name;
+  }
+  const Overrides* o = overrides_of(thread_state().autocast);
+  if (!o || o->modules.empty() || name.empty()) return;
+  for (auto it = o->modules.rbegin(); it != o->modules.rend(); ++it) {
+    if (!matches(it->path, p)) continue;
+    AutocastState& state = thread_state().autocast;
+    outer_ = state;
+    state.enabled = it->enabled;
+    if (it->dtype) state.dtype = *it->dtype;
+    break;
+  }
+}
+
+ModuleScope::~ModuleScope() {
+  path().resize(length_);
+  if (outer_) thread_state().autocast = std::move(*outer_);
+}
+
+const std::string& module_path() { return path(); }
+
+}  // namespace halfstep::amp

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/amp/cast_cache.h"
+
+#include <vector>
+
+#include "halfstep/autograd/node.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
+
+namespace halfstep::amp {
+namespace {
+
+struct Region {
+  int depth = 0;
+  std::uint64_t id = 0;
+  std::vector<Tensor> cached;  // parameters whose slot holds an entry of this region
+};
+
+Region& region() {
+  thread_local Region r;
+  return r;
+}
+
+std::uint64_t next_region() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+CastSlot& slot_of(const Tensor& parameter) {
+  static std::mutex mutex;  // only for making slots
+  AutogradMeta* meta = autograd_meta_or_null(parameter);
+  if (meta && meta->cast) return *meta->cast;
+  std::lock_guard lock(mutex);
+  AutogradMeta& made = autograd_meta(parameter);
+  if (!made.cast) made.cast = std::make_unique<CastSlot>();
+  return *made.cast;
+}
+
+Tensor same_memory(const Tensor& data) {
+  const TensorImpl* p = data.impl();
+  return Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
+}
+
+}  // namespace
+
+CastStats& cast_stats() {
+  thread_local CastStats stats;
+  return stats;
+}
+
+Tensor cached_cast(const Tensor& source, DType dtype) {
+  const TensorImpl* p = source.impl();
+  if (p->dtype == dtype) return source;
+  Region& here = region();
+  const ThreadState& state = thread_state();
+  const bool cacheable = here.depth > 0 && state.autocast.cache && p->dtype == DType::f32 && p->requires_grad &&
+                         !p->base && source.is_leaf();
+  if (!cacheable) {
+    ++cast_stats().casts;
+    return cast(source, dtype);
+  }
+  CastSlot& slot = slot_of(source);
+  std::lock_guard lock(slot.mutex);
+  const bool fresh = slot.data.defined() && slot.data.dtype() == dtype && slot.storage_id == p->storage->id() &&
+                     slot.version == p->storage->version();
+  if (fresh && slot.region == here.id && slot.recorded.defined() &&
+      (!state.grad_enabled || slot.recorded.requires_grad())) {
+    ++cast_stats().reused;
+    return slot.recorded;
+  }
+  if (!fresh) {
+    slot.data = cast_unrecorded(source, dtype);
+    slot.storage_id = p->storage->id();
+    slot.version = p->storage->version();
+    ++cast_stats().casts;
+  } else {
+    ++cast_stats().reused;
+  }
+  Tensor result = same_memory(slot.data);
+  if (state.grad_enabled) {
+    const Tensor* input = &source;
+    const CastAttributes attributes{dtype};
+    op_hooks().record(cast_op(), {&input, 1}, &attributes, {&result, 1}, false);
+  }
+  if (slot.region != here.id) here.cached.push_back(source);
+  slot.recorded = result;
+  slot.region = here.id;
+  return result;
+}
+
+void enter_region() {
+  Region& here = region();
+  if (here.depth++ == 0) here.id = next_region();
+}
+
+void leave_region() {
+  Region& here = region();
+  if (--here.depth > 0) return;
+  for (const Tensor& parameter : here.cached) {
+    CastSlot& slot = slot_of(parameter);
+    std::lock_guard lock(slot.mutex);
+    if (slot.region != here.id) continue;
+    slot.recorded = Tensor();
+    slot.region = 0;
+    if (!slot.kept) slot.data = Tensor();
+  }
+  here.cached.clear();
+}
+
+void keep_copy(const Tensor& parameter, bool keep) {
+  CastSlot& slot = slot_of(parameter);
+  std::lock_guard lock(slot.mutex);
+  slot.kept = keep;
+  if (!keep && slot.region == 0) slot.data = Tensor();
+}
+
+Tensor kept_copy(const Tensor& parameter) {
+  const AutogradMeta* meta = autograd_meta_or_null(parameter);
+  if (!meta || !meta->cast) return {};
+  CastSlot& slot = *meta->cast;
+  std::lock_guard lock(slot.mutex);
+  if (!slot.kept || !slot.data.defined() || slot.storage_id != parameter.storage()->id()) return {};
+  if (slot.data.storage()->use_count() != 1 || slot.data.strides() != parameter.strides()) {
+    // A graph or a region still reads the old values: the next use casts anew.
+    slot.data = Tensor();
+    return {};
+  }
+  return slot.data;
+}
+
+void copy_written(const Tensor& parameter) {
+  CastSlot& slot = slot_of(parameter);
+  std::lock_guard lock(slot.mutex);
+  slot.version = parameter.version();
+  if (slot.data.defined()) slot.data.storage()->bump_version();
+}
+
+}  // namespace halfstep::amp

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// THE table: how autocast treats each op, and why. One table for all devices; a test fails when an op has no row.
+#include "halfstep/amp/policy.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "halfstep/core/fail.h"
+
+namespace halfstep::amp {
+namespace {
+
+struct Row {
+  const char* op;
+  const char* reason;
+};
+
+// Products of many terms: where the time goes, and 16-bit units are fastest; sums are taken in float32 inside.
+constexpr const char* kProduct = "matrix product: fast in 16 bits, accumulates in float32";
+constexpr Row kLowerPrecision[] = {
+    {"mm", kProduct},     {"bmm", kProduct},   {"mv", kProduct},      {"matmul", kProduct},
+    {"linear", kProduct}, {"addmm", kProduct}, {"baddbmm", kProduct}, {"outer", kProduct},
+};
+
+// The result leaves the range or loses the digits of 16 bits for ordinary inputs.
+constexpr const char* kRange = "its result leaves the range of 16 bits, or magnifies the input's rounding";
+constexpr const char* kStatistics = "mean and variance of many values, and a quotient by their root";
+constexpr const char* kLoss = "a loss: sums many terms, and its gradient is where underflow begins";
+constexpr Row kFloat32[] = {
+    {"acos", kRange},
+    {"asin", kRange},
+    {"cosh", kRange},
+    {"erfinv", kRange},
+    {"exp", kRange},
+    {"expm1", kRange},
+    {"log", kRange},
+    {"log2", kRange},
+    {"log10", kRange},
+    {"log1p", kRange},
+    {"pow", kRange},
+    {"reciprocal", kRange},
+    {"rsqrt", kRange},
+    {"sinh", kRange},
+    {"tan", kRange},
+    {"softplus", kRange},
+    {"layer_norm", kStatistics},
+    {"rms_norm", kStatistics},
+    {"group_norm", kStatistics},
+    {"logsumexp", "exponentials of large values, summed"},
+    {"cosine_similarity", kStatistics},
+    {"cross_entropy", kLoss},
+    {"nll_loss", kLoss},
+    {"mse_loss", kLoss},
+    {"l1_loss", kLoss},
+    {"smooth_l1_loss", kLoss},
+    {"huber_loss", kLoss},
+    {"kl_div", kLoss},
+    {"binary_cross_entropy_with_logits", kLoss},
+};
+
+// Accumulations whose result may be long or large: computed in float32 from the 16-bit input, without a float32 copy of
+// it.
+constexpr Row kFloat32Output[] = {
+    {"sum", "a sum of many terms outgrows 16 bits"},
+    {"prod", "a product of many factors leaves the range of 16 bits"},
+    {"cumsum", "a sum of many terms outgrows 16 bits"},
+    {"cumprod", "a product of many factors leaves the range of 16 bits"},
+    {"norm", "squares leave the range of 16 bits, and their sum more so"},
+    {"softmax", "exponentials and a quotient by their sum: small probabilities vanish in 16 bits"},
+    {"log_softmax", "logarithms of small probabilities keep too few digits in 16 bits"},
+};
+
+constexpr const char* kMixes = "takes several tensors of equal rank: the widest decides, so that none is cut";
+constexpr Row kWidest[] = {
+    {"addcmul", kMixes}, {"addcdiv", kMixes},   {"atan2", kMixes},
+    {"dot", kMixes},     {"index_put", kMixes}, {"scatter_add", kMixes},
+};
+
+constexpr Row kBanned[] = {
+    {"binary_cross_entropy",
+     "the gradient of a probability near 0 or 1 does not fit 16 bits; use binary_cross_entropy_with_logits on the "
+     "values before "
+     "the sigmoid, or compute it in float32 inside Autocast{{.enabled = false}}"},
+};
+
+constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing more";
+constexpr const char* kMoves = "only moves values";
+constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
+constexpr Row kPassThrough[] = {
+    {"add", kExact},     {"sub", kExact},        {"mul", kExact},        {"div", kExact},
+    {"neg", kExact},     {"add_scalar", kExact}, {"mul_scalar", kExact}, {"to", "the caller named the dtype"},
+    {"clone", kMoves},   {"copy", kMoves},       {"fill", kMoves},       {"view", kMoves},
+    {"squeeze", kMoves}, {"unsqueeze", kMoves},  {"expand", kMoves},     {"permute", kMoves},
+    {"select", kMoves},  {"slice", kMoves},      {"as_strided", kMoves}, {"slice_backward", kBackward},
+};
+
+struct Table {
+  std::shared_mutex mutex;
+  std::map<std::string, PolicyRow, std::less<>> rows;
+
+  Table() {
+    const auto add = [&](std::span<const Row> list, Policy policy) {
+      for (const Row& r : list) rows.emplace(r.op, PolicyRow{r.op, policy, r.reason});
+    };
+    add(kLowerPrecision, Policy::lower_precision);
+    add(kFloat32, Policy::float32);
+    add(kFloat32Output, Policy::float32_output);
+    add(kWidest, Policy::widest);
+    add(kBanned, Policy::banned);
+    add(kPassThrough, Policy::pass_through);
+  }
+};
+
+Table& table() {
+  static Table& instance = *new Table;
+  return instance;
+}
+
+constexpr const char* kNames[] = {"lower precision", "float32", "float32 output", "widest", "pass through", "banned"};
+
+}  // namespace
+
+const char* name(Policy policy) { return kNames[static_cast<int>(policy)]; }
+
+std::optional<Policy> parse_policy(std::string_view text) {
+  std::string plain(text);
+  std::replace(plain.begin(), plain.end(), '_', ' ');
+  for (std::size_t i = 0; i < std::size(kNames); ++i) {
+    if (plain == kNames[i]) return static_cast<Policy>(i);
+  }
+  return std::nullopt;
+}
+
+std::vector<PolicyRow> policy_table() {
+  Table& t = table();
+  std::shared_lock lock(t.mutex);
+  std::vector<PolicyRow> result;
+  for (const auto& [name, row] : t.rows) result.push_back(row);
+  std::stable_sort(result.begin(), result.end(),
+                   [](const PolicyRow& a, const PolicyRow& b) { return a.policy < b.policy; });
+  return result;
+}
+
+PolicyRow policy_row(const Op& op) {
+  Table& t = table();
+  std::shared_lock lock(t.mutex);
+  const auto it = t.rows.find(std::string_view(op.name));
+  if (it != t.rows.end()) return it->second;
+  return {op.name, Policy::pass_through, "not in the table: an op of the program's own"};
+}
+
+Policy policy_of(const Op& op) {
+  // Looked up once an op: this is on the path of every call in a region.
+  const std::int8_t known = __atomic_load_n(&op.autocast_class, __ATOMIC_RELAXED);
+  if (known >= 0) return static_cast<Policy>(known);
+  const Policy policy = policy_row(op).policy;
+  __atomic_store_n(&op.autocast_class, static_cast<std::int8_t>(policy), __ATOMIC_RELAXED);
+  return policy;
+}
+
+void add_policy(std::string_view op, Policy policy, std::string_view reason) {
+  const Op* known = find_op(op);
+  if (!known) fail<AmpError>("add_policy: there is no op called {}", op);
+  Table& t = table();
+  std::lock_guard lock(t.mutex);
+  if (!t.rows.emplace(std::string(op), PolicyRow{std::string(op), policy, std::string(reason)}).second) {
+    fail<AmpError>("add_policy: {} has a row already; use the overrides of a region", op);
+  }
+  __atomic_store_n(&known->autocast_class, static_cast<std::int8_t>(policy), __ATOMIC_RELAXED);
+}
+
+}  // namespace halfstep::amp
