@@ -87,4 +87,14 @@ struct MatmulAttributes {
   OptionalDType dtype = {};
 };
 
+// --- amp
+/// amp_update_scale: how the loss scale follows what a step found.
+struct ScaleUpdateAttributes {
+  float growth_factor = 2;
+  float backoff_factor = 0.5f;
+  std::int32_t growth_interval = 2000;
+  float floor = 0;
+  float cap = 3.4028234663852886e38f;
+};
+
 }  // namespace halfstep

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/amp/grad_scaler.h"
+
+#include <cmath>
+#include <limits>
+#include <unordered_map>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/runtime/log.h"
+
+namespace halfstep::amp {
+namespace {
+
+const KernelTable& unscale_kernels() {
+  static const KernelTable& table = kernel_table("amp_unscale");
+  return table;
+}
+const KernelTable& update_kernels() {
+  static const KernelTable& table = kernel_table("amp_update_scale");
+  return table;
+}
+
+enum class Stage { ready, unscaled, stepped };
+
+// What the scaler knows of one optimizer since the last update.
+struct OptimizerState {
+  Stage stage = Stage::ready;
+  Tensor found;          // f32 []: 0, or 1 once a gradient wasn't finite
+  Tensor per_parameter;  // f32 [gradients]: the same for each
+  Tensor norm;           // of the unscaled gradients, when it was asked for
+  std::shared_ptr<const std::vector<std::string>> names;
+};
+
+std::string parameter_name(const NamedTensor& p, std::size_t index) {
+  if (!p.name.empty()) return p.name;
+  return fmt::format("parameter {} {}", index, p.tensor.sizes().str());
+}
+
+void check_factor(double growth, double backoff, int interval) {
+  if (!(growth > 1) || !std::isfinite(growth))
+    fail<AmpError>("grad_scaler: expected a growth factor above 1, got {}", growth);
+  if (!(backoff > 0) || !(backoff < 1)) {
+    fail<AmpError>("grad_scaler: expected a backoff factor between 0 and 1, got {}", backoff);
+  }
+  if (interval < 1) fail<AmpError>("grad_scaler: expected a growth interval of at least 1, got {}", interval);
+}
+
+void check_scale(double scale) {
+  if (!(scale > 0) || !(scale <= std::numeric_limits<float>::max())) {
+    fail<AmpError>("grad_scaler: expected a scale above 0 that float32 can hold, got {}", scale);
+  }
+}
+
+}  // namespace
+
+struct GradScaler::Impl {
+  GradScalerOptions options;
+  Tensor scale;    // f32 [], on the device; made at the first use
+  Tensor tracker;  // i32 []
+  double first_scale;
+  int first_tracker = 0;
+  std::unordered_map<const Steppable*, OptimizerState> optimizers;
+  // Gradients that were unscaled since the last update, with the version they had then.
+  std::unordered_map<std::uint64_t, std::uint32_t> unscaled;
+
+  void start(Device device) {
+    if (scale.defined()) return;
+    scale = full({}, first_scale, {.dtype = f32, .device = device});
+    tracker = full({}, first_tracker, {.dtype = i32, .device = device});
+  }
+  const Tensor& started(const char* call) const {
+    if (!scale.defined()) {
+      fail<AmpError>("{}: the scaler has not been used yet; expected scaler.scale(loss).backward() before", call);
+    }
+    return scale;
+  }
+
+  void unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call);
+};
+
+GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>()) {
+  check_factor(options.growth_factor, options.backoff_factor, options.growth_interval);
+  check_scale(options.init_scale);
+  if (options.floor < 0 || options.cap < 0 || (options.cap > 0 && options.cap < options.floor)) {
+    fail<AmpError>("grad_scaler: expected 0 <= floor <= cap, got {} and {}", options.floor, options.cap);
+  }
+  impl_->options = options;
+  impl_->first_scale = options.init_scale;
+}
+GradScaler::~GradScaler() = default;
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+
+Tensor GradScaler::scale(const Tensor& loss) {
+  if (!impl_->options.enabled) return loss;
+  check_defined(loss, "scale", "a loss");
+  check_floating(loss, "scale");
+  impl_->start(loss.device());
+  // Type promotion would keep a 16-bit loss of one dimension in 16 bits, where the product overflows.
+  const Tensor wide = is_low_precision(loss.dtype()) ? cast(loss, DType::f32) : loss;
+  return wide * impl_->scale;
+}
+
+std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
+  std::vector<Tensor> result;
+  for (const Tensor& loss : losses) result.push_back(scale(loss));
+  return result;
+}
+
+void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call) {
+  const Tensor& scale_now = started(call);
+  const NoGrad no_grad;
+  const NamedTensors& parameters = optimizer.named_parameters();
+  std::vector<Tensor> from, to;
+  std::vector<const NamedTensor*> owners;
+  auto names = std::make_shared<std::vector<std::string>>();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const NamedTensor& p = parameters[i];
+    Tensor gradient = p.tensor.grad();
+    if (!gradient.defined()) continue;
+    const std::string name = parameter_name(p, i);
+    check_floating(gradient, call);
+    const auto seen = unscaled.find(gradient.storage()->id());
+    if (seen != unscaled.end() && seen->second == gradient.version()) {
+      fail<AmpError>(
+          "{}: the gradient of {} was unscaled already since the last update: two optimizers share this parameter; let "
+          "only one of them have it",
+          call, name);
+    }
+    if (!gradient.is_contiguous(MemoryFormat::preserve)) gradient = gradient.contiguous();
+    from.push_back(gradient);
+    // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
+    to.push_back(gradient.dtype() == DType::f16 ? empty_like(gradient, DType::f32) : gradient);
+    owners.push_back(&p);
+    names->push_back(name);
+  }
+  if (from.empty()) {
+    fail<AmpError>("{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before",
+                   call);
+  }
+  const auto n = static_cast<std::int64_t>(from.size());
+  const Device device = from[0].device();
+  state.found = zeros({}, {.dtype = f32, .device = device});
+  state.per_parameter = zeros({n}, {.dtype = f32, .device = device});
+  state.norm = norm ? zeros({}, {.dtype = f32, .device = device}) : Tensor();
+  state.names = std::move(names);
+  std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
+  for (const Tensor& t : from) in.push_back(&t);
+  for (const Tensor& t : to) out.push_back(&t);
+  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out, nullptr);
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    to[i].storage()->bump_version();
+    if (!owners[i]->tensor.grad().is_same(to[i])) owners[i]->tensor.set_grad(to[i]);
+    unscaled[to[i].storage()->id()] = to[i].version();
+  }
+  state.stage = Stage::unscaled;
+}
+
+Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options) {
+  Impl& s = *impl_;
+  if (!s.options.enabled) return {};
+  s.started("unscale_");
+  const auto known = s.optimizers.find(&optimizer);
+  const Stage stage = known == s.optimizers.end() ? Stage::ready : known->second.stage;
+  if (stage == Stage::unscaled) {
+    fail<AmpError>(
+        "unscale_: called already for this optimizer since the last update(); gradients would be divided twice");
+  }
+  if (stage == Stage::stepped) fail<AmpError>("unscale_: called after step() for this optimizer; call update() first");
+  OptimizerState fresh;
+  s.unscale(optimizer, fresh, options.norm, "unscale_");
+  const Tensor norm = fresh.norm;
+  s.optimizers[&optimizer] = std::move(fresh);
+  return norm;
+}
+
+StepResult GradScaler::step(Steppable& optimizer) {
+  Impl& s = *impl_;
+  StepResult result;
+  if (!s.options.enabled) {
+    optimizer.step_unless({});
+    return result;
+  }
+  const auto known = s.optimizers.find(&optimizer);
+  if (known != s.optimizers.end() && known->second.stage == Stage::stepped) {
+    fail<AmpError>("step: called already for this optimizer since the last update(); call update() once a step");
+  }
+  if (known == s.optimizers.end()) {
+    OptimizerState fresh;
+    s.unscale(optimizer, fresh, false, "step");  // nothing is remembered of a step that fails here
+    s.optimizers[&optimizer] = std::move(fresh);
+  }
+  OptimizerState& state = s.optimizers[&optimizer];
+  optimizer.step_unless(state.found);
+  state.stage = Stage::stepped;
+  result.found_ = state.found;
+  result.per_parameter_ = state.per_parameter;
+  result.names_ = state.names;
+  return result;
+}
+
+StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>& closure) {
+  Impl& s = *impl_;
+  StepResult result;
+  if (!s.options.enabled) {
+    result.loss_ = optimizer.step_closure(closure);
+    return result;
+  }
+  if (s.optimizers.contains(&optimizer)) {
+    fail<AmpError>("step: with a closure, unscale_() and step() must not have been called since the last update()");
+  }
+  struct Overflow {};
+  const NamedTensors& parameters = optimizer.named_parameters();
+  std::vector<Tensor> before;
+  {
+    const NoGrad no_grad;
+    for (const NamedTensor& p : parameters) before.push_back(p.tensor.detach().clone());
+  }
+  OptimizerState state;
+  const auto evaluate = [&] {
+    const EnableGrad on;
+    const Tensor loss = closure();
+    s.unscale(optimizer, state, false, "step");
+    // The line search needs the number anyway, so the host may look here.
+    if (state.found.item<float>() != 0) throw Overflow{};
+    return loss;
+  };
+  try {
+    result.loss_ = optimizer.step_closure(evaluate);
+  } catch (const Overflow&) {
+    const NoGrad no_grad;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      Tensor p = parameters[i].tensor;
+      p.copy_(before[i]);
+    }
+  }
+  state.stage = Stage::stepped;
+  result.found_ = state.found;
+  result.per_parameter_ = state.per_parameter;
+  result.names_ = state.names;
+  s.optimizers[&optimizer] = std::move(state);
+  return result;
+}
+
+void GradScaler::update() {
+  Impl& s = *impl_;
+  if (!s.options.enabled) return;
+  s.started("update");
+  if (s.optimizers.empty()) {
+    fail<AmpError>("update: no step() or unscale_() since the last update()");
+  }
+  const NoGrad no_grad;
+  if (s.options.dynamic) {
+    std::vector<const Tensor*> in{&s.scale, &s.tracker};
+    for (const auto& [optimizer, state] : s.optimizers) in.push_back(&state.found);
+    const Tensor* out[] = {&s.scale, &s.tracker};
+    const ScaleUpdateAttributes attributes{
+        .growth_factor = static_cast<float>(s.options.growth_factor),
+        .backoff_factor = static_cast<float>(s.options.backoff_factor),
+        .growth_interval = s.options.growth_interval,
+        .floor = static_cast<float>(s.options.floor),
+        .cap = s.options.cap > 0 ? static_cast<float>(s.options.cap) : std::numeric_limits<float>::max(),
+    };
+    const bool host = s.scale.device().is_cpu();
+    const float before = host ? s.scale.item<float>() : 0;
+    run_kernel(update_kernels(), "amp_update_scale", s.scale.device(), DType::f32, in, out, &attributes);
+    if (host && s.options.floor > 0) {
+      const float after = s.scale.item<float>();
+      if (after <= attributes.floor && s.tracker.item<int>() == 0 && after <= before) {
+        log(LogLevel::warning,
+            fmt::format(
+                "grad_scaler: the loss scale is at its floor of {} and gradients still overflow; the loss or the model "
+                "produces values that 16 bits can't hold",
+                s.options.floor));
+      }
+    }
+  }
+  s.optimizers.clear();
+  s.unscaled.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  Impl& s = *impl_;
+  if (!s.options.enabled) return;
+  check_scale(new_scale);
+  if (s.scale.defined()) {
+    const NoGrad no_grad;
+    s.scale.fill_(new_scale);
+  } else {
+    s.first_scale = new_scale;
+  }
+  s.optimizers.clear();
+  s.unscaled.clear();
+}
+
+double GradScaler::get_scale() const {
+  if (!impl_->options.enabled) return 1;
+  return impl_->scale.defined() ? static_cast<double>(impl_->scale.item<float>()) : impl_->first_scale;
+}
+Tensor GradScaler::scale_tensor() const { return impl_->scale; }
+int GradScaler::growth_tracker() const {
+  return impl_->tracker.defined() ? impl_->tracker.item<int>() : impl_->first_tracker;
+}
+bool GradScaler::is_enabled() const { return impl_->options.enabled; }
+const GradScalerOptions& GradScaler::options() const { return impl_->options; }
+void GradScaler::set_growth_factor(double value) {
+  check_factor(value, impl_->options.backoff_factor, impl_->options.growth_interval);
+  impl_->options.growth_factor = value;
+}
+void GradScaler::set_backoff_factor(double value) {
+  check_factor(impl_->options.growth_factor, value, impl_->options.growth_interval);
+  impl_->options.backoff_factor = value;
+}
+void GradScaler::set_growth_interval(int value) {
+  check_factor(impl_->options.growth_factor, impl_->options.backoff_factor, value);
+  impl_->options.growth_interval = value;
+}
+
+std::map<std::string, double> GradScaler::state_dict() const {
+  const GradScalerOptions& o = impl_->options;
+  if (!o.enabled) return {};
+  return {{"scale", get_scale()},
+          {"growth_factor", o.growth_factor},
+          {"backoff_factor", o.backoff_factor},
+          {"growth_interval", static_cast<double>(o.growth_interval)},
+          {"growth_tracker", static_cast<double>(growth_tracker())}};
+}
+
+void GradScaler::load_state_dict(const std::map<std::string, double>& state) {
+  Impl& s = *impl_;
+  if (!s.options.enabled) return;
+  if (state.empty()) {
+    fail<AmpError>("grad_scaler: the state is empty; it was probably saved by a disabled scaler");
+  }
+  const auto get = [&](const char* key) {
+    const auto it = state.find(key);
+    if (it == state.end()) fail<AmpError>("grad_scaler: the state has no '{}'", key);
+    return it->second;
+  };
+  const double scale = get("scale"), growth = get("growth_factor"), backoff = get("backoff_factor");
+  const auto interval = static_cast<int>(get("growth_interval"));
+  const auto tracker = static_cast<int>(get("growth_tracker"));
+  check_scale(scale);
+  check_factor(growth, backoff, interval);
+  s.options.growth_factor = growth;
+  s.options.backoff_factor = backoff;
+  s.options.growth_interval = interval;
+  s.first_scale = scale;
+  s.first_tracker = tracker;
+  if (s.scale.defined()) {
+    const NoGrad no_grad;
+    s.scale.fill_(scale);
+    s.tracker.fill_(tracker);
+  }
+}
+
+bool StepResult::ran() const { return !found_.defined() || found_.item<float>() == 0; }
+
+std::string StepResult::first_overflow() const {
+  const auto all = overflows();
+  return all.empty() ? "" : all.front();
+}
+
+std::vector<std::string> StepResult::overflows() const {
+  std::vector<std::string> result;
+  if (!per_parameter_.defined() || ran()) return result;
+  const auto flags = per_parameter_.to_vector<float>();
+  for (std::size_t i = 0; i < flags.size(); ++i) {
+    if (flags[i] != 0) result.push_back((*names_)[i]);
+  }
+  return result;
+}
+
+}  // namespace halfstep::amp

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/autograd/parameter.h"
+#include "halfstep/core/tensor.h"
+
+namespace halfstep::amp {
+
+/// What a scaler needs of an optimizer; optim::Optimizer is one.
+class HS_API Steppable {
+ public:
+  virtual ~Steppable() = default;
+  /// All parameters of all groups, with their names.
+  virtual const NamedTensors& named_parameters() const = 0;
+  /// Updates the parameters from their grad(), but leaves everything as it is where `found_inf` (f32, one element, on
+  /// the parameters' device; undefined for none) is not 0. The device decides; the host doesn't wait.
+  virtual void step_unless(const Tensor& found_inf) = 0;
+  /// One step of an optimizer that evaluates the loss itself. The others throw Error.
+  virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
+};
+
+/// Options of GradScaler; the defaults are PyTorch's.
+struct GradScalerOptions {
+  double init_scale = 65536;    ///< first scale, above 0
+  double growth_factor = 2;     ///< above 1
+  double backoff_factor = 0.5;  ///< between 0 and 1
+  int growth_interval = 2000;   ///< steps in a row without overflow before the scale grows
+  bool enabled = true;          ///< false: every call passes through
+  bool dynamic = true;          ///< false: the scale stays, overflowing steps are still skipped
+  double floor = 0;             ///< the scale never falls below this; reaching it is said in the log, loudly
+  double cap = 0;               ///< the scale never grows above this; 0: the largest finite float
+};
+
+/// What became of a step. Reading it waits for the device; nothing in the library reads it.
+class HS_API StepResult {
+ public:
+  StepResult() = default;
+  /// Whether the parameters were updated.
+  bool ran() const;
+  /// Name of the first parameter whose gradient was not finite; empty when the step ran.
+  std::string first_overflow() const;
+  /// All such names.
+  std::vector<std::string> overflows() const;
+  /// For a step with a closure: the (unscaled) loss; undefined otherwise.
+  const Tensor& loss() const { return loss_; }
+
+ private:
+  friend class GradScaler;
+  Tensor found_;
+  Tensor per_parameter_;
+  std::shared_ptr<const std::vector<std::string>> names_;
+  Tensor loss_;
+};
+
+/// Options of GradScaler::unscale_.
+struct UnscaleOptions {
+  bool norm = false;  ///< also the 2-norm of all unscaled gradients, from the same pass
+};
+
+/// Scales losses so that small gradients survive 16 bits, unscales gradients before the optimizer sees them, skips
+/// steps whose gradients overflowed, and adapts the scale. PyTorch's torch.amp.GradScaler: same state machine, same
+/// defaults. Scale, growth count and overflow flags live on the device; all arithmetic on them is float32, whatever the
+/// dtype of the gradients.
+///
+///     scaler.scale(loss).backward();
+///     auto step = scaler.step(optimizer);
+///     scaler.update();
+class HS_API GradScaler {
+ public:
+  /// Throws AmpError for factors and scales that make no sense.
+  explicit GradScaler(const GradScalerOptions& options = {});
+  ~GradScaler();
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
+
+  /// loss * scale, in float32 (f64 for f64), so that a 16-bit loss doesn't overflow. Recorded.
+  Tensor scale(const Tensor& loss);
+  std::vector<Tensor> scale(const std::vector<Tensor>& losses);
+  /// Divides the gradients of the optimizer's parameters by the scale, in one pass that also notes those that aren't
+  /// finite. For clipping before step(), which calls it otherwise. f16 gradients become f32 ones, since an unscaled
+  /// value may not fit f16. Returns the norm when asked for, else undefined. Throws AmpError when called twice before
+  /// update() or after step().
+  Tensor unscale_(Steppable& optimizer, const UnscaleOptions& options = {});
+  /// The optimizer's step, unless a gradient isn't finite. Throws AmpError when called twice before update(), or when
+  /// there are no gradients.
+  StepResult step(Steppable& optimizer);
+  /// For optimizers that evaluate the loss several times (LBFGS): `closure` zeroes gradients, computes the loss, calls
+  /// backward on scale(loss) and returns the unscaled loss. When an evaluation overflows, the parameters go back to
+  /// where they were and the step counts as skipped.
+  StepResult step(Steppable& optimizer, const std::function<Tensor()>& closure);
+  /// Adapts the scale to what the steps since the last update found. Throws AmpError when there were none.
+  void update();
+  /// Sets the scale instead (above 0); the growth count stays.
+  void update(double new_scale);
+
+  /// The scale now (1 when disabled). Waits for the device.
+  double get_scale() const;
+  /// The scale as a tensor on the device; undefined before the first scale() and when disabled.
+  Tensor scale_tensor() const;
+  /// Steps without overflow since the scale last changed. Waits for the device.
+  int growth_tracker() const;
+  bool is_enabled() const;
+  const GradScalerOptions& options() const;
+  void set_growth_factor(double value);
+  void set_backoff_factor(double value);
+  void set_growth_interval(int value);
+
+  /// `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `growth_tracker`; empty when disabled. To be taken
+  /// after update().
+  std::map<std::string, double> state_dict() const;
+  /// Throws AmpError for an empty or incomplete state. A disabled scaler ignores it.
+  void load_state_dict(const std::map<std::string, double>& state);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halfstep::amp
