@@ -16,7 +16,7 @@ packages_of() {
                 librapidcheck-dev libbenchmark-dev ;;
     docs) echo doxygen ;;
     lint) echo clang-format ;;
-    tidy) echo clang-tidy-19 ;;
+    tidy) echo clang-tidy-19 libomp-19-dev ;;
     fuzz) echo clang-19 libclang-rt-19-dev llvm-19 ;;
     peers) echo python3-venv ;;
     *) say "setup.sh: unknown group '$1': build, docs, lint, tidy, fuzz, peers or 'onednn PREFIX'"; exit 2 ;;
