@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/nn/linear.h"
+
+#include <cmath>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/nn/init.h"
+#include "halfstep/ops/matmul.h"
+
+namespace halfstep::nn {
+namespace {
+
+Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype) {
+  Tensor t = empty(sizes, {.dtype = dtype});
+  const double bound = fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0;
+  return init::uniform_(t, -bound, bound);
+}
+
+}  // namespace
+
+Linear::Linear(const LinearOptions& o)
+    : options(o),
+      weight(parameter(
+          "weight",
+          (o.in < 0 || o.out < 0)
+              ? (fail<Error>("Linear: expected at least 0 features, got in {} and out {}", o.in, o.out), Tensor())
+              : uniform_fan_in({o.out, o.in}, o.in, o.dtype))),
+      bias(parameter("bias", o.bias ? uniform_fan_in({o.out}, o.in, o.dtype) : Tensor())) {}
+
+Tensor Linear::forward(const Tensor& input) const { return linear(input, weight, bias); }
+
+std::string Linear::describe() const {
+  return fmt::format("{}, {}{}", options.in, options.out, options.bias ? "" : ", bias=false");
+}
+
+}  // namespace halfstep::nn

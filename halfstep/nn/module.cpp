@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/nn/module.h"
+
+#include <map>
+#include <new>
+#include <ostream>
+#include <set>
+
+#include "halfstep/amp/autocast.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/autograd/node.h"
+#include "halfstep/core/fail.h"
+
+namespace halfstep::nn {
+namespace {
+
+// What child() says just before it makes the member, for the member's base to find.
+struct Announced {
+  ModuleBase* parent = nullptr;
+  std::string name;
+};
+Announced& announced() {
+  thread_local Announced a;
+  return a;
+}
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+}  // namespace
+
+Parameter::Parameter(ModuleBase* owner, std::string_view name, Tensor tensor, bool buffer) : Tensor(std::move(tensor)) {
+  if (defined() && !buffer && is_leaf()) requires_grad_();
+  owner->add(name, this, buffer ? ModuleBase::Kind::buffer : ModuleBase::Kind::parameter);
+}
+
+ModuleBase::ModuleBase() : entries_(std::make_shared<std::vector<Entry>>()), state_(std::make_shared<State>()) {}
+
+ModuleBase::ModuleBase(const ModuleBase& other) : entries_(other.entries_), state_(other.state_), name_(other.name_) {
+  if (ModuleBase* parent = std::exchange(announced().parent, nullptr)) {
+    name_ = std::move(announced().name);
+    parent->add(name_, this, Kind::child);
+  }
+}
+
+ModuleBase& ModuleBase::operator=(const ModuleBase& other) {
+  // The place in the parent, and so the name, stays.
+  entries_ = other.entries_;
+  state_ = other.state_;
+  return *this;
+}
+
+ModuleBase::~ModuleBase() = default;
+
+void ModuleBase::announce(std::string name) { announced() = {this, std::move(name)}; }
+
+void ModuleBase::add(std::string_view name, const void* member, Kind kind) {
+  if (name.empty() || name.find('.') != std::string_view::npos) {
+    fail<Error>("module: expected a name without dots, got '{}'", name);
+  }
+  for (const Entry& e : *entries_) {
+    if (e.name == name) fail<Error>("module: there are two members called '{}'", name);
+  }
+  entries_->push_back(
+      {std::string(name), static_cast<const char*>(member) - reinterpret_cast<const char*>(this), kind});
+}
+
+Parameter& ModuleBase::tensor_at(const Entry& entry) const {
+  return *reinterpret_cast<Parameter*>(const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset);
+}
+ModuleBase& ModuleBase::child_at(const Entry& entry) const {
+  return *reinterpret_cast<ModuleBase*>(const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset);
+}
+
+std::vector<std::pair<std::string, const ModuleBase*>> ModuleBase::children() const {
+  std::vector<std::pair<std::string, const ModuleBase*>> result;
+  for (const Entry& e : *entries_) {
+    if (e.kind == Kind::child) result.emplace_back(e.name, &child_at(e));
+  }
+  for (const auto& [name, module] : held()) result.emplace_back(name, module);
+  return result;
+}
+
+// PyTorch's order: a module's own parameters, its buffers, then the modules inside.
+void ModuleBase::collect(const std::string& prefix, bool parameters, bool buffers, NamedTensors& into) const {
+  for (const Kind kind : {Kind::parameter, Kind::buffer}) {
+    if (!(kind == Kind::parameter ? parameters : buffers)) continue;
+    for (const Entry& e : *entries_) {
+      if (e.kind != kind) continue;
+      const Parameter& tensor = tensor_at(e);
+      if (tensor.defined()) into.push_back({joined(prefix, e.name), tensor});
+    }
+  }
+  for (const auto& [name, module] : children()) module->collect(joined(prefix, name), parameters, buffers, into);
+}
+
+NamedTensors ModuleBase::parameters() const {
+  NamedTensors all, result;
+  collect("", true, false, all);
+  std::set<const TensorImpl*> seen;
+  for (NamedTensor& p : all) {
+    if (seen.insert(p.tensor.impl()).second) result.push_back(std::move(p));
+  }
+  return result;
+}
+
+NamedTensors ModuleBase::trainable_parameters() const {
+  NamedTensors result;
+  for (NamedTensor& p : parameters()) {
+    if (p.tensor.requires_grad()) result.push_back(std::move(p));
+  }
+  return result;
+}
+
+NamedTensors ModuleBase::buffers() const {
+  NamedTensors result;
+  collect("", false, true, result);
+  return result;
+}
+
+NamedTensors ModuleBase::state_dict() const {
+  NamedTensors result;
+  collect("", true, true, result);
+  return result;
+}
+
+LoadReport ModuleBase::load_state_dict(const NamedTensors& state, bool strict) const {
+  std::map<std::string, Tensor> given;
+  for (const NamedTensor& t : state) {
+    if (!given.emplace(t.name, t.tensor).second) fail<Error>("load_state_dict: '{}' is there twice", t.name);
+  }
+  LoadReport report;
+  std::vector<std::pair<Tensor, Tensor>> copies;
+  for (const NamedTensor& own : state_dict()) {
+    const auto it = given.find(own.name);
+    if (it == given.end()) {
+      report.missing.push_back(own.name);
+      continue;
+    }
+    check_defined(it->second, "load_state_dict", own.name.c_str());
+    if (it->second.sizes() != own.tensor.sizes()) {
+      fail<ShapeError>("load_state_dict: expected {} {}, got {}", own.name, own.tensor.sizes().str(),
+                       it->second.sizes().str());
+    }
+    copies.emplace_back(own.tensor, it->second);
+    given.erase(it);
+  }
+  for (const auto& [name, tensor] : given) report.unexpected.push_back(name);
+  if (strict && (!report.missing.empty() || !report.unexpected.empty())) {
+    fail<Error>("load_state_dict: the state is of another network: missing [{}], unexpected [{}]",
+                fmt::join(report.missing, ", "), fmt::join(report.unexpected, ", "));
+  }
+  const NoGrad no_grad;
+  for (auto& [to, from] : copies) to.copy_(from);
+  return report;
+}
+
+void ModuleBase::apply(const std::function<void(const std::string&, const ModuleBase&)>& function) const {
+  const std::function<void(const std::string&, const ModuleBase&)> visit = [&](const std::string& path,
+                                                                               const ModuleBase& module) {
+    function(path, module);
+    for (const auto& [name, inner] : module.children()) visit(joined(path, name), *inner);
+  };
+  visit("", *this);
+}
+
+void ModuleBase::train(bool on) const {
+  apply([&](const std::string&, const ModuleBase& m) { m.state_->training = on; });
+}
+bool ModuleBase::is_training() const { return state_->training; }
+
+void ModuleBase::requires_grad_(bool on) const {
+  for (NamedTensor& p : parameters()) {
+    if (p.tensor.is_floating()) p.tensor.requires_grad_(on);
+  }
+}
+
+void ModuleBase::zero_grad() const {
+  for (const NamedTensor& p : parameters()) p.tensor.set_grad({});
+}
+
+void ModuleBase::to(DType dtype) const {
+  if (!is_floating(dtype)) fail<DTypeError>("module.to: expected a floating dtype, got {}", halfstep::name(dtype));
+  const NoGrad no_grad;
+  for (const NamedTensor& t : state_dict()) {
+    if (t.tensor.is_floating() && t.tensor.dtype() != dtype) replace_contents(t.tensor, t.tensor.to(dtype));
+  }
+}
+
+void ModuleBase::to(Device device) const {
+  const NoGrad no_grad;
+  for (const NamedTensor& t : state_dict()) {
+    if (t.tensor.device() != device) replace_contents(t.tensor, t.tensor.to(device));
+  }
+}
+
+Tensor ModuleBase::own_tensor(std::string_view name) const {
+  for (const Entry& e : *entries_) {
+    if (e.name == name && e.kind != Kind::child) return tensor_at(e);
+  }
+  return {};
+}
+
+void ModuleBase::unshare() {
+  state_ = std::make_shared<State>(*state_);
+  const NoGrad no_grad;
+  for (const Entry& e : *entries_) {
+    if (e.kind == Kind::child) {
+      child_at(e).unshare();
+      continue;
+    }
+    Parameter& tensor = tensor_at(e);
+    if (!tensor.defined()) continue;
+    Tensor fresh = tensor.detach().clone();
+    if (tensor.requires_grad()) fresh.requires_grad_();
+    tensor = fresh;
+  }
+}
+
+std::string ModuleBase::str() const {
+  const auto inner = children();
+  std::string text = kind() + "(" + describe();
+  if (inner.empty()) return text + ")";
+  text += "\n";
+  for (const auto& [name, module] : inner) {
+    std::string lines = module->str();
+    for (std::size_t at = 0; (at = lines.find('\n', at)) != std::string::npos; at += 3) lines.replace(at, 1, "\n  ");
+    text += "  (" + name + "): " + lines + "\n";
+  }
+  return text + ")";
+}
+
+std::ostream& operator<<(std::ostream& out, const ModuleBase& module) { return out << module.str(); }
+
+ModuleBase::Scope::Scope(const ModuleBase& module) {
+  static_assert(sizeof(amp::ModuleScope) <= sizeof(storage_) && alignof(amp::ModuleScope) <= 8);
+  new (storage_) amp::ModuleScope(module.name());
+}
+ModuleBase::Scope::~Scope() { std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope(); }
+
+void replace_contents(const Tensor& tensor, const Tensor& contents) {
+  check_defined(tensor, "replace_contents", "a tensor");
+  check_defined(contents, "replace_contents", "contents");
+  TensorImpl& to = *tensor.impl();
+  const TensorImpl& from = *contents.impl();
+  if (to.sizes != from.sizes) {
+    fail<ShapeError>("replace_contents: expected {}, got {}", to.sizes.str(), from.sizes.str());
+  }
+  const bool fits = to.dtype == from.dtype && to.storage->device() == from.storage->device();
+  to.storage = from.storage;
+  to.offset = from.offset;
+  to.strides = from.strides;
+  to.dtype = from.dtype;
+  to.contiguous = from.contiguous;
+  if (AutogradMeta* meta = autograd_meta_or_null(tensor)) {
+    if (!fits) meta->grad = Tensor();
+    // Nodes made from now on see the new dtype; the hooks of the old one go with it.
+    if (meta->accumulator && !fits) meta->accumulator->outputs[0] = {to.sizes, to.dtype, to.storage->device()};
+  }
+}
+
+}  // namespace halfstep::nn

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/nn/module.h"
+
+#include <gtest/gtest.h>
+
+#include "halfstep/amp/autocast.h"
+#include "halfstep/autograd/engine.h"
+#include "halfstep/nn/linear.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/matmul.h"
+#include "halfstep/ops/reduce.h"
+
+namespace halfstep {
+namespace {
+
+struct Block : nn::Module<Block> {
+  nn::Linear inner = child("inner", nn::Linear{{.in = 4, .out = 4}});
+  nn::Parameter scale = parameter("scale", ones({4}));
+  nn::Buffer count = buffer("count", zeros({}));
+  Tensor forward(const Tensor& x) const { return inner(x) * scale; }
+  std::string kind() const override { return "Block"; }
+};
+
+struct Net : nn::Module<Net> {
+  nn::Linear fc1 = child("fc1", nn::Linear{{.in = 3, .out = 4}});
+  Block block = child("block", Block{});
+  nn::Linear head = child("head", nn::Linear{{.in = 4, .out = 2, .bias = false}});
+  mutable std::vector<std::string> paths;
+  Tensor forward(const Tensor& x) const {
+    paths.push_back(amp::module_path());
+    return head(block(fc1(x)));
+  }
+};
+
+std::vector<std::string> names(const NamedTensors& list) {
+  std::vector<std::string> result;
+  for (const auto& t : list) result.push_back(t.name);
+  return result;
+}
+
+TEST(Module, ParametersHavePyTorchsNamesAndOrder) {
+  const Net net;
+  EXPECT_EQ(names(net.parameters()),
+            (std::vector<std::string>{"fc1.weight", "fc1.bias", "block.scale", "block.inner.weight", "block.inner.bias",
+                                      "head.weight"}));
+  EXPECT_EQ(names(net.state_dict()),
+            (std::vector<std::string>{"fc1.weight", "fc1.bias", "block.scale", "block.count", "block.inner.weight",
+                                      "block.inner.bias", "head.weight"}));
+  for (const auto& p : net.parameters()) EXPECT_TRUE(p.tensor.requires_grad()) << p.name;
+  EXPECT_FALSE(net.block.count.requires_grad());
+}
+
+TEST(Module, CopiesAndMovesShare) {
+  const Net net;
+  Net copy = net;
+  const Net moved = std::move(copy);
+  for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+    EXPECT_TRUE(net.parameters()[i].tensor.is_same(moved.parameters()[i].tensor));
+  }
+  moved.eval();
+  EXPECT_FALSE(net.block.inner.is_training());
+}
+
+TEST(Module, ClonesAreIndependent) {
+  const Net net;
+  const Net other = nn::clone(net);
+  ASSERT_EQ(names(other.parameters()), names(net.parameters()));
+  for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+    const Tensor a = net.parameters()[i].tensor, b = other.parameters()[i].tensor;
+    EXPECT_FALSE(a.is_same(b));
+    EXPECT_NE(a.storage()->data(), b.storage()->data());
+    EXPECT_EQ(a.to_vector<float>(), b.to_vector<float>());
+    EXPECT_TRUE(b.requires_grad());
+  }
+  other.eval();
+  EXPECT_TRUE(net.is_training());
+}
+
+TEST(Module, AssignedMembersAreSeen) {
+  Net net;
+  const nn::Linear other{{.in = 3, .out = 4}};
+  net.fc1 = other;
+  EXPECT_TRUE(net.parameters()[0].tensor.is_same(other.weight));
+  EXPECT_EQ(net.parameters()[0].name, "fc1.weight");
+  net.block.scale = full({4}, 2.0);
+  EXPECT_EQ(net.state_dict()[2].tensor.to_vector<float>(), (std::vector<float>{2, 2, 2, 2}));
+  net.fc1.bias = Tensor();
+  EXPECT_EQ(net.parameters().size(), 5u);
+}
+
+TEST(Module, CallsOpenTheModulesScope) {
+  const Net net;
+  const auto decisions = amp::explain([&] {
+    amp::Autocast autocast{{.modules = {{.path = "block.inner", .enabled = false}}}};
+    net(ones({2, 3}));
+  });
+  std::vector<std::string> ran;
+  for (const auto& d : decisions) {
+    if (d.op == "linear") ran.push_back(d.module + " " + name(d.used[0]));
+  }
+  // Switched off, autocast has nothing to say about block.inner.
+  EXPECT_EQ(ran, (std::vector<std::string>{"fc1 f16", "head f16"}));
+  EXPECT_EQ(net.paths, std::vector<std::string>{""});
+  EXPECT_EQ(amp::module_path(), "");
+}
+
+TEST(Module, LoadsAStateAndNamesWhatDoesNotFit) {
+  const Net net, other;
+  EXPECT_TRUE(net.load_state_dict(other.state_dict()).missing.empty());
+  EXPECT_EQ(net.fc1.weight.to_vector<float>(), other.fc1.weight.to_vector<float>());
+  NamedTensors state = other.state_dict();
+  state[0].name = "fc0.weight";
+  try {
+    net.load_state_dict(state);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "load_state_dict: the state is of another network: missing [fc1.weight], unexpected [fc0.weight]");
+  }
+  const nn::LoadReport report = net.load_state_dict(state, false);
+  EXPECT_EQ(report.missing, std::vector<std::string>{"fc1.weight"});
+  state = other.state_dict();
+  state[0].tensor = zeros({4, 5});
+  EXPECT_THROW(net.load_state_dict(state), ShapeError);
+}
+
+TEST(Module, FreezingAndConversionInPlace) {
+  const Net net;
+  net.fc1.requires_grad_(false);
+  EXPECT_EQ(names(net.trainable_parameters()).front(), "block.scale");
+  const Tensor held = net.head.weight;
+  net.to(f16);
+  EXPECT_EQ(held.dtype(), f16);
+  EXPECT_EQ(net.block.count.dtype(), f16);
+  net.to(f32);
+  const Tensor y = net(ones({2, 3}));
+  sum(y).backward();
+  EXPECT_FALSE(net.fc1.weight.grad().defined());
+  EXPECT_EQ(held.grad().dtype(), f32);
+  net.zero_grad();
+  EXPECT_FALSE(held.grad().defined());
+}
+
+TEST(Module, PrintsItsTree) {
+  EXPECT_EQ(Net{}.str(),
+            "Module(\n  (fc1): Linear(3, 4)\n  (block): Block(\n    (inner): Linear(4, 4)\n  )\n  (head): Linear(4, 2, "
+            "bias=false)\n)");
+}
+
+TEST(Linear, GivesTheFormulaAndRefusesOtherShapes) {
+  const nn::Linear layer{{.in = 3, .out = 2}};
+  const Tensor x = tensor({1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_EQ(layer(x).to_vector<float>(), (mm(x, layer.weight.t()) + layer.bias).to_vector<float>());
+  try {
+    layer(ones({64, 1, 28, 28}));
+    FAIL();
+  } catch (const ShapeError& e) {
+    EXPECT_STREQ(e.what(), "linear: expected input [*, 3], got [64, 1, 28, 28]");
+  }
+}
+
+}  // namespace
+}  // namespace halfstep
