@@ -83,18 +83,25 @@ constexpr std::uint64_t bernoulli_threshold(double p) noexcept {
   return static_cast<std::uint64_t>(p * 0x1p32 + 0.5);
 }
 
-/// Element `i` of a stream of integers in [0, n), n > 0, each with probability exactly 1 / n.
-///
-/// The upper half of the product of a 64-bit word and n is taken, and the few words that would favour some results are
-/// refused (Lemire, "Fast random integer generation in an interval", TOMACS 2019). A refused word is replaced from
-/// another counter of the same element, so that the stream needs philox_blocks64(count) blocks whatever happens.
-constexpr std::uint64_t integer_below(PhiloxState state, std::uint64_t i, std::uint64_t n) noexcept {
+namespace detail {
+/// Maps a uniform 64-bit word to [0, n): the upper half of the product. False if the word is one of the few that would
+/// favour some results and must be refused (Lemire, "Fast random integer generation in an interval", TOMACS 2019).
+constexpr bool map_below(std::uint64_t word, std::uint64_t n, std::uint64_t& result) noexcept {
   __extension__ using Wide = unsigned __int128;
-  for (std::uint32_t attempt = 0;; ++attempt) {
-    const Wide product = Wide{philox_word64(state, i, attempt)} * n;
-    const auto low = static_cast<std::uint64_t>(product);
-    if (low >= n || low >= (std::uint64_t{0} - n) % n) return static_cast<std::uint64_t>(product >> 64);
-  }
+  const Wide product = Wide{word} * n;
+  const auto low = static_cast<std::uint64_t>(product);
+  result = static_cast<std::uint64_t>(product >> 64);
+  return low >= n || low >= (std::uint64_t{0} - n) % n;
+}
+}  // namespace detail
+
+/// Element `i` of a stream of integers in [0, n), n > 0, each with probability exactly 1 / n. A refused word is
+/// replaced from another counter of the same element, so that the stream needs philox_blocks64(count) blocks whatever
+/// happens.
+constexpr std::uint64_t integer_below(PhiloxState state, std::uint64_t i, std::uint64_t n) noexcept {
+  std::uint64_t result = 0;
+  for (std::uint32_t attempt = 0; !detail::map_below(philox_word64(state, i, attempt), n, result);) ++attempt;
+  return result;
 }
 
 /// A seed of its own for the pair (a, b), such as epoch and sample, under `seed`.

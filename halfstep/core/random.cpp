@@ -52,12 +52,10 @@ double RandomStream::uniform(double low, double high) noexcept {
 }
 
 std::uint64_t RandomStream::below(std::uint64_t n) noexcept {
-  __extension__ using Wide = unsigned __int128;
-  for (;;) {
-    const Wide product = Wide{next64()} * n;
-    const auto rest = static_cast<std::uint64_t>(product);
-    if (rest >= n || rest >= (std::uint64_t{0} - n) % n) return static_cast<std::uint64_t>(product >> 64);
+  std::uint64_t result = 0;
+  while (!detail::map_below(next64(), n, result)) {
   }
+  return result;
 }
 
 double RandomStream::normal() noexcept {
