@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vectors for the CPU's kernels: loads that widen 16-bit floats to float32, stores that round once to nearest even,
+// ends of runs, and a loop over contiguous runs. Included after foreach_target.h, once for each instruction set.
+//
+// Highway's own conversion to bfloat16 cuts bits off instead of rounding, so stores go through here.
+
+// The include guard of a header that is compiled once for each target.
+#if defined(HALFSTEP_BACKENDS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFSTEP_BACKENDS_CPU_SIMD_INL_H_
+#undef HALFSTEP_BACKENDS_CPU_SIMD_INL_H_
+#else
+#define HALFSTEP_BACKENDS_CPU_SIMD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "halfstep/core/float16.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Full vectors of float32 and float64.
+using F32Tag = hn::ScalableTag<float>;
+using F64Tag = hn::ScalableTag<double>;
+using F32Vec = hn::Vec<F32Tag>;
+using F64Vec = hn::Vec<F64Tag>;
+
+/// The tag of the vectors that storage type T computes in: float64 for double, float32 for float, Half and BFloat16.
+template <class T>
+using ComputeTag = std::conditional_t<std::is_same_v<T, double>, F64Tag, F32Tag>;
+/// The scalar of ComputeTag<T>.
+template <class T>
+using ComputeScalar = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// The upper halves of float32 lanes, rounded to nearest even as bfloat16, in the lower 16 bits of 32-bit lanes. NaN
+/// stays NaN, with its sign and the upper bits of its payload.
+template <class D>
+HWY_INLINE auto round_to_bfloat16([[maybe_unused]] D d, hn::Vec<D> v) {
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x400000u));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(v));
+  return hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
+}
+
+// --- whole vectors; memory need not be aligned
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const hn::TFromD<D>* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const Half* p) {
+  const hn::Rebind<hwy::float16_t, D> dh;
+  return hn::PromoteTo(d, hn::LoadU(dh, reinterpret_cast<const hwy::float16_t*>(p)));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const BFloat16* p) {
+  const hn::Rebind<std::uint16_t, D> d16;
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(p));
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D d, hn::TFromD<D>* p) {
+  hn::StoreU(v, d, p);
+}
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D, Half* p) {
+  // VCVTPS2PH with rounding to nearest even; subnormals are kept whatever MXCSR says.
+  const hn::Rebind<hwy::float16_t, D> dh;
+  hn::StoreU(hn::DemoteTo(dh, v), dh, reinterpret_cast<hwy::float16_t*>(p));
+}
+template <class D>
+HWY_INLINE void store(hn::Vec<D> v, D d, BFloat16* p) {
+  const hn::Rebind<std::uint16_t, D> d16;
+  const hn::RebindToSigned<D> di;
+  // Signed lanes up to 65535: the saturating conversion is exact.
+  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, round_to_bfloat16(d, v))), d16, reinterpret_cast<std::uint16_t*>(p));
+}
+
+// --- the first n lanes, 0 < n <= Lanes(d); the other lanes load as zero. Nothing beyond them is touched.
+
+/// Copies n < 64 elements without a call.
+template <class T>
+HWY_INLINE void copy_few(T* to, const T* from, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) to[i] = from[i];
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load_n(D d, const hn::TFromD<D>* p, std::size_t n) {
+  return hn::MaskedLoad(hn::FirstN(d, n), d, p);
+}
+template <class D, class T, std::enable_if_t<sizeof(T) == 2>* = nullptr>
+HWY_INLINE hn::Vec<D> load_n(D d, const T* p, std::size_t n) {
+  // A masked load of 16-bit lanes exists in AVX-512 only.
+  alignas(64) T block[hn::MaxLanes(D())] = {};
+  copy_few(block, p, n);
+  return load(d, block);
+}
+
+template <class D>
+HWY_INLINE void store_n(hn::Vec<D> v, D d, hn::TFromD<D>* p, std::size_t n) {
+  hn::BlendedStore(v, hn::FirstN(d, n), d, p);
+}
+template <class D, class T, std::enable_if_t<sizeof(T) == 2>* = nullptr>
+HWY_INLINE void store_n(hn::Vec<D> v, D d, T* p, std::size_t n) {
+  alignas(64) T block[hn::MaxLanes(D())];
+  store(v, d, block);
+  copy_few(p, block, n);
+}
+
+// --- operands of map_run
+
+/// A contiguous operand.
+template <class T>
+struct Run {
+  const T* p;
+  template <class D>
+  HWY_INLINE hn::Vec<D> get(D d, std::size_t i) const {
+    return load(d, p + i);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> get_n(D d, std::size_t i, std::size_t n) const {
+    return load_n(d, p + i, n);
+  }
+};
+template <class T>
+Run(const T*) -> Run<T>;
+template <class T>
+Run(T*) -> Run<T>;
+
+/// One value for all elements.
+template <class C>
+struct Same {
+  C value;
+  template <class D>
+  HWY_INLINE hn::Vec<D> get(D d, std::size_t) const {
+    return hn::Set(d, value);
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> get_n(D d, std::size_t, std::size_t) const {
+    return hn::Set(d, value);
+  }
+};
+
+/// out[i] = f(in[i]...) for i < n, in vectors of tag `d`; `f` takes and returns vectors. An operand may be `out`
+/// itself, exactly. kUnroll (1 or 2) vectors are in flight in one turn of the loop.
+template <int kUnroll = 2, class D, class Out, class F, class... In>
+HWY_INLINE void map_run(D d, Out* out, std::int64_t count, F&& f, const In&... in) {
+  const std::size_t lanes = hn::Lanes(d);
+  const auto n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  if constexpr (kUnroll == 2) {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const auto v0 = f(in.get(d, i)...);
+      const auto v1 = f(in.get(d, i + lanes)...);
+      store(v0, d, out + i);
+      store(v1, d, out + i + lanes);
+    }
+  }
+  for (; i + lanes <= n; i += lanes) store(f(in.get(d, i)...), d, out + i);
+  if (i < n) store_n(f(in.get_n(d, i, n - i)...), d, out + i, n - i);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // the per-target include guard
