@@ -57,7 +57,7 @@ function(halfstep_cpu_kernel_options)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "^halfstep/backends/cpu/")
   if(kernels AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -march=x86-64-v3 -maes -mpclmul)
+    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O3 -fno-math-errno -march=x86-64-v3 -maes -mpclmul)
     set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_DEFINITIONS
                  "HWY_DISABLED_TARGETS=(~(HWY_AVX2|HWY_AVX3))")
   endif()

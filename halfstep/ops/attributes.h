@@ -97,4 +97,24 @@ struct ScaleUpdateAttributes {
   float cap = 3.4028234663852886e38f;
 };
 
+// --- optim
+/// sgd_step.
+struct SgdAttributes {
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+  bool maximize = false;
+};
+/// adam_step.
+struct AdamAttributes {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool amsgrad = false;
+  bool maximize = false;
+  bool decoupled = false;  ///< weight decay as AdamW's
+};
+
 }  // namespace halfstep

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/optim/optimizer.h"
+
+#include <set>
+
+#include "halfstep/amp/cast_cache.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep::optim {
+
+Optimizer::~Optimizer() {
+  for (const NamedTensor& p : all_) amp::keep_copy(p.tensor, false);
+}
+
+int Optimizer::add_group(const NamedTensors& parameters, double lr) {
+  if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
+  std::set<const TensorImpl*> known;
+  for (const NamedTensor& p : all_) known.insert(p.tensor.impl());
+  for (const NamedTensor& p : parameters) {
+    check_defined(p.tensor, kind().c_str(), "a parameter");
+    check_floating(p.tensor, kind().c_str());
+    if (!p.tensor.is_leaf()) {
+      fail<Error>("{}: expected leaves, but {} {} is the result of an op", kind(), p.name, p.tensor.sizes().str());
+    }
+    if (!p.tensor.is_contiguous(MemoryFormat::preserve)) {
+      fail<Error>("{}: expected dense parameters, got {} {} with strides {}", kind(), p.name, p.tensor.sizes().str(),
+                  p.tensor.strides().str());
+    }
+    if (!known.insert(p.tensor.impl()).second) fail<Error>("{}: parameter {} is listed twice", kind(), p.name);
+  }
+  Group group{.parameters = {}, .lr = lr, .steps = {}};
+  for (const NamedTensor& p : parameters) {
+    group.parameters.push_back(all_.size());
+    all_.push_back(p);
+    slots_.emplace_back();
+    amp::keep_copy(p.tensor, true);
+  }
+  const Device device = parameters.empty() ? Device{} : parameters[0].tensor.device();
+  group.steps = zeros({static_cast<std::int64_t>(parameters.size())}, {.dtype = i64, .device = device});
+  groups_.push_back(std::move(group));
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+// State is made at a parameter's first gradient.
+void Optimizer::prepare(Group&, std::size_t parameter, std::size_t count) {
+  Slot& slot = slots_[parameter];
+  const Tensor& p = all_[parameter].tensor;
+  const DType state_dtype = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  if (slot.tensors.size() != count) slot.tensors.resize(count);
+  for (Tensor& t : slot.tensors) {
+    if (!t.defined()) {
+      t = empty_like(p, state_dtype);
+      t.zero_();
+    }
+  }
+  if (!is_low_precision(p.dtype())) return;
+  if (low_precision_ == LowPrecision::master_weights && !slot.master.defined()) {
+    slot.master = cast_unrecorded(p, DType::f32);
+  } else if (low_precision_ == LowPrecision::kahan && !slot.compensation.defined()) {
+    slot.compensation = empty_like(p);
+    slot.compensation.zero_();
+  }
+}
+
+// Kernel of all optimizers. in: hyper (f64: lr, stochastic rounding or not), random state (i64: seed, offset), unless,
+// then for each parameter its gradient (absent: left). out: steps, then for each parameter: itself, its master weight,
+// its compensation, its 16-bit copy, its state tensors.
+void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const Tensor& unless) {
+  Group& group = groups_[static_cast<std::size_t>(g)];
+  const std::size_t count = state_names(g).size();
+  std::vector<Tensor> held;  // contiguous gradients and copies
+  held.reserve(2 * group.parameters.size());
+  static const Tensor none;
+  const Device device = group.steps.device();
+  const bool stochastic = low_precision_ == LowPrecision::stochastic_rounding;
+  const Tensor hyper = tensor({group.lr, stochastic ? 1.0 : 0.0}, {.dtype = f64, .device = device});
+  std::uint64_t elements = 0;
+  std::vector<const Tensor*> in{&hyper, &none, &unless}, out{&group.steps};
+  std::vector<std::size_t> copied;
+  bool any = false;
+  DType dtype = DType::f32;
+  for (std::size_t i : group.parameters) {
+    const Tensor& p = all_[i].tensor;
+    const Tensor* gradient = &gradients[i];
+    if (gradient->defined()) {
+      if (gradient->sizes() != p.sizes()) {
+        fail<ShapeError>("{}: expected a gradient of {} for {}, got {}", kind(), p.sizes().str(), all_[i].name,
+                         gradient->sizes().str());
+      }
+      prepare(group, i, count);
+      if (gradient->strides() != p.strides()) {
+        Tensor laid_out = empty_like(p, gradient->dtype());
+        copy_unrecorded(laid_out, *gradient);
+        held.push_back(laid_out);
+        gradient = &held.back();
+      }
+      any = true;
+      if (p.dtype() == DType::f64) dtype = DType::f64;
+      elements += static_cast<std::uint64_t>(p.numel());
+    }
+    in.push_back(gradient);
+    const Slot& slot = slots_[i];
+    out.push_back(&p);
+    out.push_back(&slot.master);
+    out.push_back(&slot.compensation);
+    held.push_back(gradient->defined() ? amp::kept_copy(p) : Tensor());
+    if (held.back().defined()) copied.push_back(i);
+    out.push_back(&held.back());
+    for (std::size_t k = 0; k < count; ++k) out.push_back(gradient->defined() ? &slot.tensors[k] : &none);
+  }
+  if (!any) return;
+  Tensor random;
+  if (stochastic) {
+    // One block of four words for four elements.
+    const PhiloxState state = default_generator().reserve(elements / 4 + group.parameters.size() + 1);
+    random = tensor(
+        std::vector<std::int64_t>{static_cast<std::int64_t>(state.seed), static_cast<std::int64_t>(state.offset)}, {2},
+        {.dtype = i64, .device = device});
+    in[1] = &random;
+  }
+  run_kernel(*kernel(), kernel_name(), device, dtype, in, out, attributes(g));
+  for (std::size_t i : group.parameters) {
+    if (gradients[i].defined()) all_[i].tensor.storage()->bump_version();
+  }
+  for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
+}
+
+void Optimizer::update(const std::vector<Tensor>& gradients, const Tensor& unless) {
+  const NoGrad no_grad;
+  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, unless);
+}
+
+void Optimizer::step_unless(const Tensor& found_inf) {
+  std::vector<Tensor> gradients;
+  gradients.reserve(all_.size());
+  for (const NamedTensor& p : all_) gradients.push_back(p.tensor.grad());
+  update(gradients, found_inf);
+}
+
+void Optimizer::step(const std::vector<Tensor>& gradients, const StepOptions& options) {
+  if (gradients.size() != all_.size()) {
+    fail<Error>("{}: expected {} gradients, one for each parameter, got {}", kind(), all_.size(), gradients.size());
+  }
+  if (options.unless.defined() && (options.unless.numel() != 1 || options.unless.dtype() != DType::f32)) {
+    fail<Error>("{}: expected `unless` to be f32 of one element, got {} {}", kind(), name(options.unless.dtype()),
+                options.unless.sizes().str());
+  }
+  update(gradients, options.unless);
+}
+
+Tensor Optimizer::step_closure(const std::function<Tensor()>& closure) {
+  const EnableGrad on;
+  const Tensor loss = closure();
+  step_unless({});
+  return loss;
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  const NoGrad no_grad;
+  for (const NamedTensor& p : all_) {
+    if (set_to_none) {
+      p.tensor.set_grad({});
+    } else if (Tensor g = p.tensor.grad(); g.defined()) {
+      g.detach().zero_();
+    }
+  }
+}
+
+double Optimizer::lr(int group) const { return groups_.at(static_cast<std::size_t>(group)).lr; }
+void Optimizer::set_lr(double lr) {
+  for (int g = 0; g < num_groups(); ++g) set_lr(g, lr);
+}
+void Optimizer::set_lr(int group, double lr) {
+  if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
+  groups_.at(static_cast<std::size_t>(group)).lr = lr;
+}
+double Optimizer::momentum(int) const { fail<Error>("{}: has no momentum", kind()); }
+void Optimizer::set_momentum(int, double) { fail<Error>("{}: has no momentum", kind()); }
+
+OptimizerState Optimizer::state_dict() const {
+  OptimizerState state;
+  for (int g = 0; g < num_groups(); ++g) {
+    const Group& group = groups_[static_cast<std::size_t>(g)];
+    const std::string prefix = fmt::format("group{}.", g);
+    state.numbers[prefix + "lr"] = group.lr;
+    for (const auto& [key, value] : numbers(g)) state.numbers[prefix + key] = value;
+    state.tensors.push_back({prefix + "steps", group.steps.detach()});
+    const auto names = state_names(g);
+    for (std::size_t i : group.parameters) {
+      const Slot& slot = slots_[i];
+      const auto add = [&](const std::string& name, const Tensor& t) {
+        if (t.defined()) state.tensors.push_back({all_[i].name + "." + name, t.detach()});
+      };
+      for (std::size_t k = 0; k < slot.tensors.size(); ++k) add(names[k], slot.tensors[k]);
+      add("master", slot.master);
+      add("compensation", slot.compensation);
+    }
+  }
+  return state;
+}
+
+void Optimizer::load_state_dict(const OptimizerState& state) {
+  const NoGrad no_grad;
+  std::map<std::string, Tensor> given;
+  for (const NamedTensor& t : state.tensors) given.emplace(t.name, t.tensor);
+  const auto take = [&](const std::string& name, const Shape& sizes) {
+    const auto it = given.find(name);
+    if (it == given.end()) return Tensor();
+    if (it->second.sizes() != sizes) {
+      fail<ShapeError>("{}: expected {} {}, got {}", kind(), name, sizes.str(), it->second.sizes().str());
+    }
+    Tensor t = it->second.clone();
+    given.erase(it);
+    return t;
+  };
+  // All is read before anything is changed.
+  std::vector<Slot> slots(slots_.size());
+  std::vector<Tensor> steps;
+  std::vector<std::map<std::string, double>> group_numbers;
+  for (int g = 0; g < num_groups(); ++g) {
+    const Group& group = groups_[static_cast<std::size_t>(g)];
+    const std::string prefix = fmt::format("group{}.", g);
+    steps.push_back(take(prefix + "steps", group.steps.sizes()));
+    if (!steps.back().defined())
+      fail<Error>("{}: the state has no '{}steps'; is it of another optimizer?", kind(), prefix);
+    std::map<std::string, double> numbers_here;
+    for (const auto& [key, value] : state.numbers) {
+      if (key.starts_with(prefix)) numbers_here[key.substr(prefix.size())] = value;
+    }
+    if (!numbers_here.contains("lr")) fail<Error>("{}: the state has no '{}lr'", kind(), prefix);
+    group_numbers.push_back(std::move(numbers_here));
+    for (std::size_t i : group.parameters) {
+      const Shape& sizes = all_[i].tensor.sizes();
+      bool any = false;
+      for (const std::string& name : state_names(g)) {
+        slots[i].tensors.push_back(take(all_[i].name + "." + name, sizes));
+        any |= slots[i].tensors.back().defined();
+      }
+      if (!any) slots[i].tensors.clear();
+      slots[i].master = take(all_[i].name + ".master", sizes);
+      slots[i].compensation = take(all_[i].name + ".compensation", sizes);
+    }
+  }
+  if (!given.empty()) {
+    fail<Error>("{}: the state has '{}', which belongs to no parameter here", kind(), given.begin()->first);
+  }
+  slots_ = std::move(slots);
+  for (int g = 0; g < num_groups(); ++g) {
+    Group& group = groups_[static_cast<std::size_t>(g)];
+    group.steps = steps[static_cast<std::size_t>(g)];
+    group.lr = group_numbers[static_cast<std::size_t>(g)].at("lr");
+    load_numbers(g, group_numbers[static_cast<std::size_t>(g)]);
+  }
+}
+
+}  // namespace halfstep::optim

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "halfstep/amp/grad_scaler.h"
+#include "halfstep/autograd/parameter.h"
+#include "halfstep/runtime/kernel.h"
+
+namespace halfstep::optim {
+
+/// How an optimizer keeps parameters that are f16 or bf16.
+enum class LowPrecision : std::uint8_t {
+  master_weights,  ///< a float32 copy is updated, the parameter is its rounding (8 more bytes a parameter for Adam are
+                   ///< float32 too)
+  stochastic_rounding,  ///< no copy: the update is rounded up or down at random, right on average
+  kahan,                ///< no float32 copy: a 16-bit compensation keeps what rounding cut off
+  nearest,              ///< no copy, rounded to nearest: updates under half a unit of the last place are lost
+};
+
+/// Options of a step on gradients that are given.
+struct StepOptions {
+  Tensor unless = {};  ///< f32, one element, on the parameters' device: the step is made only where it is 0
+};
+
+/// State of an optimizer for a checkpoint: tensors by name (`fc1.weight.exp_avg`), numbers by name.
+struct OptimizerState {
+  NamedTensors tensors;
+  std::map<std::string, double> numbers;
+};
+
+/// What all optimizers have. Parameters come with their names; the 16-bit copies that autocast made of float32
+/// parameters are rewritten in the pass that updates them, so that the next forward pass casts nothing.
+class HS_API Optimizer : public amp::Steppable {
+ public:
+  ~Optimizer() override;
+
+  /// Updates the parameters from their grad(); those without one are left.
+  void step() { step_unless({}); }
+  /// Updates from the gradients given, one for each parameter in the order of named_parameters() (undefined: left),
+  /// without touching grad().
+  void step(const std::vector<Tensor>& gradients, const StepOptions& options = {});
+  /// For optimizers that evaluate the loss themselves (LBFGS): `closure` zeroes gradients, computes the loss, calls
+  /// backward and returns it. For the others the closure runs once, then a step.
+  Tensor step(const std::function<Tensor()>& closure) { return step_closure(closure); }
+  /// Drops the gradients, or with `set_to_none` false fills them with zeros.
+  void zero_grad(bool set_to_none = true);
+
+  /// Learning rate of a group (groups count from 0), and setting it for one or all.
+  double lr(int group = 0) const;
+  void set_lr(double lr);
+  void set_lr(int group, double lr);
+  /// Momentum (SGD) or first beta (Adam), for schedules that move it. Throws Error where there is none.
+  virtual double momentum(int group = 0) const;
+  virtual void set_momentum(int group, double value);
+  int num_groups() const { return static_cast<int>(groups_.size()); }
+
+  /// Everything a later run needs to go on bit for bit.
+  OptimizerState state_dict() const;
+  /// Throws Error when the state is of other parameters.
+  void load_state_dict(const OptimizerState& state);
+  /// Name of its kind, such as `SGD`.
+  virtual std::string kind() const = 0;
+
+  // amp::Steppable
+  const NamedTensors& named_parameters() const override { return all_; }
+  void step_unless(const Tensor& found_inf) override;
+  Tensor step_closure(const std::function<Tensor()>& closure) override;
+
+ protected:
+  /// State tensors of one parameter, in the order of state_names(); undefined until the parameter's first step.
+  struct Slot {
+    std::vector<Tensor> tensors;
+    Tensor master;        ///< float32 master weight
+    Tensor compensation;  ///< for LowPrecision::kahan
+  };
+  struct Group {
+    std::vector<std::size_t> parameters;  ///< places in all_
+    double lr;
+    Tensor steps;  ///< i64 [parameters of the group], on their device: steps made, counted by the kernel
+  };
+
+  /// Throws Error for parameters that are undefined, no leaves, listed twice or not floating.
+  explicit Optimizer(LowPrecision low_precision) : low_precision_(low_precision) {}
+  /// Adds a group and returns its number.
+  int add_group(const NamedTensors& parameters, double lr);
+  /// Names of the state tensors that a parameter needs with the options of `group`.
+  virtual std::vector<std::string> state_names(int group) const = 0;
+  /// The kernel's table, its name and its attributes for a group.
+  virtual const KernelTable* kernel() const = 0;
+  virtual const char* kernel_name() const = 0;
+  virtual const void* attributes(int group) = 0;
+  /// Steps on all groups with these gradients (one for each parameter of all_).
+  virtual void update(const std::vector<Tensor>& gradients, const Tensor& unless);
+  /// Numbers of the options that are saved and loaded, for one group.
+  virtual std::map<std::string, double> numbers(int group) const = 0;
+  virtual void load_numbers(int group, const std::map<std::string, double>& numbers) = 0;
+
+  NamedTensors all_;
+  std::vector<Slot> slots_;  ///< beside all_
+  std::vector<Group> groups_;
+
+ private:
+  void update_group(int group, const std::vector<Tensor>& gradients, const Tensor& unless);
+  void prepare(Group& group, std::size_t parameter, std::size_t count);
+
+  LowPrecision low_precision_;
+};
+
+}  // namespace halfstep::optim

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/optim/optimizer.h"
+
+#include <gtest/gtest.h>
+
+#include "halfstep/amp/autocast.h"
+#include "halfstep/amp/cast_cache.h"
+#include "halfstep/autograd/engine.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/matmul.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/optim/adam.h"
+#include "halfstep/optim/sgd.h"
+
+namespace halfstep {
+namespace {
+
+using optim::LowPrecision;
+
+NamedTensors one(const std::string& name, Tensor t) {
+  t.requires_grad_();
+  return {{name, t}};
+}
+
+TEST(Optimizer, StepOnGivenGradientsUnlessTheFlagIsSet) {
+  const auto p = one("w", tensor({1, 2}, {.dtype = f32}));
+  optim::SGD sgd{p, {.lr = 0.5, .momentum = 0.9}};
+  sgd.step({tensor({1, 1})}, {.unless = ones({})});
+  EXPECT_EQ(p[0].tensor.to_vector<float>(), (std::vector<float>{1, 2}));
+  sgd.step({tensor({1, 1})}, {.unless = zeros({})});
+  EXPECT_EQ(p[0].tensor.to_vector<float>(), (std::vector<float>{0.5, 1.5}));
+  EXPECT_FALSE(p[0].tensor.grad().defined());
+  EXPECT_THROW(sgd.step(std::vector<Tensor>{}), Error);
+  EXPECT_THROW(sgd.step({zeros({3})}), ShapeError);
+}
+
+TEST(Optimizer, MisuseIsNamed) {
+  const auto p = one("w", ones({2}));
+  EXPECT_THROW((optim::SGD{p, {.lr = -1}}), Error);
+  EXPECT_THROW((optim::SGD{p, {.lr = 1, .nesterov = true}}), Error);
+  EXPECT_THROW((optim::SGD{{p[0], p[0]}, {.lr = 1}}), Error);
+  EXPECT_THROW((optim::SGD{{{"y", p[0].tensor * 2}}, {.lr = 1}}), Error);
+  EXPECT_THROW((optim::Adam{p, {.beta1 = 1}}), Error);
+}
+
+// A step of 1e-3 on 1.0 is under half a unit of bf16's last place.
+TEST(Optimizer, LowPrecisionWeightsMove) {
+  const auto run = [](LowPrecision how, DType dtype) {
+    const auto p = one("w", ones({4096}, {.dtype = dtype}));
+    optim::SGD sgd{p, {.lr = 1e-3, .low_precision = how}};
+    for (int i = 0; i < 100; ++i) sgd.step({ones({4096})});
+    return sum(p[0].tensor, {}, {.dtype = f64}).item<double>() / 4096;
+  };
+  for (DType dtype : {bf16, f16}) {
+    const double unit = dtype == bf16 ? 0x1p-8 : 0x1p-11;  // of values under 1
+    EXPECT_NEAR(run(LowPrecision::master_weights, dtype), 0.9, unit) << name(dtype);
+    EXPECT_NEAR(run(LowPrecision::kahan, dtype), 0.9, 2 * unit) << name(dtype);
+    // Each step's error has a standard deviation of at most unit/2; 100 steps and 4096 weights: unit * 5 / 64, six of it.
+    EXPECT_NEAR(run(LowPrecision::stochastic_rounding, dtype), 0.9, 6 * unit * 5 / 64) << name(dtype);
+  }
+  EXPECT_EQ(run(LowPrecision::nearest, bf16), 1.0);
+}
+
+// The copy that autocast made is rewritten by the step: the next region casts nothing and sees the new values.
+TEST(Optimizer, RewritesTheAutocastCopy) {
+  const auto p = one("w", full({8, 8}, 1.0));
+  optim::SGD sgd{p, {.lr = 0.25}};
+  const Tensor x = ones({2, 8}, {.dtype = bf16});
+  const auto forward = [&] {
+    amp::Autocast autocast{{.dtype = bf16}};
+    return mm(x, p[0].tensor);
+  };
+  sum(forward()).backward();
+  sgd.step();
+  amp::cast_stats() = {};
+  const Tensor y = forward();
+  EXPECT_EQ(amp::cast_stats().casts, 0u);
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(16, 8 * 0.5f));
+  {
+    NoGrad no_grad;
+    Tensor w = p[0].tensor;
+    w.mul_(2);
+  }
+  EXPECT_EQ(forward().to_vector<float>(), std::vector<float>(16, 8 * 1.0f));
+  EXPECT_EQ(amp::cast_stats().casts, 1u);
+}
+
+TEST(Optimizer, AGraphThatStillReadsTheCopyIsNotDisturbed) {
+  const auto p = one("w", full({4, 4}, 1.0));
+  optim::SGD sgd{p, {.lr = 0.25}};
+  Tensor x = ones({2, 4}, {.dtype = bf16, .requires_grad = true});
+  Tensor y;
+  {
+    amp::Autocast autocast{{.dtype = bf16}};
+    y = mm(x, p[0].tensor);
+  }
+  sgd.step({ones({4, 4})});
+  sum(y).backward();
+  EXPECT_EQ(x.grad().to_vector<float>(), std::vector<float>(8, 4.0f)) << "the gradient of the weights of the forward pass";
+}
+
+TEST(Optimizer, StateRoundTripsBitForBit) {
+  const auto make = [](std::uint64_t) {
+    std::vector<double> values;
+    for (int i = 0; i < 40; ++i) values.push_back(0.1 * i - 1);
+    return NamedTensors{{"a", tensor(values, {40}, {.requires_grad = true})},
+                        {"b", tensor(values, {8, 5}, {.dtype = bf16, .requires_grad = true})}};
+  };
+  const auto step = [](optim::Optimizer& o, int i) {
+    o.step({full({40}, 0.3 + i), full({8, 5}, 0.2 - i)});
+  };
+  const NamedTensors p = make(0), q = make(0);
+  optim::AdamW a{p, {.lr = 0.01, .amsgrad = true}}, b{q, {.amsgrad = true}};
+  for (int i = 0; i < 3; ++i) step(a, i);
+  {
+    NoGrad no_grad;
+    for (std::size_t i = 0; i < p.size(); ++i) Tensor(q[i].tensor).copy_(p[i].tensor);
+  }
+  EXPECT_THROW(b.load_state_dict({}), Error);
+  b.load_state_dict(a.state_dict());
+  for (int i = 3; i < 6; ++i) step(a, i), step(b, i);
+  for (std::size_t i = 0; i < p.size(); ++i) {
+    EXPECT_EQ(p[i].tensor.to_vector<float>(), q[i].tensor.to_vector<float>());
+  }
+  auto foreign = a.state_dict();
+  foreign.tensors.push_back({"c.exp_avg", ones({2})});
+  EXPECT_THROW(b.load_state_dict(foreign), Error);
+}
+
+}  // namespace
+}  // namespace halfstep
