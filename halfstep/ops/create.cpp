@@ -81,7 +81,7 @@ Tensor tensor(const std::vector<double>& values, const Shape& sizes, const Tenso
 Tensor tensor(const std::vector<double>& values, const TensorOptions& options) {
   return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
 }
-Tensor tensor(const std::vector<std::int64_t>& values, const Shape& sizes, const TensorOptions& options) {
+Tensor tensor_from_integers(const std::vector<std::int64_t>& values, const Shape& sizes, const TensorOptions& options) {
   return from_values(values, sizes, options);
 }
 Tensor scalar_tensor(Scalar value, const TensorOptions& options) { return full({}, value, options); }

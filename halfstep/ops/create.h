@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <vector>
 
 #include "halfstep/core/tensor.h"
@@ -20,7 +21,14 @@ HS_API Tensor full_like(const Tensor& other, Scalar value);
 HS_API Tensor tensor(const std::vector<double>& values, const Shape& sizes, const TensorOptions& options = {});
 /// A vector of the values given.
 HS_API Tensor tensor(const std::vector<double>& values, const TensorOptions& options = {});
-HS_API Tensor tensor(const std::vector<std::int64_t>& values, const Shape& sizes, const TensorOptions& options);
+HS_API Tensor tensor_from_integers(const std::vector<std::int64_t>& values, const Shape& sizes,
+                                   const TensorOptions& options = {.dtype = i64});
+/// The same for a vector of integers, without a detour over double. (Lists in braces mean numbers and take the form
+/// above.)
+template <std::same_as<std::vector<std::int64_t>> Values>
+Tensor tensor(const Values& values, const Shape& sizes, const TensorOptions& options = {.dtype = i64}) {
+  return tensor_from_integers(values, sizes, options);
+}
 /// A 0-d tensor.
 HS_API Tensor scalar_tensor(Scalar value, const TensorOptions& options = {});
 /// start, start + step, ... below end (above it for a negative step). i64 by default, as PyTorch's is for integers.
