@@ -12,7 +12,8 @@ input and output, one line at a time, so that a driver can take turns with it (A
 One repetition is K calls in a row, K chosen on the case's first request so that a repetition lasts at least MIN_MS (default 20);
 times are milliseconds for one call. The first request sets the case up and warms it up; its state (weights, compiled functions)
 is kept until another family of cases is asked for, so later turns only measure. While waiting for a line the script uses no CPU.
-Standard error is free for the peer's own messages.
+Standard error is free for the peer's own messages. Other work on the same cores makes the peers' thread barriers ten to a hundred
+times slower (PyTorch's above all): times taken then say nothing, not even as ratios.
 """
 import argparse
 import json
