@@ -90,11 +90,17 @@ constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing mor
 constexpr const char* kMoves = "only moves values";
 constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
 constexpr Row kPassThrough[] = {
-    {"add", kExact},     {"sub", kExact},        {"mul", kExact},        {"div", kExact},
-    {"neg", kExact},     {"add_scalar", kExact}, {"mul_scalar", kExact}, {"to", "the caller named the dtype"},
-    {"clone", kMoves},   {"copy", kMoves},       {"fill", kMoves},       {"view", kMoves},
-    {"squeeze", kMoves}, {"unsqueeze", kMoves},  {"expand", kMoves},     {"permute", kMoves},
-    {"select", kMoves},  {"slice", kMoves},      {"as_strided", kMoves}, {"slice_backward", kBackward},
+    {"add", kExact},         {"sub", kExact},
+    {"mul", kExact},         {"div", kExact},
+    {"neg", kExact},         {"div_scalar", kExact},
+    {"rdiv_scalar", kExact}, {"add_scalar", kExact},
+    {"mul_scalar", kExact},  {"to", "the caller named the dtype"},
+    {"clone", kMoves},       {"copy", kMoves},
+    {"fill", kMoves},        {"view", kMoves},
+    {"squeeze", kMoves},     {"unsqueeze", kMoves},
+    {"expand", kMoves},      {"permute", kMoves},
+    {"select", kMoves},      {"slice", kMoves},
+    {"as_strided", kMoves},  {"slice_backward", kBackward},
 };
 
 struct Table {

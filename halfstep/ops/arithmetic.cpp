@@ -41,6 +41,14 @@ void infer_scalar(InferContext& ctx) {
   infer_elementwise(ctx, dtype);
 }
 
+void infer_div_scalar(InferContext& ctx) {
+  const Tensor& a = ctx.input(0);
+  check_defined(a, ctx.name(), "input 0");
+  const DType dtype = is_floating(a.dtype()) ? a.dtype() : DType::f32;
+  if (dtype != a.dtype()) ctx.cast(dtype);
+  infer_elementwise(ctx, dtype);
+}
+
 void infer_unary(InferContext& ctx) { infer_elementwise(ctx, ctx.input(0).dtype()); }
 
 void check_bool_subtraction(const char* op, const Tensor& a) {
@@ -52,6 +60,11 @@ void check_bool_subtraction(const char* op, const Tensor& a) {
 Scalar alpha_of(GradContext& c) {
   const auto& a = c.attributes<AlphaAttributes>();
   return Scalar(a.alpha);
+}
+
+Scalar number_of(GradContext& c) {
+  const ScalarValue& v = c.attributes<ScalarAttributes>().value;
+  return v.kind == 2 ? Scalar(v.floating) : Scalar(v.integer);
 }
 
 const Op& add_op = define_op({
@@ -99,6 +112,22 @@ const Op& div_op = define_op({
         },
     .saves = {in(1), in(0, 1)},
 });
+// x / 3 is x * (1/3) only up to a rounding, so division by a number stays a division.
+const Op& div_scalar_op = define_op({
+    .name = "div_scalar",
+    .signature = "div(input, number)",
+    .infer = infer_div_scalar,
+    .grad = [](GradContext& c) { c.set(0, c.grad() / number_of(c)); },
+    .attributes_size = sizeof(ScalarAttributes),
+});
+const Op& rdiv_scalar_op = define_op({
+    .name = "rdiv_scalar",
+    .signature = "number / input",
+    .infer = infer_div_scalar,
+    .grad = [](GradContext& c) { c.set(0, neg(c.grad() * (c.output() / c.input(0)))); },
+    .saves = {in(0) | out(0)},
+    .attributes_size = sizeof(ScalarAttributes),
+});
 const Op& neg_op = define_op({
     .name = "neg",
     .signature = "neg(input)",
@@ -116,11 +145,7 @@ const Op& mul_scalar_op = define_op({
     .name = "mul_scalar",
     .signature = "mul(input, number)",
     .infer = infer_scalar,
-    .grad =
-        [](GradContext& c) {
-          const ScalarValue& v = c.attributes<ScalarAttributes>().value;
-          c.set(0, c.grad() * (v.kind == 2 ? Scalar(v.floating) : Scalar(v.integer)));
-        },
+    .grad = [](GradContext& c) { c.set(0, c.grad() * number_of(c)); },
     .attributes_size = sizeof(ScalarAttributes),
 });
 
@@ -132,24 +157,24 @@ ScalarAttributes scalar_attributes(Scalar s) {
 }
 Scalar negated(Scalar s) { return s.is_floating() ? Scalar(-s.to_double()) : Scalar(-s.to_int()); }
 
-// x / 3 is x * (1/3) only up to a rounding, so division by a number stays a division: by a 0-d tensor, which doesn't
-// widen x.
-Tensor number_tensor(const Tensor& like, Scalar s) {
-  const DType dtype = is_floating(like.dtype()) ? like.dtype() : DType::f32;
-  // In f64 for f64, else f32: a number is not rounded to 16 bits before it is used.
-  Tensor t = empty({}, {.dtype = dtype == DType::f64 ? DType::f64 : DType::f32, .device = like.device()});
-  t.fill_(s);
-  return t;
+void check_alpha(const char* op, const Tensor& a, const Tensor& b, Scalar alpha) {
+  if (alpha.is_floating() && a.defined() && b.defined() && !is_floating(a.dtype()) && !is_floating(b.dtype())) {
+    fail<DTypeError>("{}: expected an integer alpha for {} and {}, got {}", op, name(a.dtype()), name(b.dtype()),
+                     alpha.to_double());
+  }
 }
 
 }  // namespace
 
 Tensor add(const Tensor& input, const Tensor& other, Scalar alpha) {
+  check_alpha("add", input, other, alpha);
   return call(add_op, {&input, &other}, alpha_attributes(alpha));
 }
 Tensor add(const Tensor& input, Scalar other) { return call(add_scalar_op, {&input}, scalar_attributes(other)); }
 Tensor sub(const Tensor& input, const Tensor& other, Scalar alpha) {
+  check_alpha("sub", input, other, alpha);
   check_bool_subtraction("sub", input);
+  check_bool_subtraction("sub", other);
   return call(sub_op, {&input, &other}, alpha_attributes(alpha));
 }
 Tensor sub(const Tensor& input, Scalar other) {
@@ -159,10 +184,7 @@ Tensor sub(const Tensor& input, Scalar other) {
 Tensor mul(const Tensor& input, const Tensor& other) { return call(mul_op, {&input, &other}); }
 Tensor mul(const Tensor& input, Scalar other) { return call(mul_scalar_op, {&input}, scalar_attributes(other)); }
 Tensor div(const Tensor& input, const Tensor& other) { return call(div_op, {&input, &other}); }
-Tensor div(const Tensor& input, Scalar other) {
-  check_defined(input, "div", "input 0");
-  return div(input, number_tensor(input, other));
-}
+Tensor div(const Tensor& input, Scalar other) { return call(div_scalar_op, {&input}, scalar_attributes(other)); }
 Tensor neg(const Tensor& input) {
   check_defined(input, "neg", "a tensor");
   check_bool_subtraction("neg", input);
@@ -182,26 +204,30 @@ Tensor& div_out(Tensor& out, const Tensor& input, const Tensor& other) {
   return call_out(div_op, out, {&input, &other});
 }
 
-Tensor operator-(Scalar a, const Tensor& b) { return add(neg(b), a); }
-Tensor operator/(Scalar a, const Tensor& b) {
-  check_defined(b, "div", "input 1");
-  return div(number_tensor(b, a), b);
+Tensor operator-(Scalar a, const Tensor& b) {
+  check_defined(b, "sub", "input 1");
+  check_bool_subtraction("sub", b);
+  // The number decides the dtype before the sign is changed: u8 wraps around, and 1.5 - u8 must not.
+  const DType dtype = result_type(b, a);
+  return add(neg(b.dtype() == dtype ? b : b.to(dtype)), a);
 }
+Tensor operator/(Scalar a, const Tensor& b) { return call(rdiv_scalar_op, {&b}, scalar_attributes(a)); }
 
 Tensor& Tensor::add_(const Tensor& other, Scalar alpha) {
+  check_alpha("add_", *this, other, alpha);
   return call_in_place(add_op, *this, {&other}, alpha_attributes(alpha));
 }
 Tensor& Tensor::add_(Scalar other) { return call_in_place(add_scalar_op, *this, {}, scalar_attributes(other)); }
 Tensor& Tensor::sub_(const Tensor& other, Scalar alpha) {
+  check_alpha("sub_", *this, other, alpha);
+  check_bool_subtraction("sub_", *this);
+  check_bool_subtraction("sub_", other);
   return call_in_place(sub_op, *this, {&other}, alpha_attributes(alpha));
 }
 Tensor& Tensor::sub_(Scalar other) { return add_(negated(other)); }
 Tensor& Tensor::mul_(const Tensor& other) { return call_in_place(mul_op, *this, {&other}); }
 Tensor& Tensor::mul_(Scalar other) { return call_in_place(mul_scalar_op, *this, {}, scalar_attributes(other)); }
 Tensor& Tensor::div_(const Tensor& other) { return call_in_place(div_op, *this, {&other}); }
-Tensor& Tensor::div_(Scalar other) {
-  check_defined(*this, "div_", "a destination");
-  return div_(number_tensor(*this, other));
-}
+Tensor& Tensor::div_(Scalar other) { return call_in_place(div_scalar_op, *this, {}, scalar_attributes(other)); }
 
 }  // namespace halfstep

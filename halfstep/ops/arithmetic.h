@@ -6,16 +6,16 @@
 namespace halfstep {
 
 /// input + alpha * other, elementwise with broadcasting. The result has the promoted dtype of the inputs (PyTorch's
-/// rules).
+/// rules); bools add as "or", integers wrap around. Throws DTypeError for a floating alpha with integers.
 HS_API Tensor add(const Tensor& input, const Tensor& other, Scalar alpha = 1);
 HS_API Tensor add(const Tensor& input, Scalar other);
-/// input - alpha * other.
+/// input - alpha * other. Throws DTypeError for bool.
 HS_API Tensor sub(const Tensor& input, const Tensor& other, Scalar alpha = 1);
 HS_API Tensor sub(const Tensor& input, Scalar other);
 /// Elementwise product.
 HS_API Tensor mul(const Tensor& input, const Tensor& other);
 HS_API Tensor mul(const Tensor& input, Scalar other);
-/// Elementwise quotient; integers are divided as f32.
+/// Elementwise quotient, correctly rounded (by a number too); integers are divided as f32.
 HS_API Tensor div(const Tensor& input, const Tensor& other);
 HS_API Tensor div(const Tensor& input, Scalar other);
 /// -input.

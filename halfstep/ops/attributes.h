@@ -117,4 +117,29 @@ struct AdamAttributes {
   bool decoupled = false;  ///< weight decay as AdamW's
 };
 
+// --- pointwise, compare, activation, dropout
+/// nan_to_num.
+struct NanToNumAttributes {
+  double nan = 0;
+  double posinf = 0;
+  double neginf = 0;
+};
+/// clamp and its gradient; an absent bound is an infinity. The integer bounds count for integer tensors.
+struct ClampAttributes {
+  double min = 0;
+  double max = 0;
+  std::int64_t integer_min = 0;
+  std::int64_t integer_max = 0;
+};
+/// Activations: slope, alpha, beta, threshold... in the order of the function's arguments.
+struct ActivationAttributes {
+  double a = 0;
+  double b = 0;
+  double c = 0;
+};
+/// dropout: the probability that an element is dropped. Seed and offset come as a tensor.
+struct DropoutAttributes {
+  double p = 0.5;
+};
+
 }  // namespace halfstep

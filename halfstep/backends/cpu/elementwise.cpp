@@ -59,7 +59,7 @@ void run_through_blocks(const Runs& runs, const void* state, char* const* base, 
   }
   for (std::int64_t at = 0; at < n; at += kBlock) {
     const std::int64_t m = std::min(n - at, kBlock);
-    const void* in[N + 1];
+    const void* in[N + 1] = {};
     for (int k = 1; k <= N; ++k) {
       const char* from = base[k] + at * step[k] * static_cast<std::int64_t>(size[k]);
       if (step[k] != 1 && step[k] != 0) gather(size[k], blocks[k], from, step[k], m);
@@ -92,14 +92,14 @@ Status run(const Runs& runs, const void* state, const TensorView* in, TensorView
   }
   if (straight) {
     if (out->numel == 0) return Status::ok;
-    const void* inputs[N + 1];
+    const void* inputs[N + 1] = {};
     if (out->numel < 2 * runs.grain) {
       for (int k = 0; k < N; ++k) inputs[k] = data[k + 1];
       runs.straight(state, data[0], inputs, out->numel);
       return Status::ok;
     }
     parallel_for(out->numel, runs.grain, [&](std::int64_t begin, std::int64_t end) {
-      const void* from[N + 1];
+      const void* from[N + 1] = {};
       for (int k = 0; k < N; ++k) from[k] = data[k + 1] + begin * static_cast<std::int64_t>(size[k + 1]);
       runs.straight(state, data[0] + begin * static_cast<std::int64_t>(size[0]), from, end - begin);
     });
@@ -108,7 +108,7 @@ Status run(const Runs& runs, const void* state, const TensorView* in, TensorView
   const StridedLoop<N + 1> loop(views);
   loop.for_each_run(runs.grain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
     char* base[N + 1];
-    const void* from[N + 1];
+    const void* from[N + 1] = {};
     int odd = step[0] != 1;  // operands that are not contiguous
     int which = 0;
     for (int k = 0; k <= N; ++k) {
