@@ -98,6 +98,11 @@ struct ScaleUpdateAttributes {
 };
 
 // --- optim
+/// multi_norm, multi_clip.
+struct ClipAttributes {
+  double limit = 0;       ///< largest norm, or largest absolute value when there is no norm
+  bool infinity = false;  ///< the norm is the largest absolute value
+};
 /// sgd_step.
 struct SgdAttributes {
   double momentum = 0;
