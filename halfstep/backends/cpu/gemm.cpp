@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/gemm.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kNarrow = 4;          // rows, columns or steps of a sum up to which a product is narrow
+constexpr double kWorkPerThread = 250'000;   // multiply-adds that are worth a thread, about 5 microseconds
+constexpr double kNarrowPerThread = 40'000;  // elements of the large matrix of a narrow product, likewise
+constexpr double kWorkForOneDnn =
+    64 * 64 * 64;  // multiply-adds under which a call of a primitive costs more than it saves
+
+bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
+
+bool valid(const GemmArgs& g) {
+  if (computes_in_f32(g.c_dtype)) {
+    return computes_in_f32(g.a.dtype) && computes_in_f32(g.b.dtype) &&
+           (g.bias == nullptr || computes_in_f32(g.bias_dtype)) && (g.beta == 0 || g.c_dtype == DType::f32);
+  }
+  if (g.c_dtype == DType::f64) {
+    return g.a.dtype == DType::f64 && g.b.dtype == DType::f64 && (g.bias == nullptr || g.bias_dtype == DType::f64);
+  }
+  return is_integral(g.c_dtype) && is_integral(g.a.dtype) && is_integral(g.b.dtype) && g.bias == nullptr &&
+         g.beta == 0 && g.activation == GemmActivation::none;
+}
+
+double work(const GemmArgs& g) {
+  return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
+}
+
+bool is_narrow(const GemmArgs& g) {
+  if (g.m > kNarrow && g.n > kNarrow) {
+    return g.k <= kNarrow && (g.b.col_stride == 1 || g.k == 1 || g.b.row_stride == 1);
+  }
+  // The large matrix is read in place, which needs it contiguous in one dimension.
+  const GemmOperand& large = g.n < g.m ? g.a : g.b;
+  return large.row_stride == 1 || large.col_stride == 1;
+}
+
+GemmArgs item(const GemmArgs& g, std::int64_t i) {
+  GemmArgs one = g;
+  one.batch = 1;
+  one.a.data =
+      static_cast<const char*>(g.a.data) + i * g.a_batch_stride * static_cast<std::int64_t>(item_size(g.a.dtype));
+  one.b.data =
+      static_cast<const char*>(g.b.data) + i * g.b_batch_stride * static_cast<std::int64_t>(item_size(g.b.dtype));
+  one.c = static_cast<char*>(g.c) + i * g.c_batch_stride * static_cast<std::int64_t>(item_size(g.c_dtype));
+  return one;
+}
+
+/// A matrix of one row or column may have any stride there: the one that makes it contiguous is chosen.
+void tidy(GemmOperand& x, std::int64_t rows, std::int64_t cols) {
+  if (rows == 1 && cols == 1) {
+    x.row_stride = x.col_stride = 1;
+  } else if (cols == 1 && x.row_stride != 1) {
+    x.col_stride = 1;
+  } else if (rows == 1 && x.col_stride != 1) {
+    x.row_stride = 1;
+  }
+}
+
+GemmArgs tidy(const GemmArgs& args) {
+  GemmArgs g = args;
+  if (g.batch > 1 && g.b_batch_stride == 0 && g.a_batch_stride == g.m * g.a.row_stride &&
+      g.c_batch_stride == g.m * g.ldc) {  // One matrix for all: one taller product.
+    g.m *= g.batch;
+    g.batch = 1;
+  }
+  tidy(g.a, g.m, g.k);
+  tidy(g.b, g.k, g.n);
+  if (g.m == 1) g.ldc = std::max(g.ldc, g.n);
+  return g;
+}
+
+int threads_for(const GemmArgs& g, GemmRoad road) {
+  const double units = road == GemmRoad::narrow
+                           ? static_cast<double>(std::max({g.m * g.k, g.k * g.n, g.m * g.n})) / kNarrowPerThread
+                           : work(g) / kWorkPerThread;
+  const int threads = in_parallel_region() ? 1 : num_threads();
+  return static_cast<int>(std::clamp(units, 1.0, static_cast<double>(threads)));
+}
+
+std::size_t workspace_for(const GemmArgs& g, GemmRoad road, int threads) {
+  if (road == GemmRoad::blocked) return blocked_workspace(g, threads);
+  if (road == GemmRoad::narrow) return narrow_workspace(g, threads);
+  return 0;
+}
+
+void run(const GemmArgs& g, GemmRoad road, int threads, void* workspace) {
+  if (road == GemmRoad::blocked) {
+    gemm_blocked(g, threads, workspace);
+  } else if (road == GemmRoad::narrow) {
+    gemm_narrow(g, threads, workspace);
+  } else {
+    gemm_reference(g);
+  }
+}
+
+/// Sums of nothing.
+void empty_sums(const GemmArgs& g) {
+  visit_floating(g.c_dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (std::int64_t i = 0; i < g.m; ++i) {
+      T* c = static_cast<T*>(g.c) + i * g.ldc;
+      for (std::int64_t j = 0; j < g.n; ++j) {
+        double v = g.beta != 0 ? convert<double>(c[j]) : 0;
+        if (g.bias != nullptr) {
+          visit_floating(g.bias_dtype, [&](auto bias_tag) {
+            using B = typename decltype(bias_tag)::type;
+            v += convert<double>(static_cast<const B*>(g.bias)[j]);
+          });
+        }
+        c[j] = convert<T>(g.activation == GemmActivation::relu && v < 0 ? 0.0 : v);
+      }
+    }
+  });
+}
+
+Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
+  if (road == GemmRoad::onednn) return onednn_gemm(context, g);
+  GemmArgs one = g;
+  one.batch = 1;
+  // Either the items are shared out among threads, or the threads work on one item after the other.
+  const int threads = threads_for(one, road);
+  const int all = in_parallel_region() ? 1 : num_threads();
+  const bool share_items = g.batch > 1 && (threads == 1 || g.batch >= all);
+  const int lanes =
+      share_items ? static_cast<int>(std::clamp<double>(work(one) * static_cast<double>(g.batch) / kWorkPerThread, 1.0,
+                                                        static_cast<double>(std::min<std::int64_t>(all, g.batch))))
+                  : 1;
+  const int inner = share_items ? 1 : threads;
+  const std::size_t bytes = (workspace_for(one, road, inner) + 63) / 64 * 64;
+  void* workspace = nullptr;
+  if (bytes > 0) {
+    workspace = context->workspace(context, bytes * static_cast<std::size_t>(lanes));
+    if (workspace == nullptr) {
+      context->set_error(context, "matrix product: out of memory for the workspace");
+      return Status::failed;
+    }
+  }
+  if (g.batch == 1) {
+    run(one, road, inner, workspace);
+  } else if (!share_items) {
+    for (std::int64_t i = 0; i < g.batch; ++i) run(item(g, i), road, inner, workspace);
+  } else {
+    parallel_for(lanes, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t lane = begin; lane < end; ++lane) {
+        void* const own = static_cast<char*>(workspace) + static_cast<std::size_t>(lane) * bytes;
+        for (std::int64_t i = g.batch * lane / lanes; i < g.batch * (lane + 1) / lanes; ++i) {
+          run(item(g, i), road, 1, bytes > 0 ? own : nullptr);
+        }
+      }
+    });
+  }
+  return Status::ok;
+}
+
+}  // namespace
+
+GemmRoad choose_road(const GemmArgs& g, Isa isa) noexcept {
+  if (!computes_in_f32(g.c_dtype)) return GemmRoad::reference;
+  if (is_narrow(g)) return GemmRoad::narrow;
+  const bool bf16_units = g.a.dtype == DType::bf16 && isa >= Isa::avx512_bf16;
+  const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
+  if ((bf16_units || f16_units) && onednn_serves(g) && work(g) * static_cast<double>(g.batch) >= kWorkForOneDnn) {
+    return GemmRoad::onednn;
+  }
+  return GemmRoad::blocked;
+}
+
+Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {
+  if (!valid(args)) return Status::unsupported;
+  if (args.m <= 0 || args.n <= 0 || args.batch <= 0) return Status::ok;
+  const GemmArgs g = tidy(args);
+  if (g.k <= 0 && is_floating(g.c_dtype)) {
+    for (std::int64_t i = 0; i < g.batch; ++i) empty_sums(item(g, i));
+    return Status::ok;
+  }
+  if ((road == GemmRoad::reference) == computes_in_f32(g.c_dtype)) return Status::unsupported;
+  if (road == GemmRoad::narrow && !is_narrow(g)) return Status::unsupported;
+  if (road == GemmRoad::onednn && !onednn_serves(g)) return Status::unsupported;
+  return run_by(road, context, g);
+}
+
+Status gemm(KernelContext* context, const GemmArgs& args) {
+  const GemmRoad road = choose_road(tidy(args), compute_isa());
+  const Status status = gemm_by(road, context, args);
+  // oneDNN may refuse a layout: ours takes them all.
+  return status == Status::unsupported && road == GemmRoad::onednn ? gemm_by(GemmRoad::blocked, context, args) : status;
+}
+
+}  // namespace halfstep::cpu

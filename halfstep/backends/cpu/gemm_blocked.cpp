@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+// The blocked product. One operand is the "vector" side, packed into panels of two vectors (and widened to float32 on
+// the way), or read in place where its layout allows; of the other, the "scalar" side, single values are broadcast,
+// most often in place. Either operand can be either side: the product is computed transposed, and turned while results
+// are written, where that packs less. So the weights of a linear layer ([n, k], by far the larger operand) are read in
+// place in the forward pass, where packing and turning them would cost a sixth of the time at batch 64.
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kMaxSteps = 512;            // of the sum in one go: a packed panel of these fits half of L2
+constexpr std::int64_t kTilesPerBlock = 8;         // rows of the scalar side that are worked on at a time
+constexpr std::int64_t kPanelsPerBlock = 16;       // columns, where results wait in scratch memory
+constexpr std::int64_t kPackedFloats = 4 << 20;    // of the vector side at a time, 16 MiB
+constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
+constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
+constexpr std::int64_t kRowPad = 16;               // floats between packed rows, against equal cache sets
+
+constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
+
+struct Side {
+  const char* data;
+  DType dtype;
+  std::int64_t outer, k;  // strides
+
+  const char* at(std::int64_t i, std::int64_t p) const {
+    return data + (i * outer + p * k) * static_cast<std::int64_t>(item_size(dtype));
+  }
+};
+
+enum class Scalars { rows_in_place, steps_in_place, packed_rows, packed_steps };
+
+struct Plan {
+  bool swap;
+  bool vectors_in_place;
+  bool straight;  // tiles write c themselves
+  Scalars scalars;
+  Side s, v;
+  std::int64_t rows, cols, k;
+  std::int64_t panel, panels, lanes, max_rows;
+  std::int64_t steps;                    // of the sum in one go
+  std::int64_t row_parts, column_parts;  // among threads
+  std::int64_t block_rows, packed_stride;
+  std::int64_t chunk_panels;  // packed at a time
+};
+
+/// Cycles to pack an element, about.
+double pack_cost(const Side& side) { return side.outer == 1 ? 0.13 : side.k == 1 ? 0.35 : 1.5; }
+
+bool can_read_vectors(const Side& v) {
+  return v.dtype == DType::f32 && v.outer == 1 && v.k % 16 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 64 == 0;
+}
+
+Scalars choose_scalars(const Side& s, std::int64_t rows, std::int64_t cols, std::int64_t k) {
+  if (s.k == 1) {
+    // Rows a multiple of 4096 bytes apart share one set of the first-level cache.
+    const bool clash = s.outer % 1024 == 0 && rows > 1 && cols > 32;
+    return s.dtype == DType::f32 && !clash ? Scalars::rows_in_place : Scalars::packed_rows;
+  }
+  if (s.outer == 1 && s.dtype == DType::f32 && (k <= kStepStridedInPlace || cols <= 32)) return Scalars::steps_in_place;
+  return Scalars::packed_steps;
+}
+
+/// Cycles of a product of `rows` times `cols`, about.
+double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, std::int64_t k, std::int64_t lanes,
+            bool turned) {
+  const double r = static_cast<double>(rows), c = static_cast<double>(cols), d = static_cast<double>(k);
+  double cycles = r * static_cast<double>(divide_up(cols, lanes)) * d / 2;
+  if (!can_read_vectors(v) || rows > kDirectRows) cycles += c * d * pack_cost(v);
+  const Scalars scalars = choose_scalars(s, rows, cols, k);
+  if (scalars == Scalars::packed_rows) cycles += r * d * 0.13;
+  if (scalars == Scalars::packed_steps) cycles += r * d * (s.outer == 1 ? 0.2 : 1.5);
+  return cycles + r * c * (turned ? 0.5 : 0.1);
+}
+
+Plan make_plan(const GemmArgs& g, int threads) {
+  const GemmKernels& kernels = gemm_kernels();
+  const Side a{static_cast<const char*>(g.a.data), g.a.dtype, g.a.row_stride, g.a.col_stride};
+  const Side b{static_cast<const char*>(g.b.data), g.b.dtype, g.b.col_stride, g.b.row_stride};
+  Plan p = {};
+  p.lanes = kernels.lanes;
+  p.max_rows = kernels.max_rows;
+  p.panel = kernels.columns;
+  p.k = g.k;
+  p.swap = cost(b, a, g.n, g.m, g.k, p.lanes, true) < cost(a, b, g.m, g.n, g.k, p.lanes, false);
+  p.s = p.swap ? b : a;
+  p.v = p.swap ? a : b;
+  p.rows = p.swap ? g.n : g.m;
+  p.cols = p.swap ? g.m : g.n;
+  p.panels = divide_up(p.cols, p.panel);
+  p.vectors_in_place = can_read_vectors(p.v) && p.rows <= kDirectRows;
+  p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
+  p.scalars = choose_scalars(p.s, p.rows, p.cols, p.k);
+  p.steps = divide_up(p.k, divide_up(p.k, kMaxSteps));
+  p.packed_stride = p.scalars == Scalars::packed_rows ? round_up(p.steps, 16) + kRowPad : round_up(p.max_rows, p.lanes);
+
+  // Threads: the grid whose largest part is least work, and then least to read.
+  double best = 0;
+  for (std::int64_t parts = 1; parts <= threads; ++parts) {
+    if (threads % parts != 0) continue;
+    const double r = static_cast<double>(divide_up(p.rows, parts));
+    const double c = static_cast<double>(divide_up(p.panels, threads / parts) * p.panel);
+    const double work = r * c + 16 * (r + c);
+    if (parts == 1 || work < best) {
+      best = work;
+      p.row_parts = parts;
+      p.column_parts = threads / parts;
+    }
+  }
+  const std::int64_t part_rows = divide_up(p.rows, p.row_parts);
+  p.block_rows = divide_up(part_rows, divide_up(part_rows, kTilesPerBlock * p.max_rows));
+  p.chunk_panels = std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels);
+  return p;
+}
+
+struct Scratch {
+  float* packed;   // panels of the vector side, each [k][panel]
+  float* bias;     // as float32
+  float* scalars;  // packed scalar side, a part for each thread
+  float* results;  // likewise
+  std::int64_t scalars_floats, results_floats;
+};
+
+Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
+  Scratch s = {};
+  // A last, partial panel is packed even when the others are read in place.
+  s.packed = carver.floats((p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.k);
+  if (g.bias != nullptr) s.bias = carver.floats(g.n);
+  const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
+  if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
+  if (p.scalars == Scalars::packed_steps) s.scalars_floats = round_up(tiles * p.steps * p.packed_stride, 16);
+  s.results_floats = p.straight ? p.max_rows * p.panel : p.block_rows * std::min(p.panels, kPanelsPerBlock) * p.panel;
+  s.results_floats = round_up(s.results_floats, 16);
+  s.scalars = carver.floats(s.scalars_floats * threads);
+  s.results = carver.floats(s.results_floats * threads);
+  return s;
+}
+
+class Blocked {
+ public:
+  Blocked(const GemmArgs& g, const Plan& p, const Scratch& scratch)
+      : g_(g), p_(p), scratch_(scratch), kernels_(gemm_kernels()) {}
+
+  void run() {
+    if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
+    const std::int64_t threads = p_.row_parts * p_.column_parts;
+    const std::int64_t chunk = p_.vectors_in_place ? p_.panels : p_.chunk_panels;
+    for (std::int64_t first = 0; first < p_.panels; first += chunk) {
+      const std::int64_t last = std::min(first + chunk, p_.panels);
+      // Threads that share no column pack their own panels; others share the packing and wait for each other.
+      const bool own_panels = p_.row_parts == 1;
+      if (!own_panels) {
+        parallel_for(last - first, divide_up(last - first, threads),
+                     [&](std::int64_t begin, std::int64_t end) { pack_panels(first, first + begin, first + end); });
+      }
+      parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
+          const std::int64_t q0 = first + (last - first) * column / p_.column_parts,
+                             q1 = first + (last - first) * (column + 1) / p_.column_parts;
+          if (own_panels) pack_panels(first, q0, q1);
+          compute(t, first, q0, q1, p_.rows * row / p_.row_parts, p_.rows * (row + 1) / p_.row_parts);
+        }
+      });
+    }
+  }
+
+ private:
+  std::int64_t width(std::int64_t panel) const { return std::min(p_.panel, p_.cols - panel * p_.panel); }
+  bool in_place(std::int64_t panel) const { return p_.vectors_in_place && width(panel) == p_.panel; }
+
+  float* packed(std::int64_t first, std::int64_t panel) const {
+    return scratch_.packed + (p_.vectors_in_place ? 0 : panel - first) * p_.panel * p_.k;
+  }
+
+  void pack_panels(std::int64_t first, std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t q = begin; q < end; ++q) {
+      if (in_place(q)) continue;
+      kernels_.pack(p_.v.dtype, p_.v.at(q * p_.panel, 0), p_.v.outer, p_.v.k, width(q), p_.k, p_.panel,
+                    packed(first, q));
+    }
+  }
+
+  /// Panels [q0, q1) of rows [r0, r1) by thread t.
+  void compute(std::int64_t t, std::int64_t first, std::int64_t q0, std::int64_t q1, std::int64_t r0,
+               std::int64_t r1) const {
+    if (r0 == r1 || q0 == q1) return;
+    float* const scalars = scratch_.scalars + t * scratch_.scalars_floats;
+    float* const results = scratch_.results + t * scratch_.results_floats;
+    const std::int64_t blocks = divide_up(r1 - r0, p_.block_rows);
+    const std::int64_t group = p_.straight ? q1 - q0 : kPanelsPerBlock;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const std::int64_t b0 = r0 + (r1 - r0) * block / blocks, b1 = r0 + (r1 - r0) * (block + 1) / blocks;
+      const std::int64_t tile_rows = divide_up(b1 - b0, divide_up(b1 - b0, p_.max_rows));
+      for (std::int64_t g0 = q0; g0 < q1; g0 += group) {
+        const std::int64_t g1 = std::min(g0 + group, q1);
+        for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
+          const std::int64_t steps = std::min(p_.steps, p_.k - k0);
+          pack_scalars(scalars, b0, b1, tile_rows, k0, steps);
+          for (std::int64_t q = g0; q < g1; ++q) {
+            for (std::int64_t r = b0; r < b1; r += tile_rows) {
+              tile(first, q, g0, g1, b0, r, std::min(tile_rows, b1 - r), tile_rows, k0, steps, scalars, results);
+            }
+          }
+        }
+        if (!p_.straight) finish(results, (g1 - g0) * p_.panel, b0, b1, g0, g1);
+      }
+    }
+  }
+
+  void pack_scalars(float* to, std::int64_t b0, std::int64_t b1, std::int64_t tile_rows, std::int64_t k0,
+                    std::int64_t steps) const {
+    if (p_.scalars == Scalars::packed_rows) {
+      for (std::int64_t r = b0; r < b1; ++r, to += p_.packed_stride) {
+        kernels_.widen(p_.s.dtype, p_.s.at(r, k0), steps, to);
+      }
+    } else if (p_.scalars == Scalars::packed_steps) {
+      for (std::int64_t r = b0; r < b1; r += tile_rows, to += p_.steps * p_.packed_stride) {
+        kernels_.pack(p_.s.dtype, p_.s.at(r, k0), p_.s.outer, p_.s.k, std::min(tile_rows, b1 - r), steps,
+                      p_.packed_stride, to);
+      }
+    }
+  }
+
+  void tile(std::int64_t first, std::int64_t q, std::int64_t g0, std::int64_t g1, std::int64_t b0, std::int64_t r,
+            std::int64_t rows, std::int64_t tile_rows, std::int64_t k0, std::int64_t steps, const float* scalars,
+            float* results) const {
+    GemmTile t = {};
+    t.k = steps;
+    switch (p_.scalars) {
+      case Scalars::rows_in_place:
+        t.s = reinterpret_cast<const float*>(p_.s.at(r, k0));
+        t.s_stride = p_.s.outer;
+        break;
+      case Scalars::steps_in_place:
+        t.s = reinterpret_cast<const float*>(p_.s.at(r, k0));
+        t.s_stride = p_.s.k;
+        break;
+      case Scalars::packed_rows:
+        t.s = scalars + (r - b0) * p_.packed_stride;
+        t.s_stride = p_.packed_stride;
+        break;
+      case Scalars::packed_steps:
+        t.s = scalars + (r - b0) / tile_rows * p_.steps * p_.packed_stride;
+        t.s_stride = p_.packed_stride;
+        break;
+    }
+    const bool along = p_.scalars == Scalars::rows_in_place || p_.scalars == Scalars::packed_rows;
+    if (in_place(q)) {
+      t.v = reinterpret_cast<const float*>(p_.v.at(q * p_.panel, k0));
+      t.v_stride = p_.v.k;
+    } else {
+      t.v = packed(first, q) + k0 * p_.panel;
+      t.v_stride = p_.panel;
+    }
+    const std::int64_t columns = width(q);
+    const GemmTileFn run = kernels_.tiles[along][columns > p_.lanes][rows - 1];
+    if (!p_.straight) {
+      t.ldc = (g1 - g0) * p_.panel;
+      t.c = results + (r - b0) * t.ldc + (q - g0) * p_.panel;
+      t.accumulate = k0 > 0;
+      return run(t);
+    }
+    float* const c = static_cast<float*>(g_.c) + r * g_.ldc + q * p_.panel;
+    const bool add = g_.beta != 0 || k0 > 0;
+    if (columns == p_.panel || columns == p_.lanes) {
+      t.c = c;
+      t.ldc = g_.ldc;
+      t.accumulate = add;
+      return run(t);
+    }
+    t.c = results;
+    t.ldc = p_.panel;
+    run(t);
+    GemmFinish f = {};
+    f.from = results;
+    f.ld = p_.panel;
+    f.rows = rows;
+    f.cols = columns;
+    f.c = c;
+    f.dtype = DType::f32;
+    f.row_stride = g_.ldc;
+    f.col_stride = 1;
+    f.add_c = add;
+    kernels_.finish(f);
+  }
+
+  void finish(const float* results, std::int64_t ld, std::int64_t b0, std::int64_t b1, std::int64_t g0,
+              std::int64_t g1) const {
+    GemmFinish f = {};
+    f.from = results;
+    f.ld = ld;
+    f.rows = b1 - b0;
+    f.cols = std::min(g1 * p_.panel, p_.cols) - g0 * p_.panel;
+    f.dtype = g_.c_dtype;
+    f.row_stride = p_.swap ? 1 : g_.ldc;
+    f.col_stride = p_.swap ? g_.ldc : 1;
+    f.c = static_cast<char*>(g_.c) +
+          (b0 * f.row_stride + g0 * p_.panel * f.col_stride) * static_cast<std::int64_t>(item_size(g_.c_dtype));
+    if (g_.bias != nullptr) f.bias = scratch_.bias + (p_.swap ? b0 : g0 * p_.panel);
+    f.bias_by_row = p_.swap;
+    f.add_c = g_.beta != 0;
+    f.relu = g_.activation == GemmActivation::relu;
+    kernels_.finish(f);
+  }
+
+  const GemmArgs& g_;
+  const Plan& p_;
+  const Scratch& scratch_;
+  const GemmKernels& kernels_;
+};
+
+}  // namespace
+
+std::size_t blocked_workspace(const GemmArgs& args, int threads) {
+  const Plan plan = make_plan(args, threads);
+  Carver carver(nullptr);
+  carve(args, plan, threads, carver);
+  return carver.used();
+}
+
+void gemm_blocked(const GemmArgs& args, int threads, void* workspace) {
+  const Plan plan = make_plan(args, threads);
+  Carver carver(workspace);
+  const Scratch scratch = carve(args, plan, threads, carver);
+  Blocked(args, plan, scratch).run();
+}
+
+}  // namespace halfstep::cpu

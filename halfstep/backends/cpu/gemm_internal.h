@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The roads of gemm() beneath the choice. Arguments have been checked; batch is 1.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "halfstep/backends/cpu/gemm.h"
+
+namespace halfstep::cpu {
+
+/// Scratch memory cut from one piece, each part aligned to 64 bytes.
+class Carver {
+ public:
+  /// With null for the memory, the parts are measured only.
+  explicit Carver(void* memory) : at_(reinterpret_cast<std::uintptr_t>(memory)) {}
+  float* floats(std::int64_t n) { return static_cast<float*>(bytes(static_cast<std::size_t>(n) * sizeof(float))); }
+  void* bytes(std::size_t n) {
+    void* const p = reinterpret_cast<void*>(at_ + used_);
+    used_ += (n + 63) / 64 * 64;
+    return p;
+  }
+  std::size_t used() const { return used_; }
+
+ private:
+  std::uintptr_t at_;
+  std::size_t used_ = 0;
+};
+
+std::size_t blocked_workspace(const GemmArgs& args, int threads);
+void gemm_blocked(const GemmArgs& args, int threads, void* workspace);
+
+std::size_t narrow_workspace(const GemmArgs& args, int threads);
+void gemm_narrow(const GemmArgs& args, int threads, void* workspace);
+
+void gemm_reference(const GemmArgs& args);
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner parts of the blocked float32 product, compiled for AVX2 and AVX-512 and chosen at run time.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/core/dtype.h"
+
+namespace halfstep::cpu {
+
+/// One tile: c[i][j] = (accumulate ? c[i][j] : 0) + sum over p of s(i, p) * v[p][j], in float32.
+struct GemmTile {
+  std::int64_t k;
+  const float* s;         ///< the operand of which single values are broadcast
+  std::int64_t s_stride;  ///< between rows i when s is contiguous along p, else between steps p
+  const float* v;         ///< the operand of which vectors are loaded, contiguous along j, best aligned to 64 bytes
+  std::int64_t v_stride;  ///< between steps p
+  float* c;
+  std::int64_t ldc;
+  bool accumulate;
+};
+using GemmTileFn = void (*)(const GemmTile& tile);
+
+/// Where the float32 results of a block go: element (i, j) of dtype `dtype` at c + i * row_stride + j * col_stride,
+/// one of the strides being 1. `bias` follows i or j.
+struct GemmFinish {
+  const float* from;
+  std::int64_t ld;
+  std::int64_t rows, cols;
+  void* c;
+  DType dtype;
+  std::int64_t row_stride, col_stride;
+  const float* bias;  ///< or null
+  bool bias_by_row;
+  bool add_c;  ///< c (f32) is added before the bias
+  bool relu;
+};
+
+struct GemmKernels {
+  static constexpr int kMaxRows = 14;
+  int lanes;     ///< floats of a vector
+  int columns;   ///< of a full tile: two vectors
+  int max_rows;  ///< of a tile
+  /// [s contiguous along p][vectors - 1][rows - 1]
+  GemmTileFn tiles[2][2][kMaxRows];
+  /// to[p * columns + j] = from(j, p) for p < k, j < n, and 0 for n <= j < columns; from(j, p) at
+  /// from + j * j_stride + p * p_stride in elements of dtype (f32, f16, bf16).
+  void (*pack)(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_stride, std::int64_t n,
+               std::int64_t k, std::int64_t columns, float* to);
+  /// n elements as floats.
+  void (*widen)(DType dtype, const void* from, std::int64_t n, float* to);
+  void (*finish)(const GemmFinish& finish);
+  /// out[i * ldo + j] = sum over p of x[i * ldx + p] * w(j, p), w contiguous along p: for few rows i.
+  void (*dots)(DType dtype, const void* w, std::int64_t w_stride, std::int64_t n, std::int64_t k, const float* x,
+               std::int64_t ldx, std::int64_t rows, float* out, std::int64_t ldo);
+  /// out[i * ldo + j] (+)= sum over p of x[i * ldx + p] * w(p, j), w contiguous along j: for few rows or few steps.
+  void (*axpys)(DType dtype, const void* w, std::int64_t w_stride, std::int64_t n, std::int64_t k, const float* x,
+                std::int64_t ldx, std::int64_t rows, float* out, std::int64_t ldo, bool accumulate);
+};
+
+/// The kernels for compute_isa().
+const GemmKernels& gemm_kernels();
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "halfstep/core/dtype.h"
+#include "halfstep/core/export.h"
+
+namespace halfstep::cpu {
+
+/// Instruction sets that kernels are chosen for; each has what those before it have.
+enum class Isa : std::uint8_t { avx2, avx512, avx512_vnni, avx512_bf16, avx512_fp16, amx };
+
+/// "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16" or "amx".
+HS_API const char* name(Isa isa) noexcept;
+/// The reverse of name(). Throws Error with the valid choices.
+HS_API Isa isa_from_string(std::string_view text);
+
+/// What this processor and its operating system offer.
+HS_API Isa detected_isa() noexcept;
+/// What kernels use: detected_isa(), capped by the environment variable HALFSTEP_ISA (a value that is not a name is
+/// warned of and ignored).
+HS_API Isa compute_isa() noexcept;
+/// The part of compute_isa() that products of `dtype` compute with: float32 on any machine stays with avx512 or avx2,
+/// 16-bit dtypes have units of their own or compute in float32, i8 and u8 have avx512_vnni.
+HS_API Isa compute_isa(DType dtype) noexcept;
+
+/// For tests: caps Highway's kernels and the choice of roads from now on, and lifts an earlier cap. oneDNN keeps the
+/// cap that it was first used with. Not while other threads compute.
+HS_API void set_isa_for_test(Isa isa);
+
+}  // namespace halfstep::cpu
