@@ -60,38 +60,38 @@ struct Ink {
 
 /// How one digit is written: everything but its style.
 struct Hand {
-  float width;        // stretches x
-  float unsteady;     // deviation of the pen's points
-  float bend_x;       // bends verticals
-  float bend_y;       // bends horizontals
-  float widen;        // makes the lower half wider than the upper one
-  float slant;        // shear to the right
-  float angle;        // rotation in radians
-  float height;       // in pixels
-  float shift_x;      // of the middle, in pixels
+  float width;     // stretches x
+  float unsteady;  // deviation of the pen's points
+  float bend_x;    // bends verticals
+  float bend_y;    // bends horizontals
+  float widen;     // makes the lower half wider than the upper one
+  float slant;     // shear to the right
+  float angle;     // rotation in radians
+  float height;    // in pixels
+  float shift_x;   // of the middle, in pixels
   float shift_y;
-  float radius;       // of the pen, in pixels
-  float pressure;     // change of the radius along a stroke
-  float softness;     // width of the edge, in pixels
-  float darkness;     // of the ink, 0 to 1
-  float grain;        // noise of the ink
+  float radius;    // of the pen, in pixels
+  float pressure;  // change of the radius along a stroke
+  float softness;  // width of the edge, in pixels
+  float darkness;  // of the ink, 0 to 1
+  float grain;     // noise of the ink
 };
 
 Hand random_hand(Dice& dice, int digit) {
   Hand hand{};
-  hand.width = dice.between(0.72F, 1.32F);
-  hand.unsteady = 0.012F + 0.04F * dice.uniform() * dice.uniform() * 2;
+  hand.width = dice.between(0.76F, 1.26F);
+  hand.unsteady = 0.012F + 0.06F * dice.uniform() * dice.uniform();
   hand.bend_x = 0.16F * dice.normal();
   hand.bend_y = 0.14F * dice.normal();
   hand.widen = 0.16F * dice.normal();
-  hand.slant = 0.13F + 0.2F * dice.normal();
-  hand.angle = 0.1F * dice.normal();
+  hand.slant = 0.13F + 0.18F * dice.normal();
+  hand.angle = 0.09F * dice.normal();
   // A sloped one is common, a lying one is not.
   if (digit == 1) hand.angle += 0.1F * dice.normal();
-  hand.height = dice.between(16.0F, 21.0F);
-  hand.shift_x = 0.9F * dice.normal();
-  hand.shift_y = 0.9F * dice.normal();
-  hand.radius = 0.75F + 1.1F * dice.uniform() * dice.uniform() + 0.25F * dice.uniform();
+  hand.height = dice.between(16.5F, 20.5F);
+  hand.shift_x = 0.7F * dice.normal();
+  hand.shift_y = 0.7F * dice.normal();
+  hand.radius = 0.85F + 1.0F * dice.uniform() * dice.uniform() + 0.35F * dice.uniform();
   hand.pressure = 0.22F * dice.normal();
   hand.softness = dice.between(0.9F, 1.8F);
   hand.darkness = 1 - 0.25F * dice.uniform() * dice.uniform();
@@ -146,15 +146,18 @@ void trace(const std::vector<PenPoint>& points, const Hand& hand, std::vector<In
       const float along = (static_cast<float>(i) + t) / static_cast<float>(n - 1);
       // Heavier or lighter towards the end of the stroke, and a little thinner where the pen is put on and lifted.
       const float from_end = std::min(along, 1 - along);
-      const float radius = hand.radius * (1 + hand.pressure * (along - 0.5F) * 2) * (0.8F + 0.2F * std::min(1.0F, from_end * 8));
+      const float radius =
+          hand.radius * (1 + hand.pressure * (along - 0.5F) * 2) * (0.8F + 0.2F * std::min(1.0F, from_end * 8));
       path.push_back({spline(a.x, b.x, c.x, d.x, t), spline(a.y, b.y, c.y, d.y, t), std::max(radius, 0.5F)});
     }
   }
 }
 
-/// Raises the pixels near the segment from p to q: 1 inside the pen's track, falling to 0 over the softness of its edge.
+/// Raises the pixels near the segment from p to q: 1 inside the pen's track, falling to 0 over the softness of its
+/// edge.
 void draw_segment(const Ink& p, const Ink& q, float softness, std::array<float, kSize * kSize>& canvas) {
   const float reach = std::max(p.radius, q.radius) + softness * 0.5F;
+  const float reach2 = reach * reach;
   const int x0 = std::max(0, static_cast<int>(std::min(p.x, q.x) - reach));
   const int x1 = std::min(kSize - 1, static_cast<int>(std::max(p.x, q.x) + reach) + 1);
   const int y0 = std::max(0, static_cast<int>(std::min(p.y, q.y) - reach));
@@ -173,7 +176,9 @@ void draw_segment(const Ink& p, const Ink& q, float softness, std::array<float, 
       const float t = std::clamp((px * dx + py * dy) * inverse_length2, 0.0F, 1.0F);
       const float ex = px - t * dx;
       const float ey = py - t * dy;
-      const float distance = std::sqrt(ex * ex + ey * ey);
+      const float distance2 = ex * ex + ey * ey;
+      if (distance2 >= reach2) continue;
+      const float distance = std::sqrt(distance2);
       const float value = std::clamp((p.radius + t * dr - distance) * inverse_softness + 0.5F, 0.0F, 1.0F);
       row[x] = std::max(row[x], value);
     }
@@ -214,7 +219,8 @@ struct Scratch {
   std::vector<std::size_t> ends;
 };
 
-int draw(std::uint64_t seed, Split split, std::int64_t index, std::span<std::uint8_t, kDigitPixels> pixels, Scratch& scratch) {
+int draw(std::uint64_t seed, Split split, std::int64_t index, std::span<std::uint8_t, kDigitPixels> pixels,
+         Scratch& scratch) {
   Dice dice(derive_seed(seed, split == Split::kTrain ? 0 : 1, static_cast<std::uint64_t>(index)));
   const int digit = static_cast<int>(std::uint64_t{dice.word()} * 10 >> 32);
   const Hand hand = random_hand(dice, digit);
@@ -268,7 +274,8 @@ int draw(std::uint64_t seed, Split split, std::int64_t index, std::span<std::uin
   std::array<float, kSize * kSize> canvas{};
   std::size_t begin = 0;
   for (const std::size_t end : scratch.ends) {
-    for (std::size_t i = begin; i + 1 < end; ++i) draw_segment(scratch.path[i], scratch.path[i + 1], hand.softness, canvas);
+    for (std::size_t i = begin; i + 1 < end; ++i)
+      draw_segment(scratch.path[i], scratch.path[i + 1], hand.softness, canvas);
     begin = end;
   }
   to_pixels(canvas, hand, dice, pixels);
@@ -288,7 +295,8 @@ MnistData make_digits(Split split, const DigitOptions& options) {
     Scratch scratch;
     for (std::int64_t i = begin; i < end; ++i) {
       const std::span<std::uint8_t, kDigitPixels> pixels(data.images.data() + i * kDigitPixels, kDigitPixels);
-      data.labels[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(draw(options.seed, split, i, pixels, scratch));
+      data.labels[static_cast<std::size_t>(i)] =
+          static_cast<std::uint8_t>(draw(options.seed, split, i, pixels, scratch));
     }
   });
   return data;

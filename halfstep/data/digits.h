@@ -31,6 +31,7 @@ struct DigitOptions {
 HS_API MnistData make_digits(Split split, const DigitOptions& options = {});
 
 /// Draws image `index` of make_digits into `pixels`, row by row; returns its label.
-HS_API int draw_digit(std::uint64_t seed, Split split, std::int64_t index, std::span<std::uint8_t, kDigitPixels> pixels);
+HS_API int draw_digit(std::uint64_t seed, Split split, std::int64_t index,
+                      std::span<std::uint8_t, kDigitPixels> pixels);
 
 }  // namespace halfstep::data

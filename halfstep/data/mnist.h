@@ -23,9 +23,9 @@ struct MnistData {
   std::int64_t rows = 28;
   std::int64_t columns = 28;
   /// count * rows * columns bytes, image by image, row by row.
-  std::vector<std::uint8_t> images;
+  std::vector<std::uint8_t> images = {};
   /// count labels.
-  std::vector<std::uint8_t> labels;
+  std::vector<std::uint8_t> labels = {};
 
   /// The pixels of one image; `index` in [0, count).
   std::span<const std::uint8_t> image(std::int64_t index) const {

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "halfstep/core/export.h"
+#include "halfstep/core/tensor.h"
+#include "halfstep/data/mnist.h"
+
+namespace halfstep::data {
+
+/// What one step trains on: `auto [images, labels] = batch;`.
+struct Batch {
+  Tensor input;   ///< the samples along dimension 0
+  Tensor target;  ///< what belongs to them, along dimension 0
+};
+
+/// Which samples a batch is made of.
+struct BatchRequest {
+  /// Positions in [0, size()).
+  std::span<const std::int64_t> indices;
+  /// For data sets that change their samples at random: keyed by these two and the sample's index, the change is the
+  /// same whichever thread makes the batch.
+  std::uint64_t seed = 0;
+  std::int64_t epoch = 0;
+};
+
+/// Samples that are read by position, a whole batch at a time, so that a batch is written once to where it is used.
+class HS_API Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  /// Number of samples.
+  virtual std::int64_t size() const = 0;
+
+  /// Makes a batch of its own memory. Called by several threads at once; an exception reaches the loop over the loader.
+  virtual Batch batch(const BatchRequest& request) const = 0;
+};
+
+/// Tensors whose dimension 0 counts samples; a batch gathers their rows and keeps their dtypes.
+class HS_API TensorDataset final : public Dataset {
+ public:
+  /// `inputs` [N, ...] and `targets` [N, ...] of any dtype, on the CPU. They are kept without a copy when contiguous.
+  /// Throws ShapeError when they have no dimension or unlike N, DeviceError when they are not on the CPU.
+  TensorDataset(const Tensor& inputs, const Tensor& targets);
+
+  std::int64_t size() const override { return inputs_.size(0); }
+  Batch batch(const BatchRequest& request) const override;
+
+ private:
+  Tensor inputs_;
+  Tensor targets_;
+};
+
+/// What MnistDataset makes of a pixel and an image.
+struct ImageOptions {
+  /// [N, rows * columns] instead of [N, 1, rows, columns].
+  bool flatten = false;
+  /// A pixel p from 0 to 255 becomes (p / 255 - mean) / std. For MNIST 0.1307 and 0.3081 are customary.
+  double mean = 0;
+  double std = 1;
+};
+
+/// MNIST, its kin, or the built-in digits: `MnistDataset{load_mnist(folder, Split::kTrain)}`,
+/// `MnistDataset{make_digits(Split::kTrain)}`.
+///
+/// A batch has the images as float32 and the labels as int64 [N]. p / 255 is exact to float32's last place; with mean
+/// and std the value is within one unit of the last place of the largest term.
+class HS_API MnistDataset final : public Dataset {
+ public:
+  /// Throws Error when `data` is not consistent or std is not positive.
+  explicit MnistDataset(MnistData data, const ImageOptions& options = {});
+
+  std::int64_t size() const override { return data_->count; }
+  Batch batch(const BatchRequest& request) const override;
+
+  const MnistData& data() const { return *data_; }
+
+ private:
+  std::shared_ptr<const MnistData> data_;  // copies of the data set share the pixels
+  ImageOptions options_;
+  float scale_high_;
+  float scale_low_;
+  float bias_;
+};
+
+}  // namespace halfstep::data

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/data/loader.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <thread>
+
+#include "halfstep/core/error.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/philox.h"
+
+namespace halfstep::data {
+namespace {
+
+/// One epoch's plan: which samples batch k has.
+class Plan {
+ public:
+  Plan(const Dataset& dataset, const LoaderOptions& options, std::int64_t epoch)
+      : dataset_(dataset), options_(options), epoch_(epoch), size_(dataset.size()) {
+    if (options.shuffle) order_ = shuffled_order(size_, options.seed, epoch);
+  }
+
+  Batch make(std::int64_t batch) const {
+    const std::int64_t first = batch * options_.batch_size;
+    const std::int64_t n = std::min(options_.batch_size, size_ - first);
+    if (options_.shuffle) {
+      return request(std::span(order_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)));
+    }
+    std::vector<std::int64_t> in_order(static_cast<std::size_t>(n));
+    std::iota(in_order.begin(), in_order.end(), first);
+    return request(in_order);
+  }
+
+ private:
+  Batch request(std::span<const std::int64_t> indices) const {
+    return dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = epoch_});
+  }
+
+  const Dataset& dataset_;
+  const LoaderOptions& options_;
+  std::int64_t epoch_;
+  std::int64_t size_;
+  std::vector<std::int64_t> order_;
+};
+
+/// Threads that make the batches of a plan ahead of the loop, into a ring of places.
+class Workers {
+ public:
+  Workers(const Plan& plan, std::int64_t first, std::int64_t end, int threads, std::int64_t ahead)
+      : plan_(plan), next_(first), taken_(first), end_(end), places_(static_cast<std::size_t>(ahead)) {
+    const auto useful = std::min<std::int64_t>(threads, end - first);
+    try {
+      for (std::int64_t i = 0; i < useful; ++i) threads_.emplace_back([this] { run(); });
+    } catch (...) {
+      stop();  // the threads that did start wait for work that will not be asked for
+      throw;
+    }
+  }
+  ~Workers() { stop(); }
+
+  /// Batch `number`, once it is made; throws what its worker threw. Called with rising numbers.
+  Batch take(std::int64_t number) {
+    std::unique_lock lock(mutex_);
+    Place& place = place_of(number);
+    made_.wait(lock, [&] { return place.batch.has_value() || place.error; });
+    if (place.error) std::rethrow_exception(std::exchange(place.error, nullptr));
+    Batch batch = std::move(*place.batch);
+    place.batch.reset();
+    taken_ = number + 1;
+    lock.unlock();
+    room_.notify_one();
+    return batch;
+  }
+
+ private:
+  struct Place {
+    std::optional<Batch> batch;
+    std::exception_ptr error;
+  };
+
+  Place& place_of(std::int64_t number) { return places_[static_cast<std::size_t>(number) % places_.size()]; }
+
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      room_.wait(lock, [&] {
+        return stopped_ || next_ >= end_ || next_ < taken_ + static_cast<std::int64_t>(places_.size());
+      });
+      if (stopped_ || next_ >= end_) return;
+      const std::int64_t number = next_++;
+      lock.unlock();
+      Place result;
+      try {
+        result.batch = plan_.make(number);
+      } catch (...) {
+        result.error = std::current_exception();
+      }
+      lock.lock();
+      // Nothing behind a batch that failed will be asked for.
+      if (result.error) end_ = std::min(end_, number + 1);
+      place_of(number) = std::move(result);
+      made_.notify_one();
+    }
+  }
+
+  void stop() {
+    {
+      const std::scoped_lock lock(mutex_);
+      stopped_ = true;
+    }
+    room_.notify_all();
+    threads_.clear();  // joins
+  }
+
+  const Plan& plan_;
+  std::mutex mutex_;
+  std::condition_variable room_;  // a place became free
+  std::condition_variable made_;  // a batch is ready
+  std::int64_t next_;             // the next batch to make
+  std::int64_t taken_;            // batches before this one were handed out
+  std::int64_t end_;
+  bool stopped_ = false;
+  std::vector<Place> places_;
+  std::vector<std::jthread> threads_;
+};
+
+}  // namespace
+
+std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(std::max<std::int64_t>(n, 0)));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  constexpr std::uint64_t kPurpose = 0x6C6F61646572;  // keeps the order apart from other uses of seed and epoch
+  const PhiloxState state{.seed = derive_seed(seed, static_cast<std::uint64_t>(epoch), kPurpose), .offset = 0};
+  for (std::int64_t i = 0; i + 1 < n; ++i) {
+    const auto rest = static_cast<std::uint64_t>(n - i);
+    const auto j = i + static_cast<std::int64_t>(integer_below(state, static_cast<std::uint64_t>(i), rest));
+    std::swap(order[static_cast<std::size_t>(i)], order[static_cast<std::size_t>(j)]);
+  }
+  return order;
+}
+
+struct DataLoader::Impl {
+  std::shared_ptr<const Dataset> dataset;
+  LoaderOptions options;
+  LoaderState state;
+  bool resume = false;     // seek() was called: the next loop goes on where state says
+  bool in_a_loop = false;  // there is an iterator
+  std::optional<Plan> plan;
+  std::optional<Workers> workers;
+
+  std::int64_t batches() const {
+    const std::int64_t n = dataset->size();
+    return options.drop_last ? n / options.batch_size : (n + options.batch_size - 1) / options.batch_size;
+  }
+  void stop() {
+    workers.reset();
+    plan.reset();
+    in_a_loop = false;
+  }
+};
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
+    : impl_(std::make_unique<Impl>()) {
+  if (dataset == nullptr) fail<Error>("DataLoader: expected a data set, got none");
+  if (options.batch_size < 1)
+    fail<Error>("DataLoader: expected a batch size of at least 1, got {}", options.batch_size);
+  constexpr int kMostWorkers = 256;
+  if (options.workers < 0 || options.workers > kMostWorkers) {
+    fail<Error>("DataLoader: expected 0 to {} workers, got {}", kMostWorkers, options.workers);
+  }
+  constexpr int kMostPrefetch = 1 << 16;
+  if (options.prefetch < 1 || options.prefetch > kMostPrefetch) {
+    fail<Error>("DataLoader: expected a prefetch of 1 to {} batches, got {}", kMostPrefetch, options.prefetch);
+  }
+  impl_->dataset = std::move(dataset);
+  impl_->options = options;
+}
+
+DataLoader::DataLoader(DataLoader&&) noexcept = default;
+DataLoader& DataLoader::operator=(DataLoader&&) noexcept = default;
+DataLoader::~DataLoader() = default;
+
+std::int64_t DataLoader::size() const { return impl_->batches(); }
+const Dataset& DataLoader::dataset() const { return *impl_->dataset; }
+const LoaderOptions& DataLoader::options() const { return impl_->options; }
+LoaderState DataLoader::state() const { return impl_->state; }
+
+void DataLoader::seek(const LoaderState& state) {
+  if (impl_->in_a_loop) fail<Error>("DataLoader::seek: expected to be called between loops, got a call inside one");
+  if (state.epoch < 0 || state.batch < 0 || state.batch > size()) {
+    fail<Error>("DataLoader::seek: expected an epoch of at least 0 and a batch from 0 to {}, got epoch {}, batch {}",
+                size(), state.epoch, state.batch);
+  }
+  impl_->state = state;
+  impl_->resume = true;
+}
+
+DataLoader::Iterator DataLoader::begin() {
+  Impl& impl = *impl_;
+  if (impl.in_a_loop)
+    fail<Error>("DataLoader: expected one loop at a time, got a loop inside a loop over the same loader");
+  // A position in the middle without seek() is what a loop left early left behind.
+  if (!impl.resume && impl.state.batch != 0) impl.state = {.epoch = impl.state.epoch + 1, .batch = 0};
+  impl.resume = false;
+  const std::int64_t batches = impl.batches();
+  impl.in_a_loop = true;
+  Iterator iterator(&impl);  // from here on it puts things in order when something throws
+  impl.plan.emplace(*impl.dataset, impl.options, impl.state.epoch);
+  if (impl.options.workers > 0 && impl.state.batch < batches) {
+    impl.workers.emplace(*impl.plan, impl.state.batch, batches, impl.options.workers,
+                         std::int64_t{impl.options.workers} * impl.options.prefetch);
+  }
+  iterator.advance();
+  return iterator;
+}
+
+DataLoader::Iterator::Iterator(Iterator&& other) noexcept
+    : impl_(std::exchange(other.impl_, nullptr)), batch_(std::move(other.batch_)) {}
+
+DataLoader::Iterator& DataLoader::Iterator::operator=(Iterator&& other) noexcept {
+  std::swap(impl_, other.impl_);
+  std::swap(batch_, other.batch_);
+  return *this;
+}
+
+DataLoader::Iterator::~Iterator() {
+  if (impl_ != nullptr) impl_->stop();
+}
+
+DataLoader::Iterator& DataLoader::Iterator::operator++() {
+  advance();
+  return *this;
+}
+
+void DataLoader::Iterator::advance() {
+  batch_ = {};  // its memory is free for one that is being made
+  Impl& impl = *impl_;
+  const std::int64_t number = impl.state.batch;
+  if (number >= impl.batches()) {
+    impl.stop();
+    impl.state = {.epoch = impl.state.epoch + 1, .batch = 0};
+    impl_ = nullptr;
+    return;
+  }
+  batch_ = impl.workers ? impl.workers->take(number) : impl.plan->make(number);
+  impl.state.batch = number + 1;
+}
+
+}  // namespace halfstep::data

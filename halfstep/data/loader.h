@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "halfstep/core/export.h"
+#include "halfstep/data/dataset.h"
+
+namespace halfstep::data {
+
+struct LoaderOptions {
+  std::int64_t batch_size = 1;
+  /// A new order every epoch; otherwise the samples come as they are stored.
+  bool shuffle = false;
+  /// Leaves out the last batch of an epoch when it is smaller than the others.
+  bool drop_last = false;
+  /// Threads that make batches ahead of the loop; 0: the loop makes them itself.
+  int workers = 1;
+  /// Batches that are made ahead at most, per worker.
+  int prefetch = 4;
+  /// Keys the order (and what a data set does at random).
+  std::uint64_t seed = 0;
+};
+
+/// Where a loader stands, for checkpoints.
+struct LoaderState {
+  std::int64_t epoch = 0;
+  /// Batches of this epoch that were handed out, the one that the loop is working on included.
+  std::int64_t batch = 0;
+  friend bool operator==(const LoaderState&, const LoaderState&) = default;
+};
+
+/// The order of an epoch: a permutation of 0 to n - 1 that depends on the three numbers only (Fisher and Yates's
+/// shuffle with Philox numbers).
+HS_API std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
+
+/// Hands out a data set in batches, one epoch a loop:
+///
+///     data::DataLoader loader{dataset, {.batch_size = 64, .shuffle = true}};
+///     for (int epoch = 0; epoch < 10; ++epoch) {
+///       for (auto [images, labels] : loader) { ... }
+///     }
+///
+/// Which samples a batch holds depends on the seed, the epoch and its number only, never on the number of workers. A
+/// loop that is left early ends its epoch: the next loop begins the next one. What a worker throws is thrown by the
+/// loop when the turn comes to the batch that failed. One loop at a time; a loader belongs to one thread.
+class HS_API DataLoader {
+ public:
+  class Iterator;
+
+  /// Throws Error for a batch size, prefetch or number of workers out of range.
+  explicit DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options = {});
+  /// Takes a data set by value.
+  template <std::derived_from<Dataset> D>
+  explicit DataLoader(D dataset, const LoaderOptions& options = {})
+      : DataLoader(std::shared_ptr<const Dataset>(std::make_shared<const D>(std::move(dataset))), options) {}
+  DataLoader(DataLoader&&) noexcept;
+  DataLoader& operator=(DataLoader&&) noexcept;
+  ~DataLoader();
+
+  /// Batches in an epoch.
+  std::int64_t size() const;
+  const Dataset& dataset() const;
+  const LoaderOptions& options() const;
+
+  /// Starts the next epoch, or the rest of the one that seek() named.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
+
+  /// The epoch (from 0) and batch to go on with: `seek(saved)` in a new program hands out the same batches as this one
+  /// will. After a loop has ended it is the start of the next epoch.
+  LoaderState state() const;
+  /// The next loop goes on there; with `batch == size()` it has no batches left. Throws Error when there is no such
+  /// place, or inside a loop.
+  void seek(const LoaderState& state);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Goes once over the rest of an epoch. Stops the workers when it goes.
+class HS_API DataLoader::Iterator {
+ public:
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  Iterator(const Iterator&) = delete;
+  Iterator& operator=(const Iterator&) = delete;
+  Iterator(Iterator&& other) noexcept;
+  Iterator& operator=(Iterator&& other) noexcept;
+  ~Iterator();
+
+  const Batch& operator*() const { return batch_; }
+  const Batch* operator->() const { return &batch_; }
+  Iterator& operator++();
+  void operator++(int) { ++*this; }
+  friend bool operator==(const Iterator& iterator, std::default_sentinel_t) { return iterator.impl_ == nullptr; }
+
+ private:
+  friend class DataLoader;
+  explicit Iterator(Impl* impl) : impl_(impl) {}
+  void advance();
+
+  Impl* impl_;  // null at the end
+  Batch batch_;
+};
+
+}  // namespace halfstep::data
