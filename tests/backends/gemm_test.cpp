@@ -284,17 +284,12 @@ TEST_P(GemmIsa, LargerThanEveryBlock) {
   for (const DType dtype : {f32, bf16}) {
     for (const std::string a : {"rows", "cols"}) {
       for (const std::string b : {"rows", "cols"}) {
-        check({.m = 131, .n = 577, .k = 1037, .a = dtype, .b = dtype, .layout_a = a, .layout_b = b}, By::blocked);
-        check({.m = 259,
-               .n = 70,
-               .k = 600,
-               .a = dtype,
-               .b = dtype,
-               .c = bf16,
-               .layout_a = a,
-               .layout_b = b,
-               .bias = true},
+        check({.m = 131, .n = 70, .k = 530, .a = dtype, .b = dtype, .layout_a = a, .layout_b = b}, By::blocked);
+        check({.m = 20, .n = 1037, .k = 77, .a = dtype, .b = dtype, .c = bf16, .layout_a = a, .layout_b = b},
               By::blocked);
+        check(
+            {.m = 259, .n = 33, .k = 70, .a = dtype, .b = dtype, .c = f16, .layout_a = a, .layout_b = b, .bias = true},
+            By::blocked);
       }
     }
   }

@@ -20,16 +20,18 @@ constexpr double kWorkForOneDnn =
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
 bool valid(const GemmArgs& g) {
+  if (g.a.dtype == DType::f64) {
+    return g.b.dtype == DType::f64 && is_floating(g.c_dtype) && (g.bias == nullptr || g.bias_dtype == DType::f64);
+  }
   if (computes_in_f32(g.c_dtype)) {
     return computes_in_f32(g.a.dtype) && computes_in_f32(g.b.dtype) &&
            (g.bias == nullptr || computes_in_f32(g.bias_dtype)) && (g.beta == 0 || g.c_dtype == DType::f32);
   }
-  if (g.c_dtype == DType::f64) {
-    return g.a.dtype == DType::f64 && g.b.dtype == DType::f64 && (g.bias == nullptr || g.bias_dtype == DType::f64);
-  }
   return is_integral(g.c_dtype) && is_integral(g.a.dtype) && is_integral(g.b.dtype) && g.bias == nullptr &&
          g.beta == 0 && g.activation == GemmActivation::none;
 }
+
+bool by_reference(const GemmArgs& g) { return !computes_in_f32(g.a.dtype); }
 
 double work(const GemmArgs& g) {
   return static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
@@ -165,7 +167,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
 }  // namespace
 
 GemmRoad choose_road(const GemmArgs& g, Isa isa) noexcept {
-  if (!computes_in_f32(g.c_dtype)) return GemmRoad::reference;
+  if (by_reference(g)) return GemmRoad::reference;
   if (is_narrow(g)) return GemmRoad::narrow;
   const bool bf16_units = g.a.dtype == DType::bf16 && isa >= Isa::avx512_bf16;
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
@@ -183,7 +185,7 @@ Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {
     for (std::int64_t i = 0; i < g.batch; ++i) empty_sums(item(g, i));
     return Status::ok;
   }
-  if ((road == GemmRoad::reference) == computes_in_f32(g.c_dtype)) return Status::unsupported;
+  if ((road == GemmRoad::reference) != by_reference(g)) return Status::unsupported;
   if (road == GemmRoad::narrow && !is_narrow(g)) return Status::unsupported;
   if (road == GemmRoad::onednn && !onednn_serves(g)) return Status::unsupported;
   return run_by(road, context, g);

@@ -31,7 +31,7 @@ struct GemmArgs {
   std::int64_t ldc = 0;        ///< between rows of c, which are contiguous; at least n
   const void* bias = nullptr;  ///< [n], or null; the same for the whole batch
   DType bias_dtype = DType::f32;
-  float beta = 0;  ///< 0, or 1 to add to c, which is then f32 (or f64)
+  float beta = 0;  ///< 0, or 1 to add to c, which is then f32 (or the operands are f64)
   GemmActivation activation = GemmActivation::none;
   std::int64_t batch = 1;
   /// Between items of the batch, in elements; 0 where one matrix serves all (not c).
@@ -39,7 +39,8 @@ struct GemmArgs {
 };
 
 /// Computes a product. Operands of f32, f16 and bf16 in any mixture give f32, f16 or bf16: sums are kept in float32 and
-/// rounded once, to nearest even, after bias and activation. f64 operands give f64. Integers of any kind give integers
+/// rounded once, to nearest even, after bias and activation. f64 operands give f64
+/// (or another floating dtype). Integers of any kind give integers
 /// of any kind, modulo 2^bits, without bias, beta or activation. Not-a-number and infinities come through, k = 0 is a
 /// sum of nothing. The result is the same bits for the same shapes, strides, threads and instruction set, and doesn't
 /// depend on where the operands lie beyond their alignment to 64 bytes.

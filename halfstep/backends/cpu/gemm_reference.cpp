@@ -32,23 +32,24 @@ void row_of_sums(const GemmArgs& g, const A* a, const B* b, std::int64_t i, std:
   }
 }
 
+template <class C>
 void doubles(const GemmArgs& g) {
   const auto* a = static_cast<const double*>(g.a.data);
   const auto* b = static_cast<const double*>(g.b.data);
   const auto* bias = static_cast<const double*>(g.bias);
-  auto* c = static_cast<double*>(g.c);
+  C* c = static_cast<C*>(g.c);
   parallel_for(g.m, grain(g), [&](std::int64_t begin, std::int64_t end) {
     double sums[kColumns];
     for (std::int64_t i = begin; i < end; ++i) {
       for (std::int64_t j0 = 0; j0 < g.n; j0 += kColumns) {
         const std::int64_t n = std::min(kColumns, g.n - j0);
         row_of_sums(g, a, b, i, j0, n, sums);
-        double* to = c + i * g.ldc + j0;
+        C* to = c + i * g.ldc + j0;
         for (std::int64_t j = 0; j < n; ++j) {
           double v = sums[j];
-          if (g.beta != 0) v += to[j];
+          if (g.beta != 0) v += convert<double>(to[j]);
           if (bias != nullptr) v += bias[j0 + j];
-          to[j] = g.activation == GemmActivation::relu && v < 0 ? 0 : v;
+          to[j] = convert<C>(g.activation == GemmActivation::relu && v < 0 ? 0.0 : v);
         }
       }
     }
@@ -95,8 +96,8 @@ void integers(const GemmArgs& g) {
 }  // namespace
 
 void gemm_reference(const GemmArgs& args) {
-  if (args.c_dtype == DType::f64) {
-    doubles(args);
+  if (args.a.dtype == DType::f64) {
+    visit_floating(args.c_dtype, [&](auto tag) { doubles<typename decltype(tag)::type>(args); });
   } else {
     integers(args);
   }
