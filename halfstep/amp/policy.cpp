@@ -103,6 +103,12 @@ constexpr Row kPassThrough[] = {
     {"as_strided", kMoves},  {"slice_backward", kBackward},
 };
 
+// Reductions, softmax, normalisation and losses.
+constexpr Row kPassThroughReductions[] = {
+    {"softmax_backward", kBackward},      {"log_softmax_backward", kBackward}, {"cross_entropy_backward", kBackward},
+    {"cross_entropy_targets", kBackward}, {"nll_loss_backward", kBackward},
+};
+
 struct Table {
   std::shared_mutex mutex;
   std::map<std::string, PolicyRow, std::less<>> rows;
@@ -117,6 +123,7 @@ struct Table {
     add(kWidest, Policy::widest);
     add(kBanned, Policy::banned);
     add(kPassThrough, Policy::pass_through);
+    add(kPassThroughReductions, Policy::pass_through);
   }
 };
 
