@@ -21,8 +21,15 @@ struct Row {
 // Products of many terms: where the time goes, and 16-bit units are fastest; sums are taken in float32 inside.
 constexpr const char* kProduct = "matrix product: fast in 16 bits, accumulates in float32";
 constexpr Row kLowerPrecision[] = {
-    {"mm", kProduct},     {"bmm", kProduct},   {"mv", kProduct},      {"matmul", kProduct},
-    {"linear", kProduct}, {"addmm", kProduct}, {"baddbmm", kProduct}, {"outer", kProduct},
+    {"mm", kProduct},
+    {"bmm", kProduct},
+    {"mv", kProduct},
+    {"matmul", kProduct},
+    {"linear", kProduct},
+    {"addmm", kProduct},
+    {"baddbmm", kProduct},
+    {"outer", kProduct},
+    {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
 };
 
 // The result leaves the range or loses the digits of 16 bits for ordinary inputs.
@@ -41,6 +48,8 @@ constexpr Row kFloat32[] = {
     {"log10", kRange},
     {"log1p", kRange},
     {"pow", kRange},
+    {"pow_scalar", kRange},
+    {"scalar_pow", kRange},
     {"reciprocal", kRange},
     {"rsqrt", kRange},
     {"sinh", kRange},
@@ -103,10 +112,83 @@ constexpr Row kPassThrough[] = {
     {"as_strided", kMoves},  {"slice_backward", kBackward},
 };
 
-// Reductions, softmax, normalisation and losses.
-constexpr Row kPassThroughReductions[] = {
-    {"softmax_backward", kBackward},      {"log_softmax_backward", kBackward}, {"cross_entropy_backward", kBackward},
-    {"cross_entropy_targets", kBackward}, {"nll_loss_backward", kBackward},
+constexpr const char* kInside =
+    "keeps its input's dtype and computes in float32 inside: the result is bounded by the input";
+constexpr const char* kBool = "the result is bool or integer";
+constexpr Row kPointwise[] = {
+    {"abs", kExact},
+    {"sign", kExact},
+    {"square", kExact},
+    {"floor", kExact},
+    {"ceil", kExact},
+    {"round", kExact},
+    {"trunc", kExact},
+    {"sqrt", kExact},
+    {"exp2", kExact},
+    {"sin", kExact},
+    {"cos", kExact},
+    {"atan", kExact},
+    {"asinh", kExact},
+    {"acosh", kExact},
+    {"atanh", kExact},
+    {"nan_to_num", kExact},
+    {"maximum", kExact},
+    {"minimum", kExact},
+    {"fmod", kExact},
+    {"remainder", kExact},
+    {"floor_divide", kExact},
+    {"hypot", kExact},
+    {"clamp", kExact},
+    {"lerp", kExact},
+    {"lerp_scalar", kExact},
+    {"masked_fill", kExact},
+    {"where", kExact},
+    {"relu", kExact},
+    {"leaky_relu", kExact},
+    {"elu", kExact},
+    {"threshold", kExact},
+    {"hardswish", kExact},
+    {"hardsigmoid", kExact},
+    {"dropout", "drops or scales, rounded once"},
+    {"tanh", kInside},
+    {"erf", kInside},
+    {"erfc", kInside},
+    {"sigmoid", kInside},
+    {"gelu", kInside},
+    {"gelu_tanh", kInside},
+    {"silu", kInside},
+    {"mish", kInside},
+    {"logsigmoid", kInside},
+    {"eq", kBool},
+    {"ne", kBool},
+    {"lt", kBool},
+    {"le", kBool},
+    {"gt", kBool},
+    {"ge", kBool},
+    {"isnan", kBool},
+    {"isinf", kBool},
+    {"isfinite", kBool},
+    {"logical_and", kBool},
+    {"logical_or", kBool},
+    {"logical_xor", kBool},
+    {"logical_not", kBool},
+    {"bitwise_and", kBool},
+    {"bitwise_or", kBool},
+    {"bitwise_xor", kBool},
+    {"bitwise_not", kBool},
+    {"clamp_backward", kBackward},
+    {"relu_backward", kBackward},
+    {"leaky_relu_backward", kBackward},
+    {"elu_backward", kBackward},
+    {"gelu_backward", kBackward},
+    {"gelu_tanh_backward", kBackward},
+    {"silu_backward", kBackward},
+    {"mish_backward", kBackward},
+    {"hardswish_backward", kBackward},
+    {"sigmoid_backward", kBackward},
+    {"tanh_backward", kBackward},
+    {"logsigmoid_backward", kBackward},
+    {"softplus_backward", kBackward},
 };
 
 struct Table {
@@ -123,7 +205,7 @@ struct Table {
     add(kWidest, Policy::widest);
     add(kBanned, Policy::banned);
     add(kPassThrough, Policy::pass_through);
-    add(kPassThroughReductions, Policy::pass_through);
+    add(kPointwise, Policy::pass_through);
   }
 };
 

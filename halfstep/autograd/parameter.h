@@ -15,7 +15,6 @@ struct NamedTensor {
   Tensor tensor;
 };
 
-/// All of a network's parameters, in the order of their registration.
 using NamedTensors = std::vector<NamedTensor>;
 
 }  // namespace halfstep

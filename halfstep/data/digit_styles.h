@@ -15,7 +15,6 @@ struct PenPoint {
   bool corner = false;
 };
 
-/// One line drawn without lifting the pen.
 using PenStroke = std::vector<PenPoint>;
 
 /// One way of writing a digit.

@@ -22,7 +22,6 @@ class HS_API Linear : public Module<Linear> {
   std::string kind() const override { return "Linear"; }
   std::string describe() const override;
 
-  /// As constructed, and the parameters; without a bias `bias` is undefined.
   LinearOptions options;
   Parameter weight;
   Parameter bias;

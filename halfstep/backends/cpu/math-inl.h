@@ -191,7 +191,7 @@ HWY_INLINE F32Vec tanh(F32Vec x) {
   // 1 - 2 z / (1 + z) with z = exp(-2 |x|)
   const F32Vec z = exp_nonpositive(hn::Neg(hn::Add(a, a)));
   const F32Vec far = hn::Sub(one, hn::Div(hn::Add(z, z), hn::Add(one, z)));
-  return hn::IfThenElse(hn::Lt(a, constant(0.625f)), near, hn::CopySign(far, x));
+  return hn::CopySign(hn::IfThenElse(hn::Lt(a, constant(0.625f)), near, far), x);
 }
 
 /// 1 / (1 + exp(-x)), within 2.2 units.

@@ -1,0 +1,521 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activations and their gradients, each in one pass.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/activation.cpp"
+#include <hwy/foreach_target.h>
+
+#include "halfstep/backends/cpu/runs-inl.h"
+
+#ifndef HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
+#define HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
+#include <cmath>
+
+namespace halfstep::cpu {
+enum class ActivationOp {
+  relu,
+  relu_backward,
+  leaky_relu,
+  leaky_relu_backward,
+  elu,
+  elu_backward,
+  prelu,
+  gelu,
+  gelu_backward,
+  gelu_tanh,
+  gelu_tanh_backward,
+  silu,
+  silu_backward,
+  mish,
+  mish_backward,
+  hardswish,
+  hardswish_backward,
+  hardsigmoid,
+  sigmoid_backward,
+  tanh_backward,
+  logsigmoid,
+  logsigmoid_backward,
+  softplus,
+  softplus_backward,
+  threshold
+};
+}  // namespace halfstep::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+// --- functions in either width: vectors in float32, the C library in float64
+
+template <class D, class V>
+HWY_INLINE V wide_exp(D d, V v) {
+  if constexpr (std::is_same_v<V, F32Vec>) {
+    return exp(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::exp(x); }, v);
+  }
+}
+template <class D, class V>
+HWY_INLINE V wide_expm1(D d, V v) {
+  if constexpr (std::is_same_v<V, F32Vec>) {
+    return expm1(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::expm1(x); }, v);
+  }
+}
+template <class D, class V>
+HWY_INLINE V wide_log1p(D d, V v) {
+  if constexpr (std::is_same_v<V, F32Vec>) {
+    return log1p(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::log1p(x); }, v);
+  }
+}
+template <class D, class V>
+HWY_INLINE V value(D d, double x) {
+  return hn::Set(d, static_cast<hn::TFromD<D>>(x));
+}
+template <class D, class V>
+HWY_INLINE V wide_sigmoid(D d, V v) {
+  if constexpr (std::is_same_v<V, F32Vec>) {
+    return sigmoid(v);
+  } else {
+    const V one = value<D, V>(d, 1);
+    const V z = wide_exp(d, hn::Neg(hn::Abs(v)));
+    return hn::Div(hn::IfThenElse(hn::Lt(v, hn::Zero(d)), z, one), hn::Add(one, z));
+  }
+}
+/// Phi(x) and exp(-x^2 / 2).
+template <class D, class V>
+HWY_INLINE void wide_normal(D d, V v, V& phi, V& bell) {
+  if constexpr (std::is_same_v<V, F32Vec>) {
+    const NormalParts parts = normal_parts(v);
+    phi = parts.phi;
+    bell = parts.bell;
+  } else {
+    phi = by_lane(
+        d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
+    bell = by_lane(
+        d, [](double x) { return std::exp(x * x * -0.5); }, v);
+  }
+}
+/// x f where x is not -infinity (whose limit with a vanishing factor is 0, not NaN).
+template <class D, class V>
+HWY_INLINE V vanishing_product(D d, V x, V f) {
+  const auto gone = hn::And(hn::Eq(f, hn::Zero(d)), hn::Eq(x, x));
+  return hn::IfThenZeroElse(gone, hn::Mul(x, f));
+}
+template <class D, class V>
+HWY_INLINE auto positive(D d, V x) {
+  return hn::Gt(x, hn::Zero(d));
+}
+
+struct Parameters {
+  double a, b;
+  explicit Parameters(const void* state)
+      : a(state ? static_cast<const ActivationAttributes*>(state)->a : 0),
+        b(state ? static_cast<const ActivationAttributes*>(state)->b : 0) {}
+};
+struct Cheap : FloatingFunctor, Parameters {
+  using Parameters::Parameters;
+};
+struct Heavy : HeavyFunctor, Parameters {
+  using Parameters::Parameters;
+};
+
+// --- the functions; gradients take (grad, x), or (grad, y) where the result is enough
+
+template <class C>
+struct Relu : NumericFunctor {
+  explicit Relu(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return hn::IfThenZeroElse(hn::Le(x, hn::Zero(d)), x);
+  }
+  C scalar(C x) const { return x > 0 ? x : C{0}; }
+};
+template <class C>
+struct ReluBackward : FloatingFunctor {
+  explicit ReluBackward(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V y) const {
+    return hn::IfThenZeroElse(hn::Le(y, hn::Zero(d)), g);
+  }
+};
+template <class C>
+struct LeakyRelu : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return hn::IfThenElse(positive(d, x), x, hn::Mul(x, value<D, V>(d, a)));
+  }
+};
+template <class C>
+struct LeakyReluBackward : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    return hn::IfThenElse(positive(d, x), g, hn::Mul(g, value<D, V>(d, a)));
+  }
+};
+template <class C>
+struct Elu : Heavy {  // a: alpha, b: scale
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    const V low = hn::Mul(wide_expm1(d, x), value<D, V>(d, a * b));
+    return hn::IfThenElse(positive(d, x), hn::Mul(x, value<D, V>(d, b)), low);
+  }
+};
+template <class C>
+struct EluBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V low = hn::Mul(wide_exp(d, x), value<D, V>(d, a * b));
+    return hn::Mul(g, hn::IfThenElse(positive(d, x), value<D, V>(d, b), low));
+  }
+};
+template <class C>
+struct Prelu : FloatingFunctor {
+  explicit Prelu(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x, V w) const {
+    return hn::IfThenElse(positive(d, x), x, hn::Mul(x, w));
+  }
+};
+template <class C>
+struct Gelu : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    V phi, bell;
+    wide_normal(d, x, phi, bell);
+    return vanishing_product(d, x, phi);
+  }
+};
+template <class C>
+struct GeluBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    V phi, bell;
+    wide_normal(d, x, phi, bell);
+    const V slope = hn::Mul(vanishing_product(d, x, bell), value<D, V>(d, 0.39894228040143267794));
+    return hn::Mul(g, hn::Add(phi, slope));
+  }
+};
+// 0.5 x (1 + tanh(u)) is x sigmoid(2 u): nothing cancels. u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <class D, class V>
+HWY_INLINE V twice_inner(D d, V x) {
+  const V cubic = hn::MulAdd(hn::Mul(x, x), value<D, V>(d, 0.044715), value<D, V>(d, 1));
+  return hn::Mul(hn::Mul(x, value<D, V>(d, 1.59576912160573071176)), cubic);
+}
+template <class C>
+struct GeluTanh : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return vanishing_product(d, x, wide_sigmoid(d, twice_inner(d, x)));
+  }
+};
+template <class C>
+struct GeluTanhBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V s = wide_sigmoid(d, twice_inner(d, x));
+    const V slope = hn::MulAdd(hn::Mul(x, x), value<D, V>(d, 3 * 0.044715 * 1.59576912160573071176),
+                               value<D, V>(d, 1.59576912160573071176));
+    // s + x s (1 - s) (2 u)'
+    const V steep = hn::Mul(s, hn::Sub(value<D, V>(d, 1), s));
+    const V both = vanishing_product(d, hn::Mul(x, slope), steep);
+    return hn::Mul(g, hn::Add(s, both));
+  }
+};
+template <class C>
+struct Silu : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return vanishing_product(d, x, wide_sigmoid(d, x));
+  }
+};
+template <class C>
+struct SiluBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V s = wide_sigmoid(d, x);
+    const V steep = hn::Mul(s, wide_sigmoid(d, hn::Neg(x)));
+    return hn::Mul(g, hn::Add(s, vanishing_product(d, x, steep)));
+  }
+};
+// tanh(log(1 + e^x)): with z = e^-|x|, a quotient of polynomials in z.
+template <class D, class V>
+HWY_INLINE V tanh_softplus(D d, V x) {
+  const V one = value<D, V>(d, 1), two = value<D, V>(d, 2);
+  const V z = wide_exp(d, hn::Neg(hn::Abs(x)));
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  // z (z + 2) / (z (z + 2) + 2), and (1 + 2 z) / (1 + 2 z + 2 z^2)
+  const V n = hn::IfThenElse(negative, hn::Mul(z, hn::Add(z, two)), hn::MulAdd(two, z, one));
+  const V rest = hn::IfThenElse(negative, two, hn::Mul(two, hn::Mul(z, z)));
+  return hn::Div(n, hn::Add(n, rest));
+}
+template <class C>
+struct Mish : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return vanishing_product(d, x, tanh_softplus(d, x));
+  }
+};
+template <class C>
+struct MishBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V t = tanh_softplus(d, x);
+    const V steep = hn::Mul(wide_sigmoid(d, x), hn::NegMulAdd(t, t, value<D, V>(d, 1)));
+    return hn::Mul(g, hn::Add(t, vanishing_product(d, x, steep)));
+  }
+};
+template <class C>
+struct Hardswish : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    const V three = value<D, V>(d, 3);
+    const V middle = hn::Div(hn::Mul(x, hn::Add(x, three)), value<D, V>(d, 6));
+    return hn::IfThenZeroElse(hn::Le(x, hn::Neg(three)), hn::IfThenElse(hn::Ge(x, three), x, middle));
+  }
+};
+template <class C>
+struct HardswishBackward : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V three = value<D, V>(d, 3);
+    const V middle = hn::Mul(g, hn::Add(hn::Div(x, three), value<D, V>(d, 0.5)));
+    return hn::IfThenZeroElse(hn::Le(x, hn::Neg(three)), hn::IfThenElse(hn::Ge(x, three), g, middle));
+  }
+};
+template <class C>
+struct Hardsigmoid : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    const V three = value<D, V>(d, 3);
+    const V middle = hn::Div(hn::Add(x, three), value<D, V>(d, 6));
+    return hn::IfThenZeroElse(hn::Le(x, hn::Neg(three)), hn::IfThenElse(hn::Ge(x, three), value<D, V>(d, 1), middle));
+  }
+};
+template <class C>
+struct SigmoidBackward : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V y) const {
+    return hn::Mul(g, hn::Mul(y, hn::Sub(value<D, V>(d, 1), y)));
+  }
+};
+template <class C>
+struct TanhBackward : Cheap {
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V y) const {
+    return hn::Mul(g, hn::NegMulAdd(y, y, value<D, V>(d, 1)));
+  }
+};
+template <class C>
+struct Logsigmoid : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    const V low = hn::IfThenElse(positive(d, x), hn::Zero(d), x);
+    return hn::Sub(low, wide_log1p(d, wide_exp(d, hn::Neg(hn::Abs(x)))));
+  }
+};
+template <class C>
+struct LogsigmoidBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    return hn::Mul(g, wide_sigmoid(d, hn::Neg(x)));
+  }
+};
+template <class C>
+struct Softplus : Heavy {  // a: beta, b: threshold
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    const V beta = value<D, V>(d, a);
+    const V scaled = hn::Mul(x, beta);
+    const V high = hn::IfThenElse(hn::Lt(scaled, hn::Zero(d)), hn::Zero(d), scaled);
+    const V y = hn::Add(high, wide_log1p(d, wide_exp(d, hn::Neg(hn::Abs(scaled)))));
+    return hn::IfThenElse(hn::Gt(scaled, value<D, V>(d, b)), x, hn::Div(y, beta));
+  }
+};
+template <class C>
+struct SoftplusBackward : Heavy {
+  using Heavy::Heavy;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V g, V x) const {
+    const V scaled = hn::Mul(x, value<D, V>(d, a));
+    return hn::IfThenElse(hn::Gt(scaled, value<D, V>(d, b)), g, hn::Mul(g, wide_sigmoid(d, scaled)));
+  }
+};
+template <class C>
+struct Threshold : Cheap {  // a: threshold, b: value
+  using Cheap::Cheap;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V x) const {
+    return hn::IfThenElse(hn::Le(x, value<D, V>(d, a)), value<D, V>(d, b), x);
+  }
+};
+
+// --- relu in 16 bits needs no conversion: the sign bit says it. kInfinity is the format's.
+template <std::int16_t kInfinity>
+void relu_bits(const void*, void* out, const void* const* in, std::int64_t count) {
+  const hn::ScalableTag<std::int16_t> d;
+  const auto* x = static_cast<const std::int16_t*>(in[0]);
+  auto* y = static_cast<std::int16_t*>(out);
+  const auto n = static_cast<std::size_t>(count);
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto v = hn::LoadU(d, x + i);
+    const auto nan = hn::Gt(hn::And(v, hn::Set(d, std::int16_t{0x7fff})), hn::Set(d, kInfinity));
+    hn::StoreU(hn::IfThenElse(nan, v, hn::Max(v, hn::Zero(d))), d, y + i);
+  }
+  for (; i < n; ++i) y[i] = x[i] > 0 || (x[i] & 0x7fff) > kInfinity ? x[i] : std::int16_t{0};
+}
+void relu_backward_bits(const void*, void* out, const void* const* in, std::int64_t count) {
+  const hn::ScalableTag<std::int16_t> d;
+  const auto* g = static_cast<const std::int16_t*>(in[0]);
+  const auto* y = static_cast<const std::int16_t*>(in[1]);
+  auto* to = static_cast<std::int16_t*>(out);
+  const auto n = static_cast<std::size_t>(count);
+  const std::size_t lanes = hn::Lanes(d);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto on = hn::Gt(hn::LoadU(d, y + i), hn::Zero(d));
+    hn::StoreU(hn::IfThenElseZero(on, hn::LoadU(d, g + i)), d, to + i);
+  }
+  for (; i < n; ++i) to[i] = y[i] > 0 ? g[i] : std::int16_t{0};
+}
+
+const Runs& relu_runs(bool backward, DType dtype) {
+  static constexpr Runs kForward[] = {{relu_bits<0x7c00>}, {relu_bits<0x7f80>}};
+  static constexpr Runs kBackward = {relu_backward_bits};
+  if (is_low_precision(dtype)) return backward ? kBackward : kForward[dtype == DType::bf16];
+  return backward ? runs_of<ReluBackward, 2>(dtype) : runs_of<Relu, 1>(dtype);
+}
+
+}  // namespace
+
+const Runs& activation_runs(ActivationOp op, DType dtype) {
+  switch (op) {
+    case ActivationOp::relu:
+      return relu_runs(false, dtype);
+    case ActivationOp::relu_backward:
+      return relu_runs(true, dtype);
+    case ActivationOp::leaky_relu:
+      return runs_of<LeakyRelu, 1>(dtype);
+    case ActivationOp::leaky_relu_backward:
+      return runs_of<LeakyReluBackward, 2>(dtype);
+    case ActivationOp::elu:
+      return runs_of<Elu, 1>(dtype);
+    case ActivationOp::elu_backward:
+      return runs_of<EluBackward, 2>(dtype);
+    case ActivationOp::prelu:
+      return runs_of<Prelu, 2, true>(dtype);
+    case ActivationOp::gelu:
+      return runs_of<Gelu, 1>(dtype);
+    case ActivationOp::gelu_backward:
+      return runs_of<GeluBackward, 2>(dtype);
+    case ActivationOp::gelu_tanh:
+      return runs_of<GeluTanh, 1>(dtype);
+    case ActivationOp::gelu_tanh_backward:
+      return runs_of<GeluTanhBackward, 2>(dtype);
+    case ActivationOp::silu:
+      return runs_of<Silu, 1>(dtype);
+    case ActivationOp::silu_backward:
+      return runs_of<SiluBackward, 2>(dtype);
+    case ActivationOp::mish:
+      return runs_of<Mish, 1>(dtype);
+    case ActivationOp::mish_backward:
+      return runs_of<MishBackward, 2>(dtype);
+    case ActivationOp::hardswish:
+      return runs_of<Hardswish, 1>(dtype);
+    case ActivationOp::hardswish_backward:
+      return runs_of<HardswishBackward, 2>(dtype);
+    case ActivationOp::hardsigmoid:
+      return runs_of<Hardsigmoid, 1>(dtype);
+    case ActivationOp::sigmoid_backward:
+      return runs_of<SigmoidBackward, 2>(dtype);
+    case ActivationOp::tanh_backward:
+      return runs_of<TanhBackward, 2>(dtype);
+    case ActivationOp::logsigmoid:
+      return runs_of<Logsigmoid, 1>(dtype);
+    case ActivationOp::logsigmoid_backward:
+      return runs_of<LogsigmoidBackward, 2>(dtype);
+    case ActivationOp::softplus:
+      return runs_of<Softplus, 1>(dtype);
+    case ActivationOp::softplus_backward:
+      return runs_of<SoftplusBackward, 2>(dtype);
+    case ActivationOp::threshold:
+      break;
+  }
+  return runs_of<Threshold, 1>(dtype);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace halfstep::cpu {
+namespace {
+
+HWY_EXPORT(activation_runs);
+
+template <ActivationOp op, int N>
+Status kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  return run_elementwise(HWY_DYNAMIC_DISPATCH(activation_runs)(op, out[0].dtype), attributes, in, N, out);
+}
+
+const RegisterCpuKernel registered[] = {
+    {"relu", kNumericDTypes, kernel<ActivationOp::relu, 1>},
+    {"relu_backward", kFloatingDTypes, kernel<ActivationOp::relu_backward, 2>},
+    {"leaky_relu", kFloatingDTypes, kernel<ActivationOp::leaky_relu, 1>},
+    {"leaky_relu_backward", kFloatingDTypes, kernel<ActivationOp::leaky_relu_backward, 2>},
+    {"elu", kFloatingDTypes, kernel<ActivationOp::elu, 1>},
+    {"elu_backward", kFloatingDTypes, kernel<ActivationOp::elu_backward, 2>},
+    {"prelu", kFloatingDTypes, kernel<ActivationOp::prelu, 2>},
+    {"gelu", kFloatingDTypes, kernel<ActivationOp::gelu, 1>},
+    {"gelu_backward", kFloatingDTypes, kernel<ActivationOp::gelu_backward, 2>},
+    {"gelu_tanh", kFloatingDTypes, kernel<ActivationOp::gelu_tanh, 1>},
+    {"gelu_tanh_backward", kFloatingDTypes, kernel<ActivationOp::gelu_tanh_backward, 2>},
+    {"silu", kFloatingDTypes, kernel<ActivationOp::silu, 1>},
+    {"silu_backward", kFloatingDTypes, kernel<ActivationOp::silu_backward, 2>},
+    {"mish", kFloatingDTypes, kernel<ActivationOp::mish, 1>},
+    {"mish_backward", kFloatingDTypes, kernel<ActivationOp::mish_backward, 2>},
+    {"hardswish", kFloatingDTypes, kernel<ActivationOp::hardswish, 1>},
+    {"hardswish_backward", kFloatingDTypes, kernel<ActivationOp::hardswish_backward, 2>},
+    {"hardsigmoid", kFloatingDTypes, kernel<ActivationOp::hardsigmoid, 1>},
+    {"sigmoid_backward", kFloatingDTypes, kernel<ActivationOp::sigmoid_backward, 2>},
+    {"tanh_backward", kFloatingDTypes, kernel<ActivationOp::tanh_backward, 2>},
+    {"logsigmoid", kFloatingDTypes, kernel<ActivationOp::logsigmoid, 1>},
+    {"logsigmoid_backward", kFloatingDTypes, kernel<ActivationOp::logsigmoid_backward, 2>},
+    {"softplus", kFloatingDTypes, kernel<ActivationOp::softplus, 1>},
+    {"softplus_backward", kFloatingDTypes, kernel<ActivationOp::softplus_backward, 2>},
+    {"threshold", kFloatingDTypes, kernel<ActivationOp::threshold, 1>},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparisons and tests (results are bool), logic, bits, and selection by a mask.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/compare.cpp"
+#include <hwy/foreach_target.h>
+
+#include "halfstep/backends/cpu/runs-inl.h"
+
+#ifndef HALFSTEP_BACKENDS_CPU_COMPARE_OPS_
+#define HALFSTEP_BACKENDS_CPU_COMPARE_OPS_
+#include <cmath>
+#include <limits>
+
+namespace halfstep::cpu {
+enum class CompareOp { eq, ne, lt, le, gt, ge, isnan, isinf, isfinite };
+}  // namespace halfstep::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+/// Lanes of a mask as bools: all of them, or the first n.
+template <class D, class M>
+HWY_INLINE void store_mask(M mask, D, bool* p, std::size_t n) {
+  const hn::RebindToSigned<D> di;
+  const hn::Rebind<std::uint8_t, D> d8;
+  const auto ones = hn::IfThenElseZero(hn::RebindMask(di, mask), hn::Set(di, 1));
+  const auto bytes = hn::DemoteTo(d8, ones);
+  if (n == hn::MaxLanes(D())) {
+    hn::StoreU(bytes, d8, reinterpret_cast<std::uint8_t*>(p));
+  } else {
+    alignas(64) std::uint8_t block[hn::MaxLanes(D())];
+    hn::StoreU(bytes, d8, block);
+    copy_few(reinterpret_cast<std::uint8_t*>(p), block, n);
+  }
+}
+
+// Each as `mask(vectors)` for float32 and `test(scalars)` for the rest.
+struct Eq {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Eq(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a == b;
+  }
+};
+struct Ne {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Ne(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a != b;
+  }
+};
+struct Lt {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Lt(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a < b;
+  }
+};
+struct Le {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Le(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a <= b;
+  }
+};
+struct Gt {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Gt(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a > b;
+  }
+};
+struct Ge {
+  template <class V>
+  static HWY_INLINE auto mask(V a, V b) {
+    return hn::Ge(a, b);
+  }
+  template <class C>
+  static bool test(C a, C b) {
+    return a >= b;
+  }
+};
+struct IsNan {
+  template <class V>
+  static HWY_INLINE auto mask(V a) {
+    return hn::IsNaN(a);
+  }
+  template <class C>
+  static bool test(C a) {
+    if constexpr (std::is_floating_point_v<C>) return std::isnan(a);
+    return false;
+  }
+};
+struct IsInf {
+  template <class V>
+  static HWY_INLINE auto mask(V a) {
+    return hn::Eq(hn::Abs(a), detail::constant(std::numeric_limits<float>::infinity()));
+  }
+  template <class C>
+  static bool test(C a) {
+    if constexpr (std::is_floating_point_v<C>) return std::isinf(a);
+    return false;
+  }
+};
+struct IsFinite {
+  template <class V>
+  static HWY_INLINE auto mask(V a) {
+    return hn::Lt(hn::Abs(a), detail::constant(std::numeric_limits<float>::infinity()));
+  }
+  template <class C>
+  static bool test(C a) {
+    if constexpr (std::is_floating_point_v<C>) return std::isfinite(a);
+    return true;
+  }
+};
+
+template <class T, class F, std::size_t... K>
+void compare_run(const void*, void* out, const void* const* in, std::int64_t count) {
+  auto* to = static_cast<bool*>(out);
+  if constexpr (std::is_same_v<ComputeTag<T>, F32Tag> && !std::is_integral_v<T>) {
+    const F32Tag d;
+    const auto n = static_cast<std::size_t>(count);
+    const std::size_t lanes = hn::Lanes(d);
+    std::size_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      store_mask(F::mask(load(d, static_cast<const T*>(in[K]) + i)...), d, to + i, lanes);
+    }
+    if (i < n) store_mask(F::mask(load_n(d, static_cast<const T*>(in[K]) + i, n - i)...), d, to + i, n - i);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = F::test(static_cast<const T*>(in[K])[i]...);
+  }
+}
+
+template <class F, std::size_t... K>
+const Runs& compare_table(DType dtype, std::index_sequence<K...>) {
+  static constexpr Runs kTable[kNumDTypes] = {
+      {compare_run<float, F, K...>},
+      {compare_run<double, F, K...>},
+      {compare_run<Half, F, K...>},
+      {compare_run<BFloat16, F, K...>},
+      {},
+      {},
+      {compare_run<std::int64_t, F, K...>},
+      {compare_run<std::int32_t, F, K...>},
+      {compare_run<std::int8_t, F, K...>},
+      {compare_run<std::uint8_t, F, K...>},
+      {compare_run<bool, F, K...>},
+  };
+  return kTable[static_cast<int>(dtype)];
+}
+
+/// out[i] = mask[i] ? a[i] : b[i], for elements as words of their size.
+template <class U>
+void select_run(const void*, void* out, const void* const* in, std::int64_t count) {
+  const auto* mask = static_cast<const std::uint8_t*>(in[0]);
+  const auto* a = static_cast<const U*>(in[1]);
+  const auto* b = static_cast<const U*>(in[2]);
+  auto* to = static_cast<U*>(out);
+  const auto n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  if constexpr (sizeof(U) == 2 || sizeof(U) == 4) {
+    const hn::ScalableTag<U> d;
+    const hn::Rebind<std::uint8_t, decltype(d)> d8;
+    const std::size_t lanes = hn::Lanes(d);
+    for (; i + lanes <= n; i += lanes) {
+      const auto chosen = hn::Ne(hn::PromoteTo(d, hn::LoadU(d8, mask + i)), hn::Zero(d));
+      hn::StoreU(hn::IfThenElse(chosen, hn::LoadU(d, a + i), hn::LoadU(d, b + i)), d, to + i);
+    }
+  }
+  for (; i < n; ++i) to[i] = mask[i] ? a[i] : b[i];
+}
+
+/// out[i] = mask[i] ? value : x[i]; `state` points to the value's bits. Inputs: x, mask.
+template <class U>
+void masked_fill_run(const void* state, void* out, const void* const* in, std::int64_t count) {
+  const auto* x = static_cast<const U*>(in[0]);
+  const auto* mask = static_cast<const std::uint8_t*>(in[1]);
+  const U value = *static_cast<const U*>(state);
+  auto* to = static_cast<U*>(out);
+  const auto n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  if constexpr (sizeof(U) == 2 || sizeof(U) == 4) {
+    const hn::ScalableTag<U> d;
+    const hn::Rebind<std::uint8_t, decltype(d)> d8;
+    const std::size_t lanes = hn::Lanes(d);
+    const auto filling = hn::Set(d, value);
+    for (; i + lanes <= n; i += lanes) {
+      const auto chosen = hn::Ne(hn::PromoteTo(d, hn::LoadU(d8, mask + i)), hn::Zero(d));
+      hn::StoreU(hn::IfThenElse(chosen, filling, hn::LoadU(d, x + i)), d, to + i);
+    }
+  }
+  for (; i < n; ++i) to[i] = mask[i] ? value : x[i];
+}
+
+}  // namespace
+
+const Runs& compare_runs(CompareOp op, DType dtype) {
+  constexpr auto kOne = std::make_index_sequence<1>();
+  constexpr auto kTwo = std::make_index_sequence<2>();
+  switch (op) {
+    case CompareOp::eq:
+      return compare_table<Eq>(dtype, kTwo);
+    case CompareOp::ne:
+      return compare_table<Ne>(dtype, kTwo);
+    case CompareOp::lt:
+      return compare_table<Lt>(dtype, kTwo);
+    case CompareOp::le:
+      return compare_table<Le>(dtype, kTwo);
+    case CompareOp::gt:
+      return compare_table<Gt>(dtype, kTwo);
+    case CompareOp::ge:
+      return compare_table<Ge>(dtype, kTwo);
+    case CompareOp::isnan:
+      return compare_table<IsNan>(dtype, kOne);
+    case CompareOp::isinf:
+      return compare_table<IsInf>(dtype, kOne);
+    case CompareOp::isfinite:
+      break;
+  }
+  return compare_table<IsFinite>(dtype, kOne);
+}
+
+/// For elements of `size` bytes: where (`fill` false) and masked_fill.
+const Runs& select_runs(bool fill, std::size_t size) {
+  static constexpr Runs kWhere[] = {{select_run<std::uint8_t>},
+                                    {select_run<std::uint16_t>},
+                                    {select_run<std::uint32_t>},
+                                    {select_run<std::uint64_t>}};
+  static constexpr Runs kFill[] = {{masked_fill_run<std::uint8_t>},
+                                   {masked_fill_run<std::uint16_t>},
+                                   {masked_fill_run<std::uint32_t>},
+                                   {masked_fill_run<std::uint64_t>}};
+  const int i = size == 1 ? 0 : size == 2 ? 1 : size == 4 ? 2 : 3;
+  return fill ? kFill[i] : kWhere[i];
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace halfstep::cpu {
+namespace {
+
+HWY_EXPORT(compare_runs);
+HWY_EXPORT(select_runs);
+
+template <CompareOp op, int N>
+Status compare(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+  return run_elementwise(HWY_DYNAMIC_DISPATCH(compare_runs)(op, in[0].dtype), nullptr, in, N, out);
+}
+
+Status where(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+  return run_elementwise(HWY_DYNAMIC_DISPATCH(select_runs)(false, item_size(out[0].dtype)), nullptr, in, 3, out);
+}
+
+// A finite value beyond the dtype's range becomes the nearest finite one: -1e9 masks scores in f16 too, without an
+// infinity that would make a wholly masked softmax NaN.
+template <class T>
+T fill_value(const ScalarValue& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return value.kind == 2 ? value.floating != 0 : value.integer != 0;
+  } else if constexpr (std::is_integral_v<T>) {
+    return value.kind == 2 ? convert<T>(value.floating) : convert<T>(value.integer);
+  } else {
+    double v = value.floating;
+    if (std::isfinite(v)) {
+      const double low = lowest_finite(dtype_of<T>);
+      v = std::fmin(std::fmax(v, low), -low);
+    }
+    return convert<T>(v);
+  }
+}
+
+Status masked_fill(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const ScalarValue& value = static_cast<const ScalarAttributes*>(attributes)->value;
+  return visit_all(out[0].dtype, [&](auto tag) {
+    const auto v = fill_value<typename decltype(tag)::type>(value);
+    return run_elementwise(HWY_DYNAMIC_DISPATCH(select_runs)(true, sizeof(v)), &v, in, 2, out);
+  });
+}
+
+// --- logic on bools, and bits
+
+template <class T, class F, std::size_t... K>
+void plain_run(const void*, void* out, const void* const* in, std::int64_t n) {
+  auto* to = static_cast<T*>(out);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<T>(F()(static_cast<const T*>(in[K])[i]...));
+}
+struct And {
+  template <class T>
+  auto operator()(T a, T b) const {
+    return a & b;
+  }
+};
+struct Or {
+  template <class T>
+  auto operator()(T a, T b) const {
+    return a | b;
+  }
+};
+struct Xor {
+  template <class T>
+  auto operator()(T a, T b) const {
+    return a ^ b;
+  }
+};
+struct Not {
+  template <class T>
+  auto operator()(T a) const {
+    if constexpr (std::is_same_v<T, bool>) {
+      return !a;
+    } else {
+      return ~a;
+    }
+  }
+};
+template <class F, std::size_t... K>
+Status bitwise(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+  Runs runs;
+  switch (out[0].dtype) {
+    case DType::i64:
+      runs.straight = plain_run<std::int64_t, F, K...>;
+      break;
+    case DType::i32:
+      runs.straight = plain_run<std::int32_t, F, K...>;
+      break;
+    case DType::i8:
+      runs.straight = plain_run<std::int8_t, F, K...>;
+      break;
+    case DType::u8:
+      runs.straight = plain_run<std::uint8_t, F, K...>;
+      break;
+    case DType::boolean:
+      runs.straight = plain_run<bool, F, K...>;
+      break;
+    default:
+      return Status::unsupported;
+  }
+  return run_elementwise(runs, nullptr, in, sizeof...(K), out);
+}
+
+constexpr std::initializer_list<DType> kBits = {DType::i64, DType::i32, DType::i8, DType::u8, DType::boolean};
+constexpr std::initializer_list<DType> kBool = {DType::boolean};
+
+const RegisterCpuKernel registered[] = {
+    {"eq", kComputeDTypes, compare<CompareOp::eq, 2>},
+    {"ne", kComputeDTypes, compare<CompareOp::ne, 2>},
+    {"lt", kComputeDTypes, compare<CompareOp::lt, 2>},
+    {"le", kComputeDTypes, compare<CompareOp::le, 2>},
+    {"gt", kComputeDTypes, compare<CompareOp::gt, 2>},
+    {"ge", kComputeDTypes, compare<CompareOp::ge, 2>},
+    {"isnan", kComputeDTypes, compare<CompareOp::isnan, 1>},
+    {"isinf", kComputeDTypes, compare<CompareOp::isinf, 1>},
+    {"isfinite", kComputeDTypes, compare<CompareOp::isfinite, 1>},
+    {"logical_and", kBool, bitwise<And, 0, 1>},
+    {"logical_or", kBool, bitwise<Or, 0, 1>},
+    {"logical_xor", kBool, bitwise<Xor, 0, 1>},
+    {"logical_not", kBool, bitwise<Not, 0>},
+    {"bitwise_and", kBits, bitwise<And, 0, 1>},
+    {"bitwise_or", kBits, bitwise<Or, 0, 1>},
+    {"bitwise_xor", kBits, bitwise<Xor, 0, 1>},
+    {"bitwise_not", kBits, bitwise<Not, 0>},
+    {"where", kAllDTypes, where},
+    {"masked_fill", kAllDTypes, masked_fill},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu
+#endif  // HWY_ONCE

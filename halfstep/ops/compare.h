@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparisons, logic and selection. Comparisons work in the common dtype of both sides and give bool.
+#pragma once
+
+#include "halfstep/core/tensor.h"
+
+namespace halfstep {
+
+HS_API Tensor eq(const Tensor& input, const Tensor& other);
+HS_API Tensor eq(const Tensor& input, Scalar other);
+HS_API Tensor ne(const Tensor& input, const Tensor& other);
+HS_API Tensor ne(const Tensor& input, Scalar other);
+HS_API Tensor lt(const Tensor& input, const Tensor& other);
+HS_API Tensor lt(const Tensor& input, Scalar other);
+HS_API Tensor le(const Tensor& input, const Tensor& other);
+HS_API Tensor le(const Tensor& input, Scalar other);
+HS_API Tensor gt(const Tensor& input, const Tensor& other);
+HS_API Tensor gt(const Tensor& input, Scalar other);
+HS_API Tensor ge(const Tensor& input, const Tensor& other);
+HS_API Tensor ge(const Tensor& input, Scalar other);
+
+/// bool; false for integers.
+HS_API Tensor isnan(const Tensor& input);
+HS_API Tensor isinf(const Tensor& input);
+/// bool; true for integers.
+HS_API Tensor isfinite(const Tensor& input);
+
+/// bool; every value but 0 counts as true (NaN too).
+HS_API Tensor logical_and(const Tensor& input, const Tensor& other);
+HS_API Tensor logical_or(const Tensor& input, const Tensor& other);
+HS_API Tensor logical_xor(const Tensor& input, const Tensor& other);
+HS_API Tensor logical_not(const Tensor& input);
+
+/// Bits of integers, or logic on bools. Throws DTypeError for floating dtypes.
+HS_API Tensor bitwise_and(const Tensor& input, const Tensor& other);
+HS_API Tensor bitwise_or(const Tensor& input, const Tensor& other);
+HS_API Tensor bitwise_xor(const Tensor& input, const Tensor& other);
+HS_API Tensor bitwise_not(const Tensor& input);
+
+/// `input` where `condition` (bool) is true, `other` elsewhere; all three broadcast, and the result has the common
+/// dtype of input and other.
+HS_API Tensor where(const Tensor& condition, const Tensor& input, const Tensor& other);
+HS_API Tensor where(const Tensor& condition, const Tensor& input, Scalar other);
+HS_API Tensor where(const Tensor& condition, Scalar input, const Tensor& other);
+
+/// `input` with `value` where `mask` (bool, broadcast with it) is true. The dtype is that of `input`; a finite value
+/// beyond its range becomes the nearest finite one, so that masking scores with -1e9 works in f16 too. Infinities stay
+/// what they are; mask_value() is the safe constant before a softmax.
+HS_API Tensor masked_fill(const Tensor& input, const Tensor& mask, Scalar value);
+HS_API Tensor& masked_fill_(Tensor& input, const Tensor& mask, Scalar value);
+/// The lowest finite value of a floating dtype: what masks scores before a softmax. Where -infinity would make a wholly
+/// masked row NaN, this makes it uniform.
+HS_API double mask_value(DType dtype);
+
+}  // namespace halfstep

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/ops/dropout.h"
+
+#include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep {
+namespace {
+
+// Input 1 holds seed and offset. The op is linear in input 0: its gradient is the op itself.
+const Op& dropout_op = define_op({
+    .name = "dropout",
+    .signature = "dropout(input, p=0.5, training=True)",
+    .infer =
+        [](InferContext& ctx) {
+          const Tensor& x = ctx.input(0);
+          check_defined(x, ctx.name(), "a tensor");
+          check_floating(x, ctx.name());
+          ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), x.dtype());
+        },
+    .grad =
+        [](GradContext& c) {
+          c.set(0, call(c.op(), {&c.grad(), &c.input(1)}, c.attributes<DropoutAttributes>()));
+        },
+    .saves = {in(1)},
+    .attributes_size = sizeof(DropoutAttributes),
+});
+
+}  // namespace
+
+Tensor dropout(const Tensor& input, double p, bool training) {
+  check_defined(input, "dropout", "a tensor");
+  if (!(p >= 0 && p <= 1)) fail<Error>("dropout: expected a probability between 0 and 1, got {}", p);
+  if (!training || p == 0) return input;
+  const PhiloxState state = default_generator().reserve(philox_blocks(static_cast<std::uint64_t>(input.numel())));
+  Tensor where = empty({2}, {.dtype = DType::i64});
+  where.data<std::int64_t>()[0] = static_cast<std::int64_t>(state.seed);
+  where.data<std::int64_t>()[1] = static_cast<std::int64_t>(state.offset);
+  if (input.device() != where.device()) where = where.to(input.device());
+  return call(dropout_op, {&input, &where}, DropoutAttributes{p});
+}
+
+}  // namespace halfstep
