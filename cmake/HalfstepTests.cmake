@@ -10,7 +10,7 @@ function(halfstep_add_tests dir)
   target_link_libraries(${target} PRIVATE halfstep_test_support GTest::gtest_main)
   target_precompile_headers(${target} REUSE_FROM halfstep_test_headers)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  if(HALFSTEP_BUILD_CLI AND dir MATCHES "^(cli|train)$")
+  if(TARGET halfstep_cli AND dir MATCHES "^(cli|train)$")
     add_dependencies(${target} halfstep_cli)
   endif()
 
