@@ -57,6 +57,7 @@ docs: setup  ## build the API reference into build/docs; undocumented public mem
 	@scripts/setup.sh docs
 	@mkdir -p $(BUILD)/docs
 	@HALFSTEP_DOCS=$(BUILD)/docs doxygen docs/Doxyfile
+	@scripts/check_docs.py $(BUILD)/docs/xml
 	@echo "The reference is in $(BUILD)/docs/html/index.html"
 
 fuzz: setup  ## run every fuzz target for FUZZ_SECONDS (60)

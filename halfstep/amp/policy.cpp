@@ -112,6 +112,12 @@ constexpr Row kPassThrough[] = {
     {"as_strided", kMoves},  {"slice_backward", kBackward},
 };
 
+// Reductions, softmax, normalisation and losses.
+constexpr Row kPassThroughReductions[] = {
+    {"softmax_backward", kBackward},      {"log_softmax_backward", kBackward}, {"cross_entropy_backward", kBackward},
+    {"cross_entropy_targets", kBackward}, {"nll_loss_backward", kBackward},
+};
+
 constexpr const char* kInside =
     "keeps its input's dtype and computes in float32 inside: the result is bounded by the input";
 constexpr const char* kBool = "the result is bool or integer";
@@ -205,6 +211,7 @@ struct Table {
     add(kWidest, Policy::widest);
     add(kBanned, Policy::banned);
     add(kPassThrough, Policy::pass_through);
+    add(kPassThroughReductions, Policy::pass_through);
     add(kPointwise, Policy::pass_through);
   }
 };

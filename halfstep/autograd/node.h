@@ -50,11 +50,13 @@ class HS_API Node {
   bool accepts_float32 =
       false;  ///< the output is a 16-bit cast of a float32 tensor: gradients may stay float32, and several add up in it
 
+  /// A user's function that sees the gradient of output `index` before it is used.
   struct Hook {
     std::uint64_t id;
     std::uint32_t index;
     std::function<Tensor(const Tensor&)> function;
   };
+  /// An output that is no leaf and keeps its gradient all the same.
   struct Retained {
     std::uint32_t index;
     TensorImpl* tensor;
@@ -90,6 +92,7 @@ class HS_API AutogradMeta final : public GradSlot {
   explicit AutogradMeta(TensorImpl* self) : self(self) {}
   ~AutogradMeta() override;
 
+  /// The tensor that this belongs to, and the gradient added up in it.
   TensorImpl* self;
   Tensor grad;
   Ref<Node> grad_fn;  ///< the call that made it; none for a leaf

@@ -15,6 +15,7 @@ struct NamedTensor {
   Tensor tensor;
 };
 
+/// All of a network's parameters, in the order of their registration.
 using NamedTensors = std::vector<NamedTensor>;
 
 }  // namespace halfstep

@@ -15,6 +15,7 @@
 /// The words are used to their last bit: |x| reaches 6.66 in the 32-bit form and 8.57 in the 64-bit form.
 namespace halfstep {
 
+/// Two independent normal numbers.
 struct NormalPair {
   double first;
   double second;

@@ -24,6 +24,7 @@ struct HS_API Device {
   /// Parses `cpu`, `cuda`, `cuda:1`, ...; throws DeviceError with the known names when there is no such kind.
   explicit Device(std::string_view name);
 
+  /// Whether it is the CPU.
   constexpr bool is_cpu() const { return type == 0; }
   /// `cpu`, or `cuda:0` for kinds that may have several.
   std::string str() const;

@@ -16,8 +16,10 @@ namespace halfstep {
 /// Element type of a tensor.
 enum class DType : std::uint8_t { f32, f64, f16, bf16, f8e4m3, f8e5m2, i64, i32, i8, u8, boolean };
 
+/// How many element types there are.
 inline constexpr int kNumDTypes = 11;
 
+/// Short names of the element types, for programs: `zeros({2, 3}, {.dtype = f16})`.
 inline constexpr DType f32 = DType::f32;
 inline constexpr DType f64 = DType::f64;
 inline constexpr DType f16 = DType::f16;
@@ -205,7 +207,7 @@ namespace detail {
 }  // namespace detail
 
 /// Calls `f(DTypeTag<D>{})` with the tag of `dtype` and returns what it returns (the same type for every tag):
-/// `visit_dtype(d, [&](auto tag) { using T = typename decltype(tag)::type; … })`.
+/// `visit_dtype(d, [&](auto tag) { using T = storage_t<tag.value>; … })`.
 template <class F>
 constexpr decltype(auto) visit_dtype(DType dtype, F&& f) {
   switch (dtype) {

@@ -147,6 +147,7 @@ struct Half {
   explicit constexpr Half(double value) noexcept : bits(detail::narrow<detail::HalfFormat>(value)) {}
   explicit constexpr Half(std::signed_integral auto value) noexcept
       : bits(detail::narrow_integer<detail::HalfFormat>(value)) {}
+  /// The number with this bit pattern.
   static constexpr Half from_bits(std::uint16_t bits) noexcept { return std::bit_cast<Half>(bits); }
   explicit constexpr operator float() const noexcept { return detail::widen_half(bits); }
   explicit constexpr operator double() const noexcept { return detail::widen_half(bits); }
@@ -161,6 +162,7 @@ struct BFloat16 {
   explicit constexpr BFloat16(double value) noexcept : bits(detail::narrow<detail::BFloat16Format>(value)) {}
   explicit constexpr BFloat16(std::signed_integral auto value) noexcept
       : bits(detail::narrow_integer<detail::BFloat16Format>(value)) {}
+  /// The number with this bit pattern.
   static constexpr BFloat16 from_bits(std::uint16_t bits) noexcept { return std::bit_cast<BFloat16>(bits); }
   explicit constexpr operator float() const noexcept { return detail::widen_bfloat16(bits); }
   explicit constexpr operator double() const noexcept { return detail::widen_bfloat16(bits); }
@@ -175,6 +177,7 @@ struct Float8E4M3 {
   explicit constexpr Float8E4M3(double value) noexcept : bits(detail::narrow<detail::Float8E4M3Format>(value)) {}
   explicit constexpr Float8E4M3(std::signed_integral auto value) noexcept
       : bits(detail::narrow_integer<detail::Float8E4M3Format>(value)) {}
+  /// The number with this bit pattern.
   static constexpr Float8E4M3 from_bits(std::uint8_t bits) noexcept { return std::bit_cast<Float8E4M3>(bits); }
   explicit constexpr operator float() const noexcept { return detail::widen_e4m3(bits); }
   explicit constexpr operator double() const noexcept { return detail::widen_e4m3(bits); }
@@ -189,6 +192,7 @@ struct Float8E5M2 {
   explicit constexpr Float8E5M2(double value) noexcept : bits(detail::narrow<detail::Float8E5M2Format>(value)) {}
   explicit constexpr Float8E5M2(std::signed_integral auto value) noexcept
       : bits(detail::narrow_integer<detail::Float8E5M2Format>(value)) {}
+  /// The number with this bit pattern.
   static constexpr Float8E5M2 from_bits(std::uint8_t bits) noexcept { return std::bit_cast<Float8E5M2>(bits); }
   explicit constexpr operator float() const noexcept { return detail::widen_e5m2(bits); }
   explicit constexpr operator double() const noexcept { return detail::widen_e5m2(bits); }

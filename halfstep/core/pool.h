@@ -64,10 +64,12 @@ class ThreadPool {
   }
 };
 
+/// Memory for one object of type T from the calling thread's list, and its way back.
 template <class T>
 void* pool_allocate() {
   return ThreadPool<(sizeof(T) + 63) / 64 * 64>::allocate();
 }
+/// Gives back what pool_allocate() returned.
 template <class T>
 void pool_deallocate(void* p) {
   ThreadPool<(sizeof(T) + 63) / 64 * 64>::deallocate(p);

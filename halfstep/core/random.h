@@ -50,14 +50,15 @@ constexpr std::uint64_t randperm_blocks(std::int64_t n) noexcept {
 }
 
 /// One number after another, for code on the host that is no kernel, such as the augmentation of an image. It meets
-/// UniformRandomBitGenerator, but unlike the distributions of <random> its own members give the same numbers with every
-/// standard library. Not to be shared between threads; derive a seed for each instead.
+/// UniformRandomBitGenerator, but unlike the distributions of the standard library its own members give the same
+/// numbers with every standard library. Not to be shared between threads; derive a seed for each instead.
 class HS_API RandomStream {
  public:
   using result_type = std::uint32_t;
   explicit RandomStream(std::uint64_t seed, std::uint64_t offset = 0) noexcept : state_{seed, offset} {}
   explicit RandomStream(PhiloxState state) noexcept : state_(state) {}
 
+  /// The range of a word, as UniformRandomBitGenerator asks, and the next word.
   static constexpr result_type min() noexcept { return 0; }
   static constexpr result_type max() noexcept { return std::numeric_limits<result_type>::max(); }
   result_type operator()() noexcept {
@@ -68,6 +69,7 @@ class HS_API RandomStream {
     }
     return block_[used_++];
   }
+  /// The next two words as one number.
   std::uint64_t next64() noexcept {
     const std::uint64_t low = (*this)();
     return std::uint64_t{(*this)()} << 32 | low;

@@ -22,8 +22,10 @@ class Scalar {
   template <std::floating_point T>
   constexpr Scalar(T value) : integer_(0), floating_(value), kind_(Kind::floating) {}
 
+  /// The kind that counts in type promotion.
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_floating() const { return kind_ == Kind::floating; }
+  /// The value as a double.
   constexpr double to_double() const { return floating_; }
   /// The integer or bool; for a floating-point number its value cut toward zero (0 for what doesn't fit).
   constexpr std::int64_t to_int() const { return is_floating() ? convert<std::int64_t>(floating_) : integer_; }

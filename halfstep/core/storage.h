@@ -72,9 +72,11 @@ class HS_API Storage {
   /// Memory of someone else's; `deleter` (may be empty) runs when the last tensor lets go.
   static Ref<Storage> wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter);
 
+  /// The block's start, its size and where it lies.
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  /// How many writes there were; a saved tensor whose storage has another version than when it was saved was changed.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
   /// A number that no other storage of this run has had: addresses come back, these don't.

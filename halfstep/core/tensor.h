@@ -61,6 +61,7 @@ class HS_API Tensor {
   bool defined() const { return static_cast<bool>(impl_); }
   explicit operator bool() const = delete;  // ask defined() or item<bool>()
 
+  /// Number of elements along each dimension.
   const Shape& sizes() const;
   const Shape& strides() const;  ///< in elements
   /// Size of one dimension, counted from the end when negative. Throws ShapeError.
@@ -107,6 +108,8 @@ class HS_API Tensor {
   std::string str() const;
 
   // --- Conversions and copies (ops/copy.cpp). Recorded.
+  /// This tensor with another dtype, on another device or both; itself where nothing changes. Conversion rounds to
+  /// nearest even.
   Tensor to(DType dtype, const ToOptions& options = {}) const;
   Tensor to(Device device, const ToOptions& options = {}) const;
   Tensor to(Device device, DType dtype, const ToOptions& options = {}) const;
@@ -136,6 +139,7 @@ class HS_API Tensor {
   Tensor operator[](std::int64_t index) const { return select(0, index); }
 
   // --- Arithmetic in place (ops/arithmetic.cpp).
+  /// Computes as the function without the underscore does, and writes the result, rounded to this tensor's dtype, here.
   Tensor& add_(const Tensor& other, Scalar alpha = 1);
   Tensor& add_(Scalar other);
   Tensor& sub_(const Tensor& other, Scalar alpha = 1);
@@ -168,6 +172,7 @@ class HS_API Tensor {
   std::uint64_t register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;
   void remove_hook(std::uint64_t id) const;
 
+  /// What the handle points to; for the library and for extensions.
   TensorImpl* impl() const { return impl_.get(); }
   const Ref<TensorImpl>& impl_ref() const { return impl_; }
 

@@ -14,6 +14,7 @@ class HS_API TensorImpl {
   static Ref<TensorImpl> make(Ref<Storage> storage, std::int64_t offset, const Shape& sizes, const Shape& strides,
                               DType dtype);
 
+  /// The memory, the part of it that this tensor is, and what lies there.
   Ref<Storage> storage;
   std::int64_t offset;  ///< in elements
   Shape sizes;

@@ -15,6 +15,7 @@ struct PenPoint {
   bool corner = false;
 };
 
+/// One line drawn without lifting the pen.
 using PenStroke = std::vector<PenPoint>;
 
 /// One way of writing a digit.

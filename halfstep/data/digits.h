@@ -12,6 +12,7 @@ namespace halfstep::data {
 /// Number of pixels of a built-in digit, 28 by 28.
 inline constexpr std::int64_t kDigitPixels = 28 * 28;
 
+/// What the built-in digits depend on: the same options give the same images.
 struct DigitOptions {
   std::uint64_t seed = 0;
   /// Number of images; 0: 60,000 for training, 10,000 for testing.

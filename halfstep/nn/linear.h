@@ -22,6 +22,7 @@ class HS_API Linear : public Module<Linear> {
   std::string kind() const override { return "Linear"; }
   std::string describe() const override;
 
+  /// As constructed, and the parameters; without a bias `bias` is undefined.
   LinearOptions options;
   Parameter weight;
   Parameter bias;

@@ -147,4 +147,45 @@ struct DropoutAttributes {
   double p = 0.5;
 };
 
+// --- reductions, softmax, normalisation, losses
+
+/// norm: as ReduceAttributes, and the order.
+struct NormAttributes {
+  IntList dims = {};
+  bool keepdim = false;
+  OptionalDType dtype = {};
+  double p = 2;
+};
+/// var, std, var_mean: as ReduceAttributes; the divisor is n - correction.
+struct VarAttributes {
+  IntList dims = {};
+  bool keepdim = false;
+  double correction = 1;
+};
+/// Ops along one dimension (argmax, max_dim, cumsum, softmax, ...); `reverse` runs from the end. `dim` is wrapped.
+struct DimAttributes {
+  std::int64_t dim = 0;
+  bool keepdim = false;
+  bool reverse = false;
+  OptionalDType dtype = {};
+};
+/// How a loss sums up its terms (the values of Reduction in ops/loss.h): 0 none, 1 mean, 2 sum.
+/// cross_entropy, nll_loss and their backward passes.
+struct ClassLossAttributes {
+  std::int32_t reduction = 1;
+  std::int64_t ignore_index = -100;
+  double label_smoothing = 0;
+  std::int64_t classes = 0;  ///< for cross_entropy_targets, whose result is [N, classes, ...]
+  OptionalDType dtype = {};  ///< of a gradient
+};
+/// Losses of two tensors of one shape: `parameter` is beta, delta or whether the target is a logarithm; `divisor` is
+/// what the sum is divided by.
+struct PairLossAttributes {
+  std::int32_t kind = 0;  ///< PairLoss in ops/loss.h
+  std::int32_t reduction = 1;
+  double parameter = 0;
+  double divisor = 1;
+  OptionalDType dtype = {};
+};
+
 }  // namespace halfstep

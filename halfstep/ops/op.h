@@ -53,7 +53,8 @@ struct Op {
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;
-  mutable std::int8_t autocast_class = -1;  ///< the autocast hook's own: what it found for this op, read and written atomically
+  /// The autocast hook's own: what it found for this op, read and written atomically.
+  mutable std::int8_t autocast_class = -1;
 };
 
 /// Adds an op to the table of ops and returns the reference that calls are made with. Throws Error when the name is
@@ -73,11 +74,14 @@ class HS_API InferContext {
   InferContext(const Op& op, std::span<const Tensor* const> inputs, const void* attributes)
       : op_(op), inputs_(inputs), attributes_(attributes) {}
 
+  /// The op that is called, its name, and its inputs; an input that was left out is an undefined tensor, for which
+  /// has() is false.
   const Op& op() const { return op_; }
   const char* name() const { return op_.name; }
   int size() const { return static_cast<int>(inputs_.size()); }
   const Tensor& input(int i) const { return *inputs_[static_cast<std::size_t>(i)]; }
   bool has(int i) const { return i < size() && input(i).defined(); }
+  /// The attributes of the call, which are of the type that the op declared.
   template <class A>
   const A& attributes() const {
     return *static_cast<const A*>(attributes_);
@@ -92,6 +96,7 @@ class HS_API InferContext {
   /// Converts the inputs whose bit is set in `mask` to `dtype` before the kernel sees them (undefined ones are left).
   void cast(DType dtype, std::uint64_t mask = ~std::uint64_t{0}) { cast_dtype = dtype, cast_mask = mask; }
 
+  /// What the rule said, for call_op().
   struct Output {
     Shape sizes;
     Shape strides;
@@ -147,7 +152,9 @@ class HS_API GradContext {
         grads_(grads),
         results_(results) {}
 
+  /// The op that was called, with its attributes.
   const Op& op() const { return op_; }
+  /// As InferContext::attributes().
   template <class A>
   const A& attributes() const {
     return *static_cast<const A*>(attributes_);
@@ -194,6 +201,7 @@ HS_API void call_op(const Op& op, std::span<const Tensor* const> inputs, const v
 HS_API void call_op_into(const Op& op, std::span<const Tensor* const> inputs, const void* attributes,
                          Tensor& destination, bool in_place);
 
+/// For ops that have none.
 struct NoAttributes {};
 
 namespace detail {

@@ -9,6 +9,7 @@
 
 namespace halfstep {
 
+/// How much a message matters.
 enum class LogLevel : int { debug, info, warning, error };
 
 /// Where the library's messages go; by default warnings and errors go to standard error as `halfstep: warning: ...`. An

@@ -142,7 +142,7 @@ struct Case {
   }
 };
 
-enum class By { choice, blocked, narrow, onednn, reference };
+enum class By { choice, blocked, narrow, widened, onednn, reference };
 
 /// Whether the road took the case; expectations are checked if it did.
 bool check(const Case& t, By by = By::choice, std::vector<unsigned char>* bytes = nullptr) {
@@ -164,6 +164,7 @@ bool check(const Case& t, By by = By::choice, std::vector<unsigned char>* bytes 
   const Status status = by == By::choice    ? gemm(&context, g)
                         : by == By::blocked ? gemm_by(GemmRoad::blocked, &context, g)
                         : by == By::narrow  ? gemm_by(GemmRoad::narrow, &context, g)
+                        : by == By::widened ? gemm_by(GemmRoad::widened, &context, g)
                         : by == By::onednn  ? gemm_by(GemmRoad::onednn, &context, g)
                                             : gemm_by(GemmRoad::reference, &context, g);
   if (status == Status::unsupported && by != By::choice) return false;
@@ -233,7 +234,7 @@ TEST_P(GemmIsa, SmallShapesInEveryLayout) {
         for (const std::string& a : kLayouts) {
           const std::string& b =
               kLayouts[static_cast<std::size_t>(m + n + k + static_cast<std::int64_t>(a.size())) % 5];
-          for (const By by : {By::choice, By::blocked, By::narrow}) {
+          for (const By by : {By::choice, By::blocked, By::narrow, By::widened}) {
             check({.m = m, .n = n, .k = k, .layout_a = a, .layout_b = b, .padding = n % 3}, by);
           }
         }
@@ -254,7 +255,7 @@ TEST_P(GemmIsa, EveryDTypeAndEpilogue) {
   for (const DType a : {f32, f16, bf16}) {
     for (const DType b : {f32, f16, bf16}) {
       for (const DType c : {f32, f16, bf16}) {
-        for (const By by : {By::blocked, By::narrow}) {
+        for (const By by : {By::blocked, By::narrow, By::widened}) {
           for (const std::string layout : {"rows", "cols"}) {
             const std::int64_t m = by == By::narrow ? 3 : 37;
             Case t{
@@ -525,8 +526,8 @@ TEST(Gemm, RoadFollowsShapeDtypeAndInstructionSet) {
     return choose_road(g, isa);
   };
   const std::vector<Isa> all = {Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::avx512_fp16, Isa::amx};
-  g.m = g.n = g.k = 256;
-  g.a.row_stride = g.b.row_stride = g.ldc = 256;
+  g.m = g.n = g.k = 96;
+  g.a.row_stride = g.b.row_stride = g.ldc = 96;
   for (const Isa isa : all) {
     EXPECT_EQ(road(f32, f32, f32, isa), GemmRoad::blocked);
     EXPECT_EQ(road(f64, f64, f64, isa), GemmRoad::reference);
@@ -542,7 +543,13 @@ TEST(Gemm, RoadFollowsShapeDtypeAndInstructionSet) {
   EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::blocked);
   g.batch = 4096;
   EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::onednn);
-  g.batch = 1, g.m = 1, g.n = g.k = 512;
+  g.batch = 1, g.m = g.n = g.k = 256;
+  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::widened);
+  EXPECT_EQ(road(bf16, f32, f16, Isa::amx), GemmRoad::widened);
+  EXPECT_EQ(road(bf16, bf16, bf16, Isa::avx512_vnni), GemmRoad::widened);
+  g.m = 64, g.b.row_stride = 1, g.b.col_stride = 256;  // A linear layer's weights.
+  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
+  g.m = 1, g.n = g.k = 512;
   for (const Isa isa : all) EXPECT_EQ(road(bf16, bf16, bf16, isa), GemmRoad::narrow);
 }
 

@@ -57,7 +57,8 @@ TEST(Optimizer, LowPrecisionWeightsMove) {
     const double unit = dtype == bf16 ? 0x1p-8 : 0x1p-11;  // of values under 1
     EXPECT_NEAR(run(LowPrecision::master_weights, dtype), 0.9, unit) << name(dtype);
     EXPECT_NEAR(run(LowPrecision::kahan, dtype), 0.9, 2 * unit) << name(dtype);
-    // Each step's error has a standard deviation of at most unit/2; 100 steps and 4096 weights: unit * 5 / 64, six of it.
+    // Each step's error has a standard deviation of at most unit/2; 100 steps and 4096 weights: unit * 5 / 64, six of
+    // it.
     EXPECT_NEAR(run(LowPrecision::stochastic_rounding, dtype), 0.9, 6 * unit * 5 / 64) << name(dtype);
   }
   EXPECT_EQ(run(LowPrecision::nearest, bf16), 1.0);
@@ -98,7 +99,8 @@ TEST(Optimizer, AGraphThatStillReadsTheCopyIsNotDisturbed) {
   }
   sgd.step({ones({4, 4})});
   sum(y).backward();
-  EXPECT_EQ(x.grad().to_vector<float>(), std::vector<float>(8, 4.0f)) << "the gradient of the weights of the forward pass";
+  EXPECT_EQ(x.grad().to_vector<float>(), std::vector<float>(8, 4.0f))
+      << "the gradient of the weights of the forward pass";
 }
 
 TEST(Optimizer, StateRoundTripsBitForBit) {
@@ -108,9 +110,7 @@ TEST(Optimizer, StateRoundTripsBitForBit) {
     return NamedTensors{{"a", tensor(values, {40}, {.requires_grad = true})},
                         {"b", tensor(values, {8, 5}, {.dtype = bf16, .requires_grad = true})}};
   };
-  const auto step = [](optim::Optimizer& o, int i) {
-    o.step({full({40}, 0.3 + i), full({8, 5}, 0.2 - i)});
-  };
+  const auto step = [](optim::Optimizer& o, int i) { o.step({full({40}, 0.3 + i), full({8, 5}, 0.2 - i)}); };
   const NamedTensors p = make(0), q = make(0);
   optim::AdamW a{p, {.lr = 0.01, .amsgrad = true}}, b{q, {.amsgrad = true}};
   for (int i = 0; i < 3; ++i) step(a, i);

@@ -39,12 +39,20 @@ dnnl::cpu_isa cap_of(Isa isa) {
   return dnnl::cpu_isa::isa_default;
 }
 
+/// Before every use: oneDNN works with the threads of parallel_for, and never above the cap of HALFSTEP_ISA.
+void prepare() {
+  // The cap takes effect only before oneDNN's first use.
+  static const bool capped = [] {
+    return compute_isa() != detected_isa() && dnnl::set_max_cpu_isa(cap_of(compute_isa())) == dnnl::status::success;
+  }();
+  (void)capped;
+#ifndef HALFSTEP_STD_THREADS
+  if (omp_get_max_threads() != num_threads()) omp_set_num_threads(num_threads());
+#endif
+}
+
 struct Engine {
-  Engine() : engine((set_cap(), dnnl::engine::kind::cpu), 0), stream(engine) {}
-  static void set_cap() {
-    // Takes effect only before oneDNN's first use, and this is the first.
-    if (compute_isa() != detected_isa()) dnnl::set_max_cpu_isa(cap_of(compute_isa()));
-  }
+  Engine() : engine(dnnl::engine::kind::cpu, 0), stream(engine) {}
   dnnl::engine engine;
   dnnl::stream stream;
 };
@@ -179,9 +187,7 @@ bool onednn_serves(const GemmArgs& g) noexcept {
 
 Status onednn_gemm(KernelContext* context, const GemmArgs& g) noexcept {
   try {
-#ifndef HALFSTEP_STD_THREADS
-    if (omp_get_max_threads() != num_threads()) omp_set_num_threads(num_threads());
-#endif
+    prepare();
     Product& p = product_for(g);
     void* scratch = nullptr;
     if (const std::size_t bytes = p.scratch.get_desc().get_size(); bytes > 0) {
@@ -210,6 +216,17 @@ Status onednn_gemm(KernelContext* context, const GemmArgs& g) noexcept {
   } catch (const std::exception& error) {
     context->set_error(context, error.what());
     return Status::failed;
+  }
+}
+
+bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, std::int64_t n, std::int64_t k,
+                  float beta, float* c, std::int64_t ldc) noexcept {
+  try {
+    prepare();
+    return dnnl_sgemm(a.turned ? 'T' : 'N', b.turned ? 'T' : 'N', m, n, k, 1.0f, a.data, a.ld, b.data, b.ld, beta, c,
+                      ldc) == dnnl_success;
+  } catch (const std::exception&) {
+    return false;
   }
 }
 

@@ -2,6 +2,8 @@
 // The one place that knows oneDNN.
 #pragma once
 
+#include <cstdint>
+
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/core/export.h"
 #include "halfstep/runtime/kernel.h"
@@ -14,6 +16,17 @@ bool onednn_serves(const GemmArgs& args) noexcept;
 
 /// The product by oneDNN's matmul primitive, which is kept for its shape. Returns unsupported where oneDNN refuses.
 Status onednn_gemm(KernelContext* context, const GemmArgs& args) noexcept;
+
+/// A float32 matrix whose rows (or, turned, columns) are contiguous and `ld` apart.
+struct OneDnnMatrix {
+  const float* data;
+  std::int64_t ld;
+  bool turned;
+};
+
+/// c[m, n] = a[m, k] * b[k, n] + beta * c, c by rows. False where oneDNN fails, which is when memory runs out.
+bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, std::int64_t n, std::int64_t k,
+                  float beta, float* c, std::int64_t ldc) noexcept;
 
 /// oneDNN's version, as "3.2.0".
 HS_API const char* onednn_version() noexcept;

@@ -1,66 +1,568 @@
 // SPDX-License-Identifier: Apache-2.0
+// Reductions to one number an output: sum, mean, norms, products, extremes, variance, logsumexp.
+//
+// Inputs are read as blocks of float32 (float64 for float64). A block of some hundred elements a lane is added up in
+// that type, blocks are added up in float64, and long reductions are cut into pieces that depend on the shape only: so
+// the error grows with the block and not with the length, and no result depends on the number of threads.
 #include <algorithm>
-#include <type_traits>
+#include <cmath>
+#include <cstring>
+#include <limits>
 
-#include "halfstep/backends/cpu/strided_loop.h"
-#include "halfstep/ops/attributes.h"
+#include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/reduce_plan.h"
 
 namespace halfstep::cpu {
 namespace {
 
-// Straight sums in row-major order of the output; long ones by blocks of 256.
-Status sum(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  const auto& a = *static_cast<const ReduceAttributes*>(attributes);
-  const TensorView& x = in[0];
-  unsigned mask = a.dims.size == 0 ? ~0u : 0u;
-  for (int i = 0; i < a.dims.size; ++i)
-    mask |= 1u << (a.dims.values[i] < 0 ? a.dims.values[i] + x.ndim : a.dims.values[i]);
-  std::int64_t kept_sizes[kMaxDims], kept_strides[kMaxDims], red_sizes[kMaxDims], red_strides[kMaxDims];
-  int kept = 0, red = 0;
-  for (int i = 0; i < x.ndim; ++i) {
-    if (mask >> i & 1) {
-      red_sizes[red] = x.sizes[i];
-      red_strides[red++] = x.strides[i];
+template <class C>
+using Vec [[gnu::vector_size(32)]] = C;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// What is folded: `fold` takes an element (or a vector of them) into an accumulator, `combine` joins two results.
+// `shift` is a number that goes with the output.
+struct Sum {
+  static constexpr double kInit = 0;
+  static constexpr bool kScalar = false;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc + x;
+  }
+  double combine(double a, double b) const { return a + b; }
+};
+template <class V>
+V absolute(V x) {
+  return x < 0 ? -x : x;
+}
+struct SumAbs : Sum {
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc + absolute(x);
+  }
+};
+struct SumSquares : Sum {
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc + x * x;
+  }
+};
+// Second pass of the variance.
+struct SumSquaredDistances : Sum {
+  template <class V>
+  V fold(V acc, V x, V shift) const {
+    return acc + (x - shift) * (x - shift);
+  }
+};
+struct CountNonzero : Sum {
+  static constexpr bool kScalar = true;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc + (x != 0 ? V(1) : V(0));
+  }
+};
+struct SumPowers : Sum {
+  static constexpr bool kScalar = true;
+  double p;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc + std::pow(std::abs(x), static_cast<V>(p));
+  }
+};
+// Second pass of logsumexp; the shift is the largest element.
+struct SumExponentials : Sum {
+  static constexpr bool kScalar = true;
+  template <class V>
+  V fold(V acc, V x, V shift) const {
+    return acc + std::exp(x - shift);
+  }
+};
+struct Product {
+  static constexpr double kInit = 1;
+  static constexpr bool kScalar = false;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return acc * x;
+  }
+  double combine(double a, double b) const { return a * b; }
+};
+// NaN wins over everything, as in PyTorch.
+struct Max {
+  static constexpr double kInit = -kInfinity;
+  static constexpr bool kScalar = false;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    const V larger = acc > x ? acc : x;  // x where either is NaN
+    return acc != acc ? acc : larger;
+  }
+  double combine(double a, double b) const { return fold(a, b, 0.0); }
+};
+struct Min {
+  static constexpr double kInit = kInfinity;
+  static constexpr bool kScalar = false;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    const V smaller = acc < x ? acc : x;
+    return acc != acc ? acc : smaller;
+  }
+  double combine(double a, double b) const { return fold(a, b, 0.0); }
+};
+struct MaxAbs : Max {
+  static constexpr double kInit = 0;
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return Max::fold(acc, absolute(x), x);
+  }
+};
+struct MinAbs : Min {
+  template <class V>
+  V fold(V acc, V x, V) const {
+    return Min::fold(acc, absolute(x), x);
+  }
+};
+
+// One block of contiguous elements.
+template <class Op, class C>
+double fold_block(const Op& op, const C* x, std::int64_t n, C shift) {
+  if constexpr (!Op::kScalar) {
+    constexpr int kLanes = 32 / sizeof(C);
+    double total = Op::kInit;
+    std::int64_t i = 0;
+    if (n >= 4 * kLanes) {
+      using V = Vec<C>;
+      const V shifts = V{} + shift, first = V{} + static_cast<C>(Op::kInit);
+      V acc[4] = {first, first, first, first};
+      for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        for (int k = 0; k < 4; ++k) {
+          V v;
+          std::memcpy(&v, x + i + k * kLanes, sizeof v);
+          acc[k] = op.fold(acc[k], v, shifts);
+        }
+      }
+      for (int l = 0; l < kLanes; ++l) {
+        for (const V& a : acc) total = op.combine(total, static_cast<double>(a[l]));
+      }
+    }
+    C rest = static_cast<C>(Op::kInit);
+    for (; i < n; ++i) rest = op.fold(rest, x[i], shift);
+    return op.combine(total, static_cast<double>(rest));
+  } else {
+    double total = Op::kInit;
+    for (std::int64_t i = 0; i < n; i += 64) {
+      C part = static_cast<C>(Op::kInit);
+      for (std::int64_t j = i; j < std::min(i + 64, n); ++j) part = op.fold(part, x[j], shift);
+      total = op.combine(total, static_cast<double>(part));
+    }
+    return total;
+  }
+}
+
+constexpr std::int64_t kBlock = 2048;  // elements of a buffer
+
+template <class T, class C>
+void read(const void* data, std::int64_t at, std::int64_t stride, std::int64_t n, C* to) {
+  const T* from = static_cast<const T*>(data) + at;
+  if constexpr (std::is_same_v<C, float>) {
+    if (stride == 1) return to_floats(from, n, to);
+  }
+  for (std::int64_t i = 0; i < n; ++i) to[i] = convert<C>(from[i * stride]);
+}
+
+// How elements of a tensor come as C: straight from memory where they are C, else through a buffer.
+template <class C>
+struct Reader {
+  const void* data;
+  bool direct = false;
+  void (*function)(const void* data, std::int64_t at, std::int64_t stride, std::int64_t n, C* to) = nullptr;
+
+  explicit Reader(const TensorView& x) : data(x.data) {
+    if constexpr (std::is_same_v<C, double>) {
+      direct = x.dtype == DType::f64;
+      function = direct ? read<double, double> : read<float, double>;
     } else {
-      kept_sizes[kept] = x.sizes[i];
-      kept_strides[kept++] = x.strides[i];
+      direct = x.dtype == DType::f32;
+      function = direct ? read<float, float> : x.dtype == DType::f16 ? read<Half, float> : read<BFloat16, float>;
     }
   }
-  std::int64_t red_n = 1;
-  for (int i = 0; i < red; ++i) red_n *= red_sizes[i];
-  visit_all(x.dtype, [&](auto in_tag) {
-    using In = typename decltype(in_tag)::type;
-    visit_all(out[0].dtype, [&](auto out_tag) {
-      using Out = typename decltype(out_tag)::type;
-      using Acc = std::conditional_t<std::is_same_v<Out, double> || std::is_same_v<In, double>, double,
-                                     std::conditional_t<std::is_integral_v<Out>, std::int64_t, float>>;
-      parallel_for(out[0].numel, std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(red_n, 1)),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t o = begin; o < end; ++o) {
-                       std::int64_t offset = 0, rest = o;
-                       for (int i = kept - 1; i >= 0; --i) {
-                         offset += rest % kept_sizes[i] * kept_strides[i];
-                         rest /= kept_sizes[i];
-                       }
-                       Acc total{}, block{};
-                       for (std::int64_t r = 0; r < red_n; ++r) {
-                         std::int64_t at = offset, left = r;
-                         for (int i = red - 1; i >= 0; --i) {
-                           at += left % red_sizes[i] * red_strides[i];
-                           left /= red_sizes[i];
-                         }
-                         block += convert<Acc>(static_cast<const In*>(x.data)[at]);
-                         if ((r & 255) == 255) total += block, block = Acc{};
-                       }
-                       static_cast<Out*>(out[0].data)[o] = convert<Out>(static_cast<Acc>(total + block));
-                     }
-                   });
+  const C* at(std::int64_t offset) const { return static_cast<const C*>(data) + offset; }
+};
+
+// Elements [begin, end) of the reduced dimensions of one output.
+template <class Op, class C>
+double fold_range(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
+                  std::int64_t end, C shift) {
+  double total = Op::kInit;
+  C buffer[kBlock];
+  std::int64_t held = 0;
+  const auto flush = [&] {
+    if (held > 0) total = op.combine(total, fold_block(op, static_cast<const C*>(buffer), held, shift));
+    held = 0;
+  };
+  reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
+    for (std::int64_t i = 0; i < n;) {
+      if (x.direct && stride == 1 && n - i >= 64) {
+        const std::int64_t run = std::min<std::int64_t>(n - i, 4 * kBlock);
+        total = op.combine(total, fold_block(op, x.at(base + offset + i), run, shift));
+        i += run;
+        continue;
+      }
+      const std::int64_t run = std::min(n - i, kBlock - held);
+      x.function(x.data, base + offset + i * stride, stride, run, buffer + held);
+      held += run;
+      i += run;
+      if (held == kBlock) flush();
+    }
+  });
+  flush();
+  return total;
+}
+
+constexpr std::int64_t kColumns = 256;  // columns folded side by side
+
+// Rows [begin, end) of `columns` outputs that lie next to each other.
+template <class Op, class C>
+void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
+                  std::int64_t end, std::int64_t columns, const double* shift, double* total) {
+  C acc[kColumns], buffer[kColumns], shifts[kColumns];
+  for (std::int64_t c = 0; c < columns; ++c) {
+    total[c] = Op::kInit;
+    acc[c] = static_cast<C>(Op::kInit);
+    shifts[c] = shift ? static_cast<C>(shift[c]) : C(0);
+  }
+  std::int64_t rows = 0;
+  const auto flush = [&] {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      total[c] = op.combine(total[c], static_cast<double>(acc[c]));
+      acc[c] = static_cast<C>(Op::kInit);
+    }
+    rows = 0;
+  };
+  reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const C* row = buffer;
+      if (x.direct) {
+        row = x.at(base + offset + i * stride);
+      } else {
+        x.function(x.data, base + offset + i * stride, 1, columns, buffer);
+      }
+      for (std::int64_t c = 0; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
+      if (++rows == 128) flush();
+    }
+  });
+  flush();
+}
+
+// Folds every output and hands `finish(first output, values, count)` the results. False: out of memory.
+template <class C, class Op, class Finish>
+bool fold_all(KernelContext* context, const Op& op, const TensorView& view, const ReducePlan& plan, const double* shift,
+              const Finish& finish) {
+  const std::int64_t outputs = plan.kept.numel, length = plan.reduced.numel;
+  if (outputs == 0) return true;
+  const Reader<C> x(view);
+  const std::int64_t inner = plan.kept.inner_size();
+  const bool by_columns = inner >= 4 && plan.kept.inner_stride() == 1 && plan.reduced.inner_stride() != 1;
+  const std::int64_t width = by_columns ? std::min(inner, kColumns) : 1;
+  const std::int64_t blocks_inner = by_columns ? (inner + width - 1) / width : 1;
+  const std::int64_t blocks = by_columns ? outputs / inner * blocks_inner : outputs;
+  // Few outputs of long reductions: pieces, whose number depends on the shape only.
+  constexpr std::int64_t kPiece = 1 << 16;
+  const std::int64_t piece_length = std::max<std::int64_t>(kPiece / width, 128);
+  const std::int64_t pieces =
+      blocks < 32 && length >= 2 * piece_length ? (length + piece_length - 1) / piece_length : 1;
+  double* partial = nullptr;
+  if (pieces > 1) {
+    partial =
+        static_cast<double*>(context->workspace(context, static_cast<std::size_t>(pieces * outputs) * sizeof(double)));
+    if (!partial) return false;
+  }
+  const std::int64_t work = std::min(length, pieces > 1 ? piece_length : length) * width;
+  parallel_for(blocks * pieces, row_grain(work), [&](std::int64_t begin, std::int64_t end) {
+    double values[kColumns];
+    std::int64_t held = 0;  // single outputs are handed on together
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t piece = i / blocks, block = i % blocks;
+      const std::int64_t from = piece * piece_length, to = pieces > 1 ? std::min(length, from + piece_length) : length;
+      std::int64_t first = block, count = 1;
+      if (by_columns) {
+        const std::int64_t outer = block / blocks_inner, column = block % blocks_inner * width;
+        first = outer * inner + column;
+        count = std::min(width, inner - column);
+        fold_columns(op, x, plan.kept.offset(first), plan.reduced, from, to, count, shift ? shift + first : nullptr,
+                     values);
+      } else {
+        values[held] = fold_range(op, x, plan.kept.offset(block), plan.reduced, from, to,
+                                  shift ? static_cast<C>(shift[block]) : C(0));
+        if (!partial && ++held < kColumns && i + 1 < end) continue;
+        if (!partial) {
+          first = block + 1 - held;
+          count = held;
+          held = 0;
+        }
+      }
+      if (partial) {
+        std::copy_n(values, count, partial + piece * outputs + first);
+      } else {
+        finish(first, values, count);
+      }
+    }
+  });
+  if (partial) {
+    for (std::int64_t o = 0; o < outputs; ++o) {
+      double total = partial[o];
+      for (std::int64_t p = 1; p < pieces; ++p) total = op.combine(total, partial[p * outputs + o]);
+      finish(o, &total, 1);
+    }
+  }
+  return true;
+}
+
+// With the input's type and the type it is computed in; `wide` asks for float64.
+template <class Op, class Finish>
+bool fold_any(KernelContext* context, const Op& op, const TensorView& x, const ReducePlan& plan, const double* shift,
+              bool wide, const Finish& finish) {
+  if (wide || x.dtype == DType::f64) return fold_all<double>(context, op, x, plan, shift, finish);
+  return fold_all<float>(context, op, x, plan, shift, finish);
+}
+
+// Stores float64 results in the output's dtype, each rounded once.
+void store_results(TensorView& out, std::int64_t first, const double* values, std::int64_t n) {
+  visit_all(out.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* to = static_cast<T*>(out.data) + first;
+    for (std::int64_t i = 0; i < n; ++i) to[i] = convert<T>(values[i]);
+  });
+}
+// `finish` that applies f to each value and stores it.
+template <class F>
+auto store_as(TensorView& out, const F& f) {
+  return [&out, f](std::int64_t first, double* values, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) values[i] = f(values[i]);
+    store_results(out, first, values, n);
+  };
+}
+
+Status outcome(bool ok) { return ok ? Status::ok : Status::failed; }
+
+template <class Op, class F>
+Status reduce_floats(KernelContext* context, const Op& op, const TensorView* in, TensorView* out, const IntList& dims,
+                     const F& f) {
+  const ReducePlan plan(in[0], dims);
+  return outcome(fold_any(context, op, in[0], plan, nullptr, in[0].dtype == DType::f32 && out[0].dtype == DType::f64,
+                          store_as(out[0], f)));
+}
+
+void store_integer(TensorView& out, std::int64_t at, std::int64_t value) {
+  visit_all(out.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    static_cast<T*>(out.data)[at] = convert<T>(value);
+  });
+}
+
+template <class F>
+void visit_integral(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i8:
+      return f(std::int8_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    default:
+      return f(bool{});
+  }
+}
+
+// Integers and bools, exactly in 64 bits.
+template <class F>
+Status reduce_integers(const TensorView* in, TensorView* out, const IntList& dims, std::int64_t init, const F& f) {
+  const ReducePlan plan(in[0], dims);
+  visit_integral(in[0].dtype, [&](auto zero) {
+    using In = decltype(zero);
+    const In* x = static_cast<const In*>(in[0].data);
+    parallel_for(out[0].numel, row_grain(plan.reduced.numel), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) {
+        const In* base = x + plan.kept.offset(o);
+        std::int64_t acc = init;
+        plan.reduced.for_runs(0, plan.reduced.numel, [&](std::int64_t at, std::int64_t n, std::int64_t stride) {
+          for (std::int64_t i = 0; i < n; ++i) acc = f(acc, static_cast<std::int64_t>(base[at + i * stride]));
+        });
+        store_integer(out[0], o, acc);
+      }
     });
   });
   return Status::ok;
 }
 
-const RegisterCpuKernel registered("sum", kComputeDTypes, sum);
+bool floating(const TensorView& x) { return x.dtype <= DType::bf16 && is_floating(x.dtype); }
+
+std::int64_t wrapping_add(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+}
+std::int64_t wrapping_mul(std::int64_t a, std::int64_t b) {
+  return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
+}
+double same(double v) { return v; }
+
+const ReduceAttributes& reduce_attributes(const void* attributes) {
+  return *static_cast<const ReduceAttributes*>(attributes);
+}
+
+Status sum(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) return reduce_floats(context, Sum{}, in, out, dims, same);
+  return reduce_integers(in, out, dims, 0, wrapping_add);
+}
+Status mean(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const double n = static_cast<double>(in[0].numel) / static_cast<double>(out[0].numel);
+  return reduce_floats(context, Sum{}, in, out, reduce_attributes(attributes).dims, [n](double v) { return v / n; });
+}
+Status prod(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) return reduce_floats(context, Product{}, in, out, dims, same);
+  return reduce_integers(in, out, dims, 1, wrapping_mul);
+}
+Status amax(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) return reduce_floats(context, Max{}, in, out, dims, same);
+  return reduce_integers(in, out, dims, INT64_MIN, [](std::int64_t a, std::int64_t b) { return std::max(a, b); });
+}
+Status amin(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) return reduce_floats(context, Min{}, in, out, dims, same);
+  return reduce_integers(in, out, dims, INT64_MAX, [](std::int64_t a, std::int64_t b) { return std::min(a, b); });
+}
+Status count_nonzero(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) return reduce_floats(context, CountNonzero{}, in, out, dims, same);
+  return reduce_integers(in, out, dims, 0, [](std::int64_t a, std::int64_t b) { return a + (b != 0 ? 1 : 0); });
+}
+Status any(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) {
+    return reduce_floats(context, CountNonzero{}, in, out, dims, [](double v) { return v > 0 ? 1.0 : 0.0; });
+  }
+  return reduce_integers(in, out, dims, 0, [](std::int64_t a, std::int64_t b) -> std::int64_t { return a | (b != 0); });
+}
+Status all(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const IntList& dims = reduce_attributes(attributes).dims;
+  if (floating(in[0])) {
+    const double n = static_cast<double>(in[0].numel) / static_cast<double>(std::max<std::int64_t>(out[0].numel, 1));
+    return reduce_floats(context, CountNonzero{}, in, out, dims, [n](double v) { return v == n ? 1.0 : 0.0; });
+  }
+  return reduce_integers(in, out, dims, 1, [](std::int64_t a, std::int64_t b) -> std::int64_t { return a & (b != 0); });
+}
+
+Status norm(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const auto& a = *static_cast<const NormAttributes*>(attributes);
+  const double p = a.p;
+  if (p == 2) return reduce_floats(context, SumSquares{}, in, out, a.dims, [](double v) { return std::sqrt(v); });
+  if (p == 1) return reduce_floats(context, SumAbs{}, in, out, a.dims, same);
+  if (p == 0) return reduce_floats(context, CountNonzero{}, in, out, a.dims, same);
+  if (p == kInfinity) return reduce_floats(context, MaxAbs{}, in, out, a.dims, same);
+  if (p == -kInfinity) return reduce_floats(context, MinAbs{}, in, out, a.dims, same);
+  SumPowers powers;
+  powers.p = p;
+  return reduce_floats(context, powers, in, out, a.dims, [p](double v) { return std::pow(v, 1 / p); });
+}
+
+// The first pass of two: one number an output, in float64.
+template <class Op, class F>
+double* first_pass(KernelContext* context, const Op& op, const TensorView& x, const ReducePlan& plan, bool wide,
+                   const F& f) {
+  auto* result =
+      static_cast<double*>(context->workspace(context, static_cast<std::size_t>(plan.kept.numel) * sizeof(double)));
+  if (!result) return nullptr;
+  const bool ok =
+      fold_any(context, op, x, plan, nullptr, wide, [&](std::int64_t first, double* values, std::int64_t n) {
+        for (std::int64_t i = 0; i < n; ++i) result[first + i] = f(values[i]);
+      });
+  return ok ? result : nullptr;
+}
+
+// var, std, var_mean: the mean first, then the squared distances from it.
+template <class F>
+Status variance(KernelContext* context, const TensorView* in, TensorView* out, int outputs, const void* attributes,
+                const F& f) {
+  const auto& a = *static_cast<const VarAttributes*>(attributes);
+  const ReducePlan plan(in[0], a.dims);
+  const double n = static_cast<double>(plan.reduced.numel);
+  double* means = first_pass(context, Sum{}, in[0], plan, false, [n](double v) { return v / n; });
+  if (!means) return Status::failed;
+  const double divisor = std::max(n - a.correction, 0.0);
+  const bool ok = fold_any(context, SumSquaredDistances{}, in[0], plan, means, false,
+                           store_as(out[0], [&](double v) { return f(v / divisor); }));
+  if (outputs > 1) store_as(out[1], same)(0, means, plan.kept.numel);
+  return outcome(ok);
+}
+Status var(KernelContext* context, const TensorView* in, int, TensorView* out, int m, const void* attributes) {
+  return variance(context, in, out, m, attributes, same);
+}
+Status std_deviation(KernelContext* context, const TensorView* in, int, TensorView* out, int m,
+                     const void* attributes) {
+  return variance(context, in, out, m, attributes, [](double v) { return std::sqrt(v); });
+}
+
+Status logsumexp(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const ReducePlan plan(in[0], reduce_attributes(attributes).dims);
+  // An infinite shift would give inf - inf: such rows are summed as they are.
+  double* shift = first_pass(context, Max{}, in[0], plan, false, [](double v) { return std::isfinite(v) ? v : 0.0; });
+  if (!shift) return Status::failed;
+  const bool ok = fold_any(context, SumExponentials{}, in[0], plan, shift, false,
+                           [&](std::int64_t first, double* values, std::int64_t n) {
+                             for (std::int64_t i = 0; i < n; ++i) shift[first + i] += std::log(values[i]);
+                           });
+  if (ok) store_as(out[0], same)(0, shift, plan.kept.numel);
+  return outcome(ok);
+}
+
+Status dot(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+  const std::int64_t n = in[0].numel;
+  const std::int64_t sa = in[0].strides[0], sb = in[1].strides[0];
+  if (!floating(in[0])) {
+    std::int64_t total = 0;
+    visit_integral(in[0].dtype, [&](auto zero) {
+      using T = decltype(zero);
+      const T *a = static_cast<const T*>(in[0].data), *b = static_cast<const T*>(in[1].data);
+      for (std::int64_t i = 0; i < n; ++i) total = wrapping_add(total, wrapping_mul(a[i * sa], b[i * sb]));
+    });
+    store_integer(out[0], 0, total);
+    return Status::ok;
+  }
+  visit_floating(in[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeOf<T>;
+    C x[512], y[512];
+    double total = 0;
+    for (std::int64_t i = 0; i < n; i += 512) {
+      const std::int64_t run = std::min<std::int64_t>(512, n - i);
+      read<T>(in[0].data, i * sa, sa, run, x);
+      read<T>(in[1].data, i * sb, sb, run, y);
+      for (std::int64_t j = 0; j < run; ++j) x[j] *= y[j];
+      total += fold_block(Sum{}, static_cast<const C*>(x), run, C(0));
+    }
+    store_results(out[0], 0, &total, 1);
+  });
+  return Status::ok;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"sum", kComputeDTypes, sum},
+    {"mean", kFloatingDTypes, mean},
+    {"prod", kComputeDTypes, prod},
+    {"amax", kComputeDTypes, amax},
+    {"amin", kComputeDTypes, amin},
+    {"count_nonzero", kComputeDTypes, count_nonzero},
+    {"any", kComputeDTypes, any},
+    {"all", kComputeDTypes, all},
+    {"norm", kFloatingDTypes, norm},
+    {"var", kFloatingDTypes, var},
+    {"std", kFloatingDTypes, std_deviation},
+    {"var_mean", kFloatingDTypes, var},
+    {"logsumexp", kFloatingDTypes, logsumexp},
+    {"dot", kNumericDTypes, dot},
+};
 
 }  // namespace
 }  // namespace halfstep::cpu

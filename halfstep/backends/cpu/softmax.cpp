@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// softmax and log_softmax along one dimension, and their backward passes. A row is converted to float32, the largest
+// element is taken out, and each result is rounded once.
+#include <algorithm>
+#include <cmath>
+
+#include "halfstep/backends/cpu/exp_block.h"
+#include "halfstep/backends/cpu/row_block.h"
+
+namespace halfstep::cpu {
+namespace {
+
+// Rows up to this length are read once; longer ones block by block in each pass.
+constexpr std::int64_t kRow = 4096;
+
+const DimAttributes& dim_attributes(const void* attributes) { return *static_cast<const DimAttributes*>(attributes); }
+
+template <class C, bool kLog>
+void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
+  const RowPlan from(x, dim), to(out, dim);
+  const std::int64_t n = from.length;
+  parallel_for(from.rows.numel, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) C row[kRow];
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t in_at = from.rows.offset(r), out_at = to.rows.offset(r);
+      const auto load = [&](std::int64_t at, std::int64_t count) {
+        read_row(x, in_at + at * from.stride, from.stride, count, row);
+      };
+      const bool whole = n <= kRow;
+      C top = -std::numeric_limits<C>::infinity();
+      for (std::int64_t at = 0; at < n; at += kRow) {
+        const std::int64_t count = std::min(kRow, n - at);
+        load(at, count);
+        const C t = max_of(row, count);
+        top = t > top || t != t ? t : top;
+        if (top != top) break;
+      }
+      double sum = 0;
+      for (std::int64_t at = 0; at < n; at += kRow) {
+        const std::int64_t count = std::min(kRow, n - at);
+        if (!whole) load(at, count);
+        sum += exp_sum(row, count, top, kLog || !whole ? nullptr : row);
+      }
+      const C divisor = static_cast<C>(sum), logarithm = static_cast<C>(std::log(sum));
+      for (std::int64_t at = 0; at < n; at += kRow) {
+        const std::int64_t count = std::min(kRow, n - at);
+        if (!whole) load(at, count);
+        if (kLog) {
+          for (std::int64_t i = 0; i < count; ++i) row[i] = (row[i] - top) - logarithm;
+        } else {
+          if (!whole) exp_sum(row, count, top, row);
+          for (std::int64_t i = 0; i < count; ++i) row[i] /= divisor;
+        }
+        write_row(out, out_at + at * to.stride, to.stride, count, row);
+      }
+    }
+  });
+}
+
+// softmax: dx = y (g - sum(g y)); log_softmax: dx = g - exp(y) sum(g).
+template <class C, bool kLog>
+void backward(const TensorView& g, const TensorView& y, TensorView& out, std::int64_t dim) {
+  const RowPlan from_g(g, dim), from_y(y, dim), to(out, dim);
+  const std::int64_t n = to.length;
+  constexpr std::int64_t kBlock = kRow / 2;
+  parallel_for(to.rows.numel, row_grain(n * 3), [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) C gs[kBlock], ys[kBlock];
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t g_at = from_g.rows.offset(r), y_at = from_y.rows.offset(r), out_at = to.rows.offset(r);
+      const auto load = [&](std::int64_t at, std::int64_t count) {
+        read_row(g, g_at + at * from_g.stride, from_g.stride, count, gs);
+        read_row(y, y_at + at * from_y.stride, from_y.stride, count, ys);
+      };
+      double sum = 0;
+      for (std::int64_t at = 0; at < n; at += kBlock) {
+        const std::int64_t count = std::min(kBlock, n - at);
+        load(at, count);
+        sum += kLog ? sum_of(gs, count) : dot_of(gs, ys, count);
+      }
+      const C total = static_cast<C>(sum);
+      for (std::int64_t at = 0; at < n; at += kBlock) {
+        const std::int64_t count = std::min(kBlock, n - at);
+        if (n > kBlock) load(at, count);
+        if (kLog) {
+          exp_sum(ys, count, C(0), ys);
+          for (std::int64_t i = 0; i < count; ++i) gs[i] -= ys[i] * total;
+        } else {
+          for (std::int64_t i = 0; i < count; ++i) gs[i] = ys[i] * (gs[i] - total);
+        }
+        write_row(out, out_at + at * to.stride, to.stride, count, gs);
+      }
+    }
+  });
+}
+
+template <bool kLog>
+Status forward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  if (out[0].numel == 0) return Status::ok;
+  const std::int64_t dim = dim_attributes(attributes).dim;
+  if (in[0].dtype == DType::f64 || out[0].dtype == DType::f64) {
+    forward<double, kLog>(in[0], out[0], dim);
+  } else {
+    forward<float, kLog>(in[0], out[0], dim);
+  }
+  return Status::ok;
+}
+template <bool kLog>
+Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  if (out[0].numel == 0) return Status::ok;
+  const std::int64_t dim = dim_attributes(attributes).dim;
+  if (in[1].dtype == DType::f64) {
+    backward<double, kLog>(in[0], in[1], out[0], dim);
+  } else {
+    backward<float, kLog>(in[0], in[1], out[0], dim);
+  }
+  return Status::ok;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"softmax", kFloatingDTypes, forward_kernel<false>},
+    {"log_softmax", kFloatingDTypes, forward_kernel<true>},
+    {"softmax_backward", kFloatingDTypes, backward_kernel<false>},
+    {"log_softmax_backward", kFloatingDTypes, backward_kernel<true>},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/ops/loss.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "halfstep/ops/create.h"
+#include "tests/support/op_golden.h"
+
+namespace halfstep {
+namespace {
+
+using test::GoldenEntry;
+using Values = std::vector<double>;
+using Tensors = std::vector<Tensor>;
+
+Reduction reduction_of(const GoldenEntry& e) {
+  const std::string text = e.text("reduction", "mean");
+  return text == "none"        ? Reduction::none
+         : text == "sum"       ? Reduction::sum
+         : text == "batchmean" ? Reduction::batchmean
+                               : Reduction::mean;
+}
+
+Tensors call_cross_entropy(const GoldenEntry& e, const Tensors& in) {
+  return {cross_entropy(in[0], in[1],
+                        {.weight = in.size() > 2 ? in[2] : Tensor{},
+                         .reduction = reduction_of(e),
+                         .ignore_index = e.integer("ignore_index", -100),
+                         .label_smoothing = e.real("label_smoothing", 0)})};
+}
+Tensors call_nll_loss(const GoldenEntry& e, const Tensors& in) {
+  return {nll_loss(in[0], in[1],
+                   {.weight = in.size() > 2 ? in[2] : Tensor{},
+                    .reduction = reduction_of(e),
+                    .ignore_index = e.integer("ignore_index", -100)})};
+}
+
+TEST(ClassLoss, AgreesWithPyTorch) {
+  test::check_op_goldens("cross_entropy", call_cross_entropy);
+  test::check_op_goldens("nll_loss", call_nll_loss);
+}
+TEST(ClassLoss, FollowsThePolicy) {
+  test::check_policy_goldens("cross_entropy", call_cross_entropy);
+  test::check_policy_goldens("nll_loss", call_nll_loss);
+}
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(ClassLoss, AnIndexThatIsNoClassIsNamedWithItsSample) {
+  const Tensor x = zeros({3, 10}), t = tensor(std::vector<std::int64_t>{1, 12, 99}, {3}, {.dtype = i64});
+  const std::string text = message_of([&] { cross_entropy(x, t); });
+  EXPECT_NE(text.find("cross_entropy: expected class indices from 0 to 9"), std::string::npos) << text;
+  EXPECT_NE(text.find("got 12 for sample 1 of 3"), std::string::npos) << text;
+  EXPECT_NE(message_of([&] { nll_loss(x, t); }).find("got 12"), std::string::npos);
+}
+
+TEST(ClassLoss, Errors) {
+  const Tensor x = zeros({3, 10});
+  EXPECT_THROW(cross_entropy(x, zeros({3, 10}, {.dtype = i64})), ShapeError);
+  EXPECT_THROW(cross_entropy(x, zeros({4}, {.dtype = i64})), ShapeError);
+  EXPECT_THROW(cross_entropy(x, zeros({3})), ShapeError);  // floating: probabilities
+  EXPECT_THROW(cross_entropy(x, zeros({3}, {.dtype = boolean})), DTypeError);
+  EXPECT_THROW(cross_entropy(x, zeros({3}, {.dtype = i64}), {.weight = ones({9})}), ShapeError);
+  EXPECT_THROW(cross_entropy(x, zeros({3}, {.dtype = i64}), {.label_smoothing = 1.5}), Error);
+  EXPECT_THROW(cross_entropy(x, zeros({3}, {.dtype = i64}), {.reduction = Reduction::batchmean}), Error);
+  EXPECT_THROW(cross_entropy(zeros({3, 10}, {.dtype = i64}), zeros({3}, {.dtype = i64})), DTypeError);
+}
+
+TEST(ClassLoss, AllSamplesIgnoredIsNaNInTheMean) {
+  const Tensor x = zeros({2, 3}), t = full({2}, -100, {.dtype = i64});
+  EXPECT_TRUE(std::isnan(cross_entropy(x, t).item<double>()));
+  EXPECT_EQ(cross_entropy(x, t, {.reduction = Reduction::sum}).item<double>(), 0);
+}
+
+// log(1000 classes) from equal logits as large as f16 has them: nothing overflows, and the gradient in f16 is the
+// rounded difference of probability and target.
+TEST(ClassLoss, SixteenBitLogits) {
+  for (DType dtype : {f16, bf16}) {
+    Tensor x = full({2, 1000}, 60000, {.dtype = dtype});
+    x.requires_grad_();
+    const Tensor t = tensor(std::vector<std::int64_t>{0, 999}, {2}, {.dtype = i64});
+    const Tensor loss = cross_entropy(x, t);
+    EXPECT_EQ(loss.dtype(), dtype);
+    EXPECT_EQ(loss.item<double>(), tensor(Values{std::log(1000.0)}, {1}, {.dtype = dtype}).item<double>());
+    loss.backward();
+    const Values expected = tensor(Values{(0.001 - 1) / 2, 0.001 / 2}, {2}, {.dtype = dtype}).to_vector<double>();
+    const auto g = x.grad().to_vector<double>();
+    EXPECT_EQ(g[0], expected[0]);
+    EXPECT_EQ(g[1], expected[1]);
+    EXPECT_EQ(g[1999], expected[0]);
+  }
+}
+
+TEST(ClassLoss, LongRowsTakenBlockByBlock) {
+  const std::int64_t n = 9000;
+  Values values;
+  for (std::int64_t i = 0; i < n; ++i) values.push_back(std::cos(static_cast<double>(i)));
+  Tensor x = tensor(values, {1, n}, {.dtype = f64});
+  x.requires_grad_();
+  const Tensor t = tensor(std::vector<std::int64_t>{8000}, {1}, {.dtype = i64});
+  double sum = 0;
+  for (double v : values) sum += std::exp(v);
+  const Tensor loss = cross_entropy(x, t);
+  EXPECT_NEAR(loss.item<double>(), std::log(sum) - values[8000], 1e-12);
+  loss.backward();
+  const auto g = x.grad().to_vector<double>();
+  EXPECT_NEAR(g[8000], std::exp(values[8000]) / sum - 1, 1e-13);
+  EXPECT_NEAR(g[17], std::exp(values[17]) / sum, 1e-13);
+}
+
+TEST(ClassLoss, StridedInputs) {
+  Values values;
+  for (int i = 0; i < 12; ++i) values.push_back(std::cos(i));
+  const Tensor x = tensor(values, {4, 3}, {.dtype = f64}),
+               t = tensor(std::vector<std::int64_t>{3, 0, 1}, {3}, {.dtype = i64});
+  EXPECT_EQ(cross_entropy(x.t(), t).item<double>(), cross_entropy(x.t().contiguous(), t).item<double>());
+  const Tensor pairs = tensor(std::vector<std::int64_t>{3, 9, 0, 9, 1, 9}, {3, 2}, {.dtype = i64});
+  EXPECT_EQ(cross_entropy(x.t(), pairs.select(1, 0)).item<double>(), cross_entropy(x.t(), t).item<double>());
+}
+
+}  // namespace
+}  // namespace halfstep
