@@ -95,9 +95,32 @@ constexpr Row kBanned[] = {
      "the sigmoid, or compute it in float32 inside Autocast{{.enabled = false}}"},
 };
 
-constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing more";
 constexpr const char* kMoves = "only moves values";
 constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
+constexpr const char* kPlaces = "reads or writes at places: values are only moved";
+constexpr const char* kSums = "adds values to the input's, in float32, rounded once";
+constexpr Row kMoving[] = {
+    {"cat", "mixed dtypes are promoted by the op itself"},
+    {"flip", kMoves},
+    {"gather", kPlaces},
+    {"scatter", kPlaces},
+    {"scatter_value", kPlaces},
+    {"index", kPlaces},
+    {"index_select", kPlaces},
+    {"index_add", kSums},
+    {"embedding", kPlaces},
+    {"embedding_backward", kBackward},
+    {"nonzero", "gives integers"},
+    {"nonzero_count", "gives an integer"},
+    {"sort", kMoves},
+    {"topk", kMoves},
+    {"tril", kMoves},
+    {"triu", kMoves},
+    {"diagonal", kMoves},
+    {"diagonal_backward", kBackward},
+};
+
+constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing more";
 constexpr Row kPassThrough[] = {
     {"add", kExact},         {"sub", kExact},
     {"mul", kExact},         {"div", kExact},
@@ -205,6 +228,7 @@ struct Table {
     const auto add = [&](std::span<const Row> list, Policy policy) {
       for (const Row& r : list) rows.emplace(r.op, PolicyRow{r.op, policy, r.reason});
     };
+    add(kMoving, Policy::pass_through);
     add(kLowerPrecision, Policy::lower_precision);
     add(kFloat32, Policy::float32);
     add(kFloat32Output, Policy::float32_output);

@@ -91,6 +91,7 @@ class HS_API AutogradMeta final : public GradSlot {
  public:
   explicit AutogradMeta(TensorImpl* self) : self(self) {}
   ~AutogradMeta() override;
+  std::string made_by() const override { return grad_fn ? grad_fn->name() : std::string(); }
 
   /// The tensor that this belongs to, and the gradient added up in it.
   TensorImpl* self;

@@ -25,6 +25,8 @@ class Tensor;
 class HS_API GradSlot {
  public:
   virtual ~GradSlot() = default;
+  /// Name of the op that made the tensor, for printing; empty for a leaf.
+  virtual std::string made_by() const { return {}; }
 };
 
 /// Options of the functions that make tensors.

@@ -87,6 +87,67 @@ struct MatmulAttributes {
   OptionalDType dtype = {};
 };
 
+// --- join, index, sort, triangle, random
+/// Ops along one dimension: cat, gather, scatter, index_select, ...
+struct AlongAttributes {
+  std::int64_t dim = 0;
+};
+/// flip.
+struct DimsAttributes {
+  IntList dims = {};
+};
+/// scatter_value.
+struct ScatterValueAttributes {
+  std::int64_t dim = 0;
+  ScalarValue value = {};
+};
+/// index_add: alpha is a factor of the source.
+struct IndexAddAttributes {
+  std::int64_t dim = 0;
+  ScalarValue alpha = {.floating = 1, .integer = 1, .kind = 1};
+};
+/// index_put.
+struct IndexPutAttributes {
+  bool accumulate = false;
+};
+/// nonzero: how many there are, which sizes the output.
+struct CountAttributes {
+  std::int64_t count = 0;
+};
+/// embedding, embedding_backward.
+struct EmbeddingAttributes {
+  std::int64_t rows = 0;
+  std::int64_t padding_idx = -1;  ///< -1: none
+  bool zero_padding = false;      ///< read zeros for the row padding_idx
+  OptionalDType dtype = {};       ///< of the gradient, when it is not that of what comes in
+};
+/// sort: NaN counts as the greatest value.
+struct SortAttributes {
+  std::int64_t dim = -1;
+  bool descending = false;
+};
+/// topk.
+struct TopKAttributes {
+  std::int64_t dim = -1;
+  std::int64_t k = 1;
+  bool largest = true;
+  bool sorted = true;
+};
+/// tril, triu, diagonal_backward.
+struct DiagonalAttributes {
+  IntList sizes = {};
+  std::int64_t diagonal = 0;
+  std::int64_t dim1 = 0;
+  std::int64_t dim2 = 1;
+};
+/// uniform, normal, randint, bernoulli: bounds, or mean and standard deviation, or a probability.
+struct RandomAttributes {
+  double a = 0;
+  double b = 1;
+  std::int64_t low = 0;
+  std::uint64_t range = 0;  ///< of randint: how many values from low on; 0: 2^64
+};
+
 // --- amp
 /// amp_update_scale: how the loss scale follows what a step found.
 struct ScaleUpdateAttributes {

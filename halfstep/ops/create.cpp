@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/ops/create.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "halfstep/core/fail.h"
@@ -67,11 +68,18 @@ Tensor full(const Shape& sizes, Scalar value, const TensorOptions& options) {
 Tensor zeros(const Shape& sizes, const TensorOptions& options) { return full(sizes, 0, options); }
 Tensor ones(const Shape& sizes, const TensorOptions& options) { return full(sizes, 1, options); }
 
-Tensor full_like(const Tensor& other, Scalar value) {
-  Tensor result = empty_like(other);
+Tensor full_like(const Tensor& other, Scalar value, DType dtype) {
+  check_defined(other, "full_like", "a tensor");
+  Tensor result = empty_like(other, dtype);
   fill_unrecorded(result, value);
   return result;
 }
+Tensor full_like(const Tensor& other, Scalar value) {
+  check_defined(other, "full_like", "a tensor");
+  return full_like(other, value, other.dtype());
+}
+Tensor zeros_like(const Tensor& other, DType dtype) { return full_like(other, 0, dtype); }
+Tensor ones_like(const Tensor& other, DType dtype) { return full_like(other, 1, dtype); }
 Tensor zeros_like(const Tensor& other) { return full_like(other, 0); }
 Tensor ones_like(const Tensor& other) { return full_like(other, 1); }
 
@@ -81,6 +89,39 @@ Tensor tensor(const std::vector<double>& values, const Shape& sizes, const Tenso
 Tensor tensor(const std::vector<double>& values, const TensorOptions& options) {
   return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
 }
+namespace {
+template <class Rows>
+void append(const Rows& rows, std::vector<double>& values, Shape& sizes, int depth) {
+  const auto n = static_cast<std::int64_t>(rows.size());
+  if (sizes.size() == depth) {
+    sizes.push_back(n);
+  } else if (sizes[depth] != n) {
+    fail<ShapeError>("tensor: expected {} items in each list of dimension {}, got {}", sizes[depth], depth, n);
+  }
+  for (const auto& row : rows) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(row)>, double>) {
+      values.push_back(row);
+    } else {
+      append(row, values, sizes, depth + 1);
+    }
+  }
+}
+template <class Rows>
+Tensor from_rows(const Rows& rows, int ndim, const TensorOptions& options) {
+  std::vector<double> values;
+  Shape sizes;
+  append(rows, values, sizes, 0);
+  while (sizes.size() < ndim) sizes.push_back(0);
+  return from_values(values, sizes, options);
+}
+}  // namespace
+Tensor tensor(std::initializer_list<std::initializer_list<double>> rows, const TensorOptions& options) {
+  return from_rows(rows, 2, options);
+}
+Tensor tensor(std::initializer_list<std::initializer_list<std::initializer_list<double>>> matrices,
+              const TensorOptions& options) {
+  return from_rows(matrices, 3, options);
+}
 Tensor tensor_from_integers(const std::vector<std::int64_t>& values, const Shape& sizes, const TensorOptions& options) {
   return from_values(values, sizes, options);
 }
@@ -88,12 +129,27 @@ Tensor scalar_tensor(Scalar value, const TensorOptions& options) { return full({
 
 Tensor arange(std::int64_t start, std::int64_t end, std::int64_t step, const TensorOptions& options) {
   if (step == 0) fail<Error>("arange: expected a step other than 0");
-  std::vector<std::int64_t> values;
-  if (step > 0) {
-    for (std::int64_t v = start; v < end; v += step) values.push_back(v);
-  } else {
-    for (std::int64_t v = start; v > end; v += step) values.push_back(v);
+  // In 128 bits: the ends may be as far apart as i64 goes.
+  __extension__ using Wide = __int128;
+  const Wide span = step > 0 ? Wide{end} - start : Wide{start} - end, stride = step > 0 ? Wide{step} : -Wide{step};
+  const Wide count = span <= 0 ? Wide{0} : (span + stride - 1) / stride;
+  if (count > INT64_MAX / 16) fail<ShapeError>("arange: from {} to {} by {} is too long", start, end, step);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(start) + i * static_cast<std::uint64_t>(step));
+  return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
+}
+
+Tensor arange(std::int64_t end) { return arange(0, end, 1); }
+
+Tensor detail::arange_floating(double start, double end, double step, const TensorOptions& options) {
+  const double count = std::ceil((end - start) / step);
+  if (step == 0 || !std::isfinite(start) || !std::isfinite(end) || std::isnan(step)) {
+    fail<Error>("arange: expected finite ends and a step other than 0, got {}, {} and {}", start, end, step);
   }
+  if (count > 1e15) fail<ShapeError>("arange: from {} to {} by {} is too long", start, end, step);
+  std::vector<double> values(static_cast<std::size_t>(std::max(count, 0.0)));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = start + static_cast<double>(i) * step;
   return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
 }
 
@@ -106,6 +162,12 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
     values[static_cast<std::size_t>(i)] = i < steps / 2 || steps == 1 ? start + step * static_cast<double>(i)
                                                                       : end - step * static_cast<double>(steps - 1 - i);
   }
+  return from_values(values, {steps}, options);
+}
+
+Tensor logspace(double start, double end, std::int64_t steps, double base, const TensorOptions& options) {
+  std::vector<double> values = linspace(start, end, steps, {.dtype = DType::f64}).to_vector<double>();
+  for (double& v : values) v = std::pow(base, v);
   return from_values(values, {steps}, options);
 }
 

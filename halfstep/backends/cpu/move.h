@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels that only move elements share: they know the size of an element, not its type.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "halfstep/backends/cpu/strided_loop.h"
+
+namespace halfstep::cpu {
+
+/// Calls `f(type_identity<U>)` with an unsigned type as large as an element.
+template <class F>
+void visit_bits(DType dtype, F&& f) {
+  switch (item_size(dtype)) {
+    case 8:
+      return f(std::type_identity<std::uint64_t>{});
+    case 4:
+      return f(std::type_identity<std::uint32_t>{});
+    case 2:
+      return f(std::type_identity<std::uint16_t>{});
+    default:
+      return f(std::type_identity<std::uint8_t>{});
+  }
+}
+
+/// Copies the elements of `from` to those of `to`: same dtype and sizes, any strides.
+inline void move_elements(const TensorView& to, const TensorView& from) {
+  const StridedLoop<2> loop({&to, &from});
+  visit_bits(to.dtype, [&](auto tag) {
+    using U = typename decltype(tag)::type;
+    loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
+      U* o = static_cast<U*>(to.data) + at[0];
+      const U* x = static_cast<const U*>(from.data) + at[1];
+      if (step[0] == 1 && step[1] == 1) {
+        std::memcpy(o, x, static_cast<std::size_t>(n) * sizeof(U));
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) o[i * step[0]] = x[i * step[1]];
+      }
+    });
+  });
+}
+
+/// The view some elements further on; null stays null.
+inline void advance(TensorView& view, std::int64_t elements) {
+  if (view.data) {
+    view.data = static_cast<char*>(view.data) + elements * static_cast<std::int64_t>(item_size(view.dtype));
+  }
+}
+
+/// Sets all bytes of a dense output to zero.
+inline void clear(const TensorView& view) {
+  if (view.numel) std::memset(view.data, 0, static_cast<std::size_t>(view.numel) * item_size(view.dtype));
+}
+
+}  // namespace halfstep::cpu
