@@ -161,8 +161,8 @@ struct ScaleUpdateAttributes {
 // --- optim
 /// multi_norm, multi_clip.
 struct ClipAttributes {
-  double limit = 0;       ///< largest norm, or largest absolute value when there is no norm
-  bool infinity = false;  ///< the norm is the largest absolute value
+  double limit = 0;      ///< largest norm, or largest absolute value when there is no norm
+  double norm_type = 2;  ///< exponent of the norm; infinity for the largest absolute value
 };
 /// sgd_step.
 struct SgdAttributes {

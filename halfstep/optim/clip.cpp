@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/optim/clip.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "halfstep/autograd/grad_mode.h"
@@ -36,15 +37,17 @@ std::vector<const Tensor*> pointers(const std::vector<Tensor>& tensors) {
 }
 
 Tensor norm_of(const std::vector<Tensor>& gradients, double norm_type, Device device) {
-  if (norm_type != 2 && norm_type != INFINITY) {
-    fail<Error>("grad_norm: expected a norm type of 2 or infinity, got {}", norm_type);
+  if (!(norm_type > 0)) {
+    fail<Error>("grad_norm: expected a norm type above 0, got {}", norm_type);
   }
-  Tensor norm = zeros({}, {.dtype = f32, .device = device});
+  const bool wide = !gradients.empty() && std::all_of(gradients.begin(), gradients.end(),
+                                                      [](const Tensor& g) { return g.dtype() == DType::f64; });
+  Tensor norm = zeros({}, {.dtype = wide ? f64 : f32, .device = device});
   if (gradients.empty()) return norm;
   static const KernelTable& table = kernel_table("multi_norm");
   const auto in = pointers(gradients);
   const Tensor* out = &norm;
-  const ClipAttributes attributes{.limit = 0, .infinity = norm_type != 2};
+  const ClipAttributes attributes{.limit = 0, .norm_type = norm_type};
   run_kernel(table, "multi_norm", device, DType::f32, in, {&out, 1}, &attributes);
   return norm;
 }
@@ -55,7 +58,7 @@ void clip(const std::vector<Tensor>& gradients, const Tensor& norm, double limit
   std::vector<const Tensor*> in{&norm};
   const auto list = pointers(gradients);
   in.insert(in.end(), list.begin(), list.end());
-  const ClipAttributes attributes{.limit = limit, .infinity = false};
+  const ClipAttributes attributes{.limit = limit};
   run_kernel(table, "multi_clip", gradients[0].device(), DType::f32, in, list, &attributes);
   for (const Tensor& g : gradients) g.storage()->bump_version();
 }
@@ -74,12 +77,12 @@ Tensor clip_grad_norm_(const NamedTensors& parameters, double max_norm, const Cl
   const auto gradients = gradients_of(parameters, "clip_grad_norm_");
   const Device device = gradients.empty() ? Device{} : gradients[0].device();
   const Tensor norm = options.norm.defined() ? options.norm : norm_of(gradients, options.norm_type, device);
-  if (norm.numel() != 1 || norm.dtype() != DType::f32) {
-    fail<Error>("clip_grad_norm_: expected the norm as f32 of one element, got {} {}", name(norm.dtype()),
+  if (norm.numel() != 1 || (norm.dtype() != DType::f32 && norm.dtype() != DType::f64)) {
+    fail<Error>("clip_grad_norm_: expected the norm as f32 or f64 of one element, got {} {}", name(norm.dtype()),
                 norm.sizes().str());
   }
-  if (options.error_if_nonfinite && !std::isfinite(norm.item<float>())) {
-    fail<Error>("clip_grad_norm_: the norm of the gradients is {}, so they can't be clipped", norm.item<float>());
+  if (options.error_if_nonfinite && !std::isfinite(norm.item<double>())) {
+    fail<Error>("clip_grad_norm_: the norm of the gradients is {}, so they can't be clipped", norm.item<double>());
   }
   clip(gradients, norm, max_norm);
   return norm;

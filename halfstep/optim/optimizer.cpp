@@ -35,7 +35,7 @@ int Optimizer::add_group(const NamedTensors& parameters, double lr) {
     }
     if (!known.insert(p.tensor.impl()).second) fail<Error>("{}: parameter {} is listed twice", kind(), p.name);
   }
-  Group group{.parameters = {}, .lr = lr, .steps = {}};
+  Group group{.parameters = {}, .lr = lr, .base_lr = {}, .steps = {}};
   for (const NamedTensor& p : parameters) {
     group.parameters.push_back(all_.size());
     all_.push_back(p);
@@ -180,6 +180,11 @@ void Optimizer::set_lr(double lr) {
 void Optimizer::set_lr(int group, double lr) {
   if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
   groups_.at(static_cast<std::size_t>(group)).lr = lr;
+}
+double Optimizer::base_lr(int group) {
+  Group& g = groups_.at(static_cast<std::size_t>(group));
+  if (!g.base_lr) g.base_lr = g.lr;
+  return *g.base_lr;
 }
 double Optimizer::momentum(int) const { fail<Error>("{}: has no momentum", kind()); }
 void Optimizer::set_momentum(int, double) { fail<Error>("{}: has no momentum", kind()); }

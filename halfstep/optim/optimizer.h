@@ -53,15 +53,17 @@ class HS_API Optimizer : public amp::Steppable {
   double lr(int group = 0) const;
   void set_lr(double lr);
   void set_lr(int group, double lr);
+  /// The rate that schedules start from: what lr(group) was when this was first asked.
+  double base_lr(int group = 0);
   /// Momentum (SGD) or first beta (Adam), for schedules that move it. Throws Error where there is none.
   virtual double momentum(int group = 0) const;
   virtual void set_momentum(int group, double value);
   int num_groups() const { return static_cast<int>(groups_.size()); }
 
   /// Everything a later run needs to go on bit for bit.
-  OptimizerState state_dict() const;
+  virtual OptimizerState state_dict() const;
   /// Throws Error when the state is of other parameters.
-  void load_state_dict(const OptimizerState& state);
+  virtual void load_state_dict(const OptimizerState& state);
   /// Name of its kind, such as `SGD`.
   virtual std::string kind() const = 0;
 
@@ -80,6 +82,7 @@ class HS_API Optimizer : public amp::Steppable {
   struct Group {
     std::vector<std::size_t> parameters;  ///< places in all_
     double lr;
+    std::optional<double> base_lr = {};  ///< see base_lr()
     Tensor steps;  ///< i64 [parameters of the group], on their device: steps made, counted by the kernel
   };
 

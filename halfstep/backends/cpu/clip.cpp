@@ -33,8 +33,9 @@ Piece* cut(KernelContext* context, const TensorView* tensors, int n, std::int64_
   return pieces;
 }
 
-// Sum of squares, or largest absolute value (NaN wins), of a piece. Sums are taken in double: squares of float32 fit.
-double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, bool largest) {
+// Sum of powers, or largest absolute value (NaN wins), of a piece. Sums are taken in double: squares of float32 fit.
+double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, double exponent) {
+  const bool largest = std::isinf(exponent);
   constexpr int kLanes = 8;
   double lanes[kLanes] = {};
   double total = 0;
@@ -44,6 +45,13 @@ double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, bool 
       for (; i < size; ++i) {
         const double v = std::abs(static_cast<double>(x[i]));
         if (!(v <= total)) total = v;
+      }
+      return;
+    }
+    if (exponent != 2) {
+      for (; i < size; ++i) {
+        const double v = std::abs(static_cast<double>(x[i]));
+        total += exponent == 1 ? v : std::pow(v, exponent);
       }
       return;
     }
@@ -72,14 +80,15 @@ double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, bool 
 }
 
 Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* attributes) {
-  const bool largest = static_cast<const ClipAttributes*>(attributes)->infinity;
+  const double exponent = static_cast<const ClipAttributes*>(attributes)->norm_type;
+  const bool largest = std::isinf(exponent);
   std::int64_t count;
   Piece* pieces = cut(context, in, n, &count);
   if (!pieces) return Status::failed;
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = in[pieces[k].tensor];
-      pieces[k].value = piece_norm(t, pieces[k].start, std::min(kChunk, t.numel - pieces[k].start), largest);
+      pieces[k].value = piece_norm(t, pieces[k].start, std::min(kChunk, t.numel - pieces[k].start), exponent);
     }
   });
   double total = 0;
@@ -90,7 +99,12 @@ Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorVie
       total = pieces[k].value;
     }
   }
-  *static_cast<float*>(out[0].data) = static_cast<float>(largest ? total : std::sqrt(total));
+  if (!largest) total = exponent == 2 ? std::sqrt(total) : std::pow(total, 1 / exponent);
+  if (out[0].dtype == DType::f64) {
+    *static_cast<double*>(out[0].data) = total;
+  } else {
+    *static_cast<float*>(out[0].data) = static_cast<float>(total);
+  }
   return Status::ok;
 }
 
@@ -113,7 +127,9 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
   const bool by_value = !in[0].defined;
   double factor = 1;
   if (!by_value) {
-    factor = limit / (static_cast<double>(*static_cast<const float*>(in[0].data)) + 1e-6);
+    const double norm = in[0].dtype == DType::f64 ? *static_cast<const double*>(in[0].data)
+                                                  : static_cast<double>(*static_cast<const float*>(in[0].data));
+    factor = limit / (norm + 1e-6);
     if (factor >= 1) return Status::ok;
   }
   std::int64_t count;
