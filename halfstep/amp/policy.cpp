@@ -137,8 +137,31 @@ constexpr Row kPassThrough[] = {
 
 // Reductions, softmax, normalisation and losses.
 constexpr Row kPassThroughReductions[] = {
-    {"softmax_backward", kBackward},      {"log_softmax_backward", kBackward}, {"cross_entropy_backward", kBackward},
-    {"cross_entropy_targets", kBackward}, {"nll_loss_backward", kBackward},
+    {"mean", kExact},
+    {"var", kExact},
+    {"std", kExact},
+    {"var_mean", kExact},
+    {"amax", kMoves},
+    {"amin", kMoves},
+    {"max_dim", kMoves},
+    {"min_dim", kMoves},
+    {"argmax", kMoves},
+    {"argmin", kMoves},
+    {"any", kExact},
+    {"all", kExact},
+    {"count_nonzero", kExact},
+    {"div_or_zero", kBackward},
+    {"prod_others", kBackward},
+    {"extreme_weights", kBackward},
+    {"signed_pow", kBackward},
+    {"put_along", kBackward},
+    {"pick_along", kBackward},
+    {"cumprod_backward", kBackward},
+    {"softmax_backward", kBackward},
+    {"log_softmax_backward", kBackward},
+    {"cross_entropy_backward", kBackward},
+    {"cross_entropy_targets", kBackward},
+    {"nll_loss_backward", kBackward},
 };
 
 constexpr const char* kInside =

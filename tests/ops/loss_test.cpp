@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
 #include "tests/support/op_golden.h"
 
@@ -115,6 +116,33 @@ TEST(ClassLoss, LongRowsTakenBlockByBlock) {
   const auto g = x.grad().to_vector<double>();
   EXPECT_NEAR(g[8000], std::exp(values[8000]) / sum - 1, 1e-13);
   EXPECT_NEAR(g[17], std::exp(values[17]) / sum, 1e-13);
+}
+
+TEST(ClassLoss, FirstAndSecondGradients) {
+  Values values;
+  for (int i = 0; i < 24; ++i) values.push_back(std::sin(i));
+  const Tensor x = tensor(values, {2, 3, 4}, {.dtype = f64, .requires_grad = true});
+  const Tensor strided = tensor(values, {4, 3, 2}, {.dtype = f64}).transpose(0, 2).requires_grad_();
+  const Tensor t = tensor(std::vector<std::int64_t>{0, 2, 1, -100, 2, 2, 0, 1}, {2, 4}, {.dtype = i64});
+  const Tensor w = tensor(Values{0.5, 2, 1}, {3}, {.dtype = f64});
+  for (const Tensor& in : {x, strided}) {
+    for (Reduction r : {Reduction::none, Reduction::mean, Reduction::sum}) {
+      for (double smoothing : {0.0, 0.2}) {
+        const auto f = [&](const Tensors& v) {
+          return Tensors{cross_entropy(v[0], t, {.weight = w, .reduction = r, .label_smoothing = smoothing}),
+                         nll_loss(v[0], t, {.weight = w, .reduction = r})};
+        };
+        gradcheck(f, {in});
+        gradgradcheck(f, {in});
+      }
+    }
+  }
+  const Tensor p = tensor(Values(24, 1.0 / 3), {2, 3, 4}, {.dtype = f64, .requires_grad = true});
+  const auto f = [&](const Tensors& v) {
+    return Tensors{cross_entropy(v[0], v[1], {.weight = w, .label_smoothing = 0.1})};
+  };
+  gradcheck(f, {x, p});
+  gradgradcheck(f, {x, p});
 }
 
 TEST(ClassLoss, StridedInputs) {

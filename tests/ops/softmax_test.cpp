@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
 #include "tests/support/op_golden.h"
 
@@ -91,6 +92,20 @@ TEST(Softmax, StridedAndEmptyInputs) {
   EXPECT_EQ(softmax(empty({0, 3}), 1).sizes(), (Shape{0, 3}));
   EXPECT_EQ(softmax(empty({3, 0}), 1).sizes(), (Shape{3, 0}));
   EXPECT_EQ(softmax(full({}, 7), 0).item<double>(), 1);
+}
+
+TEST(Softmax, FirstAndSecondGradients) {
+  Values values;
+  for (int i = 0; i < 24; ++i) values.push_back(std::sin(i));
+  const Tensor x = tensor(values, {2, 3, 4}, {.dtype = f64, .requires_grad = true});
+  const Tensor t = x.detach().transpose(0, 2).requires_grad_();
+  for (const Tensor& in : {x, t}) {
+    for (int dim : {0, 1, 2}) {
+      const auto f = [dim](const Tensors& v) { return Tensors{softmax(v[0], dim), log_softmax(v[0], dim)}; };
+      gradcheck(f, {in});
+      gradgradcheck(f, {in});
+    }
+  }
 }
 
 TEST(Softmax, Errors) {

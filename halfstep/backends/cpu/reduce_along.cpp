@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Along one dimension: extremes with indices and cumulative sums and products; and the pieces of the reductions'
+// gradients that are not ops elsewhere.
+#include <algorithm>
+#include <cmath>
+
+#include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/strided_loop.h"
+
+namespace halfstep::cpu {
+namespace {
+
+template <class F>
+void visit_numeric(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(Half{});
+    case DType::bf16:
+      return f(BFloat16{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i8:
+      return f(std::int8_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    default:
+      return f(bool{});
+  }
+}
+
+const DimAttributes& dim_attributes(const void* attributes) { return *static_cast<const DimAttributes*>(attributes); }
+
+// The place of the first largest (smallest) element of each row; NaN counts as the largest and the smallest.
+template <bool kMax>
+void find(const TensorView& x, std::int64_t dim, TensorView* values, TensorView& indices) {
+  const RowPlan plan(x, dim);
+  visit_numeric(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using C = ComputeOf<T>;
+    parallel_for(plan.rows.numel, row_grain(plan.length), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        const T* row = static_cast<const T*>(x.data) + plan.rows.offset(r);
+        std::int64_t best = 0;
+        C top = convert<C>(row[0]);
+        for (std::int64_t i = 1; i < plan.length && top == top; ++i) {
+          const C v = convert<C>(row[i * plan.stride]);
+          if (v != v || (kMax ? v > top : v < top)) {
+            top = v;
+            best = i;
+          }
+        }
+        static_cast<std::int64_t*>(indices.data)[r] = best;
+        if (values) static_cast<T*>(values->data)[r] = row[best * plan.stride];
+      }
+    });
+  });
+}
+template <bool kMax>
+Status arg(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  if (out[0].numel > 0) find<kMax>(in[0], dim_attributes(attributes).dim, nullptr, out[0]);
+  return Status::ok;
+}
+template <bool kMax>
+Status extreme(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  if (out[0].numel > 0) find<kMax>(in[0], dim_attributes(attributes).dim, &out[0], out[1]);
+  return Status::ok;
+}
+
+// Input 0 and the indices have size 1 along the dimension.
+Status put_along(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = static_cast<const ViewAttributes*>(attributes)->dim;
+  const RowPlan to(out[0], dim), from(in[0], dim), at(in[1], dim);
+  visit_numeric(out[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T* data = static_cast<T*>(out[0].data);
+    std::fill_n(data, out[0].numel, T{});
+    for (std::int64_t r = 0; r < from.rows.numel * (out[0].numel > 0); ++r) {
+      const std::int64_t i = static_cast<const std::int64_t*>(in[1].data)[at.rows.offset(r)];
+      data[to.rows.offset(r) + i * to.stride] = static_cast<const T*>(in[0].data)[from.rows.offset(r)];
+    }
+  });
+  return Status::ok;
+}
+Status pick_along(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = static_cast<const ViewAttributes*>(attributes)->dim;
+  const RowPlan from(in[0], dim), at(in[1], dim);
+  visit_numeric(out[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (std::int64_t r = 0; r < out[0].numel; ++r) {
+      const std::int64_t i = static_cast<const std::int64_t*>(in[1].data)[at.rows.offset(r)];
+      static_cast<T*>(out[0].data)[r] = static_cast<const T*>(in[0].data)[from.rows.offset(r) + i * from.stride];
+    }
+  });
+  return Status::ok;
+}
+
+// 1 / (number of ties) where an element (its magnitude) equals the result, times its sign for magnitudes.
+Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const auto& a = *static_cast<const NormAttributes*>(attributes);
+  const ReducePlan from(in[0], a.dims), to(out[0], a.dims);
+  const bool magnitudes = a.p != 0;
+  // The result is row-major over the kept dimensions.
+  visit_floating(in[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeOf<T>;
+    const auto matches = [magnitudes](C v, C top) {
+      return (magnitudes ? std::abs(v) : v) == top || (v != v && top != top);
+    };
+    parallel_for(from.kept.numel, row_grain(from.reduced.numel), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) {
+        const T* x = static_cast<const T*>(in[0].data) + from.kept.offset(o);
+        T* y = static_cast<T*>(out[0].data) + to.kept.offset(o);
+        const C top = convert<C>(static_cast<const T*>(in[1].data)[o]);
+        std::int64_t ties = 0;
+        for (std::int64_t i = 0; i < from.reduced.numel; ++i) {
+          ties += matches(convert<C>(x[from.reduced.offset(i)]), top);
+        }
+        const C weight = C(1) / static_cast<C>(ties);
+        for (std::int64_t i = 0; i < from.reduced.numel; ++i) {
+          const C v = convert<C>(x[from.reduced.offset(i)]);
+          const C sign = !magnitudes ? C(1) : v > 0 ? C(1) : v < 0 ? C(-1) : C(0);
+          y[to.reduced.offset(i)] = convert<T>(matches(v, top) ? weight * sign : C(0));
+        }
+      }
+    });
+  });
+  return Status::ok;
+}
+
+// Scans carry their total in float64 (in 64 bits for integers) and round each result once.
+template <bool kProduct>
+Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const auto& a = dim_attributes(attributes);
+  const RowPlan from(in[0], a.dim), to(out[0], a.dim);
+  if (out[0].numel == 0) return Status::ok;
+  visit_numeric(in[0].dtype, [&](auto zero) {
+    using In = decltype(zero);
+    using Total = std::conditional_t<std::is_integral_v<In>, std::uint64_t, double>;
+    visit_numeric(out[0].dtype, [&](auto out_zero) {
+      using Out = decltype(out_zero);
+      if constexpr (std::is_integral_v<In> == std::is_integral_v<Out>)  // the op converts otherwise
+        parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t r = begin; r < end; ++r) {
+            const In* x = static_cast<const In*>(in[0].data) + from.rows.offset(r);
+            Out* y = static_cast<Out*>(out[0].data) + to.rows.offset(r);
+            Total total = kProduct ? 1 : 0;
+            for (std::int64_t j = 0; j < from.length; ++j) {
+              const std::int64_t i = a.reverse ? from.length - 1 - j : j;
+              Total v;
+              if constexpr (std::is_integral_v<In>) {
+                v = static_cast<Total>(static_cast<std::int64_t>(x[i * from.stride]));
+              } else {
+                v = convert<double>(x[i * from.stride]);
+              }
+              total = kProduct ? total * v : total + v;
+              if constexpr (std::is_integral_v<In>) {
+                y[i * to.stride] = convert<Out>(static_cast<std::int64_t>(total));
+              } else {
+                y[i * to.stride] = convert<Out>(total);
+              }
+            }
+          }
+        });
+    });
+  });
+  return Status::ok;
+}
+
+// dx[i] = sum over k >= i of g[k] * product of x[j], j <= k, j != i. Before the first zero that is the sum of g y from
+// i on, over x[i]; at the first zero the products are taken without it; after it all are zero.
+Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = dim_attributes(attributes).dim;
+  const RowPlan from_g(in[0], dim), from_x(in[1], dim), to(out[0], dim);
+  if (out[0].numel == 0) return Status::ok;
+  visit_floating(in[1].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    parallel_for(to.rows.numel, row_grain(to.length), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        const T* g = static_cast<const T*>(in[0].data) + from_g.rows.offset(r);
+        const T* x = static_cast<const T*>(in[1].data) + from_x.rows.offset(r);
+        T* y = static_cast<T*>(out[0].data) + to.rows.offset(r);
+        const auto gradient = [&](std::int64_t i) { return convert<double>(g[i * from_g.stride]); };
+        const auto element = [&](std::int64_t i) { return convert<double>(x[i * from_x.stride]); };
+        const std::int64_t n = to.length;
+        std::int64_t zero = 0;
+        double before = 1;  // product up to the first zero
+        while (zero < n && element(zero) != 0) before *= element(zero++);
+        double product = before, sum = 0;
+        if (zero < n) {
+          for (std::int64_t k = zero; k < n; ++k) {
+            if (k > zero) product *= element(k);
+            sum += gradient(k) * product;
+          }
+          y[zero * to.stride] = convert<T>(sum);
+          for (std::int64_t i = zero + 1; i < n; ++i) y[i * to.stride] = T{};
+        }
+        // From behind: the products are recomputed by division, which is safe where no factor is zero.
+        product = before;
+        sum = 0;
+        for (std::int64_t i = zero - 1; i >= 0; --i) {
+          sum += gradient(i) * product;
+          product /= element(i);
+          y[i * to.stride] = convert<T>(sum / element(i));
+        }
+      }
+    });
+  });
+  return Status::ok;
+}
+
+// The product of the others, from both ends.
+Status prod_others(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = dim_attributes(attributes).dim;
+  const RowPlan from(in[0], dim), to(out[0], dim);
+  if (out[0].numel == 0) return Status::ok;
+  visit_floating(in[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeOf<T>;
+    for (std::int64_t r = 0; r < to.rows.numel; ++r) {
+      const T* x = static_cast<const T*>(in[0].data) + from.rows.offset(r);
+      T* y = static_cast<T*>(out[0].data) + to.rows.offset(r);
+      C product = 1;
+      for (std::int64_t i = 0; i < to.length; ++i) {
+        y[i * to.stride] = convert<T>(product);
+        product *= convert<C>(x[i * from.stride]);
+      }
+      product = 1;
+      for (std::int64_t i = to.length - 1; i >= 0; --i) {
+        y[i * to.stride] = convert<T>(convert<C>(y[i * to.stride]) * product);
+        product *= convert<C>(x[i * from.stride]);
+      }
+    }
+  });
+  return Status::ok;
+}
+
+Status div_or_zero(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+  const StridedLoop<3> loop({&out[0], &in[0], &in[1]});
+  visit_floating(out[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeOf<T>;
+    loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const C a = convert<C>(static_cast<const T*>(in[0].data)[at[1] + i * step[1]]);
+        const C b = convert<C>(static_cast<const T*>(in[1].data)[at[2] + i * step[2]]);
+        static_cast<T*>(out[0].data)[at[0] + i * step[0]] = convert<T>(b == 0 ? C(0) : a / b);
+      }
+    });
+  });
+  return Status::ok;
+}
+Status signed_pow(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const double exponent = static_cast<const ScalarAttributes*>(attributes)->value.floating;
+  const StridedLoop<2> loop({&out[0], &in[0]});
+  visit_floating(out[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using C = ComputeOf<T>;
+    loop.for_each_run(kGrain / 16, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const C x = convert<C>(static_cast<const T*>(in[0].data)[at[1] + i * step[1]]);
+        const C magnitude = exponent == 0 ? (x != x ? x : C(1)) : std::pow(std::abs(x), static_cast<C>(exponent));
+        const C y = x == 0 ? C(0) : std::copysign(magnitude, x);
+        static_cast<T*>(out[0].data)[at[0] + i * step[0]] = convert<T>(y);
+      }
+    });
+  });
+  return Status::ok;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"argmax", kComputeDTypes, arg<true>},
+    {"argmin", kComputeDTypes, arg<false>},
+    {"max_dim", kComputeDTypes, extreme<true>},
+    {"min_dim", kComputeDTypes, extreme<false>},
+    {"put_along", kComputeDTypes, put_along},
+    {"pick_along", kComputeDTypes, pick_along},
+    {"extreme_weights", kFloatingDTypes, extreme_weights},
+    {"cumsum", kComputeDTypes, scan<false>},
+    {"cumprod", kComputeDTypes, scan<true>},
+    {"cumprod_backward", kFloatingDTypes, cumprod_backward},
+    {"prod_others", kFloatingDTypes, prod_others},
+    {"div_or_zero", kFloatingDTypes, div_or_zero},
+    {"signed_pow", kFloatingDTypes, signed_pow},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/ops/reduce.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "halfstep/autograd/gradcheck.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/runtime/parallel.h"
+#include "tests/support/op_golden.h"
+
+namespace halfstep {
+namespace {
+
+using test::GoldenEntry;
+using Values = std::vector<double>;
+using Integers = std::vector<std::int64_t>;
+using Tensors = std::vector<Tensor>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::optional<DType> dtype_of_entry(const GoldenEntry& e) {
+  if (!e.has("dtype")) return {};
+  return e.text("dtype") == "f64" ? f64 : f16;
+}
+ReduceOptions reduce_options(const GoldenEntry& e) {
+  return {.keepdim = e.flag("keepdim", false), .dtype = dtype_of_entry(e)};
+}
+KeepOptions keep_options(const GoldenEntry& e) { return {.keepdim = e.flag("keepdim", false)}; }
+VarOptions var_options(const GoldenEntry& e) {
+  return {.correction = e.real("correction", 1), .keepdim = e.flag("keepdim", false)};
+}
+double order_of(const GoldenEntry& e) {
+  try {
+    return e.real("p", 2);
+  } catch (const std::invalid_argument&) {
+    return e.text("p") == "inf" ? kInfinity : -kInfinity;
+  }
+}
+std::optional<std::int64_t> dim_of(const GoldenEntry& e) {
+  if (!e.has("dim")) return {};
+  return e.integer("dim");
+}
+
+const std::map<std::string, test::GoldenCall>& calls() {
+  static const std::map<std::string, test::GoldenCall> table = {
+      {"sum", [](auto& e, auto& in) { return Tensors{sum(in[0], test::golden_dims(e), reduce_options(e))}; }},
+      {"mean", [](auto& e, auto& in) { return Tensors{mean(in[0], test::golden_dims(e), reduce_options(e))}; }},
+      {"prod", [](auto& e, auto& in) { return Tensors{prod(in[0], test::golden_dims(e), reduce_options(e))}; }},
+      {"var", [](auto& e, auto& in) { return Tensors{var(in[0], test::golden_dims(e), var_options(e))}; }},
+      {"std", [](auto& e, auto& in) { return Tensors{std(in[0], test::golden_dims(e), var_options(e))}; }},
+      {"amax", [](auto& e, auto& in) { return Tensors{amax(in[0], test::golden_dims(e), keep_options(e))}; }},
+      {"amin", [](auto& e, auto& in) { return Tensors{amin(in[0], test::golden_dims(e), keep_options(e))}; }},
+      {"any", [](auto& e, auto& in) { return Tensors{any(in[0], test::golden_dims(e), keep_options(e))}; }},
+      {"all", [](auto& e, auto& in) { return Tensors{all(in[0], test::golden_dims(e), keep_options(e))}; }},
+      {"norm",
+       [](auto& e, auto& in) { return Tensors{norm(in[0], order_of(e), test::golden_dims(e), reduce_options(e))}; }},
+      {"logsumexp", [](auto& e, auto& in) { return Tensors{logsumexp(in[0], test::golden_dims(e), keep_options(e))}; }},
+      {"cumsum",
+       [](auto& e, auto& in) { return Tensors{cumsum(in[0], e.integer("dim"), {.dtype = dtype_of_entry(e)})}; }},
+      {"cumprod",
+       [](auto& e, auto& in) { return Tensors{cumprod(in[0], e.integer("dim"), {.dtype = dtype_of_entry(e)})}; }},
+      {"argmax", [](auto& e, auto& in) { return Tensors{argmax(in[0], dim_of(e), keep_options(e))}; }},
+      {"argmin", [](auto& e, auto& in) { return Tensors{argmin(in[0], dim_of(e), keep_options(e))}; }},
+      {"dot", [](auto&, auto& in) { return Tensors{dot(in[0], in[1])}; }},
+      {"max",
+       [](auto& e, auto& in) {
+         if (!e.has("dim")) return Tensors{max(in[0])};
+         const auto [values, indices] = max(in[0], e.integer("dim"), keep_options(e));
+         return Tensors{values, indices};
+       }},
+      {"min",
+       [](auto& e, auto& in) {
+         if (!e.has("dim")) return Tensors{min(in[0])};
+         const auto [values, indices] = min(in[0], e.integer("dim"), keep_options(e));
+         return Tensors{values, indices};
+       }},
+  };
+  return table;
+}
+
+TEST(Reduce, AgreesWithPyTorch) {
+  for (const auto& [op, call] : calls()) test::check_op_goldens(op, call);
+}
+TEST(Reduce, FollowsThePolicy) {
+  for (const char* op :
+       {"sum", "mean", "prod", "var", "std", "amax", "amin", "norm", "logsumexp", "cumsum", "cumprod", "argmax"}) {
+    test::check_policy_goldens(op, calls().at(op));
+  }
+}
+
+Tensor wave(const Shape& sizes, DType dtype = f64, double step = 1) {
+  Values values;
+  for (std::int64_t i = 0; i < sizes.numel(); ++i) values.push_back(std::sin(1 + step * static_cast<double>(i)));
+  return tensor(values, sizes, {.dtype = dtype});
+}
+Tensor leaf(const Shape& sizes) { return wave(sizes).requires_grad_(); }
+
+// Every layout gives what the contiguous copy gives; the roads by rows, by columns and for any strides differ in the
+// order of sums, so float64 results may differ by roundings.
+TEST(Reduce, LayoutsAgree) {
+  const Tensor x = wave({6, 5, 7});
+  const Tensors views = {x,
+                         x.transpose(0, 2),
+                         x.transpose(0, 1),
+                         x.slice(2, 1, 6, 2),
+                         x.slice(0, 1, 6, 2).transpose(1, 2),
+                         x.select(1, 2).unsqueeze(1).expand({6, 3, 7})};
+  const std::vector<Shape> dims = {{}, {0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}};
+  for (const Tensor& v : views) {
+    const Tensor copy = v.clone(MemoryFormat::contiguous);
+    const auto at = copy.to_vector<double>();
+    for (const Shape& d : dims) {
+      const auto check = [&](const Tensor& a, const Tensor& b) {
+        const auto p = a.to_vector<double>(), q = b.to_vector<double>();
+        ASSERT_EQ(p.size(), q.size());
+        for (std::size_t i = 0; i < p.size(); ++i) EXPECT_NEAR(p[i], q[i], 1e-12);
+      };
+      check(sum(v, d), sum(copy, d));
+      check(prod(v, d), prod(copy, d));
+      check(var(v, d), var(copy, d));
+      check(amax(v, d), amax(copy, d));
+      check(norm(v, 3, d), norm(copy, 3, d));
+      check(logsumexp(v, d), logsumexp(copy, d));
+      if (d.size() == 1) {
+        check(cumsum(v, d[0]), cumsum(copy, d[0]));
+        check(max(v, d[0]).indices, max(copy, d[0]).indices);
+      }
+    }
+  }
+  // Against plain loops.
+  const auto values = x.to_vector<double>();
+  const auto rows = sum(x, {2}).to_vector<double>(), columns = sum(x, {0}).to_vector<double>();
+  for (std::size_t i = 0; i < 30; ++i) {
+    double want = 0;
+    for (std::size_t k = 0; k < 7; ++k) want += values[i * 7 + k];
+    EXPECT_NEAR(rows[i], want, 1e-13);
+  }
+  for (std::size_t i = 0; i < 35; ++i) {
+    double want = 0;
+    for (std::size_t k = 0; k < 6; ++k) want += values[k * 35 + i];
+    EXPECT_NEAR(columns[i], want, 1e-13);
+  }
+}
+
+// A million equal terms: added one after the other, float32 would be off by 1e-2 relative; blocks of at most 8192
+// elements in 32 lanes make at most 256 + 5 roundings of 2^-24 each.
+TEST(Reduce, LongSumsKeepTheirDigits) {
+  const std::int64_t n = 1 << 20;
+  for (DType dtype : {f32, f16, bf16}) {
+    const Tensor x = full({n}, 0.1, {.dtype = dtype});
+    const double exact = x.slice(0, 0, 1).item<double>() * static_cast<double>(n);
+    for (const Tensor& y :
+         {sum(x, {}, {.dtype = f32}), sum(x.reshape({n / 64, 64}), {0}, {.dtype = f32}).select(0, 5) * 64}) {
+      EXPECT_NEAR(y.item<double>(), exact, exact * 261 * 0x1p-24) << name(dtype);
+    }
+  }
+}
+
+TEST(Reduce, SixteenBitSumsRoundOnce) {
+  const Tensor x = full({4096}, 1, {.dtype = bf16});
+  EXPECT_EQ(sum(x).item<double>(), 4096);  // bf16 sums would stop at 256
+  EXPECT_EQ(sum(x).dtype(), bf16);
+  const Tensor y = full({300, 8}, 300, {.dtype = f16});
+  EXPECT_EQ(sum(y, {0}).to_vector<double>()[0], kInfinity);
+  EXPECT_EQ(sum(y, {0}, {.dtype = f32}).to_vector<double>()[0], 90000);
+  EXPECT_EQ(mean(y).item<double>(), 300);
+}
+
+TEST(Reduce, ResultsDontDependOnTheNumberOfThreads) {
+  const Tensor x = wave({1 << 19}, f32, 0.7), m = wave({1 << 13, 48}, f32, 0.7);
+  const int threads = num_threads();
+  std::vector<Values> results;
+  for (int n : {1, 2, 3}) {
+    set_num_threads(n);
+    Values r = sum(m, {0}).to_vector<double>();
+    r.push_back(sum(x).item<double>());
+    r.push_back(var(x).item<double>());
+    results.push_back(r);
+  }
+  set_num_threads(threads);
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+TEST(Reduce, NothingToReduce) {
+  const Tensor none = empty({0}), rows = empty({3, 0});
+  EXPECT_EQ(sum(none).item<double>(), 0);
+  EXPECT_EQ(prod(none).item<double>(), 1);
+  EXPECT_TRUE(std::isnan(mean(none).item<double>()));
+  EXPECT_TRUE(std::isnan(var(full({1}, 3)).item<double>()));
+  EXPECT_EQ(sum(rows, {1}).to_vector<double>(), (Values{0, 0, 0}));
+  EXPECT_EQ(sum(rows, {0}).sizes(), (Shape{0}));
+  EXPECT_EQ(norm(none).item<double>(), 0);
+  EXPECT_EQ(logsumexp(rows, {1}).to_vector<double>()[0], -kInfinity);
+  EXPECT_THROW(amax(none), ShapeError);
+  EXPECT_THROW(argmax(none), ShapeError);
+  EXPECT_THROW(max(rows, 1), ShapeError);
+  EXPECT_THROW(norm(none, kInfinity), ShapeError);
+  EXPECT_EQ(amax(rows, {0}).sizes(), (Shape{0}));
+  EXPECT_FALSE(any(none).item<bool>());
+  EXPECT_TRUE(all(none).item<bool>());
+  EXPECT_EQ(cumsum(none, 0).numel(), 0);
+}
+
+TEST(Reduce, ZeroDimensional) {
+  const Tensor x = full({}, 3, {.dtype = f64});
+  EXPECT_EQ(sum(x).item<double>(), 3);
+  EXPECT_EQ(sum(x, {0}).item<double>(), 3);
+  EXPECT_EQ(max(x, 0).values.item<double>(), 3);
+  EXPECT_EQ(argmax(x).item<std::int64_t>(), 0);
+  EXPECT_EQ(cumprod(x, -1).item<double>(), 3);
+}
+
+TEST(Reduce, Integers) {
+  const Tensor x = tensor(Integers{1, -2, 3, 0}, {2, 2}, {.dtype = i32});
+  EXPECT_EQ(sum(x).dtype(), i64);
+  EXPECT_EQ(sum(x).item<std::int64_t>(), 2);
+  EXPECT_EQ(prod(x, {1}).to_vector<std::int64_t>(), (Integers{-2, 0}));
+  EXPECT_EQ(amax(x).dtype(), i32);
+  EXPECT_EQ(amin(x).item<std::int64_t>(), -2);
+  EXPECT_EQ(count_nonzero(x, {0}).to_vector<std::int64_t>(), (Integers{2, 1}));
+  EXPECT_EQ(sum(x, {}, {.dtype = f32}).dtype(), f32);
+  EXPECT_EQ(cumsum(x, 0).to_vector<std::int64_t>(), (Integers{1, -2, 4, -2}));
+  EXPECT_EQ(dot(x[0], x[1]).item<std::int64_t>(), 3);
+  EXPECT_THROW(mean(x), DTypeError);
+  EXPECT_EQ(mean(x, {}, {.dtype = f32}).item<double>(), 0.5);
+  EXPECT_THROW(var(x), DTypeError);
+  const Tensor big = tensor(Integers{(std::int64_t{1} << 53) + 1, 1}, {2}, {.dtype = i64});
+  EXPECT_EQ(sum(big).item<std::int64_t>(), (std::int64_t{1} << 53) + 2);
+}
+
+TEST(Reduce, NaNWins) {
+  const Tensor x = tensor(Values{1, NAN, 3, 2}, {4});
+  EXPECT_TRUE(std::isnan(amax(x).item<double>()));
+  EXPECT_TRUE(std::isnan(amin(x).item<double>()));
+  EXPECT_EQ(argmax(x).item<std::int64_t>(), 1);
+  EXPECT_EQ(argmin(x).item<std::int64_t>(), 1);
+  Values many(1000, 1.0);
+  many[777] = NAN;
+  EXPECT_TRUE(std::isnan(amax(tensor(many, {1000})).item<double>()));
+  EXPECT_TRUE(std::isnan(amin(tensor(many, {1000})).item<double>()));
+}
+
+TEST(Reduce, VarianceOfLargeNumbers) {
+  // Sums of squares would lose all digits in float32.
+  const Tensor x = tensor(Values{100000, 100001, 100002}, {3});
+  EXPECT_EQ(var(x).item<double>(), 1);
+  const auto [v, m] = var_mean(x, {}, {.correction = 0});
+  EXPECT_NEAR(v.item<double>(), 2.0 / 3, 1e-7);
+  EXPECT_EQ(m.item<double>(), 100001);
+}
+
+TEST(Reduce, Errors) {
+  EXPECT_THROW(sum(ones({2, 3}), {2}), ShapeError);
+  EXPECT_THROW(sum(ones({2, 3}), {0, -2}), ShapeError);
+  EXPECT_THROW(sum(Tensor{}), Error);
+  EXPECT_THROW(dot(ones({2}), ones({3})), ShapeError);
+  EXPECT_THROW(cumsum(ones({2}), 1), ShapeError);
+  EXPECT_THROW(norm(ones({2}, {.dtype = i64})), DTypeError);
+}
+
+void check_gradients(const std::function<Tensor(const Tensor&)>& f, const Tensor& x) {
+  const auto g = [&](const Tensors& in) { return Tensors{f(in[0])}; };
+  gradcheck(g, {x});
+  gradgradcheck(g, {x});
+}
+
+TEST(ReduceGradients, FirstAndSecond) {
+  const Tensor x = leaf({3, 4}), t = wave({4, 3}).t().detach().requires_grad_();
+  for (const Tensor& in : {x, t}) {
+    check_gradients([](const Tensor& v) { return sum(v, {0}); }, in);
+    check_gradients([](const Tensor& v) { return mean(v * v, {1}); }, in);
+    check_gradients([](const Tensor& v) { return prod(v, {1}); }, in);
+    check_gradients([](const Tensor& v) { return prod(v); }, in);
+    check_gradients([](const Tensor& v) { return var(v, {0}); }, in);
+    check_gradients([](const Tensor& v) { return std(v, {1}, {.correction = 0}); }, in);
+    check_gradients([](const Tensor& v) { return var_mean(v, {1}).first + var_mean(v, {1}).second; }, in);
+    check_gradients([](const Tensor& v) { return amax(v * v, {1}); }, in);
+    check_gradients([](const Tensor& v) { return max(v * v, 0).values; }, in);
+    check_gradients([](const Tensor& v) { return min(v * v, -1).values; }, in);
+    check_gradients([](const Tensor& v) { return norm(v, 2, {1}); }, in);
+    check_gradients([](const Tensor& v) { return norm(v, 3, {0}); }, in);
+    check_gradients([](const Tensor& v) { return norm(v * v, 1); }, in);
+    check_gradients([](const Tensor& v) { return norm(v * v, kInfinity, {1}); }, in);
+    check_gradients([](const Tensor& v) { return logsumexp(v, {0}); }, in);
+    check_gradients([](const Tensor& v) { return logsumexp(v, {0, 1}); }, in);
+    check_gradients([](const Tensor& v) { return cumsum(v * v, 1); }, in);
+    check_gradients([](const Tensor& v) { return cumprod(v, 0); }, in);
+    check_gradients([](const Tensor& v) { return cumprod(v, 1); }, in);
+  }
+  const Tensor a = leaf({5}), b = leaf({5});
+  const auto f = [](const Tensors& in) { return Tensors{dot(in[0], in[1])}; };
+  gradcheck(f, {a, b});
+  gradgradcheck(f, {a, b});
+}
+
+TEST(ReduceGradients, ProductsWithZeros) {
+  for (const Values& values : {Values{2, 0, 3}, Values{0, 0, 3}, Values{0, 0, 0}}) {
+    const Tensor x = tensor(values, {3}, {.dtype = f64, .requires_grad = true});
+    check_gradients([](const Tensor& v) { return prod(v); }, x);
+    check_gradients([](const Tensor& v) { return cumprod(v, 0); }, x);
+  }
+}
+
+TEST(ReduceGradients, AtZeroNormAndZeroDeviation) {
+  const Tensor x = zeros({3}, {.dtype = f64, .requires_grad = true});
+  norm(x).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, 0, 0}));
+  x.set_grad({});
+  std(x).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, 0, 0}));
+}
+
+TEST(ReduceGradients, TiesShareOrTakeTheFirst) {
+  const Tensor x = tensor(Values{2, 5, 5, 1}, {4}, {.dtype = f64, .requires_grad = true});
+  amax(x).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, 0.5, 0.5, 0}));
+  x.set_grad({});
+  max(x, 0).values.backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), (Values{0, 1, 0, 0}));
+}
+
+}  // namespace
+}  // namespace halfstep
