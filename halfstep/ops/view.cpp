@@ -6,6 +6,8 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/index.h"
 #include "halfstep/ops/op.h"
 
 namespace halfstep {
@@ -137,21 +139,25 @@ const Op& as_strided_op = define_op({
         [](GradContext& c) {
           const auto& a = c.attributes<AsStridedAttributes>();
           const Shape sizes = a.sizes.shape(), strides = a.strides.shape(), input_strides = a.input_strides.shape();
-          // Written as a copy into the same places of zeros, so each place must be read at most once.
-          if (!is_dense(c.input_sizes(0), input_strides)) {
+          const Shape& input_sizes = c.input_sizes(0);
+          if (!is_dense(input_sizes, input_strides)) {
             fail<AutogradError>("as_strided: a gradient is only there for a dense input, got strides {}",
                                 input_strides.str());
           }
-          for (int i = 0; i < sizes.size(); ++i) {
-            if (strides[i] == 0 && sizes[i] > 1) {
-              fail<AutogradError>("as_strided: no gradient for places that overlap (strides {})", strides.str());
-            }
+          if (sizes.numel() == 0) {
+            c.set(0, zeros(input_sizes, {.dtype = c.grad().dtype(), .device = c.device(0)}));
+            return;
           }
-          Tensor result =
-              empty_strided(c.input_sizes(0), input_strides, {.dtype = c.grad().dtype(), .device = c.device(0)});
-          result.zero_();
-          as_strided(result, sizes, strides, a.offset - a.input_offset).copy_(c.grad());
-          c.set(0, result);
+          const std::int64_t n = input_sizes.numel(), first = a.offset - a.input_offset;
+          std::int64_t last = first;
+          for (int i = 0; i < sizes.size(); ++i) last += (sizes[i] - 1) * strides[i];
+          if (first < 0 || last >= n) {
+            fail<AutogradError>("as_strided: no gradient for places outside of the input {}", input_sizes.str());
+          }
+          // The input as a vector in the order of memory; several views of one place add up.
+          const Tensor places = as_strided(arange(n), sizes, strides, first).reshape({-1}).to(c.device(0));
+          const Tensor flat = zeros({n}, {.dtype = c.grad_dtype(0), .device = c.device(0)});
+          c.set(0, as_strided(index_add(flat, 0, places, c.grad().reshape({-1})), input_sizes, input_strides, 0));
         },
     .attributes_size = sizeof(AsStridedAttributes),
     .view = true,
@@ -294,7 +300,12 @@ Tensor Tensor::slice(std::int64_t d, std::int64_t start, std::int64_t end, std::
   start = std::min(start, n);
   end = std::max(std::min(end, n), start);
   Shape new_sizes = sizes(), new_strides = strides();
-  new_sizes[i] = (end - start + step - 1) / step;
+  new_sizes[i] = end > start ? (end - start - 1) / step + 1 : 0;
+  if (new_sizes[i] < 2) {
+    // The step leads nowhere, and may be too large to multiply by.
+    step = 1;
+    end = start + new_sizes[i];
+  }
   new_strides[i] *= step;
   ViewAttributes a = geometry(new_sizes, new_strides, storage_offset() + start * strides()[i]);
   a.dim = i;
@@ -349,6 +360,122 @@ Tensor as_strided(const Tensor& input, const Shape& sizes, const Shape& strides,
   return call(as_strided_op, {&input},
               AsStridedAttributes{sizes, strides, offset, input.strides(), input.storage_offset()});
 }
+
+Tensor view(const Tensor& input, const Shape& sizes) { return input.view(sizes); }
+Tensor view_as(const Tensor& input, const Tensor& other) { return input.view(other.sizes()); }
+Tensor reshape_as(const Tensor& input, const Tensor& other) { return input.reshape(other.sizes()); }
+
+Tensor unflatten(const Tensor& input, std::int64_t dim, const Shape& sizes) {
+  check_defined(input, "unflatten", "a tensor");
+  if (input.dim() == 0) fail<ShapeError>("unflatten: expected at least one dimension, got a 0-d tensor");
+  const int d = wrap_dim(dim, input.dim(), "unflatten");
+  const std::int64_t n = input.sizes()[d];
+  Shape parts = sizes;
+  std::int64_t known = 1;
+  int unknown = -1;
+  bool fits = !sizes.empty();
+  for (int i = 0; i < parts.size(); ++i) {
+    if (parts[i] == -1 && unknown < 0) {
+      unknown = i;
+    } else {
+      fits = fits && parts[i] >= 0 && !__builtin_mul_overflow(known, parts[i], &known);
+    }
+  }
+  if (fits && unknown >= 0) {
+    fits = known != 0 && n % known == 0;
+    if (fits) parts[unknown] = n / known;
+  } else {
+    fits = fits && known == n;
+  }
+  if (!fits) {
+    fail<ShapeError>("unflatten: expected sizes of {} elements for dimension {} of {}, got {}", n, d,
+                     input.sizes().str(), sizes.str());
+  }
+  Shape whole;
+  for (int i = 0; i < input.dim(); ++i) {
+    if (i != d) {
+      whole.push_back(input.sizes()[i]);
+    } else {
+      for (std::int64_t p : parts) whole.push_back(p);
+    }
+  }
+  return input.reshape(whole);
+}
+
+Tensor squeeze(const Tensor& input) { return input.squeeze(); }
+Tensor squeeze(const Tensor& input, std::int64_t dim) { return input.squeeze(dim); }
+Tensor unsqueeze(const Tensor& input, std::int64_t dim) { return input.unsqueeze(dim); }
+Tensor expand(const Tensor& input, const Shape& sizes) { return input.expand(sizes); }
+Tensor expand_as(const Tensor& input, const Tensor& other) { return input.expand(other.sizes()); }
+Tensor broadcast_to(const Tensor& input, const Shape& sizes) { return input.expand(sizes); }
+
+std::vector<Tensor> broadcast_tensors(std::span<const Tensor> tensors) {
+  Shape sizes;
+  for (const Tensor& t : tensors) {
+    check_defined(t, "broadcast_tensors", "tensors");
+    sizes = broadcast_shapes(sizes, t.sizes(), "broadcast_tensors");
+  }
+  std::vector<Tensor> result;
+  for (const Tensor& t : tensors) result.push_back(t.expand(sizes));
+  return result;
+}
+
+std::vector<Tensor> meshgrid(std::span<const Tensor> tensors) {
+  Shape sizes;
+  for (const Tensor& t : tensors) {
+    check_defined(t, "meshgrid", "tensors");
+    if (t.dim() > 1) fail<ShapeError>("meshgrid: expected vectors, got {}", t.sizes().str());
+    sizes.push_back(t.numel());
+  }
+  std::vector<Tensor> result;
+  for (int i = 0; i < sizes.size(); ++i) {
+    Shape own = Shape::filled(sizes.size(), 1);
+    own[i] = sizes[i];
+    result.push_back(tensors[static_cast<std::size_t>(i)].reshape(own).expand(sizes));
+  }
+  return result;
+}
+
+Tensor select(const Tensor& input, std::int64_t dim, std::int64_t index) { return input.select(dim, index); }
+Tensor narrow(const Tensor& input, std::int64_t dim, std::int64_t start, std::int64_t length) {
+  return input.narrow(dim, start, length);
+}
+
+Tensor movedim(const Tensor& input, const Shape& source, const Shape& destination) {
+  check_defined(input, "movedim", "a tensor");
+  const int n = input.dim();
+  if (source.size() != destination.size()) {
+    fail<ShapeError>("movedim: expected one destination for each dimension, got {} for {}", destination.str(),
+                     source.str());
+  }
+  Shape order = Shape::filled(n, -1);
+  unsigned moved = 0;
+  for (int i = 0; i < source.size(); ++i) {
+    const int from = wrap_dim(source[i], n, "movedim"), to = wrap_dim(destination[i], n, "movedim");
+    if (n == 0) return input;
+    if (moved >> from & 1 || order[to] >= 0) {
+      fail<ShapeError>("movedim: expected each dimension once, got {} to {}", source.str(), destination.str());
+    }
+    moved |= 1u << from;
+    order[to] = from;
+  }
+  int next = 0;
+  for (int i = 0; i < n; ++i) {
+    if (order[i] >= 0) continue;
+    while (moved >> next & 1) ++next;
+    order[i] = next++;
+  }
+  return input.permute(order);
+}
+
+Tensor swapaxes(const Tensor& input, std::int64_t axis0, std::int64_t axis1) { return input.transpose(axis0, axis1); }
+
+Tensor to_channels_last(const Tensor& input) {
+  check_defined(input, "to_channels_last", "a tensor");
+  if (input.dim() != 4) fail<ShapeError>("to_channels_last: expected [N, C, H, W], got {}", input.sizes().str());
+  return input.contiguous(MemoryFormat::channels_last);
+}
+bool is_channels_last(const Tensor& input) { return input.is_contiguous(MemoryFormat::channels_last); }
 
 Tensor reshape(const Tensor& input, const Shape& sizes) { return input.reshape(sizes); }
 Tensor transpose(const Tensor& input, std::int64_t dim0, std::int64_t dim1) { return input.transpose(dim0, dim1); }

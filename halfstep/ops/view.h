@@ -3,6 +3,9 @@
 // dot.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "halfstep/core/tensor.h"
 
 namespace halfstep {
@@ -10,11 +13,38 @@ namespace halfstep {
 /// Joins dimensions start to end (both included, counted from the end when negative) into one.
 HS_API Tensor flatten(const Tensor& input, std::int64_t start = 0, std::int64_t end = -1);
 HS_API Tensor reshape(const Tensor& input, const Shape& sizes);
+/// The same data under other sizes; throws ShapeError when that needs a copy.
+HS_API Tensor view(const Tensor& input, const Shape& sizes);
+HS_API Tensor view_as(const Tensor& input, const Tensor& other);
+HS_API Tensor reshape_as(const Tensor& input, const Tensor& other);
+/// Splits one dimension into several; one of the sizes may be -1.
+HS_API Tensor unflatten(const Tensor& input, std::int64_t dim, const Shape& sizes);
+HS_API Tensor squeeze(const Tensor& input);
+HS_API Tensor squeeze(const Tensor& input, std::int64_t dim);
+HS_API Tensor unsqueeze(const Tensor& input, std::int64_t dim);
+/// Repeats dimensions of size 1 without copying; -1 keeps a size.
+HS_API Tensor expand(const Tensor& input, const Shape& sizes);
+HS_API Tensor expand_as(const Tensor& input, const Tensor& other);
+HS_API Tensor broadcast_to(const Tensor& input, const Shape& sizes);
+/// All tensors expanded to their common shape.
+HS_API std::vector<Tensor> broadcast_tensors(std::span<const Tensor> tensors);
+/// Grids of the coordinates in vectors: result i has value i of tensor i along dimension i ("ij" indexing).
+HS_API std::vector<Tensor> meshgrid(std::span<const Tensor> tensors);
+HS_API Tensor select(const Tensor& input, std::int64_t dim, std::int64_t index);
+HS_API Tensor narrow(const Tensor& input, std::int64_t dim, std::int64_t start, std::int64_t length);
+/// Dimensions `source` come to the places `destination`; the others keep their order.
+HS_API Tensor movedim(const Tensor& input, const Shape& source, const Shape& destination);
+HS_API Tensor swapaxes(const Tensor& input, std::int64_t axis0, std::int64_t axis1);
+/// [N, C, H, W] with its channels next to each other in memory (itself if they are), the layout of image networks.
+HS_API Tensor to_channels_last(const Tensor& input);
+/// Whether a tensor of 4 dimensions lies in memory as [N, H, W, C].
+HS_API bool is_channels_last(const Tensor& input);
 HS_API Tensor transpose(const Tensor& input, std::int64_t dim0, std::int64_t dim1);
 HS_API Tensor permute(const Tensor& input, const Shape& dims);
 /// The last two dimensions exchanged (the gradient rules' matrix transpose).
 HS_API Tensor matrix_transpose(const Tensor& input);
-/// Any sizes, strides and offset (in elements) on the input's storage; throws ShapeError when they leave it.
+/// Any sizes, strides and offset (in elements) on the input's storage; throws ShapeError when they leave it. It has a
+/// gradient, overlapping places included, when the input is dense and the places lie in it.
 HS_API Tensor as_strided(const Tensor& input, const Shape& sizes, const Shape& strides, std::int64_t offset);
 /// Zeros of `sizes` with `gradient` written where slice(dim, start, end, step) would read: the gradient of slice.
 HS_API Tensor slice_backward(const Tensor& gradient, const Shape& sizes, std::int64_t dim, std::int64_t start,
