@@ -21,15 +21,11 @@ struct Row {
 // Products of many terms: where the time goes, and 16-bit units are fastest; sums are taken in float32 inside.
 constexpr const char* kProduct = "matrix product: fast in 16 bits, accumulates in float32";
 constexpr Row kLowerPrecision[] = {
-    {"mm", kProduct},
-    {"bmm", kProduct},
-    {"mv", kProduct},
-    {"matmul", kProduct},
-    {"linear", kProduct},
-    {"addmm", kProduct},
-    {"baddbmm", kProduct},
-    {"outer", kProduct},
-    {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
+    {"mm", kProduct},      {"bmm", kProduct},
+    {"mv", kProduct},      {"matmul", kProduct},
+    {"linear", kProduct},  {"addmm", kProduct},
+    {"baddbmm", kProduct}, {"outer", kProduct},
+    {"einsum", kProduct},  {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
 };
 
 // The result leaves the range or loses the digits of 16 bits for ordinary inputs.
@@ -84,8 +80,8 @@ constexpr Row kFloat32Output[] = {
 
 constexpr const char* kMixes = "takes several tensors of equal rank: the widest decides, so that none is cut";
 constexpr Row kWidest[] = {
-    {"addcmul", kMixes}, {"addcdiv", kMixes},   {"atan2", kMixes},
-    {"dot", kMixes},     {"index_put", kMixes}, {"scatter_add", kMixes},
+    {"addcmul", kMixes},   {"addcdiv", kMixes},     {"atan2", kMixes},     {"dot", kMixes},
+    {"index_put", kMixes}, {"scatter_add", kMixes}, {"tensordot", kMixes},
 };
 
 constexpr Row kBanned[] = {
@@ -99,6 +95,7 @@ constexpr const char* kMoves = "only moves values";
 constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
 constexpr const char* kPlaces = "reads or writes at places: values are only moved";
 constexpr const char* kSums = "adds values to the input's, in float32, rounded once";
+constexpr const char* kRandom = "random numbers in the dtype that the caller named";
 constexpr Row kMoving[] = {
     {"cat", "mixed dtypes are promoted by the op itself"},
     {"flip", kMoves},
@@ -118,6 +115,12 @@ constexpr Row kMoving[] = {
     {"triu", kMoves},
     {"diagonal", kMoves},
     {"diagonal_backward", kBackward},
+    {"uniform", kRandom},
+    {"normal", kRandom},
+    {"randint", kRandom},
+    {"randperm", kRandom},
+    {"bernoulli", kRandom},
+    {"bernoulli_p", kRandom},
 };
 
 constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing more";
