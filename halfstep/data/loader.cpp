@@ -165,7 +165,7 @@ struct DataLoader::Impl {
 };
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options)
-    : impl_(std::make_unique<Impl>()) {
+    : impl_(std::make_shared<Impl>()) {
   if (dataset == nullptr) fail<Error>("DataLoader: expected a data set, got none");
   if (options.batch_size < 1)
     fail<Error>("DataLoader: expected a batch size of at least 1, got {}", options.batch_size);
@@ -209,7 +209,7 @@ DataLoader::Iterator DataLoader::begin() {
   impl.resume = false;
   const std::int64_t batches = impl.batches();
   impl.in_a_loop = true;
-  Iterator iterator(&impl);  // from here on it puts things in order when something throws
+  Iterator iterator(impl_);  // from here on it puts things in order when something throws
   impl.plan.emplace(*impl.dataset, impl.options, impl.state.epoch);
   if (impl.options.workers > 0 && impl.state.batch < batches) {
     impl.workers.emplace(*impl.plan, impl.state.batch, batches, impl.options.workers,
@@ -244,7 +244,7 @@ void DataLoader::Iterator::advance() {
   if (number >= impl.batches()) {
     impl.stop();
     impl.state = {.epoch = impl.state.epoch + 1, .batch = 0};
-    impl_ = nullptr;
+    impl_.reset();
     return;
   }
   batch_ = impl.workers ? impl.workers->take(number) : impl.plan->make(number);

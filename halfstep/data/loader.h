@@ -82,7 +82,7 @@ class HS_API DataLoader {
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // shared with an iterator, which may outlive the loader
 };
 
 /// Goes once over the rest of an epoch. Stops the workers when it goes.
@@ -105,10 +105,10 @@ class HS_API DataLoader::Iterator {
 
  private:
   friend class DataLoader;
-  explicit Iterator(Impl* impl) : impl_(impl) {}
+  explicit Iterator(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   void advance();
 
-  Impl* impl_;  // null at the end
+  std::shared_ptr<Impl> impl_;  // null at the end
   Batch batch_;
 };
 

@@ -180,6 +180,15 @@ TEST_P(LoaderWorkers, GoesAwayWithoutALoopOrInTheMiddleOfOne) {
   EXPECT_EQ(unused.size(), 5);
 }
 
+TEST_P(LoaderWorkers, MayGoBeforeItsIterator) {
+  auto loader = std::make_unique<DataLoader>(Counting{6}, LoaderOptions{.batch_size = 2, .workers = GetParam()});
+  auto iterator = loader->begin();
+  loader.reset();
+  int batches = 0;
+  for (; iterator != std::default_sentinel; ++iterator) ++batches;
+  EXPECT_EQ(batches, 3);
+}
+
 TEST_P(LoaderWorkers, MovesInTheMiddleOfALoop) {
   DataLoader loader{Counting{8}, {.batch_size = 2, .workers = GetParam()}};
   auto iterator = loader.begin();
