@@ -27,13 +27,6 @@ std::optional<Scalar> bound(const Entry& e, const char* name) {
 
 }  // namespace
 
-Tensor to_tensor(const GoldenTensor& golden, bool requires_grad) {
-  const DType dtype = parse_dtype(golden.dtype).value();
-  Tensor t = tensor(golden.data, Shape(golden.shape), {.dtype = dtype});
-  if (requires_grad) t.requires_grad_();
-  return t;
-}
-
 const std::map<std::string, PointwiseFunction>& pointwise_functions() {
   static const std::map<std::string, PointwiseFunction> table = {
       {"add", [](const Entry& e, const Inputs& in) { return add(in[0], in[1], Scalar(e.real("alpha", 1.0))); }},

@@ -8,14 +8,12 @@
 #include <vector>
 
 #include "halfstep/core/tensor.h"
-#include "tests/support/golden.h"
+#include "tests/support/op_golden.h"
 
 namespace halfstep::test {
 
 using Inputs = std::vector<Tensor>;
 using PointwiseFunction = std::function<Tensor(const GoldenEntry&, const Inputs&)>;
 const std::map<std::string, PointwiseFunction>& pointwise_functions();
-
-Tensor to_tensor(const GoldenTensor& golden, bool requires_grad = false);
 
 }  // namespace halfstep::test
