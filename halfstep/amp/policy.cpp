@@ -140,6 +140,10 @@ constexpr Row kPassThrough[] = {
 
 // Reductions, softmax, normalisation and losses.
 constexpr Row kPassThroughReductions[] = {
+    {"batch_norm", "keeps its input's dtype: statistics and parameters are float32 inside"},
+    {"norm_backward", kBackward},
+    {"batch_norm_backward", kBackward},
+    {"pair_loss_backward", kBackward},
     {"mean", kExact},
     {"var", kExact},
     {"std", kExact},

@@ -242,10 +242,36 @@ struct ClassLossAttributes {
 /// Losses of two tensors of one shape: `parameter` is beta, delta or whether the target is a logarithm; `divisor` is
 /// what the sum is divided by.
 struct PairLossAttributes {
-  std::int32_t kind = 0;  ///< PairLoss in ops/loss.h
+  std::int32_t kind = 0;  ///< PairLoss in ops/pair_loss.h
   std::int32_t reduction = 1;
   double parameter = 0;
   double divisor = 1;
+  bool want_input = true;  ///< which gradients are asked for
+  bool want_target = true;
+  OptionalDType dtype = {};  ///< of the input's gradient
+};
+/// layer_norm, rms_norm, group_norm and their backward pass: `rows` rows have statistics of their own; `inner` elements
+/// in a row share a parameter; after `groups` rows the parameters start again.
+struct RowNormAttributes {
+  double eps = 1e-5;  ///< negative: that of the input's dtype
+  std::int64_t rows = 1;
+  std::int64_t inner = 1;
+  std::int64_t groups = 1;
+  bool rms = false;
+  bool want_input = true;  ///< which gradients are asked for
+  bool want_weight = true;
+  bool want_bias = true;
+  OptionalDType dtype = {};  ///< of the input's gradient
+};
+/// batch_norm and its backward pass; `count` values a channel.
+struct BatchNormAttributes {
+  double eps = 1e-5;
+  double momentum = 0.1;
+  double count = 1;
+  bool training = false;
+  bool want_input = true;
+  bool want_weight = true;
+  bool want_bias = true;
   OptionalDType dtype = {};
 };
 

@@ -99,7 +99,7 @@ Tensor dense_targets(const GradContext& c) {
 Tensor term_gradient(const GradContext& c, const Tensor& divisor) {
   const auto& a = c.attributes<ClassLossAttributes>();
   if (a.reduction == 0) return c.grad().unsqueeze(1);
-  return a.reduction == 1 ? c.grad() / divisor : c.grad();
+  return a.reduction == 1 ? c.grad() / divisor.detach() : c.grad();
 }
 
 const Op& cross_entropy_op = define_op({
@@ -108,7 +108,7 @@ const Op& cross_entropy_op = define_op({
     .infer = [](InferContext& ctx) { infer_class_loss(ctx, true); },
     .grad =
         [](GradContext& c) {
-          if (!c.needs(0)) return;
+          if (!c.needs(0) || !c.grad(0).defined()) return;
           const Tensor &x = c.input(0), &divisor = c.output(2);
           if (!c.create_graph) {
             ClassLossAttributes a = c.attributes<ClassLossAttributes>();
@@ -130,7 +130,7 @@ const Op& nll_loss_op = define_op({
     .infer = [](InferContext& ctx) { infer_class_loss(ctx, false); },
     .grad =
         [](GradContext& c) {
-          if (!c.needs(0)) return;
+          if (!c.needs(0) || !c.grad(0).defined()) return;
           const Tensor& divisor = c.output(1);
           if (!c.create_graph) {
             ClassLossAttributes a = c.attributes<ClassLossAttributes>();

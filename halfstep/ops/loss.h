@@ -39,4 +39,66 @@ struct NllLossOptions {
 /// indices.
 HS_API Tensor nll_loss(const Tensor& input, const Tensor& target, const NllLossOptions& options = {});
 
+/// Options of the losses of two tensors of one shape.
+struct LossOptions {
+  Reduction reduction = Reduction::mean;
+};
+/// (input - target)^2. `target` must have the input's shape: PyTorch broadcasts with a warning, which hides the mistake
+/// of [N, 1] against [N]; expand it yourself where that is meant. Mixed dtypes follow type promotion. So do the losses
+/// below.
+HS_API Tensor mse_loss(const Tensor& input, const Tensor& target, const LossOptions& options = {});
+/// |input - target|.
+HS_API Tensor l1_loss(const Tensor& input, const Tensor& target, const LossOptions& options = {});
+
+/// Options of smooth_l1_loss.
+struct SmoothL1Options {
+  Reduction reduction = Reduction::mean;
+  double beta = 1;  ///< where the parabola ends; 0 gives l1_loss
+};
+/// d^2 / (2 beta) for |d| < beta, else |d| - beta / 2, with d = input - target.
+HS_API Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, const SmoothL1Options& options = {});
+
+/// Options of huber_loss.
+struct HuberOptions {
+  Reduction reduction = Reduction::mean;
+  double delta = 1;  ///< where the parabola ends; above 0
+};
+/// d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2).
+HS_API Tensor huber_loss(const Tensor& input, const Tensor& target, const HuberOptions& options = {});
+
+/// Options of kl_div.
+struct KlDivOptions {
+  Reduction reduction = Reduction::mean;  ///< batchmean is the divergence as it is defined
+  bool log_target = false;                ///< whether the target is log probabilities too
+};
+/// target * (log(target) - input): `input` has log probabilities.
+HS_API Tensor kl_div(const Tensor& input, const Tensor& target, const KlDivOptions& options = {});
+
+/// Options of binary_cross_entropy_with_logits.
+struct BceWithLogitsOptions {
+  Tensor weight = {};      ///< a factor for each term; broadcast
+  Tensor pos_weight = {};  ///< a factor for the positive part of each term; broadcast
+  Reduction reduction = Reduction::mean;
+};
+/// Binary cross entropy of sigmoid(input), computed from the logits: no logarithm of a rounded probability.
+HS_API Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
+                                               const BceWithLogitsOptions& options = {});
+
+/// Options of binary_cross_entropy.
+struct BceOptions {
+  Tensor weight = {};  ///< a factor for each term; broadcast
+  Reduction reduction = Reduction::mean;
+};
+/// -(target log(input) + (1 - target) log(1 - input)) with logarithms of at least -100, as in PyTorch. Banned under
+/// autocast. Throws Error for an input outside 0 to 1.
+HS_API Tensor binary_cross_entropy(const Tensor& input, const Tensor& target, const BceOptions& options = {});
+
+/// Options of cosine_similarity.
+struct CosineSimilarityOptions {
+  std::int64_t dim = 1;
+  double eps = 1e-8;  ///< each norm counts at least this much
+};
+/// sum(a b) / (max(|a|, eps) max(|b|, eps)) along `dim`; the inputs broadcast.
+HS_API Tensor cosine_similarity(const Tensor& input, const Tensor& other, const CosineSimilarityOptions& options = {});
+
 }  // namespace halfstep

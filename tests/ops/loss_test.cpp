@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
@@ -153,6 +154,115 @@ TEST(ClassLoss, StridedInputs) {
   EXPECT_EQ(cross_entropy(x.t(), t).item<double>(), cross_entropy(x.t().contiguous(), t).item<double>());
   const Tensor pairs = tensor(std::vector<std::int64_t>{3, 9, 0, 9, 1, 9}, {3, 2}, {.dtype = i64});
   EXPECT_EQ(cross_entropy(x.t(), pairs.select(1, 0)).item<double>(), cross_entropy(x.t(), t).item<double>());
+}
+
+// --- losses of two tensors of one shape
+
+LossOptions loss_options(const GoldenEntry& e) { return {.reduction = reduction_of(e)}; }
+Tensor optional_input(const GoldenEntry& e, const char* flag, const Tensors& in, std::size_t i) {
+  return e.flag(flag, false) && in.size() > i ? in[i] : Tensor{};
+}
+
+const std::map<std::string, test::GoldenCall>& pair_losses() {
+  static const std::map<std::string, test::GoldenCall> table = {
+      {"mse_loss", [](auto& e, auto& in) { return Tensors{mse_loss(in[0], in[1], loss_options(e))}; }},
+      {"l1_loss", [](auto& e, auto& in) { return Tensors{l1_loss(in[0], in[1], loss_options(e))}; }},
+      {"smooth_l1_loss",
+       [](auto& e, auto& in) {
+         return Tensors{smooth_l1_loss(in[0], in[1], {.reduction = reduction_of(e), .beta = e.real("beta", 1)})};
+       }},
+      {"huber_loss",
+       [](auto& e, auto& in) {
+         return Tensors{huber_loss(in[0], in[1], {.reduction = reduction_of(e), .delta = e.real("delta", 1)})};
+       }},
+      {"kl_div",
+       [](auto& e, auto& in) {
+         return Tensors{
+             kl_div(in[0], in[1], {.reduction = reduction_of(e), .log_target = e.flag("log_target", false)})};
+       }},
+      {"binary_cross_entropy_with_logits",
+       [](auto& e, auto& in) {
+         return Tensors{binary_cross_entropy_with_logits(in[0], in[1],
+                                                         {.weight = optional_input(e, "weighted", in, 2),
+                                                          .pos_weight = optional_input(e, "pos_weighted", in, 3),
+                                                          .reduction = reduction_of(e)})};
+       }},
+      {"binary_cross_entropy",
+       [](auto& e, auto& in) {
+         return Tensors{binary_cross_entropy(
+             in[0], in[1], {.weight = optional_input(e, "weighted", in, 2), .reduction = reduction_of(e)})};
+       }},
+      {"cosine_similarity",
+       [](auto& e, auto& in) {
+         return Tensors{cosine_similarity(in[0], in[1], {.dim = e.integer("dim"), .eps = e.real("eps")})};
+       }},
+  };
+  return table;
+}
+
+TEST(PairLoss, AgreesWithPyTorch) {
+  for (const auto& [op, call] : pair_losses()) test::check_op_goldens(op, call);
+}
+TEST(PairLoss, FollowsThePolicy) {
+  for (const auto& [op, call] : pair_losses()) test::check_policy_goldens(op, call);
+}
+
+TEST(PairLoss, FirstAndSecondGradients) {
+  Values a, b;
+  for (int i = 0; i < 12; ++i) {
+    a.push_back(0.5 + 0.4 * std::sin(i));
+    b.push_back(0.5 + 0.3 * std::cos(2 * i));
+  }
+  const Tensor x = tensor(a, {3, 4}, {.dtype = f64, .requires_grad = true});
+  const Tensor t = tensor(a, {4, 3}, {.dtype = f64}).t().requires_grad_();
+  const Tensor y = tensor(b, {3, 4}, {.dtype = f64, .requires_grad = true});
+  const Tensor w = tensor(Values{0.5, 2, 1, 3}, {4}, {.dtype = f64});
+  for (const Tensor& in : {x, t}) {
+    for (Reduction r : {Reduction::none, Reduction::mean, Reduction::sum}) {
+      const std::vector<std::function<Tensor(const Tensors&)>> losses = {
+          [r](const Tensors& v) { return mse_loss(v[0], v[1], {r}); },
+          [r](const Tensors& v) { return l1_loss(v[0], v[1], {r}); },
+          [r](const Tensors& v) { return smooth_l1_loss(v[0], v[1], {.reduction = r, .beta = 0.25}); },
+          [r](const Tensors& v) { return huber_loss(v[0], v[1], {.reduction = r, .delta = 0.25}); },
+          [r](const Tensors& v) { return kl_div(v[0], v[1], {.reduction = r}); },
+          [r](const Tensors& v) { return kl_div(v[0], v[1], {.reduction = r, .log_target = true}); },
+          [r, w](const Tensors& v) {
+            return binary_cross_entropy_with_logits(v[0], v[1], {.weight = w, .pos_weight = w, .reduction = r});
+          },
+          [r](const Tensors& v) { return binary_cross_entropy(v[0], v[1], {.reduction = r}); },
+      };
+      for (std::size_t i = 0; i < losses.size(); ++i) {
+        EXPECT_NO_THROW(gradcheck(losses[i], {in, y})) << "loss " << i;
+        EXPECT_NO_THROW(gradgradcheck(losses[i], {in, y})) << "loss " << i;
+      }
+    }
+    const auto f = [](const Tensors& v) { return cosine_similarity(v[0], v[1], {.dim = 1}); };
+    gradcheck(f, {in, y});
+    gradgradcheck(f, {in, y});
+  }
+}
+
+TEST(PairLoss, Errors) {
+  const std::string text = message_of([] { mse_loss(zeros({4, 1}), zeros({4})); });
+  EXPECT_NE(text.find("mse_loss: expected a target of the input's shape [4, 1], got [4]"), std::string::npos) << text;
+  EXPECT_THROW(mse_loss(zeros({2}), zeros({2}, {.dtype = i64})), DTypeError);
+  EXPECT_THROW(mse_loss(zeros({2}), zeros({2}), {.reduction = Reduction::batchmean}), Error);
+  EXPECT_THROW(huber_loss(zeros({2}), zeros({2}), {.delta = 0}), Error);
+  EXPECT_THROW(smooth_l1_loss(zeros({2}), zeros({2}), {.beta = -1}), Error);
+  const std::string outside = message_of([] { binary_cross_entropy(full({2}, 1.5), zeros({2})); });
+  EXPECT_NE(outside.find("binary_cross_entropy: expected probabilities from 0 to 1"), std::string::npos) << outside;
+}
+
+TEST(PairLoss, LargeLogitsAndLargeSums) {
+  const Tensor x = tensor(Values{-1000, 1000, 0}, {3}), y = tensor(Values{1, 0, 1}, {3});
+  EXPECT_EQ(binary_cross_entropy_with_logits(x, y, {.reduction = Reduction::none}).slice(0, 0, 2).to_vector<double>(),
+            (Values{1000, 1000}));
+  // The sum, 400000, is beyond f16; the mean is not.
+  const Tensor a = full({100000}, 2, {.dtype = f16}), b = zeros({100000}, {.dtype = f16});
+  EXPECT_EQ(mse_loss(a, b).item<double>(), 4);
+  EXPECT_EQ(mse_loss(a, b).dtype(), f16);
+  EXPECT_TRUE(std::isnan(mse_loss(empty({0}), empty({0})).item<double>()));
+  EXPECT_EQ(mse_loss(empty({0}), empty({0}), {.reduction = Reduction::sum}).item<double>(), 0);
 }
 
 }  // namespace
