@@ -239,10 +239,12 @@ struct ClassLossAttributes {
   std::int64_t classes = 0;  ///< for cross_entropy_targets, whose result is [N, classes, ...]
   OptionalDType dtype = {};  ///< of a gradient
 };
+/// Which loss of two tensors of one shape a kernel computes.
+enum class PairLoss : std::int32_t { mse, l1, smooth_l1, huber, kl_div, bce_with_logits, bce };
 /// Losses of two tensors of one shape: `parameter` is beta, delta or whether the target is a logarithm; `divisor` is
 /// what the sum is divided by.
 struct PairLossAttributes {
-  std::int32_t kind = 0;  ///< PairLoss in ops/pair_loss.h
+  PairLoss kind = PairLoss::mse;
   std::int32_t reduction = 1;
   double parameter = 0;
   double divisor = 1;

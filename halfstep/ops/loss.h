@@ -16,10 +16,10 @@ enum class Reduction : std::int32_t {
 
 /// Options of cross_entropy.
 struct CrossEntropyOptions {
-  Tensor weight = {};  ///< a factor for each class, [C]
-  Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index = -100;  ///< samples of this class count nothing, in the mean neither
-  double label_smoothing = 0;        ///< 0 to 1: the share of the target that is spread over all classes
+  Tensor weight = {};                     ///< a factor for each class, [C]
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
+  std::int64_t ignore_index = -100;       ///< samples of this class count nothing, in the mean neither
+  double label_smoothing = 0;             ///< 0 to 1: the share of the target that is spread over all classes
 };
 /// Cross entropy between logits and targets. `input` is [C], [N, C] or [N, C, d1, ...]; `target` has class indices
 /// (i64, i32 or u8; [], [N] or [N, d1, ...]) or probabilities (floating, the input's shape). The result is a number, or
@@ -31,9 +31,9 @@ HS_API Tensor cross_entropy(const Tensor& input, const Tensor& target, const Cro
 
 /// Options of nll_loss.
 struct NllLossOptions {
-  Tensor weight = {};  ///< a factor for each class, [C]
-  Reduction reduction = Reduction::mean;
-  std::int64_t ignore_index = -100;
+  Tensor weight = {};                     ///< a factor for each class, [C]
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
+  std::int64_t ignore_index = -100;       ///< samples of this class count nothing
 };
 /// Negative log likelihood: -input[n, target[n]], from log probabilities. Shapes and errors as cross_entropy with class
 /// indices.
@@ -41,7 +41,7 @@ HS_API Tensor nll_loss(const Tensor& input, const Tensor& target, const NllLossO
 
 /// Options of the losses of two tensors of one shape.
 struct LossOptions {
-  Reduction reduction = Reduction::mean;
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
 };
 /// (input - target)^2. `target` must have the input's shape: PyTorch broadcasts with a warning, which hides the mistake
 /// of [N, 1] against [N]; expand it yourself where that is meant. Mixed dtypes follow type promotion. So do the losses
@@ -52,16 +52,16 @@ HS_API Tensor l1_loss(const Tensor& input, const Tensor& target, const LossOptio
 
 /// Options of smooth_l1_loss.
 struct SmoothL1Options {
-  Reduction reduction = Reduction::mean;
-  double beta = 1;  ///< where the parabola ends; 0 gives l1_loss
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
+  double beta = 1;                        ///< where the parabola ends; 0 gives l1_loss
 };
 /// d^2 / (2 beta) for |d| < beta, else |d| - beta / 2, with d = input - target.
 HS_API Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, const SmoothL1Options& options = {});
 
 /// Options of huber_loss.
 struct HuberOptions {
-  Reduction reduction = Reduction::mean;
-  double delta = 1;  ///< where the parabola ends; above 0
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
+  double delta = 1;                       ///< where the parabola ends; above 0
 };
 /// d^2 / 2 for |d| <= delta, else delta (|d| - delta / 2).
 HS_API Tensor huber_loss(const Tensor& input, const Tensor& target, const HuberOptions& options = {});
@@ -76,9 +76,9 @@ HS_API Tensor kl_div(const Tensor& input, const Tensor& target, const KlDivOptio
 
 /// Options of binary_cross_entropy_with_logits.
 struct BceWithLogitsOptions {
-  Tensor weight = {};      ///< a factor for each term; broadcast
-  Tensor pos_weight = {};  ///< a factor for the positive part of each term; broadcast
-  Reduction reduction = Reduction::mean;
+  Tensor weight = {};                     ///< a factor for each term; broadcast
+  Tensor pos_weight = {};                 ///< a factor for the positive part of each term; broadcast
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
 };
 /// Binary cross entropy of sigmoid(input), computed from the logits: no logarithm of a rounded probability.
 HS_API Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
@@ -86,8 +86,8 @@ HS_API Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor
 
 /// Options of binary_cross_entropy.
 struct BceOptions {
-  Tensor weight = {};  ///< a factor for each term; broadcast
-  Reduction reduction = Reduction::mean;
+  Tensor weight = {};                     ///< a factor for each term; broadcast
+  Reduction reduction = Reduction::mean;  ///< what becomes of the terms
 };
 /// -(target log(input) + (1 - target) log(1 - input)) with logarithms of at least -100, as in PyTorch. Banned under
 /// autocast. Throws Error for an input outside 0 to 1.
@@ -95,8 +95,8 @@ HS_API Tensor binary_cross_entropy(const Tensor& input, const Tensor& target, co
 
 /// Options of cosine_similarity.
 struct CosineSimilarityOptions {
-  std::int64_t dim = 1;
-  double eps = 1e-8;  ///< each norm counts at least this much
+  std::int64_t dim = 1;  ///< the vectors lie along it
+  double eps = 1e-8;     ///< each norm counts at least this much
 };
 /// sum(a b) / (max(|a|, eps) max(|b|, eps)) along `dim`; the inputs broadcast.
 HS_API Tensor cosine_similarity(const Tensor& input, const Tensor& other, const CosineSimilarityOptions& options = {});

@@ -8,11 +8,11 @@
 
 namespace halfstep {
 
-/// Options of layer_norm and group_norm; the parameters may be left out.
+/// Options of layer_norm and group_norm.
 struct NormOptions {
-  Tensor weight = {};
-  Tensor bias = {};
-  double eps = 1e-5;  ///< added to the variance
+  Tensor weight = {};  ///< factors; none: 1
+  Tensor bias = {};    ///< added last; none: 0
+  double eps = 1e-5;   ///< added to the variance
 };
 /// (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions, which are `normalized_shape`; weight and
 /// bias have that shape. Throws ShapeError when the input doesn't end in it.
@@ -20,7 +20,7 @@ HS_API Tensor layer_norm(const Tensor& input, const Shape& normalized_shape, con
 
 /// Options of rms_norm.
 struct RmsNormOptions {
-  Tensor weight = {};
+  Tensor weight = {};              ///< factors; none: 1
   std::optional<double> eps = {};  ///< added to the mean square; by default the input dtype's epsilon, as in PyTorch
 };
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimensions.
@@ -32,8 +32,8 @@ HS_API Tensor group_norm(const Tensor& input, std::int64_t num_groups, const Nor
 
 /// Options of batch_norm.
 struct BatchNormOptions {
-  Tensor weight = {};
-  Tensor bias = {};
+  Tensor weight = {};        ///< factors, [C]; none: 1
+  Tensor bias = {};          ///< added last, [C]; none: 0
   Tensor running_mean = {};  ///< [C], f32 (f64); updated in place when training
   Tensor running_var = {};   ///< [C], with the unbiased variance
   bool training = false;     ///< the batch's statistics are used; else the running ones

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses of two tensors of one shape: one kernel computes and sums the terms, another their slopes.
-#include "halfstep/ops/pair_loss.h"
-
 #include <limits>
 
 #include "halfstep/core/fail.h"
@@ -44,7 +42,7 @@ const Op& pair_loss_backward_op = define_op({
 // Slopes of recorded ops, for second derivatives.
 Tensor input_slope(const GradContext& c, const PairLossAttributes& a) {
   const Tensor &x = c.input(0), &y = c.input(1);
-  switch (static_cast<PairLoss>(a.kind)) {
+  switch (a.kind) {
     case PairLoss::mse:
       return (x - y) * 2;
     case PairLoss::l1:
@@ -67,7 +65,7 @@ Tensor input_slope(const GradContext& c, const PairLossAttributes& a) {
 }
 Tensor target_slope(const GradContext& c, const PairLossAttributes& a) {
   const Tensor &x = c.input(0), &y = c.input(1);
-  switch (static_cast<PairLoss>(a.kind)) {
+  switch (a.kind) {
     case PairLoss::kl_div:
       return a.parameter != 0 ? exp(y) * ((y - x) + 1) : (log(y) + 1) - x;
     case PairLoss::bce_with_logits:
@@ -138,9 +136,7 @@ Tensor call_pair_loss(const Op& op, PairLoss kind, const Tensor& input, const Te
   if (reduction == Reduction::batchmean && kind != PairLoss::kl_div) {
     fail<Error>("{}: expected reduction none, mean or sum, got batchmean", op.name);
   }
-  PairLossAttributes a{.kind = static_cast<std::int32_t>(kind),
-                       .reduction = static_cast<std::int32_t>(reduction),
-                       .parameter = parameter};
+  PairLossAttributes a{.kind = kind, .reduction = static_cast<std::int32_t>(reduction), .parameter = parameter};
   if (reduction == Reduction::mean) a.divisor = static_cast<double>(input.numel());
   if (reduction == Reduction::batchmean) a.divisor = input.dim() == 0 ? 1 : static_cast<double>(input.sizes()[0]);
   const auto like_input = [&](const Tensor& t) {

@@ -30,7 +30,7 @@ HS_API Tensor prod(const Tensor& input, const Shape& dims = {}, const ReduceOpti
 /// Options of var, std and var_mean.
 struct VarOptions {
   double correction = 1;  ///< the divisor is n - correction: 1 for the unbiased estimate, 0 for the mean square
-  bool keepdim = false;
+  bool keepdim = false;   ///< reduced dimensions stay, with size 1
 };
 /// Variance, in two passes: no digits are lost where the mean is large.
 HS_API Tensor var(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
@@ -41,7 +41,7 @@ HS_API std::pair<Tensor, Tensor> var_mean(const Tensor& input, const Shape& dims
 
 /// Options of reductions that keep the dtype.
 struct KeepOptions {
-  bool keepdim = false;
+  bool keepdim = false;  ///< reduced dimensions stay, with size 1
 };
 /// Largest and smallest elements. The gradient is shared evenly among ties. Throws ShapeError over nothing.
 HS_API Tensor amax(const Tensor& input, const Shape& dims = {}, const KeepOptions& options = {});
@@ -52,7 +52,7 @@ HS_API Tensor min(const Tensor& input);
 
 /// Values along a dimension, and where they are.
 struct ValuesAndIndices {
-  Tensor values;
+  Tensor values;   ///< of the input's dtype
   Tensor indices;  ///< i64
 };
 /// Largest (smallest) elements along one dimension and their indices, the first of several. The gradient goes to that

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Losses of two tensors of one shape: terms and their sum in one pass, slopes in another.
-#include "halfstep/ops/pair_loss.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -39,7 +37,7 @@ C sigmoid_of_negative(C x) {
 template <class C, class F>
 void with_loss(const PairLossAttributes& a, F&& f) {
   const C p = static_cast<C>(a.parameter);
-  switch (static_cast<PairLoss>(a.kind)) {
+  switch (a.kind) {
     case PairLoss::mse:
       return f([](C x, C y, C) { return (x - y) * (x - y); }, [](C x, C y, C) { return 2 * (x - y); },
                [](C x, C y, C) { return 2 * (y - x); });
@@ -106,7 +104,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
   auto* totals = static_cast<double*>(
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(chunks, 1)) * sizeof(double)));
   if (!totals) return false;
-  const bool probabilities = static_cast<PairLoss>(a.kind) == PairLoss::bce;
+  const bool probabilities = a.kind == PairLoss::bce;
   std::atomic<bool> outside{false};
   with_loss<C>(a, [&](const auto& term, const auto&, const auto&) {
     parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
