@@ -1,5 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 // Conversions, copies and fills, for every dtype and layout.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/copy.cpp"
+#include <hwy/foreach_target.h>
+
+#include "halfstep/backends/cpu/elementwise.h"
+#include "halfstep/backends/cpu/simd-inl.h"
+#include "halfstep/core/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+/// Between float32 and the 16-bit floats, and from one of these to the other, in vectors.
+template <class To, class From>
+void float_run(const void*, void* out, const void* const* in, std::int64_t n) {
+  map_run(
+      F32Tag(), static_cast<To*>(out), n, [](F32Vec v) { return v; }, Run<From>{static_cast<const From*>(in[0])});
+}
+
+template <class U>
+void fill_run(const void* state, void* out, const void* const*, std::int64_t count) {
+  const hn::ScalableTag<U> d;
+  const U value = *static_cast<const U*>(state);
+  const auto v = hn::Set(d, value);
+  auto* to = static_cast<U*>(out);
+  const auto n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) hn::StoreU(v, d, to + i);
+  for (; i < n; ++i) to[i] = value;
+}
+
+}  // namespace
+
+RunFn find_float_run(DType to, DType from) {
+  switch (to) {
+    case DType::f32:
+      return from == DType::f16 ? float_run<float, Half> : from == DType::bf16 ? float_run<float, BFloat16> : nullptr;
+    case DType::f16:
+      return from == DType::f32 ? float_run<Half, float> : from == DType::bf16 ? float_run<Half, BFloat16> : nullptr;
+    case DType::bf16:
+      return from == DType::f32 ? float_run<BFloat16, float> : from == DType::f16 ? float_run<BFloat16, Half> : nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+RunFn find_fill_run(std::size_t size) {
+  return size == 1   ? fill_run<std::uint8_t>
+         : size == 2 ? fill_run<std::uint16_t>
+         : size == 4 ? fill_run<std::uint32_t>
+                     : fill_run<std::uint64_t>;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 #include <cstring>
 
 #include "halfstep/backends/cpu/strided_loop.h"
@@ -8,32 +67,104 @@
 namespace halfstep::cpu {
 namespace {
 
-template <class To, class From>
-void convert_run(To* to, std::int64_t to_step, const From* from, std::int64_t from_step, std::int64_t n) {
-  if constexpr (std::is_same_v<To, From>) {
-    if (to_step == 1 && from_step == 1) {
-      std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(To));
-      return;
-    }
-    for (std::int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * from_step];
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) to[i * to_step] = convert<To>(from[i * from_step]);
+HWY_EXPORT(find_float_run);
+HWY_EXPORT(find_fill_run);
+
+template <class U>
+void copy_words(U* to, std::int64_t to_step, const U* from, std::int64_t from_step, std::int64_t n) {
+  if (to_step == 1 && from_step == 1) {
+    if (to == from) return;
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
+    return;
   }
+  for (std::int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * from_step];
+}
+
+// The source lies dense along another dimension than the destination does: by square tiles, whose cache lines are read
+// and written whole while they are near. `across` is that dimension of the loop.
+constexpr std::int64_t kTile = 32;
+template <class U>
+void copy_transposed(const StridedLoop<2>& loop, int across, U* to, const U* from) {
+  const std::int64_t columns = loop.sizes[0], rows = loop.sizes[across];
+  const std::int64_t to_row = loop.strides[0][across], from_column = loop.strides[1][0];
+  const std::int64_t row_tiles = (rows + kTile - 1) / kTile;
+  const std::int64_t rest = loop.numel / (columns * rows);
+  parallel_for(rest * row_tiles, std::max<std::int64_t>(1, kGrain / (kTile * columns)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t job = begin; job < end; ++job) {
+                   const std::int64_t row0 = job % row_tiles * kTile, row1 = std::min(row0 + kTile, rows);
+                   std::int64_t place = job / row_tiles;
+                   U* t = to;
+                   const U* f = from;
+                   for (int d = 1; d < loop.ndim; ++d) {
+                     if (d == across) continue;
+                     const std::int64_t index = place % loop.sizes[d];
+                     place /= loop.sizes[d];
+                     t += index * loop.strides[0][d];
+                     f += index * loop.strides[1][d];
+                   }
+                   for (std::int64_t column0 = 0; column0 < columns; column0 += kTile) {
+                     const std::int64_t column1 = std::min(column0 + kTile, columns);
+                     for (std::int64_t row = row0; row < row1; ++row) {
+                       U* line = t + row * to_row;
+                       const U* source = f + row;
+                       for (std::int64_t c = column0; c < column1; ++c) line[c] = source[c * from_column];
+                     }
+                   }
+                 }
+               });
+}
+
+template <class U>
+void copy_same(const TensorView& in, TensorView& out) {
+  const StridedLoop<2> loop({&out, &in});
+  auto* to = static_cast<U*>(out.data);
+  const auto* from = static_cast<const U*>(in.data);
+  if (loop.ndim > 1 && loop.strides[0][0] == 1 && loop.strides[1][0] != 1 && loop.sizes[0] >= 8) {
+    for (int d = 1; d < loop.ndim; ++d) {
+      if (loop.strides[1][d] == 1 && loop.sizes[d] >= 8) return copy_transposed(loop, d, to, from);
+    }
+  }
+  loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
+    copy_words(to + at[0], step[0], from + at[1], step[1], n);
+  });
+}
+
+template <class To, class From>
+void convert_run(const void*, void* out, const void* const* in, std::int64_t n) {
+  auto* to = static_cast<To*>(out);
+  const auto* from = static_cast<const From*>(in[0]);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = convert<To>(from[i]);
 }
 
 Status copy(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
-  const StridedLoop<2> loop({&out[0], &in[0]});
-  visit_all(out[0].dtype, [&](auto to_tag) {
-    using To = typename decltype(to_tag)::type;
-    visit_all(in[0].dtype, [&](auto from_tag) {
-      using From = typename decltype(from_tag)::type;
-      loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-        convert_run(static_cast<To*>(out[0].data) + at[0], step[0], static_cast<const From*>(in[0].data) + at[1],
-                    step[1], n);
+  if (out[0].numel == 0) return Status::ok;
+  if (in[0].dtype == out[0].dtype) {
+    switch (item_size(out[0].dtype)) {
+      case 1:
+        copy_same<std::uint8_t>(in[0], out[0]);
+        break;
+      case 2:
+        copy_same<std::uint16_t>(in[0], out[0]);
+        break;
+      case 4:
+        copy_same<std::uint32_t>(in[0], out[0]);
+        break;
+      default:
+        copy_same<std::uint64_t>(in[0], out[0]);
+    }
+    return Status::ok;
+  }
+  Runs runs{.straight = HWY_DYNAMIC_DISPATCH(find_float_run)(out[0].dtype, in[0].dtype)};
+  if (!runs.straight) {
+    visit_all(out[0].dtype, [&](auto to) {
+      visit_all(in[0].dtype, [&](auto from) {
+        runs.straight = convert_run<typename decltype(to)::type, typename decltype(from)::type>;
       });
     });
-  });
-  return Status::ok;
+    runs.grain = 8192;
+  }
+  return run_elementwise(runs, nullptr, in, 1, out);
 }
 
 // copy_(destination, source): input 0 is the destination itself.
@@ -43,16 +174,11 @@ Status copy_into(KernelContext* context, const TensorView* in, int, TensorView* 
 
 Status fill(KernelContext*, const TensorView*, int, TensorView* out, int, const void* attributes) {
   const ScalarValue& value = static_cast<const FillAttributes*>(attributes)->value;
-  const StridedLoop<1> loop({&out[0]});
-  visit_all(out[0].dtype, [&](auto tag) {
+  return visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T v = value.kind == 2 ? convert<T>(value.floating) : convert<T>(value.integer);
-    loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-      T* to = static_cast<T*>(out[0].data) + at[0];
-      for (std::int64_t i = 0; i < n; ++i) to[i * step[0]] = v;
-    });
+    return run_elementwise({.straight = HWY_DYNAMIC_DISPATCH(find_fill_run)(sizeof(T))}, &v, nullptr, 0, out);
   });
-  return Status::ok;
 }
 
 // Zeros, with the gradient where the slice was read.
@@ -82,3 +208,4 @@ const RegisterCpuKernel registered[] = {
 
 }  // namespace
 }  // namespace halfstep::cpu
+#endif  // HWY_ONCE
