@@ -60,9 +60,6 @@ void infer_with_number(InferContext& ctx) {
   const Tensor& x = ctx.input(0);
   check_defined(x, ctx.name(), "a tensor");
   const DType dtype = result_type(x, number_of(ctx.attributes<ScalarAttributes>().value));
-  if (dtype == DType::boolean) {
-    fail<DTypeError>("{}: bool is not supported here, got bool {}", ctx.name(), x.sizes().str());
-  }
   if (dtype != x.dtype()) ctx.cast(dtype);
   infer_elementwise(ctx, dtype);
 }

@@ -19,7 +19,7 @@ void infer_common(InferContext& ctx);
 void infer_common_numeric(InferContext& ctx);
 /// As infer_common; integers and bool compute as f32.
 void infer_common_floating(InferContext& ctx);
-/// One input and ScalarAttributes: the result has the dtype of both together. bool is refused.
+/// One input and ScalarAttributes: the result has the dtype of both together.
 void infer_with_number(InferContext& ctx);
 
 ScalarAttributes scalar_attributes(Scalar number);

@@ -34,7 +34,7 @@ TEST(Cast, EveryPairIsTheElementsConversion) {
             using To = typename decltype(t)::type;
             for (std::int64_t i = 0; i < view.numel(); ++i) {
               const To want = convert<To>(static_cast<const From*>(view.raw_data())[i * view.stride(0)]);
-              const To got = static_cast<const To*>(y.raw_data())[i];
+              const To got = static_cast<const To*>(y.raw_data())[i * y.stride(0)];
               ASSERT_EQ(std::memcmp(&want, &got, sizeof(To)), 0) << name(from) << " to " << name(to) << " " << i;
             }
           });

@@ -228,11 +228,12 @@ struct GeluTanhBackward : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
-    const V s = wide_sigmoid(d, twice_inner(d, x));
+    const V inner = twice_inner(d, x);
+    const V s = wide_sigmoid(d, inner);
     const V slope = hn::MulAdd(hn::Mul(x, x), value<D, V>(d, 3 * 0.044715 * 1.59576912160573071176),
                                value<D, V>(d, 1.59576912160573071176));
     // s + x s (1 - s) (2 u)'
-    const V steep = hn::Mul(s, hn::Sub(value<D, V>(d, 1), s));
+    const V steep = hn::Mul(s, wide_sigmoid(d, hn::Neg(inner)));
     const V both = vanishing_product(d, hn::Mul(x, slope), steep);
     return hn::Mul(g, hn::Add(s, both));
   }

@@ -51,7 +51,7 @@ struct Eq {
 struct Ne {
   template <class V>
   static HWY_INLINE auto mask(V a, V b) {
-    return hn::Ne(a, b);
+    return hn::Not(hn::Eq(a, b));  // Highway's Ne is false for NaN on AVX-512
   }
   template <class C>
   static bool test(C a, C b) {

@@ -202,6 +202,7 @@ struct Hypot : LibraryFunctor {
 template <class C>
 struct PowScalar : LibraryFunctor {
   static constexpr bool kIntegers = true;
+  static constexpr bool kBool = true;
   C exponent;
   explicit PowScalar(const void* state) : exponent(number<C>(static_cast<const ScalarAttributes*>(state)->value)) {}
   template <class D, class V>
@@ -225,6 +226,7 @@ struct PowScalar : LibraryFunctor {
 template <class C>
 struct ScalarPow : LibraryFunctor {
   static constexpr bool kIntegers = true;
+  static constexpr bool kBool = true;
   C base;
   explicit ScalarPow(const void* state) : base(number<C>(static_cast<const ScalarAttributes*>(state)->value)) {}
   template <class D, class V>
@@ -397,8 +399,8 @@ const RegisterCpuKernel registered[] = {
     {"remainder", kNumericDTypes, division<PointwiseOp::remainder>},
     {"floor_divide", kNumericDTypes, division<PointwiseOp::floor_divide>},
     {"pow", kNumericDTypes, kernel<PointwiseOp::pow, 2>},
-    {"pow_scalar", kNumericDTypes, kernel<PointwiseOp::pow_scalar, 1>},
-    {"scalar_pow", kNumericDTypes, kernel<PointwiseOp::scalar_pow, 1>},
+    {"pow_scalar", kComputeDTypes, kernel<PointwiseOp::pow_scalar, 1>},
+    {"scalar_pow", kComputeDTypes, kernel<PointwiseOp::scalar_pow, 1>},
     {"atan2", kFloatingDTypes, kernel<PointwiseOp::atan2, 2>},
     {"hypot", kFloatingDTypes, kernel<PointwiseOp::hypot, 2>},
     {"clamp", kNumericDTypes, kernel<PointwiseOp::clamp, 1>},
