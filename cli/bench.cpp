@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole training steps on random data: `halfstep bench mlp --amp off,bf16,f16`.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/options.h"
+#include "cli/verbs.h"
+#include "halfstep/amp/autocast.h"
+#include "halfstep/amp/grad_scaler.h"
+#include "halfstep/core/random.h"
+#include "halfstep/models/mlp.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/loss.h"
+#include "halfstep/optim/adam.h"
+#include "halfstep/optim/sgd.h"
+#include "halfstep/runtime/machine.h"
+#include "halfstep/train/config.h"
+#include "halfstep/train/trainer.h"
+
+namespace halfstep::cli {
+namespace {
+
+struct Options : CommonOptions {
+  std::int64_t batch_size = 64;
+  std::vector<std::string> amp{"off"};
+  int steps = 200, warmup = 20;
+  std::string optimizer = "sgd", loss_scale;
+};
+
+// One training step after another, each timed; in turn over the precisions, so that drift of the machine hits all.
+struct Run {
+  std::string amp;
+  std::optional<DType> dtype;
+  models::MLP net;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  amp::GradScaler scaler;
+  std::vector<double> ms;
+  double loss_first = 0, loss_last = 0;
+
+  double step(const Tensor& images, const Tensor& labels) {
+    const auto start = std::chrono::steady_clock::now();
+    Tensor loss;
+    {
+      const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
+      loss = cross_entropy(net(images), labels);
+    }
+    scaler.scale(loss).backward();
+    scaler.step(*optimizer);
+    scaler.update();
+    optimizer->zero_grad();
+    loss_last = loss.item<double>();
+    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  }
+};
+
+int run(const Options& o) {
+  apply_common(o);
+  if (o.batch_size < 1 || o.steps < 1 || o.warmup < 0) {
+    throw UsageError("bench: expected --batch-size and --steps of at least 1 and --warmup of at least 0");
+  }
+  std::vector<Run> runs;
+  for (const std::string& amp : o.amp) {
+    train::TrainConfig config;
+    config.amp = amp;
+    config.loss_scale = o.loss_scale;
+    config.optimizer = o.optimizer;
+    as_usage([&] { train::check(config); });
+    manual_seed(0);
+    Run r{.amp = amp,
+          .dtype = as_usage([&] { return train::amp_dtype(amp); }),
+          .net = {},
+          .optimizer = nullptr,
+          .scaler = amp::GradScaler(train::scaler_options(config)),
+          .ms = {}};
+    if (o.optimizer == "sgd") {
+      r.optimizer = std::make_unique<optim::SGD>(r.net.parameters(), optim::SGDOptions{.lr = 0.01});
+    } else {
+      r.optimizer = std::make_unique<optim::Adam>(r.net.parameters(), optim::AdamOptions{.lr = 1e-3});
+    }
+    runs.push_back(std::move(r));
+  }
+  RandomStream random(1);
+  std::vector<double> pixels(static_cast<std::size_t>(o.batch_size) * 784);
+  for (double& p : pixels) p = random.normal();
+  std::vector<double> classes(static_cast<std::size_t>(o.batch_size));
+  for (double& c : classes) c = static_cast<double>(random.below(10));
+  const Tensor images = tensor(pixels, {o.batch_size, 784}), labels = tensor(classes, {o.batch_size}, {.dtype = i64});
+  for (int s = 0; s < o.warmup + o.steps; ++s) {
+    for (Run& r : runs) {
+      const double ms = r.step(images, labels);
+      if (s == 0) r.loss_first = r.loss_last;
+      if (s >= o.warmup) r.ms.push_back(ms);
+    }
+  }
+  for (Run& r : runs) {
+    std::sort(r.ms.begin(), r.ms.end());
+    const double median = r.ms[r.ms.size() / 2];
+    const nlohmann::ordered_json line = {{"model", o.model},
+                                         {"batch", o.batch_size},
+                                         {"dtype", r.dtype ? name(*r.dtype) : "f32"},
+                                         {"optimizer", o.optimizer},
+                                         {"ms_per_step_median", median},
+                                         {"ms_per_step_min", r.ms.front()},
+                                         {"ms_per_step_max", r.ms.back()},
+                                         {"samples_per_s", 1000 * static_cast<double>(o.batch_size) / median},
+                                         {"peak_rss_mb", train::peak_rss_mb()},
+                                         {"loss_first", r.loss_first},
+                                         {"loss_last", r.loss_last},
+                                         {"isa", machine().isa},
+                                         {"cpu", machine().cpu},
+                                         {"threads", machine().threads}};
+    fmt::print("{}\n", line.dump());
+  }
+  return kDone;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& program, int& status) {
+  auto* verb = program.add_subcommand("bench", "Time whole training steps on random data; one JSON line a precision");
+  auto o = std::make_shared<Options>();
+  add_common(*verb, *o);
+  verb->add_option("--batch-size", o->batch_size, "Samples of a batch")->capture_default_str();
+  verb->add_option("--amp", o->amp, "Precisions, such as off,bf16,f16")->delimiter(',')->capture_default_str();
+  verb->add_option("--steps", o->steps, "Timed steps")->capture_default_str();
+  verb->add_option("--warmup", o->warmup, "Steps before them")->capture_default_str();
+  verb->add_option("--optimizer", o->optimizer, "sgd or adam")->capture_default_str();
+  verb->add_option("--loss-scale", o->loss_scale, "As in train");
+  verb->callback([o, &status] { status = run(*o); });
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "cli/options.h"
+#include "cli/terminal.h"
+#include "cli/verbs.h"
+#include "halfstep/amp/autocast.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/random.h"
+#include "halfstep/data/idx.h"
+#include "halfstep/ops/softmax.h"
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/trainer.h"
+
+namespace halfstep::cli {
+namespace {
+
+struct Options : CommonOptions {
+  std::filesystem::path weights, data;
+  std::vector<std::filesystem::path> inputs;
+  std::vector<std::int64_t> indices;
+  std::string amp = "off";
+  int count = 8;
+  std::uint64_t seed = 0;
+};
+
+data::MnistData pictures_of(const Options& o) {
+  if (o.inputs.empty()) return load_pictures(o.data, data::Split::kTest, o.seed);
+  data::MnistData all;
+  for (const auto& path : o.inputs) {
+    const data::IdxArray file = data::read_idx(path);
+    if (file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
+      throw IoError(fmt::format("{}: expected pictures of 28 by 28 in IDX form", path.string()));
+    }
+    all.count += file.shape[0];
+    all.images.insert(all.images.end(), file.data.begin(), file.data.end());
+  }
+  all.labels.assign(static_cast<std::size_t>(all.count), 0);
+  return all;
+}
+
+int run(const Options& o) {
+  apply_common(o);
+  const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
+  if (o.count < 1) throw UsageError(fmt::format("--count: expected at least 1, got {}", o.count));
+  std::shared_ptr<const void> holder;
+  const train::Classifier classifier = train::make_classifier(o.model, holder);
+  try {
+    classifier.module->load_state_dict(train::load_weights(o.weights));
+  } catch (const IoError&) {
+    throw;
+  } catch (const Error& e) {
+    throw IoError(fmt::format("{}: {}", o.weights.string(), e.what()));
+  }
+  const data::MnistData pictures = pictures_of(o);
+  std::vector<std::int64_t> chosen = o.indices;
+  for (std::int64_t i : chosen) {
+    if (i < 0 || i >= pictures.count) {
+      throw UsageError(fmt::format("--index: expected 0 to {}, got {}", pictures.count - 1, i));
+    }
+  }
+  if (chosen.empty()) {
+    chosen.resize(static_cast<std::size_t>(std::min<std::int64_t>(o.count, pictures.count)));
+    std::iota(chosen.begin(), chosen.end(), 0);
+  }
+  const NoGrad no_grad;
+  classifier.module->eval();
+  const data::MnistDataset dataset(pictures, {.flatten = true, .mean = 0.1307, .std = 0.3081});
+  const data::Batch batch = dataset.batch({.indices = chosen});
+  Tensor logits;
+  {
+    const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
+    logits = classifier.forward(batch.input);
+  }
+  const auto p = softmax(logits.to(f32), 1).to_vector<float>();
+  std::vector<DigitPicture> drawn;
+  std::size_t right = 0;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const auto begin = p.begin() + static_cast<std::ptrdiff_t>(10 * i);
+    const auto best = static_cast<int>(std::max_element(begin, begin + 10) - begin);
+    const int label = pictures.labels[static_cast<std::size_t>(chosen[i])];
+    const bool known = o.inputs.empty();
+    right += known && best == label ? 1 : 0;
+    std::string caption = fmt::format("{} ({:.1f}%)", best, 100 * static_cast<double>(begin[best]));
+    if (known && best != label) caption += fmt::format(", is {}", label);
+    drawn.push_back({pictures.image(chosen[i]), caption});
+  }
+  fmt::print("{}", draw_digits(drawn));
+  if (o.inputs.empty()) fmt::print("{} of {} right\n", right, chosen.size());
+  return kDone;
+}
+
+}  // namespace
+
+void add_predict(CLI::App& program, int& status) {
+  auto* verb = program.add_subcommand("predict", "Draw pictures and say what the network takes them for");
+  auto o = std::make_shared<Options>();
+  add_common(*verb, *o);
+  verb->add_option("INPUT", o->inputs, "IDX files of 28x28 pictures (default: test pictures of --data)");
+  verb->add_option("--weights", o->weights, "Checkpoint, safetensors file, or folder of a run")->required();
+  verb->add_option("--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
+  verb->add_option("--index", o->indices, "Numbers of the pictures, from 0")->delimiter(',');
+  verb->add_option("--count", o->count, "How many of the first pictures")->capture_default_str();
+  verb->add_option("--amp", o->amp, "Mixed precision: off, bf16 or f16")->capture_default_str();
+  verb->add_option("--seed", o->seed, "Seed of the built-in data")->capture_default_str();
+  verb->callback([o, &status] { status = run(*o); });
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The verbs of `halfstep`, one file each. A verb adds its flags to the program and runs when it was named.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <stdexcept>
+#include <string>
+
+namespace halfstep::cli {
+
+/// Exit status of a finished program: 0 done, 1 failed, 2 wrong arguments, 128 + signal interrupted.
+enum Exit : int { kDone = 0, kFailed = 1, kUsage = 2 };
+
+/// Arguments that parse but make no sense together or are out of range: exit status 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+void add_train(CLI::App& program, int& status);
+void add_eval(CLI::App& program, int& status);
+void add_predict(CLI::App& program, int& status);
+void add_bench(CLI::App& program, int& status);
+void add_compare(CLI::App& program, int& status);
+void add_ops(CLI::App& program, int& status);
+void add_devices(CLI::App& program, int& status);
+
+/// Signal that asked the program to stop, or 0. Handlers are installed by catch_signals().
+extern std::atomic<int> g_signal;
+extern std::atomic<bool> g_stop;
+/// SIGINT and SIGTERM set the two above; a second one ends the program at once.
+void catch_signals();
+
+/// `halfstep: TEXT` on standard error.
+void complain(const std::string& text);
+
+}  // namespace halfstep::cli

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/runtime/machine.h"
+
+#include "halfstep/backends/cpu/isa.h"
+
+namespace halfstep::cpu {
+namespace {
+
+[[maybe_unused]] const bool registered = [] {
+  set_machine_provider([](MachineInfo& info) {
+    info.isa = name(compute_isa());
+    info.bf16_units = compute_isa(DType::bf16) >= Isa::avx512_bf16;
+    info.f16_units = compute_isa(DType::f16) >= Isa::avx512_fp16;
+  });
+  return true;
+}();
+
+}  // namespace
+}  // namespace halfstep::cpu

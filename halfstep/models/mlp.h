@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "halfstep/nn/linear.h"
+#include "halfstep/nn/module.h"
+
+namespace halfstep::models {
+
+/// Options of MLP.
+struct MLPOptions {
+  std::int64_t in = 784;
+  std::int64_t hidden = 512;
+  std::int64_t classes = 10;
+};
+
+/// The MNIST network of the mixed-precision tutorials: in-hidden-hidden-classes with ReLU between. Takes [N, ...] of
+/// `in` values a sample, gives logits [N, classes].
+class HS_API MLP : public nn::Module<MLP> {
+ public:
+  explicit MLP(const MLPOptions& options = {});
+  Tensor forward(const Tensor& input) const;
+  std::string kind() const override { return "MLP"; }
+
+  nn::Linear fc1;
+  nn::Linear fc2;
+  nn::Linear fc3;
+};
+
+}  // namespace halfstep::models

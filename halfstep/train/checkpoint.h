@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "halfstep/core/philox.h"
+#include "halfstep/data/loader.h"
+#include "halfstep/optim/optimizer.h"
+
+namespace halfstep::train {
+
+/// Everything a run needs to go on bit for bit, but for the data.
+struct Checkpoint {
+  std::string model;           ///< name of the network
+  NamedTensors weights;        ///< its state_dict
+  std::string optimizer_kind;  ///< such as `SGD`
+  optim::OptimizerState optimizer;
+  std::map<std::string, double> scaler;  ///< empty: no loss scaling
+  data::LoaderState loader;
+  std::uint64_t loader_seed = 0;
+  std::int64_t batch_size = 0;
+  PhiloxState random{};      ///< of the default generator
+  std::int64_t step = 0;     ///< over the whole run
+  std::int64_t skipped = 0;  ///< steps that overflowed so far
+  double loss_sum = 0;       ///< over the samples of the epoch so far
+  std::int64_t loss_samples = 0;
+  double best_top1 = -1;  ///< of all evaluations so far; -1 before the first
+  std::string amp;        ///< precision of the run, for a hint when it changes
+};
+
+/// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
+/// safetensors finds them; the optimizer's tensors behind `optimizer.`; the rest as JSON in the metadata. Throws
+/// IoError.
+HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
+/// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
+/// file that is no checkpoint.
+HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
+/// Only the weights, from a checkpoint or from any safetensors file; a folder stands for its `best.safetensors`, or
+/// else `last.safetensors`.
+HS_API NamedTensors load_weights(const std::filesystem::path& path);
+
+}  // namespace halfstep::train

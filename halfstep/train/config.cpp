@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/train/config.h"
+
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "halfstep/core/fail.h"
+
+namespace halfstep::train {
+namespace {
+
+constexpr const char* kForms =
+    "expected a number, none, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]], fixed:N or mindspore:INIT,FACTOR,WINDOW";
+
+std::vector<double> numbers(const std::string& list, const std::string& whole) {
+  std::vector<double> result;
+  std::size_t at = 0;
+  while (true) {
+    const std::size_t comma = std::min(list.find(',', at), list.size());
+    double value = 0;
+    const auto [end, error] = std::from_chars(list.data() + at, list.data() + comma, value);
+    if (error != std::errc{} || end != list.data() + comma || !std::isfinite(value)) {
+      fail<Error>("--loss-scale: {}, got '{}'", kForms, whole);
+    }
+    result.push_back(value);
+    if (comma == list.size()) return result;
+    at = comma + 1;
+  }
+}
+
+int whole_number(double value, const std::string& text) {
+  if (!(value >= 1) || value > 1e9 || value != std::floor(value)) {
+    fail<Error>("--loss-scale: expected a whole number of steps of at least 1 in '{}', got {}", text, value);
+  }
+  return static_cast<int>(value);
+}
+
+}  // namespace
+
+amp::GradScalerOptions parse_loss_scale(const std::string& text) {
+  amp::GradScalerOptions options;
+  const std::size_t colon = text.find(':');
+  const std::string kind = text.substr(0, colon);
+  const bool has_list = colon != std::string::npos;
+  const auto list = [&] { return numbers(text.substr(colon + 1), text); };
+  if (text == "none") {
+    options.enabled = false;
+  } else if (kind == "dynamic") {
+    if (has_list) {
+      const auto n = list();
+      if (n.size() != 1 && n.size() != 4) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
+      options.init_scale = n[0];
+      if (n.size() == 4) {
+        options.growth_factor = n[1];
+        options.backoff_factor = n[2];
+        options.growth_interval = whole_number(n[3], text);
+      }
+    }
+  } else if (kind == "mindspore") {
+    const auto n = has_list ? list() : std::vector<double>{};
+    if (n.size() != 3 || !(n[1] > 1)) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
+    options.init_scale = n[0];
+    options.growth_factor = n[1];
+    options.backoff_factor = 1 / n[1];
+    options.growth_interval = whole_number(n[2], text);
+    options.floor = 1;
+  } else {
+    const auto n = kind == "fixed" && has_list ? list() : has_list ? std::vector<double>{} : numbers(text, text);
+    if (n.size() != 1) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
+    options.init_scale = n[0];
+    options.dynamic = false;
+  }
+  try {
+    amp::GradScaler{options};  // the scaler knows what makes sense
+  } catch (const AmpError& e) {
+    fail<Error>("--loss-scale '{}': {}", text, e.what());
+  }
+  return options;
+}
+
+std::optional<DType> amp_dtype(const std::string& amp) {
+  if (amp == "off") return std::nullopt;
+  if (amp == "f16" || amp == "fp16" || amp == "float16") return DType::f16;
+  if (amp == "bf16" || amp == "bfloat16") return DType::bf16;
+  if (amp == "O0" || amp == "O1" || amp == "O2" || amp == "O3" || amp == "auto") {
+    fail<Error>("--amp {}: MindSpore's levels are not there yet; choose off, bf16 or f16", amp);
+  }
+  fail<Error>("--amp: expected off, bf16 or f16, got '{}'", amp);
+}
+
+amp::GradScalerOptions scaler_options(const TrainConfig& config) {
+  if (!config.loss_scale.empty()) return parse_loss_scale(config.loss_scale);
+  amp::GradScalerOptions options;
+  options.enabled = amp_dtype(config.amp) == DType::f16;
+  return options;
+}
+
+void check(const TrainConfig& c) {
+  if (c.model != "mlp") fail<Error>("model: expected mlp, got '{}'", c.model);
+  if (c.epochs < 1) fail<Error>("--epochs: expected at least 1, got {}", c.epochs);
+  if (c.batch_size < 1) fail<Error>("--batch-size: expected at least 1, got {}", c.batch_size);
+  if (!(c.lr > 0) || !std::isfinite(c.lr)) fail<Error>("--lr: expected a number above 0, got {}", c.lr);
+  if (c.optimizer != "sgd" && c.optimizer != "adam" && c.optimizer != "adamw") {
+    fail<Error>("--optimizer: expected sgd, adam or adamw, got '{}'", c.optimizer);
+  }
+  if (!(c.momentum >= 0) || c.momentum >= 1) fail<Error>("--momentum: expected 0 to under 1, got {}", c.momentum);
+  if (c.momentum != 0 && c.optimizer != "sgd") fail<Error>("--momentum: only sgd has it, got {}", c.optimizer);
+  if (!(c.weight_decay >= 0)) fail<Error>("--weight-decay: expected at least 0, got {}", c.weight_decay);
+  if (c.accumulate < 1) fail<Error>("--accumulate: expected at least 1, got {}", c.accumulate);
+  if (!(c.clip_norm >= 0)) fail<Error>("--clip-norm: expected at least 0, got {}", c.clip_norm);
+  if (c.save_every < 0) fail<Error>("--save-every: expected at least 0, got {}", c.save_every);
+  if (c.workers < 0 || c.workers > 256) fail<Error>("--workers: expected 0 to 256, got {}", c.workers);
+  if (c.limit < 0) fail<Error>("--limit: expected at least 0, got {}", c.limit);
+  scaler_options(c);
+}
+
+}  // namespace halfstep::train

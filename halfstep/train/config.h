@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "halfstep/amp/grad_scaler.h"
+#include "halfstep/core/dtype.h"
+
+namespace halfstep::train {
+
+/// What a training run is made of; the flags of `halfstep train`.
+struct TrainConfig {
+  std::string model = "mlp";
+  std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
+  int epochs = 1;
+  std::int64_t batch_size = 64;
+  double lr = 0.01;
+  std::string optimizer = "sgd";  ///< sgd, adam or adamw
+  double momentum = 0;            ///< of sgd
+  double weight_decay = 0;
+  std::string amp = "off";            ///< off, f16 or bf16
+  std::string loss_scale = "";        ///< see parse_loss_scale; empty: dynamic for f16, none for others
+  int accumulate = 1;                 ///< batches whose gradients make one step
+  double clip_norm = 0;               ///< 0: no clipping
+  std::int64_t save_every = 0;        ///< steps between checkpoints; 0: at the end of each epoch
+  std::filesystem::path resume = {};  ///< checkpoint or the folder with one
+  std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
+  std::filesystem::path log_json = {};
+  std::uint64_t seed = 0;
+  int workers = 1;         ///< threads that load batches
+  std::int64_t limit = 0;  ///< at most so many training samples; 0: all
+};
+
+/// A loss scale as the command line writes it:
+/// `1024` or `fixed:1024` (static), `dynamic`, `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL`,
+/// `mindspore:INIT,FACTOR,WINDOW` (MindSpore's DynamicLossScaler: grows by FACTOR after WINDOW good steps, shrinks by
+/// it, never under 1), `none`. Throws Error naming what was expected.
+HS_API amp::GradScalerOptions parse_loss_scale(const std::string& text);
+/// The scaler that a run uses: what loss_scale says, else dynamic for f16 and none for other precisions.
+HS_API amp::GradScalerOptions scaler_options(const TrainConfig& config);
+/// The dtype of `amp`, or none for off. Throws Error naming the choices; MindSpore's levels are recognised and refused.
+HS_API std::optional<DType> amp_dtype(const std::string& amp);
+/// Throws Error, naming the option, when a number is out of its range.
+HS_API void check(const TrainConfig& config);
+
+}  // namespace halfstep::train

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/train/json_log.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "halfstep/core/fail.h"
+
+namespace halfstep::train {
+
+JsonLog::JsonLog(const std::filesystem::path& path, bool append)
+    : path_(path), file_(path, append ? std::ios::app : std::ios::trunc) {
+  if (!file_) fail<IoError>("{}: can't be written", path.string());
+}
+
+void JsonLog::write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields) {
+  if (!file_.is_open()) return;
+  nlohmann::ordered_json line = {{"event", event}};
+  for (const auto& [key, value] : fields) {
+    std::visit(
+        [&](const auto& v) {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (std::is_same_v<T, double>) {
+            line[key] = std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr);
+          } else {
+            line[key] = v;
+          }
+        },
+        value);
+  }
+  file_ << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n' << std::flush;
+  if (!file_) fail<IoError>("{}: writing failed; is the disk full?", path_.string());
+}
+
+}  // namespace halfstep::train

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "halfstep/data/loader.h"
+#include "halfstep/nn/module.h"
+#include "halfstep/train/config.h"
+
+namespace halfstep::train {
+
+/// How the run stands after a step.
+struct StepReport {
+  int epoch;                   ///< from 1
+  std::int64_t step;           ///< from 1, over the whole run
+  std::int64_t step_in_epoch;  ///< from 1
+  std::int64_t steps_in_epoch;
+  double loss;       ///< mean over the samples of the step
+  double mean_loss;  ///< mean over the epoch so far
+  double lr;
+  double scale;          ///< loss scale that the step used, 1 without scaling
+  std::int64_t skipped;  ///< steps skipped so far
+  std::string overflow;  ///< parameter whose gradient overflowed, if the step was skipped
+  double samples_per_s;  ///< of the epoch so far, evaluation left out
+};
+
+/// Result of an evaluation.
+struct EvalReport {
+  int epoch;
+  std::int64_t step;
+  double loss;
+  double top1;  ///< fractions of 1
+  double top5;
+  bool best;  ///< the best so far in this run
+};
+
+/// How a run ended.
+struct RunReport {
+  int epochs = 0;  ///< finished
+  std::int64_t steps = 0;
+  std::int64_t skipped = 0;
+  double seconds = 0;
+  double peak_rss_mb = 0;  ///< of the process, in 10^6 bytes
+  double loss = 0;         ///< of the last evaluation
+  double top1 = 0;
+  double top5 = 0;
+  bool interrupted = false;               ///< stop was set; a checkpoint was written if there is a folder for it
+  std::filesystem::path checkpoint = {};  ///< the last one written
+};
+
+/// What a run tells its caller; any may be empty.
+struct TrainCallbacks {
+  std::function<void(const StepReport&)> on_step;
+  std::function<void(const EvalReport&)> on_eval;
+  std::function<void(const std::filesystem::path&)> on_checkpoint;
+};
+
+/// A network that classifies, seen as a function of a batch.
+struct Classifier {
+  const nn::ModuleBase* module;                  ///< for parameters, state and mode
+  std::function<Tensor(const Tensor&)> forward;  ///< logits [N, classes]
+};
+
+/// The classifier of that name with fresh weights from the default generator. It lives as long as `holder`.
+HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder);
+
+/// Trains as the configuration says: autocast around forward pass and loss, loss scaling, accumulation (the last,
+/// smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and `best.safetensors` in
+/// `out`, JSON lines in `log_json`. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the
+/// step, writes a checkpoint and returns. Throws Error for a loss that isn't finite (the last checkpoint stays), and
+/// IoError.
+HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
+                       std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
+                       const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr);
+
+/// Loss, top-1 and top-5 over a data set, under autocast when a dtype is given. Leaves the module's mode as it was.
+HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
+                           std::optional<DType> dtype, std::int64_t batch_size = 1000);
+
+/// The most memory that this process had in use, in 10^6 bytes.
+HS_API double peak_rss_mb();
+
+}  // namespace halfstep::train
