@@ -71,7 +71,7 @@ int run(const Options& o) {
     manual_seed(0);
     Run r{.amp = amp,
           .dtype = as_usage([&] { return train::amp_dtype(amp); }),
-          .net = {},
+          .net = models::MLP{},
           .optimizer = nullptr,
           .scaler = amp::GradScaler(train::scaler_options(config)),
           .ms = {}};
