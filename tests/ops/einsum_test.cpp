@@ -6,6 +6,7 @@
 
 #include "halfstep/ops/matmul.h"
 #include "tests/ops/index_checks.h"
+#include "tests/support/op_golden.h"
 
 namespace halfstep {
 namespace {
@@ -168,6 +169,11 @@ TEST(Einsum, Gradients) {
   check_gradients([](const auto& v) { return einsum("ii,ij->j", v); }, {sample({2, 2}), a});
   check_gradients([](const auto& v) { return einsum("...ij,...jk->...ik", v); }, {sample({2, 2, 3}), b});
   check_gradients([](const auto& v) { return tensordot(v[0], v[1], 1); }, {a, b});
+}
+
+TEST(Einsum, PolicyGoldens) {
+  check_policy_goldens("einsum",
+                       [](const auto& e, const auto& x) { return std::vector{einsum(e.text("equation"), x)}; });
 }
 
 TEST(Einsum, LowerPrecisionUnderAutocast) {

