@@ -15,10 +15,13 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kMaxSteps = 512;            // of the sum in one go: a packed panel of these fits half of L2
-constexpr std::int64_t kTilesPerBlock = 8;         // rows of the scalar side that are worked on at a time
-constexpr std::int64_t kPanelsPerBlock = 16;       // columns, where results wait in scratch memory
-constexpr std::int64_t kPackedFloats = 4 << 20;    // of the vector side at a time, 16 MiB
+constexpr std::int64_t kMaxSteps = 512;               // of the sum in one go: a packed panel of these fits half of L2
+constexpr std::int64_t kTilesPerBlock = 8;            // rows of the scalar side that are worked on at a time
+constexpr std::int64_t kPanelsPerBlock = 16;          // columns, where results wait in scratch memory
+constexpr std::int64_t kPackedFloats = 4 << 20;       // of the vector side at a time, 16 MiB
+constexpr std::int64_t kOwnPackedFloats = 128 << 10;  // likewise by a thread for itself, half of L2
+constexpr std::int64_t kOwnPackedOnce = 32 << 10;     // likewise where few rows use it
+constexpr std::int64_t kFewPanels = 4;                // under which the scalar side is packed tile by tile, into L1
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
 constexpr std::int64_t kRowPad = 16;               // floats between packed rows, against equal cache sets
@@ -117,22 +120,26 @@ Plan make_plan(const GemmArgs& g, int threads) {
   }
   const std::int64_t part_rows = divide_up(p.rows, p.row_parts);
   p.block_rows = divide_up(part_rows, divide_up(part_rows, kTilesPerBlock * p.max_rows));
-  p.chunk_panels = std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels);
+  const std::int64_t own = part_rows <= p.block_rows ? kOwnPackedOnce : kOwnPackedFloats;
+  p.chunk_panels = p.row_parts > 1
+                       ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels)
+                       : std::clamp<std::int64_t>(own / (p.panel * p.k), 1, divide_up(p.panels, p.column_parts));
   return p;
 }
 
 struct Scratch {
-  float* packed;   // panels of the vector side, each [k][panel]
+  float* packed;   // panels of the vector side, each [k][panel]; a part for each thread that packs its own
   float* bias;     // as float32
   float* scalars;  // packed scalar side, a part for each thread
   float* results;  // likewise
-  std::int64_t scalars_floats, results_floats;
+  std::int64_t packed_floats, scalars_floats, results_floats;
 };
 
 Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
   Scratch s = {};
   // A last, partial panel is packed even when the others are read in place.
-  s.packed = carver.floats((p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.k);
+  s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.k;
+  s.packed = carver.floats(s.packed_floats * (p.row_parts > 1 ? 1 : threads));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
   if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
@@ -153,61 +160,85 @@ class Blocked {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     const std::int64_t threads = p_.row_parts * p_.column_parts;
     const std::int64_t chunk = p_.vectors_in_place ? p_.panels : p_.chunk_panels;
+    if (p_.row_parts == 1) {
+      // Threads that share no column pack their own panels, just before they use them.
+      parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t t = begin; t < end; ++t) {
+          float* const packed = scratch_.packed + t * scratch_.packed_floats;
+          const std::int64_t last = p_.panels * (t + 1) / threads;
+          for (std::int64_t q = p_.panels * t / threads; q < last; q += chunk) {
+            const Panels panels = {packed, q, q, std::min(q + chunk, last)};
+            pack_panels(panels);
+            compute(t, panels, 0, p_.rows);
+          }
+        }
+      });
+      return;
+    }
+    // Others share the packing, and wait for each other.
     for (std::int64_t first = 0; first < p_.panels; first += chunk) {
-      const std::int64_t last = std::min(first + chunk, p_.panels);
-      // Threads that share no column pack their own panels; others share the packing and wait for each other.
-      const bool own_panels = p_.row_parts == 1;
-      if (!own_panels) {
-        parallel_for(last - first, divide_up(last - first, threads),
-                     [&](std::int64_t begin, std::int64_t end) { pack_panels(first, first + begin, first + end); });
-      }
+      const std::int64_t last = std::min(first + chunk, p_.panels), count = last - first;
+      parallel_for(count, divide_up(count, threads), [&](std::int64_t begin, std::int64_t end) {
+        pack_panels({scratch_.packed, first, first + begin, first + end});
+      });
       parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-          const std::int64_t q0 = first + (last - first) * column / p_.column_parts,
-                             q1 = first + (last - first) * (column + 1) / p_.column_parts;
-          if (own_panels) pack_panels(first, q0, q1);
-          compute(t, first, q0, q1, p_.rows * row / p_.row_parts, p_.rows * (row + 1) / p_.row_parts);
+          compute(t,
+                  {scratch_.packed, first, first + count * column / p_.column_parts,
+                   first + count * (column + 1) / p_.column_parts},
+                  p_.rows * row / p_.row_parts, p_.rows * (row + 1) / p_.row_parts);
         }
       });
     }
   }
 
  private:
+  /// Panels [begin, end) of the vector side, packed from `first` on at `packed`.
+  struct Panels {
+    float* packed;
+    std::int64_t first, begin, end;
+  };
+
   std::int64_t width(std::int64_t panel) const { return std::min(p_.panel, p_.cols - panel * p_.panel); }
   bool in_place(std::int64_t panel) const { return p_.vectors_in_place && width(panel) == p_.panel; }
 
-  float* packed(std::int64_t first, std::int64_t panel) const {
-    return scratch_.packed + (p_.vectors_in_place ? 0 : panel - first) * p_.panel * p_.k;
+  float* packed(const Panels& panels, std::int64_t q) const {
+    return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.k;
   }
 
-  void pack_panels(std::int64_t first, std::int64_t begin, std::int64_t end) const {
-    for (std::int64_t q = begin; q < end; ++q) {
+  void pack_panels(const Panels& panels) const {
+    for (std::int64_t q = panels.begin; q < panels.end; ++q) {
       if (in_place(q)) continue;
       kernels_.pack(p_.v.dtype, p_.v.at(q * p_.panel, 0), p_.v.outer, p_.v.k, width(q), p_.k, p_.panel,
-                    packed(first, q));
+                    packed(panels, q));
     }
   }
 
-  /// Panels [q0, q1) of rows [r0, r1) by thread t.
-  void compute(std::int64_t t, std::int64_t first, std::int64_t q0, std::int64_t q1, std::int64_t r0,
-               std::int64_t r1) const {
-    if (r0 == r1 || q0 == q1) return;
+  /// These panels of rows [r0, r1) by thread t.
+  void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1) const {
+    if (r0 == r1 || panels.begin == panels.end) return;
     float* const scalars = scratch_.scalars + t * scratch_.scalars_floats;
     float* const results = scratch_.results + t * scratch_.results_floats;
     const std::int64_t blocks = divide_up(r1 - r0, p_.block_rows);
-    const std::int64_t group = p_.straight ? q1 - q0 : kPanelsPerBlock;
+    const std::int64_t group = p_.straight ? panels.end - panels.begin : kPanelsPerBlock;
     for (std::int64_t block = 0; block < blocks; ++block) {
       const std::int64_t b0 = r0 + (r1 - r0) * block / blocks, b1 = r0 + (r1 - r0) * (block + 1) / blocks;
       const std::int64_t tile_rows = divide_up(b1 - b0, divide_up(b1 - b0, p_.max_rows));
-      for (std::int64_t g0 = q0; g0 < q1; g0 += group) {
-        const std::int64_t g1 = std::min(g0 + group, q1);
+      for (std::int64_t g0 = panels.begin; g0 < panels.end; g0 += group) {
+        const std::int64_t g1 = std::min(g0 + group, panels.end);
+        const std::int64_t stride = g1 - g0 <= kFewPanels ? tile_rows : b1 - b0;
         for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
           const std::int64_t steps = std::min(p_.steps, p_.k - k0);
-          pack_scalars(scalars, b0, b1, tile_rows, k0, steps);
-          for (std::int64_t q = g0; q < g1; ++q) {
-            for (std::int64_t r = b0; r < b1; r += tile_rows) {
-              tile(first, q, g0, g1, b0, r, std::min(tile_rows, b1 - r), tile_rows, k0, steps, scalars, results);
+          for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
+            const std::int64_t s1 = std::min(s0 + stride, b1);
+            pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
+            for (std::int64_t q = g0; q < g1; ++q) {
+              for (std::int64_t r = s0; r < s1; r += tile_rows) {
+                const std::int64_t ld = (g1 - g0) * p_.panel;
+                tile(panels, q, s0, r, std::min(tile_rows, b1 - r), tile_rows, k0, steps, scalars,
+                     p_.straight ? results : results + (r - b0) * ld + (q - g0) * p_.panel, ld);
+              }
             }
           }
         }
@@ -230,9 +261,10 @@ class Blocked {
     }
   }
 
-  void tile(std::int64_t first, std::int64_t q, std::int64_t g0, std::int64_t g1, std::int64_t b0, std::int64_t r,
-            std::int64_t rows, std::int64_t tile_rows, std::int64_t k0, std::int64_t steps, const float* scalars,
-            float* results) const {
+  /// Rows [r, r + rows) of panel q; scalars are packed from row s0 on.
+  void tile(const Panels& panels, std::int64_t q, std::int64_t s0, std::int64_t r, std::int64_t rows,
+            std::int64_t tile_rows, std::int64_t k0, std::int64_t steps, const float* scalars, float* results,
+            std::int64_t results_ld) const {
     GemmTile t = {};
     t.k = steps;
     switch (p_.scalars) {
@@ -245,11 +277,11 @@ class Blocked {
         t.s_stride = p_.s.k;
         break;
       case Scalars::packed_rows:
-        t.s = scalars + (r - b0) * p_.packed_stride;
+        t.s = scalars + (r - s0) * p_.packed_stride;
         t.s_stride = p_.packed_stride;
         break;
       case Scalars::packed_steps:
-        t.s = scalars + (r - b0) / tile_rows * p_.steps * p_.packed_stride;
+        t.s = scalars + (r - s0) / tile_rows * p_.steps * p_.packed_stride;
         t.s_stride = p_.packed_stride;
         break;
     }
@@ -258,14 +290,14 @@ class Blocked {
       t.v = reinterpret_cast<const float*>(p_.v.at(q * p_.panel, k0));
       t.v_stride = p_.v.k;
     } else {
-      t.v = packed(first, q) + k0 * p_.panel;
+      t.v = packed(panels, q) + k0 * p_.panel;
       t.v_stride = p_.panel;
     }
     const std::int64_t columns = width(q);
     const GemmTileFn run = kernels_.tiles[along][columns > p_.lanes][rows - 1];
     if (!p_.straight) {
-      t.ldc = (g1 - g0) * p_.panel;
-      t.c = results + (r - b0) * t.ldc + (q - g0) * p_.panel;
+      t.c = results;
+      t.ldc = results_ld;
       t.accumulate = k0 > 0;
       return run(t);
     }
