@@ -545,8 +545,8 @@ TEST(Gemm, RoadFollowsShapeDtypeAndInstructionSet) {
   EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::onednn);
   g.batch = 1, g.m = g.n = g.k = 256;
   EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::widened);
-  EXPECT_EQ(road(bf16, f32, f16, Isa::amx), GemmRoad::widened);
-  EXPECT_EQ(road(bf16, bf16, bf16, Isa::avx512_vnni), GemmRoad::widened);
+  EXPECT_EQ(road(bf16, f32, f32, Isa::amx), GemmRoad::widened);
+  EXPECT_EQ(road(bf16, bf16, bf16, Isa::avx512_vnni), GemmRoad::blocked);
   g.m = 64, g.b.row_stride = 1, g.b.col_stride = 256;  // A linear layer's weights.
   EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
   g.m = 1, g.n = g.k = 512;

@@ -18,6 +18,7 @@ constexpr double kNarrowPerThread = 40'000;  // elements of the large matrix of 
 constexpr double kWorkForOneDnn =
     64 * 64 * 64;                            // multiply-adds under which a call of a primitive costs more than it saves
 constexpr double kWorkForSgemm = 1'000'000;  // multiply-adds from which oneDNN's float32 routine is the faster
+constexpr double kConversions = 0.0045;      // per multiply-add, up to which operands are converted apart
 constexpr std::int64_t kRowsInPlace = 128;   // rows up to which the turned operand is read in place by ours
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
@@ -175,11 +176,17 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
   return Status::failed;
 }
 
-/// Ours reads a [n, k] operand in place where oneDNN turns it first, and has less to do before it starts; oneDNN's
-/// routine wins by a tenth to a quarter elsewhere.
+/// oneDNN's routine wins by a tenth to a quarter where it has work enough. But ours reads a [n, k] operand in place
+/// where oneDNN turns it first, and converts 16 bits while it packs: that costs less than conversions of their own
+/// unless they are few next to the multiplications.
 bool is_for_onednn_sgemm(const GemmArgs& g) {
+  if (work(g) < kWorkForSgemm) return false;
   const bool turned_b = g.b.row_stride == 1 && g.b.col_stride != 1;
-  return work(g) >= kWorkForSgemm && !(turned_b && g.m <= kRowsInPlace);
+  if (turned_b && g.m <= kRowsInPlace) return false;
+  const auto share = [](const DType dtype, std::int64_t reuse) {
+    return dtype == DType::f32 ? 0 : 1 / static_cast<double>(reuse);
+  };
+  return share(g.a.dtype, g.n) + share(g.b.dtype, g.m) + share(g.c_dtype, g.k) <= kConversions;
 }
 
 }  // namespace

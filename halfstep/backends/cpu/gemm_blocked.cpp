@@ -118,8 +118,9 @@ Plan make_plan(const GemmArgs& g, int threads) {
       p.column_parts = threads / parts;
     }
   }
-  const std::int64_t part_rows = divide_up(p.rows, p.row_parts);
-  p.block_rows = divide_up(part_rows, divide_up(part_rows, kTilesPerBlock * p.max_rows));
+  const std::int64_t part_rows = std::min(p.rows, divide_up(p.rows, p.row_parts) + 15);
+  // Whole lines of a turned result: 8 tiles of 14 or 6 rows are a multiple of 16.
+  p.block_rows = std::min(round_up(part_rows, 16), kTilesPerBlock * p.max_rows);
   const std::int64_t own = part_rows <= p.block_rows ? kOwnPackedOnce : kOwnPackedFloats;
   p.chunk_panels = p.row_parts > 1
                        ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels)
@@ -165,11 +166,14 @@ class Blocked {
       parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           float* const packed = scratch_.packed + t * scratch_.packed_floats;
+          // A scalar side of one block is packed once for all panels.
+          const bool once = p_.rows <= p_.block_rows && p_.steps == p_.k;
+          if (once) pack_scalars(scalars_of(t), 0, p_.rows, tile_rows_of(p_.rows), 0, p_.k);
           const std::int64_t last = p_.panels * (t + 1) / threads;
           for (std::int64_t q = p_.panels * t / threads; q < last; q += chunk) {
             const Panels panels = {packed, q, q, std::min(q + chunk, last)};
             pack_panels(panels);
-            compute(t, panels, 0, p_.rows);
+            compute(t, panels, 0, p_.rows, once);
           }
         }
       });
@@ -187,7 +191,7 @@ class Blocked {
           compute(t,
                   {scratch_.packed, first, first + count * column / p_.column_parts,
                    first + count * (column + 1) / p_.column_parts},
-                  p_.rows * row / p_.row_parts, p_.rows * (row + 1) / p_.row_parts);
+                  first_row(row), first_row(row + 1), false);
         }
       });
     }
@@ -203,6 +207,11 @@ class Blocked {
   std::int64_t width(std::int64_t panel) const { return std::min(p_.panel, p_.cols - panel * p_.panel); }
   bool in_place(std::int64_t panel) const { return p_.vectors_in_place && width(panel) == p_.panel; }
 
+  /// Of a part of the rows: a multiple of 16, so that threads write whole lines of a turned result.
+  std::int64_t first_row(std::int64_t part) const {
+    return part == p_.row_parts ? p_.rows : p_.rows * part / p_.row_parts / 16 * 16;
+  }
+
   float* packed(const Panels& panels, std::int64_t q) const {
     return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.k;
   }
@@ -215,24 +224,27 @@ class Blocked {
     }
   }
 
+  float* scalars_of(std::int64_t t) const { return scratch_.scalars + t * scratch_.scalars_floats; }
+  /// Rows of a tile where `rows` are cut into as few tiles as can be, all but the last alike.
+  std::int64_t tile_rows_of(std::int64_t rows) const { return divide_up(rows, divide_up(rows, p_.max_rows)); }
+
   /// These panels of rows [r0, r1) by thread t.
-  void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1) const {
+  void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1, bool scalars_packed) const {
     if (r0 == r1 || panels.begin == panels.end) return;
-    float* const scalars = scratch_.scalars + t * scratch_.scalars_floats;
+    float* const scalars = scalars_of(t);
     float* const results = scratch_.results + t * scratch_.results_floats;
-    const std::int64_t blocks = divide_up(r1 - r0, p_.block_rows);
     const std::int64_t group = p_.straight ? panels.end - panels.begin : kPanelsPerBlock;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-      const std::int64_t b0 = r0 + (r1 - r0) * block / blocks, b1 = r0 + (r1 - r0) * (block + 1) / blocks;
-      const std::int64_t tile_rows = divide_up(b1 - b0, divide_up(b1 - b0, p_.max_rows));
+    for (std::int64_t b0 = r0; b0 < r1; b0 += p_.block_rows) {
+      const std::int64_t b1 = std::min(b0 + p_.block_rows, r1);
+      const std::int64_t tile_rows = tile_rows_of(b1 - b0);
       for (std::int64_t g0 = panels.begin; g0 < panels.end; g0 += group) {
         const std::int64_t g1 = std::min(g0 + group, panels.end);
-        const std::int64_t stride = g1 - g0 <= kFewPanels ? tile_rows : b1 - b0;
+        const std::int64_t stride = g1 - g0 <= kFewPanels && !scalars_packed ? tile_rows : b1 - b0;
         for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
           const std::int64_t steps = std::min(p_.steps, p_.k - k0);
           for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
             const std::int64_t s1 = std::min(s0 + stride, b1);
-            pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
+            if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
             for (std::int64_t q = g0; q < g1; ++q) {
               for (std::int64_t r = s0; r < s1; r += tile_rows) {
                 const std::int64_t ld = (g1 - g0) * p_.panel;

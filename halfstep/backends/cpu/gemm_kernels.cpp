@@ -13,6 +13,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/gemm_kernels.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -242,7 +243,13 @@ void pack_as(Load load, const typename Load::T* from, std::int64_t j_stride, std
   const D d;
   if (j_stride == 1 && columns % kLanes == 0) {
     if (n == columns && columns == 2 * kLanes) {
+      constexpr std::int64_t kAhead = 12;
       for (std::int64_t p = 0; p < k; ++p, from += p_stride, to += columns) {
+        // The rows lie too far apart for the processor to foresee.
+        const std::uintptr_t ahead =
+            reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(kAhead * p_stride) * sizeof(*from);
+        hwy::Prefetch(reinterpret_cast<const char*>(ahead));
+        hwy::Prefetch(reinterpret_cast<const char*>(ahead + 2 * kLanes * sizeof(*from) - 1));
         const V v0 = load(from), v1 = load(from + kLanes);
         hn::StoreU(v0, d, to);
         hn::StoreU(v1, d, to + kLanes);
