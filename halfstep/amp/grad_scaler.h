@@ -49,6 +49,8 @@ class HS_API StepResult {
   std::vector<std::string> overflows() const;
   /// For a step with a closure: the (unscaled) loss; undefined otherwise.
   const Tensor& loss() const { return loss_; }
+  /// On the device, f32 of one element: not 0 when the step was skipped. Undefined when nothing was checked.
+  const Tensor& found_inf() const { return found_; }
 
  private:
   friend class GradScaler;
