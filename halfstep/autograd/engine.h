@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "halfstep/core/tensor.h"
 
 namespace halfstep {
+
+/// A function of any number of tensors, to be checked or to be run again.
+using TensorFunction = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
 /// Runs the backward pass from several tensors together. `gradients` has one for each (undefined for tensors of one
 /// element: 1). Gradients add up in the leaves' grad(). Throws AutogradError when a tensor has no history, a saved

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <concepts>
-#include <functional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "halfstep/core/tensor.h"
+#include "halfstep/autograd/engine.h"
 
 namespace halfstep {
 
@@ -19,9 +18,6 @@ struct GradcheckOptions {
   bool check_determinism = true;  ///< the function and its backward pass must give the same bits when run again
   std::uint64_t seed = 0;         ///< of the random gradients
 };
-
-/// A function to check: any number of tensors in and out.
-using TensorFunction = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
 /// Compares the gradients of `function` at `inputs` with central differences: each element of each output against each
 /// element of each input that requires grad. Inputs that require grad must be f64 and without overlapping elements;

@@ -205,9 +205,18 @@ Tensor fit_gradient(const Tensor& gradient, const Shape& sizes, DType dtype, boo
   return g;
 }
 
+SavingHook*& saving_hook() {
+  thread_local SavingHook* hook = nullptr;
+  return hook;
+}
+
 SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag) : is_output_(is_output) {
   if (!tensor.defined()) return;
   version_ = tensor.version() - version_lag;
+  if (SavingHook* hook = saving_hook()) [[unlikely]] {
+    slot_ = hook->save(tensor, is_output, version_);
+    if (slot_) return;
+  }
   if (is_output) {
     const TensorImpl* p = tensor.impl();
     tensor_ = Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
@@ -218,6 +227,16 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t ver
 
 Tensor SavedTensor::unpack(const Ref<Node>& self, std::uint32_t output, const char* op, const char* role,
                            int index) const {
+  if (slot_) [[unlikely]] {
+    const Tensor again = slot_->get(fmt::format("backward of {}: its {} {}", op, role, index));
+    if (!GradMode::is_enabled()) return again;
+    if (is_output_) {
+      set_history(again, self, output);
+    } else if (slot_->edge.node) {
+      set_history(again, slot_->edge.node, slot_->edge.index);
+    }
+    return again;
+  }
   if (!tensor_.defined()) return {};
   if (tensor_.version() != version_) {
     fail<AutogradError>(

@@ -121,6 +121,28 @@ HS_API void rebase_history(const Tensor& tensor, Ref<Node> node);
 HS_API Tensor fit_gradient(const Tensor& gradient, const Shape& sizes, DType dtype, bool keep_float32,
                            const std::string& node);
 
+/// Where a saved tensor comes from that was not kept: it is computed again.
+class HS_API SavedSlot {
+ public:
+  virtual ~SavedSlot() = default;
+  /// The tensor, without history. `what` names it in errors.
+  virtual Tensor get(const std::string& what) = 0;
+  /// The history that it had when it was saved.
+  Edge edge;
+};
+
+/// Sees what the calls on a thread save, while it is set there (autograd/checkpoint.cpp).
+class HS_API SavingHook {
+ public:
+  virtual ~SavingHook() = default;
+  /// A place to get the tensor from later, so that it need not be kept; or null to keep it.
+  virtual std::shared_ptr<SavedSlot> save(const Tensor& tensor, bool is_output, std::uint32_t version) = 0;
+  /// A recorded call reads these.
+  virtual void read(std::span<const Tensor* const> inputs) = 0;
+};
+/// This thread's hook, or null.
+HS_API SavingHook*& saving_hook();
+
 /// A tensor kept for the backward pass, with the version it had.
 class HS_API SavedTensor {
  public:
@@ -130,11 +152,15 @@ class HS_API SavedTensor {
   SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag = 0);
   /// The tensor again; throws AutogradError, naming `op` and which tensor it was, when it was changed in place since.
   Tensor unpack(const Ref<Node>& self, std::uint32_t output, const char* op, const char* role, int index) const;
-  bool defined() const { return tensor_.defined(); }
-  void reset() { tensor_ = Tensor(); }
+  bool defined() const { return tensor_.defined() || slot_; }
+  void reset() {
+    tensor_ = Tensor();
+    slot_.reset();
+  }
 
  private:
   Tensor tensor_;
+  std::shared_ptr<SavedSlot> slot_;  ///< in place of the tensor
   std::uint32_t version_ = 0;
   bool is_output_ = false;
 };

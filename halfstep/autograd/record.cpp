@@ -17,6 +17,8 @@ class OpNode final : public Node {
          bool in_place)
       : op_(op) {
     const std::size_t n = inputs.size();
+    if (SavingHook* hook = saving_hook()) [[unlikely]]
+      hook->read(inputs);
     edges.reserve(n);
     metas_.reserve(n);
     std::uint32_t saves = 0;
