@@ -27,13 +27,9 @@ std::uint64_t next_region() {
 }
 
 CastSlot& slot_of(const Tensor& parameter) {
-  static std::mutex mutex;  // only for making slots
-  AutogradMeta* meta = autograd_meta_or_null(parameter);
-  if (meta && meta->cast) return *meta->cast;
-  std::lock_guard lock(mutex);
-  AutogradMeta& made = autograd_meta(parameter);
-  if (!made.cast) made.cast = std::make_unique<CastSlot>();
-  return *made.cast;
+  AutogradMeta& meta = autograd_meta(parameter);
+  CastSlot* slot = meta.cast.get();
+  return *(slot ? slot : meta.cast.set(new CastSlot));
 }
 
 Tensor same_memory(const Tensor& data) {

@@ -32,11 +32,12 @@ class AccumulateGrad final : public Node {
     const Tensor gradient = fit_gradient(grads[0], leaf.sizes(), leaf.dtype(), false, name());
     AutogradMeta& meta = autograd_meta(leaf);
     if (!meta.grad.defined()) {
-      // Taken over where nobody else can see it; else copied, so that a later in-place step doesn't reach into the
-      // graph.
-      const bool own = gradient.impl()->storage->use_count() == 1 && !gradient.impl()->base &&
+      // Taken over where nobody else can see it (two handles on it are ours); else copied, so that a later in-place
+      // step doesn't reach into the graph, another leaf's gradient or a tensor of the caller's.
+      const TensorImpl* p = gradient.impl();
+      const bool own = !create_graph && p->use_count() <= 2 && p->storage->use_count() == 1 && !p->base &&
                        gradient.is_contiguous(MemoryFormat::preserve);
-      meta.grad = create_graph ? gradient : own ? gradient.detach() : gradient.detach().clone();
+      meta.grad = create_graph ? gradient.clone() : own ? gradient.detach() : gradient.detach().clone();
     } else if (create_graph) {
       meta.grad = add_recorded(meta.grad, gradient);
     } else {
@@ -135,14 +136,25 @@ AutogradMeta::~AutogradMeta() {
   }
 }
 
+// Threads that share parameters may make the slot at the same time. (A unique_ptr holds its pointer and nothing else.)
+static std::atomic_ref<GradSlot*> slot_of(TensorImpl* impl) {
+  static_assert(sizeof(impl->grad_slot) == sizeof(GradSlot*));
+  return std::atomic_ref(*reinterpret_cast<GradSlot**>(&impl->grad_slot));
+}
+
 AutogradMeta& autograd_meta(const Tensor& tensor) {
   TensorImpl* impl = tensor.impl();
-  if (!impl->grad_slot) impl->grad_slot = std::make_unique<AutogradMeta>(impl);
-  return static_cast<AutogradMeta&>(*impl->grad_slot);
+  std::atomic_ref<GradSlot*> slot = slot_of(impl);
+  GradSlot* found = slot.load(std::memory_order_acquire);
+  if (!found) {
+    auto made = std::make_unique<AutogradMeta>(impl);
+    if (slot.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) found = made.release();
+  }
+  return static_cast<AutogradMeta&>(*found);
 }
 
 AutogradMeta* autograd_meta_or_null(const Tensor& tensor) {
-  return static_cast<AutogradMeta*>(tensor.impl()->grad_slot.get());
+  return static_cast<AutogradMeta*>(slot_of(tensor.impl()).load(std::memory_order_acquire));
 }
 
 Edge gradient_edge(const Tensor& tensor) {
@@ -169,8 +181,9 @@ Edge gradient_edge(const Tensor& tensor) {
   if (!impl->requires_grad) return {};
   AutogradMeta& meta = autograd_meta(tensor);
   if (meta.grad_fn) return {meta.grad_fn, meta.output};
-  if (!meta.accumulator) meta.accumulator = Ref<Node>::adopt(new AccumulateGrad(impl));
-  return {meta.accumulator, 0};
+  Node* accumulator = meta.accumulator.get();
+  if (!accumulator) accumulator = meta.accumulator.set(new AccumulateGrad(impl));
+  return {Ref<Node>::share(accumulator), 0};
 }
 
 void set_history(const Tensor& tensor, Ref<Node> node, std::uint32_t index) {
@@ -213,6 +226,12 @@ SavingHook*& saving_hook() {
 SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag) : is_output_(is_output) {
   if (!tensor.defined()) return;
   version_ = tensor.version() - version_lag;
+  if (version_lag != 0) {
+    // It can't be read any more, only named. The tensor itself would be a cycle: it is about to get this history.
+    const TensorImpl* p = tensor.impl();
+    tensor_ = Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
+    return;
+  }
   if (SavingHook* hook = saving_hook()) [[unlikely]] {
     slot_ = hook->save(tensor, is_output, version_);
     if (slot_) return;

@@ -86,6 +86,32 @@ struct CastSlot {
   bool kept = false;         ///< an optimizer rewrites the copy at each step, so that it outlives the region
 };
 
+/// A pointer to something made at its first use, which several threads may make at the same time: the first one stays.
+template <class T, class Deleter = std::default_delete<T>>
+class OncePtr {
+ public:
+  OncePtr() = default;
+  ~OncePtr() {
+    if (T* p = get()) Deleter()(p);
+  }
+  OncePtr(const OncePtr&) = delete;
+  OncePtr& operator=(const OncePtr&) = delete;
+  T* get() const { return p_.load(std::memory_order_acquire); }
+  explicit operator bool() const { return get() != nullptr; }
+  T* operator->() const { return get(); }
+  T& operator*() const { return *get(); }
+  /// Takes `made` over, or drops it where another thread was faster; returns what is there.
+  T* set(T* made) {
+    T* expected = nullptr;
+    if (p_.compare_exchange_strong(expected, made, std::memory_order_acq_rel)) return made;
+    Deleter()(made);
+    return expected;
+  }
+
+ private:
+  std::atomic<T*> p_{nullptr};
+};
+
 /// What autograd keeps beside a tensor.
 class HS_API AutogradMeta final : public GradSlot {
  public:
@@ -98,11 +124,14 @@ class HS_API AutogradMeta final : public GradSlot {
   Tensor grad;
   Ref<Node> grad_fn;  ///< the call that made it; none for a leaf
   std::uint32_t output = 0;
-  Ref<Node> accumulator;      ///< for a leaf that needs a gradient
+  struct ReleaseNode {
+    void operator()(Node* node) const { node->release(); }
+  };
+  OncePtr<Node, ReleaseNode> accumulator;  ///< for a leaf that needs a gradient
   std::uint32_t rebases = 0;  ///< for a base: how often an in-place write to a view gave it a new grad_fn; for a view:
                               ///< how many of those its own knows
   bool retains_grad = false;
-  std::unique_ptr<CastSlot> cast;  ///< made by amp
+  OncePtr<CastSlot> cast;  ///< made by amp
   std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> post_accumulate_hooks;
 };
 

@@ -44,8 +44,9 @@ class OpNode final : public Node {
       inputs_.resize(n);
       for (std::size_t i = 0; i < n; ++i) {
         if (!(saves >> std::min<std::size_t>(i, 15) & 1)) continue;
-        // In place, input 0 holds the new values already: reading it later must fail.
-        inputs_[i] = SavedTensor(*inputs[i], false, in_place && inputs[i]->is_same(results[0]) ? 1 : 0);
+        // In place, what lies in the destination's memory holds new values already: reading it later must fail.
+        const bool overwritten = in_place && inputs[i]->defined() && inputs[i]->storage() == results[0].storage();
+        inputs_[i] = SavedTensor(*inputs[i], false, overwritten ? 1 : 0);
       }
     }
     if (saves >> 16) {

@@ -205,7 +205,10 @@ void call_view(const Op& op, const InferContext& ctx, std::span<const Tensor* co
   TensorImpl* source = inputs[0]->impl();
   const auto& o = ctx.outputs[0];
   Ref<TensorImpl> impl = TensorImpl::make(source->storage, ctx.view_offset, o.sizes, o.strides, source->dtype);
-  impl->base = source->base ? source->base : inputs[0]->impl_ref();
+  // An unrecorded view of a tensor that requires grad is a constant: it must not find the base's history later.
+  if (thread_state().grad_enabled || !source->requires_grad) {
+    impl->base = source->base ? source->base : inputs[0]->impl_ref();
+  }
   outputs[0] = Tensor(std::move(impl));
   if (thread_state().grad_enabled && source->requires_grad) op_hooks().record(op, inputs, attributes, outputs, false);
   if (observers().count.load(std::memory_order_relaxed) != 0) [[unlikely]]
@@ -326,6 +329,14 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
   if (is_floating(o.dtype) && !is_floating(dest.dtype)) {
     fail<DTypeError>("{}: a {} result can't be written to a {} destination; convert it first", op.name, name(o.dtype),
                      name(dest.dtype));
+  }
+  if (!dest.contiguous) {
+    for (int d = 0; d < dest.sizes.size(); ++d) {
+      if (dest.strides[d] == 0 && dest.sizes[d] > 1) {
+        fail<Error>("{}: the destination {} is expanded: several elements are one place in memory; clone it before",
+                    op.name, dest.sizes.str());
+      }
+    }
   }
   {
     Inputs held(inputs);
