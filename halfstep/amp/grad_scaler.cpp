@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -53,7 +54,7 @@ void check_factor(double growth, double backoff, int interval) {
 }
 
 void check_scale(double scale) {
-  if (!(scale > 0) || !(scale <= std::numeric_limits<float>::max())) {
+  if (!(static_cast<float>(scale) > 0) || !(scale <= std::numeric_limits<float>::max())) {
     fail<AmpError>("grad_scaler: expected a scale above 0 that float32 can hold, got {}", scale);
   }
 }
@@ -67,8 +68,7 @@ struct GradScaler::Impl {
   double first_scale;
   int first_tracker = 0;
   std::unordered_map<const Steppable*, OptimizerState> optimizers;
-  // Gradients that were unscaled since the last update, with the version they had then.
-  std::unordered_map<std::uint64_t, std::uint32_t> unscaled;
+  std::unordered_set<std::uint64_t> unscaled;  // storages of gradients that were, since the last update
 
   void start(Device device) {
     if (scale.defined()) return;
@@ -88,7 +88,7 @@ struct GradScaler::Impl {
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>()) {
   check_factor(options.growth_factor, options.backoff_factor, options.growth_interval);
   check_scale(options.init_scale);
-  if (options.floor < 0 || options.cap < 0 || (options.cap > 0 && options.cap < options.floor)) {
+  if (!(options.floor >= 0) || !(options.cap >= 0) || (options.cap > 0 && options.cap < options.floor)) {
     fail<AmpError>("grad_scaler: expected 0 <= floor <= cap, got {} and {}", options.floor, options.cap);
   }
   impl_->options = options;
@@ -127,8 +127,8 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
     if (!gradient.defined()) continue;
     const std::string name = parameter_name(p, i);
     check_floating(gradient, call);
-    const auto seen = unscaled.find(gradient.storage()->id());
-    if (seen != unscaled.end() && seen->second == gradient.version()) {
+    // Whatever was done to it since, such as clipping.
+    if (unscaled.contains(gradient.storage()->id())) {
       fail<AmpError>(
           "{}: the gradient of {} was unscaled already since the last update: two optimizers share this parameter; let "
           "only one of them have it",
@@ -158,7 +158,7 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].storage()->bump_version();
     if (!owners[i]->tensor.grad().is_same(to[i])) owners[i]->tensor.set_grad(to[i]);
-    unscaled[to[i].storage()->id()] = to[i].version();
+    unscaled.insert(to[i].storage()->id());
   }
   state.stage = Stage::unscaled;
 }
@@ -224,9 +224,11 @@ StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>&
     for (const NamedTensor& p : parameters) before.push_back(p.tensor.detach().clone());
   }
   OptimizerState state;
+  const auto others = s.unscaled;
   const auto evaluate = [&] {
     const EnableGrad on;
     const Tensor loss = closure();
+    s.unscaled = others;  // each evaluation has new gradients, though maybe in the same memory
     s.unscale(optimizer, state, false, "step");
     // The line search needs the number anyway, so the host may look here.
     if (state.found.item<float>() != 0) throw Overflow{};
@@ -268,12 +270,11 @@ void GradScaler::update() {
         .floor = static_cast<float>(s.options.floor),
         .cap = s.options.cap > 0 ? static_cast<float>(s.options.cap) : std::numeric_limits<float>::max(),
     };
-    const bool host = s.scale.device().is_cpu();
-    const float before = host ? s.scale.item<float>() : 0;
     run_kernel(update_kernels(), "amp_update_scale", s.scale.device(), DType::f32, in, out, &attributes);
-    if (host && s.options.floor > 0) {
-      const float after = s.scale.item<float>();
-      if (after <= attributes.floor && s.tracker.item<int>() == 0 && after <= before) {
+    if (s.options.floor > 0 && s.scale.device().is_cpu()) {
+      bool overflow = false;
+      for (const auto& [optimizer, state] : s.optimizers) overflow |= state.found.item<float>() != 0;
+      if (overflow && s.scale.item<float>() <= attributes.floor) {
         log(LogLevel::warning,
             fmt::format(
                 "grad_scaler: the loss scale is at its floor of {} and gradients still overflow; the loss or the model "
@@ -345,8 +346,15 @@ void GradScaler::load_state_dict(const std::map<std::string, double>& state) {
     return it->second;
   };
   const double scale = get("scale"), growth = get("growth_factor"), backoff = get("backoff_factor");
-  const auto interval = static_cast<int>(get("growth_interval"));
-  const auto tracker = static_cast<int>(get("growth_tracker"));
+  const auto whole = [&](const char* key, int least) {
+    const double value = get(key);
+    if (!(value >= least && value <= std::numeric_limits<int>::max()) || value != std::floor(value)) {
+      fail<AmpError>("grad_scaler: expected a whole number of at least {} for '{}' of the state, got {}", least, key,
+                     value);
+    }
+    return static_cast<int>(value);
+  };
+  const int interval = whole("growth_interval", 1), tracker = whole("growth_tracker", 0);
   check_scale(scale);
   check_factor(growth, backoff, interval);
   s.options.growth_factor = growth;
