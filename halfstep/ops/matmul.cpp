@@ -5,6 +5,7 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
@@ -118,10 +119,14 @@ const Op& addmm_op =
 const Op& baddbmm_op =
     define_op({.name = "baddbmm", .signature = "baddbmm(input, a, b, beta=1, alpha=1)", .composite = true});
 
-Tensor add_scaled(const Tensor& input, const Tensor& product, const AddmmOptions& o) {
+template <class Product>
+Tensor add_scaled(const Tensor& input, const Tensor& a, const Tensor& b, Product product_of, const AddmmOptions& o) {
+  // A 16-bit result is rounded once: product and sum are taken in float32.
+  const bool low = a.defined() && b.defined() && is_low_precision(a.dtype()) && a.dtype() == b.dtype();
+  const Tensor product = product_of(a, b, low ? MatmulOptions{.dtype = DType::f32} : MatmulOptions{});
   const Tensor scaled = o.alpha == 1 ? product : product * o.alpha;
-  if (o.beta == 0) return scaled;
-  return add(scaled, input, o.beta);
+  const Tensor result = o.beta == 0 ? scaled : add(scaled, input, o.beta);
+  return low && (o.beta == 0 || input.dtype() == a.dtype()) ? cast(result, a.dtype()) : result;
 }
 
 Tensor matmul_composed(const Tensor& a, const Tensor& b) {
@@ -217,14 +222,14 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
   return composite(addmm_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
     check_defined(in[0], "addmm", "an input");
-    return add_scaled(in[0], mm(in[1], in[2]), options);
+    return add_scaled(in[0], in[1], in[2], mm, options);
   });
 }
 
 Tensor baddbmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
   return composite(baddbmm_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
     check_defined(in[0], "baddbmm", "an input");
-    return add_scaled(in[0], bmm(in[1], in[2]), options);
+    return add_scaled(in[0], in[1], in[2], bmm, options);
   });
 }
 
