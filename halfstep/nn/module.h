@@ -121,7 +121,8 @@ class HS_API ModuleBase {
 
   /// Modules that a container holds beside the registered ones.
   virtual std::vector<std::pair<std::string, ModuleBase*>> held() const { return {}; }
-  void set_name(std::string name) { name_ = std::move(name); }
+  /// Gives a held module its name in the path.
+  static void set_name(ModuleBase& module, std::string name) { module.name_ = std::move(name); }
 
   /// Opens the module's scope on this thread: its name in the path, and the precision that is set for it.
   class HS_API Scope {

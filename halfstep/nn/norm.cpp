@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/nn/norm.h"
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/norm.h"
+
+namespace halfstep::nn {
+
+LayerNorm::LayerNorm(const LayerNormOptions& o)
+    : options(o),
+      weight(parameter("weight", o.affine ? ones(o.normalized_shape, {.dtype = o.dtype}) : Tensor())),
+      bias(parameter("bias", o.affine && o.bias ? zeros(o.normalized_shape, {.dtype = o.dtype}) : Tensor())) {}
+Tensor LayerNorm::forward(const Tensor& input) const {
+  return layer_norm(input, options.normalized_shape, {.weight = weight, .bias = bias, .eps = options.eps});
+}
+std::string LayerNorm::describe() const { return options.normalized_shape.str(); }
+
+RMSNorm::RMSNorm(const RMSNormOptions& o)
+    : options(o), weight(parameter("weight", o.affine ? ones(o.normalized_shape, {.dtype = o.dtype}) : Tensor())) {}
+Tensor RMSNorm::forward(const Tensor& input) const {
+  return rms_norm(input, options.normalized_shape, {.weight = weight, .eps = options.eps});
+}
+std::string RMSNorm::describe() const { return options.normalized_shape.str(); }
+
+GroupNorm::GroupNorm(const GroupNormOptions& o)
+    : options(o),
+      weight(parameter("weight",
+                       [&] {
+                         if (o.groups < 1 || o.channels < 0 || o.channels % o.groups != 0) {
+                           fail<Error>("GroupNorm: expected channels to be a multiple of groups, got {} and {}",
+                                       o.channels, o.groups);
+                         }
+                         return o.affine ? ones({o.channels}, {.dtype = o.dtype}) : Tensor();
+                       }())),
+      bias(parameter("bias", o.affine ? zeros({o.channels}, {.dtype = o.dtype}) : Tensor())) {}
+Tensor GroupNorm::forward(const Tensor& input) const {
+  return group_norm(input, options.groups, {.weight = weight, .bias = bias, .eps = options.eps});
+}
+std::string GroupNorm::describe() const { return fmt::format("{}, {}", options.groups, options.channels); }
+
+BatchNormBase::BatchNormBase(const BatchNormOptions& o)
+    : options(o),
+      weight(parameter("weight",
+                       [&] {
+                         if (o.channels < 0) fail<Error>("BatchNorm: expected at least 0 channels, got {}", o.channels);
+                         return o.affine ? ones({o.channels}, {.dtype = o.dtype}) : Tensor();
+                       }())),
+      bias(parameter("bias", o.affine ? zeros({o.channels}, {.dtype = o.dtype}) : Tensor())),
+      running_mean(buffer("running_mean", o.track_running_stats ? zeros({o.channels}, {.dtype = o.dtype}) : Tensor())),
+      running_var(buffer("running_var", o.track_running_stats ? ones({o.channels}, {.dtype = o.dtype}) : Tensor())),
+      num_batches_tracked(buffer("num_batches_tracked", o.track_running_stats ? zeros({}, {.dtype = i64}) : Tensor())) {
+}
+
+Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most) const {
+  if (input.dim() < fewest || input.dim() > most || input.size(1) != options.channels) {
+    fail<ShapeError>("{}: expected {}, got {}", kind(),
+                     most == 4 ? fmt::format("[N, {}, H, W]", options.channels)
+                               : fmt::format("[N, {0}] or [N, {0}, L]", options.channels),
+                     input.sizes().str());
+  }
+  const bool batch = is_training() || !options.track_running_stats;
+  double momentum = options.momentum.value_or(0);
+  if (is_training() && num_batches_tracked.defined()) {
+    const NoGrad no_grad;
+    Tensor count = num_batches_tracked;
+    count.add_(1);
+    // Without a momentum all batches weigh the same: the host has to know how many there were.
+    if (!options.momentum) momentum = 1 / count.item<double>();
+  }
+  return batch_norm(input, {.weight = weight,
+                            .bias = bias,
+                            .running_mean = running_mean,
+                            .running_var = running_var,
+                            .training = batch,
+                            .momentum = momentum,
+                            .eps = options.eps});
+}
+
+std::string BatchNormBase::describe() const { return fmt::format("{}", options.channels); }
+
+}  // namespace halfstep::nn

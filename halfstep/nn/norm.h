@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// The normalisations of ops/norm.h as modules. Weights start at 1 and biases at 0. Under autocast inputs may be 16-bit
+// while parameters and statistics stay float32.
+#pragma once
+
+#include <optional>
+
+#include "halfstep/nn/module.h"
+
+namespace halfstep::nn {
+
+/// Options of LayerNorm.
+struct LayerNormOptions {
+  Shape normalized_shape;  ///< the last sizes of the input
+  double eps = 1e-5;
+  bool affine = true;  ///< whether there are weight and bias
+  bool bias = true;
+  DType dtype = f32;
+};
+/// halfstep::layer_norm with parameters `weight` and `bias` of the normalised shape.
+class HS_API LayerNorm : public Module<LayerNorm> {
+ public:
+  explicit LayerNorm(const LayerNormOptions& options);
+  Tensor forward(const Tensor& input) const;
+  std::string kind() const override { return "LayerNorm"; }
+  std::string describe() const override;
+  LayerNormOptions options;
+  Parameter weight;
+  Parameter bias;
+};
+
+/// Options of RMSNorm.
+struct RMSNormOptions {
+  Shape normalized_shape;          ///< the last sizes of the input
+  std::optional<double> eps = {};  ///< by default the input dtype's epsilon
+  bool affine = true;
+  DType dtype = f32;
+};
+/// halfstep::rms_norm with a parameter `weight` of the normalised shape.
+class HS_API RMSNorm : public Module<RMSNorm> {
+ public:
+  explicit RMSNorm(const RMSNormOptions& options);
+  Tensor forward(const Tensor& input) const;
+  std::string kind() const override { return "RMSNorm"; }
+  std::string describe() const override;
+  RMSNormOptions options;
+  Parameter weight;
+};
+
+/// Options of GroupNorm.
+struct GroupNormOptions {
+  std::int64_t groups;
+  std::int64_t channels;  ///< a multiple of groups
+  double eps = 1e-5;
+  bool affine = true;
+  DType dtype = f32;
+};
+/// halfstep::group_norm with parameters `weight` and `bias` [channels].
+class HS_API GroupNorm : public Module<GroupNorm> {
+ public:
+  explicit GroupNorm(const GroupNormOptions& options);
+  Tensor forward(const Tensor& input) const;
+  std::string kind() const override { return "GroupNorm"; }
+  std::string describe() const override;
+  GroupNormOptions options;
+  Parameter weight;
+  Parameter bias;
+};
+
+/// Options of BatchNorm1d and BatchNorm2d.
+struct BatchNormOptions {
+  std::int64_t channels;
+  double eps = 1e-5;
+  std::optional<double> momentum = 0.1;  ///< share of the batch in the running statistics; none: a plain mean of all
+  bool affine = true;
+  bool track_running_stats = true;  ///< false: the batch's statistics in evaluation too
+  DType dtype = f32;
+};
+/// What BatchNorm1d and BatchNorm2d share: parameters `weight` and `bias`, buffers `running_mean`, `running_var` and
+/// `num_batches_tracked` (i64), as PyTorch names them.
+class HS_API BatchNormBase : public ModuleBase {
+ public:
+  std::string describe() const override;
+  BatchNormOptions options;
+  Parameter weight;
+  Parameter bias;
+  Buffer running_mean;
+  Buffer running_var;
+  Buffer num_batches_tracked;
+
+ protected:
+  explicit BatchNormBase(const BatchNormOptions& options);
+  Tensor normalise(const Tensor& input, int fewest, int most) const;
+};
+/// halfstep::batch_norm for inputs [N, C] and [N, C, L].
+class HS_API BatchNorm1d : public BatchNormBase {
+ public:
+  explicit BatchNorm1d(const BatchNormOptions& o) : BatchNormBase(o) {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return normalise(input, 2, 3); }
+  std::string kind() const override { return "BatchNorm1d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm1d>(*this); }
+};
+/// halfstep::batch_norm for images [N, C, H, W] in any layout.
+class HS_API BatchNorm2d : public BatchNormBase {
+ public:
+  explicit BatchNorm2d(const BatchNormOptions& o) : BatchNormBase(o) {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return normalise(input, 4, 4); }
+  std::string kind() const override { return "BatchNorm2d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm2d>(*this); }
+};
+
+}  // namespace halfstep::nn
