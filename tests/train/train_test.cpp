@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+
+#include "halfstep/core/random.h"
+#include "halfstep/data/digits.h"
+#include "halfstep/io/safetensors.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/trainer.h"
+
+namespace halfstep {
+namespace {
+
+namespace fs = std::filesystem;
+using train::TrainConfig;
+
+class Train : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::path(::testing::TempDir()) /
+              (std::string("train_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    training_ = digits(data::Split::kTrain, 640);
+    test_ = digits(data::Split::kTest, 100);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  static std::shared_ptr<const data::Dataset> digits(data::Split split, std::int64_t count) {
+    return std::make_shared<data::MnistDataset>(data::make_digits(split, {.seed = 1, .count = count}),
+                                                data::ImageOptions{.flatten = true, .mean = 0.1307, .std = 0.3081});
+  }
+
+  struct Result {
+    train::RunReport report;
+    NamedTensors weights;
+    std::vector<double> losses, scales;
+  };
+  Result run(const TrainConfig& config, std::int64_t stop_after = 0) {
+    manual_seed(config.seed);
+    std::shared_ptr<const void> holder;
+    const train::Classifier classifier = train::make_classifier("mlp", holder);
+    std::atomic<bool> stop{false};
+    Result result;
+    train::TrainCallbacks callbacks;
+    callbacks.on_step = [&](const train::StepReport& r) {
+      result.losses.push_back(r.loss);
+      result.scales.push_back(r.scale);
+      if (r.step == stop_after) stop = true;
+    };
+    result.report = train::train(config, classifier, training_, test_, callbacks, &stop);
+    for (const auto& t : classifier.module->state_dict()) result.weights.push_back({t.name, t.tensor.detach().clone()});
+    return result;
+  }
+
+  fs::path folder_;
+  std::shared_ptr<const data::Dataset> training_, test_;
+};
+
+// Interrupted in the middle of the second epoch: the rest is the same, bit for bit.
+TEST_F(Train, ResumesBitForBit) {
+  for (const char* amp : {"f16", "off"}) {
+    TrainConfig config;
+    config.epochs = 3;
+    config.lr = 1e-3;
+    config.optimizer = "adam";
+    config.amp = amp;
+    config.seed = 3;
+    if (config.amp == "f16") config.loss_scale = "dynamic:1048576,2,0.5,4";
+    const Result whole = run(config);
+    config.out = folder_ / amp;
+    const Result first = run(config, 14);
+    EXPECT_TRUE(first.report.interrupted);
+    EXPECT_EQ(first.report.steps, 14);
+    config.resume = config.out;
+    const Result rest = run(config);
+    EXPECT_FALSE(rest.report.interrupted);
+    std::vector<double> losses = first.losses, scales = first.scales;
+    losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
+    scales.insert(scales.end(), rest.scales.begin(), rest.scales.end());
+    EXPECT_EQ(losses, whole.losses);
+    EXPECT_EQ(scales, whole.scales);
+    ASSERT_EQ(rest.weights.size(), whole.weights.size());
+    for (std::size_t i = 0; i < whole.weights.size(); ++i) {
+      EXPECT_EQ(rest.weights[i].tensor.to_vector<float>(), whole.weights[i].tensor.to_vector<float>())
+          << whole.weights[i].name;
+    }
+    EXPECT_EQ(rest.report.skipped, whole.report.skipped);
+  }
+}
+
+// Two accumulated batches of 32 are a batch of 64, but for the order of the sums.
+TEST_F(Train, AccumulationIsALargerBatch) {
+  TrainConfig config;
+  config.lr = 0.05;
+  const Result large = run(config);
+  config.batch_size = 32;
+  config.accumulate = 2;
+  const Result small = run(config);
+  ASSERT_EQ(large.losses.size(), small.losses.size());
+  for (std::size_t i = 0; i < large.losses.size(); ++i) EXPECT_NEAR(large.losses[i], small.losses[i], 1e-4);
+  config.accumulate = 3;
+  EXPECT_EQ(run(config).report.steps, 7) << "20 batches make 6 groups of 3 and one of 2";
+}
+
+TEST_F(Train, MixedPrecisionFollowsFloat32) {
+  TrainConfig config;
+  config.epochs = 4;
+  config.lr = 0.05;
+  const Result wide = run(config);
+  EXPECT_LT(wide.losses.back(), wide.losses.front());
+  for (const char* amp : {"bf16", "f16"}) {
+    config.amp = amp;
+    const Result low = run(config);
+    ASSERT_EQ(low.losses.size(), wide.losses.size());
+    // Logits under 1 are off by 2^-9 at most, and so is the loss; forty steps later rounding has had its say in the
+    // weights.
+    EXPECT_NEAR(low.losses[0], wide.losses[0], 0x1p-8) << amp;
+    EXPECT_NEAR(low.losses.back(), wide.losses.back(), 0.1) << amp;
+  }
+}
+
+TEST_F(Train, CheckpointsOfOtherRunsAreRefused) {
+  TrainConfig config;
+  config.out = folder_ / "a";
+  run(config);
+  const auto error_of = [&](const TrainConfig& c) -> std::string {
+    try {
+      run(c);
+    } catch (const IoError& e) {
+      return e.what();
+    }
+    return "no error";
+  };
+  TrainConfig other;
+  other.out = folder_ / "b";
+  other.resume = folder_ / "a";
+  other.epochs = 2;
+  other.optimizer = "adam";
+  EXPECT_NE(error_of(other).find("expected the state of Adam"), std::string::npos);
+  other.optimizer = "sgd";
+  other.batch_size = 32;
+  EXPECT_NE(error_of(other).find("--batch-size"), std::string::npos);
+  other.batch_size = 64;
+  train::Checkpoint c = train::load_checkpoint(folder_ / "a");
+  c.weights[0].tensor = zeros({3, 3});  // another network's
+  train::save_checkpoint(folder_ / "wrong.safetensors", c);
+  other.resume = folder_ / "wrong.safetensors";
+  EXPECT_NE(error_of(other).find("wrong.safetensors"), std::string::npos);
+  io::save_safetensors(folder_ / "plain.safetensors", {{"x", zeros({1})}});
+  other.resume = folder_ / "plain.safetensors";
+  EXPECT_NE(error_of(other).find("without training state"), std::string::npos);
+  fs::copy(folder_ / "a" / "last.safetensors", folder_ / "cut.safetensors");
+  fs::resize_file(folder_ / "cut.safetensors", fs::file_size(folder_ / "cut.safetensors") / 2);
+  other.resume = folder_ / "cut.safetensors";
+  EXPECT_NE(error_of(other).find("cut short"), std::string::npos);
+}
+
+TEST_F(Train, ALossThatIsNoNumberEndsTheRunAndKeepsTheCheckpoint) {
+  TrainConfig config;
+  config.epochs = 3;
+  config.lr = 1e30;
+  config.save_every = 1;
+  config.out = folder_ / "a";
+  try {
+    run(config);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("finite loss"), std::string::npos) << e.what();
+  }
+  EXPECT_NO_THROW(train::load_checkpoint(folder_ / "a"));
+}
+
+TEST_F(Train, OverflowsAreSkippedAndTheScaleRecovers) {
+  TrainConfig config;
+  config.epochs = 3;
+  config.amp = "f16";
+  config.loss_scale = "dynamic:1048576,2,0.5,4";
+  const Result r = run(config);
+  EXPECT_GT(r.report.skipped, 0);
+  EXPECT_LT(r.report.skipped, r.report.steps / 2);
+  EXPECT_GT(*std::max_element(r.scales.begin(), r.scales.end()), 1048576) << "it grew";
+  EXPECT_LT(r.losses.back(), r.losses.front());
+}
+
+TEST(TrainConfig, LossScales) {
+  EXPECT_FALSE(train::parse_loss_scale("none").enabled);
+  EXPECT_FALSE(train::parse_loss_scale("1024").dynamic);
+  EXPECT_EQ(train::parse_loss_scale("fixed:8").init_scale, 8);
+  const auto d = train::parse_loss_scale("dynamic:1048576,4,0.25,50");
+  EXPECT_EQ(d.init_scale, 1048576);
+  EXPECT_EQ(d.growth_factor, 4);
+  EXPECT_EQ(d.backoff_factor, 0.25);
+  EXPECT_EQ(d.growth_interval, 50);
+  const auto m = train::parse_loss_scale("mindspore:1024,2,50");
+  EXPECT_EQ(m.floor, 1);
+  EXPECT_EQ(m.backoff_factor, 0.5);
+  for (const char* bad : {"", "x", "dynamic:", "dynamic:1,2", "dynamic:1,2,3,4", "dynamic:-1", "fixed", "fixed:0",
+                          "mindspore:1,1,1", "dynamic:1,2,0.5,1.5", "1e400", "nan"}) {
+    EXPECT_THROW(train::parse_loss_scale(bad), Error) << bad;
+  }
+  EXPECT_THROW(train::amp_dtype("O2"), Error);
+  EXPECT_THROW(train::amp_dtype("f8"), Error);
+}
+
+}  // namespace
+}  // namespace halfstep
