@@ -264,8 +264,8 @@ void GradScaler::update() {
     for (const auto& [optimizer, state] : s.optimizers) in.push_back(&state.found);
     const Tensor* out[] = {&s.scale, &s.tracker};
     const ScaleUpdateAttributes attributes{
-        .growth_factor = static_cast<float>(s.options.growth_factor),
-        .backoff_factor = static_cast<float>(s.options.backoff_factor),
+        .growth_factor = s.options.growth_factor,
+        .backoff_factor = s.options.backoff_factor,
         .growth_interval = s.options.growth_interval,
         .floor = static_cast<float>(s.options.floor),
         .cap = s.options.cap > 0 ? static_cast<float>(s.options.cap) : std::numeric_limits<float>::max(),

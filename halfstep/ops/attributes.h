@@ -151,8 +151,8 @@ struct RandomAttributes {
 // --- amp
 /// amp_update_scale: how the loss scale follows what a step found.
 struct ScaleUpdateAttributes {
-  float growth_factor = 2;
-  float backoff_factor = 0.5f;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
   std::int32_t growth_interval = 2000;
   float floor = 0;
   float cap = 3.4028234663852886e38f;

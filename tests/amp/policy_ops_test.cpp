@@ -42,6 +42,7 @@ using Tensors = std::vector<Tensor>;
 
 Reduction reduction(const GoldenEntry& e) {
   const std::string text = e.text("reduction");
+  if (text == "batchmean") return Reduction::batchmean;
   return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
 }
 
@@ -151,6 +152,47 @@ void add_reductions(std::map<std::string, GoldenCall>& r) {
   });
 }
 
+void add_norms_and_losses(std::map<std::string, GoldenCall>& r) {
+  r["layer_norm"] = call_of([](auto& e, auto& in) {
+    return layer_norm(in[0], Shape(e.integers("normalized_shape")),
+                      {.weight = in[1], .bias = in[2], .eps = e.real("eps")});
+  });
+  r["rms_norm"] = call_of([](auto& e, auto& in) {
+    return rms_norm(in[0], Shape(e.integers("normalized_shape")), {.weight = in[1], .eps = e.real("eps")});
+  });
+  r["group_norm"] = call_of([](auto& e, auto& in) {
+    return group_norm(in[0], e.integer("num_groups"), {.weight = in[1], .bias = in[2], .eps = e.real("eps")});
+  });
+  r["batch_norm"] = [](const GoldenEntry& e, const Tensors& in) {
+    // The running statistics are written to: each call gets its own.
+    const Tensor mean = in[1].clone(), var = in[2].clone();
+    Tensors result{batch_norm(in[0], {.weight = in[3],
+                                      .bias = in[4],
+                                      .running_mean = mean,
+                                      .running_var = var,
+                                      .training = e.flag("training"),
+                                      .momentum = e.real("momentum"),
+                                      .eps = e.real("eps")})};
+    if (e.outputs.size() == 3) result.insert(result.end(), {mean, var});
+    return result;
+  };
+  r["cosine_similarity"] = call_of([](auto& e, auto& in) {
+    return cosine_similarity(in[0], in[1], {.dim = e.integer("dim"), .eps = e.real("eps")});
+  });
+  r["mse_loss"] = call_of([](auto& e, auto& in) { return mse_loss(in[0], in[1], {.reduction = reduction(e)}); });
+  r["l1_loss"] = call_of([](auto& e, auto& in) { return l1_loss(in[0], in[1], {.reduction = reduction(e)}); });
+  r["smooth_l1_loss"] =
+      call_of([](auto& e, auto& in) { return smooth_l1_loss(in[0], in[1], {.reduction = reduction(e)}); });
+  r["huber_loss"] = call_of([](auto& e, auto& in) { return huber_loss(in[0], in[1], {.reduction = reduction(e)}); });
+  r["kl_div"] = call_of([](auto& e, auto& in) {
+    return kl_div(in[0], in[1], {.reduction = reduction(e), .log_target = e.flag("log_target", false)});
+  });
+  r["binary_cross_entropy_with_logits"] = call_of(
+      [](auto& e, auto& in) { return binary_cross_entropy_with_logits(in[0], in[1], {.reduction = reduction(e)}); });
+  r["binary_cross_entropy"] =
+      call_of([](auto& e, auto& in) { return binary_cross_entropy(in[0], in[1], {.reduction = reduction(e)}); });
+}
+
 void add_indexing(std::map<std::string, GoldenCall>& r) {
   r["cat"] = call_of([](auto& e, auto& in) { return cat(std::span<const Tensor>(in), e.integer("dim")); });
   r["stack"] = call_of([](auto& e, auto& in) { return stack(std::span<const Tensor>(in), e.integer("dim")); });
@@ -168,6 +210,7 @@ const std::map<std::string, GoldenCall>& registry() {
     add_products(r);
     add_elementwise(r);
     add_reductions(r);
+    add_norms_and_losses(r);
     add_indexing(r);
     return r;
   }();

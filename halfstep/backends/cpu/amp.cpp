@@ -146,11 +146,13 @@ Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out
   bool found = false;
   for (int i = 2; i < n; ++i) found |= *static_cast<const float*>(in[i].data) != 0;
   if (found) {
-    *scale = std::max(*scale * a.backoff_factor, std::min(a.floor, *scale));
+    // The factors are doubles, the scale is a float: one rounding, as PyTorch's kernel does it.
+    const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
+    *scale = std::max(less, std::min(a.floor, *scale));
     *tracker = 0;
   } else if (++*tracker >= a.growth_interval) {
     // At least the interval, not equal to it: it may have been lowered meanwhile.
-    const float grown = *scale * a.growth_factor;
+    const auto grown = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
     if (std::isfinite(grown)) *scale = std::max(*scale, std::min(grown, a.cap));
     *tracker = 0;
   }
