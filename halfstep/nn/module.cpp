@@ -183,7 +183,8 @@ void ModuleBase::zero_grad() const {
 void ModuleBase::to(DType dtype) const {
   if (!is_floating(dtype)) fail<DTypeError>("module.to: expected a floating dtype, got {}", halfstep::name(dtype));
   const NoGrad no_grad;
-  for (const NamedTensor& t : state_dict()) {
+  // Running statistics would stall in 16 bits: a small step on a large value is rounded away.
+  for (const NamedTensor& t : is_low_precision(dtype) || is_float8(dtype) ? parameters() : state_dict()) {
     if (t.tensor.is_floating() && t.tensor.dtype() != dtype) replace_contents(t.tensor, t.tensor.to(dtype));
   }
 }

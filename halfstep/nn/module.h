@@ -80,7 +80,8 @@ class HS_API ModuleBase {
   void requires_grad_(bool on = true) const;
   /// Drops all gradients.
   void zero_grad() const;
-  /// Converts floating parameters and buffers in place.
+  /// Converts floating parameters and buffers in place; buffers stay as they are when the dtype has 16 bits or fewer,
+  /// since running statistics need more.
   void to(DType dtype) const;
   void to(Device device) const;
   /// Calls `function` for this module and all inside, with their paths (empty for this one).

@@ -165,9 +165,9 @@ void add_norms_and_losses(std::map<std::string, GoldenCall>& r) {
   });
   r["batch_norm"] = [](const GoldenEntry& e, const Tensors& in) {
     // The running statistics are written to: each call gets its own.
-    const Tensor mean = in[1].clone(), var = in[2].clone();
-    Tensors result{batch_norm(in[0], {.weight = in[3],
-                                      .bias = in[4],
+    const Tensor mean = in[3].clone(), var = in[4].clone();
+    Tensors result{batch_norm(in[0], {.weight = in[1],
+                                      .bias = in[2],
                                       .running_mean = mean,
                                       .running_var = var,
                                       .training = e.flag("training"),
