@@ -32,8 +32,8 @@ data::MnistData pictures_of(const Options& o) {
   data::MnistData all;
   for (const auto& path : o.inputs) {
     const data::IdxArray file = data::read_idx(path);
-    if (file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
-      throw IoError(fmt::format("{}: expected pictures of 28 by 28 in IDX form", path.string()));
+    if (file.type != data::IdxType::kUint8 || file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
+      throw IoError(fmt::format("{}: expected pictures of 28 by 28 bytes in IDX form", path.string()));
     }
     all.count += file.shape[0];
     all.images.insert(all.images.end(), file.data.begin(), file.data.end());
