@@ -55,9 +55,7 @@ format:  ## rewrite the sources in the project's format
 
 docs: setup  ## build the API reference into build/docs; undocumented public members fail it
 	@scripts/setup.sh docs
-	@mkdir -p $(BUILD)/docs
-	@HALFSTEP_DOCS=$(BUILD)/docs doxygen docs/Doxyfile
-	@scripts/check_docs.py $(BUILD)/docs/xml
+	@scripts/check_docs.py --build $(BUILD)/docs
 	@echo "The reference is in $(BUILD)/docs/html/index.html"
 
 fuzz: setup  ## run every fuzz target for FUZZ_SECONDS (60)

@@ -3,6 +3,7 @@
 """Fails when something public has no documentation, from Doxygen's XML.
 
 usage: check_docs.py XML_DIR
+       check_docs.py --build OUT   (from the project's root: runs Doxygen into OUT first)
 
 Every class, function, field, type and enumeration of the public headers needs a comment. One comment may head a run of
 declarations down to the next blank line. None is needed for what it would only repeat: constructors, destructors and
@@ -11,7 +12,9 @@ documented enumeration, fields of an op's attributes, and the members that make 
 """
 import collections
 import functools
+import os
 import pathlib
+import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -85,10 +88,17 @@ def check(xml):
 
 
 def main():
-    if len(sys.argv) != 2:
+    build = len(sys.argv) == 3 and sys.argv[1] == "--build"
+    if not build and len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    findings = check(pathlib.Path(sys.argv[1]))
+    folder = pathlib.Path(sys.argv[-1])
+    if build:
+        folder.mkdir(parents=True, exist_ok=True)
+        if subprocess.run(["doxygen", "docs/Doxyfile"], env=dict(os.environ, HALFSTEP_DOCS=str(folder))).returncode:
+            return 1
+        folder /= "xml"
+    findings = check(folder)
     for finding in findings:
         print(finding)
     if findings:

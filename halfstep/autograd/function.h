@@ -62,7 +62,8 @@ class HS_API FunctionCall {
   FunctionCall(const FunctionCall&) = delete;
   FunctionCall& operator=(const FunctionCall&) = delete;
 
-  // Arguments, in order; tensors come back cast where that was asked for.
+  /// Takes the next argument of forward(), in order, and returns what forward() is to get: tensors, optional tensors
+  /// and lists of them come back cast to `cast_inputs` inside an enabled autocast region, anything else as it is.
   template <class A>
   decltype(auto) argument(A&& a) {
     using T = std::remove_cvref_t<A>;
@@ -88,6 +89,7 @@ class HS_API FunctionCall {
       return std::forward<A>(a);
     }
   }
+  /// What is handed to forward() and, for a recorded call, kept for backward(). Lives as long as this call.
   FunctionContext& context();
   /// Gives the outputs their history.
   void finish(const std::vector<Tensor*>& outputs);

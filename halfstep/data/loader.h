@@ -14,7 +14,9 @@
 
 namespace halfstep::data {
 
+/// Options of DataLoader.
 struct LoaderOptions {
+  /// Samples a batch, at least 1; the last batch of an epoch may hold fewer.
   std::int64_t batch_size = 1;
   /// A new order every epoch; otherwise the samples come as they are stored.
   bool shuffle = false;

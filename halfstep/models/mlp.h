@@ -14,16 +14,16 @@ struct MLPOptions {
 };
 
 /// The MNIST network of the mixed-precision tutorials: in-hidden-hidden-classes with ReLU between. Takes [N, ...] of
-/// `in` values a sample, gives logits [N, classes].
+/// `in` values a sample, gives logits [N, classes]. Calls throw ShapeError for samples of another size.
 class HS_API MLP : public nn::Module<MLP> {
  public:
   explicit MLP(const MLPOptions& options = {});
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "MLP"; }
 
-  nn::Linear fc1;
-  nn::Linear fc2;
-  nn::Linear fc3;
+  nn::Linear fc1;  ///< in -> hidden, ReLU after it
+  nn::Linear fc2;  ///< hidden -> hidden, ReLU after it
+  nn::Linear fc3;  ///< hidden -> classes: the logits
 };
 
 }  // namespace halfstep::models

@@ -15,8 +15,9 @@ struct HS_API NamedModule {
         module(std::make_shared<M>(m)),
         call([](const ModuleBase& base, const Tensor& x) { return Tensor(static_cast<const M&>(base)(x)); }) {}
 
-  std::string name;
-  std::shared_ptr<ModuleBase> module;
+  std::string name;                    ///< its part of the parameters' names: unique in the container, without dots
+  std::shared_ptr<ModuleBase> module;  ///< a handle on the module given, whose parameters it shares
+  /// Calls `module` as what it is: its type is known here only.
   Tensor (*call)(const ModuleBase& module, const Tensor& input);
 };
 
@@ -41,6 +42,7 @@ class HS_API Sequential : public Module<Sequential> {
   }
   void push_back(NamedModule module);
 
+  /// The modules' results from the first to the last; without modules the input.
   Tensor forward(const Tensor& input) const;
   std::size_t size() const { return modules_.size(); }
   /// Module number `i`; throws Error when there are fewer.

@@ -23,8 +23,8 @@ class HS_API Embedding : public Module<Embedding> {
   std::string kind() const override { return "Embedding"; }
   std::string describe() const override;
 
-  EmbeddingOptions options;
-  Parameter weight;
+  EmbeddingOptions options;  ///< as given
+  Parameter weight;          ///< [num, dim]
 };
 
 }  // namespace halfstep::nn

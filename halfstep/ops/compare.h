@@ -1,21 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons, logic and selection. Comparisons work in the common dtype of both sides and give bool.
+// Comparisons, logic and selection, all with broadcasting and without gradients but for where and masked_fill. Throw
+// ShapeError for shapes that don't broadcast.
 #pragma once
 
 #include "halfstep/core/tensor.h"
 
 namespace halfstep {
 
+/// input == other, elementwise, as bool; false where either is NaN. Like the five below it compares in the common dtype
+/// of both sides (PyTorch's promotion; a number doesn't widen a tensor of its kind).
 HS_API Tensor eq(const Tensor& input, const Tensor& other);
 HS_API Tensor eq(const Tensor& input, Scalar other);
+/// input != other; the only comparison that is true where either is NaN.
 HS_API Tensor ne(const Tensor& input, const Tensor& other);
 HS_API Tensor ne(const Tensor& input, Scalar other);
+/// input < other; false where either is NaN.
 HS_API Tensor lt(const Tensor& input, const Tensor& other);
 HS_API Tensor lt(const Tensor& input, Scalar other);
+/// input <= other; false where either is NaN.
 HS_API Tensor le(const Tensor& input, const Tensor& other);
 HS_API Tensor le(const Tensor& input, Scalar other);
+/// input > other; false where either is NaN.
 HS_API Tensor gt(const Tensor& input, const Tensor& other);
 HS_API Tensor gt(const Tensor& input, Scalar other);
+/// input >= other; false where either is NaN.
 HS_API Tensor ge(const Tensor& input, const Tensor& other);
 HS_API Tensor ge(const Tensor& input, Scalar other);
 

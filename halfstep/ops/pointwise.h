@@ -12,6 +12,7 @@ namespace halfstep {
 
 // --- of one tensor; each keeps the layout of its input. Throw DTypeError for dtypes that have no such function.
 
+/// The absolute value; the lowest integer of a dtype, whose own has no room, stays as it is. The gradient at 0 is 0.
 HS_API Tensor abs(const Tensor& input);
 /// -1, 0 or 1; 0 for NaN. The gradient is 0, as with all step functions here.
 HS_API Tensor sign(const Tensor& input);
@@ -97,6 +98,7 @@ HS_API Tensor atan2(const Tensor& input, const Tensor& other);
 /// sqrt(input^2 + other^2) without overflow on the way.
 HS_API Tensor hypot(const Tensor& input, const Tensor& other);
 
+/// `out` forms: the result is written into `out`, which must have its shape. Not recorded.
 HS_API Tensor& maximum_out(Tensor& out, const Tensor& input, const Tensor& other);
 HS_API Tensor& minimum_out(Tensor& out, const Tensor& input, const Tensor& other);
 

@@ -12,34 +12,45 @@ namespace halfstep {
 
 /// Joins dimensions start to end (both included, counted from the end when negative) into one.
 HS_API Tensor flatten(const Tensor& input, std::int64_t start = 0, std::int64_t end = -1);
+/// The elements in row-major order under other sizes, one of which may be -1: a view where strides allow it, else a
+/// copy. Throws ShapeError when the numbers of elements differ.
 HS_API Tensor reshape(const Tensor& input, const Shape& sizes);
 /// The same data under other sizes; throws ShapeError when that needs a copy.
 HS_API Tensor view(const Tensor& input, const Shape& sizes);
+/// view() and reshape() to the sizes of `other`.
 HS_API Tensor view_as(const Tensor& input, const Tensor& other);
 HS_API Tensor reshape_as(const Tensor& input, const Tensor& other);
 /// Splits one dimension into several; one of the sizes may be -1.
 HS_API Tensor unflatten(const Tensor& input, std::int64_t dim, const Shape& sizes);
+/// Without the dimensions of size 1; with `dim` that one only, and only if its size is 1.
 HS_API Tensor squeeze(const Tensor& input);
 HS_API Tensor squeeze(const Tensor& input, std::int64_t dim);
+/// With a new dimension of size 1 in front of `dim`; -1 puts it last.
 HS_API Tensor unsqueeze(const Tensor& input, std::int64_t dim);
 /// Repeats dimensions of size 1 without copying; -1 keeps a size.
 HS_API Tensor expand(const Tensor& input, const Shape& sizes);
+/// expand() to the sizes of `other`, or to those given.
 HS_API Tensor expand_as(const Tensor& input, const Tensor& other);
 HS_API Tensor broadcast_to(const Tensor& input, const Shape& sizes);
 /// All tensors expanded to their common shape.
 HS_API std::vector<Tensor> broadcast_tensors(std::span<const Tensor> tensors);
 /// Grids of the coordinates in vectors: result i has value i of tensor i along dimension i ("ij" indexing).
 HS_API std::vector<Tensor> meshgrid(std::span<const Tensor> tensors);
+/// Slice number `index` along `dim`, without that dimension. Throws Error when there is no such index.
 HS_API Tensor select(const Tensor& input, std::int64_t dim, std::int64_t index);
+/// `length` slices along `dim` from number `start` on.
 HS_API Tensor narrow(const Tensor& input, std::int64_t dim, std::int64_t start, std::int64_t length);
 /// Dimensions `source` come to the places `destination`; the others keep their order.
 HS_API Tensor movedim(const Tensor& input, const Shape& source, const Shape& destination);
+/// transpose() under NumPy's name.
 HS_API Tensor swapaxes(const Tensor& input, std::int64_t axis0, std::int64_t axis1);
 /// [N, C, H, W] with its channels next to each other in memory (itself if they are), the layout of image networks.
 HS_API Tensor to_channels_last(const Tensor& input);
 /// Whether a tensor of 4 dimensions lies in memory as [N, H, W, C].
 HS_API bool is_channels_last(const Tensor& input);
+/// Two dimensions exchanged.
 HS_API Tensor transpose(const Tensor& input, std::int64_t dim0, std::int64_t dim1);
+/// Dimension i of the result is dimension `dims[i]` of the input; all must be named.
 HS_API Tensor permute(const Tensor& input, const Shape& dims);
 /// The last two dimensions exchanged (the gradient rules' matrix transpose).
 HS_API Tensor matrix_transpose(const Tensor& input);

@@ -40,6 +40,8 @@ class HS_API EMA {
   /// Whether the parameters hold the averages now. While they do, update() throws Error.
   bool is_swapped() const { return !kept_.empty(); }
 
+  /// The averages (the tensors themselves, not copies) and the number of updates, for a checkpoint; the same whether
+  /// the parameters are swapped or not. Waits for the device.
   OptimizerState state_dict() const;
   /// Throws Error when the state is of other parameters.
   void load_state_dict(const OptimizerState& state);

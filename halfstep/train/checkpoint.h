@@ -31,8 +31,8 @@ struct Checkpoint {
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
-/// safetensors finds them; the optimizer's tensors behind `optimizer.`; the rest as JSON in the metadata. Throws
-/// IoError.
+/// safetensors finds them; the optimizer's tensors behind the prefix "optimizer."; the rest as JSON in the metadata.
+/// Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 /// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
 /// file that is no checkpoint.
