@@ -65,6 +65,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/ema.h"
+#include "halfstep/optim/lbfgs.h"
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/optim/schedule.h"
 #include "halfstep/optim/sgd.h"

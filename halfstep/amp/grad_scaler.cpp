@@ -228,6 +228,7 @@ StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>&
   const auto evaluate = [&] {
     const EnableGrad on;
     const Tensor loss = closure();
+    if (!result.loss_.defined()) result.loss_ = loss;
     s.unscaled = others;  // each evaluation has new gradients, though maybe in the same memory
     s.unscale(optimizer, state, false, "step");
     // The line search needs the number anyway, so the host may look here.

@@ -47,7 +47,8 @@ class HS_API StepResult {
   std::string first_overflow() const;
   /// All such names.
   std::vector<std::string> overflows() const;
-  /// For a step with a closure: the (unscaled) loss; undefined otherwise.
+  /// For a step with a closure: the (unscaled) loss of its first evaluation, also when the step was skipped; undefined
+  /// otherwise.
   const Tensor& loss() const { return loss_; }
   /// On the device, f32 of one element: not 0 when the step was skipped. Undefined when nothing was checked.
   const Tensor& found_inf() const { return found_; }
