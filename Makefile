@@ -5,6 +5,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
+BENCH_FLAGS ?=
 CMAKE_FLAGS ?=
 # Every build folder shares one copy of oneDNN.
 export HALFSTEP_DEPS ?= $(CURDIR)/build/_deps
@@ -16,7 +17,7 @@ CTEST = ctest --test-dir $(1) -j $(JOBS) --no-tests=error
 configure = @[ -e $(1)/build.ninja ] || [ -e $(1)/Makefile ] || \
 	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) $(CMAKE_FLAGS)
 
-.PHONY: all setup demo test slow bench lint tidy format docs fuzz asan tsan install clean distclean help
+.PHONY: all setup demo test slow bench bench-kernels lint tidy format docs fuzz asan tsan install clean distclean help
 
 all: setup  ## build the library, the program, the examples and the tests (the default)
 	$(call configure,$(BUILD))
@@ -36,10 +37,15 @@ test: all  ## install what is missing, build, and run the tests
 slow: all  ## run the tests that take minutes
 	@$(call CTEST,$(BUILD)) -L slow
 
-bench: setup  ## measure; a table beside PyTorch where it can be installed
+bench: setup  ## measure; a table beside PyTorch and JAX where they can be installed (BENCH_FLAGS=--quick)
 	$(call configure,$(BUILD))
-	@cmake --build $(BUILD) -j $(JOBS) --target halfstep_cli benchmarks
-	@scripts/bench.sh $(BUILD)
+	@cmake --build $(BUILD) -j $(JOBS) --target bench_server
+	@scripts/bench.sh $(BUILD) $(BENCH_FLAGS)
+
+bench-kernels: setup  ## measure kernel by kernel
+	$(call configure,$(BUILD))
+	@cmake --build $(BUILD) -j $(JOBS) --target benchmarks
+	@scripts/bench.sh --kernels $(BUILD)
 
 lint:  ## check the layers' includes, file headers and formatting
 	@scripts/setup.sh lint
@@ -86,6 +92,6 @@ distclean:  ## remove everything that make brought
 	@rm -rf build-asan build-tsan build-fuzz $(BUILD)
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 comma = ,

@@ -46,7 +46,9 @@ free_mb=$(df -Pm "$(dirname "$folder")" | awk 'NR == 2 { print $4 }')
 say "installing PyTorch (CPU use) and JAX into $folder: about $megabytes MB to download, 1900 MB of disk"
 rm -rf "$folder"
 "$base" -m venv "$folder" >&2 || skip "$base -m venv failed (Debian: apt-get install python3-venv)"
-"$python" -m pip install --quiet --disable-pip-version-check --no-deps -r "$requirements" >&2 || skip "pip could not install the peers"
+log=$folder/pip.log
+"$python" -m pip install --quiet --retries 2 --disable-pip-version-check --no-deps -r "$requirements" >"$log" 2>&1 ||
+  skip "pip could not install the peers ($(grep -m1 ERROR "$log" || tail -n1 "$log"); all of it in $log)"
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 "$python" "$here/torch_cpu_shims.py" "$site" || skip "PyTorch's GPU libraries could not be replaced"
 works "$python" || { "$python" -c 'import torch' >&2 || true; skip "torch was installed but can't be imported"; }

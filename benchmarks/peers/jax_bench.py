@@ -98,7 +98,7 @@ def cases():
         for kind in ("sgd", "adam"):
             for batch in (64, 1):
                 table[f"mlp/{dtype}/{kind}/b{batch}"] = bind(mlp, dtype, kind, batch)
-    for m, k, n in ((64, 784, 512), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
+    for m, k, n in ((64, 784, 512), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
         for dtype in DTYPES:
             table[f"matmul/{m}x{k}x{n}/{dtype}"] = bind(matmul, m, k, n, dtype)
     return table

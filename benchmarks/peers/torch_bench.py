@@ -7,10 +7,11 @@ Cases (all times include Python's share, as a PyTorch user has it):
                                  DTYPE f32; bf16 and f16 under autocast, f16 with a GradScaler; f32_compiled with torch.compile
                                  (needs g++); f32_scaled is f32 with a GradScaler. OPTIMIZER sgd (lr 0.01, no momentum) or adam (lr 1e-3), PyTorch's defaults else.
   matmul/MxKxN/DTYPE             torch.mm
-  add/16/plain, add/16/recorded  torch.add of 16 floats, without and with requires_grad
+  add/16/plain, .../recorded, .../autocast     torch.add of 16 floats, without and with requires_grad; the latter under bf16 autocast
   linear/1x16x16/plain, .../recorded, .../autocast     F.linear of batch 1, 16 to 16: under no_grad; with recorded weights; the latter under bf16 autocast
+  region/enter                   entering and leaving an autocast region
   scaler/mlp_unscale             unscale_ and update over the MLP's 669,706 gradients
-  optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9) or adam, HOW loop, foreach or fused
+  optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9), adam or adamw, HOW loop, foreach or fused
 """
 import functools
 import os
@@ -66,9 +67,29 @@ def matmul(m, k, n, dtype):
     return lambda: torch.mm(a, b)
 
 
-def add(recorded):
-    a, b = torch.randn(16, requires_grad=recorded), torch.randn(16)
-    return lambda: torch.add(a, b)
+# A region is entered once for 64 calls, as one does in training, where it holds a whole forward pass.
+def in_region(call):
+    def many():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(64):
+                call()
+
+    many.calls = 64
+    return many
+
+
+def add(how):
+    a, b = torch.randn(16, requires_grad=how != "plain"), torch.randn(16)
+    call = functools.partial(torch.add, a, b)
+    return in_region(call) if how == "autocast" else call
+
+
+def region():
+    def call():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            pass
+
+    return call
 
 
 def linear(how):
@@ -77,17 +98,7 @@ def linear(how):
     def call():
         return F.linear(x, w, b)
 
-    if how != "autocast":
-        return call
-
-    # The region is entered once for 64 calls, as one does in training, where it holds a whole forward pass.
-    def many():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for _ in range(64):
-                F.linear(x, w, b)
-
-    many.calls = 64
-    return many
+    return in_region(call) if how == "autocast" else call
 
 
 def unscale():
@@ -114,7 +125,7 @@ def optimizer_step(kind, how):
     if kind == "sgd":
         optimizer = torch.optim.SGD(params, lr=1e-3, momentum=0.9, **flags)
     else:
-        optimizer = torch.optim.Adam(params, lr=1e-3, **flags)
+        optimizer = (torch.optim.AdamW if kind == "adamw" else torch.optim.Adam)(params, lr=1e-3, **flags)
     return optimizer.step
 
 
@@ -125,15 +136,15 @@ def cases():
         for kind in ("sgd", "adam"):
             for batch in (64, 1):
                 table[f"mlp/{dtype}/{kind}/b{batch}"] = bind(mlp, dtype, kind, batch)
-    for m, k, n in ((64, 784, 512), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
+    for m, k, n in ((64, 784, 512), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
         for dtype in DTYPES:
             table[f"matmul/{m}x{k}x{n}/{dtype}"] = bind(matmul, m, k, n, dtype)
-    table["add/16/plain"] = bind(add, False)
-    table["add/16/recorded"] = bind(add, True)
     for how in ("plain", "recorded", "autocast"):
+        table[f"add/16/{how}"] = bind(add, how)
         table[f"linear/1x16x16/{how}"] = bind(linear, how)
+    table["region/enter"] = region
     table["scaler/mlp_unscale"] = unscale
-    for kind in ("sgd", "adam"):
+    for kind in ("sgd", "adam", "adamw"):
         for how in ("loop", "foreach", "fused"):
             table[f"optimizer/{kind}/{how}"] = bind(optimizer_step, kind, how)
     return table

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured beside what, and the goals."""
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+OURS = "halfstep"
+COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX", "f32": "own f32", "without": "without",
+                "torch_without": "PyTorch without"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """Who is timed beside us: a column of the table, the program that is asked, and the case it is asked for."""
+
+    column: str
+    peer: str
+    case: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """Either a column's time over ours is at least `ratio`, or our time is at most `at_most_us`."""
+
+    column: str = ""
+    ratio: float = 0.0
+    at_most_us: float = 0.0
+
+    def text(self) -> str:
+        if self.at_most_us:
+            return f"<= {self.at_most_us:g} us"
+        return f">= {self.ratio:g}x {COLUMN_NAMES[self.column]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    labels: tuple[str, ...]
+    case: str
+    others: tuple[Contestant, ...] = ()
+    goals: tuple[Goal, ...] = ()
+
+    def name(self, section: str) -> str:
+        return " ".join((section, *self.labels))
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    name: str
+    title: str
+    labels: tuple[str, ...]
+    rows: tuple[Row, ...]
+    unit: str = "ms"  # or us
+    kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What the plan depends on."""
+
+    bf16_units: bool = False
+    f16_units: bool = False
+
+
+def _steps(machine: Machine, quick: bool) -> Section:
+    rows = []
+    for batch in (64, 1):
+        for optimizer in ("sgd", "adam"):
+            for dtype in ("f32", "bf16", "f16"):
+                case = f"mlp/{dtype}/{optimizer}/b{batch}"
+                others = [Contestant("torch", "torch", case)]
+                if dtype == "f32" and batch == 64 and not quick:  # compiling takes most of a minute
+                    others.append(Contestant("torch_best", "torch", f"mlp/f32_compiled/{optimizer}/b{batch}"))
+                if dtype != "f16":
+                    others.append(Contestant("jax", "jax", case))
+                goals: list[Goal] = []
+                if dtype == "f32":
+                    goals = [Goal("torch", 1.3), Goal("jax", 1.0)]
+                elif dtype == "bf16" and machine.bf16_units:
+                    goals = [Goal("torch", 1.3)]
+                rows.append(Row((str(batch), optimizer, dtype), case, tuple(others), tuple(goals)))
+    return Section("step", "A training step of the MLP (784-512-512-10, ReLU, cross entropy)", ("batch", "optimizer", "dtype"),
+                   tuple(rows), note="16 bits under autocast, f16 with a GradScaler; PyTorch, best: compiled; JAX: jitted, "
+                                     "bf16 by casts.")
+
+
+def _own(machine: Machine) -> Section:
+    rows = []
+    for batch in (64, 1):
+        for optimizer in ("sgd", "adam"):
+            for dtype in ("bf16", "f16"):
+                units = machine.bf16_units if dtype == "bf16" else machine.f16_units
+                rows.append(Row((str(batch), optimizer, dtype), f"mlp/{dtype}/{optimizer}/b{batch}",
+                                (Contestant("f32", OURS, f"mlp/f32/{optimizer}/b{batch}"),),
+                                (Goal("f32", 1.0 if units else 0.9),)))
+    return Section("own", "The same step in 16 bits beside our own float32", ("batch", "optimizer", "dtype"), tuple(rows),
+                   note="" if machine.bf16_units else "This processor has no bf16 units: 16 bits can at best come close.")
+
+
+def _products(machine: Machine, quick: bool) -> Section:
+    rows = []
+    for m, k, n in ((64, 784, 512), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
+        for dtype in ("f32", "bf16", "f16"):
+            if quick and m == 2048 and dtype != "f32":
+                continue
+            case = f"matmul/{m}x{k}x{n}/{dtype}"
+            others = []
+            # Without units PyTorch's f16 product of 1024 takes seconds.
+            if dtype != "f16" or machine.f16_units or m <= (256 if quick else 512):
+                others.append(Contestant("torch", "torch", case))
+            others.append(Contestant("jax", "jax", case))
+            rows.append(Row((f"{m} x {k} x {n}", dtype), case, tuple(others)))
+    return Section("matmul", "Matrix products", ("m x k x n", "dtype"), tuple(rows), kind="rates",
+                   note="The peak is that of float32 multiply-adds"
+                        + (", which 16-bit units exceed." if machine.bf16_units or machine.f16_units else "."))
+
+
+def _calls() -> Section:
+    def row(label: str, case: str, goal: float = 0.0, jax: bool = False) -> Row:
+        others = [Contestant("torch", "torch", case)] + ([Contestant("jax", "jax", case)] if jax else [])
+        return Row((label,), case, tuple(others), (Goal(at_most_us=goal),) if goal else ())
+
+    return Section("call", "Calls so small that only the way to the kernel counts", ("call",), (
+        row("add of 16 floats", "add/16/plain", 1, jax=True),
+        row("the same, recorded", "add/16/recorded", 2),
+        row("the same, recorded, under autocast", "add/16/autocast"),
+        row("linear 16 to 16", "linear/1x16x16/plain", 3, jax=True),
+        row("the same, recorded", "linear/1x16x16/recorded"),
+        row("the same, recorded, under autocast", "linear/1x16x16/autocast", 5),
+        row("entering an autocast region", "region/enter"),
+    ), unit="us", note="The peers' calls are made from Python, as their users make them; JAX's are jitted.")
+
+
+def _scaler() -> Section:
+    rows = []
+    for optimizer in ("sgd", "adam"):
+        for label, scaled, plain, torch in (("f32", "f32_scaled", "f32", True), ("f16", "f16", "f16_unscaled", False)):
+            others = [Contestant("without", OURS, f"mlp/{plain}/{optimizer}/b64")]
+            if torch:
+                others += [Contestant("torch", "torch", f"mlp/{scaled}/{optimizer}/b64"),
+                           Contestant("torch_without", "torch", f"mlp/{plain}/{optimizer}/b64")]
+            rows.append(Row((optimizer, label), f"mlp/{scaled}/{optimizer}/b64", tuple(others),
+                            (Goal("without", 0.98),)))
+    return Section("scaler", "What a GradScaler adds to a step of the MLP at batch 64", ("optimizer", "dtype"), tuple(rows),
+                   kind="overhead", note="The goal, under 2 %, is that of a step of a large network; this one is the hardest case.")
+
+
+def _parts() -> Section:
+    return Section("unscale", "Unscaling and checking the MLP's 669,706 gradients, and updating the scale", ("part",), (
+        Row(("unscale_ and update",), "scaler/mlp_unscale", (Contestant("torch", "torch", "scaler/mlp_unscale"),)),
+    ))
+
+
+def _optimizers() -> Section:
+    rows = []
+    for kind, label in (("sgd", "SGD, momentum"), ("adam", "Adam"), ("adamw", "AdamW")):
+        rows.append(Row((label,), f"optimizer/{kind}/fused",
+                        (Contestant("torch", "torch", f"optimizer/{kind}/loop"),
+                         Contestant("torch_best", "torch", f"optimizer/{kind}/fused"))))
+    return Section("optimizer", "An optimizer's step on 25 million parameters", ("optimizer",), tuple(rows), kind="streams",
+                   note="PyTorch: as it comes on the CPU; best: fused=True.")
+
+
+def plan(machine: Machine, quick: bool = False, only: str = "") -> list[Section]:
+    """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds."""
+    sections = [_steps(machine, quick), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers()]
+    if not only:
+        return sections
+    wanted = re.compile(only)
+    kept = []
+    for section in sections:
+        rows = tuple(r for r in section.rows if wanted.search(r.name(section.name)) or wanted.search(r.case))
+        if rows:
+            kept.append(dataclasses.replace(section, rows=rows))
+    return kept
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that the rows have, in the order of COLUMN_NAMES."""
+    present = {c.column for row in rows for c in row.others}
+    return [c for c in COLUMN_NAMES if c in present]

@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures Halfstep beside PyTorch and JAX on the CPU, in turns, and prints a table (docs/benchmarks.md says how to read it).
+
+usage: benchmarks/run.py --server build/bin/bench_server [options]
+
+Exit status: 0 measured (a peer that is missing or fails is said and left out); 1 Halfstep itself could not be measured;
+2 bad arguments.
+"""
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from harness import machine
+from harness.measure import QUICK, Effort, Watch, measure_limits, measure_row
+from harness.peer import Peer, PeerError
+from harness.plan import OURS, Machine, Section, plan
+from harness.stats import Limits
+from harness.table import Result, render
+
+HERE = pathlib.Path(__file__).resolve().parent
+QUIET_LOAD = 0.5
+BUSY_PROCESSORS = 0.1
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    allowed = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description="Measure Halfstep beside PyTorch and JAX on the CPU, in turns.")
+    parser.add_argument("--server", type=pathlib.Path, default=HERE.parent / "build" / "bin" / "bench_server",
+                        help="Halfstep's timing program (default build/bin/bench_server)")
+    parser.add_argument("--threads", type=int, default=allowed, help="for everybody (default: all processors)")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, under two minutes")
+    parser.add_argument("--only", default="", metavar="REGEX", help="rows such as 'step 64 sgd f32' or cases such as mlp/f32")
+    parser.add_argument("--turns", type=int, help="turns of every row")
+    parser.add_argument("--no-peers", action="store_true", help="measure Halfstep alone")
+    parser.add_argument("--peers-venv", type=pathlib.Path, metavar="DIR",
+                        help="a virtual environment that has torch (and jax); default: one is made beside the server's folder")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write all results, turn by turn")
+    parser.add_argument("--record", action="store_true",
+                        help="write table and results to benchmarks/results; refused while the machine is busy")
+    options = parser.parse_args(argv)
+    if not 1 <= options.threads <= allowed:
+        parser.error(f"--threads: expected 1 to {allowed}, got {options.threads}")
+    if options.turns is not None and options.turns < 1:
+        parser.error(f"--turns: expected at least 1, got {options.turns}")
+    try:
+        re.compile(options.only)
+    except re.error as error:
+        parser.error(f"--only: {error}")
+    return options
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def peer_python(options: argparse.Namespace) -> str | None:
+    """A Python that has the peers, installed now where needed; None, said, where it can't be had."""
+    if options.no_peers:
+        say("The peers are left out (--no-peers).")
+        return None
+    if options.peers_venv is not None:
+        python = options.peers_venv / "bin" / "python"
+        if not python.exists():
+            say(f"The peers are left out: {python} does not exist.")
+            return None
+        return str(python)
+    # peer_env.sh says by itself, on standard error, what it installs and why it gives up.
+    folder = options.server.resolve().parent.parent / "peer-venv"
+    found = subprocess.run([str(HERE.parent / "scripts" / "peer_env.sh"), str(folder)], stdout=subprocess.PIPE, text=True)
+    if found.returncode != 0 or not found.stdout.strip():
+        say("Halfstep is measured alone.")
+        return None
+    return found.stdout.split("\n")[0].strip()
+
+
+def start_peers(options: argparse.Namespace) -> dict[str, Peer]:
+    """Those that answer. Raises PeerError when Halfstep's own server doesn't."""
+    threads = str(options.threads)
+    env = {**os.environ, "OMP_NUM_THREADS": threads, "HALFSTEP_THREADS": threads}
+    ours = Peer(OURS, [str(options.server), "--threads", threads], env)
+    ours.hello
+    peers = {OURS: ours}
+    python = peer_python(options)
+    if python is None:
+        return peers
+    env = {**env, "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("torch", "jax"):
+        peer = Peer(name, [python, str(HERE / "peers" / f"{name}_bench.py"), "--threads", threads], env)
+        try:
+            peer.hello
+            peers[name] = peer
+        except PeerError as error:
+            say(f"{name} is left out: {error}")
+    return peers
+
+
+def headline(peers: dict[str, Peer], threads: int, limits: Limits, load: float) -> str:
+    ours = peers[OURS].hello
+    names = {"torch": "PyTorch", "jax": "JAX"}
+    beside = " and ".join(f"{names[n]} {peers[n].hello['version']}" for n in ("torch", "jax") if n in peers)
+    lines = [f"Halfstep {ours['version']}" + (f" beside {beside}" if beside else ""),
+             f"{ours['cpu']}, {ours['isa']}, {threads} thread{'s' if threads > 1 else ''} each, load average {load:.2f}",
+             f"peaks measured: {limits.operations * 1e-9:.0f} GFLOP/s in float32, {limits.cache_bytes * 1e-9:.1f} GB/s on 8 MB, "
+             f"{limits.memory_bytes * 1e-9:.1f} GB/s on 512 MB",
+             "A ratio is the other's time over Halfstep's: the median of all turns (smallest-largest)."]
+    return "\n".join(lines)
+
+
+def as_json(section: Section, result: Result, limits: Limits) -> dict[str, Any]:
+    row: dict[str, Any] = {"section": section.name, "labels": dict(zip(section.labels, result.row.labels)),
+                           "case": result.row.case, "turns_ms": result.turns, "errors": result.errors,
+                           "median_ms": {c: result.median(c) for c in result.turns}, "ratios": {},
+                           "operations": result.operations, "bytes": result.bytes,
+                           "limit_ms": limits.milliseconds(result.operations, result.bytes),
+                           "goals": [{"goal": g.text(), "met": result.met(g)} for g in result.row.goals]}
+    for column in result.turns:
+        ratio = result.ratio(column)
+        if column != "halfstep" and ratio is not None:
+            row["ratios"][column] = {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+    return row
+
+
+def progress(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
+def run(options: argparse.Namespace) -> int:
+    load = machine.load_average()
+    if load >= QUIET_LOAD:
+        if options.record:
+            say(f"run.py: --record wants a quiet machine (load average under {QUIET_LOAD}), it is {load:.2f}")
+            return 1
+        say(f"Warning: the load average is {load:.2f}. Other programs are running: neither times nor ratios will say much.")
+    machine.use_processors(options.threads)
+    effort = QUICK if options.quick else Effort()
+    if options.turns is not None:
+        effort = Effort(**{**vars(effort), "turns": options.turns})
+    peers: dict[str, Peer] = {}
+    started = datetime.datetime.now(datetime.timezone.utc)
+    start = time.monotonic()
+    try:
+        peers = start_peers(options)
+        ours = peers[OURS].hello
+        sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"])), options.quick, options.only)
+        if not sections:
+            say(f"run.py: --only {options.only!r} matches no row")
+            return 2
+        watch = Watch(lambda: [os.getpid(), *(p.pid for p in peers.values())])
+        limits = measure_limits(peers[OURS], effort)
+        texts = [headline(peers, options.threads, limits, load)]
+        say(texts[0])
+        rows: list[dict[str, Any]] = []
+        failed = disturbed = 0
+        others = 0.0
+        for section in sections:
+            results = []
+            for row in section.rows:
+                progress(row.name(section.name))
+                results.append(measure_row(row, peers, effort))
+                failed += "halfstep" not in results[-1].turns
+                others = watch.sample()
+                disturbed += others > BUSY_PROCESSORS
+                rows.append({**as_json(section, results[-1], limits), "processors_of_others": round(others, 3)})
+            progress("")
+            texts.append(render(section, results, limits))
+            say("\n" + texts[-1])
+    finally:
+        for peer in peers.values():
+            peer.close()
+    if disturbed:
+        texts.append(f"Warning: during {disturbed} of {len(rows)} rows other programs used more than {BUSY_PROCESSORS:g} of a "
+                     "processor: their figures are not to be trusted.")
+        say("\n" + texts[-1])
+    texts.append(f"{len(rows)} rows in {time.monotonic() - start:.0f} s")
+    say("\n" + texts[-1])
+    document = {"date": started.isoformat(timespec="seconds"), "processor": ours["cpu"], "isa": ours["isa"],
+                "bf16_units": ours["bf16_units"], "f16_units": ours["f16_units"], "threads": options.threads,
+                "versions": {name: peer.hello["version"] for name, peer in peers.items()},
+                "load_average": load, "effort": vars(effort),
+                "limits": {"operations_per_s": limits.operations, "cache_bytes_per_s": limits.cache_bytes,
+                           "memory_bytes_per_s": limits.memory_bytes},
+                "rows": rows}
+    write(options, document, texts)
+    return 1 if failed else 0
+
+
+def write(options: argparse.Namespace, document: dict[str, Any], texts: list[str]) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if options.json is not None:
+        options.json.write_text(text)
+    if options.record:
+        folder = HERE / "results"
+        folder.mkdir(exist_ok=True)
+        processor = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|processor|cpu", "", document["processor"].lower())).strip("-")
+        name = f"{document['date'][:10]}-{processor}-{document['isa']}-{document['threads']}-threads"
+        (folder / f"{name}.json").write_text(text)
+        (folder / f"{name}.txt").write_text(f"{document['date']}\n" + "\n\n".join(texts) + "\n")
+        say(f"Written to {folder / name}.txt and .json")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse_arguments(argv)
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        print(f"run.py: --json: there is no folder {options.json.parent}", file=sys.stderr)
+        return 2
+    if not options.server.exists():
+        print(f"run.py: there is no {options.server}; build it: cmake --build build --target bench_server", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return run(options)
+    except PeerError as error:
+        print(f"run.py: Halfstep could not be measured: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("run.py: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except OSError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// usage: bench_server [--threads N]     (benchmarks/run.py starts it; the protocol is that of peers/bench_server.py)
+#include "benchmarks/server/server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+double seconds_of(const std::function<void()>& run, int times) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < times; ++i) run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+struct Ready {
+  Prepared prepared;
+  int times;  // of run() in a repetition
+};
+
+// Sets the case up, warms it up, and finds how often it runs in a repetition of at least `min_ms`.
+Ready make_ready(const Case& c, double min_ms) {
+  Ready ready{c.prepare(), 1};
+  double elapsed = 0, total = 0;
+  for (int i = 0; i < 5 && (i < 2 || total < 0.5); ++i) {
+    elapsed = seconds_of(ready.prepared.run, 1);
+    total += elapsed;
+  }
+  while (elapsed * 1e3 < min_ms && ready.times < 1'000'000) {
+    const double wanted = ready.times * 1.2 * min_ms / std::max(elapsed * 1e3, 1e-3);
+    ready.times = std::max(ready.times + 1, static_cast<int>(std::min(wanted, ready.times * 10.0)));
+    elapsed = seconds_of(ready.prepared.run, ready.times);
+  }
+  return ready;
+}
+
+void say(const Json& answer) { std::cout << answer.dump() << std::endl; }
+
+Json measure(const Case& c, const Ready& ready, int repetitions) {
+  std::vector<double> ms;
+  const std::int64_t calls = std::int64_t{ready.times} * ready.prepared.calls;
+  for (int i = 0; i < repetitions; ++i)
+    ms.push_back(seconds_of(ready.prepared.run, ready.times) * 1e3 / static_cast<double>(calls));
+  std::vector<double> sorted = ms;
+  std::sort(sorted.begin(), sorted.end());
+  const std::size_t middle = sorted.size() / 2;
+  const double median = sorted.size() % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+  return {{"case", c.name},      {"calls", calls},           {"times_ms", ms},
+          {"median_ms", median}, {"min_ms", sorted.front()}, {"operations", c.operations},
+          {"bytes", c.bytes}};
+}
+
+std::string family(const std::string& name) { return name.substr(0, name.find('/')); }
+
+}  // namespace
+
+void serve(const std::vector<Case>& cases) {
+  std::map<std::string, const Case*> by_name;
+  Json names = Json::array();
+  for (const Case& c : cases) by_name[c.name] = &c;
+  for (const auto& [name, c] : by_name) names.push_back(name);
+  const MachineInfo info = machine();
+  say({{"peer", "halfstep"},
+       {"version", HALFSTEP_BENCH_VERSION},
+       {"threads", info.threads},
+       {"cpu", info.cpu},
+       {"isa", info.isa},
+       {"bf16_units", info.bf16_units},
+       {"f16_units", info.f16_units},
+       {"cases", names}});
+  std::map<std::string, Ready> ready;
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string name;
+    if (!(words >> name)) continue;
+    if (name == "quit") return;
+    int repetitions = 5;
+    double min_ms = 20;
+    if (words >> repetitions) words >> min_ms;
+    try {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) throw std::invalid_argument("no such case");
+      if (repetitions < 1 || repetitions > 100'000) throw std::invalid_argument("expected 1 to 100000 repetitions");
+      if (!ready.contains(name)) {
+        // Only one family is kept; of the optimizers, each of some hundred MB, only one.
+        std::erase_if(ready, [&](const auto& entry) {
+          return family(entry.first) == "optimizer" || family(entry.first) != family(name);
+        });
+        ready[name] = make_ready(*found->second, min_ms);
+      }
+      say(measure(*found->second, ready[name], repetitions));
+    } catch (const std::exception& e) {  // the driver goes on with the other cases
+      const std::string why = e.what();
+      say({{"case", name}, {"error", why.substr(0, why.find('\n'))}});
+    }
+  }
+}
+
+}  // namespace halfstep::bench
+
+int main(int argc, char** argv) {
+  try {
+    if (argc == 3 && std::strcmp(argv[1], "--threads") == 0) {
+      halfstep::set_num_threads(std::atoi(argv[2]));
+    } else if (argc != 1) {
+      std::fprintf(stderr, "usage: %s [--threads N]\n", argv[0]);
+      return 2;
+    }
+    std::vector<halfstep::bench::Case> cases;
+    halfstep::bench::add_machine_cases(cases);
+    halfstep::bench::add_step_cases(cases);
+    halfstep::bench::add_op_cases(cases);
+    halfstep::bench::serve(cases);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "bench_server: %s\n", e.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Halfstep's side of the comparison with other frameworks: answers timing requests line by line, as
+// benchmarks/peers/bench_server.py does for the peers, so that a driver can take turns between them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace halfstep::bench {
+
+/// A case that is set up: `run` makes `calls` calls of what is measured.
+struct Prepared {
+  std::function<void()> run;
+  int calls = 1;
+};
+
+/// Something to measure. `operations` and `bytes` are what one call can't do without (floating-point operations; bytes
+/// read and written once each), from which the driver works out the physical limit; 0 where it has none.
+struct Case {
+  std::string name;
+  std::function<Prepared()> prepare;
+  double operations = 0;
+  double bytes = 0;
+};
+
+/// Training steps of the MLP, and the parts of a step: scaler, optimizers.
+void add_step_cases(std::vector<Case>& cases);
+/// Single calls: products, small adds and linear layers, entering a region.
+void add_op_cases(std::vector<Case>& cases);
+/// What the machine can do at most: multiply-adds a second, and bytes a second on sets of two sizes.
+void add_machine_cases(std::vector<Case>& cases);
+
+/// Answers requests from standard input until it ends or says `quit`.
+void serve(const std::vector<Case>& cases);
+
+}  // namespace halfstep::bench

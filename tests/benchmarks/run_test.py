@@ -1,0 +1,359 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of benchmarks/run.py and its parts. HALFSTEP_BENCH_SERVER names the built timing program, where there is one."""
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+FAKE = pathlib.Path(__file__).resolve().parent / "fake_peer.py"
+sys.path.insert(0, str(TOP / "benchmarks"))
+
+import run  # noqa: E402
+from harness import machine, table  # noqa: E402
+from harness.measure import Effort, measure_limits, measure_row  # noqa: E402
+from harness.peer import Answer, Peer, PeerError, parse_answer, parse_hello  # noqa: E402
+from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, plan  # noqa: E402
+from harness.stats import Limits, Ratio, ratio_in_turns  # noqa: E402
+
+LIMITS = Limits(operations=1e9, cache_bytes=1e9, memory_bytes=1e8)
+EFFORT = Effort(turns=2, repetitions=1, min_ms=1, row_seconds=30, timeout=20, settle=0)
+
+
+class RatiosTest(unittest.TestCase):
+    def test_is_taken_turn_by_turn(self) -> None:
+        # The machine got three times slower between the turns: the ratio of the medians of unequal turns would be off.
+        ratio = ratio_in_turns([2.0, 6.0, 7.5], [1.0, 3.0, 3.0])
+        self.assertEqual(ratio, Ratio(2.0, 2.0, 2.5))
+
+    def test_needs_a_turn_that_both_have(self) -> None:
+        self.assertEqual(ratio_in_turns([4.0], [2.0, 1.0]), Ratio(2.0, 2.0, 2.0))
+        self.assertIsNone(ratio_in_turns([], [1.0]))
+
+    def test_inverse_swaps_the_ends(self) -> None:
+        self.assertEqual(Ratio(2.0, 1.0, 4.0).inverse(), Ratio(0.5, 0.25, 1.0))
+
+
+class LimitsTest(unittest.TestCase):
+    def test_the_slower_of_both_counts(self) -> None:
+        self.assertAlmostEqual(LIMITS.milliseconds(5e6, 1e6), 5.0)
+        self.assertAlmostEqual(LIMITS.milliseconds(1e6, 3e6), 3.0)
+
+    def test_large_sets_come_from_memory(self) -> None:
+        self.assertAlmostEqual(LIMITS.milliseconds(0, 32e6), 32.0)
+        self.assertAlmostEqual(LIMITS.milliseconds(0, 40e6), 400.0)
+
+    def test_nothing_needed_is_no_limit(self) -> None:
+        self.assertIsNone(LIMITS.milliseconds(0, 0))
+
+
+class ProtocolTest(unittest.TestCase):
+    def test_reads_an_answer(self) -> None:
+        line = '{"case": "a", "calls": 7, "times_ms": [3, 1, 2, 10], "operations": 5, "bytes": 6}'
+        self.assertEqual(parse_answer(line, "a"), Answer(2.5, (3.0, 1.0, 2.0, 10.0), 7, 5.0, 6.0))
+
+    def test_refuses_what_is_no_answer(self) -> None:
+        for line, why in (("oops", "a line of JSON"), ('{"case": "b", "times_ms": [1]}', "an answer for a"), ("[1]", "an answer for a"),
+                          ('{"case": "a", "error": "E: no"}', "E: no"), ('{"case": "a", "times_ms": []}', "times above 0"),
+                          ('{"case": "a", "times_ms": [1, 0]}', "times above 0"), ('{"case": "a"}', "times above 0")):
+            with self.subTest(line), self.assertRaisesRegex(PeerError, why):
+                parse_answer(line, "a")
+
+    def test_refuses_what_is_no_first_line(self) -> None:
+        for line in ("Traceback", "{}", '{"peer": "x", "cases": 3}', "3"):
+            with self.subTest(line), self.assertRaises(PeerError):
+                parse_hello(line)
+
+
+class PeerTest(unittest.TestCase):
+    def peer(self, *options: str) -> Peer:
+        peer = Peer("fake", [sys.executable, str(FAKE), *options], os.environ, start_timeout=20)
+        self.addCleanup(peer.close)
+        return peer
+
+    def test_answers(self) -> None:
+        peer = self.peer()
+        self.assertEqual(peer.hello["version"], "1.5")
+        self.assertTrue(peer.has("time/1"))
+        self.assertFalse(peer.has("time/3"))
+        answer = peer.ask("time/2", 3, 1, 20)
+        self.assertEqual((answer.median_ms, answer.times_ms), (2.0, (2.0, 2.0, 2.0)))
+
+    def test_an_error_leaves_it_running(self) -> None:
+        peer = self.peer()
+        pid = peer.hello and peer.pid
+        for case, why in (("error", "RuntimeError: not today"), ("garbage", "Segmentation fault"), ("wrong", "an answer for wrong")):
+            with self.subTest(case), self.assertRaisesRegex(PeerError, why):
+                peer.ask(case, 1, 1, 20)
+        self.assertEqual(peer.ask("time/1", 1, 1, 20).median_ms, 1.0)
+        self.assertEqual(peer.pid, pid)
+
+    def test_is_started_again_when_it_died(self) -> None:
+        peer = self.peer()
+        with self.assertRaisesRegex(PeerError, "ended with status 3: fake_peer: out of memory"):
+            peer.ask("die", 1, 1, 20)
+        self.assertEqual(peer.ask("time/1", 1, 1, 20).median_ms, 1.0)
+
+    def test_is_ended_when_it_hangs(self) -> None:
+        peer = self.peer()
+        with self.assertRaisesRegex(PeerError, "no answer within 0.2 s"):
+            peer.ask("hang", 1, 1, 0.2)
+        self.assertIsNone(peer.pid)
+        self.assertEqual(peer.ask("time/1", 1, 1, 20).median_ms, 1.0)
+
+    def test_does_not_ask_again_for_what_failed(self) -> None:
+        peer = self.peer()
+        for timeout in (0.2, 60.0):  # the second would take a minute
+            with self.assertRaisesRegex(PeerError, "no answer within 0.2 s"):
+                peer.ask("hang", 1, 1, timeout)
+
+    def test_says_why_it_does_not_start(self) -> None:
+        peer = self.peer("--broken")
+        for _ in range(2):
+            with self.assertRaisesRegex(PeerError, "ended with status 1: fake_peer: no module named nothing"):
+                peer.hello
+        with self.assertRaisesRegex(PeerError, "/nowhere/python can't be started: No such file"):
+            Peer("x", ["/nowhere/python"], os.environ).hello
+
+
+class Scripted:
+    """Stands for a Peer: answers from a list, or fails; notes who was asked in which order."""
+
+    def __init__(self, name: str, log: list[str], times: list[float]) -> None:
+        self.name, self.log, self.times = name, log, times
+
+    def ask(self, case: str, repetitions: int, min_ms: float, timeout: float) -> Answer:
+        self.log.append(self.name)
+        if not self.times:
+            raise PeerError("no more")
+        return Answer(self.times.pop(0), (), 1, 10.0, 20.0)
+
+
+class MeasureTest(unittest.TestCase):
+    ROW = Row(("a",), "x", (Contestant("torch", "torch", "x"), Contestant("jax", "jax", "x"), Contestant("f32", OURS, "y")))
+
+    def test_takes_turns_after_a_round_that_does_not_count(self) -> None:
+        log: list[str] = []
+        peers = {OURS: Scripted("us", log, [9, 9, 1, 2, 3, 4]), "torch": Scripted("torch", log, [9, 5, 6])}
+        result = measure_row(self.ROW, peers, EFFORT)  # type: ignore[arg-type]
+        self.assertEqual(log, ["us", "torch", "us"] * 3)
+        self.assertEqual(result.turns, {"halfstep": [1, 3], "torch": [5, 6], "f32": [2, 4]})
+        self.assertEqual((result.operations, result.bytes), (10.0, 20.0))
+
+    def test_who_fails_drops_out(self) -> None:
+        log: list[str] = []
+        peers = {OURS: Scripted("us", log, [1] * 6), "torch": Scripted("torch", log, [1, 1])}
+        result = measure_row(self.ROW, peers, EFFORT)  # type: ignore[arg-type]
+        self.assertEqual(result.errors, {"torch": "no more"})
+        self.assertEqual(set(result.turns), {"halfstep", "f32"})
+
+    def test_nothing_is_left_without_us(self) -> None:
+        log: list[str] = []
+        peers = {OURS: Scripted("us", log, []), "torch": Scripted("torch", log, [1, 1])}
+        result = measure_row(self.ROW, peers, EFFORT)  # type: ignore[arg-type]
+        self.assertEqual((log, result.turns, result.errors), (["us"], {}, {"halfstep": "no more"}))
+
+    def test_peaks_are_the_best_seen(self) -> None:
+        log: list[str] = []
+        server = Scripted("us", log, [])
+        times = iter([4, 2, 8] + [2, 4, 4] + [8, 8, 2])
+        server.ask = lambda *_: Answer(9, (next(times), 10.0), 1, 0, 6e6)  # type: ignore[method-assign]
+        self.assertEqual(measure_limits(server, EFFORT), Limits(3e9, 3e9, 3e9))  # type: ignore[arg-type]
+
+    def test_reads_the_kernel_s_clock(self) -> None:
+        self.assertEqual(machine.parse_stat("cpu 100 200 300 9999 9999 10 20 50 0 0".split(), 100), (6.3, 0.5))
+        self.assertEqual(machine.parse_stat("cpu 100 200 300".split(), 100), (6.0, 0.0))
+        self.assertGreater(machine.process_seconds(os.getpid()), 0)
+        self.assertEqual(machine.process_seconds(None), 0)
+
+
+class TableTest(unittest.TestCase):
+    def test_numbers_have_three_digits(self) -> None:
+        self.assertEqual([table.number(v) for v in (1234.6, 99.96, 9.876, 0.12345, None)], ["1235", "100.0", "9.88", "0.123", "-"])
+
+    def test_spreads(self) -> None:
+        self.assertEqual(table.spread(Ratio(2.084, 1.95, 2.333)), "2.08x (1.95-2.33)")
+        self.assertEqual(table.percent(Ratio(1.015, 0.999, 1.03)), "+1.5 % (-0.1 to 3.0)")
+        self.assertEqual((table.spread(None), table.percent(None)), ("-", "-"))
+
+    def test_goals(self) -> None:
+        result = table.Result(Row(("a",), "x"), {"halfstep": [0.002, 0.001], "torch": [0.004, 0.003]}, {})
+        self.assertIs(result.met(Goal("torch", 2.5)), True)
+        self.assertIs(result.met(Goal("torch", 2.6)), False)
+        self.assertIs(result.met(Goal("jax", 1.0)), None)
+        self.assertIs(result.met(Goal(at_most_us=1.5)), True)
+        self.assertIs(result.met(Goal(at_most_us=1.4)), False)
+
+    def test_a_section(self) -> None:
+        row = Row(("64", "f32"), "x", (Contestant("torch", "torch", "x"), Contestant("jax", "jax", "x")),
+                  (Goal("torch", 1.3), Goal("jax", 1.0)))
+        section = Section("step", "A step", ("batch", "dtype"), (row,), note="A note.")
+        result = table.Result(row, {"halfstep": [2.0], "torch": [3.0]}, {"jax": "it ended"}, 1e6, 0)
+        self.assertEqual(table.render(section, [result], LIMITS), "\n".join([
+            "A step",
+            "batch  dtype  Halfstep ms  limit  PyTorch              ratio  goal",
+            "64     f32           2.00   1.00     3.00  1.50x (1.50-1.50)  >= 1.3x PyTorch: yes, >= 1x JAX: not measured",
+            "A note.",
+            "step 64 f32: JAX: it ended"]))
+
+    def test_rates_and_streams(self) -> None:
+        result = table.Result(Row(("a",), "x"), {"halfstep": [2.0]}, {}, 1e6, 5e5)
+        for kind, cells in (("rates", "a   2.00    0.500      50%"), ("streams", "a   2.00  0.250      50%")):
+            section = Section("s", "S", ("n",), (result.row,), kind=kind)
+            text = table.render(section, [result], LIMITS).split("\n")[2]
+            self.assertEqual(text.split(), cells.split())
+
+    def test_an_overhead(self) -> None:
+        row = Row(("sgd",), "x", (Contestant("without", OURS, "y"),), (Goal("without", 0.98),))
+        section = Section("scaler", "S", ("optimizer",), (row,), kind="overhead")
+        for with_scaler, words in ((1.01, "1.01 1.00 +1.0 % (1.0 to 1.0) - < 2 %: yes"), (1.5, "1.50 1.00 +50.0 % (50.0 to 50.0) - < 2 %: NO")):
+            text = table.render(section, [table.Result(row, {"halfstep": [with_scaler], "without": [1.0]}, {})], LIMITS)
+            self.assertEqual(text.split("\n")[2].split(), ["sgd", *words.split()])
+
+    def test_nothing_measured(self) -> None:
+        row = plan(Machine(), only="step 64 sgd f32")[0].rows[0]
+        for section in plan(Machine()):
+            result = table.Result(section.rows[0], {}, {"halfstep": "it ended"})
+            self.assertIn("Halfstep: it ended", table.render(section, [result], LIMITS))
+        self.assertEqual(row.case, "mlp/f32/sgd/b64")
+
+
+class PlanTest(unittest.TestCase):
+    def test_chooses_rows(self) -> None:
+        sections = plan(Machine(), only="^step 64 .*16$|optimizer/adamw")
+        self.assertEqual([[r.case for r in s.rows] for s in sections],
+                         [["mlp/bf16/sgd/b64", "mlp/f16/sgd/b64", "mlp/bf16/adam/b64", "mlp/f16/adam/b64"], ["optimizer/adamw/fused"]])
+
+    def test_goals_follow_the_hardware(self) -> None:
+        for units, goal in ((False, 0.9), (True, 1.0)):
+            row = plan(Machine(bf16_units=units), only="^own 64 sgd bf16")[0].rows[0]
+            self.assertEqual(row.goals, (Goal("f32", goal),))
+
+    def cases_of(self, *command: str, path: str = "") -> set[str]:
+        env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        out = subprocess.run(command, input="quit\n", capture_output=True, text=True, check=True, env=env).stdout
+        return set(json.loads(out.split("\n")[0])["cases"])
+
+    def asked(self, peer: str) -> set[str]:
+        # On a machine with units more cases are asked for.
+        rows = [r for s in plan(Machine(True, True)) for r in s.rows]
+        return {r.case for r in rows if peer == OURS} | {c.case for r in rows for c in r.others if c.peer == peer}
+
+    def test_the_peers_have_all_cases(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            torch, jax = pathlib.Path(folder) / "torch", pathlib.Path(folder) / "jax"
+            (torch / "nn").mkdir(parents=True)
+            jax.mkdir()
+            (torch / "__init__.py").write_text("float32 = bfloat16 = float16 = None\n__version__ = '0'\n"
+                                               "def set_num_threads(n): pass\n")
+            (torch / "nn" / "__init__.py").write_text("")
+            (torch / "nn" / "functional.py").write_text("")
+            (jax / "__init__.py").write_text("__version__ = '0'\n")
+            (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
+            for peer in ("torch", "jax"):
+                has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
+                self.assertEqual(self.asked(peer) - has, set(), peer)
+
+    def test_the_server_has_all_cases(self) -> None:
+        server = os.environ.get("HALFSTEP_BENCH_SERVER", "")
+        if not os.path.exists(server):
+            self.skipTest("HALFSTEP_BENCH_SERVER does not name the built bench_server")
+        self.assertEqual(self.asked(OURS) - self.cases_of(server), set())
+
+
+class ServerTest(unittest.TestCase):
+    """The real one, on cases that take next to no time."""
+
+    def setUp(self) -> None:
+        server = os.environ.get("HALFSTEP_BENCH_SERVER", "")
+        if not os.path.exists(server):
+            self.skipTest("HALFSTEP_BENCH_SERVER does not name the built bench_server")
+        self.peer = Peer(OURS, [server, "--threads", "1"], os.environ)
+        self.addCleanup(self.peer.close)
+
+    def test_times_calls(self) -> None:
+        self.assertEqual(self.peer.hello["threads"], 1)
+        small = self.peer.ask("matmul/256x256x256/f32", 3, 1, 60)
+        large = self.peer.ask("matmul/512x512x512/f32", 3, 1, 60)
+        self.assertEqual((small.operations, small.bytes, len(small.times_ms)), (2 * 256**3, 3 * 4 * 256**2, 3))
+        # Eight times the work: certainly more time, even on a busy machine.
+        self.assertGreater(min(large.times_ms), min(small.times_ms))
+
+    def test_steps_run(self) -> None:
+        for case in ("mlp/f32/adam/b1", "mlp/bf16/sgd/b1", "mlp/f16/sgd/b1", "scaler/mlp_unscale", "linear/1x16x16/autocast"):
+            self.assertGreater(self.peer.ask(case, 1, 0.1, 60).median_ms, 0, case)
+
+    def test_says_what_is_wrong(self) -> None:
+        with self.assertRaisesRegex(PeerError, "no such case"):
+            self.peer.ask("mlp/f8", 1, 1, 60)
+        with self.assertRaisesRegex(PeerError, "repetitions"):
+            self.peer.ask("add/16/plain", 0, 1, 60)
+        self.assertGreater(self.peer.ask("add/16/recorded", 1, 0.1, 60).median_ms, 0)
+
+
+class MainTest(unittest.TestCase):
+    def main(self, *argv: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                status = run.main(["--server", str(FAKE), *argv])
+            except SystemExit as end:
+                status = int(end.code or 0)
+        return status, out.getvalue(), err.getvalue()
+
+    def test_measures_alone(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "results.json"
+            status, out, _ = self.main("--no-peers", "--quick", "--turns", "2", "--only", "^call add|^own 64 sgd", "--json", str(file))
+            self.assertEqual(status, 0, out)
+            document = json.loads(file.read_text())
+        self.assertEqual([r["case"] for r in document["rows"]], ["mlp/bf16/sgd/b64", "mlp/f16/sgd/b64", "add/16/plain"])
+        own, _, add = document["rows"]
+        self.assertEqual(own["turns_ms"], {"halfstep": [1.0, 1.0], "f32": [1.0, 1.0]})
+        self.assertEqual(own["ratios"], {"f32": {"median": 1.0, "low": 1.0, "high": 1.0}})
+        self.assertEqual(add["goals"], [{"goal": "<= 1 us", "met": False}])
+        self.assertIn("Halfstep 1.5\nA Processor, none", out)
+        self.assertIn("The peers are left out (--no-peers).", out)
+
+    def test_goes_on_without_peers_that_do_not_start(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            python = pathlib.Path(folder) / "bin" / "python"
+            python.parent.mkdir()
+            python.write_text('#!/bin/sh\necho "No module named torch" >&2\nexit 1\n')
+            python.chmod(0o755)
+            status, out, _ = self.main("--peers-venv", folder, "--turns", "1", "--only", "^call add")
+        self.assertEqual(status, 0)
+        for name in ("torch", "jax"):
+            self.assertIn(f"{name} is left out: it ended with status 1: No module named torch", out)
+        status, out, _ = self.main("--peers-venv", "/nowhere", "--turns", "1", "--only", "^call add")
+        self.assertEqual(status, 0)
+        self.assertIn("The peers are left out: /nowhere/bin/python does not exist.", out)
+
+    def test_bad_arguments(self) -> None:
+        for argv, why in ((("--threads", "0"), "--threads: expected 1 to"), (("--only", "("), "--only:"), (("--turns", "0"), "--turns"),
+                          (("--json", "/nowhere/x"), "there is no folder /nowhere"), (("--server", "/nowhere/x"), "there is no /nowhere/x"),
+                          (("--nonsense",), "unrecognized")):
+            with self.subTest(argv):
+                status, _, err = self.main(*argv)
+                self.assertEqual(status, 2)
+                self.assertIn(why, err)
+        status, out, _ = self.main("--no-peers", "--only", "nothing like it")
+        self.assertEqual(status, 2)
+        self.assertIn("matches no row", out)
+
+    def test_without_the_server_there_is_nothing(self) -> None:
+        status, _, err = self.main("--server", "/bin/false", "--no-peers")
+        self.assertEqual(status, 1)
+        self.assertIn("Halfstep could not be measured: it ended with status 1", err)
+
+
+if __name__ == "__main__":
+    unittest.main()
