@@ -341,6 +341,30 @@ def losses(o):
     o.add("cosine_similarity", lambda a, b: F.cosine_similarity(a, b, dim=0), [v(4, 2), v(4, 2)], dim=0, eps=1e-8)
 
 
+def further(o):
+    """Added later: at the end, so that the others keep their numbers."""
+    v = o.values
+    attend = F.scaled_dot_product_attention
+    name = "scaled_dot_product_attention"
+    o.add(name, lambda a, b, c: attend(a, b, c, is_causal=True), [v(1, 2, 5, 3), v(1, 2, 2, 3), v(1, 2, 2, 4)], is_causal=True)
+    o.add(name, lambda a, b, c: attend(a, b, c, enable_gqa=True), [v(2, 4, 3, 2), v(2, 2, 5, 2), v(2, 2, 5, 3)],
+          is_causal=False, enable_gqa=True)
+    o.add(name, lambda a, b, c: attend(a, b, c, enable_gqa=True, is_causal=True), [v(6, 3, 2), v(2, 3, 2), v(3, 3, 3)],
+          is_causal=True, enable_gqa=True)
+    blind = torch.ones(2, 1, 3, 4, dtype=torch.bool)
+    blind[0, 0, 1] = blind[1, 0, 0, :2] = False
+    o.add(name, lambda a, b, c, m: attend(a, b, c, attn_mask=m), [v(2, 2, 3, 2), v(2, 2, 4, 2), v(2, 2, 4, 3), blind],
+          is_causal=False, mask="bool")
+    o.add(name, lambda a, b, c, m: attend(a, b, c, attn_mask=m), [v(2, 3, 2, 2), v(2, 3, 4, 2), v(2, 3, 4, 3), v(3, 1, 4)],
+          is_causal=False, mask="additive")
+    o.add(name, attend, [v(3, 2), v(4, 2), v(4, 3)], is_causal=False)
+    o.add(name, attend, [v(2, 1, 3, 2), v(1, 3, 4, 2), v(2, 3, 4, 1)], is_causal=False)
+    o.add(name, attend, [v(2, 3, 1, 2, 2), v(3, 2, 3, 2), v(2, 1, 2, 3, 2)], is_causal=False)
+    o.add("addr", lambda c, a, b: torch.addr(c, a, b, beta=0.5, alpha=2.0), [v(3, 2), v(3), v(2)], beta=0.5, alpha=2.0)
+    o.add("addbmm", lambda c, a, b: torch.addbmm(c, a, b, beta=0.5, alpha=2.0), [v(3, 2), v(2, 3, 4), v(2, 4, 2)],
+          beta=0.5, alpha=2.0)
+
+
 def promotion():
     """Result types: operands and results are lists of names; result[i * n + j] is of operand i on the left, j on the right."""
     file = GoldenFile("promotion.json")
@@ -387,7 +411,7 @@ def make():
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")  # kl_div's own wish for 'batchmean'
     file = GoldenFile("ops_f64.json")
     o = Ops(file, 20261)
-    for part in (binary_and_unary, reductions, products, shapes, norms, losses):
+    for part in (binary_and_unary, reductions, products, shapes, norms, losses, further):
         part(o)
     file.write()
     promotion()
