@@ -190,11 +190,8 @@ class Run {
     ++step_;
     const bool ran = result.ran();
     if (!ran) ++skipped_;
-    // One overflowing batch is not to take the epoch's mean with it.
-    if (std::isfinite(loss)) {
-      loss_sum_ += loss * static_cast<double>(samples);
-      loss_samples_ += samples;
-    }
+    loss_sum_ += loss * static_cast<double>(samples);
+    loss_samples_ += samples;
     log_.write("step", {{"epoch", std::int64_t{number}},
                         {"step", step_},
                         {"loss", loss},
@@ -210,7 +207,7 @@ class Run {
                         .step_in_epoch = index / group + 1,
                         .steps_in_epoch = (batches + group - 1) / group,
                         .loss = loss,
-                        .mean_loss = loss_samples_ > 0 ? loss_sum_ / static_cast<double>(loss_samples_) : loss,
+                        .mean_loss = loss_sum_ / static_cast<double>(loss_samples_),
                         .lr = optimizer_->lr(),
                         .scale = scale,
                         .skipped = skipped_,

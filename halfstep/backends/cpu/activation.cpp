@@ -5,6 +5,7 @@
 #include <hwy/foreach_target.h>
 
 #include "halfstep/backends/cpu/runs-inl.h"
+#include "halfstep/backends/cpu/wide-inl.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
 #define HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
@@ -46,62 +47,9 @@ namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-// --- functions in either width: vectors in float32, the C library in float64
-
-template <class D, class V>
-HWY_INLINE V wide_exp(D d, V v) {
-  if constexpr (std::is_same_v<V, F32Vec>) {
-    return exp(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::exp(x); }, v);
-  }
-}
-template <class D, class V>
-HWY_INLINE V wide_expm1(D d, V v) {
-  if constexpr (std::is_same_v<V, F32Vec>) {
-    return expm1(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::expm1(x); }, v);
-  }
-}
-template <class D, class V>
-HWY_INLINE V wide_log1p(D d, V v) {
-  if constexpr (std::is_same_v<V, F32Vec>) {
-    return log1p(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::log1p(x); }, v);
-  }
-}
 template <class D, class V>
 HWY_INLINE V value(D d, double x) {
   return hn::Set(d, static_cast<hn::TFromD<D>>(x));
-}
-template <class D, class V>
-HWY_INLINE V wide_sigmoid(D d, V v) {
-  if constexpr (std::is_same_v<V, F32Vec>) {
-    return sigmoid(v);
-  } else {
-    const V one = value<D, V>(d, 1);
-    const V z = wide_exp(d, hn::Neg(hn::Abs(v)));
-    return hn::Div(hn::IfThenElse(hn::Lt(v, hn::Zero(d)), z, one), hn::Add(one, z));
-  }
-}
-/// Phi(x) and exp(-x^2 / 2).
-template <class D, class V>
-HWY_INLINE void wide_normal(D d, V v, V& phi, V& bell) {
-  if constexpr (std::is_same_v<V, F32Vec>) {
-    const NormalParts parts = normal_parts(v);
-    phi = parts.phi;
-    bell = parts.bell;
-  } else {
-    phi = by_lane(
-        d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
-    bell = by_lane(
-        d, [](double x) { return std::exp(x * x * -0.5); }, v);
-  }
 }
 /// x f where x is not -infinity (whose limit with a vanishing factor is 0, not NaN).
 template <class D, class V>
@@ -193,9 +141,7 @@ struct Gelu : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V x) const {
-    V phi, bell;
-    wide_normal(d, x, phi, bell);
-    return vanishing_product(d, x, phi);
+    return wide_gelu(d, x);
   }
 };
 template <class C>
@@ -220,7 +166,7 @@ struct GeluTanh : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V x) const {
-    return vanishing_product(d, x, wide_sigmoid(d, twice_inner(d, x)));
+    return wide_times_sigmoid(d, x, twice_inner(d, x));
   }
 };
 template <class C>
@@ -243,7 +189,7 @@ struct Silu : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V x) const {
-    return vanishing_product(d, x, wide_sigmoid(d, x));
+    return wide_times_sigmoid(d, x, x);
   }
 };
 template <class C>
@@ -483,11 +429,9 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(activation_runs);
-
+const Runs& runs(ActivationOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(activation_runs)(op, dtype); }
 template <ActivationOp op, int N>
-Status kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(activation_runs)(op, out[0].dtype), attributes, in, N, out);
-}
+constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
 
 const RegisterCpuKernel registered[] = {
     {"relu", kNumericDTypes, kernel<ActivationOp::relu, 1>},

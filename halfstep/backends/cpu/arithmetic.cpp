@@ -164,11 +164,9 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(arithmetic_runs);
-
+const Runs& runs(ArithmeticOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(arithmetic_runs)(op, dtype); }
 template <ArithmeticOp op, int N>
-Status kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(arithmetic_runs)(op, out[0].dtype), attributes, in, N, out);
-}
+constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
 
 const RegisterCpuKernel registered[] = {
     {"add", kComputeDTypes, kernel<ArithmeticOp::add, 2>},

@@ -77,9 +77,9 @@ void run_through_blocks(const Runs& runs, const void* state, char* const* base, 
 
 template <int N>
 Status run(const Runs& runs, const void* state, const TensorView* in, TensorView* out) {
-  std::size_t size[N + 1];
-  char* data[N + 1];
-  std::array<const TensorView*, N + 1> views;
+  std::size_t size[N + 1] = {};
+  char* data[N + 1] = {};
+  std::array<const TensorView*, N + 1> views = {};
   views[0] = out;
   bool straight = out->contiguous;
   for (int k = 0; k < N; ++k) {
@@ -107,7 +107,7 @@ Status run(const Runs& runs, const void* state, const TensorView* in, TensorView
   }
   const StridedLoop<N + 1> loop(views);
   loop.for_each_run(runs.grain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-    char* base[N + 1];
+    char* base[N + 1] = {};
     const void* from[N + 1] = {};
     int odd = step[0] != 1;  // operands that are not contiguous
     int which = 0;

@@ -25,4 +25,11 @@ struct Runs {
 /// Writes out[0] from the first `n_in` (0 to 4) inputs, broadcast to it.
 Status run_elementwise(const Runs& runs, const void* state, const TensorView* in, int n_in, TensorView* out);
 
+/// The kernel of `op`, one of a family's enumeration, with N inputs: runs_of(op, dtype of the result) gives the runs
+/// for the instruction set that the program runs on, and the attributes are their state.
+template <auto op, int N, const Runs& (*runs_of)(decltype(op), DType)>
+Status elementwise_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  return run_elementwise(runs_of(op, out[0].dtype), attributes, in, N, out);
+}
+
 }  // namespace halfstep::cpu

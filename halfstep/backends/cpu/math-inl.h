@@ -30,24 +30,40 @@ HWY_INLINE F32Vec polynomial(F32Vec x, float c, C... rest) {
   return hn::MulAdd(polynomial(x, rest...), x, constant(c));
 }
 
+using ExponentTag = hn::RebindToSigned<F32Tag>;
+using ExponentVec = hn::Vec<ExponentTag>;
+
 /// 2^n for n from -126 to 127.
-HWY_INLINE F32Vec power_of_two(hn::Vec<hn::RebindToSigned<F32Tag>> n) {
-  const hn::RebindToSigned<F32Tag> di;
-  return hn::BitCast(F32Tag(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
+HWY_INLINE F32Vec power_of_two(ExponentVec n) {
+  return hn::BitCast(F32Tag(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(ExponentTag(), 127))));
+}
+/// y 2^n for n from -252 to 254: in two factors, since 2^n itself may be out of range; only the second product can
+/// round.
+HWY_INLINE F32Vec scale(F32Vec y, ExponentVec n) {
+  const ExponentVec half = hn::ShiftRight<1>(n);
+  return hn::Mul(hn::Mul(y, power_of_two(half)), power_of_two(hn::Sub(n, half)));
 }
 
-/// x = n ln 2 + r with |r| <= ln 2 / 2, up to a rounding.
+/// x = n ln 2 + r with |r| <= ln 2 / 2, up to a rounding; |x| below 2^20.
 struct ExpParts {
-  hn::Vec<hn::RebindToSigned<F32Tag>> n;
+  ExponentVec n;
   F32Vec r;
 };
 HWY_INLINE ExpParts reduce_exp(F32Vec x) {
-  const hn::RebindToSigned<F32Tag> di;
-  const F32Vec n = hn::Round(hn::Mul(x, constant(0x1.715476p+0f)));
+  // Next to 1.5 * 2^23 floats are integers, whose low bits are n's: no conversion is needed.
+  const F32Vec shift = constant(0x1.8p23f);
+  const F32Vec shifted = hn::MulAdd(x, constant(0x1.715476p+0f), shift);
+  const F32Vec n = hn::Sub(shifted, shift);
   // ln 2 as float32 and what is missing from it.
   F32Vec r = hn::NegMulAdd(n, constant(0x1.62e43p-1f), x);
   r = hn::NegMulAdd(n, constant(-1.904654300e-09f), r);
-  return {hn::ConvertTo(di, n), r};
+  return {hn::Sub(hn::BitCast(ExponentTag(), shifted), hn::BitCast(ExponentTag(), shift)), r};
+}
+/// e^r - 1 for |r| <= ln 2 / 2.
+HWY_INLINE F32Vec expm1_reduced(F32Vec r) {
+  const F32Vec q =
+      polynomial(r, 4.999999404e-01f, 1.666652113e-01f, 4.166826606e-02f, 8.368677460e-03f, 1.382073388e-03f);
+  return hn::MulAdd(hn::Mul(r, r), q, r);
 }
 
 /// log(1 + f) + e ln 2 for f from sqrt(1/2) - 1 to sqrt(2) - 1, with `extra` added before the largest part.
@@ -74,16 +90,40 @@ HWY_INLINE void split_exponent(F32Vec x, F32Vec& f, F32Vec& e) {
   e = hn::ConvertTo(d, n);
 }
 
-/// erfc(x) exp(x^2) for x from 0 to about 10.2, as P((x - 2) / (x + 2)) / (1 + 2 x).
-HWY_INLINE F32Vec scaled_erfc(F32Vec x) {
-  const F32Vec one = constant(1.0f), two = constant(2.0f);
-  const F32Vec a = hn::Add(x, two), b = hn::MulAdd(x, two, one);
-  const F32Vec inverse = hn::Div(one, hn::Mul(a, b));
-  const F32Vec t = hn::Mul(hn::Mul(hn::Sub(x, two), b), inverse);
-  const F32Vec p = polynomial(t, 1.276978374e+00f, -9.276381880e-02f, -1.660302281e-01f, 1.640510261e-01f,
-                              -5.422051251e-02f, -8.031255566e-03f, 8.719374426e-03f, 1.256154268e-03f,
-                              -1.438463107e-03f, -4.097864730e-04f, 1.806960790e-04f, 8.692246774e-05f);
-  return hn::Mul(p, hn::Mul(a, inverse));
+/// Phi(-a) exp(a^2 / 2) for a from 0 to 14.5, Phi being the standard normal distribution function: high + low, the sum
+/// within 1.2 units in the last place of `high`. As P((a - k) / (a + 2)) / (a + 2), where k makes P's first
+/// coefficient a short number; what the additions and the division lose is kept.
+struct TailRatio {
+  F32Vec high, low;
+};
+HWY_INLINE TailRatio tail_ratio(F32Vec a) {
+  const F32Vec c = constant(2.0f), first = constant(0.671875f);
+  const F32Vec sum = hn::Add(a, c);
+  const F32Vec sum_lost = hn::Sub(a, hn::Sub(sum, c));
+  const F32Vec inverse = hn::Div(constant(1.0f), sum);
+  const F32Vec t = hn::Mul(hn::Sub(a, constant(2.00644445f)), inverse);
+  const F32Vec rest = hn::Mul(t, polynomial(t, -3.307785988e-01f, 2.888193913e-02f, 3.653853014e-02f, -5.261502811e-04f,
+                                            -6.694637239e-03f, -1.901806681e-03f, 8.180994191e-04f, 7.906838437e-04f,
+                                            1.257051626e-04f, -1.247735927e-04f, -5.541147766e-05f));
+  const F32Vec p = hn::Add(first, rest);
+  const F32Vec p_lost = hn::Sub(rest, hn::Sub(p, first));
+  const F32Vec high = hn::Mul(p, inverse);
+  const F32Vec remainder = hn::NegMulAdd(high, sum_lost, hn::Add(hn::NegMulAdd(high, sum, p), p_lost));
+  return {high, hn::Mul(remainder, inverse)};
+}
+
+/// Phi(-a) = (high + low) 2^n and exp(-a^2 / 2) = (1 + bell) 2^n for a from 0 to 14.5.
+struct NormalTail {
+  F32Vec high, low, bell;
+  ExponentVec n;
+};
+HWY_INLINE NormalTail normal_tail(F32Vec a) {
+  const F32Vec square = hn::Mul(a, a);
+  const F32Vec lost = hn::MulSub(a, a, square);
+  const ExpParts parts = reduce_exp(hn::Mul(square, constant(-0.5f)));
+  const F32Vec bell = expm1_reduced(hn::NegMulAdd(constant(0.5f), lost, parts.r));
+  const TailRatio ratio = tail_ratio(a);
+  return {ratio.high, hn::MulAdd(ratio.high, bell, ratio.low), bell, parts.n};
 }
 
 /// erf(x) / x - 1 for x from 0 to 0.92, from x^2.
@@ -100,13 +140,7 @@ HWY_INLINE F32Vec exp(F32Vec x) {
   // Beyond these the result is 0 or infinity whatever x is, and n stays in range.
   const F32Vec clamped = hn::Min(hn::Max(x, constant(-105.0f)), constant(90.0f));
   const detail::ExpParts parts = detail::reduce_exp(clamped);
-  const F32Vec r = parts.r;
-  const F32Vec q = detail::polynomial(r, 5.000000000e-01f, 1.666666567e-01f, 4.166647792e-02f, 8.333566599e-03f,
-                                      1.393372891e-03f, 1.974359329e-04f);
-  const F32Vec p = hn::Add(hn::MulAdd(hn::Mul(r, r), q, r), constant(1.0f));
-  // Two factors, since 2^n itself may be out of range; only the second product can round.
-  const auto half = hn::ShiftRight<1>(parts.n);
-  const F32Vec y = hn::Mul(hn::Mul(p, detail::power_of_two(half)), detail::power_of_two(hn::Sub(parts.n, half)));
+  const F32Vec y = detail::scale(hn::Add(detail::expm1_reduced(parts.r), constant(1.0f)), parts.n);
   return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
 
@@ -116,10 +150,7 @@ HWY_INLINE F32Vec exp_nonpositive(F32Vec x) {
   using detail::constant;
   const F32Vec low = constant(-87.0f);
   const detail::ExpParts parts = detail::reduce_exp(hn::Max(x, low));
-  const F32Vec r = parts.r;
-  const F32Vec q = detail::polynomial(r, 5.000000000e-01f, 1.666666567e-01f, 4.166647792e-02f, 8.333566599e-03f,
-                                      1.393372891e-03f, 1.974359329e-04f);
-  const F32Vec p = hn::Add(hn::MulAdd(hn::Mul(r, r), q, r), constant(1.0f));
+  const F32Vec p = hn::Add(detail::expm1_reduced(parts.r), constant(1.0f));
   const F32Vec y = hn::IfThenZeroElse(hn::Lt(x, low), hn::Mul(p, detail::power_of_two(parts.n)));
   return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
@@ -129,13 +160,9 @@ HWY_INLINE F32Vec expm1(F32Vec x) {
   using detail::constant;
   const F32Vec clamped = hn::Min(hn::Max(x, constant(-20.0f)), constant(89.0f));
   const detail::ExpParts parts = detail::reduce_exp(clamped);
-  const F32Vec r = parts.r;
-  const F32Vec q = detail::polynomial(r, 5.000000000e-01f, 1.666666567e-01f, 4.166647792e-02f, 8.333566599e-03f,
-                                      1.393372891e-03f, 1.974359329e-04f);
-  const F32Vec p = hn::MulAdd(hn::Mul(r, r), q, r);
+  const F32Vec p = detail::expm1_reduced(parts.r);
   // 2^n p + (2^n - 1), from half of each since 2^128 is out of range.
-  const hn::RebindToSigned<F32Tag> di;
-  const F32Vec s = detail::power_of_two(hn::Sub(parts.n, hn::Set(di, 1)));
+  const F32Vec s = detail::power_of_two(hn::Sub(parts.n, hn::Set(detail::ExponentTag(), 1)));
   const F32Vec y = hn::MulAdd(s, p, hn::Sub(s, constant(0.5f)));
   // Tiny x (and NaN, and -0) are their own results; halving would round the subnormal ones.
   const auto normal = hn::Ge(hn::Abs(x), constant(0x1p-25f));
@@ -194,39 +221,80 @@ HWY_INLINE F32Vec tanh(F32Vec x) {
   return hn::CopySign(hn::IfThenElse(hn::Lt(a, constant(0.625f)), near, far), x);
 }
 
-/// 1 / (1 + exp(-x)), within 2.2 units.
+namespace detail {
+
+/// sigmoid(x) = y 2^n, for any x but NaN.
+struct SigmoidParts {
+  F32Vec y;
+  ExponentVec n;
+};
+HWY_INLINE SigmoidParts sigmoid_parts(F32Vec x) {
+  const F32Vec one = constant(1.0f);
+  const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
+  // z = exp(-|x|) = (1 + q) 2^n; z / (1 + z) on the negative side, else 1 / (1 + z).
+  const ExpParts parts = reduce_exp(hn::Max(hn::Neg(hn::Abs(x)), constant(-110.0f)));
+  const F32Vec q = expm1_reduced(parts.r);
+  // Where 2^n is below 2^-126 the sum doesn't see z.
+  const F32Vec power = power_of_two(hn::Max(parts.n, hn::Set(ExponentTag(), -126)));
+  const F32Vec z = hn::MulAdd(q, power, power);
+  const F32Vec sum = hn::Add(one, z);
+  const F32Vec sum_lost = hn::Sub(z, hn::Sub(sum, one));
+  // Its reciprocal with one rounding, by a Newton step on the division's.
+  const F32Vec near = hn::Div(one, sum);
+  const F32Vec remainder = hn::NegMulAdd(near, sum_lost, hn::NegMulAdd(near, sum, one));
+  const F32Vec inverse = hn::MulAdd(near, remainder, near);
+  const ExponentTag di;
+  return {hn::MulAdd(hn::IfThenElseZero(negative, q), inverse, inverse),
+          hn::IfThenElseZero(hn::RebindMask(di, negative), parts.n)};
+}
+
+}  // namespace detail
+
+/// 1 / (1 + exp(-x)), within 1.5 units.
 HWY_INLINE F32Vec sigmoid(F32Vec x) {
-  const F32Vec one = detail::constant(1.0f);
-  const F32Vec z = exp(hn::Neg(hn::Abs(x)));
-  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(F32Tag())), z, one), hn::Add(one, z));
+  const detail::SigmoidParts s = detail::sigmoid_parts(x);
+  return hn::IfThenElse(hn::IsNaN(x), x, detail::scale(s.y, s.n));
+}
+
+/// f sigmoid(x) for f of x's sign, within 2 units: no digits are lost where sigmoid(x) is subnormal, and -infinity
+/// gives 0, the limit for an f that grows slower than exp(-x).
+HWY_INLINE F32Vec times_sigmoid(F32Vec f, F32Vec x) {
+  const detail::SigmoidParts s = detail::sigmoid_parts(x);
+  // From -110 on the product is below the smallest subnormal.
+  const F32Vec y = hn::Mul(hn::Max(f, detail::constant(-110.0f)), s.y);
+  return hn::IfThenElse(hn::IsNaN(x), x, detail::scale(y, s.n));
 }
 
 /// log(1 + exp(-|x|)): what softplus and log-sigmoid add to max(x, 0) and min(x, 0).
 HWY_INLINE F32Vec log1p_exp_minus_abs(F32Vec x) { return log1p(exp(hn::Neg(hn::Abs(x)))); }
 
-/// Phi(x), the standard normal distribution function, and exp(-x^2 / 2). Phi is relatively exact to 6 units on the
-/// negative side too, where (1 + erf) / 2 would cancel.
+/// Phi(x), the standard normal distribution function, and exp(-x^2 / 2), both relatively exact on either side.
 struct NormalParts {
-  F32Vec phi;
-  F32Vec bell;
+  F32Vec phi;   ///< within 2 units
+  F32Vec bell;  ///< within 1 unit
 };
 HWY_INLINE NormalParts normal_parts(F32Vec x) {
   using detail::constant;
   // Beyond 14.2 both are below the smallest subnormal.
-  const F32Vec a = hn::Min(hn::Abs(x), constant(14.5f));
-  const F32Vec square = hn::Mul(a, a);
-  const F32Vec lost = hn::MulSub(a, a, square);
-  F32Vec bell = exp(hn::Mul(square, constant(-0.5f)));
-  bell = hn::NegMulAdd(hn::Mul(bell, constant(0.5f)), lost, bell);
-  const F32Vec tail = hn::Mul(hn::Mul(constant(0.5f), bell), detail::scaled_erfc(hn::Mul(a, constant(0.707106781f))));
-  F32Vec phi = hn::IfThenElse(hn::Lt(x, hn::Zero(F32Tag())), tail, hn::Sub(constant(1.0f), tail));
-  // Around 0 the scaled function loses some units.
-  const F32Vec scaled = hn::Mul(x, constant(0.353553391f));
-  const F32Vec near =
-      hn::Add(constant(0.5f), hn::MulAdd(scaled, detail::erf_series(hn::Mul(square, constant(0.5f))), scaled));
-  phi = hn::IfThenElse(hn::Lt(a, constant(0.7f)), near, phi);
+  const detail::NormalTail t = detail::normal_tail(hn::Min(hn::Abs(x), constant(14.5f)));
+  const F32Vec one = constant(1.0f);
+  const F32Vec tail = detail::scale(hn::Add(t.high, t.low), t.n);
+  const F32Vec bell = detail::scale(hn::Add(one, t.bell), t.n);
+  const F32Vec phi = hn::IfThenElse(hn::Lt(x, hn::Zero(F32Tag())), tail, hn::Sub(one, tail));
   const auto nan = hn::IsNaN(x);
   return {hn::IfThenElse(nan, x, phi), hn::IfThenElse(nan, x, bell)};
+}
+
+/// x Phi(x), within 2 units; 0 at -infinity.
+HWY_INLINE F32Vec gelu(F32Vec x) {
+  const F32Vec a = hn::Min(hn::Abs(x), detail::constant(14.5f));
+  const detail::NormalTail t = detail::normal_tail(a);
+  // a Phi(-a), which is what the result lacks of max(x, 0).
+  const F32Vec high = hn::Mul(a, t.high);
+  const F32Vec low = hn::MulAdd(a, t.low, hn::MulSub(a, t.high, high));
+  const F32Vec missing = detail::scale(hn::Add(high, low), t.n);
+  const F32Vec y = hn::Sub(hn::IfThenZeroElse(hn::Lt(x, hn::Zero(F32Tag())), x), missing);
+  return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
 
 /// Error function, within 2 units.
@@ -235,8 +303,10 @@ HWY_INLINE F32Vec erf(F32Vec x) {
   const F32Vec square = hn::Mul(x, x);
   const F32Vec near = hn::MulAdd(x, detail::erf_series(square), x);
   const F32Vec a = hn::Min(hn::Abs(x), constant(4.0f));  // 1 from 3.92 on
-  const F32Vec tail = hn::Mul(exp_nonpositive(hn::Neg(hn::Mul(a, a))), detail::scaled_erfc(a));
-  const F32Vec far = hn::CopySign(hn::Sub(constant(1.0f), tail), x);
+  // 1 - 2 Phi(-a sqrt(2))
+  const F32Vec ratio = detail::tail_ratio(hn::Mul(a, constant(1.41421356f))).high;
+  const F32Vec bell = exp_nonpositive(hn::Neg(hn::Mul(a, a)));
+  const F32Vec far = hn::CopySign(hn::NegMulAdd(hn::Add(ratio, ratio), bell, constant(1.0f)), x);
   // NaN takes the side of the series.
   return hn::IfThenElse(hn::Ge(hn::Abs(x), constant(0.92f)), far, near);
 }

@@ -6,6 +6,7 @@
 #include <hwy/foreach_target.h>
 
 #include "halfstep/backends/cpu/runs-inl.h"
+#include "halfstep/backends/cpu/wide-inl.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_POINTWISE_OPS_
 #define HALFSTEP_BACKENDS_CPU_POINTWISE_OPS_
@@ -77,9 +78,6 @@ HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-template <class V>
-constexpr bool kIsF32 = std::is_same_v<V, F32Vec>;
 
 // --- cheap ones, in vectors of either width
 
@@ -203,12 +201,7 @@ struct Exp : HeavyFunctor {
   explicit Exp(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return exp(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::exp(x); }, a);
-    }
+    return wide_exp(d, a);
   }
 };
 template <class C>
@@ -216,12 +209,7 @@ struct Expm1 : HeavyFunctor {
   explicit Expm1(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return expm1(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::expm1(x); }, a);
-    }
+    return wide_expm1(d, a);
   }
 };
 template <class C>
@@ -229,12 +217,7 @@ struct Log : HeavyFunctor {
   explicit Log(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return log(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::log(x); }, a);
-    }
+    return wide_log(d, a);
   }
 };
 template <class C>
@@ -242,12 +225,7 @@ struct Log1p : HeavyFunctor {
   explicit Log1p(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return log1p(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::log1p(x); }, a);
-    }
+    return wide_log1p(d, a);
   }
 };
 template <class C>
@@ -255,12 +233,7 @@ struct Tanh : HeavyFunctor {
   explicit Tanh(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return tanh(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::tanh(x); }, a);
-    }
+    return wide_tanh(d, a);
   }
 };
 template <class C>
@@ -268,17 +241,7 @@ struct Sigmoid : HeavyFunctor {
   explicit Sigmoid(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return sigmoid(a);
-    } else {
-      return by_lane(
-          d,
-          [](double x) {
-            const double z = std::exp(-std::fabs(x));
-            return (x < 0 ? z : 1) / (1 + z);
-          },
-          a);
-    }
+    return wide_sigmoid(d, a);
   }
 };
 template <class C>
@@ -286,114 +249,29 @@ struct Erf : HeavyFunctor {
   explicit Erf(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    if constexpr (kIsF32<V>) {
-      return erf(a);
-    } else {
-      return by_lane(
-          d, [](double x) { return std::erf(x); }, a);
-    }
+    return wide_erf(d, a);
   }
 };
 
 // --- the C library's, in float or double
 
-struct Exp2 {
-  template <class C>
-  static C f(C x) {
-    return std::exp2(x);
-  }
-};
-struct Log2 {
-  template <class C>
-  static C f(C x) {
-    return std::log2(x);
-  }
-};
-struct Log10 {
-  template <class C>
-  static C f(C x) {
-    return std::log10(x);
-  }
-};
-struct Sin {
-  template <class C>
-  static C f(C x) {
-    return std::sin(x);
-  }
-};
-struct Cos {
-  template <class C>
-  static C f(C x) {
-    return std::cos(x);
-  }
-};
-struct Tan {
-  template <class C>
-  static C f(C x) {
-    return std::tan(x);
-  }
-};
-struct Asin {
-  template <class C>
-  static C f(C x) {
-    return std::asin(x);
-  }
-};
-struct Acos {
-  template <class C>
-  static C f(C x) {
-    return std::acos(x);
-  }
-};
-struct Atan {
-  template <class C>
-  static C f(C x) {
-    return std::atan(x);
-  }
-};
+using Exp2 = decltype([](auto x) { return std::exp2(x); });
+using Log2 = decltype([](auto x) { return std::log2(x); });
+using Log10 = decltype([](auto x) { return std::log10(x); });
+using Sin = decltype([](auto x) { return std::sin(x); });
+using Cos = decltype([](auto x) { return std::cos(x); });
+using Tan = decltype([](auto x) { return std::tan(x); });
+using Asin = decltype([](auto x) { return std::asin(x); });
+using Acos = decltype([](auto x) { return std::acos(x); });
+using Atan = decltype([](auto x) { return std::atan(x); });
 // In double: the library's float forms of these err by two units and more.
-struct Sinh {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::sinh(static_cast<double>(x)));
-  }
-};
-struct Cosh {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::cosh(static_cast<double>(x)));
-  }
-};
-struct Asinh {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::asinh(static_cast<double>(x)));
-  }
-};
-struct Acosh {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::acosh(static_cast<double>(x)));
-  }
-};
-struct Atanh {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::atanh(static_cast<double>(x)));
-  }
-};
-struct Erfc {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(std::erfc(static_cast<double>(x)));
-  }
-};
-struct Erfinv {
-  template <class C>
-  static C f(C x) {
-    return static_cast<C>(erfinv(static_cast<double>(x)));
-  }
-};
+using Sinh = decltype([](double x) { return std::sinh(x); });
+using Cosh = decltype([](double x) { return std::cosh(x); });
+using Asinh = decltype([](double x) { return std::asinh(x); });
+using Acosh = decltype([](double x) { return std::acosh(x); });
+using Atanh = decltype([](double x) { return std::atanh(x); });
+using Erfc = decltype([](double x) { return std::erfc(x); });
+using Erfinv = decltype([](double x) { return erfinv(x); });
 
 template <class F>
 struct Library {
@@ -404,7 +282,7 @@ struct Library {
     template <class D, class V>
     HWY_INLINE V operator()(D d, V a) const {
       return by_lane(
-          d, [](hn::TFromD<D> x) { return F::f(x); }, a);
+          d, [](hn::TFromD<D> x) { return static_cast<hn::TFromD<D>>(F()(x)); }, a);
     }
   };
 };
@@ -494,11 +372,9 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(unary_runs);
-
-template <UnaryOp op>
-Status kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(unary_runs)(op, out[0].dtype), attributes, in, 1, out);
-}
+const Runs& runs(UnaryOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(unary_runs)(op, dtype); }
+template <UnaryOp op, int N = 1>
+constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
 
 const RegisterCpuKernel registered[] = {
     {"abs", kNumericDTypes, kernel<UnaryOp::abs>},

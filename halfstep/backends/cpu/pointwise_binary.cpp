@@ -378,15 +378,13 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(pointwise_runs);
-
+const Runs& runs(PointwiseOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(pointwise_runs)(op, dtype); }
 template <PointwiseOp op, int N>
-Status kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(pointwise_runs)(op, out[0].dtype), attributes, in, N, out);
-}
+constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
 template <PointwiseOp op>
 Status division(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void*) {
   const DivisionState state;
-  const Status status = run_elementwise(HWY_DYNAMIC_DISPATCH(pointwise_runs)(op, out[0].dtype), &state, in, 2, out);
+  const Status status = run_elementwise(runs(op, out[0].dtype), &state, in, 2, out);
   if (!state.by_zero.load(std::memory_order_relaxed)) return status;
   context->set_error(context, "an integer was divided by zero");
   return Status::failed;

@@ -11,6 +11,7 @@
 
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/reduce_plan.h"
+#include "halfstep/backends/cpu/visit.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -260,8 +261,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   if (outputs == 0) return true;
   const Reader<C> x(view);
   const std::int64_t inner = plan.kept.inner_size();
-  const bool by_columns =
-      inner >= 4 && plan.kept.inner_stride() == 1 && (plan.reduced.inner_stride() != 1 || length == 1);
+  const bool by_columns = inner >= 4 && plan.kept.inner_stride() == 1 && plan.reduced.inner_stride() != 1;
   const std::int64_t width = by_columns ? std::min(inner, kColumns) : 1;
   const std::int64_t blocks_inner = by_columns ? (inner + width - 1) / width : 1;
   const std::int64_t blocks = by_columns ? outputs / inner * blocks_inner : outputs;
@@ -357,22 +357,6 @@ void store_integer(TensorView& out, std::int64_t at, std::int64_t value) {
     using T = typename decltype(tag)::type;
     static_cast<T*>(out.data)[at] = convert<T>(value);
   });
-}
-
-template <class F>
-void visit_integral(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i8:
-      return f(std::int8_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-    default:
-      return f(bool{});
-  }
 }
 
 // Integers and bools, exactly in 64 bits.

@@ -6,33 +6,10 @@
 
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/strided_loop.h"
+#include "halfstep/backends/cpu/visit.h"
 
 namespace halfstep::cpu {
 namespace {
-
-template <class F>
-void visit_numeric(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::f64:
-      return f(double{});
-    case DType::f16:
-      return f(Half{});
-    case DType::bf16:
-      return f(BFloat16{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i8:
-      return f(std::int8_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-    default:
-      return f(bool{});
-  }
-}
 
 const DimAttributes& dim_attributes(const void* attributes) { return *static_cast<const DimAttributes*>(attributes); }
 

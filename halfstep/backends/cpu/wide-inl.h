@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elementary functions in either width: vectors in float32, the C library for each lane in float64.
+
+// The include guard of a header that is compiled once for each target.
+#if defined(HALFSTEP_BACKENDS_CPU_WIDE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFSTEP_BACKENDS_CPU_WIDE_INL_H_
+#undef HALFSTEP_BACKENDS_CPU_WIDE_INL_H_
+#else
+#define HALFSTEP_BACKENDS_CPU_WIDE_INL_H_
+#endif
+
+#include <cmath>
+
+#include "halfstep/backends/cpu/math-inl.h"
+#include "halfstep/backends/cpu/runs-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+
+template <class D>
+HWY_INLINE hn::Vec<D> wide_exp(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return exp(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::exp(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_expm1(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return expm1(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::expm1(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_log(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return log(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::log(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_log1p(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return log1p(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::log1p(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_tanh(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return tanh(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::tanh(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_erf(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return erf(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::erf(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_sigmoid(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return sigmoid(v);
+  } else {
+    const auto one = hn::Set(d, 1.0);
+    const auto z = wide_exp(d, hn::Neg(hn::Abs(v)));
+    return hn::Div(hn::IfThenElse(hn::Lt(v, hn::Zero(d)), z, one), hn::Add(one, z));
+  }
+}
+/// f sigmoid(v) for f of v's sign; 0 where sigmoid(v) is, f infinite or not.
+template <class D>
+HWY_INLINE hn::Vec<D> wide_times_sigmoid(D d, hn::Vec<D> f, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return times_sigmoid(f, v);
+  } else {
+    const auto s = wide_sigmoid(d, v);
+    return hn::IfThenZeroElse(hn::Eq(s, hn::Zero(d)), hn::Mul(f, s));
+  }
+}
+/// Phi(v) and exp(-v^2 / 2).
+template <class D>
+HWY_INLINE void wide_normal(D d, hn::Vec<D> v, hn::Vec<D>& phi, hn::Vec<D>& bell) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    const NormalParts parts = normal_parts(v);
+    phi = parts.phi;
+    bell = parts.bell;
+  } else {
+    phi = by_lane(
+        d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
+    bell = by_lane(
+        d, [](double x) { return std::exp(x * x * -0.5); }, v);
+  }
+}
+/// v Phi(v); 0 at -infinity.
+template <class D>
+HWY_INLINE hn::Vec<D> wide_gelu(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return gelu(v);
+  } else {
+    const auto phi = by_lane(
+        d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
+    return hn::IfThenZeroElse(hn::Eq(phi, hn::Zero(d)), hn::Mul(v, phi));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // the per-target include guard
