@@ -3,13 +3,14 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
+#include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
 namespace {
@@ -26,17 +27,23 @@ struct RunLog {
   std::map<int, json> last_steps;  // by epoch
 };
 
+std::string text_of(const json& object, const char* key, const char* otherwise) {
+  const bool there = object.is_object() && object.contains(key) && object[key].is_string();
+  return there ? object[key].get<std::string>() : otherwise;
+}
+
 RunLog read_log(const fs::path& given) {
   const fs::path path = fs::is_directory(given) ? given / "log.jsonl" : given;
-  std::ifstream file(path);
-  if (!file) throw IoError(fmt::format("{}: expected the log of a run, or its folder", path.string()));
+  if (!fs::exists(path)) throw IoError(fmt::format("{}: expected the log of a run, or its folder", path.string()));
+  constexpr std::uintmax_t kMostBytes = std::uintmax_t{4} << 30;
+  std::istringstream file(io::read_file(path, kMostBytes));
   RunLog log;
   log.name = (fs::is_directory(given) ? fs::path(given / "").parent_path().filename() : given.stem()).string();
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
     if (line.empty()) continue;
     const json event = json::parse(line, nullptr, false);
-    const std::string kind = event.is_object() ? event.value("event", "") : "";
+    const std::string kind = text_of(event, "event", "");
     if (kind == "start") {
       log.start = event;
     } else if (kind == "end") {
@@ -75,7 +82,7 @@ int run(const std::vector<std::string>& paths) {
     }
     rows.push_back({what, text(x, factor, digits, unit), text(y, factor, digits, unit), difference});
   };
-  rows.push_back({"precision", a.start.value("amp", "?"), b.start.value("amp", "?"), ""});
+  rows.push_back({"precision", text_of(a.start, "amp", "?"), text_of(b.start, "amp", "?"), ""});
   for (const auto& [epoch, eval] : a.evals) {
     const auto other = b.evals.find(epoch);
     const json none;

@@ -10,7 +10,8 @@ void add_devices(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("devices", "List the devices and what they compute with");
   verb->callback([&status] {
     const MachineInfo m = machine();
-    fmt::print("cpu: {}, {} threads, {:.1f} GB of memory\n", m.cpu, m.threads, m.memory_bytes / 1e9);
+    fmt::print("cpu: {}, {} thread{}, {:.1f} GB of memory\n", m.cpu, m.threads, m.threads == 1 ? "" : "s",
+               m.memory_bytes / 1e9);
     fmt::print("  instruction set: {}{}\n", m.isa, m.capped ? " (capped by HALFSTEP_ISA)" : "");
     fmt::print("  f32, f64: native\n");
     fmt::print("  bf16: {}\n",

@@ -1,43 +1,165 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <span>
 
+#include "cli/options.h"
+#include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/machine.h"
 
 namespace halfstep::cli {
 
 std::atomic<int> g_signal{0};
 std::atomic<bool> g_stop{false};
+std::vector<std::string> g_arguments;
 
 void catch_signals() {
   const auto handler = [](int number) {
-    if (g_stop.exchange(true)) _exit(128 + number);
-    g_signal = number;
+    const bool again = g_stop.exchange(true);
+    if (again && (number == SIGINT || number == SIGTERM)) _exit(128 + number);
+    if (!again) g_signal = number;
   };
   std::signal(SIGINT, handler);
   std::signal(SIGTERM, handler);
+  std::signal(SIGPIPE, handler);
+  // nohup and its like ignore it.
+  if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
 void complain(const std::string& text) {
   std::fflush(stdout);
-  std::fprintf(stderr, "halfstep: %s\n", text.c_str());
+  std::string line = text;
+  for (char& c : line) c = c == '\n' || c == '\r' ? ' ' : c;
+  std::fprintf(stderr, "halfstep: %s\n", line.c_str());
 }
 
 namespace {
 
+struct Later {
+  const char* name;
+  const char* what;
+};
+constexpr Later kLaterVerbs[] = {{"data", "fetching data sets"},
+                                 {"export", "exporting networks"},
+                                 {"quantize", "quantization"},
+                                 {"convert", "converting checkpoints"},
+                                 {"inspect", "inspecting files"}};
+constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
+                                 {"--config", "configuration by file"},
+                                 {"--image-size", "a network of images of any size"}};
+
+std::string later(std::span<const Later> all, std::string_view name) {
+  for (const Later& l : all) {
+    if (name == l.name) return std::string(l.name) + ": " + l.what + " is not there yet";
+  }
+  return {};
+}
+
+// A file that is opened would otherwise take the place of a closed standard output, and get what is printed.
+void open_standard_files() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
+      (void)::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
+    }
+  }
+}
+
+// The library warns of such values and goes on; who starts a program by hand wants to know.
+void check_environment() {
+  const auto value = [](const char* name) -> std::string {
+    const char* text = std::getenv(name);
+    return text ? text : "";
+  };
+  if (const std::string isa = value("HALFSTEP_ISA"); !isa.empty()) {
+    const auto names = isa_names();
+    if (std::find(names.begin(), names.end(), isa) == names.end()) {
+      throw UsageError(fmt::format("HALFSTEP_ISA: expected one of {}, got '{}'", fmt::join(names, ", "), isa));
+    }
+  }
+  if (const std::string n = value("HALFSTEP_THREADS"); !n.empty()) parse_whole("HALFSTEP_THREADS", n, 1, kMostThreads);
+  const std::string level = value("HALFSTEP_LOG");
+  if (!level.empty() && level != "debug" && level != "info" && level != "warning" && level != "error") {
+    throw UsageError(fmt::format("HALFSTEP_LOG: expected debug, info, warning or error, got '{}'", level));
+  }
+}
+
+std::vector<std::string> verb_names(const CLI::App& program) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
+  }
+  return names;
+}
+
+// The first argument, which names the verb.
+void check_verb(const CLI::App& program, const std::vector<std::string>& arguments) {
+  const auto names = verb_names(program);
+  const std::string list = fmt::format("{}", fmt::join(names, ", "));
+  if (arguments.empty()) {
+    throw UsageError(fmt::format("expected a command: {}; `halfstep --help` says what they do", list));
+  }
+  const std::string& given = arguments[0];
+  if (given.starts_with('-') || std::find(names.begin(), names.end(), given) != names.end()) return;
+  std::string reason = later(kLaterVerbs, given);
+  if (reason.empty()) reason = fmt::format("there is no command '{}'{}", given, did_you_mean(given, names));
+  throw UsageError(fmt::format("{}; the commands are {}", reason, list));
+}
+
+// What CLI11 has to say, in the words of this program.
+std::string usage_text(const CLI::App& program, const CLI::ParseError& e) {
+  const auto verbs = program.get_subcommands();
+  const CLI::App* verb = verbs.empty() ? &program : verbs[0];
+  const std::string help =
+      verb == &program ? std::string("halfstep --help") : fmt::format("halfstep {} --help", verb->get_name());
+  // A flag that isn't known explains best why another is missing.
+  const bool extras = dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr;
+  if (extras || dynamic_cast<const CLI::RequiredError*>(&e) != nullptr) {
+    std::vector<std::string> flags;
+    for (const CLI::Option* option : verb->get_options()) {
+      for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    }
+    for (const std::string& argument : program.remaining(true)) {
+      if (!argument.starts_with('-')) continue;
+      const std::string flag = argument.substr(0, argument.find('='));
+      std::string reason = later(kLaterFlags, flag);
+      if (reason.empty()) reason = fmt::format("there is no flag {}{}", flag, did_you_mean(flag, flags));
+      return fmt::format("{}: {}; `{}` lists the flags", verb->get_name(), reason, help);
+    }
+    if (extras)
+      return fmt::format("{}: one argument too many: '{}'; see `{}`", verb->get_name(),
+                         fmt::join(program.remaining(true), " "), help);
+  }
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&e) != nullptr) {
+    const std::string text = e.what(), flag = text.substr(0, text.find(':'));
+    const bool twice = text.find("At Most") != std::string::npos;
+    const char* what = twice                   ? "given more than once"
+                       : flag.starts_with('-') ? "expected a value"
+                                               : "expected one more";
+    return fmt::format("{}: {}: {}; see `{}`", verb->get_name(), flag, what, help);
+  }
+  return fmt::format("{}{}; see `{}`", verb == &program ? std::string() : verb->get_name() + ": ", e.what(), help);
+}
+
 int run(int argc, char** argv) {
+  g_arguments.assign(argv + std::min(argc, 1), argv + argc);
+  open_standard_files();
+  // Over a limit, writing shall fail, not the program.
+  std::signal(SIGXFSZ, SIG_IGN);
   CLI::App program{"Halfstep trains neural networks in mixed precision."};
   program.name("halfstep");
   program.require_subcommand(1);
-  program.set_version_flag("--version", HALFSTEP_VERSION);
+  program.set_version_flag("--version", "halfstep " HALFSTEP_VERSION);
   program.set_help_all_flag("--help-all", "Help for every verb");
-  program.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return std::string("halfstep: ") + e.what() + "\nTry `halfstep --help`, or `halfstep VERB --help`.\n";
-  });
   int status = kDone;
   add_train(program, status);
   add_eval(program, status);
@@ -47,9 +169,15 @@ int run(int argc, char** argv) {
   add_ops(program, status);
   add_devices(program, status);
   try {
+    check_verb(program, g_arguments);
+    check_environment();
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return program.exit(e) == 0 ? kDone : kUsage;
+    if (e.get_exit_code() != 0) {
+      complain(usage_text(program, e));
+      return kUsage;
+    }
+    program.exit(e);  // prints the help or the version
   } catch (const UsageError& e) {
     complain(e.what());
     return kUsage;
@@ -60,9 +188,10 @@ int run(int argc, char** argv) {
     complain("out of memory");
     return kFailed;
   } catch (const std::exception& e) {
-    complain(e.what());
+    complain(std::ferror(stdout) ? "standard output can't be written" : e.what());
     return kFailed;
   }
+  if (status > 128) return status;  // a signal, of which all was said
   // Output that a full disk or a closed pipe swallowed is no success.
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
     complain("standard output can't be written");

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cli/options.h"
+#include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/policy.h"
@@ -19,7 +20,14 @@ struct Options {
   bool markdown = false;
 };
 
+std::vector<std::string> op_names() {
+  std::vector<std::string> names;
+  for (const amp::PolicyRow& row : amp::policy_table()) names.emplace_back(row.op);
+  return names;
+}
+
 int run(const Options& o) {
+  const auto region = as_usage([&] { return train::amp_dtype(o.amp); });
   if (!o.policy.empty() && !amp::parse_policy(o.policy)) {
     throw UsageError(fmt::format(
         "--policy: expected 'lower precision', float32, 'float32 output', widest, 'pass through' or banned, got '{}'",
@@ -27,7 +35,8 @@ int run(const Options& o) {
   }
   for (const std::string& name : o.names) {
     if (!find_op(name))
-      throw UsageError(fmt::format("ops: there is no op called '{}'; `halfstep ops` lists them", name));
+      throw UsageError(fmt::format("ops: there is no op called '{}'{}; `halfstep ops` lists them", name,
+                                   did_you_mean(name, op_names())));
   }
   if (!o.explain.empty()) {
     if (o.names.size() != 1) throw UsageError("--explain: expected one op, as in `halfstep ops mm --explain f32 f32`");
@@ -37,7 +46,6 @@ int run(const Options& o) {
       if (!dtype) throw UsageError(fmt::format("--explain: '{}' is no dtype", d));
       dtypes.push_back(*dtype);
     }
-    const auto region = as_usage([&] { return train::amp_dtype(o.amp); });
     const amp::Decision d = as_usage([&] {
       return amp::explain(o.names[0], dtypes, {.dtype = region.value_or(f16), .enabled = region.has_value()});
     });
@@ -66,12 +74,12 @@ int run(const Options& o) {
 void add_ops(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("ops", "List the ops and how autocast treats them");
   auto o = std::make_shared<Options>();
-  verb->add_option("NAME", o->names, "Only these ops");
+  verb->add_option("NAME", o->names, "Only these ops")->type_name("");
   verb->add_option("--policy", o->policy, "Only ops of this class, such as 'lower precision'");
   verb->add_option("--explain", o->explain, "Say what a call of NAME on inputs of these dtypes would run in")
       ->expected(1, 16)
       ->delimiter(',');
-  verb->add_option("--amp", o->amp, "Region for --explain: off, bf16 or f16")->capture_default_str();
+  add_word(*verb, "--amp", o->amp, "Region for --explain: off, bf16 or f16");
   verb->add_flag("--markdown", o->markdown, "As a table for the docs");
   verb->callback([o, &status] { status = run(*o); });
 }

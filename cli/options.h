@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flags that several verbs share.
+// Flags that several verbs share, and flags whose values are checked as they are read.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <concepts>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <string>
 
+#include "cli/verbs.h"
+#include "halfstep/core/error.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/mnist.h"
+#include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
 
@@ -24,6 +29,44 @@ void add_common(CLI::App& verb, CommonOptions& options);
 /// Checks the model and the device and sets the threads. Throws UsageError.
 void apply_common(const CommonOptions& options);
 
+/// A whole number from `least` (at least 0) to `most`. Throws UsageError naming the flag.
+std::uint64_t parse_whole(const std::string& flag, const std::string& text, std::uint64_t least, std::uint64_t most);
+/// A number, with a point for the decimals whatever the locale says. Throws UsageError naming the flag.
+double parse_real(const std::string& flag, const std::string& text);
+
+/// `--flag N` for a whole number; the default is shown in the help unless it is under `least`.
+template <std::integral T>
+CLI::Option* add_whole(CLI::App& verb, const std::string& flag, T& value, std::uint64_t least, std::uint64_t most,
+                       const std::string& help) {
+  auto* option = verb.add_option_function<std::string>(
+      flag,
+      [flag, &value, least, most](const std::string& t) { value = static_cast<T>(parse_whole(flag, t, least, most)); },
+      help);
+  const bool shown = std::cmp_greater_equal(value, least);
+  return option->type_name(shown ? "N=" + std::to_string(value) : "N");
+}
+/// `--flag X` for a number.
+CLI::Option* add_real(CLI::App& verb, const std::string& flag, double& value, const std::string& help);
+/// `--flag TEXT` for one of some words; an empty one is refused.
+CLI::Option* add_word(CLI::App& verb, const std::string& flag, std::string& value, const std::string& help);
+/// `--flag PATH`, or a positional argument; an empty path is refused, since it mostly comes from an unset variable.
+CLI::Option* add_path(CLI::App& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
+
+/// Most threads that --threads and HALFSTEP_THREADS take.
+inline constexpr std::uint64_t kMostThreads = 4096;
+/// Most samples of a batch, steps, or the like: what makes sense by far, and whose products don't overflow.
+inline constexpr std::uint64_t kMostCount = 1'000'000'000;
+
+/// Any 64 bits are a seed.
+inline constexpr std::uint64_t kMostSeed = std::numeric_limits<std::uint64_t>::max();
+
+/// Makes a folder with those above it. Throws IoError.
+void make_folder(const std::filesystem::path& folder);
+
+/// A network with the weights of a file or of a run's folder, which must be of this model. Throws IoError.
+train::Classifier load_classifier(const std::string& model, const std::filesystem::path& weights,
+                                  std::shared_ptr<const void>& holder);
+
 /// The pictures of a folder in MNIST's format, or the built-in digits when there is no folder; `limit` at most (0:
 /// all).
 data::MnistData load_pictures(const std::filesystem::path& folder, data::Split split, std::uint64_t seed,
@@ -32,16 +75,6 @@ data::MnistData load_pictures(const std::filesystem::path& folder, data::Split s
 std::shared_ptr<const data::Dataset> make_dataset(data::MnistData pictures);
 
 /// Runs `function`; an Error of it becomes a UsageError, since it speaks of arguments.
-template <class F>
-auto as_usage(F&& function);
-
-}  // namespace halfstep::cli
-
-#include "cli/verbs.h"
-#include "halfstep/core/error.h"
-
-namespace halfstep::cli {
-
 template <class F>
 auto as_usage(F&& function) {
   try {

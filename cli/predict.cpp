@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -27,14 +28,34 @@ struct Options : CommonOptions {
   std::uint64_t seed = 0;
 };
 
+const char* type_name(data::IdxType type) {
+  switch (type) {
+    case data::IdxType::kUint8:
+      return "bytes";
+    case data::IdxType::kInt8:
+      return "signed bytes";
+    case data::IdxType::kInt16:
+      return "16-bit integers";
+    case data::IdxType::kInt32:
+      return "32-bit integers";
+    case data::IdxType::kFloat32:
+      return "float32";
+    case data::IdxType::kFloat64:
+      break;
+  }
+  return "float64";
+}
+
 data::MnistData pictures_of(const Options& o) {
   if (o.inputs.empty()) return load_pictures(o.data, data::Split::kTest, o.seed);
   data::MnistData all;
   for (const auto& path : o.inputs) {
     const data::IdxArray file = data::read_idx(path);
     if (file.type != data::IdxType::kUint8 || file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
-      throw IoError(fmt::format("{}: expected pictures of 28 by 28 bytes in IDX form", path.string()));
+      throw IoError(fmt::format("{}: expected an IDX file of bytes with the shape [N, 28, 28], got {} with [{}]",
+                                path.string(), type_name(file.type), fmt::join(file.shape, ", ")));
     }
+    if (file.shape[0] == 0) throw IoError(fmt::format("{}: expected at least one picture, got none", path.string()));
     all.count += file.shape[0];
     all.images.insert(all.images.end(), file.data.begin(), file.data.end());
   }
@@ -45,20 +66,12 @@ data::MnistData pictures_of(const Options& o) {
 int run(const Options& o) {
   apply_common(o);
   const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
-  if (o.count < 1) throw UsageError(fmt::format("--count: expected at least 1, got {}", o.count));
   std::shared_ptr<const void> holder;
-  const train::Classifier classifier = train::make_classifier(o.model, holder);
-  try {
-    classifier.module->load_state_dict(train::load_weights(o.weights));
-  } catch (const IoError&) {
-    throw;
-  } catch (const Error& e) {
-    throw IoError(fmt::format("{}: {}", o.weights.string(), e.what()));
-  }
+  const train::Classifier classifier = load_classifier(o.model, o.weights, holder);
   const data::MnistData pictures = pictures_of(o);
   std::vector<std::int64_t> chosen = o.indices;
   for (std::int64_t i : chosen) {
-    if (i < 0 || i >= pictures.count) {
+    if (i >= pictures.count) {
       throw UsageError(fmt::format("--index: expected 0 to {}, got {}", pictures.count - 1, i));
     }
   }
@@ -99,13 +112,22 @@ void add_predict(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("predict", "Draw pictures and say what the network takes them for");
   auto o = std::make_shared<Options>();
   add_common(*verb, *o);
-  verb->add_option("INPUT", o->inputs, "IDX files of 28x28 pictures (default: test pictures of --data)");
-  verb->add_option("--weights", o->weights, "Checkpoint, safetensors file, or folder of a run")->required();
-  verb->add_option("--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
-  verb->add_option("--index", o->indices, "Numbers of the pictures, from 0")->delimiter(',');
-  verb->add_option("--count", o->count, "How many of the first pictures")->capture_default_str();
-  verb->add_option("--amp", o->amp, "Mixed precision: off, bf16 or f16")->capture_default_str();
-  verb->add_option("--seed", o->seed, "Seed of the built-in data")->capture_default_str();
+  verb->add_option("INPUT", o->inputs, "IDX files of 28x28 pictures (default: test pictures of --data)")->type_name("");
+  add_path(*verb, "--weights", o->weights, "Checkpoint, safetensors file, or folder of a run")->required();
+  add_path(*verb, "--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
+  verb->add_option_function<std::vector<std::string>>(
+          "--index",
+          [o](const std::vector<std::string>& list) {
+            for (const std::string& text : list) {
+              o->indices.push_back(static_cast<std::int64_t>(parse_whole("--index", text, 0, kMostCount)));
+            }
+          },
+          "Numbers of the pictures, from 0")
+      ->delimiter(',')
+      ->type_name("N,...");
+  add_whole(*verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
+  add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
+  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data");
   verb->callback([o, &status] { status = run(*o); });
 }
 

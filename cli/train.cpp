@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <ctime>
 #include <fstream>
 
@@ -43,6 +45,29 @@ std::string scale_text(const amp::GradScalerOptions& o) {
   return fmt::format("dynamic:{},{},{},{}", o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval);
 }
 
+// The command that goes on with this run: what was given, with --resume.
+std::string command_to_resume(const fs::path& out) {
+  const auto quoted = [](const std::string& text) {
+    const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
+      return std::isalnum(c) || std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos;
+    });
+    if (plain) return text;
+    std::string result = "'";
+    for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return result + "'";
+  };
+  std::string command = "halfstep";
+  for (std::size_t i = 0; i < g_arguments.size(); ++i) {
+    const std::string& argument = g_arguments[i];
+    if (argument == "--resume") {
+      ++i;
+    } else if (!argument.starts_with("--resume=")) {
+      command += " " + quoted(argument);
+    }
+  }
+  return command + " --resume " + quoted(out.string());
+}
+
 int run(Options& o) {
   train::TrainConfig& c = o.config;
   apply_common(o);
@@ -62,6 +87,7 @@ int run(Options& o) {
                 : fs::path("runs") / fmt::format("{}-{:%Y%m%d-%H%M%S}", c.model, fmt::localtime(std::time(nullptr)));
   }
   catch_signals();
+  if (!c.out.empty()) make_folder(c.out);
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
@@ -75,7 +101,6 @@ int run(Options& o) {
   std::shared_ptr<const void> holder;
   const train::Classifier classifier = train::make_classifier(c.model, holder);
   if (!c.out.empty()) {
-    fs::create_directories(c.out);
     if (c.log_json.empty()) c.log_json = c.out / "log.jsonl";
     io::AtomicFile file(c.out / "config.yaml");
     const std::string text = describe(c, scale_text(train::scaler_options(c)));
@@ -113,9 +138,12 @@ int run(Options& o) {
   if (report.interrupted) {
     complain(c.out.empty()
                  ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
-                 : fmt::format("interrupted after step {}; go on with: halfstep train {} --resume {}{}", report.steps,
-                               c.model, c.out.string(), " and the same flags"));
+                 : fmt::format("interrupted after step {}; go on with: {}", report.steps, command_to_resume(c.out)));
     return 128 + g_signal.load();
+  }
+  if (report.nothing_left) {
+    complain(fmt::format("{}: all {} epochs are done; a larger --epochs goes on", c.resume.string(), report.epochs));
+    return kDone;
   }
   if (!o.quiet) {
     fmt::print(
@@ -134,30 +162,28 @@ void add_train(CLI::App& program, int& status) {
   auto o = std::make_shared<Options>();
   train::TrainConfig& c = o->config;
   add_common(*verb, *o);
-  verb->add_option("DIR,--data", c.data, "Folder with the data set in MNIST's format (default: built-in digits)");
-  verb->add_option("--epochs", c.epochs, "Passes over the training data")->capture_default_str();
-  verb->add_option("--batch-size", c.batch_size, "Samples of a batch")->capture_default_str();
-  verb->add_option("--lr", c.lr, "Learning rate")->capture_default_str();
-  verb->add_option("--optimizer", c.optimizer, "sgd, adam or adamw")->capture_default_str();
-  verb->add_option("--momentum", c.momentum, "Momentum of sgd")->capture_default_str();
-  verb->add_option("--weight-decay", c.weight_decay, "Weight decay")->capture_default_str();
-  verb->add_option("--amp", c.amp, "Mixed precision: off, bf16 or f16")->capture_default_str();
-  verb->add_option("--amp-dtype", o->amp_dtype, "Dtype of a level O0 to auto: f16 or bf16");
-  verb->add_option("--loss-scale", c.loss_scale,
-                   "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
-                   "(default: dynamic for "
-                   "f16, none otherwise)");
-  verb->add_option("--accumulate", c.accumulate, "Batches whose gradients make one step")->capture_default_str();
-  verb->add_option("--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping")
-      ->capture_default_str();
-  verb->add_option("--save-every", c.save_every, "Steps between checkpoints (default: one an epoch)");
-  verb->add_option("--resume", c.resume, "Checkpoint, or the folder of a run, to go on from");
-  verb->add_option("--out", c.out, "Folder for checkpoints and log (default: runs/MODEL-TIME)");
+  add_path(*verb, "DIR,--data", c.data, "Folder with the data set in MNIST's format (default: built-in digits)");
+  add_whole(*verb, "--epochs", c.epochs, 1, kMostCount, "Passes over the training data");
+  add_whole(*verb, "--batch-size", c.batch_size, 1, kMostCount, "Samples of a batch");
+  add_real(*verb, "--lr", c.lr, "Learning rate");
+  add_word(*verb, "--optimizer", c.optimizer, "sgd, adam or adamw");
+  add_real(*verb, "--momentum", c.momentum, "Momentum of sgd");
+  add_real(*verb, "--weight-decay", c.weight_decay, "Weight decay");
+  add_word(*verb, "--amp", c.amp, "Mixed precision: off, bf16 or f16");
+  add_word(*verb, "--amp-dtype", o->amp_dtype, "Dtype of a level O0 to auto: f16 or bf16");
+  add_word(*verb, "--loss-scale", c.loss_scale,
+           "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
+           "(default: dynamic for f16, none otherwise)");
+  add_whole(*verb, "--accumulate", c.accumulate, 1, kMostCount, "Batches whose gradients make one step");
+  add_real(*verb, "--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping");
+  add_whole(*verb, "--save-every", c.save_every, 0, kMostCount, "Steps between checkpoints; 0: one an epoch");
+  add_path(*verb, "--resume", c.resume, "Checkpoint, or the folder of a run, to go on from");
+  add_path(*verb, "--out", c.out, "Folder for checkpoints and log (default: runs/MODEL-TIME)");
   verb->add_flag("--no-out", o->no_out, "Write no checkpoints");
-  verb->add_option("--seed", c.seed, "Seed of weights, order and built-in data")->capture_default_str();
-  verb->add_option("--workers", c.workers, "Threads that load data")->capture_default_str();
-  verb->add_option("--limit", c.limit, "At most so many training samples; 0: all");
-  verb->add_option("--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
+  add_whole(*verb, "--seed", c.seed, 0, kMostSeed, "Seed of weights, order and built-in data");
+  add_whole(*verb, "--workers", c.workers, 0, 256, "Threads that load data");
+  add_whole(*verb, "--limit", c.limit, 0, kMostCount, "At most so many training samples; 0: all");
+  add_path(*verb, "--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
   verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
   verb->callback([o, &status] { status = run(*o); });
 }

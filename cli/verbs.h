@@ -6,6 +6,7 @@
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace halfstep::cli {
 
@@ -26,10 +27,14 @@ void add_compare(CLI::App& program, int& status);
 void add_ops(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);
 
+/// What the program was called with, without its own name.
+extern std::vector<std::string> g_arguments;
+
 /// Signal that asked the program to stop, or 0. Handlers are installed by catch_signals().
 extern std::atomic<int> g_signal;
 extern std::atomic<bool> g_stop;
-/// SIGINT and SIGTERM set the two above; a second one ends the program at once.
+/// SIGINT, SIGTERM, SIGHUP (a terminal that was closed) and SIGPIPE (a reader that went away) set the two above; a
+/// second SIGINT or SIGTERM ends the program at once.
 void catch_signals();
 
 /// `halfstep: TEXT` on standard error.

@@ -12,7 +12,8 @@ namespace halfstep::io {
 
 /// A file that is there whole or not at all: written under another name in the same folder, synced and renamed by
 /// commit(). Whatever stood there before stays until then; when writing fails or commit() is not reached, the
-/// unfinished file is removed. All members throw IoError naming the file.
+/// unfinished file is removed, and what killed processes left of the same file is removed when writing begins. All
+/// members throw IoError naming the file.
 class HS_API AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

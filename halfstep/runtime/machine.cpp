@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <fstream>
 
 #include "halfstep/runtime/parallel.h"
@@ -13,6 +12,7 @@ namespace halfstep {
 namespace {
 
 std::atomic<void (*)(MachineInfo&)> g_provider{nullptr};
+std::span<const char* const> g_isa_names;
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
@@ -26,15 +26,18 @@ std::string cpu_model() {
 
 }  // namespace
 
-void set_machine_provider(void (*fill)(MachineInfo& info)) { g_provider.store(fill); }
+void set_machine_provider(void (*fill)(MachineInfo& info), std::span<const char* const> isa_names) {
+  g_isa_names = isa_names;
+  g_provider.store(fill);
+}
+
+std::span<const char* const> isa_names() { return g_isa_names; }
 
 MachineInfo machine() {
   MachineInfo info;
   info.cpu = cpu_model();
   info.threads = num_threads();
   info.memory_bytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGE_SIZE));
-  const char* cap = std::getenv("HALFSTEP_ISA");
-  info.capped = cap != nullptr && *cap != '\0';
   if (auto* fill = g_provider.load()) fill(info);
   return info;
 }

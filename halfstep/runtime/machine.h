@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "halfstep/core/export.h"
@@ -16,12 +17,14 @@ struct MachineInfo {
   double memory_bytes = 0;      ///< of the machine
   bool bf16_units = false;      ///< matrix products of bf16 run natively
   bool f16_units = false;       ///< matrix products of f16 run natively
-  bool capped = false;          ///< HALFSTEP_ISA is set
+  bool capped = false;          ///< HALFSTEP_ISA holds the instruction set under what the processor has
 };
 
 /// The machine as it is now; the instruction set comes from the CPU backend, which knows what its kernels choose.
 HS_API MachineInfo machine();
-/// For the CPU backend: fills in isa, bf16_units and f16_units.
-HS_API void set_machine_provider(void (*fill)(MachineInfo& info));
+/// The names that HALFSTEP_ISA takes, lowest first.
+HS_API std::span<const char* const> isa_names();
+/// For the CPU backend: fills in isa, bf16_units, f16_units and capped, and says what isa_names() gives.
+HS_API void set_machine_provider(void (*fill)(MachineInfo& info), std::span<const char* const> isa_names);
 
 }  // namespace halfstep

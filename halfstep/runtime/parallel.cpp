@@ -18,6 +18,7 @@
 #endif
 
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/log.h"
 
 namespace halfstep {
 namespace {
@@ -40,9 +41,13 @@ class Inside {
 /// counts.
 int environment_threads(const char* variable) {
   const char* text = std::getenv(variable);
-  if (text == nullptr) return 0;
-  const long value = std::strtol(text, nullptr, 10);
-  return value >= 1 && value <= 4096 ? static_cast<int>(value) : 0;
+  if (text == nullptr || *text == '\0') return 0;
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  if (value >= 1 && value <= 4096 && (*end == '\0' || *end == ',')) return static_cast<int>(value);
+  log(LogLevel::warning,
+      std::string(variable) + " is ignored: expected a number of threads from 1 to 4096, got '" + text + "'");
+  return 0;
 }
 
 int default_threads() {

@@ -21,24 +21,26 @@ struct Checkpoint {
   data::LoaderState loader;
   std::uint64_t loader_seed = 0;
   std::int64_t batch_size = 0;
-  PhiloxState random{};      ///< of the default generator
-  std::int64_t step = 0;     ///< over the whole run
-  std::int64_t skipped = 0;  ///< steps that overflowed so far
-  double loss_sum = 0;       ///< over the samples of the epoch so far
+  std::int64_t samples = 0;     ///< of the training data
+  std::int64_t accumulate = 1;  ///< batches of a step
+  PhiloxState random{};         ///< of the default generator
+  std::int64_t step = 0;        ///< over the whole run
+  std::int64_t skipped = 0;     ///< steps that overflowed so far
+  double loss_sum = 0;          ///< over the samples of the epoch so far
   std::int64_t loss_samples = 0;
   double best_top1 = -1;  ///< of all evaluations so far; -1 before the first
   std::string amp;        ///< precision of the run, for a hint when it changes
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
-/// safetensors finds them; the optimizer's tensors behind the prefix "optimizer."; the rest as JSON in the metadata.
-/// Throws IoError.
+/// safetensors finds them; the optimizer's tensors behind the prefix "optimizer."; the rest as JSON in the metadata,
+/// with a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 /// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
-/// file that is no checkpoint.
+/// file that is no checkpoint, for a checksum that doesn't agree, and for numbers that no run leaves behind.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
 /// Only the weights, from a checkpoint or from any safetensors file; a folder stands for its `best.safetensors`, or
-/// else `last.safetensors`.
-HS_API NamedTensors load_weights(const std::filesystem::path& path);
+/// else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
+HS_API NamedTensors load_weights(const std::filesystem::path& path, const std::string& model = "");
 
 }  // namespace halfstep::train

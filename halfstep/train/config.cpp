@@ -106,9 +106,13 @@ void check(const TrainConfig& c) {
   }
   if (!(c.momentum >= 0) || c.momentum >= 1) fail<Error>("--momentum: expected 0 to under 1, got {}", c.momentum);
   if (c.momentum != 0 && c.optimizer != "sgd") fail<Error>("--momentum: only sgd has it, got {}", c.optimizer);
-  if (!(c.weight_decay >= 0)) fail<Error>("--weight-decay: expected at least 0, got {}", c.weight_decay);
+  if (!(c.weight_decay >= 0) || !std::isfinite(c.weight_decay)) {
+    fail<Error>("--weight-decay: expected a number of at least 0, got {}", c.weight_decay);
+  }
   if (c.accumulate < 1) fail<Error>("--accumulate: expected at least 1, got {}", c.accumulate);
-  if (!(c.clip_norm >= 0)) fail<Error>("--clip-norm: expected at least 0, got {}", c.clip_norm);
+  if (!(c.clip_norm >= 0) || !std::isfinite(c.clip_norm)) {
+    fail<Error>("--clip-norm: expected a number of at least 0, got {}", c.clip_norm);
+  }
   if (c.save_every < 0) fail<Error>("--save-every: expected at least 0, got {}", c.save_every);
   if (c.workers < 0 || c.workers > 256) fail<Error>("--workers: expected 0 to 256, got {}", c.workers);
   if (c.limit < 0) fail<Error>("--limit: expected at least 0, got {}", c.limit);

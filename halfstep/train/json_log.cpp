@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/json_log.h"
 
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "halfstep/core/fail.h"
@@ -10,7 +12,10 @@ namespace halfstep::train {
 
 JsonLog::JsonLog(const std::filesystem::path& path, bool append)
     : path_(path), file_(path, append ? std::ios::app : std::ios::trunc) {
-  if (!file_) fail<IoError>("{}: can't be written", path.string());
+  if (!file_) {
+    const int error = errno;
+    fail<IoError>("{}: can't be written: {}", path.string(), std::strerror(error));
+  }
 }
 
 void JsonLog::write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -16,7 +17,7 @@ namespace halfstep::train {
 /// once.
 class HS_API JsonLog {
  public:
-  using Value = std::variant<bool, std::int64_t, double, std::string>;
+  using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
   JsonLog() = default;
   /// Starts the file anew, or with `append` goes on behind what is there. Throws IoError.
   explicit JsonLog(const std::filesystem::path& path, bool append = false);

@@ -17,6 +17,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
 
@@ -95,6 +96,13 @@ class Run {
 
   RunReport run() {
     const auto start = Clock::now();
+    if (loader_.state().epoch >= config_.epochs) {
+      report_.nothing_left = true;
+      report_.steps = step_;
+      report_.skipped = skipped_;
+      report_.peak_rss_mb = peak_rss_mb();
+      return report_;
+    }
     log_.write("start", {{"model", config_.model},
                          {"epochs", std::int64_t{config_.epochs}},
                          {"batch_size", config_.batch_size},
@@ -103,11 +111,11 @@ class Run {
                          {"optimizer", config_.optimizer},
                          {"amp", config_.amp},
                          {"scale", scaler_.get_scale()},
-                         {"seed", static_cast<std::int64_t>(config_.seed)},
+                         {"seed", config_.seed},
                          {"step", step_}});
     while (loader_.state().epoch < config_.epochs && !stopped()) epoch();
     report_.interrupted = stopped() && loader_.state().epoch < config_.epochs;
-    if (report_.interrupted) save();
+    if (report_.interrupted) save("last.safetensors", static_cast<int>(loader_.state().epoch) + 1);
     report_.steps = step_;
     report_.skipped = skipped_;
     report_.seconds = seconds_since(start);
@@ -150,7 +158,7 @@ class Run {
       group_loss = 0;
       // An epoch's end is a place of its own to save and to stop at.
       if (index + 1 == batches) break;
-      if (config_.save_every > 0 && step_ % config_.save_every == 0) save();
+      if (config_.save_every > 0 && step_ % config_.save_every == 0) save("last.safetensors", number);
       if (stopped()) return;
     }
     if (loader_.state().batch != 0) loader_.seek({.epoch = number, .batch = 0});
@@ -172,7 +180,7 @@ class Run {
       const std::string last = report_.checkpoint.empty() ? "none was written" : report_.checkpoint.string();
       fail<Error>(
           "train: expected a finite loss, got {} in epoch {}, step {}; last checkpoint: {}; a smaller --lr may help",
-          value, number, step_ + 1, last);
+          std::isnan(value) ? std::string("nan") : fmt::format("{}", value), number, step_ + 1, last);
     }
     return value;
   }
@@ -190,8 +198,11 @@ class Run {
     ++step_;
     const bool ran = result.ran();
     if (!ran) ++skipped_;
-    loss_sum_ += loss * static_cast<double>(samples);
-    loss_samples_ += samples;
+    // A skipped step's loss may be infinite; one such would be all that the epoch's mean says.
+    if (std::isfinite(loss)) {
+      loss_sum_ += loss * static_cast<double>(samples);
+      loss_samples_ += samples;
+    }
     log_.write("step", {{"epoch", std::int64_t{number}},
                         {"step", step_},
                         {"loss", loss},
@@ -207,7 +218,7 @@ class Run {
                         .step_in_epoch = index / group + 1,
                         .steps_in_epoch = (batches + group - 1) / group,
                         .loss = loss,
-                        .mean_loss = loss_sum_ / static_cast<double>(loss_samples_),
+                        .mean_loss = loss_sum_ / static_cast<double>(std::max<std::int64_t>(loss_samples_, 1)),
                         .lr = optimizer_->lr(),
                         .scale = scale,
                         .skipped = skipped_,
@@ -233,8 +244,8 @@ class Run {
                         {"skipped", skipped_},
                         {"peak_rss_mb", peak_rss_mb()}});
     if (callbacks_.on_eval) callbacks_.on_eval(eval);
-    save();
-    if (eval.best && !config_.out.empty()) save_checkpoint(config_.out / "best.safetensors", state());
+    save("last.safetensors", number);
+    if (eval.best) save("best.safetensors", number);
   }
 
   Checkpoint state() const {
@@ -246,6 +257,8 @@ class Run {
             .loader = loader_.state(),
             .loader_seed = config_.seed,
             .batch_size = config_.batch_size,
+            .samples = samples_,
+            .accumulate = config_.accumulate,
             .random = default_generator().state(),
             .step = step_,
             .skipped = skipped_,
@@ -255,13 +268,29 @@ class Run {
             .amp = config_.amp};
   }
 
-  void save() {
+  void save(const char* name, int number) {
     if (config_.out.empty()) return;
-    report_.checkpoint = config_.out / "last.safetensors";
-    save_checkpoint(report_.checkpoint, state());
-    log_.write("checkpoint",
-               {{"epoch", loader_.state().epoch + 1}, {"step", step_}, {"file", report_.checkpoint.string()}});
-    if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(report_.checkpoint);
+    const fs::path file = config_.out / name;
+    // With weights that give no finite loss nobody can go on: they don't replace a checkpoint that may be good.
+    if (bad_losses_ > 0 && fs::exists(file)) return;
+    save_checkpoint(file, state());
+    report_.checkpoint = file;
+    log_.write("checkpoint", {{"epoch", std::int64_t{number}}, {"step", step_}, {"file", file.string()}});
+    if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+  }
+
+  // The optimizer's numbers come from the checkpoint: flags that say something else would be ignored in silence.
+  void check_optimizer(const Checkpoint& c, const std::string& file) const {
+    const std::pair<const char*, double> flags[] = {
+        {"lr", config_.lr}, {"momentum", config_.momentum}, {"weight_decay", config_.weight_decay}};
+    for (const auto& [name, given] : flags) {
+      const auto saved = c.optimizer.numbers.find(std::string("group0.") + name);
+      if (saved == c.optimizer.numbers.end() || saved->second == given) continue;
+      std::string flag = name;
+      std::replace(flag.begin(), flag.end(), '_', '-');
+      fail<IoError>("{}: the run had --{} {}, got {}; a run goes on with the flags that it began with", file, flag,
+                    saved->second, given);
+    }
   }
 
   void resume() {
@@ -278,6 +307,18 @@ class Run {
       fail<IoError>(
           "{}: the run had --batch-size {} --seed {}, got {} and {}; the order of the samples follows from both", file,
           c.batch_size, c.loader_seed, config_.batch_size, config_.seed);
+    }
+    if (c.samples != samples_) {
+      fail<IoError>("{}: the run had {} training samples, got {}; pass the --data and --limit of the first run", file,
+                    c.samples, samples_);
+    }
+    if (c.accumulate != config_.accumulate && c.loader.batch != 0) {
+      fail<IoError>("{}: the run had --accumulate {}, got {}; it can change at the end of an epoch only", file,
+                    c.accumulate, config_.accumulate);
+    }
+    check_optimizer(c, file);
+    if (c.amp != config_.amp) {
+      log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, config_.amp));
     }
     try {
       classifier_.module->load_state_dict(c.weights);

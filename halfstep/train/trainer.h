@@ -48,6 +48,7 @@ struct RunReport {
   double loss = 0;         ///< of the last evaluation
   double top1 = 0;
   double top5 = 0;
+  bool nothing_left = false;              ///< the run that was resumed had all its epochs already
   bool interrupted = false;               ///< stop was set; a checkpoint was written if there is a folder for it
   std::filesystem::path checkpoint = {};  ///< the last one written
 };
@@ -71,8 +72,8 @@ HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<cons
 /// Trains as the configuration says: autocast around forward pass and loss, loss scaling, accumulation (the last,
 /// smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and `best.safetensors` in
 /// `out`, JSON lines in `log_json`. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the
-/// step, writes a checkpoint and returns. Throws Error for a loss that isn't finite (the last checkpoint stays), and
-/// IoError.
+/// step, writes a checkpoint and returns. Throws Error for a loss that isn't finite, and IoError. No checkpoint is
+/// written over another one while the losses aren't finite: the last good one stays.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr);

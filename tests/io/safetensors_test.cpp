@@ -10,6 +10,7 @@
 
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/ops/create.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep {
 namespace {
@@ -18,14 +19,8 @@ namespace fs = std::filesystem;
 
 class Safetensors : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) /
-              (std::string("safetensors_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-  fs::path folder_;
+  test::TemporaryDir temporary_;
+  const fs::path folder_ = temporary_.path();
 };
 
 std::string file(const std::string& header, const std::string& data, std::int64_t length = -1) {

@@ -10,6 +10,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/trainer.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep {
 namespace {
@@ -20,14 +21,9 @@ using train::TrainConfig;
 class Train : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) /
-              (std::string("train_") + ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
     training_ = digits(data::Split::kTrain, 640);
     test_ = digits(data::Split::kTest, 100);
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   static std::shared_ptr<const data::Dataset> digits(data::Split split, std::int64_t count) {
     return std::make_shared<data::MnistDataset>(data::make_digits(split, {.seed = 1, .count = count}),
@@ -56,7 +52,8 @@ class Train : public ::testing::Test {
     return result;
   }
 
-  fs::path folder_;
+  test::TemporaryDir temporary_;
+  const fs::path folder_ = temporary_.path();
   std::shared_ptr<const data::Dataset> training_, test_;
 };
 

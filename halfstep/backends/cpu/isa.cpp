@@ -46,8 +46,24 @@ Isa detect() {
   return amx ? Isa::amx : Isa::avx512_fp16;
 }
 
+/// What HALFSTEP_ISA asks for, or all that the processor has.
+Isa isa_at_start(bool warn) noexcept {
+  const char* text = std::getenv("HALFSTEP_ISA");
+  if (text == nullptr || *text == '\0') return detected_isa();
+  try {
+    try {
+      return std::min(isa_from_string(text), detected_isa());
+    } catch (const Error& error) {
+      if (warn) log(LogLevel::warning, std::string("HALFSTEP_ISA is ignored: ") + error.what());
+    }
+  } catch (...) {  // no memory for the message
+  }
+  return detected_isa();
+}
+
 std::atomic<Isa>& current() {
-  static std::atomic<Isa> isa{detected_isa()};
+  // A wrong value is warned of here, at the first product: a program may want to refuse it before.
+  static std::atomic<Isa> isa{isa_at_start(true)};
   return isa;
 }
 
@@ -65,18 +81,14 @@ void apply(Isa isa) {
 /// Caps the instruction set when the library is loaded, before any kernel runs.
 struct ApplyEnvironment {
   ApplyEnvironment() {
-    const char* text = std::getenv("HALFSTEP_ISA");
-    if (text == nullptr || *text == '\0') return;
-    try {
-      apply(std::min(isa_from_string(text), detected_isa()));
-    } catch (const Error& error) {
-      log(LogLevel::warning, std::string("HALFSTEP_ISA is ignored: ") + error.what());
-    }
+    if (const Isa isa = isa_at_start(false); isa < detected_isa()) apply(isa);
   }
 };
 const ApplyEnvironment kApplyEnvironment;
 
 }  // namespace
+
+std::span<const char* const> isa_names() noexcept { return kNames; }
 
 const char* name(Isa isa) noexcept { return kNames[static_cast<std::size_t>(isa)]; }
 
@@ -84,7 +96,7 @@ Isa isa_from_string(std::string_view text) {
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (text == kNames[i]) return static_cast<Isa>(i);
   }
-  fail<Error>("instruction set: expected avx2, avx512, avx512_vnni, avx512_bf16, avx512_fp16 or amx, got '{}'", text);
+  fail<Error>("instruction set: expected one of {}, got '{}'", fmt::join(kNames, ", "), text);
 }
 
 Isa detected_isa() noexcept {

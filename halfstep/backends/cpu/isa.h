@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "halfstep/core/dtype.h"
@@ -14,6 +15,8 @@ enum class Isa : std::uint8_t { avx2, avx512, avx512_vnni, avx512_bf16, avx512_f
 
 /// "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_fp16" or "amx".
 HS_API const char* name(Isa isa) noexcept;
+/// All names, lowest first.
+HS_API std::span<const char* const> isa_names() noexcept;
 /// The reverse of name(). Throws Error with the valid choices.
 HS_API Isa isa_from_string(std::string_view text);
 

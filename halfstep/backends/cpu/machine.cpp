@@ -7,11 +7,13 @@ namespace halfstep::cpu {
 namespace {
 
 [[maybe_unused]] const bool registered = [] {
-  set_machine_provider([](MachineInfo& info) {
+  const auto fill = [](MachineInfo& info) {
     info.isa = name(compute_isa());
     info.bf16_units = compute_isa(DType::bf16) >= Isa::avx512_bf16;
     info.f16_units = compute_isa(DType::f16) >= Isa::avx512_fp16;
-  });
+    info.capped = compute_isa() < detected_isa();
+  };
+  set_machine_provider(fill, isa_names());
   return true;
 }();
 
