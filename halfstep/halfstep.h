@@ -43,6 +43,7 @@
 #include "halfstep/nn/norm.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/attention.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"

@@ -77,7 +77,7 @@ def _steps(machine: Machine, quick: bool) -> Section:
                     others.append(Contestant("jax", "jax", case))
                 goals: list[Goal] = []
                 if dtype == "f32":
-                    goals = [Goal("torch", 1.3), Goal("jax", 1.0)]
+                    goals = [Goal("torch", 1.3)] + ([Goal("jax", 1.0)] if batch == 64 else [])
                 elif dtype == "bf16" and machine.bf16_units:
                     goals = [Goal("torch", 1.3)]
                 rows.append(Row((str(batch), optimizer, dtype), case, tuple(others), tuple(goals)))

@@ -21,11 +21,20 @@ struct Row {
 // Products of many terms: where the time goes, and 16-bit units are fastest; sums are taken in float32 inside.
 constexpr const char* kProduct = "matrix product: fast in 16 bits, accumulates in float32";
 constexpr Row kLowerPrecision[] = {
-    {"mm", kProduct},      {"bmm", kProduct},
-    {"mv", kProduct},      {"matmul", kProduct},
-    {"linear", kProduct},  {"addmm", kProduct},
-    {"baddbmm", kProduct}, {"outer", kProduct},
-    {"einsum", kProduct},  {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
+    {"scaled_dot_product_attention", "two matrix products; the softmax between them is taken in float32"},
+    {"mm", kProduct},
+    {"bmm", kProduct},
+    {"mv", kProduct},
+    {"matmul", kProduct},
+    {"linear", kProduct},
+    {"addmm", kProduct},
+    {"addmv", kProduct},
+    {"addr", kProduct},
+    {"addbmm", kProduct},
+    {"baddbmm", kProduct},
+    {"outer", kProduct},
+    {"einsum", kProduct},
+    {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
 };
 
 // The result leaves the range or loses the digits of 16 bits for ordinary inputs.
@@ -141,6 +150,7 @@ constexpr Row kPassThrough[] = {
 // Reductions, softmax, normalisation and losses.
 constexpr Row kPassThroughReductions[] = {
     {"batch_norm", "keeps its input's dtype: statistics and parameters are float32 inside"},
+    {"scaled_dot_product_attention_backward", kBackward},
     {"norm_backward", kBackward},
     {"batch_norm_backward", kBackward},
     {"pair_loss_backward", kBackward},

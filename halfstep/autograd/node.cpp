@@ -5,6 +5,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/pool.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
@@ -127,6 +128,9 @@ void Node::destroy() {
   }
   pending = nullptr;
 }
+
+void* AutogradMeta::operator new(std::size_t) { return pool_allocate<AutogradMeta>(); }
+void AutogradMeta::operator delete(void* p) { pool_deallocate<AutogradMeta>(p); }
 
 AutogradMeta::~AutogradMeta() {
   if (accumulator) static_cast<AccumulateGrad*>(accumulator.get())->forget_leaf();

@@ -118,6 +118,9 @@ class HS_API AutogradMeta final : public GradSlot {
   explicit AutogradMeta(TensorImpl* self) : self(self) {}
   ~AutogradMeta() override;
   std::string made_by() const override { return grad_fn ? grad_fn->name() : std::string(); }
+  /// From the thread's pool: every recorded result has one.
+  static void* operator new(std::size_t bytes);
+  static void operator delete(void* p);
 
   /// The tensor that this belongs to, and the gradient added up in it.
   TensorImpl* self;

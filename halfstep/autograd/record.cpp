@@ -60,6 +60,10 @@ class OpNode final : public Node {
     accepts_float32 = &op == &cast_op() && metas_[0].dtype == DType::f32 && is_low_precision(results[0].impl()->dtype);
   }
 
+  // A training step makes and drops dozens of them.
+  static void* operator new(std::size_t) { return pool_allocate<OpNode>(); }
+  static void operator delete(void* p) { pool_deallocate<OpNode>(p); }
+
   std::string name() const override { return op_.name; }
 
   void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) override {

@@ -4,6 +4,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/dropout_internal.h"
 #include "halfstep/ops/op.h"
 
 namespace halfstep {
@@ -30,15 +31,19 @@ const Op& dropout_op = define_op({
 
 }  // namespace
 
+Tensor reserve_dropout_state(std::int64_t numel, Device device) {
+  const PhiloxState state = default_generator().reserve(philox_blocks(static_cast<std::uint64_t>(numel)));
+  Tensor where = empty({2}, {.dtype = DType::i64});
+  where.data<std::int64_t>()[0] = static_cast<std::int64_t>(state.seed);
+  where.data<std::int64_t>()[1] = static_cast<std::int64_t>(state.offset);
+  return device == where.device() ? where : where.to(device);
+}
+
 Tensor dropout(const Tensor& input, double p, bool training) {
   check_defined(input, "dropout", "a tensor");
   if (!(p >= 0 && p <= 1)) fail<Error>("dropout: expected a probability between 0 and 1, got {}", p);
   if (!training || p == 0) return input;
-  const PhiloxState state = default_generator().reserve(philox_blocks(static_cast<std::uint64_t>(input.numel())));
-  Tensor where = empty({2}, {.dtype = DType::i64});
-  where.data<std::int64_t>()[0] = static_cast<std::int64_t>(state.seed);
-  where.data<std::int64_t>()[1] = static_cast<std::int64_t>(state.offset);
-  if (input.device() != where.device()) where = where.to(input.device());
+  const Tensor where = reserve_dropout_state(input.numel(), input.device());
   return call(dropout_op, {&input, &where}, DropoutAttributes{p});
 }
 

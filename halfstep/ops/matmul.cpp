@@ -116,14 +116,25 @@ const Op& matmul_op = define_op({.name = "matmul", .signature = "matmul(input, o
 const Op& outer_op = define_op({.name = "outer", .signature = "outer(input, other)", .composite = true});
 const Op& addmm_op =
     define_op({.name = "addmm", .signature = "addmm(input, a, b, beta=1, alpha=1)", .composite = true});
+const Op& addmv_op =
+    define_op({.name = "addmv", .signature = "addmv(input, matrix, vector, beta=1, alpha=1)", .composite = true});
+const Op& addr_op = define_op({.name = "addr", .signature = "addr(input, a, b, beta=1, alpha=1)", .composite = true});
+const Op& addbmm_op =
+    define_op({.name = "addbmm", .signature = "addbmm(input, a, b, beta=1, alpha=1)", .composite = true});
 const Op& baddbmm_op =
     define_op({.name = "baddbmm", .signature = "baddbmm(input, a, b, beta=1, alpha=1)", .composite = true});
 
 template <class Product>
-Tensor add_scaled(const Tensor& input, const Tensor& a, const Tensor& b, Product product_of, const AddmmOptions& o) {
+Tensor add_scaled(const char* op, const Tensor& input, const Tensor& a, const Tensor& b, Product product_of,
+                  const AddmmOptions& o) {
+  check_defined(input, op, "an input");
   // A 16-bit result is rounded once: product and sum are taken in float32.
   const bool low = a.defined() && b.defined() && is_low_precision(a.dtype()) && a.dtype() == b.dtype();
   const Tensor product = product_of(a, b, low ? MatmulOptions{.dtype = DType::f32} : MatmulOptions{});
+  if (broadcast_shapes(product.sizes(), input.sizes(), op) != product.sizes()) {
+    fail<ShapeError>("{}: expected an input that broadcasts to {}, got {}", op, product.sizes().str(),
+                     input.sizes().str());
+  }
   const Tensor scaled = o.alpha == 1 ? product : product * o.alpha;
   const Tensor result = o.beta == 0 ? scaled : add(scaled, input, o.beta);
   return low && (o.beta == 0 || input.dtype() == a.dtype()) ? cast(result, a.dtype()) : result;
@@ -220,16 +231,57 @@ Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
 }
 
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
-  return composite(addmm_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
-    check_defined(in[0], "addmm", "an input");
-    return add_scaled(in[0], in[1], in[2], mm, options);
+  return composite(addmm_op, {&input, &a, &b},
+                   [&](std::span<const Tensor> in) { return add_scaled("addmm", in[0], in[1], in[2], mm, options); });
+}
+
+Tensor addmv(const Tensor& input, const Tensor& matrix, const Tensor& vector, const AddmmOptions& options) {
+  const auto product = [](const Tensor& a, const Tensor& b, const MatmulOptions& o) {
+    check_defined(a, "addmv", "a matrix");
+    check_defined(b, "addmv", "a vector");
+    if (a.dim() != 2 || b.dim() != 1 || a.size(1) != b.size(0)) {
+      fail<ShapeError>("addmv: expected [m, k] and [k], got {} and {}", a.sizes().str(), b.sizes().str());
+    }
+    return mm(a, b.unsqueeze(1), o).squeeze(1);
+  };
+  return composite(addmv_op, {&input, &matrix, &vector}, [&](std::span<const Tensor> in) {
+    return add_scaled("addmv", in[0], in[1], in[2], product, options);
+  });
+}
+
+Tensor addr(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
+  const auto product = [](const Tensor& x, const Tensor& y, const MatmulOptions& o) {
+    check_defined(x, "addr", "a vector");
+    check_defined(y, "addr", "a vector");
+    if (x.dim() != 1 || y.dim() != 1) {
+      fail<ShapeError>("addr: expected two vectors, got {} and {}", x.sizes().str(), y.sizes().str());
+    }
+    return mm(x.unsqueeze(1), y.unsqueeze(0), o);
+  };
+  return composite(addr_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
+    return add_scaled("addr", in[0], in[1], in[2], product, options);
+  });
+}
+
+Tensor addbmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
+  // The sum over the batch is one product whose inner dimension is batch and k together.
+  const auto product = [](const Tensor& x, const Tensor& y, const MatmulOptions& o) {
+    check_defined(x, "addbmm", "a batch of matrices");
+    check_defined(y, "addbmm", "a batch of matrices");
+    if (x.dim() != 3 || y.dim() != 3 || x.size(0) != y.size(0) || x.size(2) != y.size(1)) {
+      fail<ShapeError>("addbmm: expected [b, m, k] and [b, k, n], got {} and {}", x.sizes().str(), y.sizes().str());
+    }
+    const std::int64_t inner = x.size(0) * x.size(2);
+    return mm(x.permute({1, 0, 2}).reshape({x.size(1), inner}), y.reshape({inner, y.size(2)}), o);
+  };
+  return composite(addbmm_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
+    return add_scaled("addbmm", in[0], in[1], in[2], product, options);
   });
 }
 
 Tensor baddbmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options) {
   return composite(baddbmm_op, {&input, &a, &b}, [&](std::span<const Tensor> in) {
-    check_defined(in[0], "baddbmm", "an input");
-    return add_scaled(in[0], in[1], in[2], bmm, options);
+    return add_scaled("baddbmm", in[0], in[1], in[2], bmm, options);
   });
 }
 

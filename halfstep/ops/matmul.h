@@ -27,13 +27,19 @@ HS_API Tensor matmul(const Tensor& input, const Tensor& other);
 HS_API Tensor outer(const Tensor& input, const Tensor& other);
 /// input * weight^T + bias: [*, in], weight [out, in], bias [out] (may be undefined) -> [*, out].
 HS_API Tensor linear(const Tensor& input, const Tensor& weight, const Tensor& bias = {});
-/// Options of addmm and baddbmm.
+/// Options of addmm, addmv, addr, addbmm and baddbmm.
 struct AddmmOptions {
   double beta = 1;   ///< factor of the input; 0 ignores it, NaN included
   double alpha = 1;  ///< factor of the product
 };
 /// beta * input + alpha * (a x b), input broadcast to [m, n].
 HS_API Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options = {});
+/// beta * input + alpha * (matrix x vector), input broadcast to [m].
+HS_API Tensor addmv(const Tensor& input, const Tensor& matrix, const Tensor& vector, const AddmmOptions& options = {});
+/// beta * input + alpha * outer(a, b), input broadcast to [n, m].
+HS_API Tensor addr(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options = {});
+/// beta * input + alpha * (the sum of the products of a batch), input broadcast to [m, n].
+HS_API Tensor addbmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options = {});
 /// beta * input + alpha * (a x b) for batches, input broadcast to [b, m, n].
 HS_API Tensor baddbmm(const Tensor& input, const Tensor& a, const Tensor& b, const AddmmOptions& options = {});
 

@@ -91,6 +91,13 @@ void composed_row_norm(GradContext& c, bool group) {
 
 void row_norm_gradient(GradContext& c, bool group) {
   if (!c.grad(0).defined()) return;
+  if (c.grad(0).numel() == 0) {
+    // No row or no width: sums of nothing.
+    for (int i = 0; i < 3; ++i) {
+      if (c.needs(i)) c.set(i, zeros(c.input_sizes(i), {.dtype = c.grad_dtype(i), .device = c.device(i)}));
+    }
+    return;
+  }
   if (c.create_graph || (!c.needs(0) && !c.needs(1))) return composed_row_norm(c, group);
   RowNormAttributes a = c.attributes<RowNormAttributes>();
   a.want_input = c.needs(0);

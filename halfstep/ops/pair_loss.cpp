@@ -182,12 +182,16 @@ Tensor cosine_similarity(const Tensor& input, const Tensor& other, const CosineS
   return composite(cosine_similarity_op, {&input, &other}, [&](std::span<const Tensor> t) {
     const Shape sizes = broadcast_shapes(t[0].sizes(), t[1].sizes(), "cosine_similarity");
     const Shape dims{wrap_dim(options.dim, sizes.size(), "cosine_similarity")};
-    const Tensor a = t[0].expand(sizes), b = t[1].expand(sizes);
+    // In 16 bits everything between is float32, so that the result is rounded once.
+    const Tensor* both[] = {&t[0], &t[1]};
+    const DType dtype = result_type(both, "cosine_similarity");
+    const DType inner = is_low_precision(dtype) ? DType::f32 : dtype;
+    const Tensor a = t[0].to(inner).expand(sizes), b = t[1].to(inner).expand(sizes);
     const double most = std::numeric_limits<double>::infinity();
     // Unit vectors first: their products neither overflow nor vanish.
     const Tensor na = clamp(norm(a, 2, dims, {.keepdim = true}), options.eps, most);
     const Tensor nb = clamp(norm(b, 2, dims, {.keepdim = true}), options.eps, most);
-    return sum((a / na) * (b / nb), dims);
+    return sum((a / na) * (b / nb), dims).to(dtype);
   });
 }
 

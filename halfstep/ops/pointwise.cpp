@@ -87,7 +87,9 @@ Tensor number_tensor(const Tensor& like, Scalar number, const char* op) {
 }
 
 const Op& define_unary(const char* name, InferFn infer, GradFn grad, std::uint32_t saves) {
-  Op op{.name = name};
+  // Kept as long as the op, which is for ever.
+  const std::string& signature = *new std::string(std::string(name) + "(input)");
+  Op op{.name = name, .signature = signature.c_str()};
   op.infer = infer;
   op.grad = grad;
   op.saves[0] = saves;

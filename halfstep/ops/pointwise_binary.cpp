@@ -127,10 +127,12 @@ const Op& atan2_op = define_op({
     .infer = detail::infer_common_floating,
     .grad =
         [](GradContext& c) {
+          // 0 at the origin, as in PyTorch; the length instead of its square, which would leave the range of 16 bits.
           const Tensor &a = c.input(0), &b = c.input(1);
-          const Tensor scaled = c.grad() / (square(a) + square(b));
-          if (c.needs(0)) c.set(0, scaled * b);
-          if (c.needs(1)) c.set(1, neg(scaled * a));
+          const Tensor length = hypot(a, masked_fill(b, logical_and(eq(a, 0), eq(b, 0)), 1));
+          const Tensor scaled = c.grad() / length;
+          if (c.needs(0)) c.set(0, scaled * (b / length));
+          if (c.needs(1)) c.set(1, neg(scaled * (a / length)));
         },
     .saves = {in(0, 1), in(0, 1)},
 });

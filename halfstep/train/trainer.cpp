@@ -198,7 +198,7 @@ class Run {
     ++step_;
     const bool ran = result.ran();
     if (!ran) ++skipped_;
-    // A skipped step's loss may be infinite; one such would be all that the epoch's mean says.
+    // One overflowing batch is not to take the epoch's mean with it.
     if (std::isfinite(loss)) {
       loss_sum_ += loss * static_cast<double>(samples);
       loss_samples_ += samples;
@@ -218,7 +218,7 @@ class Run {
                         .step_in_epoch = index / group + 1,
                         .steps_in_epoch = (batches + group - 1) / group,
                         .loss = loss,
-                        .mean_loss = loss_sum_ / static_cast<double>(std::max<std::int64_t>(loss_samples_, 1)),
+                        .mean_loss = loss_samples_ > 0 ? loss_sum_ / static_cast<double>(loss_samples_) : loss,
                         .lr = optimizer_->lr(),
                         .scale = scale,
                         .skipped = skipped_,

@@ -351,25 +351,63 @@ TEST(RandomStream, FollowsTheStreamOfItsSeed) {
   std::shuffle(order.begin(), order.end(), stream);
 }
 
+// Each member is a function of the words that it takes, in this order: runs and augmentations of another version or
+// device are repeated by it.
+TEST(RandomStream, MembersAreFunctionsOfTheWordsInOrder) {
+  constexpr PhiloxState kState{0x123456789abcdef0, 7};
+  RandomStream stream(kState);
+  std::uint64_t at = 0;
+  const auto word = [&] { return philox_word(kState, at++); };
+  const auto word64 = [&] {
+    const std::uint64_t low = word();
+    return std::uint64_t{word()} << 32 | low;
+  };
+  for (int round = 0; round < 50; ++round) {
+    EXPECT_EQ(stream(), word());
+    EXPECT_EQ(stream.uniform(), static_cast<float>(word() >> 8) / 16777216.0f);
+    EXPECT_EQ(stream.uniform64(), static_cast<double>(word64() >> 11) / 9007199254740992.0);
+    EXPECT_EQ(stream.uniform(-3, 5), -3 + 8 * (static_cast<double>(word64() >> 11) / 9007199254740992.0));
+    EXPECT_EQ(stream.bernoulli(0.25), word() < 0x40000000u);
+    EXPECT_EQ(stream.bernoulli(0.8), word() < 3435973837u);  // round(0.8 * 2^32)
+    EXPECT_EQ(stream.next64(), word64());
+    // The upper half of word times n; no word is refused for a power of two.
+    EXPECT_EQ(stream.below(1024), word64() >> 54);
+    const std::uint64_t radius = word64(), angle = word64();
+    const double u = (static_cast<double>(radius >> 11) + 1) / 9007199254740992.0;
+    const double turn = static_cast<double>(angle >> 11) / 9007199254740992.0;
+    EXPECT_NEAR(stream.normal(), std::sqrt(-2 * std::log(u)) * std::cos(2 * 3.14159265358979323846 * turn), 1e-14);
+  }
+  EXPECT_FALSE(RandomStream(1).bernoulli(0));
+  EXPECT_TRUE(RandomStream(1).bernoulli(1));
+  EXPECT_EQ(RandomStream(1).below(1), 0u);
+}
+
 TEST(RandomStream, NumbersKeepToTheirIntervals) {
   RandomStream stream(13);
   const double next = std::nextafter(1.0, 2.0);
   double sum = 0, squares = 0;
   const int n = 1 << 16;
   int hits = 0;
+  double narrow = 0, wide = 0;
   std::vector<int> count(7);
   for (int i = 0; i < n; ++i) {
     // Rounding would give the upper end half of the time.
     ASSERT_EQ(stream.uniform(1.0, next), 1.0);
     const double x = stream.uniform(-2.0, 3.0);
     ASSERT_TRUE(x >= -2 && x < 3);
-    ASSERT_TRUE(stream.uniform() < 1.0f && stream.uniform64() < 1.0);
+    const float f = stream.uniform();
+    const double d = stream.uniform64();
+    ASSERT_TRUE(f >= 0 && f < 1.0f && d >= 0 && d < 1.0);
+    narrow += f;
+    wide += d;
     ++count.at(stream.below(7));
     hits += stream.bernoulli(0.3);
     const double z = stream.normal();
     sum += z;
     squares += z * z;
   }
+  EXPECT_LE(std::fabs(narrow / n - 0.5), kSigmas / std::sqrt(12.0 * n));
+  EXPECT_LE(std::fabs(wide / n - 0.5), kSigmas / std::sqrt(12.0 * n));
   int even = 0;
   for (int i = 0; i < n; ++i) even += stream.below(0xaaaaaaaaaaaaaaab) % 2 == 0;
   EXPECT_LE(std::fabs(even - n / 2), kSigmas * std::sqrt(n / 4.0));

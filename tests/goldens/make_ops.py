@@ -341,6 +341,106 @@ def losses(o):
     o.add("cosine_similarity", lambda a, b: F.cosine_similarity(a, b, dim=0), [v(4, 2), v(4, 2)], dim=0, eps=1e-8)
 
 
+def further(o):
+    """Added later: at the end, so that the others keep their numbers."""
+    v = o.values
+    attend = F.scaled_dot_product_attention
+    name = "scaled_dot_product_attention"
+    o.add(name, lambda a, b, c: attend(a, b, c, is_causal=True), [v(1, 2, 5, 3), v(1, 2, 2, 3), v(1, 2, 2, 4)], is_causal=True)
+    o.add(name, lambda a, b, c: attend(a, b, c, enable_gqa=True), [v(2, 4, 3, 2), v(2, 2, 5, 2), v(2, 2, 5, 3)],
+          is_causal=False, enable_gqa=True)
+    o.add(name, lambda a, b, c: attend(a, b, c, enable_gqa=True, is_causal=True), [v(6, 3, 2), v(2, 3, 2), v(3, 3, 3)],
+          is_causal=True, enable_gqa=True)
+    blind = torch.ones(2, 1, 3, 4, dtype=torch.bool)
+    blind[0, 0, 1] = blind[1, 0, 0, :2] = False
+    o.add(name, lambda a, b, c, m: attend(a, b, c, attn_mask=m), [v(2, 2, 3, 2), v(2, 2, 4, 2), v(2, 2, 4, 3), blind],
+          is_causal=False, mask="bool")
+    o.add(name, lambda a, b, c, m: attend(a, b, c, attn_mask=m), [v(2, 3, 2, 2), v(2, 3, 4, 2), v(2, 3, 4, 3), v(3, 1, 4)],
+          is_causal=False, mask="additive")
+    o.add(name, attend, [v(3, 2), v(4, 2), v(4, 3)], is_causal=False)
+    o.add(name, attend, [v(2, 1, 3, 2), v(1, 3, 4, 2), v(2, 3, 4, 1)], is_causal=False)
+    o.add(name, attend, [v(2, 3, 1, 2, 2), v(3, 2, 3, 2), v(2, 1, 2, 3, 2)], is_causal=False)
+    o.add("addr", lambda c, a, b: torch.addr(c, a, b, beta=0.5, alpha=2.0), [v(3, 2), v(3), v(2)], beta=0.5, alpha=2.0)
+    o.add("addbmm", lambda c, a, b: torch.addbmm(c, a, b, beta=0.5, alpha=2.0), [v(3, 2), v(2, 3, 4), v(2, 4, 2)],
+          beta=0.5, alpha=2.0)
+
+
+def edges(o):
+    """Where functions have a kink, a tie or a pole: the gradient there is a convention."""
+    nan = float("nan")
+
+    def t(*numbers):
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    o.add("clamp", lambda x: torch.clamp(x, -0.5, 0.5), [t(-0.5, 0.0, 0.5, 1.0, nan)], min=-0.5, max=0.5)
+    o.add("clamp", lambda x: torch.clamp(x, 0.5, -0.5), [t(-1.0, 0.0, 1.0)], min=0.5, max=-0.5)
+    o.add("hardtanh", F.hardtanh, [t(-1.0, 0.0, 1.0)])
+    o.add("relu6", F.relu6, [t(0.0, 6.0, 3.0)])
+    o.add("relu", F.relu, [t(0.0, -0.0, -1.0, 1.0, nan, INF, -INF)])
+    o.add("leaky_relu", lambda x: F.leaky_relu(x, 0.1), [t(0.0, -1.0, 1.0)], negative_slope=0.1)
+    o.add("hardsigmoid", F.hardsigmoid, [t(-3.0, 3.0, -3.5, 3.5)])
+    o.add("hardswish", F.hardswish, [t(-3.0, 3.0, -3.5, 3.5, 0.0)])
+    o.add("elu", F.elu, [t(0.0, -0.0, -1.0, 1.0, -INF)])
+    o.add("prelu", F.prelu, [t(0.0, -1.0, 1.0), t(0.25)])
+    o.add("maximum", torch.maximum, [t(1.0, 2.0, nan, 1.0), t(1.0, 1.0, 1.0, nan)])
+    o.add("minimum", torch.minimum, [t(1.0, 2.0, nan, 1.0), t(1.0, 1.0, 1.0, nan)])
+    for op, function in (("abs", torch.abs), ("sign", torch.sign)):
+        o.add(op, function, [t(0.0, -0.0, -1.0, INF)])
+    o.add("sqrt", torch.sqrt, [t(0.0, 4.0, INF)])
+    o.add("rsqrt", torch.rsqrt, [t(0.0, 4.0, INF)])
+    o.add("reciprocal", torch.reciprocal, [t(0.0, -0.0, 4.0, INF)])
+    o.add("log", torch.log, [t(0.0, 1.0, INF, -1.0)])
+    o.add("round", torch.round, [t(0.5, 1.5, 2.5, -0.5, -1.5)])
+    o.add("erfinv", torch.erfinv, [t(0.0, 1.0, -1.0)])
+    o.add("logsigmoid", F.logsigmoid, [t(0.0, 100.0, -100.0, -1000.0)])
+    o.add("silu", F.silu, [t(0.0, 100.0, -100.0)])
+    o.add("sigmoid", torch.sigmoid, [t(0.0, 40.0, -40.0, -800.0, INF, -INF)])
+    o.add("tanh", torch.tanh, [t(0.0, 40.0, -40.0, INF, -INF)])
+    o.add("softplus", lambda x: F.softplus(x, 1, 2), [t(2.0, 2.5, 1.5, -50.0)], beta=1.0, threshold=2.0)
+    o.add("gelu", F.gelu, [t(0.0, 10.0, -10.0)], approximate="none")
+    o.add("gelu", lambda x: F.gelu(x, approximate="tanh"), [t(0.0, 10.0, -10.0)], approximate="tanh")
+    o.add("pow", lambda x: torch.pow(x, 0.0), [t(0.0, 2.0)], exponent=0.0)
+    o.add("pow", lambda x: torch.pow(x, 0.5), [t(0.0, 4.0)], exponent=0.5)
+    o.add("pow", lambda x: torch.pow(x, 2.0), [t(0.0, -4.0)], exponent=2.0)
+    o.add("pow", torch.pow, [t(0.0, 0.0, 2.0), t(0.0, 2.0, 0.0)])
+    o.add("atan2", torch.atan2, [t(0.0, 1.0, -1.0), t(0.0, 0.0, 0.0)])
+    o.add("fmod", torch.fmod, [t(5.0, -5.0, 5.0, -5.0, 6.0), t(3.0, 3.0, -3.0, -3.0, 3.0)])
+    o.add("remainder", torch.remainder, [t(5.0, -5.0, 5.0, -5.0, 6.0), t(3.0, 3.0, -3.0, -3.0, 3.0)])
+    zero, tie = t(0.0, 0.0, 0.0), t(1.0, -1.0, 0.5)
+    for p in (0.5, 1.0, 2.0, 3.0, INF, -INF, 0.0):
+        name = {INF: "inf", -INF: "-inf"}.get(p, p)
+        for x in (zero, tie):
+            o.add("norm", lambda x, p=p: torch.linalg.vector_norm(x, p), [x], "linalg.vector_norm", p=name)
+    o.add("std", lambda x: torch.std(x, correction=1), [t(1.0, 1.0, 1.0)], correction=1)
+    o.add("amax", torch.amax, [t(1.0, 1.0, 0.0)])
+    o.add("amin", torch.amin, [t(1.0, 1.0, 1.0)])
+    # PyTorch's gradient is NaN for all three here, ours goes to the NaN as that of torch.max does.
+    o.add("amax", torch.amax, [t(1.0, nan, 2.0)], fixed=(0,))
+    o.add("max", torch.max, [t(1.0, 1.0, 0.0)])
+    o.add("max", lambda x: tuple(torch.max(x, 0)), [t(0.0, 1.0, 1.0)], "max(dim): values, indices", dim=0, keepdim=False)
+    o.add("min", lambda x: tuple(torch.min(x, 0)), [t(0.0, nan, -1.0)], "min(dim): values, indices", dim=0, keepdim=False)
+    o.add("argmax", torch.argmax, [t(0.0, 1.0, 1.0)])
+    o.add("argmin", torch.argmin, [t(0.0, 0.0, nan)])
+    o.add("prod", torch.prod, [t(0.0, 2.0, 3.0)])
+    o.add("prod", torch.prod, [t(0.0, 2.0, 0.0)])
+    o.add("cumprod", lambda x: torch.cumprod(x, 0), [t(2.0, 0.0, 3.0, 0.0, 4.0)], dim=0)
+    o.add("logsumexp", lambda x: torch.logsumexp(x, 0), [t(-INF, 0.0, 1.0)], dim=0, keepdim=False)
+    o.add("logsumexp", lambda x: torch.logsumexp(x, 0), [t(1000.0, 999.0, -1000.0)], dim=0, keepdim=False)
+    o.add("softmax", lambda x: torch.softmax(x, 0), [t(-INF, 0.0, 1000.0, 999.0)], dim=0)
+    o.add("log_softmax", lambda x: torch.log_softmax(x, 0), [t(-1000.0, 0.0, 1000.0, 999.0)], dim=0)
+    o.add("sort", lambda x: tuple(torch.sort(x, dim=0, stable=True)), [t(1.0, nan, -0.0, 0.0, -INF, INF, 1.0)],
+          "sort: values, indices", dim=0, descending=False, stable=True)
+    o.add("sort", lambda x: tuple(torch.sort(x, dim=0, descending=True, stable=True)), [t(1.0, nan, 0.0, -INF, INF, 1.0)],
+          "sort: values, indices", dim=0, descending=True, stable=True)
+    o.add("smooth_l1_loss", lambda a, b: F.smooth_l1_loss(a, b, reduction="sum", beta=1.0), [t(1.0, 2.0, 0.0, -1.0), t(0.0, 0.0, 0.0, 0.0)],
+          reduction="sum", beta=1.0)
+    o.add("huber_loss", lambda a, b: F.huber_loss(a, b, reduction="sum", delta=1.0), [t(1.0, 2.0, 0.0, -1.0), t(0.0, 0.0, 0.0, 0.0)],
+          reduction="sum", delta=1.0)
+    o.add("l1_loss", lambda a, b: F.l1_loss(a, b, reduction="sum"), [t(1.0, 0.0), t(1.0, 1.0)], reduction="sum")
+    o.add("binary_cross_entropy_with_logits", lambda a, b: F.binary_cross_entropy_with_logits(a, b, reduction="sum"),
+          [t(1000.0, -1000.0, 0.0), t(0.0, 1.0, 1.0)], reduction="sum")
+
+
 def promotion():
     """Result types: operands and results are lists of names; result[i * n + j] is of operand i on the left, j on the right."""
     file = GoldenFile("promotion.json")
@@ -387,7 +487,7 @@ def make():
     warnings.filterwarnings("ignore", message="reduction: 'mean' divides")  # kl_div's own wish for 'batchmean'
     file = GoldenFile("ops_f64.json")
     o = Ops(file, 20261)
-    for part in (binary_and_unary, reductions, products, shapes, norms, losses):
+    for part in (binary_and_unary, reductions, products, shapes, norms, losses, further, edges):
         part(o)
     file.write()
     promotion()

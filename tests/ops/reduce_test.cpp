@@ -9,6 +9,7 @@
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/join.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/op_golden.h"
 
@@ -204,6 +205,23 @@ TEST(Reduce, NothingToReduce) {
   EXPECT_FALSE(any(none).item<bool>());
   EXPECT_TRUE(all(none).item<bool>());
   EXPECT_EQ(cumsum(none, 0).numel(), 0);
+}
+
+// One row is added up column by column too, in blocks of columns: 600 is two whole ones and a part of a third.
+TEST(Reduce, ADimensionOfOneKeepsEveryValue) {
+  for (const DType dtype : {f32, f16, bf16, f64}) {
+    for (const std::int64_t width : {1, 3, 4, 256, 600}) {
+      Values values(static_cast<std::size_t>(width));
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 200) - 99.5;  // exact in bf16
+      const Tensor x = tensor(values, {1, width}, {.dtype = dtype});
+      const Tensor stacked = cat({x, x}).reshape({2, 1, width});
+      EXPECT_EQ(sum(x, {0}).to_vector<double>(), values) << name(dtype) << width;
+      EXPECT_EQ(mean(x, {0}).to_vector<double>(), values) << name(dtype) << width;
+      EXPECT_EQ(amax(x, {0}).to_vector<double>(), values) << name(dtype) << width;
+      EXPECT_EQ(logsumexp(x, {0}).to_vector<double>(), values) << name(dtype) << width;
+      EXPECT_EQ(sum(stacked, {1})[1].to_vector<double>(), values) << name(dtype) << width;
+    }
+  }
 }
 
 TEST(Reduce, ZeroDimensional) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
@@ -35,6 +36,13 @@ void expect_close(const std::vector<double>& ours, const GoldenTensor& golden, c
   }
 }
 
+// Read once a program: many tests ask for the few entries of one op.
+const std::vector<GoldenEntry>& entries_of(const std::string& file) {
+  static std::map<std::string, std::vector<GoldenEntry>> files;
+  const auto known = files.find(file);
+  return known != files.end() ? known->second : files.emplace(file, read_goldens(file)).first->second;
+}
+
 }  // namespace
 
 Tensor to_tensor(const GoldenTensor& golden, bool requires_grad) {
@@ -47,7 +55,7 @@ Shape golden_dims(const GoldenEntry& entry) { return entry.has("dim") ? Shape(en
 
 void check_op_goldens(const std::string& op, const GoldenCall& call) {
   int found = 0;
-  for (const GoldenEntry& entry : read_goldens("ops_f64.json")) {
+  for (const GoldenEntry& entry : entries_of("ops_f64.json")) {
     if (entry.op != op) continue;
     ++found;
     SCOPED_TRACE(entry.name);
@@ -83,7 +91,7 @@ void check_op_goldens(const std::string& op, const GoldenCall& call) {
 void check_policy_goldens(const std::string& op, const GoldenCall& call) {
   int found = 0;
   const double u32 = std::ldexp(1.0, -24);
-  for (const GoldenEntry& entry : read_goldens("policy_ops.json")) {
+  for (const GoldenEntry& entry : entries_of("policy_ops.json")) {
     if (entry.op != op) continue;
     ++found;
     SCOPED_TRACE(entry.name);

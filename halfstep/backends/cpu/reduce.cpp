@@ -261,7 +261,8 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   if (outputs == 0) return true;
   const Reader<C> x(view);
   const std::int64_t inner = plan.kept.inner_size();
-  const bool by_columns = inner >= 4 && plan.kept.inner_stride() == 1 && plan.reduced.inner_stride() != 1;
+  const bool by_columns =
+      inner >= 4 && plan.kept.inner_stride() == 1 && (plan.reduced.inner_stride() != 1 || length == 1);
   const std::int64_t width = by_columns ? std::min(inner, kColumns) : 1;
   const std::int64_t blocks_inner = by_columns ? (inner + width - 1) / width : 1;
   const std::int64_t blocks = by_columns ? outputs / inner * blocks_inner : outputs;

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// What holds for every op, on the table of tests/support/op_cases.h: first and second derivatives against differences
+// in float64, on contiguous, strided and empty tensors; results and gradients in 16 bits against float64. An op without
+// a case fails.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+#include <set>
+
+#include "halfstep/autograd/engine.h"
+#include "halfstep/autograd/gradcheck.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/ops/random.h"
+#include "tests/support/op_cases.h"
+
+namespace halfstep {
+namespace {
+
+using test::OpCase;
+using test::OpLayout;
+
+constexpr const char* kLayouts[] = {"contiguous", "strided", "empty"};
+
+void check_gradients(const std::vector<OpCase>& cases) {
+  for (const OpCase& c : cases) {
+    if (!c.differences) continue;
+    for (const OpLayout layout : {OpLayout::contiguous, OpLayout::strided, OpLayout::empty}) {
+      const auto in = op_arguments(c, layout, f64);
+      try {
+        gradcheck(TensorFunction(c.call), in);
+        gradgradcheck(TensorFunction(c.call), in);
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << c.op << ", " << kLayouts[static_cast<int>(layout)] << ": " << e.what();
+      }
+    }
+  }
+}
+
+TEST(GradientsUnary, MatchDifferences) { check_gradients(test::unary_cases()); }
+TEST(GradientsBinary, MatchDifferences) { check_gradients(test::binary_cases()); }
+TEST(GradientsReduction, MatchDifferences) { check_gradients(test::reduction_cases()); }
+TEST(GradientsProduct, MatchDifferences) { check_gradients(test::product_cases()); }
+TEST(GradientsMoving, MatchDifferences) { check_gradients(test::moving_cases()); }
+TEST(GradientsNetwork, MatchDifferences) { check_gradients(test::network_cases()); }
+
+class Seen : public OpObserver {
+ public:
+  Seen() { add_observer(this); }
+  ~Seen() override { remove_observer(this); }
+  void on_call(const Op& op, std::span<const Tensor* const>, const void*, std::span<const Tensor>) override {
+    const std::lock_guard lock(mutex_);
+    names_.insert(op.name);
+  }
+  const std::set<std::string>& names() const { return names_; }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> names_;
+};
+
+// Ops without a gradient, and why that is right.
+bool needs_no_gradient(const std::string& op) {
+  static const std::set<std::string> list = {
+      // Bools and integers.
+      "all", "any", "argmax", "argmin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "count_nonzero",
+      "eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "logical_xor",
+      "lt", "ne", "nonzero", "nonzero_count",
+      // Steps: PyTorch's has no gradient either.
+      "floor_divide",
+      // Fused backward passes, which step aside for recorded ops when their own derivative is asked for.
+      "batch_norm_backward", "cross_entropy_backward", "cumprod_backward", "elu_backward", "gelu_backward",
+      "gelu_tanh_backward", "hardswish_backward", "leaky_relu_backward", "log_softmax_backward", "logsigmoid_backward",
+      "mish_backward", "nll_loss_backward", "norm_backward", "pair_loss_backward", "prod_others",
+      "scaled_dot_product_attention_backward", "sigmoid_backward", "silu_backward", "softmax_backward",
+      "softplus_backward", "tanh_backward",
+      // Constants in a backward pass: made of targets, and of where an extreme is.
+      "cross_entropy_targets", "extreme_weights",
+      // Random integers: their gradient is none, and nothing that has one comes in.
+      "randint", "randperm"};
+  return list.contains(op);
+}
+
+TEST(OpCases, EveryOpIsThereAndDifferentiable) {
+  std::set<std::string> seen, declared;
+  for (const OpCase& c : test::all_op_cases()) {
+    declared.insert(c.op);
+    const Op* op = find_op(c.op);
+    ASSERT_NE(op, nullptr) << c.op;
+    const Seen calls;
+    const auto in = op_arguments(c, OpLayout::contiguous, f64);
+    std::vector<Tensor> roots, weights, leaves;
+    for (const Tensor& t : c.call(in)) {
+      if (!t.requires_grad()) continue;
+      roots.push_back(t);
+      weights.push_back(ones(t.sizes(), {.dtype = f64}).requires_grad_());
+    }
+    EXPECT_TRUE(op->composite || calls.names().contains(c.op)) << c.op << " has a case that doesn't call it";
+    for (const Tensor& t : in) {
+      if (t.requires_grad()) leaves.push_back(t);
+    }
+    // Gradients of gradients are checked too, so that what the recorded backward pass calls is covered.
+    grad(roots, leaves, {.grad_outputs = weights, .create_graph = true, .allow_unused = true});
+    seen.insert(calls.names().begin(), calls.names().end());
+  }
+  for (const Op* op : all_ops()) {
+    const std::string name = op->name;
+    if (name.starts_with("test_")) continue;
+    if (op->composite) {
+      EXPECT_TRUE(declared.contains(name)) << name << " has no case in tests/support/op_cases.cpp";
+    } else if (op->grad) {
+      EXPECT_TRUE(seen.contains(name) || needs_no_gradient(name))
+          << name << " has no case in tests/support/op_cases.cpp";
+    } else {
+      EXPECT_TRUE(needs_no_gradient(name)) << name << " has neither a gradient nor a reason to have none";
+    }
+  }
+}
+
+// |got - exact| <= roundings u |exact| + 64 u32 scale + 2^-25 for f16, whose numbers below 2^-14 have fewer digits. The
+// arguments are of size 1, so scale, the largest |exact| or 1, bounds the terms of every sum, which float32 takes.
+void expect_rounded(const Tensor& got, const Tensor& exact, double roundings, bool relative, const std::string& what) {
+  const double u = got.dtype() == f16 ? 0x1p-11 : got.dtype() == bf16 ? 0x1p-8 : 0x1p-24;
+  const auto x = got.detach().to_vector<double>(), y = exact.detach().to_vector<double>();
+  ASSERT_EQ(x.size(), y.size()) << what;
+  double scale = 1;
+  for (const double v : y) scale = std::max(scale, std::abs(v));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double bound =
+        roundings * u * (relative ? std::abs(y[i]) : scale) + 64 * 0x1p-24 * scale + (got.dtype() == f16 ? 0x1p-25 : 0);
+    EXPECT_NEAR(x[i], y[i], bound) << what << " element " << i << ", in units of the last place "
+                                   << std::abs(x[i] - y[i]) / (2 * u * std::max(std::abs(y[i]), 1e-30));
+    if (!(std::abs(x[i] - y[i]) <= bound)) return;
+  }
+}
+
+// Gradients are made of a few ops, each rounding once: four roundings of the largest.
+void check_sixteen_bits(const std::vector<OpCase>& cases) {
+  for (const OpCase& c : cases) {
+    if (!c.sixteen_bits) continue;
+    for (const DType dtype : {f16, bf16}) {
+      for (const OpLayout layout : {OpLayout::contiguous, OpLayout::strided}) {
+        const std::string what = c.op + " " + name(dtype) + " " + kLayouts[static_cast<int>(layout)];
+        try {
+          const auto low = op_arguments(c, layout, dtype);
+          std::vector<Tensor> wide, low_leaves, wide_leaves;
+          for (const Tensor& t : low) {
+            wide.push_back(t.is_floating() ? t.detach().to(f64) : t);
+            if (!t.requires_grad()) continue;
+            wide.back().requires_grad_();
+            low_leaves.push_back(t);
+            wide_leaves.push_back(wide.back());
+          }
+          const auto got = c.call(low), exact = c.call(wide);
+          std::vector<Tensor> low_weights, wide_weights, low_roots, wide_roots;
+          manual_seed(1);
+          for (std::size_t o = 0; o < got.size(); ++o) {
+            EXPECT_EQ(got[o].dtype(), dtype) << what;
+            expect_rounded(got[o], exact[o], c.roundings, true, what);
+            if (!got[o].requires_grad()) continue;
+            low_roots.push_back(got[o]);
+            wide_roots.push_back(exact[o]);
+            low_weights.push_back((rand(got[o].sizes(), {.dtype = f64}) + 0.5).to(got[o].dtype()));
+            wide_weights.push_back(low_weights.back().to(f64));
+          }
+          const auto a = grad(low_roots, low_leaves, {.grad_outputs = low_weights, .allow_unused = true});
+          const auto b = grad(wide_roots, wide_leaves, {.grad_outputs = wide_weights, .allow_unused = true});
+          for (std::size_t i = 0; i < a.size(); ++i) {
+            ASSERT_EQ(a[i].defined(), b[i].defined()) << what;
+            if (a[i].defined()) expect_rounded(a[i], b[i], 4, false, what + " gradient " + std::to_string(i));
+          }
+        } catch (const std::exception& e) {
+          ADD_FAILURE() << what << ": " << e.what();
+        }
+      }
+    }
+  }
+}
+
+TEST(SixteenBitsUnary, RoundOnce) { check_sixteen_bits(test::unary_cases()); }
+TEST(SixteenBitsBinary, RoundOnce) { check_sixteen_bits(test::binary_cases()); }
+TEST(SixteenBitsReduction, RoundOnce) { check_sixteen_bits(test::reduction_cases()); }
+TEST(SixteenBitsProduct, RoundOnce) { check_sixteen_bits(test::product_cases()); }
+TEST(SixteenBitsMoving, RoundOnce) { check_sixteen_bits(test::moving_cases()); }
+TEST(SixteenBitsNetwork, RoundOnce) { check_sixteen_bits(test::network_cases()); }
+
+}  // namespace
+}  // namespace halfstep
