@@ -79,10 +79,8 @@ class Peer:
 
     @property
     def hello(self) -> dict[str, Any]:
-        """What the program said of itself; starts it. Raises PeerError."""
-        if self._broken is not None:
-            raise PeerError(self._broken)
-        if self._process is None:
+        """What the program said of itself; starts it the first time. Raises PeerError."""
+        if self._hello is None:
             self._start()
         assert self._hello is not None
         return self._hello
@@ -99,7 +97,8 @@ class Peer:
         if case in self._failed_cases:
             raise PeerError(self._failed_cases[case])
         try:
-            self.hello  # starts it
+            if self._process is None:
+                self._start()
             assert self._process is not None and self._process.stdin is not None
             try:
                 self._process.stdin.write(f"{case} {repetitions} {min_ms:g}\n")
@@ -138,6 +137,8 @@ class Peer:
             return process.wait()
 
     def _start(self) -> None:
+        if self._broken is not None:
+            raise PeerError(self._broken)
         self._lines = queue.Queue()
         self._last_words.clear()
         try:

@@ -87,6 +87,13 @@ class PeerTest(unittest.TestCase):
         answer = peer.ask("time/2", 3, 1, 20)
         self.assertEqual((answer.median_ms, answer.times_ms), (2.0, (2.0, 2.0, 2.0)))
 
+    def test_stays_closed_until_it_is_asked(self) -> None:
+        peer = self.peer()
+        self.assertEqual(peer.hello["version"], "1.5")
+        peer.close()
+        self.assertEqual(peer.hello["version"], "1.5")
+        self.assertIsNone(peer.pid)
+
     def test_an_error_leaves_it_running(self) -> None:
         peer = self.peer()
         pid = peer.hello and peer.pid
