@@ -246,6 +246,8 @@ class Run {
     if (callbacks_.on_eval) callbacks_.on_eval(eval);
     save("last.safetensors", number);
     if (eval.best) save("best.safetensors", number);
+    // A run is resumed from the last one, not from the best.
+    if (!report_.checkpoint.empty()) report_.checkpoint = config_.out / "last.safetensors";
   }
 
   Checkpoint state() const {

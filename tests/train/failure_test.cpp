@@ -136,7 +136,7 @@ TEST_F(TrainFailure, CheckpointsAreWrittenAsOftenAsAsked) {
   config.out = folder_ / "a";
   const Regression net(4, 2);
   const Recorded r = test::run(config, net, samples.dataset(), samples.dataset());
-  EXPECT_EQ(r.checkpoints.size(), 3U) << "after the steps 4 and 8, and at the end";
+  EXPECT_EQ(r.checkpoints.size(), 4U) << "after the steps 4 and 8, and at the end as the best and as the last";
   EXPECT_EQ(r.report.checkpoint, config.out / "last.safetensors");
   EXPECT_EQ(train::load_checkpoint(config.out).step, 10);
 }
