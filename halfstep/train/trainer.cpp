@@ -33,6 +33,9 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 // nothing will.
 constexpr int kMaxBadLosses = 20;
 
+constexpr const char* kLast = "last.safetensors";
+constexpr const char* kBest = "best.safetensors";
+
 std::unique_ptr<optim::Optimizer> make_optimizer(const TrainConfig& c, const NamedTensors& parameters) {
   if (c.optimizer == "sgd") {
     return std::make_unique<optim::SGD>(
@@ -115,7 +118,7 @@ class Run {
                          {"step", step_}});
     while (loader_.state().epoch < config_.epochs && !stopped()) epoch();
     report_.interrupted = stopped() && loader_.state().epoch < config_.epochs;
-    if (report_.interrupted) save("last.safetensors", static_cast<int>(loader_.state().epoch) + 1);
+    if (report_.interrupted) save(kLast, static_cast<int>(loader_.state().epoch) + 1);
     report_.steps = step_;
     report_.skipped = skipped_;
     report_.seconds = seconds_since(start);
@@ -158,7 +161,7 @@ class Run {
       group_loss = 0;
       // An epoch's end is a place of its own to save and to stop at.
       if (index + 1 == batches) break;
-      if (config_.save_every > 0 && step_ % config_.save_every == 0) save("last.safetensors", number);
+      if (config_.save_every > 0 && step_ % config_.save_every == 0) save(kLast, number);
       if (stopped()) return;
     }
     if (loader_.state().batch != 0) loader_.seek({.epoch = number, .batch = 0});
@@ -244,10 +247,8 @@ class Run {
                         {"skipped", skipped_},
                         {"peak_rss_mb", peak_rss_mb()}});
     if (callbacks_.on_eval) callbacks_.on_eval(eval);
-    save("last.safetensors", number);
-    if (eval.best) save("best.safetensors", number);
-    // A run is resumed from the last one, not from the best.
-    if (!report_.checkpoint.empty()) report_.checkpoint = config_.out / "last.safetensors";
+    save(kLast, number);
+    if (eval.best) save(kBest, number);
   }
 
   Checkpoint state() const {
@@ -270,14 +271,16 @@ class Run {
             .amp = config_.amp};
   }
 
-  void save(const char* name, int number) {
+  // Only the last one is told to the caller: the best one is a copy of some last one.
+  void save(const std::string& name, int number) {
     if (config_.out.empty()) return;
     const fs::path file = config_.out / name;
     // With weights that give no finite loss nobody can go on: they don't replace a checkpoint that may be good.
     if (bad_losses_ > 0 && fs::exists(file)) return;
     save_checkpoint(file, state());
-    report_.checkpoint = file;
     log_.write("checkpoint", {{"epoch", std::int64_t{number}}, {"step", step_}, {"file", file.string()}});
+    if (name != kLast) return;
+    report_.checkpoint = file;
     if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
   }
 
