@@ -225,43 +225,53 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
     given.erase(it);
     return t;
   };
-  // All is read before anything is changed.
+  // The options first: which tensors a parameter has follows from them. All is read before anything is changed, and
+  // where something doesn't fit, the options go back.
+  std::vector<std::map<std::string, double>> before, given_numbers;
+  for (int g = 0; g < num_groups(); ++g) {
+    const std::string prefix = fmt::format("group{}.", g);
+    before.push_back(numbers(g));
+    given_numbers.emplace_back();
+    for (const auto& [key, value] : state.numbers) {
+      if (key.starts_with(prefix)) given_numbers.back()[key.substr(prefix.size())] = value;
+    }
+    if (!given_numbers.back().contains("lr")) fail<Error>("{}: the state has no '{}lr'", kind(), prefix);
+  }
   std::vector<Slot> slots(slots_.size());
   std::vector<Tensor> steps;
-  std::vector<std::map<std::string, double>> group_numbers;
-  for (int g = 0; g < num_groups(); ++g) {
-    const Group& group = groups_[static_cast<std::size_t>(g)];
-    const std::string prefix = fmt::format("group{}.", g);
-    steps.push_back(take(prefix + "steps", group.steps.sizes()));
-    if (!steps.back().defined())
-      fail<Error>("{}: the state has no '{}steps'; is it of another optimizer?", kind(), prefix);
-    std::map<std::string, double> numbers_here;
-    for (const auto& [key, value] : state.numbers) {
-      if (key.starts_with(prefix)) numbers_here[key.substr(prefix.size())] = value;
-    }
-    if (!numbers_here.contains("lr")) fail<Error>("{}: the state has no '{}lr'", kind(), prefix);
-    group_numbers.push_back(std::move(numbers_here));
-    for (std::size_t i : group.parameters) {
-      const Shape& sizes = all_[i].tensor.sizes();
-      bool any = false;
-      for (const std::string& name : state_names(g)) {
-        slots[i].tensors.push_back(take(all_[i].name + "." + name, sizes));
-        any |= slots[i].tensors.back().defined();
+  try {
+    for (int g = 0; g < num_groups(); ++g) {
+      const Group& group = groups_[static_cast<std::size_t>(g)];
+      const std::string prefix = fmt::format("group{}.", g);
+      steps.push_back(take(prefix + "steps", group.steps.sizes()));
+      if (!steps.back().defined()) {
+        fail<Error>("{}: the state has no '{}steps'; is it of another optimizer?", kind(), prefix);
       }
-      if (!any) slots[i].tensors.clear();
-      slots[i].master = take(all_[i].name + ".master", sizes);
-      slots[i].compensation = take(all_[i].name + ".compensation", sizes);
+      load_numbers(g, given_numbers[static_cast<std::size_t>(g)]);
+      for (std::size_t i : group.parameters) {
+        const Shape& sizes = all_[i].tensor.sizes();
+        bool any = false;
+        for (const std::string& name : state_names(g)) {
+          slots[i].tensors.push_back(take(all_[i].name + "." + name, sizes));
+          any |= slots[i].tensors.back().defined();
+        }
+        if (!any) slots[i].tensors.clear();
+        slots[i].master = take(all_[i].name + ".master", sizes);
+        slots[i].compensation = take(all_[i].name + ".compensation", sizes);
+      }
     }
-  }
-  if (!given.empty()) {
-    fail<Error>("{}: the state has '{}', which belongs to no parameter here", kind(), given.begin()->first);
+    if (!given.empty()) {
+      fail<Error>("{}: the state has '{}', which belongs to no parameter here", kind(), given.begin()->first);
+    }
+  } catch (...) {
+    for (int g = 0; g < num_groups(); ++g) load_numbers(g, before[static_cast<std::size_t>(g)]);
+    throw;
   }
   slots_ = std::move(slots);
   for (int g = 0; g < num_groups(); ++g) {
     Group& group = groups_[static_cast<std::size_t>(g)];
     group.steps = steps[static_cast<std::size_t>(g)];
-    group.lr = group_numbers[static_cast<std::size_t>(g)].at("lr");
-    load_numbers(g, group_numbers[static_cast<std::size_t>(g)]);
+    group.lr = given_numbers[static_cast<std::size_t>(g)].at("lr");
   }
 }
 

@@ -261,6 +261,31 @@ TEST(GradScaler, UnscalingThatOverflowsIsFound) {
   EXPECT_EQ(s.p().item<double>(), 1);
 }
 
+// One bad element in a gradient of any length, at any place, with and without the norm: long gradients are checked in
+// lanes and chunks, and their rest one by one.
+TEST(GradScaler, OneBadElementIsFoundAnywhere) {
+  for (const std::int64_t n : {1, 16, 33, 1100, 17000}) {
+    for (const std::int64_t at : {n / 2, n - 1}) {
+      for (const DType dtype : {f32, f64, bf16, f16}) {
+        for (const bool norm : {false, true}) {
+          for (const double bad : {kInf, kNaN, 3e38}) {
+            if (bad == 3e38 && dtype != f32 && dtype != bf16) continue;
+            const Tensor p = zeros({n}, {.dtype = dtype, .requires_grad = true});
+            Trial s({p}, {.init_scale = 0.5});
+            Tensor g = ones({n}, {.dtype = dtype});
+            g.narrow(0, at, 1).fill_(bad);  // 3e38 is finite, and unscaled it isn't
+            p.set_grad(g);
+            s.scaler.unscale_(s.optimizer, {.norm = norm});
+            const auto result = s.scaler.step(s.optimizer);
+            ASSERT_FALSE(result.ran()) << n << " " << at << " " << name(dtype) << " " << norm << " " << bad;
+            ASSERT_EQ(p.to_vector<double>(), Values(static_cast<std::size_t>(n), 0));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(GradScaler, FinitePartsAreUnscaledWhenOthersAreNot) {
   Trial s({parameter({1, 1, 1}, {3})});
   set_grad(s.p(), {8, kInf, 4}, f32);

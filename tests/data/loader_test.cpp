@@ -26,6 +26,7 @@ struct Seen {
   std::atomic<int> made{0};
   std::mutex mutex;
   std::set<std::thread::id> threads;
+  std::set<std::uint64_t> seeds;
 };
 
 /// n samples: the input is the index, the target the epoch.
@@ -39,6 +40,7 @@ class Counting final : public Dataset {
     {
       const std::scoped_lock lock(seen_->mutex);
       seen_->threads.insert(std::this_thread::get_id());
+      seen_->seeds.insert(request.seed);
     }
     // Batches take unlike times, so that workers finish out of order.
     std::this_thread::sleep_for(std::chrono::microseconds(number % 3 * 100));
@@ -104,11 +106,13 @@ TEST_P(LoaderWorkers, ShufflesByTheSeed) {
   for (std::int64_t epoch = 0; epoch < 3; ++epoch) EXPECT_EQ(flat(run_epoch(loader)), shuffled_order(103, 5, epoch));
 }
 
-TEST_P(LoaderWorkers, TellsTheDataSetTheEpoch) {
-  DataLoader loader{Counting{4}, {.batch_size = 2, .workers = GetParam()}};
+TEST_P(LoaderWorkers, TellsTheDataSetSeedAndEpoch) {
+  const auto seen = std::make_shared<Seen>();
+  DataLoader loader{Counting{4, seen}, {.batch_size = 2, .workers = GetParam(), .seed = 12}};
   for (std::int64_t epoch = 0; epoch < 2; ++epoch) {
     for (const auto& [x, y] : loader) EXPECT_EQ(y.to_vector<std::int64_t>(), (Indices{epoch, epoch}));
   }
+  EXPECT_EQ(seen->seeds, (std::set<std::uint64_t>{12}));
 }
 
 // A second program goes on at any place with the same batches, other numbers of workers included.

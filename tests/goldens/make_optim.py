@@ -95,6 +95,11 @@ def quadratic(x):
     return 0.5 * x.dot(a.mv(x)) - b.dot(x)
 
 
+def parabola(x):
+    """Half the square of x: with lr L the first trial from 1 is at 1 - L, whose slope against the first one's is L - 1."""
+    return 0.5 * x.dot(x)
+
+
 def rosenbrock(x):
     """Sum of 100 (x[i+1] - x[i]^2)^2 + (1 - x[i])^2."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
@@ -107,7 +112,10 @@ def lbfgs(file):
             ("rosenbrock_wolfe", rosenbrock, [-1.2, 1.0], {"lr": 1.0, "max_iter": 5, "history_size": 10, "line_search": "strong_wolfe"}, 8, (F64,)),
             ("rosenbrock", rosenbrock, [-1.2, 1.0], {"lr": 0.001, "max_iter": 5, "history_size": 3, "line_search": "none"}, 6, (F64,)),
             ("rosenbrock4_wolfe", rosenbrock, [-1.2, 1.0, 0.5, -0.3], {"lr": 1.0, "max_iter": 8, "history_size": 3, "line_search": "strong_wolfe"}, 6, (F64,)),
-            ("max_eval", rosenbrock, [-1.2, 1.0], {"lr": 1.0, "max_iter": 20, "max_eval": 6, "history_size": 10, "line_search": "strong_wolfe"}, 4, (F64,))):
+            ("max_eval", rosenbrock, [-1.2, 1.0], {"lr": 1.0, "max_iter": 20, "max_eval": 6, "history_size": 10, "line_search": "strong_wolfe"}, 4, (F64,)),
+            # Just within the curvature condition's 0.9, and just outside; both within the decrease that is asked for.
+            ("parabola_accepted", parabola, [1.0], {"lr": 1.89, "max_iter": 1, "history_size": 5, "line_search": "strong_wolfe", "max_eval": 9}, 2, (F64,)),
+            ("parabola_refused", parabola, [1.0], {"lr": 1.91, "max_iter": 1, "history_size": 5, "line_search": "strong_wolfe", "max_eval": 9}, 2, (F64,))):
         for dtype in dtypes:
             x = torch.tensor(start, dtype=dtype, requires_grad=True)
             search = None if options["line_search"] == "none" else "strong_wolfe"

@@ -6,6 +6,9 @@
 #include <cmath>
 
 #include "halfstep/core/random.h"
+#include "halfstep/nn/activation.h"
+#include "halfstep/nn/embedding.h"
+#include "halfstep/nn/linear.h"
 #include "halfstep/ops/create.h"
 
 namespace halfstep {
@@ -102,6 +105,35 @@ TEST_F(Init, OrthogonalRowsOrColumns) {
     }
   }
   EXPECT_THROW(init::orthogonal_(empty({4})), ShapeError);
+}
+
+// As PyTorch's: weight and bias of a linear layer uniform in +-1/sqrt(in), a table standard normal with a padding row
+// of zeros, PReLU's slopes 0.25 unless told otherwise.
+TEST_F(Init, LayersStartAsDocumented) {
+  const nn::Linear wide{{.in = 25, .out = 4000, .dtype = f64}};
+  for (const Tensor& t : {Tensor(wide.weight), Tensor(wide.bias)}) {
+    expect_moments(t, 0, 0.2 / std::sqrt(3));
+    EXPECT_LE(moments(t).high, 0.2);
+    EXPECT_GE(moments(t).low, -0.2);
+    // The largest of n such values is under 0.99 of the bound once in 0.995^n runs: n is 4000.
+    EXPECT_GT(moments(t).high, 0.99 * 0.2);
+    EXPECT_LT(moments(t).low, 0.99 * -0.2);
+  }
+  const nn::Embedding table{{.num = 1000, .dim = 20, .padding_idx = 3, .dtype = f64}};
+  EXPECT_EQ(table.weight.select(0, 3).to_vector<double>(), std::vector<double>(20, 0));
+  expect_moments(table.weight.narrow(0, 4, 996), 0, 1);
+  EXPECT_EQ(nn::PReLU{}.weight.to_vector<float>(), (std::vector<float>{0.25}));
+  EXPECT_EQ((nn::PReLU{{.num_parameters = 2, .init = 0.5}}.weight.to_vector<float>()), (std::vector<float>{0.5, 0.5}));
+}
+
+TEST_F(Init, DrawsFollowTheSeedAndDiffer) {
+  const auto draw = [] { return init::normal_(empty({8})).to_vector<float>(); };
+  const auto first = draw(), second = draw();
+  EXPECT_NE(first, second);
+  manual_seed(17);
+  EXPECT_EQ(draw(), first);
+  manual_seed(18);
+  EXPECT_NE(draw(), first);
 }
 
 TEST_F(Init, ConstantsAndTheIdentity) {

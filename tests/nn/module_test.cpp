@@ -120,9 +120,37 @@ TEST(Module, LoadsAStateAndNamesWhatDoesNotFit) {
   }
   const nn::LoadReport report = net.load_state_dict(state, false);
   EXPECT_EQ(report.missing, std::vector<std::string>{"fc1.weight"});
-  state = other.state_dict();
-  state[0].tensor = zeros({4, 5});
+  // A wrong shape at the end of the state leaves what stands before it as it was.
+  state = Net{}.state_dict();
+  state.back().tensor = zeros({4, 5});
   EXPECT_THROW(net.load_state_dict(state), ShapeError);
+  EXPECT_EQ(net.fc1.bias.to_vector<float>(), other.fc1.bias.to_vector<float>());
+}
+
+struct Tied : nn::Module<Tied> {
+  nn::Linear there = child("there", nn::Linear{{.in = 3, .out = 3}});
+  nn::Linear back = child("back", nn::Linear{{.in = 3, .out = 3, .bias = false}});
+  Tied() { back.weight = there.weight; }
+  Tensor forward(const Tensor& x) const { return back(there(x)); }
+};
+
+// An optimizer is to move a shared parameter once; a file is to have both names, as PyTorch's has.
+TEST(Module, SharedParametersAreListedOnceAndSavedTwice) {
+  const Tied net;
+  EXPECT_EQ(names(net.parameters()), (std::vector<std::string>{"there.weight", "there.bias"}));
+  EXPECT_EQ(names(net.state_dict()), (std::vector<std::string>{"there.weight", "there.bias", "back.weight"}));
+}
+
+// Inside one region: contents of another storage are cast anew, though both were written equally often.
+TEST(Module, ReplacedContentsAreCastAnew) {
+  const nn::Linear layer{{.in = 2, .out = 2, .bias = false}};
+  const Tensor x = ones({1, 2});
+  const auto contents = [](double value) { return full({2, 2}, value); };
+  amp::Autocast autocast{{.dtype = bf16}};
+  nn::replace_contents(layer.weight, contents(1));
+  EXPECT_EQ(layer(x).to_vector<float>(), (std::vector<float>{2, 2}));
+  nn::replace_contents(layer.weight, contents(3));
+  EXPECT_EQ(layer(x).to_vector<float>(), (std::vector<float>{6, 6}));
 }
 
 TEST(Module, FreezingAndConversionInPlace) {

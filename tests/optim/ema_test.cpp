@@ -49,6 +49,21 @@ TEST(Ema, AveragesLowPrecisionInFloat32AndSwaps) {
   EXPECT_FALSE(ema.is_swapped());
 }
 
+// Work is cut into chunks of 16384 and, in 16 bits, blocks of 1024: every element has its own average.
+TEST(Ema, LargeParametersInEveryDType) {
+  for (const DType dtype : {f32, f64, bf16}) {
+    const Tensor w = zeros({40000}, {.dtype = dtype, .requires_grad = true});
+    optim::EMA ema({{"w", w}}, {.decay = 0.75});
+    ema.update();
+    std::vector<double> values;
+    for (int i = 0; i < 40000; ++i) values.push_back(i % 251);  // bf16 has 8 bits
+    set(w, values);
+    ema.update();
+    const auto v = ema.averages()[0].tensor.to_vector<double>();
+    for (std::size_t i = 0; i < v.size(); ++i) ASSERT_EQ(v[i], 0.25 * values[i]) << name(dtype) << " " << i;
+  }
+}
+
 TEST(Ema, WarmUpFollowsItsFormula) {
   const Tensor w = zeros({1}, {.dtype = f64, .requires_grad = true});
   optim::EMA ema({{"w", w}}, {.decay = 0.9, .warmup = 5});

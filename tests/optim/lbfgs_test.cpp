@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <stdexcept>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
@@ -46,10 +47,13 @@ TEST(LbfgsGolden, Trajectories) {
                      .tolerance_change = e.real("tolerance_change"),
                      .history_size = e.integer("history_size"),
                      .line_search = e.text("line_search") == "none" ? LineSearch::none : LineSearch::strong_wolfe});
-    const bool bowl = e.text("function") == "quadratic";
+    const std::string function = e.text("function");
+    const auto value = [&](const Tensor& at) {
+      return function == "quadratic" ? quadratic(at) : function == "parabola" ? 0.5 * sum(at * at) : rosenbrock(at);
+    };
     const auto closure = [&] {
       optimizer.zero_grad();
-      const Tensor loss = bowl ? quadratic(x) : rosenbrock(x);
+      const Tensor loss = value(x);
       loss.backward();
       return loss;
     };
@@ -81,6 +85,34 @@ TEST(Lbfgs, NeedsAClosure) {
   EXPECT_THROW(optimizer.step({ones({2})}), Error);
   EXPECT_THROW(optimizer.step([] { return Tensor(); }), Error);
   EXPECT_THROW((LBFGS({}, {.max_iter = 0})), Error);
+}
+
+// A closure that throws in the middle of a step, as one that loads data may.
+TEST(Lbfgs, AClosureThatThrowsLeavesEverythingAsItWas) {
+  Tensor x = tensor({-1.2, 1}, {.dtype = f32, .requires_grad = true}), y = tensor({3}, {.dtype = bf16});
+  y.requires_grad_();
+  LBFGS optimizer({{"x", x}, {"y", y}}, {.max_iter = 4, .line_search = LineSearch::strong_wolfe});
+  int calls = 0, fails_at = -1;
+  const auto closure = [&] {
+    if (++calls == fails_at) throw std::runtime_error("no data");
+    optimizer.zero_grad();
+    const Tensor loss = rosenbrock(x) + sum(y * y);
+    loss.backward();
+    return loss;
+  };
+  optimizer.step(closure);
+  const auto x0 = x.to_vector<float>(), y0 = y.to_vector<float>();
+  const auto state = optimizer.state_dict();
+  fails_at = calls + 3;
+  EXPECT_THROW(optimizer.step(closure), std::runtime_error);
+  EXPECT_EQ(x.to_vector<float>(), x0);
+  EXPECT_EQ(y.to_vector<float>(), y0);
+  const auto after = optimizer.state_dict();
+  EXPECT_EQ(after.numbers, state.numbers);
+  ASSERT_EQ(after.tensors.size(), state.tensors.size());
+  for (std::size_t i = 0; i < state.tensors.size(); ++i) {
+    EXPECT_EQ(after.tensors[i].tensor.to_vector<float>(), state.tensors[i].tensor.to_vector<float>());
+  }
 }
 
 TEST(Lbfgs, ResumesBitForBit) {

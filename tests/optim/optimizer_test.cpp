@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/autograd/engine.h"
@@ -127,6 +129,120 @@ TEST(Optimizer, StateRoundTripsBitForBit) {
   auto foreign = a.state_dict();
   foreign.tensors.push_back({"c.exp_avg", ones({2})});
   EXPECT_THROW(b.load_state_dict(foreign), Error);
+}
+
+// Options that a load has to bring, since the second optimizer is made with the defaults.
+TEST(Optimizer, LoadingBringsTheOptions) {
+  const auto start = [] {
+    return NamedTensors{{"a", tensor({1, -2, 3}, {.requires_grad = true})},
+                        {"b", tensor({0.5, -0.25}, {.dtype = bf16, .requires_grad = true})}};
+  };
+  const auto check = [&](optim::Optimizer& a, const NamedTensors& p, optim::Optimizer& b, const NamedTensors& q,
+                         const char* what) {
+    const auto step = [](optim::Optimizer& o, int i) {
+      o.step({tensor({0.3 + i, -1.0, 0.01 * i}), tensor({0.02, 0.4 - i})});
+    };
+    for (int i = 0; i < 4; ++i) step(a, i);
+    {
+      NoGrad no_grad;
+      for (std::size_t i = 0; i < p.size(); ++i) Tensor(q[i].tensor).copy_(p[i].tensor);
+    }
+    b.load_state_dict(a.state_dict());
+    EXPECT_EQ(a.state_dict().numbers, b.state_dict().numbers) << what;
+    // Falling gradients: a maximum that is kept shows.
+    for (int i = 3; i > -3; --i) step(a, i), step(b, i);
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_EQ(p[i].tensor.to_vector<float>(), q[i].tensor.to_vector<float>()) << what;
+    }
+  };
+  for (const LowPrecision how : {LowPrecision::master_weights, LowPrecision::kahan}) {
+    for (const optim::SGDOptions& options :
+         {optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .low_precision = how},
+          optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .low_precision = how},
+          optim::SGDOptions{.lr = 0.1, .maximize = true, .low_precision = how}}) {
+      const auto p = start(), q = start();
+      optim::SGD a{p, options}, b{q, {.lr = 1, .low_precision = how}};
+      check(a, p, b, q, "SGD");
+    }
+    for (const optim::AdamOptions& options :
+         {optim::AdamOptions{.lr = 0.1, .beta1 = 0.5, .beta2 = 0.8, .eps = 0.1, .amsgrad = true, .low_precision = how},
+          optim::AdamOptions{.lr = 0.1, .weight_decay = 0.2, .maximize = true, .low_precision = how}}) {
+      const auto p = start(), q = start();
+      optim::Adam a{p, options}, b{q, {.low_precision = how}};
+      check(a, p, b, q, "Adam");
+    }
+  }
+}
+
+TEST(Optimizer, AStateThatDoesNotFitChangesNothing) {
+  const auto p = one("w", ones({2})), q = one("v", ones({2}));
+  optim::SGD a{p, {.lr = 0.1, .momentum = 0.9}}, b{q, {.lr = 0.5, .dampening = 0.25}};
+  a.step({ones({2})});
+  EXPECT_THROW(b.load_state_dict(a.state_dict()), Error) << "w is none of its parameters";
+  EXPECT_EQ(b.lr(), 0.5);
+  EXPECT_EQ(b.momentum(), 0);
+  EXPECT_EQ(b.state_dict().numbers.at("group0.dampening"), 0.25);
+}
+
+// Work is cut into chunks and blocks: every element of a large parameter goes the way of a parameter of its own.
+TEST(Optimizer, LargeParametersAreManySmallOnes) {
+  constexpr std::int64_t kLarge = 40000, kPeriod = 7;  // several chunks of 16384 and blocks of 1024, and a rest
+  const auto pattern = [](std::int64_t n, double scale) {
+    std::vector<double> v;
+    for (std::int64_t i = 0; i < n; ++i) v.push_back(scale * static_cast<double>(i % kPeriod - 3));
+    return v;
+  };
+  for (const DType dtype : {f32, f64, bf16}) {
+    for (const char* kind : {"sgd", "adam", "kahan"}) {
+      std::vector<std::vector<double>> results;
+      for (const std::int64_t n : {kLarge, kPeriod}) {
+        const auto p = one("w", tensor(pattern(n, 0.3), {n}, {.dtype = dtype}));
+        std::unique_ptr<optim::Optimizer> o;
+        if (kind == std::string("adam")) {
+          o = std::make_unique<optim::Adam>(p, optim::AdamOptions{.lr = 0.1, .amsgrad = true});
+        } else {
+          const auto how = kind == std::string("kahan") ? LowPrecision::kahan : LowPrecision::master_weights;
+          o = std::make_unique<optim::SGD>(p, optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .low_precision = how});
+        }
+        for (int step = 0; step < 3; ++step) {
+          o->step({tensor(pattern(n, 0.7 - 0.2 * step), {n}, {.dtype = dtype == f64 ? f64 : f32})});
+        }
+        results.push_back(p[0].tensor.to_vector<double>());
+      }
+      // The same formula, whose products may be fused in one place and not in the other.
+      const double unit = dtype == f64 ? 0x1p-52 : dtype == f32 ? 0x1p-23 : 0x1p-7;
+      for (std::size_t i = 0; i < results[0].size(); ++i) {
+        ASSERT_NEAR(results[0][i], results[1][i % kPeriod], 4 * unit) << name(dtype) << " " << kind << " " << i;
+      }
+    }
+  }
+}
+
+// Gradients of another dtype or layout than the parameter's mean the same.
+TEST(Optimizer, GradientsOfAnyDTypeAndLayout) {
+  const Tensor values = tensor({0.5, -1, 2, 0.25, 3, -0.125}, {2, 3});
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    for (const DType weights : {f32, f64}) {
+      const auto p = one("w", zeros({2, 3}, {.dtype = weights}));
+      optim::SGD sgd{p, {.lr = 1}};
+      sgd.step({values.to(dtype)});
+      EXPECT_EQ(p[0].tensor.to_vector<double>(), (std::vector<double>{-0.5, 1, -2, -0.25, -3, 0.125})) << name(dtype);
+      sgd.step({values.to(dtype).t().contiguous().t()});
+      EXPECT_EQ(p[0].tensor.to_vector<double>(), (std::vector<double>{-1, 2, -4, -0.5, -6, 0.25})) << name(dtype);
+    }
+  }
+}
+
+TEST(Optimizer, ZeroGradDropsOrFills) {
+  const auto p = one("w", ones({2}));
+  optim::SGD sgd{p, {.lr = 1}};
+  const Tensor held = ones({2});
+  p[0].tensor.set_grad(held);
+  sgd.zero_grad(false);
+  ASSERT_TRUE(p[0].tensor.grad().defined());
+  EXPECT_EQ(held.to_vector<float>(), (std::vector<float>{0, 0})) << "the same memory";
+  sgd.zero_grad();
+  EXPECT_FALSE(p[0].tensor.grad().defined());
 }
 
 }  // namespace
