@@ -96,7 +96,8 @@ int run(const std::vector<std::string>& paths) {
         number(b.last_steps.rbegin()->second, "samples_per_s"), 1, 0, "", true);
   }
   row("peak memory", number(a.end, "peak_rss_mb"), number(b.end, "peak_rss_mb"), 1, 0, " MB", true);
-  row("loss scale at the end", number(a.end, "scale"), number(b.end, "scale"), 1, 0, "", false);
+  rows.push_back(
+      {"loss scale at the end", text(number(a.end, "scale"), 1, 0, ""), text(number(b.end, "scale"), 1, 0, ""), ""});
   row("skipped steps", number(a.end, "skipped"), number(b.end, "skipped"), 1, 0, "", false);
   fmt::print("{}", table({"", a.name, b.name, "difference"}, rows));
   return kDone;

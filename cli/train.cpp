@@ -116,7 +116,7 @@ int run(Options& o) {
       bar.update(
           fmt::format("epoch {}/{}", r.epoch, c.epochs), r.step_in_epoch, r.steps_in_epoch,
           fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
-                      r.scale == 1 ? std::string() : fmt::format("  scale {:g}  skipped {}", r.scale, r.skipped)));
+                      r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
     }
   };
   callbacks.on_eval = [&](const train::EvalReport& r) {
@@ -124,7 +124,7 @@ int run(Options& o) {
     if (o.quiet) return;
     fmt::print("epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%, {:.0f} samples/s{}\n", r.epoch,
                c.epochs, last.mean_loss, r.loss, 100 * r.top1, 100 * r.top5, last.samples_per_s,
-               last.scale == 1 ? std::string() : fmt::format(", scale {:g}, skipped {}", last.scale, last.skipped));
+               last.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last.scale, last.skipped));
     std::fflush(stdout);
   };
   train::RunReport report;
