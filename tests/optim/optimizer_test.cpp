@@ -174,6 +174,18 @@ TEST(Optimizer, LoadingBringsTheOptions) {
   }
 }
 
+// Half a unit of bf16 below 1 is 2^-9: two steps of 1e-3 move the weight together, and only if the first is remembered.
+TEST(Optimizer, LoadingBringsWhatRoundingCutOff) {
+  const auto p = one("w", ones({1}, {.dtype = bf16})), q = one("w", ones({1}, {.dtype = bf16}));
+  const optim::SGDOptions options{.lr = 1e-3, .low_precision = LowPrecision::kahan};
+  optim::SGD a{p, options}, b{q, options};
+  a.step({ones({1})});
+  EXPECT_EQ(p[0].tensor.item<double>(), 1);
+  b.load_state_dict(a.state_dict());
+  b.step({ones({1})});
+  EXPECT_EQ(q[0].tensor.item<double>(), 1 - 0x1p-8);
+}
+
 TEST(Optimizer, AStateThatDoesNotFitChangesNothing) {
   const auto p = one("w", ones({2})), q = one("v", ones({2}));
   optim::SGD a{p, {.lr = 0.1, .momentum = 0.9}}, b{q, {.lr = 0.5, .dampening = 0.25}};

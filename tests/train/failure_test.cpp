@@ -75,6 +75,7 @@ TEST_F(TrainFailure, ResumesBitForBitWithDropout) {
       manual_seed(8);
       const Dropping net;
       const Dropping first_net = nn::clone(net), rest_net = nn::clone(first_net);
+      net.eval();  // training is the run's own matter
       manual_seed(9);
       const Recorded whole = test::run(config, net, samples.dataset(), others.dataset());
       config.out = folder_ / amp / std::to_string(stop);
@@ -121,6 +122,25 @@ TEST_F(TrainFailure, ResumesBitForBitWithDropout) {
       EXPECT_EQ(train::load_checkpoint(config.out / "best.safetensors").step, best_step);
     }
   }
+}
+
+// With a rate that moves no weight every epoch is as good as the first, and none is better: resumed or not.
+TEST_F(TrainFailure, ResumingRemembersTheBest) {
+  const Samples samples(64, 4, 2, 1);
+  TrainConfig config;
+  config.batch_size = 16;
+  config.epochs = 3;
+  config.lr = 1e-30;
+  config.out = folder_ / "a";
+  const Regression net(4, 2);
+  const Recorded first = test::run(config, net, samples.dataset(), samples.dataset(), 6);
+  ASSERT_EQ(first.evals.size(), 1U);
+  EXPECT_TRUE(first.evals[0].best);
+  config.resume = config.out;
+  const Recorded rest = test::run(config, net, samples.dataset(), samples.dataset());
+  ASSERT_EQ(rest.evals.size(), 2U);
+  for (const auto& e : rest.evals) EXPECT_FALSE(e.best);
+  EXPECT_EQ(train::load_checkpoint(config.out / "best.safetensors").step, 4);
 }
 
 TEST_F(TrainFailure, CheckpointsAreWrittenAsOftenAsAsked) {

@@ -130,6 +130,15 @@ TEST(TrainOptions, EvaluationCountsSamples) {
   const auto dataset = std::make_shared<data::TensorDataset>(tensor(x, {150, 7}), tensor(y, {150}));
   const nn::Sequential nothing;
   const train::Classifier classifier{.module = &nothing, .forward = [](const Tensor& logits) { return logits; }};
+  for (const bool mode : {true, false}) {
+    nothing.train(mode);
+    const auto seen = [&](const Tensor& logits) {
+      EXPECT_FALSE(nothing.is_training());
+      return logits;
+    };
+    train::evaluate({.module = &nothing, .forward = seen}, dataset, std::nullopt);
+    EXPECT_EQ(nothing.is_training(), mode) << "left as it was";
+  }
   const auto report = train::evaluate(classifier, dataset, std::nullopt, 64);
   // Means of 64 and fewer losses under 10 in float32.
   EXPECT_NEAR(report.loss, loss, 70 * 0x1p-24 * 10);
