@@ -32,7 +32,7 @@ class HS_API LayerNorm : public Module<LayerNorm> {
 /// Options of RMSNorm.
 struct RMSNormOptions {
   Shape normalized_shape;          ///< the last sizes of the input
-  std::optional<double> eps = {};  ///< by default the input dtype's epsilon
+  std::optional<double> eps = {};  ///< by default as rms_norm's
   bool affine = true;
   DType dtype = f32;
 };

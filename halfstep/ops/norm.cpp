@@ -76,7 +76,7 @@ void composed_row_norm(GradContext& c, bool group) {
   if (!c.needs(0) && !c.needs(1)) return;
   const Shape rows{a.rows, -1};
   const Tensor x = c.input(0).to(inner).reshape(rows);
-  const double eps = a.eps >= 0 ? a.eps : finfo(c.input_dtype(0)).eps;
+  const double eps = a.eps >= 0 ? a.eps : finfo(inner).eps;
   const Tensor difference = a.rms ? x : x - mean(x, {1}, {.keepdim = true});
   const Tensor rstd = rsqrt(mean(difference * difference, {1}, {.keepdim = true}) + eps);
   const Tensor z = difference * rstd;

@@ -20,8 +20,10 @@ HS_API Tensor layer_norm(const Tensor& input, const Shape& normalized_shape, con
 
 /// Options of rms_norm.
 struct RmsNormOptions {
-  Tensor weight = {};              ///< factors; none: 1
-  std::optional<double> eps = {};  ///< added to the mean square; by default the input dtype's epsilon, as in PyTorch
+  Tensor weight = {};  ///< factors; none: 1
+  /// Added to the mean square; by default the epsilon of the dtype that is computed in (f32 for 16 bits), as in
+  /// PyTorch.
+  std::optional<double> eps = {};
 };
 /// x / sqrt(mean(x^2) + eps) * weight over the last dimensions.
 HS_API Tensor rms_norm(const Tensor& input, const Shape& normalized_shape, const RmsNormOptions& options = {});

@@ -105,6 +105,18 @@ TEST(InPlace, AViewFromBeforeTheWriteInGrad) {
   EXPECT_EQ(g[1].item<double>(), 56);
 }
 
+// The view had no history when it was made; its base has got one since.
+TEST(InPlace, AViewFromBeforeItsBaseWasWrittenIsRecorded) {
+  const Tensor w = leaf({3, 4, 5, 6}, {2, 2});
+  Tensor base = ones({2, 2}, {.dtype = f64});
+  const Tensor row = base[0];
+  base.copy_(w * 2);
+  const Tensor y = row * 5;
+  EXPECT_TRUE(y.requires_grad());
+  sum(y).backward();
+  EXPECT_EQ(w.grad().to_vector<double>(), (Values{10, 10, 0, 0}));
+}
+
 TEST(InPlace, ViewsMadeInNoGradAreConstants) {
   const Tensor x = leaf({3, 4}, {2}), w = leaf({1, 1}, {2});
   Tensor a = x * 2;

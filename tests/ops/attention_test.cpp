@@ -225,6 +225,13 @@ TEST(Attention, QueriesThatSeeNothingGiveZeros) {
   const auto y = scaled_dot_product_attention(q, k, ones({3, 1}), {.mask = keep}).to_vector<double>();
   EXPECT_EQ(y[0], 1);
   EXPECT_TRUE(std::isnan(y[1]));
+  // In a long row too, where all others are hidden.
+  Tensor keys = ones({40, 1});
+  keys.select(0, 17).copy_(full({1}, std::nan("")));
+  Tensor only = zeros({1, 40}, {.dtype = boolean});
+  only.select(1, 17).copy_(ones({1}, {.dtype = boolean}));
+  EXPECT_TRUE(
+      std::isnan(scaled_dot_product_attention(ones({1, 1}), keys, ones({40, 1}), {.mask = only}).item<double>()));
 }
 
 TEST(Attention, EmptyTensors) {

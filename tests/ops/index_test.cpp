@@ -72,6 +72,13 @@ TEST(Index, GatherAndScatterOfEveryDtype) {
   }
 }
 
+TEST(Index, ScatteredIntegersKeepAllTheirDigits) {
+  const std::int64_t value = (std::int64_t{1} << 60) + 1;  // no float has them
+  const Tensor index = zeros({1}, {.dtype = i64});
+  const Tensor x = scatter(zeros({2}, {.dtype = i64}), 0, index, Scalar(value));
+  EXPECT_EQ(x.to_vector<std::int64_t>(), (std::vector<std::int64_t>{value, 0}));
+}
+
 TEST(Index, LayoutsAndZeroDimensions) {
   const Tensor x = sample({4, 3}), t = x.transpose(0, 1);
   const Tensor at = ints({0, 3, 3, 1, 2, 0}, {2, 3}).transpose(0, 1);

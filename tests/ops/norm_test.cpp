@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/reduce.h"
@@ -105,6 +106,70 @@ TEST(Norm, LargeMeansKeepTheVariance) {
   const Tensor x = wave({64, 8}, f32, 10000), exact = x.to(f64);
   expect_near(layer_norm(x, {8}), layer_norm(exact, {8}), 1e-5);
   expect_near(batch_norm(x, {.training = true}), batch_norm(exact, {.training = true}), 1e-5);
+}
+
+// One value in three is a unit of the last place above the others. Their mean, a third of a unit above, rounds to the
+// lower ones: what that loses must come back, or the variance is 1/3 instead of 2/9 of a unit squared.
+TEST(Norm, DeviationsOfOneUnitInTheLastPlace) {
+  const double unit = 0x1p-9;
+  Values values;
+  for (int i = 0; i < 48; ++i) values.push_back(16384 + (i % 3 == 0 ? unit : 0));
+  const Tensor running_mean = zeros({1}), running_var = zeros({1});
+  const Tensor x = tensor(values, {48, 1});
+  const Tensor y = batch_norm(
+      x, {.running_mean = running_mean, .running_var = running_var, .training = true, .momentum = 1, .eps = 0});
+  EXPECT_NEAR(running_var.item<double>(), 2.0 / 9 * unit * unit * 48 / 47, 1e-6 * unit * unit);
+  const Tensor z = layer_norm(x.reshape({1, 48}), {48}, {.eps = 0});
+  for (const Tensor& t : {y.reshape({48}), z.reshape({48})}) {
+    // (1 - 1/3) / sqrt(2/9) and -1/3 / sqrt(2/9)
+    EXPECT_NEAR(t.to_vector<double>()[0], std::sqrt(2.0), 1e-6);
+    EXPECT_NEAR(t.to_vector<double>()[1], -std::sqrt(0.5), 1e-6);
+  }
+}
+
+// The fused backward passes go through chunks of rows and blocks of a row; the one that is recorded for second
+// derivatives is made of other ops.
+TEST(Norm, ManyLongRowsHaveTheGradientsOfTheRecordedPass) {
+  const auto check = [](const std::vector<Tensor>& in, const auto& f) {
+    std::vector<Tensor> leaves = in;
+    for (Tensor& t : leaves) t.requires_grad_();
+    const Tensor y = f(leaves);
+    const Tensor g = wave(y.sizes(), f64, 0.4);
+    const auto fused = grad({y}, leaves, {.grad_outputs = {g}, .retain_graph = true});
+    const auto recorded = grad({y}, leaves, {.grad_outputs = {g}, .create_graph = true});
+    for (std::size_t i = 0; i < leaves.size(); ++i) expect_near(fused[i], recorded[i].detach(), 1e-9);
+  };
+  for (const Shape& sizes : {Shape{70, 600}, Shape{5, 5000}, Shape{300, 3}}) {
+    const std::int64_t n = sizes[1];
+    check({wave(sizes), wave({n}, f64, 1), wave({n})},
+          [n](const std::vector<Tensor>& t) { return layer_norm(t[0], {n}, {.weight = t[1], .bias = t[2]}); });
+    check({wave(sizes), wave({n}, f64, 1)},
+          [n](const std::vector<Tensor>& t) { return rms_norm(t[0], {n}, {.weight = t[1]}); });
+  }
+  for (const Shape& sizes : {Shape{40, 4, 33}, Shape{3, 6, 2000}}) {
+    const std::int64_t n = sizes[1];
+    check({wave(sizes), wave({n}, f64, 1), wave({n})},
+          [](const std::vector<Tensor>& t) { return group_norm(t[0], 2, {.weight = t[1], .bias = t[2]}); });
+    check({wave(sizes), wave({n}, f64, 1), wave({n})}, [](const std::vector<Tensor>& t) {
+      return batch_norm(t[0], {.weight = t[1], .bias = t[2], .training = true});
+    });
+  }
+  check({wave({900, 70}), wave({70}, f64, 1), wave({70})}, [](const std::vector<Tensor>& t) {
+    return batch_norm(t[0], {.weight = t[1], .bias = t[2], .training = true});
+  });
+}
+
+// That of float32 also in 16 bits, as PyTorch's kernels have it: 2^-7, bf16's own, would turn the results below into
+// 0.01.
+TEST(Norm, RmsEpsilonIsThatOfTheComputation) {
+  for (DType dtype : {f32, f16, bf16}) {
+    const Tensor x = full({1, 4}, 0x1p-10, {.dtype = dtype});
+    const double exact = 0x1p-10 / std::sqrt(0x1p-20 + 0x1p-23);
+    const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+    EXPECT_NEAR(rms_norm(x, {4}).to_vector<double>()[0], exact, exact * (u + 4 * 0x1p-24)) << name(dtype);
+  }
+  EXPECT_NEAR(rms_norm(full({1, 4}, 1e-8, {.dtype = f64}), {4}).to_vector<double>()[0],
+              1e-8 / std::sqrt(1e-16 + 0x1p-52), 1e-14);
 }
 
 TEST(Norm, SixteenBitInputsWithFloat32Parameters) {

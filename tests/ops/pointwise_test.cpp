@@ -358,6 +358,17 @@ TEST(PointwiseInPlace, WritesTheDestinationAndKeepsGradients) {
   EXPECT_EQ(out.to_vector<double>(), (Values{3, 5, 3}));
 }
 
+// At weights 0 and 1 the ends themselves, however far apart they are.
+TEST(PointwiseLerp, GivesItsEndsExactly) {
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const Tensor a = tensor(Values{10000, -0.1, 3}, {3}, {.dtype = dtype});
+    const Tensor b = tensor(Values{0.1, 20000, 0.3}, {3}, {.dtype = dtype});
+    EXPECT_EQ(lerp(a, b, 1.0).to_vector<double>(), b.to_vector<double>()) << name(dtype);
+    EXPECT_EQ(lerp(a, b, 0.0).to_vector<double>(), a.to_vector<double>()) << name(dtype);
+    EXPECT_EQ(lerp(a, b, ones({3}, {.dtype = dtype})).to_vector<double>(), b.to_vector<double>()) << name(dtype);
+  }
+}
+
 TEST(PointwiseIntegers, DivisionPowersAndWrapping) {
   const auto ints = [](const std::vector<std::int64_t>& v, DType dtype) {
     return tensor(v, {static_cast<std::int64_t>(v.size())}, {.dtype = dtype});

@@ -26,6 +26,45 @@ TEST(Random, ElementsAreWordsOfTheStream) {
   EXPECT_EQ(g.offset(), next.offset + 4) << "two a block";
 }
 
+// Each kernel against the function of the stream that core/ defines, which has its own answers to match.
+TEST(Random, EveryKernelIsItsFunctionOfTheStream) {
+  Generator g(0x123456789abcdefull);
+  g.reserve(3);
+  const std::int64_t n = 37;
+  const auto rounded = [](double v, DType dtype) {
+    return tensor(Values{v}, {1}, {.dtype = f64}).to(dtype).item<double>();
+  };
+  for (const DType dtype : {f32, f16, bf16}) {
+    const PhiloxState normal_state = g.state();
+    const Values z = randn({n}, {.dtype = dtype}, &g).to_vector<double>();
+    const PhiloxState uniform_state = g.state();
+    const Values u = rand({n}, {.dtype = dtype}, &g).to_vector<double>();
+    const int digits = dtype == f32 ? 24 : dtype == f16 ? 11 : 8;
+    for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(n); ++i) {
+      EXPECT_EQ(z[i], rounded(normal_at(normal_state, i), dtype)) << name(dtype) << i;
+      EXPECT_EQ(u[i], uniform_bits(philox_word(uniform_state, i), digits)) << name(dtype) << i;
+    }
+  }
+  const PhiloxState wide = g.state();
+  const Values w = rand({n}, {.dtype = f64}, &g).to_vector<double>();
+  const PhiloxState whole = g.state();
+  const auto k = randint(-3, 1000, {n}, {.dtype = i64}, &g).to_vector<std::int64_t>();
+  const PhiloxState coin = g.state();
+  const Values b = bernoulli_(zeros({n}), 0.3, &g).to_vector<double>();
+  const PhiloxState coins = g.state();
+  const Values c = bernoulli(full({n}, 0.75), &g).to_vector<double>();
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(n); ++i) {
+    EXPECT_EQ(w[i], uniform_f64(philox_word64(wide, i)));
+    EXPECT_EQ(k[i], -3 + static_cast<std::int64_t>(integer_below(whole, i, 1003)));
+    EXPECT_EQ(b[i], philox_word(coin, i) < bernoulli_threshold(0.3) ? 1 : 0);
+    EXPECT_EQ(c[i], philox_word(coins, i) < bernoulli_threshold(0.75) ? 1 : 0);
+  }
+  const PhiloxState order_state = g.state();
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
+  halfstep::randperm(order_state, n, order.data());
+  EXPECT_EQ(halfstep::randperm(n, {.dtype = i64}, &g).to_vector<std::int64_t>(), order);
+}
+
 TEST(Random, SeedsDecide) {
   manual_seed(7);
   const Values a = randn({100}).to_vector<double>(), b = randn({100}).to_vector<double>();

@@ -155,7 +155,8 @@ TEST(Reduce, LongSumsKeepTheirDigits) {
     const Tensor x = full({n}, 0.1, {.dtype = dtype});
     const double exact = x.slice(0, 0, 1).item<double>() * static_cast<double>(n);
     for (const Tensor& y :
-         {sum(x, {}, {.dtype = f32}), sum(x.reshape({n / 64, 64}), {0}, {.dtype = f32}).select(0, 5) * 64}) {
+         {sum(x, {}, {.dtype = f32}), sum(x.reshape({n / 4, 4}), {0}, {.dtype = f32}).select(0, 1) * 4,
+          sum(x.reshape({n / 64, 64}), {0}, {.dtype = f32}).select(0, 5) * 64}) {
       EXPECT_NEAR(y.item<double>(), exact, exact * 261 * 0x1p-24) << name(dtype);
     }
   }
