@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <shared_mutex>
+#include <tuple>
 
 #include "halfstep/core/fail.h"
 
@@ -305,8 +306,8 @@ std::vector<PolicyRow> policy_table() {
   std::shared_lock lock(t.mutex);
   std::vector<PolicyRow> result;
   for (const auto& [name, row] : t.rows) result.push_back(row);
-  std::stable_sort(result.begin(), result.end(),
-                   [](const PolicyRow& a, const PolicyRow& b) { return a.policy < b.policy; });
+  std::sort(result.begin(), result.end(),
+            [](const PolicyRow& a, const PolicyRow& b) { return std::tie(a.policy, a.op) < std::tie(b.policy, b.op); });
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/io/atomic_file.h"
@@ -142,8 +143,8 @@ Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::s
     }
     entries.push_back(parse_entry(name, value, file));
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });
   std::uint64_t at = 0;
   for (const Entry& e : entries) {
@@ -187,7 +188,7 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
     if (!names.insert(t.name).second) fail<Error>("save_safetensors: there are two tensors called '{}'", t.name);
     order.push_back(&t);
   }
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
+  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
     const auto x = a->tensor.item_size(), y = b->tensor.item_size();
     return x != y ? x > y : a->name < b->name;
   });

@@ -19,7 +19,9 @@ DimGroup places_like(const TensorView& v, const TensorView& like) {
   for (int i = 0; i < like.ndim; ++i) {
     if (i != 1) order[n++] = i;
   }
-  std::stable_sort(order, order + n, [&](int a, int b) { return like.strides[a] > like.strides[b]; });
+  std::sort(order, order + n, [&](int a, int b) {
+    return like.strides[a] != like.strides[b] ? like.strides[a] > like.strides[b] : a < b;
+  });
   DimGroup places;
   for (int i = n - 1; i >= 0; --i) places.push_outer(v.sizes[order[i]], v.strides[order[i]]);
   return places;
