@@ -381,7 +381,7 @@ Tensor tensordot(const Tensor& input, const Tensor& other, const Shape& dims_a, 
                          y, in[1].sizes().str());
       }
       kept.reset(static_cast<std::size_t>(x));
-      kept.reset(static_cast<std::size_t>(kMaxDims + y));
+      kept.reset(static_cast<std::size_t>(kMaxDims) + static_cast<std::size_t>(y));
       b.labels[static_cast<std::size_t>(y)] = x;
     }
     return contract(std::move(a), std::move(b), kept).tensor;
