@@ -17,11 +17,12 @@ constexpr std::int64_t kBlock = 1024;
 DimGroup places_like(const TensorView& v, const TensorView& like) {
   int order[kMaxDims], n = 0;
   for (int i = 0; i < like.ndim; ++i) {
-    if (i != 1) order[n++] = i;
+    if (i == 1) continue;
+    // Behind all that are not closer together.
+    int at = n++;
+    for (; at > 0 && like.strides[order[at - 1]] < like.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
   }
-  std::sort(order, order + n, [&](int a, int b) {
-    return like.strides[a] != like.strides[b] ? like.strides[a] > like.strides[b] : a < b;
-  });
   DimGroup places;
   for (int i = n - 1; i >= 0; --i) places.push_outer(v.sizes[order[i]], v.strides[order[i]]);
   return places;
