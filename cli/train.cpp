@@ -113,10 +113,9 @@ int run(Options& o) {
   callbacks.on_step = [&](const train::StepReport& r) {
     last = r;
     if (terminal) {
-      bar.update(
-          fmt::format("epoch {}/{}", r.epoch, c.epochs), r.step_in_epoch, r.steps_in_epoch,
-          fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
-                      r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
+      bar.update(fmt::format("epoch {}/{}", r.epoch, c.epochs), r.step_in_epoch, r.steps_in_epoch,
+                 fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
+                             r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
     }
   };
   callbacks.on_eval = [&](const train::EvalReport& r) {
