@@ -15,7 +15,7 @@ namespace {
 // An optimizer of the user's that moves its parameter between evaluations and knows no way back.
 class Walker : public amp::Steppable {
  public:
-  explicit Walker(const Tensor& p) : parameters_{{"w", p}} {}
+  explicit Walker(const Tensor& p, const std::string& name = "w") : parameters_{{name, p}} {}
   const NamedTensors& named_parameters() const override { return parameters_; }
   void step_unless(const Tensor&) override {}
   Tensor step_closure(const std::function<Tensor()>& closure) override {
@@ -54,6 +54,36 @@ TEST(GradScaler, TheScalerItselfTakesParametersBack) {
   // The gradient of w^2 / 4 is w / 2: three evaluations, each unscaled, are three halvings.
   EXPECT_TRUE(scaler.step(walker, closure).ran());
   EXPECT_EQ(p.item<double>(), 1);
+}
+
+// Gradients that keep their memory from one evaluation to the next are new ones all the same.
+TEST(GradScaler, AClosureMayFillItsGradientsWithZeros) {
+  const Tensor p = tensor({8}, {1}, {.requires_grad = true});
+  Walker walker(p);
+  amp::GradScaler scaler{{.init_scale = 4}};
+  const auto closure = [&] {
+    if (p.grad().defined()) {
+      const NoGrad no_grad;
+      p.grad().detach().zero_();
+    }
+    const Tensor loss = sum(p * p) * 0.25;
+    scaler.scale(loss).backward();
+    return loss;
+  };
+  EXPECT_TRUE(scaler.step(walker, closure).ran());
+  EXPECT_EQ(p.item<double>(), 1);
+}
+
+TEST(GradScaler, ParametersWithoutANameAreToldByPlaceAndShape) {
+  const Tensor p = tensor({8}, {1}, {.requires_grad = true});
+  Walker walker(p, "");
+  amp::GradScaler scaler;
+  const auto result = scaler.step(walker, [&] {
+    const Tensor loss = sum(p * p) * INFINITY;
+    scaler.scale(loss).backward();
+    return loss;
+  });
+  EXPECT_EQ(result.first_overflow(), "parameter 0 [1]");
 }
 
 }  // namespace

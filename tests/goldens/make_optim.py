@@ -113,15 +113,19 @@ def lbfgs(file):
             ("rosenbrock", rosenbrock, [-1.2, 1.0], {"lr": 0.001, "max_iter": 5, "history_size": 3, "line_search": "none"}, 6, (F64,)),
             ("rosenbrock4_wolfe", rosenbrock, [-1.2, 1.0, 0.5, -0.3], {"lr": 1.0, "max_iter": 8, "history_size": 3, "line_search": "strong_wolfe"}, 6, (F64,)),
             ("max_eval", rosenbrock, [-1.2, 1.0], {"lr": 1.0, "max_iter": 20, "max_eval": 6, "history_size": 10, "line_search": "strong_wolfe"}, 4, (F64,)),
+            ("rosenbrock_long_step", rosenbrock, [-1.4, -0.9], {"lr": 2.0, "max_iter": 9, "max_eval": 18, "history_size": 5, "line_search": "strong_wolfe"}, 2, (F64,)),
+            ("quadratic_tolerance", quadratic, [1.7, -0.6, 1.8], {"lr": 0.02, "max_iter": 11, "max_eval": 35, "history_size": 4, "line_search": "strong_wolfe", "tolerance_change": 1e-3}, 2, (F64,)),
+            ("parabola_tolerance", parabola, [2.0, -0.2], {"lr": 0.5, "max_iter": 11, "max_eval": 13, "history_size": 1, "line_search": "strong_wolfe", "tolerance_grad": 1.0}, 2, (F64,)),
             # Just within the curvature condition's 0.9, and just outside; both within the decrease that is asked for.
             ("parabola_accepted", parabola, [1.0], {"lr": 1.89, "max_iter": 1, "history_size": 5, "line_search": "strong_wolfe", "max_eval": 9}, 2, (F64,)),
             ("parabola_refused", parabola, [1.0], {"lr": 1.91, "max_iter": 1, "history_size": 5, "line_search": "strong_wolfe", "max_eval": 9}, 2, (F64,))):
+        options = {"tolerance_grad": 1e-7, "tolerance_change": 1e-9, **options}
         for dtype in dtypes:
             x = torch.tensor(start, dtype=dtype, requires_grad=True)
             search = None if options["line_search"] == "none" else "strong_wolfe"
             optimizer = torch.optim.LBFGS([x], lr=options["lr"], max_iter=options["max_iter"], max_eval=options.get("max_eval"),
-                                          history_size=options["history_size"], line_search_fn=search, tolerance_grad=1e-7,
-                                          tolerance_change=1e-9)
+                                          history_size=options["history_size"], line_search_fn=search,
+                                          tolerance_grad=options["tolerance_grad"], tolerance_change=options["tolerance_change"])
             points, losses, evaluations = [], [], []
 
             def closure():
@@ -135,7 +139,7 @@ def lbfgs(file):
                 points.append(x.detach().clone())
                 evaluations.append(optimizer.state[x]["func_evals"])
             file.add(f"lbfgs/{name}/{DTYPES[dtype]}", "LBFGS", "LBFGS",
-                     {"function": name.split("_")[0].rstrip("4"), "steps": steps, "tolerance_grad": 1e-7, "tolerance_change": 1e-9, **options},
+                     {"function": name.split("_")[0].rstrip("4"), "steps": steps, **options},
                      [torch.tensor(start, dtype=dtype)], outputs=[torch.stack(points)],
                      tensors={"loss": torch.tensor(losses, dtype=dtype), "evaluations": torch.tensor(evaluations)})
 

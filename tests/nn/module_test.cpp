@@ -166,6 +166,10 @@ TEST(Module, FreezingAndConversionInPlace) {
   sum(y).backward();
   EXPECT_FALSE(net.fc1.weight.grad().defined());
   EXPECT_EQ(held.grad().dtype(), f32);
+  net.to(f64);
+  EXPECT_FALSE(held.grad().defined()) << "a gradient of the old dtype goes";
+  sum(net(ones({2, 3}, {.dtype = f64}))).backward();
+  EXPECT_EQ(held.grad().dtype(), f64);
   net.zero_grad();
   EXPECT_FALSE(held.grad().defined());
 }

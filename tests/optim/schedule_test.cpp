@@ -129,18 +129,19 @@ TEST(Schedule, SkippedStepsDoNotCount) {
 
 TEST(Schedule, ResumesFromItsState) {
   SGD a{one("w"), {.lr = 0.1}}, b{one("w"), {.lr = 0.7}};
-  WarmupCosineLR first{a, {.warmup_steps = 3, .total_steps = 9, .start_factor = 0.1}};
+  const WarmupCosineLROptions options{.warmup_steps = 3, .total_steps = 9, .start_factor = 0.1, .eta_min = 0.02};
+  WarmupCosineLR first{a, options};
   EXPECT_DOUBLE_EQ(a.lr(), 0.01);
   for (int i = 0; i < 5; ++i) first.step();
-  EXPECT_DOUBLE_EQ(a.lr(), 0.1 * (1 + std::cos(M_PI / 3)) / 2);
-  WarmupCosineLR second{b, {.warmup_steps = 3, .total_steps = 9, .start_factor = 0.1}};
+  EXPECT_DOUBLE_EQ(a.lr(), 0.02 + 0.08 * (1 + std::cos(M_PI / 3)) / 2);
+  WarmupCosineLR second{b, options};
   second.load_state_dict(first.state_dict());
   for (int i = 0; i < 6; ++i) {
     EXPECT_EQ(a.lr(), b.lr());
     first.step();
     second.step();
   }
-  EXPECT_EQ(a.lr(), 0) << "past the end it stays";
+  EXPECT_DOUBLE_EQ(a.lr(), 0.02) << "past the end it stays";
   EXPECT_THROW(second.load_state_dict({{"steps", 1}}), Error);
 }
 

@@ -201,6 +201,7 @@ TEST_F(TrainFailure, ABadBatchIsSkippedUnderADynamicScale) {
   EXPECT_EQ(whole.report.skipped, 2) << "one an epoch";
   ASSERT_EQ(whole.steps.size(), 8U);
   EXPECT_FALSE(std::isfinite(whole.steps[1].loss));
+  EXPECT_EQ(whole.checkpoints.size(), 6U) << "none straight after the bad batch";
   EXPECT_EQ(whole.steps[1].overflow, "fc.weight");
   EXPECT_EQ(whole.steps[2].scale, 32768);
   // The mean is that of the steps that have a loss.
