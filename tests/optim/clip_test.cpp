@@ -40,6 +40,18 @@ TEST(Clip, SquaresMayLeaveTheRange) {
   EXPECT_FLOAT_EQ(optim::grad_norm(p).item<float>(), static_cast<float>(std::sqrt(3000.0) * 1e30));
 }
 
+// Wherever it is, and whatever comes after it.
+TEST(Clip, ANaNIsTheNormOfEveryKind) {
+  for (const double norm_type : {0.5, 1.0, 2.0, static_cast<double>(INFINITY)}) {
+    for (int place = 0; place < 3; ++place) {
+      std::vector<double> values(100, 1);
+      values[static_cast<std::size_t>(place) * 49] = NAN;
+      const auto p = with_gradients({tensor({2, 3}), tensor(values, {100}), tensor({4})});
+      EXPECT_TRUE(std::isnan(optim::grad_norm(p, norm_type).item<double>())) << norm_type << ' ' << place;
+    }
+  }
+}
+
 TEST(Clip, Values) {
   const auto p = with_gradients({tensor({-3, -0.5, 0, 2, NAN}), tensor({5, 6}).slice(0, 0, 2, 2)});
   optim::clip_grad_value_(p, 1);

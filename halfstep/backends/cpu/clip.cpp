@@ -44,7 +44,7 @@ double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, doubl
     if (largest) {
       for (; i < size; ++i) {
         const double v = std::abs(static_cast<double>(x[i]));
-        if (!(v <= total)) total = v;
+        if (!(v <= total) && !std::isnan(total)) total = v;
       }
       return;
     }
@@ -95,7 +95,7 @@ Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorVie
   for (std::int64_t k = 0; k < count; ++k) {
     if (!largest) {
       total += pieces[k].value;
-    } else if (!(pieces[k].value <= total)) {
+    } else if (!(pieces[k].value <= total) && !std::isnan(total)) {
       total = pieces[k].value;
     }
   }
