@@ -143,6 +143,15 @@ TEST(Arithmetic, RoundsOnceIn16Bits) {
   EXPECT_EQ((tensor(Values{65504}, {.dtype = f16}) + 16).item<double>(), INFINITY);
 }
 
+// Of two dense layouts that of the first operand; a layout other than row-major wins over an operand that is broadcast.
+TEST(Arithmetic, TheFirstDenseOperandGivesTheLayout) {
+  const Tensor plain = zeros({2, 3, 4, 5}), last = plain.contiguous(MemoryFormat::channels_last);
+  EXPECT_TRUE((plain + last).is_contiguous());
+  EXPECT_TRUE((last + plain).is_contiguous(MemoryFormat::channels_last));
+  EXPECT_TRUE((zeros({3, 1, 1}) + last).is_contiguous(MemoryFormat::channels_last));
+  EXPECT_TRUE((last * 2).is_contiguous(MemoryFormat::channels_last));
+}
+
 TEST(Arithmetic, DivisionByANumberIsADivision) {
   Values v(1000), want;
   for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(i) + 1;

@@ -64,6 +64,8 @@ TEST(Create, LinspaceLogspaceEye) {
   EXPECT_EQ(linspace(3, 7, 1).to_vector<double>(), (Values{3}));
   EXPECT_EQ(linspace(3, 7, 0).numel(), 0);
   EXPECT_EQ(linspace(0, 0.1, 7, {.dtype = f64}).to_vector<double>()[6], 0.1) << "the end is exact";
+  // Here 49 steps of 1 / 49 add up to less than 1.
+  EXPECT_EQ(linspace(0, 1, 50, {.dtype = f64}).to_vector<double>()[49], 1);
   EXPECT_THROW(linspace(0, 1, -1), Error);
   EXPECT_EQ(logspace(0, 3, 4, 2).to_vector<double>(), (Values{1, 2, 4, 8}));
   EXPECT_EQ(eye(2).to_vector<double>(), (Values{1, 0, 0, 1}));

@@ -317,6 +317,37 @@ TEST(ReduceGradients, FirstAndSecond) {
   gradgradcheck(f, {a, b});
 }
 
+// The numbers are 100 apart from 0 and 1 from their mean: a mean that is rounded to 16 bits, as a gradient made of ops
+// on 16-bit tensors would have it, is off by a large part of the differences. Four roundings of the largest gradient
+// are allowed, for the ops that a rule is made of.
+TEST(ReduceGradients, In16BitsAreTakenInFloat32) {
+  const auto gradient = [](const Tensor& x, const auto& f) {
+    const Tensor leaf = x.detach().requires_grad_();
+    f(leaf).backward();
+    return leaf.grad().to_vector<double>();
+  };
+  const auto check = [&](const Tensor& x, const auto& f) {
+    const auto got = gradient(x, f), exact = gradient(x.to(f64), f);
+    double top = 0;
+    for (const double v : exact) top = std::max(top, std::abs(v));
+    const double u = x.dtype() == f16 ? 0x1p-11 : 0x1p-8;
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], exact[i], 4 * u * top) << name(x.dtype()) << i;
+  };
+  for (const DType dtype : {f16, bf16}) {
+    std::vector<double> values;
+    for (int i = 0; i < 37; ++i) values.push_back(100 + 0.5 * (i * 7 % 5));  // both dtypes have them
+    const Tensor x = tensor(values, {37}, {.dtype = dtype});
+    check(x, [](const Tensor& t) { return var(t); });
+    check(x, [](const Tensor& t) { return std(t); });
+    check(x, [](const Tensor& t) { return var_mean(t).first; });
+    // A product of 37 factors next to 1, whose partial products would each be rounded.
+    for (double& v : values) v = 1 + (v - 101) / 16;
+    check(tensor(values, {37}, {.dtype = dtype}), [](const Tensor& t) { return prod(t); });
+    check(tensor(values, {37}, {.dtype = dtype}), [](const Tensor& t) { return logsumexp(t, {0}); });
+    check(tensor(values, {37}, {.dtype = dtype}), [](const Tensor& t) { return norm(t, 3); });
+  }
+}
+
 TEST(ReduceGradients, ProductsWithZeros) {
   for (const Values& values : {Values{2, 0, 3}, Values{0, 0, 3}, Values{0, 0, 0}}) {
     const Tensor x = tensor(values, {3}, {.dtype = f64, .requires_grad = true});

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the goldens of matrix products don't say: ignored inputs, roundings and errors.
+#include "halfstep/ops/matmul.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep {
+namespace {
+
+using Values = std::vector<double>;
+
+TEST(Matmul, BetaZeroIgnoresTheInputNaNIncluded) {
+  const Tensor nan = full({1}, std::nan(""));
+  const AddmmOptions ignored{.beta = 0, .alpha = 2};
+  const Tensor a = ones({2, 3}), b = ones({3, 2}), batch_a = ones({4, 2, 3}), batch_b = ones({4, 3, 2});
+  EXPECT_EQ(addmm(nan, a, b, ignored).to_vector<double>(), Values(4, 6));
+  EXPECT_EQ(addmv(nan, a, ones({3}), ignored).to_vector<double>(), Values(2, 6));
+  EXPECT_EQ(addr(nan, ones({2}), ones({3}), ignored).to_vector<double>(), Values(6, 2));
+  EXPECT_EQ(addbmm(nan, batch_a, batch_b, ignored).to_vector<double>(), Values(4, 24));
+  EXPECT_EQ(baddbmm(nan, batch_a, batch_b, ignored).to_vector<double>(), Values(16, 6));
+  EXPECT_TRUE(std::isnan(addmm(nan, a, b, {.beta = 1}).to_vector<double>()[0]));
+}
+
+// 256 * 257 + 1 = 65793 lies between the bf16 numbers 65536 and 66048: the product alone would round to 65536, and the
+// sum with 255 of that stay there; the exact sum 66047 rounds to 66048.
+TEST(Matmul, ProductAndSumAreRoundedTogether) {
+  const Tensor a = full({1, 257}, 16, {.dtype = bf16}), b = full({257, 1}, 16, {.dtype = bf16});
+  const Tensor c = full({1}, 254, {.dtype = bf16});
+  const Tensor want = full({1, 1}, 16.0 * 16 * 257 + 254, {.dtype = f64}).to(bf16);
+  EXPECT_EQ(addmm(c, a, b).item<double>(), want.item<double>());
+  EXPECT_EQ(addmv(c, a, b.squeeze(1)).item<double>(), want.item<double>());
+  EXPECT_EQ(addbmm(c, a.unsqueeze(0), b.unsqueeze(0)).item<double>(), want.item<double>());
+  EXPECT_EQ(baddbmm(c, a.unsqueeze(0), b.unsqueeze(0)).item<double>(), want.item<double>());
+  EXPECT_EQ(mm(a, b, {.dtype = f32}).item<double>(), 65792);
+  EXPECT_EQ(mm(a, b).dtype(), bf16);
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ShapeError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+TEST(Matmul, ShapesThatDoNotFitAreNamed) {
+  const Tensor m = ones({2, 3}), v = ones({3}), batch = ones({4, 2, 3});
+  EXPECT_EQ(error_of([&] { mm(m, m); }), "mm: expected [m, k] and [k, n], got [2, 3] and [2, 3]");
+  EXPECT_EQ(error_of([&] { bmm(batch, batch); }), "bmm: expected [b, m, k] and [b, k, n], got [4, 2, 3] and [4, 2, 3]");
+  EXPECT_EQ(error_of([&] { mv(m, ones({2})); }), "mv: expected [m, k] and [k], got [2, 3] and [2]");
+  EXPECT_EQ(error_of([&] { outer(m, v); }), "outer: expected two vectors, got [2, 3] and [3]");
+  EXPECT_EQ(error_of([&] { addmv(v, m, ones({2})); }), "addmv: expected [m, k] and [k], got [2, 3] and [2]");
+  EXPECT_EQ(error_of([&] { addr(m, v, m); }), "addr: expected two vectors, got [3] and [2, 3]");
+  EXPECT_EQ(error_of([&] { addbmm(m, batch, batch); }),
+            "addbmm: expected [b, m, k] and [b, k, n], got [4, 2, 3] and [4, 2, 3]");
+  EXPECT_EQ(error_of([&] { addmm(batch, m, m.t()); }),
+            "addmm: expected an input that broadcasts to [2, 2], got [4, 2, 3]");
+  EXPECT_EQ(error_of([&] {
+              addmm(ones({5, 2, 2}), m, m.t());
+            }),
+            "addmm: expected an input that broadcasts to [2, 2], got [5, 2, 2]");
+  EXPECT_NE(error_of([&] { matmul(batch, ones({2, 3})); }).find("[..., m, k] and [..., k, n]"), std::string::npos);
+  EXPECT_EQ(error_of([&] {
+              linear(ones({4, 2, 3}), ones({5, 6}));
+            }),
+            "linear: expected input [*, 6], got [4, 2, 3]; flatten it first?");
+  EXPECT_EQ(error_of([&] {
+              linear(m, ones({5, 3}), ones({4}));
+            }),
+            "linear: expected bias [5] for weight [5, 3], got [4]");
+}
+
+}  // namespace
+}  // namespace halfstep
