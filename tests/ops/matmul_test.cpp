@@ -27,12 +27,12 @@ TEST(Matmul, BetaZeroIgnoresTheInputNaNIncluded) {
   EXPECT_TRUE(std::isnan(addmm(nan, a, b, {.beta = 1}).to_vector<double>()[0]));
 }
 
-// 256 * 257 + 1 = 65793 lies between the bf16 numbers 65536 and 66048: the product alone would round to 65536, and the
-// sum with 255 of that stay there; the exact sum 66047 rounds to 66048.
+// 257 * 256 = 65792 lies halfway between the bf16 numbers 65536 and 66048: alone it rounds to the lower, where adding
+// 254 changes nothing; the sum 66046 rounds to the upper.
 TEST(Matmul, ProductAndSumAreRoundedTogether) {
   const Tensor a = full({1, 257}, 16, {.dtype = bf16}), b = full({257, 1}, 16, {.dtype = bf16});
   const Tensor c = full({1}, 254, {.dtype = bf16});
-  const Tensor want = full({1, 1}, 16.0 * 16 * 257 + 254, {.dtype = f64}).to(bf16);
+  const Tensor want = full({1, 1}, 66048, {.dtype = bf16});
   EXPECT_EQ(addmm(c, a, b).item<double>(), want.item<double>());
   EXPECT_EQ(addmv(c, a, b.squeeze(1)).item<double>(), want.item<double>());
   EXPECT_EQ(addbmm(c, a.unsqueeze(0), b.unsqueeze(0)).item<double>(), want.item<double>());
@@ -60,8 +60,6 @@ TEST(Matmul, ShapesThatDoNotFitAreNamed) {
   EXPECT_EQ(error_of([&] { addr(m, v, m); }), "addr: expected two vectors, got [3] and [2, 3]");
   EXPECT_EQ(error_of([&] { addbmm(m, batch, batch); }),
             "addbmm: expected [b, m, k] and [b, k, n], got [4, 2, 3] and [4, 2, 3]");
-  EXPECT_EQ(error_of([&] { addmm(batch, m, m.t()); }),
-            "addmm: expected an input that broadcasts to [2, 2], got [4, 2, 3]");
   EXPECT_EQ(error_of([&] {
               addmm(ones({5, 2, 2}), m, m.t());
             }),
