@@ -81,8 +81,7 @@ int run(const Options& o) {
   }
   const NoGrad no_grad;
   classifier.module->eval();
-  const data::MnistDataset dataset(pictures, {.flatten = true, .mean = 0.1307, .std = 0.3081});
-  const data::Batch batch = dataset.batch({.indices = chosen});
+  const data::Batch batch = make_dataset(pictures)->batch({.indices = chosen});
   Tensor logits;
   {
     const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};

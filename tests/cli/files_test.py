@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import unittest
@@ -105,6 +106,19 @@ class Data(ProgramTest):
         status, out, err = self.run_program("predict", "mlp", "--weights", "run", "good")
         self.assertEqual((status, err), (0, ""))
         self.assertEqual(out.count("%"), 2)
+        # The same picture from a data set by its number, and the same numbers as eval's.
+        self.train("data", "--out", "learned", "-q", "--epochs", "8", "--lr", "0.5", "--seed", "3")
+        test = (self.folder / "data/t10k-images-idx3-ubyte").read_bytes()[16:]
+        (self.folder / "five").write_bytes(idx([1, 28, 28], test[5 * 784:6 * 784]))
+        predict = lambda *more: self.run_program("predict", "mlp", "--weights", "learned/last.safetensors", *more)[1]
+        by_number, by_file = predict("--data", "data", "--index", "5"), predict("five")
+        said = lambda out: re.search(r"(\d) \((\d+\.\d)%\)", out).groups()
+        self.assertEqual(said(by_number), said(by_file))
+        self.assertEqual(by_number.splitlines()[1:14], by_file.splitlines()[1:14])
+        self.assertNotEqual(said(by_number), said(predict("--data", "data", "--index", "6")))
+        right = int(re.search(r"(\d+) of 64 right", predict("--data", "data", "--count", "64"))[1])
+        out = self.run_program("eval", "mlp", "data", "--weights", "learned/last.safetensors")[1]
+        self.assertIn(f"top1 {100 * right / 64:.2f}%", out)
         self.refused(2, "--index: expected 0 to 1, got 2", "predict", "mlp", "--weights", "run", "good", "--index", "2")
         self.refused(1, "nowhere", "predict", "mlp", "--weights", "run", "nowhere")
 
@@ -295,6 +309,15 @@ class Compare(ProgramTest):
             self.refused(1, said, "compare", "good", name)
         self.refused(1, "nowhere: expected the log of a run", "compare", "good", "nowhere")
         self.refused(1, "expected a file", "compare", "good", "/dev/zero", timeout=20)
+        for name, seconds, rate, skipped in (("a", 10, 300, 5), ("b", 4, 600, 2)):
+            lines = [{"event": "start", "amp": name}, {"event": "step", "epoch": 1, "samples_per_s": rate},
+                     {"event": "eval", "epoch": 1, "loss": seconds / 8, "top1": seconds / 20},
+                     {"event": "end", "seconds": seconds, "skipped": skipped, "scale": 2.0}]
+            (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows = {tuple(line.split()) for line in self.run_program("compare", "a", "b")[1].splitlines()}
+        for row in ("epoch 1 test loss 1.2500 0.5000 +0.7500", "epoch 1 top1 50.00% 20.00% +30.00%", "time 10.00 s 4.00 s 2.50x",
+                    "samples a second 300 600 0.50x", "skipped steps 5 2 +3", "precision a b"):
+            self.assertIn(tuple(row.split()), rows)
         odd = {"event": "start", "amp": 7}
         (self.folder / "odd").write_text(json.dumps(odd) + '\n{"event": "eval", "epoch": 1, "loss": null, "top1": "x"}\n')
         status, out, err = self.run_program("compare", "good", "odd")

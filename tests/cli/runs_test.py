@@ -261,6 +261,11 @@ class Numbers(ProgramTest):
         self.train("data", "--epochs", "4", "--lr", "0.05", "--no-out", "--log-json", "log", "-q", *arguments, env=env)
         return [e["loss"] for e in events(log) if e["event"] == "step"]
 
+    @staticmethod
+    def tasks_of(pid):
+        time.sleep(0.003)
+        return len(os.listdir(f"/proc/{pid}/task"))
+
     def test_threads_reach_every_loop(self):
         """One thread more or less changes which sums are cut where, not what comes out; the same number gives the same bits."""
         self.data()
@@ -269,15 +274,17 @@ class Numbers(ProgramTest):
             process = self.start(*[a for a in ENDLESS], "--no-out", "--workers", "0", "--log-json", "log", *flags, env={**env, "DNNL_VERBOSE": "1"})
             log = self.folder / "log"
             wait_for(lambda: log.exists() and log.read_text().count('"step"') > 5)
-            tasks = len(os.listdir(f"/proc/{process.pid}/task"))
+            # A pool lets threads go between a wide loop and a narrow one.
+            tasks = max(self.tasks_of(process.pid) for _ in range(100))
             process.kill()
             out = process.communicate()[0]
             log.unlink()
             said = re.search(r"nthr:(\d+)", out)
             counts.append((tasks, int(said[1]) if said else None))
-        self.assertEqual([c[0] for c in counts], [1, 3, 3], counts)
-        for count in counts:
-            self.assertIn(count[1], (None, count[0]))
+        self.assertLessEqual(counts[0][0], 2, f"{counts}; the second one loads for the evaluation")
+        for (tasks, said), threads in zip(counts, (1, 3, 3)):
+            self.assertGreaterEqual(tasks, threads, counts)
+            self.assertIn(said, (None, threads), counts)
         one, again, three = (self.losses(HALFSTEP_THREADS=n) for n in ("1", "1", "3"))
         self.assertEqual(one, again)
         for a, b in zip(one, three):

@@ -135,6 +135,10 @@ TEST_F(Safetensors, MissingFilesAndFoldersAreNamed) {
     EXPECT_NE(std::string(e.what()).find("nope.safetensors: there is no such file"), std::string::npos);
   }
   EXPECT_THROW(io::load_safetensors(folder_), IoError);
+  io::save_safetensors(folder_ / "y.safetensors", {{"a", ones({1})}});
+  const auto size = fs::file_size(folder_ / "y.safetensors");
+  EXPECT_EQ(io::read_file(folder_ / "y.safetensors", size).size(), size);
+  EXPECT_THROW(io::read_file(folder_ / "y.safetensors", size - 1), IoError);
   EXPECT_THROW(io::save_safetensors(folder_ / "no" / "such.safetensors", {}), IoError);
   EXPECT_THROW(io::save_safetensors(folder_ / "x.safetensors", {{"a", ones({1})}, {"a", ones({1})}}), Error);
 }
