@@ -146,14 +146,15 @@ TEST(Attention, SixteenBitsAndFloat32AreRoundedOnce) {
 
 // The weights that dropout() drops from a tensor [B, H, L, S] with the same generator state.
 TEST(Attention, DropoutFollowsTheGeneratorLikeDropout) {
-  for (const Shape& sizes : {Shape{2, 3, 5, 4}, Shape{1, 2, 260, 4}}) {
+  for (const auto& [sizes, causal] :
+       std::vector<std::pair<Shape, bool>>{{{2, 3, 5, 4}, false}, {{1, 2, 260, 4}, false}, {{1, 2, 260, 4}, true}}) {
     manual_seed(3);
     const Tensor q = random_tensor(sizes), k = random_tensor(sizes), v = random_tensor(sizes);
     manual_seed(7);
-    const Tensor ours = scaled_dot_product_attention(q, k, v, {.dropout_p = 0.3});
+    const Tensor ours = scaled_dot_product_attention(q, k, v, {.dropout_p = 0.3, .is_causal = causal});
     const Tensor after = randn({3}, {.dtype = f64});
     manual_seed(7);
-    const Tensor other = composed(q, k, v, false, {}, 0.3);
+    const Tensor other = composed(q, k, v, causal, {}, 0.3);
     EXPECT_EQ(after.to_vector<double>(), randn({3}, {.dtype = f64}).to_vector<double>());
     const Tensor g = ones(ours.sizes(), {.dtype = f64});
     const auto a = grad({ours}, {q, k, v}, {.grad_outputs = {g}}), b = grad({other}, {q, k, v}, {.grad_outputs = {g}});
