@@ -21,17 +21,18 @@ JsonLog::JsonLog(const std::filesystem::path& path, bool append)
 void JsonLog::write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields) {
   if (!file_.is_open()) return;
   nlohmann::ordered_json line = {{"event", event}};
-  for (const auto& [key, value] : fields) {
+  for (const auto& field : fields) {
+    nlohmann::ordered_json& slot = line[field.first];
     std::visit(
-        [&](const auto& v) {
+        [&slot](const auto& v) {
           using T = std::decay_t<decltype(v)>;
           if constexpr (std::is_same_v<T, double>) {
-            line[key] = std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr);
+            slot = std::isfinite(v) ? nlohmann::ordered_json(v) : nlohmann::ordered_json(nullptr);
           } else {
-            line[key] = v;
+            slot = v;
           }
         },
-        value);
+        field.second);
   }
   file_ << line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << '\n' << std::flush;
   if (!file_) fail<IoError>("{}: writing failed; is the disk full?", path_.string());
