@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/ops/pointwise.h"
 
+#include <deque>
+#include <string>
+
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
@@ -87,8 +90,9 @@ Tensor number_tensor(const Tensor& like, Scalar number, const char* op) {
 }
 
 const Op& define_unary(const char* name, InferFn infer, GradFn grad, std::uint32_t saves) {
-  // Kept as long as the op, which is for ever.
-  const std::string& signature = *new std::string(std::string(name) + "(input)");
+  // Kept as long as the ops, which is for ever; a deque's elements stay where they are.
+  static std::deque<std::string>& signatures = *new std::deque<std::string>;
+  const std::string& signature = signatures.emplace_back(std::string(name) + "(input)");
   Op op{.name = name, .signature = signature.c_str()};
   op.infer = infer;
   op.grad = grad;

@@ -2,7 +2,6 @@
 // Norms, and reductions and scans along one dimension: extremes with their indices, cumulative sums and products.
 #include <cmath>
 #include <cstddef>
-#include <limits>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
@@ -16,8 +15,6 @@ namespace {
 using detail::div_or_zero;
 using detail::kept;
 using detail::reduced_sizes;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // --- norm
 
