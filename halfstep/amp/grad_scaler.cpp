@@ -23,6 +23,10 @@ const KernelTable& unscale_kernels() {
   static const KernelTable& table = kernel_table("amp_unscale");
   return table;
 }
+const KernelTable& check_kernels() {
+  static const KernelTable& table = kernel_table("amp_check");
+  return table;
+}
 const KernelTable& update_kernels() {
   static const KernelTable& table = kernel_table("amp_update_scale");
   return table;
@@ -82,7 +86,15 @@ struct GradScaler::Impl {
     return scale;
   }
 
+  struct Gradients {
+    std::vector<Tensor> dense;  // the gradients that there are, or copies of those that aren't dense
+    std::vector<const NamedTensor*> owners;
+  };
+  /// The gradients of an optimizer, none of which was unscaled yet; makes the tensors of `state`, with 0 for found.
+  Gradients gather(Steppable& optimizer, OptimizerState& state, const char* call);
   void unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call);
+  /// Finds out what isn't finite and leaves the gradients scaled.
+  void check(Steppable& optimizer, OptimizerState& state, const char* call);
 };
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>()) {
@@ -114,53 +126,71 @@ std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
   return result;
 }
 
-void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call) {
-  const Tensor& scale_now = started(call);
-  const NoGrad no_grad;
+GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, OptimizerState& state, const char* call) {
   const NamedTensors& parameters = optimizer.named_parameters();
-  std::vector<Tensor> from, to;
-  std::vector<const NamedTensor*> owners;
+  Gradients result;
+  result.dense.reserve(parameters.size());
+  result.owners.reserve(parameters.size());
   auto names = std::make_shared<std::vector<std::string>>();
+  names->reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const NamedTensor& p = parameters[i];
     Tensor gradient = p.tensor.grad();
     if (!gradient.defined()) continue;
-    const std::string name = parameter_name(p, i);
+    names->push_back(parameter_name(p, i));
     check_floating(gradient, call);
     // Whatever was done to it since, such as clipping.
     if (unscaled.contains(gradient.storage()->id())) {
       fail<AmpError>(
           "{}: the gradient of {} was unscaled already since the last update: two optimizers share this parameter; let "
           "only one of them have it",
-          call, name);
+          call, names->back());
     }
     if (!gradient.is_contiguous(MemoryFormat::preserve)) gradient = gradient.contiguous();
-    from.push_back(gradient);
-    // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
-    to.push_back(gradient.dtype() == DType::f16 ? empty_like(gradient, DType::f32) : gradient);
-    owners.push_back(&p);
-    names->push_back(name);
+    result.dense.push_back(std::move(gradient));
+    result.owners.push_back(&p);
   }
-  if (from.empty()) {
+  if (result.dense.empty()) {
     fail<AmpError>("{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before",
                    call);
   }
-  const auto n = static_cast<std::int64_t>(from.size());
-  const Device device = from[0].device();
+  const Device device = result.dense[0].device();
   state.found = zeros({}, {.dtype = f32, .device = device});
-  state.per_parameter = zeros({n}, {.dtype = f32, .device = device});
-  state.norm = norm ? zeros({}, {.dtype = f32, .device = device}) : Tensor();
+  state.per_parameter = zeros({static_cast<std::int64_t>(result.dense.size())}, {.dtype = f32, .device = device});
+  state.norm = {};
   state.names = std::move(names);
+  return result;
+}
+
+void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call) {
+  const Tensor& scale_now = started(call);
+  const NoGrad no_grad;
+  const Gradients gradients = gather(optimizer, state, call);
+  const Device device = gradients.dense[0].device();
+  if (norm) state.norm = zeros({}, {.dtype = f32, .device = device});
+  std::vector<Tensor> to;
+  // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
+  for (const Tensor& g : gradients.dense) to.push_back(g.dtype() == DType::f16 ? empty_like(g, DType::f32) : g);
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
-  for (const Tensor& t : from) in.push_back(&t);
+  for (const Tensor& t : gradients.dense) in.push_back(&t);
   for (const Tensor& t : to) out.push_back(&t);
   run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out, nullptr);
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].storage()->bump_version();
-    if (!owners[i]->tensor.grad().is_same(to[i])) owners[i]->tensor.set_grad(to[i]);
+    const Tensor& owner = gradients.owners[i]->tensor;
+    if (!owner.grad().is_same(to[i])) owner.set_grad(to[i]);
     unscaled.insert(to[i].storage()->id());
   }
   state.stage = Stage::unscaled;
+}
+
+void GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const char* call) {
+  const Tensor& scale_now = started(call);
+  const NoGrad no_grad;
+  const Gradients gradients = gather(optimizer, state, call);
+  std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter};
+  for (const Tensor& t : gradients.dense) in.push_back(&t);
+  run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out, nullptr);
 }
 
 Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options) {
@@ -185,24 +215,34 @@ StepResult GradScaler::step(Steppable& optimizer) {
   Impl& s = *impl_;
   StepResult result;
   if (!s.options.enabled) {
-    optimizer.step_unless({});
+    optimizer.step_unless({}, {});
     return result;
   }
-  const auto known = s.optimizers.find(&optimizer);
-  if (known != s.optimizers.end() && known->second.stage == Stage::stepped) {
+  OptimizerState state;
+  if (const auto known = s.optimizers.find(&optimizer); known != s.optimizers.end()) state = known->second;
+  if (state.stage == Stage::stepped) {
     fail<AmpError>("step: called already for this optimizer since the last update(); call update() once a step");
   }
-  if (known == s.optimizers.end()) {
-    OptimizerState fresh;
-    s.unscale(optimizer, fresh, false, "step");  // nothing is remembered of a step that fails here
-    s.optimizers[&optimizer] = std::move(fresh);
+  if (state.stage == Stage::unscaled) {
+    optimizer.step_unless(state.found, {});
+  } else if (optimizer.unscales()) {
+    // One pass that only reads, and the optimizer's own: gradients are not written in between. Nothing is remembered of
+    // a step that fails here.
+    s.check(optimizer, state, "step");
+    optimizer.step_unless(state.found, s.scale);
+    for (const NamedTensor& p : optimizer.named_parameters()) {
+      if (const Tensor g = p.tensor.grad(); g.defined()) s.unscaled.insert(g.storage()->id());
+    }
+  } else {
+    s.unscale(optimizer, state, false, "step");
+    s.optimizers[&optimizer] = state;  // Unscaled once, whatever becomes of the step.
+    optimizer.step_unless(state.found, {});
   }
-  OptimizerState& state = s.optimizers[&optimizer];
-  optimizer.step_unless(state.found);
   state.stage = Stage::stepped;
   result.found_ = state.found;
   result.per_parameter_ = state.per_parameter;
   result.names_ = state.names;
+  s.optimizers[&optimizer] = std::move(state);
   return result;
 }
 

@@ -18,9 +18,14 @@ class HS_API Steppable {
   virtual ~Steppable() = default;
   /// All parameters of all groups, with their names.
   virtual const NamedTensors& named_parameters() const = 0;
-  /// Updates the parameters from their grad(), but leaves everything as it is where `found_inf` (f32, one element, on
-  /// the parameters' device; undefined for none) is not 0. The device decides; the host doesn't wait.
-  virtual void step_unless(const Tensor& found_inf) = 0;
+  /// Updates the parameters from their grad(), but leaves them and all state as they are where `found_inf` (f32, one
+  /// element, on the parameters' device; undefined for none) is not 0. The device decides; the host doesn't wait.
+  ///
+  /// `scale` is undefined, or (only where unscales() says so) f32, one element: the gradients are still multiplied by
+  /// it. Then each grad() is divided by it in the same pass, also when the step is not made; f16 gradients become f32.
+  virtual void step_unless(const Tensor& found_inf, const Tensor& scale) = 0;
+  /// Whether step_unless() takes a scale. A GradScaler unscales in a pass of its own for those that don't.
+  virtual bool unscales() const { return false; }
   /// One step of an optimizer that evaluates the loss itself. The others throw Error.
   virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
 };

@@ -70,20 +70,22 @@ void Optimizer::prepare(Group&, std::size_t parameter, std::size_t count) {
 }
 
 // Kernel of all optimizers. in: hyper (f64: lr, stochastic rounding or not), random state (i64: seed, offset), unless,
-// then for each parameter its gradient (absent: left). out: steps, then for each parameter: itself, its master weight,
-// its compensation, its 16-bit copy, its state tensors.
-void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const Tensor& unless) {
+// scale of the gradients (absent: 1), then for each parameter its gradient (absent: left). out: steps, then for each
+// parameter: itself, its master weight, its compensation, its 16-bit copy, its unscaled gradient (with scale), its
+// state tensors.
+void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale) {
   Group& group = groups_[static_cast<std::size_t>(g)];
   const std::size_t count = state_names(g).size();
   std::vector<Tensor> held;  // contiguous gradients and copies
-  held.reserve(2 * group.parameters.size());
+  held.reserve(3 * group.parameters.size());
   static const Tensor none;
   const Device device = group.steps.device();
   const bool stochastic = low_precision_ == LowPrecision::stochastic_rounding;
   const Tensor hyper = tensor({group.lr, stochastic ? 1.0 : 0.0}, {.dtype = f64, .device = device});
   std::uint64_t elements = 0;
-  std::vector<const Tensor*> in{&hyper, &none, &unless}, out{&group.steps};
+  std::vector<const Tensor*> in{&hyper, &none, &unless, &scale}, out{&group.steps};
   std::vector<std::size_t> copied;
+  std::vector<std::pair<std::size_t, const Tensor*>> unscaled;
   bool any = false;
   DType dtype = DType::f32;
   for (std::size_t i : group.parameters) {
@@ -113,6 +115,14 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
     held.push_back(gradient->defined() ? amp::kept_copy(p) : Tensor());
     if (held.back().defined()) copied.push_back(i);
     out.push_back(&held.back());
+    if (scale.defined() && gradient->defined()) {
+      // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
+      held.push_back(gradient->dtype() == DType::f16 ? empty_like(*gradient, DType::f32) : *gradient);
+      out.push_back(&held.back());
+      unscaled.emplace_back(i, &held.back());
+    } else {
+      out.push_back(&none);
+    }
     for (std::size_t k = 0; k < count; ++k) out.push_back(gradient->defined() ? &slot.tensors[k] : &none);
   }
   if (!any) return;
@@ -130,18 +140,24 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
     if (gradients[i].defined()) all_[i].tensor.storage()->bump_version();
   }
   for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
+  for (const auto& [i, gradient] : unscaled) {
+    gradient->storage()->bump_version();
+    if (!gradients[i].is_same(*gradient)) all_[i].tensor.set_grad(*gradient);
+  }
 }
 
 void Optimizer::update(const std::vector<Tensor>& gradients, const Tensor& unless) {
   const NoGrad no_grad;
-  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, unless);
+  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, unless, {});
 }
 
-void Optimizer::step_unless(const Tensor& found_inf) {
+void Optimizer::step_unless(const Tensor& found_inf, const Tensor& scale) {
   std::vector<Tensor> gradients;
   gradients.reserve(all_.size());
   for (const NamedTensor& p : all_) gradients.push_back(p.tensor.grad());
-  update(gradients, found_inf);
+  if (!scale.defined()) return update(gradients, found_inf);
+  const NoGrad no_grad;
+  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, found_inf, scale);
 }
 
 void Optimizer::step(const std::vector<Tensor>& gradients, const StepOptions& options) {
@@ -158,7 +174,7 @@ void Optimizer::step(const std::vector<Tensor>& gradients, const StepOptions& op
 Tensor Optimizer::step_closure(const std::function<Tensor()>& closure) {
   const EnableGrad on;
   const Tensor loss = closure();
-  step_unless({});
+  step_unless({}, {});
   return loss;
 }
 

@@ -39,7 +39,7 @@ class HS_API Optimizer : public amp::Steppable {
   ~Optimizer() override;
 
   /// Updates the parameters from their grad(); those without one are left.
-  void step() { step_unless({}); }
+  void step() { step_unless({}, {}); }
   /// Updates from the gradients given, one for each parameter in the order of named_parameters() (undefined: left),
   /// without touching grad().
   void step(const std::vector<Tensor>& gradients, const StepOptions& options = {});
@@ -69,7 +69,9 @@ class HS_API Optimizer : public amp::Steppable {
 
   // amp::Steppable
   const NamedTensors& named_parameters() const override { return all_; }
-  void step_unless(const Tensor& found_inf) override;
+  void step_unless(const Tensor& found_inf, const Tensor& scale) override;
+  /// A derived class whose step looks at gradients before they come here says false.
+  bool unscales() const override { return true; }
   Tensor step_closure(const std::function<Tensor()>& closure) override;
 
  protected:
@@ -107,7 +109,7 @@ class HS_API Optimizer : public amp::Steppable {
   std::vector<Group> groups_;
 
  private:
-  void update_group(int group, const std::vector<Tensor>& gradients, const Tensor& unless);
+  void update_group(int group, const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale);
   void prepare(Group& group, std::size_t parameter, std::size_t count);
 
   LowPrecision low_precision_;

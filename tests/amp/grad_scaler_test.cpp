@@ -111,10 +111,12 @@ TEST(GradScaler, AStepWithoutGradientsLeavesItUsable) {
 TEST(GradScaler, AStepThatThrowsCanBeRepeatedAfterUpdate) {
   struct Failing : optim::SGD {
     using optim::SGD::SGD;
-    void step_unless(const Tensor& found) override {
+    void step_unless(const Tensor& found, const Tensor& scale) override {
       if (fails) throw std::runtime_error("device lost");
-      optim::SGD::step_unless(found);
+      optim::SGD::step_unless(found, scale);
     }
+    bool unscales() const override { return fused; }
+    bool fused = false;
     bool fails = true;
   };
   const Tensor p = parameter({1}, {1});

@@ -1,77 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of values to and from float32, for kernels that compute in float32 on pieces that fit the first-level cache.
+// Blocks of values to and from float32, for kernels that compute in float32 on pieces that fit the first-level cache;
+// and blocks of gradients, unscaled or checked.
 #pragma once
 
-#include <bit>
 #include <cstdint>
-#include <cstring>
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
 #include "halfstep/core/dtype.h"
 
 namespace halfstep::cpu {
 
-inline void to_floats(const float* from, std::int64_t n, float* to) {
-  std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
-}
-inline void to_floats(const BFloat16* from, std::int64_t n, float* to) {
-  for (std::int64_t i = 0; i < n; ++i) to[i] = std::bit_cast<float>(static_cast<std::uint32_t>(from[i].bits) << 16);
-}
-inline void to_floats(const Half* from, std::int64_t n, float* to) {
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-  }
-#endif
-  for (; i < n; ++i) to[i] = convert<float>(from[i]);
-}
+/// n values of f32, f16 or bf16 from `from` on, as floats.
+void load_floats(DType dtype, const void* from, std::int64_t n, float* to);
+/// The same back, rounded to nearest even; NaN stays NaN.
+void store_floats(DType dtype, void* to, std::int64_t n, const float* from);
 
-inline void from_floats(const float* from, std::int64_t n, float* to) {
-  std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
-}
-inline void from_floats(const float* from, std::int64_t n, BFloat16* to) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto u = std::bit_cast<std::uint32_t>(from[i]);
-    const std::uint32_t rounded = (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
-    const std::uint32_t quiet = u >> 16 | 0x40u;  // a NaN stays one
-    to[i].bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-  }
-}
-inline void from_floats(const float* from, std::int64_t n, Half* to) {
-  std::int64_t i = 0;
-#if defined(__F16C__)
-  for (; i + 8 <= n; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  }
-#endif
-  for (; i < n; ++i) to[i] = convert<Half>(from[i]);
-}
+inline void to_floats(const float* from, std::int64_t n, float* to) { load_floats(DType::f32, from, n, to); }
+inline void to_floats(const BFloat16* from, std::int64_t n, float* to) { load_floats(DType::bf16, from, n, to); }
+inline void to_floats(const Half* from, std::int64_t n, float* to) { load_floats(DType::f16, from, n, to); }
 
-/// `n` values of a dtype (f32, f16, bf16) from element `at` on, as floats.
+/// Where element `at` of a dense tensor lies.
+inline void* element(DType dtype, void* data, std::int64_t at) {
+  return static_cast<char*>(data) + at * static_cast<std::int64_t>(item_size(dtype));
+}
+inline const void* element(DType dtype, const void* data, std::int64_t at) {
+  return static_cast<const char*>(data) + at * static_cast<std::int64_t>(item_size(dtype));
+}
+/// n values from element `at` of `data` on.
 inline void load_floats(DType dtype, const void* data, std::int64_t at, std::int64_t n, float* to) {
-  switch (dtype) {
-    case DType::f16:
-      return to_floats(static_cast<const Half*>(data) + at, n, to);
-    case DType::bf16:
-      return to_floats(static_cast<const BFloat16*>(data) + at, n, to);
-    default:
-      return to_floats(static_cast<const float*>(data) + at, n, to);
-  }
+  load_floats(dtype, element(dtype, data, at), n, to);
 }
-/// The same back, rounded to nearest even.
 inline void store_floats(DType dtype, void* data, std::int64_t at, std::int64_t n, const float* from) {
-  switch (dtype) {
-    case DType::f16:
-      return from_floats(from, n, static_cast<Half*>(data) + at);
-    case DType::bf16:
-      return from_floats(from, n, static_cast<BFloat16*>(data) + at);
-    default:
-      return from_floats(from, n, static_cast<float*>(data) + at);
-  }
+  store_floats(dtype, element(dtype, data, at), n, from);
 }
+
+/// What a block of gradients held.
+struct GradientBlock {
+  bool finite;
+  double squares;  ///< the sum of squares of what was written; 0 unless it was asked for
+};
+
+/// The dtype that gradients of `from` are unscaled to: f32 for f16, whose range the unscaled values may leave, else
+/// the same.
+constexpr DType unscaled_dtype(DType from) { return from == DType::f16 ? DType::f32 : from; }
+/// to = from * inverse for n values of f64, f32, f16 or bf16, `to` of unscaled_dtype(dtype) and maybe the same memory;
+/// checked as written, since unscaling can overflow by itself.
+GradientBlock unscale_block(DType dtype, const void* from, void* to, std::int64_t n, double inverse, bool squares);
+/// Whether n values of f64, f32, f16 or bf16 would all be finite when multiplied by `inverse`.
+bool finite_block(DType dtype, const void* from, std::int64_t n, double inverse);
 
 }  // namespace halfstep::cpu

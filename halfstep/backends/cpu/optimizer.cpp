@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer steps over all parameters of a group in one pass: the parameter, its master weight and its 16-bit copy are
-// read and written once.
+// Optimizer steps over all parameters of a group in one pass: the gradient is unscaled and the parameter, its master
+// weight and its 16-bit copy are read and written once.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
 #include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/optimizer_rules.h"
 #include "halfstep/core/philox.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/runtime/kernel.h"
@@ -70,28 +71,112 @@ void store_kahan(DType dtype, void* data, void* compensation, std::int64_t at, s
   store_floats(dtype, compensation, at, n, lost);
 }
 
+// What one parameter is updated from and to, as the kernel's views.
+struct Slot {
+  const TensorView &gradient, &parameter, &master, &compensation, &copy, &unscaled;
+  TensorView* states;
+  int num_states;
+};
+
 // in: hyper (f64: lr, stochastic or not), random state (i64: seed, offset; may be absent), unless (may be absent),
-// gradients (each may be absent). out: steps, then for each parameter: itself, master, compensation, copy, states.
-// `Rule` is the optimizer's formula for a block.
+// scale of the gradients (f32; may be absent), gradients (each may be absent). out: steps, then for each parameter:
+// itself, master, compensation, copy, unscaled gradient (absent without scale; may be the gradient itself), states.
+constexpr int kFirstGradient = 4, kFixedOutputs = 5;
+
+Slot slot_of(const TensorView* in, TensorView* out, int i, int width) {
+  TensorView* own = out + 1 + i * width;
+  return {in[kFirstGradient + i], own[0], own[1], own[2], own[3], own[4], own + kFixedOutputs, width - kFixedOutputs};
+}
+
+struct Random {
+  bool on;
+  PhiloxState state;
+};
+
+// Elements [start, stop) of a parameter. `inverse` of the scale is 0 where there is none; without `step` the gradients
+// are unscaled and nothing else is done, so that they are the same after a step that was skipped.
 template <class Rule>
-Status optimizer_step(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const Rule& rule) {
-  if (in[2].defined && *static_cast<const float*>(in[2].data) != 0) return Status::ok;
-  const auto* hyper = static_cast<const double*>(in[0].data);
-  const double lr = hyper[0];
-  const bool stochastic = hyper[1] != 0 && in[1].defined;
-  PhiloxState random{};
-  if (stochastic) {
-    const auto* words = static_cast<const std::int64_t*>(in[1].data);
-    random = {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[1])};
+void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::int64_t stop, double inverse, bool step,
+                  const Random& random, std::uint64_t first_block) {
+  const auto& [gradient, parameter, master, compensation, copy, unscaled, states, num_states] = slot;
+  const TensorView& source = inverse != 0 ? unscaled : gradient;
+  const bool wide = parameter.dtype == DType::f64;
+  double wide_gradients[kBlock];
+  float values[kBlock], before[kBlock], gradients[kBlock];
+  for (std::int64_t at = start; at < stop; at += kBlock) {
+    const std::int64_t n = std::min(kBlock, stop - at);
+    if (inverse != 0) {
+      unscale_block(gradient.dtype, element(gradient.dtype, static_cast<const void*>(gradient.data), at),
+                    element(unscaled.dtype, unscaled.data, at), n, inverse, false);
+    }
+    if (!step) continue;
+    const void* from = element(source.dtype, static_cast<const void*>(source.data), at);
+    if (wide) {
+      double* state[kMaxStates] = {};
+      for (int s = 0; s < num_states; ++s) state[s] = static_cast<double*>(states[s].data) + at;
+      const auto* g = static_cast<const double*>(from);
+      if (source.dtype != DType::f64) {
+        load_floats(source.dtype, from, n, gradients);
+        std::copy(gradients, gradients + n, wide_gradients);
+        g = wide_gradients;
+      }
+      rule.run(static_cast<double*>(parameter.data) + at, g, state, n);
+      continue;
+    }
+    float* state[kMaxStates] = {};
+    for (int s = 0; s < num_states; ++s) state[s] = static_cast<float*>(states[s].data) + at;
+    const auto* g = static_cast<const float*>(from);
+    if (source.dtype == DType::f64) {
+      const auto* doubles = static_cast<const double*>(from);
+      for (std::int64_t j = 0; j < n; ++j) gradients[j] = static_cast<float>(doubles[j]);
+      g = gradients;
+    } else if (source.dtype != DType::f32) {
+      load_floats(source.dtype, from, n, gradients);
+      g = gradients;
+    }
+    float* p = values;
+    if (master.defined) {
+      p = static_cast<float*>(master.data) + at;
+    } else if (parameter.dtype == DType::f32) {
+      p = static_cast<float*>(parameter.data) + at;
+    } else {
+      load_floats(parameter.dtype, parameter.data, at, n, values);
+      if (compensation.defined) std::copy(values, values + n, before);
+    }
+    rule.run(p, g, state, n);
+    if (parameter.dtype != DType::f32) {
+      if (compensation.defined) {
+        store_kahan(parameter.dtype, parameter.data, compensation.data, at, n, before, p);
+      } else if (random.on && !master.defined) {
+        store_stochastic(parameter.dtype, parameter.data, at, n, p, random.state, first_block);
+      } else {
+        store_floats(parameter.dtype, parameter.data, at, n, p);
+      }
+    }
+    if (copy.defined) store_floats(copy.dtype, copy.data, at, n, p);
   }
-  const int count = n - 3;
-  if (count == 0) return Status::ok;
+}
+
+// `rule_at(lr, step)` is the optimizer's formula at a step.
+template <class RuleAt>
+Status optimizer_step(KernelContext* context, const TensorView* in, int n, TensorView* out, int m,
+                      const RuleAt& rule_at) {
+  const bool step = !in[2].defined || *static_cast<const float*>(in[2].data) == 0;
+  const double inverse = in[3].defined ? 1.0 / static_cast<double>(*static_cast<const float*>(in[3].data)) : 0;
+  const int count = n - kFirstGradient;
+  if (count == 0 || (!step && inverse == 0)) return Status::ok;
+  const auto* hyper = static_cast<const double*>(in[0].data);
+  Random random{.on = hyper[1] != 0 && in[1].defined, .state = {}};
+  if (random.on) {
+    const auto* words = static_cast<const std::int64_t*>(in[1].data);
+    random.state = {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[1])};
+  }
   const int width = (m - 1) / count;
-  const int states = width - 4;
   auto* steps = static_cast<std::int64_t*>(out[0].data);
   std::int64_t chunks = 0;
   for (int i = 0; i < count; ++i) {
-    if (in[3 + i].defined) chunks += (in[3 + i].numel + kChunk - 1) / kChunk;
+    const TensorView& gradient = in[kFirstGradient + i];
+    if (gradient.defined) chunks += (gradient.numel + kChunk - 1) / kChunk;
   }
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Piece)));
   auto* first =
@@ -100,164 +185,63 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
   std::int64_t c = 0;
   std::uint64_t blocks = 0;
   for (int i = 0; i < count; ++i) {
-    if (!in[3 + i].defined) continue;
-    ++steps[i];
+    const TensorView& gradient = in[kFirstGradient + i];
+    if (!gradient.defined) continue;
+    if (step) ++steps[i];
     first[i] = blocks;
-    blocks += static_cast<std::uint64_t>(in[3 + i].numel + 3) / 4;
-    for (std::int64_t at = 0; at < in[3 + i].numel; at += kChunk) pieces[c++] = {i, at};
+    blocks += static_cast<std::uint64_t>(gradient.numel + 3) / 4;
+    for (std::int64_t at = 0; at < gradient.numel; at += kChunk) pieces[c++] = {i, at};
   }
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const int i = pieces[k].parameter;
-      const TensorView& gradient = in[3 + i];
-      TensorView* own = out + 1 + i * width;
-      const TensorView &parameter = own[0], &master = own[1], &compensation = own[2], &copy = own[3];
-      const std::int64_t stop = std::min(gradient.numel, pieces[k].start + kChunk);
-      const auto constants = rule.constants(lr, steps[i]);
-      if (parameter.dtype == DType::f64) {
-        double* state[kMaxStates] = {};
-        for (int s = 0; s < states; ++s) state[s] = static_cast<double*>(own[4 + s].data) + pieces[k].start;
-        double wide[kBlock];
-        for (std::int64_t at = pieces[k].start; at < stop; at += kBlock) {
-          const std::int64_t size = std::min(kBlock, stop - at);
-          const double* g = static_cast<const double*>(gradient.data) + at;
-          if (gradient.dtype != DType::f64) {
-            float narrow[kBlock];
-            load_floats(gradient.dtype, gradient.data, at, size, narrow);
-            for (std::int64_t j = 0; j < size; ++j) wide[j] = static_cast<double>(narrow[j]);
-            g = wide;
-          }
-          rule.template run<double>(constants, static_cast<double*>(parameter.data) + at, g, state, size);
-          for (int s = 0; s < states; ++s) state[s] += size;
-        }
-        continue;
-      }
-      float* state[kMaxStates] = {};
-      for (int s = 0; s < states; ++s) state[s] = static_cast<float*>(own[4 + s].data) + pieces[k].start;
-      float values[kBlock], before[kBlock], gradients[kBlock];
-      for (std::int64_t at = pieces[k].start; at < stop; at += kBlock) {
-        const std::int64_t size = std::min(kBlock, stop - at);
-        const float* g = static_cast<const float*>(gradient.data) + at;
-        if (gradient.dtype == DType::f64) {
-          const double* wide = static_cast<const double*>(gradient.data) + at;
-          for (std::int64_t j = 0; j < size; ++j) gradients[j] = static_cast<float>(wide[j]);
-          g = gradients;
-        } else if (gradient.dtype != DType::f32) {
-          load_floats(gradient.dtype, gradient.data, at, size, gradients);
-          g = gradients;
-        }
-        float* p = values;
-        if (master.defined) {
-          p = static_cast<float*>(master.data) + at;
-        } else if (parameter.dtype == DType::f32) {
-          p = static_cast<float*>(parameter.data) + at;
-        } else {
-          load_floats(parameter.dtype, parameter.data, at, size, values);
-          if (compensation.defined) std::copy(values, values + size, before);
-        }
-        rule.template run<float>(constants, p, g, state, size);
-        for (int s = 0; s < states; ++s) state[s] += size;
-        if (parameter.dtype != DType::f32) {
-          if (compensation.defined) {
-            store_kahan(parameter.dtype, parameter.data, compensation.data, at, size, before, p);
-          } else if (stochastic && !master.defined) {
-            store_stochastic(parameter.dtype, parameter.data, at, size, p, random, first[i]);
-          } else {
-            store_floats(parameter.dtype, parameter.data, at, size, p);
-          }
-        }
-        if (copy.defined) store_floats(copy.dtype, copy.data, at, size, p);
-      }
+      const Slot slot = slot_of(in, out, i, width);
+      const std::int64_t stop = std::min(slot.gradient.numel, pieces[k].start + kChunk);
+      update_chunk(slot, rule_at(hyper[0], steps[i]), pieces[k].start, stop, inverse, step, random, first[i]);
     }
   });
   return Status::ok;
 }
 
-struct SgdRule {
-  const SgdAttributes& a;
-  struct Constants {
-    double lr, momentum, rate, weight_decay, sign;
-    bool first;
-  };
-  Constants constants(double lr, std::int64_t step) const {
-    return {lr, a.momentum, 1 - a.dampening, a.weight_decay, a.maximize ? -1.0 : 1.0, step == 1};
-  }
+struct Sgd : SgdRule {
   template <class T>
-  void run(const Constants& k, T* __restrict p, const T* __restrict g, T* const* state, std::int64_t n) const {
-    const T lr = static_cast<T>(k.lr), decay = static_cast<T>(k.weight_decay), sign = static_cast<T>(k.sign);
-    if (a.momentum == 0) {
-      for (std::int64_t i = 0; i < n; ++i) p[i] -= lr * (sign * g[i] + decay * p[i]);
-      return;
-    }
-    const T momentum = static_cast<T>(k.momentum), rate = static_cast<T>(k.first ? 1.0 : k.rate);
-    const T kept = k.first ? T(0) : momentum;
-    T* __restrict b = state[0];
-    if (a.nesterov) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        const T d = sign * g[i] + decay * p[i];
-        b[i] = kept * b[i] + rate * d;
-        p[i] -= lr * (d + momentum * b[i]);
-      }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        b[i] = kept * b[i] + rate * (sign * g[i] + decay * p[i]);
-        p[i] -= lr * b[i];
-      }
-    }
+  void run(T* p, const T* g, T* const* states, std::int64_t n) const {
+    sgd_block(*this, p, g, states, n);
   }
 };
-
-struct AdamRule {
-  const AdamAttributes& a;
-  struct Constants {
-    double step_size, root_correction, decay, sign;
-  };
-  Constants constants(double lr, std::int64_t step) const {
-    const double c1 = 1 - std::pow(a.beta1, static_cast<double>(step));
-    const double c2 = 1 - std::pow(a.beta2, static_cast<double>(step));
-    return {lr / c1, std::sqrt(c2), a.decoupled ? 1 - lr * a.weight_decay : a.weight_decay, a.maximize ? -1.0 : 1.0};
-  }
+struct Adam : AdamRule {
   template <class T>
-  void run(const Constants& k, T* __restrict p, const T* __restrict g, T* const* state, std::int64_t n) const {
-    const T b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2), eps = static_cast<T>(a.eps);
-    const T r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
-    const T step_size = static_cast<T>(k.step_size), root = static_cast<T>(1 / k.root_correction);
-    const T sign = static_cast<T>(k.sign);
-    // Without decay both forms are exact: factor 1 and addend 0.
-    const T shrink = a.decoupled ? static_cast<T>(k.decay) : T(1);
-    const T decay = a.decoupled ? T(0) : static_cast<T>(k.decay);
-    T* __restrict m = state[0];
-    T* __restrict v = state[1];
-    T* __restrict top = state[2];
-    const auto one = [&](std::int64_t i, T second) {
-      p[i] = p[i] - step_size * m[i] / (std::sqrt(second) * root + eps);
-    };
-    if (a.amsgrad) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        p[i] *= shrink;
-        const T d = sign * g[i] + decay * p[i];
-        m[i] = b1 * m[i] + r1 * d;
-        v[i] = b2 * v[i] + r2 * d * d;
-        top[i] = std::max(top[i], v[i]);
-        one(i, top[i]);
-      }
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        p[i] *= shrink;
-        const T d = sign * g[i] + decay * p[i];
-        m[i] = b1 * m[i] + r1 * d;
-        v[i] = b2 * v[i] + r2 * d * d;
-        one(i, v[i]);
-      }
-    }
+  void run(T* p, const T* g, T* const* states, std::int64_t n) const {
+    adam_block(*this, p, g, states, n);
   }
 };
 
 Status sgd_step(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const void* attributes) {
-  return optimizer_step(context, in, n, out, m, SgdRule{*static_cast<const SgdAttributes*>(attributes)});
+  const auto& a = *static_cast<const SgdAttributes*>(attributes);
+  return optimizer_step(context, in, n, out, m, [&](double lr, std::int64_t step) {
+    return Sgd{{.lr = lr,
+                .momentum = a.momentum,
+                .weight_decay = a.weight_decay,
+                .rate = step == 1 ? 1 : 1 - a.dampening,
+                .kept = step == 1 ? 0 : a.momentum,
+                .sign = a.maximize ? -1.0 : 1.0,
+                .nesterov = a.nesterov}};
+  });
 }
+
 Status adam_step(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const void* attributes) {
-  return optimizer_step(context, in, n, out, m, AdamRule{*static_cast<const AdamAttributes*>(attributes)});
+  const auto& a = *static_cast<const AdamAttributes*>(attributes);
+  return optimizer_step(context, in, n, out, m, [&](double lr, std::int64_t step) {
+    return Adam{{.beta1 = a.beta1,
+                 .beta2 = a.beta2,
+                 .eps = a.eps,
+                 .step_size = lr / (1 - std::pow(a.beta1, static_cast<double>(step))),
+                 .root = 1 / std::sqrt(1 - std::pow(a.beta2, static_cast<double>(step))),
+                 .shrink = a.decoupled ? 1 - lr * a.weight_decay : 1,
+                 .decay = a.decoupled ? 0 : a.weight_decay,
+                 .sign = a.maximize ? -1.0 : 1.0,
+                 .amsgrad = a.amsgrad}};
+  });
 }
 
 const RegisterCpuKernel registered[] = {
