@@ -135,11 +135,11 @@ void LBFGS::write(const Tensor& weights) const {
   }
 }
 
-void LBFGS::step_unless(const Tensor&) {
+void LBFGS::step_unless(const Tensor&, const Tensor&) {
   fail<Error>(
       "LBFGS: expected step(closure), or scaler.step(optimizer, closure): it evaluates the loss several times a step");
 }
-void LBFGS::update(const std::vector<Tensor>&, const Tensor& unless) { step_unless(unless); }
+void LBFGS::update(const std::vector<Tensor>&, const Tensor& unless) { step_unless(unless, {}); }
 
 Tensor LBFGS::step_closure(const std::function<Tensor()>& closure) {
   State s = state_;

@@ -34,7 +34,8 @@ class HS_API LBFGS : public Optimizer {
   std::int64_t evaluations() const { return state_.evaluations; }
   std::string kind() const override { return "LBFGS"; }
   /// Throws Error: without a closure there is no step.
-  void step_unless(const Tensor& found_inf) override;
+  void step_unless(const Tensor& found_inf, const Tensor& scale) override;
+  bool unscales() const override { return false; }
   Tensor step_closure(const std::function<Tensor()>& closure) override;
   OptimizerState state_dict() const override;
   void load_state_dict(const OptimizerState& state) override;

@@ -60,6 +60,32 @@ struct Samples {
 
 const ClassLossAttributes& class_attributes(const void* p) { return *static_cast<const ClassLossAttributes*>(p); }
 
+// Short rows that lie behind each other are taken together: their exponentials are one run of vectors.
+constexpr std::int64_t kShort = 64;
+template <class C>
+struct Pack {
+  static constexpr std::int64_t kRows = kRow / kShort;
+  alignas(64) C e[kRow];
+  static bool fits(const TensorView& x) { return x.contiguous && x.ndim == 2 && x.sizes[1] <= kShort; }
+  /// Reads rows [first, first + rows) and finds the largest value of each, NaN where there is one.
+  void load(const TensorView& x, std::int64_t first, std::int64_t rows, C* tops) {
+    const std::int64_t n = x.sizes[1];
+    read_row(x, first * n, 1, rows * n, e);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      C top = -std::numeric_limits<C>::infinity();
+      for (const C* v = e + r * n; v < e + (r + 1) * n; ++v) top = *v > top || *v != *v ? *v : top;
+      tops[r] = top;
+    }
+  }
+  /// exp(x - tops[r]) of what was read.
+  void exponentials(std::int64_t rows, std::int64_t n, const C* tops) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < n; ++c) e[r * n + c] -= tops[r];
+    }
+    exp_sum(e, rows * n, C(0), e);
+  }
+};
+
 template <class C>
 void store_scalar(TensorView& out, C value) {
   write_row(out, 0, 1, 1, &value);
@@ -79,19 +105,42 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(double)));
   if (!losses) return Status::failed;
   std::atomic<std::int64_t> wrong{INT64_MAX};
+  // Whether sample i counts; labels that are no class are noted.
+  const auto counts = [&](std::int64_t i, std::int64_t label) {
+    losses[i] = 0;
+    if (label == a.ignore_index) return false;
+    if (label >= 0 && label < n) return true;
+    std::int64_t first = wrong.load();
+    while (i < first && !wrong.compare_exchange_weak(first, i)) {
+    }
+    return false;
+  };
   parallel_for(count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
+    if (!kNll && Pack<C>::fits(x) && !samples.smooth()) {
+      Pack<C> pack;
+      for (std::int64_t p = begin; p < end; p += Pack<C>::kRows) {
+        const std::int64_t rows = std::min(Pack<C>::kRows, end - p);
+        pack.load(x, p, rows, parts + p);
+        pack.exponentials(rows, n, parts + p);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::int64_t i = p + r, label = samples.label(i);
+          double sum = 0;
+          for (std::int64_t c = 0; c < n; ++c) sum += static_cast<double>(pack.e[r * n + c]);
+          parts[count + i] = static_cast<C>(sum);
+          if (!counts(i, label)) continue;
+          C own;
+          read_row(x, i * n + label, 1, 1, &own);
+          losses[i] = static_cast<double>(samples.own(label)) *
+                      (std::log(sum) - (static_cast<double>(own) - static_cast<double>(parts[i])));
+        }
+      }
+      return;
+    }
     alignas(64) C row[kRow];
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t label = samples.label(i), at = plan.rows.offset(i);
-      losses[i] = 0;
       if (parts) parts[i] = parts[count + i] = 0;
-      if (label == a.ignore_index) continue;
-      if (label < 0 || label >= n) {
-        std::int64_t first = wrong.load();
-        while (i < first && !wrong.compare_exchange_weak(first, i)) {
-        }
-        continue;
-      }
+      if (!counts(i, label)) continue;
       const auto load = [&](std::int64_t from, std::int64_t size) {
         read_row(x, at + from * plan.stride, plan.stride, size, row);
       };
@@ -180,6 +229,29 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
   read_row(in[4], 0, 1, 1, &divisor);
   const C* parts = kNll ? nullptr : static_cast<const C*>(in[5].data);
   parallel_for(count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
+    if (!kNll && Pack<C>::fits(x) && !samples.smooth()) {
+      Pack<C> pack;
+      for (std::int64_t p = begin; p < end; p += Pack<C>::kRows) {
+        const std::int64_t rows = std::min(Pack<C>::kRows, end - p);
+        read_row(x, p * n, 1, rows * n, pack.e);
+        pack.exponentials(rows, n, parts + p);
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::int64_t i = p + r, label = samples.label(i);
+          C* row = pack.e + r * n;
+          if (label == a.ignore_index) {
+            std::fill_n(row, n, C(0));
+            continue;
+          }
+          C grad;
+          read_row(g, g.ndim == 0 ? 0 : g_places.offset(i), 1, 1, &grad);
+          const C own = grad / divisor * samples.own(label), factor = own / parts[count + i];
+          for (std::int64_t c = 0; c < n; ++c) row[c] *= factor;
+          row[label] -= own;
+        }
+        write_row(out[0], p * n, 1, rows * n, pack.e);
+      }
+      return;
+    }
     alignas(64) C row[kRow];
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t label = samples.label(i), out_at = to.rows.offset(i);

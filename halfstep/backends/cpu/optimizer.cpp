@@ -192,6 +192,12 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
     blocks += static_cast<std::uint64_t>(gradient.numel + 3) / 4;
     for (std::int64_t at = 0; at < gradient.numel; at += kChunk) pieces[c++] = {i, at};
   }
+  // Each thread takes its share of every parameter: matrix products divide their rows among the threads in the same
+  // way, so that a weight mostly stays in the caches of one core.
+  const auto place = [&](const Piece& p) {
+    return static_cast<double>(p.start) / static_cast<double>(in[kFirstGradient + p.parameter].numel);
+  };
+  std::stable_sort(pieces, pieces + chunks, [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const int i = pieces[k].parameter;
