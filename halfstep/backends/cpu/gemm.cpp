@@ -19,7 +19,8 @@ constexpr double kWorkForOneDnn =
     64 * 64 * 64;                            // multiply-adds under which a call of a primitive costs more than it saves
 constexpr double kWorkForSgemm = 1'000'000;  // multiply-adds from which oneDNN's float32 routine is the faster
 constexpr double kConversions = 0.0045;      // per multiply-add, up to which operands are converted apart
-constexpr std::int64_t kRowsInPlace = 128;   // rows up to which the turned operand is read in place by ours
+constexpr std::int64_t kShortSum = 64;  // up to here writing the results takes long, which ours does beside the sums
+constexpr std::int64_t kRowsInPlace = 128;  // rows up to which the turned operand is read in place by ours
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -180,7 +181,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
 /// where oneDNN turns it first, and converts 16 bits while it packs: that costs less than conversions of their own
 /// unless they are few next to the multiplications.
 bool is_for_onednn_sgemm(const GemmArgs& g) {
-  if (work(g) < kWorkForSgemm) return false;
+  if (work(g) < kWorkForSgemm || g.k <= kShortSum) return false;
   const bool turned_b = g.b.row_stride == 1 && g.b.col_stride != 1;
   if (turned_b && g.m <= kRowsInPlace) return false;
   const auto share = [](const DType dtype, std::int64_t reuse) {

@@ -25,6 +25,7 @@ constexpr std::int64_t kFewPanels = 4;                // under which the scalar 
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
 constexpr std::int64_t kRowPad = 16;               // floats between packed rows, against equal cache sets
+constexpr double kPackAgain = 0.06;  // of a thread's multiplications, up to which it packs what another packs too
 
 constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
@@ -51,6 +52,7 @@ struct Plan {
   std::int64_t panel, panels, lanes, max_rows;
   std::int64_t steps;                    // of the sum in one go
   std::int64_t row_parts, column_parts;  // among threads
+  bool own_panels;                       // each thread packs what it needs, even if another needs it too
   std::int64_t block_rows, packed_stride;
   std::int64_t chunk_panels;  // packed at a time
 };
@@ -58,17 +60,24 @@ struct Plan {
 /// Cycles to pack an element, about.
 double pack_cost(const Side& side) { return side.outer == 1 ? 0.13 : side.k == 1 ? 0.35 : 1.5; }
 
-bool can_read_vectors(const Side& v) {
-  return v.dtype == DType::f32 && v.outer == 1 && v.k % 16 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 64 == 0;
+bool can_read_vectors(const Side& v, std::int64_t k) {
+  // Steps a multiple of 2048 bytes apart share 32 sets of the second-level cache, and are read once for each tile.
+  const bool clash = v.k % 512 == 0 && k > 128;
+  return v.dtype == DType::f32 && !clash && v.outer == 1 && v.k % 16 == 0 &&
+         reinterpret_cast<std::uintptr_t>(v.data) % 64 == 0;
 }
 
 Scalars choose_scalars(const Side& s, std::int64_t rows, std::int64_t cols, std::int64_t k) {
   if (s.k == 1) {
-    // Rows a multiple of 4096 bytes apart share one set of the first-level cache.
-    const bool clash = s.outer % 1024 == 0 && rows > 1 && cols > 32;
+    // Rows a multiple of 2048 bytes apart share two sets of the first-level cache.
+    const bool clash = s.outer % 512 == 0 && rows > 1 && cols > 32;
     return s.dtype == DType::f32 && !clash ? Scalars::rows_in_place : Scalars::packed_rows;
   }
-  if (s.outer == 1 && s.dtype == DType::f32 && (k <= kStepStridedInPlace || cols <= 32)) return Scalars::steps_in_place;
+  // The same for steps, of which there are more than ways.
+  const bool clash = s.k % 256 == 0 && k > 8 && cols > 32;
+  if (s.outer == 1 && s.dtype == DType::f32 && !clash && (k <= kStepStridedInPlace || cols <= 32)) {
+    return Scalars::steps_in_place;
+  }
   return Scalars::packed_steps;
 }
 
@@ -77,7 +86,7 @@ double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, 
             bool turned) {
   const double r = static_cast<double>(rows), c = static_cast<double>(cols), d = static_cast<double>(k);
   double cycles = r * static_cast<double>(divide_up(cols, lanes)) * d / 2;
-  if (!can_read_vectors(v) || rows > kDirectRows) cycles += c * d * pack_cost(v);
+  if (!can_read_vectors(v, k) || rows > kDirectRows) cycles += c * d * pack_cost(v);
   const Scalars scalars = choose_scalars(s, rows, cols, k);
   if (scalars == Scalars::packed_rows) cycles += r * d * 0.13;
   if (scalars == Scalars::packed_steps) cycles += r * d * (s.outer == 1 ? 0.2 : 1.5);
@@ -99,7 +108,7 @@ Plan make_plan(const GemmArgs& g, int threads) {
   p.rows = p.swap ? g.n : g.m;
   p.cols = p.swap ? g.m : g.n;
   p.panels = divide_up(p.cols, p.panel);
-  p.vectors_in_place = can_read_vectors(p.v) && p.rows <= kDirectRows;
+  p.vectors_in_place = can_read_vectors(p.v, p.k) && p.rows <= kDirectRows;
   p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
   p.scalars = choose_scalars(p.s, p.rows, p.cols, p.k);
   p.steps = divide_up(p.k, divide_up(p.k, kMaxSteps));
@@ -122,7 +131,13 @@ Plan make_plan(const GemmArgs& g, int threads) {
   // Whole lines of a turned result: 8 tiles of 14 or 6 rows are a multiple of 16.
   p.block_rows = std::min(round_up(part_rows, 16), kTilesPerBlock * p.max_rows);
   const std::int64_t own = part_rows <= p.block_rows ? kOwnPackedOnce : kOwnPackedFloats;
-  p.chunk_panels = p.row_parts > 1
+  // Panels that others packed cost a wait, and come from their caches. A thread packs them all again where that is
+  // little next to its multiplications.
+  const double part_cols = static_cast<double>(divide_up(p.panels, p.column_parts) * p.panel);
+  const double packing = part_cols * static_cast<double>(p.k) * pack_cost(p.v);
+  const double multiplying = part_cols * static_cast<double>(p.k * part_rows) / static_cast<double>(2 * p.lanes);
+  p.own_panels = p.row_parts == 1 || packing < kPackAgain * multiplying;
+  p.chunk_panels = !p.own_panels
                        ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels)
                        : std::clamp<std::int64_t>(own / (p.panel * p.k), 1, divide_up(p.panels, p.column_parts));
   return p;
@@ -140,7 +155,7 @@ Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
   Scratch s = {};
   // A last, partial panel is packed even when the others are read in place.
   s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.k;
-  s.packed = carver.floats(s.packed_floats * (p.row_parts > 1 ? 1 : threads));
+  s.packed = carver.floats(s.packed_floats * (p.own_panels ? threads : 1));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
   if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
@@ -161,19 +176,21 @@ class Blocked {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     const std::int64_t threads = p_.row_parts * p_.column_parts;
     const std::int64_t chunk = p_.vectors_in_place ? p_.panels : p_.chunk_panels;
-    if (p_.row_parts == 1) {
-      // Threads that share no column pack their own panels, just before they use them.
+    if (p_.own_panels) {
+      // Just before they are used.
       parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t t = begin; t < end; ++t) {
           float* const packed = scratch_.packed + t * scratch_.packed_floats;
+          const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
+          const std::int64_t r0 = first_row(row), r1 = first_row(row + 1), last = first_panel(column + 1);
+          if (r0 == r1) continue;
           // A scalar side of one block is packed once for all panels.
-          const bool once = p_.rows <= p_.block_rows && p_.steps == p_.k;
-          if (once) pack_scalars(scalars_of(t), 0, p_.rows, tile_rows_of(p_.rows), 0, p_.k);
-          const std::int64_t last = p_.panels * (t + 1) / threads;
-          for (std::int64_t q = p_.panels * t / threads; q < last; q += chunk) {
+          const bool once = r1 - r0 <= p_.block_rows && p_.steps == p_.k;
+          if (once) pack_scalars(scalars_of(t), r0, r1, tile_rows_of(r1 - r0), 0, p_.k);
+          for (std::int64_t q = first_panel(column); q < last; q += chunk) {
             const Panels panels = {packed, q, q, std::min(q + chunk, last)};
             pack_panels(panels);
-            compute(t, panels, 0, p_.rows, once);
+            compute(t, panels, r0, r1, once);
           }
         }
       });
@@ -211,6 +228,8 @@ class Blocked {
   std::int64_t first_row(std::int64_t part) const {
     return part == p_.row_parts ? p_.rows : p_.rows * part / p_.row_parts / 16 * 16;
   }
+
+  std::int64_t first_panel(std::int64_t part) const { return p_.panels * part / p_.column_parts; }
 
   float* packed(const Panels& panels, std::int64_t q) const {
     return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.k;

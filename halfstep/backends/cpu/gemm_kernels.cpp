@@ -29,6 +29,14 @@ using V = hn::Vec<D>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
 constexpr int kMaxRows = HWY_TARGET <= HWY_AVX3 ? 14 : 6;
 
+/// Fetches a line that will be written, and takes it from the other cores already. Processors without the instruction
+/// (before Broadwell) pass over it.
+HWY_INLINE void prefetch_to_write([[maybe_unused]] const float* p) {
+#if HWY_ARCH_X86
+  asm volatile("prefetchw %0" : : "m"(*p));
+#endif
+}
+
 template <int Rows, int Vectors, bool Along>
 void tile(const GemmTile& t) {
   const D d;
@@ -45,7 +53,7 @@ void tile(const GemmTile& t) {
   const float* s[kPointers];
 #pragma GCC unroll 5
   for (int i = 0; i < kPointers; ++i) s[i] = t.s + 3 * i * s_stride;
-  for (std::int64_t p = t.k; p > 0; --p) {
+  const auto step = [&]() HWY_ATTR {
     V x[Vectors];
 #pragma GCC unroll 2
     for (int j = 0; j < Vectors; ++j) x[j] = hn::LoadU(d, v + j * kLanes);
@@ -58,7 +66,20 @@ void tile(const GemmTile& t) {
     }
 #pragma GCC unroll 5
     for (int i = 0; i < kPointers; ++i) s[i] += Along ? 1 : s_stride;
+  };
+  // Results seldom lie in the first-level cache: their lines come while the sums are made, one a step, so that loads
+  // find room beside them.
+  constexpr int kLines = std::max(1, Vectors * kLanes / 16);
+  const std::int64_t fetched = std::min<std::int64_t>(Rows, t.k / kLines);
+  const float* line = t.c;
+  for (std::int64_t i = 0; i < fetched; ++i, line += t.ldc) {
+#pragma GCC unroll 2
+    for (int j = 0; j < kLines; ++j) {
+      prefetch_to_write(line + 16 * j);
+      step();
+    }
   }
+  for (std::int64_t p = t.k - fetched * kLines; p > 0; --p) step();
   float* c = t.c;
 #pragma GCC unroll 14
   for (int i = 0; i < Rows; ++i) {
