@@ -66,6 +66,13 @@ void check_scale(double scale) {
 }  // namespace
 
 struct GradScaler::Impl {
+  Impl() = default;
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+  ~Impl() {
+    if (scale.defined()) want_magnitude_bounds(false);
+  }
+
   GradScalerOptions options;
   Tensor scale;    // f32 [], on the device; made at the first use
   Tensor tracker;  // i32 []
@@ -76,6 +83,7 @@ struct GradScaler::Impl {
 
   void start(Device device) {
     if (scale.defined()) return;
+    want_magnitude_bounds(true);
     scale = full({}, first_scale, {.dtype = f32, .device = device});
     tracker = full({}, first_tracker, {.dtype = i32, .device = device});
   }
@@ -189,7 +197,13 @@ void GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const 
   const NoGrad no_grad;
   const Gradients gradients = gather(optimizer, state, call);
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter};
-  for (const Tensor& t : gradients.dense) in.push_back(&t);
+  std::vector<double> known;
+  for (const Tensor& t : gradients.dense) {
+    in.push_back(&t);
+    known.push_back(static_cast<double>(t.storage()->magnitude_bound()));
+  }
+  const Tensor bounds = tensor(known, {static_cast<std::int64_t>(known.size())}, {.device = scale_now.device()});
+  in.push_back(&bounds);
   run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out, nullptr);
 }
 

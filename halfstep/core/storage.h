@@ -2,9 +2,11 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <utility>
 
 #include "halfstep/core/device.h"
@@ -79,6 +81,17 @@ class HS_API Storage {
   /// How many writes there were; a saved tensor whose storage has another version than when it was saved was changed.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+  /// No floating value in the block is larger in magnitude, nor NaN; infinity where nothing is known. Said by kernels
+  /// that know from their inputs, so that a gradient scaler needn't read what was just written.
+  float magnitude_bound() const {
+    const std::uint64_t b = bound_.load(std::memory_order_relaxed);
+    return b >> 32 == version() ? std::bit_cast<float>(static_cast<std::uint32_t>(b)) : kNoBound;
+  }
+  /// Holds until the next write, or until someone gets the address (forget_magnitude_bound()).
+  void set_magnitude_bound(float bound) {
+    bound_.store(std::uint64_t{version()} << 32 | std::bit_cast<std::uint32_t>(bound), std::memory_order_relaxed);
+  }
+  void forget_magnitude_bound() { set_magnitude_bound(kNoBound); }
   /// A number that no other storage of this run has had: addresses come back, these don't.
   std::uint64_t id() const { return id_; }
 
@@ -94,6 +107,8 @@ class HS_API Storage {
 
   std::atomic<std::uint32_t> refs_{1};
   std::atomic<std::uint32_t> version_{0};
+  static constexpr float kNoBound = std::numeric_limits<float>::infinity();
+  std::atomic<std::uint64_t> bound_{std::bit_cast<std::uint32_t>(kNoBound)};  // the version it is of, and the bound
   void* data_;
   std::size_t bytes_;
   Allocator* allocator_;

@@ -72,7 +72,11 @@ DType Tensor::dtype() const { return get(impl_, "dtype").dtype; }
 Device Tensor::device() const { return get(impl_, "device").storage->device(); }
 std::int64_t Tensor::storage_offset() const { return get(impl_, "storage_offset").offset; }
 const Ref<Storage>& Tensor::storage() const { return get(impl_, "storage").storage; }
-void* Tensor::raw_data() const { return get(impl_, "data").data(); }
+void* Tensor::raw_data() const {
+  const TensorImpl& p = get(impl_, "data");
+  p.storage->forget_magnitude_bound();  // whoever has the address may write
+  return p.data();
+}
 bool Tensor::requires_grad() const { return get(impl_, "requires_grad").requires_grad; }
 
 bool Tensor::is_contiguous(MemoryFormat format) const {

@@ -267,6 +267,10 @@ HS_API void run_kernel(const KernelTable& table, const char* name, Device device
                        std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
                        const void* attributes);
 
+/// Asks kernels for bounds of what they write (Storage::magnitude_bound), or takes the request back: a gradient scaler
+/// does so for as long as it lives. Calls count.
+HS_API void want_magnitude_bounds(bool wanted);
+
 // ----------------------------------------------------------------------------------------------------------------
 // hooks
 

@@ -40,6 +40,10 @@ struct KernelContext {
   void* (*workspace)(KernelContext* context, std::size_t bytes);
   /// Records why the kernel returns something else than ok; the text is copied.
   void (*set_error)(KernelContext* context, const char* text);
+  /// Says that no value of the first output is larger in magnitude than `bound`, nor NaN. Null where nobody asks, and
+  /// for a kernel to pass over as it likes; one that can tell from inputs much smaller than its output spares a
+  /// gradient scaler the reading of it.
+  void (*set_magnitude_bound)(KernelContext* context, float bound);
   Device device;  ///< where the tensors are
   void* queue;    ///< the device's queue; null on the CPU
   void* owner;    ///< the op layer's own

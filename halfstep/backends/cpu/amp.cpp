@@ -3,6 +3,7 @@
 // the scale.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/ops/attributes.h"
@@ -25,17 +26,23 @@ struct Chunk {
 };
 
 // in: scale, gradients; out: found [], found for each gradient. `body(i, start, size, inverse)` works on a piece of
-// gradient i and says what it held; null when there is no memory.
+// gradient i and says what it held; gradients whose bound (if there are any) says enough are left out. Null when there
+// is no memory.
 template <class Body>
-const Chunk* each_chunk(KernelContext* context, const TensorView* in, int n, TensorView* out, std::int64_t& chunks,
-                        Body&& body) {
+const Chunk* each_chunk(KernelContext* context, const TensorView* in, int n, TensorView* out, const float* bounds,
+                        std::int64_t& chunks, Body&& body) {
   const auto inverse = 1.0 / static_cast<double>(*static_cast<const float*>(in[0].data));
+  const auto finite = [&](int i) {
+    return bounds != nullptr &&
+           static_cast<double>(bounds[i]) * inverse <= static_cast<double>(std::numeric_limits<float>::max());
+  };
   chunks = 0;
-  for (int i = 1; i < n; ++i) chunks += (in[i].numel + kChunk - 1) / kChunk;
+  for (int i = 0; i < n - 1; ++i) chunks += finite(i) ? 0 : (in[1 + i].numel + kChunk - 1) / kChunk;
   auto* all = static_cast<Chunk*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Chunk)));
   if (!all) return nullptr;
   std::int64_t c = 0;
   for (std::int32_t i = 0; i < n - 1; ++i) {
+    if (finite(i)) continue;
     for (std::int64_t at = 0; at < in[1 + i].numel; at += kChunk) all[c++] = {i, true, at, 0};
   }
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
@@ -62,8 +69,8 @@ const Chunk* each_chunk(KernelContext* context, const TensorView* in, int n, Ten
 Status unscale(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
   const bool squares = out[2].defined;
   std::int64_t chunks = 0;
-  const Chunk* all =
-      each_chunk(context, in, n, out, chunks, [&](std::int32_t i, std::int64_t at, std::int64_t size, double inverse) {
+  const Chunk* all = each_chunk(
+      context, in, n, out, nullptr, chunks, [&](std::int32_t i, std::int64_t at, std::int64_t size, double inverse) {
         const TensorView &from = in[1 + i], &to = out[3 + i];
         return unscale_block(from.dtype, element(from.dtype, static_cast<const void*>(from.data), at),
                              element(to.dtype, to.data, at), size, inverse, squares);
@@ -75,12 +82,12 @@ Status unscale(KernelContext* context, const TensorView* in, int n, TensorView* 
   return Status::ok;
 }
 
-// in: scale, gradients; out: found [], found for each gradient, of what unscaling will give: for optimizers that
-// unscale in the pass that updates the parameters.
+// in: scale, gradients, a bound on the magnitudes in each (infinity where nothing is known); out: found [], found for
+// each gradient, of what unscaling will give: for optimizers that unscale in the pass that updates the parameters.
 Status check(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
   std::int64_t chunks = 0;
   const Chunk* all = each_chunk(
-      context, in, n, out, chunks,
+      context, in, n - 1, out, static_cast<const float*>(in[n - 1].data), chunks,
       [&](std::int32_t i, std::int64_t at, std::int64_t size, double inverse) -> GradientBlock {
         const TensorView& from = in[1 + i];
         return {finite_block(from.dtype, element(from.dtype, static_cast<const void*>(from.data), at), size, inverse),

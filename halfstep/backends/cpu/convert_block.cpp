@@ -6,8 +6,10 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/simd-inl.h"
@@ -140,6 +142,32 @@ GradientBlock unscale_block(DType dtype, const void* from, void* to, std::int64_
   }
 }
 
+// Without their signs, floats are in the order of their bits as integers; NaN comes last.
+template <class From>
+float max_magnitude_run(const From* from, std::int64_t count) {
+  const F32Tag d;
+  const hn::RebindToSigned<F32Tag> di;
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  auto top0 = hn::Zero(di), top1 = top0;
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    top0 = hn::Max(top0, hn::BitCast(di, hn::Abs(load(d, from + i))));
+    top1 = hn::Max(top1, hn::BitCast(di, hn::Abs(load(d, from + i + lanes))));
+  }
+  for (; i < n; i += lanes) {
+    const auto v = i + lanes <= n ? load(d, from + i) : load_n(d, from + i, n - i);
+    top0 = hn::Max(top0, hn::BitCast(di, hn::Abs(v)));
+  }
+  const float top = std::bit_cast<float>(hn::GetLane(hn::MaxOfLanes(di, hn::Max(top0, top1))));
+  return std::isnan(top) ? std::numeric_limits<float>::infinity() : top;
+}
+
+float max_magnitude(DType dtype, const void* from, std::int64_t n) {
+  if (dtype == DType::f16) return max_magnitude_run(static_cast<const Half*>(from), n);
+  if (dtype == DType::bf16) return max_magnitude_run(static_cast<const BFloat16*>(from), n);
+  return max_magnitude_run(static_cast<const float*>(from), n);
+}
+
 bool finite_block(DType dtype, const void* from, std::int64_t n, double inverse) {
   switch (dtype) {
     case DType::f64:
@@ -162,6 +190,7 @@ namespace halfstep::cpu {
 HWY_EXPORT(load_floats);
 HWY_EXPORT(store_floats);
 HWY_EXPORT(unscale_block);
+HWY_EXPORT(max_magnitude);
 HWY_EXPORT(finite_block);
 
 void load_floats(DType dtype, const void* from, std::int64_t n, float* to) {
@@ -172,6 +201,9 @@ void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
 }
 GradientBlock unscale_block(DType dtype, const void* from, void* to, std::int64_t n, double inverse, bool squares) {
   return HWY_DYNAMIC_DISPATCH(unscale_block)(dtype, from, to, n, inverse, squares);
+}
+float max_magnitude(DType dtype, const void* from, std::int64_t n) {
+  return HWY_DYNAMIC_DISPATCH(max_magnitude)(dtype, from, n);
 }
 bool finite_block(DType dtype, const void* from, std::int64_t n, double inverse) {
   return HWY_DYNAMIC_DISPATCH(finite_block)(dtype, from, n, inverse);

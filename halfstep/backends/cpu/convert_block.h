@@ -45,6 +45,8 @@ constexpr DType unscaled_dtype(DType from) { return from == DType::f16 ? DType::
 /// to = from * inverse for n values of f64, f32, f16 or bf16, `to` of unscaled_dtype(dtype) and maybe the same memory;
 /// checked as written, since unscaling can overflow by itself.
 GradientBlock unscale_block(DType dtype, const void* from, void* to, std::int64_t n, double inverse, bool squares);
+/// The largest magnitude among n values of f32, f16 or bf16; infinity where one is not finite.
+float max_magnitude(DType dtype, const void* from, std::int64_t n);
 /// Whether n values of f64, f32, f16 or bf16 would all be finite when multiplied by `inverse`.
 bool finite_block(DType dtype, const void* from, std::int64_t n, double inverse);
 

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 
+#include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/runtime/parallel.h"
@@ -19,7 +21,8 @@ constexpr double kWorkForOneDnn =
     64 * 64 * 64;                            // multiply-adds under which a call of a primitive costs more than it saves
 constexpr double kWorkForSgemm = 1'000'000;  // multiply-adds from which oneDNN's float32 routine is the faster
 constexpr double kConversions = 0.0045;      // per multiply-add, up to which operands are converted apart
-constexpr std::int64_t kShortSum = 64;  // up to here writing the results takes long, which ours does beside the sums
+constexpr std::int64_t kShortSum =
+    64;  // under which conversions of 16-bit operands would be seen next to the writing of results
 constexpr std::int64_t kRowsInPlace = 128;  // rows up to which the turned operand is read in place by ours
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
@@ -181,13 +184,42 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
 /// where oneDNN turns it first, and converts 16 bits while it packs: that costs less than conversions of their own
 /// unless they are few next to the multiplications.
 bool is_for_onednn_sgemm(const GemmArgs& g) {
-  if (work(g) < kWorkForSgemm || g.k <= kShortSum) return false;
+  if (work(g) < kWorkForSgemm) return false;
+  if (g.k <= kShortSum && (g.a.dtype != DType::f32 || g.b.dtype != DType::f32)) return false;
   const bool turned_b = g.b.row_stride == 1 && g.b.col_stride != 1;
   if (turned_b && g.m <= kRowsInPlace) return false;
   const auto share = [](const DType dtype, std::int64_t reuse) {
     return dtype == DType::f32 ? 0 : 1 / static_cast<double>(reuse);
   };
   return share(g.a.dtype, g.n) + share(g.b.dtype, g.m) + share(g.c_dtype, g.k) <= kConversions;
+}
+
+/// The largest magnitude in an operand with a contiguous dimension; infinity for others.
+double largest(const GemmOperand& x, std::int64_t rows, std::int64_t cols) {
+  const bool turned = x.col_stride != 1;
+  if (turned && x.row_stride != 1) return std::numeric_limits<double>::infinity();
+  const std::int64_t lines = turned ? cols : rows, length = turned ? rows : cols;
+  const std::int64_t stride = turned ? x.col_stride : x.row_stride;
+  if (stride == length) return static_cast<double>(max_magnitude(x.dtype, x.data, lines * length));
+  float top = 0;
+  for (std::int64_t i = 0; i < lines; ++i) {
+    top = std::max(top, max_magnitude(x.dtype, element(x.dtype, x.data, i * stride), length));
+  }
+  return static_cast<double>(top);
+}
+
+/// A gradient scaler wants to know whether the result is finite. Where that is much larger than the operands, as the
+/// gradient of a weight is, they are quicker to read: no sum of k products is larger than k times the largest product.
+void tell_bound(KernelContext* context, const GemmArgs& g) {
+  if (context->set_magnitude_bound == nullptr || g.batch != 1 || g.c_dtype != DType::f32 || g.bias != nullptr ||
+      g.beta != 0 || g.ldc != g.n || !computes_in_f32(g.a.dtype) || g.m * g.n < 4 * g.k * (g.m + g.n)) {
+    return;
+  }
+  // Twice for the roundings: (1 + 2^-24)^k < 2 for all k that fit the comparison above.
+  const double bound = 2 * static_cast<double>(g.k) * largest(g.a, g.m, g.k) * largest(g.b, g.k, g.n);
+  if (bound <= static_cast<double>(std::numeric_limits<float>::max())) {
+    context->set_magnitude_bound(context, static_cast<float>(bound));
+  }
 }
 
 }  // namespace
@@ -218,7 +250,9 @@ Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {
 }
 
 Status gemm(KernelContext* context, const GemmArgs& args) {
-  const GemmRoad road = choose_road(tidy(args), compute_isa());
+  const GemmArgs g = tidy(args);
+  const GemmRoad road = choose_road(g, compute_isa());
+  tell_bound(context, g);
   const Status status = gemm_by(road, context, args);
   // oneDNN may refuse a layout: ours takes them all.
   return status == Status::unsupported && road == GemmRoad::onednn ? gemm_by(GemmRoad::blocked, context, args) : status;
