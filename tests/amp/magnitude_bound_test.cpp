@@ -90,7 +90,7 @@ struct Layer {
   void backward(double input = 1, double gradient = 1, DType dtype = f32) {
     const Tensor x = full({4, 48}, input, {.dtype = dtype});
     Tensor y = linear(x, dtype == f32 ? weight : weight.to(dtype));
-    y.backward((scaler.scale(ones({})) * gradient).to(dtype).expand(y.sizes()));
+    y.backward((scaler.scale(ones({})) * gradient).to(dtype).expand(y.sizes()).contiguous());
   }
 };
 

@@ -17,7 +17,7 @@ class Walker : public amp::Steppable {
  public:
   explicit Walker(const Tensor& p, const std::string& name = "w") : parameters_{{name, p}} {}
   const NamedTensors& named_parameters() const override { return parameters_; }
-  void step_unless(const Tensor&) override {}
+  void step_unless(const Tensor&, const Tensor&) override {}
   Tensor step_closure(const std::function<Tensor()>& closure) override {
     Tensor loss;
     for (int i = 0; i < 3; ++i) {
