@@ -14,8 +14,9 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kNarrow = 4;          // rows, columns or steps of a sum up to which a product is narrow
-constexpr double kWorkPerThread = 250'000;   // multiply-adds that are worth a thread, about 5 microseconds
+constexpr std::int64_t kNarrow = 4;  // rows, columns or steps of a sum up to which a product is narrow
+constexpr double kWorkPerThread =
+    150'000;  // multiply-adds that are worth a thread, about 10 microseconds of a small product
 constexpr double kNarrowPerThread = 40'000;  // elements of the large matrix of a narrow product, likewise
 constexpr double kWorkForOneDnn =
     64 * 64 * 64;                            // multiply-adds under which a call of a primitive costs more than it saves
