@@ -120,7 +120,7 @@ void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::i
         std::copy(gradients, gradients + n, wide_gradients);
         g = wide_gradients;
       }
-      rule.run(static_cast<double*>(parameter.data) + at, g, state, n);
+      rule.run(static_cast<double*>(parameter.data) + at, g, state, n, {});
       continue;
     }
     float* state[kMaxStates] = {};
@@ -143,8 +143,15 @@ void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::i
       load_floats(parameter.dtype, parameter.data, at, n, values);
       if (compensation.defined) std::copy(values, values + n, before);
     }
-    rule.run(p, g, state, n);
-    if (parameter.dtype != DType::f32) {
+    // The rounding to nearest of a float32 weight is written with it.
+    RoundedCopy rounded;
+    if (copy.defined) {
+      rounded = {element(copy.dtype, copy.data, at), copy.dtype};
+    } else if (master.defined) {
+      rounded = {element(parameter.dtype, parameter.data, at), parameter.dtype};
+    }
+    rule.run(p, g, state, n, rounded);
+    if (parameter.dtype != DType::f32 && (!master.defined || copy.defined)) {
       if (compensation.defined) {
         store_kahan(parameter.dtype, parameter.data, compensation.data, at, n, before, p);
       } else if (random.on && !master.defined) {
@@ -153,7 +160,6 @@ void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::i
         store_floats(parameter.dtype, parameter.data, at, n, p);
       }
     }
-    if (copy.defined) store_floats(copy.dtype, copy.data, at, n, p);
   }
 }
 
@@ -210,14 +216,18 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
 }
 
 struct Sgd : SgdRule {
-  template <class T>
-  void run(T* p, const T* g, T* const* states, std::int64_t n) const {
+  void run(float* p, const float* g, float* const* states, std::int64_t n, RoundedCopy copy) const {
+    sgd_block(*this, p, g, states, n, copy);
+  }
+  void run(double* p, const double* g, double* const* states, std::int64_t n, RoundedCopy) const {
     sgd_block(*this, p, g, states, n);
   }
 };
 struct Adam : AdamRule {
-  template <class T>
-  void run(T* p, const T* g, T* const* states, std::int64_t n) const {
+  void run(float* p, const float* g, float* const* states, std::int64_t n, RoundedCopy copy) const {
+    adam_block(*this, p, g, states, n, copy);
+  }
+  void run(double* p, const double* g, double* const* states, std::int64_t n, RoundedCopy) const {
     adam_block(*this, p, g, states, n);
   }
 };

@@ -4,7 +4,15 @@
 
 #include <cstdint>
 
+#include "halfstep/core/dtype.h"
+
 namespace halfstep::cpu {
+
+/// Where the rounding of the new parameters goes, f16 or bf16; nowhere when null.
+struct RoundedCopy {
+  void* data = nullptr;
+  DType dtype = DType::bf16;
+};
 
 struct SgdRule {
   double lr, momentum, weight_decay;
@@ -15,7 +23,7 @@ struct SgdRule {
 };
 /// p -= lr * d, where d = sign * g + weight_decay * p, or with momentum the buffer b = kept * b + rate * d (nesterov:
 /// d + momentum * b). `states`: b; none without momentum.
-void sgd_block(const SgdRule& rule, float* p, const float* g, float* const* states, std::int64_t n);
+void sgd_block(const SgdRule& rule, float* p, const float* g, float* const* states, std::int64_t n, RoundedCopy copy);
 void sgd_block(const SgdRule& rule, double* p, const double* g, double* const* states, std::int64_t n);
 
 struct AdamRule {
@@ -29,7 +37,7 @@ struct AdamRule {
 };
 /// p -= step_size * m / (root * sqrt(v) + eps) after m, v moved to the gradient and its square. `states`: m, v, and for
 /// amsgrad the largest v so far, which then takes v's place.
-void adam_block(const AdamRule& rule, float* p, const float* g, float* const* states, std::int64_t n);
+void adam_block(const AdamRule& rule, float* p, const float* g, float* const* states, std::int64_t n, RoundedCopy copy);
 void adam_block(const AdamRule& rule, double* p, const double* g, double* const* states, std::int64_t n);
 
 }  // namespace halfstep::cpu
