@@ -74,7 +74,8 @@ Box ink_box(std::span<const std::uint8_t> pixels) {
   Box box{kSize, 0, kSize, 0};
   for (int y = 0; y < kSize; ++y) {
     for (int x = 0; x < kSize; ++x) {
-      if (pixels[static_cast<std::size_t>(y * kSize + x)] < kInk) continue;
+      const int at = y * kSize + x;
+      if (pixels[static_cast<std::size_t>(at)] < kInk) continue;
       box = {std::min(box.left, x), std::max(box.right, x + 1), std::min(box.top, y), std::max(box.bottom, y + 1)};
     }
   }
