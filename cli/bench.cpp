@@ -60,7 +60,7 @@ struct Run {
 };
 
 int run(const Options& o) {
-  apply_common(o);
+  const Device device = apply_common(o);
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
   }
@@ -78,6 +78,7 @@ int run(const Options& o) {
           .optimizer = nullptr,
           .scaler = amp::GradScaler(train::scaler_options(config)),
           .ms = {}};
+    r.net.to(device);
     if (o.optimizer == "sgd") {
       r.optimizer = std::make_unique<optim::SGD>(r.net.parameters(), optim::SGDOptions{.lr = 0.01});
     } else {
@@ -90,7 +91,8 @@ int run(const Options& o) {
   for (double& p : pixels) p = random.normal();
   std::vector<double> classes(static_cast<std::size_t>(o.batch_size));
   for (double& c : classes) c = static_cast<double>(random.below(10));
-  const Tensor images = tensor(pixels, {o.batch_size, 784}), labels = tensor(classes, {o.batch_size}, {.dtype = i64});
+  const Tensor images = tensor(pixels, {o.batch_size, 784}, {.device = device}),
+               labels = tensor(classes, {o.batch_size}, {.dtype = i64, .device = device});
   for (int s = 0; s < o.warmup + o.steps; ++s) {
     for (Run& r : runs) {
       const double ms = r.step(images, labels);
@@ -104,6 +106,7 @@ int run(const Options& o) {
     const nlohmann::ordered_json line = {{"model", o.model},
                                          {"batch", o.batch_size},
                                          {"dtype", r.dtype ? name(*r.dtype) : "f32"},
+                                         {"device", device.str()},
                                          {"optimizer", o.optimizer},
                                          {"ms_per_step_median", median},
                                          {"ms_per_step_min", r.ms.front()},

@@ -1,25 +1,162 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
+#include "halfstep/runtime/devices.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "cli/options.h"
+#include "cli/suggest.h"
 #include "cli/verbs.h"
+#include "halfstep/ops/op.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/plugin_loader.h"
 
 namespace halfstep::cli {
+namespace {
+
+struct Options {
+  std::string device;
+  std::vector<std::string> ops;
+  bool list_ops = false;
+};
+
+constexpr DType kShown[] = {DType::f32, DType::f16, DType::bf16, DType::f64,    DType::i64,
+                            DType::i32, DType::i8,  DType::u8,   DType::boolean};
+
+std::string join_names(const std::vector<DType>& dtypes) {
+  std::vector<std::string> names;
+  for (DType d : dtypes) names.emplace_back(name(d));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void print_cpu() {
+  const MachineInfo m = machine();
+  fmt::print("cpu: {}, {} thread{}, {:.1f} GB of memory\n", m.cpu, m.threads, m.threads == 1 ? "" : "s",
+             m.memory_bytes / 1e9);
+  fmt::print("  instruction set: {}{}\n", m.isa, m.capped ? " (capped by HALFSTEP_ISA)" : "");
+  fmt::print("  f32, f64: native\n");
+  fmt::print("  bf16: {}\n",
+             m.bf16_units ? "native matrix products" : "stored in 16 bits, computed in float32, rounded once an op");
+  fmt::print("  f16:  {}\n",
+             m.f16_units ? "native matrix products" : "stored in 16 bits, computed in float32, rounded once an op");
+  fmt::print("  f8e4m3, f8e5m2: storage and conversion\n");
+}
+
+void print_device(const DeviceInfo& d) {
+  fmt::print("{}: {}, {:.1f} of {:.1f} GB of memory free\n", d.device.str(), d.name.empty() ? "unnamed" : d.name,
+             static_cast<double>(d.memory_free) / 1e9, static_cast<double>(d.memory_total) / 1e9);
+  if (!d.vendor.empty() || !d.version.empty()) {
+    fmt::print("  plug-in: {}{}{}\n", d.vendor, d.vendor.empty() || d.version.empty() ? "" : ", ",
+               d.version.empty() ? "" : "version " + d.version);
+  }
+  fmt::print("  dtypes: {}; matrix units: {}\n", join_names(d.dtypes),
+             d.native_dtypes.empty() ? std::string("none named") : join_names(d.native_dtypes));
+  std::vector<std::string> has;
+  if (d.pinned) has.emplace_back("pinned memory");
+  if (d.graphs) has.emplace_back("graphs");
+  if (d.collectives) has.emplace_back("collectives");
+  if (d.profile) has.emplace_back("profiling");
+  has.push_back(fmt::format("{} priorit{} of queues", d.priorities, d.priorities == 1 ? "y" : "ies"));
+  fmt::print("  has: {}\n", fmt::join(has, ", "));
+}
+
+// One op on one device: in which dtypes its kernel is native, and why not in the others.
+void print_op(const Op& op, Device device) {
+  if (op.composite) {
+    fmt::print("{:<30} composed of other ops\n", op.name);
+    return;
+  }
+  if (op.view) {
+    fmt::print("{:<30} a view, no kernel\n", op.name);
+    return;
+  }
+  if (std::string_view(op.name) == "to_device") {
+    fmt::print("{:<30} a copy, no kernel\n", op.name);
+    return;
+  }
+  std::vector<std::string> native, strided;
+  std::vector<std::pair<std::string, std::vector<std::string>>> reasons;
+  for (DType d : kShown) {
+    // What the CPU can't either is no shortcoming of the device.
+    const bool possible = op_support(Device{}, op.name, d).native;
+    const OpSupport s = op_support(device, op.name, d);
+    if (s.native) {
+      native.emplace_back(name(d));
+      if (s.strided) strided.emplace_back(name(d));
+    } else if (possible) {
+      const std::string why = s.reason.empty() ? "no kernel" : s.reason;
+      auto it = std::find_if(reasons.begin(), reasons.end(), [&](const auto& r) { return r.first == why; });
+      if (it == reasons.end()) it = reasons.insert(reasons.end(), {why, {}});
+      it->second.emplace_back(name(d));
+    }
+  }
+  std::string text;
+  if (!native.empty()) {
+    text = fmt::format("native: {}", fmt::join(native, " "));
+    if (!device.is_cpu() && strided.size() != native.size()) {
+      text += strided.empty() ? " (contiguous tensors)"
+                              : fmt::format(" (contiguous tensors, but any in {})", fmt::join(strided, " "));
+    }
+  }
+  for (const auto& [why, dtypes] : reasons) {
+    if (!text.empty()) text += "; ";
+    text += fmt::format("on the CPU: {} ({})", fmt::join(dtypes, " "), why);
+  }
+  fmt::print("{:<30} {}\n", op.name, text.empty() ? "no kernel" : text);
+}
+
+int run(const Options& o) {
+  std::vector<Device> chosen;
+  if (!o.device.empty()) chosen.push_back(as_usage([&] { return Device(o.device); }));
+  for (const std::string& n : o.ops) {
+    if (find_op(n)) continue;
+    std::vector<std::string> names;
+    for (const Op* op : all_ops()) names.emplace_back(op->name);
+    throw UsageError(fmt::format("--ops: there is no op called '{}'{}", n, did_you_mean(n, names)));
+  }
+  std::vector<DeviceInfo> all = devices();
+  if (chosen.empty() || chosen[0].is_cpu()) {
+    print_cpu();
+  }
+  for (const DeviceInfo& d : all) {
+    if (d.device.is_cpu() || (!chosen.empty() && chosen[0] != d.device)) continue;
+    print_device(d);
+  }
+  for (const PluginReport& r : plugin_reports()) {
+    if (!r.error.empty()) {
+      fmt::print("not used: {}\n", r.error);
+    } else if (r.devices == 0) {
+      fmt::print("{}: its plug-in {} finds no device here\n", r.kind, r.path);
+    }
+  }
+  if (!o.list_ops) return kDone;
+  // Without a device named: the first that isn't the CPU.
+  Device device = chosen.empty() ? Device{} : chosen[0];
+  for (const DeviceInfo& d : all) {
+    if (chosen.empty() && device.is_cpu()) device = d.device;
+  }
+  fmt::print("ops on {}:\n", device.str());
+  for (const Op* op : all_ops()) {
+    if (o.ops.empty() || std::find(o.ops.begin(), o.ops.end(), op->name) != o.ops.end()) print_op(*op, device);
+  }
+  return kDone;
+}
+
+}  // namespace
 
 void add_devices(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("devices", "List the devices and what they compute with");
-  verb->callback([&status] {
-    const MachineInfo m = machine();
-    fmt::print("cpu: {}, {} thread{}, {:.1f} GB of memory\n", m.cpu, m.threads, m.threads == 1 ? "" : "s",
-               m.memory_bytes / 1e9);
-    fmt::print("  instruction set: {}{}\n", m.isa, m.capped ? " (capped by HALFSTEP_ISA)" : "");
-    fmt::print("  f32, f64: native\n");
-    fmt::print("  bf16: {}\n",
-               m.bf16_units ? "native matrix products" : "stored in 16 bits, computed in float32, rounded once an op");
-    fmt::print("  f16:  {}\n",
-               m.f16_units ? "native matrix products" : "stored in 16 bits, computed in float32, rounded once an op");
-    fmt::print("  f8e4m3, f8e5m2: storage and conversion\n");
-    status = kDone;
+  auto o = std::make_shared<Options>();
+  verb->add_option("DEVICE", o->device, "Only this device, as NAME or NAME:INDEX")->type_name("");
+  verb->add_option("--ops", o->ops, "List the ops too (all, or those named): native, composed or on the CPU, and why")
+      ->expected(0, 1024)
+      ->type_name("[NAME...]");
+  verb->callback([o, verb, &status] {
+    o->list_ops = verb->count("--ops") > 0;
+    std::erase(o->ops, "");
+    status = run(*o);
   });
 }
 

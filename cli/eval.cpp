@@ -20,10 +20,11 @@ struct Options : CommonOptions {
 };
 
 int run(const Options& o) {
-  apply_common(o);
+  const Device device = apply_common(o);
   const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
   std::shared_ptr<const void> holder;
   const train::Classifier classifier = load_classifier(o.model, o.weights, holder);
+  classifier.module->to(device);
   const auto test = make_dataset(load_pictures(o.data, data::Split::kTest, o.seed));
   train::JsonLog log;
   if (!o.log_json.empty()) log = train::JsonLog(o.log_json);

@@ -78,13 +78,14 @@ void add_common(CLI::App& verb, CommonOptions& o) {
   add_whole(verb, "--threads", o.threads, 1, kMostThreads, "Threads that compute (default: all processors)");
 }
 
-void apply_common(const CommonOptions& o) {
+Device apply_common(const CommonOptions& o) {
   if (o.model != "mlp") {
     throw UsageError(fmt::format("MODEL: expected mlp, got '{}'{}", o.model, did_you_mean(o.model, {"mlp"})));
   }
-  const std::string device = o.gpu >= 0 ? fmt::format("cuda:{}", o.gpu) : o.device;
-  as_usage([&] { return Device(device); });
+  const std::string name = o.gpu >= 0 ? fmt::format("cuda:{}", o.gpu) : o.device;
+  const Device device = as_usage([&] { return Device(name); });
   if (o.threads > 0) set_num_threads(o.threads);
+  return device;
 }
 
 void make_folder(const std::filesystem::path& folder) {

@@ -26,8 +26,8 @@ struct CommonOptions {
 };
 /// Adds MODEL, --device, --gpu and --threads.
 void add_common(CLI::App& verb, CommonOptions& options);
-/// Checks the model and the device and sets the threads. Throws UsageError.
-void apply_common(const CommonOptions& options);
+/// Checks the model, sets the threads and returns the device. Throws UsageError.
+Device apply_common(const CommonOptions& options);
 
 /// A whole number from `least` (at least 0) to `most`. Throws UsageError naming the flag.
 std::uint64_t parse_whole(const std::string& flag, const std::string& text, std::uint64_t least, std::uint64_t most);

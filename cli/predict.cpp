@@ -64,7 +64,7 @@ data::MnistData pictures_of(const Options& o) {
 }
 
 int run(const Options& o) {
-  apply_common(o);
+  const Device device = apply_common(o);
   const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
   std::shared_ptr<const void> holder;
   const train::Classifier classifier = load_classifier(o.model, o.weights, holder);
@@ -81,11 +81,12 @@ int run(const Options& o) {
   }
   const NoGrad no_grad;
   classifier.module->eval();
+  classifier.module->to(device);
   const data::Batch batch = make_dataset(pictures)->batch({.indices = chosen});
   Tensor logits;
   {
     const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
-    logits = classifier.forward(batch.input);
+    logits = classifier.forward(batch.input.to(device));
   }
   const auto p = softmax(logits.to(f32), 1).to_vector<float>();
   std::vector<DigitPicture> drawn;

@@ -34,9 +34,10 @@ std::string describe(const train::TrainConfig& c, const std::string& loss_scale)
   return fmt::format(
       "model: {}\ndata: {}\nepochs: {}\nbatch-size: {}\nlr: {}\noptimizer: {}\nmomentum: {}\nweight-decay: {}\namp: "
       "{}\nloss-scale: {}\n"
-      "accumulate: {}\nclip-norm: {}\nsave-every: {}\nseed: {}\nworkers: {}\nlimit: {}\n",
+      "accumulate: {}\nclip-norm: {}\nsave-every: {}\nseed: {}\ndevice: {}\nworkers: {}\nlimit: {}\n",
       c.model, c.data.empty() ? "built-in" : c.data.string(), c.epochs, c.batch_size, c.lr, c.optimizer, c.momentum,
-      c.weight_decay, c.amp, loss_scale, c.accumulate, c.clip_norm, c.save_every, c.seed, c.workers, c.limit);
+      c.weight_decay, c.amp, loss_scale, c.accumulate, c.clip_norm, c.save_every, c.seed, c.device.str(), c.workers,
+      c.limit);
 }
 
 std::string scale_text(const amp::GradScalerOptions& o) {
@@ -68,9 +69,20 @@ std::string command_to_resume(const fs::path& out) {
   return command + " --resume " + quoted(out.string());
 }
 
+// Which ops the device lacks, and what that cost.
+void print_fallbacks(const std::vector<FallbackCount>& list, Device device) {
+  if (list.empty()) return;
+  fmt::print("ops that ran on the CPU in place of {}:\n", device.str());
+  for (const FallbackCount& f : list) {
+    fmt::print("  {:<28} {:>8} calls {:>10.1f} MB to the CPU {:>10.1f} MB back {:>8.2f} s{}\n", f.op, f.calls,
+               static_cast<double>(f.bytes_to_host) / 1e6, static_cast<double>(f.bytes_to_device) / 1e6, f.seconds,
+               f.failures ? fmt::format(" ({} after a failure)", f.failures) : "");
+  }
+}
+
 int run(Options& o) {
   train::TrainConfig& c = o.config;
-  apply_common(o);
+  c.device = apply_common(o);
   c.model = o.model;
   if (!o.amp_dtype.empty()) {
     throw UsageError(
@@ -91,9 +103,10 @@ int run(Options& o) {
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
-    fmt::print("training {} on {}, {} with loss scale {}\n", c.model,
+    fmt::print("training {} on {}{}, {} with loss scale {}\n", c.model,
                c.data.empty() ? std::string("the built-in digits") : c.data.string(),
-               c.amp == "off" ? "float32" : c.amp, scale_text(train::scaler_options(c)));
+               c.device.is_cpu() ? "" : " (device " + c.device.str() + ")", c.amp == "off" ? "float32" : c.amp,
+               scale_text(train::scaler_options(c)));
     std::fflush(stdout);
   }
   auto training = make_dataset(load_pictures(c.data, data::Split::kTrain, c.seed, c.limit));
@@ -149,6 +162,7 @@ int run(Options& o) {
         "{} epoch{} completed in {:.3f} hours ({:.1f} s): top1 {:.2f}%, {} steps skipped, peak memory {:.0f} MB\n",
         report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds, 100 * report.top1,
         report.skipped, report.peak_rss_mb);
+    print_fallbacks(report.fallbacks, c.device);
     if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", c.out.string());
   }
   return kDone;

@@ -24,10 +24,7 @@ const Overrides* overrides_of(const AutocastState& state) {
 
 thread_local std::vector<Decision>* t_explanation = nullptr;
 
-std::string& path() {
-  thread_local std::string text;
-  return text;
-}
+std::string& path() { return whereabouts().module_path; }
 
 void check_dtype(DType dtype) {
   if (!is_low_precision(dtype)) fail<AmpError>("autocast: expected f16 or bf16, got {}", name(dtype));

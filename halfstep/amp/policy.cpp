@@ -140,7 +140,7 @@ constexpr Row kPassThrough[] = {
     {"neg", kExact},         {"div_scalar", kExact},
     {"rdiv_scalar", kExact}, {"add_scalar", kExact},
     {"mul_scalar", kExact},  {"to", "the caller named the dtype"},
-    {"clone", kMoves},       {"copy", kMoves},
+    {"clone", kMoves},       {"copy", kMoves},      {"to_device", kMoves},
     {"fill", kMoves},        {"view", kMoves},
     {"squeeze", kMoves},     {"unsqueeze", kMoves},
     {"expand", kMoves},      {"permute", kMoves},

@@ -23,6 +23,22 @@ struct Incoming {
   bool needed = true;
 };
 
+// Tells observers whose gradient is computed.
+class BackwardOf {
+ public:
+  explicit BackwardOf(const Node& node) : name_(node.name()), outer_(whereabouts()) {
+    whereabouts().backward_of = name_.c_str();
+    whereabouts().backward_module = node.module;
+  }
+  ~BackwardOf() { whereabouts() = outer_; }
+  BackwardOf(const BackwardOf&) = delete;
+  BackwardOf& operator=(const BackwardOf&) = delete;
+
+ private:
+  std::string name_;
+  Whereabouts outer_;
+};
+
 struct Capture {
   std::uint32_t index;
   std::size_t input;
@@ -170,7 +186,12 @@ class Run {
         if (node->edges.empty()) last = true;  // a leaf that nobody asked for stays as it is
       }
       if (!last) {
-        node->apply(in.grads, results, create_graph_);
+        if (observed()) [[unlikely]] {
+          const BackwardOf of(*node);
+          node->apply(in.grads, results, create_graph_);
+        } else {
+          node->apply(in.grads, results, create_graph_);
+        }
         if (!keep_graph_) node->release_saved();
       }
     }

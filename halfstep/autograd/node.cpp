@@ -109,7 +109,10 @@ class ViewWrite final : public Node {
 
 }  // namespace
 
-Node::Node() : sequence(g_sequence.fetch_add(1, std::memory_order_relaxed)) {}
+Node::Node() : sequence(g_sequence.fetch_add(1, std::memory_order_relaxed)) {
+  if (observed()) [[unlikely]]
+    module = std::make_shared<const std::string>(whereabouts().module_path);
+}
 Node::~Node() = default;
 
 void Node::destroy() {

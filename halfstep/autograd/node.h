@@ -50,6 +50,9 @@ class HS_API Node {
   bool accepts_float32 =
       false;  ///< the output is a 16-bit cast of a float32 tensor: gradients may stay float32, and several add up in it
 
+  /// The module whose forward made the node; kept only while calls are observed, else null.
+  std::shared_ptr<const std::string> module;
+
   /// A user's function that sees the gradient of output `index` before it is used.
   struct Hook {
     std::uint64_t id;

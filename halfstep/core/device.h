@@ -11,6 +11,8 @@ namespace halfstep {
 
 /// At most this many kinds of device (the CPU is kind 0; plug-ins take the others as they are loaded).
 inline constexpr int kMaxDeviceTypes = 16;
+/// At most this many devices of one kind.
+inline constexpr int kMaxDevices = 64;
 
 /// A place where tensors live: a kind of device and the number of the device among its kind. The CPU is `Device{}`.
 /// Kinds are known by name, so that a plug-in can add one.
@@ -21,7 +23,8 @@ struct HS_API Device {
   constexpr Device() = default;
   constexpr Device(std::uint8_t type, std::uint8_t index) : type(type), index(index) {}
 
-  /// Parses `cpu`, `cuda`, `cuda:1`, ...; throws DeviceError with the known names when there is no such kind.
+  /// Parses `cpu`, `cuda`, `cuda:1`, ...; a name without a number means number 0. A kind that isn't known yet is looked
+  /// for among the plug-ins. Throws DeviceError with the known names when there is no such kind or number.
   explicit Device(std::string_view name);
 
   /// Whether it is the CPU.
@@ -34,5 +37,27 @@ struct HS_API Device {
 
 /// The number of the kind called `name`, made when it is new. Throws DeviceError when kMaxDeviceTypes are taken.
 HS_API std::uint8_t register_device_type(std::string_view name);
+/// For the runtime: `load` is called when a name is asked for that isn't known, and may register it; `count` says how
+/// many devices of a kind there are (-1: anybody's guess).
+HS_API void set_device_finder(void (*load)(), int (*count)(std::uint8_t type));
+
+/// Where new tensors are made when nobody says where: this thread's DeviceGuard, else set_default_device(), else the
+/// CPU.
+HS_API Device default_device();
+/// Changes it for all threads without a guard.
+HS_API void set_default_device(Device device);
+
+/// Makes `device` the default one on this thread while it lives; guards nest.
+class HS_API DeviceGuard {
+ public:
+  explicit DeviceGuard(Device device);
+  ~DeviceGuard();
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  Device outer_;
+  bool had_outer_;
+};
 
 }  // namespace halfstep

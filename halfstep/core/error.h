@@ -33,6 +33,19 @@ class HS_API DeviceError : public Error {
   using Error::Error;
 };
 
+/// A device has no memory left; the text lists what is held there.
+class HS_API OutOfMemoryError : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
+/// A device that failed for good: everything that is there is lost. A program goes on by loading its last checkpoint on
+/// another device.
+class HS_API DeviceLostError : public DeviceError {
+ public:
+  using DeviceError::DeviceError;
+};
+
 /// Misuse of the automatic differentiation: a freed graph, a saved tensor that was changed, no gradient to be had.
 class HS_API AutogradError : public Error {
  public:

@@ -7,7 +7,7 @@
 namespace halfstep {
 namespace {
 
-std::atomic<Allocator*> g_allocators[kMaxDeviceTypes];
+std::atomic<Allocator*> g_allocators[kMaxDeviceTypes][kMaxDevices];
 
 std::uint64_t next_storage_id() {
   // Threads take ids by the thousand, so that a new storage costs no shared write.
@@ -23,13 +23,18 @@ std::uint64_t next_storage_id() {
 }  // namespace
 
 Allocator& allocator_for(Device device) {
-  Allocator* allocator = g_allocators[device.type].load(std::memory_order_acquire);
-  if (!allocator) fail<DeviceError>("allocate: device {} has no allocator; is its plug-in loaded?", device.str());
+  Allocator* allocator =
+      device.index < kMaxDevices ? g_allocators[device.type][device.index].load(std::memory_order_acquire) : nullptr;
+  if (!allocator) [[unlikely]]
+    fail<DeviceError>("allocate: device {} has no allocator; is its plug-in loaded?", device.str());
   return *allocator;
 }
 
-void set_allocator(std::uint8_t device_type, Allocator* allocator) {
-  g_allocators[device_type].store(allocator, std::memory_order_release);
+void set_allocator(Device device, Allocator* allocator) {
+  if (device.index >= kMaxDevices) {
+    fail<DeviceError>("device: expected at most {} devices of a kind, got {}", kMaxDevices, device.str());
+  }
+  g_allocators[device.type][device.index].store(allocator, std::memory_order_release);
 }
 
 Storage::Storage(void* data, std::size_t bytes, Device device, Allocator* allocator, std::function<void()>* deleter)
@@ -38,7 +43,9 @@ Storage::Storage(void* data, std::size_t bytes, Device device, Allocator* alloca
 Ref<Storage> Storage::allocate(std::size_t bytes, Device device) {
   Allocator& allocator = allocator_for(device);
   void* data = bytes ? allocator.allocate(bytes) : nullptr;
-  return Ref<Storage>::adopt(new (pool_allocate<Storage>()) Storage(data, bytes, device, &allocator, nullptr));
+  auto storage = Ref<Storage>::adopt(new (pool_allocate<Storage>()) Storage(data, bytes, device, &allocator, nullptr));
+  if (!device.is_cpu()) storage->home_queue_ = allocator.home_queue();
+  return storage;
 }
 
 Ref<Storage> Storage::wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter) {

@@ -59,12 +59,19 @@ class HS_API Allocator {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Gives back what allocate(bytes) returned.
   virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
+  /// The device's queue whose work may use fresh memory at once; null on the CPU.
+  virtual void* home_queue() { return nullptr; }
+  /// Work of another queue than the home queue uses the memory: it is not handed out again before that is done.
+  virtual void used_on(void* data, void* queue) noexcept {
+    (void)data;
+    (void)queue;
+  }
 };
 
 /// The allocator of a device; the runtime registers one for each. Throws DeviceError when the device has none.
 HS_API Allocator& allocator_for(Device device);
-/// Makes `allocator` the one for all devices of a kind.
-HS_API void set_allocator(std::uint8_t device_type, Allocator* allocator);
+/// Makes `allocator` the device's.
+HS_API void set_allocator(Device device, Allocator* allocator);
 
 /// A block of memory of one device that tensors share, with the version that every write through a tensor raises.
 class HS_API Storage {
@@ -78,6 +85,13 @@ class HS_API Storage {
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  /// The queue of a device that the memory was made for; null on the CPU.
+  void* home_queue() const { return home_queue_; }
+  /// Work of `queue` uses the memory: called for every tensor of a call on a device.
+  void use_on(void* queue) {
+    if (queue != home_queue_ && allocator_) [[unlikely]]
+      allocator_->used_on(data_, queue);
+  }
   /// How many writes there were; a saved tensor whose storage has another version than when it was saved was changed.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
@@ -114,6 +128,7 @@ class HS_API Storage {
   Allocator* allocator_;
   std::function<void()>* deleter_;
   std::uint64_t id_;
+  void* home_queue_ = nullptr;
   Device device_;
 };
 

@@ -102,6 +102,10 @@ void Tensor::check_dtype(DType wanted) const {
   if (dtype() != wanted) {
     fail<DTypeError>("tensor.data: expected a {} tensor, got {} {}", name(wanted), name(dtype()), sizes().str());
   }
+  if (!device().is_cpu()) {
+    fail<DeviceError>("tensor.data: expected a tensor of the CPU, got one of {}; copy it with .to(Device(\"cpu\"))",
+                      device().str());
+  }
 }
 
 Tensor empty_strided(const Shape& sizes, const Shape& strides, const TensorOptions& options) {

@@ -31,15 +31,17 @@ class HS_API GradSlot {
 
 /// Options of the functions that make tensors.
 struct TensorOptions {
-  DType dtype = f32;           ///< element type
-  Device device = {};          ///< where it lives
-  bool requires_grad = false;  ///< whether operations on it are recorded
+  DType dtype = f32;                 ///< element type
+  Device device = default_device();  ///< where it lives
+  bool requires_grad = false;        ///< whether operations on it are recorded
 };
 
 /// Options of Tensor::to.
 struct ToOptions {
-  bool non_blocking = false;  ///< return before the copy is done, where the device can
-  bool copy = false;          ///< a new tensor even when nothing changes
+  /// Return before the copy is done, where the device can: from and to pinned memory. What is copied must not be
+  /// changed before, and what arrives on the CPU not be read before synchronize().
+  bool non_blocking = false;
+  bool copy = false;  ///< a new tensor even when nothing changes
   MemoryFormat memory_format = MemoryFormat::preserve;
 };
 
@@ -87,7 +89,8 @@ class HS_API Tensor {
 
   /// The first element. Memory of another device than the CPU must not be read through it.
   void* raw_data() const;
-  /// The first element, as `T`. Throws DTypeError when the tensor holds something else.
+  /// The first element, as `T`. Throws DTypeError when the tensor holds something else, DeviceError when it is not on
+  /// the CPU.
   template <class T>
   T* data() const {
     check_dtype(dtype_of<T>);
@@ -115,6 +118,11 @@ class HS_API Tensor {
   Tensor to(DType dtype, const ToOptions& options = {}) const;
   Tensor to(Device device, const ToOptions& options = {}) const;
   Tensor to(Device device, DType dtype, const ToOptions& options = {}) const;
+  /// A copy in host memory that devices read by themselves, so that to(device, {.non_blocking = true}) doesn't wait;
+  /// itself when it is pinned already. `device`: whose kind is meant (by default the first there is); on a machine
+  /// without a device an ordinary copy. Throws DeviceError for a tensor that is not on the CPU.
+  Tensor pin_memory(std::optional<Device> device = {}) const;
+  bool is_pinned() const;
   /// A copy with storage of its own.
   Tensor clone(MemoryFormat format = MemoryFormat::preserve) const;
   /// Itself if dense in that format, else a copy that is.

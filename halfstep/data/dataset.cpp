@@ -15,7 +15,7 @@ namespace {
 Tensor gather_rows(const Tensor& source, std::span<const std::int64_t> indices) {
   Shape sizes = source.sizes();
   sizes[0] = static_cast<std::int64_t>(indices.size());
-  Tensor rows = empty(sizes, {.dtype = source.dtype()});
+  Tensor rows = empty(sizes, {.dtype = source.dtype(), .device = Device{}});
   if (rows.numel() == 0) return rows;
   const std::size_t bytes = static_cast<std::size_t>(source.numel() / source.size(0)) * source.item_size();
   const auto* from = static_cast<const std::byte*>(source.raw_data());
@@ -99,8 +99,9 @@ Batch MnistDataset::batch(const BatchRequest& request) const {
   check_indices(request.indices, size());
   const auto n = static_cast<std::int64_t>(request.indices.size());
   const std::int64_t pixels = data_->rows * data_->columns;
-  Batch batch{empty(options_.flatten ? Shape{n, pixels} : Shape{n, 1, data_->rows, data_->columns}),
-              empty({n}, {.dtype = i64})};
+  Batch batch{
+      empty(options_.flatten ? Shape{n, pixels} : Shape{n, 1, data_->rows, data_->columns}, {.device = Device{}}),
+      empty({n}, {.dtype = i64, .device = Device{}})};
   float* image = batch.input.data<float>();
   std::int64_t* label = batch.target.data<std::int64_t>();
   for (std::size_t i = 0; i < request.indices.size(); ++i) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include "halfstep/core/error.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/philox.h"
+#include "halfstep/runtime/queue.h"
 
 namespace halfstep::data {
 namespace {
@@ -38,7 +40,12 @@ class Plan {
 
  private:
   Batch request(std::span<const std::int64_t> indices) const {
-    return dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = epoch_});
+    Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = epoch_});
+    if (options_.device.is_cpu()) return batch;
+    for (Tensor* t : {&batch.input, &batch.target}) {
+      if (t->defined() && t->device().is_cpu()) *t = t->pin_memory(options_.device);
+    }
+    return batch;
   }
 
   const Dataset& dataset_;
@@ -62,6 +69,14 @@ class Workers {
     }
   }
   ~Workers() { stop(); }
+
+  /// Whether take(number) has something without waiting.
+  bool ready(std::int64_t number) {
+    const std::scoped_lock lock(mutex_);
+    if (number >= taken_ + static_cast<std::int64_t>(places_.size())) return false;
+    const Place& place = place_of(number);
+    return place.batch.has_value() || place.error;
+  }
 
   /// Batch `number`, once it is made; throws what its worker threw. Called with rising numbers.
   Batch take(std::int64_t number) {
@@ -144,6 +159,54 @@ std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t seed, std
   return order;
 }
 
+// Copies batches to a device ahead of the loop, on a queue of their own.
+class DeviceStage {
+ public:
+  explicit DeviceStage(Device device) : device_(device), queue_(device, {.priority = 1}) {}
+
+  bool empty() const { return staged_.empty(); }
+  std::int64_t next() const { return next_; }
+  void start(std::int64_t first) { next_ = first; }
+
+  /// Takes the next batch from `make` (what it throws is kept for its turn) and sends it on its way.
+  template <class Make>
+  void put(Make&& make) {
+    ++next_;
+    Staged s;
+    try {
+      const Batch host = make();
+      const QueueGuard guard(queue_);
+      const auto send = [&](const Tensor& t) { return t.defined() ? t.to(device_, {.non_blocking = true}) : t; };
+      s.batch = {send(host.input), send(host.target)};
+      s.arrived.emplace(device_);
+      s.arrived->record(queue_);
+    } catch (...) {
+      s.error = std::current_exception();
+    }
+    staged_.push_back(std::move(s));
+  }
+
+  /// The oldest one. This thread's queue waits for it; the thread doesn't.
+  Batch take() {
+    Staged s = std::move(staged_.front());
+    staged_.pop_front();
+    if (s.error) std::rethrow_exception(s.error);
+    Queue::current(device_).wait(*s.arrived);
+    return s.batch;
+  }
+
+ private:
+  struct Staged {
+    Batch batch;
+    std::optional<Event> arrived;
+    std::exception_ptr error;
+  };
+  Device device_;
+  Queue queue_;
+  std::int64_t next_ = 0;
+  std::deque<Staged> staged_;
+};
+
 struct DataLoader::Impl {
   std::shared_ptr<const Dataset> dataset;
   LoaderOptions options;
@@ -152,12 +215,15 @@ struct DataLoader::Impl {
   bool in_a_loop = false;  // there is an iterator
   std::optional<Plan> plan;
   std::optional<Workers> workers;
+  std::optional<DeviceStage> stage;
 
+  Batch make(std::int64_t number) { return workers ? workers->take(number) : plan->make(number); }
   std::int64_t batches() const {
     const std::int64_t n = dataset->size();
     return options.drop_last ? n / options.batch_size : (n + options.batch_size - 1) / options.batch_size;
   }
   void stop() {
+    stage.reset();
     workers.reset();
     plan.reset();
     in_a_loop = false;
@@ -215,6 +281,7 @@ DataLoader::Iterator DataLoader::begin() {
     impl.workers.emplace(*impl.plan, impl.state.batch, batches, impl.options.workers,
                          std::int64_t{impl.options.workers} * impl.options.prefetch);
   }
+  if (!impl.options.device.is_cpu()) impl.stage.emplace(impl.options.device).start(impl.state.batch);
   iterator.advance();
   return iterator;
 }
@@ -247,7 +314,17 @@ void DataLoader::Iterator::advance() {
     impl_.reset();
     return;
   }
-  batch_ = impl.workers ? impl.workers->take(number) : impl.plan->make(number);
+  if (impl.stage) {
+    DeviceStage& stage = *impl.stage;
+    if (stage.empty()) stage.put([&] { return impl.make(stage.next() - 1); });
+    batch_ = stage.take();
+    // The next one travels while the loop computes, if it is there already.
+    if (stage.empty() && impl.workers && stage.next() < impl.batches() && impl.workers->ready(stage.next())) {
+      stage.put([&] { return impl.make(stage.next() - 1); });
+    }
+  } else {
+    batch_ = impl.make(number);
+  }
   impl.state.batch = number + 1;
 }
 

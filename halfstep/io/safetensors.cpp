@@ -158,7 +158,7 @@ Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::s
   }
   if (at != data.size()) fail<IoError>("{}: expected {} bytes of data, got {}", file, at, data.size());
   for (const Entry& e : entries) {
-    Tensor tensor = empty(e.sizes, {.dtype = e.dtype});
+    Tensor tensor = empty(e.sizes, {.dtype = e.dtype, .device = Device{}});
     const auto size = static_cast<std::size_t>(e.end - e.begin);
     if (size) std::memcpy(tensor.raw_data(), data.data() + e.begin, size);
     if (e.dtype == DType::boolean) {
@@ -216,7 +216,7 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
   file.write(length, sizeof(length));
   file.write(text.data(), text.size());
   for (const NamedTensor* t : order) {
-    const Tensor dense = t->tensor.detach().contiguous();
+    const Tensor dense = t->tensor.detach().to(Device{}).contiguous();
     file.write(dense.raw_data(), static_cast<std::size_t>(dense.numel()) * dense.item_size());
   }
   file.commit();

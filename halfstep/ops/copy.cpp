@@ -6,6 +6,11 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/observer.h"
+#include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/plugin_loader.h"
+#include "halfstep/runtime/queue.h"
+#include "halfstep/runtime/transfer.h"
 
 namespace halfstep {
 namespace {
@@ -62,6 +67,62 @@ const Op& copy_op = define_op({
         },
 });
 
+const Op& to_device_op() {
+  static const Op& op = define_op({
+      .name = "to_device",
+      .signature = "to(input, device)",
+      .infer = [](InferContext& ctx) { ctx.output(ctx.input(0).sizes(), ctx.input(0).dtype()); },
+      .grad = [](GradContext& c) { c.set(0, c.grad().to(c.device(0))); },
+  });
+  return op;
+}
+[[maybe_unused]] const Op& to_device_defined = to_device_op();
+
+// The same elements on another device, in the layout that they have (row-major when they have gaps).
+Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
+  const Tensor dense = source.is_contiguous(MemoryFormat::preserve) ? source : [&] {
+    Tensor copy = empty_strided(source.sizes(), contiguous_strides(source.sizes()),
+                                {.dtype = source.dtype(), .device = source.device()});
+    copy_unrecorded(copy, source);
+    return copy;
+  }();
+  Tensor result = empty_strided(dense.sizes(), dense.strides(), {.dtype = dense.dtype(), .device = device});
+  if (!dense.device().is_cpu()) dense.storage()->use_on(current_native_queue(dense.device()));
+  if (non_blocking && device.is_cpu()) {
+    // Into memory that the device writes by itself; ordinary memory would have to be waited for.
+    const auto bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
+    void* pinned = allocate_pinned(dense.device(), bytes);
+    result = from_blob(pinned, dense.sizes(), dense.strides(), dense.dtype(), [pinned] { free_pinned(pinned); });
+  }
+  copy_memory(result.impl()->data(), device, dense.impl()->data(), dense.device(),
+              static_cast<std::size_t>(dense.numel()) * dense.item_size(), non_blocking);
+  return result;
+}
+
+Tensor to_device(const Tensor& source, Device device, bool non_blocking) {
+  check_defined(source, "to", "a tensor");
+  if (source.device() == device) return source;
+  const Op& op = to_device_op();
+  Tensor result;
+  const Tensor* in = &source;
+  const Tensor* out = &result;
+  if (observed()) [[unlikely]] {
+    detail::Observation observation({.name = op.name,
+                                     .op = &op,
+                                     .inputs = {&in, 1},
+                                     .outputs = {&out, 1},
+                                     .attributes = nullptr,
+                                     .device = device});
+    result = transferred(source, device, non_blocking);
+    observation.done(Road::transfer);
+  } else {
+    result = transferred(source, device, non_blocking);
+  }
+  if (thread_state().grad_enabled && source.requires_grad())
+    op_hooks().record(op, {&in, 1}, nullptr, {&result, 1}, false);
+  return result;
+}
+
 }  // namespace
 
 const Op& cast_op() { return to_op; }
@@ -79,6 +140,26 @@ Tensor cast_unrecorded(const Tensor& source, DType dtype) {
 }
 
 void copy_unrecorded(Tensor& destination, const Tensor& source) {
+  if (destination.device() != source.device()) {
+    if (destination.dtype() == source.dtype() && destination.sizes() == source.sizes() &&
+        destination.strides() == source.strides() && source.is_contiguous(MemoryFormat::preserve)) {
+      for (const Tensor* t : {&source, static_cast<const Tensor*>(&destination)}) {
+        if (!t->device().is_cpu()) t->storage()->use_on(current_native_queue(t->device()));
+      }
+      copy_memory(destination.impl()->data(), destination.device(), source.impl()->data(), source.device(),
+                  static_cast<std::size_t>(source.numel()) * source.item_size());
+      destination.storage()->forget_magnitude_bound();
+      return;
+    }
+    // The narrower dtype travels.
+    if (item_size(destination.dtype()) < item_size(source.dtype()) && source.numel() == destination.numel()) {
+      copy_unrecorded(destination,
+                      transferred(cast_unrecorded(source, destination.dtype()), destination.device(), false));
+    } else {
+      copy_unrecorded(destination, transferred(source, destination.device(), false));
+    }
+    return;
+  }
   const Tensor* from = &source;
   const Tensor* to = &destination;
   run_kernel(*to_op.table, "copy", destination.device(), source.dtype(), {&from, 1}, {&to, 1}, nullptr);
@@ -97,10 +178,40 @@ Tensor Tensor::to(DType dtype, const ToOptions& options) const {
 Tensor Tensor::to(Device device, const ToOptions& options) const { return to(device, dtype(), options); }
 
 Tensor Tensor::to(Device device, DType dtype, const ToOptions& options) const {
-  if (device != this->device()) {
-    fail<DeviceError>("to: no copies between {} and {} in this build", this->device().str(), device.str());
+  check_defined(*this, "to", "a tensor");
+  if (device == this->device()) return to(dtype, options);
+  // The narrower dtype travels.
+  const bool before = halfstep::item_size(dtype) < item_size();
+  const Tensor here = before ? to(dtype) : *this;
+  const Tensor there = to_device(here, device, options.non_blocking);
+  return there.to(dtype, {.memory_format = options.memory_format});
+}
+
+Tensor Tensor::pin_memory(std::optional<Device> device) const {
+  check_defined(*this, "pin_memory", "a tensor");
+  if (!this->device().is_cpu()) {
+    fail<DeviceError>("pin_memory: expected a tensor of the CPU, got one of {}", this->device().str());
   }
-  return to(dtype, options);
+  if (is_pinned()) return *this;
+  if (!device) {
+    load_plugins();
+    for (DeviceBackend* b : backends()) {
+      if (b->count > 0 && b->has_pinned()) {
+        device = b->device(0);
+        break;
+      }
+    }
+  }
+  const Tensor dense = is_contiguous(MemoryFormat::preserve) ? *this : contiguous();
+  const auto bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
+  void* memory = allocate_pinned(device.value_or(Device{}), bytes);
+  Tensor result = from_blob(memory, dense.sizes(), dense.strides(), dense.dtype(), [memory] { free_pinned(memory); });
+  copy_memory(memory, Device{}, dense.impl()->data(), Device{}, bytes);
+  return result;
+}
+
+bool Tensor::is_pinned() const {
+  return defined() && device().is_cpu() && numel() != 0 && is_pinned_memory(impl()->data());
 }
 
 Tensor Tensor::clone(MemoryFormat format) const {
@@ -111,6 +222,10 @@ Tensor Tensor::contiguous(MemoryFormat format) const { return is_contiguous(form
 
 Tensor& Tensor::copy_(const Tensor& source) {
   check_defined(*this, "copy_", "a destination");
+  if (source.defined() && source.device() != device()) {
+    const Tensor moved = source.to(device());
+    return call_in_place(copy_op, *this, {&moved});
+  }
   return call_in_place(copy_op, *this, {&source});
 }
 
@@ -119,7 +234,8 @@ Scalar Tensor::item_scalar() const {
   if (numel() != 1) fail<ShapeError>("item: expected a tensor of one element, got {}", sizes().str());
   return visit_all(dtype(), [&](auto tag) -> Scalar {
     using T = typename decltype(tag)::type;
-    const T value = *static_cast<const T*>(raw_data());
+    T value;
+    read_memory(&value, impl()->data(), device(), sizeof(T));
     if constexpr (std::is_same_v<T, bool>) {
       return Scalar(value);
     } else if constexpr (std::is_integral_v<T>) {

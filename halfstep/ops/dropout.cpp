@@ -33,7 +33,7 @@ const Op& dropout_op = define_op({
 
 Tensor reserve_dropout_state(std::int64_t numel, Device device) {
   const PhiloxState state = default_generator().reserve(philox_blocks(static_cast<std::uint64_t>(numel)));
-  Tensor where = empty({2}, {.dtype = DType::i64});
+  Tensor where = empty({2}, {.dtype = DType::i64, .device = Device{}});
   where.data<std::int64_t>()[0] = static_cast<std::int64_t>(state.seed);
   where.data<std::int64_t>()[1] = static_cast<std::int64_t>(state.offset);
   return device == where.device() ? where : where.to(device);

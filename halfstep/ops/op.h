@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an op is: its declaration, how a call runs, and the slots that autograd and autocast fill.
 //
-// A call goes: autocast hook (casts inputs as the policy says), shape rule, kernel of the device and dtype, autograd
-// record. Observers see it beside the path.
+// A call goes: autocast hook (casts inputs as the policy says), shape rule, kernel of the device and dtype (else the
+// CPU's, with copies there and back), autograd record. Observers (ops/observer.h) see it beside the path.
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "halfstep/core/tensor.h"
+#include "halfstep/ops/observer.h"
 #include "halfstep/runtime/kernel.h"
 
 namespace halfstep {
@@ -261,8 +262,9 @@ Tensor& call_out(const Op& op, Tensor& destination, std::initializer_list<const 
 }
 
 /// Runs the kernel of the table called for `device` and `dtype` on tensors as they are: no casts, no record. For passes
-/// over many tensors, such as optimizers. Undefined tensors become absent inputs. Throws DeviceError when there is no
-/// kernel.
+/// over many tensors, such as optimizers. Undefined tensors become absent inputs. A kernel that the device lacks runs
+/// on the CPU, with copies there and back. Throws DeviceError when there is no kernel, or tensors are elsewhere than on
+/// `device`.
 HS_API void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                        std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
                        const void* attributes);
@@ -309,18 +311,6 @@ struct OpHooks {
   void (*check_in_place)(const Op& op, const Tensor& destination) = nullptr;
 };
 HS_API OpHooks& op_hooks();
-
-/// Sees every call of a kernel or view, after it ran. Observers are for debugging and statistics; none are set by
-/// default.
-class HS_API OpObserver {
- public:
-  virtual ~OpObserver() = default;
-  virtual void on_call(const Op& op, std::span<const Tensor* const> inputs, const void* attributes,
-                       std::span<const Tensor> outputs) = 0;
-};
-/// Adds or takes away an observer (of all threads; it must cope with that).
-HS_API void add_observer(OpObserver* observer);
-HS_API void remove_observer(OpObserver* observer);
 
 /// Turns autocast off on this thread while it lives: inside a composite its policy has been applied already.
 class HS_API AutocastOff {

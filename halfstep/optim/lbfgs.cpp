@@ -94,7 +94,7 @@ DType LBFGS::dtype() const {
 Tensor LBFGS::gather(bool gradients) const {
   std::int64_t total = 0;
   for (const NamedTensor& p : all_) total += p.tensor.numel();
-  Tensor flat = zeros({total}, {.dtype = dtype()});
+  Tensor flat = zeros({total}, {.dtype = dtype(), .device = Device{}});
   std::int64_t at = 0;
   for (const NamedTensor& p : all_) {
     const Tensor from = gradients ? p.tensor.grad() : p.tensor;

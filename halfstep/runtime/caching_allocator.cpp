@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/runtime/device_allocator.h"
+#include "halfstep/runtime/device_backend.h"
 
 namespace halfstep {
 namespace {
@@ -150,13 +152,39 @@ CpuAllocator& cpu_allocator() {
   return instance;
 }
 
-[[maybe_unused]] const bool registered = (set_allocator(0, &cpu_allocator()), true);
+[[maybe_unused]] const bool registered = (set_allocator(Device{}, &cpu_allocator()), true);
 
 }  // namespace
 
-MemoryStats memory_stats() { return cpu_allocator().stats(); }
-void reset_peak_memory() { cpu_allocator().reset_peak(); }
-void empty_memory_cache() { cpu_allocator().empty_cache(); }
-void set_memory_caching(bool on) { cpu_allocator().set_caching(on); }
+namespace {
+DeviceAllocator& device_allocator(Device device, const char* what) {
+  return backend_for(device, what).allocator(device.index);
+}
+}  // namespace
+
+MemoryStats memory_stats(Device device) {
+  return device.is_cpu() ? cpu_allocator().stats() : device_allocator(device, "memory_stats").stats();
+}
+void reset_peak_memory(Device device) {
+  device.is_cpu() ? cpu_allocator().reset_peak() : device_allocator(device, "reset_peak_memory").reset_peak();
+}
+void empty_memory_cache(Device device) {
+  device.is_cpu() ? cpu_allocator().empty_cache() : device_allocator(device, "empty_memory_cache").empty_cache();
+}
+void set_memory_caching(bool on, Device device) {
+  device.is_cpu() ? cpu_allocator().set_caching(on) : device_allocator(device, "set_memory_caching").set_caching(on);
+}
+void set_memory_limit(std::uint64_t bytes, Device device) {
+  if (device.is_cpu()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
+  device_allocator(device, "set_memory_limit").set_limit(bytes);
+}
+std::vector<MemoryBlock> memory_snapshot(Device device) {
+  return device.is_cpu() ? std::vector<MemoryBlock>() : device_allocator(device, "memory_snapshot").blocks();
+}
+
+const char*& allocation_label() {
+  thread_local const char* label = nullptr;
+  return label;
+}
 
 }  // namespace halfstep

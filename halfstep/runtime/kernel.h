@@ -3,9 +3,12 @@
 // registered. Plain structs and C functions, so that a kernel may live in a plug-in.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 
 #include "halfstep/core/device.h"
@@ -14,7 +17,8 @@
 
 namespace halfstep {
 
-/// A tensor as a kernel sees it. The op layer owns everything it points to, for the time of the call.
+/// A tensor as a kernel sees it; halfstep_tensor of plugin.h. The op layer owns everything it points to, for the time
+/// of the call.
 struct TensorView {
   void* data;  ///< first element, in the device's memory; null for an absent optional input and for empty tensors
   const std::int64_t* sizes;    ///< `ndim` of them
@@ -24,29 +28,35 @@ struct TensorView {
   DType dtype;
   bool defined;     ///< false for an absent optional input
   bool contiguous;  ///< row-major without gaps
+  std::uint8_t reserved = 0;
 };
 
-/// How a kernel ended.
+/// How a kernel or another call of a device ended.
 enum class Status : std::int32_t {
   ok = 0,
   unsupported = 1,  ///< this combination is not handled here: another road (the CPU) may be taken
   failed = 2,       ///< it went wrong; the context has the reason
+  out_of_memory = 3,
+  lost = 4,       ///< the device is gone
+  not_ready = 5,  ///< of a query: the work is not done yet
 };
 
-/// What a kernel may ask for while it runs.
+/// What a kernel may ask for while it runs; halfstep_context of plugin.h.
 struct KernelContext {
+  std::uint32_t size = sizeof(KernelContext);  ///< of this struct, for plug-ins compiled with another version
+  std::int32_t device = 0;                     ///< the device's index among its kind
+  std::uint64_t call = 0;                      ///< the call's number on a device; 0 on the CPU
+  void* queue = nullptr;                       ///< the device's queue; null on the CPU
   /// Scratch memory of the device, aligned to 64 bytes, freed when the kernel's work is done; null when there is none
   /// left.
-  void* (*workspace)(KernelContext* context, std::size_t bytes);
+  void* (*workspace)(KernelContext* context, std::uint64_t bytes) = nullptr;
   /// Records why the kernel returns something else than ok; the text is copied.
-  void (*set_error)(KernelContext* context, const char* text);
+  void (*set_error)(KernelContext* context, const char* text) = nullptr;
   /// Says that no value of the first output is larger in magnitude than `bound`, nor NaN. Null where nobody asks, and
   /// for a kernel to pass over as it likes; one that can tell from inputs much smaller than its output spares a
   /// gradient scaler the reading of it.
-  void (*set_magnitude_bound)(KernelContext* context, float bound);
-  Device device;  ///< where the tensors are
-  void* queue;    ///< the device's queue; null on the CPU
-  void* owner;    ///< the op layer's own
+  void (*set_magnitude_bound)(KernelContext* context, float bound) = nullptr;
+  void* owner = nullptr;  ///< the op layer's own
 };
 
 /// A kernel: reads `in[0..n)`, writes `out[0..m)`, which have been allocated with the shapes, strides and dtypes that
@@ -57,9 +67,16 @@ using KernelFn = Status (*)(KernelContext* context, const TensorView* in, int n,
                             const void* attributes);
 
 /// The kernels of one op: a function for each kind of device and each dtype (that of the op's key input, see ops/op.h).
+/// Those of the CPU are there when the program starts; a device's are asked for when they are first needed.
 struct KernelTable {
-  KernelFn kernels[kMaxDeviceTypes][kNumDTypes] = {};
-  KernelFn find(Device device, DType dtype) const { return kernels[device.type][static_cast<int>(dtype)]; }
+  std::string name;
+  int version = 1;  ///< of the op, for plug-ins
+  std::array<std::array<std::atomic<KernelFn>, kNumDTypes>, kMaxDeviceTypes> kernels = {};
+  /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
+  std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
+  KernelFn find(Device device, DType dtype) const {
+    return kernels[device.type][static_cast<std::size_t>(dtype)].load(std::memory_order_acquire);
+  }
 };
 
 /// The table of the op called `name`, made when it is new; the reference stays valid. Ops and kernels meet here by

@@ -69,7 +69,7 @@ std::string checksum(const std::string& state, const NamedTensors& tensors) {
   std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
   uLong crc = add(0, state.data(), state.size());
   for (const NamedTensor* t : order) {
-    const Tensor dense = t->tensor.detach().contiguous();
+    const Tensor dense = t->tensor.detach().to(Device{}).contiguous();
     const std::string head = fmt::format("\n{} {} {}\n", t->name, name(dense.dtype()), dense.sizes().str());
     crc = add(crc, head.data(), head.size());
     const std::size_t bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
 
 namespace halfstep::train {
@@ -30,6 +31,7 @@ struct TrainConfig {
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
   std::filesystem::path log_json = {};
   std::uint64_t seed = 0;
+  Device device = {};      ///< where it trains
   int workers = 1;         ///< threads that load batches
   std::int64_t limit = 0;  ///< at most so many training samples; 0: all
 };

@@ -72,13 +72,18 @@ Hits count_hits(const Tensor& logits, const Tensor& labels) {
   return hits;
 }
 
+NamedTensors parameters_on(const nn::ModuleBase& module, Device device) {
+  module.to(device);
+  return module.parameters();
+}
+
 class Run {
  public:
   Run(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
       std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks, const std::atomic<bool>* stop)
       : config_(config),
         classifier_(classifier),
-        parameters_(classifier.module->parameters()),
+        parameters_(parameters_on(*classifier.module, config.device)),
         test_(std::move(test)),
         callbacks_(callbacks),
         stop_(stop),
@@ -87,7 +92,12 @@ class Run {
         scaler_(scaler_options(config)),
         samples_(training->size()),
         loader_(std::move(training),
-                {.batch_size = config.batch_size, .shuffle = true, .workers = config.workers, .seed = config.seed}) {
+                {.batch_size = config.batch_size,
+                 .shuffle = true,
+                 .workers = config.workers,
+                 .seed = config.seed,
+                 .device = config.device}) {
+    reset_fallback_counts();
     if (!config.resume.empty()) resume();
     if (!config.out.empty()) {
       std::error_code error;
@@ -113,6 +123,7 @@ class Run {
                          {"lr", config_.lr},
                          {"optimizer", config_.optimizer},
                          {"amp", config_.amp},
+                         {"device", config_.device.str()},
                          {"scale", scaler_.get_scale()},
                          {"seed", config_.seed},
                          {"step", step_}});
@@ -123,6 +134,15 @@ class Run {
     report_.skipped = skipped_;
     report_.seconds = seconds_since(start);
     report_.peak_rss_mb = peak_rss_mb();
+    report_.fallbacks = fallback_counts();
+    for (const FallbackCount& f : report_.fallbacks) {
+      log_.write("fallback", {{"op", f.op},
+                              {"calls", static_cast<std::int64_t>(f.calls)},
+                              {"bytes_to_host", static_cast<std::int64_t>(f.bytes_to_host)},
+                              {"bytes_to_device", static_cast<std::int64_t>(f.bytes_to_device)},
+                              {"seconds", f.seconds},
+                              {"failures", static_cast<std::int64_t>(f.failures)}});
+    }
     log_.write("end", {{"epochs", std::int64_t{report_.epochs}},
                        {"step", step_},
                        {"seconds", report_.seconds},
@@ -390,7 +410,9 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
     bool training;
     ~Restore() { classifier.module->train(training); }
   } restore{classifier, was_training};
-  data::DataLoader loader(std::move(test), {.batch_size = batch_size});
+  const NamedTensors state = classifier.module->state_dict();
+  const Device device = state.empty() ? Device{} : state[0].tensor.device();
+  data::DataLoader loader(std::move(test), {.batch_size = batch_size, .device = device});
   double loss_sum = 0;
   std::int64_t samples = 0;
   Hits hits;

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: how kernels are run, shared by the call path and the roads over other devices.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/observer.h"
+#include "halfstep/runtime/kernel.h"
+
+namespace halfstep::detail {
+
+/// One run of a kernel.
+struct KernelCall {
+  const KernelTable& table;
+  const char* name;
+  Device device;
+  DType dtype;
+  std::span<const Tensor* const> inputs;
+  std::span<const Tensor* const> outputs;
+  const void* attributes;
+  bool fresh = false;  ///< the outputs were made for this call: nothing of them has to be kept
+};
+
+/// The tensor as a kernel sees it.
+inline TensorView view_of(const Tensor& t) {
+  const TensorImpl* p = t.impl();
+  if (!p) return {nullptr, nullptr, nullptr, 0, 0, DType::f32, false, false};
+  return {p->data(), p->sizes.data(), p->strides.data(), p->numel, p->sizes.size(), p->dtype, true, p->contiguous};
+}
+
+/// Views of all tensors of a call, on the stack for all but long lists.
+class Views {
+ public:
+  Views(std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs) : inputs_(inputs.size()) {
+    if (inputs.size() + outputs.size() > std::size(fixed_)) {
+      many_.resize(inputs.size() + outputs.size());
+      views_ = many_.data();
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) views_[i] = view_of(*inputs[i]);
+    for (std::size_t i = 0; i < outputs.size(); ++i) views_[inputs_ + i] = view_of(*outputs[i]);
+  }
+  Views(const Views&) = delete;
+  Views& operator=(const Views&) = delete;
+  TensorView* in() { return views_; }
+  TensorView* out() { return views_ + inputs_; }
+
+ private:
+  TensorView fixed_[20];
+  std::vector<TensorView> many_;
+  TensorView* views_ = fixed_;
+  std::size_t inputs_;
+};
+
+/// Inputs as text, for errors: `f32 [2, 3], none`.
+std::string describe(std::span<const Tensor* const> inputs);
+/// Runs the CPU's kernel. Throws DTypeError or DeviceError when there is none, Error when it fails.
+void run_on_cpu(const KernelCall& call);
+/// Runs the kernel of another device, or the CPU's in its place. Throws DeviceError.
+Road run_on_device(const KernelCall& call, std::uint64_t& number);
+/// Runs the CPU's kernel on copies of device tensors and copies the results back.
+void run_fallback(const KernelCall& call, const std::string& reason, bool failed);
+/// Whether kernels are asked for bounds of what they write.
+bool magnitude_bounds_wanted();
+
+/// Scratch of one kernel call: freed when the call is over.
+struct CallContext : KernelContext {
+  struct Block {
+    void* data;
+    std::size_t bytes;
+  };
+  std::vector<Block> blocks;
+  std::string error;
+  const Tensor* first_output = nullptr;
+  Device where;
+
+  explicit CallContext(const KernelCall& call);
+  ~CallContext();
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+};
+
+}  // namespace halfstep::detail

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of other devices than the CPU: enqueued on the thread's queue, given the layouts that they take, and replaced
+// by the CPU's where there are none.
+#include <algorithm>
+#include <chrono>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/call_internal.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/fallback.h"
+#include "halfstep/runtime/log.h"
+#include "halfstep/runtime/queue.h"
+#include "halfstep/runtime/transfer.h"
+
+namespace halfstep::detail {
+namespace {
+
+std::string refusal(const KernelCall& call) {
+  const DeviceBackend& backend = backend_for(call.device, call.name);
+  const std::string why = backend.ask(call.table.name, call.table.version, call.dtype).reason;
+  return fmt::format("no kernel for {}{}", name(call.dtype), why.empty() ? "" : ": " + why);
+}
+
+// The kernel takes row-major tensors only: others are copied into such ones, and results out of them.
+Status run_contiguous(const KernelCall& call, KernelFn kernel, CallContext& context) {
+  std::vector<Tensor> made;
+  made.reserve(call.inputs.size() + call.outputs.size());
+  std::vector<const Tensor*> inputs(call.inputs.begin(), call.inputs.end());
+  std::vector<const Tensor*> outputs(call.outputs.begin(), call.outputs.end());
+  const auto row_major = [&](const Tensor& t) {
+    return empty_strided(t.sizes(), contiguous_strides(t.sizes()), {.dtype = t.dtype(), .device = call.device});
+  };
+  for (const Tensor*& t : inputs) {
+    if (!t->defined() || t->is_contiguous()) continue;
+    Tensor copy = row_major(*t);
+    copy_unrecorded(copy, *t);
+    made.push_back(std::move(copy));
+    t = &made.back();
+  }
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const Tensor*& t = outputs[i];
+    if (!t->defined() || t->is_contiguous()) continue;
+    // Written in place: the copy that was made of the input is the output as well.
+    const Tensor* same = nullptr;
+    for (std::size_t j = 0; j < inputs.size() && !same; ++j) {
+      const Tensor* original = call.inputs[j];
+      if (original->defined() && original->storage() == t->storage() &&
+          original->storage_offset() == t->storage_offset() && original->sizes() == t->sizes() &&
+          original->strides() == t->strides()) {
+        same = inputs[j];
+      }
+    }
+    if (same) {
+      t = same;
+      continue;
+    }
+    Tensor copy = row_major(*t);
+    if (!call.fresh) copy_unrecorded(copy, *t);
+    made.push_back(std::move(copy));
+    t = &made.back();
+  }
+  Views views(inputs, outputs);
+  const Status status = kernel(&context, views.in(), static_cast<int>(inputs.size()), views.out(),
+                               static_cast<int>(outputs.size()), call.attributes);
+  if (status != Status::ok) return status;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i] == call.outputs[i]) continue;
+    Tensor destination = *call.outputs[i];
+    copy_unrecorded(destination, *outputs[i]);
+  }
+  return status;
+}
+
+bool needs_contiguous(const KernelCall& call) {
+  const auto strided = [](const Tensor* t) { return t->defined() && !t->is_contiguous(); };
+  return std::any_of(call.inputs.begin(), call.inputs.end(), strided) ||
+         std::any_of(call.outputs.begin(), call.outputs.end(), strided);
+}
+
+// A failing kernel can be replaced only when its inputs are still there.
+bool writes_over_inputs(const KernelCall& call) {
+  for (const Tensor* out : call.outputs) {
+    for (const Tensor* in : call.inputs) {
+      if (in->defined() && out->defined() && in->storage() == out->storage()) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+Road run_on_device(const KernelCall& call, std::uint64_t& number) {
+  DeviceBackend& backend = backend_for(call.device, call.name);
+  const int index = call.device.index;
+  backend.check_alive(call.name, index);
+  const KernelFn kernel = backend.kernel(call.table, call.dtype, index);
+  if (!kernel) {
+    run_fallback(call, refusal(call), false);
+    return Road::fallback;
+  }
+  void* const queue = current_native_queue(call.device);
+  for (const auto list : {call.inputs, call.outputs}) {
+    for (const Tensor* t : list) {
+      if (const TensorImpl* p = t->impl()) p->storage->use_on(queue);
+    }
+  }
+  const FallbackOptions options = fallback_options();
+  const bool contiguous =
+      !call.table.strided[call.device.type][static_cast<std::size_t>(call.dtype)].load(std::memory_order_relaxed) &&
+      needs_contiguous(call);
+  CallContext context(call);
+  context.queue = queue;
+  // With failures caught, what was enqueued before must not be taken for this kernel's failure.
+  if (options.failing) synchronize(call.device);
+  context.call = number = backend.begin_call(call.name, index);
+  Status status;
+  if (contiguous) {
+    status = run_contiguous(call, kernel, context);
+  } else {
+    Views views(call.inputs, call.outputs);
+    status = kernel(&context, views.in(), static_cast<int>(call.inputs.size()), views.out(),
+                    static_cast<int>(call.outputs.size()), call.attributes);
+  }
+  if (status == Status::unsupported) {
+    run_fallback(call, context.error.empty() ? "its kernel refused these inputs" : context.error, false);
+    return Road::fallback;
+  }
+  bool started = status == Status::ok;
+  try {
+    if (status != Status::ok) {
+      if (context.error.empty() || status == Status::lost) {
+        backend.check(static_cast<halfstep_status>(status), call.name, index);
+      } else if (status == Status::out_of_memory) {
+        fail<OutOfMemoryError>("{}: {}, on {}, got ({})", call.name, context.error, call.device.str(),
+                               describe(call.inputs));
+      } else {
+        fail<DeviceError>("{}: {}, on {}, got ({})", call.name, context.error, call.device.str(),
+                          describe(call.inputs));
+      }
+    }
+    if (options.failing || synchronous()) synchronize(call.device);
+  } catch (const DeviceLostError&) {
+    throw;
+  } catch (const DeviceError& e) {
+    if (!options.failing) throw;
+    if (started && writes_over_inputs(call)) {
+      fail<DeviceError>("{}; it worked in place, so that it can't be done again on the CPU", e.what());
+    }
+    run_fallback(call, e.what(), true);
+    return Road::fallback;
+  }
+  return contiguous ? Road::contiguous : Road::native;
+}
+
+}  // namespace halfstep::detail

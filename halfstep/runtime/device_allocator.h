@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caching allocator of one device of a plug-in. For the library; programs use runtime/caching_allocator.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "halfstep/core/storage.h"
+#include "halfstep/runtime/caching_allocator.h"
+
+namespace halfstep {
+
+class DeviceBackend;
+
+/// Takes memory from the device in segments and hands out parts of them, which are split on the way out and joined with
+/// free neighbours on the way back. A block belongs to the queue that it was made for: that queue's later work may
+/// write to it as soon as it is free, since it comes after. What other queues did with it is waited for by events
+/// before it is handed out again. Sizes are those of the CUDA allocator that its users know: multiples of 512 bytes, up
+/// to 1 MiB out of segments of 2 MiB, up to 10 MiB out of segments of 20 MiB, larger ones in multiples of 2 MiB.
+class HS_API DeviceAllocator final : public Allocator {
+ public:
+  DeviceAllocator(DeviceBackend& backend, int index);
+  ~DeviceAllocator() override;
+
+  void* allocate(std::size_t bytes) override;
+  void deallocate(void* data, std::size_t bytes) noexcept override;
+  void* home_queue() override;
+  void used_on(void* data, void* queue) noexcept override;
+
+  /// The queue is gone and all its work done.
+  void queue_gone(void* queue);
+
+  MemoryStats stats();
+  void reset_peak();
+  void empty_cache();
+  void set_caching(bool on);
+  /// Bytes that may be taken from the device; 0: as many as it has.
+  void set_limit(std::uint64_t bytes);
+  std::vector<MemoryBlock> blocks();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace halfstep

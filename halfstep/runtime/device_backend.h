@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kind of device that a plug-in brought, as the runtime holds it. For the library; programs use runtime/devices.h.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/device.h"
+#include "halfstep/core/dtype.h"
+#include "halfstep/core/export.h"
+#include "halfstep/runtime/kernel.h"
+#include "halfstep/runtime/plugin.h"
+
+namespace halfstep {
+
+class DeviceAllocator;
+
+/// The entries of one plug-in and the state of its devices. Lives to the end of the program.
+class HS_API DeviceBackend {
+ public:
+  /// `table` has been checked; entries that the plug-in lacks are null. Throws DeviceError when a device can't be
+  /// asked.
+  DeviceBackend(const halfstep_plugin_table& table, std::string path);
+  ~DeviceBackend();
+  DeviceBackend(const DeviceBackend&) = delete;
+  DeviceBackend& operator=(const DeviceBackend&) = delete;
+
+  /// The plug-in's entries, whole: what it was compiled without is null.
+  const halfstep_plugin_table table;
+  const std::string path;   ///< of the library
+  const std::string kind;   ///< `cuda`
+  const std::uint8_t type;  ///< the number of the kind
+  const int count;          ///< devices
+
+  bool has_pinned() const { return table.host_allocate && table.host_deallocate; }
+  bool has_profile() const { return table.profile_start && table.profile_stop && table.profile_read; }
+  bool has_graphs() const { return table.graph_begin && table.graph_end && table.graph_launch && table.graph_destroy; }
+  bool has_collectives() const;
+
+  Device device(int index) const { return Device(type, static_cast<std::uint8_t>(index)); }
+  const halfstep_device_info& info(int index) const { return infos_[static_cast<std::size_t>(index)]; }
+  DeviceAllocator& allocator(int index) const { return *allocators_[static_cast<std::size_t>(index)]; }
+  /// The queue that work goes to when nobody says otherwise; made at its first use.
+  halfstep_queue* default_queue(int index);
+
+  /// Throws what a failed call of a plug-in means: OutOfMemoryError, DeviceLostError or DeviceError with the plug-in's
+  /// reason and, for asynchronous work, the op that it failed in. `what`: the call or op that is under way.
+  void check(halfstep_status status, const char* what, int index) {
+    if (status != HALFSTEP_OK) [[unlikely]]
+      raise(status, what, index);
+  }
+  [[noreturn]] void raise(halfstep_status status, const char* what, int index);
+  /// Throws DeviceLostError when the device has been lost, and what defer() has put aside.
+  void check_alive(const char* what, int index) {
+    if (trouble_[static_cast<std::size_t>(index)].load(std::memory_order_relaxed) != 0) [[unlikely]]
+      raise_trouble(what, index);
+  }
+  /// Puts the failure of a call that can't throw aside, for the next call that can: a failure of asynchronous work is
+  /// reported only once by the plug-in and must not get lost.
+  void defer(halfstep_status status, int index) noexcept;
+
+  /// A number for a call of `name` (which lives as long as the program), by which it is known later.
+  std::uint64_t begin_call(const char* name, int index);
+  /// The name of call `number`; null when it is too long ago.
+  const char* call_name(std::uint64_t number, int index) const;
+  /// What was enqueued since the device was last waited for, oldest first, for errors that have no number.
+  std::string recent_calls(int index) const;
+  /// The device has been waited for: earlier calls are done.
+  void passed(int index);
+
+  /// The kernel of an op, or null when the plug-in has none; asked once, then remembered in the table.
+  KernelFn kernel(const KernelTable& op, DType dtype, int index);
+  /// Asks the plug-in anew, for lists and warnings: whether there is a kernel, and if not why.
+  struct Answer {
+    bool native = false;
+    bool strided = false;
+    std::string reason;
+  };
+  Answer ask(const std::string& op, int version, DType dtype) const;
+
+  /// Ends the use of the plug-in at the end of the program.
+  void shutdown();
+
+ private:
+  [[noreturn]] void raise_error(const halfstep_error& error, halfstep_status status, const char* what, int index);
+  void raise_trouble(const char* what, int index);
+  [[noreturn]] void raise_lost(const char* what, int index, const std::string& why) const;
+
+  static constexpr std::size_t kRemembered = 4096;
+  struct Calls {
+    std::atomic<std::uint64_t> next{1};
+    std::atomic<std::uint64_t> passed{0};
+    std::array<std::atomic<const char*>, kRemembered> names{};
+  };
+
+  std::vector<halfstep_device_info> infos_;
+  std::vector<std::unique_ptr<DeviceAllocator>> allocators_;
+  std::vector<std::unique_ptr<Calls>> calls_;
+  static constexpr std::uint8_t kLost = 1, kDeferred = 2;
+  std::array<std::atomic<std::uint8_t>, kMaxDevices> trouble_{};
+  std::vector<halfstep_error> deferred_;  // one a device, under the mutex
+  std::array<std::atomic<halfstep_queue*>, kMaxDevices> default_queues_{};
+  std::mutex mutex_;
+};
+
+/// The plug-in of a kind of device; null for the CPU and for kinds that no plug-in has.
+HS_API DeviceBackend* backend_of(std::uint8_t device_type);
+/// The same for a device that must have one; throws DeviceError, naming `what` was to be done.
+HS_API DeviceBackend& backend_for(Device device, const char* what);
+/// All of them, in the order in which they were loaded.
+HS_API std::vector<DeviceBackend*> backends();
+
+}  // namespace halfstep

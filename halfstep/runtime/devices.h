@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halfstep/core/device.h"
+#include "halfstep/core/dtype.h"
+#include "halfstep/core/export.h"
+
+namespace halfstep {
+
+/// A device and what it can do.
+struct DeviceInfo {
+  Device device;
+  std::string name;                  ///< of the hardware
+  std::string vendor;                ///< of the plug-in, may be empty
+  std::string version;               ///< of the plug-in and its driver, may be empty
+  std::uint64_t memory_total = 0;    ///< bytes
+  std::uint64_t memory_free = 0;     ///< bytes
+  std::vector<DType> dtypes;         ///< that tensors there may have
+  std::vector<DType> native_dtypes;  ///< whose matrix products run in units of their own
+  int priorities = 1;                ///< of queues
+  bool pinned = false;               ///< has pinned host memory
+  bool graphs = false;               ///< can record and replay
+  bool collectives = false;
+  bool profile = false;  ///< tells how long its work took
+};
+
+/// The CPU and every device of every plug-in, which are loaded for it.
+HS_API std::vector<DeviceInfo> devices();
+/// What one device is. Throws DeviceError.
+HS_API DeviceInfo device_info(Device device);
+/// How many devices of a kind there are; 0 for a kind that isn't known. Doesn't throw.
+HS_API int device_count(std::string_view kind) noexcept;
+
+/// How an op would run on a device.
+struct OpSupport {
+  bool native = false;
+  bool strided = false;  ///< takes any strides; otherwise tensors are made contiguous first
+  std::string reason;    ///< why it isn't native, as the plug-in says; may be empty
+};
+/// Asks the plug-in of `device` about an op's kernel; on the CPU looks into its table.
+HS_API OpSupport op_support(Device device, std::string_view op, DType dtype);
+
+/// What isn't in the plug-in interface, by name: a function or an object of the plug-in's; null when it has no such
+/// thing.
+HS_API void* device_extension(Device device, const char* name);
+
+}  // namespace halfstep
