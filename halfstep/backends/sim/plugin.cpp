@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table that Halfstep finds the device by.
+#include "halfstep/runtime/plugin.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "errors.h"
+#include "kernel.h"
+#include "queue.h"
+#include "sim.h"
+
+namespace sim {
+namespace {
+
+Queue* queue_of(halfstep_queue* queue) { return reinterpret_cast<Queue*>(queue); }
+Event* event_of(halfstep_event* event) { return reinterpret_cast<Event*>(event); }
+Graph* graph_of(halfstep_graph* graph) { return reinterpret_cast<Graph*>(graph); }
+
+// --- identity
+
+int32_t device_count() { return static_cast<int32_t>(machine().devices.size()); }
+
+halfstep_status device_info(int32_t index, halfstep_device_info* info) {
+  return guarded([&]() -> halfstep_status {
+    const Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    halfstep_device_info all = {};
+    all.size = info->size;
+    all.dtypes = kAll;
+    all.memory = device->memory.total_bytes();
+    std::strncpy(all.name, "Simulated accelerator", sizeof all.name - 1);
+    all.low_dtypes = dtypes({HALFSTEP_F16, HALFSTEP_BF16});
+    all.priorities = kPriorities;
+    std::memcpy(info, &all, std::min<std::size_t>(info->size, sizeof all));
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status refuse_while_recording(const Queue& queue, const char* what) {
+  if (!queue.capture) return HALFSTEP_OK;
+  return fail(HALFSTEP_FAILED, 0, "%s: the queue's work is being recorded into a graph, which can't hold this", what);
+}
+
+halfstep_status synchronize(int32_t index) {
+  return guarded([&]() -> halfstep_status {
+    Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    for (const auto& queue : device->queues()) queue->drain();
+    return device->outcome();
+  });
+}
+
+// --- memory
+
+halfstep_status allocate(int32_t index, uint64_t bytes, void** data) {
+  return guarded([&]() -> halfstep_status {
+    *data = nullptr;
+    Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    if (device->lost()) return device->present();
+    if (machine().faults.next_allocation()) {
+      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim:%d: no memory for %llu bytes, as ordered", index,
+                  static_cast<unsigned long long>(bytes));
+    }
+    if (!device->memory.allocate(bytes, data)) {
+      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim:%d: no hole of %llu bytes; %llu of %llu bytes are free", index,
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(device->memory.free_bytes()),
+                  static_cast<unsigned long long>(device->memory.total_bytes()));
+    }
+    machine().allocations.fetch_add(1, std::memory_order_relaxed);
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status deallocate(int32_t index, void* data, uint64_t bytes) {
+  return guarded([&]() -> halfstep_status {
+    Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    const uint64_t size = device->memory.size_of(data);
+    if (size == 0) return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: no allocation begins at %p", index, data);
+    if (bytes > size || size - bytes >= 256) {
+      return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: %llu bytes were given for an allocation of %llu", index,
+                  static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(size));
+    }
+    const char* begin = device->memory.translate(data, size);
+    for (const auto& queue : device->queues()) {
+      if (!device->lost() && queue->uses({begin, begin + size})) {
+        return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: queued work still uses the memory at %p", index, data);
+      }
+    }
+    device->memory.deallocate(data);
+    return device->present();
+  });
+}
+
+halfstep_status memory_info(int32_t index, uint64_t* free_bytes, uint64_t* total_bytes) {
+  const Device* device = machine().device(index);
+  if (device == nullptr) return HALFSTEP_FAILED;
+  *free_bytes = device->memory.free_bytes();
+  *total_bytes = device->memory.total_bytes();
+  return device->present();
+}
+
+halfstep_status host_allocate(uint64_t bytes, void** data) {
+  return guarded([&]() -> halfstep_status {
+    *data = machine().pinned.allocate(bytes);
+    if (*data != nullptr) return HALFSTEP_OK;
+    return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim: no host memory for %llu bytes",
+                static_cast<unsigned long long>(bytes));
+  });
+}
+
+halfstep_status host_deallocate(void* data, uint64_t) {
+  return guarded([&]() -> halfstep_status {
+    if (machine().pinned.deallocate(data)) return HALFSTEP_OK;
+    return fail(HALFSTEP_FAILED, 0, "sim: host_deallocate: no pinned memory begins at %p", data);
+  });
+}
+
+// --- copies
+
+class CopyWork final : public Work {
+ public:
+  CopyWork(char* to, const char* from, uint64_t bytes) : Work(Kind::copy, 0), to_(to), from_(from), bytes_(bytes) {}
+  std::string run() const override {
+    std::memmove(to_, from_, bytes_);
+    machine().copies.fetch_add(1, std::memory_order_relaxed);
+    machine().copied_bytes.fetch_add(bytes_, std::memory_order_relaxed);
+    return {};
+  }
+  const char* op() const override { return "copy"; }
+
+ private:
+  char* to_;
+  const char* from_;
+  uint64_t bytes_;
+};
+
+/// Host memory as a queue's thread may touch it: not another device's address by mistake.
+bool is_host(const void* address) {
+  return address != nullptr && std::none_of(machine().devices.begin(), machine().devices.end(),
+                                            [&](const auto& d) { return d->memory.contains(address); });
+}
+
+halfstep_status copy(halfstep_queue* handle, void* destination, const void* source, uint64_t bytes, int32_t kind) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    Device& device = queue.device();
+    if (device.lost()) return device.present();
+    if (bytes == 0) return HALFSTEP_OK;
+    if (kind < HALFSTEP_COPY_TO_DEVICE || kind > HALFSTEP_COPY_ON_DEVICE) {
+      return fail(HALFSTEP_FAILED, 0, "sim: copy: unknown kind %d", kind);
+    }
+    const bool to_device = kind != HALFSTEP_COPY_TO_HOST, from_device = kind != HALFSTEP_COPY_TO_DEVICE;
+    char* to = to_device ? device.memory.translate(destination, bytes) : static_cast<char*>(destination);
+    const char* from = from_device ? device.memory.translate(source, bytes) : static_cast<const char*>(source);
+    if ((to_device && to == nullptr) || (from_device && from == nullptr)) {
+      return fail(HALFSTEP_FAILED, 0, "sim:%d: copy: %llu bytes at %p are not in the memory of this device",
+                  device.index, static_cast<unsigned long long>(bytes),
+                  to_device && to == nullptr ? destination : source);
+    }
+    const void* host = to_device ? source : destination;
+    if (kind != HALFSTEP_COPY_ON_DEVICE && !is_host(host)) {
+      return fail(HALFSTEP_FAILED, 0, "sim:%d: copy: %p is not host memory", device.index, host);
+    }
+    const bool waits = kind != HALFSTEP_COPY_ON_DEVICE && !machine().pinned.contains(host, bytes);
+    if (waits) {
+      if (const auto status = refuse_while_recording(queue, "sim: copy of memory that is not pinned")) return status;
+    }
+    auto work = std::make_shared<CopyWork>(to, from, bytes);
+    if (to_device) work->touches.push_back({to, to + bytes});
+    if (from_device) work->touches.push_back({from, from + bytes});
+    const uint64_t number = queue.push(std::move(work));
+    if (!waits) return HALFSTEP_OK;
+    machine().waiting_copies.fetch_add(1, std::memory_order_relaxed);
+    queue.wait(number);
+    return device.outcome();
+  });
+}
+
+halfstep_status copy_peer(halfstep_queue* handle, int32_t to_index, void* destination, const void* source,
+                          uint64_t bytes) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    Device& device = queue.device();
+    const Device* other = machine().device(to_index);
+    if (other == nullptr) return HALFSTEP_FAILED;
+    if (device.lost()) return device.present();
+    if (other->lost()) return other->present();
+    if (bytes == 0) return HALFSTEP_OK;
+    char* to = other->memory.translate(destination, bytes);
+    const char* from = device.memory.translate(source, bytes);
+    if (to == nullptr || from == nullptr) {
+      return fail(HALFSTEP_FAILED, 0, "sim: copy_peer: %llu bytes at %p are not in the memory of device %d",
+                  static_cast<unsigned long long>(bytes), to == nullptr ? destination : source,
+                  to == nullptr ? to_index : device.index);
+    }
+    auto work = std::make_shared<CopyWork>(to, from, bytes);
+    work->touches = {{to, to + bytes}, {from, from + bytes}};
+    queue.push(std::move(work));
+    return HALFSTEP_OK;
+  });
+}
+
+// --- queues
+
+halfstep_status queue_create(int32_t index, int32_t priority, halfstep_queue** queue) {
+  return guarded([&]() -> halfstep_status {
+    *queue = nullptr;
+    Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    if (device->lost()) return device->present();
+    if (priority < 0 || priority >= kPriorities) {
+      return fail(HALFSTEP_FAILED, 0, "sim: queue_create: expected a priority from 0 to %d, got %d", kPriorities - 1,
+                  priority);
+    }
+    *queue = reinterpret_cast<halfstep_queue*>(device->create_queue(priority));
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status queue_destroy(halfstep_queue* handle) {
+  return guarded([&]() -> halfstep_status {
+    for (const auto& device : machine().devices) {
+      if (device->destroy_queue(queue_of(handle))) return device->outcome();
+    }
+    return fail(HALFSTEP_FAILED, 0, "sim: queue_destroy: no such queue");
+  });
+}
+
+halfstep_status queue_synchronize(halfstep_queue* handle) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    if (const auto status = refuse_while_recording(queue, "sim: queue_synchronize")) return status;
+    queue.drain();
+    return queue.device().outcome();
+  });
+}
+
+halfstep_status queue_query(halfstep_queue* handle) {
+  return guarded([&]() -> halfstep_status {
+    const Queue& queue = *queue_of(handle);
+    if (queue.device().lost()) return queue.device().present();
+    return queue.idle() ? HALFSTEP_OK : HALFSTEP_NOT_READY;
+  });
+}
+
+halfstep_status queue_wait(halfstep_queue* handle, halfstep_event* event) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    if (queue.device().lost()) return queue.device().present();
+    if (const auto status = refuse_while_recording(queue, "sim: queue_wait")) return status;
+    if (auto ticket = event_of(event)->ticket()) queue.wait_for(std::move(ticket));
+    return HALFSTEP_OK;
+  });
+}
+
+// --- events
+
+halfstep_status event_create(int32_t index, uint32_t flags, halfstep_event** event) {
+  return guarded([&]() -> halfstep_status {
+    *event = nullptr;
+    const Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    if (device->lost()) return device->present();
+    *event = reinterpret_cast<halfstep_event*>(new Event(index, (flags & HALFSTEP_EVENT_TIMING) != 0));
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status event_destroy(halfstep_event* event) {
+  const Device* device = machine().device(event_of(event)->device);
+  delete event_of(event);
+  return device->present();
+}
+
+halfstep_status event_record(halfstep_event* event, halfstep_queue* handle) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    if (queue.device().lost()) return queue.device().present();
+    if (const auto status = refuse_while_recording(queue, "sim: event_record")) return status;
+    auto ticket = std::make_shared<Ticket>();
+    event_of(event)->set_ticket(ticket);
+    queue.mark(std::move(ticket));
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status event_query(halfstep_event* handle) {
+  return guarded([&]() -> halfstep_status {
+    const Event& event = *event_of(handle);
+    const Device& device = *machine().device(event.device);
+    if (device.lost()) return device.present();
+    const auto ticket = event.ticket();
+    return !ticket || ticket->passed() ? HALFSTEP_OK : HALFSTEP_NOT_READY;
+  });
+}
+
+halfstep_status event_synchronize(halfstep_event* handle) {
+  return guarded([&]() -> halfstep_status {
+    const Event& event = *event_of(handle);
+    if (const auto ticket = event.ticket()) ticket->wait();
+    return machine().device(event.device)->outcome();
+  });
+}
+
+halfstep_status event_elapsed(halfstep_event* start, halfstep_event* end, double* milliseconds) {
+  return guarded([&]() -> halfstep_status {
+    uint64_t times[2] = {};
+    const Event* events[2] = {event_of(start), event_of(end)};
+    for (int i = 0; i < 2; ++i) {
+      if (!events[i]->timing) return fail(HALFSTEP_FAILED, 0, "sim: event_elapsed: an event was made without timing");
+      const auto ticket = events[i]->ticket();
+      if (!ticket) return fail(HALFSTEP_FAILED, 0, "sim: event_elapsed: an event was never recorded");
+      if (!ticket->passed(&times[i])) {
+        return fail(HALFSTEP_NOT_READY, 0, "sim: event_elapsed: an event has not been passed yet");
+      }
+    }
+    // Either may be the earlier one.
+    *milliseconds = (static_cast<double>(times[1]) - static_cast<double>(times[0])) * 1e-6;
+    return machine().device(events[0]->device)->present();
+  });
+}
+
+// --- profile
+
+halfstep_status set_profiling(int32_t index, bool on) {
+  Device* device = machine().device(index);
+  if (device == nullptr) return HALFSTEP_FAILED;
+  device->profile(on);
+  return device->present();
+}
+halfstep_status profile_start(int32_t index) { return set_profiling(index, true); }
+halfstep_status profile_stop(int32_t index) { return set_profiling(index, false); }
+halfstep_status profile_read(int32_t index, halfstep_record* records, uint64_t capacity, uint64_t* count) {
+  return guarded([&]() -> halfstep_status {
+    *count = 0;
+    Device* device = machine().device(index);
+    if (device == nullptr) return HALFSTEP_FAILED;
+    *count = device->take_records(records, capacity);
+    return HALFSTEP_OK;
+  });
+}
+
+// --- graphs
+
+halfstep_status graph_begin(halfstep_queue* handle) {
+  return guarded([&]() -> halfstep_status {
+    Queue& queue = *queue_of(handle);
+    if (queue.device().lost()) return queue.device().present();
+    if (const auto status = refuse_while_recording(queue, "sim: graph_begin")) return status;
+    queue.capture = std::make_unique<Graph>();
+    queue.capture->device = queue.device().index;
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status graph_end(halfstep_queue* handle, halfstep_graph** graph) {
+  Queue& queue = *queue_of(handle);
+  *graph = nullptr;
+  if (!queue.capture) return fail(HALFSTEP_FAILED, 0, "sim: graph_end: no graph was begun on the queue");
+  *graph = reinterpret_cast<halfstep_graph*>(queue.capture.release());
+  return queue.device().present();
+}
+
+halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handle) {
+  return guarded([&]() -> halfstep_status {
+    const Graph& graph = *graph_of(handle);
+    Queue& queue = *queue_of(queue_handle);
+    Device& device = queue.device();
+    if (device.lost()) return device.present();
+    if (graph.device != device.index) return fail(HALFSTEP_FAILED, 0, "sim: graph_launch: a graph of another device");
+    if (const auto status = refuse_while_recording(queue, "sim: graph_launch")) return status;
+    // All or nothing: what is refused at the call is found before anything is queued.
+    std::vector<FaultPlan> plans;
+    for (const auto& work : graph.work) {
+      plans.push_back(work->kind == Work::Kind::kernel ? machine().faults.next_kernel(work->op()) : FaultPlan{});
+      if (plans.back().lost) {
+        device.lose();
+        return fail(HALFSTEP_LOST, work->call, "sim:%d: the device was lost, as ordered", device.index);
+      }
+      if (plans.back().refuse || plans.back().unsupported) {
+        return fail(HALFSTEP_FAILED, work->call, "sim: graph_launch: %s: refused, as ordered", work->op());
+      }
+    }
+    for (std::size_t i = 0; i < plans.size(); ++i) queue.push(graph.work[i], plans[i]);
+    machine().graph_launches.fetch_add(1, std::memory_order_relaxed);
+    return HALFSTEP_OK;
+  });
+}
+
+halfstep_status graph_destroy(halfstep_graph* graph) {
+  const Device* device = machine().device(graph_of(graph)->device);
+  delete graph_of(graph);
+  return device->present();
+}
+
+// --- extensions
+
+int32_t order_fault(const char* orders) {
+  return guarded([&]() -> halfstep_status {
+           bool restore = false;
+           const std::string wrong = machine().faults.order(orders, &restore);
+           if (!wrong.empty()) return fail(HALFSTEP_FAILED, 0, "sim: faults: %s", wrong.c_str());
+           if (restore) {
+             for (const auto& device : machine().devices) device->restore();
+           }
+           return HALFSTEP_OK;
+         }) == HALFSTEP_OK
+             ? 0
+             : 1;
+}
+
+void stats(halfstep_sim_stats* to) {
+  const Machine& m = machine();
+  const halfstep_sim_stats all = {to->size,
+                                  static_cast<uint32_t>(m.devices.size()),
+                                  m.kernels.load(),
+                                  m.failed_kernels.load(),
+                                  m.copies.load(),
+                                  m.copied_bytes.load(),
+                                  m.waiting_copies.load(),
+                                  m.allocations.load(),
+                                  m.graph_launches.load()};
+  std::memcpy(to, &all, std::min<std::size_t>(to->size, sizeof all));
+}
+
+void* extension(const char* name) {
+  const std::string_view which = name;
+  if (which == "sim_order_fault") return reinterpret_cast<void*>(static_cast<halfstep_sim_order_fault_fn>(order_fault));
+  if (which == "sim_stats") return reinterpret_cast<void*>(static_cast<halfstep_sim_stats_fn>(stats));
+  return nullptr;
+}
+
+// --- the table
+
+constexpr halfstep_plugin_table kTable = {
+    .size = sizeof(halfstep_plugin_table),
+    .major = HALFSTEP_PLUGIN_MAJOR,
+    .minor = HALFSTEP_PLUGIN_MINOR,
+    .name = "sim",
+    .vendor = "Halfstep",
+    .version = "1.0",
+    .device_count = device_count,
+    .device_info = device_info,
+    .error = take_error,
+    .synchronize = synchronize,
+    .allocate = allocate,
+    .deallocate = deallocate,
+    .memory_info = memory_info,
+    .host_allocate = host_allocate,
+    .host_deallocate = host_deallocate,
+    .copy = copy,
+    .copy_peer = copy_peer,
+    .queue_create = queue_create,
+    .queue_destroy = queue_destroy,
+    .queue_synchronize = queue_synchronize,
+    .queue_query = queue_query,
+    .queue_wait = queue_wait,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .event_query = event_query,
+    .event_synchronize = event_synchronize,
+    .event_elapsed = event_elapsed,
+    .kernel = find_kernel,
+    .extension = extension,
+    .shutdown = end_machine,
+    .profile_start = profile_start,
+    .profile_stop = profile_stop,
+    .profile_read = profile_read,
+    .graph_begin = graph_begin,
+    .graph_end = graph_end,
+    .graph_launch = graph_launch,
+    .graph_destroy = graph_destroy,
+    // No collectives: between processes they go through the host.
+    .group_id = nullptr,
+    .group_create = nullptr,
+    .group_destroy = nullptr,
+    .group_abort = nullptr,
+    .all_reduce = nullptr,
+    .broadcast = nullptr,
+    .all_gather = nullptr,
+    .reduce_scatter = nullptr,
+};
+
+/// "512M" and the like; none where it is no such thing.
+std::optional<uint64_t> parse_bytes(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || value == 0) return std::nullopt;
+  const std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  const int shift = unit.empty() ? 0 : unit == "K" ? 10 : unit == "M" ? 20 : unit == "G" ? 30 : -1;
+  if (shift < 0 || value > (uint64_t{1} << 44) >> shift) return std::nullopt;
+  return value << shift;
+}
+
+const char* setting(const char* name, const char* otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? text : otherwise;
+}
+
+/// Makes the devices from the environment, or returns what is wrong with it.
+std::string make_machine(const halfstep_host* host) {
+  const std::string memory = setting("HALFSTEP_SIM_MEMORY", "1G"), count = setting("HALFSTEP_SIM_DEVICES", "2");
+  const auto bytes = parse_bytes(memory);
+  if (!bytes) return "HALFSTEP_SIM_MEMORY: expected bytes such as 512M or 2G, at most 16384G, got '" + memory + "'";
+  int devices = 0;
+  const auto [end, error] = std::from_chars(count.data(), count.data() + count.size(), devices);
+  if (error != std::errc{} || end != count.data() + count.size() || devices < 0 || devices > 64) {
+    return "HALFSTEP_SIM_DEVICES: expected a number from 0 to 64, got '" + count + "'";
+  }
+  auto made = std::make_unique<Machine>();
+  made->host = host;
+  bool restore = false;
+  if (const std::string wrong = made->faults.order(setting("HALFSTEP_SIM_FAULTS", ""), &restore); !wrong.empty()) {
+    return "HALFSTEP_SIM_FAULTS: " + wrong;
+  }
+  for (int i = 0; i < devices; ++i) made->devices.push_back(std::make_unique<Device>(i, *bytes));
+  set_machine(std::move(made));
+  return {};
+}
+
+}  // namespace
+}  // namespace sim
+
+extern "C" [[gnu::visibility("default")]] const halfstep_plugin_table* halfstep_plugin(const halfstep_host* host) {
+  std::string wrong;
+  try {
+    wrong = sim::make_machine(host);
+  } catch (const std::exception& e) {
+    wrong = e.what();
+  }
+  if (wrong.empty()) return &sim::kTable;
+  // A setting that can't be meant is better refused than passed over: a test that orders faults counts on them.
+  if (host != nullptr) host->log(HALFSTEP_LOG_ERROR, ("sim: " + wrong).c_str());
+  return nullptr;
+}
