@@ -16,6 +16,7 @@ Machine* the_machine = nullptr;
 }  // namespace
 
 Machine& machine() { return *the_machine; }
+bool is_running() { return the_machine != nullptr; }
 void set_machine(std::unique_ptr<Machine> made) { the_machine = made.release(); }
 void end_machine() {
   if (the_machine == nullptr) return;
@@ -36,7 +37,7 @@ Device* Machine::device(int32_t index) const {
   if (index >= 0 && static_cast<std::size_t>(index) < devices.size()) {
     return devices[static_cast<std::size_t>(index)].get();
   }
-  fail(HALFSTEP_FAILED, 0, "sim: expected a device from 0 to %d, got %d", static_cast<int>(devices.size()) - 1, index);
+  fail(HALFSTEP_FAILED, 0, "expected a device from 0 to %d, got %d", static_cast<int>(devices.size()) - 1, index);
   return nullptr;
 }
 
@@ -46,9 +47,7 @@ void Device::restore() {
   lost_.store(false, std::memory_order_release);
 }
 
-halfstep_status Device::present() const {
-  return lost() ? fail(HALFSTEP_LOST, 0, "sim:%d: the device is lost", index) : HALFSTEP_OK;
-}
+halfstep_status Device::present() const { return lost() ? fail(HALFSTEP_LOST, 0, "the device is lost") : HALFSTEP_OK; }
 
 void Device::note_failure(uint64_t call, const std::string& text) {
   std::lock_guard lock(mutex_);

@@ -76,6 +76,7 @@ struct Machine {
 
 /// Set by halfstep_plugin(). Never destroyed when the program just ends: queues' threads may still be at work then.
 Machine& machine();
+bool is_running();
 void set_machine(std::unique_ptr<Machine> made);
 /// Ends all threads and gives everything back.
 void end_machine();

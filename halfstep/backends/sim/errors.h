@@ -23,9 +23,9 @@ halfstep_status guarded(F&& f) {
   try {
     return f();
   } catch (const std::bad_alloc&) {
-    return fail(HALFSTEP_FAILED, 0, "sim: the host has no memory left");
+    return fail(HALFSTEP_FAILED, 0, "the host has no memory left");
   } catch (const std::exception& e) {
-    return fail(HALFSTEP_FAILED, 0, "sim: %s", e.what());
+    return fail(HALFSTEP_FAILED, 0, "%s", e.what());
   }
 }
 

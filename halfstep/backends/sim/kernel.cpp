@@ -45,10 +45,7 @@ class KernelWork final : public Work {
   KernelWork(const KernelDef& def, uint64_t call) : Work(Kind::kernel, call), def_(def) {}
   Call call_data;
 
-  std::string run() const override {
-    std::string wrong = def_.run(call_data);
-    return wrong.empty() ? wrong : std::string(def_.op) + ": " + wrong;
-  }
+  std::string run() const override { return def_.run(call_data); }
   const char* op() const override { return def_.op; }
   // The element in the middle of the first output that has any: half as large again, or one more.
   void corrupt() const override {
@@ -81,7 +78,7 @@ class KernelWork final : public Work {
   const KernelDef& def_;
 };
 
-/// Notes a failure and tells it to the host in both ways that there are.
+/// Notes a failure and tells it to the host in both ways that there are. The host knows op and device, and says them.
 halfstep_status refuse(halfstep_context* context, halfstep_status status, const std::string& text) {
   context->set_error(context, text.c_str());
   return fail(status, context->call, "%s", text.c_str());
@@ -108,11 +105,10 @@ constexpr Absent kAbsent[] = {
 halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const halfstep_tensor* in, int n,
                         halfstep_tensor* out, int m, const void* attributes) {
   return guarded([&]() -> halfstep_status {
-    const std::string op = def.op;
     auto* queue = reinterpret_cast<Queue*>(context->queue);
-    if (queue == nullptr) return refuse(context, HALFSTEP_FAILED, op + ": no queue was given");
+    if (queue == nullptr) return refuse(context, HALFSTEP_FAILED, "no queue was given");
     Device& device = queue->device();
-    if (device.lost()) return refuse(context, HALFSTEP_LOST, op + ": the device is lost");
+    if (device.lost()) return refuse(context, HALFSTEP_LOST, "the device is lost");
 
     auto work = std::make_shared<KernelWork>(def, context->call);
     Call& call = work->call_data;
@@ -123,34 +119,34 @@ halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const h
       View& to = i < n ? call.in[static_cast<std::size_t>(i)] : call.out[static_cast<std::size_t>(i - n)];
       const std::string which = (i < n ? "input " : "output ") + std::to_string(i < n ? i : i - n);
       if (!copy_view(device, from, &to, &work->touches)) {
-        return refuse(context, HALFSTEP_FAILED, op + ": " + which + " is not in the memory of this device");
+        return refuse(context, HALFSTEP_FAILED, which + " is not in the memory of this device");
       }
       if (!(def.layouts & HALFSTEP_LAYOUT_STRIDED) && to.defined && !to.contiguous && to.numel > 0) {
-        return refuse(context, HALFSTEP_FAILED, op + ": " + which + " is not contiguous");
+        return refuse(context, HALFSTEP_FAILED, which + " is not contiguous");
       }
     }
     if (def.attribute_bytes > 0) {
-      if (attributes == nullptr) return refuse(context, HALFSTEP_FAILED, op + ": its attributes are missing");
+      if (attributes == nullptr) return refuse(context, HALFSTEP_FAILED, "its attributes are missing");
       std::memcpy(call.attribute_bytes, attributes, def.attribute_bytes);
     }
     if (def.refuses != nullptr) {
-      if (const char* why = def.refuses(call)) return refuse(context, HALFSTEP_UNSUPPORTED, op + ": " + why);
+      if (const char* why = def.refuses(call)) return refuse(context, HALFSTEP_UNSUPPORTED, why);
     }
     // A graph's kernels count when they are launched.
-    const FaultPlan faults = queue->capture ? FaultPlan{} : machine().faults.next_kernel(op);
+    const FaultPlan faults = queue->capture ? FaultPlan{} : machine().faults.next_kernel(def.op);
     if (faults.lost) {
       device.lose();
-      return refuse(context, HALFSTEP_LOST, op + ": the device was lost, as ordered");
+      return refuse(context, HALFSTEP_LOST, "the device was lost, as ordered");
     }
-    if (faults.unsupported) return refuse(context, HALFSTEP_UNSUPPORTED, op + ": not supported, as ordered");
-    if (faults.refuse) return refuse(context, HALFSTEP_FAILED, op + ": refused, as ordered");
+    if (faults.unsupported) return refuse(context, HALFSTEP_UNSUPPORTED, "not supported, as ordered");
+    if (faults.refuse) return refuse(context, HALFSTEP_FAILED, "refused, as ordered");
     const uint64_t bytes = def.workspace != nullptr ? def.workspace(call) : 0;
     if (bytes > 0) {
       const void* space = context->workspace(context, bytes);
-      if (space == nullptr) return refuse(context, HALFSTEP_OUT_OF_MEMORY, op + ": no memory for its workspace");
+      if (space == nullptr) return refuse(context, HALFSTEP_OUT_OF_MEMORY, "no memory for its workspace");
       call.workspace = device.memory.translate(space, bytes);
       if (call.workspace == nullptr) {
-        return refuse(context, HALFSTEP_FAILED, op + ": its workspace is not in the memory of this device");
+        return refuse(context, HALFSTEP_FAILED, "its workspace is not in the memory of this device");
       }
       work->touches.push_back({call.workspace, call.workspace + bytes});
     }

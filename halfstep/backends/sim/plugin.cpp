@@ -65,11 +65,11 @@ halfstep_status allocate(int32_t index, uint64_t bytes, void** data) {
     if (device == nullptr) return HALFSTEP_FAILED;
     if (device->lost()) return device->present();
     if (machine().faults.next_allocation()) {
-      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim:%d: no memory for %llu bytes, as ordered", index,
+      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "no memory for %llu bytes, as ordered",
                   static_cast<unsigned long long>(bytes));
     }
     if (!device->memory.allocate(bytes, data)) {
-      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim:%d: no hole of %llu bytes; %llu of %llu bytes are free", index,
+      return fail(HALFSTEP_OUT_OF_MEMORY, 0, "no hole of %llu bytes; %llu of %llu bytes are free",
                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(device->memory.free_bytes()),
                   static_cast<unsigned long long>(device->memory.total_bytes()));
     }
@@ -83,15 +83,15 @@ halfstep_status deallocate(int32_t index, void* data, uint64_t bytes) {
     Device* device = machine().device(index);
     if (device == nullptr) return HALFSTEP_FAILED;
     const uint64_t size = device->memory.size_of(data);
-    if (size == 0) return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: no allocation begins at %p", index, data);
+    if (size == 0) return fail(HALFSTEP_FAILED, 0, "no allocation begins at %p", data);
     if (bytes > size || size - bytes >= 256) {
-      return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: %llu bytes were given for an allocation of %llu", index,
+      return fail(HALFSTEP_FAILED, 0, "%llu bytes were given for an allocation of %llu",
                   static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(size));
     }
     const char* begin = device->memory.translate(data, size);
     for (const auto& queue : device->queues()) {
       if (!device->lost() && queue->uses({begin, begin + size})) {
-        return fail(HALFSTEP_FAILED, 0, "sim:%d: deallocate: queued work still uses the memory at %p", index, data);
+        return fail(HALFSTEP_FAILED, 0, "queued work still uses the memory at %p", data);
       }
     }
     device->memory.deallocate(data);
@@ -111,15 +111,14 @@ halfstep_status host_allocate(uint64_t bytes, void** data) {
   return guarded([&]() -> halfstep_status {
     *data = machine().pinned.allocate(bytes);
     if (*data != nullptr) return HALFSTEP_OK;
-    return fail(HALFSTEP_OUT_OF_MEMORY, 0, "sim: no host memory for %llu bytes",
-                static_cast<unsigned long long>(bytes));
+    return fail(HALFSTEP_OUT_OF_MEMORY, 0, "no host memory for %llu bytes", static_cast<unsigned long long>(bytes));
   });
 }
 
 halfstep_status host_deallocate(void* data, uint64_t) {
   return guarded([&]() -> halfstep_status {
     if (machine().pinned.deallocate(data)) return HALFSTEP_OK;
-    return fail(HALFSTEP_FAILED, 0, "sim: host_deallocate: no pinned memory begins at %p", data);
+    return fail(HALFSTEP_FAILED, 0, "no pinned memory begins at %p", data);
   });
 }
 
@@ -155,23 +154,22 @@ halfstep_status copy(halfstep_queue* handle, void* destination, const void* sour
     if (device.lost()) return device.present();
     if (bytes == 0) return HALFSTEP_OK;
     if (kind < HALFSTEP_COPY_TO_DEVICE || kind > HALFSTEP_COPY_ON_DEVICE) {
-      return fail(HALFSTEP_FAILED, 0, "sim: copy: unknown kind %d", kind);
+      return fail(HALFSTEP_FAILED, 0, "unknown kind %d", kind);
     }
     const bool to_device = kind != HALFSTEP_COPY_TO_HOST, from_device = kind != HALFSTEP_COPY_TO_DEVICE;
     char* to = to_device ? device.memory.translate(destination, bytes) : static_cast<char*>(destination);
     const char* from = from_device ? device.memory.translate(source, bytes) : static_cast<const char*>(source);
     if ((to_device && to == nullptr) || (from_device && from == nullptr)) {
-      return fail(HALFSTEP_FAILED, 0, "sim:%d: copy: %llu bytes at %p are not in the memory of this device",
-                  device.index, static_cast<unsigned long long>(bytes),
-                  to_device && to == nullptr ? destination : source);
+      return fail(HALFSTEP_FAILED, 0, "%llu bytes at %p are not in the memory of this device",
+                  static_cast<unsigned long long>(bytes), to_device && to == nullptr ? destination : source);
     }
     const void* host = to_device ? source : destination;
     if (kind != HALFSTEP_COPY_ON_DEVICE && !is_host(host)) {
-      return fail(HALFSTEP_FAILED, 0, "sim:%d: copy: %p is not host memory", device.index, host);
+      return fail(HALFSTEP_FAILED, 0, "%p is not host memory", host);
     }
     const bool waits = kind != HALFSTEP_COPY_ON_DEVICE && !machine().pinned.contains(host, bytes);
     if (waits) {
-      if (const auto status = refuse_while_recording(queue, "sim: copy of memory that is not pinned")) return status;
+      if (const auto status = refuse_while_recording(queue, "copy of memory that is not pinned")) return status;
     }
     auto work = std::make_shared<CopyWork>(to, from, bytes);
     if (to_device) work->touches.push_back({to, to + bytes});
@@ -197,7 +195,7 @@ halfstep_status copy_peer(halfstep_queue* handle, int32_t to_index, void* destin
     char* to = other->memory.translate(destination, bytes);
     const char* from = device.memory.translate(source, bytes);
     if (to == nullptr || from == nullptr) {
-      return fail(HALFSTEP_FAILED, 0, "sim: copy_peer: %llu bytes at %p are not in the memory of device %d",
+      return fail(HALFSTEP_FAILED, 0, "%llu bytes at %p are not in the memory of device %d",
                   static_cast<unsigned long long>(bytes), to == nullptr ? destination : source,
                   to == nullptr ? to_index : device.index);
     }
@@ -217,8 +215,7 @@ halfstep_status queue_create(int32_t index, int32_t priority, halfstep_queue** q
     if (device == nullptr) return HALFSTEP_FAILED;
     if (device->lost()) return device->present();
     if (priority < 0 || priority >= kPriorities) {
-      return fail(HALFSTEP_FAILED, 0, "sim: queue_create: expected a priority from 0 to %d, got %d", kPriorities - 1,
-                  priority);
+      return fail(HALFSTEP_FAILED, 0, "expected a priority from 0 to %d, got %d", kPriorities - 1, priority);
     }
     *queue = reinterpret_cast<halfstep_queue*>(device->create_queue(priority));
     return HALFSTEP_OK;
@@ -230,14 +227,14 @@ halfstep_status queue_destroy(halfstep_queue* handle) {
     for (const auto& device : machine().devices) {
       if (device->destroy_queue(queue_of(handle))) return device->outcome();
     }
-    return fail(HALFSTEP_FAILED, 0, "sim: queue_destroy: no such queue");
+    return fail(HALFSTEP_FAILED, 0, "no such queue");
   });
 }
 
 halfstep_status queue_synchronize(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     Queue& queue = *queue_of(handle);
-    if (const auto status = refuse_while_recording(queue, "sim: queue_synchronize")) return status;
+    if (const auto status = refuse_while_recording(queue, "queue_synchronize")) return status;
     queue.drain();
     return queue.device().outcome();
   });
@@ -255,7 +252,7 @@ halfstep_status queue_wait(halfstep_queue* handle, halfstep_event* event) {
   return guarded([&]() -> halfstep_status {
     Queue& queue = *queue_of(handle);
     if (queue.device().lost()) return queue.device().present();
-    if (const auto status = refuse_while_recording(queue, "sim: queue_wait")) return status;
+    if (const auto status = refuse_while_recording(queue, "queue_wait")) return status;
     if (auto ticket = event_of(event)->ticket()) queue.wait_for(std::move(ticket));
     return HALFSTEP_OK;
   });
@@ -284,7 +281,7 @@ halfstep_status event_record(halfstep_event* event, halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     Queue& queue = *queue_of(handle);
     if (queue.device().lost()) return queue.device().present();
-    if (const auto status = refuse_while_recording(queue, "sim: event_record")) return status;
+    if (const auto status = refuse_while_recording(queue, "event_record")) return status;
     auto ticket = std::make_shared<Ticket>();
     event_of(event)->set_ticket(ticket);
     queue.mark(std::move(ticket));
@@ -315,11 +312,11 @@ halfstep_status event_elapsed(halfstep_event* start, halfstep_event* end, double
     uint64_t times[2] = {};
     const Event* events[2] = {event_of(start), event_of(end)};
     for (int i = 0; i < 2; ++i) {
-      if (!events[i]->timing) return fail(HALFSTEP_FAILED, 0, "sim: event_elapsed: an event was made without timing");
+      if (!events[i]->timing) return fail(HALFSTEP_FAILED, 0, "an event was made without timing");
       const auto ticket = events[i]->ticket();
-      if (!ticket) return fail(HALFSTEP_FAILED, 0, "sim: event_elapsed: an event was never recorded");
+      if (!ticket) return fail(HALFSTEP_FAILED, 0, "an event was never recorded");
       if (!ticket->passed(&times[i])) {
-        return fail(HALFSTEP_NOT_READY, 0, "sim: event_elapsed: an event has not been passed yet");
+        return fail(HALFSTEP_NOT_READY, 0, "an event has not been passed yet");
       }
     }
     // Either may be the earlier one.
@@ -354,7 +351,7 @@ halfstep_status graph_begin(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     Queue& queue = *queue_of(handle);
     if (queue.device().lost()) return queue.device().present();
-    if (const auto status = refuse_while_recording(queue, "sim: graph_begin")) return status;
+    if (const auto status = refuse_while_recording(queue, "graph_begin")) return status;
     queue.capture = std::make_unique<Graph>();
     queue.capture->device = queue.device().index;
     return HALFSTEP_OK;
@@ -364,7 +361,7 @@ halfstep_status graph_begin(halfstep_queue* handle) {
 halfstep_status graph_end(halfstep_queue* handle, halfstep_graph** graph) {
   Queue& queue = *queue_of(handle);
   *graph = nullptr;
-  if (!queue.capture) return fail(HALFSTEP_FAILED, 0, "sim: graph_end: no graph was begun on the queue");
+  if (!queue.capture) return fail(HALFSTEP_FAILED, 0, "no graph was begun on the queue");
   *graph = reinterpret_cast<halfstep_graph*>(queue.capture.release());
   return queue.device().present();
 }
@@ -375,18 +372,18 @@ halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handl
     Queue& queue = *queue_of(queue_handle);
     Device& device = queue.device();
     if (device.lost()) return device.present();
-    if (graph.device != device.index) return fail(HALFSTEP_FAILED, 0, "sim: graph_launch: a graph of another device");
-    if (const auto status = refuse_while_recording(queue, "sim: graph_launch")) return status;
+    if (graph.device != device.index) return fail(HALFSTEP_FAILED, 0, "a graph of another device");
+    if (const auto status = refuse_while_recording(queue, "graph_launch")) return status;
     // All or nothing: what is refused at the call is found before anything is queued.
     std::vector<FaultPlan> plans;
     for (const auto& work : graph.work) {
       plans.push_back(work->kind == Work::Kind::kernel ? machine().faults.next_kernel(work->op()) : FaultPlan{});
       if (plans.back().lost) {
         device.lose();
-        return fail(HALFSTEP_LOST, work->call, "sim:%d: the device was lost, as ordered", device.index);
+        return fail(HALFSTEP_LOST, work->call, "the device was lost, as ordered");
       }
       if (plans.back().refuse || plans.back().unsupported) {
-        return fail(HALFSTEP_FAILED, work->call, "sim: graph_launch: %s: refused, as ordered", work->op());
+        return fail(HALFSTEP_FAILED, work->call, "%s: refused, as ordered", work->op());
       }
     }
     for (std::size_t i = 0; i < plans.size(); ++i) queue.push(graph.work[i], plans[i]);
@@ -407,7 +404,7 @@ int32_t order_fault(const char* orders) {
   return guarded([&]() -> halfstep_status {
            bool restore = false;
            const std::string wrong = machine().faults.order(orders, &restore);
-           if (!wrong.empty()) return fail(HALFSTEP_FAILED, 0, "sim: faults: %s", wrong.c_str());
+           if (!wrong.empty()) return fail(HALFSTEP_FAILED, 0, "faults: %s", wrong.c_str());
            if (restore) {
              for (const auto& device : machine().devices) device->restore();
            }
@@ -531,6 +528,8 @@ std::string make_machine(const halfstep_host* host) {
 }  // namespace sim
 
 extern "C" [[gnu::visibility("default")]] const halfstep_plugin_table* halfstep_plugin(const halfstep_host* host) {
+  // Whoever opens the library a second time gets the same devices.
+  if (sim::is_running()) return &sim::kTable;
   std::string wrong;
   try {
     wrong = sim::make_machine(host);

@@ -156,12 +156,12 @@ void Queue::execute(const Item& item) {
   const uint64_t start = now_ns();
   std::string wrong;
   if (item.faults.fail) {
-    wrong = std::string(work.op()) + ": a failure was ordered";
+    wrong = "a failure was ordered";
   } else {
     try {
       wrong = work.run();
     } catch (const std::exception& e) {
-      wrong = std::string(work.op()) + ": " + e.what();
+      wrong = e.what();
     }
   }
   if (item.faults.corrupt && wrong.empty()) work.corrupt();
