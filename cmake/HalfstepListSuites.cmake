@@ -1,9 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run by ctest: asks a test program for its suites and makes a ctest entry of each.
-# In: cmake (the path of CMake), program, dir, suites (the file to write), environment.
+# In: cmake (the path of CMake), program, dir, suites (the file to write), environment, device (where its tensors are made;
+# empty: the CPU).
+
+set(names "${dir}")
+set(options "")
+if(device)
+  set(names "${device}.${dir}")
+  set(options " --device ${device}")
+endif()
 
 if(NOT EXISTS "${program}")
-  add_test("${dir}.NOT_BUILT" "${program}")
+  add_test("${names}.NOT_BUILT" "${program}")
   return()
 endif()
 if("${program}" IS_NEWER_THAN "${suites}" OR "${CMAKE_CURRENT_LIST_FILE}" IS_NEWER_THAN "${suites}")
@@ -20,7 +28,7 @@ if("${program}" IS_NEWER_THAN "${suites}" OR "${CMAKE_CURRENT_LIST_FILE}" IS_NEW
       continue()
     endif()
     set(suite "${CMAKE_MATCH_1}")
-    set(name "${dir}.${suite}")
+    set(name "${names}.${suite}")
     set(label "unit")
     set(timeout 300)
     if(suite MATCHES "Slow(/[0-9]+)?$")
@@ -28,7 +36,7 @@ if("${program}" IS_NEWER_THAN "${suites}" OR "${CMAKE_CURRENT_LIST_FILE}" IS_NEW
       set(timeout 1800)
     endif()
     # The suite is "skipped" only when not one of its tests ran: gtest's summary then ends with the skipped ones.
-    string(APPEND script "add_test([==[${name}]==] [==[${program}]==] [==[--gtest_filter=${suite}.*]==] --gtest_brief=0)\n"
+    string(APPEND script "add_test([==[${name}]==] [==[${program}]==] [==[--gtest_filter=${suite}.*]==] --gtest_brief=0${options})\n"
       "set_tests_properties([==[${name}]==] PROPERTIES LABELS ${label} TIMEOUT ${timeout} "
       "ENVIRONMENT [==[${environment}]==] SKIP_REGULAR_EXPRESSION [==[\\[  PASSED  \\] 0 tests\\.\n(\\[  SKIPPED \\] [^\n]*\n)+$]==])\n")
   endforeach()

@@ -79,6 +79,7 @@ struct GradScaler::Impl {
   double first_scale;
   int first_tracker = 0;
   std::unordered_map<const Steppable*, OptimizerState> optimizers;
+  std::vector<Tensor> last_found;              // what the last update's steps found, until somebody looks at it
   std::unordered_set<std::uint64_t> unscaled;  // storages of gradients that were, since the last update
 
   void start(Device device) {
@@ -86,6 +87,18 @@ struct GradScaler::Impl {
     want_magnitude_bounds(true);
     scale = full({}, first_scale, {.dtype = f32, .device = device});
     tracker = full({}, first_tracker, {.dtype = i32, .device = device});
+  }
+  // Says that the scale can't sink any more although gradients overflow: once for each update that found it so.
+  void look_at_floor() {
+    if (last_found.empty()) return;
+    bool overflow = false;
+    for (const Tensor& found : std::exchange(last_found, {})) overflow |= found.item<float>() != 0;
+    if (!overflow || scale.item<float>() > static_cast<float>(options.floor)) return;
+    log(LogLevel::warning,
+        fmt::format(
+            "grad_scaler: the loss scale is at its floor of {} and gradients still overflow; the loss or the model "
+            "produces values that 16 bits can't hold",
+            options.floor));
   }
   const Tensor& started(const char* call) const {
     if (!scale.defined()) {
@@ -326,16 +339,11 @@ void GradScaler::update() {
         .cap = s.options.cap > 0 ? static_cast<float>(s.options.cap) : std::numeric_limits<float>::max(),
     };
     run_kernel(update_kernels(), "amp_update_scale", s.scale.device(), DType::f32, in, out, &attributes);
-    if (s.options.floor > 0 && s.scale.device().is_cpu()) {
-      bool overflow = false;
-      for (const auto& [optimizer, state] : s.optimizers) overflow |= state.found.item<float>() != 0;
-      if (overflow && s.scale.item<float>() <= attributes.floor) {
-        log(LogLevel::warning,
-            fmt::format(
-                "grad_scaler: the loss scale is at its floor of {} and gradients still overflow; the loss or the model "
-                "produces values that 16 bits can't hold",
-                s.options.floor));
-      }
+    if (s.options.floor > 0) {
+      s.last_found.clear();
+      for (const auto& [optimizer, state] : s.optimizers) s.last_found.push_back(state.found);
+      // Reading a device would make the host wait for it: there it is done when somebody reads the scale.
+      if (s.scale.device().is_cpu()) s.look_at_floor();
     }
   }
   s.optimizers.clear();
@@ -358,6 +366,7 @@ void GradScaler::update(double new_scale) {
 
 double GradScaler::get_scale() const {
   if (!impl_->options.enabled) return 1;
+  impl_->look_at_floor();
   return impl_->scale.defined() ? static_cast<double>(impl_->scale.item<float>()) : impl_->first_scale;
 }
 Tensor GradScaler::scale_tensor() const { return impl_->scale; }

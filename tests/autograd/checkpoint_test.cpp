@@ -57,15 +57,15 @@ std::string message_of(F&& f) {
 
 TEST(Checkpoint, SameBitsWithLessMemory) {
   const Tensor x = random({256, 64}, 1), w = random({64, 64}, 2);
-  std::uint64_t before = memory_stats().allocated;
+  std::uint64_t before = memory_stats(default_device()).allocated;
   const Tensor plain = sum(block(x, w));
-  const std::uint64_t kept = memory_stats().allocated - before;
+  const std::uint64_t kept = memory_stats(default_device()).allocated - before;
   plain.backward();
   const auto dx = x.grad().to_vector<float>(), dw = w.grad().to_vector<float>();
   x.set_grad({}), w.set_grad({});
-  before = memory_stats().allocated;
+  before = memory_stats(default_device()).allocated;
   const Tensor again = sum(checkpoint([&](const Tensor& in) { return block(in, w); }, x));
-  const std::uint64_t kept_by_checkpoint = memory_stats().allocated - before;
+  const std::uint64_t kept_by_checkpoint = memory_stats(default_device()).allocated - before;
   // Each product's input and output, but for x itself: five tensors of 64 KiB, against none.
   EXPECT_GE(kept, 5u * 65536u);
   EXPECT_LT(kept_by_checkpoint, 65536u);
@@ -77,19 +77,19 @@ TEST(Checkpoint, SameBitsWithLessMemory) {
 
 TEST(Checkpoint, MemoryIsFreedWithTheGraph) {
   const Tensor x = random({256, 64}, 1), w = random({64, 64}, 2);
-  const std::uint64_t before = memory_stats().allocated;
+  const std::uint64_t before = memory_stats(default_device()).allocated;
   {
     const Tensor y = sum(checkpoint([&](const Tensor& in) { return block(in, w); }, x));
     y.backward({}, {.retain_graph = true});
     y.backward();
   }
   x.set_grad({}), w.set_grad({});
-  EXPECT_EQ(memory_stats().allocated, before);
+  EXPECT_EQ(memory_stats(default_device()).allocated, before);
   // Also when it never ran.
   {
     const Tensor y = sum(checkpoint([&](const Tensor& in) { return block(in, w); }, x));
   }
-  EXPECT_EQ(memory_stats().allocated, before);
+  EXPECT_EQ(memory_stats(default_device()).allocated, before);
 }
 
 TEST(Checkpoint, RandomNumbersAreThoseOfTheForwardPass) {
@@ -145,11 +145,11 @@ TEST(Checkpoint, Nests) {
   const auto dx = x.grad().to_vector<float>(), dw = w.grad().to_vector<float>();
   x.set_grad({}), w.set_grad({});
   const auto inner = [&](const Tensor& in) { return block(in, w); };
-  const std::uint64_t before = memory_stats().allocated;
+  const std::uint64_t before = memory_stats(default_device()).allocated;
   const Tensor y =
       sum(checkpoint([&](const Tensor& in) { return checkpoint(inner, checkpoint(inner, checkpoint(inner, in))); }, x));
   // The inner checkpoints' inputs are not kept either.
-  EXPECT_LT(memory_stats().allocated - before, 65536u);
+  EXPECT_LT(memory_stats(default_device()).allocated - before, 65536u);
   y.backward();
   EXPECT_EQ(x.grad().to_vector<float>(), dx);
   EXPECT_EQ(w.grad().to_vector<float>(), dw);

@@ -23,15 +23,17 @@ using Values = std::vector<double>;
 
 TEST(Relu, EveryBitPatternIn16Bits) {
   for (const DType dtype : {f16, bf16}) {
-    Tensor x = empty({65536}, {.dtype = dtype});
+    Tensor x = empty({65536}, {.dtype = dtype, .device = Device{}});
     auto* bits = static_cast<std::uint16_t*>(x.raw_data());
     for (int i = 0; i < 65536; ++i) bits[i] = static_cast<std::uint16_t>(i);
-    const Tensor y = relu(x);
+    const Tensor y = relu(x.to(default_device())).to(Device{});
     const auto* got = static_cast<const std::uint16_t*>(y.raw_data());
     const Values in = x.to_vector<double>();
     for (std::size_t i = 0; i < in.size(); ++i) {
       const bool keep = !(in[i] <= 0);  // NaN too
-      ASSERT_EQ(got[i], keep ? bits[i] : 0) << name(dtype) << " " << i;
+      // A device may make a NaN quiet, as every conversion does.
+      const int quiet = !std::isnan(in[i]) || default_device().is_cpu() ? 0 : dtype == f16 ? 0x200 : 0x40;
+      ASSERT_EQ(got[i] | quiet, keep ? bits[i] | quiet : 0) << name(dtype) << " " << i;
     }
   }
 }

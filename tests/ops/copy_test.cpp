@@ -28,13 +28,14 @@ TEST(Cast, EveryPairIsTheElementsConversion) {
       for (const Tensor& view : {x, x.slice(0, 1, 200, 3)}) {
         const Tensor y = view.to(to);
         ASSERT_EQ(y.dtype(), to);
+        const Tensor in = view.to(Device{}), out = y.to(Device{});
         visit_all(from, [&](auto f) {
           visit_all(to, [&](auto t) {
             using From = typename decltype(f)::type;
             using To = typename decltype(t)::type;
             for (std::int64_t i = 0; i < view.numel(); ++i) {
-              const To want = convert<To>(static_cast<const From*>(view.raw_data())[i * view.stride(0)]);
-              const To got = static_cast<const To*>(y.raw_data())[i * y.stride(0)];
+              const To want = convert<To>(static_cast<const From*>(in.raw_data())[i * in.stride(0)]);
+              const To got = static_cast<const To*>(out.raw_data())[i * out.stride(0)];
               ASSERT_EQ(std::memcmp(&want, &got, sizeof(To)), 0) << name(from) << " to " << name(to) << " " << i;
             }
           });
@@ -46,10 +47,10 @@ TEST(Cast, EveryPairIsTheElementsConversion) {
 
 TEST(Cast, EveryFloat16PatternBothWays) {
   for (const DType dtype : {f16, bf16}) {
-    Tensor x = empty({65536}, {.dtype = dtype});
+    Tensor x = empty({65536}, {.dtype = dtype, .device = Device{}});
     auto* bits = static_cast<std::uint16_t*>(x.raw_data());
     for (int i = 0; i < 65536; ++i) bits[i] = static_cast<std::uint16_t>(i);
-    const Tensor back = x.to(f32).to(dtype);
+    const Tensor back = x.to(default_device()).to(f32).to(dtype).to(Device{});
     const auto* got = static_cast<const std::uint16_t*>(back.raw_data());
     const Values v = x.to_vector<double>();
     for (std::size_t i = 0; i < 65536; ++i) {

@@ -15,6 +15,7 @@ using namespace test;
 class Print : public testing::Test {
  protected:
   ~Print() override { set_print_options({}); }
+  DeviceGuard on_the_cpu_{Device{}};  // elsewhere the device is named: tests/runtime
 };
 
 TEST_F(Print, ValuesAreAligned) {

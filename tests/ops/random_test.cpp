@@ -147,8 +147,9 @@ TEST(Random, Integers) {
   for (const auto& [v, count] : counts) EXPECT_NEAR(count, 1000, 170) << v;
   EXPECT_EQ(randint(0, 2, {4}, {.dtype = boolean}, &g).dtype(), boolean);
   const Tensor wide = randint(INT64_MIN, INT64_MAX, {100}, {.dtype = i64}, &g);
-  EXPECT_GT(*std::max_element(wide.data<std::int64_t>(), wide.data<std::int64_t>() + 100), INT64_MAX / 2);
-  EXPECT_LT(*std::min_element(wide.data<std::int64_t>(), wide.data<std::int64_t>() + 100), INT64_MIN / 2);
+  const auto numbers = wide.to_vector<std::int64_t>();
+  EXPECT_GT(*std::max_element(numbers.begin(), numbers.end()), INT64_MAX / 2);
+  EXPECT_LT(*std::min_element(numbers.begin(), numbers.end()), INT64_MIN / 2);
   EXPECT_EQ(randint_like(zeros({2, 2}, {.dtype = u8}), 0, 256, &g).dtype(), u8);
   EXPECT_THROW(randint(3, 3, {1}), Error);
   EXPECT_THROW(randint(0, 300, {1}, {.dtype = u8}), DTypeError);

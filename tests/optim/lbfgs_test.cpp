@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -22,6 +23,10 @@ namespace {
 
 using optim::LBFGS;
 using optim::LineSearch;
+
+// On another device sums are rounded in another order, and where a minimum lies a float32 loss tells only to the root
+// of its rounding: |loss| <= 8 here, curvatures from 0.7 up, so about sqrt(2 * 8 * 2^-24 / 0.7), 0.0012.
+double f32_bound(double on_cpu) { return default_device().is_cpu() ? on_cpu : std::max(on_cpu, 0.0012); }
 
 // The functions of tests/goldens/make_optim.py.
 Tensor quadratic(const Tensor& x) {
@@ -58,7 +63,7 @@ TEST(LbfgsGolden, Trajectories) {
       return loss;
     };
     // In f64 1e-9 of the largest value (the line search magnifies roundings), in f32 the drift of roundings.
-    const double bound = e.inputs[0].dtype == "f64" ? 1e-9 * 4 : drift_bound(e, e.integer("steps"));
+    const double bound = e.inputs[0].dtype == "f64" ? 1e-9 * 4 : f32_bound(drift_bound(e, e.integer("steps")));
     for (std::int64_t s = 0; s < e.integer("steps"); ++s) {
       const std::string what = e.name + " step " + std::to_string(s);
       const double loss = optimizer.step(closure).item<double>();
@@ -181,7 +186,8 @@ TEST(Lbfgs, RollsBackUnderAScaler) {
   // The minimum solves A x = b.
   Tensor z = x.detach();
   const Tensor a = tensor({3, 1, 0, 1, 2, 0.5, 0, 0.5, 1}, {3, 3});
-  expect_near(mv(a, z).to_vector<double>(), {1, -2, 0.5}, 1e-5, "gradient");
+  expect_near(mv(a, z).to_vector<double>(), {1, -2, 0.5}, 3.6 * f32_bound(1e-5 / 3.6),
+              "gradient");  // 3.6: the norm of A
 }
 
 // An overflow in the middle of a training, when there is a history of steps: the next ones go on as if it had not been.
