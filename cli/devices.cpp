@@ -45,6 +45,10 @@ void print_cpu() {
 }
 
 void print_device(const DeviceInfo& d) {
+  if (d.lost) {
+    fmt::print("{}: {}, lost\n", d.device.str(), d.name);
+    return;
+  }
   fmt::print("{}: {}, {:.1f} of {:.1f} GB of memory free\n", d.device.str(), d.name.empty() ? "unnamed" : d.name,
              static_cast<double>(d.memory_free) / 1e9, static_cast<double>(d.memory_total) / 1e9);
   if (!d.vendor.empty() || !d.version.empty()) {

@@ -42,9 +42,13 @@ DeviceInfo device_info(Device device) {
   info.version = backend.table.version ? backend.table.version : "";
   info.memory_total = given.memory;
   std::uint64_t free_bytes = 0, total = 0;
-  backend.check(backend.table.memory_info(device.index, &free_bytes, &total), "device_info", device.index);
-  info.memory_free = free_bytes;
-  if (total != 0) info.memory_total = total;
+  try {
+    backend.check(backend.table.memory_info(device.index, &free_bytes, &total), "device_info", device.index);
+    info.memory_free = free_bytes;
+    if (total != 0) info.memory_total = total;
+  } catch (const DeviceLostError&) {
+    info.lost = true;
+  }
   info.dtypes = dtypes_of(given.dtypes);
   info.native_dtypes = dtypes_of(given.low_dtypes);
   info.priorities = given.priorities;

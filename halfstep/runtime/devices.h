@@ -26,6 +26,7 @@ struct DeviceInfo {
   bool pinned = false;               ///< has pinned host memory
   bool graphs = false;               ///< can record and replay
   bool collectives = false;
+  bool lost = false;     ///< failed for good; what it has free isn't known then
   bool profile = false;  ///< tells how long its work took
 };
 

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops that a device lacks or fails at, errors of asynchronous work, lost devices: on the simulated accelerator.
+#include "halfstep/runtime/fallback.h"
+
+#include "halfstep/core/error.h"
+#include "halfstep/core/random.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/activation.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/index.h"
+#include "halfstep/ops/matmul.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/ops/softmax.h"
+#include "halfstep/ops/sort.h"
+#include "halfstep/runtime/transfer.h"
+#include "tests/runtime/on_sim.h"
+
+namespace halfstep {
+namespace {
+
+using Values = std::vector<double>;
+using test::error_of;
+using Fallback = test::OnSim;
+using DeviceFaults = test::OnSim;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST_F(Fallback, ForwardAndBackwardAreTheCpus) {
+  for (const DType d : {f32, f64, f16, bf16}) {
+    manual_seed(3);
+    const Tensor here = randn({4, 6}, {.device = Device{}}).to(d).requires_grad_();
+    const Tensor there = here.detach().to(sim).requires_grad_();
+    const auto f = [](const Tensor& x) { return sum(softmax(gelu(x), 1) * x); };
+    f(here).backward();
+    f(there).backward();
+    EXPECT_EQ(there.grad().device(), sim);
+    // gelu, softmax and their backward passes run on the CPU either way: the same bits, but for the product and sum,
+    // which round once each.
+    const double ulp = d == f64 ? 0x1p-52 : d == f32 ? 0x1p-23 : d == f16 ? 0x1p-10 : 0x1p-7;
+    const auto got = there.grad().to_vector<double>(), want = here.grad().to_vector<double>();
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_NEAR(got[i], want[i], 4 * ulp * (1 + std::abs(want[i]))) << name(d);
+  }
+  std::vector<std::string> ops;
+  for (const FallbackCount& c : fallback_counts()) ops.push_back(c.op);
+  for (const char* op : {"gelu", "softmax", "gelu_backward", "softmax_backward"}) {
+    EXPECT_TRUE(std::find(ops.begin(), ops.end(), op) != ops.end()) << op;
+  }
+}
+
+TEST_F(Fallback, InPlaceFormsAndPartsOfAStorageAreWrittenBack) {
+  Tensor x = tensor({{4, -1, 3}, {2, 9, 0}}, {.device = sim});
+  x.select(1, 1).copy_(exp(x.select(1, 1)));
+  Tensor column = x.select(1, 2);
+  sigmoid_(column);
+  const Tensor expected = tensor({{4, std::exp(-1.0), 1 / (1 + std::exp(-3.0))}, {2, std::exp(9.0), 0.5}});
+  const auto got = x.to_vector<double>(), want = expected.to_vector<double>();
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(got[i], want[i], 2e-7 * want[i]) << i;
+  EXPECT_GE(fallback_counts().size(), 2u);
+  // Several outputs, and integers.
+  const auto [values, indices] = sort(x, 1);
+  EXPECT_EQ(indices.to_vector<double>(), (Values{1, 2, 0, 2, 0, 1}));
+  EXPECT_EQ(indices.device(), sim);
+}
+
+TEST_F(Fallback, RandomNumbersAreTheSameOnEveryDevice) {
+  for (const DType d : {f32, f64, f16, bf16}) {
+    manual_seed(11);
+    const Tensor here = randn({100}, {.dtype = d, .device = Device{}});
+    manual_seed(11);
+    const Tensor there = randn({100}, {.dtype = d, .device = sim});
+    EXPECT_EQ(there.to_vector<double>(), here.to_vector<double>());
+  }
+}
+
+TEST_F(Fallback, IsSaidOnceAndCounted) {
+  const Tensor x = ones({1000}, {.device = sim});
+  for (int i = 0; i < 3; ++i) cosh(x);
+  int times = 0;
+  for (const std::string& s : said) times += contains(s, "cosh: sim:0 has no kernel for f32") ? 1 : 0;
+  EXPECT_EQ(times, 1) << ::testing::PrintToString(said);
+  ASSERT_EQ(fallback_counts().size(), 1u);
+  const FallbackCount c = fallback_counts()[0];
+  EXPECT_EQ(c.op, "cosh");
+  EXPECT_EQ(c.calls, 3u);
+  EXPECT_EQ(c.bytes_to_host, 3u * 4000u) << "the input; the fresh output has nothing to keep";
+  EXPECT_EQ(c.bytes_to_device, 3u * 4000u);
+  EXPECT_GT(c.seconds, 0);
+  EXPECT_EQ(c.failures, 0u);
+}
+
+TEST_F(Fallback, CanBeForbidden) {
+  const Tensor x = ones({4}, {.device = sim});
+  set_fallback_options({.missing = false});
+  const std::string text = error_of([&] { cosh(x); });
+  EXPECT_TRUE(contains(text, "cosh: sim:0 has no kernel for f32")) << text;
+  EXPECT_TRUE(contains(text, "HALFSTEP_FALLBACK=1")) << text;
+  EXPECT_EQ((x + x).to_vector<double>(), (Values{2, 2, 2, 2}));
+  EXPECT_TRUE(fallback_counts().empty());
+  test::order_fault("unsupported:add:1");
+  EXPECT_TRUE(contains(error_of([&] { x + x; }), "HALFSTEP_FALLBACK=1"));
+}
+
+TEST_F(Fallback, AKernelThatRefusesACallIsReplaced) {
+  const Tensor x = tensor({1, 2}, {.device = sim});
+  test::order_fault("unsupported:add:1");
+  EXPECT_EQ((x + x).to_vector<double>(), (Values{2, 4}));
+  ASSERT_EQ(fallback_counts().size(), 1u);
+  EXPECT_EQ(fallback_counts()[0].op, "add");
+}
+
+TEST_F(Fallback, ErrorsOfTheCpusKernelsStayClear) {
+  const Tensor x = ones({4}, {.device = sim});
+  const Tensor bad = tensor_from_integers({9}, {1}, {.dtype = i64, .device = sim});
+  EXPECT_TRUE(contains(error_of([&] { index_select(x, 0, bad).to_vector<double>(); }), "9"));
+}
+
+TEST_F(DeviceFaults, AFailureOfAsynchronousWorkNamesItsOp) {
+  const Tensor x = ones({4, 4}, {.device = sim});
+  synchronize(sim);
+  test::order_fault("fail:mm:1");
+  const Tensor y = mm(x, x) + x * x;
+  const std::string text = error_of([&] { y.to_vector<double>(); });
+  EXPECT_TRUE(contains(text, "mm (call ")) << text;
+  EXPECT_TRUE(contains(text, "failed on sim:0")) << text;
+  EXPECT_TRUE(contains(text, "found out in copy to host")) << text;
+  // Said once; the device goes on.
+  EXPECT_EQ(mm(x, x).to_vector<double>(), Values(16, 4));
+}
+
+TEST_F(DeviceFaults, SynchronousModeFailsAtTheCall) {
+  const Tensor x = ones({4}, {.device = sim});
+  set_synchronous(true);
+  test::order_fault("fail:add:1");
+  const std::string text = error_of([&] { x + x; });
+  EXPECT_TRUE(contains(text, "add (call ")) << text;
+}
+
+TEST_F(DeviceFaults, ARefusalAtTheCallIsAnError) {
+  const Tensor x = ones({4}, {.device = sim});
+  test::order_fault("refuse:add:1");
+  EXPECT_TRUE(contains(error_of([&] { x + x; }), "add: "));
+  EXPECT_EQ((x + x).to_vector<double>(), Values(4, 2));
+}
+
+TEST_F(DeviceFaults, FailingKernelsAreReplacedWhereThatIsOn) {
+  set_fallback_options({.failing = true});
+  const Tensor x = tensor({1, 2, 3}, {.device = sim});
+  for (const char* fault : {"fail:add:1", "refuse:add:1"}) {
+    test::order_fault(fault);
+    EXPECT_EQ((x + x).to_vector<double>(), (Values{2, 4, 6})) << fault;
+  }
+  ASSERT_EQ(fallback_counts().size(), 1u);
+  EXPECT_EQ(fallback_counts()[0].failures, 2u);
+  // In place the inputs are gone when it fails on the queue, and are there when it was refused.
+  Tensor y = x.clone();
+  test::order_fault("refuse:add:1");
+  y.add_(x);
+  EXPECT_EQ(y.to_vector<double>(), (Values{2, 4, 6}));
+  test::order_fault("fail:add:1");
+  EXPECT_TRUE(contains(error_of([&] { y.add_(x); }), "in place"));
+}
+
+TEST_F(DeviceFaults, ADelayChangesNoResult) {
+  test::order_fault("delay:*:1:always:2ms");
+  Tensor x = ones({4, 4}, {.device = sim});
+  for (int i = 0; i < 5; ++i) x = mm(x, x) * 0.25;
+  test::order_fault("clear");
+  EXPECT_EQ(x.to_vector<double>(), Values(16, 1));
+}
+
+// A failure that turns up where nothing can be thrown (memory given back, a queue that goes) is not forgotten.
+TEST_F(DeviceFaults, AFailureFoundOutOnTheSideIsKept) {
+  const Tensor x = ones({4}, {.device = sim});
+  synchronize(sim);
+  {
+    const Queue other(sim);
+    const QueueGuard guard(other);
+    test::order_fault("fail:add:1");
+    x + x;
+  }
+  const std::string text = error_of([&] { (x * x).to_vector<double>(); });
+  EXPECT_TRUE(contains(text, "add (call ")) << text;
+  EXPECT_EQ((x * x).to_vector<double>(), Values(4, 1));
+}
+
+}  // namespace
+}  // namespace halfstep
