@@ -6,6 +6,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "sim_device.h"
@@ -451,6 +453,92 @@ TEST_F(SimPlugin, GraphsDoTheirWorkWhenLaunched) {
   ASSERT_EQ(sim().graph_destroy(graph), HALFSTEP_OK);
   EXPECT_EQ(sim().queue_synchronize(queue.get()), HALFSTEP_FAILED);
   EXPECT_EQ(last_error().call, 22u);
+}
+
+// --- the environment and the end
+
+/// A copy of the library, which is loaded for itself, with settings of its own.
+class OtherSim {
+ public:
+  OtherSim(const char* name, const char* value)
+      : file_(std::filesystem::temp_directory_path() / ("libhalfstep_sim_" + std::to_string(getpid()) + ".so")) {
+    std::filesystem::copy_file(HALFSTEP_SIM_PLUGIN, file_, std::filesystem::copy_options::overwrite_existing);
+    static std::string* text = nullptr;
+    said_.clear();
+    text = &said_;
+    static const halfstep_host host = {sizeof(halfstep_host), HALFSTEP_PLUGIN_MAJOR, HALFSTEP_PLUGIN_MINOR, "test",
+                                       [](int32_t, const char* message) { *text = message; }};
+    setenv(name, value, 1);
+    library_ = dlopen(file_.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library_ != nullptr) {
+      table = reinterpret_cast<halfstep_plugin_fn>(dlsym(library_, HALFSTEP_PLUGIN_SYMBOL))(&host);
+    }
+    unsetenv(name);
+  }
+  ~OtherSim() {
+    if (library_ != nullptr) dlclose(library_);
+    std::filesystem::remove(file_);
+  }
+  OtherSim(const OtherSim&) = delete;
+  OtherSim& operator=(const OtherSim&) = delete;
+  const halfstep_plugin_table* table = nullptr;
+  const std::string& said() const { return said_; }
+
+ private:
+  std::filesystem::path file_;
+  void* library_ = nullptr;
+  std::string said_;
+};
+
+TEST_F(SimPlugin, SettingsThatMakeNoSenseAreSaidAndRefused) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"HALFSTEP_SIM_MEMORY", "lots"},   {"HALFSTEP_SIM_MEMORY", "0"},       {"HALFSTEP_SIM_MEMORY", "1T"},
+      {"HALFSTEP_SIM_DEVICES", "-1"},    {"HALFSTEP_SIM_DEVICES", "2x"},     {"HALFSTEP_SIM_FAULTS", "fail:add"},
+      {"HALFSTEP_SIM_MEMORY", "99999G"}, {"HALFSTEP_SIM_FAULTS", "explode"},
+  };
+  for (const auto& [name, value] : wrong) {
+    const OtherSim other(name, value);
+    EXPECT_EQ(other.table, nullptr) << name << '=' << value;
+    EXPECT_EQ(other.said().find(std::string("sim: ") + name + ": "), 0u) << other.said();
+  }
+}
+
+TEST_F(SimPlugin, SettingsAreRead) {
+  uint64_t free_bytes, total_bytes;
+  {
+    const OtherSim small("HALFSTEP_SIM_MEMORY", "3M");
+    ASSERT_NE(small.table, nullptr) << small.said();
+    ASSERT_EQ(small.table->memory_info(0, &free_bytes, &total_bytes), HALFSTEP_OK);
+    EXPECT_EQ(total_bytes, uint64_t{3} << 20);
+    small.table->shutdown();
+  }
+  {
+    const OtherSim many("HALFSTEP_SIM_DEVICES", "5");
+    ASSERT_NE(many.table, nullptr) << many.said();
+    EXPECT_EQ(many.table->device_count(), 5);
+    many.table->shutdown();
+  }
+  const OtherSim faulty("HALFSTEP_SIM_FAULTS", "oom:2");
+  ASSERT_NE(faulty.table, nullptr) << faulty.said();
+  void *a, *b;
+  EXPECT_EQ(faulty.table->allocate(0, 1, &a), HALFSTEP_OK);
+  EXPECT_EQ(faulty.table->allocate(0, 1, &b), HALFSTEP_OUT_OF_MEMORY);
+  faulty.table->shutdown();
+}
+
+TEST_F(SimPlugin, ShutsDownWithQueuesThatAreBusy) {
+  const OtherSim other("HALFSTEP_SIM_DEVICES", "1");
+  ASSERT_NE(other.table, nullptr) << other.said();
+  const halfstep_plugin_table& t = *other.table;
+  halfstep_queue* queue;
+  void *host, *data;
+  constexpr uint64_t kBytes = 8 << 20;
+  ASSERT_EQ(t.queue_create(0, 1, &queue), HALFSTEP_OK);
+  ASSERT_EQ(t.host_allocate(kBytes, &host), HALFSTEP_OK);
+  ASSERT_EQ(t.allocate(0, kBytes, &data), HALFSTEP_OK);
+  std::memset(host, 1, kBytes);
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(t.copy(queue, data, host, kBytes, HALFSTEP_COPY_TO_DEVICE), HALFSTEP_OK);
+  t.shutdown();
 }
 
 // --- kernels that are there, and why others are not
