@@ -54,7 +54,10 @@ class Memory {
     EXPECT_EQ(sim().allocate(device, bytes, &data_), HALFSTEP_OK);
   }
   ~Memory() {
-    if (data_ != nullptr) sim().deallocate(device_, data_, bytes_);
+    if (data_ == nullptr || sim().deallocate(device_, data_, bytes_) != HALFSTEP_FAILED) return;
+    // A test that didn't read its last result: the queue is still at it.
+    EXPECT_EQ(sim().synchronize(device_), HALFSTEP_OK) << last_error().text;
+    EXPECT_EQ(sim().deallocate(device_, data_, bytes_), HALFSTEP_OK) << last_error().text;
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
