@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/debug/dump.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::io {
@@ -221,5 +222,12 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
   }
   file.commit();
 }
+
+namespace {
+
+// Dumps of whole tensors are such files.
+[[maybe_unused]] const bool dumps_written_here = (debug::set_tensor_writer(save_safetensors), true);
+
+}  // namespace
 
 }  // namespace halfstep::io
