@@ -33,6 +33,7 @@
 #include "halfstep/debug/call_site.h"
 #include "halfstep/debug/dump.h"
 #include "halfstep/debug/nonfinite.h"
+#include "halfstep/debug/profiler.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/safetensors.h"
 #include "halfstep/models/mlp.h"

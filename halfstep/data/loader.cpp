@@ -15,6 +15,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/philox.h"
 #include "halfstep/runtime/queue.h"
+#include "halfstep/runtime/trace.h"
 
 namespace halfstep::data {
 namespace {
@@ -28,6 +29,7 @@ class Plan {
   }
 
   Batch make(std::int64_t batch) const {
+    const TraceRange range("batch", "loader");
     const std::int64_t first = batch * options_.batch_size;
     const std::int64_t n = std::min(options_.batch_size, size_ - first);
     if (options_.shuffle) {
@@ -80,6 +82,7 @@ class Workers {
 
   /// Batch `number`, once it is made; throws what its worker threw. Called with rising numbers.
   Batch take(std::int64_t number) {
+    const TraceRange range("wait for batch", "wait");
     std::unique_lock lock(mutex_);
     Place& place = place_of(number);
     made_.wait(lock, [&] { return place.batch.has_value() || place.error; });

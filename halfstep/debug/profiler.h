@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halfstep/core/tensor.h"
+#include "halfstep/runtime/trace.h"
+
+namespace halfstep::debug {
+
+/// A stretch of the program's own in the profile: `debug::Range range{"augmentation"};`
+using Range = TraceRange;
+
+/// Options of Profiler.
+struct ProfilerOptions {
+  std::uint64_t most_events = 1'000'000;  ///< calls and ranges that are kept; tables and trace leave later ones out
+};
+
+/// One line of a table. Times in nanoseconds.
+struct ProfileRow {
+  std::string name = {};          ///< of the op, or path of the module (empty: outside of modules)
+  std::string dtype = {};         ///< of op rows: the first result's
+  std::uint64_t calls = 0;        ///< of ops
+  std::uint64_t self_ns = 0;      ///< host time without what was called inside
+  std::uint64_t total_ns = 0;     ///< with it; for a module: with the modules inside it
+  std::uint64_t device_ns = 0;    ///< on the device, where it keeps records; for a module: with those inside
+  std::uint64_t bytes = 0;        ///< read and written
+  std::uint64_t casts = 0;        ///< calls that only converted a dtype
+  std::uint64_t backward_ns = 0;  ///< of module rows: the part of total_ns that computed gradients
+};
+
+/// While it lives and is not stopped, records what every op costs, on all threads: calls, host time, device time where
+/// the device's plug-in keeps records, bytes read and written, dtypes and casts, for each op and each module; and the
+/// ranges of the program and the data loader.
+///
+/// On the CPU an op's host time is its kernel's; on a device it is the time to enqueue it. Bytes are those of the
+/// tensors that a call reads and writes, each once; repeated (expanded) elements count once.
+///
+///     debug::Profiler profiler;
+///     train_some_steps();
+///     profiler.stop();
+///     std::cout << profiler.table();
+///     profiler.write_trace("trace.json");   // chrome://tracing or ui.perfetto.dev
+class HS_API Profiler {
+ public:
+  explicit Profiler(const ProfilerOptions& options = {});
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+
+  /// Ends recording and waits for devices; the second call does nothing. What reads results stops first.
+  void stop();
+
+  /// A row for each op and result dtype, the largest self time (device time, where there is any) first.
+  std::vector<ProfileRow> ops();
+  /// A row for each module whose ops ran, by path. A module's total has the modules inside it.
+  std::vector<ProfileRow> modules();
+  /// From the start to stop(), in nanoseconds.
+  std::uint64_t duration_ns();
+  /// Both tables as text, at most `rows` rows of ops.
+  std::string table(std::size_t rows = 30);
+  /// The trace in Chrome's JSON format: a track for each host thread (ops, ranges), data loader thread and device
+  /// queue.
+  std::string trace_json();
+  /// Writes it. Throws IoError.
+  void write_trace(const std::filesystem::path& path);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halfstep::debug
