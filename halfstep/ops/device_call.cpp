@@ -139,7 +139,10 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
                           describe(call.inputs));
       }
     }
-    if (options.failing || synchronous()) synchronize(call.device);
+    if (options.failing || synchronous()) {
+      backend.check(backend.table.synchronize(index), call.name, index);
+      backend.passed(index);
+    }
   } catch (const DeviceLostError&) {
     throw;
   } catch (const DeviceError& e) {

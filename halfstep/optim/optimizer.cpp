@@ -231,13 +231,13 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
   const NoGrad no_grad;
   std::map<std::string, Tensor> given;
   for (const NamedTensor& t : state.tensors) given.emplace(t.name, t.tensor);
-  const auto take = [&](const std::string& name, const Shape& sizes) {
+  const auto take = [&](const std::string& name, const Shape& sizes, Device device) {
     const auto it = given.find(name);
     if (it == given.end()) return Tensor();
     if (it->second.sizes() != sizes) {
       fail<ShapeError>("{}: expected {} {}, got {}", kind(), name, sizes.str(), it->second.sizes().str());
     }
-    Tensor t = it->second.clone();
+    Tensor t = it->second.to(device, {.copy = true});  // a file's tensors are on the CPU
     given.erase(it);
     return t;
   };
@@ -259,21 +259,22 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
     for (int g = 0; g < num_groups(); ++g) {
       const Group& group = groups_[static_cast<std::size_t>(g)];
       const std::string prefix = fmt::format("group{}.", g);
-      steps.push_back(take(prefix + "steps", group.steps.sizes()));
+      steps.push_back(take(prefix + "steps", group.steps.sizes(), group.steps.device()));
       if (!steps.back().defined()) {
         fail<Error>("{}: the state has no '{}steps'; is it of another optimizer?", kind(), prefix);
       }
       load_numbers(g, given_numbers[static_cast<std::size_t>(g)]);
       for (std::size_t i : group.parameters) {
         const Shape& sizes = all_[i].tensor.sizes();
+        const Device device = all_[i].tensor.device();
         bool any = false;
         for (const std::string& name : state_names(g)) {
-          slots[i].tensors.push_back(take(all_[i].name + "." + name, sizes));
+          slots[i].tensors.push_back(take(all_[i].name + "." + name, sizes, device));
           any |= slots[i].tensors.back().defined();
         }
         if (!any) slots[i].tensors.clear();
-        slots[i].master = take(all_[i].name + ".master", sizes);
-        slots[i].compensation = take(all_[i].name + ".compensation", sizes);
+        slots[i].master = take(all_[i].name + ".master", sizes, device);
+        slots[i].compensation = take(all_[i].name + ".compensation", sizes, device);
       }
     }
     if (!given.empty()) {

@@ -62,7 +62,9 @@ class HS_API Optimizer : public amp::Steppable {
 
   /// Everything a later run needs to go on bit for bit.
   virtual OptimizerState state_dict() const;
-  /// Throws Error when the state is of other parameters.
+  /// Goes on from a state: tensors go where the parameters are, and options such as the learning rate come with it, in
+  /// place of those that the optimizer was made with. Throws Error when the state is of other parameters; then nothing
+  /// has changed.
   virtual void load_state_dict(const OptimizerState& state);
   /// Name of its kind, such as `SGD`.
   virtual std::string kind() const = 0;

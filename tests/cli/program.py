@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the program share: running it, and small data sets and checkpoints to damage."""
+import collections
 import gzip
 import json
 import os
@@ -80,6 +81,9 @@ class Safetensors:
         return path
 
 
+Result = collections.namedtuple("Result", "returncode stdout stderr")
+
+
 class ProgramTest(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="halfstep-cli-"))
@@ -105,7 +109,7 @@ class ProgramTest(unittest.TestCase):
             process.kill()
             process.communicate()
             raise
-        return process.returncode, out, err
+        return Result(process.returncode, out, err)
 
     def data(self, name="data", **sizes):
         return make_data(self.folder / name, **sizes)

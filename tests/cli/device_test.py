@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs on another device than the CPU: the simulated one. Results, fallback, faults, checkpoints, lists."""
+import unittest
+
+from program import ProgramTest, Safetensors, events
+
+
+class Runs(ProgramTest):
+    def losses(self, name):
+        return [e["loss"] for e in events(self.folder / name / "log.jsonl") if e["event"] == "step"]
+
+    def test_reach_the_results_of_the_cpu(self):
+        self.data(train=512)
+        for amp, rounding in (("off", 2**-24), ("f16", 2**-11), ("bf16", 2**-8)):
+            for optimizer in ("sgd", "adam"):
+                with self.subTest(amp=amp, optimizer=optimizer):
+                    flags = ["data", "--epochs", "2", "--batch-size", "64", "--amp", amp, "--optimizer", optimizer, "--lr", "1e-3"]
+                    self.train(*flags, "--out", "cpu")
+                    out = self.run_program("train", "mlp", *flags, "--out", "sim", "--device", "sim")
+                    self.assertEqual(out.returncode, 0, out.stderr)
+                    here, there = self.losses("cpu"), self.losses("sim")
+                    self.assertEqual(len(here), 16)
+                    # A loss of about 2.4 rounds activations a few times a step; 16 steps of a small rate add little.
+                    for a, b in zip(here, there):
+                        self.assertAlmostEqual(a, b, delta=64 * rounding)
+                    self.assertEqual(events(self.folder / "sim/log.jsonl")[0]["device"], "sim:0")
+
+    def test_resume_bit_for_bit_and_on_another_device(self):
+        self.data()
+        flags = ["data", "--amp", "f16", "--device", "sim", "--optimizer", "adam"]
+        self.train(*flags, "--epochs", "3", "--out", "whole")
+        self.train(*flags, "--epochs", "1", "--out", "part")
+        self.train(*flags, "--epochs", "3", "--out", "part", "--resume", "part")
+        whole, part = (Safetensors(self.folder / f / "last.safetensors") for f in ("whole", "part"))
+        self.assertEqual(whole.data, part.data)
+        # What one device wrote another goes on with.
+        self.train("data", "--amp", "f16", "--optimizer", "adam", "--epochs", "4", "--out", "part", "--resume", "part")
+        out = self.run_program("eval", "mlp", "data", "--weights", "part", "--device", "sim:1")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertRegex(out.stdout, r"^mlp: loss \d")
+
+    def test_say_what_ran_on_the_cpu(self):
+        self.data()
+        out = self.run_program("train", "mlp", "data", "--device", "sim", "--clip-norm", "0.5", "--optimizer", "adamw", "--out", "run")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        fallbacks = [e for e in events(self.folder / "run/log.jsonl") if e["event"] == "fallback"]
+        self.assertTrue(fallbacks)
+        for e in fallbacks:
+            self.assertIn(e["op"], out.stdout)
+            self.assertIn(f"{e['op']}: sim:0 has no kernel", out.stderr)
+            self.assertGreater(e["calls"], 0)
+            self.assertGreater(e["seconds"], 0)
+            self.assertGreater(e["bytes_to_host"] + e["bytes_to_device"], 0)
+        self.assertIn("ran on the CPU in place of sim:0", out.stdout)
+        failed = self.run_program("train", "mlp", "data", "--device", "sim", "--clip-norm", "0.5", "--no-out", env={"HALFSTEP_FALLBACK": "0"})
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("HALFSTEP_FALLBACK=1", failed.stderr)
+
+
+class Faults(ProgramTest):
+    """Each ends in a clear error or in the right result; none in a hang."""
+
+    def train_with(self, faults, *flags, **environment):
+        if not (self.folder / "data").exists():
+            self.data(train=512)
+        return self.run_program("train", "mlp", "data", "--device", "sim", "--amp", "f16", "--batch-size", "64", "--out", "run",
+                                *flags, env={"HALFSTEP_SIM_FAULTS": faults, **environment})
+
+    def test_failing_kernels_name_the_op(self):
+        out = self.train_with("fail:linear:7")
+        self.assertEqual(out.returncode, 1, out.stdout)
+        self.assertRegex(out.stderr, r"linear \(call \d+\): failed on sim:0")
+        self.assertNotIn("Traceback", out.stderr)
+        out = self.train_with("fail:linear:7", HALFSTEP_SYNC="1")
+        self.assertRegex(out.stderr, r"linear \(call \d+\): failed on sim:0")
+        self.assertNotIn("found out in", out.stderr)
+        out = self.train_with("refuse:sgd_step:2")
+        self.assertEqual(out.returncode, 1)
+        self.assertRegex(out.stderr, r"sgd_step: .*on sim:0")
+
+    def test_failing_kernels_can_be_replaced(self):
+        out = self.train_with("fail:linear:7;refuse:linear:9;unsupported:linear:11", HALFSTEP_FALLBACK_ON_FAILURE="1")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertIn("after a failure", out.stdout)
+        self.assertIn("linear", out.stdout)
+
+    def test_no_memory_says_what_is_held(self):
+        for faults, memory in (("oom:2:always", "1G"), ("", "8M")):
+            out = self.train_with(faults, HALFSTEP_SIM_MEMORY=memory)
+            self.assertEqual(out.returncode, 1)
+            self.assertRegex(out.stderr, r"allocate: sim:0 has no .* MB left.*in use")
+        self.assertEqual(self.train_with("oom:2").returncode, 0, "one failure is made good by giving back what is kept")
+
+    def test_a_lost_device_ends_the_run(self):
+        out = self.train_with("lost:100")
+        self.assertEqual(out.returncode, 1)
+        self.assertRegex(out.stderr, r"sim:0 is lost")
+        self.assertIn("checkpoint", out.stderr)
+
+    def test_delays_change_nothing(self):
+        out = self.train_with("delay:linear:1:always:1ms")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        late = [e["loss"] for e in events(self.folder / "run/log.jsonl") if e["event"] == "step"]
+        out = self.train_with("")
+        soon = [e["loss"] for e in events(self.folder / "run/log.jsonl") if e["event"] == "step"]
+        self.assertEqual(late, soon)
+
+
+class Lists(ProgramTest):
+    def test_devices_and_ops(self):
+        out = self.run_program("devices")
+        self.assertEqual(out.returncode, 0)
+        self.assertRegex(out.stdout, r"(?m)^cpu: ")
+        self.assertRegex(out.stdout, r"(?m)^sim:1: Simulated accelerator, .* of 1\.1 GB of memory free")
+        out = self.run_program("devices", "sim", "--ops", "softmax", "linear", "view")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertNotIn("cpu: ", out.stdout)
+        self.assertRegex(out.stdout, r"(?m)^softmax +on the CPU: f32 .*\(\S.*\)$")
+        self.assertRegex(out.stdout, r"(?m)^linear +native: f32 .*contiguous")
+        self.assertRegex(out.stdout, r"(?m)^view +a view")
+        everything = self.run_program("devices", "sim", "--ops").stdout
+        self.assertGreater(len(everything.splitlines()), 150)
+
+    def test_bad_names(self):
+        for arguments, text in ((("simm",), "expected one of cpu, sim"), (("sim:7",), "there are 2 devices of kind sim"),
+                                (("sim", "--ops", "linaer"), "did you mean linear")):
+            out = self.run_program("devices", *arguments)
+            self.assertEqual(out.returncode, 2, out.stdout)
+            self.assertIn(text, out.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
