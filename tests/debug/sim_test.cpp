@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "halfstep/debug/compare.h"
 #include "halfstep/debug/dump.h"
 #include "halfstep/debug/nonfinite.h"
 #include "halfstep/debug/profiler.h"
@@ -61,6 +62,32 @@ TEST_F(DebugOnSim, DumpReadsItsMemory) {
   EXPECT_EQ(json["outputs"][0]["first"], (std::vector<double>{1, 0, 3}));
   EXPECT_EQ(io::load_safetensors(call / "tensors.safetensors").tensors[0].tensor.to_vector<double>(),
             (std::vector<double>{1, -2, 3}));
+}
+
+TEST_F(DebugOnSim, CompareHasTheHostsReference) {
+  const Tensor x = on_sim({0.1, 0.2, 0.3}, f16);
+  debug::Compare compare;
+  mul(x, x);
+  exp(x);
+  ASSERT_EQ(compare.compared(), 2u) << compare.report();
+  for (const debug::Comparison& c : compare.worst()) {
+    EXPECT_LE(c.max_ulp, 0.51) << c.site.op;
+    EXPECT_EQ(c.site.device, sim);
+  }
+}
+
+TEST_F(DebugOnSim, CompareFindsACorruptedValue) {
+  const Tensor x = on_sim({0.5, 1, 2});
+  add(x, x);
+  synchronize(sim);
+  test::order_fault("corrupt:add:1");
+  debug::Compare compare;
+  mul(x, x);
+  add(x, x);
+  ASSERT_EQ(compare.compared(), 2u);
+  EXPECT_EQ(compare.worst()[0].site.op, "add");
+  EXPECT_GT(compare.worst()[0].max_ulp, 0);
+  EXPECT_EQ(compare.worst()[1].max_ulp, 0);
 }
 
 // A kernel that begins 30 ms after the host has enqueued it.

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/debug/call_site.h"
+
+namespace halfstep::debug {
+
+/// Options of Compare.
+struct CompareOptions {
+  DType reference = f64;       ///< what the CPU computes in: f64 or f32
+  std::size_t most = 100'000;  ///< results that are kept, the worst ones
+  bool all_threads = false;    ///< else only the calls of the thread that made it
+};
+
+/// How far one result of one call was from the reference.
+struct HS_API Comparison {
+  CallSite site;
+  int output = 0;
+  DType dtype = DType::f32;
+  Shape sizes = {};
+  double max_ulp = 0;  ///< largest error in units in the last place of the exact value in the result's dtype; infinite
+                       ///< where one of both is no finite number; for integers and bools the largest difference
+  double max_absolute = 0;
+  double max_relative = 0;       ///< largest error, as a part of the largest exact magnitude
+  std::int64_t worst_index = 0;  ///< of the element with the largest error in ulp, in row-major order
+  double got = 0;                ///< its value
+  double expected = 0;           ///< and what it should be
+};
+
+/// While it lives, every op is run again on the CPU in float64 (or float32) from the inputs that it had, and the
+/// results are compared:
+///
+///     debug::Compare compare;
+///     net(x.to(Device("cuda")));
+///     std::cout << compare.report();
+///
+/// A result of one rounding is within 0.5 ulp; with a sum of K products in float32, within 0.5 ulp and
+/// K 2^-24 sum |a||b|, which is many ulp where the terms cancel: look at max_relative too. The reference is for
+/// comparison only and never goes on into the computation. Random ops get the same state, and so have the same numbers.
+/// Ops that can't be run again (no kernel of that dtype, kernels that run by themselves, such as an optimizer's) are
+/// counted with the reason. Views and copies between devices are not compared.
+class HS_API Compare {
+ public:
+  /// Throws DTypeError for another reference than f64 and f32.
+  explicit Compare(const CompareOptions& options = {});
+  ~Compare();
+  Compare(const Compare&) = delete;
+  Compare& operator=(const Compare&) = delete;
+
+  /// Results, worst first; equal ones in the order of the calls.
+  std::vector<Comparison> worst() const;
+  /// Results that were compared, those over CompareOptions::most included.
+  std::uint64_t compared() const;
+  /// Why calls were not compared, and how many: `adam_step: a kernel that runs by itself`.
+  std::map<std::string, std::uint64_t> skipped() const;
+  /// The worst results, the worst of each op and dtype, and what was skipped, as text.
+  std::string report(std::size_t rows = 20) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace halfstep::debug
