@@ -126,6 +126,8 @@ def _calls() -> Section:
         row("add of 16 floats", "add/16/plain", 1, jax=True),
         row("the same, recorded", "add/16/recorded", 2),
         row("the same, recorded, under autocast", "add/16/autocast"),
+        Row(("add on a device whose kernels do nothing",), "add/16/device", (), (Goal(at_most_us=1),)),
+        Row(("the same, recorded",), "add/16/device_recorded", (), ()),
         row("linear 16 to 16", "linear/1x16x16/plain", 3, jax=True),
         row("the same, recorded", "linear/1x16x16/recorded"),
         row("the same, recorded, under autocast", "linear/1x16x16/autocast", 5),

@@ -4,10 +4,12 @@
 
 #include <memory>
 
+#include "benchmarks/server/empty_device.h"
 #include "benchmarks/server/server.h"
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/tensor.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/random.h"
@@ -45,6 +47,13 @@ Tensors linear_tensors(bool recorded) {
   return {randn({1, 16}), randn({16, 16}, options), randn({16}, options)};
 }
 
+// On a device whose kernels do nothing.
+Prepared prepare_device_add(bool recorded) {
+  const Device device = empty_device();
+  const Tensor a = empty({16}, {.device = device, .requires_grad = recorded}), b = empty({16}, {.device = device});
+  return in_a_row({a, b, {}}, [](const Tensors& t) { add(t.a, t.b); });
+}
+
 void call_linear(const Tensors& t) { linear(t.a, t.b, t.c); }
 
 // The calls of `prepared` inside a region.
@@ -73,6 +82,8 @@ void add_op_cases(std::vector<Case>& cases) {
   cases.push_back({"add/16/plain", [] { return prepare_add(false); }});
   cases.push_back({"add/16/recorded", [] { return prepare_add(true); }});
   cases.push_back({"add/16/autocast", [] { return in_region(prepare_add(true), bf16); }});
+  cases.push_back({"add/16/device", [] { return prepare_device_add(false); }});
+  cases.push_back({"add/16/device_recorded", [] { return prepare_device_add(true); }});
   cases.push_back({"linear/1x16x16/plain", [] { return in_a_row(linear_tensors(false), call_linear); }});
   cases.push_back({"linear/1x16x16/recorded", [] { return in_a_row(linear_tensors(true), call_linear); }});
   cases.push_back(

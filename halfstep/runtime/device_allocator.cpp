@@ -2,11 +2,13 @@
 #include "halfstep/runtime/device_allocator.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <map>
 #include <set>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "halfstep/core/fail.h"
@@ -22,6 +24,10 @@ constexpr std::size_t kSmallSegment = std::size_t{2} << 20;    // of this size
 constexpr std::size_t kMedium = std::size_t{10} << 20;         // at most this
 constexpr std::size_t kMediumSegment = std::size_t{20} << 20;  // out of these
 constexpr std::size_t kLargeRound = std::size_t{2} << 20;
+// Small blocks are taken and freed at every call: this many of each size stay at hand, outside of the ordered sets and
+// unjoined, until memory runs short.
+constexpr std::size_t kStashed = std::size_t{16} << 10;
+constexpr std::size_t kStashDepth = 32;
 
 std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
@@ -41,6 +47,7 @@ struct Block {
   void* home = nullptr;  // the queue it was made for
   bool in_use = false;
   bool small = false;
+  bool stashed = false;                  // free, at hand for the next call of its size
   std::vector<void*> used_on;            // other queues
   std::vector<halfstep_event*> pending;  // marks in them that have not been passed
   const char* made_by = nullptr;
@@ -63,11 +70,14 @@ struct DeviceAllocator::State {
   const int index;
   std::mutex mutex;
   bool caching = true;
+  bool emptying = false;
   std::uint64_t limit = 0;
   std::uint64_t next_segment = 1;
   MemoryStats stats;
   std::set<Block*, BySize> free_small, free_large;
-  std::unordered_map<void*, Block*> in_use;
+  std::unordered_map<void*, Block*> known;  // handed out or stashed, by address
+  std::array<std::vector<Block*>, kStashed / kRound + 1> stash;
+  std::uint64_t blocks_in_use = 0;
   std::vector<Block*> held_back;
   std::map<void*, std::unique_ptr<Segment>> segments;
 
@@ -145,7 +155,41 @@ struct DeviceAllocator::State {
     delete other;
   }
 
-  bool is_free(const Block* block) { return block && !block->in_use && block->pending.empty(); }
+  bool is_free(const Block* block) { return block && !block->in_use && !block->stashed && block->pending.empty(); }
+
+  Block* from_stash(std::size_t bytes, void* queue) {
+    auto& list = stash[bytes / kRound];
+    for (std::size_t i = list.size(); i-- > 0;) {
+      if (list[i]->home != queue) continue;
+      Block* block = list[i];
+      list[i] = list.back();
+      list.pop_back();
+      block->stashed = false;
+      return block;
+    }
+    return nullptr;
+  }
+
+  bool to_stash(Block* block) {
+    if (!caching || block->bytes > kStashed) return false;
+    auto& list = stash[block->bytes / kRound];
+    if (list.size() >= kStashDepth) return false;
+    list.push_back(block);
+    block->stashed = true;
+    block->requested = 0;
+    block->made_by = nullptr;
+    return true;
+  }
+
+  void empty_stash() {
+    for (auto& list : stash) {
+      for (Block* block : std::exchange(list, {})) {
+        block->stashed = false;
+        known.erase(block->data);
+        make_free(block);
+      }
+    }
+  }
 
   void make_free(Block* block) {
     block->requested = 0;
@@ -189,6 +233,10 @@ struct DeviceAllocator::State {
 
   // Gives segments that nobody uses back to the device.
   void give_back() {
+    if (!std::exchange(emptying, true)) {  // make_free() comes back here where nothing is kept
+      empty_stash();
+      emptying = false;
+    }
     bool waited = false;
     for (auto* blocks : {&free_small, &free_large}) {
       for (auto it = blocks->begin(); it != blocks->end();) {
@@ -214,7 +262,7 @@ struct DeviceAllocator::State {
 
   MemoryStats current() {
     MemoryStats s = stats;
-    s.blocks = in_use.size();
+    s.blocks = blocks_in_use;
     s.limit = limit;
     s.split = 0;
     for (auto* blocks : {&free_small, &free_large}) {
@@ -228,7 +276,9 @@ struct DeviceAllocator::State {
   // What is held, largest first, blocks of one op and size together.
   std::string held() {
     std::map<std::pair<std::size_t, std::string>, int, std::greater<>> groups;
-    for (const auto& [data, b] : in_use) ++groups[{b->bytes, b->made_by ? b->made_by : "unnamed"}];
+    for (const auto& [data, b] : known) {
+      if (b->in_use) ++groups[{b->bytes, b->made_by ? b->made_by : "unnamed"}];
+    }
     std::string text;
     int shown = 0;
     for (const auto& [key, n] : groups) {
@@ -274,7 +324,9 @@ void* DeviceAllocator::allocate(std::size_t asked) {
   const bool small = bytes <= kSmall;
   ++s.stats.allocations;
   if (!s.held_back.empty()) s.look_at_held_back(false);
-  Block* block = s.caching ? s.find(bytes, queue, small) : nullptr;
+  Block* block = bytes <= kStashed ? s.from_stash(bytes, queue) : nullptr;
+  const bool at_hand = block != nullptr;
+  if (!block && s.caching) block = s.find(bytes, queue, small);
   if (block) {
     ++s.stats.cache_hits;
   } else {
@@ -284,7 +336,8 @@ void* DeviceAllocator::allocate(std::size_t asked) {
     // What is kept may be what is missing: first what is free already, then what waits for other queues.
     ++s.stats.retries;
     s.give_back();
-    block = s.reserve(bytes, queue, small, asked);
+    block = s.caching ? s.find(bytes, queue, small) : nullptr;
+    if (!block) block = s.reserve(bytes, queue, small, asked);
     if (!block && !s.held_back.empty()) {
       s.look_at_held_back(true);
       s.give_back();
@@ -293,11 +346,14 @@ void* DeviceAllocator::allocate(std::size_t asked) {
     }
     if (!block) s.out_of_memory(asked);
   }
-  s.split(block, bytes);
+  if (!at_hand) {
+    s.split(block, bytes);
+    s.known.emplace(block->data, block);
+  }
+  ++s.blocks_in_use;
   block->in_use = true;
   block->requested = asked;
   block->made_by = allocation_label();
-  s.in_use.emplace(block->data, block);
   s.stats.allocated += block->bytes;
   s.stats.allocated_peak = std::max(s.stats.allocated_peak, s.stats.allocated);
   return block->data;
@@ -306,13 +362,15 @@ void* DeviceAllocator::allocate(std::size_t asked) {
 void DeviceAllocator::deallocate(void* data, std::size_t) noexcept {
   State& s = *state_;
   std::lock_guard lock(s.mutex);
-  const auto it = s.in_use.find(data);
-  if (it == s.in_use.end()) return;
+  const auto it = s.known.find(data);
+  if (it == s.known.end() || !it->second->in_use) return;
   Block* block = it->second;
-  s.in_use.erase(it);
+  --s.blocks_in_use;
   s.stats.allocated -= block->bytes;
   block->in_use = false;
   try {
+    if (block->used_on.empty() && s.to_stash(block)) return;
+    s.known.erase(it);
     for (void* queue : block->used_on) {
       halfstep_event* event = nullptr;
       if (s.backend.table.event_create(s.index, 0, &event) != HALFSTEP_OK) {
@@ -340,8 +398,8 @@ void DeviceAllocator::deallocate(void* data, std::size_t) noexcept {
 void DeviceAllocator::used_on(void* data, void* queue) noexcept {
   State& s = *state_;
   std::lock_guard lock(s.mutex);
-  const auto it = s.in_use.find(data);
-  if (it == s.in_use.end()) return;
+  const auto it = s.known.find(data);
+  if (it == s.known.end() || !it->second->in_use) return;
   auto& queues = it->second->used_on;
   if (it->second->home == queue || std::find(queues.begin(), queues.end(), queue) != queues.end()) return;
   queues.push_back(queue);
@@ -367,7 +425,7 @@ void DeviceAllocator::queue_gone(void* queue) {
       blocks->insert(b);
     }
   }
-  for (auto& [data, b] : s.in_use) {
+  for (auto& [data, b] : s.known) {
     if (b->home == queue) b->home = heir;
     std::erase(b->used_on, queue);
   }
@@ -417,7 +475,7 @@ std::vector<MemoryBlock> DeviceAllocator::blocks() {
                     .held_back = !b->pending.empty(),
                     .made_by = b->made_by ? b->made_by : ""});
   };
-  for (const auto& [data, b] : s.in_use) add(b);
+  for (const auto& [data, b] : s.known) add(b);
   for (const Block* b : s.held_back) add(b);
   for (auto* blocks : {&s.free_small, &s.free_large}) {
     for (const Block* b : *blocks) add(b);

@@ -80,6 +80,24 @@ TEST_F(DeviceMemory, SplitsAndJoins) {
   EXPECT_TRUE(snapshot[0].in_use);
 }
 
+// Small blocks stay at hand, unjoined, for calls of their size; nothing of that is lost when memory runs short.
+TEST_F(DeviceMemory, SmallBlocksAreAtHand) {
+  set_memory_limit(20u * kMiB, device);
+  std::vector<Tensor> many;
+  for (int i = 0; i < 128; ++i) many.push_back(bytes(16 * 1024));
+  EXPECT_EQ(now().reserved, 2u * kMiB) << "one segment";
+  const void* last = many.back().impl()->data();
+  many.pop_back();
+  EXPECT_EQ(bytes(16 * 1024).impl()->data(), last);
+  many.clear();
+  EXPECT_EQ(now().allocated, 0u);
+  EXPECT_EQ(now().blocks, 0u);
+  // The segment can be given back for another kind only when all of it is joined.
+  const Tensor large = bytes(2 * kMiB - 512);
+  EXPECT_EQ(now().segments, 1u);
+  EXPECT_EQ(memory_snapshot(device).size(), 1u);
+}
+
 TEST_F(DeviceMemory, PeaksAndEmptyCache) {
   { const Tensor x = bytes(30 * kMiB); }
   EXPECT_EQ(now().allocated, 0u);
