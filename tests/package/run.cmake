@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D BUILD=build folder -D SOURCE=this folder -D COMPILER=C++ compiler -P run.cmake
+# cmake -D BUILD=build folder -D SOURCE=this folder -D SIM=the simulated accelerator's folder -D COMPILER=C++ compiler
+#       -P run.cmake
 
 function(run)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -41,5 +42,19 @@ if(onednn)
 endif()
 if(EXISTS "${work}/moved/bin/halfstep")
   run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/moved/bin/halfstep" --version)
+endif()
+# A device from outside: built from the installed headers, installed beside the library, found there.
+if(SIM)
+  run("${CMAKE_COMMAND}" -S "${SIM}" -B "${work}/sim" -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_CXX_COMPILER=${COMPILER}"
+      "-DCMAKE_PREFIX_PATH=${work}/moved")
+  run("${CMAKE_COMMAND}" --build "${work}/sim" --parallel 2)
+  run("${CMAKE_COMMAND}" --install "${work}/sim" --prefix "${work}/moved")
+  if(EXISTS "${work}/moved/bin/halfstep")
+    run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH --unset=HALFSTEP_PLUGINS --unset=HALFSTEP_PLUGIN_DIR
+        "${work}/moved/bin/halfstep" devices)
+    if(NOT output MATCHES "sim:0: Simulated accelerator")
+      message(FATAL_ERROR "the installed plug-in was not found:\n${output}")
+    endif()
+  endif()
 endif()
 file(REMOVE_RECURSE "${work}")
