@@ -103,9 +103,10 @@ typedef struct halfstep_context {
 } halfstep_context;
 
 /* A kernel: reads in[0..n), writes out[0..m), which have been allocated with the shapes, strides and dtypes that the
- * op's rule gives. `attributes` points to the op's struct below, or is null. Inputs and outputs overlap only where an
- * op works in place, and then exactly. Work goes to context->queue, behind what is there; the call need not wait for
- * it. With any status but HALFSTEP_OK the kernel has written and enqueued nothing. */
+ * op's rule gives. Inputs of elementwise ops come with their own shapes, which broadcast to the output's as NumPy's do.
+ * `attributes` points to the op's struct below, or is null. Inputs and outputs overlap only where an op works in place,
+ * and then exactly. Work goes to context->queue, behind what is there; the call need not wait for it. With any status
+ * but HALFSTEP_OK the kernel has written and enqueued nothing. */
 typedef halfstep_status (*halfstep_kernel_fn)(halfstep_context* context, const halfstep_tensor* in, int n,
                                               halfstep_tensor* out, int m, const void* attributes);
 
@@ -173,7 +174,8 @@ typedef struct halfstep_plugin_table {
   int32_t (*device_count)(void);
   /* [mandatory] Fills in `info` up to info->size. */
   halfstep_status (*device_info)(int32_t device, halfstep_device_info* info);
-  /* [mandatory] The last failure on this thread, cleared by the call; status HALFSTEP_OK when there was none. */
+  /* [mandatory] The last failure on this thread, cleared by the call; status HALFSTEP_OK when there was none. The text
+   * is the reason alone: Halfstep says which op failed and on which device. */
   void (*error)(halfstep_error* error);
   /* [mandatory] Waits for all queues of a device. Failures of asynchronous work since the last wait are reported here,
    * or by whichever call that waits comes first, once. */
@@ -231,9 +233,11 @@ typedef struct halfstep_plugin_table {
    * is none, and kernel->reason may say why. Asked once for each combination; which ops a device has may depend on the
    * device's index only through HALFSTEP_UNSUPPORTED of the kernel itself.
    *
-   * Everything that an op lacks here runs on the CPU with copies there and back. Worth having first: `copy` (strided,
-   * converting: it serves casts, layouts and broadcasts), `fill`, and for gradient scaling `amp_unscale` and
-   * `amp_check` (unscale and check many gradients at once) and `amp_update_scale`. Random ops (`uniform`, `normal`,
+   * Everything that an op lacks here runs on the CPU with copies there and back. Worth having first: `to`, `clone`
+   * and `copy` (casts, layouts, broadcasts: one kernel, strided and converting, serves all three, for the source is
+   * their last input; `copy` has its destination as input 0, which is where its dtype comes from), `fill`, and for
+   * gradient scaling `amp_unscale` and `amp_check` (unscale and check many gradients at once) and `amp_update_scale`;
+   * their gradients, as an optimizer's tensors, are dense but not always row-major. Random ops (`uniform`, `normal`,
    * `bernoulli_p`, `dropout`, ...) get the state of Philox 4x32-10 as an input of two i64, seed and offset, so that
    * their numbers are the same on every device. */
   halfstep_status (*kernel)(const char* op, int32_t version, int32_t dtype, halfstep_kernel* kernel);
