@@ -31,7 +31,7 @@ C_HEADERS_FOR_C_INTERFACES = {"stddef.h", "stdint.h", "stdbool.h"}
 MAX_LINES = 600
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
-CODE = {".h", ".cpp", ".cu", ".cuh"}
+CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 WITH_SPDX = CODE | {".py", ".sh", ".cmake", ".in"}
 TEXT = WITH_SPDX | {".md", ".txt", ".yaml", ".yml"}
 FOLDERS = ["halfstep", "cli", "examples", "tests", "benchmarks", "fuzz", "scripts", "cmake", "docs", ".ci"]

@@ -109,6 +109,11 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   const bool contiguous =
       !call.table.strided[call.device.type][static_cast<std::size_t>(call.dtype)].load(std::memory_order_relaxed) &&
       needs_contiguous(call);
+  // The conversion that would make them contiguous is this very op.
+  if (contiguous && std::string_view(call.table.name) == "to") {
+    run_fallback(call, fmt::format("a kernel for {} that takes contiguous tensors only", name(call.dtype)), false);
+    return Road::fallback;
+  }
   CallContext context(call);
   context.queue = queue;
   // With failures caught, what was enqueued before must not be taken for this kernel's failure.

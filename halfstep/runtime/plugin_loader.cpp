@@ -24,17 +24,21 @@ struct Loader {
   std::recursive_mutex mutex;  // a plug-in's log sink may ask for devices
   bool searched = false;
   std::vector<PluginReport> reports;
+  std::vector<void*> opened;  // libraries whose function has been called, which happens once
 };
 Loader& loader() {
   static Loader& instance = *new Loader;
   return instance;
 }
 
-// The table as this version knows it: what lies behind the plug-in's end is absent.
+// The table as this version knows it: what lies behind the plug-in's end is absent, and so is an entry that the end
+// cuts through.
 halfstep_plugin_table whole_table(const halfstep_plugin_table& given) {
   halfstep_plugin_table table;
   std::memset(&table, 0, sizeof(table));
-  std::memcpy(&table, &given, std::min<std::size_t>(given.size, sizeof(table)));
+  const std::size_t known = std::min<std::size_t>(given.size, sizeof(table));
+  std::memcpy(&table, &given,
+              known < offsetof(halfstep_plugin_table, name) ? known : known / sizeof(void*) * sizeof(void*));
   return table;
 }
 
@@ -121,10 +125,14 @@ PluginReport use_table(const halfstep_plugin_table& given, const std::string& or
 PluginReport open_library(const std::string& path) {
   struct stat status {};
   if (stat(path.c_str(), &status) != 0) fail<DeviceError>("plug-in {}: there is no such file", path);
+  if (!S_ISREG(status.st_mode)) fail<DeviceError>("plug-in {}: it is not a file", path);
   // It will run with our rights: nobody else may be able to put code there.
   if (status.st_mode & S_IWOTH)
     fail<DeviceError>("plug-in {}: anybody may write to it (mode {:o}); refused", path, status.st_mode & 0777);
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // The file that was looked at: a name without a slash would be searched for elsewhere.
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  void* library = dlopen(error ? path.c_str() : absolute.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = dlerror();
     fail<DeviceError>("plug-in {}: it can't be opened: {}", path, why ? why : "unknown reason");
@@ -134,6 +142,12 @@ PluginReport open_library(const std::string& path) {
     dlclose(library);
     fail<DeviceError>("plug-in {}: it exports no function {}", path, HALFSTEP_PLUGIN_SYMBOL);
   }
+  auto& opened = loader().opened;
+  if (std::find(opened.begin(), opened.end(), library) != opened.end()) {
+    dlclose(library);
+    fail<DeviceError>("plug-in {}: it has been loaded already", path);
+  }
+  opened.push_back(library);
   const halfstep_plugin_table* table = entry(&plugin_host());
   // From here on the library stays: its threads may run.
   if (!table) fail<DeviceError>("plug-in {}: it can't be used here, and says no more", path);
@@ -169,13 +183,23 @@ bool tried(const std::string& path) {
   return false;
 }
 
+// Opens it and keeps what became of it, for plugin_reports().
+const PluginReport& load_library(const std::string& path) {
+  auto& reports = loader().reports;
+  try {
+    reports.push_back(open_library(path));
+  } catch (const Error& e) {
+    reports.push_back({.path = path, .kind = "", .vendor = "", .version = "", .devices = 0, .error = e.what()});
+    throw;
+  }
+  return reports.back();
+}
+
 void try_library(const std::string& path, LogLevel level) {
   if (tried(path)) return;
   try {
-    loader().reports.push_back(open_library(path));
+    load_library(path);
   } catch (const Error& e) {
-    loader().reports.push_back(
-        {.path = path, .kind = "", .vendor = "", .version = "", .devices = 0, .error = e.what()});
     log(level, e.what());
   }
 }
@@ -219,10 +243,8 @@ const halfstep_host& plugin_host() {
 PluginReport load_plugin(const std::string& path) {
   Loader& l = loader();
   std::lock_guard lock(l.mutex);
-  PluginReport report = open_library(path);
   at_exit_once();
-  l.reports.push_back(report);
-  return report;
+  return load_library(path);
 }
 
 PluginReport register_plugin(const halfstep_plugin_table& table, const std::string& origin) {

@@ -293,7 +293,7 @@ TEST_F(Devices, NamesNumbersAndGuards) {
   const DeviceInfo info = device_info(sim);
   EXPECT_EQ(info.memory_total, std::uint64_t{1} << 30);
   EXPECT_TRUE(info.pinned);
-  EXPECT_EQ(devices().size(), 3u);
+  EXPECT_GE(devices().size(), 3u);
   EXPECT_TRUE(devices()[0].device.is_cpu());
 }
 
