@@ -91,12 +91,11 @@ class Run {
         optimizer_(make_optimizer(config, parameters_)),
         scaler_(scaler_options(config)),
         samples_(training->size()),
-        loader_(std::move(training),
-                {.batch_size = config.batch_size,
-                 .shuffle = true,
-                 .workers = config.workers,
-                 .seed = config.seed,
-                 .device = config.device}) {
+        loader_(std::move(training), {.batch_size = config.batch_size,
+                                      .shuffle = true,
+                                      .workers = config.workers,
+                                      .seed = config.seed,
+                                      .device = config.device}) {
     reset_fallback_counts();
     if (!config.resume.empty()) resume();
     if (!config.out.empty()) {
@@ -318,6 +317,33 @@ class Run {
     }
   }
 
+  // As the optimizer's flags; the scale itself has moved since a dynamic one began.
+  void check_scaler(const Checkpoint& c, const std::string& file) const {
+    if (c.amp != config_.amp) return;  // another precision, another scaler: warned of
+    if (c.scaler.empty() != !scaler_.is_enabled()) {
+      fail<IoError>(
+          "{}: the run was trained {} a loss scale, got --loss-scale {}; a run goes on with the flags that it began "
+          "with",
+          file, c.scaler.empty() ? "without" : "with", config_.loss_scale);
+    }
+    if (c.scaler.empty()) return;
+    const amp::GradScalerOptions& o = scaler_.options();
+    std::vector<std::pair<const char*, double>> flags;
+    if (o.dynamic) {
+      flags = {{"growth_factor", o.growth_factor},
+               {"backoff_factor", o.backoff_factor},
+               {"growth_interval", static_cast<double>(o.growth_interval)}};
+    } else {
+      flags = {{"scale", o.init_scale}};
+    }
+    for (const auto& [name, given] : flags) {
+      const auto saved = c.scaler.find(name);
+      if (saved == c.scaler.end() || saved->second == given) continue;
+      fail<IoError>("{}: the run's loss scale had {} {}, got {}; pass the --loss-scale of the first run", file, name,
+                    saved->second, given);
+    }
+  }
+
   void resume() {
     const Checkpoint c = load_checkpoint(config_.resume);
     const std::string file = config_.resume.string();
@@ -342,6 +368,7 @@ class Run {
                     c.accumulate, config_.accumulate);
     }
     check_optimizer(c, file);
+    check_scaler(c, file);
     if (c.amp != config_.amp) {
       log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, config_.amp));
     }

@@ -220,6 +220,16 @@ class Checkpoints(ProgramTest):
         self.assertEqual(status, 0)
         self.assertRegex(err, r"\Ahalfstep: warning: good: the run had --amp off, it goes on with f16\n\Z")
 
+    def test_a_loss_scale_of_another_run(self):
+        self.train("data", "--amp", "f16", "--loss-scale", "dynamic:1024,2,0.5,100", "--out", "scaled", "-q")
+        resume = ["--epochs", "2", "--resume", "scaled", "--no-out", "--amp", "f16"]
+        self.refused(1, "growth_interval 100, got 2000", "train", "mlp", "data", *resume)
+        self.refused(1, "growth_factor 2, got 4", "train", "mlp", "data", *resume, "--loss-scale", "dynamic:1024,4,0.5,100")
+        self.refused(1, "with a loss scale, got --loss-scale none", "train", "mlp", "data", *resume, "--loss-scale", "none")
+        self.refused(1, "scale 1024, got 8", "train", "mlp", "data", *resume, "--loss-scale", "fixed:8")
+        # Where a dynamic scale began doesn't matter any more.
+        self.train("data", *resume, "--loss-scale", "dynamic:8,2,0.5,100", "-q")
+
     def test_places(self):
         self.refused(2, ["--resume", "nowhere does not exist"], "train", "mlp", "data", "--resume", "nowhere")
         self.refused(1, "data: expected last.safetensors", "train", "mlp", "data", "--resume", "data", "--no-out")

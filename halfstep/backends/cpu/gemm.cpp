@@ -14,17 +14,22 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kNarrow = 4;  // rows, columns or steps of a sum up to which a product is narrow
-constexpr double kWorkPerThread =
-    150'000;  // multiply-adds that are worth a thread, about 10 microseconds of a small product
-constexpr double kNarrowPerThread = 40'000;  // elements of the large matrix of a narrow product, likewise
-constexpr double kWorkForOneDnn =
-    64 * 64 * 64;                            // multiply-adds under which a call of a primitive costs more than it saves
-constexpr double kWorkForSgemm = 1'000'000;  // multiply-adds from which oneDNN's float32 routine is the faster
-constexpr double kConversions = 0.0045;      // per multiply-add, up to which operands are converted apart
-constexpr std::int64_t kShortSum =
-    64;  // under which conversions of 16-bit operands would be seen next to the writing of results
-constexpr std::int64_t kRowsInPlace = 128;  // rows up to which the turned operand is read in place by ours
+// Rows, columns or steps of a sum up to which a product is narrow.
+constexpr std::int64_t kNarrow = 4;
+// Multiply-adds that are worth a thread: about 10 microseconds of a small product.
+constexpr double kWorkPerThread = 150'000;
+// Elements of the large matrix of a narrow product, likewise.
+constexpr double kNarrowPerThread = 40'000;
+// Multiply-adds under which a call of a primitive costs more than it saves.
+constexpr double kWorkForOneDnn = 64 * 64 * 64;
+// Multiply-adds from which oneDNN's float32 routine is the faster.
+constexpr double kWorkForSgemm = 1'000'000;
+// Conversions per multiply-add up to which operands are converted apart.
+constexpr double kConversions = 0.0045;
+// Length of the sum under which conversions of 16-bit operands would be seen next to the writing of results.
+constexpr std::int64_t kShortSum = 64;
+// Rows up to which the turned operand is read in place by ours.
+constexpr std::int64_t kRowsInPlace = 128;
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 

@@ -203,7 +203,11 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
   const auto place = [&](const Piece& p) {
     return static_cast<double>(p.start) / static_cast<double>(in[kFirstGradient + p.parameter].numel);
   };
-  std::stable_sort(pieces, pieces + chunks, [&](const Piece& a, const Piece& b) { return place(a) < place(b); });
+  // A total order: std::sort needs no memory, a stable one would.
+  std::sort(pieces, pieces + chunks, [&](const Piece& a, const Piece& b) {
+    const double x = place(a), y = place(b);
+    return x != y ? x < y : a.parameter != b.parameter ? a.parameter < b.parameter : a.start < b.start;
+  });
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const int i = pieces[k].parameter;
