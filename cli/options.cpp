@@ -60,6 +60,13 @@ CLI::Option* add_word(CLI::App& verb, const std::string& flag, std::string& valu
   return option->type_name(value.empty() ? "TEXT" : "TEXT=" + value);
 }
 
+CLI::Option* add_choice(CLI::App& verb, const std::string& flag, std::string& value, const std::string& standard,
+                        const std::string& help) {
+  auto* option = verb.add_option_function<std::string>(
+      flag, [&value, standard](const std::string& text) { value = text.empty() ? standard : text; }, help);
+  return option->expected(0, 1)->type_name("[TEXT=" + standard + "]");
+}
+
 CLI::Option* add_path(CLI::App& verb, const std::string& names, std::filesystem::path& value, const std::string& help) {
   auto* option = verb.add_option_function<std::string>(
       names,

@@ -49,6 +49,9 @@ CLI::Option* add_whole(CLI::App& verb, const std::string& flag, T& value, std::u
 CLI::Option* add_real(CLI::App& verb, const std::string& flag, double& value, const std::string& help);
 /// `--flag TEXT` for one of some words; an empty one is refused.
 CLI::Option* add_word(CLI::App& verb, const std::string& flag, std::string& value, const std::string& help);
+/// `--flag`, which stands for `--flag STANDARD`, or `--flag TEXT`.
+CLI::Option* add_choice(CLI::App& verb, const std::string& flag, std::string& value, const std::string& standard,
+                        const std::string& help);
 /// `--flag PATH`, or a positional argument; an empty path is refused, since it mostly comes from an unset variable.
 CLI::Option* add_path(CLI::App& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
 

@@ -139,6 +139,12 @@ int run(Options& o) {
                last.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last.scale, last.skipped));
     std::fflush(stdout);
   };
+  callbacks.on_debug = [&](const std::string& text) {
+    bar.clear();
+    if (o.quiet) return;
+    fmt::print("{}", text);
+    std::fflush(stdout);
+  };
   train::RunReport report;
   try {
     report = train::train(c, classifier, training, test, callbacks, &g_stop);
@@ -197,6 +203,21 @@ void add_train(CLI::App& program, int& status) {
   add_whole(*verb, "--workers", c.workers, 0, 256, "Threads that load data");
   add_whole(*verb, "--limit", c.limit, 0, kMostCount, "At most so many training samples; 0: all");
   add_path(*verb, "--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
+  train::DebugConfig& d = c.debug;
+  add_path(*verb, "--debug-dump", d.dump, "Folder for inputs and results of every op call of --debug-steps");
+  add_word(*verb, "--debug-level", d.level,
+           "Detail of the dump: statistics, first (values too) or whole (tensors too)");
+  add_choice(
+      *verb, "--debug-compare", d.compare, "f64",
+      "Run every op of --debug-steps again on the CPU in f64 (or f32) and report the worst errors; twin: run the "
+      "first of these steps in float32 too and name the op that departs");
+  add_choice(*verb, "--debug-nonfinite", d.nonfinite, "log",
+             "Find ops that make infinities or NaNs out of finite inputs, and log them or raise an error");
+  add_word(*verb, "--debug-steps", d.steps, "Steps to dump and compare: N, FIRST-LAST, FIRST- or all");
+  add_path(*verb, "--profile", d.profile,
+           "Folder for a profile of --profile-steps: profile.txt, and trace.json for "
+           "chrome://tracing");
+  add_word(*verb, "--profile-steps", d.profile_steps, "Steps to profile: N, FIRST-LAST, FIRST- or all");
   verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
   verb->callback([o, &status] { status = run(*o); });
 }

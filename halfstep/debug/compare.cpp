@@ -8,6 +8,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/debug/replay_internal.h"
+#include "halfstep/ops/pointwise.h"
 
 namespace halfstep::debug {
 namespace {
@@ -34,13 +35,37 @@ double distance(double got, double exact, DType dtype) {
   return std::fabs(got - exact) / detail::ulp(exact, dtype);
 }
 
-void compare(const Tensor& result, const Tensor& reference, Comparison& c) {
+// For ops that add up products or terms, the sums of their magnitudes: the op itself on the magnitudes of its inputs.
+// None for others.
+std::vector<double> sums_of_magnitudes(const ObservedCall& call, std::span<const Tensor> inputs) {
+  constexpr std::string_view kSums[] = {"mm", "bmm", "linear", "sum", "mean"};
+  if (std::find(std::begin(kSums), std::end(kSums), call.name) == std::end(kSums)) return {};
+  std::vector<Tensor> magnitudes;
+  {
+    const detail::Aside aside;
+    for (const Tensor& t : inputs) {
+      magnitudes.push_back(t.defined() && t.is_floating() ? abs(detail::on_host(t).to(DType::f64)) : t);
+    }
+  }
+  const detail::Replay sums = detail::replay(call, magnitudes, DType::f64);
+  return sums.outputs.empty() ? std::vector<double>{} : values_of(sums.outputs[0]);
+}
+
+void compare(const Tensor& result, const Tensor& reference, const std::vector<double>& sums, Comparison& c) {
   const std::vector<double> got = values_of(result), exact = values_of(reference);
   double largest = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     const double ulps = distance(got[i], exact[i], c.dtype);
-    if (ulps > c.max_ulp || i == 0) {
-      c.max_ulp = ulps;
+    double roundings = ulps;
+    if (i < sums.size() && std::isfinite(ulps) && ulps > 0) {
+      const double unit = detail::ulp(exact[i], c.dtype);
+      // Added up in float64, a float64 result has less.
+      const double terms = c.dtype == DType::f64 ? 0x1p-53 * sums[i] : 0x1p-24 * sums[i];
+      roundings = ulps * unit / (unit + terms);
+    }
+    c.max_ulp = std::max(c.max_ulp, ulps);
+    if (roundings > c.max_roundings || i == 0) {
+      c.max_roundings = roundings;
       c.worst_index = static_cast<std::int64_t>(i);
       c.got = got[i];
       c.expected = exact[i];
@@ -56,7 +81,7 @@ void compare(const Tensor& result, const Tensor& reference, Comparison& c) {
 }
 
 bool worse(const Comparison& a, const Comparison& b) {
-  if (a.max_ulp != b.max_ulp) return a.max_ulp > b.max_ulp;
+  if (a.max_roundings != b.max_roundings) return a.max_roundings > b.max_roundings;
   return std::tie(a.site.number, a.output) < std::tie(b.site.number, b.output);
 }
 
@@ -72,6 +97,7 @@ struct Compare::Impl final : detail::CallObserver {
       ++skipped[fmt::format("{}: {}", call.name, again.skipped)];
       return;
     }
+    const std::vector<double> sums = sums_of_magnitudes(call, inputs);
     for (std::size_t i = 0; i < again.outputs.size(); ++i) {
       const Tensor& result = *call.outputs[i];
       if (!result.defined()) continue;
@@ -83,7 +109,7 @@ struct Compare::Impl final : detail::CallObserver {
                    .output = static_cast<int>(i),
                    .dtype = result.dtype(),
                    .sizes = result.sizes()};
-      compare(result, again.outputs[i], c);
+      compare(result, again.outputs[i], sums, c);
       add(std::move(c));
     }
   }
@@ -148,8 +174,8 @@ std::string Compare::report(std::size_t rows) const {
   std::string text =
       fmt::format("{} results compared with the CPU in {}\n", impl.compared, name(impl.options.reference));
   const auto line = [&](const Comparison& c) {
-    text += fmt::format("{:>10.4g} ulp  {:>9.3g} relative  {:>9.3g} absolute  {} {}  {}, call {}", c.max_ulp,
-                        c.max_relative, c.max_absolute, name(c.dtype), c.sizes.str(), c.site.str(), c.site.number);
+    text += fmt::format("{:>10.4g} roundings  {:>9.4g} ulp  {:>9.3g} relative  {} {}  {}, call {}", c.max_roundings,
+                        c.max_ulp, c.max_relative, name(c.dtype), c.sizes.str(), c.site.str(), c.site.number);
     if (c.output > 0) text += fmt::format(", result {}", c.output);
     if (!c.site.device.is_cpu()) text += ", " + c.site.device.str();
   };
@@ -165,11 +191,12 @@ std::string Compare::report(std::size_t rows) const {
   std::vector<const Impl::Summary*> ops;
   for (const auto& [key, summary] : impl.by_op) ops.push_back(&summary);
   std::stable_sort(ops.begin(), ops.end(),
-                   [](const Impl::Summary* a, const Impl::Summary* b) { return a->worst.max_ulp > b->worst.max_ulp; });
+                   [](const Impl::Summary* a, const Impl::Summary* b) { return worse(a->worst, b->worst); });
   if (!ops.empty()) text += "\nworst of each op\n";
   for (const Impl::Summary* s : ops) {
-    text += fmt::format("{:>10.4g} ulp  {:>9.3g} relative  {} {}, {} results\n", s->worst.max_ulp,
-                        s->worst.max_relative, s->worst.site.op, name(s->worst.dtype), s->results);
+    text +=
+        fmt::format("{:>10.4g} roundings  {:>9.4g} ulp  {:>9.3g} relative  {} {}, {} results\n", s->worst.max_roundings,
+                    s->worst.max_ulp, s->worst.max_relative, s->worst.site.op, name(s->worst.dtype), s->results);
   }
   if (!impl.skipped.empty()) text += "\nnot compared\n";
   for (const auto& [why, count] : impl.skipped) text += fmt::format("{:>10}x {}\n", count, why);

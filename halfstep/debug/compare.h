@@ -23,11 +23,16 @@ struct HS_API Comparison {
   int output = 0;
   DType dtype = DType::f32;
   Shape sizes = {};
-  double max_ulp = 0;  ///< largest error in units in the last place of the exact value in the result's dtype; infinite
-                       ///< where one of both is no finite number; for integers and bools the largest difference
+  /// Largest error in units in the last place of the exact value in the result's dtype; infinite where one of both is
+  /// no finite number; for integers and bools the largest difference.
+  double max_ulp = 0;
+  /// Largest error in units of the rounding that is to be expected: as max_ulp, but for matrix products and sums a unit
+  /// is that in the last place and 2^-24 sum |a||b| (terms added up in float32), since terms that cancel leave few
+  /// digits.
+  double max_roundings = 0;
   double max_absolute = 0;
   double max_relative = 0;       ///< largest error, as a part of the largest exact magnitude
-  std::int64_t worst_index = 0;  ///< of the element with the largest error in ulp, in row-major order
+  std::int64_t worst_index = 0;  ///< of the element with the largest max_roundings, in row-major order
   double got = 0;                ///< its value
   double expected = 0;           ///< and what it should be
 };
@@ -40,10 +45,11 @@ struct HS_API Comparison {
 ///     std::cout << compare.report();
 ///
 /// A result of one rounding is within 0.5 ulp; with a sum of K products in float32, within 0.5 ulp and
-/// K 2^-24 sum |a||b|, which is many ulp where the terms cancel: look at max_relative too. The reference is for
-/// comparison only and never goes on into the computation. Random ops get the same state, and so have the same numbers.
-/// Ops that can't be run again (no kernel of that dtype, kernels that run by themselves, such as an optimizer's) are
-/// counted with the reason. Views and copies between devices are not compared.
+/// K 2^-24 sum |a||b|, which is many ulp where the terms cancel. So results are ordered by Comparison::max_roundings,
+/// which should be of the size of 1 and reaches a good part of K only where all roundings go one way. The reference is
+/// for comparison only and never goes on into the computation. Random ops get the same state, and so have the same
+/// numbers. Ops that can't be run again (no kernel of that dtype, kernels that run by themselves, such as an
+/// optimizer's) are counted with the reason. Views and copies between devices are not compared.
 class HS_API Compare {
  public:
   /// Throws DTypeError for another reference than f64 and f32.
@@ -52,7 +58,7 @@ class HS_API Compare {
   Compare(const Compare&) = delete;
   Compare& operator=(const Compare&) = delete;
 
-  /// Results, worst first; equal ones in the order of the calls.
+  /// Results by max_roundings, worst first; equal ones in the order of the calls.
   std::vector<Comparison> worst() const;
   /// Results that were compared, those over CompareOptions::most included.
   std::uint64_t compared() const;

@@ -117,6 +117,10 @@ void check(const TrainConfig& c) {
   if (c.workers < 0 || c.workers > 256) fail<Error>("--workers: expected 0 to 256, got {}", c.workers);
   if (c.limit < 0) fail<Error>("--limit: expected at least 0, got {}", c.limit);
   scaler_options(c);
+  check(c.debug);
+  if (c.debug.compare == "twin" && !amp_dtype(c.amp)) {
+    fail<Error>("--debug-compare twin: compares a step in 16 bits with float32, and --amp is off; add --amp f16?");
+  }
 }
 
 }  // namespace halfstep::train

@@ -9,6 +9,7 @@
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
+#include "halfstep/train/debugging.h"
 
 namespace halfstep::train {
 
@@ -34,6 +35,7 @@ struct TrainConfig {
   Device device = {};      ///< where it trains
   int workers = 1;         ///< threads that load batches
   std::int64_t limit = 0;  ///< at most so many training samples; 0: all
+  DebugConfig debug = {};  ///< what is dumped, compared, watched and profiled
 };
 
 /// A loss scale as the command line writes it:

@@ -95,7 +95,8 @@ class Run {
                                       .shuffle = true,
                                       .workers = config.workers,
                                       .seed = config.seed,
-                                      .device = config.device}) {
+                                      .device = config.device}),
+        debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
     if (!config.resume.empty()) resume();
     if (!config.out.empty()) {
@@ -127,6 +128,7 @@ class Run {
                          {"seed", config_.seed},
                          {"step", step_}});
     while (loader_.state().epoch < config_.epochs && !stopped()) epoch();
+    debugging_.finish();
     report_.interrupted = stopped() && loader_.state().epoch < config_.epochs;
     if (report_.interrupted) save(kLast, static_cast<int>(loader_.state().epoch) + 1);
     report_.steps = step_;
@@ -172,11 +174,14 @@ class Run {
       const std::int64_t group_begin = index / group * group * config_.batch_size;
       const std::int64_t group_end = std::min((index / group + 1) * group * config_.batch_size, samples_);
       const double weight = static_cast<double>(input.size(0)) / static_cast<double>(group_end - group_begin);
+      debugging_.before_step(step_ + 1);
+      if (debugging_.wants_twin(step_ + 1)) twin(input, target);
       group_loss += weight * accumulate(input, target, weight, number);
       seen += input.size(0);
       if ((index + 1) % group != 0 && index + 1 != batches) continue;
       step(number, group_loss, group_end - group_begin, static_cast<double>(seen) / seconds_since(start), index,
            batches);
+      debugging_.after_step(step_);
       group_loss = 0;
       // An epoch's end is a place of its own to save and to stop at.
       if (index + 1 == batches) break;
@@ -205,6 +210,26 @@ class Run {
           std::isnan(value) ? std::string("nan") : fmt::format("{}", value), number, step_ + 1, last);
     }
     return value;
+  }
+
+  // The batch in float32 and in the run's precision. Leaves weights, buffers and gradients as they were: it runs where
+  // gradients are clear.
+  void twin(const Tensor& input, const Tensor& target) {
+    std::vector<Tensor> buffers;
+    for (const NamedTensor& b : classifier_.module->buffers()) buffers.push_back(b.tensor.clone());
+    const auto restore = [&] {
+      const NoGrad no_grad;
+      std::size_t i = 0;
+      for (const NamedTensor& b : classifier_.module->buffers()) Tensor(b.tensor).copy_(buffers[i++]);
+      optimizer_->zero_grad();
+    };
+    debugging_.twin(
+        [&] {
+          restore();
+          scaler_.scale(cross_entropy(classifier_.forward(input), target)).backward();
+        },
+        *dtype_);
+    restore();
   }
 
   void step(int number, double loss, std::int64_t samples, double samples_per_s, std::int64_t index,
@@ -402,6 +427,7 @@ class Run {
   std::int64_t samples_;
   data::DataLoader loader_;
   JsonLog log_;
+  StepDebugging debugging_;
   RunReport report_;
   std::int64_t step_ = 0;
   std::int64_t skipped_ = 0;

@@ -51,9 +51,9 @@ struct RunReport {
   double top1 = 0;
   double top5 = 0;
   std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU in place of the device
-  bool nothing_left = false;              ///< the run that was resumed had all its epochs already
-  bool interrupted = false;               ///< stop was set; a checkpoint was written if there is a folder for it
-  std::filesystem::path checkpoint = {};  ///< the last one written
+  bool nothing_left = false;                  ///< the run that was resumed had all its epochs already
+  bool interrupted = false;                   ///< stop was set; a checkpoint was written if there is a folder for it
+  std::filesystem::path checkpoint = {};      ///< the last one written
 };
 
 /// What a run tells its caller; any may be empty.
@@ -61,6 +61,7 @@ struct TrainCallbacks {
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvalReport&)> on_eval;
   std::function<void(const std::filesystem::path&)> on_checkpoint;
+  std::function<void(const std::string& report)> on_debug;  ///< what TrainConfig::debug found: lines of text
 };
 
 /// A network that classifies, seen as a function of a batch.
@@ -74,15 +75,16 @@ HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<cons
 
 /// Trains as the configuration says: autocast around forward pass and loss, loss scaling, accumulation (the last,
 /// smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and `best.safetensors` in
-/// `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there ahead of
-/// the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the
-/// step, writes a checkpoint and returns. Throws Error for a loss that isn't finite, and IoError. No checkpoint is
-/// written over another one while the losses aren't finite: the last good one stays.
+/// `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there ahead
+/// of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step, writes a
+/// checkpoint and returns. Throws Error for a loss that isn't finite, and IoError. No checkpoint is written over
+/// another one while the losses aren't finite: the last good one stays.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr);
 
-/// Loss, top-1 and top-5 over a data set, on the module's device, under autocast when a dtype is given. Leaves the module's mode as it was.
+/// Loss, top-1 and top-5 over a data set, on the module's device, under autocast when a dtype is given. Leaves the
+/// module's mode as it was.
 HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                            std::optional<DType> dtype, std::int64_t batch_size = 1000);
 
