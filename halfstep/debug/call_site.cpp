@@ -20,7 +20,12 @@ CallSite call_site(const ObservedCall& call, std::uint64_t number) {
   CallSite site{.number = number, .op = call.name, .device = call.device, .road = call.road};
   if (here.backward_of) {
     site.backward_of = here.backward_of;
-    if (here.backward_module) site.module = *here.backward_module;
+    // A module that is entered in a backward pass runs its forward again for a checkpoint.
+    if (!here.module_path.empty()) {
+      site.module = here.module_path;
+    } else if (here.backward_module) {
+      site.module = *here.backward_module;
+    }
   } else {
     site.module = here.module_path;
   }

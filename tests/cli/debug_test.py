@@ -88,6 +88,27 @@ class Debug(ProgramTest):
         self.assertTrue(any(e["name"] == "wait for batch" for e in trace))
         self.assertTrue(any(e["name"] == "thread_name" and e["args"]["name"] == "host 0" for e in trace))
 
+    def test_on_a_device(self):
+        self.data()
+        flags = ["--device", "sim", "--debug-dump", "dump", "--debug-compare", "--debug-nonfinite", "--profile", "profile", "--profile-steps", "2-3"]
+        status, out, err = self.run_program("train", "mlp", *RUN, *flags)
+        self.assertEqual(status, 0, err)
+        calls = self.calls("dump")
+        self.assertEqual({c["device"] for c in calls.values() if c["op"] == "linear"}, {"sim:0"})
+        self.assertLessEqual({c["road"] for c in calls.values()}, {"native", "contiguous", "fallback", "transfer"})
+        report = (self.folder / "run/debug-compare.txt").read_text()
+        self.assertIn(", sim:0: element ", report)
+        self.assertLess(float(re.search(r"worst results\n +([0-9.e+]+) roundings", report)[1]), 784 ** 0.5)
+        self.assertIn("0 calls made infinities or NaNs out of finite inputs\n", out)
+        self.assertIn("ms on devices", out)
+        trace = json.loads((self.folder / "profile/trace.json").read_text())["traceEvents"]
+        device = next(e["pid"] for e in trace if e["name"] == "process_name" and e["args"]["name"] == "sim:0")
+        kernels = {e["args"]["call"]: e["name"] for e in trace if e["pid"] == device and e.get("cat") == "kernel"}
+        host = {e["args"]["call"]: e["name"] for e in trace if e["pid"] != device and e["ph"] == "X" and "call" in e.get("args", {})}
+        self.assertTrue(set(kernels) & set(host))
+        for number in set(kernels) & set(host):
+            self.assertEqual(kernels[number], host[number])
+
     def test_failures(self):
         self.data()
         (self.folder / "file").write_text("x")

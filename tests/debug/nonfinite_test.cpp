@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "halfstep/amp/autocast.h"
+#include "halfstep/autograd/checkpoint.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/random.h"
@@ -94,6 +95,24 @@ TEST(NonFinite, NamesTheModuleOfAGradient) {
   EXPECT_EQ(watch.findings()[0].site.module, "fc");
   EXPECT_NE(watch.findings()[0].site.backward_of, "");
   EXPECT_EQ(watch.findings()[0].exact, 180000) << watch.findings()[0].str();
+}
+
+// A forward pass that a checkpoint runs again in the backward pass: the modules are those that it enters.
+TEST(NonFinite, NamesTheModuleOfACheckpointsSecondRun) {
+  const test::ExpNet net;
+  test::set(net.fc.weight, {100, 0, 0, 1});
+  const Tensor x = ones({1, 2}, {.requires_grad = true});
+  NonFinite watch(kCollect);
+  const Tensor y = checkpoint([&](const Tensor& t) { return net(t); }, x);  // exp(100) is too much for float32
+  EXPECT_EQ(watch.count(), 1u);
+  sum(y).backward();
+  ASSERT_EQ(watch.count(), 2u);
+  for (const auto& f : watch.findings()) {
+    EXPECT_EQ(f.site.module, "head");
+    EXPECT_EQ(f.site.op, "exp");
+  }
+  EXPECT_EQ(watch.findings()[0].site.backward_of, "");
+  EXPECT_NE(watch.findings()[1].site.backward_of, "");
 }
 
 TEST(NonFinite, SeesWhatAnInPlaceOpHadBefore) {
