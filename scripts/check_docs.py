@@ -37,7 +37,7 @@ def headed_by_comment(element):
     for line in reversed(lines[:int(location.get("line"))]):
         if not line.strip():
             return False
-        if line.lstrip().startswith("///") or "///<" in line:
+        if line.lstrip().startswith(("///", "/*", "*")) or "///<" in line or "/* " in line:
             return True
     return False
 
@@ -60,7 +60,7 @@ def needs_no_comment(member, class_name, documented_names):
         return True
     if member.find("reimplements") is not None or "override" in (member.findtext("argsstring") or ""):
         return True
-    return member.get("kind") == "variable" and class_name.endswith("Attributes")
+    return member.get("kind") == "variable" and class_name.endswith(("Attributes", "_attributes"))
 
 
 def check(xml):

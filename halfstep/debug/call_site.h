@@ -39,6 +39,7 @@ struct HS_API Statistics {
   std::int64_t zero = 0;
   std::int64_t subnormal = 0;  ///< values between 0 and the dtype's smallest normal number
 
+  /// Whether there is no NaN and no infinity.
   bool finite() const { return nan == 0 && inf == 0; }
   /// `f16 [2, 3]: min -1, max 2, mean 0.5, sum|x| 7; 1 nan, 2 zero`; counts of 0 are left out.
   std::string str() const;

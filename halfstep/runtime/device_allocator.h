@@ -32,6 +32,7 @@ class HS_API DeviceAllocator final : public Allocator {
   /// The queue is gone and all its work done.
   void queue_gone(void* queue);
 
+  /// What runtime/caching_allocator.h offers for a device.
   MemoryStats stats();
   void reset_peak();
   void empty_cache();

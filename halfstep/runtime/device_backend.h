@@ -36,11 +36,13 @@ class HS_API DeviceBackend {
   const std::uint8_t type;  ///< the number of the kind
   const int count;          ///< devices
 
+  /// Whether the plug-in has all of an optional group of entries.
   bool has_pinned() const { return table.host_allocate && table.host_deallocate; }
   bool has_profile() const { return table.profile_start && table.profile_stop && table.profile_read; }
   bool has_graphs() const { return table.graph_begin && table.graph_end && table.graph_launch && table.graph_destroy; }
   bool has_collectives() const;
 
+  /// One of the devices, what its plug-in says of it, and what hands out its memory.
   Device device(int index) const { return Device(type, static_cast<std::uint8_t>(index)); }
   const halfstep_device_info& info(int index) const { return infos_[static_cast<std::size_t>(index)]; }
   DeviceAllocator& allocator(int index) const { return *allocators_[static_cast<std::size_t>(index)]; }

@@ -127,6 +127,7 @@ typedef struct halfstep_kernel {
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* What devices, errors and records of the profiler look like */
 
+/* A device, as halfstep_plugin_table.device_info describes it. */
 typedef struct halfstep_device_info {
   uint32_t size;       /* of this struct as Halfstep knows it */
   uint32_t dtypes;     /* mask: bit HALFSTEP_F16 is set when tensors of f16 may live here */
@@ -136,6 +137,7 @@ typedef struct halfstep_device_info {
   int32_t priorities;  /* queues take priorities from 0 (lowest) to priorities - 1; at least 1 */
 } halfstep_device_info;
 
+/* What went wrong, as halfstep_plugin_table.error tells it. */
 typedef struct halfstep_error {
   uint32_t size;  /* of this struct as Halfstep knows it */
   int32_t status; /* what failed: a status from above */
@@ -160,6 +162,7 @@ enum { HALFSTEP_LOG_DEBUG = 0, HALFSTEP_LOG_INFO = 1, HALFSTEP_LOG_WARNING = 2, 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* The table */
 
+/* What a plug-in is made of: see the rules above. */
 typedef struct halfstep_plugin_table {
   uint32_t size;  /* of this struct as the plug-in was compiled with it */
   uint32_t major; /* HALFSTEP_PLUGIN_MAJOR */

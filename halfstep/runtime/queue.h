@@ -31,6 +31,7 @@ class HS_API Queue {
   /// This thread's: the innermost QueueGuard's, else the default one.
   static Queue current(Device device);
 
+  /// What it was made with.
   Device device() const;
   int priority() const;
   /// Waits until its work is done. Throws DeviceError with the op that failed, if one did.
