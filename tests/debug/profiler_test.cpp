@@ -217,9 +217,32 @@ TEST(Profiler, TraceHasHostAndLoaderTracks) {
   EXPECT_EQ(where["linear"], std::set<std::string>{"host 0"});
 }
 
+TEST(Profiler, SeesAllThreads) {
+  const Tensor x = ones({16});
+  Profiler profiler;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&x] {
+        const debug::Range range{"work"};
+        for (int i = 0; i < 100; ++i) relu(x);
+      });
+    }
+  }
+  const auto rows = profiler.ops();
+  ASSERT_TRUE(find(rows, "relu"));
+  EXPECT_EQ(find(rows, "relu")->calls, 400u);
+  const json trace = json::parse(profiler.trace_json());
+  expect_nested(trace);
+  std::map<int, int> calls;
+  for (const json& e : trace["traceEvents"]) calls[e["tid"]] += e["name"] == "relu" ? 1 : 0;
+  EXPECT_EQ(calls, (std::map<int, int>{{0, 100}, {1, 100}, {2, 100}, {3, 100}}));
+}
+
 TEST(Profiler, StopsAndLeavesOutWhatIsTooMuch) {
   std::optional<Profiler> profiler;
   {
+    const Profiler other;  // so that the range is seen at all
     const debug::Range before{"began before"};
     profiler.emplace(debug::ProfilerOptions{.most_events = 2});
   }
