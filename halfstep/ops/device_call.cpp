@@ -116,6 +116,8 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   }
   CallContext context(call);
   context.queue = queue;
+  context.state =
+      call.table.states[call.device.type][static_cast<std::size_t>(call.dtype)].load(std::memory_order_relaxed);
   // With failures caught, what was enqueued before must not be taken for this kernel's failure.
   if (options.failing) synchronize(call.device);
   context.call = number = backend.begin_call(call.name, index);

@@ -211,6 +211,8 @@ KernelFn DeviceBackend::kernel(const KernelTable& op, DType dtype, int index) {
     slot.store(no_kernel, std::memory_order_release);
     return nullptr;
   }
+  const_cast<std::atomic<void*>&>(op.states[type][static_cast<std::size_t>(dtype)])
+      .store(answer.state, std::memory_order_relaxed);
   const_cast<std::atomic<bool>&>(op.strided[type][static_cast<std::size_t>(dtype)])
       .store((answer.layouts & HALFSTEP_LAYOUT_STRIDED) != 0, std::memory_order_relaxed);
   // The structs are the same (runtime/kernel.cpp checks it).

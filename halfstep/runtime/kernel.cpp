@@ -30,6 +30,7 @@ static_assert(offsetof(KernelContext, workspace) == offsetof(halfstep_context, w
 static_assert(offsetof(KernelContext, set_error) == offsetof(halfstep_context, set_error));
 static_assert(offsetof(KernelContext, set_magnitude_bound) == offsetof(halfstep_context, set_magnitude_bound));
 static_assert(offsetof(KernelContext, owner) == offsetof(halfstep_context, owner));
+static_assert(offsetof(KernelContext, state) == offsetof(halfstep_context, state));
 static_assert(static_cast<int>(Status::ok) == HALFSTEP_OK &&
               static_cast<int>(Status::unsupported) == HALFSTEP_UNSUPPORTED &&
               static_cast<int>(Status::failed) == HALFSTEP_FAILED &&

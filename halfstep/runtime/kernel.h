@@ -57,6 +57,7 @@ struct KernelContext {
   /// gradient scaler the reading of it.
   void (*set_magnitude_bound)(KernelContext* context, float bound) = nullptr;
   void* owner = nullptr;  ///< the op layer's own
+  void* state = nullptr;  ///< what a plug-in gave with the kernel; null on the CPU
 };
 
 /// A kernel: reads `in[0..n)`, writes `out[0..m)`, which have been allocated with the shapes, strides and dtypes that
@@ -72,6 +73,8 @@ struct KernelTable {
   std::string name;
   int version = 1;  ///< of the op, for plug-ins
   std::array<std::array<std::atomic<KernelFn>, kNumDTypes>, kMaxDeviceTypes> kernels = {};
+  /// What a plug-in wants to be handed to its kernel.
+  std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
   /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
   std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
   KernelFn find(Device device, DType dtype) const {

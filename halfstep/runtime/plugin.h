@@ -14,6 +14,8 @@
  * - No call throws, exits or prints. A call that fails returns a status, and halfstep_plugin_table.error tells the
  *   reason on the same thread.
  * - Entries are called from several threads at once; one queue is used by one thread at a time.
+ * - After HALFSTEP_LOST every call on that device returns it, at once; those that destroy or free still let go of what
+ * the host holds.
  * - Addresses of device memory are opaque to the host: it does arithmetic on them within one allocation and never reads
  *   through them.
  *
@@ -93,13 +95,15 @@ typedef struct halfstep_context {
   int32_t device; /* the device's index among its kind */
   uint64_t call;  /* the number of this call. Asynchronous work that fails is reported with it (halfstep_error.call) */
   halfstep_queue* queue; /* where the work goes; null on the CPU */
-  /* Device memory for the time until the work enqueued by this call is done, aligned to 64 bytes; null: none left. */
+  /* Device memory for the time until the work enqueued by this call is done (when it is recorded into a graph: as long
+   * as the graph), aligned to 64 bytes; null: none left. */
   void* (*workspace)(struct halfstep_context* context, uint64_t bytes);
   /* The reason for a status other than HALFSTEP_OK; the text is copied. */
   void (*set_error)(struct halfstep_context* context, const char* text);
   /* Null, or: no value of output 0 is larger in magnitude than `bound`, nor NaN. A kernel may pass it over. */
   void (*set_magnitude_bound)(struct halfstep_context* context, float bound);
   void* owner; /* Halfstep's */
+  void* state; /* halfstep_kernel.state of this kernel */
 } halfstep_context;
 
 /* A kernel: reads in[0..n), writes out[0..m), which have been allocated with the shapes, strides and dtypes that the
@@ -122,6 +126,7 @@ typedef struct halfstep_kernel {
   uint32_t layouts; /* mask of HALFSTEP_LAYOUT_... */
   halfstep_kernel_fn run;
   const char* reason; /* why there is none, for users: "no f64 units"; may be null */
+  void* state;        /* the plug-in's own, handed to `run` in its context, so that one function may serve many ops */
 } halfstep_kernel;
 
 /* ---------------------------------------------------------------------------------------------------------------- */

@@ -13,9 +13,12 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/log.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using amp::GradScaler;
 using Values = std::vector<double>;
@@ -23,18 +26,9 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 const Values kInjected = {0, kInf, kNaN, -kInf};
 
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const AmpError& e) {
-    return e.what();
-  }
-  return "";
-}
 #define EXPECT_MESSAGE(statement, part)                                   \
   do {                                                                    \
-    const std::string text = message_of([&] { statement; });              \
+    const std::string text = error_of<AmpError>([&] { statement; });      \
     EXPECT_NE(text.find(part), std::string::npos) << "message: " << text; \
   } while (false)
 
@@ -507,9 +501,9 @@ TEST(GradScaler, StatesThatDoNotFit) {
                                                               {"growth_tracker", -1}}) {
     auto broken = state;
     broken[key] = bad;
-    EXPECT_NE(message_of([&] { scaler.load_state_dict(broken); }), "") << key;
+    EXPECT_NE(error_of<AmpError>([&] { scaler.load_state_dict(broken); }), "") << key;
     broken[key] = kNaN;
-    EXPECT_NE(message_of([&] { scaler.load_state_dict(broken); }), "") << key;
+    EXPECT_NE(error_of<AmpError>([&] { scaler.load_state_dict(broken); }), "") << key;
   }
   EXPECT_EQ(scaler.state_dict(), state);
   GradScaler off{{.enabled = false}};

@@ -12,9 +12,12 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/caching_allocator.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using Values = std::vector<double>;
 using Tensors = std::vector<Tensor>;
@@ -43,16 +46,6 @@ Tensor block(const Tensor& x, const Tensor& w) {
     h = h * h + h;
   }
   return h;
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 TEST(Checkpoint, SameBitsWithLessMemory) {
@@ -170,7 +163,7 @@ TEST(Checkpoint, ChangedInputsAndParametersAreFound) {
     const NoGrad no_grad;
     x.add_(1);
   }
-  const std::string text = message_of([&] { y.backward(); });
+  const std::string text = error_of<Error>([&] { y.backward(); });
   EXPECT_NE(text.find("changed in place"), std::string::npos) << text;
 
   const Tensor z = sum(checkpoint([&](const Tensor& in) { return block(in, w); }, x));
@@ -178,7 +171,7 @@ TEST(Checkpoint, ChangedInputsAndParametersAreFound) {
     const NoGrad no_grad;
     Tensor(w).add_(1);
   }
-  EXPECT_NE(message_of([&] { z.backward(); }).find("changed in place"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { z.backward(); }).find("changed in place"), std::string::npos);
 }
 
 TEST(Checkpoint, AFunctionThatDoesSomethingElseIsFound) {
@@ -195,7 +188,7 @@ TEST(Checkpoint, AFunctionThatDoesSomethingElseIsFound) {
     return others++ ? h * h * h : h * h;
   };
   const Tensor z = sum(checkpoint(g, x));
-  const std::string text = message_of([&] { z.backward(); });
+  const std::string text = error_of<Error>([&] { z.backward(); });
   EXPECT_NE(text.find("did something else"), std::string::npos) << text;
 }
 

@@ -13,25 +13,18 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/caching_allocator.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using Values = std::vector<double>;
 using Tensors = std::vector<Tensor>;
 
 Tensor leaf(const Values& values, const Shape& sizes, DType dtype = f64) {
   return tensor(values, sizes, {.dtype = dtype, .requires_grad = true});
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // k / x, whose gradient is written with its output.
@@ -70,7 +63,7 @@ TEST(Function, ASecondRunNeedsRetainGraph) {
   const Tensor y = sum(Inverse::apply(x, 3.0));
   y.backward({}, {.retain_graph = true});
   y.backward();
-  EXPECT_NE(message_of([&] { y.backward(); }).find("retain_graph"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { y.backward(); }).find("retain_graph"), std::string::npos);
 }
 
 TEST(Function, ChangedSavedTensorsAreNamed) {
@@ -78,11 +71,11 @@ TEST(Function, ChangedSavedTensorsAreNamed) {
   Tensor a = x * 1;
   Tensor y = Inverse::apply(a, 3.0);
   a.add_(1);
-  const std::string text = message_of([&] { sum(y).backward(); });
+  const std::string text = error_of<Error>([&] { sum(y).backward(); });
   EXPECT_NE(text.find("backward of Inverse: its saved tensor 0"), std::string::npos) << text;
   y = Inverse::apply(x, 3.0);
   y.mul_(2);
-  EXPECT_NE(message_of([&] { sum(y).backward(); }).find("saved tensor 1"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { sum(y).backward(); }).find("saved tensor 1"), std::string::npos);
 }
 
 // Sum and product; the third output, a count, has no gradient. Takes an optional bias and a list.
@@ -175,10 +168,10 @@ TEST(Function, GradientsForEachArgumentAreFineToo) {
 
 TEST(Function, MistakesAreNamed) {
   const Tensor x = leaf({1, 2}, {2});
-  EXPECT_NE(message_of([&] { sum(TooMany::apply(x)).backward(); }).find("TooMany: expected 1 gradient"),
+  EXPECT_NE(error_of<Error>([&] { sum(TooMany::apply(x)).backward(); }).find("TooMany: expected 1 gradient"),
             std::string::npos);
-  EXPECT_NE(message_of([&] { sum(WrongShape::apply(x)).backward(); }).find("WrongShape"), std::string::npos);
-  EXPECT_NE(message_of([&] { InPlace::apply(x * 1); }).find("InPlace: tensor argument 0"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { sum(WrongShape::apply(x)).backward(); }).find("WrongShape"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { InPlace::apply(x * 1); }).find("InPlace: tensor argument 0"), std::string::npos);
   EXPECT_THROW(sum(Throws::apply(x)).backward(), std::runtime_error);
   EXPECT_TRUE(GradMode::is_enabled());
   sum(x * 2).backward();

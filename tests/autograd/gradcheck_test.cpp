@@ -10,25 +10,18 @@
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using Values = std::vector<double>;
 using Tensors = std::vector<Tensor>;
 
 Tensor leaf(const Values& values, const Shape& sizes, DType dtype = f64) {
   return tensor(values, sizes, {.dtype = dtype, .requires_grad = true});
-}
-
-template <class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 // x * x with the gradient that `how` says: ops of the test's own, to see wrong ones found.
@@ -93,7 +86,7 @@ TEST_F(WrongGradients, TheRightOnePasses) {
 
 TEST_F(WrongGradients, AWrongFactorIsNamedWithItsPlace) {
   g_how = How::factor;
-  const std::string text = message_of([&] { gradcheck(f, {x_}); });
+  const std::string text = error_of<Error>([&] { gradcheck(f, {x_}); });
   EXPECT_NE(text.find("gradcheck: the gradient of output 0 at [0, 0] for input 0 at [0, 0]"), std::string::npos)
       << text;
   EXPECT_NE(text.find("numerical 2.0"), std::string::npos) << text;
@@ -103,18 +96,18 @@ TEST_F(WrongGradients, AWrongFactorIsNamedWithItsPlace) {
 
 TEST_F(WrongGradients, OneThatIsOnlyRightForSingleElementsIsFound) {
   g_how = How::not_linear;
-  EXPECT_NE(message_of([&] { gradcheck(f, {x_}); }).find("linear"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { gradcheck(f, {x_}); }).find("linear"), std::string::npos);
 }
 
 TEST_F(WrongGradients, OneThatWritesToTheGradientItGotIsFound) {
   g_how = How::changes_its_gradient;
-  EXPECT_NE(message_of([&] { gradcheck(f, {x_}); }).find("changed the gradient"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { gradcheck(f, {x_}); }).find("changed the gradient"), std::string::npos);
 }
 
 TEST_F(WrongGradients, AWrongSecondDerivativeIsFound) {
   g_how = How::second_wrong;
   gradcheck(f, {x_});
-  const std::string text = message_of([&] { gradgradcheck(f, {x_}); });
+  const std::string text = error_of<Error>([&] { gradgradcheck(f, {x_}); });
   EXPECT_NE(text.find("gradgradcheck: the gradient of the gradient for input 0"), std::string::npos) << text;
   EXPECT_NE(text.find("for the gradient of output 0"), std::string::npos) << text;
 }
@@ -161,7 +154,7 @@ TEST(Gradcheck, AnOutputThatDoesNotDependOnAnInput) {
 
 TEST(Gradcheck, ALostHistoryIsFound) {
   const Tensor x = leaf({1, 2}, {2});
-  EXPECT_NE(message_of([&] {
+  EXPECT_NE(error_of<Error>([&] {
               gradcheck([](const Tensors& in) { return in[0].detach() * in[0]; }, {x});
             }).find("numerical 2.0"),
             std::string::npos);
@@ -171,14 +164,14 @@ TEST(Gradcheck, RandomFunctionsAreFound) {
   const Tensor x = leaf({1, 2}, {2});
   int calls = 0;
   const auto f = [&](const Tensors& in) { return in[0] * static_cast<double>(++calls); };
-  EXPECT_NE(message_of([&] { gradcheck(f, {x}); }).find("differs between two runs"), std::string::npos);
+  EXPECT_NE(error_of<Error>([&] { gradcheck(f, {x}); }).find("differs between two runs"), std::string::npos);
 }
 
 TEST(Gradcheck, RefusesWhatItCanNotCheck) {
   const auto f = [](const Tensors& in) { return in[0] * in[0]; };
   EXPECT_THROW(gradcheck(f, {leaf({1, 2}, {2}, f32)}), DTypeError);
   EXPECT_THROW(gradcheck(f, {tensor({1, 2}, {2}, {.dtype = f64})}), Error);
-  const std::string text = message_of([&] { gradcheck(f, {leaf({1}, {1}).expand({3})}); });
+  const std::string text = error_of<Error>([&] { gradcheck(f, {leaf({1}, {1}).expand({3})}); });
   EXPECT_NE(text.find("overlapping"), std::string::npos) << text;
   EXPECT_THROW(gradcheck([](const Tensors& in) { return in[0].to(f32); }, {leaf({1}, {1})}), DTypeError);
 }

@@ -319,7 +319,7 @@ class MainTest(unittest.TestCase):
     def test_measures_alone(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "results.json"
-            status, out, _ = self.main("--no-peers", "--quick", "--turns", "2", "--only", "^call add|^own 64 sgd", "--json", str(file))
+            status, out, _ = self.main("--no-peers", "--quick", "--turns", "2", "--only", "^call add of|^own 64 sgd", "--json", str(file))
             self.assertEqual(status, 0, out)
             document = json.loads(file.read_text())
         self.assertEqual([r["case"] for r in document["rows"]], ["mlp/bf16/sgd/b64", "mlp/f16/sgd/b64", "add/16/plain"])

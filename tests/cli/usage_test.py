@@ -29,7 +29,7 @@ class Arguments(ProgramTest):
         self.refused(2, ["--qat", "not there yet"], "train", "mlp", "--qat")
         self.refused(2, ["--config", "not there yet"], "train", "mlp", "--config", "x.yaml")
         self.refused(2, "one argument too many: 'c'", "train", "mlp", "a", "c")
-        self.refused(2, "one argument too many: 'x'", "devices", "x")
+        self.refused(2, "one argument too many: 'x'", "devices", "cpu", "x")
 
     def test_models_and_missing_arguments(self):
         self.refused(2, "MODEL is required", "train")

@@ -15,6 +15,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
+#include "tests/support/errors.h"
 #include "tests/support/golden.h"
 
 namespace halfstep::test {
@@ -96,18 +97,6 @@ void check_gradients(F function, const std::vector<Tensor>& inputs) {
   }
   gradcheck(function, leaves);
   gradgradcheck(function, leaves);
-}
-
-/// The text of the error that `call` throws; fails when it throws none.
-template <class E, class F>
-std::string error_of(F&& call) {
-  try {
-    call();
-  } catch (const E& e) {
-    return e.what();
-  }
-  ADD_FAILURE() << "no error was thrown";
-  return {};
 }
 
 }  // namespace halfstep::test

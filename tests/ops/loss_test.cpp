@@ -8,10 +8,13 @@
 
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
+#include "tests/support/errors.h"
 #include "tests/support/op_golden.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using test::GoldenEntry;
 using Values = std::vector<double>;
@@ -48,23 +51,14 @@ TEST(ClassLoss, FollowsThePolicy) {
   test::check_policy_goldens("nll_loss", call_nll_loss);
 }
 
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 TEST(ClassLoss, AnIndexThatIsNoClassIsNamedWithItsSample) {
   const Tensor x = zeros({3, 10}), t = tensor(std::vector<std::int64_t>{1, 12, 99}, {3}, {.dtype = i64});
   // A device finds it while it computes: whoever reads the result is told.
-  const std::string text = message_of([&] { cross_entropy(x, t).item<double>(); });
+  const std::string text = error_of([&] { cross_entropy(x, t).item<double>(); });
   EXPECT_NE(text.find("cross_entropy"), std::string::npos) << text;
   EXPECT_NE(text.find("expected class indices from 0 to 9"), std::string::npos) << text;
   EXPECT_NE(text.find("got 12 for sample 1 of 3"), std::string::npos) << text;
-  EXPECT_NE(message_of([&] { nll_loss(x, t).item<double>(); }).find("got 12"), std::string::npos);
+  EXPECT_NE(error_of([&] { nll_loss(x, t).item<double>(); }).find("got 12"), std::string::npos);
 }
 
 TEST(ClassLoss, Errors) {
@@ -245,13 +239,13 @@ TEST(PairLoss, FirstAndSecondGradients) {
 }
 
 TEST(PairLoss, Errors) {
-  const std::string text = message_of([] { mse_loss(zeros({4, 1}), zeros({4})); });
+  const std::string text = error_of([] { mse_loss(zeros({4, 1}), zeros({4})); });
   EXPECT_NE(text.find("mse_loss: expected a target of the input's shape [4, 1], got [4]"), std::string::npos) << text;
   EXPECT_THROW(mse_loss(zeros({2}), zeros({2}, {.dtype = i64})), DTypeError);
   EXPECT_THROW(mse_loss(zeros({2}), zeros({2}), {.reduction = Reduction::batchmean}), Error);
   EXPECT_THROW(huber_loss(zeros({2}), zeros({2}), {.delta = 0}), Error);
   EXPECT_THROW(smooth_l1_loss(zeros({2}), zeros({2}), {.beta = -1}), Error);
-  const std::string outside = message_of([] { binary_cross_entropy(full({2}, 1.5), zeros({2})); });
+  const std::string outside = error_of([] { binary_cross_entropy(full({2}, 1.5), zeros({2})); });
   EXPECT_NE(outside.find("binary_cross_entropy: expected probabilities from 0 to 1"), std::string::npos) << outside;
 }
 

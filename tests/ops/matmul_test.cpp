@@ -9,9 +9,12 @@
 
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/view.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
+
+using test::error_of;
 
 using Values = std::vector<double>;
 
@@ -39,15 +42,6 @@ TEST(Matmul, ProductAndSumAreRoundedTogether) {
   EXPECT_EQ(baddbmm(c, a.unsqueeze(0), b.unsqueeze(0)).item<double>(), want.item<double>());
   EXPECT_EQ(mm(a, b, {.dtype = f32}).item<double>(), 65792);
   EXPECT_EQ(mm(a, b).dtype(), bf16);
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ShapeError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(Matmul, ShapesThatDoNotFitAreNamed) {

@@ -15,6 +15,7 @@
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/plugin_loader.h"
 #include "halfstep/runtime/queue.h"
+#include "tests/support/errors.h"
 
 namespace halfstep::test {
 
@@ -42,17 +43,6 @@ inline halfstep_sim_stats sim_stats() {
   stats.size = sizeof(stats);
   reinterpret_cast<halfstep_sim_stats_fn>(device_extension(sim_device(), "sim_stats"))(&stats);
   return stats;
-}
-
-/// What `f` throws; empty when it doesn't.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
 }
 
 /// Leaves the device as it was found.

@@ -114,6 +114,28 @@ TEST_F(Queues, EveryThreadHasItsOwnCurrentQueue) {
   EXPECT_TRUE(Queue::current(sim) == mine);
 }
 
+// Threads with queues of their own, ops that fall back, pinned copies: each gets its own numbers.
+TEST_F(Queues, ThreadsWorkSideBySide) {
+  constexpr int kThreads = 4;
+  std::vector<double> sums(kThreads);
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        const Queue mine(sim);
+        const QueueGuard guard(mine);
+        Tensor total = zeros({64}, {.device = sim});
+        for (int i = 0; i < 20; ++i) {
+          const Tensor x = full({64}, t + 1, {.device = Device{}}).pin_memory().to(sim, {.non_blocking = true});
+          total = total + abs(neg(x)) * x;  // abs runs on the CPU
+        }
+        sums[static_cast<std::size_t>(t)] = sum(total).item<double>();
+      });
+    }
+  }
+  for (int t = 0; t < kThreads; ++t) EXPECT_EQ(sums[static_cast<std::size_t>(t)], 20.0 * 64 * (t + 1) * (t + 1));
+}
+
 // Memory of a tensor that another queue still reads is not handed out before that queue is done.
 TEST_F(Queues, MemoryInUseElsewhereIsHeldBack) {
   empty_memory_cache(sim);
