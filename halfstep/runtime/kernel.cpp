@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "halfstep/runtime/kernel_names.h"
 #include "halfstep/runtime/plugin.h"
 
 namespace halfstep {
@@ -38,18 +39,35 @@ static_assert(static_cast<int>(Status::ok) == HALFSTEP_OK &&
               static_cast<int>(Status::lost) == HALFSTEP_LOST &&
               static_cast<int>(Status::not_ready) == HALFSTEP_NOT_READY);
 
+struct Tables {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<KernelTable>, std::less<>> by_name;
+};
+Tables& tables() {
+  static Tables instance;
+  return instance;
+}
+
 }  // namespace
 
 KernelTable& kernel_table(std::string_view name) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<KernelTable>, std::less<>> tables;
-  std::lock_guard lock(mutex);
-  auto it = tables.find(name);
-  if (it == tables.end()) {
-    it = tables.emplace(std::string(name), std::make_unique<KernelTable>()).first;
+  Tables& all = tables();
+  std::lock_guard lock(all.mutex);
+  auto it = all.by_name.find(name);
+  if (it == all.by_name.end()) {
+    it = all.by_name.emplace(std::string(name), std::make_unique<KernelTable>()).first;
     it->second->name = name;
   }
   return *it->second;
+}
+
+std::vector<std::string> kernel_names() {
+  Tables& all = tables();
+  std::lock_guard lock(all.mutex);
+  std::vector<std::string> names;
+  names.reserve(all.by_name.size());
+  for (const auto& [name, table] : all.by_name) names.push_back(name);
+  return names;
 }
 
 RegisterCpuKernel::RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel) {
