@@ -96,9 +96,11 @@ void run_fallback(const KernelCall& call, const std::string& reason, bool failed
         "allows it",
         call.name, call.device.str(), reason);
   }
-  log_once(LogLevel::warning, fmt::format("fallback {} {} {}", call.device.str(), call.name, failed),
+  // By the kernel's name, which is what its maker looks for: a conversion inside of another op is `to`.
+  const std::string& kernel = call.table.name;
+  log_once(LogLevel::warning, fmt::format("fallback {} {} {}", call.device.str(), kernel, failed),
            failed ? fmt::format("{}: {}; it ran again on the CPU", call.name, reason)
-                  : fmt::format("{}: {} has {}; it runs on the CPU, with copies there and back", call.name,
+                  : fmt::format("{}: {} has {}; it runs on the CPU, with copies there and back", kernel,
                                 call.device.str(), reason));
   const auto start = std::chrono::steady_clock::now();
   Mirrors mirrors(call);
@@ -118,7 +120,7 @@ void run_fallback(const KernelCall& call, const std::string& reason, bool failed
                     .fresh = call.fresh};
   run_on_cpu(on_cpu);
   mirrors.write_back();
-  count_fallback(call.name, mirrors.to_host, mirrors.to_device,
+  count_fallback(kernel, mirrors.to_host, mirrors.to_device,
                  std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), failed);
 }
 

@@ -78,7 +78,7 @@ typedef struct halfstep_group halfstep_group;
 /* A tensor as a kernel sees it. What it points to (sizes and strides too) belongs to Halfstep and lasts for the call: a
  * kernel that only enqueues its work copies what it needs. This struct does not grow within a major version. */
 typedef struct halfstep_tensor {
-  void* data;             /* the first element in device memory; null for an absent or empty tensor */
+  void* data;             /* the first element in device memory; not to be used for an absent or empty tensor */
   const int64_t* sizes;   /* ndim of them */
   const int64_t* strides; /* in elements, 0 where a dimension is repeated */
   int64_t numel;          /* the product of the sizes */

@@ -53,7 +53,8 @@ typedef struct halfstep_fill_attributes {
   halfstep_scalar value;
 } halfstep_fill_attributes;
 
-/* to: conversion of dtype, keeping the layout. */
+/* to: conversion of dtype, keeping the layout. Null where Halfstep converts or copies inside of another call: the
+ * output's dtype says all. */
 typedef struct halfstep_cast_attributes {
   uint8_t dtype;
 } halfstep_cast_attributes;

@@ -60,6 +60,10 @@ TEST_F(MagnitudeBound, HoldsAndIsNotTooLarge) {
   EXPECT_EQ(bound(product(f32, 2e19, 1e19)), kInf);  // 8e38
   EXPECT_EQ(bound(product(bf16, 1, 1, kInf)), kInf);
   EXPECT_EQ(bound(product(f16, 1, 1, std::numeric_limits<double>::quiet_NaN())), kInf);
+  // Of several products none is read for all.
+  const Tensor several = full({2, 64, 4}, 1);
+  several[1].fill_(kInf);
+  EXPECT_EQ(bound(bmm(several, full({2, 4, 64}, 1))), kInf);
   // As large as its operands: reading it costs no more than reading those.
   EXPECT_EQ(bound(mm(ones({8, 8}), ones({8, 8}))), kInf);
 }
