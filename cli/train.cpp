@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <ctime>
 #include <fstream>
 
@@ -135,7 +136,8 @@ int run(Options& o) {
     bar.clear();
     if (o.quiet) return;
     fmt::print("epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%, {:.0f} samples/s{}\n", r.epoch,
-               c.epochs, last.mean_loss, r.loss, 100 * r.top1, 100 * r.top5, last.samples_per_s,
+               c.epochs, last.mean_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1, 100 * r.top5,
+               last.samples_per_s,
                last.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last.scale, last.skipped));
     std::fflush(stdout);
   };
