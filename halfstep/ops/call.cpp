@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
@@ -232,6 +233,20 @@ void call_view(const Op& op, const InferContext& ctx, std::span<const Tensor* co
   }
 }
 
+// What is allocated on a device while the op runs is known by its name.
+struct AllocationLabel {
+  const bool set;
+  const char* outer = nullptr;
+  AllocationLabel(Device device, const char* name) : set(!device.is_cpu()) {
+    if (set) [[unlikely]]
+      outer = std::exchange(allocation_label(), name);
+  }
+  ~AllocationLabel() {
+    if (set) [[unlikely]]
+      allocation_label() = outer;
+  }
+};
+
 DType key_dtype(const Op& op, std::span<const Tensor* const> inputs, const Tensor& output) {
   if (op.key >= 0 && static_cast<std::size_t>(op.key) < inputs.size()) {
     const TensorImpl* p = inputs[static_cast<std::size_t>(op.key)]->impl();
@@ -256,8 +271,7 @@ void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void
   if (static_cast<std::size_t>(ctx.num_outputs) != outputs.size()) {
     fail<InternalError>("{}: its rule gives {} outputs, {} were asked for", op.name, ctx.num_outputs, outputs.size());
   }
-  if (!device.is_cpu()) [[unlikely]]
-    allocation_label() = op.name;
+  const AllocationLabel label(device, op.name);
   std::array<const Tensor*, kMaxOutputs> output_pointers;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& o = ctx.outputs[i];

@@ -113,7 +113,8 @@ Tensor to_device(const Tensor& source, Device device, bool non_blocking) {
                                      .outputs = {&out, 1},
                                      .attributes = nullptr,
                                      .device = device});
-    result = transferred(source, device, non_blocking);
+    // Observers read what has come to the CPU.
+    result = transferred(source, device, non_blocking && !device.is_cpu());
     observation.done(Road::transfer);
   } else {
     result = transferred(source, device, non_blocking);
@@ -183,7 +184,9 @@ Tensor Tensor::to(Device device, DType dtype, const ToOptions& options) const {
   // The narrower dtype travels.
   const bool before = halfstep::item_size(dtype) < item_size();
   const Tensor here = before ? to(dtype) : *this;
-  const Tensor there = to_device(here, device, options.non_blocking);
+  // The CPU converts at once what has come: it must have come.
+  const bool converts = here.dtype() != dtype || options.memory_format != MemoryFormat::preserve;
+  const Tensor there = to_device(here, device, options.non_blocking && !(device.is_cpu() && converts));
   return there.to(dtype, {.memory_format = options.memory_format});
 }
 

@@ -94,16 +94,17 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   DeviceBackend& backend = backend_for(call.device, call.name);
   const int index = call.device.index;
   backend.check_alive(call.name, index);
-  const KernelFn kernel = backend.kernel(call.table, call.dtype, index);
-  if (!kernel) {
-    run_fallback(call, refusal(call), false);
-    return Road::fallback;
-  }
+  // What comes back from the CPU is copied on this queue too.
   void* const queue = current_native_queue(call.device);
   for (const auto list : {call.inputs, call.outputs}) {
     for (const Tensor* t : list) {
       if (const TensorImpl* p = t->impl()) p->storage->use_on(queue);
     }
+  }
+  const KernelFn kernel = backend.kernel(call.table, call.dtype, index);
+  if (!kernel) {
+    run_fallback(call, refusal(call), false);
+    return Road::fallback;
   }
   const FallbackOptions options = fallback_options();
   const bool contiguous =
@@ -130,7 +131,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
                     static_cast<int>(call.outputs.size()), call.attributes);
   }
   if (status == Status::unsupported) {
-    run_fallback(call, context.error.empty() ? "its kernel refused these inputs" : context.error, false);
+    run_fallback(call, "no kernel for these inputs" + (context.error.empty() ? "" : ": " + context.error), false);
     return Road::fallback;
   }
   bool started = status == Status::ok;

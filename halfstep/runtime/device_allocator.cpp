@@ -59,7 +59,10 @@ struct BySize {
   }
 };
 
-std::string megabytes(std::uint64_t bytes) { return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6); }
+std::string megabytes(std::uint64_t bytes) {
+  const auto n = static_cast<double>(bytes);
+  return bytes != 0 && bytes < 100'000 ? fmt::format("{:.1f} kB", n / 1e3) : fmt::format("{:.1f} MB", n / 1e6);
+}
 
 }  // namespace
 
@@ -100,8 +103,9 @@ struct DeviceAllocator::State {
   }
 
   // A segment from the device as one free block; null when there is no memory.
-  Block* reserve(std::size_t bytes, void* queue, bool small, std::size_t asked) {
-    const std::size_t size = caching ? segment_bytes(bytes) : round_up(asked, kRound);
+  // `exact`: no more than is asked for, where a whole segment doesn't fit any more.
+  Block* reserve(std::size_t bytes, void* queue, bool small, bool exact = false) {
+    const std::size_t size = caching && !exact ? segment_bytes(bytes) : bytes;
     if (limit != 0 && stats.reserved + size > limit) return nullptr;
     void* data = nullptr;
     const halfstep_status status = backend.table.allocate(index, size, &data);
@@ -312,12 +316,15 @@ struct DeviceAllocator::State {
 DeviceAllocator::DeviceAllocator(DeviceBackend& backend, int index) : state_(std::make_unique<State>(backend, index)) {}
 DeviceAllocator::~DeviceAllocator() = default;
 
-void* DeviceAllocator::home_queue() { return current_native_queue(state_->backend.device(state_->index)); }
+void* DeviceAllocator::home_queue() {
+  void* const queue = current_native_queue(state_->backend.device(state_->index));
+  return queue == state_->backend.known_default_queue(state_->index) ? queue : nullptr;
+}
 
 void* DeviceAllocator::allocate(std::size_t asked) {
   State& s = *state_;
   s.backend.check_alive("allocate", s.index);
-  void* const queue = home_queue();
+  void* const queue = current_native_queue(s.backend.device(s.index));
   std::lock_guard lock(s.mutex);
   if (asked > (std::size_t{1} << 46)) s.out_of_memory(asked);
   const std::size_t bytes = round_up(std::max<std::size_t>(asked, 1), kRound);
@@ -330,20 +337,21 @@ void* DeviceAllocator::allocate(std::size_t asked) {
   if (block) {
     ++s.stats.cache_hits;
   } else {
-    block = s.reserve(bytes, queue, small, asked);
+    block = s.reserve(bytes, queue, small);
   }
   if (!block) {
     // What is kept may be what is missing: first what is free already, then what waits for other queues.
     ++s.stats.retries;
     s.give_back();
     block = s.caching ? s.find(bytes, queue, small) : nullptr;
-    if (!block) block = s.reserve(bytes, queue, small, asked);
+    if (!block) block = s.reserve(bytes, queue, small);
     if (!block && !s.held_back.empty()) {
       s.look_at_held_back(true);
       s.give_back();
       block = s.caching ? s.find(bytes, queue, small) : nullptr;
-      if (!block) block = s.reserve(bytes, queue, small, asked);
+      if (!block) block = s.reserve(bytes, queue, small);
     }
+    if (!block && s.caching) block = s.reserve(bytes, queue, small, true);
     if (!block) s.out_of_memory(asked);
   }
   if (!at_hand) {
@@ -361,6 +369,7 @@ void* DeviceAllocator::allocate(std::size_t asked) {
 
 void DeviceAllocator::deallocate(void* data, std::size_t) noexcept {
   State& s = *state_;
+  if (s.backend.ended()) return;  // a tensor of static storage: the device is gone before it
   std::lock_guard lock(s.mutex);
   const auto it = s.known.find(data);
   if (it == s.known.end() || !it->second->in_use) return;
@@ -371,18 +380,19 @@ void DeviceAllocator::deallocate(void* data, std::size_t) noexcept {
   try {
     if (block->used_on.empty() && s.to_stash(block)) return;
     s.known.erase(it);
-    for (void* queue : block->used_on) {
+    for (void* used : block->used_on) {
+      auto* queue = static_cast<halfstep_queue*>(used);
       halfstep_event* event = nullptr;
-      if (s.backend.table.event_create(s.index, 0, &event) != HALFSTEP_OK) {
-        s.clear_error();
-        continue;
-      }
-      if (s.backend.table.event_record(event, static_cast<halfstep_queue*>(queue)) != HALFSTEP_OK) {
-        s.clear_error();
+      if (s.backend.table.event_create(s.index, 0, &event) == HALFSTEP_OK) {
+        if (s.backend.table.event_record(event, queue) == HALFSTEP_OK) {
+          block->pending.push_back(event);
+          continue;
+        }
         s.backend.table.event_destroy(event);
-        continue;
       }
-      block->pending.push_back(event);
+      // Without a mark in the queue only its end tells that the memory is free.
+      s.clear_error();
+      s.backend.defer(s.backend.table.queue_synchronize(queue), s.index);
     }
     block->used_on.clear();
     if (!block->pending.empty()) {
@@ -409,7 +419,7 @@ void DeviceAllocator::queue_gone(void* queue) {
   State& s = *state_;
   void* heir = nullptr;
   try {
-    heir = s.backend.default_queue(s.index);
+    heir = s.backend.default_queue_unchecked(s.index);
   } catch (const DeviceError&) {  // the device is lost: its memory is not used again
   }
   std::lock_guard lock(s.mutex);

@@ -26,6 +26,8 @@ class HS_API DeviceAllocator final : public Allocator {
 
   void* allocate(std::size_t bytes) override;
   void deallocate(void* data, std::size_t bytes) noexcept override;
+  /// Null for another queue than the default one: it can go, and its address be that of another one later, so that
+  /// only the allocator knows whose its blocks are.
   void* home_queue() override;
   void used_on(void* data, void* queue) noexcept override;
 

@@ -86,9 +86,14 @@ bool DeviceBackend::has_collectives() const {
 halfstep_queue* DeviceBackend::default_queue(int index) {
   auto& slot = default_queues_[static_cast<std::size_t>(index)];
   if (halfstep_queue* queue = slot.load(std::memory_order_acquire)) return queue;
+  check_alive("queue", index);  // before the lock, which it takes itself
+  return default_queue_unchecked(index);
+}
+
+halfstep_queue* DeviceBackend::default_queue_unchecked(int index) {
+  auto& slot = default_queues_[static_cast<std::size_t>(index)];
   std::lock_guard lock(mutex_);
   if (halfstep_queue* queue = slot.load(std::memory_order_acquire)) return queue;
-  check_alive("queue", index);
   halfstep_queue* queue = nullptr;
   check(table.queue_create(index, 0, &queue), "queue", index);
   slot.store(queue, std::memory_order_release);
@@ -125,6 +130,8 @@ void DeviceBackend::raise_trouble(const char* what, int index) {
     std::lock_guard lock(mutex_);
     auto& trouble = trouble_[static_cast<std::size_t>(index)];
     const std::uint8_t state = trouble.load();
+    if (state & kEnded)
+      fail<DeviceError>("{}: device {} is not used any more: the program ends", what, device(index).str());
     if (!(state & kDeferred)) {
       if (state & kLost) raise_lost(what, index, "it was lost before");
       return;  // another thread has thrown it
@@ -232,6 +239,8 @@ DeviceBackend::Answer DeviceBackend::ask(const std::string& op, int version, DTy
 }
 
 void DeviceBackend::shutdown() {
+  for (auto& trouble : trouble_) trouble.fetch_or(kEnded);
+  ended_.store(true, std::memory_order_release);
   if (table.shutdown) table.shutdown();
 }
 

@@ -48,6 +48,12 @@ class HS_API DeviceBackend {
   DeviceAllocator& allocator(int index) const { return *allocators_[static_cast<std::size_t>(index)]; }
   /// The queue that work goes to when nobody says otherwise; made at its first use.
   halfstep_queue* default_queue(int index);
+  /// The same for who cleans up: doesn't throw what defer() has put aside, which would get lost there.
+  halfstep_queue* default_queue_unchecked(int index);
+  /// Null before its first use.
+  halfstep_queue* known_default_queue(int index) const {
+    return default_queues_[static_cast<std::size_t>(index)].load(std::memory_order_acquire);
+  }
 
   /// Throws what a failed call of a plug-in means: OutOfMemoryError, DeviceLostError or DeviceError with the plug-in's
   /// reason and, for asynchronous work, the op that it failed in. `what`: the call or op that is under way.
@@ -84,8 +90,10 @@ class HS_API DeviceBackend {
   };
   Answer ask(const std::string& op, int version, DType dtype) const;
 
-  /// Ends the use of the plug-in at the end of the program.
+  /// Ends the use of the plug-in at the end of the program. What is called later throws, and what is destroyed later
+  /// leaves the plug-in alone.
   void shutdown();
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
 
  private:
   [[noreturn]] void raise_error(const halfstep_error& error, halfstep_status status, const char* what, int index);
@@ -102,10 +110,11 @@ class HS_API DeviceBackend {
   std::vector<halfstep_device_info> infos_;
   std::vector<std::unique_ptr<DeviceAllocator>> allocators_;
   std::vector<std::unique_ptr<Calls>> calls_;
-  static constexpr std::uint8_t kLost = 1, kDeferred = 2;
+  static constexpr std::uint8_t kLost = 1, kDeferred = 2, kEnded = 4;
   std::array<std::atomic<std::uint8_t>, kMaxDevices> trouble_{};
   std::vector<halfstep_error> deferred_;  // one a device, under the mutex
   std::array<std::atomic<halfstep_queue*>, kMaxDevices> default_queues_{};
+  std::atomic<bool> ended_{false};
   std::mutex mutex_;
 };
 

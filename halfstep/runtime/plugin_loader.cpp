@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -124,7 +125,11 @@ PluginReport use_table(const halfstep_plugin_table& given, const std::string& or
 
 PluginReport open_library(const std::string& path) {
   struct stat status {};
-  if (stat(path.c_str(), &status) != 0) fail<DeviceError>("plug-in {}: there is no such file", path);
+  if (stat(path.c_str(), &status) != 0) {
+    const int why = errno;
+    if (why == ENOENT) fail<DeviceError>("plug-in {}: there is no such file", path);
+    fail<DeviceError>("plug-in {}: it can't be opened: {}", path, std::generic_category().message(why));
+  }
   if (!S_ISREG(status.st_mode)) fail<DeviceError>("plug-in {}: it is not a file", path);
   // It will run with our rights: nobody else may be able to put code there.
   if (status.st_mode & S_IWOTH)
@@ -267,7 +272,8 @@ void load_plugins() {
       const std::string path(rest.substr(0, rest.find(':')));
       rest.remove_prefix(std::min(rest.size(), path.size() + 1));
       if (path.empty()) continue;
-      if (fs::is_directory(path)) {
+      std::error_code ignored;  // what can't be looked at is no folder: opening it says why
+      if (fs::is_directory(path, ignored)) {
         const auto libraries = libraries_in(path);
         if (libraries.empty())
           log(LogLevel::error, fmt::format("HALFSTEP_PLUGINS: no libhalfstep_*.so in folder {}", path));

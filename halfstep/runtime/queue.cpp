@@ -13,6 +13,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_allocator.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/transfer.h"
 
 namespace halfstep {
 
@@ -24,10 +25,11 @@ struct Queue::Impl {
   bool owned = false;
 
   ~Impl() {
-    if (!owned) return;
+    if (!owned || backend->ended()) return;
     // Its work is done after this: what it used is anybody's.
     backend->defer(backend->table.queue_destroy(native), device.index);
     backend->allocator(device.index).queue_gone(native);
+    pinned_queue_gone(native);
   }
 };
 
@@ -40,7 +42,7 @@ struct Event::Impl {
   std::optional<std::chrono::steady_clock::time_point> time;  // on the CPU
 
   ~Impl() {
-    if (native) backend->table.event_destroy(native);
+    if (native && !backend->ended()) backend->table.event_destroy(native);
   }
 };
 
@@ -113,6 +115,7 @@ void Queue::synchronize() const {
 
 bool Queue::query() const {
   if (!impl_->backend) return true;
+  impl_->backend->check_alive("query", impl_->device.index);
   const halfstep_status status = impl_->backend->table.queue_query(impl_->native);
   if (status == HALFSTEP_NOT_READY) return false;
   impl_->backend->check(status, "query", impl_->device.index);
@@ -120,11 +123,12 @@ bool Queue::query() const {
 }
 
 void Queue::wait(const Event& event) const {
-  if (!impl_->backend || !event.native()) return;
+  if (!event.native()) return;
   if (event.device().type != impl_->device.type) {
-    event.synchronize();  // one kind of device can't wait for another
+    event.synchronize();  // one kind of device can't wait for another, and the CPU's work is done by the host itself
     return;
   }
+  impl_->backend->check_alive("wait", impl_->device.index);
   impl_->backend->check(impl_->backend->table.queue_wait(impl_->native, static_cast<halfstep_event*>(event.native())),
                         "wait", impl_->device.index);
 }
@@ -183,6 +187,7 @@ void Event::record() const { record(Queue::current(impl_->device)); }
 
 bool Event::query() const {
   if (!impl_->backend) return true;
+  impl_->backend->check_alive("event.query", impl_->device.index);
   const halfstep_status status = impl_->backend->table.event_query(impl_->native);
   if (status == HALFSTEP_NOT_READY) return false;
   impl_->backend->check(status, "event.query", impl_->device.index);
@@ -205,15 +210,11 @@ double Event::elapsed_ms(const Event& end) const {
     fail<DeviceError>("event.elapsed_ms: expected events made with {{.timing = true}}");
   }
   if (!impl_->backend) {
-    std::scoped_lock lock(impl_->mutex);
-    const auto start_time = impl_->time;
-    std::optional<std::chrono::steady_clock::time_point> end_time;
-    if (end.impl_ == impl_) {
-      end_time = start_time;
-    } else {
-      std::scoped_lock other(end.impl_->mutex);
-      end_time = end.impl_->time;
-    }
+    const auto time_of = [](Impl& event) {
+      std::lock_guard lock(event.mutex);
+      return event.time;
+    };
+    const auto start_time = time_of(*impl_), end_time = time_of(*end.impl_);
     if (!start_time || !end_time) fail<DeviceError>("event.elapsed_ms: an event was not recorded");
     return std::chrono::duration<double, std::milli>(*end_time - *start_time).count();
   }

@@ -63,13 +63,17 @@ class PinnedPool {
     block.in_use = false;
     try {
       for (const Use& use : block.uses) {
+        if (use.backend->ended()) continue;
         halfstep_event* event = nullptr;
-        if (use.backend->table.event_create(use.index, 0, &event) != HALFSTEP_OK) continue;
-        if (use.backend->table.event_record(event, use.queue) == HALFSTEP_OK) {
-          block.events.push_back({use.backend, use.index, event});
-        } else {
+        if (use.backend->table.event_create(use.index, 0, &event) == HALFSTEP_OK) {
+          if (use.backend->table.event_record(event, use.queue) == HALFSTEP_OK) {
+            block.events.push_back({use.backend, use.index, event});
+            continue;
+          }
           use.backend->table.event_destroy(event);
         }
+        // Without a mark in the queue only its end tells that the block is free.
+        use.backend->defer(use.backend->table.queue_synchronize(use.queue), use.index);
       }
       block.uses.clear();
       if (block.events.empty()) {
@@ -93,6 +97,12 @@ class PinnedPool {
       block->uses.push_back({backend, index, queue});
     }
     return true;
+  }
+
+  // The queue is gone and all its work done.
+  void queue_gone(const halfstep_queue* queue) {
+    std::lock_guard lock(mutex_);
+    for (auto& [data, block] : blocks_) std::erase_if(block.uses, [&](const Use& u) { return u.queue == queue; });
   }
 
  private:
@@ -263,6 +273,7 @@ void read_memory(void* destination, const void* source, Device from, std::size_t
 
 void* allocate_pinned(Device device, std::size_t bytes) { return pinned_pool().allocate(device, bytes); }
 void free_pinned(void* data) noexcept { pinned_pool().deallocate(data); }
+void pinned_queue_gone(const void* queue) { pinned_pool().queue_gone(static_cast<const halfstep_queue*>(queue)); }
 bool is_pinned_memory(const void* data) { return pinned_pool().use(data, nullptr, 0, nullptr); }
 
 TransferStats transfer_stats() {

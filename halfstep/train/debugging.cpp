@@ -111,7 +111,9 @@ struct StepDebugging::Impl {
   void end_profile() {
     if (!profiler) return;
     profiler->stop();
-    fs::create_directories(config.profile);
+    std::error_code error;
+    fs::create_directories(config.profile, error);
+    if (error) fail<IoError>("{}: can't be made: {}", config.profile.string(), error.message());
     profiler->write_trace(config.profile / "trace.json");
     const std::string text = profiler->table();
     profiler.reset();

@@ -85,10 +85,10 @@ class Faults(ProgramTest):
         self.assertIn("linear", out.stdout)
 
     def test_no_memory_says_what_is_held(self):
-        for faults, memory in (("oom:2:always", "1G"), ("", "8M")):
+        for faults, memory in (("oom:2:always", "1G"), ("", "3M")):
             out = self.train_with(faults, HALFSTEP_SIM_MEMORY=memory)
             self.assertEqual(out.returncode, 1)
-            self.assertRegex(out.stderr, r"allocate: sim:0 has no .* MB left.*in use")
+            self.assertRegex(out.stderr, r"allocate: sim:0 has no .* [kM]B left.*in use")
         self.assertEqual(self.train_with("oom:2").returncode, 0, "one failure is made good by giving back what is kept")
 
     def test_a_lost_device_ends_the_run(self):

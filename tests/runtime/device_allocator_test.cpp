@@ -123,6 +123,8 @@ TEST_F(DeviceMemory, WithoutCachingEverythingGoesBack) {
 
 TEST_F(DeviceMemory, TheLimitAndWhatIsHeld) {
   set_memory_limit(64u << 20, device);
+  EXPECT_EQ(sum(ones({4}, {.device = device}) + 1).item<double>(), 8);
+  empty_memory_cache(device);
   const Tensor x = ones({8 * kMiB}, {.device = device});  // 32 MiB
   const Tensor y = x + x;
   const std::string text = error_of([&] { y* y; });
@@ -130,12 +132,25 @@ TEST_F(DeviceMemory, TheLimitAndWhatIsHeld) {
   EXPECT_NE(text.find("67.1 MB are in use in 2 blocks"), std::string::npos) << text;
   EXPECT_NE(text.find("the limit is 67.1 MB"), std::string::npos) << text;
   EXPECT_NE(text.find("33.6 MB by add"), std::string::npos) << text;
+  EXPECT_NE(text.find("33.6 MB by unnamed"), std::string::npos) << "made by no op, whatever came before: " << text;
   EXPECT_THROW(y * y, OutOfMemoryError);
   EXPECT_EQ(now().out_of_memory - before_.out_of_memory, 2u);
   EXPECT_EQ(now().limit, 64u << 20);
   set_memory_limit(0, device);
   EXPECT_EQ((y * y).numel(), 8 * kMiB) << "an allocation that failed harms nothing";
   EXPECT_THROW(set_memory_limit(1, Device{}), DeviceError);
+}
+
+TEST_F(DeviceMemory, WhatIsLeftIsUsedWhereAWholeSegmentDoesNotFit) {
+  set_memory_limit(3 * kMiB, device);
+  const Tensor x = bytes(2 * kMiB + 100);  // out of segments of 20 MiB, were there room
+  EXPECT_EQ(now().reserved, 2u * kMiB + 512);
+  const Tensor y = bytes(1000);  // of 2 MiB
+  EXPECT_EQ(now().reserved, 2u * kMiB + 512 + 1024);
+  const std::string text = error_of([&] { bytes(kMiB); });
+  EXPECT_NE(text.find("sim:1 has no 1.0 MB left"), std::string::npos) << text;
+  EXPECT_NE(text.find("1.0 kB by"), std::string::npos) << text;
+  set_memory_limit(0, device);
 }
 
 TEST_F(DeviceMemory, WhatIsKeptIsGivenBackBeforeAnythingFails) {

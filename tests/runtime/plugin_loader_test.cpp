@@ -219,8 +219,10 @@ TEST_F(PluginSearch, TakesFilesAndFoldersAndGoesOnAfterErrors) {
   fs::copy_file(library("newer"), folder.path / "libhalfstep_b.so");
   fs::copy_file(library("older"), folder.path / "libhalfstep_a.so");
   fs::copy_file(library("cut"), folder.path / "other.so");
-  const std::string list = library("nowhere") + "::" + library("other_major") + ":" + folder.path.string() + ":" +
-                           library("whole") + ":" + library("whole");
+  fs::create_symlink("round", folder.path / "round");  // to itself
+  const std::string list = library("nowhere") + "::" + (folder.path / "round").string() + ":" + std::string(300, 'a') +
+                           ":" + library("other_major") + ":" + folder.path.string() + ":" + library("whole") + ":" +
+                           library("whole");
   EXPECT_EXIT(search(list, {"tiny_older:0", "tiny_newer:0", "tiny:0"}), testing::ExitedWithCode(0),
               "no such file(.|\n)*made for version");
 }

@@ -3,12 +3,16 @@
 #include "halfstep/runtime/queue.h"
 
 #include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "halfstep/core/error.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
@@ -166,6 +170,75 @@ TEST_F(Queues, MemoryInUseElsewhereIsHeldBack) {
   }
 }
 
+// Its queue is gone, and a new one may have its address: what that one reads is held back all the same.
+TEST_F(Queues, ANewQueueAtTheAddressOfOneThatIsGone) {
+  for (int attempt = 0; attempt < 50; ++attempt) {
+    Tensor y;
+    auto queue = std::make_unique<Queue>(sim);
+    const void* const address = queue->native();
+    {
+      const QueueGuard guard(*queue);
+      y = full({1 << 20}, 2, {.device = sim});
+    }
+    queue.reset();
+    queue = std::make_unique<Queue>(sim);
+    EXPECT_EQ(y.storage()->home_queue(), nullptr) << "the address says nothing";
+    if (queue->native() != address) continue;
+    synchronize(sim);
+    test::order_fault("delay:mul:1:150ms");
+    Tensor z;
+    {
+      const QueueGuard guard(*queue);
+      z = y * y;
+    }
+    y = Tensor();
+    const Tensor other = full({1 << 20}, 7, {.device = sim});
+    const QueueGuard guard(*queue);
+    EXPECT_EQ(sum(z).item<double>(), 4.0 * (1 << 20));
+    return;
+  }
+}
+
+// A failure that only the end of its queue finds out about reaches the next call.
+TEST_F(Queues, AQueueThatGoesTellsWhatFailedInIt) {
+  const Device second = test::sim_device(1);
+  std::thread([&] {
+    const Queue mine(second);
+    const QueueGuard guard(mine);
+    const Tensor x = ones({4}).to(second);
+    test::order_fault("fail:add:1");
+    x + x;
+  }).join();
+  EXPECT_NE(error_of([&] { synchronize(second); }).find("add (call"), std::string::npos);
+}
+
+TEST_F(Queues, TheHostWaitsForADevicesEvent) {
+  const Tensor x = ones({4}, {.device = sim});
+  synchronize(sim);
+  test::order_fault("delay:add:1:100ms");
+  x + x;
+  const Event done(sim);
+  done.record();
+  Queue::default_queue(Device{}).wait(done);
+  EXPECT_TRUE(done.query());
+}
+
+// In place by way of the CPU: the copy back is work of this queue, and holds the memory back until it is done.
+TEST_F(Queues, WhatComesBackFromTheCpuHoldsMemoryBack) {
+  Tensor x = zeros({100}, {.device = sim});
+  synchronize(sim);
+  const std::uint64_t before = memory_stats(sim).held_back;
+  const Queue other(sim);
+  {
+    const QueueGuard guard(other);
+    const Tensor* const pointer = &x;
+    const Op& exp_op = *find_op("exp");
+    run_kernel(*exp_op.table, "exp", sim, f32, {&pointer, 1}, {&pointer, 1}, nullptr);
+    x = Tensor();
+  }
+  EXPECT_GT(memory_stats(sim).held_back, before);
+}
+
 TEST_F(Queues, AQueueThatGoesLeavesItsMemoryToOthers) {
   empty_memory_cache(sim);
   const std::uint64_t before = memory_stats(sim).allocated;
@@ -182,6 +255,80 @@ TEST_F(Queues, AQueueThatGoesLeavesItsMemoryToOthers) {
   // All of the segment of 20 MiB, so what the queue had used is joined with the rest.
   EXPECT_EQ(sum(ones({5 << 20}, {.device = sim})).item<double>(), 5 << 20);
   EXPECT_EQ(memory_stats(sim).reserved, reserved) << "the default queue uses what it left";
+}
+
+// What the CPU converts has come before.
+TEST_F(Transfer, ConversionsOnTheCpuWaitForWhatTheyConvert) {
+  const Tensor x = full({2, 3, 4, 5}, 3, {.dtype = f16, .device = sim});
+  synchronize(sim);
+  int value = 0;  // another one each time: pinned memory comes back with what was in it
+  for (const ToOptions& options : {ToOptions{.non_blocking = true},
+                                   ToOptions{.non_blocking = true, .memory_format = MemoryFormat::channels_last}}) {
+    for (const DType dtype : {f16, f32}) {
+      test::order_fault("delay:add_scalar:1:60ms");
+      const Tensor y = (x + ++value).to(Device{}, dtype, options);
+      synchronize(sim);
+      EXPECT_EQ(y.to_vector<double>(), Values(120, 3.0 + value)) << name(dtype);
+    }
+  }
+}
+
+// Pinned memory outlives the queue that read it.
+TEST_F(Transfer, PinnedMemoryOfAQueueThatIsGone) {
+  Tensor pinned = ones({10000}).pin_memory();
+  Tensor there;
+  {
+    const Queue short_lived(sim);
+    const QueueGuard guard(short_lived);
+    there = pinned.to(sim, {.non_blocking = true});
+  }
+  const auto memory = pinned.impl()->data();
+  pinned = Tensor();
+  EXPECT_EQ(ones({10000}).pin_memory().impl()->data(), memory) << "nobody uses it any more";
+  EXPECT_EQ(sum(there).item<double>(), 10000);
+}
+
+void exit_with_everything() {
+  static Tensor pinned, there;
+  static std::optional<Queue> queue;
+  static std::optional<Event> event;
+  const Device sim = test::sim_device();
+  queue.emplace(sim);
+  event.emplace(sim);
+  const QueueGuard guard(*queue);
+  pinned = ones({1 << 20}).pin_memory();
+  there = pinned.to(sim, {.non_blocking = true}) + 1;
+  event->record();
+  std::exit(0);
+}
+
+void lose_a_device_without_a_default_queue() {
+  const Device sim = test::sim_device(1);
+  try {
+    const Queue mine(sim);
+    const QueueGuard guard(mine);
+    const Tensor x = ones({4}).to(sim);
+    test::order_fault("lost:1");
+    x + x;
+  } catch (const DeviceLostError&) {
+    try {
+      synchronize(sim);
+    } catch (const DeviceLostError&) {
+      std::exit(0);
+    }
+  }
+  std::exit(1);
+}
+
+// Tensors, queues and events that the program keeps to its end don't touch a plug-in that was shut down.
+TEST(AtExit, WhatIsLeftLeavesThePlugInAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(exit_with_everything(), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(AtExit, ALostDeviceEndsInAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(lose_a_device_without_a_default_queue(), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(Transfer, ThereAndBackInEveryLayoutAndDtype) {
