@@ -221,7 +221,18 @@ void add_train(CLI::App& program, int& status) {
            "chrome://tracing");
   add_word(*verb, "--profile-steps", d.profile_steps, "Steps to profile: N, FIRST-LAST, FIRST- or all");
   verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
-  verb->callback([o, &status] { status = run(*o); });
+  verb->callback([o, verb, &status] {
+    const train::DebugConfig& debug = o->config.debug;
+    // A flag that does nothing was meant to do something.
+    const auto belongs = [&](const char* flag, const char* to, bool there) {
+      if (verb->count(flag) > 0 && !there)
+        throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag, to));
+    };
+    belongs("--debug-level", "--debug-dump", !debug.dump.empty());
+    belongs("--debug-steps", "--debug-dump or --debug-compare", !debug.dump.empty() || !debug.compare.empty());
+    belongs("--profile-steps", "--profile", !debug.profile.empty());
+    status = run(*o);
+  });
 }
 
 }  // namespace halfstep::cli

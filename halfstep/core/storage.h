@@ -59,7 +59,8 @@ class HS_API Allocator {
   virtual void* allocate(std::size_t bytes) = 0;
   /// Gives back what allocate(bytes) returned.
   virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
-  /// The device's queue whose work may use fresh memory at once; null on the CPU.
+  /// The device's queue whose work may use fresh memory at once, where use by it has not to be told to used_on(); null
+  /// on the CPU, and where only the allocator knows whose memory it is.
   virtual void* home_queue() { return nullptr; }
   /// Work of another queue than the home queue uses the memory: it is not handed out again before that is done.
   virtual void used_on(void* data, void* queue) noexcept {
@@ -85,7 +86,7 @@ class HS_API Storage {
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  /// The queue of a device that the memory was made for; null on the CPU.
+  /// The queue whose use of the memory goes without saying (Allocator::home_queue()); null for none.
   void* home_queue() const { return home_queue_; }
   /// Work of `queue` uses the memory: called for every tensor of a call on a device.
   void use_on(void* queue) {

@@ -14,6 +14,11 @@ class Debug(ProgramTest):
     def calls(self, folder):
         return {path.name: json.loads((path / "call.json").read_text()) for path in sorted((self.folder / folder).iterdir())}
 
+    def test_flags_that_would_do_nothing(self):
+        self.refused(2, "--debug-level: belongs to --debug-dump", "train", "mlp", "--debug-level", "whole")
+        self.refused(2, "--debug-steps: belongs to --debug-dump or --debug-compare", "train", "mlp", "--debug-steps", "3")
+        self.refused(2, "--profile-steps: belongs to --profile", "train", "mlp", "--profile-steps", "3")
+
     def test_dump(self):
         self.data()
         out = self.train(*RUN, "--debug-dump", "dump", "--debug-level", "whole", "--debug-steps", "2-3")

@@ -20,6 +20,10 @@
 #include "halfstep/runtime/transfer.h"
 #include "tests/runtime/on_sim.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 namespace halfstep {
 namespace {
 
@@ -294,6 +298,9 @@ void exit_with_everything() {
   static std::optional<Event> event;
   const Device sim = test::sim_device();
   queue.emplace(sim);
+#ifdef __SANITIZE_ADDRESS__
+  __lsan_disable();  // what the program still holds when the plug-in is gone is left to the system
+#endif
   event.emplace(sim);
   const QueueGuard guard(*queue);
   pinned = ones({1 << 20}).pin_memory();
