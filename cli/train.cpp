@@ -10,6 +10,7 @@
 #include <cmath>
 #include <ctime>
 #include <fstream>
+#include <functional>
 
 #include "cli/options.h"
 #include "cli/terminal.h"
@@ -28,6 +29,7 @@ struct Options : CommonOptions {
   std::string amp_dtype;
   bool quiet = false;
   bool no_out = false;
+  std::function<void()> check_flags;  // which go together
 };
 
 // The effective configuration as text, beside the checkpoints.
@@ -90,6 +92,7 @@ int run(Options& o) {
         "--amp-dtype: belongs to the levels O0 to auto, which are not there yet; use --amp f16 or --amp bf16");
   }
   as_usage([&] { train::check(c); });
+  o.check_flags();
   if (!c.resume.empty() && !fs::exists(c.resume)) {
     throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
   }
@@ -221,18 +224,17 @@ void add_train(CLI::App& program, int& status) {
            "chrome://tracing");
   add_word(*verb, "--profile-steps", d.profile_steps, "Steps to profile: N, FIRST-LAST, FIRST- or all");
   verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
-  verb->callback([o, verb, &status] {
-    const train::DebugConfig& debug = o->config.debug;
-    // A flag that does nothing was meant to do something.
+  // A flag that does nothing was meant to do something.
+  o->check_flags = [verb, &d] {
     const auto belongs = [&](const char* flag, const char* to, bool there) {
       if (verb->count(flag) > 0 && !there)
         throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag, to));
     };
-    belongs("--debug-level", "--debug-dump", !debug.dump.empty());
-    belongs("--debug-steps", "--debug-dump or --debug-compare", !debug.dump.empty() || !debug.compare.empty());
-    belongs("--profile-steps", "--profile", !debug.profile.empty());
-    status = run(*o);
-  });
+    belongs("--debug-level", "--debug-dump", !d.dump.empty());
+    belongs("--debug-steps", "--debug-dump or --debug-compare", !d.dump.empty() || !d.compare.empty());
+    belongs("--profile-steps", "--profile", !d.profile.empty());
+  };
+  verb->callback([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli
