@@ -30,8 +30,8 @@ struct LoaderOptions {
   /// Keys the order (and what a data set does at random).
   std::uint64_t seed = 0;
   /// Where the loop gets its batches. For another device than the CPU the workers leave them in pinned memory, and the
-  /// next batch is copied on a queue of its own while the loop computes with this one; that takes the memory of one more
-  /// batch there.
+  /// next batch is copied on a queue of its own while the loop computes with this one; that takes the memory of one
+  /// more batch there.
   Device device = {};
 };
 

@@ -157,7 +157,8 @@ halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const h
 
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
   const auto answered = [&](const Kernel* found, const char* reason) -> halfstep_status {
-    halfstep_kernel all = {answer->size, found ? found->def->layouts : 0, found ? found->function : nullptr, reason, nullptr};
+    halfstep_kernel all = {answer->size, found ? found->def->layouts : 0, found ? found->function : nullptr, reason,
+                           nullptr};
     std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
     return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
   };
