@@ -15,11 +15,14 @@ struct HS_API CallSite {
   std::string op;                ///< or the kernel that runs by itself
   std::string module = {};       ///< path of the module in whose forward it runs, or whose gradient it computes
   std::string backward_of = {};  ///< the op whose gradient is computed; empty in a forward pass
+  bool by_itself = false;        ///< a kernel that runs by itself, of no op
   Device device = {};
   Road road = Road::native;
 
   /// `encoder.fc1: mm (backward of linear)`.
   std::string str() const;
+  /// `forward`, `backward`, or `in no pass` for what runs outside of both, as an optimizer does.
+  const char* pass() const;
 };
 /// The call that runs on this thread.
 HS_API CallSite call_site(const ObservedCall& call, std::uint64_t number);

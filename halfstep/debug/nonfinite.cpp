@@ -43,9 +43,9 @@ std::string NonFiniteFinding::str() const {
   std::string made;
   if (output.inf > 0) made = fmt::format("{} inf", output.inf);
   if (output.nan > 0) made += fmt::format("{}{} NaN", made.empty() ? "" : " and ", output.nan);
-  std::string text = fmt::format("{}: made {} among {} values out of finite inputs, {} {} on {}, {}, call {}",
-                                 site.str(), made, output.numel, name(output.dtype), output.sizes.str(),
-                                 site.device.str(), site.backward_of.empty() ? "forward" : "backward", site.number);
+  std::string text =
+      fmt::format("{}: made {} among {} values out of finite inputs, {} {} on {}, {}, call {}", site.str(), made,
+                  output.numel, name(output.dtype), output.sizes.str(), site.device.str(), site.pass(), site.number);
   text += "; inputs:";
   const char* before = " ";
   for (const Statistics& s : inputs) {

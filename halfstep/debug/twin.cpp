@@ -250,8 +250,8 @@ const TwinCall* TwinReport::first() const {
 std::string TwinReport::str(std::size_t rows) const {
   std::string text;
   if (const TwinCall* c = first()) {
-    text = fmt::format("first departure: {}, {}, call {}: {}\n", c->site.str(),
-                       c->site.backward_of.empty() ? "forward" : "backward", c->site.number, c->reason);
+    text =
+        fmt::format("first departure: {}, {}, call {}: {}\n", c->site.str(), c->site.pass(), c->site.number, c->reason);
   } else {
     text = fmt::format("no op departs beyond what the rounding of {} explains\n", name(dtype));
   }

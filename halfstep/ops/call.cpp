@@ -384,7 +384,9 @@ void run_kernel(const KernelTable& table, const char* name, Device device, DType
   for (const auto list : {inputs, outputs}) {
     for (const Tensor* t : list) {
       if (t->defined() && t->device() != device) [[unlikely]] {
-        fail<DeviceError>("{}: expected all tensors on {}, got one on {}", name, device.str(), t->device().str());
+        fail<DeviceError>(
+            "{}: expected all tensors on {}, got one on {}; was a module moved after its optimizer was made?", name,
+            device.str(), t->device().str());
       }
     }
   }

@@ -2,16 +2,14 @@
 // Kernels of other devices than the CPU: enqueued on the thread's queue, given the layouts that they take, and replaced
 // by the CPU's where there are none.
 #include <algorithm>
-#include <chrono>
+#include <string_view>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/call_internal.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/runtime/device_backend.h"
 #include "halfstep/runtime/fallback.h"
-#include "halfstep/runtime/log.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/runtime/transfer.h"
 
 namespace halfstep::detail {
 namespace {
@@ -101,7 +99,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
       if (const TensorImpl* p = t->impl()) p->storage->use_on(queue);
     }
   }
-  const KernelFn kernel = backend.kernel(call.table, call.dtype, index);
+  const KernelFn kernel = backend.kernel(call.table, call.dtype);
   if (!kernel) {
     run_fallback(call, refusal(call), false);
     return Road::fallback;
@@ -134,7 +132,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
     run_fallback(call, "no kernel for these inputs" + (context.error.empty() ? "" : ": " + context.error), false);
     return Road::fallback;
   }
-  bool started = status == Status::ok;
+  const bool started = status == Status::ok;
   try {
     if (status != Status::ok) {
       if (context.error.empty() || status == Status::lost) {

@@ -55,7 +55,7 @@ class Mirrors {
       const auto bytes = static_cast<std::size_t>(m.end - m.begin);
       if (!m.written || bytes == 0) continue;
       copy_memory(static_cast<char*>(storage->data()) + m.begin, call_.device, m.host->data(), Device{}, bytes);
-      storage->set_magnitude_bound(m.host->magnitude_bound());
+      storage->forget_magnitude_bound();
       to_device += bytes;
     }
   }

@@ -206,11 +206,10 @@ void DeviceBackend::passed(int index) {
   calls.passed.store(calls.next.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
 }
 
-KernelFn DeviceBackend::kernel(const KernelTable& op, DType dtype, int index) {
-  auto& slot = const_cast<std::atomic<KernelFn>&>(op.kernels[type][static_cast<std::size_t>(dtype)]);
+KernelFn DeviceBackend::kernel(const KernelTable& op, DType dtype) {
+  auto& slot = op.kernels[type][static_cast<std::size_t>(dtype)];
   const KernelFn known = slot.load(std::memory_order_acquire);
   if (known) return known == no_kernel ? nullptr : known;
-  (void)index;
   halfstep_kernel answer{};
   answer.size = sizeof(answer);
   const halfstep_status status = table.kernel(op.name.c_str(), op.version, static_cast<std::int32_t>(dtype), &answer);
@@ -218,10 +217,9 @@ KernelFn DeviceBackend::kernel(const KernelTable& op, DType dtype, int index) {
     slot.store(no_kernel, std::memory_order_release);
     return nullptr;
   }
-  const_cast<std::atomic<void*>&>(op.states[type][static_cast<std::size_t>(dtype)])
-      .store(answer.state, std::memory_order_relaxed);
-  const_cast<std::atomic<bool>&>(op.strided[type][static_cast<std::size_t>(dtype)])
-      .store((answer.layouts & HALFSTEP_LAYOUT_STRIDED) != 0, std::memory_order_relaxed);
+  op.states[type][static_cast<std::size_t>(dtype)].store(answer.state, std::memory_order_relaxed);
+  op.strided[type][static_cast<std::size_t>(dtype)].store((answer.layouts & HALFSTEP_LAYOUT_STRIDED) != 0,
+                                                          std::memory_order_relaxed);
   // The structs are the same (runtime/kernel.cpp checks it).
   const auto run = reinterpret_cast<KernelFn>(reinterpret_cast<void (*)()>(answer.run));
   slot.store(run, std::memory_order_release);
@@ -240,7 +238,7 @@ DeviceBackend::Answer DeviceBackend::ask(const std::string& op, int version, DTy
 
 void DeviceBackend::shutdown() {
   for (auto& trouble : trouble_) trouble.fetch_or(kEnded);
-  ended_.store(true, std::memory_order_release);
+  if (ended_.exchange(true, std::memory_order_acq_rel)) return;
   if (table.shutdown) table.shutdown();
 }
 

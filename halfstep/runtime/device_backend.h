@@ -81,7 +81,7 @@ class HS_API DeviceBackend {
   void passed(int index);
 
   /// The kernel of an op, or null when the plug-in has none; asked once, then remembered in the table.
-  KernelFn kernel(const KernelTable& op, DType dtype, int index);
+  KernelFn kernel(const KernelTable& op, DType dtype);
   /// Asks the plug-in anew, for lists and warnings: whether there is a kernel, and if not why.
   struct Answer {
     bool native = false;

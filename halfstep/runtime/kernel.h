@@ -72,11 +72,12 @@ using KernelFn = Status (*)(KernelContext* context, const TensorView* in, int n,
 struct KernelTable {
   std::string name;
   int version = 1;  ///< of the op, for plug-ins
-  std::array<std::array<std::atomic<KernelFn>, kNumDTypes>, kMaxDeviceTypes> kernels = {};
+  // Mutable: what a plug-in answers is remembered when it is first asked.
+  mutable std::array<std::array<std::atomic<KernelFn>, kNumDTypes>, kMaxDeviceTypes> kernels = {};
   /// What a plug-in wants to be handed to its kernel.
-  std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
+  mutable std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
   /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
-  std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
+  mutable std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
   KernelFn find(Device device, DType dtype) const {
     return kernels[device.type][static_cast<std::size_t>(dtype)].load(std::memory_order_acquire);
   }

@@ -188,11 +188,18 @@ bool tried(const std::string& path) {
   return false;
 }
 
+void shut_down_all() {
+  for (DeviceBackend* b : backends()) b->shutdown();
+}
+// After each library that was opened, so that shutdown() runs before the destructors of its static objects.
+void shut_down_at_exit() { (void)std::atexit(shut_down_all); }
+
 // Opens it and keeps what became of it, for plugin_reports().
 const PluginReport& load_library(const std::string& path) {
   auto& reports = loader().reports;
   try {
     reports.push_back(open_library(path));
+    shut_down_at_exit();
   } catch (const Error& e) {
     reports.push_back({.path = path, .kind = "", .vendor = "", .version = "", .devices = 0, .error = e.what()});
     throw;
@@ -217,10 +224,6 @@ void log_for_plugin(std::int32_t level, const char* text) {
   }
 }
 
-void shut_down_all() {
-  for (DeviceBackend* b : backends()) b->shutdown();
-}
-
 [[maybe_unused]] const bool installed = [] {
   set_device_finder(load_plugins, [](std::uint8_t type) {
     const DeviceBackend* backend = backend_of(type);
@@ -228,11 +231,6 @@ void shut_down_all() {
   });
   return true;
 }();
-
-void at_exit_once() {
-  static const int registered = std::atexit(shut_down_all);
-  (void)registered;
-}
 
 }  // namespace
 
@@ -248,7 +246,6 @@ const halfstep_host& plugin_host() {
 PluginReport load_plugin(const std::string& path) {
   Loader& l = loader();
   std::lock_guard lock(l.mutex);
-  at_exit_once();
   return load_library(path);
 }
 
@@ -256,7 +253,7 @@ PluginReport register_plugin(const halfstep_plugin_table& table, const std::stri
   Loader& l = loader();
   std::lock_guard lock(l.mutex);
   PluginReport report = use_table(table, origin);
-  at_exit_once();
+  shut_down_at_exit();
   l.reports.push_back(report);
   return report;
 }
@@ -284,7 +281,6 @@ void load_plugins() {
     }
   }
   for (const std::string& file : libraries_in(installed_folder())) try_library(file, LogLevel::warning);
-  at_exit_once();
 }
 
 std::vector<PluginReport> plugin_reports() {

@@ -208,14 +208,20 @@ void copy_one(DeviceBackend& backend, int index, void* destination, const void* 
   const bool to_host = kind == HALFSTEP_COPY_TO_HOST;
   (to_host ? counters.to_host : counters.to_device).fetch_add(1, std::memory_order_relaxed);
   if (!to_host && !non_blocking && bytes <= kStaged && backend.has_pinned() && !synchronous()) {
-    void* staged = allocate_pinned(device, bytes);
-    std::memcpy(staged, source, bytes);
-    pinned_pool().use(staged, &backend, index, queue);
-    const halfstep_status status = backend.table.copy(queue, destination, staged, bytes, kind);
-    free_pinned(staged);
-    counters.asynchronous.fetch_add(1, std::memory_order_relaxed);
-    backend.check(status, what, index);
-    return;
+    void* staged = nullptr;
+    try {
+      staged = allocate_pinned(device, bytes);
+    } catch (const OutOfMemoryError&) {  // then it waits
+    }
+    if (staged) {
+      std::memcpy(staged, source, bytes);
+      pinned_pool().use(staged, &backend, index, queue);
+      const halfstep_status status = backend.table.copy(queue, destination, staged, bytes, kind);
+      free_pinned(staged);
+      counters.asynchronous.fetch_add(1, std::memory_order_relaxed);
+      backend.check(status, what, index);
+      return;
+    }
   }
   const bool asynchronous =
       non_blocking && !synchronous() && pinned_pool().use(to_host ? destination : source, &backend, index, queue);

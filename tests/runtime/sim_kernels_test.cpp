@@ -6,9 +6,9 @@
 #include <limits>
 #include <random>
 
-#include "sim_device.h"
+#include "tests/runtime/sim_table.h"
 
-namespace halfstep::testing {
+namespace halfstep::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -54,33 +54,7 @@ std::vector<float> uniform(std::size_t n, unsigned seed, double low = -1, double
   return values;
 }
 
-class SimKernels : public ::testing::Test {
- protected:
-  void TearDown() override { EXPECT_EQ(sim().synchronize(0), HALFSTEP_OK) << last_error().text; }
-
-  void call(const char* op, uint8_t dtype, const std::vector<DeviceTensor>& in, const std::vector<DeviceTensor>& out,
-            const void* attributes = nullptr) {
-    ASSERT_EQ(queue.call(op, dtype, in, out, attributes), HALFSTEP_OK) << op << ": " << queue.reason;
-  }
-  /// Numbers in a dtype, converted on the device.
-  DeviceTensor make(const std::vector<float>& values, std::vector<int64_t> sizes, uint8_t dtype) {
-    const DeviceTensor exact = queue.tensor(values, sizes);
-    const DeviceTensor t = queue.empty(std::move(sizes), dtype);
-    call("copy", HALFSTEP_F32, {exact}, {t});
-    return t;
-  }
-  std::vector<double> doubles(const DeviceTensor& t) {
-    const DeviceTensor wide = queue.empty(t.sizes, HALFSTEP_F64);
-    call("to", t.dtype, {t}, {wide});
-    auto values = queue.read<double>(wide);
-    int64_t numel = 1;
-    for (int64_t s : t.sizes) numel *= s;
-    values.resize(static_cast<std::size_t>(numel));
-    return values;
-  }
-
-  SimQueue queue;
-};
+using SimKernels = KernelCalls;
 
 DeviceTensor turned(DeviceTensor t) {
   std::swap(t.sizes[0], t.sizes[1]);
@@ -437,4 +411,4 @@ TEST_F(SimKernels, NormsOfManyTensorsTogether) {
 }
 
 }  // namespace
-}  // namespace halfstep::testing
+}  // namespace halfstep::test

@@ -11,9 +11,9 @@
 #include <filesystem>
 #include <thread>
 
-#include "sim_device.h"
+#include "tests/runtime/sim_table.h"
 
-namespace halfstep::testing {
+namespace halfstep::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -562,4 +562,4 @@ TEST_F(SimPlugin, SaysWhyAKernelIsMissing) {
 }
 
 }  // namespace
-}  // namespace halfstep::testing
+}  // namespace halfstep::test

@@ -4,38 +4,14 @@
 #include <cmath>
 #include <limits>
 
-#include "sim_device.h"
+#include "tests/runtime/sim_table.h"
 
-namespace halfstep::testing {
+namespace halfstep::test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-class SimTraining : public ::testing::Test {
- protected:
-  void TearDown() override { EXPECT_EQ(sim().synchronize(0), HALFSTEP_OK) << last_error().text; }
-  void call(const char* op, uint8_t dtype, const std::vector<DeviceTensor>& in, const std::vector<DeviceTensor>& out,
-            const void* attributes = nullptr) {
-    ASSERT_EQ(queue.call(op, dtype, in, out, attributes), HALFSTEP_OK) << op << ": " << queue.reason;
-  }
-  DeviceTensor make(const std::vector<float>& values, std::vector<int64_t> sizes, uint8_t dtype) {
-    const DeviceTensor exact = queue.tensor(values, sizes);
-    const DeviceTensor t = queue.empty(std::move(sizes), dtype);
-    call("copy", HALFSTEP_F32, {exact}, {t});
-    return t;
-  }
-  DeviceTensor number(float value) { return queue.tensor(std::vector<float>{value}, {}); }
-  std::vector<double> doubles(const DeviceTensor& t) {
-    const DeviceTensor wide = queue.empty(t.sizes, HALFSTEP_F64);
-    call("to", t.dtype, {t}, {wide});
-    auto values = queue.read<double>(wide);
-    int64_t numel = 1;
-    for (int64_t s : t.sizes) numel *= s;
-    values.resize(static_cast<std::size_t>(numel));
-    return values;
-  }
-  SimQueue queue;
-};
+using SimTraining = KernelCalls;
 
 // --- cross entropy
 
@@ -261,4 +237,4 @@ TEST_F(SimOptimizer, WhatItCanNotDoIsUnsupported) {
 }
 
 }  // namespace
-}  // namespace halfstep::testing
+}  // namespace halfstep::test

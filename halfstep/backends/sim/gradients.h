@@ -16,19 +16,4 @@ Unscaled<T> unscale(T value, double inverse) {
   return convert<Unscaled<T>>(load(value) * static_cast<Compute<T>>(inverse));
 }
 
-/// f(zero) for f32, f64, f16 and bf16.
-template <class F>
-decltype(auto) with_gradient(int dtype, F&& f) {
-  switch (dtype) {
-    case HALFSTEP_F64:
-      return f(double{});
-    case HALFSTEP_F16:
-      return f(Half{});
-    case HALFSTEP_BF16:
-      return f(BFloat16{});
-    default:
-      return f(float{});
-  }
-}
-
 }  // namespace sim

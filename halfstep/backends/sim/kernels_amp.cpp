@@ -29,7 +29,7 @@ std::string amp_unscale(const Call& call) {
   for (std::size_t i = 0; i + 1 < call.in.size(); ++i) {
     const View &from = call.in[1 + i], &to = call.out[3 + i];
     double total = 0;
-    const bool fine = with_gradient(from.dtype, [&](auto zero) {
+    const bool fine = with_floating(from.dtype, [&](auto zero) {
       using T = decltype(zero);
       const T* x = from.at<T>();
       auto* y = to.at<Unscaled<T>>();
@@ -64,7 +64,7 @@ std::string amp_check(const Call& call) {
     const double bound = static_cast<double>(*bounds.at<float>(static_cast<int64_t>(i)));
     if (bound * inverse <= static_cast<double>(std::numeric_limits<float>::max())) continue;
     const View& from = call.in[1 + i];
-    const bool fine = with_gradient(from.dtype, [&](auto zero) {
+    const bool fine = with_floating(from.dtype, [&](auto zero) {
       using T = decltype(zero);
       const T* x = from.at<T>();
       bool all_finite = true;

@@ -104,21 +104,6 @@ std::string mul(const Call& call) {
   return {};
 }
 
-/// f(zero) for f32, f64, f16 and bf16.
-template <class F>
-void with_floating(int dtype, F&& f) {
-  switch (dtype) {
-    case HALFSTEP_F32:
-      return f(float{});
-    case HALFSTEP_F64:
-      return f(double{});
-    case HALFSTEP_F16:
-      return f(Half{});
-    default:
-      return f(BFloat16{});
-  }
-}
-
 std::string div(const Call& call) {
   with_floating(call.out[0].dtype, [&](auto zero) {
     map<decltype(zero)>(call.out[0], call.in[0], call.in[1], [](auto a, auto b) { return a / b; });

@@ -18,7 +18,7 @@ constexpr std::size_t kMaxStates = 3;
 constexpr int64_t kBlock = 1024;
 
 void read_doubles(const View& from, int64_t at, int64_t n, double* to) {
-  with_gradient(from.dtype, [&](auto zero) {
+  with_floating(from.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* x = from.at<T>(at);
     for (int64_t i = 0; i < n; ++i) to[i] = static_cast<double>(load(x[i]));
@@ -26,7 +26,7 @@ void read_doubles(const View& from, int64_t at, int64_t n, double* to) {
 }
 /// Rounds to the view's dtype.
 void write(const View& to, int64_t at, int64_t n, const double* from) {
-  with_gradient(to.dtype, [&](auto zero) {
+  with_floating(to.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* y = to.at<T>(at);
     for (int64_t i = 0; i < n; ++i) y[i] = convert<T>(from[i]);
@@ -34,7 +34,7 @@ void write(const View& to, int64_t at, int64_t n, const double* from) {
 }
 
 void unscale_block(const View& from, const View& to, int64_t at, int64_t n, double inverse) {
-  with_gradient(from.dtype, [&](auto zero) {
+  with_floating(from.dtype, [&](auto zero) {
     using T = decltype(zero);
     const T* x = from.at<T>(at);
     auto* y = to.at<Unscaled<T>>(at);

@@ -189,6 +189,21 @@ To convert(From value) {
   }
 }
 
+/// Calls f with a value of the type of `dtype`, which is f32, f64, f16 or bf16.
+template <class F>
+decltype(auto) with_floating(int dtype, F&& f) {
+  switch (dtype) {
+    case HALFSTEP_F32:
+      return f(float{});
+    case HALFSTEP_F64:
+      return f(double{});
+    case HALFSTEP_F16:
+      return f(Half{});
+    default:
+      return f(BFloat16{});
+  }
+}
+
 /// Calls f with a value of the type of `dtype`.
 template <class F>
 decltype(auto) with_type(int dtype, F&& f) {

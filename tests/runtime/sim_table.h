@@ -16,7 +16,7 @@
 #include "halfstep/backends/sim/sim.h"
 #include "halfstep/runtime/plugin.h"
 
-namespace halfstep::testing {
+namespace halfstep::test {
 
 /// The table of the library at HALFSTEP_SIM_PLUGIN, opened once for the whole program.
 inline const halfstep_plugin_table& sim() {
@@ -196,4 +196,35 @@ class SimQueue {
   std::vector<std::unique_ptr<Memory>> workspaces_;
 };
 
-}  // namespace halfstep::testing
+/// Calls kernels on the first device's queue, which must be without failures in the end.
+class KernelCalls : public ::testing::Test {
+ protected:
+  void TearDown() override { EXPECT_EQ(sim().synchronize(0), HALFSTEP_OK) << last_error().text; }
+
+  void call(const char* op, uint8_t dtype, const std::vector<DeviceTensor>& in, const std::vector<DeviceTensor>& out,
+            const void* attributes = nullptr) {
+    ASSERT_EQ(queue.call(op, dtype, in, out, attributes), HALFSTEP_OK) << op << ": " << queue.reason;
+  }
+  /// Numbers in a dtype, converted on the device.
+  DeviceTensor make(const std::vector<float>& values, std::vector<int64_t> sizes, uint8_t dtype) {
+    const DeviceTensor exact = queue.tensor(values, sizes);
+    const DeviceTensor t = queue.empty(std::move(sizes), dtype);
+    call("copy", HALFSTEP_F32, {exact}, {t});
+    return t;
+  }
+  DeviceTensor number(float value) { return queue.tensor(std::vector<float>{value}, {}); }
+  /// All values, widened on the device.
+  std::vector<double> doubles(const DeviceTensor& t) {
+    const DeviceTensor wide = queue.empty(t.sizes, HALFSTEP_F64);
+    call("to", t.dtype, {t}, {wide});
+    auto values = queue.read<double>(wide);
+    int64_t numel = 1;
+    for (int64_t s : t.sizes) numel *= s;
+    values.resize(static_cast<std::size_t>(numel));
+    return values;
+  }
+
+  SimQueue queue;
+};
+
+}  // namespace halfstep::test
