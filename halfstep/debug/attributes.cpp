@@ -25,12 +25,10 @@ Json json(const ScalarValue& v) {
 }
 
 Json describe(const AlphaAttributes& a) { return {{"alpha", number(a.alpha)}}; }
-Json describe(const ScalarAttributes& a) { return {{"value", json(a.value)}, {"alpha", number(a.alpha)}}; }
+Json describe(const ScalarAttributes& a) { return {{"value", json(a.value)}}; }
 Json describe(const FillAttributes& a) { return {{"value", json(a.value)}}; }
 Json describe(const CastAttributes& a) { return {{"dtype", name(a.dtype)}}; }
-Json describe(const MatmulAttributes& a) {
-  return {{"transpose_a", a.transpose_a}, {"transpose_b", a.transpose_b}, {"dtype", json(a.dtype)}};
-}
+Json describe(const MatmulAttributes& a) { return {{"dtype", json(a.dtype)}}; }
 Json describe(const ReduceAttributes& a) {
   return {{"dims", json(a.dims)}, {"keepdim", a.keepdim}, {"dtype", json(a.dtype)}};
 }
@@ -59,7 +57,34 @@ Json describe(const RowNormAttributes& a) {
   return {{"eps", number(a.eps)}, {"rows", a.rows}, {"inner", a.inner}, {"groups", a.groups}, {"rms", a.rms}};
 }
 Json describe(const BatchNormAttributes& a) {
-  return {{"eps", number(a.eps)}, {"momentum", number(a.momentum)}, {"training", a.training}};
+  return {
+      {"eps", number(a.eps)}, {"momentum", number(a.momentum)}, {"training", a.training}, {"activation", a.activation}};
+}
+Json pair(const std::int64_t (&values)[2]) { return Json::array({values[0], values[1]}); }
+Json describe(const ConvAttributes& a) {
+  return {{"stride", pair(a.stride)},
+          {"padding", pair(a.padding)},
+          {"dilation", pair(a.dilation)},
+          {"groups", a.groups},
+          {"sizes", json(a.sizes)}};
+}
+Json describe(const PoolAttributes& a) {
+  return {{"kernel", pair(a.kernel)},
+          {"stride", pair(a.stride)},
+          {"padding", pair(a.padding)},
+          {"dilation", pair(a.dilation)},
+          {"count_include_pad", a.count_include_pad},
+          {"divisor", a.divisor}};
+}
+Json describe(const AdaptivePoolAttributes& a) { return {{"sizes", json(a.sizes)}}; }
+Json describe(const InterpolateAttributes& a) {
+  return {{"sizes", json(a.sizes)},
+          {"scale", Json::array({number(a.scale[0]), number(a.scale[1])})},
+          {"mode", a.mode},
+          {"align_corners", a.align_corners}};
+}
+Json describe(const PadAttributes& a) {
+  return {{"before", json(a.before)}, {"after", json(a.after)}, {"mode", a.mode}};
 }
 Json describe(const EmbeddingAttributes& a) { return {{"rows", a.rows}, {"padding_idx", a.padding_idx}}; }
 Json describe(const ViewAttributes& a) {
@@ -144,7 +169,13 @@ struct Table : std::unordered_map<std::string_view, Known> {
     add<PairLossAttributes>({"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy",
                              "binary_cross_entropy_with_logits", "pair_loss_backward"});
     add<RowNormAttributes>({"layer_norm", "rms_norm", "group_norm", "norm_backward"});
-    add<BatchNormAttributes>({"batch_norm", "batch_norm_backward"});
+    add<BatchNormAttributes>({"batch_norm", "batch_norm_backward", "batch_norm_act", "batch_norm_act_backward"});
+    add<ConvAttributes>({"conv2d", "conv_transpose2d", "conv2d_backward_input", "conv2d_backward_weight"});
+    add<PoolAttributes>({"max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"});
+    add<AdaptivePoolAttributes>(
+        {"adaptive_avg_pool2d", "adaptive_avg_pool2d_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward"});
+    add<InterpolateAttributes>({"interpolate", "interpolate_backward"});
+    add<PadAttributes>({"pad", "pad_backward"});
     add<EmbeddingAttributes>({"embedding", "embedding_backward"});
     add<AttentionAttributes>({"scaled_dot_product_attention", "scaled_dot_product_attention_backward"});
     add<ViewAttributes>({"view", "permute", "expand", "squeeze", "unsqueeze", "select", "slice", "slice_backward",

@@ -45,7 +45,6 @@ struct AlphaAttributes {
 /// Ops of a tensor and one number: add_scalar, mul_scalar, pow_scalar, ...
 struct ScalarAttributes {
   ScalarValue value = {};
-  double alpha = 1;
 };
 /// full, fill.
 struct FillAttributes {
@@ -82,8 +81,6 @@ struct ReduceAttributes {
 };
 /// matmul family: result dtype when it is not the inputs'.
 struct MatmulAttributes {
-  bool transpose_a = false;
-  bool transpose_b = false;
   OptionalDType dtype = {};
 };
 
@@ -275,6 +272,52 @@ struct BatchNormAttributes {
   bool want_weight = true;
   bool want_bias = true;
   OptionalDType dtype = {};
+  bool want_residual = true;
+  std::int32_t activation = 0;  ///< of batch_norm_act: 0 none, 1 relu, 2 relu6
+};
+
+// --- images
+/// conv2d, conv_transpose2d and their backward passes: height, then width.
+struct ConvAttributes {
+  std::int64_t stride[2] = {1, 1};
+  std::int64_t padding[2] = {};
+  std::int64_t dilation[2] = {1, 1};
+  std::int64_t groups = 1;
+  IntList sizes = {};        ///< of the result, of a transposed convolution and of a backward pass
+  OptionalDType dtype = {};  ///< of a gradient
+};
+/// max_pool2d, avg_pool2d and their backward passes: height, then width.
+struct PoolAttributes {
+  std::int64_t kernel[2] = {1, 1};
+  std::int64_t stride[2] = {1, 1};
+  std::int64_t padding[2] = {};
+  std::int64_t dilation[2] = {1, 1};
+  bool ceil_mode = false;
+  bool count_include_pad = true;
+  OptionalDType dtype = {};  ///< of a gradient
+  std::int64_t divisor = 0;  ///< of an average; 0: the number of places
+  IntList sizes = {};        ///< of a backward pass's result
+};
+/// adaptive_avg_pool2d, adaptive_max_pool2d and their backward passes.
+struct AdaptivePoolAttributes {
+  IntList sizes = {};        ///< of the result
+  OptionalDType dtype = {};  ///< of a gradient
+};
+/// interpolate and its backward pass.
+struct InterpolateAttributes {
+  IntList sizes = {};     ///< of the result
+  double scale[2] = {};   ///< places of the input for one of the output: height, width
+  std::int32_t mode = 0;  ///< 0 nearest, 1 nearest_exact, 2 bilinear
+  bool align_corners = false;
+  OptionalDType dtype = {};  ///< of a gradient
+};
+/// pad and its backward pass: elements before and after, dimension by dimension; negative ones are cut off.
+struct PadAttributes {
+  IntList before = {};
+  IntList after = {};
+  ScalarValue value = {};
+  std::int32_t mode = 0;     ///< 0 constant, 1 reflect, 2 replicate, 3 circular
+  OptionalDType dtype = {};  ///< of a gradient
 };
 
 }  // namespace halfstep

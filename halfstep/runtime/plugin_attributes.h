@@ -45,7 +45,6 @@ typedef struct halfstep_alpha_attributes {
 /* Ops of a tensor and one number: add_scalar, mul_scalar, pow_scalar, ... */
 typedef struct halfstep_scalar_attributes {
   halfstep_scalar value;
-  double alpha;
 } halfstep_scalar_attributes;
 
 /* full, fill. */
@@ -89,8 +88,6 @@ typedef struct halfstep_reduce_attributes {
 
 /* matmul family: result dtype when it is not the inputs'. */
 typedef struct halfstep_matmul_attributes {
-  uint8_t transpose_a;
-  uint8_t transpose_b;
   int8_t dtype; /* a dtype or -1 */
 } halfstep_matmul_attributes;
 
@@ -295,7 +292,56 @@ typedef struct halfstep_batch_norm_attributes {
   uint8_t want_weight;
   uint8_t want_bias;
   int8_t dtype; /* a dtype or -1 */
+  uint8_t want_residual;
+  int32_t activation; /* of batch_norm_act: 0 none, 1 relu, 2 relu6 */
 } halfstep_batch_norm_attributes;
+
+/* conv2d, conv_transpose2d and their backward passes: height, then width. */
+typedef struct halfstep_conv_attributes {
+  int64_t stride[2];
+  int64_t padding[2];
+  int64_t dilation[2];
+  int64_t groups;
+  halfstep_int_list sizes; /* of the result, of a transposed convolution and of a backward pass */
+  int8_t dtype;            /* of a gradient; a dtype or -1 */
+} halfstep_conv_attributes;
+
+/* max_pool2d, avg_pool2d and their backward passes: height, then width. */
+typedef struct halfstep_pool_attributes {
+  int64_t kernel[2];
+  int64_t stride[2];
+  int64_t padding[2];
+  int64_t dilation[2];
+  uint8_t ceil_mode;
+  uint8_t count_include_pad;
+  int8_t dtype;            /* of a gradient; a dtype or -1 */
+  int64_t divisor;         /* of an average; 0: the number of places */
+  halfstep_int_list sizes; /* of a backward pass's result */
+} halfstep_pool_attributes;
+
+/* adaptive_avg_pool2d, adaptive_max_pool2d and their backward passes. */
+typedef struct halfstep_adaptive_pool_attributes {
+  halfstep_int_list sizes; /* of the result */
+  int8_t dtype;            /* of a gradient; a dtype or -1 */
+} halfstep_adaptive_pool_attributes;
+
+/* interpolate and its backward pass. */
+typedef struct halfstep_interpolate_attributes {
+  halfstep_int_list sizes; /* of the result */
+  double scale[2];         /* places of the input for one of the output: height, width */
+  int32_t mode;            /* 0 nearest, 1 nearest_exact, 2 bilinear */
+  uint8_t align_corners;
+  int8_t dtype; /* of a gradient; a dtype or -1 */
+} halfstep_interpolate_attributes;
+
+/* pad and its backward pass: elements before and after, dimension by dimension; negative ones are cut off. */
+typedef struct halfstep_pad_attributes {
+  halfstep_int_list before;
+  halfstep_int_list after;
+  halfstep_scalar value;
+  int32_t mode; /* 0 constant, 1 reflect, 2 replicate, 3 circular */
+  int8_t dtype; /* of a gradient; a dtype or -1 */
+} halfstep_pad_attributes;
 
 /* scaled_dot_product_attention and its backward pass. */
 typedef struct halfstep_attention_attributes {
