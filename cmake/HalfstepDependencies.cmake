@@ -19,6 +19,10 @@ halfstep_require(ZLIB zlib1g-dev)
 halfstep_require(fmt libfmt-dev)
 halfstep_require(hwy libhwy-dev)
 halfstep_require(nlohmann_json nlohmann-json3-dev)
+halfstep_require(JPEG libjpeg62-turbo-dev)
+halfstep_require(PNG libpng-dev)
+halfstep_require(LibArchive libarchive-dev)
+halfstep_require(Protobuf "libprotobuf-dev protobuf-compiler")
 
 # oneDNN: a given prefix, the shared download folder, the system's, or a download into the build folder.
 if(HALFSTEP_ONEDNN_ROOT)
@@ -46,8 +50,8 @@ else()
 endif()
 message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
 
-set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB Threads::Threads
-    ${CMAKE_DL_LIBS})
+set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB JPEG::JPEG PNG::PNG
+    LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
 if(NOT HALFSTEP_STD_THREADS)
   halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
   list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)

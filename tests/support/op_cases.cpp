@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/core/random.h"
@@ -26,40 +25,9 @@
 #include "halfstep/ops/sort.h"
 #include "halfstep/ops/triangle.h"
 #include "halfstep/ops/view.h"
+#include "tests/support/op_case_makers.h"
 
 namespace halfstep::test {
-namespace {
-
-using In = const std::vector<Tensor>&;
-using Args = std::vector<OpArg>;
-
-OpArg x(const Shape& sizes, double low = -2, double high = 2) { return {OpArg::real, sizes, low, high}; }
-OpArg fixed(const Shape& sizes, double low = -2, double high = 2) { return {OpArg::constant, sizes, low, high}; }
-OpArg index_of(const Shape& sizes, double high) { return {OpArg::index, sizes, 0, high}; }
-OpArg mask_of(const Shape& sizes) { return {OpArg::mask, sizes}; }
-
-struct Extra {
-  double roundings = 1;
-  bool sixteen_bits = true;
-  bool differences = true;
-};
-
-template <class F>
-OpCase op(const char* name, Args args, F f, Extra extra = {}) {
-  OpCase c{name, std::move(args), {}, extra.roundings, extra.sixteen_bits, extra.differences};
-  if constexpr (std::is_same_v<std::invoke_result_t<F, In>, Tensor>) {
-    c.call = [f](In in) { return std::vector<Tensor>{f(in)}; };
-  } else {
-    c.call = f;
-  }
-  return c;
-}
-
-OpCase unary(const char* name, Tensor (*f)(const Tensor&), double low = -2, double high = 2) {
-  return op(name, {x({N, 3}, low, high)}, [f](In in) { return f(in[0]); });
-}
-
-}  // namespace
 
 std::vector<OpCase> unary_cases() {
   return {
@@ -428,7 +396,8 @@ std::vector<OpCase> network_cases() {
 std::vector<OpCase> all_op_cases() {
   std::vector<OpCase> all;
   for (const auto& family :
-       {unary_cases(), binary_cases(), reduction_cases(), product_cases(), moving_cases(), network_cases()}) {
+       {unary_cases(), binary_cases(), reduction_cases(), product_cases(), moving_cases(), network_cases(),
+        convolution_cases(), pooling_cases(), resampling_cases(), image_norm_cases()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;

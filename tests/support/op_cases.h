@@ -39,6 +39,10 @@ std::vector<OpCase> reduction_cases();
 std::vector<OpCase> product_cases();
 std::vector<OpCase> moving_cases();
 std::vector<OpCase> network_cases();
+std::vector<OpCase> convolution_cases();
+std::vector<OpCase> pooling_cases();
+std::vector<OpCase> resampling_cases();
+std::vector<OpCase> image_norm_cases();
 std::vector<OpCase> all_op_cases();
 
 /// How the arguments lie in memory.
