@@ -171,7 +171,7 @@ TEST_F(SimKernels, ArithmeticRoundsOnce) {
     const DeviceTensor a = make(x, {1000}, f.dtype), b = make(y, {1000}, f.dtype), to = queue.empty({1000}, f.dtype);
     const auto p = doubles(a), q = doubles(b);
     const halfstep_alpha_attributes one = {1, 1};
-    const halfstep_scalar_attributes third = {{1.0 / 3, 0, 2}, 1};
+    const halfstep_scalar_attributes third = {{1.0 / 3, 0, 2}};
     const double number = rounded(1.0 / 3, kF32);  // numbers are float32 where floats compute in it
     const auto check = [&](const char* op, auto&& expected) {
       const auto r = doubles(to);
@@ -266,7 +266,7 @@ TEST_F(SimKernels, FillsInEveryDType) {
 // --- matrix products
 
 TEST_F(SimKernels, ProductsKeepTheBoundOfTheirSums) {
-  const halfstep_matmul_attributes none = {0, 0, -1};
+  const halfstep_matmul_attributes none = {-1};
   struct Case {
     int64_t m, n, k;
   };
@@ -307,7 +307,7 @@ TEST_F(SimKernels, ProductsKeepTheBoundOfTheirSums) {
 }
 
 TEST_F(SimKernels, BatchesDoublesAndIntegersMultiply) {
-  const halfstep_matmul_attributes none = {0, 0, -1};
+  const halfstep_matmul_attributes none = {-1};
   const DeviceTensor a = queue.tensor(std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8}, {2, 2, 2}),
                      b = queue.tensor(std::vector<double>{1, 0, 0, 1, 2, 1, 1, 2}, {2, 2, 2});
   const DeviceTensor c = queue.empty({2, 2, 2}, HALFSTEP_F64);
