@@ -164,7 +164,7 @@ TEST_F(SimPlugin, CopiesOfPinnedMemoryDoNotWait) {
   void* host;
   ASSERT_EQ(sim().host_allocate(16, &host), HALFSTEP_OK);
   const DeviceTensor t = queue.tensor(std::vector<float>{1, 2, 3, 4});
-  const halfstep_scalar_attributes two = {{2, 2, 1}, 1};
+  const halfstep_scalar_attributes two = {{2, 2, 1}};
   ASSERT_TRUE(order("delay:mul_scalar:1:100ms"));
   const auto waited = stats().waiting_copies;
   ASSERT_EQ(queue.call("mul_scalar", HALFSTEP_F32, {t}, {t}, &two), HALFSTEP_OK);
@@ -202,7 +202,7 @@ TEST_F(SimPlugin, AddressesOfTheWrongKindAreRefused) {
 TEST_F(SimPlugin, AQueueWorksInOrder) {
   SimQueue queue;
   const DeviceTensor t = queue.tensor(std::vector<double>{1});
-  const halfstep_scalar_attributes two = {{2, 2, 1}, 1}, one = {{1, 1, 1}, 1};
+  const halfstep_scalar_attributes two = {{2, 2, 1}}, one = {{1, 1, 1}};
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(queue.call("mul_scalar", HALFSTEP_F64, {t}, {t}, &two), HALFSTEP_OK);
     ASSERT_EQ(queue.call("add_scalar", HALFSTEP_F64, {t}, {t}, &one), HALFSTEP_OK);
@@ -217,7 +217,7 @@ TEST_F(SimPlugin, QueuesWaitForEventsOfOthers) {
   ASSERT_EQ(sim().event_create(0, 0, &event), HALFSTEP_OK);
   EXPECT_EQ(sim().event_query(event), HALFSTEP_OK) << "never recorded";
   EXPECT_EQ(sim().queue_wait(second.get(), event), HALFSTEP_OK);
-  const halfstep_scalar_attributes ten = {{10, 10, 1}, 1};
+  const halfstep_scalar_attributes ten = {{10, 10, 1}};
   ASSERT_TRUE(order("delay:mul_scalar:1:60ms"));
   ASSERT_EQ(first.call("mul_scalar", HALFSTEP_F32, {a}, {a}, &ten), HALFSTEP_OK);
   ASSERT_EQ(sim().event_record(event, first.get()), HALFSTEP_OK);
@@ -286,7 +286,7 @@ TEST_F(SimPlugin, ManyThreadsWithAQueueEach) {
 TEST_F(SimPlugin, AFailingKernelIsToldOnceWithItsCall) {
   SimQueue queue;
   const DeviceTensor t = queue.tensor(std::vector<float>(4, 1), {2, 2});
-  const halfstep_matmul_attributes attributes = {0, 0, -1};
+  const halfstep_matmul_attributes attributes = {-1};
   ASSERT_TRUE(order("fail:matmul:2"));
   const DeviceTensor to = queue.empty({2, 2});
   for (uint64_t number : {11, 12, 13}) {
