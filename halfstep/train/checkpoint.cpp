@@ -116,6 +116,10 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"loss_samples", c.loss_samples},
       {"best_top1", c.best_top1},
       {"amp", c.amp},
+      {"top1_hits", c.hits.top1},
+      {"top5_hits", c.hits.top5},
+      {"classes", c.classes},
+      {"recipe", c.recipe},
   };
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
@@ -152,6 +156,11 @@ Checkpoint load_checkpoint(const fs::path& given) {
   c.loss_samples = get_count(state, "loss_samples", 0, file);
   c.best_top1 = get<double>(state, "best_top1", file);
   c.amp = get<std::string>(state, "amp", file);
+  // Files of before had none of these.
+  if (state.contains("top1_hits"))
+    c.hits = {get_count(state, "top1_hits", 0, file), get_count(state, "top5_hits", 0, file)};
+  if (state.contains("classes")) c.classes = get<std::vector<std::string>>(state, "classes", file);
+  if (state.contains("recipe")) c.recipe = get<std::map<std::string, std::string>>(state, "recipe", file);
   for (NamedTensor& t : content.tensors) {
     if (t.name.starts_with(kOptimizer)) {
       c.optimizer.tensors.push_back({t.name.substr(std::string_view(kOptimizer).size()), t.tensor});
@@ -162,17 +171,27 @@ Checkpoint load_checkpoint(const fs::path& given) {
   return c;
 }
 
-NamedTensors load_weights(const fs::path& given, const std::string& model) {
+SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
   const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
+  const std::string file = path.string();
   io::Safetensors content = io::load_safetensors(path);
+  SavedWeights weights;
   if (content.metadata.contains(kKey)) {
-    const auto own = get<std::string>(checked_state(content, path.string()), "model", path.string());
-    if (!model.empty() && own != model) {
-      fail<IoError>("{}: expected a checkpoint of {}, got one of {}", path.string(), model, own);
+    const json state = checked_state(content, file);
+    weights.model = get<std::string>(state, "model", file);
+    if (!model.empty() && weights.model != model) {
+      fail<IoError>("{}: expected a checkpoint of {}, got one of {}", file, model, weights.model);
     }
+    if (state.contains("classes")) weights.classes = get<std::vector<std::string>>(state, "classes", file);
+    if (state.contains("recipe")) weights.recipe = get<std::map<std::string, std::string>>(state, "recipe", file);
     std::erase_if(content.tensors, [](const NamedTensor& t) { return t.name.starts_with(kOptimizer); });
   }
-  return std::move(content.tensors);
+  weights.tensors = std::move(content.tensors);
+  return weights;
+}
+
+NamedTensors load_weights(const fs::path& path, const std::string& model) {
+  return load_saved_weights(path, model).tensors;
 }
 
 }  // namespace halfstep::train

@@ -4,10 +4,12 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "halfstep/core/philox.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/optim/optimizer.h"
+#include "halfstep/train/meters.h"
 
 namespace halfstep::train {
 
@@ -28,8 +30,19 @@ struct Checkpoint {
   std::int64_t skipped = 0;     ///< steps that overflowed so far
   double loss_sum = 0;          ///< over the samples of the epoch so far
   std::int64_t loss_samples = 0;
-  double best_top1 = -1;  ///< of all evaluations so far; -1 before the first
-  std::string amp;        ///< precision of the run, for a hint when it changes
+  double best_top1 = -1;                           ///< of all evaluations so far; -1 before the first
+  std::string amp;                                 ///< precision of the run, for a hint when it changes
+  Hits hits = {};                                  ///< in the training batches of the epoch so far
+  std::vector<std::string> classes = {};           ///< names; may be empty
+  std::map<std::string, std::string> recipe = {};  ///< of the run, see recipe() in train/config.h
+};
+
+/// Weights without a training state, and what their file says of them; all but the tensors may be empty.
+struct SavedWeights {
+  NamedTensors tensors;
+  std::string model;
+  std::vector<std::string> classes;           ///< names
+  std::map<std::string, std::string> recipe;  ///< such as `image-size`
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
@@ -39,6 +52,9 @@ HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint&
 /// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
 /// file that is no checkpoint, for a checksum that doesn't agree, and for numbers that no run leaves behind.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
+/// The weights of a checkpoint or of any safetensors file; a folder stands for its `best.safetensors`, or else
+/// `last.safetensors`. With a `model`, a checkpoint of another one is refused.
+HS_API SavedWeights load_saved_weights(const std::filesystem::path& path, const std::string& model = "");
 /// Only the weights, from a checkpoint or from any safetensors file; a folder stands for its `best.safetensors`, or
 /// else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
 HS_API NamedTensors load_weights(const std::filesystem::path& path, const std::string& model = "");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/train/schedule.h"
 
 namespace halfstep::train {
 namespace {
@@ -96,8 +97,24 @@ amp::GradScalerOptions scaler_options(const TrainConfig& config) {
   return options;
 }
 
+std::map<std::string, std::string> recipe(const TrainConfig& c) {
+  const auto yes = [](bool on) { return on ? std::string("yes") : std::string("no"); };
+  std::map<std::string, std::string> r = c.data_flags;
+  r["lr"] = fmt::format("{}", c.lr);
+  r["momentum"] = fmt::format("{}", c.momentum);
+  r["nesterov"] = yes(c.nesterov);
+  r["weight-decay"] = fmt::format("{}", c.weight_decay);
+  r["no-norm-decay"] = yes(!c.norm_decay);
+  r["label-smoothing"] = fmt::format("{}", c.label_smoothing);
+  r["mixup"] = fmt::format("{}", c.mixup);
+  r["lr-schedule"] = c.lr_schedule;
+  r["warmup-epochs"] = fmt::format("{}", c.warmup_epochs);
+  const auto kind = parse_rate_rule(c.lr_schedule, c.warmup_epochs).kind;
+  if (kind == RateRule::Kind::cosine || kind == RateRule::Kind::one_cycle) r["epochs"] = fmt::format("{}", c.epochs);
+  return r;
+}
+
 void check(const TrainConfig& c) {
-  if (c.model != "mlp") fail<Error>("model: expected mlp, got '{}'", c.model);
   if (c.epochs < 1) fail<Error>("--epochs: expected at least 1, got {}", c.epochs);
   if (c.batch_size < 1) fail<Error>("--batch-size: expected at least 1, got {}", c.batch_size);
   if (!(c.lr > 0) || !std::isfinite(c.lr)) fail<Error>("--lr: expected a number above 0, got {}", c.lr);
@@ -106,6 +123,20 @@ void check(const TrainConfig& c) {
   }
   if (!(c.momentum >= 0) || c.momentum >= 1) fail<Error>("--momentum: expected 0 to under 1, got {}", c.momentum);
   if (c.momentum != 0 && c.optimizer != "sgd") fail<Error>("--momentum: only sgd has it, got {}", c.optimizer);
+  if (c.nesterov && !(c.momentum > 0)) fail<Error>("--nesterov: belongs to sgd with a --momentum above 0");
+  parse_rate_rule(c.lr_schedule, c.warmup_epochs);
+  if (!(c.label_smoothing >= 0) || c.label_smoothing >= 1) {
+    fail<Error>("--label-smoothing: expected 0 to under 1, got {}", c.label_smoothing);
+  }
+  if (!(c.mixup >= 0) || !std::isfinite(c.mixup)) {
+    fail<Error>("--mixup: expected a number of at least 0, got {}", c.mixup);
+  }
+  if (c.start_epoch < 0) fail<Error>("--start-epoch: expected at least 0, got {}", c.start_epoch);
+  if (c.start_epoch > 0 && !c.resume.empty()) {
+    fail<Error>("--start-epoch: --resume is given, and its checkpoint says where the run goes on");
+  }
+  if (c.prefetch < 1) fail<Error>("prefetch: expected at least 1, got {}", c.prefetch);
+  if (c.eval_batch_size < 1) fail<Error>("eval_batch_size: expected at least 1, got {}", c.eval_batch_size);
   if (!(c.weight_decay >= 0) || !std::isfinite(c.weight_decay)) {
     fail<Error>("--weight-decay: expected a number of at least 0, got {}", c.weight_decay);
   }

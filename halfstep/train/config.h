@@ -3,8 +3,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/core/device.h"
@@ -19,22 +21,37 @@ struct TrainConfig {
   std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
   int epochs = 1;
   std::int64_t batch_size = 64;
-  double lr = 0.01;
-  std::string optimizer = "sgd";  ///< sgd, adam or adamw
-  double momentum = 0;            ///< of sgd
+  double lr = 0.01;                      ///< the highest of the run
+  std::string lr_schedule = "constant";  ///< see parse_rate_rule (train/schedule.h)
+  double warmup_epochs = 0;              ///< of a linear rise before the schedule's rule
+  std::string optimizer = "sgd";         ///< sgd, adam or adamw
+  double momentum = 0;                   ///< of sgd
+  bool nesterov = false;                 ///< of sgd
   double weight_decay = 0;
+  bool norm_decay = true;             ///< whether biases and the weights of normalisation decay too
+  double label_smoothing = 0;         ///< share of the target that is spread over all classes
+  double mixup = 0;                   ///< alpha of mixup (data/mixup.h); 0: none
   std::string amp = "off";            ///< off, f16 or bf16
   std::string loss_scale = "";        ///< see parse_loss_scale; empty: dynamic for f16, none for others
   int accumulate = 1;                 ///< batches whose gradients make one step
   double clip_norm = 0;               ///< 0: no clipping
   std::int64_t save_every = 0;        ///< steps between checkpoints; 0: at the end of each epoch
   std::filesystem::path resume = {};  ///< checkpoint or the folder with one
+  int start_epoch = 0;                ///< epoch, from 0, to begin with; a checkpoint says that itself
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
   std::filesystem::path log_json = {};
   std::uint64_t seed = 0;
   Device device = {};      ///< where it trains
   int workers = 1;         ///< threads that load batches
   std::int64_t limit = 0;  ///< at most so many training samples; 0: all
+  int prefetch = 4;        ///< batches that each worker makes ahead
+  std::int64_t eval_batch_size = 1000;
+  bool train_accuracy = false;  ///< count top-1 and top-5 of the training batches
+  /// Names of the classes, which go into the checkpoints; may be empty.
+  std::vector<std::string> classes = {};
+  /// What else the run's data are made by, such as the size of the images, as flag (without dashes) and value: saved
+  /// with the checkpoints, and a run goes on with the same only.
+  std::map<std::string, std::string> data_flags = {};
   DebugConfig debug = {};  ///< what is dumped, compared, watched and profiled
 };
 
@@ -47,6 +64,9 @@ HS_API amp::GradScalerOptions parse_loss_scale(const std::string& text);
 HS_API amp::GradScalerOptions scaler_options(const TrainConfig& config);
 /// The dtype of `amp`, or none for off. Throws Error naming the choices; MindSpore's levels are recognised and refused.
 HS_API std::optional<DType> amp_dtype(const std::string& amp);
+/// What a run goes on with only, flag (without dashes) and value: of the optimizer, the schedule, the loss and the
+/// data.
+HS_API std::map<std::string, std::string> recipe(const TrainConfig& config);
 /// Throws Error, naming the option, when a number is out of its range.
 HS_API void check(const TrainConfig& config);
 

@@ -11,15 +11,14 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
-#include "halfstep/models/mlp.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/loss.h"
-#include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
-#include "halfstep/optim/sgd.h"
-#include "halfstep/runtime/log.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
+#include "halfstep/train/optimizer.h"
+#include "halfstep/train/resume.h"
+#include "halfstep/train/schedule.h"
 
 namespace halfstep::train {
 namespace {
@@ -35,42 +34,6 @@ constexpr int kMaxBadLosses = 20;
 
 constexpr const char* kLast = "last.safetensors";
 constexpr const char* kBest = "best.safetensors";
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const TrainConfig& c, const NamedTensors& parameters) {
-  if (c.optimizer == "sgd") {
-    return std::make_unique<optim::SGD>(
-        parameters, optim::SGDOptions{.lr = c.lr, .momentum = c.momentum, .weight_decay = c.weight_decay});
-  }
-  if (c.optimizer == "adam") {
-    return std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = c.lr, .weight_decay = c.weight_decay});
-  }
-  return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = c.lr, .weight_decay = c.weight_decay});
-}
-
-// Top-1 and top-5 hits of a batch. A logit that isn't a number never hits.
-struct Hits {
-  std::int64_t top1 = 0;
-  std::int64_t top5 = 0;
-};
-Hits count_hits(const Tensor& logits, const Tensor& labels) {
-  const auto scores = logits.to_vector<float>();
-  const auto wanted = labels.to_vector<std::int64_t>();
-  const auto classes = static_cast<std::size_t>(logits.size(1));
-  Hits hits;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const float* row = scores.data() + i * classes;
-    const float own = row[wanted[i]];
-    if (std::isnan(own)) continue;
-    // Ties count against the label, lower classes first, so that a constant network doesn't look right.
-    int above = 0;
-    for (std::size_t k = 0; k < classes; ++k) {
-      above += row[k] > own || (row[k] == own && k < static_cast<std::size_t>(wanted[i])) ? 1 : 0;
-    }
-    hits.top1 += above < 1 ? 1 : 0;
-    hits.top5 += above < 5 ? 1 : 0;
-  }
-  return hits;
-}
 
 NamedTensors parameters_on(const nn::ModuleBase& module, Device device) {
   module.to(device);
@@ -94,11 +57,21 @@ class Run {
         loader_(std::move(training), {.batch_size = config.batch_size,
                                       .shuffle = true,
                                       .workers = config.workers,
+                                      .prefetch = config.prefetch,
                                       .seed = config.seed,
                                       .device = config.device}),
+        steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
+        schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
+                  config.epochs),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
+    if (config.start_epoch > 0) {
+      loader_.seek({.epoch = config.start_epoch, .batch = 0});
+      step_ = config.start_epoch * steps_per_epoch_;
+      report_.epochs = config.start_epoch;
+    }
     if (!config.resume.empty()) resume();
+    schedule_.set(position());
     if (!config.out.empty()) {
       std::error_code error;
       fs::create_directories(config.out, error);
@@ -129,6 +102,7 @@ class Run {
                          {"step", step_}});
     while (loader_.state().epoch < config_.epochs && !stopped()) epoch();
     debugging_.finish();
+    // A stop while the last evaluation ended came too late.
     report_.interrupted = stopped() && loader_.state().epoch < config_.epochs;
     if (report_.interrupted) save(kLast, static_cast<int>(loader_.state().epoch) + 1);
     report_.steps = step_;
@@ -160,48 +134,80 @@ class Run {
  private:
   bool stopped() const { return stop_ && stop_->load(std::memory_order_relaxed); }
 
+  // Steps before the next one, as the schedule counts them: those of whole epochs, skipped or not.
+  std::int64_t position() const {
+    const data::LoaderState at = loader_.state();
+    return at.epoch * steps_per_epoch_ + (at.batch + config_.accumulate - 1) / config_.accumulate;
+  }
+
   void epoch() {
     const auto start = Clock::now();
     const std::int64_t first = loader_.state().batch;
     const auto number = static_cast<int>(loader_.state().epoch) + 1;
-    if (first == 0) loss_sum_ = 0, loss_samples_ = 0;
+    if (first == 0) loss_sum_ = 0, loss_samples_ = 0, hits_ = {};
+    seconds_ = {}, data_seconds_ = {};
     classifier_.module->train();
     const std::int64_t batches = loader_.size(), group = config_.accumulate;
     std::int64_t seen = 0;
-    double group_loss = 0;
+    Group done;
+    auto step_start = start, waiting_since = start;
     for (const auto& [input, target] : loader_) {
+      done.data_seconds += seconds_since(waiting_since);
       const std::int64_t index = loader_.state().batch - 1;
       const std::int64_t group_begin = index / group * group * config_.batch_size;
       const std::int64_t group_end = std::min((index / group + 1) * group * config_.batch_size, samples_);
       const double weight = static_cast<double>(input.size(0)) / static_cast<double>(group_end - group_begin);
       debugging_.before_step(step_ + 1);
       if (debugging_.wants_twin(step_ + 1)) twin(input, target);
-      group_loss += weight * accumulate(input, target, weight, number);
+      done.loss += weight * accumulate(input, target, weight, number, done.hits);
       seen += input.size(0);
-      if ((index + 1) % group != 0 && index + 1 != batches) continue;
-      step(number, group_loss, group_end - group_begin, static_cast<double>(seen) / seconds_since(start), index,
-           batches);
+      if ((index + 1) % group != 0 && index + 1 != batches) {
+        waiting_since = Clock::now();
+        continue;
+      }
+      done.samples = group_end - group_begin;
+      data_seconds_.add(done.data_seconds);
+      step(
+          number, done,
+          [&] {
+            const auto now = Clock::now();
+            seconds_.add(std::chrono::duration<double>(now - step_start).count());
+            step_start = now;
+            return static_cast<double>(seen) / seconds_since(start);
+          },
+          index / group + 1);
       debugging_.after_step(step_);
-      group_loss = 0;
+      done = {};
       // An epoch's end is a place of its own to save and to stop at.
       if (index + 1 == batches) break;
       if (config_.save_every > 0 && step_ % config_.save_every == 0) save(kLast, number);
       if (stopped()) return;
+      waiting_since = Clock::now();
     }
-    if (loader_.state().batch != 0) loader_.seek({.epoch = number, .batch = 0});
+    // Until it is evaluated the epoch isn't over: who stops here goes on with the evaluation.
+    loader_.seek({.epoch = number - 1, .batch = batches});
+    if (stopped() || !evaluate_and_save(number)) return;
     report_.epochs = number;
-    evaluate_and_save(number);
   }
 
   // Forward and backward pass of one batch; returns its mean loss.
-  double accumulate(const Tensor& input, const Tensor& target, double weight, int number) {
-    Tensor loss;
+  double accumulate(const Tensor& input, const Tensor& target, double weight, int number, Hits& hits) {
+    Tensor loss, scores;
     {
       const amp::Autocast autocast{{.dtype = dtype_.value_or(DType::f16), .enabled = dtype_.has_value()}};
-      loss = cross_entropy(classifier_.forward(input), target);
+      const Tensor logits = classifier_.forward(input);
+      loss = loss_of(logits, target);
+      if (config_.train_accuracy) scores = logits.detach();
+    }
+    // The copies are under way while the backward pass is: reading the loss waits for both.
+    Tensor labels;
+    if (scores.defined()) {
+      scores = scores.to(Device{}, f32, {.non_blocking = true});
+      labels = target.to(Device{}, {.non_blocking = true});
     }
     scaler_.scale(weight == 1 ? loss : loss * weight).backward();
     const double value = loss.item<double>();
+    if (scores.defined()) hits += count_hits(scores.to_vector<float>(), labels.to_vector<std::int64_t>());
     bad_losses_ = std::isfinite(value) ? 0 : bad_losses_ + 1;
     if (bad_losses_ > (scaler_.is_enabled() && scaler_.options().dynamic ? kMaxBadLosses : 0)) {
       const std::string last = report_.checkpoint.empty() ? "none was written" : report_.checkpoint.string();
@@ -210,6 +216,10 @@ class Run {
           std::isnan(value) ? std::string("nan") : fmt::format("{}", value), number, step_ + 1, last);
     }
     return value;
+  }
+
+  Tensor loss_of(const Tensor& logits, const Tensor& target) const {
+    return cross_entropy(logits, target, {.label_smoothing = config_.label_smoothing});
   }
 
   // The batch in float32 and in the run's precision. Leaves weights, buffers and gradients as they were: it runs where
@@ -226,15 +236,24 @@ class Run {
     debugging_.twin(
         [&] {
           restore();
-          scaler_.scale(cross_entropy(classifier_.forward(input), target)).backward();
+          scaler_.scale(loss_of(classifier_.forward(input), target)).backward();
         },
         *dtype_);
     restore();
   }
 
-  void step(int number, double loss, std::int64_t samples, double samples_per_s, std::int64_t index,
-            std::int64_t batches) {
-    const double scale = scaler_.get_scale();
+  // What the batches of a step came to.
+  struct Group {
+    double loss = 0;
+    std::int64_t samples = 0;
+    Hits hits = {};
+    double data_seconds = 0;
+  };
+
+  // `timed` ends the step's time and gives the samples a second.
+  template <class Timed>
+  void step(int number, const Group& done, Timed&& timed, std::int64_t in_epoch) {
+    const double scale = scaler_.get_scale(), lr = optimizer_->lr();
     if (config_.clip_norm > 0) {
       const Tensor norm = scaler_.unscale_(*optimizer_, {.norm = true});
       optim::clip_grad_norm_(parameters_, config_.clip_norm, {.norm = norm});
@@ -243,38 +262,58 @@ class Run {
     scaler_.update();
     optimizer_->zero_grad();
     ++step_;
+    schedule_.set(position());
     const bool ran = result.ran();
     if (!ran) ++skipped_;
+    const auto samples = static_cast<double>(done.samples);
     // One overflowing batch is not to take the epoch's mean with it.
-    if (std::isfinite(loss)) {
-      loss_sum_ += loss * static_cast<double>(samples);
-      loss_samples_ += samples;
+    if (std::isfinite(done.loss)) {
+      loss_sum_ += done.loss * samples;
+      loss_samples_ += done.samples;
     }
+    hits_ += done.hits;
+    const double samples_per_s = timed();
     log_.write("step", {{"epoch", std::int64_t{number}},
                         {"step", step_},
-                        {"loss", loss},
-                        {"lr", optimizer_->lr()},
+                        {"loss", done.loss},
+                        {"lr", lr},
                         {"scale", scale},
                         {"skipped", skipped_},
                         {"samples_per_s", samples_per_s},
                         {"peak_rss_mb", peak_rss_mb()}});
     if (!callbacks_.on_step) return;
-    const std::int64_t group = config_.accumulate;
+    const auto part = [&](std::int64_t now, std::int64_t all) {
+      const auto seen = static_cast<double>(std::min(loader_.state().batch * config_.batch_size, samples_));
+      return Meter{.last = static_cast<double>(now) / samples, .sum = static_cast<double>(all), .count = seen};
+    };
     callbacks_.on_step({.epoch = number,
                         .step = step_,
-                        .step_in_epoch = index / group + 1,
-                        .steps_in_epoch = (batches + group - 1) / group,
-                        .loss = loss,
-                        .mean_loss = loss_samples_ > 0 ? loss_sum_ / static_cast<double>(loss_samples_) : loss,
-                        .lr = optimizer_->lr(),
+                        .step_in_epoch = in_epoch,
+                        .steps_in_epoch = steps_per_epoch_,
+                        .loss = done.loss,
+                        .mean_loss = loss_samples_ > 0 ? loss_sum_ / static_cast<double>(loss_samples_) : done.loss,
+                        .lr = lr,
                         .scale = scale,
                         .skipped = skipped_,
                         .overflow = ran ? "" : result.first_overflow(),
-                        .samples_per_s = samples_per_s});
+                        .samples_per_s = samples_per_s,
+                        .seconds = seconds_,
+                        .data_seconds = data_seconds_,
+                        .top1 = part(done.hits.top1, hits_.top1),
+                        .top5 = part(done.hits.top5, hits_.top5)});
   }
 
-  void evaluate_and_save(int number) {
-    EvalReport eval = evaluate(classifier_, test_, dtype_);
+  // False when it was interrupted: then the epoch isn't over.
+  bool evaluate_and_save(int number) {
+    EvalReport eval = evaluate(classifier_, test_,
+                               EvalOptions{.dtype = dtype_,
+                                           .batch_size = config_.eval_batch_size,
+                                           .workers = std::max(config_.workers, 1),
+                                           .prefetch = config_.prefetch,
+                                           .on_batch = callbacks_.on_eval_batch,
+                                           .stop = stop_});
+    if (eval.interrupted) return false;
+    loader_.seek({.epoch = number, .batch = 0});
     eval.epoch = number;
     eval.step = step_;
     eval.best = eval.top1 > best_top1_;
@@ -291,8 +330,10 @@ class Run {
                         {"skipped", skipped_},
                         {"peak_rss_mb", peak_rss_mb()}});
     if (callbacks_.on_eval) callbacks_.on_eval(eval);
-    save(kLast, number);
+    // In this order: killed between the two, the run that goes on makes this evaluation again.
     if (eval.best) save(kBest, number);
+    save(kLast, number);
+    return true;
   }
 
   Checkpoint state() const {
@@ -312,7 +353,10 @@ class Run {
             .loss_sum = loss_sum_,
             .loss_samples = loss_samples_,
             .best_top1 = best_top1_,
-            .amp = config_.amp};
+            .amp = config_.amp,
+            .hits = hits_,
+            .classes = config_.classes,
+            .recipe = recipe(config_)};
   }
 
   // Only the last one is told to the caller: the best one is a copy of some last one.
@@ -328,75 +372,10 @@ class Run {
     if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
   }
 
-  // The optimizer's numbers come from the checkpoint: flags that say something else would be ignored in silence.
-  void check_optimizer(const Checkpoint& c, const std::string& file) const {
-    const std::pair<const char*, double> flags[] = {
-        {"lr", config_.lr}, {"momentum", config_.momentum}, {"weight_decay", config_.weight_decay}};
-    for (const auto& [name, given] : flags) {
-      const auto saved = c.optimizer.numbers.find(std::string("group0.") + name);
-      if (saved == c.optimizer.numbers.end() || saved->second == given) continue;
-      std::string flag = name;
-      std::replace(flag.begin(), flag.end(), '_', '-');
-      fail<IoError>("{}: the run had --{} {}, got {}; a run goes on with the flags that it began with", file, flag,
-                    saved->second, given);
-    }
-  }
-
-  // As the optimizer's flags; the scale itself has moved since a dynamic one began.
-  void check_scaler(const Checkpoint& c, const std::string& file) const {
-    if (c.amp != config_.amp) return;  // another precision, another scaler: warned of
-    if (c.scaler.empty() != !scaler_.is_enabled()) {
-      fail<IoError>(
-          "{}: the run was trained {} a loss scale, got --loss-scale {}; a run goes on with the flags that it began "
-          "with",
-          file, c.scaler.empty() ? "without" : "with", config_.loss_scale);
-    }
-    if (c.scaler.empty()) return;
-    const amp::GradScalerOptions& o = scaler_.options();
-    std::vector<std::pair<const char*, double>> flags;
-    if (o.dynamic) {
-      flags = {{"growth_factor", o.growth_factor},
-               {"backoff_factor", o.backoff_factor},
-               {"growth_interval", static_cast<double>(o.growth_interval)}};
-    } else {
-      flags = {{"scale", o.init_scale}};
-    }
-    for (const auto& [name, given] : flags) {
-      const auto saved = c.scaler.find(name);
-      if (saved == c.scaler.end() || saved->second == given) continue;
-      fail<IoError>("{}: the run's loss scale had {} {}, got {}; pass the --loss-scale of the first run", file, name,
-                    saved->second, given);
-    }
-  }
-
   void resume() {
     const Checkpoint c = load_checkpoint(config_.resume);
     const std::string file = config_.resume.string();
-    if (c.model != config_.model) {
-      fail<IoError>("{}: expected a checkpoint of {}, got one of {}", file, config_.model, c.model);
-    }
-    if (c.optimizer_kind != optimizer_->kind()) {
-      fail<IoError>("{}: expected the state of {}, got that of {}; pass the --optimizer of the first run", file,
-                    optimizer_->kind(), c.optimizer_kind);
-    }
-    if (c.batch_size != config_.batch_size || c.loader_seed != config_.seed) {
-      fail<IoError>(
-          "{}: the run had --batch-size {} --seed {}, got {} and {}; the order of the samples follows from both", file,
-          c.batch_size, c.loader_seed, config_.batch_size, config_.seed);
-    }
-    if (c.samples != samples_) {
-      fail<IoError>("{}: the run had {} training samples, got {}; pass the --data and --limit of the first run", file,
-                    c.samples, samples_);
-    }
-    if (c.accumulate != config_.accumulate && c.loader.batch != 0) {
-      fail<IoError>("{}: the run had --accumulate {}, got {}; it can change at the end of an epoch only", file,
-                    c.accumulate, config_.accumulate);
-    }
-    check_optimizer(c, file);
-    check_scaler(c, file);
-    if (c.amp != config_.amp) {
-      log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, config_.amp));
-    }
+    check_resume(c, config_, *optimizer_, scaler_, samples_, file);
     try {
       classifier_.module->load_state_dict(c.weights);
       optimizer_->load_state_dict(c.optimizer);
@@ -410,6 +389,7 @@ class Run {
     skipped_ = c.skipped;
     loss_sum_ = c.loss_sum;
     loss_samples_ = c.loss_samples;
+    hits_ = c.hits;
     best_top1_ = c.best_top1;
     report_.epochs = static_cast<int>(c.loader.epoch);
     report_.checkpoint = config_.resume;
@@ -426,6 +406,8 @@ class Run {
   amp::GradScaler scaler_;
   std::int64_t samples_;
   data::DataLoader loader_;
+  std::int64_t steps_per_epoch_;
+  RateSchedule schedule_;
   JsonLog log_;
   StepDebugging debugging_;
   RunReport report_;
@@ -433,59 +415,19 @@ class Run {
   std::int64_t skipped_ = 0;
   double loss_sum_ = 0;
   std::int64_t loss_samples_ = 0;
+  Hits hits_;
+  Meter seconds_, data_seconds_;
   double best_top1_ = -1;
   int bad_losses_ = 0;
 };
 
 }  // namespace
 
-Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder) {
-  if (model != "mlp") fail<Error>("model: expected mlp, got '{}'", model);
-  auto net = std::make_shared<models::MLP>();
-  holder = net;
-  return {.module = net.get(), .forward = [net](const Tensor& x) { return (*net)(x); }};
-}
-
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
                 std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks,
                 const std::atomic<bool>* stop) {
   check(config);
   return Run(config, classifier, std::move(training), std::move(test), callbacks, stop).run();
-}
-
-EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test, std::optional<DType> dtype,
-                    std::int64_t batch_size) {
-  const NoGrad no_grad;
-  const bool was_training = classifier.module->is_training();
-  classifier.module->eval();
-  struct Restore {
-    const Classifier& classifier;
-    bool training;
-    ~Restore() { classifier.module->train(training); }
-  } restore{classifier, was_training};
-  const NamedTensors state = classifier.module->state_dict();
-  const Device device = state.empty() ? Device{} : state[0].tensor.device();
-  data::DataLoader loader(std::move(test), {.batch_size = batch_size, .device = device});
-  double loss_sum = 0;
-  std::int64_t samples = 0;
-  Hits hits;
-  for (const auto& [input, target] : loader) {
-    const amp::Autocast autocast{{.dtype = dtype.value_or(DType::f16), .enabled = dtype.has_value()}};
-    const Tensor logits = classifier.forward(input);
-    const std::int64_t n = input.size(0);
-    loss_sum += cross_entropy(logits, target).item<double>() * static_cast<double>(n);
-    const Hits here = count_hits(logits, target);
-    hits.top1 += here.top1;
-    hits.top5 += here.top5;
-    samples += n;
-  }
-  const auto total = static_cast<double>(std::max<std::int64_t>(samples, 1));
-  return {.epoch = 0,
-          .step = 0,
-          .loss = loss_sum / total,
-          .top1 = static_cast<double>(hits.top1) / total,
-          .top5 = static_cast<double>(hits.top5) / total,
-          .best = false};
 }
 
 double peak_rss_mb() {

@@ -12,6 +12,8 @@
 #include "halfstep/nn/module.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/meters.h"
+#include "halfstep/train/networks.h"
 
 namespace halfstep::train {
 
@@ -28,6 +30,10 @@ struct StepReport {
   std::int64_t skipped;  ///< steps skipped so far
   std::string overflow;  ///< parameter whose gradient overflowed, if the step was skipped
   double samples_per_s;  ///< of the epoch so far, evaluation left out
+  Meter seconds = {};  ///< of a step, waiting for data included; the mean is of the epoch since it was begun or resumed
+  Meter data_seconds = {};  ///< of waiting for data
+  Meter top1 = {};          ///< fractions of 1, over the epoch so far; with TrainConfig::train_accuracy
+  Meter top5 = {};
 };
 
 /// Result of an evaluation.
@@ -37,7 +43,27 @@ struct EvalReport {
   double loss;
   double top1;  ///< fractions of 1
   double top5;
-  bool best;  ///< the best so far in this run
+  bool best;                 ///< the best so far in this run
+  bool interrupted = false;  ///< EvalOptions::stop was set: the numbers say nothing
+};
+
+/// How an evaluation stands after a batch; means are over the samples so far.
+struct EvalProgress {
+  std::int64_t batch;  ///< from 1
+  std::int64_t batches;
+  Meter seconds = {};
+  Meter loss = {};
+  Meter top1 = {};  ///< fractions of 1
+  Meter top5 = {};
+};
+/// Options of evaluate.
+struct EvalOptions {
+  std::optional<DType> dtype = {};  ///< of autocast; none: float32
+  std::int64_t batch_size = 1000;
+  int workers = 1;
+  int prefetch = 4;  ///< batches that each worker makes ahead
+  std::function<void(const EvalProgress&)> on_batch = {};
+  const std::atomic<bool>* stop = nullptr;  ///< gives up when it becomes true
 };
 
 /// How a run ended.
@@ -60,25 +86,18 @@ struct RunReport {
 struct TrainCallbacks {
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvalReport&)> on_eval;
+  std::function<void(const EvalProgress&)> on_eval_batch;
   std::function<void(const std::filesystem::path&)> on_checkpoint;
   std::function<void(const std::string& report)> on_debug;  ///< what TrainConfig::debug found: lines of text
 };
 
-/// A network that classifies, seen as a function of a batch.
-struct Classifier {
-  const nn::ModuleBase* module;                  ///< for parameters, state and mode
-  std::function<Tensor(const Tensor&)> forward;  ///< logits [N, classes]
-};
-
-/// The classifier of that name with fresh weights from the default generator. It lives as long as `holder`.
-HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder);
-
 /// Trains as the configuration says: autocast around forward pass and loss, loss scaling, accumulation (the last,
 /// smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and `best.safetensors` in
 /// `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there ahead
-/// of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step, writes a
-/// checkpoint and returns. Throws Error for a loss that isn't finite, and IoError. No checkpoint is written over
-/// another one while the losses aren't finite: the last good one stays.
+/// of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step (or gives up the
+/// evaluation, which a resumed run makes again), writes a checkpoint and returns. Throws Error for a loss that isn't
+/// finite, and IoError. No checkpoint is written over another one while the losses aren't finite: the last good one
+/// stays.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr);
@@ -87,6 +106,8 @@ HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
 /// module's mode as it was.
 HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                            std::optional<DType> dtype, std::int64_t batch_size = 1000);
+HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
+                           const EvalOptions& options);
 
 /// The most memory that this process had in use, in 10^6 bytes.
 HS_API double peak_rss_mb();

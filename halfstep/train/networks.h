@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The networks that are trained by name: what they take, and how they are customarily trained.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/nn/module.h"
+#include "halfstep/train/config.h"
+
+namespace halfstep::train {
+
+/// A network that classifies, seen as a function of a batch.
+struct Classifier {
+  const nn::ModuleBase* module;                  ///< for parameters, state and mode
+  std::function<Tensor(const Tensor&)> forward;  ///< logits [N, classes]
+};
+
+/// Options of make_classifier.
+struct ClassifierOptions {
+  std::int64_t classes = 0;         ///< 0: as many as the network has where it was published
+  bool zero_init_residual = false;  ///< the last weight of normalisation in each residual block begins as 0
+};
+
+/// The classifier of that name with fresh weights from the default generator. It lives as long as `holder`. Throws
+/// Error naming the choices.
+HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder,
+                                  const ClassifierOptions& options = {});
+
+/// What a network takes.
+struct NetworkInput {
+  bool images = false;           ///< colour images [N, 3, H, W]; otherwise MNIST's pictures as [N, 784]
+  std::int64_t image_size = 28;  ///< pixels of a side, customarily
+};
+/// What the network of that name takes. Throws Error naming the choices.
+HS_API NetworkInput network_input(const std::string& model);
+/// Names of all networks.
+HS_API std::vector<std::string> network_names();
+
+/// How the network of that name is customarily trained: number of epochs, batch size, rate, schedule, momentum, decay.
+/// `batch_size` 0: its usual one, on a CPU a smaller one for networks of large images. Networks of images have a rate
+/// in proportion to the batch size (Goyal et al., Accurate, Large Minibatch SGD, 2017).
+HS_API TrainConfig default_config(const std::string& model, std::int64_t batch_size = 0, Device device = {});
+
+}  // namespace halfstep::train
