@@ -51,6 +51,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attention.h"
 #include "halfstep/ops/compare.h"
+#include "halfstep/ops/conv.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/dropout.h"

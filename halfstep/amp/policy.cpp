@@ -35,6 +35,10 @@ constexpr Row kLowerPrecision[] = {
     {"baddbmm", kProduct},
     {"outer", kProduct},
     {"einsum", kProduct},
+    {"conv1d", kProduct},
+    {"conv2d", kProduct},
+    {"conv_transpose1d", kProduct},
+    {"conv_transpose2d", kProduct},
     {"prelu", "as PyTorch has it: follows a matrix product, whose result is 16 bits"},
 };
 
@@ -166,6 +170,8 @@ constexpr Row kPassThroughReductions[] = {
     {"scaled_dot_product_attention_backward", kBackward},
     {"norm_backward", kBackward},
     {"batch_norm_backward", kBackward},
+    {"conv2d_backward_input", kBackward},
+    {"conv2d_backward_weight", kBackward},
     {"pair_loss_backward", kBackward},
     {"mean", kExact},
     {"var", kExact},

@@ -45,6 +45,10 @@ TEST(GradientsReduction, MatchDifferences) { check_gradients(test::reduction_cas
 TEST(GradientsProduct, MatchDifferences) { check_gradients(test::product_cases()); }
 TEST(GradientsMoving, MatchDifferences) { check_gradients(test::moving_cases()); }
 TEST(GradientsNetwork, MatchDifferences) { check_gradients(test::network_cases()); }
+TEST(GradientsConvolution, MatchDifferences) { check_gradients(test::convolution_cases()); }
+TEST(GradientsPooling, MatchDifferences) { check_gradients(test::pooling_cases()); }
+TEST(GradientsResampling, MatchDifferences) { check_gradients(test::resampling_cases()); }
+TEST(GradientsImageNorm, MatchDifferences) { check_gradients(test::image_norm_cases()); }
 
 class Seen : public OpObserver {
  public:
@@ -186,6 +190,10 @@ TEST(SixteenBitsReduction, RoundOnce) { check_sixteen_bits(test::reduction_cases
 TEST(SixteenBitsProduct, RoundOnce) { check_sixteen_bits(test::product_cases()); }
 TEST(SixteenBitsMoving, RoundOnce) { check_sixteen_bits(test::moving_cases()); }
 TEST(SixteenBitsNetwork, RoundOnce) { check_sixteen_bits(test::network_cases()); }
+TEST(SixteenBitsConvolution, RoundOnce) { check_sixteen_bits(test::convolution_cases()); }
+TEST(SixteenBitsPooling, RoundOnce) { check_sixteen_bits(test::pooling_cases()); }
+TEST(SixteenBitsResampling, RoundOnce) { check_sixteen_bits(test::resampling_cases()); }
+TEST(SixteenBitsImageNorm, RoundOnce) { check_sixteen_bits(test::image_norm_cases()); }
 
 }  // namespace
 }  // namespace halfstep

@@ -230,6 +230,174 @@ bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, 
   }
 }
 
+// --- Convolutions
+
+struct OneDnnConv::Impl {
+  ConvPart part;
+  Memory::desc input, weight, output, bias, scratch;
+  Memory::dims weight_dims;
+  Memory::data_type weight_type;
+  dnnl::primitive primitive;
+};
+
+namespace {
+
+Memory::dims weight_dims(const ConvGeometry& g) {
+  if (g.groups == 1) return {g.o, g.c, g.kh, g.kw};
+  return {g.groups, g.o / g.groups, g.c / g.groups, g.kh, g.kw};
+}
+// The same strides with a dimension for the groups.
+Memory::desc weight_desc(const Memory::dims& dims, Memory::data_type type, const std::int64_t* strides) {
+  if (dims.size() == 4) return {dims, type, Memory::dims(strides, strides + 4)};
+  return {dims, type, Memory::dims{dims[1] * strides[0], strides[0], strides[1], strides[2], strides[3]}};
+}
+
+using ConvKey = std::array<std::int64_t, 23>;
+
+}  // namespace
+
+OneDnnConv::OneDnnConv() : impl_(std::make_unique<Impl>()) {}
+OneDnnConv::~OneDnnConv() = default;
+
+std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& g, DType operands, DType result,
+                                             bool bias) noexcept {
+  constexpr std::size_t kMost = 1024;
+  static thread_local std::map<ConvKey, std::shared_ptr<OneDnnConv>> made;
+  try {
+    prepare();
+    const ConvKey key = {g.n,
+                         g.c,
+                         g.h,
+                         g.w,
+                         g.o,
+                         g.oh,
+                         g.ow,
+                         g.kh,
+                         g.kw,
+                         g.groups,
+                         g.stride[0],
+                         g.stride[1],
+                         g.dilation[0],
+                         g.dilation[1],
+                         g.before[0],
+                         g.before[1],
+                         g.after[0],
+                         g.after[1],
+                         static_cast<std::int64_t>(part),
+                         static_cast<std::int64_t>(operands),
+                         static_cast<std::int64_t>(result),
+                         bias,
+                         num_threads()};
+    if (const auto found = made.find(key); found != made.end()) return found->second;
+    if (made.size() >= kMost) made.clear();
+    auto conv = std::make_shared<OneDnnConv>();
+    Impl& c = *conv->impl_;
+    const auto type = *type_of(operands), result_type = *type_of(result);
+    const auto type_of_part = [&](ConvPart p) { return p == part ? result_type : type; };
+    c.part = part;
+    c.weight_dims = weight_dims(g);
+    c.weight_type = type_of_part(ConvPart::weight);
+    const Memory::desc input({g.n, g.c, g.h, g.w}, type_of_part(ConvPart::input), Memory::format_tag::nhwc),
+        output({g.n, g.o, g.oh, g.ow}, type_of_part(ConvPart::output), Memory::format_tag::nhwc),
+        weight(c.weight_dims, c.weight_type, Memory::format_tag::any);
+    const Memory::dims stride = {g.stride[0], g.stride[1]}, dilation = {g.dilation[0] - 1, g.dilation[1] - 1},
+                       before = {g.before[0], g.before[1]}, after = {g.after[0], g.after[1]};
+    if (bias) c.bias = Memory::desc({g.o}, Memory::data_type::f32, Memory::format_tag::a);
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const auto keep = [&](const auto& description) {
+      c.scratch = description.scratchpad_desc();
+      c.primitive = dnnl::primitive(description.get());
+      return description;
+    };
+    const dnnl::engine& e = engine().engine;
+    constexpr auto kDirect = dnnl::algorithm::convolution_direct;
+    if (part == ConvPart::output) {
+      const auto d = keep(
+          bias ? dnnl::convolution_forward::primitive_desc(e, dnnl::prop_kind::forward_training, kDirect, input, weight,
+                                                           c.bias, output, stride, dilation, before, after, attributes)
+               : dnnl::convolution_forward::primitive_desc(e, dnnl::prop_kind::forward_training, kDirect, input, weight,
+                                                           output, stride, dilation, before, after, attributes));
+      c.weight = d.weights_desc();
+    } else {
+      // The backward primitives want to know which forward one they belong to.
+      const dnnl::convolution_forward::primitive_desc hint(
+          e, dnnl::prop_kind::forward_training, kDirect,
+          Memory::desc({g.n, g.c, g.h, g.w}, type, Memory::format_tag::nhwc),
+          Memory::desc(c.weight_dims, type, Memory::format_tag::any),
+          Memory::desc({g.n, g.o, g.oh, g.ow}, type, Memory::format_tag::nhwc), stride, dilation, before, after);
+      if (part == ConvPart::input) {
+        c.weight = keep(dnnl::convolution_backward_data::primitive_desc(e, kDirect, input, weight, output, stride,
+                                                                        dilation, before, after, hint, attributes))
+                       .weights_desc();
+      } else {
+        c.weight = keep(dnnl::convolution_backward_weights::primitive_desc(e, kDirect, input, weight, output, stride,
+                                                                           dilation, before, after, hint, attributes))
+                       .diff_weights_desc();
+      }
+    }
+    c.input = input;
+    c.output = output;
+    made.emplace(key, conv);
+    return conv;
+  } catch (const std::exception&) {
+    return nullptr;  // not for oneDNN, or out of memory, which the road without it says
+  }
+}
+
+std::size_t OneDnnConv::scratch_bytes() const { return impl_->scratch.get_size(); }
+std::size_t OneDnnConv::weight_bytes() const { return impl_->weight.get_size(); }
+bool OneDnnConv::takes(const std::int64_t* strides) const {
+  return impl_->weight == weight_desc(impl_->weight_dims, impl_->weight_type, strides);
+}
+
+bool OneDnnConv::pack(const void* weight, const std::int64_t* strides, void* packed) noexcept {
+  try {
+    Engine& e = engine();
+    Memory from(weight_desc(impl_->weight_dims, impl_->weight_type, strides), e.engine, const_cast<void*>(weight)),
+        to(impl_->weight, e.engine, packed);
+    dnnl::reorder(from, to).execute(e.stream, from, to);
+    e.stream.wait();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+bool OneDnnConv::unpack(const void* packed, void* weight, const std::int64_t* strides) noexcept {
+  try {
+    Engine& e = engine();
+    Memory from(impl_->weight, e.engine, const_cast<void*>(packed)),
+        to(weight_desc(impl_->weight_dims, impl_->weight_type, strides), e.engine, weight);
+    dnnl::reorder(from, to).execute(e.stream, from, to);
+    e.stream.wait();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool OneDnnConv::run(void* input, void* packed_weight, void* output, const float* bias, void* scratch) noexcept {
+  try {
+    Engine& e = engine();
+    const Impl& c = *impl_;
+    const Memory x(c.input, e.engine, input), w(c.weight, e.engine, packed_weight), y(c.output, e.engine, output);
+    const bool back = c.part != ConvPart::output;
+    std::unordered_map<int, Memory> arguments = {
+        {c.part == ConvPart::input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, x},
+        {c.part == ConvPart::weight ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, w},
+        {back ? DNNL_ARG_DIFF_DST : DNNL_ARG_DST, y},
+        {DNNL_ARG_SCRATCHPAD, Memory(c.scratch, e.engine, scratch)}};
+    if (bias != nullptr) {
+      arguments.emplace(DNNL_ARG_BIAS, Memory(c.bias, e.engine, const_cast<float*>(bias)));
+    }
+    c.primitive.execute(e.stream, arguments);
+    e.stream.wait();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 const char* onednn_version() noexcept {
   static const std::string version = [] {
     const dnnl_version_t* v = dnnl_version();

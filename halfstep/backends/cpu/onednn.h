@@ -2,7 +2,9 @@
 // The one place that knows oneDNN.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/core/export.h"
@@ -27,6 +29,43 @@ struct OneDnnMatrix {
 /// c[m, n] = a[m, k] * b[k, n] + beta * c, c by rows. False where oneDNN fails, which is when memory runs out.
 bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, std::int64_t n, std::int64_t k,
                   float beta, float* c, std::int64_t ldc) noexcept;
+
+/// Which tensor of a convolution is computed from the other two.
+enum class ConvPart : std::uint8_t { output, input, weight };
+
+/// The sizes of a convolution: input [n, c, h, w], weight [o, c / groups, kh, kw], output [n, o, oh, ow]; `before` and
+/// `after` are the zeros around the input, height first.
+struct ConvGeometry {
+  std::int64_t n, c, h, w, o, oh, ow, kh, kw, groups;
+  std::int64_t stride[2], dilation[2], before[2], after[2];
+};
+
+/// A convolution of dense channels-last images, compiled for one geometry. Its weights have an order of their own.
+class OneDnnConv {
+ public:
+  /// The one for this part, geometry and dtypes, made when it is new; null where oneDNN has none. `bias`: float32
+  /// numbers are added to the output. It belongs to the calling thread.
+  static std::shared_ptr<OneDnnConv> find(ConvPart part, const ConvGeometry& geometry, DType operands, DType result,
+                          bool bias) noexcept;
+
+  OneDnnConv();
+  ~OneDnnConv();
+
+  std::size_t scratch_bytes() const;
+  /// Bytes of weights in their own order.
+  std::size_t weight_bytes() const;
+  /// Whether weights with these strides are in that order as they are.
+  bool takes(const std::int64_t* weight_strides) const;
+  /// Weights of any strides into their own order, and back. False where oneDNN fails.
+  bool pack(const void* weight, const std::int64_t* strides, void* packed) noexcept;
+  bool unpack(const void* packed, void* weight, const std::int64_t* strides) noexcept;
+  /// Computes the part. False where oneDNN fails.
+  bool run(void* input, void* packed_weight, void* output, const float* bias, void* scratch) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
 
 /// oneDNN's version, as "3.2.0".
 HS_API const char* onednn_version() noexcept;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Convolutions of the CPU backend: one geometry, three tensors, any of which is computed from the other two.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/runtime/kernel.h"
+
+namespace halfstep::cpu {
+
+/// A convolution's tensors, of any dense or strided layout; the part's is written. `bias` [o] (or null) is added to the
+/// output, or to the input, when that is the part.
+struct ConvCall {
+  ConvPart part;
+  ConvGeometry geometry;
+  TensorView input, weight, output;
+  const TensorView* bias = nullptr;
+  TensorView& result() { return part == ConvPart::output ? output : part == ConvPart::input ? input : weight; }
+};
+
+/// How a convolution is computed.
+enum class ConvRoad : std::uint8_t {
+  reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses
+  blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
+  native,     ///< the processor's 16-bit units through oneDNN
+};
+
+/// Which way a convolution goes: a function of its shape, dtypes and the instruction set.
+ConvRoad choose_conv_road(const ConvCall& call) noexcept;
+
+/// Images in a block when 16-bit images are widened: few enough that the block stays in the cache, enough that its
+/// threads have work.
+std::int64_t conv_block_images(ConvPart part, const ConvGeometry& geometry) noexcept;
+
+/// Computes the part by the road that was chosen, or by a given one.
+Status convolve(KernelContext* context, ConvCall& call);
+Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call);
+
+/// The reference, for any floating dtypes and strides; `bias` as float64.
+void convolve_reference(ConvCall& call, const double* bias);
+
+}  // namespace halfstep::cpu
