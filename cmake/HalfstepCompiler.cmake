@@ -55,7 +55,7 @@ endfunction()
 # AVX-512 and chooses at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
 function(halfstep_cpu_kernel_options)
   set(kernels ${ARGN})
-  list(FILTER kernels INCLUDE REGEX "^halfstep/backends/cpu/")
+  list(FILTER kernels INCLUDE REGEX "^halfstep/(backends/cpu/|data/resize_kernels\\.cpp)")
   if(kernels AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O3 -fno-math-errno -march=x86-64-v3 -maes -mpclmul)
     set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_DEFINITIONS
