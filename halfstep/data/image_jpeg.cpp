@@ -144,7 +144,7 @@ void cmyk_to_rgb(const std::uint8_t* in, std::uint8_t* out, JDIMENSION width) {
     const unsigned light = in[3];
     for (int c = 0; c < 3; ++c) {
       const unsigned product = (255U - in[c]) * light + 128;  // divided by 255, rounded
-      out[c] = static_cast<std::uint8_t>(light - ((product >> 8) + product >> 8));
+      out[c] = static_cast<std::uint8_t>(light - (((product >> 8) + product) >> 8));
     }
   }
 }

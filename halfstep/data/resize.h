@@ -36,9 +36,10 @@ struct ResizeOptions {
 
 struct ResizeAxis;
 
-/// A resizing that was worked out once: what it reads, and the weights. The result has the same pixels as Pillow's
-/// `Image.resize(size, resample, box)`: rows first, then columns, each in fixed point with 22 bits behind the point and
-/// rounded to 8 bits. Any number of threads may run it.
+/// A resizing that was worked out once: what it reads, and the weights. The result has the same pixels as
+/// `Image.resize(size, resample, box)` of Pillow up to 12: rows first, then columns, each in fixed point with 22 bits
+/// behind the point and rounded to 8 bits. (Pillow 13 takes columns first where that is less work, which differs by at
+/// most one level.) Any number of threads may run it.
 class HS_API ResizePlan {
  public:
   /// For sources of these sizes. Throws ShapeError for sizes under 1 or over 2^20, a box or a window that is empty or
