@@ -117,6 +117,29 @@ TEST(Conv, AgreesWithFloat64InEveryLayoutAndDtype) {
   }
 }
 
+// Shares of the work are laid out by the number of threads: more than rows, filters or both divide by.
+TEST(Conv, SumsWeightGradientsOnAnyNumberOfThreads) {
+  manual_seed(11);
+  const int threads = num_threads();
+  const std::vector<Case> some = {{{2, 40, 3, 3}, {70, 40, 1, 1}, {}},
+                                  {{3, 20, 9, 9}, {130, 20, 3, 3}, {.stride = {2}, .padding = {1}}},
+                                  {{1, 3, 17, 13}, {5, 3, 5, 4}, {.stride = {2}, .padding = {3}, .dilation = {1, 2}}},
+                                  {{2, 600, 2, 2}, {30, 600, 1, 1}, {}}};
+  for (const Case& c : some) {
+    const Tensor x = randn(c.input), w = randn(c.weight), g = randn(conv2d(x, w, {}, c.options).sizes());
+    const Products exact = products(c, x.to(f64), w.to(f64), {}, g.to(f64));
+    const Products terms = products(c, abs(x.to(f64)), w.to(f64), {}, abs(g.to(f64)));
+    for (const int n : {1, 2, 3, 4, 8}) {
+      set_num_threads(n);
+      const auto last = MemoryFormat::channels_last;
+      const Products got = products(c, x.contiguous(last), w.contiguous(last), {}, g.contiguous(last));
+      expect_within(got.weight_grad, exact.weight_grad, terms.weight_grad, static_cast<double>(g.numel() / g.size(1)),
+                    str(c) + " on threads: " + std::to_string(n));
+    }
+    set_num_threads(threads);
+  }
+}
+
 TEST(Conv, GivesTheSameBitsAgain) {
   manual_seed(3);
   const Case c{{4, 32, 20, 20}, {32, 32, 3, 3}, {.padding = {1}}};

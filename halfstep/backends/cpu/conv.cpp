@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_weight.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -193,7 +194,8 @@ ConvRoad choose_conv_road(const ConvCall& call) noexcept {
   const bool native = has_units(operands) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
-  return native ? ConvRoad::native : ConvRoad::blocks;
+  if (native) return ConvRoad::native;
+  return products_serve(call) && products_suit(call.geometry) ? ConvRoad::products : ConvRoad::blocks;
 }
 
 std::int64_t conv_block_images(ConvPart, const ConvGeometry& g) noexcept {
@@ -205,6 +207,7 @@ std::int64_t conv_block_images(ConvPart, const ConvGeometry& g) noexcept {
 
 Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call) {
   if (road == ConvRoad::native) return natively(context, call);
+  if (road == ConvRoad::products) return weight_by_products(context, call);
   if (road == ConvRoad::blocks) return by_blocks(context, call);
   double* bias = nullptr;
   if (call.bias != nullptr) {

@@ -22,6 +22,7 @@ struct ConvCall {
 /// How a convolution is computed.
 enum class ConvRoad : std::uint8_t {
   reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses
+  products,   ///< the weight's gradient as sums of outer products, see conv_weight.h
   blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
   native,     ///< the processor's 16-bit units through oneDNN
 };

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/conv_weight.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kMostColumns = 512;   // of the window in a chunk
+constexpr std::int64_t kFewestFilters = 56;  // that are worth a thread: four tiles of rows
+// Places at a time: a panel of columns (32 floats a place) and one of filters (16) fit the first-level cache together.
+constexpr std::int64_t kPlaces = 128;
+// Floats of a place in a panel: a whole line for the filters, of which a tile takes 14 or 6.
+constexpr std::int64_t kFilterPanel = 16;
+
+constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
+
+/// How the work is laid out; all of it follows from the geometry and the number of threads.
+struct Plan {
+  std::int64_t columns;        // KH KW C
+  std::int64_t rows;           // of output places: N OH
+  std::int64_t by_rows;        // shares of the output rows ...
+  std::int64_t by_filters;     // ... times shares of the filters: the jobs
+  std::int64_t share_filters;  // filters of a share
+  std::int64_t block_columns;  // columns widened at a time
+  std::int64_t chunk_rows;     // output rows at a time
+};
+
+Plan plan_of(const ConvGeometry& g, std::int64_t item) {
+  Plan p = {};
+  p.columns = g.kh * g.kw * g.c;
+  p.rows = g.n * g.oh;
+  const std::int64_t threads = std::max(1, num_threads()), places = p.rows * g.ow;
+  // Bytes moved: every share of the filters reads the input, every share of the rows has sums of its own.
+  p.by_rows = 1, p.by_filters = 1;
+  std::int64_t least = INT64_MAX;
+  for (std::int64_t f = 1; f <= threads; ++f) {
+    if (threads % f != 0 || (f > 1 && g.o / f < kFewestFilters)) continue;
+    const std::int64_t r = std::min(threads / f, p.rows);
+    const std::int64_t bytes = places * (g.o + g.c * f) * item + (r > 1 ? r * g.o * p.columns * 8 : 0);
+    if (bytes < least) least = bytes, p.by_filters = f, p.by_rows = r;
+  }
+  p.share_filters = (g.o + p.by_filters - 1) / p.by_filters;
+  // Columns in equal blocks of whole panels.
+  const std::int64_t blocks = (p.columns + kMostColumns - 1) / kMostColumns;
+  p.block_columns = round_up((p.columns + blocks - 1) / blocks, 32);
+  p.chunk_rows = std::clamp<std::int64_t>((kPlaces + g.ow / 2) / g.ow, 1, p.rows);
+  return p;
+}
+
+// Columns [from, to) of the window of output place (n, p, q), as float32.
+void load_window(const ConvGeometry& g, const TensorView& x, std::int64_t n, std::int64_t p, std::int64_t q,
+                 std::int64_t from, std::int64_t to, float* out) {
+  const std::int64_t width = g.kw * g.c, j0 = q * g.stride[1] - g.before[1];
+  for (std::int64_t k = from / width; k * width < to; ++k) {
+    // Elements [begin, end) of the kw * c of this row of the window.
+    const std::int64_t begin = std::max<std::int64_t>(from - k * width, 0), end = std::min(to - k * width, width);
+    const std::int64_t i = p * g.stride[0] - g.before[0] + k * g.dilation[0];
+    float* const at = out + k * width + begin - from;
+    if (i < 0 || i >= g.h) {
+      std::fill_n(at, end - begin, 0.0f);
+      continue;
+    }
+    const std::int64_t line = (n * g.h + i) * g.w * g.c;
+    if (g.dilation[1] == 1) {
+      // One run of memory, of which a part may be outside.
+      const std::int64_t lo = std::clamp(-j0 * g.c, begin, end), hi = std::clamp((g.w - j0) * g.c, lo, end);
+      std::fill_n(at, lo - begin, 0.0f);
+      if (hi > lo) load_floats(x.dtype, x.data, line + j0 * g.c + lo, hi - lo, at + lo - begin);
+      std::fill_n(at + hi - begin, end - hi, 0.0f);
+      continue;
+    }
+    for (std::int64_t l = begin / g.c; l * g.c < end; ++l) {
+      const std::int64_t lo = std::max(begin, l * g.c), hi = std::min(end, (l + 1) * g.c);
+      const std::int64_t j = j0 + l * g.dilation[1];
+      if (j < 0 || j >= g.w) {
+        std::fill_n(at + lo - begin, hi - lo, 0.0f);
+      } else {
+        load_floats(x.dtype, x.data, line + j * g.c + lo - l * g.c, hi - lo, at + lo - begin);
+      }
+    }
+  }
+}
+
+// One place of a chunk: `line` cut into panels of `step` columns, each `Panel` floats a place and `size` floats in all.
+// The line goes on for a panel behind its last column.
+template <std::int64_t Panel>
+void cut(const float* line, std::int64_t n, std::int64_t step, std::int64_t place, std::int64_t size, float* to) {
+  float* at = to + place * Panel;
+  for (std::int64_t i = 0; i < n; i += step, at += size) std::memcpy(at, line + i, Panel * sizeof(float));
+}
+
+struct Job {
+  const GemmKernels& kernels;
+  const ConvGeometry& g;
+  const Plan& plan;
+  const TensorView &x, &y;
+  float *g_chunk, *x_chunk, *sums;
+
+  // sums[o0 .. o1) of all columns over the output rows [r0, r1).
+  void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
+    alignas(64) float line[kMostColumns + 32 + 16];
+    for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
+      const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
+      load_filters(r * g.ow, places, o0, o1);
+      for (std::int64_t c0 = 0; c0 < plan.columns; c0 += plan.block_columns) {
+        const std::int64_t c1 = std::min(plan.columns, c0 + plan.block_columns), n = c1 - c0;
+        std::fill(line + n, line + n + 32, 0.0f);
+        for (std::int64_t place = 0; place < places; ++place) {
+          const std::int64_t row = r + place / g.ow;
+          load_window(g, x, row / g.oh, row % g.oh, place % g.ow, c0, c1, line);
+          cut<32>(line, n, 32, place, places * 32, x_chunk);
+        }
+        multiply(places, o0, o1, c0, c1, r != r0);
+      }
+    }
+  }
+
+  void load_filters(std::int64_t first, std::int64_t places, std::int64_t o0, std::int64_t o1) const {
+    constexpr std::int64_t kRun = 448;  // of both heights of tiles
+    alignas(64) float line[kRun + kFilterPanel];
+    const std::int64_t step = kernels.max_rows, size = places * kFilterPanel;
+    for (std::int64_t o = o0; o < o1; o += kRun / step * step) {
+      const std::int64_t n = std::min(kRun / step * step, o1 - o);
+      std::fill(line + n, line + n + kFilterPanel, 0.0f);
+      for (std::int64_t place = 0; place < places; ++place) {
+        load_floats(y.dtype, y.data, (first + place) * g.o + o, n, line);
+        cut<kFilterPanel>(line, n, step, place, size, g_chunk + (o - o0) / step * size);
+      }
+    }
+  }
+
+  void multiply(std::int64_t places, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1,
+                bool accumulate) const {
+    const std::int64_t lanes = kernels.lanes;
+    alignas(64) float edge[14 * 32];
+    for (std::int64_t c = c0; c < c1; c += kernels.columns) {
+      const std::int64_t width = std::min<std::int64_t>(kernels.columns, c1 - c), vectors = (width + lanes - 1) / lanes;
+      for (std::int64_t o = o0; o < o1; o += kernels.max_rows) {
+        const std::int64_t height = std::min<std::int64_t>(kernels.max_rows, o1 - o);
+        float* const to = sums + o * plan.columns + c;
+        GemmTile t = {};
+        t.k = places;
+        t.s = g_chunk + (o - o0) / kernels.max_rows * places * kFilterPanel;
+        t.s_stride = kFilterPanel;
+        t.v = x_chunk + (c - c0) / 32 * places * 32 + (c - c0) % 32;
+        t.v_stride = 32;
+        const bool whole = width == vectors * lanes;
+        t.c = whole ? to : edge;
+        t.ldc = whole ? plan.columns : vectors * lanes;
+        t.accumulate = whole && accumulate;
+        kernels.tiles[0][vectors - 1][height - 1](t);
+        if (whole) continue;
+        for (std::int64_t i = 0; i < height; ++i) {
+          float* const row = to + i * plan.columns;
+          for (std::int64_t j = 0; j < width; ++j) row[j] = edge[i * t.ldc + j] + (accumulate ? row[j] : 0.0f);
+        }
+      }
+    }
+  }
+};
+
+// Adds up the shares' sums [O, KH, KW, C] and writes them as the weight lies, rounded once.
+void write_weight(const ConvGeometry& g, const float* sums, std::int64_t shares, float* lines, TensorView& w) {
+  const std::int64_t columns = g.kh * g.kw * g.c, all = g.o * columns;
+  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / columns);
+  const bool in_order = channels_last(w);
+  parallel_for(g.o, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = begin; o < end; ++o) {
+      float* const line = lines + o * 2 * columns;
+      std::copy_n(sums + o * columns, columns, line);
+      for (std::int64_t s = 1; s < shares; ++s) {
+        const float* const other = sums + s * all + o * columns;
+        for (std::int64_t i = 0; i < columns; ++i) line[i] += other[i];
+      }
+      if (in_order) {
+        write_row(w, o * columns, 1, columns, line);
+        continue;
+      }
+      // Turned to [C, KH, KW].
+      float* const turned = line + columns;
+      const std::int64_t window = g.kh * g.kw;
+      for (std::int64_t t = 0; t < window; ++t) {
+        for (std::int64_t c = 0; c < g.c; ++c) turned[c * window + t] = line[t * g.c + c];
+      }
+      if (row_major(w)) {
+        write_row(w, o * columns, 1, columns, turned);
+        continue;
+      }
+      for (std::int64_t c = 0; c < g.c; ++c) {
+        for (std::int64_t k = 0; k < g.kh; ++k) {
+          write_row(w, o * w.strides[0] + c * w.strides[1] + k * w.strides[2], w.strides[3], g.kw,
+                    turned + (c * g.kh + k) * g.kw);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+bool products_serve(const ConvCall& call) noexcept {
+  return call.part == ConvPart::weight && call.geometry.groups == 1 && channels_last(call.input) &&
+         channels_last(call.output);
+}
+
+bool products_suit(const ConvGeometry& g) noexcept {
+  // Measured: oneDNN's kernels come near the peak for 3 x 3 windows side by side on large images, not for single
+  // places, strides, few channels or small images.
+  return g.kh * g.kw == 1 || g.stride[1] > 1 || g.c < 16 || g.oh * g.ow <= 64;
+}
+
+Status weight_by_products(KernelContext* context, ConvCall& call) {
+  const ConvGeometry& g = call.geometry;
+  const Plan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)));
+  TensorView& w = call.weight;
+  const std::int64_t jobs = p.by_rows * p.by_filters, places = p.chunk_rows * g.ow, all = g.o * p.columns;
+  const bool direct = p.by_rows == 1 && w.dtype == DType::f32 && channels_last(w);
+  const auto floats = [&](std::int64_t n) {
+    return static_cast<float*>(context->workspace(context, static_cast<std::size_t>(n) * sizeof(float)));
+  };
+  const std::int64_t rows = gemm_kernels().max_rows, panels = (p.share_filters + rows - 1) / rows;
+  const std::int64_t g_size = places * kFilterPanel * panels, x_size = places * p.block_columns;
+  float* const chunks = floats(jobs * (g_size + x_size));
+  float* const sums = direct ? static_cast<float*>(w.data) : floats(p.by_rows * all);
+  float* const lines = direct ? sums : floats(g.o * 2 * p.columns);
+  if (chunks == nullptr || sums == nullptr || lines == nullptr) {
+    context->set_error(context, "convolution: out of memory for the workspace");
+    return Status::failed;
+  }
+  const GemmKernels& kernels = gemm_kernels();
+  parallel_for(jobs, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t job = begin; job < end; ++job) {
+      const std::int64_t r = job % p.by_rows, f = job / p.by_rows;
+      const std::int64_t o0 = std::min(f * p.share_filters, g.o), o1 = std::min(o0 + p.share_filters, g.o);
+      const std::int64_t r0 = r * p.rows / p.by_rows, r1 = (r + 1) * p.rows / p.by_rows;
+      float* const chunk = chunks + job * (g_size + x_size);
+      Job{kernels, g, p, call.input, call.output, chunk, chunk + g_size, sums + r * all}.run(r0, r1, o0, o1);
+    }
+  });
+  if (!direct) write_weight(g, sums, p.by_rows, lines, w);
+  return Status::ok;
+}
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of a convolution's weight as sums of outer products: where oneDNN's kernels leave half of the processor
+// unused.
+#pragma once
+
+#include "halfstep/backends/cpu/conv.h"
+
+namespace halfstep::cpu {
+
+/// Whether weight_by_products() serves the call: one group, images channels-last, dtypes of at most 32 bits.
+bool products_serve(const ConvCall& call) noexcept;
+/// Whether it is the faster way, by shape alone.
+bool products_suit(const ConvGeometry& geometry) noexcept;
+
+/// The weight's gradient [O, KH KW C]: the sum over all output places of gradient [O] times the window of the input
+/// [KH KW C] there. A share of the places is widened to float32 in the second-level cache, multiplied with the tiles of
+/// the matrix product, and added to sums in float32. Threads take shares of places or of filters, whichever moves
+/// less memory; the result depends on their number only.
+Status weight_by_products(KernelContext* context, ConvCall& call);
+
+}  // namespace halfstep::cpu
