@@ -151,8 +151,7 @@ Status by_blocks(KernelContext* context, ConvCall& call) {
   return Status::ok;
 }
 
-bool has_units(DType dtype) {
-  const Isa isa = compute_isa();
+bool has_units(DType dtype, Isa isa) {
   return (dtype == DType::bf16 && isa >= Isa::avx512_bf16) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
 
@@ -183,7 +182,7 @@ Status natively(KernelContext* context, ConvCall& call) {
 
 }  // namespace
 
-ConvRoad choose_conv_road(const ConvCall& call) noexcept {
+ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept {
   const TensorView* all[] = {&call.input, &call.weight, &call.output};
   for (const TensorView* t : all) {
     if (!floats(t->dtype)) return ConvRoad::reference;
@@ -191,7 +190,7 @@ ConvRoad choose_conv_road(const ConvCall& call) noexcept {
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
   const DType result = const_cast<ConvCall&>(call).result().dtype;
   // A bias of a transposed convolution would be rounded after the sum is.
-  const bool native = has_units(operands) && channels_last(call.input) && channels_last(call.output) &&
+  const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
   if (native) return ConvRoad::native;
@@ -223,7 +222,7 @@ Status convolve(KernelContext* context, ConvCall& call) {
   if (result.numel == 0) return Status::ok;
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
-  return convolve_by(no_sum ? ConvRoad::reference : choose_conv_road(call), context, call);
+  return convolve_by(no_sum ? ConvRoad::reference : choose_conv_road(call, compute_isa()), context, call);
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/core/export.h"
 #include "halfstep/runtime/kernel.h"
 
 namespace halfstep::cpu {
@@ -27,16 +28,16 @@ enum class ConvRoad : std::uint8_t {
   native,     ///< the processor's 16-bit units through oneDNN
 };
 
-/// Which way a convolution goes: a function of its shape, dtypes and the instruction set.
-ConvRoad choose_conv_road(const ConvCall& call) noexcept;
+/// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
+HS_API ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept;
 
 /// Images in a block when 16-bit images are widened: few enough that the block stays in the cache, enough that its
 /// threads have work.
-std::int64_t conv_block_images(ConvPart part, const ConvGeometry& geometry) noexcept;
+HS_API std::int64_t conv_block_images(ConvPart part, const ConvGeometry& geometry) noexcept;
 
 /// Computes the part by the road that was chosen, or by a given one.
-Status convolve(KernelContext* context, ConvCall& call);
-Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call);
+HS_API Status convolve(KernelContext* context, ConvCall& call);
+HS_API Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call);
 
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);

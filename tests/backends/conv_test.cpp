@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every road of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
+// units' road runs here through oneDNN's emulation of bfloat16, where the processor has none.
+#include "halfstep/backends/cpu/conv.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/random.h"
+#include "halfstep/core/tensor.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/random.h"
+
+namespace halfstep::cpu {
+namespace {
+
+struct Context : KernelContext {
+  Context() : KernelContext{} {
+    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
+      auto& piece = static_cast<Context*>(self)->pieces.emplace_back(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+      std::memset(piece.get(), 0xFF, bytes);
+      return piece.get();
+    };
+    set_error = [](KernelContext* self, const char* text) { static_cast<Context*>(self)->error = text; };
+  }
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::vector<std::unique_ptr<void, Free>> pieces;
+  std::string error;
+};
+
+TensorView view(const Tensor& t) {
+  return {.data = t.raw_data(),
+          .sizes = t.sizes().data(),
+          .strides = t.strides().data(),
+          .numel = t.numel(),
+          .ndim = t.dim(),
+          .dtype = t.dtype(),
+          .defined = true,
+          .contiguous = t.is_contiguous()};
+}
+
+ConvGeometry geometry(std::int64_t n, std::int64_t c, std::int64_t size, std::int64_t o, std::int64_t k,
+                      std::int64_t stride, std::int64_t padding) {
+  const std::int64_t out = (size + 2 * padding - k) / stride + 1;
+  return {n, c, size, size, o, out, out, k, k, 1, {stride, stride}, {1, 1}, {padding, padding}, {padding, padding}};
+}
+
+const char* const kRoads[] = {"reference", "products", "blocks", "native"};
+static_assert(static_cast<int>(ConvRoad::native) == 3);
+
+TEST(ConvRoads, Agree) {
+  manual_seed(1);
+  for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(9, 16, 7, 40, 1, 1, 0),
+                                geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3)}) {
+    for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
+      for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+        const auto last = MemoryFormat::channels_last;
+        const Tensor x = randn({g.n, g.c, g.h, g.w}).to(dtype).contiguous(last),
+                     w = randn({g.o, g.c, g.kh, g.kw}).to(dtype),
+                     y = randn({g.n, g.o, g.oh, g.ow}).to(dtype).contiguous(last);
+        const Tensor operands[] = {x, w, y};
+        const int computed = part == ConvPart::input ? 0 : part == ConvPart::weight ? 1 : 2;
+        const auto solve = [&](ConvRoad road, bool magnitudes) {
+          Tensor t[3];
+          for (int i = 0; i < 3; ++i) {
+            t[i] = magnitudes ? abs(operands[i].to(DType::f64)) : operands[i];
+            if (i == computed)
+              t[i] = full(t[i].sizes(), NAN).to(t[i].dtype()).contiguous(i == 1 ? MemoryFormat::contiguous : last);
+          }
+          ConvCall call{part, g, view(t[0]), view(t[1]), view(t[2])};
+          Context context;
+          EXPECT_EQ(convolve_by(road, &context, call), Status::ok) << context.error;
+          return t[computed].to_vector<double>();
+        };
+        const double terms = part == ConvPart::output  ? static_cast<double>(g.c * g.kh * g.kw)
+                             : part == ConvPart::input ? static_cast<double>(g.o * g.kh * g.kw)
+                                                       : static_cast<double>(g.n * g.oh * g.ow);
+        const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
+        const auto exact = solve(ConvRoad::reference, false), sizes = solve(ConvRoad::reference, true);
+        for (const ConvRoad road : {ConvRoad::products, ConvRoad::blocks, ConvRoad::native}) {
+          if (road == ConvRoad::products && part != ConvPart::weight) continue;
+          const auto got = solve(road, false);
+          const std::string what = std::string(kRoads[static_cast<int>(road)]) + " part " +
+                                   std::to_string(static_cast<int>(part)) + " " + name(dtype);
+          ASSERT_EQ(got.size(), exact.size());
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            // The reference rounds too.
+            const double sum = (terms + 2) * 0x1p-24 * sizes[i];
+            ASSERT_LE(std::abs(got[i] - exact[i]), 2 * u * std::abs(exact[i]) + 2 * sum + 0x1p-24) << what << ' ' << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ConvRoads, FollowTheShape) {
+  const auto road = [](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
+    const Tensor x = empty({g.n, g.c, g.h, g.w}, {.dtype = dtype}), y = empty({g.n, g.o, g.oh, g.ow}, {.dtype = dtype});
+    const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+    const Tensor w = empty({g.o, g.c, g.kh, g.kw}, {.dtype = dtype}), a = x.contiguous(format),
+                 b = y.contiguous(format);
+    return choose_conv_road({part, g, view(a), view(w), view(b)}, isa);
+  };
+  const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
+  EXPECT_EQ(road(square, ConvPart::output, DType::f64, true), ConvRoad::reference);
+  EXPECT_EQ(road(square, ConvPart::output, DType::f32, true), ConvRoad::blocks);
+  EXPECT_EQ(road(square, ConvPart::weight, DType::f32, true), ConvRoad::blocks);
+  EXPECT_EQ(road(single, ConvPart::weight, DType::f32, true), ConvRoad::products);
+  EXPECT_EQ(road(single, ConvPart::weight, DType::f32, false), ConvRoad::blocks);
+  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, true), ConvRoad::blocks);
+  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvRoad::native);
+  EXPECT_EQ(road(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvRoad::blocks);
+  EXPECT_EQ(road(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvRoad::native);
+  EXPECT_EQ(road(single, ConvPart::weight, DType::bf16, true, Isa::amx), ConvRoad::native);
+  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvRoad::blocks);
+}
+
+TEST(ConvRoads, BlocksAreEqualAndHoldAllImages) {
+  for (const std::int64_t n : {1, 5, 16, 100}) {
+    for (const std::int64_t size : {7, 56, 224}) {
+      const ConvGeometry g = geometry(n, 64, size, 64, 3, 1, 1);
+      const std::int64_t block = conv_block_images(ConvPart::output, g);
+      EXPECT_GE(block, 1);
+      EXPECT_LE(block, n);
+      const std::int64_t blocks = (n + block - 1) / block;
+      EXPECT_LT(n - (blocks - 1) * (block - 1), block + blocks + 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halfstep::cpu
