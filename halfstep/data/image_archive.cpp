@@ -40,6 +40,9 @@ Archive new_archive() {
                 text != nullptr ? text : "an unknown error");
 }
 
+/// A header with a wrong checksum is "to be retried" with the next block for libarchive; here it is damage.
+bool usable(int status) { return status == ARCHIVE_OK || status == ARCHIVE_WARN; }
+
 /// The last parts of "a/b/c": folder "a", class "b", file "c".
 struct Parts {
   std::string_view folder, class_name, file;
@@ -81,7 +84,7 @@ void ImageArchive::load(void* opened, const ArchiveLimits& limits) {
   while (true) {
     const int status = archive_read_next_header(a, &entry);
     if (status == ARCHIVE_EOF) break;
-    if (status < ARCHIVE_WARN) refuse(name_, a);
+    if (!usable(status)) refuse(name_, a);
     const char* path = archive_entry_pathname(entry);
     if (path == nullptr) path = archive_entry_pathname_utf8(entry);
     if (path == nullptr || archive_entry_filetype(entry) != AE_IFREG) continue;
@@ -98,7 +101,7 @@ void ImageArchive::load(void* opened, const ArchiveLimits& limits) {
       la_int64_t offset = 0;
       const int got = archive_read_data_block(a, &block, &n, &offset);
       if (got == ARCHIVE_EOF) break;
-      if (got < ARCHIVE_WARN) refuse(name_, a);
+      if (!usable(got)) refuse(name_, a);
       if (offset < 0 || static_cast<std::uint64_t>(offset) != bytes_.size() - file.begin) {
         fail<IoError>("ImageArchive: {}: expected {} to be stored without holes, got a sparse file", name_, path);
       }

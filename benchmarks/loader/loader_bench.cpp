@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// How fast pictures come out of the loader: loader_bench FOLDER [--workers N] [--batch-size N] [--size N] [--seconds S]
+// [--stages] prints one JSON line. FOLDER has class folders, or pictures themselves. benchmarks/peers/loader_bench.py
+// runs it in turns with PyTorch's DataLoader.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halfstep/data/image_dataset.h"
+#include "halfstep/data/image_folder.h"
+#include "halfstep/data/loader.h"
+
+namespace {
+
+using namespace halfstep;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+/// The pictures right in a folder, all of one class.
+class Flat final : public data::ImageSource {
+ public:
+  explicit Flat(const std::filesystem::path& folder) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      if (data::is_image_name(entry.path().filename().string())) paths_.push_back(entry.path().string());
+    }
+    std::sort(paths_.begin(), paths_.end());
+    classes_ = {"all"};
+  }
+  std::int64_t size() const override { return static_cast<std::int64_t>(paths_.size()); }
+  std::int64_t label(std::int64_t) const override { return 0; }
+  std::string name(std::int64_t index) const override { return paths_[static_cast<std::size_t>(index)]; }
+  std::span<const std::uint8_t> read(std::int64_t index, std::vector<std::uint8_t>& buffer) const override {
+    data::read_file(name(index), std::uint64_t{1} << 30, buffer);
+    return buffer;
+  }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
+/// Milliseconds a picture of each stage, on one thread.
+void print_stages(const data::ImageSource& source, const data::TrainTransform& transform) {
+  double read = 0, decode = 0, resize = 0, whole = 0, all = 0;
+  data::TransformScratch scratch;
+  std::vector<std::uint8_t> buffer;
+  std::vector<float> out(static_cast<std::size_t>(3 * transform.size * transform.size));
+  const data::ImagePipeline pipeline(transform);
+  for (std::int64_t i = 0; i < source.size(); ++i) {
+    auto start = Clock::now();
+    const auto bytes = source.read(i, buffer);
+    read += seconds_since(start);
+    start = Clock::now();
+    data::ImageDecoder picture(bytes, source.name(i));
+    RandomStream random(static_cast<std::uint64_t>(i));
+    const auto region = data::random_resized_region(picture.info().width, picture.info().height, transform, random);
+    const auto patch = picture.decode(region, 1, scratch.decoded);
+    decode += seconds_since(start);
+    start = Clock::now();
+    const data::ResizePlan plan(region.width, region.height, {.width = transform.size, .height = transform.size});
+    plan.run(scratch.decoded.view({region.left - patch.left, region.top - patch.top, region.width, region.height}), 0,
+             0, scratch.rows, scratch.result);
+    resize += seconds_since(start);
+    start = Clock::now();
+    data::ImageDecoder again(bytes, source.name(i));
+    again.decode(scratch.decoded);
+    whole += seconds_since(start);
+    start = Clock::now();
+    data::ImageDecoder once_more(bytes, source.name(i));
+    pipeline.run(once_more, {.sample = i}, scratch, out.data());
+    all += seconds_since(start);
+  }
+  const double ms = 1000 / static_cast<double>(source.size());
+  std::printf(
+      "{\"read_ms\": %.3f, \"decode_ms\": %.3f, \"decode_whole_ms\": %.3f, \"resize_ms\": %.3f, \"all_but_read_ms\": "
+      "%.3f}\n",
+      read * ms, decode * ms, whole * ms, resize * ms, all * ms);
+}
+
+int run(int argc, char** argv) {
+  std::string folder;
+  int workers = 2;
+  std::int64_t batch_size = 32, size = 224;
+  double limit = 5;
+  bool stages = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view flag = argv[i];
+    const auto value = [&] { return i + 1 < argc ? std::atof(argv[++i]) : 0.0; };
+    if (flag == "--workers") {
+      workers = static_cast<int>(value());
+    } else if (flag == "--batch-size") {
+      batch_size = static_cast<std::int64_t>(value());
+    } else if (flag == "--size") {
+      size = static_cast<std::int64_t>(value());
+    } else if (flag == "--seconds") {
+      limit = value();
+    } else if (flag == "--stages") {
+      stages = true;
+    } else {
+      folder = flag;
+    }
+  }
+  std::shared_ptr<const data::ImageSource> source;
+  if (data::class_folders(folder).empty()) {
+    source = std::make_shared<const Flat>(folder);
+  } else {
+    source = std::make_shared<const data::ImageFolder>(folder);
+  }
+  const data::TrainTransform transform{.size = size};
+  if (stages) {
+    print_stages(*source, transform);
+    return 0;
+  }
+  data::DataLoader loader{data::ImageDataset{source, transform},
+                          {.batch_size = batch_size, .shuffle = true, .drop_last = true, .workers = workers}};
+  // An epoch to warm up, then whole epochs until the time is over.
+  std::int64_t pictures = 0;
+  double sum = 0, elapsed = 0;
+  for (int epoch = 0; epoch == 0 || elapsed < limit; ++epoch) {
+    const auto start = Clock::now();
+    std::int64_t seen = 0;
+    for (const auto& [images, labels] : loader) {
+      seen += images.size(0);
+      sum += static_cast<double>(images.data<float>()[0]);
+    }
+    if (epoch == 0) continue;
+    elapsed += seconds_since(start);
+    pictures += seen;
+  }
+  std::printf("{\"images_per_s\": %.1f, \"images\": %lld, \"workers\": %d, \"check\": %.3f}\n",
+              static_cast<double>(pictures) / elapsed, static_cast<long long>(pictures), workers, sum);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 2) {
+    std::fprintf(stderr,
+                 "usage: loader_bench FOLDER [--workers N] [--batch-size N] [--size N] [--seconds S] [--stages]\n");
+    return 2;
+  }
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "loader_bench: %s\n", error.what());
+    return 1;
+  }
+}
