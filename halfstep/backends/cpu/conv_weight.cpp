@@ -31,6 +31,9 @@ struct Plan {
   std::int64_t share_filters;  // filters of a share
   std::int64_t block_columns;  // columns widened at a time
   std::int64_t chunk_rows;     // output rows at a time
+  // Where the rows of windows are short, the lines of the input that an output row sees are widened first, with the
+  // zeros around them: floats of a line, or 0.
+  std::int64_t line;
 };
 
 Plan plan_of(const ConvGeometry& g, std::int64_t item) {
@@ -51,6 +54,9 @@ Plan plan_of(const ConvGeometry& g, std::int64_t item) {
   // Columns in equal blocks of whole panels.
   const std::int64_t blocks = (p.columns + kMostColumns - 1) / kMostColumns;
   p.block_columns = round_up((p.columns + blocks - 1) / blocks, 32);
+  if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1) {
+    p.line = round_up(((g.ow - 1) * g.stride[1] + g.kw) * g.c, 16);
+  }
   p.chunk_rows = std::clamp<std::int64_t>((kPlaces + g.ow / 2) / g.ow, 1, p.rows);
   return p;
 }
@@ -89,6 +95,23 @@ void load_window(const ConvGeometry& g, const TensorView& x, std::int64_t n, std
   }
 }
 
+// The lines of the input that output row (n, p) sees, kh of them, `size` floats each.
+void load_lines(const ConvGeometry& g, const TensorView& x, std::int64_t n, std::int64_t p, std::int64_t size,
+                float* to) {
+  for (std::int64_t k = 0; k < g.kh; ++k, to += size) {
+    const std::int64_t i = p * g.stride[0] - g.before[0] + k * g.dilation[0];
+    const std::int64_t length = ((g.ow - 1) * g.stride[1] + g.kw) * g.c;
+    if (i < 0 || i >= g.h) {
+      std::fill_n(to, length, 0.0f);
+      continue;
+    }
+    const std::int64_t lo = std::min(g.before[1] * g.c, length), hi = std::min(lo + g.w * g.c, length);
+    std::fill_n(to, lo, 0.0f);
+    load_floats(x.dtype, x.data, (n * g.h + i) * g.w * g.c, hi - lo, to + lo);
+    std::fill_n(to + hi, length - hi, 0.0f);
+  }
+}
+
 // One place of a chunk: `line` cut into panels of `step` columns, each `Panel` floats a place and `size` floats in all.
 // The line goes on for a panel behind its last column.
 template <std::int64_t Panel>
@@ -102,7 +125,7 @@ struct Job {
   const ConvGeometry& g;
   const Plan& plan;
   const TensorView &x, &y;
-  float *g_chunk, *x_chunk, *sums;
+  float *g_chunk, *x_chunk, *lines, *sums;
 
   // sums[o0 .. o1) of all columns over the output rows [r0, r1).
   void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
@@ -114,8 +137,17 @@ struct Job {
         const std::int64_t c1 = std::min(plan.columns, c0 + plan.block_columns), n = c1 - c0;
         std::fill(line + n, line + n + 32, 0.0f);
         for (std::int64_t place = 0; place < places; ++place) {
-          const std::int64_t row = r + place / g.ow;
-          load_window(g, x, row / g.oh, row % g.oh, place % g.ow, c0, c1, line);
+          const std::int64_t row = r + place / g.ow, q = place % g.ow;
+          if (plan.line == 0) {
+            load_window(g, x, row / g.oh, row % g.oh, q, c0, c1, line);
+          } else {
+            if (q == 0) load_lines(g, x, row / g.oh, row % g.oh, plan.line, lines);
+            const std::int64_t width = g.kw * g.c;
+            for (std::int64_t k = 0; k < g.kh; ++k) {
+              std::memcpy(line + k * width, lines + k * plan.line + q * g.stride[1] * g.c,
+                          static_cast<std::size_t>(width) * sizeof(float));
+            }
+          }
           cut<32>(line, n, 32, place, places * 32, x_chunk);
         }
         multiply(places, o0, o1, c0, c1, r != r0);
@@ -228,7 +260,8 @@ Status weight_by_products(KernelContext* context, ConvCall& call) {
   };
   const std::int64_t rows = gemm_kernels().max_rows, panels = (p.share_filters + rows - 1) / rows;
   const std::int64_t g_size = places * kFilterPanel * panels, x_size = places * p.block_columns;
-  float* const chunks = floats(jobs * (g_size + x_size));
+  const std::int64_t chunk_size = g_size + x_size + g.kh * p.line;
+  float* const chunks = floats(jobs * chunk_size);
   float* const sums = direct ? static_cast<float*>(w.data) : floats(p.by_rows * all);
   float* const lines = direct ? sums : floats(g.o * 2 * p.columns);
   if (chunks == nullptr || sums == nullptr || lines == nullptr) {
@@ -241,8 +274,9 @@ Status weight_by_products(KernelContext* context, ConvCall& call) {
       const std::int64_t r = job % p.by_rows, f = job / p.by_rows;
       const std::int64_t o0 = std::min(f * p.share_filters, g.o), o1 = std::min(o0 + p.share_filters, g.o);
       const std::int64_t r0 = r * p.rows / p.by_rows, r1 = (r + 1) * p.rows / p.by_rows;
-      float* const chunk = chunks + job * (g_size + x_size);
-      Job{kernels, g, p, call.input, call.output, chunk, chunk + g_size, sums + r * all}.run(r0, r1, o0, o1);
+      float* const chunk = chunks + job * chunk_size;
+      Job{kernels, g, p, call.input, call.output, chunk, chunk + g_size, chunk + g_size + x_size, sums + r * all}.run(
+          r0, r1, o0, o1);
     }
   });
   if (!direct) write_weight(g, sums, p.by_rows, lines, w);
