@@ -71,6 +71,7 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm.h"
+#include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"

@@ -167,11 +167,13 @@ constexpr Row kPassThrough[] = {
 // Reductions, softmax, normalisation and losses.
 constexpr Row kPassThroughReductions[] = {
     {"batch_norm", "keeps its input's dtype: statistics and parameters are float32 inside"},
+    {"batch_norm_act", "keeps its input's dtype, as batch_norm, and rounds once"},
     {"scaled_dot_product_attention_backward", kBackward},
     {"norm_backward", kBackward},
     {"batch_norm_backward", kBackward},
     {"conv2d_backward_input", kBackward},
     {"conv2d_backward_weight", kBackward},
+    {"batch_norm_act_backward", kBackward},
     {"pair_loss_backward", kBackward},
     {"mean", kExact},
     {"var", kExact},

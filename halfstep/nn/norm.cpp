@@ -53,7 +53,8 @@ BatchNormBase::BatchNormBase(const BatchNormOptions& o)
       num_batches_tracked(buffer("num_batches_tracked", o.track_running_stats ? zeros({}, {.dtype = i64}) : Tensor())) {
 }
 
-Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most) const {
+Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activation activation,
+                                const Tensor& residual) const {
   if (input.dim() < fewest || input.dim() > most || input.size(1) != options.channels) {
     fail<ShapeError>("{}: expected {}, got {}", kind(),
                      most == 4 ? fmt::format("[N, {}, H, W]", options.channels)
@@ -69,13 +70,15 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most) const
     // Without a momentum all batches weigh the same: the host has to know how many there were.
     if (!options.momentum) momentum = 1 / count.item<double>();
   }
-  return batch_norm(input, {.weight = weight,
-                            .bias = bias,
-                            .running_mean = running_mean,
-                            .running_var = running_var,
-                            .training = batch,
-                            .momentum = momentum,
-                            .eps = options.eps});
+  return batch_norm_act(input,
+                        {.weight = weight,
+                         .bias = bias,
+                         .running_mean = running_mean,
+                         .running_var = running_var,
+                         .training = batch,
+                         .momentum = momentum,
+                         .eps = options.eps},
+                        activation, residual);
 }
 
 std::string BatchNormBase::describe() const { return fmt::format("{}", options.channels); }

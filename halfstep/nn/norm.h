@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "halfstep/nn/module.h"
+#include "halfstep/ops/norm_act.h"
 
 namespace halfstep::nn {
 
@@ -90,7 +91,8 @@ class HS_API BatchNormBase : public ModuleBase {
 
  protected:
   explicit BatchNormBase(const BatchNormOptions& options);
-  Tensor normalise(const Tensor& input, int fewest, int most) const;
+  /// batch_norm_act of the module's parameters, for inputs of `fewest` to `most` dimensions.
+  Tensor normalise(const Tensor& input, int fewest, int most, Activation activation, const Tensor& residual) const;
 };
 /// halfstep::batch_norm for inputs [N, C] and [N, C, L].
 class HS_API BatchNorm1d : public BatchNormBase {
@@ -101,7 +103,15 @@ class HS_API BatchNorm1d : public BatchNormBase {
     const Scope scope(*this);
     return forward(input);
   }
-  Tensor forward(const Tensor& input) const { return normalise(input, 2, 3); }
+  Tensor operator()(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
+    const Scope scope(*this);
+    return forward(input, activation, residual);
+  }
+  Tensor forward(const Tensor& input) const { return forward(input, Activation::none); }
+  /// activation(batch_norm(input) + residual) in one pass: halfstep::batch_norm_act.
+  Tensor forward(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
+    return normalise(input, 2, 3, activation, residual);
+  }
   std::string kind() const override { return "BatchNorm1d"; }
   std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm1d>(*this); }
 };
@@ -114,7 +124,15 @@ class HS_API BatchNorm2d : public BatchNormBase {
     const Scope scope(*this);
     return forward(input);
   }
-  Tensor forward(const Tensor& input) const { return normalise(input, 4, 4); }
+  Tensor operator()(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
+    const Scope scope(*this);
+    return forward(input, activation, residual);
+  }
+  Tensor forward(const Tensor& input) const { return forward(input, Activation::none); }
+  /// activation(batch_norm(input) + residual) in one pass: halfstep::batch_norm_act.
+  Tensor forward(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
+    return normalise(input, 4, 4, activation, residual);
+  }
   std::string kind() const override { return "BatchNorm2d"; }
   std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm2d>(*this); }
 };

@@ -5,6 +5,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/norm_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/reduce.h"
@@ -12,17 +13,10 @@
 namespace halfstep {
 namespace {
 
-DType accumulate_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
-// Parameters (inputs first to last) are converted to what is computed in.
-void cast_parameters(InferContext& ctx, int first, int last, DType input) {
-  const DType wanted = accumulate_dtype(input);
-  std::uint64_t mask = 0;
-  for (int i = first; i <= last; ++i) {
-    if (ctx.has(i) && ctx.input(i).dtype() != wanted) mask |= std::uint64_t{1} << i;
-  }
-  if (mask != 0) ctx.cast(wanted, mask);
-}
+using detail::accumulate_dtype;
+using detail::cast_parameters;
+using detail::check_parameter;
+using detail::dense;
 
 // Inputs: x, weight, bias. Outputs: y; mean and 1 / deviation of each row.
 void infer_row_norm(InferContext& ctx) {
@@ -129,13 +123,6 @@ const Op& group_norm_op =
     define_op(row_norm_declaration("group_norm", "group_norm(input, num_groups, weight=none, bias=none, eps=1e-5)",
                                    [](GradContext& c) { row_norm_gradient(c, true); }));
 
-void check_parameter(const Tensor& p, const Shape& sizes, const char* op, const char* what) {
-  if (!p.defined()) return;
-  check_floating(p, op);
-  if (p.sizes() != sizes) fail<ShapeError>("{}: expected a {} {}, got {}", op, what, sizes.str(), p.sizes().str());
-}
-Tensor dense(const Tensor& t) { return t.defined() ? t.contiguous() : t; }
-
 Tensor call_row_norm(const Op& op, const Tensor& input, const Tensor& weight, const Tensor& bias,
                      const RowNormAttributes& a) {
   const Tensor x = input.contiguous(), w = dense(weight), b = dense(bias);
@@ -160,98 +147,6 @@ RowNormAttributes last_dims(const Tensor& input, const Shape& shape, const char*
   }
   return {.rows = rows};
 }
-
-// --- batch_norm
-
-Shape per_channel(const Shape& sizes) {
-  Shape s = Shape::filled(sizes.size(), 1);
-  s[1] = sizes[1];
-  return s;
-}
-Shape all_but_channels(const Shape& sizes) {
-  Shape dims{0};
-  for (int i = 2; i < sizes.size(); ++i) dims.push_back(i);
-  return dims;
-}
-
-// Inputs: g, x, weight, mean, rstd.
-const Op& batch_norm_backward_op = define_op({
-    .name = "batch_norm_backward",
-    .signature = "batch_norm_backward(gradient, input, weight, mean, rstd, training)",
-    .infer =
-        [](InferContext& ctx) {
-          const auto& a = ctx.attributes<BatchNormAttributes>();
-          const Tensor& x = ctx.input(1);
-          const DType inner = accumulate_dtype(x.dtype());
-          if (a.want_input) {
-            ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), a.dtype.or_else(x.dtype()));
-          } else {
-            ctx.output({0}, inner);
-          }
-          ctx.output({a.want_weight ? x.size(1) : 0}, inner);
-          ctx.output({a.want_bias ? x.size(1) : 0}, inner);
-          cast_parameters(ctx, 2, 2, x.dtype());
-        },
-    .attributes_size = sizeof(BatchNormAttributes),
-    .key = 1,
-});
-
-void composed_batch_norm(GradContext& c) {
-  const auto& a = c.attributes<BatchNormAttributes>();
-  const Shape& sizes = c.input_sizes(0);
-  const Shape shape = per_channel(sizes), dims = all_but_channels(sizes);
-  const DType inner = accumulate_dtype(c.input_dtype(0));
-  const Tensor g = c.grad(0).to(inner);
-  if (c.needs(2)) c.set(2, sum(g, dims));
-  if (!c.needs(0) && !c.needs(1)) return;
-  const Tensor x = c.input(0).to(inner);
-  Tensor difference, rstd;
-  if (a.training) {
-    difference = x - mean(x, dims, {.keepdim = true});
-    rstd = rsqrt(mean(difference * difference, dims, {.keepdim = true}) + a.eps);
-  } else {
-    difference = x - c.output(1).detach().reshape(shape);
-    rstd = c.output(2).detach().reshape(shape);
-  }
-  const Tensor z = difference * rstd;
-  if (c.needs(1)) c.set(1, sum(g * z, dims));
-  if (!c.needs(0)) return;
-  const Tensor h = c.input(1).defined() ? g * c.input(1).to(inner).reshape(shape) : g;
-  Tensor d = h;
-  if (a.training) d = h - mean(h, dims, {.keepdim = true}) - z * mean(h * z, dims, {.keepdim = true});
-  c.set(0, rstd * d);
-}
-
-// Inputs: x, weight, bias, running mean, running variance. Outputs: y; mean, 1 / deviation and variance that were used.
-const Op& batch_norm_op = define_op({
-    .name = "batch_norm",
-    .signature = "batch_norm(input, weight=none, bias=none, running_mean=none, running_var=none, training=false, "
-                 "momentum=0.1, eps=1e-5)",
-    .infer =
-        [](InferContext& ctx) {
-          const Tensor& x = ctx.input(0);
-          ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), x.dtype());
-          for (int i = 0; i < 3; ++i) ctx.output({x.size(1)}, accumulate_dtype(x.dtype()));
-          cast_parameters(ctx, 1, 4, x.dtype());
-        },
-    .grad =
-        [](GradContext& c) {
-          if (!c.grad(0).defined()) return;
-          if (c.create_graph || (!c.needs(0) && !c.needs(1))) return composed_batch_norm(c);
-          BatchNormAttributes a = c.attributes<BatchNormAttributes>();
-          a.want_input = c.needs(0);
-          a.want_weight = c.needs(1);
-          a.want_bias = c.needs(2);
-          a.dtype = c.grad_dtype(0);
-          const auto d =
-              call_n<3>(batch_norm_backward_op, {&c.grad(0), &c.input(0), &c.input(1), &c.output(1), &c.output(2)}, a);
-          if (a.want_input) c.set(0, d[0]);
-          if (a.want_weight) c.set(1, d[1]);
-          if (a.want_bias) c.set(2, d[2]);
-        },
-    .saves = {in(0, 1) | out(1, 2), in(0, 1) | out(1, 2), 0},
-    .attributes_size = sizeof(BatchNormAttributes),
-});
 
 }  // namespace
 
@@ -286,45 +181,6 @@ Tensor group_norm(const Tensor& input, std::int64_t num_groups, const NormOption
   for (int i = 2; i < sizes.size(); ++i) a.inner *= sizes[i];
   if (a.inner == 0) a.inner = 1;
   return call_row_norm(group_norm_op, input, options.weight, options.bias, a);
-}
-
-Tensor batch_norm(const Tensor& input, const BatchNormOptions& options) {
-  check_defined(input, "batch_norm", "an input");
-  check_floating(input, "batch_norm");
-  const Shape& sizes = input.sizes();
-  if (sizes.size() < 2) fail<ShapeError>("batch_norm: expected an input [N, C, ...], got {}", sizes.str());
-  const Shape channels{sizes[1]};
-  check_parameter(options.weight, channels, "batch_norm", "weight");
-  check_parameter(options.bias, channels, "batch_norm", "bias");
-  check_parameter(options.running_mean, channels, "batch_norm", "running_mean");
-  check_parameter(options.running_var, channels, "batch_norm", "running_var");
-  const bool both = options.running_mean.defined() && options.running_var.defined();
-  if (both != (options.running_mean.defined() || options.running_var.defined())) {
-    fail<Error>("batch_norm: expected both running_mean and running_var or neither");
-  }
-  if (!options.training && !both) fail<Error>("batch_norm: expected running statistics when not training");
-  BatchNormAttributes a{.eps = options.eps, .momentum = options.momentum, .training = options.training};
-  a.count = sizes[1] == 0 ? 0 : static_cast<double>(input.numel() / sizes[1]);
-  if (options.training && a.count < 2) {
-    fail<ShapeError>("batch_norm: expected more than one value a channel when training, got {}", sizes.str());
-  }
-  const Tensor w = dense(options.weight), b = dense(options.bias);
-  const Tensor none;
-  const Tensor rm = options.training ? none : dense(options.running_mean);
-  const Tensor rv = options.training ? none : dense(options.running_var);
-  const auto result = call_n<4>(batch_norm_op, {&input, &w, &b, &rm, &rv}, a);
-  if (options.training && both) {
-    if (is_low_precision(options.running_mean.dtype()) || options.running_var.dtype() != options.running_mean.dtype()) {
-      fail<DTypeError>("batch_norm: expected running statistics of f32 or f64 alike, got {} and {}",
-                       name(options.running_mean.dtype()), name(options.running_var.dtype()));
-    }
-    static const KernelTable& table = kernel_table("batch_norm_update");
-    const Tensor* batch[] = {&result[1], &result[3]};
-    const Tensor* running[] = {&options.running_mean, &options.running_var};
-    run_kernel(table, "batch_norm", input.device(), options.running_mean.dtype(), batch, running, &a);
-    for (const Tensor* t : running) t->storage()->bump_version();
-  }
-  return result[0];
 }
 
 }  // namespace halfstep

@@ -11,6 +11,8 @@
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/loss.h"
 #include "halfstep/nn/norm.h"
+#include "halfstep/ops/activation.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/reduce.h"
 
@@ -130,6 +132,40 @@ TEST(Layers, BatchNormKeepsRunningStatistics) {
     EXPECT_THROW(norm(ones({2, 2})), ShapeError);
   }
   EXPECT_THROW(nn::BatchNorm2d{{.channels = 2}}(ones({2, 2})), ShapeError);
+}
+
+// With an activation and a residual the module is batch_norm_act of its parameters, and keeps the same statistics.
+TEST(Layers, BatchNormWithWhatFollows) {
+  const auto wave = [](const Shape& sizes, double step) {
+    std::vector<double> v;
+    for (std::int64_t i = 0; i < sizes.numel(); ++i) v.push_back(3 * std::sin(step * static_cast<double>(i)));
+    return tensor(v, sizes, {.dtype = f32});
+  };
+  const auto check = [&](const auto& norm, const auto& plain, const Shape& sizes) {
+    const Tensor x = wave(sizes, 1.7), r = wave(sizes, 0.9);
+    for (const bool training : {true, false}) {
+      norm.train(training);
+      plain.train(training);
+      EXPECT_EQ(norm(x, Activation::relu, r).template to_vector<float>(),
+                relu(plain(x) + r).template to_vector<float>());
+      EXPECT_EQ(norm(x, Activation::relu6).template to_vector<float>(), relu6(plain(x)).template to_vector<float>());
+      EXPECT_EQ(norm(x, Activation::none, r).template to_vector<float>(), (plain(x) + r).template to_vector<float>());
+      EXPECT_EQ(norm.running_mean.template to_vector<float>(), plain.running_mean.template to_vector<float>());
+      EXPECT_EQ(norm.running_var.template to_vector<float>(), plain.running_var.template to_vector<float>());
+      EXPECT_EQ(norm.num_batches_tracked.template item<int>(), 3);
+    }
+    EXPECT_THROW(norm(x, Activation::relu, wave({2, 2}, 1)), ShapeError);
+  };
+  for (const std::optional<double> momentum : {std::optional<double>(0.3), std::optional<double>()}) {
+    const nn::BatchNormOptions options{.channels = 5, .momentum = momentum};
+    check(nn::BatchNorm2d{options}, nn::BatchNorm2d{options}, {3, 5, 4, 2});
+    check(nn::BatchNorm1d{options}, nn::BatchNorm1d{options}, {6, 5});
+    check(nn::BatchNorm1d{options}, nn::BatchNorm1d{options}, {2, 5, 7});
+  }
+  // What doesn't fit is refused before a batch is counted.
+  const nn::BatchNorm2d counted{{.channels = 5}};
+  EXPECT_THROW(counted(wave({2, 4, 3, 3}, 1), Activation::relu), ShapeError);
+  EXPECT_EQ(counted.num_batches_tracked.item<int>(), 0);
 }
 
 TEST(Layers, NormsAndActivationsAreTheirOps) {

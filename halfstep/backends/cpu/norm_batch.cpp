@@ -1,254 +1,340 @@
 // SPDX-License-Identifier: Apache-2.0
-// batch_norm: statistics of each channel over all samples and places, in any layout.
-//
-// The tensor is walked as runs that lie next to each other in memory: within one channel where places do (the NCHW
-// layout), across channels where channels do (channels-last, and [N, C]).
+// batch_norm and batch_norm_act: statistics of each channel over all samples and places, in any layout and one pass,
+// then one pass that normalises, adds and activates.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/norm_batch.cpp"
+#include <hwy/foreach_target.h>
+
 #include <algorithm>
 #include <cmath>
 
-#include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/norm_strips-inl.h"
 
+#ifndef HALFSTEP_BACKENDS_CPU_NORM_BATCH_
+#define HALFSTEP_BACKENDS_CPU_NORM_BATCH_
 namespace halfstep::cpu {
+/// What is normalised, and how: inputs and outputs of batch_norm, and batch_norm_act's residual.
+struct BatchNormForward {
+  const TensorView *x, *weight, *bias, *mean, *var, *residual;
+  TensorView *y, *out_mean, *out_rstd, *out_var;
+  const BatchNormAttributes* attributes;
+};
+}  // namespace halfstep::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
 namespace {
 
-constexpr std::int64_t kBlock = 1024;
+// --- statistics
 
-// The dimensions of `v` but the channels', in the order in which those of `like` lie in memory.
-DimGroup places_like(const TensorView& v, const TensorView& like) {
-  int order[kMaxDims], n = 0;
-  for (int i = 0; i < like.ndim; ++i) {
-    if (i == 1) continue;
-    // Behind all that are not closer together.
-    int at = n++;
-    for (; at > 0 && like.strides[order[at - 1]] < like.strides[i]; --at) order[at] = order[at - 1];
-    order[at] = i;
+// s1 += x - shift, s2 += (x - shift)^2, element by element.
+template <class T, class C, class P>
+HWY_INLINE void add_moments(const T* x, std::int64_t n, const P& shift, C* HWY_RESTRICT s1, C* HWY_RESTRICT s2) {
+  const ComputeTag<T> d;
+  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, shift, i));
+    part.write(hn::Add(part.read(d, s1 + i), difference), d, s1 + i);
+    part.write(hn::MulAdd(difference, difference, part.read(d, s2 + i)), d, s2 + i);
+  });
+}
+
+// The same of four strips, `pitch` elements apart: sums are read and written a quarter as often.
+template <class T, class C, class P>
+HWY_INLINE void add_four_moments(const T* x, std::int64_t pitch, std::int64_t n, const P& shift, C* HWY_RESTRICT s1,
+                                 C* HWY_RESTRICT s2) {
+  const ComputeTag<T> d;
+  const T *x1 = x + pitch, *x2 = x1 + pitch, *x3 = x2 + pitch;
+  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    const auto k = part.get(d, shift, i);
+    const auto d0 = hn::Sub(part.read(d, x + i), k), d1 = hn::Sub(part.read(d, x1 + i), k);
+    const auto d2 = hn::Sub(part.read(d, x2 + i), k), d3 = hn::Sub(part.read(d, x3 + i), k);
+    const auto sum = hn::Add(hn::Add(d0, d1), hn::Add(d2, d3));
+    const auto squares = hn::Add(hn::MulAdd(d0, d0, hn::Mul(d1, d1)), hn::MulAdd(d2, d2, hn::Mul(d3, d3)));
+    part.write(hn::Add(part.read(d, s1 + i), sum), d, s1 + i);
+    part.write(hn::Add(part.read(d, s2 + i), squares), d, s2 + i);
+  });
+}
+
+// Mean and sum of squared differences from it, of `width` channels over places [first, end). Blocks of places are
+// summed about a number near their mean, then joined in float64 ("Updating Formulae and a Pairwise Algorithm for
+// Computing Sample Variances", Chan, Golub and LeVeque 1979). About the mean of all before, a block's sum of squares is
+// not much larger than its part in the whole, so that nothing cancels however large the mean is; the first block, which
+// has none before it, is read twice.
+template <class T>
+class Moments {
+ public:
+  using C = ComputeScalar<T>;
+  static constexpr std::int64_t kFirst = 4, kBlock = 128;  // strips
+
+  Moments(const Strips<T>& x, const ChannelWalk& walk, std::int64_t channel, double* mean, double* squares)
+      : x_(x),
+        walk_(walk),
+        channel_(channel),
+        width_(walk.block_width(channel)),
+        sum_width_(walk.sum_width(channel)),
+        mean_(mean),
+        squares_(squares) {}
+
+  void run(std::int64_t first, std::int64_t end) {
+    const T* values = x_.read(walk_.rows ? Strip{first, 1, channel_, width_} : Strip{first, 1, channel_, 1}, block_);
+    for (std::int64_t c = 0; c < width_; ++c) shift_[c] = convert<C>(values[c]);
+    std::int64_t place = sweep(first, end, kFirst);
+    const double share = 1 / static_cast<double>(place - first);
+    for (std::int64_t c = 0; c < width_; ++c) {
+      shift_[c] = static_cast<C>(static_cast<double>(shift_[c]) + a_[c] * share);
+    }
+    sweep(first, end, kFirst);
+    join(0, place - first);
+    while (place < end) {
+      for (std::int64_t c = 0; c < width_; ++c) shift_[c] = static_cast<C>(mean_[c]);
+      const std::int64_t begin = place;
+      place = sweep(begin, end, kBlock);
+      join(begin - first, place - begin);
+    }
   }
-  DimGroup places;
-  for (int i = n - 1; i >= 0; --i) places.push_outer(v.sizes[order[i]], v.strides[order[i]]);
-  return places;
-}
-// Whether channels, not places, lie next to each other.
-bool side_by_side(const TensorView& x, const DimGroup& places) {
-  return x.strides[1] == 1 && places.inner_stride() != 1 && x.sizes[1] > 1;
-}
-// How many elements from place p on are a run in all three.
-std::int64_t run_length(std::int64_t p, std::int64_t most, const DimGroup& a, const DimGroup& b, const DimGroup& c) {
-  const auto left = [p](const DimGroup& g) { return g.inner_size() - p % g.inner_size(); };
-  return std::min({most, left(a), left(b), left(c)});
-}
 
-// The sum over all places of term(x, y, channel), two at once: totals[2 * c] and [2 * c + 1]. `y` may be x itself.
-template <class C, class F>
-bool sums(KernelContext* context, const TensorView& x, const TensorView& y, const F& term, double* totals) {
-  const DimGroup gx = places_like(x, x), gy = places_like(y, x);
-  const std::int64_t channels = x.sizes[1], places = gx.numel;
-  std::fill_n(totals, 2 * channels, 0.0);
-  if (places == 0) return true;
-  if (!side_by_side(x, gx)) {
-    parallel_for(channels, row_grain(places * 2), [&](std::int64_t begin, std::int64_t end) {
-      alignas(64) C xs[kBlock], ys[kBlock];
-      for (std::int64_t c = begin; c < end; ++c) {
-        double a = 0, b = 0;
-        for (std::int64_t p = 0; p < places;) {
-          const std::int64_t run = run_length(p, kBlock, gx, gy, gx);
-          read_row(x, c * x.strides[1] + gx.offset(p), gx.inner_stride(), run, xs);
-          const C* other = xs;
-          if (&y != &x) {
-            read_row(y, c * y.strides[1] + gy.offset(p), gy.inner_stride(), run, ys);
-            other = ys;
-          }
-          a += sum_terms<C>(run, [&](std::int64_t j) { return term.first(xs[j], other[j], c); });
-          b += sum_terms<C>(run, [&](std::int64_t j) { return term.second(xs[j], other[j], c); });
-          p += run;
-        }
-        totals[2 * c] = a;
-        totals[2 * c + 1] = b;
+ private:
+  // Sums from place `from` on over at most `strips` strips, into a_ and b_. Returns the place behind them.
+  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips) {
+    std::fill_n(s1_, sum_width_, C(0));
+    std::fill_n(s2_, sum_width_, C(0));
+    if (walk_.rows) {
+      for (std::int64_t i = width_; i < sum_width_; ++i) shift_[i] = shift_[i - width_];
+      from = sweep(from, end, strips, walk_.together, Run<C>{shift_});
+    } else {
+      from = sweep(from, end, strips, kSumStrip, Same<C>{shift_[0]});
+    }
+    std::fill_n(a_, width_, 0.0);
+    std::fill_n(b_, width_, 0.0);
+    fold(s1_, sum_width_, width_, a_);
+    fold(s2_, sum_width_, width_, b_);
+    return from;
+  }
+  // `full`: places of a strip that isn't cut short.
+  template <class P>
+  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips, std::int64_t full, const P& shift) {
+    while (strips > 0 && from < end) {
+      const Strip s = walk_.strip(from, end, channel_, kSumStrip);
+      const T* x = x_.read(s, block_);
+      const std::int64_t left = walk_.rows ? end - from : std::min(end - from, walk_.run - from % walk_.run);
+      if (strips >= 4 && left >= 4 * full && x_.direct()) {
+        add_four_moments(x, walk_.rows ? full * walk_.channels : full, s.numel(), shift, s1_, s2_);
+        from += 4 * full;
+        strips -= 4;
+      } else {
+        add_moments(x, s.numel(), shift, s1_, s2_);
+        from += s.count;
+        --strips;
       }
-    });
-    return true;
+    }
+    return from;
   }
-  // Channels side by side: chunks of places that depend on the shape only, each with its own sums.
-  const std::int64_t chunk = std::max<std::int64_t>((places + 31) / 32, std::min<std::int64_t>(places, 64));
-  const std::int64_t chunks = (places + chunk - 1) / chunk;
-  auto* parts = static_cast<double*>(
-      context->workspace(context, static_cast<std::size_t>(chunks * 2 * channels) * sizeof(double)));
-  if (!parts) return false;
-  parallel_for(chunks, row_grain(chunk * channels * 2), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C xs[kBlock], ys[kBlock], a[kBlock], b[kBlock];
-    for (std::int64_t k = begin; k < end; ++k) {
-      double* part = parts + k * 2 * channels;
-      std::fill_n(part, 2 * channels, 0.0);
-      for (std::int64_t c0 = 0; c0 < channels; c0 += kBlock) {
-        const std::int64_t width = std::min(kBlock, channels - c0);
-        for (std::int64_t p0 = k * chunk; p0 < std::min(places, (k + 1) * chunk); p0 += 128) {
-          std::fill_n(a, width, C(0));
-          std::fill_n(b, width, C(0));
-          for (std::int64_t p = p0; p < std::min({places, (k + 1) * chunk, p0 + 128}); ++p) {
-            read_row(x, gx.offset(p) + c0, 1, width, xs);
-            const C* other = xs;
-            if (&y != &x) {
-              read_row(y, gy.offset(p) + c0 * y.strides[1], y.strides[1], width, ys);
-              other = ys;
-            }
-            for (std::int64_t c = 0; c < width; ++c) a[c] += term.first(xs[c], other[c], c0 + c);
-            for (std::int64_t c = 0; c < width; ++c) b[c] += term.second(xs[c], other[c], c0 + c);
-          }
-          for (std::int64_t c = 0; c < width; ++c) {
-            part[2 * (c0 + c)] += static_cast<double>(a[c]);
-            part[2 * (c0 + c) + 1] += static_cast<double>(b[c]);
-          }
-        }
+  // The block's `n` places join the `before` that mean_ and squares_ are of.
+  void join(std::int64_t before, std::int64_t n) {
+    const double all = static_cast<double>(before + n), share = 1 / static_cast<double>(n);
+    const double to_mean = static_cast<double>(n) / all, to_squares = static_cast<double>(before) * to_mean;
+    if (before == 0) {
+      std::fill_n(mean_, width_, 0.0);
+      std::fill_n(squares_, width_, 0.0);
+    }
+    for (std::int64_t c = 0; c < width_; ++c) {
+      const double own = b_[c] - a_[c] * a_[c] * share;
+      const double difference = (static_cast<double>(shift_[c]) - mean_[c]) + a_[c] * share;
+      mean_[c] += difference * to_mean;
+      squares_[c] += (own < 0 ? 0 : own) + difference * difference * to_squares;
+    }
+  }
+
+  const Strips<T>& x_;
+  const ChannelWalk& walk_;
+  const std::int64_t channel_, width_, sum_width_;
+  double *mean_, *squares_;
+  alignas(64) C shift_[kStrip], s1_[kStrip], s2_[kStrip];
+  alignas(64) double a_[kStrip], b_[kStrip];
+  alignas(64) T block_[kStrip];
+};
+
+// Means and sums of squared differences, [channels] each.
+bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& walk, double*& means, double*& sums) {
+  const std::int64_t channels = walk.channels, blocks = walk.blocks();
+  auto* const mean = static_cast<double*>(
+      context->workspace(context, static_cast<std::size_t>(2 * channels * walk.chunks) * sizeof(double)));
+  if (!mean) return false;
+  double* const squares = mean + channels;
+  means = mean;
+  sums = squares;
+  visit_strips(
+      x.dtype, [&](auto tag) { return Strips<decltype(tag)>(x, x, walk).direct(); },
+      [&](auto tag) {
+        using T = decltype(tag);
+        const Strips<T> strips(x, x, walk);
+        parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width),
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t i = begin; i < end; ++i) {
+                         const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
+                         double* part = mean + 2 * channels * k + channel;
+                         Moments<T>(strips, walk, channel, part, part + channels)
+                             .run(k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk));
+                       }
+                     });
+      });
+  parallel_for(channels, row_grain(4 * walk.chunks), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t k = 1; k < walk.chunks; ++k) {
+      const double before = static_cast<double>(k * walk.chunk);
+      const double n = static_cast<double>(std::min(walk.places, (k + 1) * walk.chunk)) - before;
+      const double to_mean = n / (before + n), to_squares = before * to_mean;
+      const double *other_mean = mean + 2 * channels * k, *other_squares = other_mean + channels;
+      for (std::int64_t c = begin; c < end; ++c) {
+        const double difference = other_mean[c] - mean[c];
+        mean[c] += difference * to_mean;
+        squares[c] += other_squares[c] + difference * difference * to_squares;
       }
     }
   });
-  for (std::int64_t k = 0; k < chunks; ++k) {
-    for (std::int64_t i = 0; i < 2 * channels; ++i) totals[i] += parts[k * 2 * channels + i];
-  }
   return true;
 }
 
-// out = f(x, y, channel) at all places. `y` may be x itself; out has x's sizes and any strides.
-template <class C, class F>
-void map(const TensorView& x, const TensorView& y, TensorView& out, const F& f) {
-  const DimGroup go = places_like(out, out), gx = places_like(x, out), gy = places_like(y, out);
-  const std::int64_t channels = out.sizes[1], places = go.numel;
-  const auto apply = [&](std::int64_t out_at, std::int64_t out_step, std::int64_t x_at, std::int64_t x_step,
-                         std::int64_t y_at, std::int64_t y_step, std::int64_t n, const auto& channel, C* xs, C* ys) {
-    read_row(x, x_at, x_step, n, xs);
-    const C* other = xs;
-    if (&y != &x) {
-      read_row(y, y_at, y_step, n, ys);
-      other = ys;
-    }
-    for (std::int64_t i = 0; i < n; ++i) xs[i] = f(xs[i], other[i], channel(i));
-    write_row(out, out_at, out_step, n, xs);
-  };
-  if (side_by_side(out, go)) {
-    parallel_for(places, row_grain(channels), [&](std::int64_t begin, std::int64_t end) {
-      alignas(64) C xs[kBlock], ys[kBlock];
-      for (std::int64_t p = begin; p < end; ++p) {
-        for (std::int64_t c = 0; c < channels; c += kBlock) {
-          apply(
-              go.offset(p) + c, 1, gx.offset(p) + c * x.strides[1], x.strides[1], gy.offset(p) + c * y.strides[1],
-              y.strides[1], std::min(kBlock, channels - c), [c](std::int64_t i) { return c + i; }, xs, ys);
-        }
-      }
+// --- the result
+
+template <int kActivation, class D>
+HWY_INLINE hn::Vec<D> activate(D d, hn::Vec<D> v) {
+  if constexpr (kActivation == 1) return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
+  if constexpr (kActivation == 2) {
+    const auto six = hn::Set(d, static_cast<hn::TFromD<D>>(6));
+    return hn::IfThenElse(hn::IsNaN(v), v, hn::Min(hn::Max(v, hn::Zero(d)), six));
+  }
+  return v;
+}
+
+template <int kActivation, class T, class P>
+HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
+                          const P& offset) {
+  const ComputeTag<T> d;
+  if (residual) {
+    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+      const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
+      const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
+      part.write(activate<kActivation>(d, hn::Add(v, part.read(d, residual + i))), d, y + i);
     });
     return;
   }
-  parallel_for(channels, row_grain(places), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C xs[kBlock], ys[kBlock];
-    for (std::int64_t c = begin; c < end; ++c) {
-      for (std::int64_t p = 0; p < places;) {
-        const std::int64_t n = run_length(p, kBlock, go, gx, gy);
-        apply(
-            c * out.strides[1] + go.offset(p), go.inner_stride(), c * x.strides[1] + gx.offset(p), gx.inner_stride(),
-            c * y.strides[1] + gy.offset(p), gy.inner_stride(), n, [c](std::int64_t) { return c; }, xs, ys);
-        p += n;
-      }
-    }
+  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
+    const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
+    part.write(activate<kActivation>(d, v), d, y + i);
   });
 }
 
-template <class First, class Second>
-struct Terms {
-  First first;
-  Second second;
-};
-template <class First, class Second>
-Terms(First, Second) -> Terms<First, Second>;
-
-const BatchNormAttributes& batch_attributes(const void* p) { return *static_cast<const BatchNormAttributes*>(p); }
-
-double* workspace(KernelContext* context, std::int64_t n) {
-  return static_cast<double*>(
-      context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(n, 1)) * sizeof(double)));
+template <int kActivation, class T, class C>
+void normalise_all(const BatchNormForward& f, const ChannelWalk& walk, const C* centre, const C* factor,
+                   const C* offset) {
+  const TensorView& x = *f.x;
+  const TensorView none{};
+  const Strips<T> in(x, x, walk), residual(f.residual ? *f.residual : none, x, walk);
+  Strips<T> out(*f.y, x, walk);
+  for_strips_backwards(walk, [&](const Strip& s) {
+    alignas(64) T in_block[kStrip], residual_block[kStrip], out_block[kStrip];
+    with_parameters<C>(
+        walk, s,
+        [&](const auto& c, const auto& k, const auto& o) {
+          normalise<kActivation>(in.read(s, in_block), residual.read(s, residual_block), out.target(s, out_block),
+                                 s.numel(), c, k, o);
+        },
+        centre, factor, offset);
+    out.written(s, out_block);
+  });
 }
 
-// Inputs: x, weight, bias, running mean, running variance. Outputs: y, mean, rstd, variance (biased), [C] each.
 template <class C>
-bool forward(KernelContext* context, const TensorView* in, TensorView* out, const BatchNormAttributes& a) {
-  const TensorView& x = in[0];
-  const std::int64_t channels = x.sizes[1];
-  auto* factor = reinterpret_cast<C*>(workspace(context, 3 * channels));
-  if (!factor) return false;
-  C *offset = factor + channels, *centre = factor + 2 * channels;
+bool forward(KernelContext* context, const BatchNormForward& f) {
+  const TensorView& x = *f.x;
+  const BatchNormAttributes& a = *f.attributes;
+  const ChannelWalk walk(x, static_cast<std::int64_t>(hn::Lanes(ComputeTag<C>())));
+  const std::int64_t channels = walk.channels, size = repeated_size(walk);
+  if (channels == 0) return true;
+  auto* centre = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(3 * size) * sizeof(C)));
+  if (!centre) return false;
+  C *factor = centre + size, *offset = centre + 2 * size;
+  C *mean = static_cast<C*>(f.out_mean->data), *rstd = static_cast<C*>(f.out_rstd->data);
+  C* var = static_cast<C*>(f.out_var->data);
   std::fill_n(offset, channels, C(0));
-  C *mean = static_cast<C*>(out[1].data), *rstd = static_cast<C*>(out[2].data), *var = static_cast<C*>(out[3].data);
   if (a.training) {
-    double* totals = workspace(context, 2 * channels);
-    if (!totals) return false;
-    const double n = static_cast<double>(x.numel) / static_cast<double>(channels);
-    const auto none = [](C, C, std::int64_t) { return C(0); };
-    if (!sums<C>(context, x, x, Terms{[](C v, C, std::int64_t) { return v; }, none}, totals)) return false;
-    for (std::int64_t c = 0; c < channels; ++c) mean[c] = static_cast<C>(totals[2 * c] / n);
-    // What rounding the mean lost comes back in the second pass.
-    if (!sums<C>(context, x, x,
-                 Terms{[mean](C v, C, std::int64_t c) { return (v - mean[c]) * (v - mean[c]); },
-                       [mean](C v, C, std::int64_t c) { return v - mean[c]; }},
-                 totals)) {
-      return false;
-    }
+    double *exact, *squares;
+    if (!moments(context, x, walk, exact, squares)) return false;
     for (std::int64_t c = 0; c < channels; ++c) {
-      const double shift = totals[2 * c + 1] / n;
-      const double v = std::max(totals[2 * c] / n - shift * shift, 0.0);
-      var[c] = static_cast<C>(totals[2 * c] != totals[2 * c] ? totals[2 * c] : v);
-      rstd[c] = static_cast<C>(1 / std::sqrt(static_cast<double>(var[c]) + a.eps));
-      centre[c] = mean[c];
-      offset[c] = static_cast<C>(-shift);
-      mean[c] += static_cast<C>(shift);
+      mean[c] = static_cast<C>(exact[c]);
+      var[c] = static_cast<C>(squares[c] / static_cast<double>(walk.places));
+      // What rounding the mean lost, which the deviation need not be much larger than.
+      offset[c] = static_cast<C>(static_cast<double>(mean[c]) - exact[c]);
     }
   } else {
-    for (std::int64_t c = 0; c < channels; ++c) {
-      mean[c] = static_cast<const C*>(in[3].data)[c];
-      var[c] = static_cast<const C*>(in[4].data)[c];
-      rstd[c] = static_cast<C>(1 / std::sqrt(static_cast<double>(var[c]) + a.eps));
-      centre[c] = mean[c];
-    }
+    std::copy_n(static_cast<const C*>(f.mean->data), channels, mean);
+    std::copy_n(static_cast<const C*>(f.var->data), channels, var);
   }
-  const C* weight = in[1].defined ? static_cast<const C*>(in[1].data) : nullptr;
-  const C* bias = in[2].defined ? static_cast<const C*>(in[2].data) : nullptr;
+  const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
+  const C* bias = f.bias->defined ? static_cast<const C*>(f.bias->data) : nullptr;
   for (std::int64_t c = 0; c < channels; ++c) {
+    rstd[c] = static_cast<C>(1 / std::sqrt(static_cast<double>(var[c]) + a.eps));
+    centre[c] = mean[c];
     factor[c] = weight ? rstd[c] * weight[c] : rstd[c];
     offset[c] = offset[c] * factor[c] + (bias ? bias[c] : C(0));
   }
-  map<C>(x, x, out[0], [=](C v, C, std::int64_t c) { return (v - centre[c]) * factor[c] + offset[c]; });
+  if (walk.places == 0) return true;
+  for (C* values : {centre, factor, offset}) repeat(walk, values);
+  const auto direct = [&](auto tag) {
+    using T = decltype(tag);
+    return Strips<T>(x, x, walk).direct() && Strips<T>(*f.y, x, walk).direct() &&
+           (!f.residual || Strips<T>(*f.residual, x, walk).direct());
+  };
+  visit_strips(x.dtype, direct, [&](auto tag) {
+    using T = decltype(tag);
+    if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
+      switch (a.activation) {
+        case 0:
+          return normalise_all<0, T>(f, walk, centre, factor, offset);
+        case 1:
+          return normalise_all<1, T>(f, walk, centre, factor, offset);
+        default:
+          return normalise_all<2, T>(f, walk, centre, factor, offset);
+      }
+    }
+  });
   return true;
 }
 
-// Inputs: g, x, weight, mean, rstd. Outputs: dx, dweight, dbias.
-template <class C>
-bool backward(KernelContext* context, const TensorView* in, TensorView* out, const BatchNormAttributes& a) {
-  const TensorView &g = in[0], &x = in[1];
-  const std::int64_t channels = x.sizes[1];
-  const C *mean = static_cast<const C*>(in[3].data), *rstd = static_cast<const C*>(in[4].data);
-  const C* weight = in[2].defined ? static_cast<const C*>(in[2].data) : nullptr;
-  double* totals = workspace(context, 2 * channels);
-  auto* factors = reinterpret_cast<C*>(workspace(context, 3 * channels));
-  if (!totals || !factors) return false;
-  // sum(g) and sum(g z), z = (x - mean) rstd
-  if (!sums<C>(context, x, g,
-               Terms{[](C, C gv, std::int64_t) { return gv; },
-                     [=](C v, C gv, std::int64_t c) { return gv * ((v - mean[c]) * rstd[c]); }},
-               totals)) {
-    return false;
-  }
-  for (std::int64_t c = 0; c < channels; ++c) {
-    if (out[1].numel > 0) static_cast<C*>(out[1].data)[c] = static_cast<C>(totals[2 * c + 1]);
-    if (out[2].numel > 0) static_cast<C*>(out[2].data)[c] = static_cast<C>(totals[2 * c]);
-  }
-  if (out[0].numel == 0) return true;
-  const double n = static_cast<double>(x.numel) / static_cast<double>(channels);
-  C *scale = factors, *mean_g = factors + channels, *mean_gz = factors + 2 * channels;
-  for (std::int64_t c = 0; c < channels; ++c) {
-    scale[c] = weight ? weight[c] * rstd[c] : rstd[c];
-    mean_g[c] = a.training ? static_cast<C>(totals[2 * c] / n) : C(0);
-    mean_gz[c] = a.training ? static_cast<C>(totals[2 * c + 1] / n) : C(0);
-  }
-  map<C>(x, g, out[0], [=](C v, C gv, std::int64_t c) {
-    return scale[c] * (gv - mean_g[c] - ((v - mean[c]) * rstd[c]) * mean_gz[c]);
-  });
-  return true;
+}  // namespace
+
+bool batch_norm_forward(KernelContext* context, const BatchNormForward& f) {
+  return f.x->dtype == DType::f64 ? forward<double>(context, f) : forward<float>(context, f);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace halfstep::cpu {
+namespace {
+
+HWY_EXPORT(batch_norm_forward);
+
+// Inputs: x, weight, bias, running mean, running variance, for batch_norm_act a residual. Outputs: y; mean, rstd and
+// biased variance, [C] each.
+Status forward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* p) {
+  const BatchNormForward f{.x = &in[0],
+                           .weight = &in[1],
+                           .bias = &in[2],
+                           .mean = &in[3],
+                           .var = &in[4],
+                           .residual = n > 5 && in[5].defined ? &in[5] : nullptr,
+                           .y = &out[0],
+                           .out_mean = &out[1],
+                           .out_rstd = &out[2],
+                           .out_var = &out[3],
+                           .attributes = static_cast<const BatchNormAttributes*>(p)};
+  return HWY_DYNAMIC_DISPATCH(batch_norm_forward)(context, f) ? Status::ok : Status::failed;
 }
 
 // running = (1 - momentum) * running + momentum * batch. Inputs: batch mean, batch variance (biased). Outputs: both
@@ -266,21 +352,8 @@ void update(const TensorView* in, TensorView* out, const BatchNormAttributes& a)
     }
   }
 }
-
-Status forward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
-  const auto& a = batch_attributes(p);
-  const bool ok =
-      in[0].dtype == DType::f64 ? forward<double>(context, in, out, a) : forward<float>(context, in, out, a);
-  return ok ? Status::ok : Status::failed;
-}
-Status backward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
-  const auto& a = batch_attributes(p);
-  const bool ok =
-      in[1].dtype == DType::f64 ? backward<double>(context, in, out, a) : backward<float>(context, in, out, a);
-  return ok ? Status::ok : Status::failed;
-}
 Status update_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
-  const auto& a = batch_attributes(p);
+  const auto& a = *static_cast<const BatchNormAttributes*>(p);
   if (out[0].dtype == DType::f64) {
     in[0].dtype == DType::f64 ? update<double, double>(in, out, a) : update<double, float>(in, out, a);
   } else {
@@ -291,9 +364,10 @@ Status update_kernel(KernelContext*, const TensorView* in, int, TensorView* out,
 
 const RegisterCpuKernel registered[] = {
     {"batch_norm", kFloatingDTypes, forward_kernel},
-    {"batch_norm_backward", kFloatingDTypes, backward_kernel},
+    {"batch_norm_act", kFloatingDTypes, forward_kernel},
     {"batch_norm_update", {DType::f32, DType::f64}, update_kernel},
 };
 
 }  // namespace
 }  // namespace halfstep::cpu
+#endif

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of batch_norm and batch_norm_act: one pass that sums, one that writes those of input and residual.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/norm_batch_backward.cpp"
+#include <hwy/foreach_target.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "halfstep/backends/cpu/norm_strips-inl.h"
+
+#ifndef HALFSTEP_BACKENDS_CPU_NORM_BATCH_BACKWARD_
+#define HALFSTEP_BACKENDS_CPU_NORM_BATCH_BACKWARD_
+namespace halfstep::cpu {
+/// Inputs and outputs; the last of each are those of batch_norm_act, or null.
+struct BatchNormBackward {
+  const TensorView *g, *x, *weight, *mean, *rstd, *y;
+  TensorView *x_grad, *weight_grad, *bias_grad, *residual_grad;
+  const BatchNormAttributes* attributes;
+};
+}  // namespace halfstep::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
+
+// The gradient of what the activation got: as relu's and clamp's, also where the result is NaN.
+template <int kActivation, class D, class T, class Lanes>
+HWY_INLINE hn::Vec<D> before_activation(D d, const T* g, const T* y, std::size_t i, const Lanes& part) {
+  const auto v = part.read(d, g + i);
+  if constexpr (kActivation == 0) {
+    return v;
+  } else {
+    const auto result = part.read(d, y + i);
+    if constexpr (kActivation == 1) return hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), v);
+    const auto six = hn::Set(d, static_cast<hn::TFromD<D>>(6));
+    return hn::IfThenElseZero(hn::And(hn::Gt(result, hn::Zero(d)), hn::Lt(result, six)), v);
+  }
+}
+
+// s1 += g, s2 += g (x - mean), element by element.
+template <int kActivation, class T, class C, class P>
+HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n, const P& mean, C* HWY_RESTRICT s1,
+                             C* HWY_RESTRICT s2) {
+  const ComputeTag<T> d;
+  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    const auto v = before_activation<kActivation>(d, g, y, i, part);
+    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
+    part.write(hn::Add(part.read(d, s1 + i), v), d, s1 + i);
+    part.write(hn::MulAdd(v, difference, part.read(d, s2 + i)), d, s2 + i);
+  });
+}
+
+// x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. Without x: scale g.
+template <int kActivation, class T, class P>
+HWY_INLINE void write_gradients(const T* g, const T* x, const T* y, T* x_grad, T* residual_grad, std::int64_t n,
+                                const P& scale, const P& mean_g, const P& mean, const P& slope) {
+  const ComputeTag<T> d;
+  const auto before = [&](std::size_t i, const auto& part)
+                          HWY_ATTR { return before_activation<kActivation>(d, g, y, i, part); };
+  const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
+    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
+    const auto inner = hn::NegMulAdd(difference, part.get(d, slope, i), hn::Sub(v, part.get(d, mean_g, i)));
+    return hn::Mul(part.get(d, scale, i), inner);
+  };
+  if (x && residual_grad) {
+    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+      const auto v = before(i, part);
+      part.write(v, d, residual_grad + i);
+      part.write(gradient(v, i, part), d, x_grad + i);
+    });
+  } else if (x) {
+    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+      part.write(gradient(before(i, part), i, part), d, x_grad + i);
+    });
+  } else {
+    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+      const auto v = before(i, part);
+      if (residual_grad) part.write(v, d, residual_grad + i);
+      if (x_grad) part.write(hn::Mul(part.get(d, scale, i), v), d, x_grad + i);
+    });
+  }
+}
+
+// The tensors of a backward pass in strips of T.
+template <class T>
+struct Operands {
+  const TensorView none{};
+  Strips<T> g, x, y, x_grad, residual_grad;
+  Operands(const BatchNormBackward& f, const ChannelWalk& walk)
+      : g(*f.g, *f.x, walk),
+        x(*f.x, *f.x, walk),
+        y(f.y ? *f.y : none, *f.x, walk),
+        x_grad(f.attributes->want_input ? *f.x_grad : none, *f.x, walk),
+        residual_grad(f.residual_grad && f.attributes->want_residual ? *f.residual_grad : none, *f.x, walk) {}
+  bool direct() const { return g.direct() && x.direct() && y.direct() && x_grad.direct() && residual_grad.direct(); }
+};
+
+// Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on.
+template <int kActivation, class T, class C>
+void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
+              const C* mean, double* sum_g, double* sum_gx) {
+  alignas(64) C s1[kStrip], s2[kStrip];
+  alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip];
+  const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
+  std::fill_n(sum_g, width, 0.0);
+  std::fill_n(sum_gx, width, 0.0);
+  while (first < end) {
+    std::fill_n(s1, sum_width, C(0));
+    std::fill_n(s2, sum_width, C(0));
+    for (std::int64_t strips = kBlock; strips > 0 && first < end; --strips) {
+      const Strip s = walk.strip(first, end, channel, kSumStrip);
+      with_parameters<C>(
+          walk, s,
+          [&](const auto& m) {
+            add_products<kActivation>(t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), s.numel(), m,
+                                      s1, s2);
+          },
+          mean);
+      first += s.count;
+    }
+    fold(s1, sum_width, width, sum_g);
+    fold(s2, sum_width, width, sum_gx);
+  }
+}
+
+template <int kActivation, class T, class C>
+void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, double* parts) {
+  const std::int64_t channels = walk.channels, blocks = walk.blocks();
+  parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
+      double* part = parts + 2 * channels * k + channel;
+      sum_part<kActivation>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), mean, part,
+                            part + channels);
+    }
+  });
+  for (std::int64_t k = 1; k < walk.chunks; ++k) {
+    for (std::int64_t i = 0; i < 2 * channels; ++i) parts[i] += parts[2 * channels * k + i];
+  }
+}
+
+template <int kActivation, class T, class C>
+void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const C* scale, const C* mean_g, const C* mean,
+               const C* slope) {
+  for_strips_backwards(walk, [&](const Strip& s) {
+    alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], x_grad_block[kStrip], residual_block[kStrip];
+    with_parameters<C>(
+        walk, s,
+        [&](const auto& k, const auto& mg, const auto& m, const auto& sl) {
+          write_gradients<kActivation>(t.g.read(s, g_block), with_x ? t.x.read(s, x_block) : nullptr,
+                                       t.y.read(s, y_block), t.x_grad.target(s, x_grad_block),
+                                       t.residual_grad.target(s, residual_block), s.numel(), k, mg, m, sl);
+        },
+        scale, mean_g, mean, slope);
+    t.x_grad.written(s, x_grad_block);
+    t.residual_grad.written(s, residual_block);
+  });
+}
+
+template <int kActivation, class T, class C>
+bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk) {
+  const BatchNormAttributes& a = *f.attributes;
+  const std::int64_t channels = walk.channels, size = repeated_size(walk);
+  Operands<T> t(f, walk);
+  const bool sums_wanted = a.training || a.want_weight || a.want_bias;
+  auto* parts = static_cast<double*>(context->workspace(
+      context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
+  auto* scale = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(4 * size) * sizeof(C)));
+  if (!parts || !scale) return false;
+  C *mean_g = scale + size, *mean = scale + 2 * size, *slope = scale + 3 * size;
+  const C *rstd = static_cast<const C*>(f.rstd->data), *given = static_cast<const C*>(f.mean->data);
+  const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
+  std::copy_n(given, channels, mean);
+  repeat(walk, mean);
+  std::fill_n(parts, 2 * channels, 0.0);
+  if (sums_wanted && walk.places > 0) sum_all<kActivation>(t, walk, mean, parts);
+  const double n = static_cast<double>(std::max<std::int64_t>(walk.places, 1));
+  for (std::int64_t c = 0; c < channels; ++c) {
+    // sum(g z), z = (x - mean) rstd
+    const double sum_g = parts[c], sum_gz = parts[channels + c] * static_cast<double>(rstd[c]);
+    if (a.want_weight) static_cast<C*>(f.weight_grad->data)[c] = static_cast<C>(sum_gz);
+    if (a.want_bias) static_cast<C*>(f.bias_grad->data)[c] = static_cast<C>(sum_g);
+    scale[c] = weight ? weight[c] * rstd[c] : rstd[c];
+    mean_g[c] = static_cast<C>(sum_g / n);
+    slope[c] = static_cast<C>(sum_gz / n * static_cast<double>(rstd[c]));
+  }
+  if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return true;
+  for (C* values : {scale, mean_g, slope}) repeat(walk, values);
+  write_all<kActivation>(t, walk, a.training && t.x_grad.present(), scale, mean_g, mean, slope);
+  return true;
+}
+
+template <class C>
+bool backward(KernelContext* context, const BatchNormBackward& f) {
+  const ChannelWalk walk(*f.x, static_cast<std::int64_t>(hn::Lanes(ComputeTag<C>())));
+  if (walk.channels == 0) return true;
+  bool ok = true;
+  visit_strips(
+      f.x->dtype, [&](auto tag) { return Operands<decltype(tag)>(f, walk).direct(); },
+      [&](auto tag) {
+        using T = decltype(tag);
+        if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
+          switch (f.y ? f.attributes->activation : 0) {
+            case 0:
+              ok = backward<0, T, C>(context, f, walk);
+              break;
+            case 1:
+              ok = backward<1, T, C>(context, f, walk);
+              break;
+            default:
+              ok = backward<2, T, C>(context, f, walk);
+          }
+        }
+      });
+  return ok;
+}
+
+}  // namespace
+
+bool batch_norm_backward(KernelContext* context, const BatchNormBackward& f) {
+  return f.x->dtype == DType::f64 ? backward<double>(context, f) : backward<float>(context, f);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace halfstep::cpu {
+namespace {
+
+HWY_EXPORT(batch_norm_backward);
+
+// Inputs: g, x, weight, mean, rstd, for batch_norm_act y. Outputs: gradients of input, weight and bias, for
+// batch_norm_act of the residual.
+Status backward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const void* p) {
+  const BatchNormBackward f{.g = &in[0],
+                            .x = &in[1],
+                            .weight = &in[2],
+                            .mean = &in[3],
+                            .rstd = &in[4],
+                            .y = n > 5 ? &in[5] : nullptr,
+                            .x_grad = &out[0],
+                            .weight_grad = &out[1],
+                            .bias_grad = &out[2],
+                            .residual_grad = m > 3 ? &out[3] : nullptr,
+                            .attributes = static_cast<const BatchNormAttributes*>(p)};
+  return HWY_DYNAMIC_DISPATCH(batch_norm_backward)(context, f) ? Status::ok : Status::failed;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"batch_norm_backward", kFloatingDTypes, backward_kernel},
+    {"batch_norm_act_backward", kFloatingDTypes, backward_kernel},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu
+#endif

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// How batch normalisation walks a tensor [N, C, ...] of any layout: in strips, which lie in one piece in memory and
+// have a fixed order of channels.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "halfstep/backends/cpu/reduce_plan.h"
+
+namespace halfstep::cpu {
+
+/// Elements of a strip at most.
+inline constexpr std::int64_t kStrip = 2048;
+/// The same where a strip of one channel is summed: as many sums run side by side.
+inline constexpr std::int64_t kSumStrip = 128;
+
+/// The dimensions of `v` but the channels', in the order in which those of `like` lie in memory.
+inline DimGroup places_like(const TensorView& v, const TensorView& like) {
+  int order[kMaxDims], n = 0;
+  for (int i = 0; i < like.ndim; ++i) {
+    if (i == 1) continue;
+    // Behind all that are not closer together.
+    int at = n++;
+    for (; at > 0 && like.strides[order[at - 1]] < like.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  DimGroup places;
+  for (int i = n - 1; i >= 0; --i) places.push_outer(v.sizes[order[i]], v.strides[order[i]]);
+  return places;
+}
+
+/// `count` places from `place` on of `width` channels from `channel` on, places outside. One of both is 1, or the width
+/// is that of all channels.
+struct Strip {
+  std::int64_t place, count, channel, width;
+  std::int64_t numel() const { return count * width; }
+};
+
+/// The walk over all places of a tensor. With `rows` channels lie next to each other (channels-last and [N, C]) and a
+/// strip has some of one place, or all of `together` places, so that short rows fill vectors too. Otherwise a strip has
+/// places of one channel. Depends on the tensor's geometry only.
+struct ChannelWalk {
+  bool rows;
+  std::int64_t channels, places;
+  std::int64_t together = 1;   ///< rows: places in a strip
+  std::int64_t width = 1;      ///< channels in a strip
+  std::int64_t run = 1;        ///< without rows: how many places lie next to each other
+  std::int64_t chunk, chunks;  ///< places that are summed by one thread, and how many such pieces there are
+
+  /// `lanes`: elements of a vector, of which strips are multiples where that can be had.
+  ChannelWalk(const TensorView& like, std::int64_t lanes) {
+    const DimGroup group = places_like(like, like);
+    channels = like.sizes[1];
+    places = group.numel;
+    rows = channels > 1 && like.strides[1] == 1 && (places <= 1 || group.inner_stride() != 1);
+    run = std::max<std::int64_t>(1, group.inner_size());
+    if (rows) {
+      width = std::min(channels, kStrip);
+      const std::int64_t step = lanes / std::gcd(channels, lanes);
+      std::int64_t n = step;
+      while (n * channels < 256) n += step;
+      if (n * channels <= kStrip) together = n;
+    }
+    // At most 32 pieces, of 32,768 elements and 32 strips at least.
+    const std::int64_t least = rows ? std::max(32 * together, kReduceGrain / channels) : kReduceGrain;
+    chunk = std::max({(places + 31) / 32, std::min(least, places), std::int64_t{1}});
+    chunk = (chunk + together - 1) / together * together;
+    chunks = (places + chunk - 1) / chunk;
+  }
+  /// How often strips of the same places follow each other to cover all channels.
+  std::int64_t blocks() const { return (channels + width - 1) / width; }
+  std::int64_t block_width(std::int64_t channel) const { return std::min(width, channels - channel); }
+  /// Elements in which a sum of strips is taken: `width` channels, repeated in order.
+  std::int64_t sum_width(std::int64_t channel) const { return rows ? together * block_width(channel) : kSumStrip; }
+
+  /// The strip that starts at `place`, ends before `end` and has at most `most` elements where it has one channel.
+  Strip strip(std::int64_t place, std::int64_t end, std::int64_t channel, std::int64_t most) const {
+    if (rows) return {place, std::min(together, end - place), channel, block_width(channel)};
+    return {place, std::min({most, run - place % run, end - place}), channel, 1};
+  }
+};
+
+}  // namespace halfstep::cpu

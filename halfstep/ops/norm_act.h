@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batch normalisation with what follows it in image networks, in one pass.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/core/tensor.h"
+#include "halfstep/ops/norm.h"
+
+namespace halfstep {
+
+/// What is applied to the sum of a normalisation and a residual.
+enum class Activation : std::uint8_t { none, relu, relu6 };
+/// `none`, `relu`, `relu6`
+HS_API const char* name(Activation activation);
+
+/// activation(batch_norm(input, norm) + residual) for [N, C, ...] in any layout: after the statistics, one pass that
+/// reads the input and the residual and writes the result, and in the backward pass one that sums and one that writes
+/// the gradients of input and residual. In 16 bits it is rounded once where the three ops would round two or three
+/// times. The backward pass keeps the input, the result and the channels' mean and deviation: no more than the ops
+/// before and after keep anyway. Observers, and gradients that are themselves recorded, see the ops that it is made of.
+/// The gradient of relu and relu6 is 0 on their bounds, as theirs is.
+///
+/// `residual`, which may be absent, has the input's sizes; one of another dtype is added by an op of its own, with that
+/// op's promotion. Throws as batch_norm, and ShapeError for a residual of other sizes.
+HS_API Tensor batch_norm_act(const Tensor& input, const BatchNormOptions& norm,
+                             Activation activation = Activation::relu, const Tensor& residual = {});
+
+}  // namespace halfstep

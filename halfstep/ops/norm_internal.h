@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the ops that normalise share. Not for users.
+#pragma once
+
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/norm.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep::detail {
+
+/// What statistics and parameters are in for inputs of `dtype`.
+inline DType accumulate_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+/// Has the parameters (inputs first to last) converted to what an input of dtype `input` is computed in.
+void cast_parameters(InferContext& ctx, int first, int last, DType input);
+/// Throws unless `p` is absent, or floating and of `sizes`.
+void check_parameter(const Tensor& p, const Shape& sizes, const char* op, const char* what);
+/// Row-major, or absent as before.
+inline Tensor dense(const Tensor& t) { return t.defined() ? t.contiguous() : t; }
+
+/// A checked call of batch_norm or of an op that does more: its first five inputs but x, and its attributes.
+struct BatchNormCall {
+  Tensor weight, bias, running_mean, running_var;
+  BatchNormAttributes attributes;
+};
+BatchNormCall check_batch_norm(const Tensor& input, const BatchNormOptions& options, const char* op);
+/// Brings the running statistics up to date, where there are any, with the mean and the biased variance of a batch.
+void update_running_statistics(const BatchNormOptions& options, const BatchNormAttributes& attributes,
+                               const Tensor& mean, const Tensor& var);
+/// The outputs that ops of batch normalisation have: y; mean, 1 / deviation and variance that were used.
+void infer_batch_norm(InferContext& ctx);
+/// The first three outputs of their backward passes, whose inputs start with g, x, weight: gradients of input, weight
+/// and bias, of shape [0] where they are not asked for.
+void infer_batch_norm_backward(InferContext& ctx);
+/// batch_norm's rule for the gradients of input, weight and bias, `g` being that of the normalised values: by the fused
+/// pass, or in recorded ops where those are asked for.
+void batch_norm_gradient(GradContext& c, const Tensor& g);
+
+}  // namespace halfstep::detail
