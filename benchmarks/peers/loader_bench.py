@@ -11,6 +11,7 @@ hand over batches of float32; neither trains. The transform of this side is what
 import argparse
 import json
 import math
+import os
 import pathlib
 import random
 import statistics
@@ -18,6 +19,7 @@ import subprocess
 import time
 
 import numpy
+import PIL
 import torch
 from PIL import Image
 
@@ -55,12 +57,23 @@ class Pictures(torch.utils.data.Dataset):
         return tensor.sub_(MEAN).div_(STD), 0
 
 
+def processor_seconds(loader):
+    """Processor time of this process and of the loader's workers."""
+    pids = [os.getpid()] + [worker.pid for worker in getattr(getattr(loader, "_iterator", None), "_workers", [])]
+    ticks = 0
+    for pid in pids:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def peer(loader, seconds):
-    images, start = 0, time.perf_counter()
+    """Images a second, and milliseconds of processor time an image."""
+    images, start, processor = 0, time.perf_counter(), processor_seconds(loader)
     while time.perf_counter() - start < seconds:
         for batch, _ in loader:
             images += batch.shape[0]
-    return images / (time.perf_counter() - start)
+    return images / (time.perf_counter() - start), 1000 * (processor_seconds(loader) - processor) / images
 
 
 def ours(arguments, options):
@@ -86,13 +99,15 @@ def main():
                str(arguments.seconds)]
     rows = []
     for turn in range(arguments.turns):
-        theirs = peer(loader, arguments.seconds)
-        mine = ours(arguments, options)["images_per_s"]
-        rows.append((mine, theirs))
-        print(f"turn {turn + 1}: {mine:7.1f} img/s, PyTorch with Pillow {theirs:7.1f}, ratio {mine / theirs:.2f}", flush=True)
-    print(json.dumps({"images_per_s": statistics.median(m for m, _ in rows), "torch_images_per_s": statistics.median(t for _, t in rows),
-                      "ratio_median": statistics.median(m / t for m, t in rows), "ratio_min": min(m / t for m, t in rows),
-                      "workers": arguments.workers, "files": len(paths), "torch": torch.__version__,
+        theirs, their_processor = peer(loader, arguments.seconds)
+        mine = ours(arguments, options)
+        rows.append((mine["images_per_s"] / theirs, their_processor / mine["processor_ms_per_image"], mine["images_per_s"], theirs))
+        print(f"turn {turn + 1}: {mine['images_per_s']:7.1f} img/s and {mine['processor_ms_per_image']:.2f} ms of processor time an "
+              f"image; PyTorch with Pillow {theirs:7.1f} and {their_processor:.2f}; ratios {rows[-1][0]:.2f} and {rows[-1][1]:.2f}",
+              flush=True)
+    ratio, processor_ratio, mine, theirs = (statistics.median(column) for column in zip(*rows))
+    print(json.dumps({"ratio": ratio, "processor_ratio": processor_ratio, "images_per_s": mine, "torch_images_per_s": theirs,
+                      "workers": arguments.workers, "files": len(paths), "torch": torch.__version__, "pillow": PIL.__version__,
                       "stages": ours(arguments, ["--stages"])}))
 
 
