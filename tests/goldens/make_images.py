@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes images.json (what Pillow makes of small pictures) and the seeds of the fuzz targets for pictures.
 
-usage: make_images.py       with Pillow and numpy; see README.md beside this file
+usage: make_images.py       with Pillow 12 and numpy; see README.md beside this file
 """
 import base64
 import gzip
