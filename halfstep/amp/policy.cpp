@@ -78,6 +78,7 @@ constexpr Row kFloat32[] = {
     {"huber_loss", kLoss},
     {"kl_div", kLoss},
     {"binary_cross_entropy_with_logits", kLoss},
+    {"interpolate", "as PyTorch has it: weighted means of neighbours, in float32 for what comes after"},
 };
 
 // Accumulations whose result may be long or large: computed in float32 from the 16-bit input, without a float32 copy of
@@ -281,6 +282,23 @@ constexpr Row kPointwise[] = {
     {"softplus_backward", kBackward},
 };
 
+// Pooling, resizing and padding of images.
+constexpr Row kImages[] = {
+    {"max_pool2d", kMoves},
+    {"max_pool2d_backward", kBackward},
+    {"max_pool2d_pick", kBackward},
+    {"adaptive_max_pool2d", kMoves},
+    {"adaptive_max_pool2d_backward", kBackward},
+    {"adaptive_max_pool2d_pick", kBackward},
+    {"avg_pool2d", kExact},
+    {"avg_pool2d_backward", kBackward},
+    {"adaptive_avg_pool2d", kExact},
+    {"adaptive_avg_pool2d_backward", kBackward},
+    {"interpolate_backward", kBackward},
+    {"pad", kMoves},
+    {"pad_backward", kBackward},
+};
+
 struct Table {
   std::shared_mutex mutex;
   std::map<std::string, PolicyRow, std::less<>> rows;
@@ -298,6 +316,7 @@ struct Table {
     add(kPassThrough, Policy::pass_through);
     add(kPassThroughReductions, Policy::pass_through);
     add(kPointwise, Policy::pass_through);
+    add(kImages, Policy::pass_through);
   }
 };
 

@@ -171,9 +171,9 @@ struct Table : std::unordered_map<std::string_view, Known> {
     add<RowNormAttributes>({"layer_norm", "rms_norm", "group_norm", "norm_backward"});
     add<BatchNormAttributes>({"batch_norm", "batch_norm_backward", "batch_norm_act", "batch_norm_act_backward"});
     add<ConvAttributes>({"conv2d", "conv_transpose2d", "conv2d_backward_input", "conv2d_backward_weight"});
-    add<PoolAttributes>({"max_pool2d", "max_pool2d_backward", "avg_pool2d", "avg_pool2d_backward"});
-    add<AdaptivePoolAttributes>(
-        {"adaptive_avg_pool2d", "adaptive_avg_pool2d_backward", "adaptive_max_pool2d", "adaptive_max_pool2d_backward"});
+    add<PoolAttributes>({"max_pool2d", "max_pool2d_backward", "max_pool2d_pick", "avg_pool2d", "avg_pool2d_backward"});
+    add<AdaptivePoolAttributes>({"adaptive_avg_pool2d", "adaptive_avg_pool2d_backward", "adaptive_max_pool2d",
+                                 "adaptive_max_pool2d_backward", "adaptive_max_pool2d_pick"});
     add<InterpolateAttributes>({"interpolate", "interpolate_backward"});
     add<PadAttributes>({"pad", "pad_backward"});
     add<EmbeddingAttributes>({"embedding", "embedding_backward"});

@@ -266,6 +266,20 @@ def further(p, region):
               "", absolute(lambda a, b: torch.tensordot(a, b, 1)), 6, dims=1)
 
 
+def images(p, region):
+    """With a generator of their own: entries can follow."""
+    low, v = LOW[region], p.values
+    for dtype in (low, F32):
+        for mode, align in (("nearest", None), ("nearest-exact", None), ("bilinear", False), ("bilinear", True)):
+            p.add("fp32", "interpolate", lambda x, m=mode, a=align: F.interpolate(x, size=[5, 3], mode=m, align_corners=a),
+                  [v(1, 2, 3, 4).to(dtype)], region, size=[5, 3], mode=mode, align_corners=align)
+    p.add("pass", "max_pool2d", lambda x: F.max_pool2d(x, [2, 2]), [v(1, 2, 4, 4).to(low)], region, "max_pool2d: values only",
+          kernel=[2, 2])
+    p.add("pass", "avg_pool2d", lambda x: F.avg_pool2d(x, [3, 3]), [v(1, 2, 6, 6).to(low)], region, kernel=[3, 3])
+    p.add("pass", "adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, [1, 1]), [v(1, 2, 6, 6).to(low)], region, size=[1, 1])
+    p.add("pass", "pad", lambda x: F.pad(x, [1, 2], mode="reflect"), [v(1, 2, 6).to(low)], region, pads=[1, 2], mode="reflect")
+
+
 def make():
     file = GoldenFile("policy_ops.json")
     p = Policy(file, 20262)
@@ -274,4 +288,7 @@ def make():
             part(p, region)
     for region in LOW:
         further(p, region)
+    p.generator = torch.Generator().manual_seed(20276)
+    for region in LOW:
+        images(p, region)
     file.write()

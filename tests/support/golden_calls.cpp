@@ -14,8 +14,11 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm.h"
+#include "halfstep/ops/pad.h"
 #include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/pool.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/resample.h"
 #include "halfstep/ops/softmax.h"
 #include "halfstep/ops/sort.h"
 #include "halfstep/ops/triangle.h"
@@ -301,6 +304,62 @@ void add_shapes(std::map<std::string, GoldenCall>& r) {
   };
 }
 
+void add_images(std::map<std::string, GoldenCall>& r) {
+  const auto sizes = [](const GoldenEntry& e, const char* name, Shape otherwise) {
+    return e.has(name) ? Shape(e.integers(name)) : otherwise;
+  };
+  const auto max_options = [=](const GoldenEntry& e) {
+    return MaxPoolOptions{.stride = sizes(e, "stride", {}),
+                          .padding = sizes(e, "padding", {0}),
+                          .dilation = sizes(e, "dilation", {1}),
+                          .ceil_mode = e.flag("ceil_mode", false)};
+  };
+  const auto avg_options = [=](const GoldenEntry& e) {
+    AvgPoolOptions o{.stride = sizes(e, "stride", {}),
+                     .padding = sizes(e, "padding", {0}),
+                     .ceil_mode = e.flag("ceil_mode", false),
+                     .count_include_pad = e.flag("count_include_pad", true)};
+    if (e.has("divisor_override")) o.divisor_override = e.integer("divisor_override");
+    return o;
+  };
+  const auto kernel = [](const GoldenEntry& e) { return Shape(e.integers("kernel")); };
+  const auto size = [](const GoldenEntry& e) { return Shape(e.integers("size")); };
+  r["max_pool2d"] = [=](const GoldenEntry& e, const Tensors& in) {
+    if (e.outputs.size() == 1) return Tensors{max_pool2d(in[0], kernel(e), max_options(e))};
+    const auto [values, indices] = max_pool2d_with_indices(in[0], kernel(e), max_options(e));
+    return Tensors{values, indices};
+  };
+  r["max_pool1d"] = call_of([=](auto& e, auto& in) { return max_pool1d(in[0], kernel(e), max_options(e)); });
+  r["avg_pool2d"] = call_of([=](auto& e, auto& in) { return avg_pool2d(in[0], kernel(e), avg_options(e)); });
+  r["avg_pool1d"] = call_of([=](auto& e, auto& in) { return avg_pool1d(in[0], kernel(e), avg_options(e)); });
+  r["adaptive_avg_pool2d"] = call_of([=](auto& e, auto& in) { return adaptive_avg_pool2d(in[0], size(e)); });
+  r["adaptive_avg_pool1d"] = call_of([=](auto& e, auto& in) { return adaptive_avg_pool1d(in[0], size(e)); });
+  r["adaptive_max_pool2d"] = [=](const GoldenEntry& e, const Tensors& in) {
+    const auto [values, indices] = adaptive_max_pool2d_with_indices(in[0], size(e));
+    return Tensors{values, indices};
+  };
+  r["interpolate"] = call_of([=](auto& e, auto& in) {
+    const std::string mode = e.text("mode");
+    InterpolateOptions o{.size = sizes(e, "size", {}),
+                         .mode = mode == "bilinear"  ? InterpolateMode::bilinear
+                                 : mode == "nearest" ? InterpolateMode::nearest
+                                                     : InterpolateMode::nearest_exact,
+                         .align_corners = e.flag("align_corners", false),
+                         .recompute_scale_factor = e.flag("recompute", false)};
+    if (e.has("scale_factor")) o.scale_factor = e.reals("scale_factor");
+    return interpolate(in[0], o);
+  });
+  r["pad"] = call_of([](auto& e, auto& in) {
+    const std::string mode = e.text("mode");
+    return pad(in[0], e.integers("pads"),
+               mode == "reflect"     ? PadMode::reflect
+               : mode == "replicate" ? PadMode::replicate
+               : mode == "circular"  ? PadMode::circular
+                                     : PadMode::constant,
+               e.real("value", 0));
+  });
+}
+
 }  // namespace
 
 const std::map<std::string, GoldenCall>& golden_calls() {
@@ -312,6 +371,7 @@ const std::map<std::string, GoldenCall>& golden_calls() {
     add_norms_and_losses(r);
     add_indexing(r);
     add_shapes(r);
+    add_images(r);
     return r;
   }();
   return all;

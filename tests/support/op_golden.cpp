@@ -53,9 +53,9 @@ Tensor to_tensor(const GoldenTensor& golden, bool requires_grad) {
 
 Shape golden_dims(const GoldenEntry& entry) { return entry.has("dim") ? Shape(entry.integers("dim")) : Shape{}; }
 
-void check_op_goldens(const std::string& op, const GoldenCall& call) {
+void check_op_goldens(const std::string& op, const GoldenCall& call, const std::string& file) {
   int found = 0;
-  for (const GoldenEntry& entry : entries_of("ops_f64.json")) {
+  for (const GoldenEntry& entry : entries_of(file)) {
     if (entry.op != op) continue;
     ++found;
     SCOPED_TRACE(entry.name);

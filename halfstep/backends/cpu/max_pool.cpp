@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+// max_pool2d and adaptive_max_pool2d, their backward passes and the gradients of these.
+//
+// The index of a value is its number in its window, row by row of the widest window. Backward, each place of the image
+// looks through the windows that it is in for those that chose it: no two threads write to one place.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/max_pool.cpp"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/highway.h>
+
+#include <limits>
+
+#include "halfstep/backends/cpu/image_rows.h"
+#include "halfstep/backends/cpu/simd-inl.h"
+#include "halfstep/backends/cpu/taps.h"
+
+#ifndef HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_
+#define HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_
+namespace halfstep::cpu {
+/// A row of places of the result, of some channels that lie side by side.
+struct MaxRow {
+  const TensorView* x;      ///< what is read: the image, or a gradient
+  const TensorView* index;  ///< written forward, read backward
+  const TensorView* y;
+  const Taps* columns;
+  const Tap *rows, *rows_end;
+  std::int64_t from, index_at, to, channels;  ///< of the first element: in x (of its row 0), index, y
+  std::int64_t width;                         ///< of the widest window
+};
+}  // namespace halfstep::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+using I32Tag = hn::RebindToSigned<F32Tag>;
+using I32Vec = hn::Vec<I32Tag>;
+
+HWY_INLINE I32Vec load_index(const std::uint8_t* p) {
+  return hn::PromoteTo(I32Tag(), hn::LoadU(hn::Rebind<std::uint8_t, F32Tag>(), p));
+}
+HWY_INLINE I32Vec load_index(const std::int32_t* p) { return hn::LoadU(I32Tag(), p); }
+HWY_INLINE void store_index(I32Vec v, std::uint8_t* p) {
+  const hn::Rebind<std::uint8_t, F32Tag> d8;
+  hn::StoreU(hn::DemoteTo(d8, v), d8, p);
+}
+HWY_INLINE void store_index(I32Vec v, std::int32_t* p) { hn::StoreU(v, I32Tag(), p); }
+// The first n lanes.
+template <class I>
+HWY_INLINE I32Vec load_index_n(const I* p, std::size_t n) {
+  alignas(64) I block[hn::MaxLanes(F32Tag())] = {};
+  copy_few(block, p, n);
+  return load_index(block);
+}
+template <class I>
+HWY_INLINE void store_index_n(I32Vec v, I* p, std::size_t n) {
+  alignas(64) I block[hn::MaxLanes(F32Tag())];
+  store_index(v, block);
+  copy_few(p, block, n);
+}
+
+// K vectors of channels of one place; with kFew one of n lanes.
+template <int K, bool kFew, class T, class I>
+HWY_INLINE void choose(const MaxRow& m, const T* from, std::int64_t column, I* index, T* to,
+                       [[maybe_unused]] std::size_t n) {
+  const F32Tag d;
+  const I32Tag di;
+  const std::size_t lanes = hn::Lanes(d);
+  const Tap *columns = m.columns->begin(column), *columns_end = m.columns->end(column);
+  F32Vec best[K];
+  I32Vec number[K];
+  const bool none = m.rows == m.rows_end || columns == columns_end;
+  const auto first = none ? 0 : static_cast<std::int32_t>(m.rows->number * m.width + columns->number);
+  for (int k = 0; k < K; ++k) {
+    best[k] = hn::Set(d, -std::numeric_limits<float>::infinity());
+    number[k] = hn::Set(di, first);
+  }
+  for (const Tap* r = m.rows; r != m.rows_end; ++r) {
+    const T* line = from + r->at * m.x->strides[2];
+    for (const Tap* c = columns; c != columns_end; ++c) {
+      const T* place = line + c->at * m.x->strides[3];
+      const auto here = hn::Set(di, static_cast<std::int32_t>(r->number * m.width + c->number));
+      for (int k = 0; k < K; ++k) {
+        F32Vec v;
+        if constexpr (kFew) {
+          v = load_n(d, place, n);
+        } else {
+          v = load(d, place + static_cast<std::size_t>(k) * lanes);
+        }
+        const auto better = hn::Or(hn::Gt(v, best[k]), hn::IsNaN(v));
+        best[k] = hn::IfThenElse(better, v, best[k]);
+        number[k] = hn::IfThenElse(hn::RebindMask(di, better), here, number[k]);
+      }
+    }
+  }
+  if constexpr (kFew) {
+    store_n(best[0], d, to, n);
+    store_index_n(number[0], index, n);
+  } else {
+    for (int k = 0; k < K; ++k) {
+      store(best[k], d, to + static_cast<std::size_t>(k) * lanes);
+      store_index(number[k], index + static_cast<std::size_t>(k) * lanes);
+    }
+  }
+}
+
+template <class T, class I>
+void forward_row(const MaxRow& m) {
+  const std::size_t lanes = hn::Lanes(F32Tag()), n = static_cast<std::size_t>(m.channels);
+  const T* from = static_cast<const T*>(m.x->data) + m.from;
+  for (std::int64_t w = 0; w < m.columns->size; ++w) {
+    T* to = static_cast<T*>(m.y->data) + m.to + w * m.y->strides[3];
+    I* index = static_cast<I*>(m.index->data) + m.index_at + w * m.index->strides[3];
+    std::size_t c = 0;
+    for (; c + 4 * lanes <= n; c += 4 * lanes) choose<4, false>(m, from + c, w, index + c, to + c, 0);
+    for (; c + lanes <= n; c += lanes) choose<1, false>(m, from + c, w, index + c, to + c, 0);
+    if (c < n) choose<1, true>(m, from + c, w, index + c, to + c, n - c);
+  }
+}
+
+// The sum of the gradients of the windows that chose this place.
+template <int K, bool kFew, class T, class O, class I>
+HWY_INLINE void collect(const MaxRow& m, const T* from, const I* index, std::int64_t column, O* to,
+                        [[maybe_unused]] std::size_t n) {
+  const F32Tag d;
+  const I32Tag di;
+  const std::size_t lanes = hn::Lanes(d);
+  const Tap *columns = m.columns->begin(column), *columns_end = m.columns->end(column);
+  F32Vec total[K];
+  for (int k = 0; k < K; ++k) total[k] = hn::Zero(d);
+  for (const Tap* r = m.rows; r != m.rows_end; ++r) {
+    for (const Tap* c = columns; c != columns_end; ++c) {
+      const T* place = from + r->at * m.x->strides[2] + c->at * m.x->strides[3];
+      const I* chosen = index + r->at * m.index->strides[2] + c->at * m.index->strides[3];
+      const auto here = hn::Set(di, static_cast<std::int32_t>(r->number * m.width + c->number));
+      for (int k = 0; k < K; ++k) {
+        F32Vec v;
+        I32Vec number;
+        if constexpr (kFew) {
+          v = load_n(d, place, n);
+          number = load_index_n(chosen, n);
+        } else {
+          v = load(d, place + static_cast<std::size_t>(k) * lanes);
+          number = load_index(chosen + static_cast<std::size_t>(k) * lanes);
+        }
+        total[k] = hn::Add(total[k], hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(number, here)), v));
+      }
+    }
+  }
+  if constexpr (kFew) {
+    store_n(total[0], d, to, n);
+  } else {
+    for (int k = 0; k < K; ++k) store(total[k], d, to + static_cast<std::size_t>(k) * lanes);
+  }
+}
+
+template <class T, class O, class I>
+void backward_row(const MaxRow& m) {
+  const std::size_t lanes = hn::Lanes(F32Tag()), n = static_cast<std::size_t>(m.channels);
+  const T* from = static_cast<const T*>(m.x->data) + m.from;
+  const I* index = static_cast<const I*>(m.index->data) + m.index_at;
+  for (std::int64_t w = 0; w < m.columns->size; ++w) {
+    O* to = static_cast<O*>(m.y->data) + m.to + w * m.y->strides[3];
+    std::size_t c = 0;
+    for (; c + 4 * lanes <= n; c += 4 * lanes) collect<4, false>(m, from + c, index + c, w, to + c, 0);
+    for (; c + lanes <= n; c += lanes) collect<1, false>(m, from + c, index + c, w, to + c, 0);
+    if (c < n) collect<1, true>(m, from + c, index + c, w, to + c, n - c);
+  }
+}
+
+template <class I>
+void forward_row_of(const MaxRow& m) {
+  if (m.x->dtype == DType::f16) return forward_row<Half, I>(m);
+  if (m.x->dtype == DType::bf16) return forward_row<BFloat16, I>(m);
+  forward_row<float, I>(m);
+}
+template <class I>
+void backward_row_of(const MaxRow& m) {
+  const bool wide = m.y->dtype == DType::f32;
+  if (m.x->dtype == DType::f16) return wide ? backward_row<Half, float, I>(m) : backward_row<Half, Half, I>(m);
+  if (m.x->dtype == DType::bf16) {
+    return wide ? backward_row<BFloat16, float, I>(m) : backward_row<BFloat16, BFloat16, I>(m);
+  }
+  backward_row<float, float, I>(m);
+}
+
+}  // namespace
+
+void max_row(const MaxRow& m) {
+  m.index->dtype == DType::u8 ? forward_row_of<std::uint8_t>(m) : forward_row_of<std::int32_t>(m);
+}
+void max_backward_row(const MaxRow& m) {
+  m.index->dtype == DType::u8 ? backward_row_of<std::uint8_t>(m) : backward_row_of<std::int32_t>(m);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include <cmath>
+
+#include "halfstep/backends/cpu/row_block.h"
+
+namespace halfstep::cpu {
+HWY_EXPORT(max_row);
+HWY_EXPORT(max_backward_row);
+
+namespace {
+
+// The windows of an image of height h and width w as tables, and the width of the widest.
+struct MaxWindows {
+  Taps rows, columns;
+  std::int64_t width = 1;
+};
+bool windows_of(KernelContext* context, const PoolAttributes& a, std::int64_t h, std::int64_t w, const TensorView& y,
+                MaxWindows& to) {
+  to.width = a.kernel[1];
+  return window_taps(context, a, 0, h, y.sizes[2], to.rows) && window_taps(context, a, 1, w, y.sizes[3], to.columns);
+}
+bool windows_of(KernelContext* context, const AdaptivePoolAttributes&, std::int64_t h, std::int64_t w,
+                const TensorView& y, MaxWindows& to) {
+  if (!adaptive_taps(context, h, y.sizes[2], to.rows) || !adaptive_taps(context, w, y.sizes[3], to.columns)) {
+    return false;
+  }
+  to.width = most_taps(to.columns);
+  return true;
+}
+
+template <class F>
+void visit_index(const TensorView& index, F&& f) {
+  index.dtype == DType::u8 ? f(std::uint8_t{}) : f(std::int32_t{});
+}
+
+// f(C, x, index) with what x is computed in, and with pointers to x's and the index's elements.
+template <class F>
+void visit_pair(const TensorView& x, const TensorView& index, F&& f) {
+  visit_floating(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    visit_index(index, [&](auto zero) { f(ComputeOf<T>{}, elements<T>(x), elements<decltype(zero)>(index)); });
+  });
+}
+
+template <class A>
+Status forward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const TensorView &x = in[0], &y = out[0], &index = out[1];
+  if (y.numel == 0) return Status::ok;
+  MaxWindows windows;
+  if (!windows_of(context, *static_cast<const A*>(p), x.sizes[2], x.sizes[3], y, windows)) return Status::out_of_memory;
+  const Taps &rows = windows.rows, &columns = windows.columns;
+  const ImageStrides from(x), to(y), at(index);
+  const std::int64_t work = most_taps(rows) * most_taps(columns);
+  if (x.dtype != DType::f64 && channels_side_by_side(x, y, index)) {
+    for_image_rows(y, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
+      HWY_DYNAMIC_DISPATCH(max_row)
+      ({.x = &x,
+        .index = &index,
+        .y = &y,
+        .columns = &columns,
+        .rows = rows.begin(h),
+        .rows_end = rows.end(h),
+        .from = n * from.n + c,
+        .index_at = at.at(n, c, h, 0),
+        .to = to.at(n, c, h, 0),
+        .channels = channels,
+        .width = windows.width});
+    });
+    return Status::ok;
+  }
+  visit_pair(x, index, [&](auto zero, auto* image, auto* numbers) {
+    using C = decltype(zero);
+    using T = std::remove_pointer_t<decltype(image)>;
+    using I = std::remove_pointer_t<decltype(numbers)>;
+    for_plane_rows(y, work * 4, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
+      const T* plane = image + from.at(n, c, 0, 0);
+      for (std::int64_t w = 0; w < columns.size; ++w) {
+        C best = -std::numeric_limits<C>::infinity();
+        const bool none = rows.begin(h) == rows.end(h) || columns.begin(w) == columns.end(w);
+        std::int64_t number = none ? 0 : rows.begin(h)->number * windows.width + columns.begin(w)->number;
+        for (const Tap* r = rows.begin(h); r != rows.end(h); ++r) {
+          for (const Tap* k = columns.begin(w); k != columns.end(w); ++k) {
+            const C v = convert<C>(plane[r->at * from.h + k->at * from.w]);
+            if (v > best || std::isnan(v)) {
+              best = v;
+              number = r->number * windows.width + k->number;
+            }
+          }
+        }
+        static_cast<T*>(y.data)[to.at(n, c, h, w)] = convert<T>(best);
+        numbers[at.at(n, c, h, w)] = static_cast<I>(number);
+      }
+    });
+  });
+  return Status::ok;
+}
+
+// Inputs: g, index. Output: the image's gradient.
+template <class A>
+Status backward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const TensorView &g = in[0], &index = in[1];
+  TensorView& dx = out[0];
+  if (dx.numel == 0) return Status::ok;
+  MaxWindows windows;
+  Taps rows, columns;
+  if (!windows_of(context, *static_cast<const A*>(p), dx.sizes[2], dx.sizes[3], g, windows) ||
+      !reversed_taps(context, windows.rows, dx.sizes[2], rows) ||
+      !reversed_taps(context, windows.columns, dx.sizes[3], columns)) {
+    return Status::out_of_memory;
+  }
+  const ImageStrides from(g), to(dx), at(index);
+  const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns));
+  const bool known = g.dtype != DType::f64 && (dx.dtype == g.dtype || dx.dtype == DType::f32);
+  if (known && channels_side_by_side(g, dx, index)) {
+    for_image_rows(dx, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
+      HWY_DYNAMIC_DISPATCH(max_backward_row)
+      ({.x = &g,
+        .index = &index,
+        .y = &dx,
+        .columns = &columns,
+        .rows = rows.begin(h),
+        .rows_end = rows.end(h),
+        .from = n * from.n + c,
+        .index_at = n * at.n + c,
+        .to = to.at(n, c, h, 0),
+        .channels = channels,
+        .width = windows.width});
+    });
+    return Status::ok;
+  }
+  visit_pair(g, index, [&](auto zero, auto* gradient, auto* numbers) {
+    using C = decltype(zero);
+    for_plane_rows(dx, work * 4, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
+      constexpr std::int64_t kBlock = 256;
+      const auto* plane = gradient + from.at(n, c, 0, 0);
+      const auto* chosen = numbers + at.at(n, c, 0, 0);
+      C block[kBlock];
+      for (std::int64_t w0 = 0; w0 < columns.size; w0 += kBlock) {
+        const std::int64_t width = std::min(kBlock, columns.size - w0);
+        for (std::int64_t w = 0; w < width; ++w) {
+          C total = 0;
+          for (const Tap* r = rows.begin(h); r != rows.end(h); ++r) {
+            for (const Tap *k = columns.begin(w0 + w), *end = columns.end(w0 + w); k != end; ++k) {
+              if (static_cast<std::int64_t>(chosen[r->at * at.h + k->at * at.w]) ==
+                  r->number * windows.width + k->number) {
+                total += convert<C>(plane[r->at * from.h + k->at * from.w]);
+              }
+            }
+          }
+          block[w] = total;
+        }
+        write_row(dx, to.at(n, c, h, w0), to.w, width, block);
+      }
+    });
+  });
+  return Status::ok;
+}
+
+// The place with a number in window i, or -1: there is none for a window without places.
+std::int64_t place_of(const Taps& taps, std::int64_t i, std::int64_t number) {
+  for (const Tap* t = taps.begin(i); t != taps.end(i); ++t) {
+    if (t->number == number) return t->at;
+  }
+  return -1;
+}
+
+// Inputs: an image, index. Output: the image's values at the index.
+template <class A>
+Status pick(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const TensorView &x = in[0], &index = in[1], &y = out[0];
+  if (y.numel == 0) return Status::ok;
+  MaxWindows windows;
+  if (!windows_of(context, *static_cast<const A*>(p), x.sizes[2], x.sizes[3], y, windows)) return Status::out_of_memory;
+  const ImageStrides from(x), to(y), at(index);
+  visit_pair(x, index, [&](auto, auto* image, auto* numbers) {
+    using T = std::remove_pointer_t<decltype(image)>;
+    for_plane_rows(y, 16, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
+      for (std::int64_t w = 0; w < y.sizes[3]; ++w) {
+        const auto number = static_cast<std::int64_t>(numbers[at.at(n, c, h, w)]);
+        const std::int64_t row = place_of(windows.rows, h, number / windows.width);
+        const std::int64_t column = place_of(windows.columns, w, number % windows.width);
+        elements<T>(y)[to.at(n, c, h, w)] = row < 0 || column < 0 ? T{} : image[from.at(n, c, row, column)];
+      }
+    });
+  });
+  return Status::ok;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"max_pool2d", kFloatingDTypes, forward<PoolAttributes>},
+    {"max_pool2d_backward", kFloatingDTypes, backward<PoolAttributes>},
+    {"max_pool2d_pick", kFloatingDTypes, pick<PoolAttributes>},
+    {"adaptive_max_pool2d", kFloatingDTypes, forward<AdaptivePoolAttributes>},
+    {"adaptive_max_pool2d_backward", kFloatingDTypes, backward<AdaptivePoolAttributes>},
+    {"adaptive_max_pool2d_pick", kFloatingDTypes, pick<AdaptivePoolAttributes>},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu
+#endif

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// pad against PyTorch, in every layout and dtype; what it refuses.
+#include "halfstep/ops/pad.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "halfstep/autograd/engine.h"
+#include "halfstep/core/random.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/ops/view.h"
+#include "tests/support/errors.h"
+#include "tests/support/golden_calls.h"
+
+namespace halfstep {
+namespace {
+
+TEST(Pad, MatchesPyTorch) { test::check_op_goldens("pad", test::golden_calls().at("pad"), "pooling.json"); }
+
+TEST(Pad, MovesTheSameElementsInEveryLayoutAndDtype) {
+  manual_seed(13);
+  const std::vector<std::int64_t> pads = {2, 1, 1, -1};
+  for (const PadMode mode : {PadMode::constant, PadMode::reflect, PadMode::replicate, PadMode::circular}) {
+    const Tensor x = randint(0, 100, {2, 5, 4, 6}).to(f64);
+    const auto expected = pad(x, pads, mode, 7).to_vector<double>();
+    for (const DType dtype : {f32, f16, bf16, i64, i32, i8, u8}) {
+      for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+        const Tensor y = pad(x.to(dtype).contiguous(format), pads, mode, 7);
+        EXPECT_EQ(y.dtype(), dtype);
+        EXPECT_TRUE(y.is_contiguous(format));
+        EXPECT_EQ(y.to_vector<double>(), expected) << name(dtype);
+      }
+      EXPECT_EQ(pad(x.to(dtype).transpose(1, 3).contiguous().transpose(1, 3), pads, mode, 7).to_vector<double>(),
+                expected);
+      EXPECT_EQ(pad(x.to(dtype).slice(1, 0, 5, 2), pads, mode, 7).to_vector<double>(),
+                pad(x, pads, mode, 7).slice(1, 0, 5, 2).to_vector<double>());
+    }
+  }
+  EXPECT_EQ(pad(ones({2}, {.dtype = boolean}), {1, 0}).to_vector<double>(), (std::vector<double>{0, 1, 1}));
+  EXPECT_EQ(pad(ones({2}, {.dtype = boolean}), {1, 0}, PadMode::constant, true).to_vector<double>(),
+            (std::vector<double>{1, 1, 1}));
+}
+
+TEST(Pad, GradientsAgreeInEveryLayoutAndDtype) {
+  manual_seed(14);
+  for (const PadMode mode : {PadMode::constant, PadMode::reflect, PadMode::replicate, PadMode::circular}) {
+    for (const std::int64_t channels : {3, 19, 600}) {
+      const Tensor x = rand({2, channels, 4, 6});
+      const std::vector<std::int64_t> pads = {5, 3, 2, -1};
+      const Tensor g = rand(pad(x, pads, mode).sizes()) + 0.5;
+      for (const DType dtype : {f32, f16, bf16}) {
+        const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+        const auto gradient = [&](const Tensor& image, const Tensor& weights) {
+          Tensor in = image.detach();
+          in.requires_grad_();
+          return grad({pad(in, pads, mode)}, {in}, {.grad_outputs = {weights}})[0];
+        };
+        const auto exact = gradient(x.to(f64), g.to(dtype).to(f64)).to_vector<double>();
+        for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+          const Tensor got = gradient(x.to(dtype).contiguous(format), g.to(dtype).contiguous(format));
+          EXPECT_EQ(got.dtype(), dtype);
+          EXPECT_TRUE(got.is_contiguous(format));
+          const auto v = got.to_vector<double>();
+          // At most 18 places of up to 1.5 come together.
+          for (std::size_t i = 0; i < v.size(); ++i) {
+            ASSERT_LE(std::abs(v[i] - exact[i]), u * std::abs(exact[i]) + 18 * 27 * 0x1p-24) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Pad, OfNothing) {
+  EXPECT_EQ(pad(zeros({0, 3}), {1, 1}).sizes(), Shape({0, 5}));
+  EXPECT_EQ(pad(zeros({2, 0}), {1, 2}, PadMode::constant, 4).to_vector<float>(), std::vector<float>(6, 4.0f));
+  EXPECT_EQ(pad(zeros({3}), {-1, -2}).sizes(), Shape({0}));
+  EXPECT_EQ(pad(full({}, 3), {}).item<float>(), 3);
+  EXPECT_EQ(pad(zeros({0, 2, 3}), {1, 1}, PadMode::reflect).sizes(), Shape({0, 2, 5}));
+}
+
+TEST(Pad, SaysWhatItExpects) {
+  using test::error_of;
+  const Tensor x = zeros({2, 3, 4});
+  EXPECT_EQ(error_of([&] {
+              pad(x, {1, 2, 3});
+            }),
+            "pad: expected a pair of numbers for each of at most 3 dimensions from the last on, got 3 numbers for "
+            "[2, 3, 4] in the mode constant");
+  EXPECT_EQ(error_of([&] {
+              pad(zeros({2, 2, 2, 2}), {1, 1, 1, 1, 1, 1, 1, 1}, PadMode::reflect);
+            }),
+            "pad: expected a pair of numbers for each of at most 3 dimensions from the last on, got 8 numbers for "
+            "[2, 2, 2, 2] in the mode reflect");
+  EXPECT_EQ(error_of([&] {
+              pad(x, {4, 0}, PadMode::reflect);
+            }),
+            "pad: expected at most 3 elements on a side of dimension 2 of [2, 3, 4] in the mode reflect, got 4 and 0");
+  EXPECT_EQ(error_of([&] {
+              pad(x, {0, 5}, PadMode::circular);
+            }),
+            "pad: expected at most 4 elements on a side of dimension 2 of [2, 3, 4] in the mode circular, got 0 and 5");
+  EXPECT_EQ(error_of([&] {
+              pad(x, {-3, -2});
+            }),
+            "pad: expected to leave no less than nothing of dimension 2 of [2, 3, 4], got -3 and -2");
+  EXPECT_EQ(error_of([&] {
+              pad(x, {-2, -2}, PadMode::replicate);
+            }),
+            "pad: expected to leave at least one element of dimension 2 of [2, 3, 4], got -2 and -2");
+}
+
+}  // namespace
+}  // namespace halfstep
