@@ -49,11 +49,8 @@ struct Later {
   const char* name;
   const char* what;
 };
-constexpr Later kLaterVerbs[] = {{"data", "fetching data sets"},
-                                 {"export", "exporting networks"},
-                                 {"quantize", "quantization"},
-                                 {"convert", "converting checkpoints"},
-                                 {"inspect", "inspecting files"}};
+constexpr Later kLaterVerbs[] = {
+    {"data", "fetching data sets"}, {"export", "exporting networks"}, {"quantize", "quantization"}};
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
                                  {"--config", "configuration by file"},
                                  {"--image-size", "a network of images of any size"}};
@@ -166,6 +163,8 @@ int run(int argc, char** argv) {
   add_predict(program, status);
   add_bench(program, status);
   add_compare(program, status);
+  add_convert(program, status);
+  add_inspect(program, status);
   add_ops(program, status);
   add_devices(program, status);
   try {

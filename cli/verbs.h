@@ -24,6 +24,8 @@ void add_eval(CLI::App& program, int& status);
 void add_predict(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 void add_compare(CLI::App& program, int& status);
+void add_convert(CLI::App& program, int& status);
+void add_inspect(CLI::App& program, int& status);
 void add_ops(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);
 

@@ -162,7 +162,7 @@ class Reader {
 
   // What is copied at a few bytes' word: all else takes as much room in the file as in memory.
   void charge(std::size_t bytes) {
-    constexpr std::size_t kMost = std::size_t{1} << 28;
+    constexpr std::size_t kMost = std::size_t{1} << 26;
     if ((copied_ += bytes) > kMost) damaged("the same values are copied too often");
   }
 

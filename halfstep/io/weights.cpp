@@ -21,6 +21,8 @@ namespace fs = std::filesystem;
 // A safetensors file begins with the length of its header in eight bytes, of which the upper four are 0, and `{`: no
 // zip archive and no pickle does.
 bool is_pth(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return false;  // a pipe would be waited for
   char start[9] = {};
   std::ifstream(path, std::ios::binary).read(start, sizeof(start));
   const std::string_view text(start, sizeof(start));

@@ -9,6 +9,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/io/safetensors.h"
+#include "halfstep/io/weights.h"
 
 namespace halfstep::train {
 namespace {
@@ -174,9 +175,10 @@ Checkpoint load_checkpoint(const fs::path& given) {
 SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
   const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
   const std::string file = path.string();
-  io::Safetensors content = io::load_safetensors(path);
+  io::WeightsFile loaded = io::load_weights_file(path);
+  io::Safetensors content{std::move(loaded.tensors), std::move(loaded.metadata)};
   SavedWeights weights;
-  if (content.metadata.contains(kKey)) {
+  if (loaded.format == io::WeightsFormat::safetensors && content.metadata.contains(kKey)) {
     const json state = checked_state(content, file);
     weights.model = get<std::string>(state, "model", file);
     if (!model.empty() && weights.model != model) {

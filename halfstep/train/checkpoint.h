@@ -52,11 +52,11 @@ HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint&
 /// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
 /// file that is no checkpoint, for a checksum that doesn't agree, and for numbers that no run leaves behind.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
-/// The weights of a checkpoint or of any safetensors file; a folder stands for its `best.safetensors`, or else
-/// `last.safetensors`. With a `model`, a checkpoint of another one is refused.
+/// The weights of a checkpoint or of any safetensors or .pth file (io::load_weights_file); a folder stands for its
+/// `best.safetensors`, or else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
 HS_API SavedWeights load_saved_weights(const std::filesystem::path& path, const std::string& model = "");
-/// Only the weights, from a checkpoint or from any safetensors file; a folder stands for its `best.safetensors`, or
-/// else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
+/// Only the weights, from a checkpoint or from any safetensors or .pth file (io::load_weights_file); a folder stands
+/// for its `best.safetensors`, or else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
 HS_API NamedTensors load_weights(const std::filesystem::path& path, const std::string& model = "");
 
 }  // namespace halfstep::train
