@@ -120,6 +120,22 @@ void cut(const float* line, std::int64_t n, std::int64_t step, std::int64_t plac
   for (std::int64_t i = 0; i < n; i += step, at += size) std::memcpy(at, line + i, Panel * sizeof(float));
 }
 
+/// Memory that will be wanted soon, `size` bytes every `stride`: fetched a few lines at a time between tiles, since the
+/// processor doesn't foresee rows so far apart, and reading it at once would stop the arithmetic.
+struct Ahead {
+  const char* from = nullptr;
+  std::int64_t size = 0, stride = 0, count = 0;
+  std::int64_t row = 0, at = 0;
+  std::int64_t lines() const { return count * (size / 64 + 1); }
+  void fetch(std::int64_t n) {
+    for (; n > 0 && row < count; --n) {
+      __builtin_prefetch(from + row * stride + at, 0, 2);
+      at += 64;
+      if (at >= size + 64) at = 0, ++row;
+    }
+  }
+};
+
 struct Job {
   const GemmKernels& kernels;
   const ConvGeometry& g;
@@ -132,6 +148,7 @@ struct Job {
     alignas(64) float line[kMostColumns + 32 + 16];
     for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
+      Ahead ahead[2] = {next_filters(r, r1, o0, o1), next_lines(r, r1)};
       load_filters(r * g.ow, places, o0, o1);
       for (std::int64_t c0 = 0; c0 < plan.columns; c0 += plan.block_columns) {
         const std::int64_t c1 = std::min(plan.columns, c0 + plan.block_columns), n = c1 - c0;
@@ -150,9 +167,26 @@ struct Job {
           }
           cut<32>(line, n, 32, place, places * 32, x_chunk);
         }
-        multiply(places, o0, o1, c0, c1, r != r0);
+        multiply(places, o0, o1, c0, c1, r != r0, ahead);
       }
     }
+  }
+
+  // What the next chunk reads.
+  Ahead next_filters(std::int64_t r, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
+    const std::int64_t next = r + plan.chunk_rows, rows = std::min(plan.chunk_rows, r1 - next);
+    if (rows <= 0) return {};
+    const std::int64_t item = static_cast<std::int64_t>(item_size(y.dtype));
+    return {static_cast<const char*>(y.data) + (next * g.ow * g.o + o0) * item, (o1 - o0) * item, g.o * item,
+            rows * g.ow};
+  }
+  Ahead next_lines(std::int64_t r, std::int64_t r1) const {
+    const std::int64_t next = r + plan.chunk_rows, rows = std::min(plan.chunk_rows, r1 - next);
+    if (rows <= 0) return {};
+    const std::int64_t item = static_cast<std::int64_t>(item_size(x.dtype)), line = g.w * g.c * item;
+    const std::int64_t first = next / g.oh * g.h + std::min(next % g.oh * g.stride[0], g.h - 1);
+    const std::int64_t count = std::min(rows * g.stride[0], g.n * g.h - first);
+    return {static_cast<const char*>(x.data) + first * line, line, line, count};
   }
 
   void load_filters(std::int64_t first, std::int64_t places, std::int64_t o0, std::int64_t o1) const {
@@ -170,8 +204,11 @@ struct Job {
   }
 
   void multiply(std::int64_t places, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1,
-                bool accumulate) const {
+                bool accumulate, Ahead (&ahead)[2]) const {
     const std::int64_t lanes = kernels.lanes;
+    const std::int64_t tiles = ((plan.columns + kernels.columns - 1) / kernels.columns) *
+                               ((o1 - o0 + kernels.max_rows - 1) / kernels.max_rows);
+    const std::int64_t each[2] = {ahead[0].lines() / tiles + 1, ahead[1].lines() / tiles + 1};
     alignas(64) float edge[14 * 32];
     for (std::int64_t c = c0; c < c1; c += kernels.columns) {
       const std::int64_t width = std::min<std::int64_t>(kernels.columns, c1 - c), vectors = (width + lanes - 1) / lanes;
@@ -188,6 +225,8 @@ struct Job {
         t.c = whole ? to : edge;
         t.ldc = whole ? plan.columns : vectors * lanes;
         t.accumulate = whole && accumulate;
+        ahead[0].fetch(each[0]);
+        ahead[1].fetch(each[1]);
         kernels.tiles[0][vectors - 1][height - 1](t);
         if (whole) continue;
         for (std::int64_t i = 0; i < height; ++i) {
