@@ -196,6 +196,16 @@ void ModuleBase::to(Device device) const {
   }
 }
 
+void ModuleBase::to(MemoryFormat format) const {
+  if (format == MemoryFormat::preserve) fail<Error>("module.to: expected contiguous or channels_last, got preserve");
+  const NoGrad no_grad;
+  for (const NamedTensor& t : state_dict()) {
+    if (t.tensor.dim() == 4 && !t.tensor.is_contiguous(format)) {
+      replace_contents(t.tensor, t.tensor.detach().contiguous(format));
+    }
+  }
+}
+
 Tensor ModuleBase::own_tensor(std::string_view name) const {
   for (const Entry& e : *entries_) {
     if (e.name == name && e.kind != Kind::child) return tensor_at(e);

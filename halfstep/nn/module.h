@@ -84,6 +84,10 @@ class HS_API ModuleBase {
   /// since running statistics need more.
   void to(DType dtype) const;
   void to(Device device) const;
+  /// Puts images' weights, parameters and buffers of 4 dimensions, in this layout in place: channels-last saves
+  /// convolutions a reordering. The values stay. Before the optimizer is made, whose state takes the layout that it
+  /// finds. Throws Error for MemoryFormat::preserve.
+  void to(MemoryFormat format) const;
   /// Calls `function` for this module and all inside, with their paths (empty for this one).
   void apply(const std::function<void(const std::string& path, const ModuleBase& module)>& function) const;
   /// The modules directly inside, with their names.

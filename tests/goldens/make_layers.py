@@ -56,6 +56,34 @@ def others(file):
     layer(file, "padding", "Embedding", nn.Embedding(5, 3, padding_idx=1), {"num": 5, "dim": 3, "padding_idx": 1}, torch.tensor([[0, 1], [4, 1]]))
 
 
+def convolutions(file):
+    generator = torch.Generator().manual_seed(20275)
+    images, image = values(generator, 2, 4, 6, 5), values(generator, 4, 7, 6)
+    lines, line = values(generator, 2, 4, 9), values(generator, 4, 8)
+
+    def conv(name, op, inputs, kernel, **options):
+        module = getattr(nn, op)(4, options.pop("out", 6), kernel, **options)
+        attributes = {key: value if isinstance(value, (str, bool)) else list(value) if isinstance(value, tuple) else value
+                      for key, value in dict(options, kernel=kernel).items()}
+        layer(file, name, op, module, dict(attributes, out=module.out_channels), *inputs)
+
+    conv("plain", "Conv1d", (lines, line), 3)
+    conv("options", "Conv1d", (lines, line), 3, stride=2, padding=2, dilation=2, groups=2, bias=False)
+    conv("same", "Conv1d", (lines, line), 4, padding="same", dilation=3)
+    conv("circular", "Conv1d", (lines, line), 3, padding=2, padding_mode="circular")
+    conv("plain", "Conv2d", (images, image), 3)
+    conv("options", "Conv2d", (images, image), (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
+    conv("depthwise", "Conv2d", (images, image), 3, padding=1, groups=4, out=4, bias=False)
+    conv("same", "Conv2d", (images, image), (2, 3), padding="same")
+    conv("valid", "Conv2d", (images, image), 2, padding="valid")
+    conv("reflect", "Conv2d", (images, image), 3, padding=(2, 1), padding_mode="reflect")
+    conv("replicate", "Conv2d", (images, image), (2, 4), padding="same", padding_mode="replicate")
+    conv("plain", "ConvTranspose1d", (lines, line), 3)
+    conv("options", "ConvTranspose1d", (lines, line), 3, stride=2, padding=1, output_padding=1, groups=2, bias=False)
+    conv("plain", "ConvTranspose2d", (images, image), 2)
+    conv("options", "ConvTranspose2d", (images, image), (3, 2), stride=(2, 3), padding=(1, 0), output_padding=(1, 2), groups=2, dilation=(2, 1))
+
+
 def losses(file):
     generator = torch.Generator().manual_seed(20274)
     logits, positive = values(generator, 4, 3), values(generator, 3, low=0.2, high=2.0)
@@ -86,6 +114,6 @@ def losses(file):
 
 def make():
     file = GoldenFile("layers.json")
-    for part in (norms, others, losses):
+    for part in (norms, others, losses, convolutions):
         part(file)
     file.write()

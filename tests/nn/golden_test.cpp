@@ -7,6 +7,7 @@
 #include <set>
 
 #include "halfstep/nn/activation.h"
+#include "halfstep/nn/conv.h"
 #include "halfstep/nn/embedding.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/loss.h"
@@ -56,7 +57,46 @@ Layer batch_norm(const GoldenEntry& e) {
   return layer(M{o});
 }
 
+Shape sizes_of(const GoldenEntry& e, const char* attribute, std::int64_t otherwise) {
+  return e.has(attribute) ? Shape(e.integers(attribute)) : Shape{otherwise};
+}
+
+nn::ConvOptions conv_options(const GoldenEntry& e) {
+  nn::ConvOptions o{.in = 4,
+                    .out = e.integer("out"),
+                    .kernel = Shape(e.integers("kernel")),
+                    .stride = sizes_of(e, "stride", 1),
+                    .dilation = sizes_of(e, "dilation", 1),
+                    .groups = e.integer("groups", 1),
+                    .bias = e.flag("bias", true),
+                    .dtype = f64};
+  const bool word = e.has("padding") && std::holds_alternative<std::string>(e.attributes.at("padding"));
+  o.padding = word ? nn::Padding(e.text("padding").c_str()) : nn::Padding(sizes_of(e, "padding", 0));
+  const std::string mode = e.text("padding_mode", "zeros");
+  if (mode == "reflect") o.padding_mode = nn::PaddingMode::reflect;
+  if (mode == "replicate") o.padding_mode = nn::PaddingMode::replicate;
+  if (mode == "circular") o.padding_mode = nn::PaddingMode::circular;
+  return o;
+}
+
+nn::ConvTransposeOptions conv_transpose_options(const GoldenEntry& e) {
+  return {.in = 4,
+          .out = e.integer("out"),
+          .kernel = Shape(e.integers("kernel")),
+          .stride = sizes_of(e, "stride", 1),
+          .padding = sizes_of(e, "padding", 0),
+          .output_padding = sizes_of(e, "output_padding", 0),
+          .groups = e.integer("groups", 1),
+          .bias = e.flag("bias", true),
+          .dilation = sizes_of(e, "dilation", 1),
+          .dtype = f64};
+}
+
 Layer layer_of(const GoldenEntry& e) {
+  if (e.op == "Conv1d") return layer(nn::Conv1d{conv_options(e)});
+  if (e.op == "Conv2d") return layer(nn::Conv2d{conv_options(e)});
+  if (e.op == "ConvTranspose1d") return layer(nn::ConvTranspose1d{conv_transpose_options(e)});
+  if (e.op == "ConvTranspose2d") return layer(nn::ConvTranspose2d{conv_transpose_options(e)});
   const auto shape = [&] { return Shape(e.integers("sizes")); };
   const bool affine = e.flag("affine", true);
   if (e.op == "LayerNorm") {
@@ -154,7 +194,7 @@ TEST(LayersGolden, OptionsAreThoseOfPyTorch) {
       expect_equal(t.tensor, e.tensor("end." + t.name), e.name + " " + t.name);
     }
   }
-  EXPECT_EQ(kinds.size(), 23U);
+  EXPECT_EQ(kinds.size(), 27U);
 }
 
 }  // namespace

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The convolutions of ops/conv.h as modules. Weights start uniform in +-1/sqrt(fan in), fan in being a weight's
+// elements a channel of its first dimension, and biases in the same interval: PyTorch's defaults. Lists of sizes have
+// one number for all dimensions, or one for each (height, then width).
+#pragma once
+
+#include <concepts>
+
+#include "halfstep/nn/module.h"
+
+namespace halfstep::nn {
+
+/// Zeros (or what the padding mode says) on either side of the input: numbers, or `"same"` (the result has the input's
+/// size; stride 1 only; where the sum is odd the end gets one more) or `"valid"` (none).
+class HS_API Padding {
+ public:
+  Padding() = default;
+  template <std::integral I>
+  Padding(I all) : sizes_{static_cast<std::int64_t>(all)} {}
+  Padding(std::initializer_list<std::int64_t> sizes) : sizes_(sizes) {}
+  Padding(const Shape& sizes) : sizes_(sizes) {}
+  /// Throws Error for words other than `same` and `valid`.
+  Padding(const char* word);
+
+  bool is_same() const { return same_; }
+  /// The numbers; not used when is_same().
+  const Shape& sizes() const { return sizes_; }
+  std::string str() const { return same_ ? "same" : sizes_.str(); }
+
+ private:
+  Shape sizes_ = {0};
+  bool same_ = false;
+};
+
+/// What a convolution sees beyond the input's borders: zeros, the input mirrored at the outermost element, that element
+/// again, or the input from the other side.
+enum class PaddingMode : std::uint8_t { zeros, reflect, replicate, circular };
+
+/// Options of Conv1d and Conv2d.
+struct ConvOptions {
+  std::int64_t in;       ///< channels of an input, a multiple of groups
+  std::int64_t out;      ///< channels of an output, a multiple of groups
+  Shape kernel;          ///< sizes of the window, at least 1
+  Shape stride = {1};    ///< places between windows
+  Padding padding = 0;   ///< on either side
+  Shape dilation = {1};  ///< places between the elements of a window
+  std::int64_t groups = 1;
+  bool bias = true;
+  PaddingMode padding_mode = PaddingMode::zeros;
+  DType dtype = f32;
+  bool initialise = true;  ///< false: the weight is all zeros, for who fills it otherwise and need not wait for this
+};
+
+/// Options of ConvTranspose1d and ConvTranspose2d.
+struct ConvTransposeOptions {
+  std::int64_t in;   ///< channels of an input, a multiple of groups
+  std::int64_t out;  ///< channels of an output, a multiple of groups
+  Shape kernel;
+  Shape stride = {1};
+  Shape padding = {0};         ///< of the convolution whose gradient this is: it makes the output smaller
+  Shape output_padding = {0};  ///< makes one side of the output larger; under stride or dilation
+  std::int64_t groups = 1;
+  bool bias = true;
+  Shape dilation = {1};
+  DType dtype = f32;
+};
+
+/// What Conv1d and Conv2d share.
+class HS_API ConvBase : public ModuleBase {
+ public:
+  std::string describe() const override;
+  /// As constructed, every list with one number a dimension.
+  ConvOptions options;
+  Parameter weight;  ///< [out, in / groups, kernel...]
+  Parameter bias;    ///< [out]; undefined without
+
+ protected:
+  ConvBase(const ConvOptions& options, int dims, const char* kind);
+  Tensor convolve(const Tensor& input) const;
+};
+/// halfstep::conv1d for sequences [N, in, L] or [in, L].
+class HS_API Conv1d : public ConvBase {
+ public:
+  /// Throws Error for options that don't fit each other.
+  explicit Conv1d(const ConvOptions& o) : ConvBase(o, 1, "Conv1d") {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return convolve(input); }
+  std::string kind() const override { return "Conv1d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<Conv1d>(*this); }
+};
+/// halfstep::conv2d for images [N, in, H, W] or [in, H, W] in any layout; channels-last is fast and stays.
+class HS_API Conv2d : public ConvBase {
+ public:
+  /// Throws Error for options that don't fit each other.
+  explicit Conv2d(const ConvOptions& o) : ConvBase(o, 2, "Conv2d") {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return convolve(input); }
+  std::string kind() const override { return "Conv2d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<Conv2d>(*this); }
+};
+
+/// What ConvTranspose1d and ConvTranspose2d share.
+class HS_API ConvTransposeBase : public ModuleBase {
+ public:
+  std::string describe() const override;
+  /// As constructed, every list with one number a dimension.
+  ConvTransposeOptions options;
+  Parameter weight;  ///< [in, out / groups, kernel...]
+  Parameter bias;    ///< [out]; undefined without
+
+ protected:
+  ConvTransposeBase(const ConvTransposeOptions& options, int dims, const char* kind);
+  Tensor convolve(const Tensor& input) const;
+};
+/// halfstep::conv_transpose1d for sequences [N, in, L] or [in, L].
+class HS_API ConvTranspose1d : public ConvTransposeBase {
+ public:
+  /// Throws Error for options that don't fit each other.
+  explicit ConvTranspose1d(const ConvTransposeOptions& o) : ConvTransposeBase(o, 1, "ConvTranspose1d") {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return convolve(input); }
+  std::string kind() const override { return "ConvTranspose1d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<ConvTranspose1d>(*this); }
+};
+/// halfstep::conv_transpose2d for images [N, in, H, W] or [in, H, W] in any layout.
+class HS_API ConvTranspose2d : public ConvTransposeBase {
+ public:
+  /// Throws Error for options that don't fit each other.
+  explicit ConvTranspose2d(const ConvTransposeOptions& o) : ConvTransposeBase(o, 2, "ConvTranspose2d") {}
+  /// Runs forward() inside the module's scope.
+  Tensor operator()(const Tensor& input) const {
+    const Scope scope(*this);
+    return forward(input);
+  }
+  Tensor forward(const Tensor& input) const { return convolve(input); }
+  std::string kind() const override { return "ConvTranspose2d"; }
+  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<ConvTranspose2d>(*this); }
+};
+
+}  // namespace halfstep::nn
