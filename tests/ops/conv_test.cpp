@@ -17,6 +17,8 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/errors.h"
+#include "tests/support/golden_calls.h"
+#include "tests/support/op_golden.h"
 
 namespace halfstep {
 namespace {
@@ -79,6 +81,12 @@ Products products(const Case& c, const Tensor& x, const Tensor& w, const Tensor&
   const Tensor y = conv2d(in, weight, bias, c.options);
   const auto grads = grad({y}, leaves, {.grad_outputs = {g.defined() ? g : ones_like(y)}});
   return {y.detach(), grads[0], grads[1], bias.defined() ? grads[2] : Tensor()};
+}
+
+TEST(Conv, MatchesPyTorch) {
+  for (const char* op : {"conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d"}) {
+    test::check_op_goldens(op, test::golden_calls().at(op), "conv.json");
+  }
 }
 
 TEST(Conv, AgreesWithFloat64InEveryLayoutAndDtype) {

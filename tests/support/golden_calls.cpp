@@ -7,6 +7,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attention.h"
 #include "halfstep/ops/compare.h"
+#include "halfstep/ops/conv.h"
 #include "halfstep/ops/dropout.h"
 #include "halfstep/ops/einsum.h"
 #include "halfstep/ops/index.h"
@@ -304,6 +305,31 @@ void add_shapes(std::map<std::string, GoldenCall>& r) {
   };
 }
 
+void add_convolutions(std::map<std::string, GoldenCall>& r) {
+  const auto list = [](const GoldenEntry& e, const char* name, std::int64_t otherwise) {
+    return e.has(name) ? Shape(e.integers(name)) : Shape{otherwise};
+  };
+  const auto options = [=](const GoldenEntry& e) {
+    return ConvOptions{.stride = list(e, "stride", 1),
+                       .padding = list(e, "padding", 0),
+                       .dilation = list(e, "dilation", 1),
+                       .groups = e.has("groups") ? e.integer("groups") : 1};
+  };
+  const auto transposed = [=](const GoldenEntry& e) {
+    return ConvTransposeOptions{.stride = list(e, "stride", 1),
+                                .padding = list(e, "padding", 0),
+                                .output_padding = list(e, "output_padding", 0),
+                                .groups = e.has("groups") ? e.integer("groups") : 1,
+                                .dilation = list(e, "dilation", 1)};
+  };
+  r["conv1d"] = call_of([=](auto& e, auto& in) { return conv1d(in[0], in[1], at(in, 2), options(e)); });
+  r["conv2d"] = call_of([=](auto& e, auto& in) { return conv2d(in[0], in[1], at(in, 2), options(e)); });
+  r["conv_transpose1d"] =
+      call_of([=](auto& e, auto& in) { return conv_transpose1d(in[0], in[1], at(in, 2), transposed(e)); });
+  r["conv_transpose2d"] =
+      call_of([=](auto& e, auto& in) { return conv_transpose2d(in[0], in[1], at(in, 2), transposed(e)); });
+}
+
 void add_images(std::map<std::string, GoldenCall>& r) {
   const auto sizes = [](const GoldenEntry& e, const char* name, Shape otherwise) {
     return e.has(name) ? Shape(e.integers(name)) : otherwise;
@@ -371,6 +397,7 @@ const std::map<std::string, GoldenCall>& golden_calls() {
     add_norms_and_losses(r);
     add_indexing(r);
     add_shapes(r);
+    add_convolutions(r);
     add_images(r);
     return r;
   }();
