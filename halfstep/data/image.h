@@ -30,6 +30,7 @@ struct ImageView {
   std::int64_t height = 0;
   std::int64_t stride = 0;  ///< bytes from one row to the next
 
+  /// The first byte of row `y`.
   const std::uint8_t* row(std::int64_t y) const { return pixels + y * stride; }
 };
 
@@ -46,6 +47,7 @@ struct Image {
     pixels.resize(static_cast<std::size_t>(width * height * 3));
   }
   std::uint8_t* row(std::int64_t y) { return pixels.data() + y * width * 3; }
+  /// The first byte of row `y`.
   const std::uint8_t* row(std::int64_t y) const { return pixels.data() + y * width * 3; }
   ImageView view() const { return {pixels.data(), width, height, width * 3}; }
   /// `region` must lie inside.
@@ -104,6 +106,7 @@ class HS_API ImageDecoder {
   ImageDecoder& operator=(ImageDecoder&&) noexcept;
   ~ImageDecoder();
 
+  /// What the header says.
   const ImageInfo& info() const;
 
   /// The whole picture.

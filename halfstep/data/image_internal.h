@@ -28,9 +28,12 @@ class FormatDecoder {
   ImageInfo info_;
 };
 
+/// A decoder whose header has been read. Throw IoError naming `name` for what is no such picture or over the limits.
+/// @{
 std::unique_ptr<FormatDecoder> open_jpeg(std::span<const std::uint8_t> bytes, std::string_view name,
                                          const ImageLimits& limits);
 std::unique_ptr<FormatDecoder> open_png(std::span<const std::uint8_t> bytes, std::string_view name,
                                         const ImageLimits& limits);
+/// @}
 
 }  // namespace halfstep::data

@@ -107,7 +107,9 @@ class HS_API ImagePipeline {
   /// Pictures come out as `dtype`: f32, f16 or bf16. Throws Error for options that make no sense, DTypeError.
   explicit ImagePipeline(const ImageTransform& transform, DType dtype = f32);
 
+  /// Height and width of what comes out.
   std::int64_t size() const { return size_; }
+  /// Of the elements that come out.
   DType dtype() const { return dtype_; }
 
   /// The picture before normalisation, in scratch.result; the errors are the decoder's. Returns whether it is still to

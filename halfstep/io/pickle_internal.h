@@ -19,6 +19,7 @@ namespace halfstep::io {
 using PickleId = std::uint32_t;
 inline constexpr PickleId kNoPickle = 0xffffffff;
 
+/// What a value of a pickle is, and which fields of PickleValue hold it.
 enum class PickleKind : std::uint8_t {
   none,
   boolean,      ///< integer: 0 or 1
@@ -36,9 +37,10 @@ enum class PickleKind : std::uint8_t {
   persistent,   ///< items: the value by which the writer names something outside of the pickle
 };
 
+/// One value of a pickle.
 struct PickleValue {
-  PickleKind kind = PickleKind::none;
-  PickleId state = kNoPickle;  ///< what BUILD gave an object or a dict
+  PickleKind kind = PickleKind::none;  ///< says which of the other fields are used
+  PickleId state = kNoPickle;          ///< what BUILD gave an object or a dict
   std::int64_t integer = 0;
   double real = 0;
   std::string text = {};
@@ -53,9 +55,11 @@ struct Pickle {
   std::size_t size = 0;  ///< bytes that it took
 
   const PickleValue& operator[](PickleId id) const { return values[id]; }
+  /// The value that the whole pickle stands for.
   const PickleValue& top() const { return values[root]; }
 };
 
+/// Limits of parse_pickle.
 struct PickleOptions {
   /// Whether a pickle may name this (`module.name`, Python 2's `__builtin__` as `builtins`); none: nothing.
   std::function<bool(std::string_view name)> allowed = {};

@@ -24,21 +24,23 @@ struct PthStorage {
   bool booleans = false;   ///< a tensor of bools is in it
 };
 
+/// A tensor, or another value that a file keeps as one, and where in the file it lies.
 struct PthTensor {
-  std::string name;
-  std::size_t storage = 0;
+  std::string name;          ///< keys on the way to it, joined by dots
+  std::size_t storage = 0;   ///< number in PthTree::storages
   std::uint64_t offset = 0;  ///< of the first element, in bytes
   DType dtype = f32;
   Shape sizes = {};
   Shape strides = {};
 };
 
+/// What a pickle of PyTorch names.
 struct PthTree {
   std::vector<PthStorage> storages;
-  std::vector<PthTensor> tensors;
-  std::vector<PthTensor> others;
-  std::map<std::string, std::string> metadata;
-  std::string state_dict_key;
+  std::vector<PthTensor> tensors;               ///< of the state dict
+  std::vector<PthTensor> others;                ///< outside of it
+  std::map<std::string, std::string> metadata;  ///< plain values, as text
+  std::string state_dict_key;                   ///< where the state dict was found; empty: the file is one
 };
 
 /// Whether a .pth file may name this: tensors, their storages and dtypes, and plain values of Python.
@@ -46,6 +48,7 @@ HS_API bool pth_allows(std::string_view global);
 /// Finds tensors and other values. Every tensor lies within its storage. Throws IoError.
 HS_API PthTree read_pth_tree(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes);
 
+/// What a reader refuses to exceed, and whether it compares checksums.
 struct PthLimits {
   std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< of all storages together
   bool check_sums = true;

@@ -43,8 +43,8 @@ class HS_API InvertedResidual : public nn::Module<InvertedResidual> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "InvertedResidual"; }
 
-  InvertedResidualOptions options;
-  nn::Sequential conv;
+  InvertedResidualOptions options;  ///< as constructed
+  nn::Sequential conv;              ///< all of its layers
 };
 
 /// Options of MobileNetV2.
@@ -63,9 +63,9 @@ class HS_API MobileNetV2 : public nn::Module<MobileNetV2> {
   Tensor forward(const Tensor& images) const;
   std::string kind() const override { return "MobileNetV2"; }
 
-  MobileNetV2Options options;
-  nn::Sequential features;
-  nn::Sequential classifier;  ///< dropout and a linear layer
+  MobileNetV2Options options;  ///< as constructed
+  nn::Sequential features;     ///< all convolutions
+  nn::Sequential classifier;   ///< dropout and a linear layer
 };
 
 }  // namespace halfstep::models

@@ -33,6 +33,7 @@ class HS_API BasicBlock : public nn::Module<BasicBlock> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "BasicBlock"; }
 
+  /// PyTorch's names, in the order of computation.
   nn::Conv2d conv1;
   nn::BatchNorm2d bn1;
   nn::Conv2d conv2;
@@ -49,6 +50,7 @@ class HS_API Bottleneck : public nn::Module<Bottleneck> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "Bottleneck"; }
 
+  /// PyTorch's names, in the order of computation.
   nn::Conv2d conv1;
   nn::BatchNorm2d bn1;
   nn::Conv2d conv2;
@@ -78,8 +80,8 @@ class HS_API ResNet : public nn::Module<ResNet> {
   Tensor forward(const Tensor& images) const;
   std::string kind() const override { return "ResNet"; }
 
-  ResNetOptions options;
-  nn::Conv2d conv1;
+  ResNetOptions options;  ///< as constructed
+  nn::Conv2d conv1;       ///< the stem
   nn::BatchNorm2d bn1;
   nn::Sequential layer1;
   nn::Sequential layer2;  ///< empty where there are fewer stages, as layer3 and layer4

@@ -22,6 +22,7 @@ class HS_API Padding {
   /// Throws Error for words other than `same` and `valid`.
   Padding(const char* word);
 
+  /// Whether it is `same`, whose numbers follow from the kernel.
   bool is_same() const { return same_; }
   /// The numbers; not used when is_same().
   const Shape& sizes() const { return sizes_; }
