@@ -280,6 +280,27 @@ def images(p, region):
     p.add("pass", "pad", lambda x: F.pad(x, [1, 2], mode="reflect"), [v(1, 2, 6).to(low)], region, pads=[1, 2], mode="reflect")
 
 
+def convolutions(p, region):
+    low, v = LOW[region], p.values
+    for op, x, w, terms, options in (
+            ("conv1d", (2, 4, 7), (6, 2, 3), 7, dict(stride=[2], padding=[1], groups=2)),
+            ("conv2d", (2, 3, 5, 4), (4, 3, 3, 2), 19, dict(padding=[1, 0])),
+            ("conv2d", (1, 4, 5, 5), (4, 1, 3, 3), 10, dict(dilation=[2, 1], groups=4)),
+            ("conv_transpose1d", (2, 3, 4), (3, 2, 3), 10, dict(stride=[2], output_padding=[1])),
+            ("conv_transpose2d", (1, 4, 3, 3), (4, 1, 3, 2), 13, dict(stride=[2, 1], padding=[1, 0], groups=2))):
+        function = getattr(F, op)
+        out = w[1] * options.get("groups", 1) if "transpose" in op else w[0]
+
+        def call(*inputs, function=function, options=options):
+            return function(*inputs, **options)
+        # What a layer has: float32 parameters, and an input of either kind; then the reverse.
+        for kinds in ((F32, F32, F32), (low, F32, F32), (F32, low, low)):
+            inputs = [v(*shape).to(kind) for shape, kind in zip((x, w, (out,)), kinds)]
+            p.add("lower", op, call, inputs, region, "", absolute(call), terms, **options)
+        p.add("lower", op, call, [v(*x), v(*w)], region, "", absolute(call), terms, **options)
+    p.add("lower", "conv2d", F.conv2d, [v(1, 2, 3, 3).to(F64), v(1, 2, 2, 2).to(F64)], region)
+
+
 def make():
     file = GoldenFile("policy_ops.json")
     p = Policy(file, 20262)
@@ -291,4 +312,7 @@ def make():
     p.generator = torch.Generator().manual_seed(20276)
     for region in LOW:
         images(p, region)
+    p.generator = torch.Generator().manual_seed(20277)
+    for region in LOW:
+        convolutions(p, region)
     file.write()
