@@ -18,21 +18,27 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from harness import machine
-from harness.measure import QUICK, Effort, Watch, measure_limits, measure_row
-from harness.peer import Peer, PeerError
-from harness.plan import OURS, Machine, Section, plan
+from harness.measure import LONG, QUICK, Effort, Watch, measure_limits, measure_row
+from harness.peer import Crowd, Peer, PeerError
+from harness.pictures import find_pictures
+from harness.plan import OURS, Machine, Row, Section, plan
 from harness.stats import Limits
 from harness.table import Result, render
 
 HERE = pathlib.Path(__file__).resolve().parent
 QUIET_LOAD = 0.5
 BUSY_PROCESSORS = 0.1
+# glibc's allocator gives large blocks back at once, and the system clears their pages anew when they are taken again. These
+# settings keep them (docs/performance.md).
+PAGES_KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -86,25 +92,41 @@ def peer_python(options: argparse.Namespace) -> str | None:
     return found.stdout.split("\n")[0].strip()
 
 
-def start_peers(options: argparse.Namespace) -> dict[str, Peer]:
-    """Those that answer. Raises PeerError when Halfstep's own server doesn't."""
+def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> tuple[dict[str, Peer], dict[str, Crowd]]:
+    """Those that answer, and the same for cases that want a process of their own. Raises PeerError when Halfstep's own
+    server doesn't answer."""
     threads = str(options.threads)
     env = {**os.environ, "OMP_NUM_THREADS": threads, "HALFSTEP_THREADS": threads}
-    ours = Peer(OURS, [str(options.server), "--threads", threads], env)
+    if pictures is not None:
+        env["HALFSTEP_BENCH_IMAGES"] = str(pictures)
+    command = [str(options.server), "--threads", threads]
+    ours = Peer(OURS, command, env)
     ours.hello
-    peers = {OURS: ours}
+    peers, crowds = {OURS: ours}, {OURS: Crowd(OURS, command, env)}
     python = peer_python(options)
     if python is None:
-        return peers
+        return peers, crowds
+    # What torch.compile makes is kept beside the build: compiling a large network takes minutes.
     env = {**env, "PYTHONDONTWRITEBYTECODE": "1"}
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(options.server.resolve().parent.parent / "peer-compiled"))
     for name in ("torch", "jax"):
-        peer = Peer(name, [python, str(HERE / "peers" / f"{name}_bench.py"), "--threads", threads], env)
+        command = [python, str(HERE / "peers" / f"{name}_bench.py"), "--threads", threads]
+        peer = Peer(name, command, env)
         try:
             peer.hello
             peers[name] = peer
+            crowds[name] = Crowd(name, command, env)
+            if name == "torch":
+                crowds["torch_kept"] = Crowd(name, command, {**env, **PAGES_KEPT})
         except PeerError as error:
             say(f"{name} is left out: {error}")
-    return peers
+    return peers, crowds
+
+
+def close_finished(crowds: Mapping[str, Crowd], rows: Sequence[Row]) -> None:
+    """Ends the processes that none of the rows to come asks for: those of networks hold gigabytes."""
+    for name, crowd in crowds.items():
+        crowd.keep({c.case for row in rows for c in row.others if c.peer == name} | {row.case for row in rows if name == OURS})
 
 
 def headline(peers: dict[str, Peer], threads: int, limits: Limits, load: float) -> str:
@@ -125,6 +147,7 @@ def as_json(section: Section, result: Result, limits: Limits) -> dict[str, Any]:
                            "median_ms": {c: result.median(c) for c in result.turns}, "ratios": {},
                            "operations": result.operations, "bytes": result.bytes,
                            "limit_ms": limits.milliseconds(result.operations, result.bytes),
+                           "facts": result.facts,
                            "goals": [{"goal": g.text(), "met": result.met(g)} for g in result.row.goals]}
     for column in result.turns:
         ratio = result.ratio(column)
@@ -150,28 +173,41 @@ def run(options: argparse.Namespace) -> int:
     effort = QUICK if options.quick else Effort()
     if options.turns is not None:
         effort = Effort(**{**vars(effort), "turns": options.turns})
+    long = LONG if options.turns is None else Effort(**{**vars(LONG), "turns": options.turns})
     peers: dict[str, Peer] = {}
+    crowds: dict[str, Crowd] = {}
+    scratch = tempfile.TemporaryDirectory(prefix="halfstep-bench-")
     started = datetime.datetime.now(datetime.timezone.utc)
     start = time.monotonic()
     try:
-        peers = start_peers(options)
+        pictures, why = find_pictures(HERE.parent, pathlib.Path(scratch.name))
+        peers, crowds = start_peers(options, pictures)
         ours = peers[OURS].hello
-        sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"])), options.quick, options.only)
+        sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"])), options.quick, options.only,
+                        pictures is not None)
         if not sections:
             say(f"run.py: --only {options.only!r} matches no row")
             return 2
-        watch = Watch(lambda: [os.getpid(), *(p.pid for p in peers.values())])
+        watch = Watch()
         limits = measure_limits(peers[OURS], effort)
         texts = [headline(peers, options.threads, limits, load)]
-        say(texts[0])
+        if why and any(s.name == "loader" for s in plan(Machine(), options.quick, options.only)):
+            texts.append(why)
+        say("\n\n".join(texts))
         rows: list[dict[str, Any]] = []
         failed = disturbed = 0
         others = 0.0
         for section in sections:
             results = []
-            for row in section.rows:
+            for index, row in enumerate(section.rows):
                 progress(row.name(section.name))
-                results.append(measure_row(row, peers, effort))
+                if section.alone:
+                    for peer in peers.values():
+                        peer.close()  # it starts again when it is asked
+                    results.append(measure_row(row, crowds, long))
+                    close_finished(crowds, section.rows[index + 1:])
+                else:
+                    results.append(measure_row(row, peers, effort))
                 failed += "halfstep" not in results[-1].turns
                 others = watch.sample()
                 disturbed += others > BUSY_PROCESSORS
@@ -180,8 +216,9 @@ def run(options: argparse.Namespace) -> int:
             texts.append(render(section, results, limits))
             say("\n" + texts[-1])
     finally:
-        for peer in peers.values():
-            peer.close()
+        for program in (*peers.values(), *crowds.values()):
+            program.close()
+        scratch.cleanup()
     if disturbed:
         texts.append(f"Warning: during {disturbed} of {len(rows)} rows other programs used more than {BUSY_PROCESSORS:g} of a "
                      "processor: their figures are not to be trusted.")
@@ -208,6 +245,8 @@ def write(options: argparse.Namespace, document: dict[str, Any], texts: list[str
         folder.mkdir(exist_ok=True)
         processor = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(r\)|processor|cpu", "", document["processor"].lower())).strip("-")
         name = f"{document['date'][:10]}-{processor}-{document['isa']}-{document['threads']}-threads"
+        if options.only:  # never over a whole run of the same day
+            name += "-" + re.sub(r"[^a-z0-9]+", "-", options.only.lower()).strip("-")
         (folder / f"{name}.json").write_text(text)
         (folder / f"{name}.txt").write_text(f"{document['date']}\n" + "\n\n".join(texts) + "\n")
         say(f"Written to {folder / name}.txt and .json")

@@ -33,6 +33,23 @@ def process_seconds(pid: int | None) -> float:
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def tree_seconds(pid: int) -> float:
+    """Seconds that a process and all that it started worked, those included that have ended and were waited for."""
+    try:
+        words = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return 0.0
+    seconds = sum(int(w) for w in words[11:15]) / os.sysconf("SC_CLK_TCK")
+    for task in tasks:
+        try:
+            children = (task / "children").read_text().split()
+        except OSError:
+            continue
+        seconds += sum(tree_seconds(int(child)) for child in children)
+    return seconds
+
+
 def load_average() -> float:
     """Programs that wanted a processor, on average over the last minute."""
     try:

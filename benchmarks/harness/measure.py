@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from harness import machine
-from harness.peer import Peer, PeerError
+from harness.peer import Crowd, Peer, PeerError
 from harness.plan import OURS, Contestant, Row
 from harness.stats import Limits
 from harness.table import Result
@@ -25,17 +26,20 @@ class Effort:
     settle: float = 0.02  # seconds between two programs, in which the threads of the one before fall asleep
 
 
+# Steps of large networks, each of seconds: one a turn. Compiling one takes minutes.
+LONG = Effort(turns=5, repetitions=1, min_ms=1.0, row_seconds=120.0, timeout=900.0, settle=0.3)
 QUICK = Effort(turns=3, repetitions=2, min_ms=5.0, row_seconds=3.0, timeout=30.0)
 
 
-def measure_row(row: Row, peers: Mapping[str, Peer], effort: Effort) -> Result:
+def measure_row(row: Row, peers: Mapping[str, Peer | Crowd], effort: Effort) -> Result:
     """All turns of one row. A contestant that fails drops out and is named in the result's errors.
 
     Everybody is asked once before the first turn, which sets cases up and warms them up and isn't counted.
     """
     result = Result(row, {}, {})
+    everybody = [Contestant("halfstep", OURS, row.case)] + [c for c in row.others if c.peer in peers]
+    contestants = [c for c in everybody if c.timed]
     start = time.monotonic()
-    contestants = [Contestant("halfstep", OURS, row.case)] + [c for c in row.others if c.peer in peers]
     for turn in range(-1, effort.turns):
         if turn >= 2 and time.monotonic() - start > effort.row_seconds:
             break
@@ -55,6 +59,16 @@ def measure_row(row: Row, peers: Mapping[str, Peer], effort: Effort) -> Result:
                 result.operations, result.bytes = answer.operations, answer.bytes
             if turn >= 0:
                 result.turns.setdefault(contestant.column, []).append(answer.median_ms)
+        if turn < 0:
+            start = time.monotonic()
+    if row.facts:
+        for contestant in everybody:
+            if contestant.column in result.errors:
+                continue
+            try:
+                result.facts[contestant.column] = peers[contestant.peer].facts(contestant.case, effort.timeout)
+            except PeerError as error:
+                result.errors[contestant.column] = str(error)
     return result
 
 
@@ -71,24 +85,19 @@ def measure_limits(peer: Peer, effort: Effort) -> Limits:
 
 
 class Watch:
-    """What other programs took of the processors while it ran."""
+    """What other programs took of the processors while it ran: all but this one and those that it started."""
 
-    def __init__(self, pids: Callable[[], list[int | None]]) -> None:
-        self._pids = pids
+    def __init__(self) -> None:
         self._start = time.monotonic()
         self._busy, self._stolen = machine.cpu_seconds()
-        self._own = self._own_seconds()
-
-    def _own_seconds(self) -> dict[int | None, float]:
-        return {pid: machine.process_seconds(pid) for pid in self._pids()}
+        self._own = machine.tree_seconds(os.getpid())
 
     def sample(self) -> float:
         """Processors that others, or the hypervisor for its other guests, used on average since the last sample."""
         now = time.monotonic()
         busy, stolen = machine.cpu_seconds()
-        own = self._own_seconds()
-        ours = sum(seconds - self._own.get(pid, 0.0) for pid, seconds in own.items() if seconds > 0)
-        others = (busy - self._busy) + (stolen - self._stolen) - ours
+        own = machine.tree_seconds(os.getpid())
+        others = (busy - self._busy) + (stolen - self._stolen) - (own - self._own)
         elapsed = max(now - self._start, 1e-3)
         self._start, self._busy, self._stolen, self._own = now, busy, stolen, own
         return max(others, 0.0) / elapsed

@@ -8,7 +8,7 @@ import json
 import queue
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 
@@ -58,6 +58,22 @@ def parse_answer(line: str, case: str) -> Answer:
                   float(reply.get("bytes", 0)))
 
 
+def parse_facts(line: str, case: str) -> dict[str, float]:
+    """The answer to a request for facts. Raises PeerError as parse_answer does."""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        raise PeerError(f"expected a line of JSON, got {line.strip()[:80]!r}") from None
+    if not isinstance(reply, dict) or reply.get("case") != case:
+        raise PeerError(f"expected an answer for {case}, got {line.strip()[:80]!r}")
+    if "error" in reply:
+        raise PeerError(str(reply["error"]))
+    facts = reply.get("facts")
+    if not isinstance(facts, dict) or not all(isinstance(v, (int, float)) for v in facts.values()):
+        raise PeerError(f"expected facts, got {facts!r}")
+    return {str(name): float(value) for name, value in facts.items()}
+
+
 class Peer:
     """The program and the talk with it. It is started when it is first asked, and again after it died or hung.
 
@@ -97,18 +113,25 @@ class Peer:
         if case in self._failed_cases:
             raise PeerError(self._failed_cases[case])
         try:
-            if self._process is None:
-                self._start()
-            assert self._process is not None and self._process.stdin is not None
-            try:
-                self._process.stdin.write(f"{case} {repetitions} {min_ms:g}\n")
-                self._process.stdin.flush()
-            except OSError:
-                pass  # it is gone: reading finds out and says so
-            return parse_answer(self._read(timeout), case)
+            return parse_answer(self._talk(f"{case} {repetitions} {min_ms:g}", timeout), case)
         except PeerError as error:
             self._failed_cases[case] = str(error)
             raise
+
+    def facts(self, case: str, timeout: float) -> dict[str, float]:
+        """What is known of a case besides times. Raises PeerError."""
+        return parse_facts(self._talk(f"facts {case}", timeout), case)
+
+    def _talk(self, request: str, timeout: float) -> str:
+        if self._process is None:
+            self._start()
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(request + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            pass  # it is gone: reading finds out and says so
+        return self._read(timeout)
 
     def close(self) -> None:
         """Ends the program: politely, then not."""
@@ -184,3 +207,33 @@ class Peer:
             how = f"signal {-status}" if status < 0 else f"status {status}"
             raise PeerError(f"it ended with {how}" + (f": {words[-1]}" if words else ""))
         return line
+
+
+class Crowd:
+    """Asked like a Peer, but every case has a process of its own, whose memory is that case's alone."""
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self.name = name
+        self._make = lambda: Peer(name, command, env)
+        self._peers: dict[str, Peer] = {}
+        self._facts: dict[str, dict[str, float]] = {}
+
+    def ask(self, case: str, repetitions: int, min_ms: float, timeout: float) -> Answer:
+        return self._peer(case).ask(case, repetitions, min_ms, timeout)
+
+    def facts(self, case: str, timeout: float) -> dict[str, float]:
+        """Those of the first time that they were asked for: finding them out uses memory of its own."""
+        if case not in self._facts:
+            self._facts[case] = self._peer(case).facts(case, timeout)
+        return self._facts[case]
+
+    def _peer(self, case: str) -> Peer:
+        return self._peers.setdefault(case, self._make())
+
+    def keep(self, cases: Collection[str]) -> None:
+        """Ends the processes of all other cases."""
+        for case in [c for c in self._peers if c not in cases]:
+            self._peers.pop(case).close()
+
+    def close(self) -> None:
+        self.keep(())

@@ -7,8 +7,12 @@ import re
 from collections.abc import Sequence
 
 OURS = "halfstep"
-COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX", "f32": "own f32", "without": "without",
+COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX", "torch_kept": "PyTorch, pages kept",
+                "torch_compiled": "PyTorch, pages kept, compiled", "torch_f32": "PyTorch f32", "pillow": "PyTorch, Pillow",
+                "torchvision": "PyTorch, torchvision", "f32": "own f32", "without": "without",
                 "torch_without": "PyTorch without"}
+FACT_NAMES = {"peak_bytes": "peak", "before_bytes": "before", "handed_out_bytes": "tensors", "saved_bytes": "saved",
+              "outside_convolutions": "outside convolutions", "images": "images"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,17 +22,23 @@ class Contestant:
     column: str
     peer: str
     case: str
+    timed: bool = True  # else only its facts are asked for
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """Either a column's time over ours is at least `ratio`, or our time is at most `at_most_us`."""
+    """One of: a column's time over ours is at least `ratio`; our time is at most `at_most_us`; our `fact` is at most
+    `share` of a column's."""
 
     column: str = ""
     ratio: float = 0.0
     at_most_us: float = 0.0
+    fact: str = ""
+    share: float = 0.0
 
     def text(self) -> str:
+        if self.fact:
+            return f"{FACT_NAMES[self.fact]} <= {self.share:g} of {COLUMN_NAMES[self.column]}"
         if self.at_most_us:
             return f"<= {self.at_most_us:g} us"
         return f">= {self.ratio:g}x {COLUMN_NAMES[self.column]}"
@@ -40,6 +50,7 @@ class Row:
     case: str
     others: tuple[Contestant, ...] = ()
     goals: tuple[Goal, ...] = ()
+    facts: bool = False  # are asked for, after the turns
 
     def name(self, section: str) -> str:
         return " ".join((section, *self.labels))
@@ -52,8 +63,9 @@ class Section:
     labels: tuple[str, ...]
     rows: tuple[Row, ...]
     unit: str = "ms"  # or us
-    kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead
+    kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead, images (a second)
     note: str = ""
+    alone: bool = False  # every case has a process of its own, and a call takes seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,9 +177,59 @@ def _optimizers() -> Section:
                    note="PyTorch: as it comes on the CPU; best: fused=True.")
 
 
-def plan(machine: Machine, quick: bool = False, only: str = "") -> list[Section]:
-    """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds."""
+NETWORKS = (("ResNet-50, 16", "resnet50", 16), ("ResNet-18 (CIFAR), 128", "resnet18_cifar", 128))  # with the batch
+
+
+def _networks(machine: Machine) -> Section:
+    rows = []
+    for label, name, batch in NETWORKS:
+        for dtype in ("f32", "bf16", "f16"):
+            def case(how: str) -> str:
+                return f"network/{name}/{how}/b{batch}"
+
+            plain = Contestant("torch", "torch", case(dtype))
+            kept = Contestant("torch_kept", "torch_kept", case(dtype))
+            compiled = Contestant("torch_compiled", "torch_kept", case(f"{dtype}_compiled"))
+            own = Contestant("f32", OURS, case("f32"))
+            memory = Contestant("torch_f32", "torch", case("f32"), timed=False)
+            small = (Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("f32", fact="saved_bytes", share=0.52))
+            units = {"f32": False, "bf16": machine.bf16_units, "f16": machine.f16_units}[dtype]
+            # Without units PyTorch's 16-bit steps take several times its float32's, and it does not compile them well.
+            others = {"f32": (plain, kept, compiled), "bf16": (own, plain, kept, compiled) if units else (own, plain),
+                      "f16": (own, plain) if units else (own,)}[dtype]
+            if dtype == "f32":
+                goals = (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1))
+            else:
+                goals = (Goal("f32", 2.0 if units else 0.95), *([Goal("torch", 1.3)] if units and dtype == "bf16" else []))
+            if name != "resnet50":
+                goals = goals[:1]
+            elif dtype != "f32":
+                others, goals = (*others, memory), (*goals, *small)
+            rows.append(Row((label, dtype), case(dtype), others, goals, facts=True))
+    return Section("network", "A training step of an image network (batch beside its name), channels-last",
+                   ("network", "dtype"), tuple(rows), kind="images", alone=True,
+                   note="MB are 1e6 bytes. Peak: the most memory of the process; before: what it had when the case began; tensors: "
+                        "the most that our allocator had handed out; saved: what\na forward pass keeps for the backward pass. "
+                        "Outside: the share of a step that is not in convolutions. docs/performance.md says how each is taken.")
+
+
+def _loader() -> Section:
+    return Section("loader", "Pictures from JPEG files to batches of 224x224 in float32, two workers (a picture's time)",
+                   ("files",), (Row(("JPEG",), "loader/jpeg224/w2", (Contestant("pillow", "torch", "loader/pillow/w2"),
+                                                                      Contestant("torchvision", "torch", "loader/torchvision/w2")),
+                                    (Goal("pillow", 2.0),)),), kind="images", alone=True)
+
+
+def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True) -> list[Section]:
+    """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds.
+
+    Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load.
+    """
     sections = [_steps(machine, quick), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers()]
+    if not quick:
+        sections.append(_networks(machine))
+    if pictures:
+        sections.append(_loader())
     if not only:
         return sections
     wanted = re.compile(only)

@@ -19,6 +19,7 @@ class Result:
     errors: dict[str, str]
     operations: float = 0.0
     bytes: float = 0.0
+    facts: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
     def median(self, column: str) -> float | None:
         times = self.turns.get(column)
@@ -32,6 +33,9 @@ class Result:
         if goal.at_most_us:
             ours = self.median("halfstep")
             return None if ours is None else ours * 1e3 <= goal.at_most_us
+        if goal.fact:
+            ours, theirs = (self.facts.get(c, {}).get(goal.fact) for c in ("halfstep", goal.column))
+            return None if ours is None or not theirs else ours <= goal.share * theirs
         ratio = self.ratio(goal.column)
         return None if ratio is None else ratio.median >= goal.ratio
 
@@ -110,6 +114,31 @@ def _cells(section: Section, result: Result, shown: Sequence[str], limits: Limit
     return [*cells, goals(result)]
 
 
+def _images(section: Section, results: Sequence[Result], limits: Limits) -> list[str]:
+    """A line for each contestant, ours first, with what is known of it besides its time; goals stand below."""
+    rows = [[*section.labels, "", "ms", "images/s", "limit", "time / ours", "peak MB", "before", "tensors", "saved", "outside", ""]]
+    below = []
+    for result in results:
+        columns_here = ["halfstep"] + [c.column for c in result.row.others if c.timed and c.column in result.turns]
+        images = result.facts.get("halfstep", {}).get("images", 1.0)
+        limit = limits.milliseconds(result.operations, result.bytes)
+        for column in columns_here:
+            time, facts, ours = result.median(column), result.facts.get(column, {}), column == "halfstep"
+
+            def megabytes(name: str) -> str:
+                return f"{facts[name] * 1e-6:.0f}" if name in facts else ""
+
+            outside = facts.get("outside_convolutions")
+            rows.append([*(result.row.labels if ours else [""] * len(section.labels)), "Halfstep" if ours else COLUMN_NAMES[column],
+                         number(time), number(images / time * 1e3) if time else "-", number(limit) if ours else "",
+                         "" if ours else spread(result.ratio(column)), megabytes("peak_bytes"), megabytes("before_bytes"),
+                         megabytes("handed_out_bytes"), megabytes("saved_bytes"), "" if outside is None else f"{outside:.0%}", ""])
+        if result.row.goals:
+            below.append(f"goals of {' '.join(result.row.labels)}: {goals(result)}")
+    kept = [i for i in range(len(rows[0]) - 1) if i <= len(section.labels) or any(row[i] for row in rows[1:])]
+    return align([[row[i] for i in kept] + [""] for row in rows], len(section.labels) + 1) + below
+
+
 def render(section: Section, results: Sequence[Result], limits: Limits) -> str:
     """A section's table with its title, its notes and what went wrong in it."""
     shown = [c for c in columns([r.row for r in results]) if any(r.turns.get(c) for r in results)]
@@ -117,6 +146,8 @@ def render(section: Section, results: Sequence[Result], limits: Limits) -> str:
     if not any(row[-1] for row in rows[1:]):
         rows = [row[:-1] + [""] for row in rows]
     lines = [section.title, *align(rows, len(section.labels))]
+    if section.kind == "images":
+        lines = [section.title, *_images(section, results, limits)]
     if section.note:
         lines.append(section.note)
     said: set[str] = set()

@@ -4,18 +4,16 @@
 // runs it in turns with PyTorch's DataLoader.
 #include <time.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "benchmarks/loader/pictures.h"
 #include "halfstep/data/image_dataset.h"
-#include "halfstep/data/image_folder.h"
 #include "halfstep/data/loader.h"
 
 namespace {
@@ -31,28 +29,6 @@ double processor_seconds(clockid_t clock) {
   ::clock_gettime(clock, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
-
-/// The pictures right in a folder, all of one class.
-class Flat final : public data::ImageSource {
- public:
-  explicit Flat(const std::filesystem::path& folder) {
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (data::is_image_name(entry.path().filename().string())) paths_.push_back(entry.path().string());
-    }
-    std::sort(paths_.begin(), paths_.end());
-    classes_ = {"all"};
-  }
-  std::int64_t size() const override { return static_cast<std::int64_t>(paths_.size()); }
-  std::int64_t label(std::int64_t) const override { return 0; }
-  std::string name(std::int64_t index) const override { return paths_[static_cast<std::size_t>(index)]; }
-  std::span<const std::uint8_t> read(std::int64_t index, std::vector<std::uint8_t>& buffer) const override {
-    data::read_file(name(index), std::uint64_t{1} << 30, buffer);
-    return buffer;
-  }
-
- private:
-  std::vector<std::string> paths_;
-};
 
 /// Milliseconds of processor time a picture takes in each stage.
 void print_stages(const data::ImageSource& source, const data::TrainTransform& transform) {
@@ -116,12 +92,7 @@ int run(int argc, char** argv) {
       folder = flag;
     }
   }
-  std::shared_ptr<const data::ImageSource> source;
-  if (data::class_folders(folder).empty()) {
-    source = std::make_shared<const Flat>(folder);
-  } else {
-    source = std::make_shared<const data::ImageFolder>(folder);
-  }
+  const std::shared_ptr<const data::ImageSource> source = bench::open_pictures(folder);
   const data::TrainTransform transform{.size = size};
   if (stages) {
     print_stages(*source, transform);

@@ -6,21 +6,30 @@ input and output, one line at a time, so that a driver can take turns with it (A
 
   on start    {"peer": "torch", "version": "...", "threads": N, "cases": ["mlp/f32/sgd/b64", ...]}
   CASE [REPETITIONS [MIN_MS]]    ->   {"case": CASE, "calls": K, "times_ms": [...], "median_ms": x, "min_ms": y}
+  facts CASE                     ->   {"case": CASE, "facts": {NAME: NUMBER, ...}}    what is known of it besides times
   anything that fails            ->   {"case": CASE, "error": "..."}
   quit, or the end of input      ->   the script ends, exit status 0
 
 One repetition is K calls in a row, K chosen on the case's first request so that a repetition lasts at least MIN_MS (default 20);
 times are milliseconds for one call. The first request sets the case up and warms it up; its state (weights, compiled functions)
 is kept until another family of cases is asked for, so later turns only measure. While waiting for a line the script uses no CPU.
+Facts are `peak_bytes`, the most memory the process ever had (a case's own only where no other was asked for), `before_bytes`, what
+it had before the case was set up, and what the case itself has to say (docs/performance.md).
 Standard error is free for the peer's own messages. Other work on the same cores makes the peers' thread barriers ten to a hundred
 times slower (PyTorch's above all): times taken then say nothing, not even as ratios.
 """
 import argparse
 import json
+import resource
 import statistics
 import sys
 import time
 import traceback
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 class Server:
@@ -28,6 +37,7 @@ class Server:
         """factories: case name -> function that sets the case up and returns a callable for one call."""
         self.factories = factories
         self.ready = {}  # case -> (callable, calls)
+        self.before = {}  # case -> bytes this process had before it
         self.say({"peer": peer, "version": version, "threads": threads, "cases": sorted(factories)})
 
     def say(self, answer):
@@ -41,6 +51,7 @@ class Server:
                 del self.ready[other]
             if family == "optimizer":  # 100 to 400 MB each
                 self.ready.clear()
+            self.before[case] = resident_bytes()
             call = self.factories[case]()
             deadline = time.perf_counter() + 0.5
             elapsed = 1.0
@@ -64,6 +75,12 @@ class Server:
             call()
         return time.perf_counter() - start
 
+    def facts(self, case):
+        call, _ = self.prepare(case, 20.0)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # before finding out more adds to it
+        more = getattr(call, "facts", dict)()
+        return {"before_bytes": self.before[case], "peak_bytes": peak, **more}
+
     def serve(self):
         for line in sys.stdin:
             words = line.split()
@@ -71,9 +88,15 @@ class Server:
                 continue
             if words[0] == "quit":
                 break
+            wants_facts = words[0] == "facts" and len(words) == 2
+            if wants_facts:
+                words = words[1:]
             try:
                 if words[0] not in self.factories:
                     raise ValueError("no such case")
+                if wants_facts:
+                    self.say({"case": words[0], "facts": self.facts(words[0])})
+                    continue
                 repetitions = int(words[1]) if len(words) > 1 else 5
                 call, calls = self.prepare(words[0], float(words[2]) if len(words) > 2 else 20.0)
                 calls_in_all = calls * getattr(call, "calls", 1)  # a callable may make several calls at once

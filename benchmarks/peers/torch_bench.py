@@ -11,6 +11,8 @@ Cases (all times include Python's share, as a PyTorch user has it):
   linear/1x16x16/plain, .../recorded, .../autocast     F.linear of batch 1, 16 to 16: under no_grad; with recorded weights; the latter under bf16 autocast
   region/enter                   entering and leaving an autocast region
   scaler/mlp_unscale             unscale_ and update over the MLP's 669,706 gradients
+  network/NAME/DTYPE/bBATCH      one training step of an image network (torch_networks.py); DTYPE also with _compiled
+  loader/HOW/w2                  a picture of the folder HALFSTEP_BENCH_IMAGES, by a DataLoader of two workers; HOW pillow or torchvision
   optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9), adam or adamw, HOW loop, foreach or fused
 """
 import functools
@@ -129,9 +131,27 @@ def optimizer_step(kind, how):
     return optimizer.step
 
 
+# torchvision may be missing: then only the cases that need it fail.
+def training(name, how):
+    import torch_networks
+
+    return torch_networks.Training(name, how)
+
+
+def loader(decoder):
+    import torch_networks
+
+    return torch_networks.loader(decoder, 2)
+
+
 def cases():
     bind = functools.partial
     table = {}
+    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128)):
+        for how in ("f32", "bf16", "f16", "f32_compiled", "bf16_compiled", "f16_compiled"):
+            table[f"network/{name}/{how}/b{batch}"] = bind(training, name, how)
+    for decoder in ("pillow", "torchvision"):
+        table[f"loader/{decoder}/w2"] = bind(loader, decoder)
     for dtype in ("f32", "bf16", "f16", "f32_compiled", "f32_scaled"):
         for kind in ("sgd", "adam"):
             for batch in (64, 1):

@@ -2,11 +2,15 @@
 // usage: bench_server [--threads N]     (benchmarks/run.py starts it; the protocol is that of peers/bench_server.py)
 #include "benchmarks/server/server.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -28,12 +32,22 @@ double seconds_of(const std::function<void()>& run, int times) {
 
 struct Ready {
   Prepared prepared;
-  int times;  // of run() in a repetition
+  int times;            // of run() in a repetition
+  double before_bytes;  // that this program had before it
 };
+
+// Bytes of memory that this program has now; 0 where the system doesn't say.
+double resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  double whole = 0, resident = 0;
+  file >> whole >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
 
 // Sets the case up, warms it up, and finds how often it runs in a repetition of at least `min_ms`.
 Ready make_ready(const Case& c, double min_ms) {
-  Ready ready{c.prepare(), 1};
+  const double before_bytes = resident_bytes();
+  Ready ready{c.prepare(), 1, before_bytes};
   double elapsed = 0, total = 0;
   for (int i = 0; i < 5 && (i < 2 || total < 0.5); ++i) {
     elapsed = seconds_of(ready.prepared.run, 1);
@@ -63,6 +77,17 @@ Json measure(const Case& c, const Ready& ready, int repetitions) {
           {"bytes", c.bytes}};
 }
 
+// The most memory that this program ever had, before what finding out more may add to it.
+Json facts(const Case& c, const Ready& ready) {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  Json facts = {{"before_bytes", ready.before_bytes}, {"peak_bytes", static_cast<double>(usage.ru_maxrss) * 1024}};
+  if (ready.prepared.facts) {
+    for (const auto& [name, value] : ready.prepared.facts()) facts[name] = value;
+  }
+  return {{"case", c.name}, {"facts", facts}};
+}
+
 std::string family(const std::string& name) { return name.substr(0, name.find('/')); }
 
 }  // namespace
@@ -89,6 +114,7 @@ void serve(const std::vector<Case>& cases) {
     if (name == "quit") return;
     int repetitions = 5;
     double min_ms = 20;
+    const bool wants_facts = name == "facts" && words >> name;
     if (words >> repetitions) words >> min_ms;
     try {
       const auto found = by_name.find(name);
@@ -101,7 +127,7 @@ void serve(const std::vector<Case>& cases) {
         });
         ready[name] = make_ready(*found->second, min_ms);
       }
-      say(measure(*found->second, ready[name], repetitions));
+      say(wants_facts ? facts(*found->second, ready[name]) : measure(*found->second, ready[name], repetitions));
     } catch (const std::exception& e) {  // the driver goes on with the other cases
       const std::string why = e.what();
       say({{"case", name}, {"error", why.substr(0, why.find('\n'))}});
@@ -123,6 +149,8 @@ int main(int argc, char** argv) {
     halfstep::bench::add_machine_cases(cases);
     halfstep::bench::add_step_cases(cases);
     halfstep::bench::add_op_cases(cases);
+    halfstep::bench::add_network_cases(cases);
+    halfstep::bench::add_loader_cases(cases);
     halfstep::bench::serve(cases);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_server: %s\n", e.what());

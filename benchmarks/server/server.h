@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@ namespace halfstep::bench {
 struct Prepared {
   std::function<void()> run;
   int calls = 1;
+  /// What is known of it besides times, by name; may run it again.
+  std::function<std::map<std::string, double>()> facts = {};
 };
 
 /// Something to measure. `operations` and `bytes` are what one call can't do without (floating-point operations; bytes
@@ -30,6 +33,11 @@ void add_step_cases(std::vector<Case>& cases);
 void add_op_cases(std::vector<Case>& cases);
 /// What the machine can do at most: multiply-adds a second, and bytes a second on sets of two sizes.
 void add_machine_cases(std::vector<Case>& cases);
+
+/// Training steps of image networks.
+void add_network_cases(std::vector<Case>& cases);
+/// Reading pictures from the folder that HALFSTEP_BENCH_IMAGES names: decoded, cropped, resized and normalised.
+void add_loader_cases(std::vector<Case>& cases);
 
 /// Answers requests from standard input until it ends or says `quit`.
 void serve(const std::vector<Case>& cases);

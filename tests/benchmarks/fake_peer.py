@@ -5,9 +5,10 @@
   error    answers with an error                 die      ends with status 3, after a last word on standard error
   hang     does not answer                       garbage  answers something else than JSON
   wrong    answers for another case              --broken on the command line: ends before its first line
-Every other case takes 1 ms.
+`facts CASE` says the process's number and a number of images. Every other case takes 1 ms.
 """
 import json
+import os
 import sys
 import time
 
@@ -36,6 +37,9 @@ def main() -> None:
             sys.exit(3)
         if words[0] == "hang":
             time.sleep(60)
+        if words[0] == "facts":
+            print(json.dumps({"case": words[1], "facts": "none" if words[1] == "garbage" else {"pid": os.getpid(), "images": 4}}), flush=True)
+            continue
         print(answer(words[0], int(words[1])), flush=True)
 
 

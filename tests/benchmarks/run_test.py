@@ -20,7 +20,8 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 import run  # noqa: E402
 from harness import machine, table  # noqa: E402
 from harness.measure import Effort, measure_limits, measure_row  # noqa: E402
-from harness.peer import Answer, Peer, PeerError, parse_answer, parse_hello  # noqa: E402
+from harness.peer import Answer, Crowd, Peer, PeerError, parse_answer, parse_facts, parse_hello  # noqa: E402
+from harness.pictures import find_pictures, jpeg_size  # noqa: E402
 from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, plan  # noqa: E402
 from harness.stats import Limits, Ratio, ratio_in_turns  # noqa: E402
 
@@ -131,6 +132,72 @@ class PeerTest(unittest.TestCase):
             Peer("x", ["/nowhere/python"], os.environ).hello
 
 
+class FactsTest(unittest.TestCase):
+    def test_reads_facts(self) -> None:
+        self.assertEqual(parse_facts('{"case": "a", "facts": {"x": 1, "y": 2.5}}', "a"), {"x": 1.0, "y": 2.5})
+        for line, why in (("oops", "a line of JSON"), ('{"case": "b", "facts": {}}', "an answer for a"), ('{"case": "a"}', "expected facts"),
+                          ('{"case": "a", "error": "E: no"}', "E: no"), ('{"case": "a", "facts": {"x": "1"}}', "expected facts")):
+            with self.subTest(line), self.assertRaisesRegex(PeerError, why):
+                parse_facts(line, "a")
+
+    def test_every_case_has_its_own_process(self) -> None:
+        crowd = Crowd("fake", [sys.executable, str(FAKE)], os.environ)
+        self.addCleanup(crowd.close)
+        self.assertEqual(crowd.ask("time/2", 1, 1, 20).median_ms, 2.0)
+        one, two = crowd.facts("time/1", 20)["pid"], crowd.facts("time/2", 20)["pid"]
+        self.assertNotEqual(one, two)
+        crowd.keep({"time/2"})
+        self.assertEqual(crowd.facts("time/1", 20)["pid"], one)  # known, although the process has gone
+        self.assertFalse(os.path.exists(f"/proc/{int(one)}"))
+        self.assertTrue(os.path.exists(f"/proc/{int(two)}"))
+        crowd.close()
+        self.assertFalse(os.path.exists(f"/proc/{int(two)}"))
+
+    def test_ends_what_no_later_row_asks_for(self) -> None:
+        kept: dict[str, set[str]] = {}
+        crowds = {}
+        for name in (OURS, "torch"):
+            crowds[name] = Crowd(name, [], {})
+            crowds[name].keep = lambda cases, name=name: kept.update({name: set(cases)})  # type: ignore[method-assign]
+        rows = [Row(("a",), "x", (Contestant("torch", "torch", "t"), Contestant("f32", OURS, "y"))), Row(("b",), "z")]
+        run.close_finished(crowds, rows)
+        self.assertEqual(kept, {OURS: {"x", "y", "z"}, "torch": {"t"}})
+        run.close_finished(crowds, rows[1:])
+        self.assertEqual(kept, {OURS: {"z"}, "torch": set()})
+
+
+class PicturesTest(unittest.TestCase):
+    # Start, a comment of one byte, a table, and the frame's header: 8 bits, height, width, 3 components.
+    JPEG = b"\xff\xd8" + b"\xff\xfe\0\3!" + b"\xff\xc4\0\2" + b"\xff\xff\xc2\0\x11\x08" + b"\1\x77\1\xf4\3" + bytes(12)
+
+    def test_reads_the_size(self) -> None:
+        self.assertEqual(jpeg_size(self.JPEG), (500, 375))
+        for data in (b"", b"\x89PNG", self.JPEG[:12], b"\xff\xd8\xff\xfe\xff\xff" + bytes(20)):
+            self.assertIsNone(jpeg_size(data))
+
+    def test_finds_photographs_of_one_size(self) -> None:
+        before = dict(os.environ)
+        self.addCleanup(lambda: (os.environ.clear(), os.environ.update(before)))
+        os.environ.pop("HALFSTEP_BENCH_IMAGES", None)
+        with tempfile.TemporaryDirectory() as folder:
+            data, scratch = pathlib.Path(folder) / "data", pathlib.Path(folder) / "scratch"
+            samples = data / "images" / "imagenet-sample"
+            samples.mkdir(parents=True)
+            scratch.mkdir()
+            os.environ["HALFSTEP_DATA"] = str(data)
+            (samples / "other.JPEG").write_bytes(self.JPEG.replace(b"\1\x77", b"\1\x78"))
+            found, why = find_pictures(pathlib.Path(folder), scratch)
+            self.assertIsNone(found)
+            self.assertIn("HALFSTEP_BENCH_IMAGES", why)
+            (samples / "a.JPEG").write_bytes(self.JPEG)
+            found, why = find_pictures(pathlib.Path(folder), scratch)
+            self.assertEqual((found, why, [p.name for p in scratch.iterdir()]), (scratch, "", ["a.JPEG"]))
+            os.environ["HALFSTEP_BENCH_IMAGES"] = str(samples)
+            self.assertEqual(find_pictures(pathlib.Path(folder), scratch), (samples.resolve(), ""))
+            os.environ["HALFSTEP_BENCH_IMAGES"] = "/nowhere"
+            self.assertIsNone(find_pictures(pathlib.Path(folder), scratch)[0])
+
+
 class Scripted:
     """Stands for a Peer: answers from a list, or fails; notes who was asked in which order."""
 
@@ -142,6 +209,12 @@ class Scripted:
         if not self.times:
             raise PeerError("no more")
         return Answer(self.times.pop(0), (), 1, 10.0, 20.0)
+
+    def facts(self, case: str, timeout: float) -> dict[str, float]:
+        self.log.append(f"{self.name} facts {case}")
+        if case == "silent":
+            raise PeerError("nothing is known")
+        return {"peak_bytes": 5.0}
 
 
 class MeasureTest(unittest.TestCase):
@@ -167,6 +240,28 @@ class MeasureTest(unittest.TestCase):
         peers = {OURS: Scripted("us", log, []), "torch": Scripted("torch", log, [1, 1])}
         result = measure_row(self.ROW, peers, EFFORT)  # type: ignore[arg-type]
         self.assertEqual((log, result.turns, result.errors), (["us"], {}, {"halfstep": "no more"}))
+
+    def test_asks_for_facts_after_the_turns(self) -> None:
+        log: list[str] = []
+        peers = {OURS: Scripted("us", log, [1] * 3), "torch": Scripted("torch", log, [1] * 3)}
+        row = Row(("a",), "x", (Contestant("torch", "torch", "silent"), Contestant("torch_f32", "torch", "z", timed=False)), facts=True)
+        result = measure_row(row, peers, EFFORT)  # type: ignore[arg-type]
+        self.assertEqual(log, ["us", "torch"] * 3 + ["us facts x", "torch facts silent", "torch facts z"])
+        self.assertEqual(result.facts, {"halfstep": {"peak_bytes": 5.0}, "torch_f32": {"peak_bytes": 5.0}})
+        self.assertEqual(set(result.turns), {"halfstep", "torch"})
+        self.assertEqual(result.errors, {"torch": "nothing is known"})
+
+    def test_counts_the_work_of_what_was_started(self) -> None:
+        before, busy = machine.tree_seconds(os.getpid()), "x = 0\nfor i in range(10**7): x += i"
+        subprocess.run([sys.executable, "-c", busy], check=True)  # has ended
+        middle = machine.tree_seconds(os.getpid())
+        self.assertGreater(middle - before, 0.1)
+        with subprocess.Popen([sys.executable, "-c", busy + "\nprint(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdin is not None
+            child.stdout.readline()
+            self.assertGreater(machine.tree_seconds(os.getpid()) - middle, 0.1)  # is there
+            child.stdin.write(b"\n")
+        self.assertEqual(machine.tree_seconds(2**30), 0)
 
     def test_peaks_are_the_best_seen(self) -> None:
         log: list[str] = []
@@ -218,6 +313,22 @@ class TableTest(unittest.TestCase):
             text = table.render(section, [result], LIMITS).split("\n")[2]
             self.assertEqual(text.split(), cells.split())
 
+    def test_images(self) -> None:
+        row = Row(("net", "f32"), "x", (Contestant("torch", "torch", "x"), Contestant("torch_f32", "torch", "y", timed=False)),
+                  (Goal("torch", 1.3), Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("torch_f32", fact="saved_bytes", share=0.5)))
+        section = Section("network", "Steps", ("network", "dtype"), (row,), kind="images", note="A note.")
+        facts = {"halfstep": {"images": 16.0, "peak_bytes": 1.2e9, "saved_bytes": 5e8, "outside_convolutions": 0.25},
+                 "torch": {"images": 16.0, "peak_bytes": 3e9}, "torch_f32": {"peak_bytes": 2e9, "saved_bytes": 9e8}}
+        result = table.Result(row, {"halfstep": [2000.0], "torch": [3000.0]}, {}, 1e12, 0, facts)
+        self.assertEqual(table.render(section, [result], LIMITS), "\n".join([
+            "Steps",
+            "network  dtype              ms  images/s    limit        time / ours  peak MB  saved  outside",
+            "net      f32    Halfstep  2000      8.00  1000000                        1200    500      25%",
+            "                PyTorch   3000      5.33           1.50x (1.50-1.50)     3000",
+            "goals of net f32: >= 1.3x PyTorch: yes, peak <= 0.6 of PyTorch f32: yes, saved <= 0.5 of PyTorch f32: NO",
+            "A note."]))
+        self.assertIs(table.Result(row, {}, {}).met(row.goals[1]), None)
+
     def test_an_overhead(self) -> None:
         row = Row(("sgd",), "x", (Contestant("without", OURS, "y"),), (Goal("without", 0.98),))
         section = Section("scaler", "S", ("optimizer",), (row,), kind="overhead")
@@ -244,6 +355,17 @@ class PlanTest(unittest.TestCase):
             row = plan(Machine(bf16_units=units), only="^own 64 sgd bf16")[0].rows[0]
             self.assertEqual(row.goals, (Goal("f32", goal),))
 
+    def test_networks_and_pictures(self) -> None:
+        sections = {s.name: s for s in plan(Machine())}
+        self.assertTrue(sections["network"].alone and sections["loader"].alone)
+        rows = {r.case: r for r in sections["network"].rows}
+        self.assertEqual(rows["network/resnet50/f32/b16"].goals, (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1)))
+        for units, speed in ((False, (Goal("f32", 0.95),)), (True, (Goal("f32", 2.0), Goal("torch", 1.3)))):
+            row = plan(Machine(bf16_units=units), only="^network ResNet-50.* bf16$")[0].rows[0]
+            self.assertEqual(row.goals, (*speed, Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("f32", fact="saved_bytes", share=0.52)))
+        self.assertNotIn("network", {s.name for s in plan(Machine(), quick=True)})
+        self.assertNotIn("loader", {s.name for s in plan(Machine(), pictures=False)})
+
     def cases_of(self, *command: str, path: str = "") -> set[str]:
         env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         out = subprocess.run(command, input="quit\n", capture_output=True, text=True, check=True, env=env).stdout
@@ -267,7 +389,8 @@ class PlanTest(unittest.TestCase):
             (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
             for peer in ("torch", "jax"):
                 has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
-                self.assertEqual(self.asked(peer) - has, set(), peer)
+                asked = self.asked(peer) | (self.asked("torch_kept") if peer == "torch" else set())
+                self.assertEqual(asked - has, set(), peer)
 
     def test_the_server_has_all_cases(self) -> None:
         server = os.environ.get("HALFSTEP_BENCH_SERVER", "")

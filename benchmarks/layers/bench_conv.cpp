@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+// ResNet-50 layer by layer: what each convolution and each pass between them takes, what it moves, and what the machine
+// could do at most in that moment. docs/performance.md says how to read it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "benchmarks/server/layers.h"
+#include "benchmarks/server/server.h"
+#include "halfstep/autograd/engine.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/random.h"
+#include "halfstep/ops/activation.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/conv.h"
+#include "halfstep/ops/norm_act.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/ops/pool.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::bench {
+namespace {
+
+double seconds_of(const std::function<void()>& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+/// What the machine can do at most, measured again beside every time that is compared with it.
+class Limits {
+ public:
+  Limits() {
+    std::vector<Case> cases;
+    add_machine_cases(cases);
+    for (const Case& c : cases) {
+      if (c.name == "machine/multiply_add/f32") {
+        compute_ = c.prepare();
+        operations_ = c.operations;
+      } else if (c.name == "machine/stream/8MB") {
+        cache_ = c.prepare();
+        cache_bytes_ = c.bytes;
+      } else if (c.name == "machine/stream/512MB") {
+        memory_ = c.prepare();
+        memory_bytes_ = c.bytes;
+      }
+    }
+  }
+
+  void measure() {
+    peak = rate(compute_, operations_, 4);
+    cache = rate(cache_, cache_bytes_, 8);
+    memory = rate(memory_, memory_bytes_, 2);
+  }
+  double bandwidth(double bytes) const { return bytes <= kCacheSet ? cache : memory; }
+  bool by_bytes(double operations, double bytes) const { return bytes / bandwidth(bytes) > operations / peak; }
+  /// The least seconds for so many operations and bytes moved.
+  double seconds(double operations, double bytes) const {
+    return std::max(operations / peak, bytes / bandwidth(bytes));
+  }
+
+  double peak = 0, cache = 0, memory = 0;
+
+ private:
+  static constexpr double kCacheSet = 32e6;  // as benchmarks/harness/stats.py
+
+  static double rate(const Prepared& prepared, double work, int times) {
+    double best = 1e9;
+    for (int i = 0; i < times; ++i) best = std::min(best, seconds_of(prepared.run));
+    return work / best;
+  }
+
+  Prepared compute_, cache_, memory_;
+  double operations_ = 0, cache_bytes_ = 0, memory_bytes_ = 0;
+};
+
+/// One thing that is timed. `operations` and `bytes` are those of one run.
+struct Part {
+  std::string name;
+  std::function<void()> run;
+  double operations = 0, bytes = 0;
+};
+
+struct Measured {
+  double seconds = 0, limit = 0, of_limit = 0;
+  bool by_bytes = false;
+};
+
+struct Options {
+  std::int64_t batch = 16;
+  std::vector<DType> dtypes = {f32, bf16, f16};
+  int turns = 5;
+  int threads = 0;
+};
+
+std::vector<Measured> measure(const std::vector<Part>& parts, Limits& limits, int turns) {
+  std::vector<std::vector<double>> seconds(parts.size()), least(parts.size()), shares(parts.size());
+  for (const Part& part : parts) part.run();  // weights are reordered, blocks chosen, memory taken
+  for (int turn = 0; turn < turns; ++turn) {
+    limits.measure();
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const double limit = limits.seconds(parts[i].operations, parts[i].bytes);
+      const double took = seconds_of(parts[i].run);
+      seconds[i].push_back(took);
+      least[i].push_back(limit);
+      shares[i].push_back(limit / took);
+    }
+  }
+  std::vector<Measured> result;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    result.push_back({median(seconds[i]), median(least[i]), median(shares[i]),
+                      limits.by_bytes(parts[i].operations, parts[i].bytes)});
+  }
+  return result;
+}
+
+/// What a group of rows takes in a step of the network.
+struct Total {
+  std::string name;
+  double seconds = 0, limit = 0, operations = 0, bytes = 0;
+};
+
+void add(std::vector<Total>& totals, const std::string& name, int count, const Part& part, const Measured& measured) {
+  auto found = std::find_if(totals.begin(), totals.end(), [&](const Total& total) { return total.name == name; });
+  if (found == totals.end()) found = totals.insert(totals.end(), {name});
+  found->seconds += count * measured.seconds;
+  found->limit += count * measured.limit;
+  found->operations += count * part.operations;
+  found->bytes += count * part.bytes;
+}
+
+Tensor image(std::int64_t batch, std::int64_t channels, std::int64_t size, DType dtype) {
+  return randn({batch, channels, size, size}).to(dtype).contiguous(MemoryFormat::channels_last);
+}
+
+void convolutions(const Options& options, DType dtype, Limits& limits, std::vector<Total>& totals) {
+  const double n = static_cast<double>(options.batch), width = static_cast<double>(item_size(dtype));
+  fmt::print("Convolutions of ResNet-50 in {}, batch {}\n", name(dtype), options.batch);
+  fmt::print("{:>3} {:<28} {:>7} {:>6}", "", "image, channels, kernel", "GFLOP", "MB");
+  for (const char* part : {"forward", "input gradient", "weight gradient"}) fmt::print(" | {:>24}", part);
+  fmt::print("\n{:>3} {:<28} {:>7} {:>6}", "", "", "", "");
+  for (int i = 0; i < 3; ++i) fmt::print(" | {:>7} {:>6} {:>9}", "ms", "GF/s", "of limit");
+  fmt::print("\n");
+  const NoGrad no_grad;
+  for (const ConvLayer& layer : resnet50_convolutions()) {
+    const Tensor x = image(options.batch, layer.in, layer.size, dtype);
+    const Tensor w = (randn({layer.out, layer.in, layer.kernel, layer.kernel}) * 0.05)
+                         .to(dtype)
+                         .contiguous(MemoryFormat::channels_last);
+    const ConvOptions conv{.stride = {layer.stride}, .padding = {layer.padding}};
+    const Tensor g = image(options.batch, layer.out, layer.out_size(), dtype);
+    ConvAttributes attributes;
+    attributes.stride[0] = attributes.stride[1] = layer.stride;
+    attributes.padding[0] = attributes.padding[1] = layer.padding;
+    const double operations = 2 * n * layer.multiply_adds();
+    const double activations = n * (layer.input() + layer.output()) * width;
+    std::vector<Part> parts = {
+        {"forward", [&] { conv2d(x, w, {}, conv); }, operations, activations + layer.weight() * width}};
+    const bool first = layer.in == 3;  // nothing is trained below it
+    if (!first) {
+      parts.push_back({"input gradient",
+                       [&] {
+                         ConvAttributes a = attributes;
+                         a.sizes = x.sizes();
+                         call(*find_op("conv2d_backward_input"), {&g, &w}, a);
+                       },
+                       operations, activations + layer.weight() * width});
+    }
+    parts.push_back({"weight gradient",
+                     [&] {
+                       ConvAttributes a = attributes;
+                       a.sizes = w.sizes();
+                       a.dtype = f32;  // as autocast asks for it: the weight is float32
+                       call(*find_op("conv2d_backward_weight"), {&g, &x, &w}, a);
+                     },
+                     operations, activations + layer.weight() * 4});
+    const std::vector<Measured> measured = measure(parts, limits, options.turns);
+    fmt::print("{:>2}x {:<28} {:>7.2f} {:>6.1f}", layer.count,
+               fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}", layer.size, layer.in, layer.out, layer.kernel,
+                           layer.stride == 1 ? "" : fmt::format(" / {}", layer.stride)),
+               operations * 1e-9, parts[0].bytes * 1e-6);
+    std::size_t at = 0;
+    for (int column = 0; column < 3; ++column) {
+      if (first && column == 1) {
+        fmt::print(" | {:>24}", "-");
+        continue;
+      }
+      const Measured& m = measured[at];
+      fmt::print(" | {:>7.2f} {:>6.0f} {:>7.0f}% {}", m.seconds * 1e3, operations / m.seconds * 1e-9, m.of_limit * 100,
+                 m.by_bytes ? 'm' : 'c');
+      add(totals, "convolutions, " + parts[at].name, layer.count, parts[at], m);
+      ++at;
+    }
+    fmt::print("\n");
+    std::fflush(stdout);
+  }
+}
+
+/// A pass and its backward pass, as rows of one table.
+struct Pass {
+  int count;
+  std::string label, group;
+  std::function<Tensor()> forward;  ///< records its history when gradients are on
+  std::vector<Tensor> inputs;       ///< whose gradients are asked for
+  double forward_bytes, backward_bytes;
+};
+
+void run_pass(const Options& options, const Pass& pass, Limits& limits, std::vector<Total>& totals) {
+  const Tensor y = pass.forward();
+  const Tensor gradient =
+      randn(y.sizes()).to(y.dtype()).contiguous(y.dim() == 4 ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  const std::vector<Part> parts = {
+      {"forward",
+       [&] {
+         const NoGrad no_grad;
+         pass.forward();
+       },
+       0, pass.forward_bytes},
+      {"backward", [&] { grad({y}, pass.inputs, {.grad_outputs = {gradient}, .retain_graph = true}); }, 0,
+       pass.backward_bytes}};
+  const std::vector<Measured> measured = measure(parts, limits, options.turns);
+  fmt::print("{:>2}x {:<36}", pass.count, pass.label);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const Measured& m = measured[i];
+    fmt::print(" | {:>7.1f} {:>7.2f} {:>6.1f} {:>8.0f}%", parts[i].bytes * 1e-6, m.seconds * 1e3,
+               parts[i].bytes / m.seconds * 1e-9, m.of_limit * 100);
+    add(totals, pass.group + ", " + parts[i].name, pass.count, parts[i], m);
+  }
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void passes(const Options& options, DType dtype, Limits& limits, std::vector<Total>& totals) {
+  const std::int64_t n = options.batch;
+  const double width = static_cast<double>(item_size(dtype));
+  fmt::print("\nPasses between the convolutions in {}, batch {}\n", name(dtype), n);
+  fmt::print("{:>3} {:<36} | {:>32} | {:>32}\n{:>3} {:<36}", "", "", "forward", "backward", "", "");
+  for (int i = 0; i < 2; ++i) fmt::print(" | {:>7} {:>7} {:>6} {:>9}", "MB", "ms", "GB/s", "of limit");
+  fmt::print("\n");
+  const auto leaf = [](Tensor tensor) { return tensor.requires_grad_(), tensor; };
+  for (const NormLayer& layer : resnet50_norms()) {
+    const Tensor x = leaf(image(n, layer.channels, layer.size, dtype));
+    const Tensor residual = layer.residual ? leaf(image(n, layer.channels, layer.size, dtype)) : Tensor();
+    const Tensor weight = leaf(randn({layer.channels})), bias = leaf(randn({layer.channels}));
+    const double bytes = static_cast<double>(x.numel()) * width;
+    std::vector<Tensor> inputs = {x, weight, bias};
+    if (layer.residual) inputs.push_back(residual);
+    // Forward: the input is read for the statistics and again for the result, which is written. Backward: gradient,
+    // input and (under ReLU) result are read for the sums and again for the gradients, which are written.
+    const double more = layer.residual ? 1 : 0, read = layer.relu ? 3 : 2;
+    run_pass(options,
+             {layer.count,
+              fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels, layer.residual ? ", sum" : "",
+                          layer.relu ? ", ReLU" : ""),
+              "batch norms",
+              [=] {
+                return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true},
+                                      layer.relu ? Activation::relu : Activation::none, residual);
+              },
+              inputs, (3 + more) * bytes, (2 * read + 1 + more) * bytes},
+             limits, totals);
+  }
+  const Tensor wide = leaf(image(n, 64, 112, dtype)), last = leaf(image(n, 2048, 7, dtype));
+  const double wide_bytes = static_cast<double>(wide.numel()) * width,
+               last_bytes = static_cast<double>(last.numel()) * width;
+  run_pass(options,
+           {1,
+            "112x112, 64: max pooling 3x3 / 2",
+            "pooling",
+            [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
+            {wide},
+            1.25 * wide_bytes,
+            1.25 * wide_bytes},
+           limits, totals);
+  run_pass(options,
+           {1,
+            "7x7, 2048: mean of the image",
+            "pooling",
+            [=] { return adaptive_avg_pool2d(last, {1}); },
+            {last},
+            last_bytes,
+            last_bytes},
+           limits, totals);
+  // What the fused pass saves: a sum and a ReLU of their own. Not part of the network's totals.
+  std::vector<Total> beside;
+  const Tensor a = leaf(image(n, 256, 56, dtype)), b = leaf(image(n, 256, 56, dtype));
+  const double bytes = static_cast<double>(a.numel()) * width;
+  run_pass(options, {0, "56x56, 256: sum of two, on its own", "", [=] { return a + b; }, {a, b}, 3 * bytes, 0}, limits,
+           beside);
+  run_pass(options, {0, "56x56, 256: ReLU, on its own", "", [=] { return relu(a); }, {a}, 2 * bytes, 3 * bytes}, limits,
+           beside);
+}
+
+void run(const Options& options) {
+  if (options.threads > 0) set_num_threads(options.threads);
+  manual_seed(1);
+  Limits limits;
+  limits.measure();
+  const MachineInfo info = machine();
+  fmt::print(
+      "{}, {}, {} threads; now {:.0f} GFLOP/s in float32, {:.1f} GB/s on 8 MB, {:.1f} GB/s on 512 MB\n"
+      "Times are medians of {} turns; `of limit` is the median of limits over times, both of one turn; c: computing is "
+      "the limit, m: memory.\n",
+      info.cpu, info.isa, info.threads, limits.peak * 1e-9, limits.cache * 1e-9, limits.memory * 1e-9, options.turns);
+  for (const DType dtype : options.dtypes) {
+    std::vector<Total> totals;
+    fmt::print("\n");
+    convolutions(options, dtype, limits, totals);
+    passes(options, dtype, limits, totals);
+    fmt::print("\nIn a step of the network in {}\n{:<32} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}\n", name(dtype), "", "ms",
+               "limit ms", "of limit", "GFLOP", "GF/s", "GB");
+    Total all{"all of it"};
+    const auto line = [](const Total& t) {
+      fmt::print("{:<32} {:>9.1f} {:>9.1f} {:>8.0f}% {:>7.1f} {:>7.0f} {:>7.2f}\n", t.name, t.seconds * 1e3,
+                 t.limit * 1e3, t.limit / t.seconds * 100, t.operations * 1e-9, t.operations / t.seconds * 1e-9,
+                 t.bytes * 1e-9);
+    };
+    for (const Total& total : totals) {
+      line(total);
+      all.seconds += total.seconds;
+      all.limit += total.limit;
+      all.operations += total.operations;
+      all.bytes += total.bytes;
+    }
+    line(all);
+    std::fflush(stdout);
+  }
+}
+
+bool number(std::string_view text, std::int64_t low, std::int64_t high, auto& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
+}
+
+bool parse(int argc, char** argv, Options& options) {
+  for (int i = 1; i < argc; i += 2) {
+    if (i + 1 == argc) return false;
+    const std::string_view flag = argv[i], value = argv[i + 1];
+    if (flag == "--batch") {
+      if (!number(value, 1, 4096, options.batch)) return false;
+    } else if (flag == "--turns") {
+      if (!number(value, 1, 1000, options.turns)) return false;
+    } else if (flag == "--threads") {
+      if (!number(value, 1, 4096, options.threads)) return false;
+    } else if (flag == "--dtype") {
+      const std::vector<DType> all = {f32, bf16, f16};
+      const auto found = std::find_if(all.begin(), all.end(), [&](DType d) { return value == name(d); });
+      if (found == all.end()) return false;
+      options.dtypes = {*found};
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace halfstep::bench
+
+int main(int argc, char** argv) {
+  halfstep::bench::Options options;
+  if (!halfstep::bench::parse(argc, argv, options)) {
+    std::fprintf(stderr, "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N]\n", argv[0]);
+    return 2;
+  }
+  try {
+    halfstep::bench::run(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "bench_conv: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
