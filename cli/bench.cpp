@@ -11,23 +11,25 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/core/random.h"
-#include "halfstep/models/mlp.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/networks.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
 namespace {
 
-// Random pictures are held in float64 and float32: a million take 10 GB.
+// A million digits.
 constexpr std::uint64_t kMostBatch = 1'000'000;
+constexpr std::int64_t kMostValues = 784'000'000;
 
 struct Options : CommonOptions {
   std::int64_t batch_size = 64;
+  std::int64_t image_size = 0;
   std::vector<std::string> amp{"off"};
   int steps = 200, warmup = 20;
   std::string optimizer = "sgd", loss_scale;
@@ -37,7 +39,8 @@ struct Options : CommonOptions {
 struct Run {
   std::string amp;
   std::optional<DType> dtype;
-  models::MLP net;
+  train::Classifier net;
+  std::shared_ptr<const void> holder;
   std::unique_ptr<optim::Optimizer> optimizer;
   amp::GradScaler scaler;
   std::vector<double> ms;
@@ -48,7 +51,7 @@ struct Run {
     Tensor loss;
     {
       const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
-      loss = cross_entropy(net(images), labels);
+      loss = cross_entropy(net.forward(images), labels);
     }
     scaler.scale(loss).backward();
     scaler.step(*optimizer);
@@ -64,6 +67,18 @@ int run(const Options& o) {
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
   }
+  const train::NetworkInput input = train::network_input(o.model);
+  if (o.image_size > 0 && !input.images) {
+    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
+  }
+  const std::int64_t size = o.image_size > 0 ? o.image_size : input.image_size;
+  const std::int64_t values = input.images ? 3 * size * size : 784;
+  const std::int64_t classes = train::classes_of(o.model, {});
+  // Random pictures are held in float64 and float32.
+  if (o.batch_size > kMostValues / values) {
+    throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",
+                                 kMostValues / values, values, o.batch_size));
+  }
   std::vector<Run> runs;
   for (const std::string& amp : o.amp) {
     train::TrainConfig config;
@@ -74,25 +89,33 @@ int run(const Options& o) {
     manual_seed(0);
     Run r{.amp = amp,
           .dtype = as_usage([&] { return train::amp_dtype(amp); }),
-          .net = models::MLP{},
+          .net = {},
+          .holder = nullptr,
           .optimizer = nullptr,
           .scaler = amp::GradScaler(train::scaler_options(config)),
           .ms = {}};
-    r.net.to(device);
+    r.net = train::make_classifier(o.model, r.holder);
+    r.net.module->to(device);
+    const NamedTensors parameters = r.net.module->parameters();
     if (o.optimizer == "sgd") {
-      r.optimizer = std::make_unique<optim::SGD>(r.net.parameters(), optim::SGDOptions{.lr = 0.01});
+      // Networks of images are trained with momentum: its traffic belongs to the step.
+      r.optimizer =
+          std::make_unique<optim::SGD>(parameters, optim::SGDOptions{.lr = 0.01, .momentum = input.images ? 0.9 : 0});
     } else {
-      r.optimizer = std::make_unique<optim::Adam>(r.net.parameters(), optim::AdamOptions{.lr = 1e-3});
+      r.optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 1e-3});
     }
     runs.push_back(std::move(r));
   }
   RandomStream random(1);
-  std::vector<double> pixels(static_cast<std::size_t>(o.batch_size) * 784);
+  std::vector<double> pixels(static_cast<std::size_t>(o.batch_size * values));
   for (double& p : pixels) p = random.normal();
-  std::vector<double> classes(static_cast<std::size_t>(o.batch_size));
-  for (double& c : classes) c = static_cast<double>(random.below(10));
-  const Tensor images = tensor(pixels, {o.batch_size, 784}, {.device = device}),
-               labels = tensor(classes, {o.batch_size}, {.dtype = i64, .device = device});
+  std::vector<double> wanted(static_cast<std::size_t>(o.batch_size));
+  for (double& c : wanted) c = static_cast<double>(random.below(static_cast<std::uint32_t>(classes)));
+  Tensor images = tensor(pixels, input.images ? Shape{o.batch_size, 3, size, size} : Shape{o.batch_size, values},
+                         {.device = device});
+  if (input.images) images = images.contiguous(MemoryFormat::channels_last);
+  pixels = {};
+  const Tensor labels = tensor(wanted, {o.batch_size}, {.dtype = i64, .device = device});
   for (int s = 0; s < o.warmup + o.steps; ++s) {
     for (Run& r : runs) {
       const double ms = r.step(images, labels);
@@ -106,6 +129,7 @@ int run(const Options& o) {
     const nlohmann::ordered_json line = {{"model", o.model},
                                          {"batch", o.batch_size},
                                          {"dtype", r.dtype ? name(*r.dtype) : "f32"},
+                                         {"image_size", size},
                                          {"device", device.str()},
                                          {"optimizer", o.optimizer},
                                          {"ms_per_step_median", median},
@@ -129,7 +153,9 @@ void add_bench(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("bench", "Time whole training steps on random data; one JSON line a precision");
   auto o = std::make_shared<Options>();
   add_common(*verb, *o);
-  add_whole(*verb, "--batch-size", o->batch_size, 1, kMostBatch, "Samples of a batch");
+  add_whole(*verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
+      ->type_name("N");
+  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
   verb->add_option("--amp", o->amp, "Precisions, such as off,bf16,f16")->delimiter(',')->type_name("TEXT=off");
   add_whole(*verb, "--steps", o->steps, 1, kMostCount, "Timed steps");
   add_whole(*verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");

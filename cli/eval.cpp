@@ -1,36 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "cli/options.h"
+#include "cli/progress.h"
 #include "cli/verbs.h"
-#include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
+#include "halfstep/train/networks.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
 namespace {
 
 struct Options : CommonOptions {
+  EvalImageOptions pictures;
   std::filesystem::path weights, data, log_json;
   std::string amp = "off";
-  std::int64_t batch_size = 1000;
+  std::int64_t batch_size = 0;
+  std::int64_t print_freq = 10;
+  int workers = 1;
   std::uint64_t seed = 0;
 };
 
-int run(const Options& o) {
+int run(Options& o) {
   const Device device = apply_common(o);
   const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
-  std::shared_ptr<const void> holder;
-  const train::Classifier classifier = load_classifier(o.model, o.weights, holder);
-  classifier.module->to(device);
-  const auto test = make_dataset(load_pictures(o.data, data::Split::kTest, o.seed));
+  const bool images = train::network_input(o.model).images;
+  const train::TrainConfig usual = train::default_config(o.model, o.batch_size, device);
+  const Loaded loaded = load_classifier(o.model, o.weights);
+  loaded.classifier.module->to(device);
+  std::shared_ptr<const data::Dataset> test;
+  std::function<std::int64_t()> damaged;
+  if (images) {
+    o.pictures.images.folder = o.data;
+    resolve_images(o.pictures, o.model, loaded);
+    as_usage([&] { train::check(o.pictures.images); });
+    train::LoadedImages part = train::load_images(o.pictures.images, o.model, data::Split::kTest);
+    check_classes(loaded, part.classes, o.weights, o.data);
+    test = part.dataset;
+    damaged = part.damaged;
+  } else {
+    test = make_dataset(load_pictures(o.data, data::Split::kTest, o.seed));
+  }
   train::JsonLog log;
   if (!o.log_json.empty()) log = train::JsonLog(o.log_json);
+  train::EvalOptions options{.dtype = dtype,
+                             .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
+                             .workers = std::max(o.workers, 1),
+                             .prefetch = usual.prefetch};
+  if (images && o.print_freq > 0) {
+    options.on_batch = [&](const train::EvalProgress& p) {
+      if ((p.batch - 1) % o.print_freq != 0 && p.batch != p.batches) return;
+      fmt::print("{}\n", eval_line(p));
+      std::fflush(stdout);
+    };
+  }
   const auto start = std::chrono::steady_clock::now();
-  const auto report = train::evaluate(classifier, test, dtype, o.batch_size);
+  const auto report = train::evaluate(loaded.classifier, test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (images) fmt::print("{}\n", accuracy_line(report));
+  if (damaged && damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
   fmt::print("{}: loss {:.4f}, top1 {:.2f}%, top5 {:.2f}% in {:.2f} s\n", o.model, report.loss, 100 * report.top1,
              100 * report.top5, seconds);
   log.write("eval", {{"loss", report.loss},
@@ -47,10 +78,15 @@ void add_eval(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("eval", "Evaluate a trained network on the test data");
   auto o = std::make_shared<Options>();
   add_common(*verb, *o);
-  add_path(*verb, "--weights", o->weights, "Checkpoint, safetensors file, or folder of a run")->required();
-  add_path(*verb, "DIR,--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
+  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
+  add_path(*verb, "DIR,--data", o->data,
+           "Folder with the data set: MNIST's format for mlp (default: built-in digits), else val or test with class "
+           "folders, list files or archives");
+  add_image_size(*verb, o->pictures);
+  add_whole(*verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
+  add_whole(*verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
   add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
-  add_whole(*verb, "--batch-size", o->batch_size, 1, kMostCount, "Samples of a batch");
+  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data");
   add_path(*verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb->callback([o, &status] { status = run(*o); });

@@ -51,9 +51,14 @@ struct Later {
 };
 constexpr Later kLaterVerbs[] = {
     {"data", "fetching data sets"}, {"export", "exporting networks"}, {"quantize", "quantization"}};
+constexpr const char* kDistributed = "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
                                  {"--config", "configuration by file"},
-                                 {"--image-size", "a network of images of any size"}};
+                                 {"--dist-url", kDistributed},
+                                 {"--dist-backend", kDistributed},
+                                 {"--world-size", kDistributed},
+                                 {"--rank", kDistributed},
+                                 {"--multiprocessing-distributed", kDistributed}};
 
 std::string later(std::span<const Later> all, std::string_view name) {
   for (const Later& l : all) {

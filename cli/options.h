@@ -5,14 +5,18 @@
 #include <CLI/CLI.hpp>
 #include <concepts>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/mnist.h"
+#include "halfstep/train/data.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
@@ -25,7 +29,7 @@ struct CommonOptions {
   int threads = 0;
 };
 /// Adds MODEL, --device, --gpu and --threads.
-void add_common(CLI::App& verb, CommonOptions& options);
+void add_common(CLI::App& verb, CommonOptions& options, bool model_required = true);
 /// Checks the model, sets the threads and returns the device. Throws UsageError.
 Device apply_common(const CommonOptions& options);
 
@@ -34,21 +38,26 @@ std::uint64_t parse_whole(const std::string& flag, const std::string& text, std:
 /// A number, with a point for the decimals whatever the locale says. Throws UsageError naming the flag.
 double parse_real(const std::string& flag, const std::string& text);
 
+/// What messages call an option of several names, `--epochs,--epoch` or `DIR,--data`: its first long flag, or its only
+/// name.
+std::string flag_of(const std::string& names);
+
 /// `--flag N` for a whole number; the default is shown in the help unless it is under `least`.
 template <std::integral T>
-CLI::Option* add_whole(CLI::App& verb, const std::string& flag, T& value, std::uint64_t least, std::uint64_t most,
+CLI::Option* add_whole(CLI::App& verb, const std::string& names, T& value, std::uint64_t least, std::uint64_t most,
                        const std::string& help) {
+  const std::string flag = flag_of(names);
   auto* option = verb.add_option_function<std::string>(
-      flag,
+      names,
       [flag, &value, least, most](const std::string& t) { value = static_cast<T>(parse_whole(flag, t, least, most)); },
       help);
   const bool shown = std::cmp_greater_equal(value, least);
   return option->type_name(shown ? "N=" + std::to_string(value) : "N");
 }
 /// `--flag X` for a number.
-CLI::Option* add_real(CLI::App& verb, const std::string& flag, double& value, const std::string& help);
+CLI::Option* add_real(CLI::App& verb, const std::string& names, double& value, const std::string& help);
 /// `--flag TEXT` for one of some words; an empty one is refused.
-CLI::Option* add_word(CLI::App& verb, const std::string& flag, std::string& value, const std::string& help);
+CLI::Option* add_word(CLI::App& verb, const std::string& names, std::string& value, const std::string& help);
 /// `--flag`, which stands for `--flag STANDARD`, or `--flag TEXT`.
 CLI::Option* add_choice(CLI::App& verb, const std::string& flag, std::string& value, const std::string& standard,
                         const std::string& help);
@@ -66,9 +75,32 @@ inline constexpr std::uint64_t kMostSeed = std::numeric_limits<std::uint64_t>::m
 /// Makes a folder with those above it. Throws IoError.
 void make_folder(const std::filesystem::path& folder);
 
-/// A network with the weights of a file or of a run's folder, which must be of this model. Throws IoError.
-train::Classifier load_classifier(const std::string& model, const std::filesystem::path& weights,
-                                  std::shared_ptr<const void>& holder);
+/// A network with weights, and what their file says of them.
+struct Loaded {
+  train::Classifier classifier;
+  std::shared_ptr<const void> holder;  ///< of the network
+  std::int64_t num_classes = 0;
+  std::vector<std::string> classes;           ///< names; may be empty
+  std::map<std::string, std::string> recipe;  ///< flags of its training; may be empty
+};
+/// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
+/// classes as they have. A checkpoint of another network is refused. Throws IoError.
+Loaded load_classifier(const std::string& model, const std::filesystem::path& weights);
+
+/// The flags of the images that eval and predict look at.
+struct EvalImageOptions {
+  train::ImageDataOptions images;
+  std::function<std::size_t(const std::string& flag)> count = {};
+};
+/// Adds --image-size and --resize.
+void add_image_size(CLI::App& verb, EvalImageOptions& options);
+/// Where flags don't say it, the sizes that the weights were trained with, or else the network's usual ones. Throws
+/// UsageError.
+void resolve_images(EvalImageOptions& options, const std::string& model, const Loaded& loaded);
+
+/// Throws IoError when the classes of weights and data can't be the same; warns when they have other names.
+void check_classes(const Loaded& loaded, const std::vector<std::string>& classes, const std::filesystem::path& weights,
+                   const std::filesystem::path& folder);
 
 /// The pictures of a folder in MNIST's format, or the built-in digits when there is no folder; `limit` at most (0:
 /// all).

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cli/options.h"
+#include "cli/predict.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/amp/autocast.h"
@@ -13,20 +13,10 @@
 #include "halfstep/core/random.h"
 #include "halfstep/data/idx.h"
 #include "halfstep/ops/softmax.h"
-#include "halfstep/train/checkpoint.h"
-#include "halfstep/train/trainer.h"
+#include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
 namespace {
-
-struct Options : CommonOptions {
-  std::filesystem::path weights, data;
-  std::vector<std::filesystem::path> inputs;
-  std::vector<std::int64_t> indices;
-  std::string amp = "off";
-  int count = 8;
-  std::uint64_t seed = 0;
-};
 
 const char* type_name(data::IdxType type) {
   switch (type) {
@@ -46,7 +36,7 @@ const char* type_name(data::IdxType type) {
   return "float64";
 }
 
-data::MnistData pictures_of(const Options& o) {
+data::MnistData pictures_of(const PredictOptions& o) {
   if (o.inputs.empty()) return load_pictures(o.data, data::Split::kTest, o.seed);
   data::MnistData all;
   for (const auto& path : o.inputs) {
@@ -63,11 +53,15 @@ data::MnistData pictures_of(const Options& o) {
   return all;
 }
 
-int run(const Options& o) {
+int run(PredictOptions& o) {
   const Device device = apply_common(o);
+  if (train::network_input(o.model).images) return predict_images(o);
+  for (const char* flag : {"--image-size", "--resize", "--classes", "--top"}) {
+    if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
+  }
   const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
-  std::shared_ptr<const void> holder;
-  const train::Classifier classifier = load_classifier(o.model, o.weights, holder);
+  const Loaded loaded = load_classifier(o.model, o.weights);
+  const train::Classifier& classifier = loaded.classifier;
   const data::MnistData pictures = pictures_of(o);
   std::vector<std::int64_t> chosen = o.indices;
   for (std::int64_t i : chosen) {
@@ -109,11 +103,13 @@ int run(const Options& o) {
 }  // namespace
 
 void add_predict(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("predict", "Draw pictures and say what the network takes them for");
-  auto o = std::make_shared<Options>();
+  auto* verb = program.add_subcommand("predict", "Say what the network takes pictures for; digits are drawn too");
+  auto o = std::make_shared<PredictOptions>();
   add_common(*verb, *o);
-  verb->add_option("INPUT", o->inputs, "IDX files of 28x28 pictures (default: test pictures of --data)")->type_name("");
-  add_path(*verb, "--weights", o->weights, "Checkpoint, safetensors file, or folder of a run")->required();
+  verb->add_option("INPUT", o->inputs,
+                   "JPEG or PNG files; for mlp IDX files of 28x28 pictures (default: test pictures of --data)")
+      ->type_name("");
+  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
   add_path(*verb, "--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
   verb->add_option_function<std::vector<std::string>>(
           "--index",
@@ -125,6 +121,9 @@ void add_predict(CLI::App& program, int& status) {
           "Numbers of the pictures, from 0")
       ->delimiter(',')
       ->type_name("N,...");
+  add_whole(*verb, "--top", o->top, 1, kMostCount, "How many classes to name for an image");
+  add_path(*verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
+  add_image_size(*verb, o->pictures);
   add_whole(*verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
   add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
   add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data");

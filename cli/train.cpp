@@ -3,6 +3,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,36 +13,23 @@
 #include <fstream>
 #include <functional>
 
-#include "cli/options.h"
+#include "cli/progress.h"
 #include "cli/terminal.h"
+#include "cli/train_options.h"
 #include "cli/verbs.h"
 #include "halfstep/core/random.h"
 #include "halfstep/io/atomic_file.h"
-#include "halfstep/runtime/log.h"
+#include "halfstep/io/weights.h"
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/json_log.h"
+#include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct Options : CommonOptions {
-  train::TrainConfig config;
-  std::string amp_dtype;
-  bool quiet = false;
-  bool no_out = false;
-  std::function<void()> check_flags;  // which go together
-};
-
-// The effective configuration as text, beside the checkpoints.
-std::string describe(const train::TrainConfig& c, const std::string& loss_scale) {
-  return fmt::format(
-      "model: {}\ndata: {}\nepochs: {}\nbatch-size: {}\nlr: {}\noptimizer: {}\nmomentum: {}\nweight-decay: {}\namp: "
-      "{}\nloss-scale: {}\n"
-      "accumulate: {}\nclip-norm: {}\nsave-every: {}\nseed: {}\ndevice: {}\nworkers: {}\nlimit: {}\n",
-      c.model, c.data.empty() ? "built-in" : c.data.string(), c.epochs, c.batch_size, c.lr, c.optimizer, c.momentum,
-      c.weight_decay, c.amp, loss_scale, c.accumulate, c.clip_norm, c.save_every, c.seed, c.device.str(), c.workers,
-      c.limit);
-}
+constexpr std::int64_t kDigitClasses = 10;
 
 std::string scale_text(const amp::GradScalerOptions& o) {
   if (!o.enabled) return "none";
@@ -61,12 +49,15 @@ std::string command_to_resume(const fs::path& out) {
     return result + "'";
   };
   std::string command = "halfstep";
+  // Where the run began is in the checkpoint now.
+  const std::string_view begun[] = {"--resume", "--pretrained", "--start-epoch"};
   for (std::size_t i = 0; i < g_arguments.size(); ++i) {
     const std::string& argument = g_arguments[i];
-    if (argument == "--resume") {
-      ++i;
-    } else if (!argument.starts_with("--resume=")) {
+    const std::string_view flag = std::string_view(argument).substr(0, argument.find('='));
+    if (std::find(std::begin(begun), std::end(begun), flag) == std::end(begun)) {
       command += " " + quoted(argument);
+    } else if (flag == argument) {
+      ++i;
     }
   }
   return command + " --resume " + quoted(out.string());
@@ -83,81 +74,205 @@ void print_fallbacks(const std::vector<FallbackCount>& list, Device device) {
   }
 }
 
-int run(Options& o) {
+// Training and test part, and how many of their pictures could not be read.
+struct Data {
+  std::shared_ptr<const data::Dataset> training, test;
+  std::vector<std::string> classes;  // names; none for digits
+  std::vector<std::function<std::int64_t()>> damaged = {};
+};
+
+Data load_data(const TrainOptions& o) {
+  const train::TrainConfig& c = o.config;
+  if (!train::network_input(c.model).images) {
+    const auto training =
+        o.evaluate ? nullptr : make_dataset(load_pictures(c.data, data::Split::kTrain, c.seed, c.limit));
+    return {
+        .training = training, .test = make_dataset(load_pictures(c.data, data::Split::kTest, c.seed)), .classes = {}};
+  }
+  Data data;
+  if (!o.evaluate) {
+    const train::LoadedImages training = train::load_images(o.images, c.model, data::Split::kTrain);
+    data = {.training = training.dataset, .test = nullptr, .classes = training.classes, .damaged = {training.damaged}};
+  }
+  const train::LoadedImages test = train::load_images(o.images, c.model, data::Split::kTest);
+  data.test = test.dataset;
+  data.damaged.push_back(test.damaged);
+  if (o.evaluate) data.classes = test.classes;
+  // Labels are places among the names: other names would be other labels.
+  if (data.classes != test.classes) {
+    const auto& a = data.classes;
+    const auto& b = test.classes;
+    const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    throw IoError(
+        fmt::format("{}: expected the same classes in the training and the test part, got {} and {}; the first that "
+                    "differs: {} and "
+                    "{}",
+                    c.data.string(), a.size(), b.size(), x == a.end() ? "none" : *x, y == b.end() ? "none" : *y));
+  }
+  return data;
+}
+
+void say_damaged(const Data& data) {
+  std::int64_t count = 0;
+  for (const auto& d : data.damaged) count += d();
+  if (count > 0) {
+    complain(
+        fmt::format("{} picture{} could not be read, and another one stood in for each", count, count == 1 ? "" : "s"));
+  }
+}
+
+// Values of a file for a network to begin with.
+void load_pretrained(const TrainOptions& o, const train::Classifier& classifier) {
+  const train::SavedWeights saved = train::load_saved_weights(o.pretrained, o.model);
+  const std::string file = o.pretrained.string();
+  try {
+    const io::PretrainedReport report = io::load_pretrained(*classifier.module, saved.tensors);
+    if (o.quiet) return;
+    fmt::print("{}: {} tensors loaded\n", file, report.loaded.size());
+  } catch (const Error& e) {
+    throw IoError(fmt::format("{}: no weights of {}: {}", file, o.model, e.what()));
+  }
+}
+
+void print_line(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
+  return every > 0 && ((place - 1) % every == 0 || place == all);
+}
+
+// `--evaluate`: the test part once, as after an epoch.
+int evaluate(const TrainOptions& o, const Data& data) {
+  const train::TrainConfig& c = o.config;
+  const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
+  const Loaded loaded = load_classifier(c.model, weights);
+  check_classes(loaded, data.classes, weights, c.data);
+  loaded.classifier.module->to(c.device);
+  train::EvalOptions options{.dtype = train::amp_dtype(c.amp),
+                             .batch_size = c.eval_batch_size,
+                             .workers = std::max(c.workers, 1),
+                             .prefetch = c.prefetch,
+                             .stop = &g_stop};
+  options.on_batch = [&](const train::EvalProgress& p) {
+    if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
+  };
+  const train::EvalReport report = train::evaluate(loaded.classifier, data.test, options);
+  if (report.interrupted) {
+    complain("interrupted in the evaluation");
+    return 128 + g_signal.load();
+  }
+  print_line(accuracy_line(report));
+  if (!c.log_json.empty()) {
+    train::JsonLog(c.log_json).write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
+  }
+  say_damaged(data);
+  return kDone;
+}
+
+// What the run tells while it goes on.
+class Reporter {
+ public:
+  Reporter(const TrainOptions& o, bool terminal, bool images)
+      : options_(o), terminal_(terminal), images_(images), bar_(terminal) {}
+
+  train::TrainCallbacks callbacks() {
+    train::TrainCallbacks result;
+    result.on_step = [this](const train::StepReport& r) { step(r); };
+    result.on_eval = [this](const train::EvalReport& r) { eval(r); };
+    result.on_eval_batch = [this](const train::EvalProgress& p) { eval_batch(p); };
+    result.on_debug = [this](const std::string& text) {
+      bar_.clear();
+      if (options_.quiet) return;
+      fmt::print("{}", text);
+      std::fflush(stdout);
+    };
+    return result;
+  }
+  ProgressBar& bar() { return bar_; }
+
+ private:
+  void step(const train::StepReport& r) {
+    last_ = r;
+    if (!options_.quiet && due(r.step_in_epoch, r.steps_in_epoch, options_.print_freq)) {
+      bar_.clear();
+      print_line(step_line(r));
+    }
+    if (!terminal_) return;
+    bar_.update(fmt::format("epoch {}/{}", r.epoch, options_.config.epochs), r.step_in_epoch, r.steps_in_epoch,
+                fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
+                            r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
+  }
+
+  void eval_batch(const train::EvalProgress& p) {
+    if (options_.quiet || !due(p.batch, p.batches, options_.print_freq)) return;
+    bar_.clear();
+    print_line(eval_line(p));
+  }
+
+  void eval(const train::EvalReport& r) {
+    bar_.clear();
+    if (options_.quiet) return;
+    if (images_) print_line(accuracy_line(r));
+    print_line(fmt::format(
+        "epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%, {:.0f} samples/s{}", r.epoch,
+        options_.config.epochs, last_.mean_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1,
+        100 * r.top5, last_.samples_per_s,
+        last_.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last_.scale, last_.skipped)));
+  }
+
+  const TrainOptions& options_;
+  bool terminal_, images_;
+  ProgressBar bar_;
+  train::StepReport last_{};
+};
+
+int run(TrainOptions& o) {
+  resolve(o);
   train::TrainConfig& c = o.config;
-  c.device = apply_common(o);
-  c.model = o.model;
-  if (!o.amp_dtype.empty()) {
-    throw UsageError(
-        "--amp-dtype: belongs to the levels O0 to auto, which are not there yet; use --amp f16 or --amp bf16");
-  }
-  as_usage([&] { train::check(c); });
-  o.check_flags();
-  if (!c.resume.empty() && !fs::exists(c.resume)) {
-    throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
-  }
-  if (c.out.empty() && !o.no_out) {
+  const bool images = train::network_input(c.model).images;
+  if (c.out.empty() && !o.no_out && !o.evaluate) {
     // A run that goes on writes where it wrote before.
     c.out = !c.resume.empty()
                 ? (fs::is_directory(c.resume) ? c.resume : c.resume.parent_path())
                 : fs::path("runs") / fmt::format("{}-{:%Y%m%d-%H%M%S}", c.model, fmt::localtime(std::time(nullptr)));
   }
   catch_signals();
-  if (!c.out.empty()) make_folder(c.out);
+  if (!c.out.empty() && !o.evaluate) make_folder(c.out);
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
-    fmt::print("training {} on {}{}, {} with loss scale {}\n", c.model,
-               c.data.empty() ? std::string("the built-in digits") : c.data.string(),
-               c.device.is_cpu() ? "" : " (device " + c.device.str() + ")", c.amp == "off" ? "float32" : c.amp,
-               scale_text(train::scaler_options(c)));
-    std::fflush(stdout);
+    print_line(fmt::format("{} {} on {}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
+                           c.data.empty() ? std::string("the built-in digits") : c.data.string(),
+                           c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
+                           c.amp == "off" ? "float32" : c.amp, scale_text(train::scaler_options(c))));
   }
-  auto training = make_dataset(load_pictures(c.data, data::Split::kTrain, c.seed, c.limit));
-  auto test = make_dataset(load_pictures(c.data, data::Split::kTest, c.seed));
+  const Data data = load_data(o);
+  if (o.evaluate) return evaluate(o, data);
+  c.classes = data.classes;
+  c.num_classes = images ? static_cast<std::int64_t>(data.classes.size()) : kDigitClasses;
   std::shared_ptr<const void> holder;
-  const train::Classifier classifier = train::make_classifier(c.model, holder);
+  const train::Classifier classifier =
+      train::make_classifier(c.model, holder, {.classes = c.num_classes, .zero_init_residual = o.zero_init_residual});
+  if (!o.pretrained.empty()) load_pretrained(o, classifier);
   if (!c.out.empty()) {
     if (c.log_json.empty()) c.log_json = c.out / "log.jsonl";
     io::AtomicFile file(c.out / "config.yaml");
-    const std::string text = describe(c, scale_text(train::scaler_options(c)));
+    const std::string text = describe(o, scale_text(train::scaler_options(c)));
     file.write(text.data(), text.size());
     file.commit();
   }
-  ProgressBar bar(terminal);
-  train::StepReport last{};
-  train::TrainCallbacks callbacks;
-  callbacks.on_step = [&](const train::StepReport& r) {
-    last = r;
-    if (terminal) {
-      bar.update(fmt::format("epoch {}/{}", r.epoch, c.epochs), r.step_in_epoch, r.steps_in_epoch,
-                 fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
-                             r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
-    }
-  };
-  callbacks.on_eval = [&](const train::EvalReport& r) {
-    bar.clear();
-    if (o.quiet) return;
-    fmt::print("epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%, {:.0f} samples/s{}\n", r.epoch,
-               c.epochs, last.mean_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1, 100 * r.top5,
-               last.samples_per_s,
-               last.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last.scale, last.skipped));
-    std::fflush(stdout);
-  };
-  callbacks.on_debug = [&](const std::string& text) {
-    bar.clear();
-    if (o.quiet) return;
-    fmt::print("{}", text);
-    std::fflush(stdout);
-  };
+  Reporter reporter(o, terminal, images);
   train::RunReport report;
   try {
-    report = train::train(c, classifier, training, test, callbacks, &g_stop);
+    report = train::train(c, classifier, data.training, data.test, reporter.callbacks(), &g_stop);
   } catch (...) {
-    bar.clear();
+    reporter.bar().clear();
     throw;
   }
-  bar.clear();
+  reporter.bar().clear();
+  say_damaged(data);
   if (report.interrupted) {
     complain(c.out.empty()
                  ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
@@ -183,57 +298,8 @@ int run(Options& o) {
 
 void add_train(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("train", "Train a network");
-  auto o = std::make_shared<Options>();
-  train::TrainConfig& c = o->config;
-  add_common(*verb, *o);
-  add_path(*verb, "DIR,--data", c.data, "Folder with the data set in MNIST's format (default: built-in digits)");
-  add_whole(*verb, "--epochs", c.epochs, 1, kMostCount, "Passes over the training data");
-  add_whole(*verb, "--batch-size", c.batch_size, 1, kMostCount, "Samples of a batch");
-  add_real(*verb, "--lr", c.lr, "Learning rate");
-  add_word(*verb, "--optimizer", c.optimizer, "sgd, adam or adamw");
-  add_real(*verb, "--momentum", c.momentum, "Momentum of sgd");
-  add_real(*verb, "--weight-decay", c.weight_decay, "Weight decay");
-  add_word(*verb, "--amp", c.amp, "Mixed precision: off, bf16 or f16");
-  add_word(*verb, "--amp-dtype", o->amp_dtype, "Dtype of a level O0 to auto: f16 or bf16");
-  add_word(*verb, "--loss-scale", c.loss_scale,
-           "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
-           "(default: dynamic for f16, none otherwise)");
-  add_whole(*verb, "--accumulate", c.accumulate, 1, kMostCount, "Batches whose gradients make one step");
-  add_real(*verb, "--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping");
-  add_whole(*verb, "--save-every", c.save_every, 0, kMostCount, "Steps between checkpoints; 0: one an epoch");
-  add_path(*verb, "--resume", c.resume, "Checkpoint, or the folder of a run, to go on from");
-  add_path(*verb, "--out", c.out, "Folder for checkpoints and log (default: runs/MODEL-TIME)");
-  verb->add_flag("--no-out", o->no_out, "Write no checkpoints");
-  add_whole(*verb, "--seed", c.seed, 0, kMostSeed, "Seed of weights, order and built-in data");
-  add_whole(*verb, "--workers", c.workers, 0, 256, "Threads that load data");
-  add_whole(*verb, "--limit", c.limit, 0, kMostCount, "At most so many training samples; 0: all");
-  add_path(*verb, "--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
-  train::DebugConfig& d = c.debug;
-  add_path(*verb, "--debug-dump", d.dump, "Folder for inputs and results of every op call of --debug-steps");
-  add_word(*verb, "--debug-level", d.level,
-           "Detail of the dump: statistics, first (values too) or whole (tensors too)");
-  add_choice(
-      *verb, "--debug-compare", d.compare, "f64",
-      "Run every op of --debug-steps again on the CPU in f64 (or f32) and report the worst errors; twin: run the "
-      "first of these steps in float32 too and name the op that departs");
-  add_choice(*verb, "--debug-nonfinite", d.nonfinite, "log",
-             "Find ops that make infinities or NaNs out of finite inputs, and log them or raise an error");
-  add_word(*verb, "--debug-steps", d.steps, "Steps to dump and compare: N, FIRST-LAST, FIRST- or all");
-  add_path(*verb, "--profile", d.profile,
-           "Folder for a profile of --profile-steps: profile.txt, and trace.json for "
-           "chrome://tracing");
-  add_word(*verb, "--profile-steps", d.profile_steps, "Steps to profile: N, FIRST-LAST, FIRST- or all");
-  verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
-  // A flag that does nothing was meant to do something.
-  o->check_flags = [verb, &d] {
-    const auto belongs = [&](const char* flag, const char* to, bool there) {
-      if (verb->count(flag) > 0 && !there)
-        throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag, to));
-    };
-    belongs("--debug-level", "--debug-dump", !d.dump.empty());
-    belongs("--debug-steps", "--debug-dump or --debug-compare", !d.dump.empty() || !d.compare.empty());
-    belongs("--profile-steps", "--profile", !d.profile.empty());
-  };
+  auto o = std::make_shared<TrainOptions>();
+  add_train_options(*verb, *o);
   verb->callback([o, &status] { status = run(*o); });
 }
 

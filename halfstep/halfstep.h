@@ -111,6 +111,7 @@
 #include "halfstep/runtime/transfer.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/data.h"
 #include "halfstep/train/debugging.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/meters.h"

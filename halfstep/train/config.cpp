@@ -131,6 +131,7 @@ void check(const TrainConfig& c) {
   if (!(c.mixup >= 0) || !std::isfinite(c.mixup)) {
     fail<Error>("--mixup: expected a number of at least 0, got {}", c.mixup);
   }
+  if (c.mixup > 0 && c.num_classes < 0) fail<Error>("num_classes: expected at least 0, got {}", c.num_classes);
   if (c.start_epoch < 0) fail<Error>("--start-epoch: expected at least 0, got {}", c.start_epoch);
   if (c.start_epoch > 0 && !c.resume.empty()) {
     fail<Error>("--start-epoch: --resume is given, and its checkpoint says where the run goes on");

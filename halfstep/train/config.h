@@ -46,7 +46,8 @@ struct TrainConfig {
   std::int64_t limit = 0;  ///< at most so many training samples; 0: all
   int prefetch = 4;        ///< batches that each worker makes ahead
   std::int64_t eval_batch_size = 1000;
-  bool train_accuracy = false;  ///< count top-1 and top-5 of the training batches
+  bool train_accuracy = false;   ///< count top-1 and top-5 of the training batches
+  std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
   /// Names of the classes, which go into the checkpoints; may be empty.
   std::vector<std::string> classes = {};
   /// What else the run's data are made by, such as the size of the images, as flag (without dashes) and value: saved

@@ -30,6 +30,9 @@ struct ClassifierOptions {
 HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder,
                                   const ClassifierOptions& options = {});
 
+/// Classes of a network of that name with these weights: the rows of its last layer.
+HS_API std::int64_t classes_of(const std::string& model, const NamedTensors& weights);
+
 /// What a network takes.
 struct NetworkInput {
   bool images = false;           ///< colour images [N, 3, H, W]; otherwise MNIST's pictures as [N, 784]

@@ -62,6 +62,9 @@ RateRule parse_rate_rule(const std::string& text, double warmup_epochs) {
   const std::size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
   const auto list = colon == std::string::npos ? std::vector<double>{} : numbers(text.substr(colon + 1), text);
+  if (!(warmup_epochs >= 0) || !std::isfinite(warmup_epochs)) {
+    fail<Error>("--warmup-epochs: expected a number of at least 0, got {}", warmup_epochs);
+  }
   RateRule rule;
   std::size_t most = 0;
   if (kind == "constant") {
@@ -94,9 +97,6 @@ RateRule parse_rate_rule(const std::string& text, double warmup_epochs) {
       fail<Error>("--lr-schedule: expected a part between 0 and 1 in '{}', got {}", text, rule.pct_start);
     }
     if (warmup_epochs != 0) fail<Error>("--warmup-epochs: onecycle has a rise of its own; write onecycle:PART instead");
-  }
-  if (!(warmup_epochs >= 0) || !std::isfinite(warmup_epochs)) {
-    fail<Error>("--warmup-epochs: expected a number of at least 0, got {}", warmup_epochs);
   }
   rule.warmup_epochs = warmup_epochs;
   return rule;

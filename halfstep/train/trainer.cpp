@@ -11,6 +11,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/data/mixup.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/optim/clip.h"
@@ -40,6 +41,26 @@ NamedTensors parameters_on(const nn::ModuleBase& module, Device device) {
   return module.parameters();
 }
 
+// Batches are mixed by whoever makes them, keyed as their samples are: no state beside the loader's.
+std::shared_ptr<const data::Dataset> mixed(const TrainConfig& c, std::shared_ptr<const data::Dataset> training) {
+  if (c.mixup == 0) return training;
+  const auto classes = c.num_classes > 0 ? c.num_classes : static_cast<std::int64_t>(c.classes.size());
+  return std::make_shared<data::MixupDataset>(std::move(training),
+                                              data::MixupOptions{.alpha = c.mixup, .classes = classes});
+}
+
+// Labels [N], or the likeliest classes of soft targets [N, classes].
+std::vector<std::int64_t> labels_of(const Tensor& target) {
+  if (target.dim() == 1) return target.to_vector<std::int64_t>();
+  const auto shares = target.to_vector<float>();
+  const auto classes = static_cast<std::ptrdiff_t>(target.size(1));
+  std::vector<std::int64_t> labels;
+  for (auto row = shares.begin(); row != shares.end(); row += classes) {
+    labels.push_back(std::max_element(row, row + classes) - row);
+  }
+  return labels;
+}
+
 class Run {
  public:
   Run(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
@@ -54,12 +75,12 @@ class Run {
         optimizer_(make_optimizer(config, parameters_)),
         scaler_(scaler_options(config)),
         samples_(training->size()),
-        loader_(std::move(training), {.batch_size = config.batch_size,
-                                      .shuffle = true,
-                                      .workers = config.workers,
-                                      .prefetch = config.prefetch,
-                                      .seed = config.seed,
-                                      .device = config.device}),
+        loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
+                                                     .shuffle = true,
+                                                     .workers = config.workers,
+                                                     .prefetch = config.prefetch,
+                                                     .seed = config.seed,
+                                                     .device = config.device}),
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs),
@@ -207,7 +228,7 @@ class Run {
     }
     scaler_.scale(weight == 1 ? loss : loss * weight).backward();
     const double value = loss.item<double>();
-    if (scores.defined()) hits += count_hits(scores.to_vector<float>(), labels.to_vector<std::int64_t>());
+    if (scores.defined()) hits += count_hits(scores.to_vector<float>(), labels_of(labels));
     bad_losses_ = std::isfinite(value) ? 0 : bad_losses_ + 1;
     if (bad_losses_ > (scaler_.is_enabled() && scaler_.options().dynamic ? kMaxBadLosses : 0)) {
       const std::string last = report_.checkpoint.empty() ? "none was written" : report_.checkpoint.string();

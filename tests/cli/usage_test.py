@@ -22,7 +22,7 @@ class Arguments(ProgramTest):
         self.assertRegex(self.run_program("--version")[1], r"\Ahalfstep \d+\.\d+\.\d+\n\Z")
 
     def test_flags_that_are_not_known(self):
-        self.refused(2, ["there is no flag --epoch", "did you mean --epochs?", "halfstep train --help"], "train", "mlp", "--epoch", "3")
+        self.refused(2, ["there is no flag --epochz", "did you mean --epochs?", "halfstep train --help"], "train", "mlp", "--epochz", "3")
         self.refused(2, "did you mean --batch-size?", "train", "mlp", "--bacth-size=3")
         self.refused(2, "did you mean --weights?", "eval", "mlp", "--wieghts", "x")
         self.refused(2, "there is no flag --xyzzy;", "train", "mlp", "--xyzzy")
@@ -33,8 +33,8 @@ class Arguments(ProgramTest):
 
     def test_models_and_missing_arguments(self):
         self.refused(2, "MODEL is required", "train")
-        self.refused(2, ["MODEL: expected mlp, got 'mpl'", "did you mean mlp?"], "train", "mpl")
-        self.refused(2, "expected mlp, got 'resnet50'", "bench", "resnet50")
+        self.refused(2, ["MODEL: expected mlp, resnet18, ", "got 'mpl'", "did you mean mlp?"], "train", "mpl")
+        self.refused(2, ["got 'resnet51'", "did you mean resnet50?"], "bench", "resnet51")
         self.refused(2, "--weights is required", "eval", "mlp")
         self.refused(2, "--epochs: expected a value", "train", "mlp", "--epochs")
         self.refused(2, "--epochs: given more than once", "train", "mlp", "--epochs", "1", "--epochs", "2")

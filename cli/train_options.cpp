@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/train_options.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/suggest.h"
+#include "halfstep/train/networks.h"
+
+namespace halfstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kNoDownload =
+    "--pretrained: expected a file with weights, .pth or .safetensors: nothing is downloaded. Where there is a "
+    "network, "
+    "`python3 -c \"import torchvision; torchvision.models.resnet50(weights='IMAGENET1K_V1')\"` leaves one in "
+    "~/.cache/torch/hub/checkpoints";
+
+void add_debug_flags(CLI::App& verb, train::DebugConfig& d) {
+  add_path(verb, "--debug-dump", d.dump, "Folder for inputs and results of every op call of --debug-steps");
+  add_word(verb, "--debug-level", d.level, "Detail of the dump: statistics, first (values too) or whole (tensors too)");
+  add_choice(
+      verb, "--debug-compare", d.compare, "f64",
+      "Run every op of --debug-steps again on the CPU in f64 (or f32) and report the worst errors; twin: run the "
+      "first of these steps in float32 too and name the op that departs");
+  add_choice(verb, "--debug-nonfinite", d.nonfinite, "log",
+             "Find ops that make infinities or NaNs out of finite inputs, and log them or raise an error");
+  add_word(verb, "--debug-steps", d.steps, "Steps to dump and compare: N, FIRST-LAST, FIRST- or all");
+  add_path(verb, "--profile", d.profile,
+           "Folder for a profile of --profile-steps: profile.txt, and trace.json for "
+           "chrome://tracing");
+  add_word(verb, "--profile-steps", d.profile_steps, "Steps to profile: N, FIRST-LAST, FIRST- or all");
+}
+
+// `train resnet50 DIR` and `train --arch resnet50 DIR` are the same.
+void name_model(TrainOptions& o) {
+  if (!o.arch.empty()) {
+    if (!o.model.empty() && o.model != o.arch) {
+      if (!o.config.data.empty()) {
+        throw UsageError(fmt::format("--arch: {} is the network, so '{}' would be a second folder with data beside {}",
+                                     o.arch, o.model, o.config.data.string()));
+      }
+      o.config.data = o.model;
+    }
+    o.model = o.arch;
+  }
+  if (o.model.empty()) throw UsageError("train: MODEL is required; see `halfstep train --help`");
+  const auto names = train::network_names();
+  if (std::find(names.begin(), names.end(), o.model) == names.end() && fs::is_directory(o.model)) {
+    throw UsageError(fmt::format(
+        "MODEL: expected a network, got the folder '{0}'; name the network before it: halfstep train resnet50 {0}",
+        o.model));
+  }
+}
+
+// What the network is customarily trained with, where no flag says something else.
+void fill_in(TrainOptions& o) {
+  train::TrainConfig& c = o.config;
+  const bool adam = c.optimizer != "sgd";
+  const train::TrainConfig d = train::default_config(o.model, o.count("--batch-size") > 0 ? c.batch_size : 0, c.device);
+  const train::TrainConfig plain;
+  c.model = o.model;
+  c.batch_size = d.batch_size;
+  c.eval_batch_size = d.eval_batch_size;
+  c.prefetch = d.prefetch;
+  if (o.count("--epochs") == 0) c.epochs = d.epochs;
+  // Rates, decay and momentum of SGD's recipes are none of Adam's.
+  if (o.count("--lr") == 0) c.lr = adam && d.lr != plain.lr ? 1e-3 : d.lr;
+  if (o.count("--momentum") == 0 && !adam) c.momentum = d.momentum;
+  if (o.count("--weight-decay") == 0 && !adam) c.weight_decay = d.weight_decay;
+  // A warm-up says that the schedule is the user's; onecycle has no room for it.
+  if (o.count("--lr-schedule") == 0) {
+    c.lr_schedule = c.warmup_epochs > 0 && d.lr_schedule.starts_with("onecycle") ? "cosine" : d.lr_schedule;
+  }
+  const train::NetworkInput input = train::network_input(o.model);
+  if (o.print_freq < 0) o.print_freq = input.images ? 10 : 0;
+  train::ImageDataOptions& i = o.images;
+  i.folder = c.data;
+  i.limit = c.limit;
+  const train::ImageDataOptions usual = train::default_images(o.model, o.count("--image-size") > 0 ? i.image_size : 0);
+  i.image_size = usual.image_size;
+  if (o.count("--resize") == 0) i.resize = usual.resize;
+  if (o.count("--crop") == 0) i.crop = usual.crop;
+  if (input.images) c.data_flags = train::data_flags(i);
+}
+
+// A flag that does nothing was meant to do something.
+void check_flags(const TrainOptions& o) {
+  const auto belongs = [&](const char* flag, const char* to, bool there) {
+    if (o.count(flag) > 0 && !there) {
+      throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag, to));
+    }
+  };
+  const train::TrainConfig& c = o.config;
+  const train::DebugConfig& d = c.debug;
+  belongs("--debug-level", "--debug-dump", !d.dump.empty());
+  belongs("--debug-steps", "--debug-dump or --debug-compare", !d.dump.empty() || !d.compare.empty());
+  belongs("--profile-steps", "--profile", !d.profile.empty());
+  belongs("--no-norm-decay", "--weight-decay", c.weight_decay > 0);
+  if (!train::network_input(o.model).images) {
+    for (const char* flag : {"--image-size", "--resize", "--crop", "--min-area", "--color-jitter", "--max-damaged",
+                             "--zero-init-residual"}) {
+      if (o.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
+    }
+  }
+  if (o.pretrained_given) {
+    if (o.pretrained.empty()) throw UsageError(kNoDownload);
+    if (!c.resume.empty()) {
+      throw UsageError("--pretrained: --resume is given too, and its checkpoint has all the weights");
+    }
+    // As those scripts have it, the flag stood alone before the folder with the data.
+    if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / "last.safetensors") &&
+        !fs::exists(o.pretrained / "best.safetensors")) {
+      throw UsageError(fmt::format("{}; got the folder {}", kNoDownload, o.pretrained.string()));
+    }
+    if (!fs::exists(o.pretrained)) {
+      throw UsageError(fmt::format("--pretrained: {} does not exist", o.pretrained.string()));
+    }
+  }
+  if (!c.resume.empty() && !fs::exists(c.resume)) {
+    throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
+  }
+  const std::string extension = c.resume.extension().string();
+  if (!o.evaluate && (extension == ".pth" || extension == ".pt" || extension == ".tar")) {
+    throw UsageError(
+        fmt::format("--resume: expected a checkpoint of this program, got {}; --pretrained takes the weights of a "
+                    "PyTorch file",
+                    c.resume.string()));
+  }
+  if (o.evaluate && c.resume.empty() && o.pretrained.empty()) {
+    throw UsageError("--evaluate: expected the weights to evaluate, by --resume or --pretrained");
+  }
+}
+
+}  // namespace
+
+void add_train_options(CLI::App& verb, TrainOptions& o) {
+  train::TrainConfig& c = o.config;
+  add_common(verb, o, false);
+  add_word(verb, "--arch,-a", o.arch, "The same as MODEL, as ImageNet scripts have it")->type_name("MODEL");
+  add_path(verb, "DIR,--data", c.data,
+           "Folder with the data set: MNIST's format for mlp (default: built-in digits), else train and val with class "
+           "folders, list files or archives");
+  add_whole(verb, "--epochs,--epoch", c.epochs, 1, kMostCount, "Passes over the training data")->type_name("N");
+  add_whole(verb, "--batch-size,-b", c.batch_size, 1, kMostCount, "Samples of a batch")->type_name("N");
+  add_real(verb, "--lr,--learning-rate", c.lr, "Learning rate, the highest of the run")->type_name("X");
+  add_word(verb, "--lr-schedule", c.lr_schedule,
+           "constant, step[:EPOCHS[,FACTOR]], cosine or onecycle[:PART that rises]")
+      ->type_name("TEXT");
+  add_real(verb, "--warmup-epochs", c.warmup_epochs, "Epochs of a linear rise to the learning rate");
+  add_word(verb, "--optimizer", c.optimizer, "sgd, adam or adamw");
+  add_real(verb, "--momentum", c.momentum, "Momentum of sgd")->type_name("X");
+  verb.add_flag("--nesterov", c.nesterov, "Nesterov's momentum");
+  add_real(verb, "--weight-decay,--wd", c.weight_decay, "Weight decay")->type_name("X");
+  verb.add_flag("--no-norm-decay", o.no_norm_decay, "No weight decay of biases and of normalisation's weights");
+  add_real(verb, "--label-smoothing", c.label_smoothing, "Share of each target that is spread over all classes");
+  add_real(verb, "--mixup", c.mixup, "Mix pairs of samples; alpha of the beta distribution, such as 0.2; 0: off");
+  add_word(verb, "--amp", c.amp, "Mixed precision: off, bf16 or f16");
+  verb.add_flag("--pyamp", o.pyamp, "The same as --amp f16");
+  add_word(verb, "--amp-dtype", o.amp_dtype, "Dtype of a level O0 to auto: f16 or bf16");
+  add_word(verb, "--loss-scale", c.loss_scale,
+           "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
+           "(default: dynamic for f16, none otherwise)");
+  add_whole(verb, "--accumulate", c.accumulate, 1, kMostCount, "Batches whose gradients make one step");
+  add_real(verb, "--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping");
+  auto* pretrained = verb.add_option_function<std::string>(
+      "--pretrained",
+      [&o](const std::string& text) {
+        o.pretrained_given = true;
+        o.pretrained = text;
+      },
+      "Weights to begin with, .pth or .safetensors; a last layer of another size begins anew");
+  pretrained->expected(0, 1)->type_name("FILE");
+  verb.add_flag("--zero-init-residual", o.zero_init_residual,
+                "Begin with the last weight of normalisation in each residual block as 0");
+  add_whole(verb, "--image-size", o.images.image_size, 1, 1 << 14, "Pixels of a side that the network sees")
+      ->type_name("N");
+  add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
+            "Pixels of the shorter side before the middle is cut out, in evaluation; 0: the whole picture")
+      ->type_name("N");
+  add_word(verb, "--crop", o.images.crop, "Training pictures: random-resized, padded (4 pixels) or none")
+      ->type_name("TEXT");
+  add_real(verb, "--min-area", o.images.min_area, "Smallest share of the picture that random-resized takes");
+  add_real(verb, "--color-jitter", o.images.color_jitter, "Random change of brightness, contrast and saturation");
+  add_whole(verb, "--max-damaged", o.images.max_damaged, 0, kMostCount,
+            "Pictures that may be damaged before the run ends");
+  add_whole(verb, "--save-every", c.save_every, 0, kMostCount, "Steps between checkpoints; 0: one an epoch");
+  add_path(verb, "--resume", c.resume, "Checkpoint, or the folder of a run, to go on from");
+  verb.add_flag("--evaluate,-e", o.evaluate, "Evaluate the weights of --resume or --pretrained, and train nothing");
+  add_whole(verb, "--start-epoch", c.start_epoch, 0, kMostCount, "Epoch, from 0, to begin with");
+  add_path(verb, "--out", c.out, "Folder for checkpoints and log (default: runs/MODEL-TIME)");
+  verb.add_flag("--no-out", o.no_out, "Write no checkpoints");
+  add_whole(verb, "--print-freq,-p", o.print_freq, 0, kMostCount,
+            "Steps between two lines; 0: none (default: 10 for networks of images)");
+  add_whole(verb, "--seed", c.seed, 0, kMostSeed, "Seed of weights, order, augmentation and built-in data");
+  add_whole(verb, "--workers,-j", c.workers, 0, 256, "Threads that load data");
+  add_whole(verb, "--limit", c.limit, 0, kMostCount, "At most so many training samples; 0: all");
+  add_path(verb, "--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
+  add_debug_flags(verb, c.debug);
+  verb.add_flag("--quiet,-q", o.quiet, "Print errors only");
+  o.count = [&verb](const std::string& flag) { return verb.count(flag); };
+}
+
+void resolve(TrainOptions& o) {
+  train::TrainConfig& c = o.config;
+  name_model(o);
+  c.device = apply_common(o);
+  if (!o.amp_dtype.empty()) {
+    throw UsageError(
+        "--amp-dtype: belongs to the levels O0 to auto, which are not there yet; use --amp f16 or --amp bf16");
+  }
+  if (o.pyamp) {
+    if (o.count("--amp") > 0 && as_usage([&] { return train::amp_dtype(c.amp); }) != f16) {
+      throw UsageError(fmt::format("--pyamp: means --amp f16, and --amp {} is given", c.amp));
+    }
+    c.amp = "f16";
+  }
+  c.norm_decay = !o.no_norm_decay;
+  fill_in(o);
+  as_usage([&] { train::check(c); });
+  check_flags(o);
+  if (train::network_input(o.model).images) as_usage([&] { train::check(o.images); });
+  c.train_accuracy = o.print_freq > 0 && !o.quiet;
+}
+
+std::string describe(const TrainOptions& o, const std::string& loss_scale) {
+  const train::TrainConfig& c = o.config;
+  std::string text = fmt::format(
+      "model: {}\ndata: {}\nepochs: {}\nbatch-size: {}\nlr: {}\nlr-schedule: {}\nwarmup-epochs: {}\noptimizer: {}\n"
+      "momentum: {}\nnesterov: {}\nweight-decay: {}\nno-norm-decay: {}\nlabel-smoothing: {}\nmixup: {}\namp: {}\n"
+      "loss-scale: {}\naccumulate: {}\nclip-norm: {}\nsave-every: {}\nseed: {}\ndevice: {}\nworkers: {}\nlimit: {}\n",
+      c.model, c.data.empty() ? "built-in" : c.data.string(), c.epochs, c.batch_size, c.lr, c.lr_schedule,
+      c.warmup_epochs, c.optimizer, c.momentum, c.nesterov, c.weight_decay, !c.norm_decay, c.label_smoothing, c.mixup,
+      c.amp, loss_scale, c.accumulate, c.clip_norm, c.save_every, c.seed, c.device.str(), c.workers, c.limit);
+  for (const auto& [flag, value] : c.data_flags) text += fmt::format("{}: {}\n", flag, value);
+  if (!o.pretrained.empty()) text += fmt::format("pretrained: {}\n", o.pretrained.string());
+  return text;
+}
+
+}  // namespace halfstep::cli

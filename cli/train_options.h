@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags of `halfstep train`, those of the usual ImageNet scripts among them, and what they mean together.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "cli/options.h"
+#include "halfstep/train/config.h"
+#include "halfstep/train/data.h"
+
+namespace halfstep::cli {
+
+/// What `halfstep train` was told.
+struct TrainOptions : CommonOptions {
+  train::TrainConfig config;
+  train::ImageDataOptions images;
+  std::string arch;  ///< --arch, which stands for MODEL
+  std::string amp_dtype;
+  std::filesystem::path pretrained;
+  std::int64_t print_freq = -1;  ///< under 0: by the network
+  bool pyamp = false;
+  bool no_norm_decay = false;
+  bool zero_init_residual = false;
+  bool evaluate = false;
+  bool pretrained_given = false;
+  bool quiet = false;
+  bool no_out = false;
+  /// How often a flag was given.
+  std::function<std::size_t(const std::string& flag)> count;
+};
+
+/// Adds all flags to the verb.
+void add_train_options(CLI::App& verb, TrainOptions& options);
+
+/// After parsing: which argument is the network and which the data, the network's usual numbers where no flag says
+/// others, and flags that contradict each other. Sets threads and device. Throws UsageError.
+void resolve(TrainOptions& options);
+
+/// The effective configuration as text, beside the checkpoints.
+std::string describe(const TrainOptions& options, const std::string& loss_scale);
+
+}  // namespace halfstep::cli

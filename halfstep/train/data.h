@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Images for a network of a given name: which transforms they go through, and data sets made with them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/export.h"
+#include "halfstep/data/dataset.h"
+#include "halfstep/data/mnist.h"
+#include "halfstep/data/transforms.h"
+
+namespace halfstep::train {
+
+/// Where images come from and what is done to them; the flags of `halfstep train`.
+struct ImageDataOptions {
+  std::filesystem::path folder = {};    ///< with the parts train and val (or test)
+  std::int64_t image_size = 224;        ///< pixels of a side that the network sees
+  std::int64_t resize = 256;            ///< of the shorter side in evaluation; 0: the whole picture, whatever its shape
+  std::string crop = "random-resized";  ///< random-resized, padded or none
+  double min_area = 0.08;               ///< of random-resized
+  double color_jitter = 0;              ///< of brightness, contrast and saturation
+  std::int64_t max_damaged = 100;       ///< pictures that can't be read before it is an error
+  std::int64_t limit = 0;               ///< at most so many training pictures; 0: all
+};
+
+/// What is customary for the network of that name: 224 pixels of random parts, or 32 of a picture that is shifted.
+/// With an `image_size` other than 0 the rest follows from that. Throws Error for a name that is none.
+HS_API ImageDataOptions default_images(const std::string& model, std::int64_t image_size = 0);
+/// Throws Error, naming the flag, when an option is out of its range.
+HS_API void check(const ImageDataOptions& options);
+/// What a run goes on with only, flag (without dashes) and value.
+HS_API std::map<std::string, std::string> data_flags(const ImageDataOptions& options);
+/// The transforms; colours are normalised as the network's kind has it (CIFAR's or ImageNet's mean).
+HS_API data::TrainTransform train_transform(const ImageDataOptions& options, const std::string& model);
+HS_API data::EvalTransform eval_transform(const ImageDataOptions& options, const std::string& model);
+
+/// A part of a data set.
+struct LoadedImages {
+  std::shared_ptr<const data::Dataset> dataset;
+  std::vector<std::string> classes;       ///< their names
+  std::function<std::int64_t()> damaged;  ///< pictures that could not be read so far
+};
+/// The training or the test part of a folder, with the transform that belongs to it. Throws IoError.
+HS_API LoadedImages load_images(const ImageDataOptions& options, const std::string& model, data::Split split);
+
+}  // namespace halfstep::train
