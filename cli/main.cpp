@@ -51,7 +51,8 @@ struct Later {
 };
 constexpr Later kLaterVerbs[] = {
     {"data", "fetching data sets"}, {"export", "exporting networks"}, {"quantize", "quantization"}};
-constexpr const char* kDistributed = "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
+constexpr const char* kDistributed =
+    "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
                                  {"--config", "configuration by file"},
                                  {"--dist-url", kDistributed},

@@ -103,8 +103,7 @@ TEST(Pickle, NamesWhatIsWrongAndWhere) {
 
 // Some bytes that copy a large value, again and again.
 TEST(Pickle, CopiesOnlySoMuch) {
-  std::string bytes =
-      "\x80\x02(cbuiltins\nset\nq" + std::string("\0](", 3) + std::string(100'000, 'N') + "e\x85q\x01";
+  std::string bytes = "\x80\x02(cbuiltins\nset\nq" + std::string("\0](", 3) + std::string(100'000, 'N') + "e\x85q\x01";
   for (int i = 0; i < 2'000; ++i) bytes += std::string("h\0h\x01R", 5);
   EXPECT_NE(error_of(bytes + "t.", {.allowed = [](std::string_view) { return true; }}).find("copied too often"),
             std::string::npos);
