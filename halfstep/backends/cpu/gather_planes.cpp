@@ -98,6 +98,9 @@ void gather_row(const GatherRow& g) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include <cstring>
+
+#include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/row_block.h"
 
 namespace halfstep::cpu {
@@ -130,11 +133,43 @@ void gather_plane_row(const TensorView& x, TensorView y, const Tap* rows, const 
   }
 }
 
+// Whether every place is a copy of one.
+bool moves(const Taps& taps) {
+  for (std::int64_t i = 0; i < taps.size; ++i) {
+    if (taps.first[i + 1] != i + 1 || taps.taps[i].weight != 1) return false;
+  }
+  return true;
+}
+void move_planes(const TensorView& x, const TensorView& y, const Taps& rows, const Taps& columns) {
+  const ImageStrides from(x), to(y);
+  visit_bits(x.dtype, [&](auto tag) {
+    using U = typename decltype(tag)::type;
+    const U* source = elements<const U>(x);
+    U* result = elements<U>(y);
+    if (channels_side_by_side(x, y)) {
+      for_image_rows(y, 1, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
+        for (std::int64_t w = 0; w < columns.size; ++w) {
+          std::memcpy(result + to.at(n, c, h, w), source + from.at(n, c, rows.taps[h].at, columns.taps[w].at),
+                      static_cast<std::size_t>(channels) * sizeof(U));
+        }
+      });
+    } else {
+      for_plane_rows(y, 1, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
+        const U* line = source + from.at(n, c, rows.taps[h].at, 0);
+        U* row = result + to.at(n, c, h, 0);
+        for (std::int64_t w = 0; w < columns.size; ++w) row[w * to.w] = line[columns.taps[w].at * from.w];
+      });
+    }
+  });
+}
+
 }  // namespace
 
 void gather_planes(const TensorView& x, const TensorView& y, const Taps& rows, const Taps& columns,
                    const Divisors& divisors) {
   if (y.numel == 0) return;
+  const bool whole = !divisors.rows && !divisors.columns && divisors.all == 1;
+  if (whole && x.dtype == y.dtype && moves(rows) && moves(columns)) return move_planes(x, y, rows, columns);
   const ImageStrides from(x), to(y);
   const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns));
   const auto divisor_of = [&](std::int64_t row) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // max_pool2d and adaptive_max_pool2d, their backward passes and the gradients of these.
 //
-// The index of a value is its number in its window, row by row of the widest window. Backward, each place of the image
-// looks through the windows that it is in for those that chose it: no two threads write to one place.
+// The index of a value is its number in its window, row by row of the widest window. Backward, with channels side by
+// side, each place of the image looks through the windows that it is in for those that chose it, so that no two threads
+// write to one place; otherwise a thread has a channel to itself.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/max_pool.cpp"
 #include <hwy/foreach_target.h>
@@ -211,13 +212,14 @@ HWY_EXPORT(max_backward_row);
 
 namespace {
 
-// The windows of an image of height h and width w as tables, and the width of the widest.
+// The windows of an image of height h and width w as tables, and the size of the largest.
 struct MaxWindows {
   Taps rows, columns;
-  std::int64_t width = 1;
+  std::int64_t height = 1, width = 1;
 };
 bool windows_of(KernelContext* context, const PoolAttributes& a, std::int64_t h, std::int64_t w, const TensorView& y,
                 MaxWindows& to) {
+  to.height = a.kernel[0];
   to.width = a.kernel[1];
   return window_taps(context, a, 0, h, y.sizes[2], to.rows) && window_taps(context, a, 1, w, y.sizes[3], to.columns);
 }
@@ -226,6 +228,7 @@ bool windows_of(KernelContext* context, const AdaptivePoolAttributes&, std::int6
   if (!adaptive_taps(context, h, y.sizes[2], to.rows) || !adaptive_taps(context, w, y.sizes[3], to.columns)) {
     return false;
   }
+  to.height = most_taps(to.rows);
   to.width = most_taps(to.columns);
   return true;
 }
@@ -297,6 +300,82 @@ Status forward(KernelContext* context, const TensorView* in, int, TensorView* ou
   return Status::ok;
 }
 
+// The place with a number in window i, or -1: there is none for a window without places.
+std::int64_t place_of(const Taps& taps, std::int64_t i, std::int64_t number) {
+  if (taps.begin(i) == taps.end(i)) return -1;
+  // A window's places have numbers that follow each other.
+  return taps.begin(i)[number - taps.begin(i)->number].at;
+}
+
+// The row and the column of each number of a window: in a table where it is small, since a division for each element
+// would take longer than all else.
+struct Numbers {
+  std::int64_t width = 1;
+  std::int32_t *rows = nullptr, *columns = nullptr;
+  std::int64_t row(std::int64_t number) const { return rows ? rows[number] : number / width; }
+  std::int64_t column(std::int64_t number) const { return rows ? columns[number] : number % width; }
+};
+bool numbers_of(KernelContext* context, const MaxWindows& windows, Numbers& to) {
+  constexpr std::int64_t kMost = 4096;
+  to.width = windows.width;
+  if (windows.height > kMost / windows.width) return true;
+  const std::int64_t count = windows.height * windows.width;
+  to.rows = static_cast<std::int32_t*>(
+      context->workspace(context, static_cast<std::size_t>(2 * count) * sizeof(std::int32_t)));
+  if (!to.rows) return false;
+  to.columns = to.rows + count;
+  for (std::int64_t i = 0; i < count; ++i) {
+    to.rows[i] = static_cast<std::int32_t>(i / windows.width);
+    to.columns[i] = static_cast<std::int32_t>(i % windows.width);
+  }
+  return true;
+}
+
+// The backward pass channel by channel, each by one thread, which adds to where the index says. 16 bits add up in a
+// plane of float32.
+template <class C, class T, class I>
+bool scatter_planes(KernelContext* context, const TensorView& g, const TensorView& index, TensorView& dx,
+                    const MaxWindows& windows) {
+  const ImageStrides from(g), to(dx), at(index);
+  const std::int64_t channels = dx.sizes[1], planes = dx.sizes[0] * channels, h = dx.sizes[2], w = dx.sizes[3];
+  const std::int64_t work = h * w + 4 * g.sizes[2] * g.sizes[3];
+  const std::int64_t workers =
+      std::clamp<std::int64_t>(planes * work / kReduceGrain, 1, std::min<std::int64_t>(planes, num_threads()));
+  const bool direct = dx.dtype == (std::is_same_v<C, double> ? DType::f64 : DType::f32);
+  C* memory = nullptr;
+  Numbers numbers;
+  if (!numbers_of(context, windows, numbers)) return false;
+  if (!direct) {
+    memory = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(workers * h * w) * sizeof(C)));
+    if (!memory) return false;
+  }
+  parallel_for(workers, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t worker = begin; worker < end; ++worker) {
+      for (std::int64_t plane = worker; plane < planes; plane += workers) {
+        const std::int64_t n = plane / channels, c = plane % channels;
+        C* sums = direct ? elements<C>(dx) + to.at(n, c, 0, 0) : memory + worker * h * w;
+        const std::int64_t row_step = direct ? to.h : w, column_step = direct ? to.w : 1;
+        for (std::int64_t i = 0; i < h; ++i) {
+          for (std::int64_t j = 0; j < w; ++j) sums[i * row_step + j * column_step] = 0;
+        }
+        const T* gradient = elements<T>(g) + from.at(n, c, 0, 0);
+        const I* chosen = elements<I>(index) + at.at(n, c, 0, 0);
+        for (std::int64_t i = 0; i < g.sizes[2]; ++i) {
+          for (std::int64_t j = 0; j < g.sizes[3]; ++j) {
+            const I number = chosen[i * at.h + j * at.w];
+            const std::int64_t row = place_of(windows.rows, i, numbers.row(number));
+            const std::int64_t column = place_of(windows.columns, j, numbers.column(number));
+            if (row < 0 || column < 0) continue;
+            sums[row * row_step + column * column_step] += convert<C>(gradient[i * from.h + j * from.w]);
+          }
+        }
+        for (std::int64_t i = 0; !direct && i < h; ++i) write_row(dx, to.at(n, c, i, 0), to.w, w, sums + i * w);
+      }
+    }
+  });
+  return true;
+}
+
 // Inputs: g, index. Output: the image's gradient.
 template <class A>
 Status backward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
@@ -304,16 +383,18 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   TensorView& dx = out[0];
   if (dx.numel == 0) return Status::ok;
   MaxWindows windows;
-  Taps rows, columns;
-  if (!windows_of(context, *static_cast<const A*>(p), dx.sizes[2], dx.sizes[3], g, windows) ||
-      !reversed_taps(context, windows.rows, dx.sizes[2], rows) ||
-      !reversed_taps(context, windows.columns, dx.sizes[3], columns)) {
+  if (!windows_of(context, *static_cast<const A*>(p), dx.sizes[2], dx.sizes[3], g, windows)) {
     return Status::out_of_memory;
   }
-  const ImageStrides from(g), to(dx), at(index);
-  const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns));
   const bool known = g.dtype != DType::f64 && (dx.dtype == g.dtype || dx.dtype == DType::f32);
   if (known && channels_side_by_side(g, dx, index)) {
+    Taps rows, columns;
+    if (!reversed_taps(context, windows.rows, dx.sizes[2], rows) ||
+        !reversed_taps(context, windows.columns, dx.sizes[3], columns)) {
+      return Status::out_of_memory;
+    }
+    const ImageStrides from(g), to(dx), at(index);
+    const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns));
     for_image_rows(dx, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
       HWY_DYNAMIC_DISPATCH(max_backward_row)
       ({.x = &g,
@@ -330,40 +411,13 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
     });
     return Status::ok;
   }
+  bool ok = true;
   visit_pair(g, index, [&](auto zero, auto* gradient, auto* numbers) {
-    using C = decltype(zero);
-    for_plane_rows(dx, work * 4, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
-      constexpr std::int64_t kBlock = 256;
-      const auto* plane = gradient + from.at(n, c, 0, 0);
-      const auto* chosen = numbers + at.at(n, c, 0, 0);
-      C block[kBlock];
-      for (std::int64_t w0 = 0; w0 < columns.size; w0 += kBlock) {
-        const std::int64_t width = std::min(kBlock, columns.size - w0);
-        for (std::int64_t w = 0; w < width; ++w) {
-          C total = 0;
-          for (const Tap* r = rows.begin(h); r != rows.end(h); ++r) {
-            for (const Tap *k = columns.begin(w0 + w), *end = columns.end(w0 + w); k != end; ++k) {
-              if (static_cast<std::int64_t>(chosen[r->at * at.h + k->at * at.w]) ==
-                  r->number * windows.width + k->number) {
-                total += convert<C>(plane[r->at * from.h + k->at * from.w]);
-              }
-            }
-          }
-          block[w] = total;
-        }
-        write_row(dx, to.at(n, c, h, w0), to.w, width, block);
-      }
-    });
+    using T = std::remove_pointer_t<decltype(gradient)>;
+    using I = std::remove_pointer_t<decltype(numbers)>;
+    ok = scatter_planes<decltype(zero), T, I>(context, g, index, dx, windows);
   });
-  return Status::ok;
-}
-
-// The place with a number in window i, or -1: there is none for a window without places.
-std::int64_t place_of(const Taps& taps, std::int64_t i, std::int64_t number) {
-  for (const Tap* t = taps.begin(i); t != taps.end(i); ++t) {
-    if (t->number == number) return t->at;
-  }
-  return -1;
+  return ok ? Status::ok : Status::out_of_memory;
 }
 
 // Inputs: an image, index. Output: the image's values at the index.
@@ -373,14 +427,16 @@ Status pick(KernelContext* context, const TensorView* in, int, TensorView* out, 
   if (y.numel == 0) return Status::ok;
   MaxWindows windows;
   if (!windows_of(context, *static_cast<const A*>(p), x.sizes[2], x.sizes[3], y, windows)) return Status::out_of_memory;
+  Numbers table;
+  if (!numbers_of(context, windows, table)) return Status::out_of_memory;
   const ImageStrides from(x), to(y), at(index);
   visit_pair(x, index, [&](auto, auto* image, auto* numbers) {
     using T = std::remove_pointer_t<decltype(image)>;
     for_plane_rows(y, 16, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
       for (std::int64_t w = 0; w < y.sizes[3]; ++w) {
-        const auto number = static_cast<std::int64_t>(numbers[at.at(n, c, h, w)]);
-        const std::int64_t row = place_of(windows.rows, h, number / windows.width);
-        const std::int64_t column = place_of(windows.columns, w, number % windows.width);
+        const auto number = numbers[at.at(n, c, h, w)];
+        const std::int64_t row = place_of(windows.rows, h, table.row(number));
+        const std::int64_t column = place_of(windows.columns, w, table.column(number));
         elements<T>(y)[to.at(n, c, h, w)] = row < 0 || column < 0 ? T{} : image[from.at(n, c, row, column)];
       }
     });
