@@ -17,6 +17,18 @@ namespace {
 
 std::atomic<int> bounds_wanted{0};
 
+// Of an output, whose strides are dense: the number of elements is the number of places.
+std::size_t bytes_of(const Op& op, const Shape& sizes, DType dtype) {
+  auto bytes = static_cast<std::int64_t>(item_size(dtype));
+  bool fits = true;
+  for (const std::int64_t n : sizes) {
+    if (n == 0) return 0;
+    fits = fits && !__builtin_mul_overflow(bytes, n, &bytes);
+  }
+  if (!fits) fail<ShapeError>("{}: a result {} has too many elements", op.name, sizes.str());
+  return static_cast<std::size_t>(bytes);
+}
+
 }  // namespace
 
 namespace detail {
@@ -275,9 +287,8 @@ void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void
   std::array<const Tensor*, kMaxOutputs> output_pointers;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& o = ctx.outputs[i];
-    // The rule's strides are dense, so the number of elements is the number of places.
-    const auto bytes = static_cast<std::size_t>(o.sizes.numel()) * item_size(o.dtype);
-    outputs[i] = Tensor(TensorImpl::make(Storage::allocate(bytes, device), 0, o.sizes, o.strides, o.dtype));
+    outputs[i] = Tensor(
+        TensorImpl::make(Storage::allocate(bytes_of(op, o.sizes, o.dtype), device), 0, o.sizes, o.strides, o.dtype));
     output_pointers[i] = &outputs[i];
   }
   {
@@ -360,8 +371,7 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
           &op, in_place);
     } else {
       Tensor result(
-          TensorImpl::make(Storage::allocate(static_cast<std::size_t>(o.sizes.numel()) * item_size(o.dtype), device), 0,
-                           o.sizes, o.strides, o.dtype));
+          TensorImpl::make(Storage::allocate(bytes_of(op, o.sizes, o.dtype), device), 0, o.sizes, o.strides, o.dtype));
       const Tensor* output = &result;
       run({.table = *op.table,
            .name = op.name,

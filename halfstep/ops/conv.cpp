@@ -5,6 +5,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/image_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/reduce.h"
 
@@ -202,9 +203,7 @@ void read_list(const Shape& given, int dims, std::int64_t least, std::int64_t fi
     fail<ShapeError>("{}: expected {} of 1{} number{}, got {}", op, what, dims == 1 ? "" : " or 2",
                      dims == 1 ? "" : "s", given.str());
   }
-  for (const std::int64_t v : given) {
-    if (v < least) fail<ShapeError>("{}: expected {} of at least {}, got {}", op, what, least, given.str());
-  }
+  for (const std::int64_t v : given) detail::check_number(v, given, op, what, least);
   to[0] = dims == 1 ? first : given[0];
   to[1] = given.back();
 }
@@ -216,6 +215,7 @@ ConvAttributes attributes_of(const char* op, int dims, const Shape& stride, cons
   read_list(padding, dims, 0, 0, op, "a padding", a.padding);
   read_list(dilation, dims, 1, 1, op, "a dilation", a.dilation);
   if (groups < 1) fail<ShapeError>("{}: expected groups of at least 1, got {}", op, groups);
+  if (groups > INT32_MAX) fail<ShapeError>("{}: expected groups of at most {}, got {}", op, INT32_MAX, groups);
   a.groups = groups;
   return a;
 }

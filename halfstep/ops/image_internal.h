@@ -5,6 +5,8 @@
 // memory as the image did. The gradient that comes in often can't tell: a mean of the whole image has one place.
 #pragma once
 
+#include <cstdint>
+
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/op.h"
@@ -61,6 +63,12 @@ Tensor as_images(const Tensor& input, int dims, F&& f) {
   return single ? y.squeeze(0) : y;
 }
 
+/// Throws where a number of a window is none: beyond this sums of them, and products with sizes, might not fit.
+inline void check_number(std::int64_t v, const Shape& list, const char* op, const char* what, std::int64_t least) {
+  if (v < least) fail<ShapeError>("{}: expected {} of at least {}, got {}", op, what, least, list.str());
+  if (v > INT32_MAX) fail<ShapeError>("{}: expected {} of at most {}, got {}", op, what, INT32_MAX, list.str());
+}
+
 /// One number for all, or one for each of `dims` dimensions, as [height, width]. Throws when there are others.
 inline void numbers_for(const Shape& list, const char* op, const char* what, int dims, std::int64_t least,
                         std::int64_t (&to)[2]) {
@@ -68,9 +76,7 @@ inline void numbers_for(const Shape& list, const char* op, const char* what, int
     fail<ShapeError>("{}: expected {} {} for {}, got {}", op, dims == 1 ? "1" : "1 or 2",
                      dims == 1 ? "number" : "numbers", what, list.str());
   }
-  for (const std::int64_t v : list) {
-    if (v < least) fail<ShapeError>("{}: expected {} of at least {}, got {}", op, what, least, list.str());
-  }
+  for (const std::int64_t v : list) check_number(v, list, op, what, least);
   // A sequence is an image of height 1: the caller has put there what leaves it alone.
   if (dims == 2) to[0] = list[0];
   to[1] = list.back();

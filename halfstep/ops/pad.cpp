@@ -102,6 +102,10 @@ Tensor pad(const Tensor& input, const std::vector<std::int64_t>& pads, PadMode m
     const std::int64_t before = pads[2 * i], after = pads[2 * i + 1], size = sizes[d];
     a.before.values[d] = before;
     a.after.values[d] = after;
+    constexpr std::int64_t kMost = std::int64_t{1} << 60;  // sums fit
+    if (std::min(before, after) < -kMost || std::max(before, after) > kMost) {
+      fail<ShapeError>("pad: expected numbers of at most {}, got {} and {}", kMost, before, after);
+    }
     const bool constant = mode == PadMode::constant;
     // What is left of the input, and what comes of it.
     const std::int64_t kept = size + std::min<std::int64_t>(before, 0) + std::min<std::int64_t>(after, 0);

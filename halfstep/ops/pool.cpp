@@ -266,6 +266,9 @@ PoolAttributes max_attributes(const Tensor& input, const Shape& kernel, const Ma
                               int dims) {
   PoolAttributes a = pool_attributes(input, {kernel, o.stride, o.padding, o.dilation}, op, dims);
   a.ceil_mode = o.ceil_mode;
+  if (a.kernel[0] * a.kernel[1] > INT32_MAX) {
+    fail<ShapeError>("{}: expected a kernel of at most {} places, got {}", op, INT32_MAX, kernel.str());
+  }
   return a;
 }
 Tensor max_pool(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options, const char* op, int dims) {

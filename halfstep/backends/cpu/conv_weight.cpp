@@ -54,8 +54,10 @@ Plan plan_of(const ConvGeometry& g, std::int64_t item) {
   // Columns in equal blocks of whole panels.
   const std::int64_t blocks = (p.columns + kMostColumns - 1) / kMostColumns;
   p.block_columns = round_up((p.columns + blocks - 1) / blocks, 32);
-  if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1) {
-    p.line = round_up(((g.ow - 1) * g.stride[1] + g.kw) * g.c, 16);
+  // Unless they would be padding, mostly.
+  const std::int64_t seen = (g.ow - 1) * g.stride[1] + g.kw;
+  if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1 && seen <= 2 * (g.w + g.kw)) {
+    p.line = round_up(seen * g.c, 16);
   }
   p.chunk_rows = std::clamp<std::int64_t>((kPlaces + g.ow / 2) / g.ow, 1, p.rows);
   return p;
@@ -145,6 +147,7 @@ struct Job {
 
   // sums[o0 .. o1) of all columns over the output rows [r0, r1).
   void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
+    if (o0 == o1) return;  // of many shares the last ones may be of nothing
     alignas(64) float line[kMostColumns + 32 + 16];
     for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/onednn.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -252,6 +254,18 @@ Memory::desc weight_desc(const Memory::dims& dims, Memory::data_type type, const
   return {dims, type, Memory::dims{dims[1] * strides[0], strides[0], strides[1], strides[2], strides[3]}};
 }
 
+// Whether places and distances, whose sums and products oneDNN takes in 32 bits, fit there.
+bool small_enough(const ConvGeometry& g) {
+  constexpr std::int64_t kMost = 1 << 29;
+  const std::int64_t window[] = {g.kh, g.kw}, outputs[] = {g.oh, g.ow};
+  for (int d = 0; d < 2; ++d) {
+    const std::int64_t extent = g.dilation[d] * (window[d] - 1) + 1, spanned = (outputs[d] - 1) * g.stride[d] + extent;
+    if (std::max({g.stride[d], g.dilation[d], extent, spanned, g.before[d], std::abs(g.after[d])}) > kMost)
+      return false;
+  }
+  return true;
+}
+
 using ConvKey = std::array<std::int64_t, 23>;
 
 }  // namespace
@@ -263,6 +277,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
                                              bool bias) noexcept {
   constexpr std::size_t kMost = 1024;
   static thread_local std::map<ConvKey, std::shared_ptr<OneDnnConv>> made;
+  if (!small_enough(g)) return nullptr;
   try {
     prepare();
     const ConvKey key = {g.n,
