@@ -49,8 +49,7 @@ struct Later {
   const char* name;
   const char* what;
 };
-constexpr Later kLaterVerbs[] = {
-    {"data", "fetching data sets"}, {"export", "exporting networks"}, {"quantize", "quantization"}};
+constexpr Later kLaterVerbs[] = {{"data", "fetching data sets"}, {"quantize", "quantization"}};
 constexpr const char* kDistributed =
     "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
@@ -171,6 +170,7 @@ int run(int argc, char** argv) {
   add_compare(program, status);
   add_convert(program, status);
   add_inspect(program, status);
+  add_export(program, status);
   add_ops(program, status);
   add_devices(program, status);
   try {

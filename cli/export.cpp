@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/options.h"
+#include "cli/verbs.h"
+#include "cli/weights_files.h"
+#include "halfstep/io/onnx.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/train/networks.h"
+
+namespace halfstep::cli {
+namespace {
+
+constexpr std::uint64_t kMostBatch = 65536;
+
+struct Options : CommonOptions {
+  EvalImageOptions pictures;
+  std::filesystem::path weights, onnx;
+  std::string batch_size = "dynamic", dtype = "f32";
+  int opset = 17;
+};
+
+DType parse_dtype(const std::string& name) {
+  for (const DType dtype : {f32, f16}) {
+    if (name == halfstep::name(dtype)) return dtype;
+  }
+  throw UsageError(fmt::format("--dtype: expected f32 or f16, got '{}'{}", name,
+                               name == "bf16" ? "; ONNX's convolution doesn't take it" : ""));
+}
+
+void check_target(const Options& o) {
+  std::error_code error;
+  if (std::filesystem::is_directory(o.onnx, error)) {
+    throw UsageError(fmt::format("--onnx: expected a file to write, got the folder {}", o.onnx.string()));
+  }
+  if (std::filesystem::equivalent(o.weights, o.onnx, error)) {
+    throw UsageError(fmt::format("--onnx: {} is the file of weights; give another name", o.onnx.string()));
+  }
+  // Most likely a slip, and --weights may be the folder that it is in.
+  for (const char* extension : {".safetensors", ".pth", ".pt"}) {
+    if (o.onnx.extension() == extension) {
+      throw UsageError(
+          fmt::format("--onnx: expected the name of an ONNX file, got {}, which is one of weights; "
+                      "`halfstep convert` writes those",
+                      o.onnx.string()));
+    }
+  }
+}
+
+int run(Options& o) {
+  const Device device = apply_common(o);
+  io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
+  const auto batch =
+      options.dynamic_batch ? 1 : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostBatch));
+  const bool images = train::network_input(o.model).images;
+  if (!images && o.pictures.count("--image-size") > 0) {
+    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
+  }
+  check_target(o);
+  const Loaded loaded = load_classifier(o.model, o.weights);
+  const train::Classifier& classifier = loaded.classifier;
+  classifier.module->to(device);
+  Shape sizes{batch, 784};
+  if (images) {
+    resolve_images(o.pictures, o.model, loaded);
+    sizes = {batch, 3, o.pictures.images.image_size, o.pictures.images.image_size};
+  }
+  const Tensor example = zeros(sizes, {.device = device});
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{classifier.forward(in[0])}; };
+  const io::OnnxSummary summary =
+      io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
+  const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
+  fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", o.onnx.string(),
+             summary.nodes, summary.elements, summary.initializers,
+             bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
+             fmt::join(sizes.begin() + 1, sizes.end(), ", "));
+  return kDone;
+}
+
+}  // namespace
+
+void add_export(CLI::App& program, int& status) {
+  auto* verb = program.add_subcommand("export", "Write a trained network as an ONNX file");
+  auto o = std::make_shared<Options>();
+  add_common(*verb, *o);
+  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
+  add_path(*verb, "--onnx", o->onnx, "File to write; one that is there is replaced")->required();
+  add_word(*verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
+  add_whole(*verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
+            "Pixels of a side that the network sees (default: as it was trained)")
+      ->type_name("N");
+  o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb->count(flag) : 0; };
+  add_word(*verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
+  add_whole(*verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
+  verb->callback([o, &status] { status = run(*o); });
+}
+
+}  // namespace halfstep::cli

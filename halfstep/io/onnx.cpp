@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/io/onnx.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/io/onnx_internal.h"
+#include "halfstep/ops/index.h"
+
+namespace halfstep::io {
+namespace {
+
+using detail::OnnxCall;
+using detail::OnnxGraph;
+using detail::OnnxTrace;
+
+// `n` samples, from the first again where there are fewer. Copied on the CPU, since devices may have no index_select.
+Tensor samples(const Tensor& example, std::int64_t n) {
+  Tensor rows = empty({n}, {.dtype = DType::i64, .device = Device{}});
+  for (std::int64_t i = 0; i < n; ++i) rows.data<std::int64_t>()[i] = i % example.sizes()[0];
+  return index_select(example.to(Device{}), 0, rows).to(example.device());
+}
+
+void check(std::span<const Tensor> inputs, const OnnxOptions& o) {
+  if (o.opset < 17 || o.opset > 21) fail<Error>("export_onnx: expected an opset from 17 to 21, got {}", o.opset);
+  if (o.dtype != DType::f32 && o.dtype != DType::f16) {
+    fail<DTypeError>("export_onnx: expected dtype f32 or f16, got {}; ONNX's convolution has no other", name(o.dtype));
+  }
+  if (inputs.empty()) fail<Error>("export_onnx: expected at least one input, got none");
+  for (const Tensor& t : inputs) {
+    if (!t.defined()) fail<Error>("export_onnx: expected defined inputs, got an undefined one");
+    if (t.numel() == 0) fail<ShapeError>("export_onnx: expected inputs with elements, got {}", t.sizes().str());
+    if (!o.dynamic_batch) continue;
+    if (t.dim() == 0 || inputs[0].dim() == 0 || t.sizes()[0] != inputs[0].sizes()[0]) {
+      fail<ShapeError>("export_onnx: expected inputs with the batch in dimension 0, got {} and {}",
+                       inputs[0].sizes().str(), t.sizes().str());
+    }
+  }
+}
+
+[[noreturn]] void differ(const OnnxCall& call, const char* what) {
+  fail<Error>("export_onnx: {}: {} follows the batch; export with a fixed batch",
+              detail::place_of(call.op, call.module), what);
+}
+
+// Two runs must have called the same on the same.
+void compare(const OnnxTrace& a, const OnnxTrace& b) {
+  for (std::size_t i = 0; i < std::min(a.calls.size(), b.calls.size()); ++i) {
+    const OnnxCall &x = a.calls[i], &y = b.calls[i];
+    if (x.op != y.op || x.module != y.module || x.inputs != y.inputs || x.outputs != y.outputs) {
+      differ(x, "what the network calls");
+    }
+  }
+  if (a.calls.size() != b.calls.size() || a.values.size() != b.values.size() || a.outputs != b.outputs) {
+    fail<Error>("export_onnx: what the network calls follows the batch; export with a fixed batch");
+  }
+}
+
+bool same_bytes(const Tensor& a, const Tensor& b) {
+  return a.impl()->data() == b.impl()->data() ||
+         std::memcmp(a.impl()->data(), b.impl()->data(), static_cast<std::size_t>(a.numel()) * a.item_size()) == 0;
+}
+
+// ... and it must come to the same graph: attributes and constants as well.
+void compare(const OnnxGraph& a, const OnnxGraph& b) {
+  const auto refuse = [](const std::string& what) {
+    fail<Error>("export_onnx: {} follows the batch; export with a fixed batch", what);
+  };
+  for (std::size_t i = 0; i < std::min(a.nodes.size(), b.nodes.size()); ++i) {
+    if (!(a.nodes[i] == b.nodes[i])) refuse(a.nodes[i].name);
+  }
+  if (a.nodes.size() != b.nodes.size() || a.initializers.size() != b.initializers.size()) refuse("the graph");
+  for (std::size_t i = 0; i < a.initializers.size(); ++i) {
+    const auto &x = a.initializers[i], &y = b.initializers[i];
+    if (x.name != y.name || x.type != y.type || x.dims != y.dims || !same_bytes(x.tensor, y.tensor)) {
+      const auto reads = [&](const detail::OnnxNode& n) {
+        return std::find(n.inputs.begin(), n.inputs.end(), x.name) != n.inputs.end();
+      };
+      const auto reader = std::find_if(a.nodes.begin(), a.nodes.end(), reads);
+      refuse(reader == a.nodes.end() ? x.name : fmt::format("a constant of {}", reader->name));
+    }
+  }
+}
+
+}  // namespace
+
+OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase& module, const OnnxForward& forward,
+                        std::span<const Tensor> inputs, const OnnxOptions& options) {
+  check(inputs, options);
+  const NoGrad no_grad;
+  const AutocastOff autocast_off;
+  std::vector<Tensor> first, second;
+  for (const Tensor& t : inputs) {
+    first.push_back(options.dynamic_batch ? samples(t, 2) : t.clone());
+    if (options.dynamic_batch) second.push_back(samples(t, 3));
+  }
+  const OnnxTrace trace = detail::trace_onnx(module, forward, std::move(first));
+  OnnxGraph graph;
+  if (options.dynamic_batch) {
+    const OnnxTrace other = detail::trace_onnx(module, forward, std::move(second));
+    compare(trace, other);
+    graph = detail::OnnxBuilder(trace, &other, options).build();
+    compare(graph, detail::OnnxBuilder(other, &trace, options).build());
+  } else {
+    graph = detail::OnnxBuilder(trace, nullptr, options).build();
+  }
+  graph.name = module.kind();
+  OnnxSummary summary{.nodes = static_cast<std::int64_t>(graph.nodes.size()),
+                      .initializers = static_cast<std::int64_t>(graph.initializers.size())};
+  for (const auto& t : graph.initializers) summary.elements += t.tensor.numel();
+  summary.bytes = detail::write_onnx(path, graph, options.opset);
+  return summary;
+}
+
+std::vector<std::string> onnx_ops() {
+  std::vector<std::string> names;
+  for (const auto& [name, translator] : detail::onnx_translators()) names.emplace_back(name);
+  return names;
+}
+
+}  // namespace halfstep::io

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: how a network becomes an ONNX graph. A trace is what a run called (onnx_trace.cpp); a builder walks over it
+// and has each call written as nodes (onnx_builder.cpp) by its op's translator (onnx_ops.cpp, onnx_image_ops.cpp);
+// onnx_file.cpp writes the graph.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "halfstep/core/tensor.h"
+#include "halfstep/io/onnx.h"
+#include "halfstep/ops/attributes.h"
+
+namespace halfstep::io::detail {
+
+// --- the graph
+
+/// ONNX's numbers for element types.
+enum OnnxType : std::int32_t {
+  kOnnxFloat = 1,
+  kOnnxUint8 = 2,
+  kOnnxInt8 = 3,
+  kOnnxInt32 = 6,
+  kOnnxInt64 = 7,
+  kOnnxBool = 9,
+  kOnnxFloat16 = 10,
+};
+
+struct OnnxAttribute {
+  std::string name;
+  std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>> value;
+  bool operator==(const OnnxAttribute&) const = default;
+};
+using OnnxAttributes = std::vector<OnnxAttribute>;
+
+struct OnnxNode {
+  std::string op;
+  std::string name;
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+  OnnxAttributes attributes;
+  bool operator==(const OnnxNode&) const = default;
+};
+
+/// A size: `fixed`, or `per_batch` times the batch where that isn't 0.
+struct OnnxDim {
+  std::int64_t fixed = 0;
+  std::int64_t per_batch = 0;
+  bool operator==(const OnnxDim&) const = default;
+};
+using OnnxDims = std::vector<OnnxDim>;
+
+struct OnnxInitializer {
+  std::string name;
+  std::int32_t type;
+  std::vector<std::int64_t> dims;
+  Tensor tensor;  ///< on the CPU, row-major, of the type; its sizes may be others
+};
+
+struct OnnxPort {
+  std::string name;
+  std::int32_t type;
+  OnnxDims dims;
+};
+
+struct OnnxGraph {
+  std::string name;
+  std::vector<OnnxNode> nodes;
+  std::vector<OnnxInitializer> initializers;
+  std::vector<OnnxPort> inputs;
+  std::vector<OnnxPort> outputs;
+};
+
+/// Writes the file atomically and returns its size. Throws IoError.
+std::int64_t write_onnx(const std::filesystem::path& path, const OnnxGraph& graph, int opset);
+
+// --- the trace
+
+/// A tensor that the run saw.
+struct OnnxValue {
+  enum class Kind : std::uint8_t { input, parameter, constant, computed };
+  Kind kind;
+  Tensor tensor;             ///< kept, so that no other takes its memory
+  std::string name;          ///< of a parameter or buffer
+  std::uint64_t writes = 0;  ///< how often its memory was written when it got its value
+  bool overwritten = false;  ///< it was written again later
+};
+
+/// A call, with its tensors as numbers of values.
+struct OnnxCall {
+  std::string op;
+  std::string module;
+  std::vector<int> inputs;  ///< -1: none
+  std::vector<int> outputs;
+  std::vector<unsigned char> attributes;
+};
+
+struct OnnxTrace {
+  std::vector<OnnxValue> values;
+  std::vector<OnnxCall> calls;
+  std::vector<int> inputs;
+  std::vector<int> outputs;
+};
+
+/// Runs `forward`, as export_onnx says. The inputs are the trace's to keep.
+OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, std::vector<Tensor> inputs);
+
+/// `NAME in module PATH`, for messages.
+std::string place_of(std::string_view op, std::string_view module);
+
+// --- translation
+
+/// Makes the graph of one trace. With a dynamic batch there is a second trace, with another number of samples.
+class OnnxBuilder {
+ public:
+  OnnxBuilder(const OnnxTrace& trace, const OnnxTrace* other, const OnnxOptions& options);
+  OnnxGraph build();
+
+  // For translators. They speak of the call that is being translated; `i` counts its inputs or outputs.
+  int opset() const { return options_.opset; }
+  int inputs() const { return static_cast<int>(call_->inputs.size()); }
+  bool has(int i) const { return i < inputs() && call_->inputs[static_cast<std::size_t>(i)] >= 0; }
+  /// The input's name in the graph; an empty one where there is none, which is how ONNX leaves inputs out.
+  std::string in(int i);
+  /// The input as float32, whatever the other floating tensors of the file are.
+  std::string in_float(int i);
+  const Tensor& in_tensor(int i) const { return value_in(i).tensor; }
+  const Tensor& out_tensor(int i = 0) const { return value_out(i).tensor; }
+  const Shape& in_sizes(int i) const { return in_tensor(i).sizes(); }
+  const Shape& out_sizes(int i = 0) const { return out_tensor(i).sizes(); }
+  OnnxDims in_dims(int i) const { return dims_of(call_->inputs[static_cast<std::size_t>(i)]); }
+  OnnxDims out_dims(int i = 0) const { return dims_of(call_->outputs[static_cast<std::size_t>(i)]); }
+  /// Whether anything reads the output.
+  bool wanted(int i) const;
+  template <class A>
+  const A& attributes() const {
+    check_attributes(sizeof(A));
+    return *reinterpret_cast<const A*>(call_->attributes.data());
+  }
+  /// ONNX's type of tensors of a dtype in this file.
+  std::int32_t type_of(DType dtype) const;
+
+  /// Adds an operator and returns the name of its result.
+  std::string node(std::string_view op, std::vector<std::string> inputs, OnnxAttributes attributes = {});
+  /// Adds the operator whose result is the call's output `i`.
+  void result(std::string_view op, std::vector<std::string> inputs, OnnxAttributes attributes = {}, int i = 0);
+  /// The call's output `i` is this.
+  void same(const std::string& name, int i = 0);
+
+  /// Constants: a list of integers, and a number of the type that `dtype` has in the file.
+  std::string ints(const std::vector<std::int64_t>& values);
+  std::string floats(const std::vector<float>& values);  ///< float32 whatever the file's dtype is
+  std::string number(double value, DType dtype);
+  std::string number(const ScalarValue& value, DType dtype);
+  /// `n` times a floating number; `in_float32`: whatever the other floating tensors are.
+  std::string filled(std::int64_t n, double value, bool in_float32 = false);
+  /// A tensor as a constant.
+  std::string constant(const Tensor& tensor);
+  /// `x` of sizes `from` with other sizes; the operator is the call's result if `final`.
+  std::string reshape(const std::string& x, const OnnxDims& from, const OnnxDims& to, bool final = false);
+  /// Sizes as a tensor: a constant, or computed from the graph's input.
+  std::string shape_tensor(const OnnxDims& dims);
+
+  /// Throws: the call can't be written, since ...
+  [[noreturn]] void refuse(const std::string& why) const;
+
+ private:
+  const OnnxValue& value_in(int i) const {
+    return trace_.values[static_cast<std::size_t>(call_->inputs[static_cast<std::size_t>(i)])];
+  }
+  const OnnxValue& value_out(int i) const {
+    return trace_.values[static_cast<std::size_t>(call_->outputs[static_cast<std::size_t>(i)])];
+  }
+  OnnxDims dims_of(int value) const;
+  void check_attributes(std::size_t size) const;
+  void find_needed();
+  std::string name_of(int value, bool in_float32);
+  std::string output_name(int value, int i);
+  std::string embed(int value, bool in_float32);
+  std::string spread_constant(const OnnxValue& value, const OnnxDims& dims);
+  Tensor converted(const Tensor& tensor, bool in_float32, const std::string& what);
+  std::string add_initializer(std::string name, const Tensor& tensor, std::vector<std::int64_t> dims,
+                              std::int32_t type);
+  std::string unique(const std::string& name);
+  void add_ports();
+  void add_outputs();
+
+  const OnnxTrace& trace_;
+  const OnnxTrace* other_;
+  const OnnxOptions& options_;
+  const OnnxCall* call_ = nullptr;
+  OnnxGraph graph_;
+  std::vector<bool> needed_;                      // by value
+  std::map<int, std::string> names_;              // of values
+  std::map<int, std::string> in_float_;           // of values, as float32 beside another dtype
+  std::set<std::string> taken_;                   // names
+  std::map<std::string, std::string> constants_;  // names by contents
+  std::int64_t bytes_ = 0;                        // of what was embedded
+  std::string batch_;                             // the size of the batch as a tensor, once it was asked for
+};
+
+/// Writes the builder's call as nodes.
+using OnnxTranslator = void (*)(OnnxBuilder&);
+using OnnxTranslators = std::map<std::string_view, OnnxTranslator>;
+/// By the op's name.
+const OnnxTranslators& onnx_translators();
+/// Adds those of convolution, pooling, resizing and padding.
+void add_image_translators(OnnxTranslators& table);
+
+}  // namespace halfstep::io::detail

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run of a network calls, as an observer sees it.
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <tuple>
+#include <unordered_map>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/io/onnx_internal.h"
+#include "halfstep/ops/observer.h"
+#include "halfstep/ops/op.h"
+
+namespace halfstep::io::detail {
+namespace {
+
+using Kind = OnnxValue::Kind;
+
+bool is_random(std::string_view op) {
+  constexpr std::string_view kRandom[] = {"uniform",   "normal",      "randint", "randperm",
+                                          "bernoulli", "bernoulli_p", "dropout"};
+  return std::find(std::begin(kRandom), std::end(kRandom), op) != std::end(kRandom);
+}
+
+// Which elements of a storage a tensor is, and in what order. Strides of dimensions of size 1 mean nothing.
+using Geometry = std::tuple<std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>, DType>;
+Geometry geometry_of(const Tensor& t) {
+  std::vector<std::int64_t> sizes(t.sizes().begin(), t.sizes().end()), strides;
+  for (int i = 0; i < t.dim(); ++i) strides.push_back(t.sizes()[i] == 1 ? 0 : t.strides()[i]);
+  return {t.storage_offset(), std::move(sizes), std::move(strides), t.dtype()};
+}
+
+class Tracer final : public OpObserver {
+ public:
+  explicit Tracer(const nn::ModuleBase& module) {
+    for (const NamedTensor& p : module.state_dict()) {
+      if (!p.tensor.defined() || find(p.tensor) >= 0) continue;  // tied ones go by their first name
+      show(p.tensor, add(Kind::parameter, p.tensor, p.name));
+    }
+  }
+
+  // Reads are checked against the writes that were seen: memory that was written through one tensor isn't what another
+  // one on it was before.
+  int find(const Tensor& t) const {
+    const auto storage = memory_.find(t.storage().get());
+    if (storage == memory_.end()) return -1;
+    const auto shown = storage->second.shown.find(geometry_of(t));
+    if (shown == storage->second.shown.end() || shown->second.writes != storage->second.writes) return -1;
+    return shown->second.value;
+  }
+
+  int lookup(const Tensor& t, const std::string& place) {
+    if (!t.defined()) return -1;
+    if (const int value = find(t); value >= 0) return value;
+    const auto storage = memory_.find(t.storage().get());
+    if (storage != memory_.end() && storage->second.computed) {
+      fail<Error>(
+          "export_onnx: {}: reads memory that was written in place through another view; ONNX has no such writes",
+          place);
+    }
+    const int value = add(Kind::constant, t);
+    show(t, value);
+    return value;
+  }
+
+  void after_call(const ObservedCall& call) override {
+    if (std::this_thread::get_id() != thread_) return;
+    const std::string_view op = call.name;
+    const std::string& module = whereabouts().module_path;
+    const std::string place = place_of(op, module);
+    // What is written over doesn't matter to these.
+    const bool copies = op == "copy", fills = op == "fill";
+    OnnxCall c{.op = call.name, .module = module, .inputs = {}, .outputs = {}, .attributes = {}};
+    for (std::size_t i = copies && call.op ? 1 : 0; i < call.inputs.size() && !fills; ++i) {
+      c.inputs.push_back(lookup(*call.inputs[i], place));
+    }
+    const bool view = call.road == Road::view;
+    if (const int source = passes_through(call, c.inputs); source >= 0) {
+      if (!view) written(*call.outputs[0]);
+      show(*call.outputs[0], source);
+      return;
+    }
+    const bool constant = !is_random(op) && std::all_of(c.inputs.begin(), c.inputs.end(), [&](int i) {
+      return i < 0 || trace.values[static_cast<std::size_t>(i)].kind == Kind::constant;
+    });
+    for (const Tensor* t : call.outputs) {
+      if (!view) written(*t);
+      const int value = add(constant ? Kind::constant : Kind::computed, *t);
+      show(*t, value);
+      c.outputs.push_back(value);
+    }
+    if (constant) return;
+    for (const Tensor* t : call.outputs) memory_[t->storage().get()].computed = true;
+    if (call.op && call.attributes) {
+      const auto* bytes = static_cast<const unsigned char*>(call.attributes);
+      c.attributes.assign(bytes, bytes + call.op->attributes_size);
+    }
+    trace.calls.push_back(std::move(c));
+  }
+
+  int add(Kind kind, const Tensor& t, std::string name = {}) {
+    // A tensor of our own on the same memory: in-place forms may give their handle other memory later.
+    trace.values.push_back({.kind = kind, .tensor = t, .name = std::move(name)});
+    return static_cast<int>(trace.values.size()) - 1;
+  }
+  void show(const Tensor& t, int value) {
+    Memory& memory = memory_[t.storage().get()];
+    memory.shown[geometry_of(t)] = {value, memory.writes};
+    OnnxValue& v = trace.values[static_cast<std::size_t>(value)];
+    if (v.tensor.storage().get() == t.storage().get()) v.writes = memory.writes;
+    memory.computed |= v.kind == Kind::input || v.kind == Kind::computed;
+    kept_.push_back(t);
+  }
+
+  OnnxTrace finish() {
+    for (OnnxValue& v : trace.values) v.overwritten = memory_[v.tensor.storage().get()].writes != v.writes;
+    return std::move(trace);
+  }
+
+  OnnxTrace trace;
+
+ private:
+  struct Shown {
+    int value;
+    std::uint64_t writes;  // of the memory, when it was shown
+  };
+  struct Memory {
+    std::uint64_t writes = 0;
+    bool computed = false;  // holds what depends on the inputs or parameters
+    std::map<Geometry, Shown> shown;
+  };
+
+  void written(const Tensor& t) { ++memory_[t.storage().get()].writes; }
+
+  // The value that the call's result is just another layout, place or precision of; -1 otherwise. All floating tensors
+  // have one type in the file.
+  static bool same_type(DType a, DType b) { return a == b || (is_floating(a) && is_floating(b)); }
+  int passes_through(const ObservedCall& call, const std::vector<int>& inputs) const {
+    if (call.outputs.size() != 1 || inputs.empty()) return -1;
+    const std::string_view op = call.name;
+    const Tensor &from = *call.inputs.back(), &to = *call.outputs[0];
+    const bool copies = op == "copy" || op == "to" || op == "clone" || op == "to_device";
+    // A view that changes nothing but strides of size 1.
+    const bool unchanged = call.road == Road::view && op != "as_strided" && geometry_of(from) == geometry_of(to);
+    if (!unchanged && !(copies && from.sizes() == to.sizes() && same_type(from.dtype(), to.dtype()))) return -1;
+    return inputs.back();
+  }
+
+  std::thread::id thread_ = std::this_thread::get_id();
+  std::unordered_map<const Storage*, Memory> memory_;
+  std::vector<Tensor> kept_;
+};
+
+// All modules as they were when it goes.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(const nn::ModuleBase& module) {
+    module.apply([&](const std::string&, const nn::ModuleBase& m) { was_.emplace_back(&m, m.is_training()); });
+    module.eval();
+  }
+  ~EvaluationMode() {
+    // From the outermost on: each sets all that is inside of it.
+    for (const auto& [module, training] : was_) module->train(training);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  std::vector<std::pair<const nn::ModuleBase*, bool>> was_;
+};
+
+class Observing {
+ public:
+  explicit Observing(OpObserver* observer) : observer_(observer) { add_observer(observer); }
+  ~Observing() { remove_observer(observer_); }
+  Observing(const Observing&) = delete;
+  Observing& operator=(const Observing&) = delete;
+
+ private:
+  OpObserver* observer_;
+};
+
+}  // namespace
+
+std::string place_of(std::string_view op, std::string_view module) {
+  return module.empty() ? std::string(op) : fmt::format("{} in module {}", op, module);
+}
+
+OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, std::vector<Tensor> inputs) {
+  const NoGrad no_grad;
+  const AutocastOff autocast_off;
+  const EvaluationMode evaluation(module);
+  Tracer tracer(module);
+  for (const Tensor& t : inputs) {
+    const int value = tracer.add(Kind::input, t);
+    tracer.show(t, value);
+    tracer.trace.inputs.push_back(value);
+  }
+  std::vector<Tensor> outputs;
+  {
+    const Observing observing(&tracer);
+    outputs = forward(inputs);
+  }
+  if (outputs.empty()) fail<Error>("export_onnx: expected at least one output, got none");
+  for (const Tensor& t : outputs) {
+    if (!t.defined()) fail<Error>("export_onnx: expected defined outputs, got an undefined one");
+    tracer.trace.outputs.push_back(tracer.lookup(t, "the output"));
+  }
+  return tracer.finish();
+}
+
+}  // namespace halfstep::io::detail
