@@ -19,6 +19,14 @@ void sort_dims(int* order, int n, Less less) {
   }
 }
 
+// A stride past a dimension of this size. Where that is more than fits it is of no use, and refused where memory for
+// such sizes is asked for: the product wraps round.
+std::int64_t times(std::int64_t step, std::int64_t size) {
+  std::int64_t result;
+  __builtin_mul_overflow(step, std::max<std::int64_t>(size, 1), &result);
+  return result;
+}
+
 }  // namespace
 
 void Shape::too_many(int n) { fail<ShapeError>("shape: expected at most {} dimensions, got {}", kMaxDims, n); }
@@ -30,16 +38,15 @@ Shape contiguous_strides(const Shape& sizes) {
   std::int64_t step = 1;
   for (int i = sizes.size() - 1; i >= 0; --i) {
     strides[i] = step;
-    step *= std::max<std::int64_t>(sizes[i], 1);
+    step = times(step, sizes[i]);
   }
   return strides;
 }
 
 Shape channels_last_strides(const Shape& sizes) {
   if (sizes.size() != 4) fail<ShapeError>("channels_last: expected 4 dimensions [N, C, H, W], got {}", sizes.str());
-  const std::int64_t c = std::max<std::int64_t>(sizes[1], 1), h = std::max<std::int64_t>(sizes[2], 1),
-                     w = std::max<std::int64_t>(sizes[3], 1);
-  return {h * w * c, 1, w * c, c};
+  const std::int64_t column = times(1, sizes[1]), row = times(column, sizes[3]);
+  return {times(row, sizes[2]), 1, row, column};
 }
 
 bool is_contiguous(const Shape& sizes, const Shape& strides) {
@@ -84,7 +91,7 @@ Shape strides_like(const Shape& sizes, const Shape& like) {
   std::int64_t step = 1;
   for (int i = 0; i < n; ++i) {
     strides[order[i]] = step;
-    step *= std::max<std::int64_t>(sizes[order[i]], 1);
+    step = times(step, sizes[order[i]]);
   }
   return strides;
 }

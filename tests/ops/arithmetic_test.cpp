@@ -185,6 +185,9 @@ TEST(Arithmetic, OutFormsAndErrors) {
   EXPECT_THROW(div_out(ints, ones({2}), ones({2})), DTypeError);
   EXPECT_THROW(ones({2, 3}) + ones({4}), ShapeError);
   EXPECT_THROW(Tensor() + ones({2}), Error);
+  // The number of elements, 2^64 + 2^32, is 2^32 in 64 bits.
+  const std::int64_t n = std::int64_t{1} << 32;
+  EXPECT_THROW(ones({1}).expand({n + 1, 1}) + ones({1}).expand({1, n}), ShapeError);
 }
 
 TEST(Arithmetic, LargeTensorsDontDependOnThreads) {
