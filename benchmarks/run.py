@@ -228,7 +228,7 @@ def run(options: argparse.Namespace) -> int:
     document = {"date": started.isoformat(timespec="seconds"), "processor": ours["cpu"], "isa": ours["isa"],
                 "bf16_units": ours["bf16_units"], "f16_units": ours["f16_units"], "threads": options.threads,
                 "versions": {name: peer.hello["version"] for name, peer in peers.items()},
-                "load_average": load, "effort": vars(effort),
+                "load_average": load, "effort": vars(effort), "long_effort": vars(long),
                 "limits": {"operations_per_s": limits.operations, "cache_bytes_per_s": limits.cache_bytes,
                            "memory_bytes_per_s": limits.memory_bytes},
                 "rows": rows}

@@ -453,6 +453,17 @@ class MainTest(unittest.TestCase):
         self.assertIn("Halfstep 1.5\nA Processor, none", out)
         self.assertIn("The peers are left out (--no-peers).", out)
 
+    def test_measures_networks_in_processes_of_their_own(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "results.json"
+            status, out, _ = self.main("--no-peers", "--turns", "1", "--only", "^network ResNet-50.* bf16", "--json", str(file))
+            self.assertEqual(status, 0, out)
+            row = json.loads(file.read_text())["rows"][0]
+        self.assertEqual(row["turns_ms"], {"halfstep": [1.0], "f32": [1.0]})
+        self.assertNotEqual(row["facts"]["halfstep"]["pid"], row["facts"]["f32"]["pid"])
+        self.assertIn("peak <= 0.6 of PyTorch f32: not measured", out)
+        self.assertRegex(out, r"(?m)^ResNet-50, 16 +bf16 +Halfstep +1.00 +4000")
+
     def test_goes_on_without_peers_that_do_not_start(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             python = pathlib.Path(folder) / "bin" / "python"
