@@ -8,7 +8,6 @@
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/nn/linear.h"
-#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/pool.h"
 #include "halfstep/ops/view.h"
 
@@ -80,8 +79,14 @@ Tensor ConvNormReLU6::forward(const Tensor& input) const { return norm(conv(inpu
 InvertedResidual::InvertedResidual(const InvertedResidualOptions& o) : options(o), conv(child("conv", inverted(o))) {}
 
 Tensor InvertedResidual::forward(const Tensor& input) const {
-  const Tensor y = conv(input);
-  return options.stride == 1 && options.in == options.out ? y + input : y;
+  if (options.stride != 1 || options.in != options.out) return conv(input);
+  // The sum is the last batch norm's, so that it is no pass of its own.
+  const Scope scope(conv);
+  const std::size_t last = conv.size() - 1;
+  Tensor y = input;
+  for (std::size_t i = 0; i + 1 < last; ++i) y = conv.at<ConvNormReLU6>(i)(y);
+  y = conv.at<nn::Conv2d>(last - 1)(y);
+  return conv.at<nn::BatchNorm2d>(last)(y, Activation::none, input);
 }
 
 MobileNetV2::MobileNetV2(const MobileNetV2Options& o)

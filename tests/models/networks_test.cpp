@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/autograd/node.h"
+#include "halfstep/io/pth.h"
 #include "halfstep/models/mobilenet.h"
 #include "halfstep/models/resnet.h"
 #include "halfstep/nn/init.h"
@@ -16,9 +21,11 @@
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/runtime/caching_allocator.h"
 #include "tests/models/peer_numbers.h"
 #include "tests/support/errors.h"
 #include "tests/support/golden.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep {
 namespace {
@@ -75,6 +82,12 @@ double difference(const Tensor& got, const test::GoldenTensor& expected) {
   for (std::size_t i = 0; i < v.size(); ++i) v[i] -= expected.data[i];
   const double d = largest(v);
   return std::isfinite(d) ? d / largest(expected.data) : 1e300;
+}
+
+double difference(const Tensor& got, const Tensor& expected) {
+  return difference(got, test::GoldenTensor{{expected.sizes().begin(), expected.sizes().end()},
+                                            name(expected.dtype()),
+                                            expected.to_vector<double>()});
 }
 
 class Networks : public testing::TestWithParam<const char*> {
@@ -185,6 +198,160 @@ TEST_P(Networks, ImagesStayChannelsLast) {
   net.forward(images);
   EXPECT_TRUE(seen.others.empty()) << seen.others[0];
   EXPECT_EQ(seen.turned.size(), 1U) << "the input, once";
+}
+
+struct Names : OpObserver {
+  Names() { add_observer(this); }
+  ~Names() override { remove_observer(this); }
+  void after_call(const ObservedCall& call) override {
+    const std::lock_guard lock(mutex);
+    // The counter of batches is the one scalar.
+    if (!call.op || std::string_view(call.name) == "add_scalar") return;
+    ++count[call.name];
+    places[whereabouts().module_path].push_back(call.name);
+  }
+  std::mutex mutex;
+  std::map<std::string, int> count;
+  std::map<std::string, std::vector<std::string>> places;
+};
+
+// How often each op stands in the graph of a result.
+std::map<std::string, int> graph_of(const Tensor& result) {
+  std::map<std::string, int> count;
+  std::set<const Node*> seen;
+  std::vector<const Node*> left{autograd_meta(result).grad_fn.get()};
+  while (!left.empty()) {
+    const Node* node = left.back();
+    left.pop_back();
+    if (!node || !seen.insert(node).second) continue;
+    ++count[node->name()];
+    for (const Edge& e : node->edges) left.push_back(e.node.get());
+  }
+  return count;
+}
+
+// Batch norms of a network: all, and those that nothing follows in the same pass.
+std::pair<int, int> norms_of(const Net& net) {
+  int all = 0, bare = 0;
+  net.module->apply([&](const std::string& path, const nn::ModuleBase& m) {
+    if (dynamic_cast<const nn::BatchNorm2d*>(&m)) ++all;
+    if (path.ends_with("downsample.1")) ++bare;
+    if (const auto* b = dynamic_cast<const models::InvertedResidual*>(&m)) {
+      if (b->options.stride != 1 || b->options.in != b->options.out) ++bare;
+    }
+  });
+  return {all, bare};
+}
+
+std::vector<std::vector<double>> gradients_of(const Net& net) {
+  std::vector<std::vector<double>> result;
+  for (const NamedTensor& p : net.module->parameters()) result.push_back(p.tensor.grad().to_vector<double>());
+  return result;
+}
+
+// What follows a batch norm is done in its pass; with an observer all is as if the ops ran one by one, to the bit in
+// float32.
+TEST_P(Networks, NormsTakeInWhatFollows) {
+  const GoldenEntry e = golden();
+  const Net net = network(e, f32), other = network(e, f32);
+  const Tensor images = to_channels_last(images_of(e, f32)), labels = labels_of(e);
+  const auto [all, bare] = norms_of(net);
+  ASSERT_GT(all, bare);
+
+  const Tensor fused = net.forward(images);
+  auto graph = graph_of(fused);
+  EXPECT_EQ(graph["batch_norm_act"], all - bare);
+  EXPECT_EQ(graph["batch_norm"], bare);
+  for (const char* single : {"relu", "clamp", "add"}) EXPECT_EQ(graph[single], 0) << single;
+  cross_entropy(fused, labels).backward();
+  const auto expected = gradients_of(net);
+
+  Names seen;
+  const Tensor single = other.forward(images);
+  EXPECT_EQ(seen.count["batch_norm_act"], 0);
+  EXPECT_EQ(seen.count["batch_norm"], all);
+  const bool mobile = e.op == "mobilenet";
+  EXPECT_GT(seen.count[mobile ? "clamp" : "relu"], 5 * all / 10);
+  EXPECT_GT(seen.count["add"], 0);
+  // The module that they are called in is the norm's.
+  const auto& place = seen.places[mobile ? "features.3.conv.3" : "layer1.0.bn1"];
+  EXPECT_EQ(place, mobile ? std::vector<std::string>({"batch_norm", "add"})
+                          : std::vector<std::string>({"batch_norm", "relu"}));
+  EXPECT_EQ(single.to_vector<float>(), fused.to_vector<float>());
+  cross_entropy(single, labels).backward();
+  EXPECT_EQ(seen.count["batch_norm_act_backward"], 0);
+  EXPECT_EQ(gradients_of(other), expected);
+}
+
+// What a forward pass leaves for the backward one: of a convolution and what follows it the convolution's result and
+// the end's, in 16 bits half of that and channels' float32 statistics.
+TEST_P(Networks, ActivationsThatAreKept) {
+  const GoldenEntry e = golden();
+  const Net net = network(e, f32);
+  const bool mobile = e.op == "mobilenet";
+  const std::int64_t size = e.integer("size");
+  const Tensor images = to_channels_last(test::peer_images(1, {mobile ? 8 : 32, 3, size, size}, f32));
+  struct Held {
+    double now, peak;
+  };
+  const auto held = [&](DType dtype) {
+    const amp::Autocast autocast{{.dtype = bf16, .enabled = dtype == bf16}};
+    const std::uint64_t before = memory_stats().allocated;
+    reset_peak_memory();
+    const Tensor logits = net.forward(images);
+    const MemoryStats after = memory_stats();
+    return Held{static_cast<double>(after.allocated - before), static_cast<double>(after.allocated_peak - before)};
+  };
+  // Float32 needs no copies of images and weights.
+  double copies = 2 * static_cast<double>(images.numel());
+  for (const NamedTensor& p : net.module->parameters()) {
+    if (p.tensor.dim() > 1) copies += 2 * static_cast<double>(p.tensor.numel());
+  }
+  Held fused[2], single[2];
+  for (const DType dtype : {f32, bf16}) {
+    fused[dtype == bf16] = held(dtype);
+    const Names observed;
+    single[dtype == bf16] = held(dtype);
+    // The ops one by one keep relu's result too, but relu6 needs its input for its gradient.
+    EXPECT_LE(fused[dtype == bf16].now, (mobile ? 0.75 : 1) * single[dtype == bf16].now) << halfstep::name(dtype);
+    EXPECT_LE(fused[dtype == bf16].peak, single[dtype == bf16].peak) << halfstep::name(dtype);
+  }
+  const double share = (fused[1].now - copies) / fused[0].now;
+  EXPECT_LE(share, 0.52);
+}
+
+// Saved by Halfstep and read again, with the layouts of a network in use: the same network.
+TEST(ResNet, GoesThroughFilesOfTorchsForm) {
+  const models::ResNet net = models::cifar_resnet(20), again = models::cifar_resnet(20);
+  net.to(MemoryFormat::channels_last);
+  const Tensor images = test::peer_images(3, {4, 3, 16, 16}, f32);
+  cross_entropy(net(images), tensor(std::vector<std::int64_t>{0, 1, 2, 3}, {4})).backward();
+  optim::SGD{net.parameters(), {.lr = 0.1}}.step();
+  const test::TemporaryDir dir;
+  io::save_pth(dir.path() / "net.pth", net.state_dict());
+  const io::PthFile file = io::load_pth(dir.path() / "net.pth");
+  ASSERT_EQ(file.tensors.size(), net.state_dict().size());
+  for (std::size_t i = 0; i < file.tensors.size(); ++i) {
+    EXPECT_EQ(file.tensors[i].name, net.state_dict()[i].name);
+    EXPECT_EQ(file.tensors[i].tensor.sizes(), net.state_dict()[i].tensor.sizes()) << file.tensors[i].name;
+  }
+  again.load_state_dict(file.tensors);
+  EXPECT_EQ(again.bn1.num_batches_tracked.item<int>(), 1);
+  net.eval();
+  again.eval();
+  EXPECT_LE(difference(again(images), net(images)), 1e-5) << "the layouts of weights differ, and so the order of sums";
+  again.to(MemoryFormat::channels_last);
+  EXPECT_EQ(again(images).to_vector<float>(), net(images).to_vector<float>());
+}
+
+TEST(ResNet, LoadsWhatTorchSaved) {
+  const std::vector<GoldenEntry> all = test::read_goldens("models.json");
+  const auto e = std::find_if(all.begin(), all.end(), [](const GoldenEntry& g) { return g.name == "resnet/tiny"; });
+  ASSERT_NE(e, all.end());
+  const models::ResNet net{{.layers = {1, 1}, .width = 4, .classes = 10}};
+  net.load_state_dict(io::load_pth(test::goldens_dir() / "resnet_tiny.pth").tensors);
+  net.eval();
+  EXPECT_LE(difference(net(images_of(*e, f32)), e->outputs[0]), 1e-4);
 }
 
 // With the last batch norm at zero a block is relu of its shortcut.
