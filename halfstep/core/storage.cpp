@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/core/storage.h"
 
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
 #include "halfstep/core/fail.h"
 #include "halfstep/core/pool.h"
 
@@ -38,7 +44,13 @@ void set_allocator(Device device, Allocator* allocator) {
 }
 
 Storage::Storage(void* data, std::size_t bytes, Device device, Allocator* allocator, std::function<void()>* deleter)
-    : data_(data), bytes_(bytes), allocator_(allocator), deleter_(deleter), id_(next_storage_id()), device_(device) {}
+    : data_(data),
+      bytes_(bytes),
+      allocator_(allocator),
+      deleter_(deleter),
+      id_(next_storage_id()),
+      device_(device),
+      address_given_(allocator == nullptr) {}  // memory of someone else's has been given out all along
 
 Ref<Storage> Storage::allocate(std::size_t bytes, Device device) {
   Allocator& allocator = allocator_for(device);
@@ -53,7 +65,61 @@ Ref<Storage> Storage::wrap(void* data, std::size_t bytes, Device device, std::fu
   return Ref<Storage>::adopt(new (pool_allocate<Storage>()) Storage(data, bytes, device, nullptr, held));
 }
 
+struct Storage::Derived {
+  struct Entry {
+    DerivedKey key;
+    Ref<Storage> data;  ///< null: it was only asked for
+  };
+  static constexpr std::size_t kMost = 4;
+  std::mutex mutex;
+  std::uint32_t version = 0;  ///< of the contents that the entries were made of
+  std::vector<Entry> entries;
+
+  /// The entry under `key`; those of other contents are thrown away first.
+  Entry* find(const DerivedKey& key, std::uint32_t now) {
+    if (version != now) entries.clear();
+    version = now;
+    const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.key == key; });
+    return found == entries.end() ? nullptr : &*found;
+  }
+};
+
+Ref<Storage> Storage::derived(const DerivedKey& key) {
+  Derived* const d = derived_.load(std::memory_order_acquire);
+  if (d == nullptr || address_given_.load(std::memory_order_relaxed)) return {};
+  const std::lock_guard lock(d->mutex);
+  const Derived::Entry* const found = d->find(key, version());
+  return found ? found->data : Ref<Storage>();
+}
+
+bool Storage::keeps_derived(const DerivedKey& key) {
+  if (address_given_.load(std::memory_order_relaxed)) return false;
+  Derived* d = derived_.load(std::memory_order_acquire);
+  if (d == nullptr) {
+    auto fresh = std::make_unique<Derived>();
+    if (derived_.compare_exchange_strong(d, fresh.get(), std::memory_order_acq_rel)) d = fresh.release();
+  }
+  const std::lock_guard lock(d->mutex);
+  if (d->find(key, version())) return true;
+  if (d->entries.size() < Derived::kMost) d->entries.push_back({key, {}});
+  return false;
+}
+
+void Storage::keep_derived(const DerivedKey& key, Ref<Storage> data) {
+  Derived* const d = derived_.load(std::memory_order_acquire);
+  if (d == nullptr || address_given_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(d->mutex);
+  if (Derived::Entry* const found = d->find(key, version())) found->data = std::move(data);
+}
+
+void Storage::drop_derived() {
+  Derived* const d = derived_.load(std::memory_order_acquire);
+  const std::lock_guard lock(d->mutex);
+  d->entries.clear();
+}
+
 void Storage::destroy() {
+  delete derived_.load(std::memory_order_relaxed);
   if (allocator_ && data_) allocator_->deallocate(data_, bytes_);
   if (deleter_) {
     (*deleter_)();

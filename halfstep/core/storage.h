@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstddef>
@@ -107,6 +108,29 @@ class HS_API Storage {
     bound_.store(std::uint64_t{version()} << 32 | std::bit_cast<std::uint32_t>(bound), std::memory_order_relaxed);
   }
   void forget_magnitude_bound() { set_magnitude_bound(kNoBound); }
+
+  /// Whoever has the block's address may write without a word: nothing is known of the contents, and nothing derived
+  /// from them is kept any more.
+  void give_address() {
+    forget_magnitude_bound();
+    if (!address_given_.load(std::memory_order_relaxed)) address_given_.store(true, std::memory_order_relaxed);
+  }
+  /// What a kernel made of the contents, such as weights in an order of its own: a number for the order, and which part
+  /// of the block it was made of.
+  using DerivedKey = std::array<std::int64_t, 12>;
+  /// What keep_derived() kept under `key`, if nothing was written since; else null. Any number of threads may ask.
+  Ref<Storage> derived(const DerivedKey& key);
+  /// Whether it pays to keep something under `key`: it was asked before, with the same contents, whose changes are seen
+  /// (give_address()), and there is room: at most four a block.
+  bool keeps_derived(const DerivedKey& key);
+  /// Keeps `data`, made of the contents as they are, until the next write or the block's end.
+  void keep_derived(const DerivedKey& key, Ref<Storage> data);
+  /// The contents were written without raising the version.
+  void forget_derived() {
+    if (derived_.load(std::memory_order_relaxed)) [[unlikely]]
+      drop_derived();
+  }
+
   /// A number that no other storage of this run has had: addresses come back, these don't.
   std::uint64_t id() const { return id_; }
 
@@ -117,6 +141,8 @@ class HS_API Storage {
   std::uint32_t use_count() const { return refs_.load(std::memory_order_relaxed); }
 
  private:
+  struct Derived;
+  void drop_derived();
   Storage(void* data, std::size_t bytes, Device device, Allocator* allocator, std::function<void()>* deleter);
   void destroy();
 
@@ -130,7 +156,9 @@ class HS_API Storage {
   std::function<void()>* deleter_;
   std::uint64_t id_;
   void* home_queue_ = nullptr;
+  std::atomic<Derived*> derived_{nullptr};
   Device device_;
+  std::atomic<bool> address_given_;
 };
 
 }  // namespace halfstep

@@ -74,7 +74,7 @@ std::int64_t Tensor::storage_offset() const { return get(impl_, "storage_offset"
 const Ref<Storage>& Tensor::storage() const { return get(impl_, "storage").storage; }
 void* Tensor::raw_data() const {
   const TensorImpl& p = get(impl_, "data");
-  p.storage->forget_magnitude_bound();  // whoever has the address may write
+  p.storage->give_address();
   return p.data();
 }
 bool Tensor::requires_grad() const { return get(impl_, "requires_grad").requires_grad; }

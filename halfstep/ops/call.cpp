@@ -29,13 +29,18 @@ std::size_t bytes_of(const Op& op, const Shape& sizes, DType dtype) {
   return static_cast<std::size_t>(bytes);
 }
 
+constexpr CpuKernelState kCpuState = {.storage = [](KernelContext* context, int index) -> Storage* {
+  const Tensor& input = *static_cast<detail::CallContext*>(context->owner)->inputs[static_cast<std::size_t>(index)];
+  return input.defined() ? input.storage().get() : nullptr;
+}};
+
 }  // namespace
 
 namespace detail {
 
 bool magnitude_bounds_wanted() { return bounds_wanted.load(std::memory_order_relaxed) > 0; }
 
-CallContext::CallContext(const KernelCall& call) : where(call.device) {
+CallContext::CallContext(const KernelCall& call) : inputs(call.inputs), where(call.device) {
   // Only for memory that the call made: nobody else can write there.
   if (magnitude_bounds_wanted() && !call.outputs.empty() && call.outputs[0]->defined() &&
       call.outputs[0]->storage()->use_count() == 1) {
@@ -85,6 +90,7 @@ void run_on_cpu(const KernelCall& call) {
   }
   Views views(call.inputs, call.outputs);
   CallContext context(call);
+  context.state = const_cast<CpuKernelState*>(&kCpuState);
   const Status status = kernel(&context, views.in(), static_cast<int>(call.inputs.size()), views.out(),
                                static_cast<int>(call.outputs.size()), call.attributes);
   if (status != Status::ok) [[unlikely]] {
@@ -408,6 +414,9 @@ void run_kernel(const KernelTable& table, const char* name, Device device, DType
        .outputs = outputs,
        .attributes = attributes},
       nullptr, false);
+  for (const Tensor* t : outputs) {
+    if (t->defined()) t->storage()->forget_derived();
+  }
 }
 
 void want_magnitude_bounds(bool wanted) { bounds_wanted.fetch_add(wanted ? 1 : -1, std::memory_order_relaxed); }

@@ -74,6 +74,7 @@ struct CallContext : KernelContext {
   std::vector<Block> blocks;
   std::string error;
   const Tensor* first_output = nullptr;
+  std::span<const Tensor* const> inputs;
   Device where;
 
   explicit CallContext(const KernelCall& call);

@@ -150,6 +150,7 @@ void copy_unrecorded(Tensor& destination, const Tensor& source) {
       copy_memory(destination.impl()->data(), destination.device(), source.impl()->data(), source.device(),
                   static_cast<std::size_t>(source.numel()) * source.item_size());
       destination.storage()->forget_magnitude_bound();
+      destination.storage()->forget_derived();
       return;
     }
     // The narrower dtype travels.

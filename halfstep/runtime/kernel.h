@@ -14,6 +14,7 @@
 #include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
 #include "halfstep/core/export.h"
+#include "halfstep/core/storage.h"
 
 namespace halfstep {
 
@@ -57,7 +58,13 @@ struct KernelContext {
   /// gradient scaler the reading of it.
   void (*set_magnitude_bound)(KernelContext* context, float bound) = nullptr;
   void* owner = nullptr;  ///< the op layer's own
-  void* state = nullptr;  ///< what a plug-in gave with the kernel; null on the CPU
+  void* state = nullptr;  ///< what a plug-in gave with the kernel; on the CPU null or a CpuKernelState
+};
+
+/// What the CPU's kernels may use beside, as KernelContext::state.
+struct CpuKernelState {
+  /// The memory that input `index` lies in; null for an input that isn't there.
+  Storage* (*storage)(KernelContext* context, int index) = nullptr;
 };
 
 /// A kernel: reads `in[0..n)`, writes `out[0..m)`, which have been allocated with the shapes, strides and dtypes that

@@ -5,6 +5,7 @@
 #include "halfstep/backends/cpu/conv.h"
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 #include "halfstep/backends/cpu/conv_images.h"
@@ -77,6 +78,38 @@ std::shared_ptr<OneDnnConv> find(ConvPart part, ConvGeometry g, std::int64_t ima
   return OneDnnConv::find(part, g, DType::f32, DType::f32, bias);
 }
 
+/// The weight in the order that `conv` wants: as it is, as it was `kept` with the weight's memory, or made for this
+/// call (and kept, when it is asked for again and again without being changed, as evaluation does). `convert` gives the
+/// elements as `conv` may read them, with the weight's strides; none: they are so already. Null when memory ran out.
+void* packed_weight_for(KernelContext* context, const ConvCall& call, OneDnnConv& conv,
+                        const std::function<const void*()>& convert, Ref<Storage>& kept) {
+  const TensorView& w = call.weight;
+  if (!convert && conv.takes(w.strides)) return w.data;
+  Storage* const storage = call.weight_storage;
+  Storage::DerivedKey key = {};
+  if (storage != nullptr) {
+    key = {conv.weight_order(), static_cast<std::int64_t>(w.dtype),
+           static_cast<const char*>(w.data) - static_cast<const char*>(storage->data())};
+    std::copy_n(w.sizes, 4, key.begin() + 3);
+    std::copy_n(w.strides, 4, key.begin() + 7);
+    kept = storage->derived(key);
+    if (kept) return kept->data();
+  }
+  const void* const from = convert ? convert() : w.data;
+  if (from == nullptr) return nullptr;
+  if (storage != nullptr && storage->keeps_derived(key)) {
+    try {
+      kept = Storage::allocate(conv.weight_bytes(), Device{});
+    } catch (const std::exception&) {
+      // For this call then, if there is memory for that.
+    }
+  }
+  char* to = kept ? static_cast<char*>(kept->data()) : nullptr;
+  if ((to == nullptr && !take(context, conv.weight_bytes(), to)) || !conv.pack(from, w.strides, to)) return nullptr;
+  if (kept) storage->keep_derived(key, kept);
+  return to;
+}
+
 Status by_blocks(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   Images x{&call.input, input_image(g)}, y{&call.output, output_image(g)};
@@ -97,27 +130,36 @@ Status by_blocks(KernelContext* context, ConvCall& call) {
   TensorView& w = call.weight;
   const auto weights = static_cast<std::size_t>(w.numel);
   const bool computes_weight = call.part == ConvPart::weight, wide = w.dtype == DType::f32;
-  // The two may want other orders of weights.
-  const bool as_is = wide && conv->takes(w.strides) && last->takes(w.strides);
   const bool one_block = g.n == block;
+  std::function<const void*()> widen;
+  if (!wide) {
+    widen = [&] {
+      if (weight == nullptr && take(context, weights, weight)) load_all(w, weight);
+      return weight;
+    };
+  }
+  Ref<Storage> kept, kept_last;
   if (!take(context, std::max(conv->scratch_bytes(), last->scratch_bytes()), scratch) ||
       !take(context, buffer_size(x), x.buffer) || !take(context, buffer_size(y), y.buffer) ||
-      !read_bias(context, call.bias, bias) || !take(context, wide ? 0 : weights, weight) ||
-      !take(context, as_is && (!computes_weight || one_block) ? 0 : conv->weight_bytes() / sizeof(float), packed) ||
-      !take(context, rest == 0 || as_is ? 0 : last->weight_bytes() / sizeof(float), packed_last)) {
+      !read_bias(context, call.bias, bias)) {
     return out_of_memory(context);
   }
-  if (weight == nullptr) weight = static_cast<float*>(w.data);
-  if (packed == nullptr) packed = weight;
-  if (packed_last == nullptr) packed_last = packed;
   if (computes_weight) {
+    if (wide) weight = static_cast<float*>(w.data);
     // Sums over blocks are taken in the weight's own order.
-    if (!one_block && !take(context, weights, part_sum)) return out_of_memory(context);
-  } else {
-    if (!wide) load_all(w, weight);
-    if (packed != weight && !conv->pack(weight, w.strides, packed)) return out_of_memory(context);
-    if (rest != 0 && packed_last != packed && !last->pack(weight, w.strides, packed_last))
+    const bool as_is = wide && one_block && conv->takes(w.strides);
+    if (!wide && !take(context, weights, weight)) return out_of_memory(context);
+    if (!take(context, one_block ? 0 : weights, part_sum) ||
+        !take(context, as_is ? 0 : conv->weight_bytes() / sizeof(float), packed) ||
+        !take(context, rest == 0 ? 0 : last->weight_bytes() / sizeof(float), packed_last)) {
       return out_of_memory(context);
+    }
+    if (as_is) packed = weight;
+  } else {
+    // The two may want other orders of weights.
+    packed = static_cast<float*>(packed_weight_for(context, call, *conv, widen, kept));
+    packed_last = rest == 0 ? packed : static_cast<float*>(packed_weight_for(context, call, *last, widen, kept_last));
+    if (packed == nullptr || packed_last == nullptr) return out_of_memory(context);
   }
   for (std::int64_t first = 0; first < g.n; first += block) {
     const std::int64_t count = std::min(block, g.n - first);
@@ -166,12 +208,18 @@ Status natively(KernelContext* context, ConvCall& call) {
   char *scratch = nullptr, *packed = nullptr;
   float* bias = nullptr;
   const bool as_is = conv->takes(w.strides);
-  if (!take(context, conv->scratch_bytes(), scratch) || !read_bias(context, call.bias, bias) ||
-      !take(context, as_is ? 0 : conv->weight_bytes(), packed)) {
+  if (!take(context, conv->scratch_bytes(), scratch) || !read_bias(context, call.bias, bias)) {
     return out_of_memory(context);
   }
-  if (as_is) packed = static_cast<char*>(w.data);
-  if (!as_is && !computes_weight && !conv->pack(w.data, w.strides, packed)) return out_of_memory(context);
+  Ref<Storage> kept;
+  if (!computes_weight) {
+    packed = static_cast<char*>(packed_weight_for(context, call, *conv, {}, kept));
+  } else if (as_is) {
+    packed = static_cast<char*>(w.data);
+  } else {
+    take(context, conv->weight_bytes(), packed);
+  }
+  if (packed == nullptr) return out_of_memory(context);
   if (!conv->run(call.input.data, packed, call.output.data, bias, scratch)) {
     context->set_error(context, "convolution: oneDNN could not run it");
     return Status::failed;
@@ -249,10 +297,17 @@ ConvGeometry geometry_of(const ConvAttributes& a, const TensorView& x, const Ten
   return g;
 }
 
+// Where input 1 lies; null where the caller can't say.
+Storage* storage_of_weight(KernelContext* context) {
+  const auto* state = static_cast<const CpuKernelState*>(context->state);
+  return state == nullptr ? nullptr : state->storage(context, 1);
+}
+
 Status conv2d(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* attributes) {
   const auto& a = *static_cast<const ConvAttributes*>(attributes);
   ConvCall call{ConvPart::output, geometry_of(a, in[0], in[1], out[0]), in[0], in[1], out[0]};
   if (n > 2 && in[2].defined) call.bias = &in[2];
+  call.weight_storage = storage_of_weight(context);
   return convolve(context, call);
 }
 // Also conv_transpose2d, whose bias goes to what is an input here.
@@ -261,6 +316,7 @@ Status backward_input(KernelContext* context, const TensorView* in, int n, Tenso
   const auto& a = *static_cast<const ConvAttributes*>(attributes);
   ConvCall call{ConvPart::input, geometry_of(a, out[0], in[1], in[0]), out[0], in[1], in[0]};
   if (n > 2 && in[2].defined) call.bias = &in[2];
+  call.weight_storage = storage_of_weight(context);
   return convolve(context, call);
 }
 Status backward_weight(KernelContext* context, const TensorView* in, int, TensorView* out, int,

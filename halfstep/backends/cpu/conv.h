@@ -6,6 +6,7 @@
 
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/core/export.h"
+#include "halfstep/core/storage.h"
 #include "halfstep/runtime/kernel.h"
 
 namespace halfstep::cpu {
@@ -17,6 +18,7 @@ struct ConvCall {
   ConvGeometry geometry;
   TensorView input, weight, output;
   const TensorView* bias = nullptr;
+  Storage* weight_storage = nullptr;  ///< what the weight lies in, when packed weights may be kept with it
   TensorView& result() { return part == ConvPart::output ? output : part == ConvPart::input ? input : weight; }
 };
 

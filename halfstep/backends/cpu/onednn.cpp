@@ -7,9 +7,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include <dnnl.hpp>
 #ifndef HALFSTEP_STD_THREADS
@@ -239,6 +241,7 @@ struct OneDnnConv::Impl {
   Memory::desc input, weight, output, bias, scratch;
   Memory::dims weight_dims;
   Memory::data_type weight_type;
+  std::int64_t weight_order = 0;
   dnnl::primitive primitive;
 };
 
@@ -264,6 +267,15 @@ bool small_enough(const ConvGeometry& g) {
       return false;
   }
   return true;
+}
+// Orders of weights, numbered as they come.
+std::int64_t number_of(const Memory::desc& order) {
+  static std::mutex mutex;
+  static std::vector<Memory::desc> known;
+  const std::lock_guard lock(mutex);
+  const auto found = std::find(known.begin(), known.end(), order);
+  if (found == known.end()) known.push_back(order);
+  return found - known.begin();
 }
 
 using ConvKey = std::array<std::int64_t, 23>;
@@ -353,6 +365,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
     }
     c.input = input;
     c.output = output;
+    c.weight_order = number_of(c.weight);
     made.emplace(key, conv);
     return conv;
   } catch (const std::exception&) {
@@ -362,6 +375,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
 
 std::size_t OneDnnConv::scratch_bytes() const { return impl_->scratch.get_size(); }
 std::size_t OneDnnConv::weight_bytes() const { return impl_->weight.get_size(); }
+std::int64_t OneDnnConv::weight_order() const { return impl_->weight_order; }
 bool OneDnnConv::takes(const std::int64_t* strides) const {
   return impl_->weight == weight_desc(impl_->weight_dims, impl_->weight_type, strides);
 }

@@ -46,7 +46,7 @@ class OneDnnConv {
   /// The one for this part, geometry and dtypes, made when it is new; null where oneDNN has none. `bias`: float32
   /// numbers are added to the output. It belongs to the calling thread.
   static std::shared_ptr<OneDnnConv> find(ConvPart part, const ConvGeometry& geometry, DType operands, DType result,
-                          bool bias) noexcept;
+                                          bool bias) noexcept;
 
   OneDnnConv();
   ~OneDnnConv();
@@ -54,6 +54,8 @@ class OneDnnConv {
   std::size_t scratch_bytes() const;
   /// Bytes of weights in their own order.
   std::size_t weight_bytes() const;
+  /// A number of that order, the same for every convolution that wants it.
+  std::int64_t weight_order() const;
   /// Whether weights with these strides are in that order as they are.
   bool takes(const std::int64_t* weight_strides) const;
   /// Weights of any strides into their own order, and back. False where oneDNN fails.
