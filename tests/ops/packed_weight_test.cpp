@@ -23,6 +23,13 @@
 namespace halfstep {
 namespace {
 
+class PackedWeight : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!default_device().is_cpu()) GTEST_SKIP() << "only the CPU's kernels keep weights";
+  }
+};
+
 std::vector<double> run(const Tensor& input, const Tensor& weight) {
   const NoGrad no_grad;
   return conv2d(input, weight, {}, {.padding = {1}}).to_vector<double>();
@@ -53,7 +60,7 @@ std::uint64_t kept_by_call(const Layer& layer) {
   return memory_stats().allocated - before;
 }
 
-TEST(PackedWeight, IsKeptWhenAskedForAgainAndGoesWithTheWeight) {
+TEST_F(PackedWeight, IsKeptWhenAskedForAgainAndGoesWithTheWeight) {
   const std::uint64_t before = memory_stats().allocated;
   {
     const Layer layer;
@@ -67,7 +74,7 @@ TEST(PackedWeight, IsKeptWhenAskedForAgainAndGoesWithTheWeight) {
   EXPECT_EQ(memory_stats().allocated, before);
 }
 
-TEST(PackedWeight, IsNotKeptInTraining) {
+TEST_F(PackedWeight, IsNotKeptInTraining) {
   Layer layer;
   layer.weight.requires_grad_();
   optim::SGD sgd({{"weight", layer.weight}}, {.lr = 0.1});
@@ -81,7 +88,7 @@ TEST(PackedWeight, IsNotKeptInTraining) {
   }
 }
 
-TEST(PackedWeight, FollowsEveryKindOfWrite) {
+TEST_F(PackedWeight, FollowsEveryKindOfWrite) {
   for (const DType dtype : {f32, bf16, f16}) {
     SCOPED_TRACE(name(dtype));
     Layer layer(dtype);
@@ -118,7 +125,7 @@ TEST(PackedWeight, FollowsEveryKindOfWrite) {
   }
 }
 
-TEST(PackedWeight, FollowsAnOptimizer) {
+TEST_F(PackedWeight, FollowsAnOptimizer) {
   Layer layer;
   const auto before = layer.warm();
   layer.weight.requires_grad_();
@@ -131,7 +138,7 @@ TEST(PackedWeight, FollowsAnOptimizer) {
 }
 
 // One memory, two weights: what was made of one is not used for the other.
-TEST(PackedWeight, BelongsToAPartOfTheMemory) {
+TEST_F(PackedWeight, BelongsToAPartOfTheMemory) {
   manual_seed(5);
   const Tensor input = randn({2, 16, 6, 6}).contiguous(MemoryFormat::channels_last);
   const Tensor both = randn({2, 16, 16, 3, 3}) + 0.5;
@@ -147,7 +154,7 @@ TEST(PackedWeight, BelongsToAPartOfTheMemory) {
   EXPECT_NE(y[0], y[2]);
 }
 
-TEST(PackedWeight, IsSharedByThreads) {
+TEST_F(PackedWeight, IsSharedByThreads) {
   const Layer layer;
   const auto expected = layer.expected();
   std::atomic<int> wrong{0};
