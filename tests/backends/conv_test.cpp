@@ -124,15 +124,21 @@ TEST(ConvRoads, FollowTheShape) {
   EXPECT_EQ(road(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvRoad::blocks);
 }
 
-TEST(ConvRoads, BlocksAreEqualAndHoldAllImages) {
-  for (const std::int64_t n : {1, 5, 16, 100}) {
-    for (const std::int64_t size : {7, 56, 224}) {
-      const ConvGeometry g = geometry(n, 64, size, 64, 3, 1, 1);
-      const std::int64_t block = conv_block_images(ConvPart::output, g);
-      EXPECT_GE(block, 1);
-      EXPECT_LE(block, n);
-      const std::int64_t blocks = (n + block - 1) / block;
-      EXPECT_LT(n - (blocks - 1) * (block - 1), block + blocks + 1);
+TEST(ConvRoads, BlocksFitTheThreadsAndAreNearlyEqual) {
+  constexpr std::int64_t kBytes = 2 << 20;  // a thread
+  for (const int threads : {1, 2, 16}) {
+    for (const std::int64_t n : {1, 5, 16, 100}) {
+      for (const std::int64_t size : {7, 56, 224}) {
+        const ConvGeometry g = geometry(n, 64, size, 64, 3, 1, 1);
+        const std::int64_t image = 2 * 64 * size * size * 4, block = conv_block_images(g, threads);
+        const std::int64_t most = std::max<std::int64_t>(1, std::min(n, threads * kBytes / image));
+        EXPECT_GE(block, 1);
+        EXPECT_LE(block, most);
+        // No more blocks than the largest would give, and the fewest images a block with so many.
+        const std::int64_t blocks = (n + most - 1) / most;
+        EXPECT_EQ((n + block - 1) / block, blocks);
+        EXPECT_TRUE(block == 1 || blocks * (block - 1) < n) << n << " images of " << size << " on " << threads;
+      }
     }
   }
 }
