@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/config.h"
 
-#include <charconv>
 #include <cmath>
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/train/flag_numbers_internal.h"
 #include "halfstep/train/schedule.h"
 
 namespace halfstep::train {
@@ -15,19 +15,7 @@ constexpr const char* kForms =
     "expected a number, none, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]], fixed:N or mindspore:INIT,FACTOR,WINDOW";
 
 std::vector<double> numbers(const std::string& list, const std::string& whole) {
-  std::vector<double> result;
-  std::size_t at = 0;
-  while (true) {
-    const std::size_t comma = std::min(list.find(',', at), list.size());
-    double value = 0;
-    const auto [end, error] = std::from_chars(list.data() + at, list.data() + comma, value);
-    if (error != std::errc{} || end != list.data() + comma || !std::isfinite(value)) {
-      fail<Error>("--loss-scale: {}, got '{}'", kForms, whole);
-    }
-    result.push_back(value);
-    if (comma == list.size()) return result;
-    at = comma + 1;
-  }
+  return flag_numbers("--loss-scale", kForms, list, whole);
 }
 
 int whole_number(double value, const std::string& text) {

@@ -2,11 +2,11 @@
 #include "halfstep/train/schedule.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/train/flag_numbers_internal.h"
 
 namespace halfstep::train {
 namespace {
@@ -15,19 +15,7 @@ constexpr const char* kForms = "expected constant, step[:EPOCHS[,FACTOR]], cosin
 constexpr double kFirstFactor = 1e-3;  // a warm-up begins with this part of the rate
 
 std::vector<double> numbers(const std::string& list, const std::string& whole) {
-  std::vector<double> result;
-  std::size_t at = 0;
-  while (true) {
-    const std::size_t comma = std::min(list.find(',', at), list.size());
-    double value = 0;
-    const auto [end, error] = std::from_chars(list.data() + at, list.data() + comma, value);
-    if (error != std::errc{} || end != list.data() + comma || !std::isfinite(value)) {
-      fail<Error>("--lr-schedule: {}, got '{}'", kForms, whole);
-    }
-    result.push_back(value);
-    if (comma == list.size()) return result;
-    at = comma + 1;
-  }
+  return flag_numbers("--lr-schedule", kForms, list, whole);
 }
 
 optim::Schedule make_schedule(const RateRule& rule, optim::Optimizer& optimizer, std::int64_t steps_per_epoch,
