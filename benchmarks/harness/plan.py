@@ -201,9 +201,7 @@ def _networks(machine: Machine) -> Section:
                 goals = (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1))
             else:
                 goals = (Goal("f32", 2.0 if units else 0.95), *([Goal("torch", 1.3)] if units and dtype == "bf16" else []))
-            if name != "resnet50":
-                goals = goals[:1]
-            elif dtype != "f32":
+            if dtype != "f32":
                 others, goals = (*others, memory), (*goals, *small)
             rows.append(Row((label, dtype), case(dtype), others, goals, facts=True))
     return Section("network", "A training step of an image network (batch beside its name), channels-last",

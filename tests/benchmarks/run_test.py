@@ -359,10 +359,13 @@ class PlanTest(unittest.TestCase):
         sections = {s.name: s for s in plan(Machine())}
         self.assertTrue(sections["network"].alone and sections["loader"].alone)
         rows = {r.case: r for r in sections["network"].rows}
-        self.assertEqual(rows["network/resnet50/f32/b16"].goals, (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1)))
+        for network in ("resnet50/f32/b16", "resnet18_cifar/f32/b128"):
+            self.assertEqual(rows[f"network/{network}"].goals, (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1)))
         for units, speed in ((False, (Goal("f32", 0.95),)), (True, (Goal("f32", 2.0), Goal("torch", 1.3)))):
-            row = plan(Machine(bf16_units=units), only="^network ResNet-50.* bf16$")[0].rows[0]
-            self.assertEqual(row.goals, (*speed, Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("f32", fact="saved_bytes", share=0.52)))
+            both = plan(Machine(bf16_units=units), only="^network ResNet-.* bf16$")[0].rows
+            self.assertEqual(len(both), 2)
+            for row in both:
+                self.assertEqual(row.goals, (*speed, Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("f32", fact="saved_bytes", share=0.52)))
         self.assertNotIn("network", {s.name for s in plan(Machine(), quick=True)})
         self.assertNotIn("loader", {s.name for s in plan(Machine(), pictures=False)})
 
