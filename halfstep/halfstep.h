@@ -38,6 +38,8 @@
 #include "halfstep/data/loader.h"
 #include "halfstep/data/mixup.h"
 #include "halfstep/data/mnist.h"
+#include "halfstep/data/pipeline.h"
+#include "halfstep/data/pipeline_ops.h"
 #include "halfstep/data/resize.h"
 #include "halfstep/data/transforms.h"
 #include "halfstep/debug/call_site.h"

@@ -77,6 +77,9 @@ class HS_API MnistDataset final : public Dataset {
   Batch batch(const BatchRequest& request) const override;
 
   const MnistData& data() const { return *data_; }
+  /// The same, to keep.
+  const std::shared_ptr<const MnistData>& shared_data() const { return data_; }
+  const ImageOptions& options() const { return options_; }
 
  private:
   std::shared_ptr<const MnistData> data_;  // copies of the data set share the pixels

@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -20,29 +22,52 @@
 namespace halfstep::data {
 namespace {
 
-/// One epoch's plan: which samples batch k has.
+std::int64_t batches_of_a_pass(const Dataset& dataset, const LoaderOptions& options) {
+  const std::int64_t n = dataset.size();
+  return n / options.batch_size + (!options.drop_last && n % options.batch_size != 0 ? 1 : 0);
+}
+
+/// One epoch's plan: which samples batch k has. Several threads ask.
 class Plan {
  public:
   Plan(const Dataset& dataset, const LoaderOptions& options, std::int64_t epoch)
-      : dataset_(dataset), options_(options), epoch_(epoch), size_(dataset.size()) {
-    if (options.shuffle) order_ = shuffled_order(size_, options.seed, epoch);
-  }
+      : dataset_(dataset),
+        options_(options),
+        first_pass_(epoch * options.repeat),
+        size_(dataset.size()),
+        batches_(batches_of_a_pass(dataset, options)) {}
 
-  Batch make(std::int64_t batch) const {
+  Batch make(std::int64_t batch) {
     const TraceRange range("batch", "loader");
-    const std::int64_t first = batch * options_.batch_size;
+    const std::int64_t pass = first_pass_ + batch / batches_;
+    const std::int64_t first = batch % batches_ * options_.batch_size;
     const std::int64_t n = std::min(options_.batch_size, size_ - first);
     if (options_.shuffle) {
-      return request(std::span(order_).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)));
+      const Order order = order_of(pass);
+      return request(std::span(*order).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)), pass);
     }
     std::vector<std::int64_t> in_order(static_cast<std::size_t>(n));
     std::iota(in_order.begin(), in_order.end(), first);
-    return request(in_order);
+    return request(in_order, pass);
   }
 
  private:
-  Batch request(std::span<const std::int64_t> indices) const {
-    Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = epoch_});
+  using Order = std::shared_ptr<const std::vector<std::int64_t>>;
+
+  // Workers are in one pass, or where it ends in two (in more where passes are short): older ones are forgotten.
+  Order order_of(std::int64_t pass) {
+    const std::scoped_lock lock(mutex_);
+    Order& order = orders_[pass];
+    if (order == nullptr) {
+      order = std::make_shared<const std::vector<std::int64_t>>(shuffled_order(size_, options_.seed, pass));
+    }
+    const Order result = order;
+    orders_.erase(orders_.begin(), orders_.lower_bound(pass - 1));
+    return result;
+  }
+
+  Batch request(std::span<const std::int64_t> indices, std::int64_t pass) const {
+    Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = pass});
     if (options_.device.is_cpu()) return batch;
     for (Tensor* t : {&batch.input, &batch.target}) {
       if (t->defined() && t->device().is_cpu()) *t = t->pin_memory(options_.device);
@@ -52,15 +77,17 @@ class Plan {
 
   const Dataset& dataset_;
   const LoaderOptions& options_;
-  std::int64_t epoch_;
+  std::int64_t first_pass_;  // passes are counted over all epochs
   std::int64_t size_;
-  std::vector<std::int64_t> order_;
+  std::int64_t batches_;  // of a pass
+  std::mutex mutex_;
+  std::map<std::int64_t, Order> orders_;
 };
 
 /// Threads that make the batches of a plan ahead of the loop, into a ring of places.
 class Workers {
  public:
-  Workers(const Plan& plan, std::int64_t first, std::int64_t end, int threads, std::int64_t ahead)
+  Workers(Plan& plan, std::int64_t first, std::int64_t end, int threads, std::int64_t ahead)
       : plan_(plan), next_(first), taken_(first), end_(end), places_(static_cast<std::size_t>(ahead)) {
     const auto useful = std::min<std::int64_t>(threads, end - first);
     try {
@@ -135,7 +162,7 @@ class Workers {
     threads_.clear();  // joins
   }
 
-  const Plan& plan_;
+  Plan& plan_;
   std::mutex mutex_;
   std::condition_variable room_;  // a place became free
   std::condition_variable made_;  // a batch is ready
@@ -221,10 +248,7 @@ struct DataLoader::Impl {
   std::optional<DeviceStage> stage;
 
   Batch make(std::int64_t number) { return workers ? workers->take(number) : plan->make(number); }
-  std::int64_t batches() const {
-    const std::int64_t n = dataset->size();
-    return options.drop_last ? n / options.batch_size : (n + options.batch_size - 1) / options.batch_size;
-  }
+  std::int64_t batches() const { return batches_of_a_pass(*dataset, options) * options.repeat; }
   void stop() {
     stage.reset();
     workers.reset();
@@ -245,6 +269,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptio
   constexpr int kMostPrefetch = 1 << 16;
   if (options.prefetch < 1 || options.prefetch > kMostPrefetch) {
     fail<Error>("DataLoader: expected a prefetch of 1 to {} batches, got {}", kMostPrefetch, options.prefetch);
+  }
+  constexpr std::int64_t kMostPasses = std::numeric_limits<std::int32_t>::max();
+  if (options.repeat < 1 || options.repeat > kMostPasses) {
+    fail<Error>("DataLoader: expected an epoch of 1 to {} passes, got {}", kMostPasses, options.repeat);
   }
   impl_->dataset = std::move(dataset);
   impl_->options = options;

@@ -33,6 +33,9 @@ struct LoaderOptions {
   /// next batch is copied on a queue of its own while the loop computes with this one; that takes the memory of one
   /// more batch there.
   Device device = {};
+  /// Passes over the data that make an epoch, at least 1. Each has the order and the batches that an epoch by itself
+  /// would have: pass p of epoch e those of epoch e * repeat + p.
+  std::int64_t repeat = 1;
 };
 
 /// Where a loader stands, for checkpoints.

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data sets put together in MindSpore's style: a source, map, shuffle, batch, repeat.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "halfstep/core/device.h"
+#include "halfstep/core/export.h"
+#include "halfstep/data/dataset.h"
+#include "halfstep/data/loader.h"
+#include "halfstep/data/pipeline_ops.h"
+
+namespace halfstep::data {
+
+/// The two columns of a sample, each by two names.
+enum class Column { input = 0, target = 1, image = 0, label = 1 };
+
+/// Options of Pipeline::shuffle.
+struct ShuffleOptions {
+  /// Keys the order, and what functions of map draw at random.
+  std::uint64_t seed = 0;
+};
+
+/// Options of Pipeline::batch.
+struct BatchOptions {
+  bool drop_last = false;  ///< leaves out a last batch that is smaller than the others
+  int workers = 1;         ///< threads that make batches ahead of the loop; 0: the loop makes them itself
+  int prefetch = 4;        ///< batches that each of them makes ahead
+  Device device = {};      ///< where the loop gets its batches
+};
+
+/// What Pipeline::batch makes: a DataLoader, for a range-for and wherever a DataLoader is taken.
+class HS_API PipelineLoader : public DataLoader {
+ public:
+  /// Throws Error for what DataLoader refuses.
+  explicit PipelineLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options = {});
+
+  /// An epoch is `count` passes over the data, each shuffled anew: it has the batches of as many epochs without it.
+  /// `repeat(2).repeat(3)` are six passes. The result starts at epoch 0. Throws Error for a count below 1: an epoch
+  /// ends, and what shall go on without end is a loop around it.
+  PipelineLoader repeat(std::int64_t count) const;
+
+ private:
+  std::shared_ptr<const Dataset> shared_;
+};
+
+/// What becomes of the samples of a data set, step by step:
+///
+///     auto train = data::Pipeline{data::MnistDataset{data::load_mnist(folder, data::Split::kTrain)}}
+///                      .map({data::Rescale{1.0 / 255}, data::Normalize{{0.1307}, {0.3081}}, data::HWC2CHW{}},
+///                           data::Column::image)
+///                      .map(data::TypeCast{i64}, data::Column::label)
+///                      .shuffle()
+///                      .batch(64, {.workers = 2})
+///                      .repeat(1);
+///     for (auto [images, labels] : train) { ... }
+///
+/// Each call gives a new value and leaves this one as it is; copies share the data. map() tries its transforms on the
+/// first sample, so that one that doesn't fit is refused there, not by a worker later. All run in the loader's threads.
+/// shuffle() may stand before or after map(): samples are changed one by one, so that both are the same.
+class HS_API Pipeline {
+ public:
+  /// Begins with the samples as the data set gives them. Throws Error without a data set, or without a sample in it.
+  explicit Pipeline(std::shared_ptr<const Dataset> source);
+  /// Takes a data set by value.
+  template <std::derived_from<Dataset> D>
+  explicit Pipeline(D source)
+      : Pipeline(std::shared_ptr<const Dataset>(std::make_shared<const D>(std::move(source)))) {}
+  /// Begins with the pixels as they are, u8 [rows, columns, 1], and labels i64 [], as MindSpore's MnistDataset does.
+  explicit Pipeline(MnistData pictures);
+  /// The same. Throws Error when the data set has options: scaling and layout belong to map() here.
+  explicit Pipeline(const MnistDataset& pictures);
+
+  /// Sends one column through the transforms, one after the other. Throws ShapeError or DTypeError, naming the
+  /// transform and what it would be applied to, when one of them can't be; Error when the data set has no such column;
+  /// and what a function throws for the first sample.
+  Pipeline map(std::initializer_list<ColumnTransform> transforms, Column column = Column::input) const;
+  Pipeline map(const ColumnTransform& transform, Column column = Column::input) const {
+    return map({transform}, column);
+  }
+
+  /// Every epoch, and every pass of repeat(), takes all samples in a new order. There is no buffer whose size would
+  /// have to be said.
+  Pipeline shuffle(const ShuffleOptions& options = {}) const;
+
+  /// Batches of `size` samples. Throws Error for what DataLoader refuses.
+  PipelineLoader batch(std::int64_t size, const BatchOptions& options = {}) const;
+
+  /// Number of samples.
+  std::int64_t size() const { return source_->size(); }
+  /// What a sample's column is after the steps so far; none when the data set has no such column.
+  const std::optional<ColumnType>& type(Column column) const { return types_[static_cast<std::size_t>(column)]; }
+  /// The samples after the steps so far, for what takes a data set.
+  std::shared_ptr<const Dataset> dataset() const;
+
+ private:
+  struct Steps;
+  void probe();
+
+  std::shared_ptr<const Dataset> source_;
+  std::shared_ptr<const Steps> steps_;
+  std::optional<ColumnType> types_[2];
+  bool shuffle_ = false;
+  ShuffleOptions shuffle_options_;
+};
+
+}  // namespace halfstep::data
