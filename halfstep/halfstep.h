@@ -6,6 +6,8 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/amp/level.h"
+#include "halfstep/amp/module_precision.h"
 #include "halfstep/amp/policy.h"
 #include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/engine.h"

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "halfstep/amp/cast_cache.h"
+#include "halfstep/amp/overrides_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
@@ -12,11 +13,7 @@
 namespace halfstep::amp {
 namespace {
 
-// What a region changes about the table.
-struct Overrides {
-  std::map<int, Policy> ops;  // by op id
-  std::vector<ModuleOverride> modules;
-};
+using detail::Overrides;
 
 const Overrides* overrides_of(const AutocastState& state) {
   return static_cast<const Overrides*>(state.overrides.get());
@@ -41,7 +38,18 @@ Policy effective_policy(const Op& op, const AutocastState& state, bool* overridd
       return it->second;
     }
   }
+  if (const Overrides* o = overrides_of(state); o && o->table) {
+    *overridden = true;
+    const auto id = static_cast<std::size_t>(op.id);
+    return id < o->table->of.size() ? o->table->of[id] : o->table->others;
+  }
   return policy_of(op);
+}
+
+// Running statistics are a state, not an operand: in 16 bits they would lose what many steps have gathered.
+bool is_statistics(const Op& op, std::size_t input) {
+  static const Op* const norms[] = {find_op("batch_norm"), find_op("batch_norm_act")};
+  return (input == 3 || input == 4) && (&op == norms[0] || &op == norms[1]);
 }
 
 // The widest of the dtypes, whatever their order: f16 and bf16 together are as wide as f32.
@@ -85,8 +93,11 @@ OptionalDType* dtype_attribute(const Op& op, void* attributes) {
 }
 
 std::string reason_for(const Op& op, const AutocastState& state, bool overridden) {
-  if (overridden) return "overridden in this region";
-  (void)state;
+  if (overridden) {
+    const Overrides* o = overrides_of(state);
+    return o && o->table && !o->ops.contains(op.id) ? "by the precision set for the module"
+                                                    : "overridden in this region";
+  }
   return policy_row(op).reason;
 }
 
@@ -126,7 +137,7 @@ void hook(AutocastCall& call) {
   if (plan.output_float32 && out) *out = DType::f32;
   if (plan.cast) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-      if (!eligible(dtypes[i]) || dtypes[i] == *plan.cast) continue;
+      if (!eligible(dtypes[i]) || dtypes[i] == *plan.cast || is_statistics(call.op, i)) continue;
       call.storage[i] = cached_cast(*call.inputs[i], *plan.cast);
       call.inputs[i] = &call.storage[i];
     }
@@ -138,9 +149,11 @@ void hook(AutocastCall& call) {
 [[maybe_unused]] const bool installed = (op_hooks().autocast = hook, true);
 
 std::shared_ptr<const void> merged_overrides(const AutocastOptions& options, const AutocastState& outer) {
-  if (options.ops.empty() && options.modules.empty()) return outer.overrides;
+  const Overrides* o = overrides_of(outer);
+  if (options.ops.empty() && options.modules.empty() && !(o && o->table)) return outer.overrides;
   auto merged = std::make_shared<Overrides>();
-  if (const Overrides* o = overrides_of(outer)) *merged = *o;
+  if (o) *merged = *o;
+  merged->table = nullptr;  // a region inside a module is nearer than the module's precision
   for (const OpOverride& o : options.ops) {
     const Op* op = find_op(o.op);
     if (!op)
@@ -155,19 +168,18 @@ std::shared_ptr<const void> merged_overrides(const AutocastOptions& options, con
   return merged;
 }
 
-// Whether a path has the pattern's names, `*` standing for any one.
-bool matches(std::string_view pattern, std::string_view text) {
+}  // namespace
+
+bool detail::path_matches(std::string_view pattern, std::string_view path) {
   while (true) {
-    const auto p = pattern.find('.'), t = text.find('.');
-    const auto a = pattern.substr(0, p), b = text.substr(0, t);
+    const auto p = pattern.find('.'), t = path.find('.');
+    const auto a = pattern.substr(0, p), b = path.substr(0, t);
     if (a != "*" && a != b) return false;
     if (p == std::string_view::npos || t == std::string_view::npos) return p == t;
     pattern.remove_prefix(p + 1);
-    text.remove_prefix(t + 1);
+    path.remove_prefix(t + 1);
   }
 }
-
-}  // namespace
 
 Autocast::Autocast(const AutocastOptions& options) : outer_(thread_state().autocast) {
   if (options.enabled) check_dtype(options.dtype);
@@ -245,25 +257,48 @@ Decision explain(std::string_view op_name, const std::vector<DType>& inputs, con
   return d;
 }
 
-ModuleScope::ModuleScope(std::string_view name) : length_(path().size()) {
+ModuleScope::ModuleScope(std::string_view name, const ModulePrecision* precision) : length_(path().size()) {
   std::string& p = path();
   if (!name.empty()) {
     if (!p.empty()) p += '.';
     p += name;
   }
-  const Overrides* o = overrides_of(thread_state().autocast);
-  if (!o || o->modules.empty() || name.empty()) return;
-  for (auto it = o->modules.rbegin(); it != o->modules.rend(); ++it) {
-    if (!matches(it->path, p)) continue;
-    AutocastState& state = thread_state().autocast;
-    outer_ = state;
-    state.enabled = it->enabled;
-    if (it->dtype) state.dtype = *it->dtype;
-    break;
+  AutocastState& state = thread_state().autocast;
+  const Overrides* o = overrides_of(state);
+  if (o && !o->modules.empty() && !name.empty()) {
+    for (auto it = o->modules.rbegin(); it != o->modules.rend(); ++it) {
+      if (!detail::path_matches(it->path, p)) continue;
+      outer_ = state;
+      state.enabled = it->enabled;
+      if (it->dtype) state.dtype = *it->dtype;
+      break;
+    }
   }
+  if (precision) enter(*precision);
+}
+
+// What the module was given replaces the region's options, but for what that says of modules by path: of those inside.
+void ModuleScope::enter(const ModulePrecision& precision) {
+  AutocastState& state = thread_state().autocast;
+  if (!outer_) outer_ = state;
+  if (const Overrides* o = overrides_of(state); o && !o->modules.empty()) {
+    auto merged = std::make_shared<Overrides>();
+    if (precision.policies) merged->table = static_cast<const Overrides*>(precision.policies.get())->table;
+    merged->modules = o->modules;
+    state.overrides = std::move(merged);
+  } else {
+    state.overrides = precision.policies;
+  }
+  state.enabled = true;
+  state.cache = true;
+  state.dtype = precision.dtype;
+  state.device_types = 0xffff;
+  enter_region();
+  region_ = true;
 }
 
 ModuleScope::~ModuleScope() {
+  if (region_) leave_region();
   path().resize(length_);
   if (outer_) thread_state().autocast = std::move(*outer_);
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/amp/module_precision.h"
 #include "halfstep/amp/policy.h"
 
 namespace halfstep::amp {
@@ -88,17 +89,21 @@ HS_API std::vector<Decision> explain(const std::function<void()>& function);
 /// for an unknown op.
 HS_API Decision explain(std::string_view op, const std::vector<DType>& inputs, const AutocastOptions& options = {});
 
-/// For modules: the name of the module whose forward runs. Applies the region's overrides by path.
+/// For modules: the name of the module whose forward runs. Applies the region's overrides by path, then the module's
+/// own precision, which is nearer.
 class HS_API ModuleScope {
  public:
-  explicit ModuleScope(std::string_view name);
+  explicit ModuleScope(std::string_view name, const ModulePrecision* precision = nullptr);
   ~ModuleScope();
   ModuleScope(const ModuleScope&) = delete;
   ModuleScope& operator=(const ModuleScope&) = delete;
 
  private:
+  void enter(const ModulePrecision& precision);
+
   std::size_t length_;
   std::optional<AutocastState> outer_;
+  bool region_ = false;
 };
 /// Path of the module whose forward runs on this thread, such as `encoder.fc1`; empty outside.
 HS_API const std::string& module_path();

@@ -80,32 +80,20 @@ class HS_API ConvBase : public ModuleBase {
   Tensor convolve(const Tensor& input) const;
 };
 /// halfstep::conv1d for sequences [N, in, L] or [in, L].
-class HS_API Conv1d : public ConvBase {
+class HS_API Conv1d : public Module<Conv1d, ConvBase> {
  public:
   /// Throws Error for options that don't fit each other.
-  explicit Conv1d(const ConvOptions& o) : ConvBase(o, 1, "Conv1d") {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
+  explicit Conv1d(const ConvOptions& o) : Module(o, 1, "Conv1d") {}
   Tensor forward(const Tensor& input) const { return convolve(input); }
   std::string kind() const override { return "Conv1d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<Conv1d>(*this); }
 };
 /// halfstep::conv2d for images [N, in, H, W] or [in, H, W] in any layout; channels-last is fast and stays.
-class HS_API Conv2d : public ConvBase {
+class HS_API Conv2d : public Module<Conv2d, ConvBase> {
  public:
   /// Throws Error for options that don't fit each other.
-  explicit Conv2d(const ConvOptions& o) : ConvBase(o, 2, "Conv2d") {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
+  explicit Conv2d(const ConvOptions& o) : Module(o, 2, "Conv2d") {}
   Tensor forward(const Tensor& input) const { return convolve(input); }
   std::string kind() const override { return "Conv2d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<Conv2d>(*this); }
 };
 
 /// What ConvTranspose1d and ConvTranspose2d share.
@@ -122,32 +110,20 @@ class HS_API ConvTransposeBase : public ModuleBase {
   Tensor convolve(const Tensor& input) const;
 };
 /// halfstep::conv_transpose1d for sequences [N, in, L] or [in, L].
-class HS_API ConvTranspose1d : public ConvTransposeBase {
+class HS_API ConvTranspose1d : public Module<ConvTranspose1d, ConvTransposeBase> {
  public:
   /// Throws Error for options that don't fit each other.
-  explicit ConvTranspose1d(const ConvTransposeOptions& o) : ConvTransposeBase(o, 1, "ConvTranspose1d") {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
+  explicit ConvTranspose1d(const ConvTransposeOptions& o) : Module(o, 1, "ConvTranspose1d") {}
   Tensor forward(const Tensor& input) const { return convolve(input); }
   std::string kind() const override { return "ConvTranspose1d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<ConvTranspose1d>(*this); }
 };
 /// halfstep::conv_transpose2d for images [N, in, H, W] or [in, H, W] in any layout.
-class HS_API ConvTranspose2d : public ConvTransposeBase {
+class HS_API ConvTranspose2d : public Module<ConvTranspose2d, ConvTransposeBase> {
  public:
   /// Throws Error for options that don't fit each other.
-  explicit ConvTranspose2d(const ConvTransposeOptions& o) : ConvTransposeBase(o, 2, "ConvTranspose2d") {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
+  explicit ConvTranspose2d(const ConvTransposeOptions& o) : Module(o, 2, "ConvTranspose2d") {}
   Tensor forward(const Tensor& input) const { return convolve(input); }
   std::string kind() const override { return "ConvTranspose2d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<ConvTranspose2d>(*this); }
 };
 
 }  // namespace halfstep::nn

@@ -229,24 +229,35 @@ void ModuleBase::unshare() {
   }
 }
 
-std::string ModuleBase::str() const {
+std::vector<std::pair<std::string, const amp::Castable*>> ModuleBase::castables() const {
+  std::vector<std::pair<std::string, const amp::Castable*>> result;
+  for (const auto& [name, module] : children()) result.emplace_back(name, module);
+  return result;
+}
+amp::PrecisionSlot& ModuleBase::precision() const { return state_->precision; }
+
+std::string ModuleBase::str_under(const std::string& around) const {
   const auto inner = children();
+  const amp::ModulePrecision* own = state_->precision.get();
+  const std::string& precision = own ? own->label : around;
+  const std::string end = precision.empty() ? ")" : ") [" + precision + "]";
   std::string text = kind() + "(" + describe();
-  if (inner.empty()) return text + ")";
+  if (inner.empty()) return text + end;
   text += "\n";
   for (const auto& [name, module] : inner) {
-    std::string lines = module->str();
+    std::string lines = module->str_under(precision);
     for (std::size_t at = 0; (at = lines.find('\n', at)) != std::string::npos; at += 3) lines.replace(at, 1, "\n  ");
     text += "  (" + name + "): " + lines + "\n";
   }
-  return text + ")";
+  return text + end;
 }
 
 std::ostream& operator<<(std::ostream& out, const ModuleBase& module) { return out << module.str(); }
 
-ModuleBase::Scope::Scope(const ModuleBase& module) {
+ModuleBase::Scope::Scope(const ModuleBase& module)
+    : precision_(module.state_->precision.get()), float32_output_(module.state_->precision.float32_output()) {
   static_assert(sizeof(amp::ModuleScope) <= sizeof(storage_) && alignof(amp::ModuleScope) <= 8);
-  new (storage_) amp::ModuleScope(module.name());
+  new (storage_) amp::ModuleScope(module.name(), precision_);
 }
 ModuleBase::Scope::~Scope() { std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope(); }
 

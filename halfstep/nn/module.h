@@ -6,9 +6,12 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "halfstep/amp/module_precision.h"
 #include "halfstep/autograd/parameter.h"
 #include "halfstep/core/tensor.h"
 
@@ -49,14 +52,14 @@ struct LoadReport {
 ///
 /// A module is a handle, as a tensor is: copies share parameters, buffers and mode; moving copies; clone() makes an
 /// independent one.
-class HS_API ModuleBase {
+class HS_API ModuleBase : public amp::Castable {
  public:
   ModuleBase();
   ModuleBase(const ModuleBase& other);
   ModuleBase(ModuleBase&& other) : ModuleBase(static_cast<const ModuleBase&>(other)) {}
   ModuleBase& operator=(const ModuleBase& other);
   ModuleBase& operator=(ModuleBase&& other) { return *this = static_cast<const ModuleBase&>(other); }
-  virtual ~ModuleBase();
+  ~ModuleBase() override;
 
   /// All parameters, also of the modules inside, with names such as `fc1.weight`; one that appears twice is listed
   /// once.
@@ -96,14 +99,17 @@ class HS_API ModuleBase {
   /// look inside.
   Tensor own_tensor(std::string_view name) const;
 
-  /// Name of its kind, such as `Linear`.
-  virtual std::string kind() const = 0;
   /// What stands in brackets behind the kind when it is printed: `784, 512`.
   virtual std::string describe() const { return ""; }
-  /// The tree of modules as text.
-  std::string str() const;
+  /// The tree of modules as text; behind those with a precision of their own or of a module around them stands which:
+  /// `Linear(784, 512) [f16]`.
+  std::string str() const { return str_under(""); }
   /// Name under which it was given to its parent.
   const std::string& name() const { return name_; }
+
+  // amp::Castable
+  std::vector<std::pair<std::string, const amp::Castable*>> castables() const override;
+  amp::PrecisionSlot& precision() const override;
 
   /// A new handle on the same parameters; for containers.
   virtual std::shared_ptr<ModuleBase> copy() const = 0;
@@ -137,7 +143,44 @@ class HS_API ModuleBase {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
+    /// An argument of the call as forward() is to have it: a tensor in the module's dtype where it has one, of which
+    /// `held` is the owner.
+    template <class A>
+    A&& entered(A&& argument, Tensor& held) const {
+      if constexpr (std::is_same_v<std::remove_cvref_t<A>, Tensor>) {
+        if (precision_ && precision_->cast_inputs) [[unlikely]] {
+          held = amp::cast_input(argument, precision_->dtype);
+          return static_cast<A&&>(held);
+        }
+      }
+      return std::forward<A>(argument);
+    }
+    /// Brings what forward() returned to float32 where a level wants it: a tensor, or those in a vector, pair or tuple.
+    template <class R>
+    void leave(R& result) const {
+      if (float32_output_) [[unlikely]]
+        widen(result);
+    }
+
    private:
+    static void widen(Tensor& result) { result = amp::cast_input(result, f32); }
+    static void widen(std::vector<Tensor>& results) {
+      for (Tensor& t : results) widen(t);
+    }
+    template <class... T>
+    static void widen(std::tuple<T...>& results) {
+      std::apply([](auto&... t) { (widen(t), ...); }, results);
+    }
+    template <class A, class B>
+    static void widen(std::pair<A, B>& results) {
+      widen(results.first);
+      widen(results.second);
+    }
+    template <class T>
+    static void widen(T&) {}  // a type of the program's own
+
+    const amp::ModulePrecision* precision_;
+    bool float32_output_;
     alignas(8) unsigned char storage_[128];
   };
 
@@ -152,9 +195,11 @@ class HS_API ModuleBase {
   };
   struct State {
     bool training = true;
+    amp::PrecisionSlot precision = {};
   };
 
   void announce(std::string name);
+  std::string str_under(const std::string& precision) const;
   void add(std::string_view name, const void* member, Kind kind);
   Parameter& tensor_at(const Entry& entry) const;
   ModuleBase& child_at(const Entry& entry) const;
@@ -171,17 +216,43 @@ class HS_API ModuleBase {
 ///       nn::Linear fc1 = child("fc1", nn::Linear{{.in = 784, .out = 512}});
 ///       Tensor forward(const Tensor& x) const { return relu(fc1(x)); }
 ///     };
-template <class T>
-class Module : public ModuleBase {
+///
+/// Several of one family share a `Base`, itself derived from ModuleBase.
+template <class T, class Base = ModuleBase>
+class Module : public Base {
  public:
+  using Base::Base;
+  Module() = default;
   /// Runs forward() inside the module's scope.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) const {
-    const Scope scope(*this);
-    return static_cast<const T&>(*this).forward(std::forward<Args>(args)...);
+    const ModuleBase::Scope scope(*this);
+    return run(scope, std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
+  }
+  /// Gives this module, and those inside that have none of their own, a precision: it computes in `dtype` (f16, bf16 or
+  /// f32) whatever is around it; see amp::set_precision. Returns a handle on it, so that it can stand where a member is
+  /// made: `nn::Linear fc = child("fc", nn::Linear{{.in = 784, .out = 10}}.to_float(f16));`. Throws AmpError.
+  T to_float(DType dtype) const {
+    amp::set_precision(*this, dtype);
+    return T(static_cast<const T&>(*this));
   }
   std::string kind() const override { return "Module"; }
   std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<T>(static_cast<const T&>(*this)); }
+
+ private:
+  template <std::size_t... I, class... Args>
+  decltype(auto) run(const ModuleBase::Scope& scope, std::index_sequence<I...>, Args&&... args) const {
+    const T& self = static_cast<const T&>(*this);
+    [[maybe_unused]] Tensor held[sizeof...(Args) + 1];
+    using Result = decltype(self.forward(std::forward<Args>(args)...));
+    if constexpr (std::is_object_v<Result>) {
+      Result result = self.forward(scope.entered(std::forward<Args>(args), held[I])...);
+      scope.leave(result);
+      return result;
+    } else {
+      return self.forward(scope.entered(std::forward<Args>(args), held[I])...);
+    }
+  }
 };
 
 /// A module that takes one tensor and gives one.

@@ -95,46 +95,26 @@ class HS_API BatchNormBase : public ModuleBase {
   Tensor normalise(const Tensor& input, int fewest, int most, Activation activation, const Tensor& residual) const;
 };
 /// halfstep::batch_norm for inputs [N, C] and [N, C, L].
-class HS_API BatchNorm1d : public BatchNormBase {
+class HS_API BatchNorm1d : public Module<BatchNorm1d, BatchNormBase> {
  public:
-  explicit BatchNorm1d(const BatchNormOptions& o) : BatchNormBase(o) {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
-  Tensor operator()(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
-    const Scope scope(*this);
-    return forward(input, activation, residual);
-  }
+  explicit BatchNorm1d(const BatchNormOptions& o) : Module(o) {}
   Tensor forward(const Tensor& input) const { return forward(input, Activation::none); }
   /// activation(batch_norm(input) + residual) in one pass: halfstep::batch_norm_act.
   Tensor forward(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
     return normalise(input, 2, 3, activation, residual);
   }
   std::string kind() const override { return "BatchNorm1d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm1d>(*this); }
 };
 /// halfstep::batch_norm for images [N, C, H, W] in any layout.
-class HS_API BatchNorm2d : public BatchNormBase {
+class HS_API BatchNorm2d : public Module<BatchNorm2d, BatchNormBase> {
  public:
-  explicit BatchNorm2d(const BatchNormOptions& o) : BatchNormBase(o) {}
-  /// Runs forward() inside the module's scope.
-  Tensor operator()(const Tensor& input) const {
-    const Scope scope(*this);
-    return forward(input);
-  }
-  Tensor operator()(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
-    const Scope scope(*this);
-    return forward(input, activation, residual);
-  }
+  explicit BatchNorm2d(const BatchNormOptions& o) : Module(o) {}
   Tensor forward(const Tensor& input) const { return forward(input, Activation::none); }
   /// activation(batch_norm(input) + residual) in one pass: halfstep::batch_norm_act.
   Tensor forward(const Tensor& input, Activation activation, const Tensor& residual = {}) const {
     return normalise(input, 4, 4, activation, residual);
   }
   std::string kind() const override { return "BatchNorm2d"; }
-  std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<BatchNorm2d>(*this); }
 };
 
 }  // namespace halfstep::nn
