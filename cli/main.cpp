@@ -53,7 +53,6 @@ constexpr Later kLaterVerbs[] = {{"data", "fetching data sets"}, {"quantize", "q
 constexpr const char* kDistributed =
     "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
-                                 {"--config", "configuration by file"},
                                  {"--dist-url", kDistributed},
                                  {"--dist-backend", kDistributed},
                                  {"--world-size", kDistributed},

@@ -300,7 +300,10 @@ void add_train(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("train", "Train a network");
   auto o = std::make_shared<TrainOptions>();
   add_train_options(*verb, *o);
-  verb->callback([o, &status] { status = run(*o); });
+  verb->callback([o, verb, &status] {
+    read_config(*verb, *o);
+    status = run(*o);
+  });
 }
 
 }  // namespace halfstep::cli

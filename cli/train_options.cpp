@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "cli/config_file.h"
 #include "cli/suggest.h"
+#include "halfstep/runtime/parallel.h"
 #include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
@@ -135,11 +137,20 @@ void check_flags(const TrainOptions& o) {
   }
 }
 
+// A path as part of a comment.
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
+  return text;
+}
+
 }  // namespace
 
 void add_train_options(CLI::App& verb, TrainOptions& o) {
   train::TrainConfig& c = o.config;
   add_common(verb, o, false);
+  add_path(verb, "--config", o.config_file,
+           "YAML file with flags, as `lr: 0.1`; those given here win. config.yaml of a run is one");
   add_word(verb, "--arch,-a", o.arch, "The same as MODEL, as ImageNet scripts have it")->type_name("MODEL");
   add_path(verb, "DIR,--data", c.data,
            "Folder with the data set: MNIST's format for mlp (default: built-in digits), else train and val with class "
@@ -204,6 +215,25 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   o.count = [&verb](const std::string& flag) { return verb.count(flag); };
 }
 
+void read_config(CLI::App& verb, TrainOptions& o) {
+  if (o.config_file.empty()) return;
+  // `train --config FILE DIR`: the file names the network.
+  const auto names = train::network_names();
+  if (!o.model.empty() && o.arch.empty() && o.config.data.empty() &&
+      std::find(names.begin(), names.end(), o.model) == names.end() && fs::is_directory(o.model)) {
+    verb.get_option("--data")->add_result(o.model);
+    verb.get_option("--data")->run_callback();
+    verb.get_option("MODEL")->clear();
+    o.model.clear();
+  }
+  apply_config_file(verb, o.config_file,
+                    {{{"model", "arch"}, {"model", "arch"}},
+                     {{"device", "gpu"}, {"device", "gpu"}},
+                     {{"amp", "pyamp"}, {"amp", "pyamp", "amp-dtype"}},
+                     {{"out", "no-out"}, {"out", "no-out"}},
+                     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}}});
+}
+
 void resolve(TrainOptions& o) {
   train::TrainConfig& c = o.config;
   name_model(o);
@@ -228,15 +258,60 @@ void resolve(TrainOptions& o) {
 
 std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   const train::TrainConfig& c = o.config;
-  std::string text = fmt::format(
-      "model: {}\ndata: {}\nepochs: {}\nbatch-size: {}\nlr: {}\nlr-schedule: {}\nwarmup-epochs: {}\noptimizer: {}\n"
-      "momentum: {}\nnesterov: {}\nweight-decay: {}\nno-norm-decay: {}\nlabel-smoothing: {}\nmixup: {}\namp: {}\n"
-      "loss-scale: {}\naccumulate: {}\nclip-norm: {}\nsave-every: {}\nseed: {}\ndevice: {}\nworkers: {}\nlimit: {}\n",
-      c.model, c.data.empty() ? "built-in" : c.data.string(), c.epochs, c.batch_size, c.lr, c.lr_schedule,
-      c.warmup_epochs, c.optimizer, c.momentum, c.nesterov, c.weight_decay, !c.norm_decay, c.label_smoothing, c.mixup,
-      c.amp, loss_scale, c.accumulate, c.clip_norm, c.save_every, c.seed, c.device.str(), c.workers, c.limit);
-  for (const auto& [flag, value] : c.data_flags) text += fmt::format("{}: {}\n", flag, value);
-  if (!o.pretrained.empty()) text += fmt::format("pretrained: {}\n", o.pretrained.string());
+  std::string text =
+      fmt::format("# Written by halfstep {} into {}; `halfstep train --config FILE` does the same again.\n",
+                  HALFSTEP_VERSION, one_line(c.out.string()));
+  if (!c.resume.empty()) text += fmt::format("# It went on from {}.\n", one_line(c.resume.string()));
+  if (c.data.empty()) text += "# The data are the built-in digits.\n";
+  text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
+  const auto put = [&text](const char* flag, const auto& value) {
+    text += config_line(flag, fmt::format("{}", value));
+  };
+  const auto put_given = [&](const char* flag, const std::string& value) {
+    if (!value.empty()) put(flag, value);
+  };
+  put("model", c.model);
+  put_given("data", c.data.string());
+  put("epochs", c.epochs);
+  put("batch-size", c.batch_size);
+  put("lr", c.lr);
+  put("lr-schedule", c.lr_schedule);
+  put("warmup-epochs", c.warmup_epochs);
+  put("optimizer", c.optimizer);
+  put("momentum", c.momentum);
+  put("nesterov", c.nesterov);
+  put("weight-decay", c.weight_decay);
+  put("no-norm-decay", !c.norm_decay);
+  put("label-smoothing", c.label_smoothing);
+  put("mixup", c.mixup);
+  put("amp", c.amp);
+  put_given("amp-dtype", o.amp_dtype);
+  put("loss-scale", c.loss_scale.empty() ? loss_scale : c.loss_scale);
+  put("accumulate", c.accumulate);
+  put("clip-norm", c.clip_norm);
+  put("save-every", c.save_every);
+  put("seed", c.seed);
+  put("device", c.device.str());
+  if (o.threads > 0) put("threads", o.threads);
+  put("workers", c.workers);
+  put("limit", c.limit);
+  for (const auto& [flag, value] : c.data_flags) put(flag.c_str(), value);
+  if (train::network_input(c.model).images) {
+    put("max-damaged", o.images.max_damaged);
+    put("zero-init-residual", o.zero_init_residual);
+  }
+  put_given("pretrained", o.pretrained.string());
+  if (c.start_epoch > 0) put("start-epoch", c.start_epoch);
+  put("print-freq", o.print_freq);
+  put("quiet", o.quiet);
+  const train::DebugConfig& d = c.debug;
+  put_given("debug-dump", d.dump.string());
+  if (!d.dump.empty()) put("debug-level", d.level);
+  put_given("debug-compare", d.compare);
+  if (!d.dump.empty() || !d.compare.empty()) put("debug-steps", d.steps);
+  put_given("debug-nonfinite", d.nonfinite);
+  put_given("profile", d.profile.string());
+  if (!d.profile.empty()) put("profile-steps", d.profile_steps);
   return text;
 }
 

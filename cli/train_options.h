@@ -16,6 +16,7 @@ namespace halfstep::cli {
 struct TrainOptions : CommonOptions {
   train::TrainConfig config;
   train::ImageDataOptions images;
+  std::filesystem::path config_file;
   std::string arch;  ///< --arch, which stands for MODEL
   std::string amp_dtype;
   std::filesystem::path pretrained;
@@ -34,11 +35,15 @@ struct TrainOptions : CommonOptions {
 /// Adds all flags to the verb.
 void add_train_options(CLI::App& verb, TrainOptions& options);
 
-/// After parsing: which argument is the network and which the data, the network's usual numbers where no flag says
+/// After parsing: takes the flags of --config that were not given. Throws UsageError and IoError.
+void read_config(CLI::App& verb, TrainOptions& options);
+
+/// After that: which argument is the network and which the data, the network's usual numbers where no flag says
 /// others, and flags that contradict each other. Sets threads and device. Throws UsageError.
 void resolve(TrainOptions& options);
 
-/// The effective configuration as text, beside the checkpoints.
+/// The effective configuration as text, beside the checkpoints: every flag that makes the run what it is, for --config.
+/// Where this run wrote, and what it went on from, stand as comments. `loss_scale`: where no flag says it.
 std::string describe(const TrainOptions& options, const std::string& loss_scale);
 
 }  // namespace halfstep::cli

@@ -27,7 +27,6 @@ class Arguments(ProgramTest):
         self.refused(2, "did you mean --weights?", "eval", "mlp", "--wieghts", "x")
         self.refused(2, "there is no flag --xyzzy;", "train", "mlp", "--xyzzy")
         self.refused(2, ["--qat", "not there yet"], "train", "mlp", "--qat")
-        self.refused(2, ["--config", "not there yet"], "train", "mlp", "--config", "x.yaml")
         self.refused(2, "one argument too many: 'c'", "train", "mlp", "a", "c")
         self.refused(2, "one argument too many: 'x'", "devices", "cpu", "x")
 

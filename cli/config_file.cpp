@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/config_file.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+
+#include "cli/suggest.h"
+#include "cli/verbs.h"
+#include "halfstep/io/atomic_file.h"
+
+namespace halfstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A name for every flag, by each of its names without dashes.
+std::map<std::string, CLI::Option*> flags_of(CLI::App& verb) {
+  std::map<std::string, CLI::Option*> flags;
+  for (CLI::Option* option : verb.get_options()) {
+    for (const std::string& name : option->get_lnames()) flags[name] = option;
+    if (option->get_lnames().empty() && option->get_positional()) {
+      std::string name = option->get_name(true);
+      std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+      flags[name] = option;
+    }
+  }
+  // About the program and about this file: no part of a configuration.
+  for (const char* name : {"help", "help-all", "config"}) flags.erase(name);
+  return flags;
+}
+
+std::string place(const fs::path& file, const YAML::Mark& mark) {
+  return mark.line < 0 ? file.string() : fmt::format("{}:{}", file.string(), mark.line + 1);
+}
+
+// The one mapping in the file; null for a file without any content.
+YAML::Node read_mapping(const fs::path& file) {
+  constexpr std::uintmax_t kMostBytes = 1 << 20;
+  const std::string text = io::read_file(file, kMostBytes);
+  // What YAML's reader does not mind, and nobody means.
+  if (const std::size_t zero = text.find('\0'); zero != std::string::npos) {
+    throw UsageError(fmt::format("{}: expected text, got a zero byte at offset {}", file.string(), zero));
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      throw UsageError(fmt::format("{}: expected one document, got {}", file.string(), documents.size()));
+    }
+    if (documents.empty() || documents[0].IsNull()) return {};
+    if (!documents[0].IsMap()) {
+      throw UsageError(fmt::format("{}: expected lines `flag: value`, got {}", place(file, documents[0].Mark()),
+                                   documents[0].IsSequence() ? "a list" : "a text"));
+    }
+    return documents[0];
+  } catch (const YAML::Exception& e) {
+    throw UsageError(fmt::format("{}: expected YAML: {}", place(file, e.mark), e.msg));
+  }
+}
+
+bool is_switch(const CLI::Option& option) { return option.get_expected_max() == 0; }
+
+// What a switch is told; throws for what is neither.
+bool switch_value(const std::string& where, const std::string& key, const YAML::Node& value) {
+  std::string text = value.IsNull() ? std::string() : value.Scalar();
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* yes : {"true", "yes", "on"}) {
+    if (text == yes) return true;
+  }
+  for (const char* no : {"false", "no", "off"}) {
+    if (text == no) return false;
+  }
+  throw UsageError(fmt::format("{}: {}: expected true or false, got {}", where, key,
+                               value.IsNull() ? "no value" : "'" + value.Scalar() + "'"));
+}
+
+class Reader {
+ public:
+  Reader(CLI::App& verb, const fs::path& file, const std::vector<Displacement>& displacements)
+      : file_(file), flags_(flags_of(verb)) {
+    for (const auto& [name, option] : flags_) {
+      if (option->count() > 0) given_.push_back(option);
+    }
+    for (const Displacement& d : displacements) {
+      const auto given = [&](const std::string& name) { return flags_.contains(name) && flags_.at(name)->count() > 0; };
+      if (std::none_of(d.given.begin(), d.given.end(), given)) continue;
+      for (const std::string& name : d.displaced) {
+        if (flags_.contains(name)) given_.push_back(flags_.at(name));
+      }
+    }
+  }
+
+  void take(const YAML::Node& key_node, const YAML::Node& value) {
+    const std::string where = place(file_, key_node.Mark());
+    if (!key_node.IsScalar()) throw UsageError(fmt::format("{}: expected the name of a flag before the colon", where));
+    const std::string key = key_node.Scalar();
+    const auto flag = flags_.find(key);
+    if (flag == flags_.end()) {
+      std::vector<std::string> names;
+      for (const auto& [name, option] : flags_) names.push_back(name);
+      throw UsageError(fmt::format("{}: there is no flag '{}'{}", where, key,
+                                   key == "config" ? "; a configuration names no other" : did_you_mean(key, names)));
+    }
+    CLI::Option* option = flag->second;
+    if (const auto [first, fresh] = seen_.emplace(option, std::make_pair(key, where)); !fresh) {
+      throw UsageError(fmt::format("{}: {} is given more than once{}", where, key,
+                                   first->second.first == key ? std::string() : ", also as " + first->second.first));
+    }
+    if (value.IsSequence() || value.IsMap()) {
+      throw UsageError(
+          fmt::format("{}: {}: expected a single value, got a {}", where, key, value.IsMap() ? "mapping" : "list"));
+    }
+    const bool displaced = std::find(given_.begin(), given_.end(), option) != given_.end();
+    // What the command line displaces must still make sense as far as can be said without taking it.
+    if (is_switch(*option)) {
+      if (switch_value(where, key, value) && !displaced) give(where, *option, "true");
+      return;
+    }
+    if (value.IsNull() && option->get_expected_min() > 0) {
+      throw UsageError(fmt::format("{}: {}: expected a value, got none", where, key));
+    }
+    if (!displaced) give(where, *option, value.IsNull() ? std::string() : value.Scalar());
+  }
+
+ private:
+  static void give(const std::string& where, CLI::Option& option, const std::string& value) {
+    try {
+      option.add_result(value);
+      option.run_callback();
+    } catch (const UsageError& e) {
+      throw UsageError(fmt::format("{}: {}", where, e.what()));
+    } catch (const CLI::Error& e) {
+      throw UsageError(fmt::format("{}: {}", where, e.what()));
+    }
+  }
+
+  fs::path file_;
+  std::map<std::string, CLI::Option*> flags_;
+  std::vector<const CLI::Option*> given_;  // by the command line, and what that displaces
+  std::map<const CLI::Option*, std::pair<std::string, std::string>> seen_;
+};
+
+}  // namespace
+
+void apply_config_file(CLI::App& verb, const fs::path& file, const std::vector<Displacement>& displacements) {
+  const YAML::Node mapping = read_mapping(file);
+  Reader reader(verb, file, displacements);
+  try {
+    for (const auto& entry : mapping) reader.take(entry.first, entry.second);
+  } catch (const YAML::Exception& e) {
+    throw UsageError(fmt::format("{}: {}", place(file, e.mark), e.msg));
+  }
+}
+
+std::string config_line(const std::string& key, const std::string& value) {
+  const auto plain = [](unsigned char c) {
+    return std::isalnum(c) || c >= 0x80 ||
+           std::string_view("_./+=-,:").find(static_cast<char>(c)) != std::string_view::npos;
+  };
+  const bool begins =
+      !value.empty() && (std::isalnum(static_cast<unsigned char>(value[0])) || value[0] == '/' || value[0] == '.');
+  std::string lower = value;
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (begins && value.back() != ':' && lower != "null" && value != "..." &&
+      std::all_of(value.begin(), value.end(), plain)) {
+    return fmt::format("{}: {}\n", key, value);
+  }
+  std::string quoted;
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      quoted += fmt::format("\\{}", c);
+    } else if (byte < 0x20 || byte == 0x7F) {
+      quoted += fmt::format("\\x{:02X}", byte);
+    } else {
+      quoted += c;
+    }
+  }
+  return fmt::format("{}: \"{}\"\n", key, quoted);
+}
+
+}  // namespace halfstep::cli
