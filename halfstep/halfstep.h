@@ -7,6 +7,8 @@
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/amp/level.h"
+#include "halfstep/amp/loss_scale.h"
+#include "halfstep/amp/loss_scaler.h"
 #include "halfstep/amp/module_precision.h"
 #include "halfstep/amp/policy.h"
 #include "halfstep/autograd/checkpoint.h"

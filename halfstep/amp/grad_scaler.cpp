@@ -10,11 +10,9 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/arithmetic.h"
-#include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
-#include "halfstep/runtime/log.h"
 
 namespace halfstep::amp {
 namespace {
@@ -27,11 +25,6 @@ const KernelTable& check_kernels() {
   static const KernelTable& table = kernel_table("amp_check");
   return table;
 }
-const KernelTable& update_kernels() {
-  static const KernelTable& table = kernel_table("amp_update_scale");
-  return table;
-}
-
 enum class Stage { ready, unscaled, stepped };
 
 // What the scaler knows of one optimizer since the last update.
@@ -48,63 +41,63 @@ std::string parameter_name(const NamedTensor& p, std::size_t index) {
   return fmt::format("parameter {} {}", index, p.tensor.sizes().str());
 }
 
-void check_factor(double growth, double backoff, int interval) {
-  if (!(growth > 1) || !std::isfinite(growth))
-    fail<AmpError>("grad_scaler: expected a growth factor above 1, got {}", growth);
-  if (!(backoff > 0) || !(backoff < 1)) {
-    fail<AmpError>("grad_scaler: expected a backoff factor between 0 and 1, got {}", backoff);
-  }
-  if (interval < 1) fail<AmpError>("grad_scaler: expected a growth interval of at least 1, got {}", interval);
+LossScaleRules rules_of(const GradScalerOptions& o) {
+  return {.init_scale = o.init_scale,
+          .dynamic = o.dynamic,
+          .growth_factor = o.growth_factor,
+          .backoff_factor = o.backoff_factor,
+          .growth_interval = o.growth_interval,
+          .floor = o.floor,
+          .cap = o.cap};
 }
 
-void check_scale(double scale) {
-  if (!(static_cast<float>(scale) > 0) || !(scale <= std::numeric_limits<float>::max())) {
-    fail<AmpError>("grad_scaler: expected a scale above 0 that float32 can hold, got {}", scale);
-  }
+GradScalerOptions options_of(const LossScaleRules& r) {
+  return {.init_scale = r.init_scale,
+          .growth_factor = r.growth_factor,
+          .backoff_factor = r.backoff_factor,
+          .growth_interval = r.growth_interval,
+          .enabled = true,
+          .dynamic = r.dynamic,
+          .floor = r.floor,
+          .cap = r.cap};
 }
 
 }  // namespace
 
 struct GradScaler::Impl {
-  Impl() = default;
+  Impl(const GradScalerOptions& o, const LossScalePolicy& policy) : options(o), scale(policy) {}
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
   ~Impl() {
-    if (scale.defined()) want_magnitude_bounds(false);
+    if (scale.started()) want_magnitude_bounds(false);
   }
 
   GradScalerOptions options;
-  Tensor scale;    // f32 [], on the device; made at the first use
-  Tensor tracker;  // i32 []
-  double first_scale;
-  int first_tracker = 0;
+  LossScale scale;  // on the device, from the first use on
   std::unordered_map<const Steppable*, OptimizerState> optimizers;
-  std::vector<Tensor> last_found;              // what the last update's steps found, until somebody looks at it
   std::unordered_set<std::uint64_t> unscaled;  // storages of gradients that were, since the last update
 
   void start(Device device) {
-    if (scale.defined()) return;
+    if (scale.started()) return;
+    scale.start(device);
     want_magnitude_bounds(true);
-    scale = full({}, first_scale, {.dtype = f32, .device = device});
-    tracker = full({}, first_tracker, {.dtype = i32, .device = device});
-  }
-  // Says that the scale can't sink any more although gradients overflow: once for each update that found it so.
-  void look_at_floor() {
-    if (last_found.empty()) return;
-    bool overflow = false;
-    for (const Tensor& found : std::exchange(last_found, {})) overflow |= found.item<float>() != 0;
-    if (!overflow || scale.item<float>() > static_cast<float>(options.floor)) return;
-    log(LogLevel::warning,
-        fmt::format(
-            "grad_scaler: the loss scale is at its floor of {} and gradients still overflow; the loss or the model "
-            "produces values that 16 bits can't hold",
-            options.floor));
   }
   const Tensor& started(const char* call) const {
-    if (!scale.defined()) {
+    if (!scale.started()) {
       fail<AmpError>("{}: the scaler has not been used yet; expected scaler.scale(loss).backward() before", call);
     }
-    return scale;
+    return scale.tensor();
+  }
+  // The options that may be changed later, when they make sense.
+  void change(double growth_factor, double backoff_factor, int growth_interval) {
+    LossScaleRules rules = scale.policy().rules();
+    rules.growth_factor = growth_factor;
+    rules.backoff_factor = backoff_factor;
+    rules.growth_interval = growth_interval;
+    scale.set_policy(LossScalePolicy(rules));
+    options.growth_factor = growth_factor;
+    options.backoff_factor = backoff_factor;
+    options.growth_interval = growth_interval;
   }
 
   struct Gradients {
@@ -118,15 +111,10 @@ struct GradScaler::Impl {
   void check(Steppable& optimizer, OptimizerState& state, const char* call);
 };
 
-GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>()) {
-  check_factor(options.growth_factor, options.backoff_factor, options.growth_interval);
-  check_scale(options.init_scale);
-  if (!(options.floor >= 0) || !(options.cap >= 0) || (options.cap > 0 && options.cap < options.floor)) {
-    fail<AmpError>("grad_scaler: expected 0 <= floor <= cap, got {} and {}", options.floor, options.cap);
-  }
-  impl_->options = options;
-  impl_->first_scale = options.init_scale;
-}
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : impl_(std::make_unique<Impl>(options, LossScalePolicy(rules_of(options)))) {}
+GradScaler::GradScaler(const LossScalePolicy& policy)
+    : impl_(std::make_unique<Impl>(options_of(policy.rules()), policy)) {}
 GradScaler::~GradScaler() = default;
 GradScaler::GradScaler(GradScaler&&) noexcept = default;
 GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
@@ -138,7 +126,7 @@ Tensor GradScaler::scale(const Tensor& loss) {
   impl_->start(loss.device());
   // Type promotion would keep a 16-bit loss of one dimension in 16 bits, where the product overflows.
   const Tensor wide = is_low_precision(loss.dtype()) ? cast(loss, DType::f32) : loss;
-  return wide * impl_->scale;
+  return wide * impl_->scale.tensor();
 }
 
 std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
@@ -256,7 +244,7 @@ StepResult GradScaler::step(Steppable& optimizer) {
     // One pass that only reads, and the optimizer's own: gradients are not written in between. Nothing is remembered of
     // a step that fails here.
     s.check(optimizer, state, "step");
-    optimizer.step_unless(state.found, s.scale);
+    optimizer.step_unless(state.found, s.scale.tensor());
     for (const NamedTensor& p : optimizer.named_parameters()) {
       if (const Tensor g = p.tensor.grad(); g.defined()) s.unscaled.insert(g.storage()->id());
     }
@@ -326,76 +314,48 @@ void GradScaler::update() {
   if (s.optimizers.empty()) {
     fail<AmpError>("update: no step() or unscale_() since the last update()");
   }
-  const NoGrad no_grad;
-  if (s.options.dynamic) {
-    std::vector<const Tensor*> in{&s.scale, &s.tracker};
-    for (const auto& [optimizer, state] : s.optimizers) in.push_back(&state.found);
-    const Tensor* out[] = {&s.scale, &s.tracker};
-    const ScaleUpdateAttributes attributes{
-        .growth_factor = s.options.growth_factor,
-        .backoff_factor = s.options.backoff_factor,
-        .growth_interval = s.options.growth_interval,
-        .floor = static_cast<float>(s.options.floor),
-        .cap = s.options.cap > 0 ? static_cast<float>(s.options.cap) : std::numeric_limits<float>::max(),
-    };
-    run_kernel(update_kernels(), "amp_update_scale", s.scale.device(), DType::f32, in, out, &attributes);
-    if (s.options.floor > 0) {
-      s.last_found.clear();
-      for (const auto& [optimizer, state] : s.optimizers) s.last_found.push_back(state.found);
-      // Reading a device would make the host wait for it: there it is done when somebody reads the scale.
-      if (s.scale.device().is_cpu()) s.look_at_floor();
-    }
-  }
+  std::vector<Tensor> found;
+  for (const auto& [optimizer, state] : s.optimizers) found.push_back(state.found);
   s.optimizers.clear();
   s.unscaled.clear();
+  s.scale.update(found);
 }
 
 void GradScaler::update(double new_scale) {
   Impl& s = *impl_;
   if (!s.options.enabled) return;
-  check_scale(new_scale);
-  if (s.scale.defined()) {
-    const NoGrad no_grad;
-    s.scale.fill_(new_scale);
-  } else {
-    s.first_scale = new_scale;
-  }
+  s.scale.set(new_scale);
   s.optimizers.clear();
   s.unscaled.clear();
 }
 
-double GradScaler::get_scale() const {
-  if (!impl_->options.enabled) return 1;
-  impl_->look_at_floor();
-  return impl_->scale.defined() ? static_cast<double>(impl_->scale.item<float>()) : impl_->first_scale;
-}
-Tensor GradScaler::scale_tensor() const { return impl_->scale; }
-int GradScaler::growth_tracker() const {
-  return impl_->tracker.defined() ? impl_->tracker.item<int>() : impl_->first_tracker;
-}
+double GradScaler::get_scale() const { return impl_->options.enabled ? impl_->scale.value() : 1; }
+Tensor GradScaler::scale_tensor() const { return impl_->scale.tensor(); }
+int GradScaler::growth_tracker() const { return impl_->scale.growth_tracker(); }
 bool GradScaler::is_enabled() const { return impl_->options.enabled; }
 const GradScalerOptions& GradScaler::options() const { return impl_->options; }
+const LossScalePolicy& GradScaler::policy() const { return impl_->scale.policy(); }
 void GradScaler::set_growth_factor(double value) {
-  check_factor(value, impl_->options.backoff_factor, impl_->options.growth_interval);
-  impl_->options.growth_factor = value;
+  const GradScalerOptions& o = impl_->options;
+  impl_->change(value, o.backoff_factor, o.growth_interval);
 }
 void GradScaler::set_backoff_factor(double value) {
-  check_factor(impl_->options.growth_factor, value, impl_->options.growth_interval);
-  impl_->options.backoff_factor = value;
+  const GradScalerOptions& o = impl_->options;
+  impl_->change(o.growth_factor, value, o.growth_interval);
 }
 void GradScaler::set_growth_interval(int value) {
-  check_factor(impl_->options.growth_factor, impl_->options.backoff_factor, value);
-  impl_->options.growth_interval = value;
+  const GradScalerOptions& o = impl_->options;
+  impl_->change(o.growth_factor, o.backoff_factor, value);
 }
 
 std::map<std::string, double> GradScaler::state_dict() const {
   const GradScalerOptions& o = impl_->options;
   if (!o.enabled) return {};
-  return {{"scale", get_scale()},
-          {"growth_factor", o.growth_factor},
-          {"backoff_factor", o.backoff_factor},
-          {"growth_interval", static_cast<double>(o.growth_interval)},
-          {"growth_tracker", static_cast<double>(growth_tracker())}};
+  std::map<std::string, double> state = impl_->scale.state_dict();
+  state["growth_factor"] = o.growth_factor;
+  state["backoff_factor"] = o.backoff_factor;
+  state["growth_interval"] = static_cast<double>(o.growth_interval);
+  return state;
 }
 
 void GradScaler::load_state_dict(const std::map<std::string, double>& state) {
@@ -409,27 +369,18 @@ void GradScaler::load_state_dict(const std::map<std::string, double>& state) {
     if (it == state.end()) fail<AmpError>("grad_scaler: the state has no '{}'", key);
     return it->second;
   };
-  const double scale = get("scale"), growth = get("growth_factor"), backoff = get("backoff_factor");
-  const auto whole = [&](const char* key, int least) {
-    const double value = get(key);
-    if (!(value >= least && value <= std::numeric_limits<int>::max()) || value != std::floor(value)) {
-      fail<AmpError>("grad_scaler: expected a whole number of at least {} for '{}' of the state, got {}", least, key,
-                     value);
-    }
-    return static_cast<int>(value);
-  };
-  const int interval = whole("growth_interval", 1), tracker = whole("growth_tracker", 0);
-  check_scale(scale);
-  check_factor(growth, backoff, interval);
-  s.options.growth_factor = growth;
-  s.options.backoff_factor = backoff;
-  s.options.growth_interval = interval;
-  s.first_scale = scale;
-  s.first_tracker = tracker;
-  if (s.scale.defined()) {
-    const NoGrad no_grad;
-    s.scale.fill_(scale);
-    s.tracker.fill_(tracker);
+  const double growth = get("growth_factor"), backoff = get("backoff_factor"), interval = get("growth_interval");
+  if (!(interval >= 1 && interval <= std::numeric_limits<int>::max()) || interval != std::floor(interval)) {
+    fail<AmpError>("grad_scaler: expected a whole number of at least 1 for 'growth_interval' of the state, got {}",
+                   interval);
+  }
+  const GradScalerOptions before = s.options;
+  s.change(growth, backoff, static_cast<int>(interval));
+  try {
+    s.scale.load_state_dict(state);
+  } catch (...) {
+    s.change(before.growth_factor, before.backoff_factor, before.growth_interval);
+    throw;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/amp/loss_scale.h"
 #include "halfstep/autograd/parameter.h"
 #include "halfstep/core/tensor.h"
 
@@ -30,7 +31,8 @@ class HS_API Steppable {
   virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
 };
 
-/// Options of GradScaler; the defaults are PyTorch's.
+/// Options of GradScaler; the defaults are PyTorch's. For scales that move in other ways, a GradScaler is made from a
+/// LossScalePolicy instead.
 struct GradScalerOptions {
   double init_scale = 65536;    ///< first scale, above 0
   double growth_factor = 2;     ///< above 1
@@ -83,6 +85,8 @@ class HS_API GradScaler {
  public:
   /// Throws AmpError for factors and scales that make no sense.
   explicit GradScaler(const GradScalerOptions& options = {});
+  /// With a scale that follows `policy`: MindSpore's, Megatron's, a fixed one...
+  explicit GradScaler(const LossScalePolicy& policy);
   ~GradScaler();
   GradScaler(GradScaler&&) noexcept;
   GradScaler& operator=(GradScaler&&) noexcept;
@@ -102,25 +106,30 @@ class HS_API GradScaler {
   /// backward on scale(loss) and returns the unscaled loss. When an evaluation overflows, the parameters go back to
   /// where they were and the step counts as skipped.
   StepResult step(Steppable& optimizer, const std::function<Tensor()>& closure);
-  /// Adapts the scale to what the steps since the last update found. Throws AmpError when there were none.
+  /// Adapts the scale to what the steps since the last update found. Throws AmpError when there were none, and on the
+  /// CPU when overflows went beyond the policy's limits.
   void update();
   /// Sets the scale instead (above 0); the growth count stays.
   void update(double new_scale);
 
-  /// The scale now (1 when disabled). Waits for the device.
+  /// The scale now (1 when disabled). Waits for the device. Throws AmpError when overflows went beyond the policy's
+  /// limits.
   double get_scale() const;
   /// The scale as a tensor on the device; undefined before the first scale() and when disabled.
   Tensor scale_tensor() const;
   /// Steps without overflow since the scale last changed. Waits for the device.
   int growth_tracker() const;
   bool is_enabled() const;
+  /// What it was made of; of a policy the part that options can say.
   const GradScalerOptions& options() const;
+  /// What the scale follows, with what set_growth_factor() and its like changed.
+  const LossScalePolicy& policy() const;
   void set_growth_factor(double value);
   void set_backoff_factor(double value);
   void set_growth_interval(int value);
 
-  /// `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `growth_tracker`; empty when disabled. To be taken
-  /// after update().
+  /// `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `growth_tracker`, and what else the policy counts
+  /// (see LossScale::state_dict); empty when disabled. To be taken after update().
   std::map<std::string, double> state_dict() const;
   /// Throws AmpError for an empty or incomplete state. A disabled scaler ignores it.
   void load_state_dict(const std::map<std::string, double>& state);

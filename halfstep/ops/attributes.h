@@ -151,9 +151,21 @@ struct ScaleUpdateAttributes {
   double growth_factor = 2;
   double backoff_factor = 0.5;
   std::int32_t growth_interval = 2000;
+  std::int32_t hysteresis = 1;  ///< the scale falls with this overflow since the hysteresis was last whole
+  std::int32_t restart = 0;     ///< what the growth count is after an overflow
   float floor = 0;
   float cap = 3.4028234663852886e38f;
+  bool refill_on_good_step = false;  ///< any good step makes the hysteresis whole, not only growth
 };
+/// The counters that amp_update_scale keeps, i32 [5].
+namespace scale_counter {
+inline constexpr int kGrowth = 0;   ///< good steps counted towards growth
+inline constexpr int kUsed = 1;     ///< overflows since the hysteresis was last whole, at most the hysteresis
+inline constexpr int kInARow = 2;   ///< overflows since the last good step
+inline constexpr int kAtFloor = 3;  ///< overflows, in all, after which the scale was at its floor
+inline constexpr int kStuck = 4;    ///< overflows, in all, that should have lowered a scale at its floor
+inline constexpr int kCount = 5;
+}  // namespace scale_counter
 
 // --- optim
 /// multi_norm, multi_clip.

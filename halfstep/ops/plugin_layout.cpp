@@ -114,8 +114,14 @@ HALFSTEP_SAME_STRUCT(ScaleUpdateAttributes, halfstep_scale_update_attributes);
 HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, growth_factor);
 HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, backoff_factor);
 HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, growth_interval);
+HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, hysteresis);
+HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, restart);
 HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, floor);
 HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, cap);
+HALFSTEP_SAME(ScaleUpdateAttributes, halfstep_scale_update_attributes, refill_on_good_step);
+static_assert(scale_counter::kGrowth == HALFSTEP_SCALE_GROWTH && scale_counter::kUsed == HALFSTEP_SCALE_USED &&
+              scale_counter::kInARow == HALFSTEP_SCALE_IN_A_ROW && scale_counter::kAtFloor == HALFSTEP_SCALE_AT_FLOOR &&
+              scale_counter::kStuck == HALFSTEP_SCALE_STUCK && scale_counter::kCount == HALFSTEP_SCALE_COUNTERS);
 HALFSTEP_SAME_STRUCT(ClipAttributes, halfstep_clip_attributes);
 HALFSTEP_SAME(ClipAttributes, halfstep_clip_attributes, limit);
 HALFSTEP_SAME(ClipAttributes, halfstep_clip_attributes, norm_type);

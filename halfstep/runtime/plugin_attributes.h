@@ -166,9 +166,22 @@ typedef struct halfstep_scale_update_attributes {
   double growth_factor;
   double backoff_factor;
   int32_t growth_interval;
+  int32_t hysteresis; /* the scale falls with this overflow since the hysteresis was last whole */
+  int32_t restart;    /* what the growth count is after an overflow */
   float floor;
   float cap;
+  uint8_t refill_on_good_step; /* any good step makes the hysteresis whole, not only growth */
 } halfstep_scale_update_attributes;
+
+/* The counters that amp_update_scale keeps. */
+enum {
+  HALFSTEP_SCALE_GROWTH = 0,   /* good steps counted towards growth */
+  HALFSTEP_SCALE_USED = 1,     /* overflows since the hysteresis was last whole, at most the hysteresis */
+  HALFSTEP_SCALE_IN_A_ROW = 2, /* overflows since the last good step */
+  HALFSTEP_SCALE_AT_FLOOR = 3, /* overflows, in all, after which the scale was at its floor */
+  HALFSTEP_SCALE_STUCK = 4,    /* overflows, in all, that should have lowered a scale at its floor */
+  HALFSTEP_SCALE_COUNTERS = 5
+};
 
 /* multi_norm, multi_clip. */
 typedef struct halfstep_clip_attributes {

@@ -12,6 +12,7 @@
 #include <sstream>
 
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/amp/loss_scaler.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
@@ -457,6 +458,9 @@ void run_optimizer(const Make& make) {
       amp::GradScaler scaler({.init_scale = 8});
       optimizer->zero_grad();
       scaler.scale(loss()).backward();
+      amp::DynamicLossScaler other(8, 2, 3);
+      other.unscale(parameters[0].tensor.grad());
+      other.adjust(amp::all_finite({parameters[0].tensor.grad(), parameters[1].tensor.grad()}));
       scaler.step(*optimizer);
       scaler.update();
       for (const bool norm : {false, true}) {

@@ -132,20 +132,51 @@ TEST_F(SimTraining, ChecksWithoutWriting) {
 }
 
 TEST_F(SimTraining, TheScaleFollowsWhatWasFound) {
-  const DeviceTensor scale = number(8), tracker = queue.tensor(std::vector<int32_t>{0}, {}), yes = number(1),
-                     no = number(0);
-  const halfstep_scale_update_attributes a = {2, 0.5, 2, 3, 20};
+  const DeviceTensor scale = number(8), counters = queue.tensor(std::vector<int32_t>(HALFSTEP_SCALE_COUNTERS)),
+                     yes = number(1), no = number(0);
+  halfstep_scale_update_attributes a = {.growth_factor = 2,
+                                        .backoff_factor = 0.5,
+                                        .growth_interval = 2,
+                                        .hysteresis = 1,
+                                        .restart = 0,
+                                        .floor = 3,
+                                        .cap = 20,
+                                        .refill_on_good_step = 0};
   const auto update = [&](const DeviceTensor& first, const DeviceTensor& second) {
-    call("amp_update_scale", HALFSTEP_F32, {scale, tracker, first, second}, {scale, tracker}, &a);
-    return std::pair(doubles(scale)[0], doubles(tracker)[0]);
+    call("amp_update_scale", HALFSTEP_F32, {scale, counters, first, second}, {scale, counters}, &a);
+    return std::pair(doubles(scale)[0], doubles(counters));
   };
-  EXPECT_EQ(update(no, no), std::pair(8.0, 1.0));
-  EXPECT_EQ(update(no, no), std::pair(16.0, 0.0));
-  EXPECT_EQ(update(no, yes), std::pair(8.0, 0.0));
-  EXPECT_EQ(update(yes, no), std::pair(4.0, 0.0));
-  EXPECT_EQ(update(yes, yes), std::pair(3.0, 0.0)) << "the floor";
+  // growth, used, in a row, at the floor, stuck
+  EXPECT_EQ(update(no, no), std::pair(8.0, std::vector<double>{1, 0, 0, 0, 0}));
+  EXPECT_EQ(update(no, no), std::pair(16.0, std::vector<double>{0, 0, 0, 0, 0}));
+  EXPECT_EQ(update(no, yes), std::pair(8.0, std::vector<double>{0, 1, 1, 0, 0}));
+  EXPECT_EQ(update(yes, no), std::pair(4.0, std::vector<double>{0, 1, 2, 0, 0}));
+  EXPECT_EQ(update(yes, yes), std::pair(3.0, std::vector<double>{0, 1, 3, 1, 0})) << "the floor";
+  EXPECT_EQ(update(yes, yes), std::pair(3.0, std::vector<double>{0, 1, 4, 2, 1})) << "stuck";
   for (int i = 0; i < 6; ++i) update(no, no);
   EXPECT_EQ(doubles(scale)[0], 20) << "the cap";
+  a.hysteresis = 2;
+  a.restart = -1;
+  EXPECT_EQ(update(yes, no), std::pair(20.0, std::vector<double>{-1, 1, 1, 2, 1})) << "borne";
+  EXPECT_EQ(update(yes, no), std::pair(10.0, std::vector<double>{-1, 2, 2, 2, 1}));
+  const DeviceTensor flag = queue.tensor(std::vector<uint8_t>{1}, {1}, HALFSTEP_BOOL);
+  EXPECT_EQ(update(no, flag), std::pair(5.0, std::vector<double>{-1, 2, 3, 2, 1})) << "a bool";
+  EXPECT_EQ(update(no, no), std::pair(5.0, std::vector<double>{0, 2, 0, 2, 1}));
+  a.refill_on_good_step = 1;
+  EXPECT_EQ(update(no, no), std::pair(5.0, std::vector<double>{1, 0, 0, 2, 1}));
+}
+
+TEST_F(SimTraining, TellsWhetherAllIsFinite) {
+  const DeviceTensor result = queue.tensor(std::vector<uint8_t>{0}, {1}, HALFSTEP_BOOL),
+                     a = make({1, -2, 3e38f}, {3}, HALFSTEP_F32), b = make({65504}, {1}, HALFSTEP_F16),
+                     c = make({3e38f}, {1}, HALFSTEP_BF16);
+  for (const double bad : {kInf, -kInf, std::nan("")}) {
+    call("all_finite", HALFSTEP_F32, {a, b, c}, {result});
+    EXPECT_EQ(doubles(result)[0], 1);
+    const DeviceTensor d = queue.tensor(std::vector<double>{0, bad});
+    call("all_finite", HALFSTEP_F32, {a, d, b}, {result});
+    EXPECT_EQ(doubles(result)[0], 0) << bad;
+  }
 }
 
 // --- optimizers

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loss scaling: one pass over all gradients that unscales, checks and sums squares, or checks only; and the update of
+// Loss scaling: one pass over many tensors that unscales, checks and sums squares, or checks only; and the update of
 // the scale.
 #include <algorithm>
 #include <cmath>
@@ -19,100 +19,137 @@ constexpr std::int64_t kChunk = 16384;
 constexpr std::int64_t kBlock = 2048;  // elements worked on at a time
 
 struct Chunk {
-  std::int32_t gradient;
+  std::int32_t tensor;
   bool finite;
   std::int64_t start;
   double squares;
 };
 
-// in: scale, gradients; out: found [], found for each gradient. `body(i, start, size, inverse)` works on a piece of
-// gradient i and says what it held; gradients whose bound (if there are any) says enough are left out. Null when there
-// is no memory.
-template <class Body>
-const Chunk* each_chunk(KernelContext* context, const TensorView* in, int n, TensorView* out, const float* bounds,
-                        std::int64_t& chunks, Body&& body) {
-  const auto inverse = 1.0 / static_cast<double>(*static_cast<const float*>(in[0].data));
-  const auto finite = [&](int i) {
-    return bounds != nullptr &&
-           static_cast<double>(bounds[i]) * inverse <= static_cast<double>(std::numeric_limits<float>::max());
-  };
+// `body(i, start, size)` works on a piece of tensor i and says what it held; tensors of which `known(i)` says that they
+// are finite are left out. Null when there is no memory.
+template <class Known, class Body>
+const Chunk* each_chunk(KernelContext* context, const TensorView* tensors, int n, std::int64_t& chunks, Known&& known,
+                        Body&& body) {
   chunks = 0;
-  for (int i = 0; i < n - 1; ++i) chunks += finite(i) ? 0 : (in[1 + i].numel + kChunk - 1) / kChunk;
+  for (int i = 0; i < n; ++i) chunks += known(i) ? 0 : (tensors[i].numel + kChunk - 1) / kChunk;
   auto* all = static_cast<Chunk*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Chunk)));
   if (!all) return nullptr;
   std::int64_t c = 0;
-  for (std::int32_t i = 0; i < n - 1; ++i) {
-    if (finite(i)) continue;
-    for (std::int64_t at = 0; at < in[1 + i].numel; at += kChunk) all[c++] = {i, true, at, 0};
+  for (std::int32_t i = 0; i < n; ++i) {
+    if (known(i)) continue;
+    for (std::int64_t at = 0; at < tensors[i].numel; at += kChunk) all[c++] = {i, true, at, 0};
   }
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       Chunk& chunk = all[k];
-      const std::int64_t stop = std::min(in[1 + chunk.gradient].numel, chunk.start + kChunk);
+      const std::int64_t stop = std::min(tensors[chunk.tensor].numel, chunk.start + kChunk);
       for (std::int64_t at = chunk.start; at < stop; at += kBlock) {
-        const GradientBlock block = body(chunk.gradient, at, std::min(kBlock, stop - at), inverse);
+        const GradientBlock block = body(chunk.tensor, at, std::min(kBlock, stop - at));
         chunk.finite &= block.finite;
         chunk.squares += block.squares;
       }
     }
   });
+  return all;
+}
+
+bool nothing_known(int) { return false; }
+
+double inverse_of(const TensorView& scale) { return 1.0 / static_cast<double>(*static_cast<const float*>(scale.data)); }
+
+// out: found [], found for each gradient.
+void report(const Chunk* all, std::int64_t chunks, TensorView* out) {
   auto* found = static_cast<float*>(out[0].data);
   auto* each = static_cast<float*>(out[1].data);
   for (std::int64_t k = 0; k < chunks; ++k) {
-    if (!all[k].finite) *found = each[all[k].gradient] = 1;
+    if (!all[k].finite) *found = each[all[k].tensor] = 1;
   }
-  return all;
 }
 
 // in: scale, gradients; out: found [], found for each gradient, norm [] (may be absent), unscaled gradients. All
 // gradients are dense.
 Status unscale(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
   const bool squares = out[2].defined;
+  const double inverse = inverse_of(in[0]);
   std::int64_t chunks = 0;
   const Chunk* all = each_chunk(
-      context, in, n, out, nullptr, chunks, [&](std::int32_t i, std::int64_t at, std::int64_t size, double inverse) {
+      context, in + 1, n - 1, chunks, nothing_known, [&](std::int32_t i, std::int64_t at, std::int64_t size) {
         const TensorView &from = in[1 + i], &to = out[3 + i];
         return unscale_block(from.dtype, element(from.dtype, static_cast<const void*>(from.data), at),
                              element(to.dtype, to.data, at), size, inverse, squares);
       });
   if (!all && chunks > 0) return Status::failed;
+  report(all, chunks, out);
   double sum = 0;
   for (std::int64_t k = 0; k < chunks; ++k) sum += all[k].squares;
   if (squares) *static_cast<float*>(out[2].data) = static_cast<float>(std::sqrt(sum));
   return Status::ok;
 }
 
+// Whether a piece of `from` would be finite if it were multiplied by `inverse`.
+GradientBlock looked_at(const TensorView& from, std::int64_t at, std::int64_t size, double inverse) {
+  return {finite_block(from.dtype, element(from.dtype, static_cast<const void*>(from.data), at), size, inverse), 0};
+}
+
 // in: scale, gradients, a bound on the magnitudes in each (infinity where nothing is known); out: found [], found for
 // each gradient, of what unscaling will give: for optimizers that unscale in the pass that updates the parameters.
 Status check(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
+  const double inverse = inverse_of(in[0]);
+  const auto* bounds = static_cast<const float*>(in[n - 1].data);
   std::int64_t chunks = 0;
   const Chunk* all = each_chunk(
-      context, in, n - 1, out, static_cast<const float*>(in[n - 1].data), chunks,
-      [&](std::int32_t i, std::int64_t at, std::int64_t size, double inverse) -> GradientBlock {
-        const TensorView& from = in[1 + i];
-        return {finite_block(from.dtype, element(from.dtype, static_cast<const void*>(from.data), at), size, inverse),
-                0};
-      });
-  return !all && chunks > 0 ? Status::failed : Status::ok;
+      context, in + 1, n - 2, chunks,
+      [&](int i) {
+        return static_cast<double>(bounds[i]) * inverse <= static_cast<double>(std::numeric_limits<float>::max());
+      },
+      [&](std::int32_t i, std::int64_t at, std::int64_t size) { return looked_at(in[1 + i], at, size, inverse); });
+  if (!all && chunks > 0) return Status::failed;
+  report(all, chunks, out);
+  return Status::ok;
 }
 
-// in: scale, growth tracker, found of each optimizer; out: scale, tracker.
+// in: dense tensors; out: whether all of their values are finite.
+Status all_finite(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
+  std::int64_t chunks = 0;
+  const Chunk* all =
+      each_chunk(context, in, n, chunks, nothing_known,
+                 [&](std::int32_t i, std::int64_t at, std::int64_t size) { return looked_at(in[i], at, size, 1); });
+  if (!all && chunks > 0) return Status::failed;
+  *static_cast<bool*>(out[0].data) = std::all_of(all, all + chunks, [](const Chunk& c) { return c.finite; });
+  return Status::ok;
+}
+
+bool is_set(const TensorView& flag) {
+  return flag.dtype == DType::boolean ? *static_cast<const bool*>(flag.data)
+                                      : *static_cast<const float*>(flag.data) != 0;
+}
+
+// in: scale, counters, found of each optimizer; out: scale, counters.
 Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out, int, const void* attributes) {
+  using namespace scale_counter;
   const auto& a = *static_cast<const ScaleUpdateAttributes*>(attributes);
   auto* scale = static_cast<float*>(out[0].data);
-  auto* tracker = static_cast<std::int32_t*>(out[1].data);
-  bool found = false;
-  for (int i = 2; i < n; ++i) found |= *static_cast<const float*>(in[i].data) != 0;
-  if (found) {
-    // The factors are doubles, the scale is a float: one rounding, as PyTorch's kernel does it.
-    const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
-    *scale = std::max(less, std::min(a.floor, *scale));
-    *tracker = 0;
-  } else if (++*tracker >= a.growth_interval) {
+  auto* count = static_cast<std::int32_t*>(out[1].data);
+  if (std::any_of(in + 2, in + n, is_set)) {
+    count[kGrowth] = a.restart;
+    ++count[kInARow];
+    count[kUsed] = std::min(count[kUsed] + 1, a.hysteresis);
+    if (count[kUsed] == a.hysteresis) {
+      // The factors are doubles, the scale is a float: one rounding, as PyTorch's kernel does it.
+      const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
+      count[kStuck] += *scale <= a.floor;
+      *scale = std::max(less, std::min(a.floor, *scale));
+      count[kAtFloor] += *scale <= a.floor;
+    }
+  } else {
+    count[kInARow] = 0;
+    if (a.refill_on_good_step) count[kUsed] = 0;
     // At least the interval, not equal to it: it may have been lowered meanwhile.
-    const auto grown = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
-    if (std::isfinite(grown)) *scale = std::max(*scale, std::min(grown, a.cap));
-    *tracker = 0;
+    if (++count[kGrowth] >= a.growth_interval) {
+      const auto grown = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
+      if (std::isfinite(grown)) *scale = std::max(*scale, std::min(grown, a.cap));
+      count[kGrowth] = count[kUsed] = 0;
+    }
   }
   return Status::ok;
 }
@@ -120,6 +157,7 @@ Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out
 const RegisterCpuKernel registered[] = {
     {"amp_unscale", {DType::f32}, unscale},
     {"amp_check", {DType::f32}, check},
+    {"all_finite", {DType::f32}, all_finite},
     {"amp_update_scale", {DType::f32}, update_scale},
 };
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient scaling: unscale and check many gradients at once, check them only, and follow up with the scale.
-// Gradients are dense and lie as their results do, so that the order of elements doesn't matter.
+// Gradient scaling: unscale and check many gradients at once, check them only, and follow up with the scale;
+// and whether tensors are finite. Gradients are dense and lie as their results do, so that the order of elements
+// doesn't matter.
+#include <algorithm>
+
 #include "gradients.h"
 
 namespace sim {
@@ -76,27 +79,50 @@ std::string amp_check(const Call& call) {
   return {};
 }
 
-// Inputs: scale, tracker, found of each optimizer. Outputs: scale and tracker themselves.
-std::string amp_update_scale(const Call& call) {
-  const auto& a = call.attributes<halfstep_scale_update_attributes>();
-  float* scale = call.out[0].at<float>();
-  int32_t* tracker = call.out[1].at<int32_t>();
-  bool found = false;
-  for (std::size_t i = 2; i < call.in.size(); ++i) found |= *call.in[i].at<float>() != 0;
-  if (found) {
-    const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
-    // A scale that is under the floor already is not raised.
-    *scale = std::fmax(less, std::fmin(a.floor, *scale));
-    *tracker = 0;
-  } else if (++*tracker >= a.growth_interval) {
-    const auto more = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
-    if (std::isfinite(more)) *scale = std::fmax(*scale, std::fmin(more, a.cap));
-    *tracker = 0;
+// Inputs: tensors. Output: whether all of their values are finite.
+std::string all_finite(const Call& call) {
+  bool fine = true;
+  for (const View& from : call.in) {
+    fine = fine && with_floating(from.dtype, [&](auto zero) {
+             using T = decltype(zero);
+             return std::all_of(from.at<T>(), from.at<T>() + from.numel, finite<T>);
+           });
   }
+  *call.out[0].at<bool>() = fine;
   return {};
 }
 
-// All three are asked for with f32, whatever the gradients are.
+bool is_set(const View& flag) { return flag.dtype == HALFSTEP_BOOL ? *flag.at<bool>() : *flag.at<float>() != 0; }
+
+// Inputs: scale, counters, found of each optimizer. Outputs: scale and counters themselves.
+std::string amp_update_scale(const Call& call) {
+  const auto& a = call.attributes<halfstep_scale_update_attributes>();
+  float* scale = call.out[0].at<float>();
+  int32_t* count = call.out[1].at<int32_t>();
+  bool found = false;
+  for (std::size_t i = 2; i < call.in.size(); ++i) found |= is_set(call.in[i]);
+  if (!found) {
+    count[HALFSTEP_SCALE_IN_A_ROW] = 0;
+    if (a.refill_on_good_step) count[HALFSTEP_SCALE_USED] = 0;
+    if (++count[HALFSTEP_SCALE_GROWTH] < a.growth_interval) return {};
+    const auto more = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
+    if (std::isfinite(more)) *scale = std::fmax(*scale, std::fmin(more, a.cap));
+    count[HALFSTEP_SCALE_GROWTH] = count[HALFSTEP_SCALE_USED] = 0;
+    return {};
+  }
+  count[HALFSTEP_SCALE_GROWTH] = a.restart;
+  ++count[HALFSTEP_SCALE_IN_A_ROW];
+  if (++count[HALFSTEP_SCALE_USED] < a.hysteresis) return {};
+  count[HALFSTEP_SCALE_USED] = a.hysteresis;
+  if (*scale <= a.floor) ++count[HALFSTEP_SCALE_STUCK];
+  const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
+  // A scale that is under the floor already is not raised.
+  *scale = std::fmax(less, std::fmin(a.floor, *scale));
+  if (*scale <= a.floor) ++count[HALFSTEP_SCALE_AT_FLOOR];
+  return {};
+}
+
+// All are asked for with f32, whatever the gradients are.
 constexpr uint32_t kAsked = dtypes({HALFSTEP_F32});
 constexpr KernelDef kUnscale{.op = "amp_unscale",
                              .dtypes = kAsked,
@@ -106,6 +132,8 @@ constexpr KernelDef kUnscale{.op = "amp_unscale",
                              .workspace = norm_bytes};
 constexpr KernelDef kCheck{
     .op = "amp_check", .dtypes = kAsked, .layouts = HALFSTEP_LAYOUT_STRIDED, .attribute_bytes = 0, .run = amp_check};
+constexpr KernelDef kAllFinite{
+    .op = "all_finite", .dtypes = kAsked, .layouts = HALFSTEP_LAYOUT_STRIDED, .attribute_bytes = 0, .run = all_finite};
 constexpr KernelDef kUpdateScale{.op = "amp_update_scale",
                                  .dtypes = kAsked,
                                  .layouts = HALFSTEP_LAYOUT_CONTIGUOUS,
@@ -115,7 +143,7 @@ constexpr KernelDef kUpdateScale{.op = "amp_update_scale",
 }  // namespace
 
 std::span<const Kernel> amp_kernels() {
-  static constexpr Kernel kKernels[] = {kernel<kUnscale>, kernel<kCheck>, kernel<kUpdateScale>};
+  static constexpr Kernel kKernels[] = {kernel<kUnscale>, kernel<kCheck>, kernel<kAllFinite>, kernel<kUpdateScale>};
   return kKernels;
 }
 

@@ -155,6 +155,12 @@ std::string neg(const Call& call) {
   return {};
 }
 
+// Of flags; other dtypes are for the CPU.
+std::string logical_not(const Call& call) {
+  map<Bool, Bool>(call.out[0], call.in[0], [](bool x) { return !x; });
+  return {};
+}
+
 // NaN stays: it is not "at most zero".
 std::string relu(const Call& call) {
   with_type(call.out[0].dtype, [&](auto zero) {
@@ -189,6 +195,11 @@ constexpr KernelDef kMulScalar{
     .op = "mul_scalar", .dtypes = kComputed, .layouts = kStrided, .attribute_bytes = kScalar, .run = mul_scalar};
 constexpr KernelDef kDivScalar{
     .op = "div_scalar", .dtypes = kFloating, .layouts = kStrided, .attribute_bytes = kScalar, .run = div_scalar};
+constexpr KernelDef kLogicalNot{.op = "logical_not",
+                                .dtypes = dtypes({HALFSTEP_BOOL}),
+                                .layouts = kStrided,
+                                .attribute_bytes = 0,
+                                .run = logical_not};
 constexpr KernelDef kRelu{.op = "relu",
                           .dtypes = kNumeric & ~dtypes({HALFSTEP_BF16}),
                           .layouts = kStrided,
@@ -201,9 +212,10 @@ constexpr KernelDef kReluBackward{
 }  // namespace
 
 std::span<const Kernel> arithmetic_kernels() {
-  static constexpr Kernel kKernels[] = {kernel<kAdd>,  kernel<kSub>,         kernel<kMul>,       kernel<kDiv>,
-                                        kernel<kNeg>,  kernel<kAddScalar>,   kernel<kMulScalar>, kernel<kDivScalar>,
-                                        kernel<kRelu>, kernel<kReluBackward>};
+  static constexpr Kernel kKernels[] = {kernel<kAdd>,       kernel<kSub>,         kernel<kMul>,
+                                        kernel<kDiv>,       kernel<kNeg>,         kernel<kAddScalar>,
+                                        kernel<kMulScalar>, kernel<kDivScalar>,   kernel<kLogicalNot>,
+                                        kernel<kRelu>,      kernel<kReluBackward>};
   return kKernels;
 }
 

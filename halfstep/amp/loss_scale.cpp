@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/amp/loss_scale.h"
+
+#include <cmath>
+#include <limits>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/runtime/log.h"
+
+namespace halfstep::amp {
+namespace {
+
+const KernelTable& update_kernels() {
+  static const KernelTable& table = kernel_table("amp_update_scale");
+  return table;
+}
+
+void check_scale(double scale) {
+  if (!(static_cast<float>(scale) > 0) || !(scale <= std::numeric_limits<float>::max())) {
+    fail<AmpError>("loss_scale: expected a scale above 0 that float32 can hold, got {}", scale);
+  }
+}
+
+void check(const LossScaleRules& r) {
+  check_scale(r.init_scale);
+  if (!(r.growth_factor > 1) || !std::isfinite(r.growth_factor)) {
+    fail<AmpError>("loss_scale: expected a growth factor above 1, got {}", r.growth_factor);
+  }
+  if (!(r.backoff_factor > 0) || !(r.backoff_factor < 1)) {
+    fail<AmpError>("loss_scale: expected a backoff factor between 0 and 1, got {}", r.backoff_factor);
+  }
+  if (r.growth_interval < 1) {
+    fail<AmpError>("loss_scale: expected a growth interval of at least 1, got {}", r.growth_interval);
+  }
+  if (!(r.floor >= 0) || !(r.cap >= 0) || (r.cap > 0 && r.cap < r.floor)) {
+    fail<AmpError>("loss_scale: expected 0 <= floor <= cap, got {} and {}", r.floor, r.cap);
+  }
+  if (r.hysteresis < 1) fail<AmpError>("loss_scale: expected a hysteresis of at least 1, got {}", r.hysteresis);
+  if (r.overflow_limit < 0) {
+    fail<AmpError>("loss_scale: expected a limit of at least 0 overflows in a row, got {}", r.overflow_limit);
+  }
+  if (r.error_at_floor && r.floor == 0) {
+    fail<AmpError>("loss_scale: expected a floor above 0 where an overflow at the floor is an error, got 0");
+  }
+}
+
+// Systems that have one factor for both ways.
+LossScaleRules both_ways(const char* who, double init, double factor, int window) {
+  if (!(factor > 1) || !std::isfinite(factor)) {
+    fail<AmpError>("{}: expected a scale factor above 1, got {}", who, factor);
+  }
+  return {.init_scale = init, .growth_factor = factor, .backoff_factor = 1 / factor, .growth_interval = window};
+}
+
+std::vector<int> fresh_counters(const LossScaleRules& rules) {
+  std::vector<int> result(scale_counter::kCount);
+  result[scale_counter::kGrowth] = rules.late_growth ? -1 : 0;
+  return result;
+}
+
+}  // namespace
+
+LossScalePolicy::LossScalePolicy(const LossScaleRules& rules) : rules_(rules) { check(rules); }
+
+LossScalePolicy LossScalePolicy::fixed(double scale) {
+  return LossScalePolicy({.init_scale = scale, .dynamic = false});
+}
+LossScalePolicy LossScalePolicy::torch(const TorchScale& o) {
+  return LossScalePolicy({.init_scale = o.init_scale,
+                          .growth_factor = o.growth_factor,
+                          .backoff_factor = o.backoff_factor,
+                          .growth_interval = o.growth_interval});
+}
+LossScalePolicy LossScalePolicy::mindspore(double init_scale, double scale_factor, int scale_window) {
+  LossScaleRules rules = both_ways("mindspore", init_scale, scale_factor, scale_window);
+  rules.floor = 1;
+  return LossScalePolicy(rules);
+}
+LossScalePolicy LossScalePolicy::apex(const ApexScale& o) {
+  LossScaleRules rules = both_ways("apex", o.init_scale, o.scale_factor, o.scale_window);
+  rules.floor = o.min_loss_scale;
+  rules.cap = o.max_loss_scale;
+  return LossScalePolicy(rules);
+}
+LossScalePolicy LossScalePolicy::keras(const KerasScale& o) {
+  return LossScalePolicy({.init_scale = o.initial_scale, .growth_interval = o.dynamic_growth_steps});
+}
+LossScalePolicy LossScalePolicy::jmp(const JmpScale& o) {
+  LossScaleRules rules = both_ways("jmp", o.loss_scale, o.factor, o.period);
+  rules.floor = o.min_loss_scale;
+  return LossScalePolicy(rules);
+}
+LossScalePolicy LossScalePolicy::deepspeed(const DeepSpeedScale& o) {
+  LossScaleRules rules = both_ways("deepspeed", o.init_scale, o.scale_factor, o.scale_window);
+  rules.floor = o.min_scale;
+  rules.hysteresis = o.hysteresis;
+  rules.refill_on_good_step = o.consecutive_hysteresis;
+  rules.late_growth = true;
+  rules.error_at_floor = o.raise_error_at_min_scale;
+  return LossScalePolicy(rules);
+}
+LossScalePolicy LossScalePolicy::megatron(const MegatronScale& o) {
+  return LossScalePolicy({.init_scale = o.initial_scale,
+                          .growth_factor = o.growth_factor,
+                          .backoff_factor = o.backoff_factor,
+                          .growth_interval = o.growth_interval,
+                          .floor = o.min_scale,
+                          .hysteresis = o.hysteresis});
+}
+
+LossScale::LossScale(const LossScalePolicy& policy)
+    : policy_(policy), first_scale_(policy.rules().init_scale), first_counters_(fresh_counters(policy.rules())) {}
+
+void LossScale::start(Device device) {
+  if (started()) return;
+  const NoGrad no_grad;
+  scale_ = full({}, first_scale_, {.dtype = f32, .device = device});
+  counters_ = halfstep::tensor(std::vector<double>(first_counters_.begin(), first_counters_.end()),
+                               {scale_counter::kCount}, {.dtype = i32, .device = device});
+}
+
+void LossScale::update(const std::vector<Tensor>& found) {
+  if (!started()) fail<AmpError>("loss_scale: update() before anything was scaled");
+  for (const Tensor& t : found) {
+    check_defined(t, "loss_scale", "what the step found");
+    if (t.numel() != 1 || (t.dtype() != DType::f32 && t.dtype() != DType::boolean) || t.device() != scale_.device()) {
+      fail<AmpError>("loss_scale: expected what a step found as one element of f32 or bool on {}, got {} {} on {}",
+                     scale_.device().str(), name(t.dtype()), t.sizes().str(), t.device().str());
+    }
+  }
+  const LossScaleRules& r = policy_.rules();
+  if (!r.dynamic) return;
+  std::vector<const Tensor*> in{&scale_, &counters_};
+  for (const Tensor& t : found) in.push_back(&t);
+  const Tensor* out[] = {&scale_, &counters_};
+  const ScaleUpdateAttributes attributes{
+      .growth_factor = r.growth_factor,
+      .backoff_factor = r.backoff_factor,
+      .growth_interval = r.growth_interval,
+      .hysteresis = r.hysteresis,
+      .restart = r.late_growth ? -1 : 0,
+      .floor = static_cast<float>(r.floor),
+      .cap = r.cap > 0 ? static_cast<float>(r.cap) : std::numeric_limits<float>::max(),
+      .refill_on_good_step = r.refill_on_good_step,
+  };
+  run_kernel(update_kernels(), "amp_update_scale", scale_.device(), DType::f32, in, out, &attributes);
+  scale_.storage()->bump_version();
+  counters_.storage()->bump_version();
+  // On the CPU the counters lie here: no wait, and nothing of the step depends on them. Elsewhere looking would make
+  // the host wait; it is done when somebody reads the scale.
+  if (scale_.device().is_cpu()) look(counters_.data<int>());
+}
+
+// The log and the errors of a policy with limits.
+void LossScale::look(const int* counters) const {
+  const LossScaleRules& r = policy_.rules();
+  // The first time, and again when it has happened twice as often: not a line a step.
+  if (const int times = counters[scale_counter::kAtFloor]; r.floor > 0 && times >= next_told_) {
+    next_told_ = 2 * times;
+    log(LogLevel::warning, fmt::format("loss_scale: the loss scale is at its floor of {} and gradients still overflow "
+                                       "({} so far); the loss or the "
+                                       "model produces values that 16 bits can't hold",
+                                       r.floor, times));
+  }
+  if (r.error_at_floor && counters[scale_counter::kStuck] > 0) {
+    fail<AmpError>(
+        "loss_scale: gradients overflow although the loss scale is at its floor of {}; expected a loss and a model "
+        "whose "
+        "values 16 bits can hold",
+        r.floor);
+  }
+  if (r.overflow_limit > 0 && counters[scale_counter::kInARow] > r.overflow_limit) {
+    fail<AmpError>(
+        "loss_scale: expected at most {} overflows in a row, got {}; is there an infinity or NaN in the data or the "
+        "weights?",
+        r.overflow_limit, counters[scale_counter::kInARow]);
+  }
+}
+
+std::vector<int> LossScale::counters() const {
+  if (!started()) return first_counters_;
+  const auto values = counters_.to_vector<double>();
+  return {values.begin(), values.end()};
+}
+
+double LossScale::value() const {
+  if (!started()) return first_scale_;
+  const LossScaleRules& r = policy_.rules();
+  if (r.floor > 0 || r.overflow_limit > 0) look(counters().data());
+  return static_cast<double>(scale_.item<float>());
+}
+
+void LossScale::set(double scale) {
+  check_scale(scale);
+  first_scale_ = scale;
+  if (!started()) return;
+  const NoGrad no_grad;
+  scale_.fill_(scale);
+}
+
+int LossScale::growth_tracker() const { return counters()[scale_counter::kGrowth]; }
+int LossScale::overflows_in_a_row() const { return counters()[scale_counter::kInARow]; }
+
+std::map<std::string, double> LossScale::state_dict() const {
+  const LossScaleRules& r = policy_.rules();
+  const std::vector<int> now = counters();
+  std::map<std::string, double> state{{"scale", value()}, {"growth_tracker", now[scale_counter::kGrowth]}};
+  if (r.hysteresis > 1) state["hysteresis_used"] = now[scale_counter::kUsed];
+  if (r.overflow_limit > 0) state["overflows_in_a_row"] = now[scale_counter::kInARow];
+  return state;
+}
+
+void LossScale::load_state_dict(const std::map<std::string, double>& state) {
+  const auto get = [&](const char* key) {
+    const auto it = state.find(key);
+    if (it == state.end()) fail<AmpError>("loss_scale: the state has no '{}'", key);
+    return it->second;
+  };
+  const auto whole = [](const char* key, double value, int least) {
+    if (!(value >= least && value <= std::numeric_limits<int>::max()) || value != std::floor(value)) {
+      fail<AmpError>("loss_scale: expected a whole number of at least {} for '{}' of the state, got {}", least, key,
+                     value);
+    }
+    return static_cast<int>(value);
+  };
+  const double scale = get("scale");
+  check_scale(scale);
+  std::vector<int> counters(scale_counter::kCount);
+  counters[scale_counter::kGrowth] =
+      whole("growth_tracker", get("growth_tracker"), policy_.rules().late_growth ? -1 : 0);
+  // States of policies that don't count these have none.
+  const auto optional = [&](const char* key) { return state.contains(key) ? whole(key, get(key), 0) : 0; };
+  counters[scale_counter::kUsed] = std::min(optional("hysteresis_used"), policy_.rules().hysteresis);
+  counters[scale_counter::kInARow] = optional("overflows_in_a_row");
+  first_scale_ = scale;
+  first_counters_ = counters;
+  next_told_ = 1;
+  if (!started()) return;
+  const NoGrad no_grad;
+  scale_.fill_(scale);
+  counters_.copy_(halfstep::tensor(std::vector<double>(counters.begin(), counters.end()), {scale_counter::kCount},
+                                   {.dtype = i32, .device = scale_.device()}));
+}
+
+}  // namespace halfstep::amp

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "halfstep/core/tensor.h"
+
+namespace halfstep::amp {
+
+/// All that a loss scale may do, for a policy that no maker of LossScalePolicy gives. The defaults are PyTorch's.
+struct LossScaleRules {
+  double init_scale = 65536;         ///< first scale, above 0
+  bool dynamic = true;               ///< false: the scale stays, and nothing below counts
+  double growth_factor = 2;          ///< above 1
+  double backoff_factor = 0.5;       ///< between 0 and 1
+  int growth_interval = 2000;        ///< good steps in a row before the scale grows
+  double floor = 0;                  ///< the scale never falls below this; overflows there are said in the log
+  double cap = 0;                    ///< the scale never grows above this; 0: the largest finite float
+  int hysteresis = 1;                ///< the scale falls with this overflow since the hysteresis was last whole
+  bool refill_on_good_step = false;  ///< any good step makes the hysteresis whole; false: only growth does
+  bool late_growth = false;          ///< one good step more is waited for at the start and after an overflow
+  bool error_at_floor = false;       ///< an overflow that finds the scale at its floor is an AmpError
+  int overflow_limit = 0;            ///< more overflows in a row than this are an AmpError; 0: no limit
+};
+
+/// How PyTorch's scale moves, see LossScalePolicy::torch.
+struct TorchScale {
+  double init_scale = 65536;    ///< first scale
+  double growth_factor = 2;     ///< above 1
+  double backoff_factor = 0.5;  ///< between 0 and 1
+  int growth_interval = 2000;   ///< good steps in a row before it grows
+};
+/// How Apex's scale moves, see LossScalePolicy::apex.
+struct ApexScale {
+  double init_scale = 65536;       ///< first scale
+  double scale_factor = 2;         ///< grows by it, falls by it
+  int scale_window = 2000;         ///< good steps in a row before it grows
+  double min_loss_scale = 0;       ///< floor; 0: none
+  double max_loss_scale = 0x1p24;  ///< cap
+};
+/// How Keras's scale moves, see LossScalePolicy::keras.
+struct KerasScale {
+  double initial_scale = 32768;     ///< first scale
+  int dynamic_growth_steps = 2000;  ///< good steps in a row before it doubles
+};
+/// How jmp's scale moves, see LossScalePolicy::jmp.
+struct JmpScale {
+  double loss_scale = 32768;  ///< first scale
+  int period = 2000;          ///< good steps in a row before it grows
+  double factor = 2;          ///< grows by it, falls by it
+  double min_loss_scale = 1;  ///< floor
+};
+/// How DeepSpeed's scale moves, see LossScalePolicy::deepspeed.
+struct DeepSpeedScale {
+  double init_scale = 65536;             ///< first scale
+  double scale_factor = 2;               ///< grows by it, falls by it
+  int scale_window = 1000;               ///< good steps between growths
+  double min_scale = 1;                  ///< floor
+  int hysteresis = 2;                    ///< the scale falls with this overflow since the last growth
+  bool consecutive_hysteresis = false;   ///< ... with this overflow in a row
+  bool raise_error_at_min_scale = true;  ///< an overflow at the floor is an AmpError
+};
+/// How Megatron's scale moves, see LossScalePolicy::megatron.
+struct MegatronScale {
+  double initial_scale = 0x1p32;  ///< first scale
+  double min_scale = 1;           ///< floor
+  double growth_factor = 2;       ///< above 1
+  double backoff_factor = 0.5;    ///< between 0 and 1
+  int growth_interval = 1000;     ///< good steps in a row before it grows
+  int hysteresis = 2;             ///< the scale falls with this overflow since the last growth
+};
+
+/// How a loss scale follows overflows. One value describes what PyTorch, MindSpore, Apex, Keras, jmp, DeepSpeed and
+/// Megatron do; GradScaler, the loss scalers and the loss-scale managers all run on it.
+///
+///     amp::GradScaler scaler{amp::LossScalePolicy::megatron({.hysteresis = 4})};
+///
+/// No policy lets the scale become infinite: growth that float32 can't hold does not happen.
+class HS_API LossScalePolicy {
+ public:
+  /// Throws AmpError for rules that make no sense.
+  explicit LossScalePolicy(const LossScaleRules& rules);
+
+  /// The same scale always. Overflowing steps are still skipped.
+  static LossScalePolicy fixed(double scale);
+  /// torch.amp.GradScaler: grows after `growth_interval` good steps in a row, falls at every overflow.
+  static LossScalePolicy torch(const TorchScale& options = {});
+  /// MindSpore's DynamicLossScaler and DynamicLossScaleManager: grows by `scale_factor` after `scale_window` good steps
+  /// in a row, falls by it at every overflow, and never below 1.
+  static LossScalePolicy mindspore(double init_scale = 0x1p24, double scale_factor = 2, int scale_window = 2000);
+  /// Apex's LossScaler: PyTorch's with a cap of 2^24 and, where asked for, a floor.
+  static LossScalePolicy apex(const ApexScale& options = {});
+  /// Keras's LossScaleOptimizer: PyTorch's from 2^15 on.
+  static LossScalePolicy keras(const KerasScale& options = {});
+  /// jmp's DynamicLossScale: PyTorch's from 2^15 on, with a floor of 1.
+  static LossScalePolicy jmp(const JmpScale& options = {});
+  /// DeepSpeed's dynamic scale: the first overflows since the last growth are borne (`hysteresis`), good steps are
+  /// counted from the one after an overflow, so that the first growth comes with good step `scale_window` + 1, and an
+  /// overflow at the floor is an error.
+  static LossScalePolicy deepspeed(const DeepSpeedScale& options = {});
+  /// Megatron's DynamicGradScaler: as PyTorch's, but the first overflows since the last growth are borne
+  /// (`hysteresis`), and never below `min_scale`. Once they are used up, every overflow lowers the scale.
+  static LossScalePolicy megatron(const MegatronScale& options = {});
+
+  /// What it is made of.
+  const LossScaleRules& rules() const { return rules_; }
+
+ private:
+  LossScaleRules rules_;
+};
+
+/// A loss scale that follows a policy: the scale and all counters live on the device, where update() moves them by what
+/// steps found there. The host waits for nothing, but where it asks for a number.
+class HS_API LossScale {
+ public:
+  explicit LossScale(const LossScalePolicy& policy);
+  LossScale(LossScale&&) noexcept = default;
+  LossScale& operator=(LossScale&&) noexcept = default;
+
+  /// What it follows.
+  const LossScalePolicy& policy() const { return policy_; }
+  /// Follows another policy from here on: the scale and what was counted stay.
+  void set_policy(const LossScalePolicy& policy) { policy_ = policy; }
+
+  /// Makes the tensors on `device`, if there are none yet. All scaled tensors have to be there.
+  void start(Device device);
+  bool started() const { return scale_.defined(); }
+  /// The scale, f32 []; undefined before start(). The same memory always, so that it may be kept.
+  const Tensor& tensor() const { return scale_; }
+  /// Moves the scale. `found` are tensors of one element, f32 or bool, on the device: an overflow where one of them is
+  /// not 0. A fixed policy looks at nothing. Where the policy has limits (error_at_floor, overflow_limit) and the
+  /// device is the CPU, an overflow beyond them throws AmpError; elsewhere the next read of a number does. Throws
+  /// AmpError before start(), or when a tensor doesn't fit.
+  void update(const std::vector<Tensor>& found);
+
+  /// The scale now. Waits for the device. Throws AmpError when overflows went beyond the policy's limits.
+  double value() const;
+  /// Sets the scale (above 0); what was counted stays.
+  void set(double scale);
+  /// Good steps counted towards growth; -1 while a policy of late growth lets one pass. Waits for the device.
+  int growth_tracker() const;
+  /// Overflows since the last good step. Waits for the device.
+  int overflows_in_a_row() const;
+
+  /// `scale`, `growth_tracker` and, where the policy needs them, `hysteresis_used` and `overflows_in_a_row`.
+  std::map<std::string, double> state_dict() const;
+  /// Goes on from a state. Throws AmpError when `scale` or `growth_tracker` is missing or a number makes no sense; then
+  /// nothing has changed.
+  void load_state_dict(const std::map<std::string, double>& state);
+
+ private:
+  std::vector<int> counters() const;
+  void look(const int* counters) const;
+
+  LossScalePolicy policy_;
+  Tensor scale_;        // f32 []
+  Tensor counters_;     // i32 [scale_counter::kCount]
+  double first_scale_;  // until start()
+  std::vector<int> first_counters_;
+  mutable int next_told_ = 1;  // overflows at the floor after which the log is told again
+};
+
+}  // namespace halfstep::amp
