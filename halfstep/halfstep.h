@@ -18,6 +18,7 @@
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/autograd/parameter.h"
+#include "halfstep/autograd/value_and_grad.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/dlpack.h"
 #include "halfstep/core/dtype.h"
