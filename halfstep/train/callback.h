@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Model tells while it trains and evaluates, and to whom. The callbacks that there are stand in callbacks.h.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "halfstep/nn/module.h"
+#include "halfstep/optim/optimizer.h"
+#include "halfstep/train/metrics.h"
+
+namespace halfstep::train {
+
+/// How a run stands, as callbacks see it. Tensors are on the network's device: reading one waits for it.
+class HS_API TrainContext {
+ public:
+  int epoch = 0;                    ///< from 1; 0 in an evaluation of its own
+  int epochs = 0;                   ///< of the run
+  std::int64_t step = 0;            ///< from 1, over the whole run
+  std::int64_t step_in_epoch = 0;   ///< from 1
+  std::int64_t steps_in_epoch = 0;  ///< batches of an epoch
+  std::int64_t batch_size = 0;      ///< samples of the last batch
+
+  Tensor loss;      ///< of the last step, one number
+  Tensor overflow;  ///< of the last step: not 0 when a gradient wasn't finite; undefined when nothing is checked
+  Tensor scale;     ///< loss scale of the last step; undefined without loss scaling
+
+  const nn::ModuleBase* network = nullptr;  ///< never null in a run
+  optim::Optimizer* optimizer = nullptr;    ///< null in an evaluation of a model without one
+
+  double epoch_loss =
+      0;  ///< at the end of an epoch: mean loss over its samples, those whose loss isn't finite left out
+  std::int64_t skipped = 0;  ///< at the end of an epoch: steps of the run so far whose gradients overflowed
+  MetricResults metrics;     ///< of the evaluation after this epoch, or of the one that ends; empty if there was none
+
+  /// What can be watched: `loss` (the epoch's), and with validation `eval_loss` and `eval_NAME` for each metric. All of
+  /// them, or those that have a value now.
+  const std::vector<std::string>& watchable() const { return watchable_; }
+  /// The value of one of them, or nothing if there is none now. `NAME` stands for `eval_NAME` too.
+  std::optional<double> watched(const std::string& name) const;
+  /// Throws Error naming the choices when `name` can't be watched in this run; `who` asks.
+  void check_watchable(const std::string& who, const std::string& name) const;
+
+  /// Ends the run after this step; `reason` may be shown to the user.
+  void request_stop(std::string reason = "");
+  /// Whether someone has.
+  bool stop_requested() const { return stop_; }
+  /// What the first one gave.
+  const std::string& stop_reason() const { return reason_; }
+
+ private:
+  friend class Model;
+  std::vector<std::string> watchable_;
+  bool stop_ = false;
+  std::string reason_;
+};
+
+/// What all callbacks have; each function does nothing unless it is overridden. They are called in the order in which
+/// the callbacks were given; what one throws ends the run.
+class HS_API CallbackBase {
+ public:
+  virtual ~CallbackBase();
+  /// Before the first and after the last step of a run.
+  virtual void on_train_begin(TrainContext& context);
+  virtual void on_train_end(TrainContext& context);
+  /// Before the first step of an epoch, and after its last one and the evaluation.
+  virtual void on_epoch_begin(TrainContext& context);
+  virtual void on_epoch_end(TrainContext& context);
+  /// Before and after a step. The numbers of the context are those of this step.
+  virtual void on_step_begin(TrainContext& context);
+  virtual void on_step_end(TrainContext& context);
+  /// Before and after an evaluation, within a run or of its own.
+  virtual void on_eval_begin(TrainContext& context);
+  virtual void on_eval_end(TrainContext& context);
+};
+
+/// Any callback, by value. Copies share the callback. To look at one after the run, keep a handle such as History, or a
+/// shared_ptr.
+class HS_API Callback {
+ public:
+  template <std::derived_from<CallbackBase> C>
+  Callback(C callback) : Callback(std::shared_ptr<CallbackBase>(std::make_shared<C>(std::move(callback)))) {}
+  /// One that the caller keeps a hold of.
+  Callback(std::shared_ptr<CallbackBase> callback);
+  CallbackBase* operator->() const { return callback_.get(); }
+
+ private:
+  std::shared_ptr<CallbackBase> callback_;
+};
+
+}  // namespace halfstep::train

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// The callbacks of a Model, with the names and rules of MindSpore's.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <iosfwd>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "halfstep/io/tensorboard.h"
+#include "halfstep/train/callback.h"
+
+namespace halfstep::train {
+
+/// Prints the loss every `every` steps of the whole run (0: never):
+///
+///     epoch: 1 step: 100, loss is 2.2883859
+///
+/// Epoch and step count from 1, the step within its epoch, so that the tenth epoch of 938 steps begins with step 58.
+/// Throws Error when a loss is NaN or infinite, which ends the run: on the CPU after that step; on other devices, where
+/// each look would make the queue wait, when the next line is due or the epoch ends, and the message names the step.
+class HS_API LossMonitor : public CallbackBase {
+ public:
+  explicit LossMonitor(std::int64_t every = 1);
+  /// Prints there instead of on standard output.
+  LossMonitor(std::int64_t every, std::ostream& out);
+  void on_train_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+
+ private:
+  struct Pending {
+    int epoch;
+    std::int64_t step;
+    Tensor loss;
+  };
+  void look(bool print);
+
+  std::int64_t every_;
+  std::ostream* out_;
+  std::vector<Pending> pending_;
+};
+
+/// Prints at the end of each epoch how long it took, evaluation left out, and its mean step:
+///
+///     epoch time: 4199.746 ms, per step time: 4.477 ms
+class HS_API TimeMonitor : public CallbackBase {
+ public:
+  TimeMonitor();
+  /// Prints there instead of on standard output.
+  explicit TimeMonitor(std::ostream& out);
+  void on_epoch_begin(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_eval_begin(TrainContext& context) override;
+  void on_eval_end(TrainContext& context) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::ostream* out_;
+  Clock::time_point start_ = {}, eval_start_ = {};
+  Clock::duration evaluation_ = {};
+};
+
+/// What a run came to, epoch by epoch: `loss`, `lr` (of group 0 at the epoch's end), `skipped`, and `eval_NAME` for
+/// every metric that is a number (NaN for epochs without evaluation). A handle: keep a copy to read it after the run.
+/// Model::train returns one.
+class HS_API History : public CallbackBase {
+ public:
+  History();
+  void on_train_begin(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_train_end(TrainContext& context) override;
+
+  /// Values of all epochs. Throws Error naming what there is.
+  const std::vector<double>& operator[](const std::string& name) const;
+  /// All of them.
+  const std::map<std::string, std::vector<double>>& values() const { return data_->values; }
+  /// Epochs that were recorded.
+  int epochs() const { return data_->epochs; }
+  /// Steps of the run.
+  std::int64_t steps() const { return data_->steps; }
+  /// Why the run ended early; empty when it didn't or no reason was given.
+  const std::string& stop_reason() const { return data_->stop_reason; }
+
+ private:
+  struct Data {
+    std::map<std::string, std::vector<double>> values;
+    int epochs = 0;
+    std::int64_t steps = 0;
+    std::string stop_reason;
+  };
+  std::shared_ptr<Data> data_;
+};
+
+/// Functions of Lambda; any may be empty.
+struct LambdaOptions {
+  std::function<void(TrainContext&)> on_train_begin = {};
+  std::function<void(TrainContext&)> on_train_end = {};
+  std::function<void(TrainContext&)> on_epoch_begin = {};
+  std::function<void(TrainContext&)> on_epoch_end = {};
+  std::function<void(TrainContext&)> on_step_begin = {};
+  std::function<void(TrainContext&)> on_step_end = {};
+  std::function<void(TrainContext&)> on_eval_begin = {};
+  std::function<void(TrainContext&)> on_eval_end = {};
+};
+/// A callback of functions: `train::Lambda{{.on_step_end = [](train::TrainContext& c) { … }}}`.
+class HS_API Lambda : public CallbackBase {
+ public:
+  explicit Lambda(LambdaOptions functions) : functions_(std::move(functions)) {}
+  void on_train_begin(TrainContext& context) override;
+  void on_train_end(TrainContext& context) override;
+  void on_epoch_begin(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_step_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override;
+  void on_eval_begin(TrainContext& context) override;
+  void on_eval_end(TrainContext& context) override;
+
+ private:
+  LambdaOptions functions_;
+};
+
+/// Whether what is watched is better when it is smaller or larger.
+enum class Better : std::uint8_t {
+  automatic,  ///< larger for names with `acc`, `precision`, `recall` or `f1` in them, smaller for others
+  smaller,
+  larger,
+};
+
+namespace detail {
+/// The best value so far of what is watched.
+class HS_API Best {
+ public:
+  Best(std::string name, Better better);
+  const std::string& name() const { return name_; }
+  /// Whether `value` is better than `than` by more than `by`; NaN never is.
+  bool improves(double value, double than, double by = 0) const;
+  /// Keeps it if it is better than the best so far.
+  bool offer(double value, double by = 0);
+  double value() const { return value_; }
+  void reset();
+
+ private:
+  std::string name_;
+  bool larger_;
+  double value_;
+};
+}  // namespace detail
+
+/// Options of EarlyStopping.
+struct EarlyStoppingOptions {
+  std::string monitor = "eval_loss";    ///< what is watched, see TrainContext::watchable
+  double min_delta = 0;                 ///< smaller improvements are none
+  int patience = 0;                     ///< epochs in a row without improvement that end the run; 0 is as 1
+  Better better = Better::automatic;    ///< which way is up
+  std::optional<double> baseline = {};  ///< epochs that aren't better than this count as without improvement
+  bool restore_best_weights = false;    ///< puts the weights of the best epoch back when it ends the run
+};
+/// Ends the run when what is watched has stopped improving. Epochs without an evaluation don't count; NaN is no
+/// improvement.
+class HS_API EarlyStopping : public CallbackBase {
+ public:
+  explicit EarlyStopping(const EarlyStoppingOptions& options = {});
+  void on_train_begin(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+
+ private:
+  EarlyStoppingOptions options_;
+  detail::Best best_;
+  int waited_ = 0;
+  int best_epoch_ = 0;
+  NamedTensors best_weights_;
+};
+
+/// Options of the callback ReduceLROnPlateau.
+struct PlateauOptions {
+  std::string monitor = "eval_loss";  ///< what is watched, see TrainContext::watchable
+  double factor = 0.1;                ///< of each reduction; above 0, under 1
+  int patience = 10;                  ///< epochs in a row without improvement before a reduction; 0 is as 1
+  Better better = Better::automatic;  ///< which way is up
+  double min_delta = 1e-4;            ///< smaller improvements are none (a difference, not a share)
+  int cooldown = 0;                   ///< epochs after a reduction that don't count
+  double min_lr = 0;                  ///< no rate falls below this
+};
+/// Lowers the rates of all groups when what is watched has stopped improving, as MindSpore's and Keras's callbacks do.
+/// (optim::ReduceLROnPlateau is PyTorch's: its threshold is a share of the best value, and it waits one epoch longer.)
+class HS_API ReduceLROnPlateau : public CallbackBase {
+ public:
+  explicit ReduceLROnPlateau(const PlateauOptions& options = {});
+  void on_train_begin(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+
+ private:
+  PlateauOptions options_;
+  detail::Best best_;
+  int waited_ = 0;
+  int cooldown_left_ = 0;
+};
+
+/// Options of ModelCheckpoint.
+struct ModelCheckpointOptions {
+  std::filesystem::path directory = ".";  ///< made if it isn't there
+  std::string prefix = "CKP";             ///< begin of the files' names
+  std::int64_t steps = 0;                 ///< of the run between two files (one more at its end); 0: one an epoch
+  int keep = 5;                           ///< of the run's files the newest so many stay; 0: all
+  std::string best = "";                  ///< what is watched, see TrainContext::watchable; empty: nothing
+  Better better = Better::automatic;      ///< which way is up
+};
+/// Writes checkpoints `PREFIX-EPOCH_STEP.safetensors` (the step within its epoch): weights, the optimizer's state and
+/// where the run stood, with a checksum, there whole or not at all; older files go when the new one is there. With
+/// `best` the weights of the best epoch are in `PREFIX-best.safetensors` too. Model::load, load_weights and every
+/// reader of safetensors read them. Nothing is saved while the loss isn't finite. Throws IoError.
+class HS_API ModelCheckpoint : public CallbackBase {
+ public:
+  explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});
+  void on_train_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_train_end(TrainContext& context) override;
+
+ private:
+  void save(const TrainContext& context, const std::string& name) const;
+  void save_and_clean(const TrainContext& context);
+
+  ModelCheckpointOptions options_;
+  detail::Best best_;
+  std::vector<std::filesystem::path> written_;
+  std::int64_t saved_step_ = 0;
+};
+
+/// Options of the callback TensorBoard.
+struct TensorBoardCallbackOptions {
+  std::int64_t steps = 10;  ///< steps of the run between two points of the curves
+  int histograms = 1;       ///< epochs between histograms of weights and gradients; 0: none
+};
+/// Writes curves and histograms for TensorBoard (io::TensorBoardWriter): `train/loss`, `train/lr` and `train/scale` by
+/// step; `epoch/loss`, `epoch/skipped` and `eval/NAME` by epoch, at the step that ends it; `weights/NAME` and, where
+/// the step leaves them, `gradients/NAME`.
+class HS_API TensorBoard : public CallbackBase {
+ public:
+  explicit TensorBoard(std::filesystem::path folder, const TensorBoardCallbackOptions& options = {});
+  void on_train_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_train_end(TrainContext& context) override;
+
+ private:
+  std::filesystem::path folder_;
+  TensorBoardCallbackOptions options_;
+  std::shared_ptr<io::TensorBoardWriter> writer_;
+};
+
+}  // namespace halfstep::train
