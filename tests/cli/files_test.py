@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are missing, damaged or not what they should be; disks that are full; places that can't be written."""
-import json
 import os
 import pathlib
 import re
@@ -306,32 +305,6 @@ class Writing(ProgramTest):
         self.train("data", "--out", "run", "-q")
         self.assertEqual([p.exists() for p in keep], [True] * 4)
         self.assertFalse(gone.exists())
-
-
-class Compare(ProgramTest):
-    def test_logs_that_are_none(self):
-        good = {"event": "start", "amp": "off"}
-        (self.folder / "good").write_text(json.dumps(good) + "\n")
-        for name, text, said in (("text", "hello\n", "text:1: expected a JSON object"), ("empty", "", "no run was started"),
-                                 ("array", "[1]\n", "array:1:"), ("number", '{"event": 5}\n', "number:1:"),
-                                 ("cut", json.dumps(good) + '\n{"event": "st', "cut:2:")):
-            (self.folder / name).write_text(text)
-            self.refused(1, said, "compare", "good", name)
-        self.refused(1, "nowhere: expected the log of a run", "compare", "good", "nowhere")
-        self.refused(1, "expected a file", "compare", "good", "/dev/zero", timeout=20)
-        for name, seconds, rate, skipped in (("a", 10, 300, 5), ("b", 4, 600, 2)):
-            lines = [{"event": "start", "amp": name}, {"event": "step", "epoch": 1, "samples_per_s": rate},
-                     {"event": "eval", "epoch": 1, "loss": seconds / 8, "top1": seconds / 20},
-                     {"event": "end", "seconds": seconds, "skipped": skipped, "scale": 2.0}]
-            (self.folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-        rows = {tuple(line.split()) for line in self.run_program("compare", "a", "b")[1].splitlines()}
-        for row in ("epoch 1 test loss 1.2500 0.5000 +0.7500", "epoch 1 top1 50.00% 20.00% +30.00%", "time 10.00 s 4.00 s 2.50x",
-                    "samples a second 300 600 0.50x", "skipped steps 5 2 +3", "precision a b"):
-            self.assertIn(tuple(row.split()), rows)
-        odd = {"event": "start", "amp": 7}
-        (self.folder / "odd").write_text(json.dumps(odd) + '\n{"event": "eval", "epoch": 1, "loss": null, "top1": "x"}\n')
-        status, out, err = self.run_program("compare", "good", "odd")
-        self.assertEqual((status, err), (0, ""), out)
 
 
 if __name__ == "__main__":
