@@ -77,6 +77,7 @@ LossScalePolicy LossScalePolicy::torch(const TorchScale& o) {
                           .growth_interval = o.growth_interval});
 }
 LossScalePolicy LossScalePolicy::mindspore(double init_scale, double scale_factor, int scale_window) {
+  if (!(init_scale >= 1)) fail<AmpError>("mindspore: expected a scale of at least 1, got {}", init_scale);
   LossScaleRules rules = both_ways("mindspore", init_scale, scale_factor, scale_window);
   rules.floor = 1;
   return LossScalePolicy(rules);

@@ -88,7 +88,7 @@ class HS_API LossScalePolicy {
   /// torch.amp.GradScaler: grows after `growth_interval` good steps in a row, falls at every overflow.
   static LossScalePolicy torch(const TorchScale& options = {});
   /// MindSpore's DynamicLossScaler and DynamicLossScaleManager: grows by `scale_factor` after `scale_window` good steps
-  /// in a row, falls by it at every overflow, and never below 1.
+  /// in a row, falls by it at every overflow, and never below 1, which `init_scale` may not be either.
   static LossScalePolicy mindspore(double init_scale = 0x1p24, double scale_factor = 2, int scale_window = 2000);
   /// Apex's LossScaler: PyTorch's with a cap of 2^24 and, where asked for, a floor.
   static LossScalePolicy apex(const ApexScale& options = {});

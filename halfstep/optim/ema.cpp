@@ -6,6 +6,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/optim/flag_internal.h"
 
 namespace halfstep::optim {
 
@@ -34,10 +35,11 @@ EMA::EMA(const NamedTensors& parameters, const EMAOptions& options) : options_(o
 void EMA::update_unless(const Tensor& found_inf) {
   if (is_swapped()) fail<Error>("EMA: update() while the parameters hold the averages; call swap() first");
   if (parameters_.empty()) return;
+  const Tensor unless = step_flag(found_inf, count_.device(), "EMA", "found_inf");
   const Tensor hyper =
       tensor({options_.decay, options_.warmup, options_.equal ? 1.0 : 0.0}, {.dtype = f64, .device = count_.device()});
   static const KernelTable& table = kernel_table("ema_update");
-  std::vector<const Tensor*> in{&found_inf, &hyper}, out{&count_};
+  std::vector<const Tensor*> in{&unless, &hyper}, out{&count_};
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     in.push_back(&parameters_[i].tensor);
     out.push_back(&averages_[i].tensor);

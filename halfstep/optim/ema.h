@@ -27,7 +27,7 @@ class HS_API EMA {
   void update() { update_unless({}); }
   /// The same if the step ran: the device decides, the host doesn't wait.
   void update(const amp::StepResult& result) { update_unless(result.found_inf()); }
-  /// The same where `found_inf` (f32, one element; undefined for none) is 0.
+  /// The same where `found_inf` (f32 or bool, one element; undefined for none) is 0.
   void update_unless(const Tensor& found_inf);
 
   /// The averages, by the parameters' names.

@@ -12,6 +12,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/optim/flag_internal.h"
 
 namespace halfstep::optim {
 
@@ -164,11 +165,8 @@ void Optimizer::step(const std::vector<Tensor>& gradients, const StepOptions& op
   if (gradients.size() != all_.size()) {
     fail<Error>("{}: expected {} gradients, one for each parameter, got {}", kind(), all_.size(), gradients.size());
   }
-  if (options.unless.defined() && (options.unless.numel() != 1 || options.unless.dtype() != DType::f32)) {
-    fail<Error>("{}: expected `unless` to be f32 of one element, got {} {}", kind(), name(options.unless.dtype()),
-                options.unless.sizes().str());
-  }
-  update(gradients, options.unless);
+  if (all_.empty()) return;
+  update(gradients, step_flag(options.unless, all_[0].tensor.device(), kind(), "unless"));
 }
 
 Tensor Optimizer::step_closure(const std::function<Tensor()>& closure) {

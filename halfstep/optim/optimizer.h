@@ -23,7 +23,7 @@ enum class LowPrecision : std::uint8_t {
 
 /// Options of a step on gradients that are given.
 struct StepOptions {
-  Tensor unless = {};  ///< f32, one element, on the parameters' device: the step is made only where it is 0
+  Tensor unless = {};  ///< f32 or bool, one element, on the parameters' device: the step is made only where it is 0
 };
 
 /// State of an optimizer for a checkpoint: tensors by name (`fc1.weight.exp_avg`), numbers by name.

@@ -25,9 +25,7 @@ int whole_number(double value, const std::string& text) {
   return static_cast<int>(value);
 }
 
-}  // namespace
-
-amp::GradScalerOptions parse_loss_scale(const std::string& text) {
+amp::GradScalerOptions options_of(const std::string& text) {
   amp::GradScalerOptions options;
   const std::size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
@@ -49,23 +47,25 @@ amp::GradScalerOptions parse_loss_scale(const std::string& text) {
   } else if (kind == "mindspore") {
     const auto n = has_list ? list() : std::vector<double>{};
     if (n.size() != 3 || !(n[1] > 1)) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
-    options.init_scale = n[0];
-    options.growth_factor = n[1];
-    options.backoff_factor = 1 / n[1];
-    options.growth_interval = whole_number(n[2], text);
-    options.floor = 1;
+    const int window = whole_number(n[2], text);
+    return amp::GradScaler{amp::LossScalePolicy::mindspore(n[0], n[1], window)}.options();
   } else {
     const auto n = kind == "fixed" && has_list ? list() : has_list ? std::vector<double>{} : numbers(text, text);
     if (n.size() != 1) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
     options.init_scale = n[0];
     options.dynamic = false;
   }
+  return options;
+}
+
+}  // namespace
+
+amp::GradScalerOptions parse_loss_scale(const std::string& text) {
   try {
-    amp::GradScaler{options};  // the scaler knows what makes sense
+    return amp::GradScaler{options_of(text)}.options();  // the scaler knows what makes sense
   } catch (const AmpError& e) {
     fail<Error>("--loss-scale '{}': {}", text, e.what());
   }
-  return options;
 }
 
 std::optional<DType> amp_dtype(const std::string& amp) {

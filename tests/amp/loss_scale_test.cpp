@@ -262,6 +262,7 @@ TEST(LossScale, MisuseIsNamed) {
   says([] { LossScalePolicy({.floor = 2, .cap = 1}); }, "floor <= cap, got 2 and 1");
   says([] { LossScalePolicy::fixed(0); }, "scale above 0");
   says([] { LossScalePolicy::mindspore(16, 1, 3); }, "mindspore: expected a scale factor above 1, got 1");
+  says([] { LossScalePolicy::mindspore(0.5); }, "mindspore: expected a scale of at least 1, got 0.5");
   says([] { LossScalePolicy::jmp({.period = 0}); }, "growth interval of at least 1, got 0");
   LossScale scale(LossScalePolicy::torch());
   says([&] { scale.update({flag(true)}); }, "before anything was scaled");

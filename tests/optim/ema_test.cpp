@@ -86,6 +86,9 @@ TEST(Ema, SkippedStepsAreNotCounted) {
   set(w, {3, 3});
   ema.update_unless(ones({}));
   EXPECT_EQ(ema.averages()[0].tensor.to_vector<float>(), (std::vector<float>{1, 1}));
+  ema.update_unless(full({}, 1, {.dtype = boolean}));
+  EXPECT_EQ(ema.averages()[0].tensor.to_vector<float>(), (std::vector<float>{1, 1}));
+  EXPECT_THROW(ema.update_unless(zeros({2})), Error);
   ema.update(amp::StepResult{});
   EXPECT_EQ(ema.averages()[0].tensor.to_vector<float>(), (std::vector<float>{2, 2}));
 }

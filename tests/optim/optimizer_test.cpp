@@ -15,6 +15,7 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
+#include "tests/support/errors.h"
 
 namespace halfstep {
 namespace {
@@ -34,6 +35,16 @@ TEST(Optimizer, StepOnGivenGradientsUnlessTheFlagIsSet) {
   sgd.step({tensor({1, 1})}, {.unless = zeros({})});
   EXPECT_EQ(p[0].tensor.to_vector<float>(), (std::vector<float>{0.5, 1.5}));
   EXPECT_FALSE(p[0].tensor.grad().defined());
+  // A bool counts as one, such as what all_finite() is the opposite of.
+  const auto flag = [](bool set) { return full({}, set ? 1 : 0, {.dtype = boolean}); };
+  sgd.step({tensor({1, 1})}, {.unless = flag(true)});
+  EXPECT_EQ(p[0].tensor.to_vector<float>(), (std::vector<float>{0.5, 1.5}));
+  sgd.step({tensor({0, 0})}, {.unless = flag(false)});  // the momentum alone: 0.5 * 0.9
+  EXPECT_EQ(p[0].tensor.to_vector<float>(), (std::vector<float>{0.5f - 0.45f, 1.5f - 0.45f}));
+  for (const Tensor& bad : {zeros({2}), zeros({}, {.dtype = i32})}) {
+    const std::string text = test::error_of<Error>([&] { sgd.step({tensor({1, 1})}, {.unless = bad}); });
+    EXPECT_NE(text.find("SGD: expected `unless` to be f32 or bool of one element"), std::string::npos) << text;
+  }
   EXPECT_THROW(sgd.step(std::vector<Tensor>{}), Error);
   EXPECT_THROW(sgd.step({zeros({3})}), ShapeError);
 }

@@ -178,7 +178,7 @@ TEST(TrainConfig, LossScales) {
   EXPECT_EQ(m.floor, 1);
   EXPECT_EQ(m.backoff_factor, 0.5);
   for (const char* bad : {"", "x", "dynamic:", "dynamic:1,2", "dynamic:1,2,3,4", "dynamic:-1", "fixed", "fixed:0",
-                          "mindspore:1,1,1", "dynamic:1,2,0.5,1.5", "1e400", "nan"}) {
+                          "mindspore:1,1,1", "mindspore:0.5,2,50", "dynamic:1,2,0.5,1.5", "1e400", "nan"}) {
     EXPECT_THROW(train::parse_loss_scale(bad), Error) << bad;
   }
   EXPECT_THROW(train::amp_dtype("O2"), Error);
