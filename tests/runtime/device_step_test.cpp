@@ -2,9 +2,12 @@
 // What a training step does to a device: on the simulated one, whose kernels cover a network of linear layers.
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/amp/loss_scaler.h"
+#include "halfstep/autograd/value_and_grad.h"
 #include "halfstep/core/random.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
@@ -92,6 +95,61 @@ TEST_F(DeviceStep, SkipsOnTheDeviceAndNamesTheParameter) {
     for (std::size_t k = 0; k < x.size(); ++k) worst = std::max(worst, std::abs(x[k] - y[k]));
     EXPECT_LE(worst, 0.01 * 3 * 0x1p-10) << a[i].name;
   }
+}
+
+// A policy with a floor and hysteresis is watched without a look at the device, too.
+TEST_F(DeviceStep, PoliciesReadNothingBackAndSayTheirErrorsWhenRead) {
+  Trial<optim::SGD> trial(sim, {});
+  trial.scaler = amp::GradScaler(amp::LossScalePolicy::deepspeed({.init_scale = 2, .hysteresis = 1}));
+  trial.step();
+  synchronize(sim);
+  const TransferStats before = transfer_stats();
+  EXPECT_NO_THROW({
+    for (int i = 0; i < 3; ++i) trial.step(1e38);
+  });
+  EXPECT_EQ(transfer_stats().to_host, before.to_host);
+  EXPECT_THROW(trial.scaler.get_scale(), AmpError) << "three overflows from 2 on, with a floor of 1";
+}
+
+// A training step as a function, MindSpore's way.
+TEST_F(DeviceStep, TheFunctionStyleReadsNothingBack) {
+  Trial<optim::SGD> trial(sim, {});
+  amp::DynamicLossScaler scaler(1024, 2, 2);
+  double factor = 1;
+  const auto forward_and_backward = value_and_grad(
+      [&](const Tensor& x, const Tensor& y) {
+        const amp::Autocast autocast{{.dtype = f16}};
+        const Tensor logits = trial.net(x);
+        return std::pair(scaler.scale(cross_entropy(logits, y) * factor), logits);
+      },
+      trial.net.parameters());
+  Tensor finite, loss;
+  const auto step = [&] {
+    const auto [value, gradients] = forward_and_backward(trial.images, trial.labels);
+    finite = amp::all_finite(gradients);
+    trial.optimizer.step(scaler.unscale(gradients), {.unless = logical_not(finite)});
+    scaler.adjust(finite);
+    loss = scaler.unscale(value.first);
+  };
+  step();
+  const double first = loss.item<double>();
+  synchronize(sim);
+  reset_fallback_counts();
+  const TransferStats before = transfer_stats();
+  for (int i = 0; i < 3; ++i) step();
+  const TransferStats after = transfer_stats();
+  EXPECT_EQ(after.to_host, before.to_host);
+  EXPECT_EQ(after.to_device - before.to_device, after.asynchronous - before.asynchronous);
+  EXPECT_TRUE(fallback_counts().empty()) << fallback_counts()[0].op;
+  EXPECT_TRUE(finite.item<bool>());
+  EXPECT_EQ(scaler.scale_value(), 4096) << "four good steps, two for each growth";
+  EXPECT_LT(loss.item<double>(), first);
+  const auto weights = trial.net.parameters()[0].tensor.to_vector<float>();
+  factor = 1e38;
+  step();
+  EXPECT_FALSE(finite.item<bool>());
+  EXPECT_EQ(scaler.scale_value(), 2048);
+  EXPECT_EQ(trial.net.parameters()[0].tensor.to_vector<float>(), weights) << "the step was not made";
 }
 
 TEST_F(DeviceStep, MemoryOfAStepIsThatOfTheNext) {
