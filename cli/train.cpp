@@ -150,7 +150,11 @@ int evaluate(const TrainOptions& o, const Data& data) {
   const Loaded loaded = load_classifier(c.model, weights);
   check_classes(loaded, data.classes, weights, c.data);
   loaded.classifier.module->to(c.device);
-  train::EvalOptions options{.dtype = train::amp_dtype(c.amp),
+  const train::AmpMode mode = train::amp_mode(c);
+  if (mode.level != amp::Level::O0) {
+    amp::detail::apply_level(*loaded.classifier.module, mode.level, mode.level_dtype);
+  }
+  train::EvalOptions options{.dtype = mode.region,
                              .batch_size = c.eval_batch_size,
                              .workers = std::max(c.workers, 1),
                              .prefetch = c.prefetch,
@@ -246,7 +250,7 @@ int run(TrainOptions& o) {
     print_line(fmt::format("{} {} on {}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
                            c.data.empty() ? std::string("the built-in digits") : c.data.string(),
                            c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
-                           c.amp == "off" ? "float32" : c.amp, scale_text(train::scaler_options(c))));
+                           c.amp == "off" ? "float32" : train::amp_text(c), scale_text(train::scaler_options(c))));
   }
   const Data data = load_data(o);
   if (o.evaluate) return evaluate(o, data);

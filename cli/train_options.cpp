@@ -169,9 +169,9 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   verb.add_flag("--no-norm-decay", o.no_norm_decay, "No weight decay of biases and of normalisation's weights");
   add_real(verb, "--label-smoothing", c.label_smoothing, "Share of each target that is spread over all classes");
   add_real(verb, "--mixup", c.mixup, "Mix pairs of samples; alpha of the beta distribution, such as 0.2; 0: off");
-  add_word(verb, "--amp", c.amp, "Mixed precision: off, bf16 or f16");
+  add_word(verb, "--amp", c.amp, "Mixed precision: off, bf16, f16, or a level O0, O1, O2, O3 or auto");
   verb.add_flag("--pyamp", o.pyamp, "The same as --amp f16");
-  add_word(verb, "--amp-dtype", o.amp_dtype, "Dtype of a level O0 to auto: f16 or bf16");
+  add_word(verb, "--amp-dtype", c.amp_dtype, "Dtype of a level: f16 (default) or bf16");
   add_word(verb, "--loss-scale", c.loss_scale,
            "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
            "(default: dynamic for f16, none otherwise)");
@@ -238,12 +238,8 @@ void resolve(TrainOptions& o) {
   train::TrainConfig& c = o.config;
   name_model(o);
   c.device = apply_common(o);
-  if (!o.amp_dtype.empty()) {
-    throw UsageError(
-        "--amp-dtype: belongs to the levels O0 to auto, which are not there yet; use --amp f16 or --amp bf16");
-  }
   if (o.pyamp) {
-    if (o.count("--amp") > 0 && as_usage([&] { return train::amp_dtype(c.amp); }) != f16) {
+    if (o.count("--amp") > 0 && as_usage([&] { return train::amp_mode(c).region; }) != f16) {
       throw UsageError(fmt::format("--pyamp: means --amp f16, and --amp {} is given", c.amp));
     }
     c.amp = "f16";
@@ -285,7 +281,7 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put("label-smoothing", c.label_smoothing);
   put("mixup", c.mixup);
   put("amp", c.amp);
-  put_given("amp-dtype", o.amp_dtype);
+  put_given("amp-dtype", c.amp_dtype);
   put("loss-scale", c.loss_scale.empty() ? loss_scale : c.loss_scale);
   put("accumulate", c.accumulate);
   put("clip-norm", c.clip_norm);

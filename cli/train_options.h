@@ -18,7 +18,6 @@ struct TrainOptions : CommonOptions {
   train::ImageDataOptions images;
   std::filesystem::path config_file;
   std::string arch;  ///< --arch, which stands for MODEL
-  std::string amp_dtype;
   std::filesystem::path pretrained;
   std::int64_t print_freq = -1;  ///< under 0: by the network
   bool pyamp = false;

@@ -72,16 +72,49 @@ std::optional<DType> amp_dtype(const std::string& amp) {
   if (amp == "off") return std::nullopt;
   if (amp == "f16" || amp == "fp16" || amp == "float16") return DType::f16;
   if (amp == "bf16" || amp == "bfloat16") return DType::bf16;
-  if (amp == "O0" || amp == "O1" || amp == "O2" || amp == "O3" || amp == "auto") {
-    fail<Error>("--amp {}: MindSpore's levels are not there yet; choose off, bf16 or f16", amp);
+  const bool level = amp == "O0" || amp == "O1" || amp == "O2" || amp == "O3" || amp == "auto";
+  fail<Error>("--amp: expected off, bf16 or f16, got '{}'{}", amp,
+              level ? "; levels are of training (halfstep train)" : "");
+}
+
+AmpMode amp_mode(const TrainConfig& config) {
+  const std::string& amp = config.amp;
+  const bool level = amp == "O0" || amp == "O1" || amp == "O2" || amp == "O3" || amp == "auto";
+  if (!level) {
+    AmpMode mode;
+    try {
+      mode.region = amp_dtype(amp);
+    } catch (const Error&) {
+      fail<Error>("--amp: expected off, bf16, f16, O0, O1, O2, O3 or auto, got '{}'", amp);
+    }
+    if (!config.amp_dtype.empty()) {
+      fail<Error>("--amp-dtype: belongs to a level, such as --amp O2; --amp {} says its dtype itself", amp);
+    }
+    return mode;
   }
-  fail<Error>("--amp: expected off, bf16 or f16, got '{}'", amp);
+  AmpMode mode{.level = amp::parse_level(amp)};
+  if (!config.amp_dtype.empty()) {
+    if (config.amp_dtype == "off") fail<Error>("--amp-dtype: expected f16 or bf16, got 'off'");
+    try {
+      mode.level_dtype = *amp_dtype(config.amp_dtype);
+    } catch (const Error&) {
+      fail<Error>("--amp-dtype: expected f16 or bf16, got '{}'", config.amp_dtype);
+    }
+  }
+  return mode;
+}
+
+std::string amp_text(const TrainConfig& config) {
+  const AmpMode mode = amp_mode(config);
+  return mode.level == amp::Level::O0 || mode.level_dtype == DType::f16
+             ? config.amp
+             : fmt::format("{} {}", config.amp, name(mode.level_dtype));
 }
 
 amp::GradScalerOptions scaler_options(const TrainConfig& config) {
   if (!config.loss_scale.empty()) return parse_loss_scale(config.loss_scale);
   amp::GradScalerOptions options;
-  options.enabled = amp_dtype(config.amp) == DType::f16;
+  options.enabled = amp_mode(config).dtype() == DType::f16;
   return options;
 }
 
@@ -138,7 +171,14 @@ void check(const TrainConfig& c) {
   if (c.limit < 0) fail<Error>("--limit: expected at least 0, got {}", c.limit);
   scaler_options(c);
   check(c.debug);
-  if (c.debug.compare == "twin" && !amp_dtype(c.amp)) {
+  const AmpMode mode = amp_mode(c);
+  if (c.debug.compare == "twin" && mode.level != amp::Level::O0) {
+    fail<Error>(
+        "--debug-compare twin: runs the step without and with autocast, and --amp {} is a precision of the network "
+        "itself; use --amp f16 or bf16",
+        c.amp);
+  }
+  if (c.debug.compare == "twin" && !mode.dtype()) {
     fail<Error>("--debug-compare twin: compares a step in 16 bits with float32, and --amp is off; add --amp f16?");
   }
 }

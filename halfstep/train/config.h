@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/amp/level.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
 #include "halfstep/train/debugging.h"
@@ -31,7 +32,8 @@ struct TrainConfig {
   bool norm_decay = true;             ///< whether biases and the weights of normalisation decay too
   double label_smoothing = 0;         ///< share of the target that is spread over all classes
   double mixup = 0;                   ///< alpha of mixup (data/mixup.h); 0: none
-  std::string amp = "off";            ///< off, f16 or bf16
+  std::string amp = "off";            ///< off, f16, bf16 (autocast), O0, O1, O2, O3 or auto (levels)
+  std::string amp_dtype = "";         ///< f16 or bf16, of a level; empty: f16
   std::string loss_scale = "";        ///< see parse_loss_scale; empty: dynamic for f16, none for others
   int accumulate = 1;                 ///< batches whose gradients make one step
   double clip_norm = 0;               ///< 0: no clipping
@@ -63,8 +65,22 @@ struct TrainConfig {
 HS_API amp::GradScalerOptions parse_loss_scale(const std::string& text);
 /// The scaler that a run uses: what loss_scale says, else dynamic for f16 and none for other precisions.
 HS_API amp::GradScalerOptions scaler_options(const TrainConfig& config);
-/// The dtype of `amp`, or none for off. Throws Error naming the choices; MindSpore's levels are recognised and refused.
+/// The dtype of a region `amp`, or none for off. Throws Error naming the choices, which a level is none of.
 HS_API std::optional<DType> amp_dtype(const std::string& amp);
+
+/// What `amp` and `amp_dtype` come to.
+struct AmpMode {
+  std::optional<DType> region = {};   ///< of autocast around forward pass and loss: f16 and bf16
+  amp::Level level = amp::Level::O0;  ///< that the network is put at: O0 to auto
+  DType level_dtype = DType::f16;     ///< of the level
+
+  /// The 16-bit dtype that the run computes in; none for float32.
+  std::optional<DType> dtype() const { return level == amp::Level::O0 ? region : std::optional(level_dtype); }
+};
+/// Throws Error naming the choices.
+HS_API AmpMode amp_mode(const TrainConfig& config);
+/// As text: `off`, `f16`, `O2`, `O2 bf16`.
+HS_API std::string amp_text(const TrainConfig& config);
 /// What a run goes on with only, flag (without dashes) and value: of the optimizer, the schedule, the loss and the
 /// data.
 HS_API std::map<std::string, std::string> recipe(const TrainConfig& config);

@@ -29,7 +29,7 @@ void check_recipe(const Checkpoint& c, const TrainConfig& config, const std::str
 // As the optimizer's flags; the scale itself has moved since a dynamic one began.
 void check_scaler(const Checkpoint& c, const TrainConfig& config, const amp::GradScaler& scaler,
                   const std::string& file) {
-  if (c.amp != config.amp) return;  // another precision, another scaler: warned of
+  if (c.amp != amp_text(config)) return;  // another precision, another scaler: warned of
   if (c.scaler.empty() != !scaler.is_enabled()) {
     fail<IoError>(
         "{}: the run was trained {} a loss scale, got --loss-scale {}; a run goes on with the flags that it began "
@@ -85,8 +85,8 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
                   config.classes.back());
   }
   check_scaler(c, config, scaler, file);
-  if (c.amp != config.amp) {
-    log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, config.amp));
+  if (c.amp != amp_text(config)) {
+    log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, amp_text(config)));
   }
 }
 

@@ -71,7 +71,8 @@ class Run {
         test_(std::move(test)),
         callbacks_(callbacks),
         stop_(stop),
-        dtype_(amp_dtype(config.amp)),
+        amp_(amp_mode(config)),
+        dtype_(amp_.region),
         optimizer_(make_optimizer(config, parameters_)),
         scaler_(scaler_options(config)),
         samples_(training->size()),
@@ -86,6 +87,9 @@ class Run {
                   config.epochs),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
+    if (amp_.level != amp::Level::O0) {
+      amp::detail::apply_level(*classifier.module, amp_.level, amp_.level_dtype);
+    }
     if (config.start_epoch > 0) {
       loader_.seek({.epoch = config.start_epoch, .batch = 0});
       step_ = config.start_epoch * steps_per_epoch_;
@@ -116,7 +120,7 @@ class Run {
                          {"samples", samples_},
                          {"lr", config_.lr},
                          {"optimizer", config_.optimizer},
-                         {"amp", config_.amp},
+                         {"amp", amp_text(config_)},
                          {"device", config_.device.str()},
                          {"scale", scaler_.get_scale()},
                          {"seed", config_.seed},
@@ -374,7 +378,7 @@ class Run {
             .loss_sum = loss_sum_,
             .loss_samples = loss_samples_,
             .best_top1 = best_top1_,
-            .amp = config_.amp,
+            .amp = amp_text(config_),
             .hits = hits_,
             .classes = config_.classes,
             .recipe = recipe(config_)};
@@ -422,7 +426,8 @@ class Run {
   std::shared_ptr<const data::Dataset> test_;
   const TrainCallbacks& callbacks_;
   const std::atomic<bool>* stop_;
-  std::optional<DType> dtype_;
+  AmpMode amp_;
+  std::optional<DType> dtype_;  // of the region around forward passes
   std::unique_ptr<optim::Optimizer> optimizer_;
   amp::GradScaler scaler_;
   std::int64_t samples_;

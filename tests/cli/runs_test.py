@@ -160,6 +160,19 @@ class Log(ProgramTest):
                              "peak_rss_mb": n})
         self.assertEqual((log[-1]["epochs"], log[-1]["step"], log[-1]["interrupted"]), (2, 8, False))
 
+    def test_levels_say_what_they_are_and_scale_in_f16(self):
+        self.data()
+        for level, dtype, said, scaled in (("O0", None, "O0", False), ("O1", None, "O1", True), ("O2", "bf16", "O2 bf16", False),
+                                           ("O3", "f16", "O3", True), ("auto", "bf16", "auto bf16", False)):
+            with self.subTest(level):
+                flags = ["--amp-dtype", dtype] if dtype else []
+                self.train("data", "--epochs", "1", "--amp", level, *flags, "--out", f"run-{level}", "--log-json", f"log-{level}", "-q")
+                log = events(self.folder / f"log-{level}")
+                self.assertEqual((log[0]["amp"], log[0]["scale"]), (said, 65536 if scaled else 1))
+                # What was saved goes on at the same level.
+                again = self.run_program("train", "--config", f"run-{level}/config.yaml", "--epochs", "2", "--resume", f"run-{level}", "-q")
+                self.assertEqual((again.returncode, again.stderr), (0, ""))
+
     def test_numbers_that_are_none_are_null(self):
         self.data()
         self.refused(1, "finite loss", "train", "mlp", "data", "--lr", "1e30", "--amp", "f16", "--epochs", "30", "--no-out", "--log-json", "log", "-q")

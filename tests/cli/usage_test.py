@@ -8,10 +8,10 @@ from program import ProgramTest
 
 class Arguments(ProgramTest):
     def test_commands(self):
-        self.refused(2, ["expected a command", "train, eval, predict, bench, compare, data, convert, inspect, export, ops, devices"])
+        self.refused(2, ["expected a command", "train, eval, predict, bench, compare, convert, inspect, export, ops, devices"])
         self.refused(2, ["there is no command 'trian'", "did you mean train?"], "trian")
         self.refused(2, "there is no command 'xyzzy'; the commands are train", "xyzzy")
-        for later in ("quantize",):
+        for later in ("data", "quantize"):
             self.refused(2, [later, "not there yet"], later)
 
     def test_help_and_version_are_no_errors(self):
@@ -64,19 +64,23 @@ class Arguments(ProgramTest):
     def test_words(self):
         for flag, bad, said in (("--optimizer", "adm", "expected sgd, adam or adamw, got 'adm'"),
                                 ("--device", "gpu", "got 'gpu'"), ("--device", "cuda:0", "got 'cuda:0'"),
-                                ("--device", "cpu:3", "got 'cpu:3'"), ("--amp", "F16", "expected off, bf16 or f16, got 'F16'"),
+                                ("--device", "cpu:3", "got 'cpu:3'"), ("--amp", "F16", "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'F16'"),
                                 ("--loss-scale", "dynamic:1,2", "got 'dynamic:1,2'"),
-                                ("--loss-scale", "fixed:-1", "--loss-scale"), ("--amp-dtype", "f16", "not there yet")):
+                                ("--loss-scale", "fixed:-1", "--loss-scale"), ("--amp-dtype", "f16", "--amp-dtype: belongs to a level")):
             self.refused(2, said, "train", "mlp", flag, bad)
         for flag in ("--amp", "--optimizer", "--loss-scale", "--data", "--out", "--resume", "--log-json"):
             self.refused(2, [flag, "empty"], "train", "mlp", flag, "")
         self.refused(2, "--momentum: only sgd has it", "train", "mlp", "--optimizer", "adam", "--momentum", "0.9")
 
-    def test_levels_are_refused_and_said_so(self):
+    def test_levels_are_of_training(self):
         for level in ("O0", "O1", "O2", "O3", "auto"):
-            for arguments in (["train", "mlp"], ["bench", "mlp"], ["eval", "mlp", "--weights", "x"], ["ops"]):
-                self.refused(2, [f"--amp {level}", "not there yet", "off, bf16 or f16"], *arguments, "--amp", level)
-        self.refused(2, "expected off, bf16 or f16, got 'O5'", "train", "mlp", "--amp", "O5")
+            for arguments in (["bench", "mlp"], ["eval", "mlp", "--weights", "x"], ["ops"]):
+                self.refused(2, [f"got '{level}'", "levels are of training", "off, bf16 or f16"], *arguments, "--amp", level)
+        self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O5'", "train", "mlp", "--amp", "O5")
+        self.refused(2, "--amp-dtype: expected f16 or bf16, got 'f32'", "train", "mlp", "--amp", "O2", "--amp-dtype", "f32")
+        self.refused(2, "--amp-dtype: expected f16 or bf16, got 'off'", "train", "mlp", "--amp", "O2", "--amp-dtype", "off")
+        self.refused(2, "--amp bf16 says its dtype itself", "train", "mlp", "--amp", "bf16", "--amp-dtype", "f16")
+        self.refused(2, "--debug-compare twin", "train", "mlp", "--amp", "O1", "--debug-compare", "twin")
 
 
 class Environment(ProgramTest):
