@@ -11,6 +11,7 @@
 #include "halfstep/amp/loss_scaler.h"
 #include "halfstep/amp/module_precision.h"
 #include "halfstep/amp/policy.h"
+#include "halfstep/autograd/capture.h"
 #include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/function.h"
@@ -131,4 +132,5 @@
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/resume.h"
 #include "halfstep/train/schedule.h"
+#include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"

@@ -6,6 +6,7 @@
 #include "halfstep/autograd/node.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep::amp {
 namespace {
@@ -35,6 +36,22 @@ CastSlot& slot_of(const Tensor& parameter) {
 Tensor same_memory(const Tensor& data) {
   const TensorImpl* p = data.impl();
   return Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
+}
+
+// A replay reads the copy without asking whether it is good: it is brought up to date before.
+void refresh_before(KernelRecorder& recorder, const Tensor& source, const Tensor& copy) {
+  recorder.uses(source);
+  recorder.manage(copy);  // a count more on its memory would keep the optimizer from writing it
+  recorder.before([source, copy] {
+    CastSlot& slot = slot_of(source);
+    std::lock_guard lock(slot.mutex);
+    if (!slot.data.is_same(copy) || slot.storage_id != source.storage()->id()) return false;
+    if (slot.version == source.version()) return true;
+    Tensor to = copy;
+    copy_unrecorded(to, source);
+    slot.version = source.version();
+    return true;
+  });
 }
 
 }  // namespace
@@ -71,6 +88,8 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
     ++cast_stats().casts;
   } else {
     ++cast_stats().reused;
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      refresh_before(*recorder, source, slot.data);
   }
   Tensor result = same_memory(slot.data);
   if (state.grad_enabled) {

@@ -13,6 +13,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep::amp {
 namespace {
@@ -60,6 +61,22 @@ GradScalerOptions options_of(const LossScaleRules& r) {
           .dynamic = r.dynamic,
           .floor = r.floor,
           .cap = r.cap};
+}
+
+// What is known of the gradients' magnitudes, f32 [gradients].
+Tensor magnitude_bounds(const std::vector<Tensor>& gradients, Device device) {
+  const auto count = static_cast<std::int64_t>(gradients.size());
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
+    // In a replay the kernels before say it.
+    std::vector<const float*> known;
+    for (const Tensor& t : gradients) known.push_back(recorder->bound_of(t));
+    return host_numbers<float>(count, device, [known = std::move(known)](float* bounds) {
+      for (const float* bound : known) *bounds++ = bound ? *bound : std::numeric_limits<float>::infinity();
+    });
+  }
+  std::vector<double> known;
+  for (const Tensor& t : gradients) known.push_back(static_cast<double>(t.storage()->magnitude_bound()));
+  return tensor(known, {count}, {.device = device});
 }
 
 }  // namespace
@@ -183,7 +200,7 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
   for (const Tensor& t : gradients.dense) in.push_back(&t);
   for (const Tensor& t : to) out.push_back(&t);
-  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out, nullptr);
+  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].storage()->bump_version();
     const Tensor& owner = gradients.owners[i]->tensor;
@@ -198,14 +215,12 @@ void GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const 
   const NoGrad no_grad;
   const Gradients gradients = gather(optimizer, state, call);
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter};
-  std::vector<double> known;
   for (const Tensor& t : gradients.dense) {
     in.push_back(&t);
-    known.push_back(static_cast<double>(t.storage()->magnitude_bound()));
   }
-  const Tensor bounds = tensor(known, {static_cast<std::int64_t>(known.size())}, {.device = scale_now.device()});
+  const Tensor bounds = magnitude_bounds(gradients.dense, scale_now.device());
   in.push_back(&bounds);
-  run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out, nullptr);
+  run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out);
 }
 
 Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options) {

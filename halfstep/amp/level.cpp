@@ -6,6 +6,7 @@
 
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/amp/overrides_internal.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/runtime/log.h"
@@ -106,6 +107,7 @@ struct Plan {
 };
 
 void apply(const Castable& root, const Plan& plan, const char* call, const std::string& what) {
+  ++capture_generation();
   bool again = false;
   visit(root, "", [&](const std::string&, const Castable& module) {
     again |= module.precision().level != nullptr;
@@ -143,6 +145,7 @@ void apply(const Castable& root, const Plan& plan, const char* call, const std::
 }
 
 void clear(const Castable& root) {
+  ++capture_generation();
   visit(root, "", [](const std::string&, const Castable& module) {
     module.precision().level = nullptr;
     return true;
@@ -204,6 +207,7 @@ void set_precision(const Castable& module, DType dtype) {
   if (dtype != DType::f32 && !is_low_precision(dtype)) {
     fail<AmpError>("to_float: expected f16, bf16 or f32, got {}", halfstep::name(dtype));
   }
+  ++capture_generation();
   module.precision().own = everything_in(dtype);
   // What a level said of the modules inside would be nearer than this, which was said later and of them all.
   for (const auto& [name, inner] : module.castables()) clear(*inner);

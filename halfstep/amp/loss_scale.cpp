@@ -10,6 +10,7 @@
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::amp {
@@ -125,6 +126,11 @@ void LossScale::start(Device device) {
                                {scale_counter::kCount}, {.dtype = i32, .device = device});
 }
 
+void LossScale::set_policy(const LossScalePolicy& policy) {
+  policy_ = policy;
+  ++capture_generation();
+}
+
 void LossScale::update(const std::vector<Tensor>& found) {
   if (!started()) fail<AmpError>("loss_scale: update() before anything was scaled");
   for (const Tensor& t : found) {
@@ -149,12 +155,16 @@ void LossScale::update(const std::vector<Tensor>& found) {
       .cap = r.cap > 0 ? static_cast<float>(r.cap) : std::numeric_limits<float>::max(),
       .refill_on_good_step = r.refill_on_good_step,
   };
-  run_kernel(update_kernels(), "amp_update_scale", scale_.device(), DType::f32, in, out, &attributes);
+  run_kernel(update_kernels(), "amp_update_scale", scale_.device(), DType::f32, in, out, attributes);
   scale_.storage()->bump_version();
   counters_.storage()->bump_version();
   // On the CPU the counters lie here: no wait, and nothing of the step depends on them. Elsewhere looking would make
   // the host wait; it is done when somebody reads the scale.
-  if (scale_.device().is_cpu()) look(counters_.data<int>());
+  if (!scale_.device().is_cpu()) return;
+  const auto* counters = static_cast<const int*>(counters_.impl()->data());
+  look(counters);
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+    recorder->host([this, counters] { look(counters); });
 }
 
 // The log and the errors of a policy with limits.

@@ -122,7 +122,7 @@ class HS_API LossScale {
   /// What it follows.
   const LossScalePolicy& policy() const { return policy_; }
   /// Follows another policy from here on: the scale and what was counted stay.
-  void set_policy(const LossScalePolicy& policy) { policy_ = policy; }
+  void set_policy(const LossScalePolicy& policy);
 
   /// Makes the tensors on `device`, if there are none yet. All scaled tensors have to be there.
   void start(Device device);

@@ -74,7 +74,7 @@ Tensor all_finite(const std::vector<Tensor>& tensors) {
   std::vector<const Tensor*> in;
   for (const Tensor& t : held) in.push_back(&t);
   const Tensor* out[] = {&result};
-  run_kernel(finite_kernels(), "all_finite", device, DType::f32, in, out, nullptr);
+  run_kernel(finite_kernels(), "all_finite", device, DType::f32, in, out);
   return result;
 }
 
@@ -132,7 +132,7 @@ std::vector<Tensor> LossScaler::unscale(const std::vector<Tensor>& tensors) {
     in.push_back(&t);
     out.push_back(&result[i]);
   }
-  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out, nullptr);
+  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
   return result;
 }
 

@@ -7,6 +7,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
@@ -143,6 +144,8 @@ class Run {
         if (r.tensor->try_retain()) retained.emplace_back(r.index, Tensor(Ref<TensorImpl>::adopt(r.tensor)));
       }
     }
+    if (CaptureSink* sink = capture_sink()) [[unlikely]]
+      sink->refuse("gradient hooks, or gradients kept of results, are functions of the host");
     for (const Node::Hook& hook : hooks) {
       Tensor& g = in.grads[hook.index];
       if (!g.defined()) continue;

@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/pool.h"
 #include "halfstep/ops/arithmetic.h"
@@ -46,6 +47,8 @@ class AccumulateGrad final : public Node {
     }
     const auto hooks = meta.post_accumulate_hooks;
     lock.unlock();
+    if (CaptureSink* sink = capture_sink(); sink && !hooks.empty()) [[unlikely]]
+      sink->refuse("gradient hooks are functions of the host");
     for (const auto& [id, hook] : hooks) hook(leaf);
   }
 

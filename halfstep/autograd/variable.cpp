@@ -2,6 +2,7 @@
 // The methods of Tensor that have to do with gradients.
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/node.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 
 namespace halfstep {
@@ -24,6 +25,7 @@ Tensor& Tensor::requires_grad_(bool on) {
     fail<AutogradError>("requires_grad_: only leaves can be changed; use detach() for a copy without history");
   }
   impl()->requires_grad = on;
+  ++capture_generation();
   return *this;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/pool.h"
 
@@ -53,7 +54,10 @@ Storage::Storage(void* data, std::size_t bytes, Device device, Allocator* alloca
       address_given_(allocator == nullptr) {}  // memory of someone else's has been given out all along
 
 Ref<Storage> Storage::allocate(std::size_t bytes, Device device) {
-  Allocator& allocator = allocator_for(device);
+  Allocator* from = nullptr;
+  if (CaptureSink* sink = capture_sink(); sink && device.is_cpu()) [[unlikely]]
+    from = sink->memory();
+  Allocator& allocator = from ? *from : allocator_for(device);
   void* data = bytes ? allocator.allocate(bytes) : nullptr;
   auto storage = Ref<Storage>::adopt(new (pool_allocate<Storage>()) Storage(data, bytes, device, &allocator, nullptr));
   if (!device.is_cpu()) storage->home_queue_ = allocator.home_queue();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/core/tensor.h"
+#include "halfstep/core/capture.h"
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/pool.h"
@@ -75,6 +76,8 @@ const Ref<Storage>& Tensor::storage() const { return get(impl_, "storage").stora
 void* Tensor::raw_data() const {
   const TensorImpl& p = get(impl_, "data");
   p.storage->give_address();
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it takes the address of a tensor with data()");
   return p.data();
 }
 bool Tensor::requires_grad() const { return get(impl_, "requires_grad").requires_grad; }

@@ -10,6 +10,7 @@
 #include "halfstep/ops/call_internal.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/caching_allocator.h"
 
 namespace halfstep {
@@ -97,6 +98,8 @@ void run_on_cpu(const KernelCall& call) {
     const std::string why = context.error.empty() ? "its kernel refused these inputs" : context.error;
     fail<Error>("{}: {}, got ({})", call.name, why, describe(call.inputs));
   }
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+    recorder->kernel(call, kernel, context.first_output != nullptr);
 }
 
 }  // namespace detail
@@ -104,8 +107,10 @@ void run_on_cpu(const KernelCall& call) {
 namespace {
 
 Road run_unobserved(const detail::KernelCall& call, std::uint64_t& number) {
-  if (!call.device.is_cpu()) [[unlikely]]
+  if (!call.device.is_cpu()) [[unlikely]] {
+    if (CaptureSink* sink = capture_sink()) sink->refuse("it computes on device " + call.device.str());
     return detail::run_on_device(call, number);
+  }
   detail::run_on_cpu(call);
   return Road::native;
 }
@@ -307,6 +312,7 @@ void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void
          .inputs = kernel_inputs,
          .outputs = {output_pointers.data(), outputs.size()},
          .attributes = call.attributes,
+         .attributes_bytes = op.attributes_size,
          .fresh = true},
         &op, false);
   }
@@ -373,7 +379,8 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
            .dtype = key_dtype(op, kernel_inputs, destination),
            .inputs = kernel_inputs,
            .outputs = {&output, 1},
-           .attributes = call.attributes},
+           .attributes = call.attributes,
+           .attributes_bytes = op.attributes_size},
           &op, in_place);
     } else {
       Tensor result(
@@ -386,6 +393,7 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
            .inputs = kernel_inputs,
            .outputs = {&output, 1},
            .attributes = call.attributes,
+           .attributes_bytes = op.attributes_size,
            .fresh = true},
           &op, in_place);
       copy_unrecorded(destination, result);
@@ -396,7 +404,8 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
 }
 
 void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
-                std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs, const void* attributes) {
+                std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs, const void* attributes,
+                std::size_t attributes_bytes) {
   for (const auto list : {inputs, outputs}) {
     for (const Tensor* t : list) {
       if (t->defined() && t->device() != device) [[unlikely]] {
@@ -412,7 +421,8 @@ void run_kernel(const KernelTable& table, const char* name, Device device, DType
        .dtype = dtype,
        .inputs = inputs,
        .outputs = outputs,
-       .attributes = attributes},
+       .attributes = attributes,
+       .attributes_bytes = attributes_bytes},
       nullptr, false);
   for (const Tensor* t : outputs) {
     if (t->defined()) t->storage()->forget_derived();

@@ -21,7 +21,8 @@ struct KernelCall {
   std::span<const Tensor* const> inputs;
   std::span<const Tensor* const> outputs;
   const void* attributes;
-  bool fresh = false;  ///< the outputs were made for this call: nothing of them has to be kept
+  std::size_t attributes_bytes = 0;  ///< 0: the struct lives as long as what runs kernels with it
+  bool fresh = false;                ///< the outputs were made for this call: nothing of them has to be kept
 };
 
 /// The tensor as a kernel sees it.

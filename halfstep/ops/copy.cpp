@@ -2,6 +2,7 @@
 // Conversion, cloning and copying.
 #include "halfstep/ops/copy.h"
 
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
@@ -164,7 +165,7 @@ void copy_unrecorded(Tensor& destination, const Tensor& source) {
   }
   const Tensor* from = &source;
   const Tensor* to = &destination;
-  run_kernel(*to_op.table, "copy", destination.device(), source.dtype(), {&from, 1}, {&to, 1}, nullptr);
+  run_kernel(*to_op.table, "copy", destination.device(), source.dtype(), {&from, 1}, {&to, 1});
 }
 
 Tensor Tensor::to(DType dtype, const ToOptions& options) const {
@@ -235,6 +236,8 @@ Tensor& Tensor::copy_(const Tensor& source) {
 
 Scalar Tensor::item_scalar() const {
   check_defined(*this, "item", "a tensor");
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it reads a value with item()");
   if (numel() != 1) fail<ShapeError>("item: expected a tensor of one element, got {}", sizes().str());
   return visit_all(dtype(), [&](auto tag) -> Scalar {
     using T = typename decltype(tag)::type;
@@ -254,6 +257,8 @@ template <class T>
 std::vector<T> Tensor::to_vector() const {
   check_defined(*this, "to_vector", "a tensor");
   std::vector<T> values(static_cast<std::size_t>(numel()));
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it reads values with to_vector()");
   if (values.empty()) return values;
   Tensor target = from_blob(values.data(), sizes(), dtype_of<T>);
   copy_unrecorded(target, *this);

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep {
 namespace {
@@ -29,7 +32,7 @@ ScalarValue scalar_value(const Scalar& s) {
 void fill_unrecorded(const Tensor& t, Scalar value) {
   const FillAttributes attributes{scalar_value(value)};
   const Tensor* output = &t;
-  run_kernel(*fill_op.table, "fill", t.device(), t.dtype(), {}, {&output, 1}, &attributes);
+  run_kernel(*fill_op.table, "fill", t.device(), t.dtype(), {}, {&output, 1}, attributes);
 }
 
 Tensor finish(Tensor t, const TensorOptions& options) {
@@ -46,7 +49,17 @@ Tensor from_values(const std::vector<T>& values, const Shape& sizes, const Tenso
   }
   Tensor result = empty(sizes, plain(options));
   if (!values.empty()) {
-    const Tensor source = from_blob(const_cast<T*>(values.data()), sizes, dtype_of<T>);
+    Tensor source;
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
+      // A replay reads the values again, which no kernel may have overwritten: not from the recording's memory.
+      CaptureSink* const sink = std::exchange(capture_sink(), nullptr);
+      source = empty(sizes, {.dtype = dtype_of<T>});
+      capture_sink() = sink;
+      std::memcpy(source.impl()->data(), values.data(), values.size() * sizeof(T));
+      recorder->keep(source);
+    } else {
+      source = from_blob(const_cast<T*>(values.data()), sizes, dtype_of<T>);
+    }
     copy_unrecorded(result, source);
   }
   return finish(result, options);

@@ -6,6 +6,7 @@
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/dropout_internal.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep {
 namespace {
@@ -32,11 +33,12 @@ const Op& dropout_op = define_op({
 }  // namespace
 
 Tensor reserve_dropout_state(std::int64_t numel, Device device) {
-  const PhiloxState state = default_generator().reserve(philox_blocks(static_cast<std::uint64_t>(numel)));
-  Tensor where = empty({2}, {.dtype = DType::i64, .device = Device{}});
-  where.data<std::int64_t>()[0] = static_cast<std::int64_t>(state.seed);
-  where.data<std::int64_t>()[1] = static_cast<std::int64_t>(state.offset);
-  return device == where.device() ? where : where.to(device);
+  const std::uint64_t blocks = philox_blocks(static_cast<std::uint64_t>(numel));
+  return host_numbers<std::int64_t>(2, device, [blocks](std::int64_t* numbers) {
+    const PhiloxState state = default_generator().reserve(blocks);
+    numbers[0] = static_cast<std::int64_t>(state.seed);
+    numbers[1] = static_cast<std::int64_t>(state.offset);
+  });
 }
 
 Tensor dropout(const Tensor& input, double p, bool training) {

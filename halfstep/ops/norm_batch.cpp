@@ -133,7 +133,7 @@ void update_running_statistics(const BatchNormOptions& options, const BatchNormA
   static const KernelTable& table = kernel_table("batch_norm_update");
   const Tensor* batch[] = {&mean, &var};
   const Tensor* running[] = {&options.running_mean, &options.running_var};
-  run_kernel(table, "batch_norm", mean.device(), options.running_mean.dtype(), batch, running, &attributes);
+  run_kernel(table, "batch_norm", mean.device(), options.running_mean.dtype(), batch, running, attributes);
   for (const Tensor* t : running) t->storage()->bump_version();
 }
 

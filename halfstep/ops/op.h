@@ -263,11 +263,24 @@ Tensor& call_out(const Op& op, Tensor& destination, std::initializer_list<const 
 
 /// Runs the kernel of the table called for `device` and `dtype` on tensors as they are: no casts, no record. For passes
 /// over many tensors, such as optimizers. Undefined tensors become absent inputs. A kernel that the device lacks runs
-/// on the CPU, with copies there and back. Throws DeviceError when there is no kernel, or tensors are elsewhere than on
-/// `device`.
+/// on the CPU, with copies there and back. `attributes` (null for none) is a struct of `attributes_bytes` bytes; with 0
+/// bytes it is one that lives as long as whatever runs the kernel, and a captured step reads it anew in every replay.
+/// Throws DeviceError when there is no kernel, or tensors are elsewhere than on `device`.
 HS_API void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                        std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
-                       const void* attributes);
+                       const void* attributes, std::size_t attributes_bytes);
+/// The same with a struct of this call's own, or none.
+template <class A = NoAttributes>
+void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
+                std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
+                const A& attributes = {}) {
+  static_assert(!std::is_pointer_v<A> && !std::is_null_pointer_v<A> && std::is_trivially_copyable_v<A>);
+  if constexpr (std::is_same_v<A, NoAttributes>) {
+    run_kernel(table, name, device, dtype, inputs, outputs, nullptr, 0);
+  } else {
+    run_kernel(table, name, device, dtype, inputs, outputs, &attributes, sizeof(A));
+  }
+}
 
 /// Asks kernels for bounds of what they write (Storage::magnitude_bound), or takes the request back: a gradient scaler
 /// does so for as long as it lives. Calls count.

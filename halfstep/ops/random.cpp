@@ -10,6 +10,7 @@
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep {
 namespace {
@@ -51,9 +52,12 @@ const Op& bernoulli_op = define_op({
 });
 
 Tensor state_tensor(Generator* generator, std::uint64_t blocks, Device device) {
-  const PhiloxState state = (generator ? *generator : default_generator()).reserve(blocks);
-  return tensor_from_integers({static_cast<std::int64_t>(state.seed), static_cast<std::int64_t>(state.offset)}, {2},
-                              {.dtype = DType::i64, .device = device});
+  Generator& source = generator ? *generator : default_generator();
+  return host_numbers<std::int64_t>(2, device, [&source, blocks](std::int64_t* numbers) {
+    const PhiloxState state = source.reserve(blocks);
+    numbers[0] = static_cast<std::int64_t>(state.seed);
+    numbers[1] = static_cast<std::int64_t>(state.offset);
+  });
 }
 // One word an element, two for f64.
 std::uint64_t blocks_for(const Tensor& t, bool wide) {

@@ -48,7 +48,7 @@ Tensor norm_of(const std::vector<Tensor>& gradients, double norm_type, Device de
   const auto in = pointers(gradients);
   const Tensor* out = &norm;
   const ClipAttributes attributes{.limit = 0, .norm_type = norm_type};
-  run_kernel(table, "multi_norm", device, DType::f32, in, {&out, 1}, &attributes);
+  run_kernel(table, "multi_norm", device, DType::f32, in, {&out, 1}, attributes);
   return norm;
 }
 
@@ -59,7 +59,7 @@ void clip(const std::vector<Tensor>& gradients, const Tensor& norm, double limit
   const auto list = pointers(gradients);
   in.insert(in.end(), list.begin(), list.end());
   const ClipAttributes attributes{.limit = limit};
-  run_kernel(table, "multi_clip", gradients[0].device(), DType::f32, in, list, &attributes);
+  run_kernel(table, "multi_clip", gradients[0].device(), DType::f32, in, list, attributes);
   for (const Tensor& g : gradients) g.storage()->bump_version();
 }
 

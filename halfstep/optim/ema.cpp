@@ -44,7 +44,7 @@ void EMA::update_unless(const Tensor& found_inf) {
     in.push_back(&parameters_[i].tensor);
     out.push_back(&averages_[i].tensor);
   }
-  run_kernel(table, "ema_update", count_.device(), DType::f32, in, out, nullptr);
+  run_kernel(table, "ema_update", count_.device(), DType::f32, in, out);
 }
 
 std::int64_t EMA::updates() const { return count_.item<std::int64_t>(); }

@@ -12,6 +12,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/optim/flag_internal.h"
 
 namespace halfstep::optim {
@@ -82,7 +83,10 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
   static const Tensor none;
   const Device device = group.steps.device();
   const bool stochastic = low_precision_ == LowPrecision::stochastic_rounding;
-  const Tensor hyper = tensor({group.lr, stochastic ? 1.0 : 0.0}, {.dtype = f64, .device = device});
+  const Tensor hyper = host_numbers<double>(2, device, [this, g, stochastic](double* numbers) {
+    numbers[0] = groups_[static_cast<std::size_t>(g)].lr;
+    numbers[1] = stochastic ? 1 : 0;
+  });
   std::uint64_t elements = 0;
   std::vector<const Tensor*> in{&hyper, &none, &unless, &scale}, out{&group.steps};
   std::vector<std::size_t> copied;
@@ -130,17 +134,24 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
   Tensor random;
   if (stochastic) {
     // One block of four words for four elements.
-    const PhiloxState state = default_generator().reserve(elements / 4 + group.parameters.size() + 1);
-    random = tensor(
-        std::vector<std::int64_t>{static_cast<std::int64_t>(state.seed), static_cast<std::int64_t>(state.offset)}, {2},
-        {.dtype = i64, .device = device});
+    random = host_numbers<std::int64_t>(2, device,
+                                        [blocks = elements / 4 + group.parameters.size() + 1](std::int64_t* numbers) {
+                                          const PhiloxState state = default_generator().reserve(blocks);
+                                          numbers[0] = static_cast<std::int64_t>(state.seed);
+                                          numbers[1] = static_cast<std::int64_t>(state.offset);
+                                        });
     in[1] = &random;
   }
-  run_kernel(*kernel(), kernel_name(), device, dtype, in, out, attributes(g));
+  run_kernel(*kernel(), kernel_name(), device, dtype, in, out, attributes(g), 0);
   for (std::size_t i : group.parameters) {
     if (gradients[i].defined()) all_[i].tensor.storage()->bump_version();
   }
   for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
+  if (KernelRecorder* recorder = kernel_recorder(); recorder && !copied.empty()) [[unlikely]] {
+    recorder->host([this, copied] {
+      for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
+    });
+  }
   for (const auto& [i, gradient] : unscaled) {
     gradient->storage()->bump_version();
     if (!gradients[i].is_same(*gradient)) all_[i].tensor.set_grad(*gradient);
@@ -283,6 +294,7 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
     throw;
   }
   slots_ = std::move(slots);
+  ++capture_generation();
   for (int g = 0; g < num_groups(); ++g) {
     Group& group = groups_[static_cast<std::size_t>(g)];
     group.steps = steps[static_cast<std::size_t>(g)];

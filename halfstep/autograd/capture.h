@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training steps that run once and are then replayed.
+#pragma once
+
+#include <any>
+#include <array>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "halfstep/core/tensor.h"
+
+namespace halfstep {
+
+/// How the calls of a captured step ran.
+struct CaptureStats {
+  std::uint64_t plain = 0;     ///< as any function
+  std::uint64_t recorded = 0;  ///< as any function, and remembered
+  std::uint64_t replayed = 0;  ///< kernel by kernel from memory
+};
+
+/// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A type of
+/// the program's own takes part with a function of this name in its namespace.
+template <class V>
+void visit_tensors(Tensor& t, V&& visit) {
+  visit(t);
+}
+template <class T, class V>
+void visit_tensors(std::vector<T>& list, V&& visit) {
+  for (T& t : list) visit_tensors(t, visit);
+}
+template <class T, std::size_t N, class V>
+void visit_tensors(std::array<T, N>& list, V&& visit) {
+  for (T& t : list) visit_tensors(t, visit);
+}
+template <class A, class B, class V>
+void visit_tensors(std::pair<A, B>& both, V&& visit) {
+  visit_tensors(both.first, visit);
+  visit_tensors(both.second, visit);
+}
+template <class... T, class V>
+void visit_tensors(std::tuple<T...>& all, V&& visit) {
+  std::apply([&](auto&... t) { (visit_tensors(t, visit), ...); }, all);
+}
+
+/// A step as a function of lists of tensors; capture() makes one of any function.
+class HS_API CapturedStep {
+ public:
+  /// What a run gives: its tensors, and what they stand in.
+  struct Result {
+    std::vector<Tensor> tensors;
+    std::any frame = {};
+  };
+  using Function = std::function<Result(std::span<const Tensor>)>;
+
+  explicit CapturedStep(Function step);
+  CapturedStep(CapturedStep&&) noexcept;
+  CapturedStep& operator=(CapturedStep&&) noexcept;
+  ~CapturedStep();
+
+  Result operator()(std::span<const Tensor> inputs);
+
+  /// Whether the last call was a replay.
+  bool replayed() const;
+  /// Why steps like the last call's can't be captured; empty when they can.
+  const std::string& why_not() const;
+  const CaptureStats& stats() const;
+  /// Forgets what was captured.
+  void reset();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A function whose calls are captured; see capture().
+template <class F>
+class Captured {
+ public:
+  explicit Captured(F step) : step_(std::make_unique<F>(std::move(step))) {}
+
+  /// The step's result, for tensors of any shapes and dtypes.
+  template <class... Inputs>
+  auto operator()(const Inputs&... inputs) {
+    static_assert((std::is_convertible_v<const Inputs&, const Tensor&> && ...), "a captured step takes tensors");
+    using Result = std::invoke_result_t<F&, const Inputs&...>;
+    const std::array<Tensor, sizeof...(Inputs)> list{inputs...};
+    if (!captured_) {
+      captured_ = std::make_unique<CapturedStep>([step = step_.get()](std::span<const Tensor> given) {
+        return run<Result>(*step, given, std::index_sequence_for<Inputs...>());
+      });
+    }
+    CapturedStep::Result made = (*captured_)(list);
+    if constexpr (!std::is_void_v<Result>) {
+      auto result = std::any_cast<Result>(std::move(made.frame));
+      std::size_t i = 0;
+      visit_tensors(result, [&](Tensor& t) { t = std::move(made.tensors[i++]); });
+      return result;
+    }
+  }
+
+  /// Whether the last call was a replay.
+  bool replayed() const { return captured_ && captured_->replayed(); }
+  /// Why steps like the last call's can't be captured; empty when they can.
+  std::string why_not() const { return captured_ ? captured_->why_not() : std::string(); }
+  CaptureStats stats() const { return captured_ ? captured_->stats() : CaptureStats(); }
+  /// Forgets what was captured.
+  void reset() {
+    if (captured_) captured_->reset();
+  }
+
+ private:
+  template <class Result, std::size_t... I>
+  static CapturedStep::Result run(F& step, std::span<const Tensor> given, std::index_sequence<I...>) {
+    CapturedStep::Result made;
+    if constexpr (std::is_void_v<Result>) {
+      step(given[I]...);
+    } else {
+      Result result = step(given[I]...);
+      visit_tensors(result, [&](Tensor& t) { made.tensors.push_back(std::exchange(t, Tensor())); });
+      made.frame = std::move(result);
+    }
+    return made;
+  }
+
+  std::unique_ptr<F> step_;
+  std::unique_ptr<CapturedStep> captured_;
+};
+
+/// A step (forward pass, backward pass, optimizer, loss scaler, or any part of them) that is run once for each set of
+/// shapes and from then on replayed: the same kernels on the same memory, without shape rules, records and allocations.
+/// What MindSpore's @jit and JAX's jit are to a train step, made by running it instead of by reading its source.
+///
+///     auto step = capture([&](const Tensor& x, const Tensor& y) {
+///       auto [loss, gradients] = grad_fn(x, y);
+///       optimizer.step(gradients);
+///       return loss;
+///     });
+///     for (auto [images, labels] : loader) losses.push_back(step(images, labels));
+///
+/// The step takes tensors and returns tensors (or a vector, pair or tuple of them, or nothing). It runs as it is at the
+/// first call with certain shapes, dtypes and strides (state such as momenta is made then) and at the second, which is
+/// recorded. Replays read the inputs where they lie and follow learning rates, loss scales, generators, parameters
+/// changed in place and running statistics. What depends on the host is as it was when it was recorded: branches of the
+/// step, numbers in it, what it captured by value. A change of a module's mode or precision, or of an optimizer's or
+/// scaler's state by loading, makes a new recording. Results are copies without history; grad() of parameters is the
+/// same memory in every replay.
+///
+/// A step that can't be replayed runs as it is: one that reads values on the host (item(), to_vector(), data()), calls
+/// gradient hooks, or computes on another device than the CPU. why_not() and a line in the log say the reason. So does
+/// a step while debugging or profiling watches ops, for as long as it does. One thread at a time.
+template <class F>
+Captured<std::decay_t<F>> capture(F&& step) {
+  return Captured<std::decay_t<F>>(std::forward<F>(step));
+}
+
+}  // namespace halfstep

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step that is being captured (autograd/capture.h) is told by ops: which kernels ran on what, and what the host
+// did between them that a replay has to do too. For code that runs kernels and keeps numbers on the host.
+#pragma once
+
+#include <functional>
+#include <utility>
+
+#include "halfstep/core/capture.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/runtime/kernel.h"
+
+namespace halfstep {
+
+namespace detail {
+struct KernelCall;
+}
+
+/// Every CaptureSink is one.
+class HS_API KernelRecorder : public CaptureSink {
+ public:
+  /// A kernel ran on the CPU. `bounded`: it may have said a bound of its first output.
+  virtual void kernel(const detail::KernelCall& call, KernelFn function, bool bounded) = 0;
+  /// Work of the host that comes here in every replay.
+  virtual void host(std::function<void()> work) = 0;
+  /// Work before every replay; it says false when the capture no longer fits what it was made of.
+  virtual void before(std::function<bool()> work) = 0;
+  /// The host wrote this tensor: its memory stays.
+  virtual void keep(const Tensor& tensor) = 0;
+  /// The memory of this tensor is kept by others, who see to it (with before()) that replays find it.
+  virtual void manage(const Tensor& tensor) = 0;
+  /// The step uses a parameter that no kernel was given.
+  virtual void uses(const Tensor& parameter) = 0;
+  /// Where a replay finds the bound of what this tensor holds now (Storage::magnitude_bound); null: there is none.
+  virtual const float* bound_of(const Tensor& tensor) = 0;
+};
+
+/// This thread's, or null.
+inline KernelRecorder* kernel_recorder() { return static_cast<KernelRecorder*>(capture_sink()); }
+
+/// A tensor on `device` of `count` numbers that `make(T*)` writes, now and again in every replay of a captured step:
+/// for learning rates and states of generators, which change from step to step.
+template <class T, class F>
+Tensor host_numbers(std::int64_t count, Device device, F make) {
+  const Tensor numbers = empty({count}, {.dtype = dtype_of<T>});
+  T* const at = static_cast<T*>(numbers.impl()->data());
+  make(at);
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
+    recorder->keep(numbers);
+    recorder->host([at, make] { make(at); });
+  }
+  return device.is_cpu() ? numbers : numbers.to(device);
+}
+
+}  // namespace halfstep
