@@ -9,6 +9,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 
 namespace halfstep::nn {
@@ -166,7 +167,9 @@ void ModuleBase::apply(const std::function<void(const std::string&, const Module
 }
 
 void ModuleBase::train(bool on) const {
-  apply([&](const std::string&, const ModuleBase& m) { m.state_->training = on; });
+  bool changed = false;
+  apply([&](const std::string&, const ModuleBase& m) { changed |= std::exchange(m.state_->training, on) != on; });
+  if (changed) ++capture_generation();
 }
 bool ModuleBase::is_training() const { return state_->training; }
 
@@ -260,6 +263,19 @@ ModuleBase::Scope::Scope(const ModuleBase& module)
   new (storage_) amp::ModuleScope(module.name(), precision_);
 }
 ModuleBase::Scope::~Scope() { std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope(); }
+
+EvalMode::EvalMode(const ModuleBase& module) {
+  module.apply([&](const std::string&, const ModuleBase& m) {
+    if (m.state_->training) training_.push_back(m.state_);
+  });
+  for (const auto& state : training_) state->training = false;
+  if (!training_.empty()) ++capture_generation();
+}
+
+EvalMode::~EvalMode() {
+  for (const auto& state : training_) state->training = true;
+  if (!training_.empty()) ++capture_generation();
+}
 
 void replace_contents(const Tensor& tensor, const Tensor& contents) {
   check_defined(tensor, "replace_contents", "a tensor");

@@ -186,6 +186,7 @@ class HS_API ModuleBase : public amp::Castable {
 
  private:
   friend class Parameter;
+  friend class EvalMode;
   enum class Kind : std::uint8_t { child, parameter, buffer };
   // A member, by its distance from this object: the same in every copy.
   struct Entry {
@@ -259,6 +260,18 @@ class Module : public Base {
 template <class M>
 concept TensorModule = std::derived_from<M, ModuleBase> && requires(const M& m, const Tensor& x) {
   { m.forward(x) } -> std::convertible_to<Tensor>;
+};
+
+/// Puts a module and all inside into evaluation mode while it lives; then each has the mode again that it had.
+class HS_API EvalMode {
+ public:
+  explicit EvalMode(const ModuleBase& module);
+  ~EvalMode();
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<ModuleBase::State>> training_;  // of those that were training
 };
 
 /// An independent copy: parameters, buffers and mode of its own.

@@ -16,13 +16,7 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
     return std::chrono::duration<double>(Clock::now() - start).count();
   };
   const NoGrad no_grad;
-  const bool was_training = classifier.module->is_training();
-  classifier.module->eval();
-  struct Restore {
-    const Classifier& classifier;
-    bool training;
-    ~Restore() { classifier.module->train(training); }
-  } restore{classifier, was_training};
+  const nn::EvalMode mode(*classifier.module);
   const NamedTensors state = classifier.module->state_dict();
   const Device device = state.empty() ? Device{} : state[0].tensor.device();
   data::DataLoader loader(
