@@ -10,6 +10,7 @@ OURS = "halfstep"
 COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX", "torch_kept": "PyTorch, pages kept",
                 "torch_compiled": "PyTorch, pages kept, compiled", "torch_f32": "PyTorch f32", "pillow": "PyTorch, Pillow",
                 "torchvision": "PyTorch, torchvision", "f32": "own f32", "without": "without",
+                "plain": "as it is",
                 "torch_without": "PyTorch without"}
 FACT_NAMES = {"peak_bytes": "peak", "before_bytes": "before", "handed_out_bytes": "tensors", "saved_bytes": "saved",
               "outside_convolutions": "outside convolutions", "images": "images"}
@@ -96,6 +97,21 @@ def _steps(machine: Machine, quick: bool) -> Section:
     return Section("step", "A training step of the MLP (784-512-512-10, ReLU, cross entropy)", ("batch", "optimizer", "dtype"),
                    tuple(rows), note="16 bits under autocast, f16 with a GradScaler; PyTorch, best: compiled; JAX: jitted, "
                                      "bf16 by casts.")
+
+
+def _captured() -> Section:
+    rows = []
+    for batch in (64, 1):
+        for optimizer in ("sgd", "adam"):
+            for dtype in ("f32", "bf16", "f16"):
+                own = f"mlp/{dtype}/{optimizer}/b{batch}"
+                others = [Contestant("plain", OURS, own)]
+                if dtype != "f16":
+                    others.append(Contestant("jax", "jax", own))
+                goals = (Goal("jax", 1.3),) if dtype == "f32" and batch == 64 and optimizer == "sgd" else ()
+                rows.append(Row((str(batch), optimizer, dtype), f"mlp/{dtype}_captured/{optimizer}/b{batch}", tuple(others), goals))
+    return Section("captured", "The same step captured, beside itself as it is and JAX's jitted one", ("batch", "optimizer", "dtype"),
+                   tuple(rows), note="A captured step is replayed: the same kernels, without dispatch, records and allocations.")
 
 
 def _own(machine: Machine) -> Section:
@@ -223,7 +239,7 @@ def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool =
 
     Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load.
     """
-    sections = [_steps(machine, quick), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers()]
+    sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers()]
     if not quick:
         sections.append(_networks(machine))
     if pictures:

@@ -8,6 +8,7 @@
 #include "benchmarks/server/server.h"
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/autograd/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/ops/create.h"
@@ -27,12 +28,12 @@ struct StepKind {
   const char* name;
   std::optional<DType> low;
   bool scaled;
+  bool captured;
 };
-constexpr StepKind kStepKinds[] = {{"f32", {}, false},
-                                   {"f32_scaled", {}, true},
-                                   {"bf16", bf16, false},
-                                   {"f16", f16, true},
-                                   {"f16_unscaled", f16, false}};
+constexpr StepKind kStepKinds[] = {
+    {"f32", {}, false, false},         {"f32_scaled", {}, true, false},      {"f32_captured", {}, false, true},
+    {"bf16", bf16, false, false},      {"bf16_captured", bf16, false, true}, {"f16", f16, true, false},
+    {"f16_captured", f16, true, true}, {"f16_unscaled", f16, false, false}};
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& kind, const NamedTensors& parameters) {
   if (kind == "sgd") return std::make_unique<optim::SGD>(parameters, optim::SGDOptions{.lr = 0.01});
@@ -46,16 +47,17 @@ struct Step {
   std::optional<DType> low;
   Tensor images, labels;
 
-  void operator()() {
+  Tensor train(const Tensor& x, const Tensor& y) {
     optimizer->zero_grad();
     Tensor loss;
     {
       const amp::Autocast autocast{{.dtype = low.value_or(f16), .enabled = low.has_value()}};
-      loss = cross_entropy(net(images), labels);
+      loss = cross_entropy(net(x), y);
     }
     scaler.scale(loss).backward();
     scaler.step(*optimizer);
     scaler.update();
+    return loss;
   }
 };
 
@@ -67,7 +69,10 @@ Prepared prepare_step(const StepKind& kind, const std::string& optimizer, std::i
   step->low = kind.low;
   step->images = randn({batch, 784});
   step->labels = randint(0, 10, {batch});
-  return {[step] { (*step)(); }};
+  if (!kind.captured) return {[step] { step->train(step->images, step->labels); }};
+  const auto train = [step](const Tensor& x, const Tensor& y) { return step->train(x, y); };
+  auto captured = std::make_shared<Captured<decltype(train)>>(train);
+  return {[step, captured] { (*captured)(step->images, step->labels); }};
 }
 
 // Multiplications and additions of the products: forward, gradients of the weights, gradients of the hidden values.
