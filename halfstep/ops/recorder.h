@@ -43,7 +43,7 @@ inline KernelRecorder* kernel_recorder() { return static_cast<KernelRecorder*>(c
 /// for learning rates and states of generators, which change from step to step.
 template <class T, class F>
 Tensor host_numbers(std::int64_t count, Device device, F make) {
-  const Tensor numbers = empty({count}, {.dtype = dtype_of<T>});
+  const Tensor numbers = empty({count}, {.dtype = dtype_of<T>, .device = Device{}});
   T* const at = static_cast<T*>(numbers.impl()->data());
   make(at);
   if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
