@@ -49,7 +49,7 @@ struct Later {
   const char* name;
   const char* what;
 };
-constexpr Later kLaterVerbs[] = {{"data", "fetching data sets"}, {"quantize", "quantization"}};
+constexpr Later kLaterVerbs[] = {{"quantize", "quantization"}};
 constexpr const char* kDistributed =
     "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
 constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
@@ -167,6 +167,7 @@ int run(int argc, char** argv) {
   add_predict(program, status);
   add_bench(program, status);
   add_compare(program, status);
+  add_data(program, status);
   add_convert(program, status);
   add_inspect(program, status);
   add_export(program, status);

@@ -24,6 +24,7 @@ void add_eval(CLI::App& program, int& status);
 void add_predict(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 void add_compare(CLI::App& program, int& status);
+void add_data(CLI::App& program, int& status);
 void add_convert(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);
 void add_export(CLI::App& program, int& status);
