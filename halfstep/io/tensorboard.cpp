@@ -172,11 +172,11 @@ void TensorBoardWriter::histogram(const std::string& tag, const Tensor& values, 
     h.set_num(count);
     h.set_sum(sum);
     h.set_sum_squares(squares);
-    // Empty buckets at both ends say nothing; one is kept before the first, as its limit is where that begins.
+    // Empty buckets at both ends say nothing, and TensorBoard takes the least value for the begin of the first one.
     std::size_t first = 0, last = counts.size() - 1;
     while (counts[first] == 0) ++first;
     while (counts[last] == 0) --last;
-    for (std::size_t i = first > 0 ? first - 1 : 0; i <= last; ++i) {
+    for (std::size_t i = first; i <= last; ++i) {
       h.add_bucket_limit(limits[i]);
       h.add_bucket(counts[i]);
     }

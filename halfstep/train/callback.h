@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "halfstep/amp/grad_scaler.h"
 #include "halfstep/nn/module.h"
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/metrics.h"
@@ -32,6 +33,7 @@ class HS_API TrainContext {
 
   const nn::ModuleBase* network = nullptr;  ///< never null in a run
   optim::Optimizer* optimizer = nullptr;    ///< null in an evaluation of a model without one
+  const amp::GradScaler* scaler = nullptr;  ///< what scales the loss; null without loss scaling
 
   double epoch_loss =
       0;  ///< at the end of an epoch: mean loss over its samples, those whose loss isn't finite left out

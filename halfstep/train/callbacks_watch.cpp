@@ -150,7 +150,7 @@ void ModelCheckpoint::save(const TrainContext& c, const std::string& name) const
                    .weights = c.network->state_dict(),
                    .optimizer_kind = c.optimizer ? c.optimizer->kind() : "",
                    .optimizer = c.optimizer ? c.optimizer->state_dict() : optim::OptimizerState{},
-                   .scaler = {},
+                   .scaler = c.scaler ? c.scaler->state_dict() : std::map<std::string, double>{},
                    .loader = {.epoch = ended ? c.epoch : c.epoch - 1, .batch = ended ? 0 : c.step_in_epoch},
                    .batch_size = std::max<std::int64_t>(c.batch_size, 1),
                    .random = default_generator().state(),

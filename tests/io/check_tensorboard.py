@@ -64,6 +64,9 @@ def main():
             for name in ("min", "max", "num", "sum", "sum_squares"):
                 compare(f"{tag}: {name}", getattr(h, name), wanted[name])
             lefts = [h.min, *h.bucket_limit[:-1]]
+            backwards = [(left, right) for left, right in zip(lefts, h.bucket_limit) if left > right]
+            if backwards:
+                findings.append(f"{tag}: buckets that end before they begin: {backwards}")
             full = [(left, right, count) for left, right, count in zip(lefts, h.bucket_limit, h.bucket) if count]
             if len(full) != len(wanted["counts"]):
                 findings.append(f"{tag}: expected {wanted['counts']}, got {full}")

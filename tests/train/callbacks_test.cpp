@@ -294,7 +294,7 @@ TEST(ModelCheckpoint, KeepsTheNewestFiles) {
 TEST(ModelCheckpoint, SavesEpochsAndTheBest) {
   test::TemporaryDir dir;
   MadeUpRun r;
-  const std::vector<double> accuracies{0.5, 0.9, 0.7};
+  const std::vector<double> accuracies{0.5, 0.9, 0.95};
   r.loss = [&](std::int64_t step) { return step == 6 ? kNan : 1.0; };
   r.at_epoch_end = [&](TrainContext& c) {
     Tensor(r.net.weight).detach().fill_(c.epoch);

@@ -61,6 +61,13 @@ TEST(Metrics, TiesAndNansAreNoHits) {
   // All equal: class 0 is said. NaN for the label is never right; NaN elsewhere takes nothing away.
   accuracy.update(tensor({1, 1, 1, kNan, 5, 0, kNan, 5, 0, kNan, kNan, kNan}, {4, 3}), labels({1, 0, 1, 2}));
   EXPECT_DOUBLE_EQ(accuracy.eval(), 0.25);
+  // The first of equal classes is the one that was said; who says nothing at all misses, but raises no false alarm.
+  train::ConfusionMatrix matrix;
+  matrix.update(tensor({1, 3, 3, 0, 0, 0}, {2, 3}), labels({2, 1}));
+  EXPECT_EQ(matrix.eval().tensor().to_vector<std::int64_t>(), (std::vector<std::int64_t>{0, 0, 0, 1, 0, 0, 0, 1, 0}));
+  train::F1 f1{{.average = Average::none}};
+  f1.update(tensor({kNan, kNan, 2, 2, 0, 1}, {3, 2}), labels({0, 0, 1}));
+  EXPECT_EQ(f1.eval().tensor().to_vector<double>(), (std::vector<double>{2.0 / 3, 1}));
 }
 
 TEST(Metrics, AccuracyTakesProbabilitiesPixelsAndIgnoredLabels) {
