@@ -281,7 +281,9 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put("label-smoothing", c.label_smoothing);
   put("mixup", c.mixup);
   put("amp", c.amp);
-  put_given("amp-dtype", c.amp_dtype);
+  const train::AmpMode mode = train::amp_mode(c);
+  const bool leveled = mode.level != amp::Level::O0;
+  put_given("amp-dtype", c.amp_dtype.empty() && leveled ? name(mode.level_dtype) : c.amp_dtype);
   put("loss-scale", c.loss_scale.empty() ? loss_scale : c.loss_scale);
   put("accumulate", c.accumulate);
   put("clip-norm", c.clip_norm);

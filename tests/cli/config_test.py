@@ -149,6 +149,21 @@ class Saving(ConfigTest):
         self.assertEqual(self.config("b").splitlines()[1:], first.splitlines()[1:])
         self.assertEqual((self.folder / "a/last.safetensors").read_bytes(), (self.folder / "b/last.safetensors").read_bytes())
 
+    def test_levels(self):
+        self.data()
+        for flags, saved in ((["O2"], ["amp: O2", "amp-dtype: f16"]), (["O3", "--amp-dtype", "bf16"], ["amp: O3", "amp-dtype: bf16", "loss-scale: none"]), (["O0"], ["amp: O0"])):
+            with self.subTest(flags):
+                self.train("data", "--epochs", "1", "--out", "a", "-q", "--threads", "1", "--amp", *flags)
+                lines = self.config("a").splitlines()
+                self.assertEqual([line for line in saved if line not in lines], [])
+                self.assertEqual("amp-dtype" in keys(self.config("a")), len(saved) > 1)
+                self.train("--config", "a/config.yaml", "--out", "b")
+                self.assertEqual((self.folder / "a/last.safetensors").read_bytes(), (self.folder / "b/last.safetensors").read_bytes())
+        # The dtype belongs to the level, which another --amp takes the place of.
+        self.train("--config", "a/config.yaml", "--amp", "O3", "--amp-dtype", "bf16", "--out", "c")
+        self.train("--config", "c/config.yaml", "--amp", "bf16", "--out", "d")
+        self.assertNotIn("amp-dtype", keys(self.config("d")))
+
     def test_knows_every_flag(self):
         self.train("--epochs", "1", "--limit", "64", "--out", "run")
         out = self.run_program("train", "--help")[1]
