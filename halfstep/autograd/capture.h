@@ -134,7 +134,7 @@ class Captured {
 
 /// A step (forward pass, backward pass, optimizer, loss scaler, or any part of them) that is run once for each set of
 /// shapes and from then on replayed: the same kernels on the same memory, without shape rules, records and allocations.
-/// What MindSpore's @jit and JAX's jit are to a train step, made by running it instead of by reading its source.
+/// What the jit of MindSpore and of JAX is to a train step, made by running it instead of by reading its source.
 ///
 ///     auto step = capture([&](const Tensor& x, const Tensor& y) {
 ///       auto [loss, gradients] = grad_fn(x, y);
