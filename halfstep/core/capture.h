@@ -23,6 +23,18 @@ class HS_API CaptureSink {
 /// This thread's, or null.
 HS_API CaptureSink*& capture_sink();
 
+/// Nothing is captured on this thread while it lives.
+class HS_API CapturePause {
+ public:
+  CapturePause() : was_(capture_sink()) { capture_sink() = nullptr; }
+  ~CapturePause() { capture_sink() = was_; }
+  CapturePause(const CapturePause&) = delete;
+  CapturePause& operator=(const CapturePause&) = delete;
+
+ private:
+  CaptureSink* was_;
+};
+
 /// Raised when something changes on the host that captured steps may have looked at, such as a module's mode: they are
 /// captured anew.
 HS_API std::atomic<std::uint64_t>& capture_generation();

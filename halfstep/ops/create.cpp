@@ -52,9 +52,10 @@ Tensor from_values(const std::vector<T>& values, const Shape& sizes, const Tenso
     Tensor source;
     if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
       // A replay reads the values again, which no kernel may have overwritten: not from the recording's memory.
-      CaptureSink* const sink = std::exchange(capture_sink(), nullptr);
-      source = empty(sizes, {.dtype = dtype_of<T>, .device = Device{}});
-      capture_sink() = sink;
+      {
+        const CapturePause pause;
+        source = empty(sizes, {.dtype = dtype_of<T>, .device = Device{}});
+      }
       std::memcpy(source.impl()->data(), values.data(), values.size() * sizeof(T));
       recorder->keep(source);
     } else {

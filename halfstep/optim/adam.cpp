@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/optim/adam.h"
 
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/kernel.h"
 
@@ -50,7 +51,11 @@ void Adam::add(const NamedTensors& parameters, double lr, const AdamAttributes& 
 }
 
 double Adam::momentum(int group) const { return options_.at(static_cast<std::size_t>(group)).beta1; }
-void Adam::set_momentum(int group, double value) { options_.at(static_cast<std::size_t>(group)).beta1 = value; }
+void Adam::set_momentum(int group, double value) {
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it sets a momentum; do that between steps, or by a Schedule");
+  options_.at(static_cast<std::size_t>(group)).beta1 = value;
+}
 
 std::vector<std::string> Adam::state_names(int group) const {
   if (options_[static_cast<std::size_t>(group)].amsgrad) return {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};

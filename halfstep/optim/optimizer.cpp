@@ -204,6 +204,8 @@ void Optimizer::set_lr(double lr) {
 }
 void Optimizer::set_lr(int group, double lr) {
   if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it sets a learning rate; do that between steps, or by a Schedule");
   groups_.at(static_cast<std::size_t>(group)).lr = lr;
 }
 double Optimizer::base_lr(int group) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep::optim {
 namespace {
@@ -153,6 +154,9 @@ void Schedule::apply() {
 }
 
 void Schedule::step() {
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+    recorder->host([this] { step(); });
+  const CapturePause pause;
   ++steps_;
   try {
     apply();

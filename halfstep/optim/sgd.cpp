@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/optim/sgd.h"
 
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/kernel.h"
 
@@ -30,7 +31,11 @@ void SGD::add_param_group(const NamedTensors& parameters, const SGDOptions& o) {
 }
 
 double SGD::momentum(int group) const { return options_.at(static_cast<std::size_t>(group)).momentum; }
-void SGD::set_momentum(int group, double value) { options_.at(static_cast<std::size_t>(group)).momentum = value; }
+void SGD::set_momentum(int group, double value) {
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it sets a momentum; do that between steps, or by a Schedule");
+  options_.at(static_cast<std::size_t>(group)).momentum = value;
+}
 
 std::vector<std::string> SGD::state_names(int group) const {
   if (options_[static_cast<std::size_t>(group)].momentum == 0) return {};

@@ -27,6 +27,7 @@
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
+#include "halfstep/optim/schedule.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
 
@@ -193,6 +194,34 @@ TEST(Capture, ARateSetBetweenCallsCounts) {
     ends.push_back(values(net));
   }
   EXPECT_EQ(ends[0], ends[1]);
+}
+
+TEST(Capture, ASchedulesStepIsPartOfIt) {
+  NEEDS_CPU();
+  expect_same(
+      [](const Net& net) {
+        auto optimizer = std::make_shared<optim::SGD>(net.parameters(), optim::SGDOptions{.lr = 0.4, .momentum = 0.5});
+        auto schedule = std::make_shared<optim::ExponentialLR>(*optimizer, 0.7);
+        return [=](const Tensor& x, const Tensor& y) {
+          optimizer->zero_grad();
+          const Tensor loss = cross_entropy(net(x), y);
+          loss.backward();
+          optimizer->step();
+          schedule->step();
+          return loss;
+        };
+      },
+      batches(8), 6);
+  // A rate that the step sets by itself would be the same in every replay.
+  const Net net;
+  optim::SGD optimizer{net.parameters(), {.lr = 0.1}};
+  auto step = capture([&](const Tensor& x) {
+    optimizer.set_lr(optimizer.lr() / 2);
+    return x + 1;
+  });
+  for (int i = 0; i < 4; ++i) step(ones({2}));
+  EXPECT_NE(step.why_not().find("it sets a learning rate; do that between steps"), std::string::npos);
+  EXPECT_EQ(optimizer.lr(), 0.1 / 16);
 }
 
 TEST(Capture, WhatIsChangedBetweenCallsIsSeen) {
