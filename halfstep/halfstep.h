@@ -128,6 +128,7 @@
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/meters.h"
 #include "halfstep/train/metrics.h"
+#include "halfstep/train/model.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/resume.h"

@@ -28,15 +28,15 @@ class HS_API TrainContext {
   std::int64_t batch_size = 0;      ///< samples of the last batch
 
   Tensor loss;      ///< of the last step, one number
-  Tensor overflow;  ///< of the last step: not 0 when a gradient wasn't finite; undefined when nothing is checked
-  Tensor scale;     ///< loss scale of the last step; undefined without loss scaling
+  Tensor overflow;  ///< of the last step, bool: whether gradients overflowed, so that it was dropped
+  Tensor scale;     ///< loss scale of the last step; 1 without loss scaling
 
   const nn::ModuleBase* network = nullptr;  ///< never null in a run
   optim::Optimizer* optimizer = nullptr;    ///< null in an evaluation of a model without one
   const amp::GradScaler* scaler = nullptr;  ///< what scales the loss; null without loss scaling
 
-  double epoch_loss =
-      0;  ///< at the end of an epoch: mean loss over its samples, those whose loss isn't finite left out
+  /// At the end of an epoch: the mean loss over its samples, without batches whose loss isn't finite.
+  double epoch_loss = 0;
   std::int64_t skipped = 0;  ///< at the end of an epoch: steps of the run so far whose gradients overflowed
   MetricResults metrics;     ///< of the evaluation after this epoch, or of the one that ends; empty if there was none
 

@@ -214,8 +214,8 @@ struct ModelCheckpointOptions {
 /// Writes checkpoints `PREFIX-EPOCH_STEP.safetensors` (the step within its epoch): weights, the states of the
 /// optimizer and the loss scale and where the run stood, with a checksum, there whole or not at all; older files go
 /// when the new one is there. With `best` the weights of the best epoch are in `PREFIX-best.safetensors` too.
-/// Model::load, load_weights and every reader of safetensors read them. Nothing is saved while the loss isn't finite.
-/// Throws IoError.
+/// Model::restore, load_weights and every reader of safetensors read them. Nothing is saved while the loss isn't
+/// finite. Throws IoError.
 class HS_API ModelCheckpoint : public CallbackBase {
  public:
   explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});

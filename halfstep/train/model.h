@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "halfstep/autograd/capture.h"
+#include "halfstep/data/dataset.h"
+#include "halfstep/train/callbacks.h"
+#include "halfstep/train/train_step.h"
+
+namespace halfstep::train {
+
+/// Anything that is looped over in batches and knows their number, one loop an epoch: data::DataLoader, a vector of
+/// data::Batch. It is referred to, not copied; calls of Model take it as it is.
+class HS_API Batches {
+ public:
+  template <class L>
+  requires(!std::same_as<std::remove_cvref_t<L>, Batches> &&
+           requires(std::remove_reference_t<L> & loader) {
+             { *loader.begin() } -> std::convertible_to<const data::Batch&>;
+             { loader.size() } -> std::convertible_to<std::int64_t>;
+           }) Batches(L&& loader)
+      : size_(static_cast<std::int64_t>(loader.size())) {
+    each_ = [&loader](const Visitor& visit) {
+      for (const data::Batch& batch : loader) {
+        if (!visit(batch)) break;
+      }
+    };
+  }
+
+  /// Sees a batch, and says whether it wants the next one.
+  using Visitor = std::function<bool(const data::Batch&)>;
+  /// Batches in an epoch.
+  std::int64_t size() const { return size_; }
+  /// Shows the batches of an epoch.
+  void each(const Visitor& visit) const { each_(visit); }
+
+ private:
+  std::int64_t size_;
+  std::function<void(const Visitor&)> each_;
+};
+
+/// Options of Model; all may be left out, but then not everything can be done with it.
+struct ModelOptions {
+  /// Of the network's output (float32) and the target: nn::CrossEntropyLoss{}, or any function. For training, and for
+  /// the metric `loss`.
+  LossFunction loss = {};
+  /// For training; made of the network's parameters, and it must outlive the model.
+  std::optional<std::reference_wrapper<optim::Optimizer>> optimizer = {};
+  /// What eval() says: objects such as Accuracy{}, or names such as "accuracy".
+  std::vector<Metric> metrics = {};
+  /// What runs in 16 bits, in training, evaluation and prediction alike.
+  amp::Level amp_level = amp::Level::O0;
+  /// Loss scaling; unless given, what the level brings along (TrainNetworkOptions).
+  std::optional<amp::LossScaleManager> loss_scale_manager = {};
+  std::optional<bool> keep_batchnorm_fp32 = {};  ///< see TrainNetworkOptions
+  std::optional<DType> cast_model_type = {};     ///< f16 or bf16, see TrainNetworkOptions
+  /// Replays training steps from memory where they can be (capture()): then the loss must be made of ops, and what a
+  /// program counts or decides in it happens when a step is recorded.
+  bool capture = false;
+};
+
+/// Options of Model::fit.
+struct FitOptions {
+  int every = 1;  ///< epochs between evaluations
+};
+
+/// A network with its loss, optimizer, metrics and precision, which trains, evaluates and predicts without loops in the
+/// user's program: MindSpore's Model.
+///
+///     train::Model model{net, {.loss = nn::CrossEntropyLoss{},
+///                              .optimizer = optimizer,
+///                              .metrics = {train::Accuracy{}},
+///                              .amp_level = amp::Level::O2,
+///                              .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+///     model.train(10, loader, {train::LossMonitor{100}, train::TimeMonitor{}});
+///     std::cout << model.eval(test)["accuracy"];
+///
+/// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called by
+/// itself. Batches may be on any device: they are moved to the network's.
+class HS_API Model {
+ public:
+  /// Throws Error for a loss scale manager or precision options without an optimizer, an optimizer without a loss or of
+  /// another network's parameters, and two metrics of one name.
+  template <nn::TensorModule M>
+  explicit Model(const M& network, const ModelOptions& options = {});
+  ~Model();
+  Model(Model&&) noexcept;
+  Model& operator=(Model&&) noexcept;
+
+  /// Trains for `epochs` epochs and says what they came to. Steps count from 1 in each call. A run ends early when a
+  /// callback asks for it; what a callback throws ends it too. The network is in training mode meanwhile, then as it
+  /// was. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
+  History train(int epochs, const Batches& training, const std::vector<Callback>& callbacks = {});
+  /// The same with an evaluation on `validation` at the end of epochs: callbacks can watch `eval_loss` and `eval_NAME`
+  /// for each metric.
+  History fit(int epochs, const Batches& training, const Batches& validation,
+              const std::vector<Callback>& callbacks = {}, const FitOptions& options = {});
+  /// The metrics over a data set, with the network in evaluation mode and nothing recorded. Throws Error without
+  /// metrics or batches, and what a metric throws that doesn't fit the output.
+  MetricResults eval(const Batches& data, const std::vector<Callback>& callbacks = {});
+  /// What the network says to a batch, in evaluation mode and without a gradient, on the network's device.
+  Tensor predict(const Tensor& input) const;
+
+  /// Takes weights and the states of the optimizer and the loss scale from a file that ModelCheckpoint wrote. Throws
+  /// Error when it is of another network or kind of optimizer, IoError when it can't be read.
+  void restore(const std::filesystem::path& checkpoint);
+  /// How the training steps so far ran, with ModelOptions::capture; all 0 without.
+  CaptureStats capture_stats() const;
+  /// The network; it shares its parameters with the one that was given.
+  const nn::ModuleBase& network() const;
+
+ private:
+  // What is known of the network's type.
+  struct Parts {
+    std::shared_ptr<const nn::ModuleBase> module;
+    std::function<Tensor(const Tensor&)> forward;
+    std::optional<TrainStep> step;
+  };
+  struct Impl;
+
+  explicit Model(const Parts& parts, const ModelOptions& options);
+  static amp::Level level_of(const ModelOptions& options);
+  static void check(const nn::ModuleBase& network, const ModelOptions& options);
+  History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,
+              int every);
+  void evaluate(const Batches& data, bool with_loss, const std::vector<Callback>& callbacks, TrainContext& context);
+  std::unique_ptr<Impl> impl_;
+
+  template <class M>
+  static Parts parts(const M& network, const ModelOptions& options);
+};
+
+template <nn::TensorModule M>
+Model::Model(const M& network, const ModelOptions& options) : Model(parts(network, options), options) {}
+
+template <class M>
+Model::Parts Model::parts(const M& network, const ModelOptions& options) {
+  check(network, options);
+  auto shared = std::make_shared<const M>(network);
+  Parts result{.module = shared, .forward = [shared](const Tensor& x) { return (*shared)(x); }, .step = {}};
+  if (options.optimizer) {
+    result.step.emplace(build_train_network(*shared, options.optimizer->get(), options.loss,
+                                            {.level = options.amp_level,
+                                             .keep_batchnorm_fp32 = options.keep_batchnorm_fp32,
+                                             .cast_model_type = options.cast_model_type,
+                                             .loss_scale_manager = options.loss_scale_manager}));
+  } else if (const amp::Level level = level_of(options); level != amp::Level::O0) {
+    amp::auto_mixed_precision(*shared, level, options.cast_model_type.value_or(f16));
+  }
+  return result;
+}
+
+}  // namespace halfstep::train
