@@ -10,7 +10,7 @@
 
 namespace plot {
 
-/// Points joined by a line, or as rings.
+/// Points joined by a line, or as rings; values of `y` beyond those of `x` are left out.
 struct Curve {
   std::string name, colour;
   std::vector<double> x, y;
@@ -41,7 +41,7 @@ inline void write(const std::string& path, const std::string& title, const std::
   double x_top = 1e-9, y_top = 1e-9;
   for (const Curve& c : curves) {
     for (double v : c.x) x_top = std::max(x_top, v);
-    for (double v : c.y) y_top = std::max(y_top, v * 1.05);
+    for (std::size_t i = 0; i < c.x.size(); ++i) y_top = std::max(y_top, c.y[i] * 1.05);
   }
   const auto x = [&](double v) { return kLeft + v / x_top * kWidth; };
   const auto y = [&](double v) { return kTop + kHeight - v / y_top * kHeight; };

@@ -67,6 +67,23 @@ Curve function_style(DType dtype, std::uint64_t seed) {
   return curve;
 }
 
+// Some epochs as examples/mindspore_model.cpp has them.
+Curve model_style(amp::Level level, std::uint64_t seed, int epochs) {
+  const auto net = mindspore::initialised(mindspore::Network{}, seed);
+  optim::SGD optimizer{net.parameters(), {.lr = 1e-2}};
+  train::Model model{net,
+                     {.loss = nn::CrossEntropyLoss{},
+                      .optimizer = optimizer,
+                      .amp_level = level,
+                      .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+  Curve curve;
+  const auto loss = [&](train::TrainContext& c) {
+    record(curve, c.loss.item<double>(), c.overflow.defined() && c.overflow.to(f32).item<float>() != 0);
+  };
+  model.train(epochs, mindspore::batches(*digits(), seed), {train::Lambda{{.on_step_end = loss}}});
+  return curve;
+}
+
 // The mean around a step, which counts from 0.
 double around(const std::vector<Curve>& seeds, std::int64_t step) {
   double sum = 0;
@@ -126,6 +143,12 @@ TEST_F(MindSporeCurves, FunctionStyle) {
   expect_near_float32(half, full);
 }
 
+TEST_F(MindSporeCurves, ModelStyle) {
+  const Curve half = model_style(amp::Level::O2, 1, 1), full = model_style(amp::Level::O0, 1, 1);
+  expect_near_tutorial({half}, mindspore::kModelLosses, 100);
+  expect_near_float32(half, full);
+}
+
 TEST_F(MindSporeCurvesSlow, FunctionStyleWithThreeSeeds) {
   std::vector<Curve> seeds;
   for (std::uint64_t seed = 1; seed <= 3; ++seed) {
@@ -133,6 +156,21 @@ TEST_F(MindSporeCurvesSlow, FunctionStyleWithThreeSeeds) {
     expect_near_float32(seeds.back(), function_style(f32, seed));
   }
   expect_near_tutorial(seeds, mindspore::kFunctionLosses, 0);
+}
+
+TEST_F(MindSporeCurvesSlow, ModelStyleWithThreeSeedsAndTenEpochs) {
+  std::vector<Curve> seeds;
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) seeds.push_back(model_style(amp::Level::O2, seed, 10));
+  expect_near_tutorial(seeds, mindspore::kModelLosses, 100);
+  const std::int64_t epoch = static_cast<std::int64_t>(seeds[0].losses.size()) / 10;
+  ASSERT_EQ(epoch, 938);
+  // LossMonitor(100)'s steps of the tenth epoch, 58, 158, … 858; the tutorial's losses there lie between these two.
+  for (std::int64_t step = 58; step < epoch; step += 100) {
+    const double ours = around(seeds, 9 * epoch + step - 1);
+    std::printf("epoch 10 step %d: %.3f\n", static_cast<int>(step), ours);
+    EXPECT_GT(ours, 0.072) << "step " << step;
+    EXPECT_LT(ours, 0.191) << "step " << step;
+  }
 }
 
 }  // namespace
