@@ -2,11 +2,13 @@
 #include "cli/config_file.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <sstream>
 
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -37,6 +39,24 @@ std::string place(const fs::path& file, const YAML::Mark& mark) {
   return mark.line < 0 ? file.string() : fmt::format("{}:{}", file.string(), mark.line + 1);
 }
 
+// Not by YAML::LoadAll: on a text that begins with a comma it finds documents without end.
+bool has_second_document(const std::string& text) {
+  struct Nobody : YAML::EventHandler {
+    void OnDocumentStart(const YAML::Mark&) override {}
+    void OnDocumentEnd() override {}
+    void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+    void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+    void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+    void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+    void OnSequenceEnd() override {}
+    void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+    void OnMapEnd() override {}
+  } nobody;
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  return parser.HandleNextDocument(nobody) && parser.HandleNextDocument(nobody);
+}
+
 // The one mapping in the file; null for a file without any content.
 YAML::Node read_mapping(const fs::path& file) {
   constexpr std::uintmax_t kMostBytes = 1 << 20;
@@ -46,16 +66,16 @@ YAML::Node read_mapping(const fs::path& file) {
     throw UsageError(fmt::format("{}: expected text, got a zero byte at offset {}", file.string(), zero));
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      throw UsageError(fmt::format("{}: expected one document, got {}", file.string(), documents.size()));
+    if (has_second_document(text)) {
+      throw UsageError(fmt::format("{}: expected one document, got more", file.string()));
     }
-    if (documents.empty() || documents[0].IsNull()) return {};
-    if (!documents[0].IsMap()) {
-      throw UsageError(fmt::format("{}: expected lines `flag: value`, got {}", place(file, documents[0].Mark()),
-                                   documents[0].IsSequence() ? "a list" : "a text"));
+    YAML::Node document = YAML::Load(text);
+    if (document.IsNull()) return {};
+    if (!document.IsMap()) {
+      throw UsageError(fmt::format("{}: expected lines `flag: value`, got {}", place(file, document.Mark()),
+                                   document.IsSequence() ? "a list" : "a text"));
     }
-    return documents[0];
+    return document;
   } catch (const YAML::Exception& e) {
     throw UsageError(fmt::format("{}: expected YAML: {}", place(file, e.mark), e.msg));
   }
