@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/pipeline_ops.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -54,14 +55,25 @@ struct ColumnTransform::Impl {
 ColumnTransform::ColumnTransform(const Rescale& r) {
   check_number("Rescale", "scale", r.scale);
   check_number("Rescale", "shift", r.shift);
-  impl_ = std::make_shared<const Impl>(Impl{"Rescale", [r](const Tensor& batch, const BatchRequest&) {
-                                              return map_real(batch, [r](const auto* in, auto* out, std::int64_t n) {
-                                                using To = std::remove_reference_t<decltype(*out)>;
-                                                for (std::int64_t i = 0; i < n; ++i) {
-                                                  out[i] = static_cast<To>(convert<double>(in[i]) * r.scale + r.shift);
-                                                }
-                                              });
-                                            }});
+  // Of a byte there are 256 values.
+  std::array<float, 256> of_byte;
+  for (std::size_t p = 0; p < of_byte.size(); ++p) {
+    of_byte[p] = static_cast<float>(static_cast<double>(p) * r.scale + r.shift);
+  }
+  const auto run = [r, of_byte](const Tensor& batch, const BatchRequest&) {
+    return map_real(batch, [&](const auto* in, auto* out, std::int64_t n) {
+      using From = std::remove_cvref_t<decltype(*in)>;
+      using To = std::remove_reference_t<decltype(*out)>;
+      for (std::int64_t i = 0; i < n; ++i) {
+        if constexpr (std::is_same_v<From, std::uint8_t>) {
+          out[i] = of_byte[in[i]];
+        } else {
+          out[i] = static_cast<To>(convert<double>(in[i]) * r.scale + r.shift);
+        }
+      }
+    });
+  };
+  impl_ = std::make_shared<const Impl>(Impl{"Rescale", run});
 }
 
 ColumnTransform::ColumnTransform(const Normalize& given) {
@@ -72,7 +84,8 @@ ColumnTransform::ColumnTransform(const Normalize& given) {
   for (const double mean : given.mean) check_number("Normalize", "mean", mean);
   for (const double deviation : given.std) {
     check_number("Normalize", "std", deviation);
-    if (!(deviation > 0)) fail<Error>("Normalize: expected a std above 0, got {}", deviation);
+    if (!(deviation > 0) || !std::isfinite(1 / deviation))
+      fail<Error>("Normalize: expected a std above 0, got {}", deviation);
   }
   const auto run = [o = given](const Tensor& batch, const BatchRequest&) {
     const ColumnType type = sample_type(batch);
@@ -93,15 +106,15 @@ ColumnTransform::ColumnTransform(const Normalize& given) {
     return map_real(batch, [&](const auto* in, auto* out, std::int64_t n) {
       using To = std::remove_reference_t<decltype(*out)>;
       if (run_length == 1 && channels == 1) {
-        const double mean = o.mean[0], deviation = o.std[0];
-        for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<To>((convert<double>(in[i]) - mean) / deviation);
+        const double mean = o.mean[0], inverse = 1 / o.std[0];
+        for (std::int64_t i = 0; i < n; ++i) out[i] = static_cast<To>((convert<double>(in[i]) - mean) * inverse);
         return;
       }
       for (std::int64_t i = 0; i < n;) {
         for (std::size_t c = 0; c < o.mean.size(); ++c) {
-          const double mean = o.mean[c], deviation = o.std[c];
+          const double mean = o.mean[c], inverse = 1 / o.std[c];
           for (std::int64_t k = 0; k < run_length; ++k, ++i) {
-            out[i] = static_cast<To>((convert<double>(in[i]) - mean) / deviation);
+            out[i] = static_cast<To>((convert<double>(in[i]) - mean) * inverse);
           }
         }
       }
