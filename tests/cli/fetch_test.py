@@ -9,8 +9,10 @@ import pathlib
 import random
 import re
 import resource
+import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import tarfile
@@ -419,6 +421,18 @@ class Refusing(FetchTest):
             port = free.getsockname()[1]
             self.refused(1, [f"http://127.0.0.1:{port}/x/{FIRST}", "given up after 1 try"], "data", "fetch", "mnist", "--mirror", f"http://me:secret@127.0.0.1:{port}/x",
                          "--out", "got", "--tries", "1")
+        self.assertEqual(self.left(), [])
+
+    def test_certificates_that_nobody_vouches_for(self):
+        if not shutil.which("openssl"):
+            self.skipTest("no openssl here")
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key", "-out", "certificate", "-days", "2", "-subj", "/CN=127.0.0.1",
+                        "-addext", "subjectAltName=IP:127.0.0.1"], cwd=self.folder, check=True, capture_output=True)
+        self.serve_mnist()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / "certificate", self.folder / "key")
+        self.server.server.socket = context.wrap_socket(self.server.server.socket, server_side=True)
+        self.refused(1, ["https://127.0.0.1", "certificate"], "data", "fetch", "mnist", "--mirror", self.server.url.replace("http:", "https:"), "--out", "got")
         self.assertEqual(self.left(), [])
 
     def test_passwords_are_not_shown(self):
