@@ -17,6 +17,7 @@ import os
 import pathlib
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -35,22 +36,13 @@ ALLOWED = 0.3  # points of accuracy under float32's
 class Run:
     """What one training came to."""
 
-    step_ms: float
+    epoch_s: float  # processor time, which what else runs on the machine changes little
     peak_mb: float
     accuracy: float  # per cent
 
 
-def read_log(path: pathlib.Path) -> Run:
-    """Takes a run's figures from its log. The time of a step is the median of all but the first hundred."""
-    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    batch = next(e for e in events if e["event"] == "start")["batch_size"]
-    rates = [e["samples_per_s"] for e in events if e["event"] == "step"]
-    end = next(e for e in events if e["event"] == "end")
-    return Run(1e3 * batch / statistics.median(rates[100:] or rates), end["peak_rss_mb"], 100 * end["top1"])
-
-
 def train(options: argparse.Namespace, data: str, level: tuple[str, str], seed: int) -> Run:
-    """Trains once, in a process of its own: its peak of memory is its own too."""
+    """Trains once, in a process of its own: its time and its peak of memory are its own too."""
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "log.jsonl"
         command = [options.program, "train", "mlp", options.data / data, "--epochs", options.epochs, "--seed", seed,
@@ -58,22 +50,28 @@ def train(options: argparse.Namespace, data: str, level: tuple[str, str], seed: 
                    "--quiet"]
         if level[1]:
             command += ["--amp-dtype", level[1]]
-        subprocess.run([str(part) for part in command], check=True, env=os.environ | {"OMP_NUM_THREADS": options.threads})
-        return read_log(log)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        environment = os.environ | {"OMP_NUM_THREADS": options.threads}
+        subprocess.run([str(part) for part in command], check=True, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        end = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(seconds / end["epochs"], end["peak_rss_mb"], 100 * end["top1"])
 
 
 def table(runs: dict[tuple[str, str], dict[str, list[Run]]], names: list[str]) -> str:
     """The table in Markdown. Accuracies are means over seeds, times medians, memory the most of all runs."""
-    def step(level: tuple[str, str]) -> float:
-        return statistics.median(r.step_ms for data in runs[level].values() for r in data)
+    def epoch(level: tuple[str, str]) -> float:
+        return statistics.median(r.epoch_s for data in runs[level].values() for r in data)
 
-    lines = ["| level | 16 bits | step, ms | of float32's | peak memory, MB | " + " | ".join(f"{n}, %" for n in names) + " |",
-             "| --- | --- | --- | --- | --- |" + " --- |" * len(names)]
+    heads = ["level", "16 bits", "epoch, s", "of float32's", "peak memory, MB", *(f"{name}, %" for name in names)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for level, data in runs.items():
         peak = max(r.peak_mb for found in data.values() for r in found)
         accuracies = [f"{statistics.mean(r.accuracy for r in found):.2f}" for found in data.values()]
-        cells = [f"`{level[0]}`", level[1] or "none (float32)", f"{step(level):.2f}", f"{step(level) / step(BASE):.2f}",
-                 f"{peak:.0f}", *accuracies]
+        ratio = epoch(level) / epoch(BASE)
+        cells = [f"`{level[0]}`", level[1] or "none (float32)", f"{epoch(level):.2f}", f"{ratio:.2f}", f"{peak:.0f}",
+                 *accuracies]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -102,9 +100,10 @@ def write(text: str) -> None:
 def processor() -> str:
     """The processor's name, where the system says it."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        found = None
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1) if found else platform.machine()
 
 
@@ -125,12 +124,13 @@ def main() -> int:
             for level in LEVELS:
                 run = train(options, name, level, seed)
                 runs[level][name].append(run)
-                print(f"{name} seed {seed} {' '.join(level)}: {run.step_ms:.2f} ms a step, {run.peak_mb:.0f} MB, "
+                print(f"{name} seed {seed} {' '.join(level)}: {run.epoch_s:.2f} s an epoch, {run.peak_mb:.0f} MB, "
                       f"{run.accuracy:.2f} %", file=sys.stderr, flush=True)
         text = table(runs, list(DATA.values()))
         text += (f"\n`halfstep train mlp --amp LEVEL --amp-dtype DTYPE {RECIPE} --epochs {options.epochs} "
                  f"--threads {options.threads}`, batches of 64, {seed} seed{'s' if seed > 1 else ''}, {processor()}. "
-                 "Peak memory is that of the process, data set included.\n")
+                 "Times are processor times, evaluation included; peak memory is that of the process, data set "
+                 "included.\n")
         print(text, flush=True)
         if options.write:
             write(text)

@@ -132,6 +132,9 @@ void expect_near_float32(const Curve& half, const Curve& full) {
 class MindSporeCurves : public testing::Test {
  protected:
   void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "thousands of steps take too long under a sanitizer; the pieces have tests of their own";
+#endif
     if (!digits()) GTEST_SKIP() << "no mnist in the data folder: set HALFSTEP_DATA";
   }
 };
