@@ -106,6 +106,14 @@ struct Plan {
   Setting black_module = {};
 };
 
+void clear(const Castable& root) {
+  ++capture_generation();
+  visit(root, "", [](const std::string&, const Castable& module) {
+    module.precision().level = nullptr;
+    return true;
+  });
+}
+
 void apply(const Castable& root, const Plan& plan, const char* call, const std::string& what) {
   ++capture_generation();
   bool again = false;
@@ -117,18 +125,13 @@ void apply(const Castable& root, const Plan& plan, const char* call, const std::
     log(LogLevel::warning,
         fmt::format("{}: the network has a level or lists already; {} takes their place", call, what));
   }
+  clear(root);
   visit(root, "", [&](const std::string& path, const Castable& module) {
     PrecisionSlot& slot = module.precision();
-    slot.level = nullptr;
     if (path.empty()) {
       slot.own = nullptr;
     } else if (slot.own) {
-      // Said for this module in so many words, and so for what is inside.
-      visit(module, path, [](const std::string&, const Castable& inner) {
-        inner.precision().level = nullptr;
-        return true;
-      });
-      return false;
+      return false;  // said for this module in so many words, and so for what is inside
     }
     const Match white = match(plan.white, path, module.kind()), black = match(plan.black, path, module.kind());
     Setting chosen = path.empty() ? plan.root : nullptr;
@@ -139,15 +142,8 @@ void apply(const Castable& root, const Plan& plan, const char* call, const std::
       at_root->float32_output = true;
       chosen = std::move(at_root);
     }
-    slot.level = std::move(chosen);
-    return true;
-  });
-}
-
-void clear(const Castable& root) {
-  ++capture_generation();
-  visit(root, "", [](const std::string&, const Castable& module) {
-    module.precision().level = nullptr;
+    // A module that is there under several names is one: what a list says of one of them holds.
+    if (chosen) slot.level = std::move(chosen);
     return true;
   });
 }

@@ -16,7 +16,7 @@ namespace {
 using detail::Recording;
 
 constexpr std::size_t kMostRecordings = 8;  // kinds of inputs
-constexpr int kMostRenewals = 1000;         // of one of them
+constexpr int kMostRenewals = 16;           // of one of them, without a replay in between
 
 using Key = std::vector<std::int64_t>;
 
@@ -36,6 +36,8 @@ Key kind_of(std::span<const Tensor> inputs) {
   key.push_back(state.grad_enabled);
   key.push_back(state.autocast.enabled);
   key.push_back(static_cast<std::int64_t>(state.autocast.dtype));
+  key.push_back(state.autocast.device_types);
+  key.push_back(state.autocast.cache);
   key.push_back(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(state.autocast.overrides.get())));
   for (const Tensor& t : inputs) {
     key.push_back(t.defined());
@@ -72,6 +74,7 @@ struct CapturedStep::Impl {
   std::map<Key, std::string> watched;  // kinds of inputs that ran once, and why they can't be captured
   std::vector<Ref<TensorImpl>> leaves;
   std::set<const TensorImpl*> known_leaves;
+  std::vector<std::shared_ptr<const void>> overrides;
   std::map<Key, Entry> entries;
   bool running = false;
 
@@ -91,6 +94,15 @@ struct CapturedStep::Impl {
       const SinkScope scope(&watcher);
       result = plain(inputs);
     }
+    for (const Tensor& t : inputs) {
+      if (!t.defined()) continue;
+      if (t.requires_grad()) watcher.refuse("an input requires grad");
+      for (const Tensor& r : result.tensors) {
+        if (r.defined() && r.storage().get() == t.storage().get()) watcher.refuse("it returns an input");
+      }
+    }
+    // Its address is part of what tells kinds of calls apart.
+    if (thread_state().autocast.overrides) overrides.push_back(thread_state().autocast.overrides);
     for (const auto& leaf : watcher.leaves()) {
       if (known_leaves.insert(leaf.get()).second) leaves.push_back(leaf);
     }
@@ -105,14 +117,14 @@ struct CapturedStep::Impl {
     Result result;
     {
       const SinkScope scope(recording.get());
-      result = step(inputs);
+      result = step(recording->aliases());
     }
     ++stats.recorded;
     // The graph of the results keeps what the step made.
     std::vector<Tensor> values;
     for (const Tensor& t : result.tensors) values.push_back(t.defined() ? t.detach() : t);
     result.tensors = values;
-    const bool complete = recording->finish(values, leaves);
+    const bool complete = recording->finish(values, leaves, inputs);
     if (!recording->refusal().empty()) {
       refused(recording->refusal(), refusal);
       return result;
@@ -174,7 +186,12 @@ CapturedStep::Result CapturedStep::Impl::call(std::span<const Tensor> inputs) {
   }
   ++stats.replayed;
   replayed = true;
+  entry.renewals = entry.incomplete = 0;
   return {entry.recording->replay(inputs), entry.frame};
+}
+
+void detail::refuse_arity(std::size_t expected, std::size_t got) {
+  fail<Error>("capture: expected {} inputs, as at the first call, got {}", expected, got);
 }
 
 CapturedStep::CapturedStep(Function step) : impl_(std::make_unique<Impl>()) { impl_->step = std::move(step); }

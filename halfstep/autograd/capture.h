@@ -78,19 +78,26 @@ class HS_API CapturedStep {
   std::unique_ptr<Impl> impl_;
 };
 
+namespace detail {
+[[noreturn]] HS_API void refuse_arity(std::size_t expected, std::size_t got);
+}
+
 /// A function whose calls are captured; see capture().
 template <class F>
 class Captured {
  public:
   explicit Captured(F step) : step_(std::make_unique<F>(std::move(step))) {}
 
-  /// The step's result, for tensors of any shapes and dtypes.
+  /// The step's result, for tensors of any shapes and dtypes, as many as at the first call. Throws Error for another
+  /// number of them, and what the step throws.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     static_assert((std::is_convertible_v<const Inputs&, const Tensor&> && ...), "a captured step takes tensors");
     using Result = std::invoke_result_t<F&, const Inputs&...>;
     const std::array<Tensor, sizeof...(Inputs)> list{inputs...};
+    if (captured_ && arity_ != sizeof...(Inputs)) detail::refuse_arity(arity_, sizeof...(Inputs));
     if (!captured_) {
+      arity_ = sizeof...(Inputs);
       captured_ = std::make_unique<CapturedStep>([step = step_.get()](std::span<const Tensor> given) {
         return run<Result>(*step, given, std::index_sequence_for<Inputs...>());
       });
@@ -130,6 +137,7 @@ class Captured {
 
   std::unique_ptr<F> step_;
   std::unique_ptr<CapturedStep> captured_;
+  std::size_t arity_ = 0;
 };
 
 /// A step (forward pass, backward pass, optimizer, loss scaler, or any part of them) that is run once for each set of
@@ -147,13 +155,14 @@ class Captured {
 /// first call with certain shapes, dtypes and strides (state such as momenta is made then) and at the second, which is
 /// recorded. Replays read the inputs where they lie and follow learning rates, loss scales, generators, parameters
 /// changed in place and running statistics. What depends on the host is as it was when it was recorded: branches of the
-/// step, numbers in it, what it captured by value. A change of a module's mode or precision, or of an optimizer's or
-/// scaler's state by loading, makes a new recording. Results are copies without history; grad() of parameters is the
-/// same memory in every replay.
+/// step, numbers in it, and which tensors the variables hold that it reads. A change of a module's mode or precision,
+/// or of an optimizer's or scaler's state by loading, makes a new recording. Results are copies without history; grad()
+/// of parameters is the same memory in every replay.
 ///
 /// A step that can't be replayed runs as it is: one that reads values on the host (item(), to_vector(), data()), calls
-/// gradient hooks, or computes on another device than the CPU. why_not() and a line in the log say the reason. So does
-/// a step while debugging or profiling watches ops, for as long as it does. One thread at a time.
+/// gradient hooks, seeds a generator, sets a learning rate, keeps tensors for later, or computes on another device than
+/// the CPU. why_not() and a line in the log say the reason. So does a step while debugging or profiling watches ops,
+/// for as long as it does. One thread at a time.
 template <class F>
 Captured<std::decay_t<F>> capture(F&& step) {
   return Captured<std::decay_t<F>>(std::forward<F>(step));

@@ -65,7 +65,10 @@ class Recording final : public KernelRecorder {
 
   /// Ends the recording: takes over what the step returned and the gradients that it left. False when something else
   /// that the step made is still in use: state that it keeps, which a replay would make anew.
-  bool finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves);
+  bool finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves,
+              std::span<const Tensor> inputs);
+  /// The inputs under storages of their own, which tell them from what others have in their memory; for the step.
+  const std::vector<Tensor>& aliases() const { return aliases_; }
   const std::string& refusal() const { return refusal_; }
   const std::vector<Ref<TensorImpl>>& leaves() const { return leaves_; }
 
@@ -86,7 +89,8 @@ class Recording final : public KernelRecorder {
     int outputs = 0;
     bool bounded = false;
     float bound = 0;
-    std::vector<Storage*> written = {};  ///< outside of the arena
+    std::vector<Storage*> written = {};            ///< outside of the arena
+    std::vector<std::size_t> written_inputs = {};  ///< that lie there
     std::function<void()> work = {};
   };
   struct Relocation {
@@ -116,6 +120,7 @@ class Recording final : public KernelRecorder {
   std::set<const Storage*> managed_;
   std::vector<std::pair<Ref<TensorImpl>, Storage*>> places_;  // of leaves
   std::map<const Storage*, const float*> bounds_;             // while recording
+  std::vector<Tensor> aliases_;
   std::vector<std::pair<const Storage*, std::size_t>> inputs_;
   std::vector<const void*> input_data_;
 

@@ -78,13 +78,14 @@ Recording::Recording(std::span<const Tensor> inputs, const std::vector<Ref<Tenso
     : arena_(CaptureArena::make()) {
   for (const auto& leaf : leaves) start_.emplace_back(leaf, gradient_of(*leaf));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i].defined()) continue;
-    const Storage* storage = inputs[i].storage().get();
-    for (const auto& [other, index] : inputs_) {
-      if (other == storage) refuse("two of its inputs share memory");
+    if (!inputs[i].defined()) {
+      aliases_.emplace_back();
+      continue;
     }
-    if (inputs[i].requires_grad()) refuse("an input requires grad");
-    inputs_.emplace_back(storage, i);
+    const TensorImpl& p = *inputs[i].impl();
+    auto storage = Storage::wrap(p.storage->data(), p.storage->bytes(), p.storage->device(), [held = p.storage] {});
+    inputs_.emplace_back(storage.get(), i);
+    aliases_.emplace_back(TensorImpl::make(std::move(storage), p.offset, p.sizes, p.strides, p.dtype));
   }
   for (const Tensor& t : inputs) input_data_.push_back(t.defined() ? t.impl()->data() : nullptr);
 }
@@ -135,6 +136,7 @@ void Recording::add_view(const Tensor& tensor, bool written, Step& step) {
       relocations_.push_back(
           {views_.size(), input->second,
            static_cast<const char*>(view.data) - static_cast<const char*>(input_data_[input->second])});
+      if (written) step.written_inputs.push_back(input->second);
     } else if (view.data && !arena_->owns(view.data)) {
       if (!managed_.contains(storage)) outside_.emplace(storage, p.storage);
       place = storage;
@@ -193,7 +195,14 @@ const float* Recording::bound_of(const Tensor& tensor) {
   return found == bounds_.end() ? nullptr : found->second;
 }
 
-bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves) {
+bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves,
+                       std::span<const Tensor> inputs) {
+  for (const Step& step : steps_) {
+    for (const std::size_t i : step.written_inputs) {
+      inputs[i].storage()->bump_version();
+      inputs[i].storage()->forget_derived();
+    }
+  }
   for (const Tensor& t : results) {
     if (t.defined()) {
       const Storage* storage = t.storage().get();
@@ -216,7 +225,11 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
   }
   start_.clear();
   bounds_.clear();
-  inputs_.clear();  // not ours to keep
+  for (const Tensor& t : aliases_) {
+    if (t.defined() && (t.impl()->use_count() > 1 || t.storage()->use_count() > 1)) refuse("it keeps an input");
+  }
+  aliases_.clear();  // not ours to keep
+  inputs_.clear();
   std::set<const Storage*> ours;
   const auto count = [&](const Tensor& t) {
     if (t.defined() && arena_->owns(t.impl()->data())) ours.insert(t.storage().get());
@@ -322,6 +335,10 @@ std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
       storage->bump_version();
       storage->forget_derived();
     }
+    for (const std::size_t i : step.written_inputs) {
+      inputs[i].storage()->bump_version();
+      inputs[i].storage()->forget_derived();
+    }
   }
   for (const auto& [leaf, gradient] : gradients_) {
     const Tensor parameter(leaf);
@@ -334,10 +351,7 @@ std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
   const NoGrad no_grad;
   std::vector<Tensor> results;
   results.reserve(results_.size());
-  for (const Tensor& t : results_) {
-    const bool ours = t.defined() && arena_->owns(t.impl()->data());
-    results.push_back(ours ? t.clone() : t);
-  }
+  for (const Tensor& t : results_) results.push_back(t.defined() ? t.clone() : t);
   return results;
 }
 

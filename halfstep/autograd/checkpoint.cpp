@@ -13,6 +13,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/recorder.h"
 
 namespace halfstep {
 namespace {
@@ -64,20 +65,35 @@ class HookScope {
 
 class RandomScope {
  public:
-  explicit RandomScope(bool on, PhiloxState state) : on_(on) {
-    if (!on_) return;
-    was_ = default_generator().state();
-    default_generator().set_state(state);
+  explicit RandomScope(bool on, const std::shared_ptr<PhiloxState>& state) : on_(on) {
+    if (on_) swap(state);
   }
   ~RandomScope() {
-    if (on_) default_generator().set_state(was_);
+    if (!on_) return;
+    const auto restore = [was = was_] { default_generator().set_state(*was); };
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->host(restore);
+    const CapturePause pause;
+    restore();
   }
   RandomScope(const RandomScope&) = delete;
   RandomScope& operator=(const RandomScope&) = delete;
 
  private:
+  // In a replay too, with the state that the generator has then.
+  void swap(const std::shared_ptr<PhiloxState>& state) {
+    const auto rewind = [state, was = was_] {
+      *was = default_generator().state();
+      default_generator().set_state(*state);
+    };
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->host(rewind);
+    const CapturePause pause;
+    rewind();
+  }
+
   bool on_;
-  PhiloxState was_;
+  std::shared_ptr<PhiloxState> was_ = std::make_shared<PhiloxState>();
 };
 
 class StateScope {
@@ -98,9 +114,11 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
   Frame(const TensorFunction& function, const std::vector<Tensor>& inputs, const CheckpointOptions& options)
       : function_(function),
         state_(thread_state()),
-        random_(default_generator().state()),
+        random_(std::make_shared<PhiloxState>(default_generator().state())),
         options_(options),
         first_storage_(Storage::wrap(nullptr, 0, {}, {})->id()) {
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->host([random = random_] { *random = default_generator().state(); });
     for (const Tensor& t : inputs) {
       inputs_.emplace_back(t, false);
       needs_grad_.push_back(t.defined() && t.requires_grad());
@@ -185,7 +203,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
  private:
   TensorFunction function_;
   ThreadState state_;
-  PhiloxState random_;
+  std::shared_ptr<PhiloxState> random_;
   CheckpointOptions options_;
   std::uint64_t first_storage_;  // storages with lower numbers were there before
   std::vector<SavedTensor> inputs_;

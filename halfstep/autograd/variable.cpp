@@ -83,6 +83,7 @@ std::uint64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) c
   if (!requires_grad()) fail<AutogradError>("register_hook: the tensor doesn't require grad");
   const Edge edge = gradient_edge(*this);
   const std::uint64_t id = next_hook_id();
+  ++capture_generation();
   std::lock_guard lock(edge.node->mutex);
   edge.node->hooks.push_back({id, edge.index, std::move(hook)});
   return id;
@@ -94,12 +95,14 @@ std::uint64_t Tensor::register_post_accumulate_grad_hook(std::function<void(cons
     fail<AutogradError>("register_post_accumulate_grad_hook: expected a leaf that requires grad");
   }
   const std::uint64_t id = next_hook_id();
+  ++capture_generation();
   autograd_meta(*this).post_accumulate_hooks.emplace_back(id, std::move(hook));
   return id;
 }
 
 void Tensor::remove_hook(std::uint64_t id) const {
   check_defined(*this, "remove_hook", "a tensor");
+  ++capture_generation();
   if (AutogradMeta* meta = autograd_meta_or_null(*this)) {
     std::erase_if(meta->post_accumulate_hooks, [&](const auto& h) { return h.first == id; });
   }

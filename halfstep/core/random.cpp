@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "halfstep/core/box_muller.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 
 namespace halfstep {
@@ -16,7 +17,11 @@ PhiloxState Generator::state() const noexcept {
   return state_;
 }
 
+Generator::~Generator() { ++capture_generation(); }
+
 void Generator::set_state(PhiloxState state) noexcept {
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it seeds a generator");
   std::lock_guard lock(mutex_);
   state_ = state;
 }

@@ -17,6 +17,7 @@ class HS_API Generator {
  public:
   explicit Generator(std::uint64_t seed = 0) noexcept : state_{seed, 0} {}
   Generator(const Generator&) = delete;
+  ~Generator();
   Generator& operator=(const Generator&) = delete;
 
   /// Starts the stream of `seed` from its beginning.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <concepts>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -13,6 +15,7 @@
 
 #include "halfstep/amp/module_precision.h"
 #include "halfstep/autograd/parameter.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/tensor.h"
 
 namespace halfstep::nn {
@@ -31,6 +34,7 @@ class HS_API Parameter : public Tensor {
   /// Another tensor in its place.
   Parameter& operator=(Tensor tensor) {
     static_cast<Tensor&>(*this) = std::move(tensor);
+    ++capture_generation();
     return *this;
   }
 
@@ -155,7 +159,8 @@ class HS_API ModuleBase : public amp::Castable {
       }
       return std::forward<A>(argument);
     }
-    /// Brings what forward() returned to float32 where a level wants it: a tensor, or those in a vector, pair or tuple.
+    /// Brings what forward() returned to float32 where a level wants it: a tensor, or those in a vector, array,
+    /// optional, pair or tuple. A type of the program's own stays as it is.
     template <class R>
     void leave(R& result) const {
       if (float32_output_) [[unlikely]]
@@ -164,8 +169,17 @@ class HS_API ModuleBase : public amp::Castable {
 
    private:
     static void widen(Tensor& result) { result = amp::cast_input(result, f32); }
-    static void widen(std::vector<Tensor>& results) {
-      for (Tensor& t : results) widen(t);
+    template <class T>
+    static void widen(std::vector<T>& results) {
+      for (T& t : results) widen(t);
+    }
+    template <class T, std::size_t N>
+    static void widen(std::array<T, N>& results) {
+      for (T& t : results) widen(t);
+    }
+    template <class T>
+    static void widen(std::optional<T>& result) {
+      if (result) widen(*result);
     }
     template <class... T>
     static void widen(std::tuple<T...>& results) {

@@ -2,6 +2,7 @@
 #include "halfstep/optim/ema.h"
 
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
@@ -51,6 +52,7 @@ std::int64_t EMA::updates() const { return count_.item<std::int64_t>(); }
 
 void EMA::swap() {
   const NoGrad no_grad;
+  ++capture_generation();
   if (is_swapped()) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) Tensor(parameters_[i].tensor).copy_(kept_[i]);
     kept_.clear();

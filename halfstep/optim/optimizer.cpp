@@ -18,11 +18,13 @@
 namespace halfstep::optim {
 
 Optimizer::~Optimizer() {
+  ++capture_generation();
   for (const NamedTensor& p : all_) amp::keep_copy(p.tensor, false);
 }
 
 int Optimizer::add_group(const NamedTensors& parameters, double lr) {
   if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
+  ++capture_generation();
   std::set<const TensorImpl*> known;
   for (const NamedTensor& p : all_) known.insert(p.tensor.impl());
   for (const NamedTensor& p : parameters) {

@@ -230,7 +230,8 @@ History Model::run(int epochs, const Batches& training, const Batches* validatio
       for (const Callback& c : all) c->on_step_end(context);
       return !context.stop_requested();
     });
-    if (context.step_in_epoch == 0) fail<Error>("{}: expected at least one batch an epoch, got none", who);
+    if (context.step_in_epoch == 0 && !context.stop_requested())
+      fail<Error>("{}: expected at least one batch an epoch, got none", who);
     context.epoch_loss = tally.mean();
     context.skipped = tally.skipped();
     if (validation && !context.stop_requested() && (context.epoch % every == 0 || context.epoch == epochs)) {

@@ -89,7 +89,7 @@ TrainStepResult TrainStep::operator()(const Tensor& input, const Tensor& target)
   }
   const NoGrad no_grad;
   s.constants(loss.device());
-  TrainStepResult result{.loss = loss.detach(), .overflow = s.never, .scale = s.one};
+  TrainStepResult result{.loss = loss.detach(), .overflow = s.never.clone(), .scale = s.one.clone()};
   if (!s.scaler) {
     s.optimizer.step();
     return result;

@@ -380,6 +380,33 @@ TEST(Lists, ByKindPathAndOp) {
   EXPECT_EQ(run({.white = {"Linear", "Conv2d"}, .black = {"fc"}}), "f16 f32 f32 f32 ");
 }
 
+TEST(Lists, AModuleUnderTwoNamesIsOne) {
+  struct Twice : nn::Module<Twice> {
+    nn::Linear a = child("a", nn::Linear{{.in = 6, .out = 6}});
+    nn::Linear b = child("b", a);
+    Tensor forward(const Tensor& x) const { return b(a(x)); }
+  };
+  for (const char* name : {"a", "b"}) {
+    const Twice net = amp::custom_mixed_precision(Twice{}, {.white = {name}});
+    const Calls calls;
+    net(rows());
+    EXPECT_EQ(calls.count("linear(f16, f16, f16"), 2) << name << "\n" << calls.str();
+  }
+}
+
+TEST(Level, FloatsComeOutOfListsToo) {
+  struct Many : nn::Module<Many> {
+    nn::Linear fc = child("fc", nn::Linear{{.in = 6, .out = 6}});
+    std::pair<std::array<Tensor, 2>, std::optional<Tensor>> forward(const Tensor& x) const {
+      const Tensor y = fc(x);
+      return {{y, y * 2}, y};
+    }
+  };
+  const auto [two, one] = amp::auto_mixed_precision(Many{}, Level::O3)(rows());
+  EXPECT_EQ(two[1].dtype(), f32);
+  EXPECT_EQ(one->dtype(), f32);
+}
+
 TEST(Lists, MisuseIsAnswered) {
   const Net net;
   const auto refused = [&](const amp::PrecisionLists& lists, const char* text) {
