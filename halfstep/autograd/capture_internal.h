@@ -118,8 +118,9 @@ class Recording final : public KernelRecorder {
   std::vector<Tensor> kept_;
   std::map<Storage*, Ref<Storage>> outside_;
   std::set<const Storage*> managed_;
-  std::vector<std::pair<Ref<TensorImpl>, Storage*>> places_;  // of leaves
-  std::map<const Storage*, const float*> bounds_;             // while recording
+  std::map<TensorImpl*, std::pair<Ref<TensorImpl>, bool>> modes_;  // of tensors outside: whether they require grad
+  std::vector<std::pair<Ref<TensorImpl>, Storage*>> places_;       // of leaves
+  std::map<const Storage*, const float*> bounds_;                  // while recording
   std::vector<Tensor> aliases_;
   std::vector<std::pair<const Storage*, std::size_t>> inputs_;
   std::vector<const void*> input_data_;

@@ -138,7 +138,11 @@ void Recording::add_view(const Tensor& tensor, bool written, Step& step) {
            static_cast<const char*>(view.data) - static_cast<const char*>(input_data_[input->second])});
       if (written) step.written_inputs.push_back(input->second);
     } else if (view.data && !arena_->owns(view.data)) {
-      if (!managed_.contains(storage)) outside_.emplace(storage, p.storage);
+      if (!managed_.contains(storage)) {
+        outside_.emplace(storage, p.storage);
+        const Ref<TensorImpl> root = p.base ? p.base : Ref<TensorImpl>::share(tensor.impl());
+        modes_.try_emplace(root.get(), root, root->requires_grad);
+      }
       place = storage;
       if (written) step.written.push_back(storage);
     }
@@ -241,8 +245,10 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
 }
 
 bool Recording::valid() const {
-  for (const auto& [storage, held] : outside_) {
-    if (storage->use_count() < 2) return false;  // nobody but us uses it any more
+  for (const auto& [impl, held] : modes_) {
+    if (impl->requires_grad != held.second) return false;
+    // Nobody but us uses it any more: neither the tensor, nor its memory by another.
+    if (impl->use_count() < 2 && impl->storage->use_count() <= 2) return false;
   }
   for (const auto& [leaf, storage] : places_) {
     if (leaf->storage.get() != storage) return false;

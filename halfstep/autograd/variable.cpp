@@ -25,7 +25,6 @@ Tensor& Tensor::requires_grad_(bool on) {
     fail<AutogradError>("requires_grad_: only leaves can be changed; use detach() for a copy without history");
   }
   impl()->requires_grad = on;
-  ++capture_generation();
   return *this;
 }
 

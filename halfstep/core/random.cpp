@@ -17,7 +17,9 @@ PhiloxState Generator::state() const noexcept {
   return state_;
 }
 
-Generator::~Generator() { ++capture_generation(); }
+Generator::~Generator() {
+  if (captured_.load(std::memory_order_relaxed)) ++capture_generation();
+}
 
 void Generator::set_state(PhiloxState state) noexcept {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]

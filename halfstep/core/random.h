@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -30,8 +31,11 @@ class HS_API Generator {
   void set_state(PhiloxState state) noexcept;
   /// Takes the next `n_blocks` blocks of four words and returns where they start.
   PhiloxState reserve(std::uint64_t n_blocks) noexcept;
+  /// A captured step draws from it: when it goes, the step is captured anew.
+  void note_captured() noexcept { captured_.store(true, std::memory_order_relaxed); }
 
  private:
+  std::atomic<bool> captured_{false};
   mutable std::mutex mutex_;
   PhiloxState state_;
 };

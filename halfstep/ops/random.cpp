@@ -53,6 +53,8 @@ const Op& bernoulli_op = define_op({
 
 Tensor state_tensor(Generator* generator, std::uint64_t blocks, Device device) {
   Generator& source = generator ? *generator : default_generator();
+  if (capture_sink()) [[unlikely]]
+    source.note_captured();
   return host_numbers<std::int64_t>(2, device, [&source, blocks](std::int64_t* numbers) {
     const PhiloxState state = source.reserve(blocks);
     numbers[0] = static_cast<std::int64_t>(state.seed);
