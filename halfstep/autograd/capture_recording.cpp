@@ -114,7 +114,9 @@ void Recording::note_leaf(const Tensor& tensor) {
     return;
   }
   leaves_.push_back(Ref<TensorImpl>::share(p));
-  if (arena_) places_.emplace_back(leaves_.back(), p->storage.get());
+  if (!arena_) return;
+  places_.emplace_back(leaves_.back(), p->storage.get());
+  modes_.try_emplace(p, leaves_.back(), true);  // also where a kernel sees its 16-bit copy only
 }
 
 void Recording::manage(const Tensor& tensor) { managed_.insert(tensor.storage().get()); }

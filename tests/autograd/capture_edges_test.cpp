@@ -132,6 +132,30 @@ TEST(CaptureEdges, WhatIsRegisteredSeededOrReplacedBetweenCallsCounts) {
   EXPECT_EQ(w.to_vector<float>(), before);
 }
 
+TEST(CaptureEdges, FreezingAndUnfreezingCounts) {
+  NEEDS_CPU();
+  // In 16 bits kernels may see the copies of the parameters only; the optimizer that keeps them isn't part of the step.
+  for (const bool low : {false, true}) {
+    const nn::Linear layer{{.in = 3, .out = 2}};
+    optim::SGD optimizer{layer.parameters(), {.lr = 0.1}};
+    auto step = capture([&](const Tensor& x) {
+      layer.zero_grad();
+      const amp::Autocast region({.dtype = f16, .enabled = low});
+      sum(layer(x)).backward();
+    });
+    const Tensor x = ones({4, 3});
+    for (int i = 0; i < 24; ++i) {
+      const bool frozen = i / 6 % 2 == 1;
+      Tensor weight = layer.weight;
+      weight.requires_grad_(!frozen);
+      step(x);
+      EXPECT_EQ(layer.weight.grad().defined(), !frozen) << i << " low " << low;
+      optimizer.step();
+    }
+    EXPECT_GE(step.stats().replayed, 12U) << step.why_not();
+  }
+}
+
 TEST(CaptureEdges, RegionsOfOtherKindsAreOtherCalls) {
   NEEDS_CPU();
   const Tensor a = ones({2, 2}), b = ones({2, 2});
