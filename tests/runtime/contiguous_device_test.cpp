@@ -121,7 +121,7 @@ TEST_F(RowMajorKernels, InPlaceFormsReachTheOriginal) {
 TEST_F(RowMajorKernels, WhatAKernelDoesNotWriteStays) {
   const Tensor column = a.select(1, 1);
   const Tensor* out = &column;
-  run_kernel(kernel_table("test_nothing"), "test_nothing", device(), f32, {}, {&out, 1}, nullptr);
+  run_kernel(kernel_table("test_nothing"), "test_nothing", device(), f32, {}, {&out, 1});
   EXPECT_EQ(a.to_vector<double>(), (Values{1, 2, 3, 4, 5, 6}));
 }
 

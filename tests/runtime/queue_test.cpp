@@ -237,7 +237,7 @@ TEST_F(Queues, WhatComesBackFromTheCpuHoldsMemoryBack) {
     const QueueGuard guard(other);
     const Tensor* const pointer = &x;
     const Op& exp_op = *find_op("exp");
-    run_kernel(*exp_op.table, "exp", sim, f32, {&pointer, 1}, {&pointer, 1}, nullptr);
+    run_kernel(*exp_op.table, "exp", sim, f32, {&pointer, 1}, {&pointer, 1});
     x = Tensor();
   }
   EXPECT_GT(memory_stats(sim).held_back, before);
