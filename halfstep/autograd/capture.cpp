@@ -5,6 +5,7 @@
 #include <set>
 
 #include "halfstep/autograd/capture_internal.h"
+#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
@@ -88,6 +89,8 @@ struct CapturedStep::Impl {
   }
   // A run that only looks.
   Result watch(std::span<const Tensor> inputs, std::string& refusal) {
+    // Its address is part of what tells kinds of calls apart.
+    if (thread_state().autocast.overrides) overrides.push_back(thread_state().autocast.overrides);
     Recording watcher;
     Result result;
     {
@@ -101,8 +104,6 @@ struct CapturedStep::Impl {
         if (r.defined() && r.storage().get() == t.storage().get()) watcher.refuse("it returns an input");
       }
     }
-    // Its address is part of what tells kinds of calls apart.
-    if (thread_state().autocast.overrides) overrides.push_back(thread_state().autocast.overrides);
     for (const auto& leaf : watcher.leaves()) {
       if (known_leaves.insert(leaf.get()).second) leaves.push_back(leaf);
     }
@@ -137,13 +138,10 @@ struct CapturedStep::Impl {
     entry.frame = result.frame;
     entry.recording = std::move(recording);
     // The recording's memory is written again by replays: the caller gets values of its own, as from them.
-    const ThreadState modes = thread_state();
-    thread_state().grad_enabled = false;
-    thread_state().autocast.enabled = false;
+    const NoGrad no_grad;
     for (Tensor& t : result.tensors) {
-      if (t.defined()) t = t.detach().clone();
+      if (t.defined()) t = t.clone();
     }
-    thread_state() = modes;
     return result;
   }
   Result call(std::span<const Tensor> inputs);
@@ -169,7 +167,12 @@ CapturedStep::Result CapturedStep::Impl::call(std::span<const Tensor> inputs) {
       why_not = fmt::format("its inputs had more than {} kinds of shapes", kMostRecordings);
       return plain(inputs);
     }
-    return watch(inputs, known->second);
+    try {
+      return watch(inputs, known->second);
+    } catch (...) {
+      watched.erase(known);  // what it uses has not been seen
+      throw;
+    }
   }
   // A gradient that is there is added to, or dropped by the step; one that isn't is made.
   for (const auto& leaf : leaves) key.push_back(detail::gradient_of(*leaf).defined());
@@ -215,6 +218,7 @@ const CaptureStats& CapturedStep::stats() const { return impl_->stats; }
 void CapturedStep::reset() {
   impl_->watched.clear();
   impl_->entries.clear();
+  impl_->overrides.clear();
   impl_->leaves.clear();
   impl_->known_leaves.clear();
 }

@@ -128,7 +128,6 @@ TEST(Capture, FollowsGeneratorsRatesAndScales) {
           // Overflows at first, then grows at every second step.
           auto scaler = std::make_shared<amp::GradScaler>(
               amp::GradScalerOptions{.init_scale = 0x1p24, .backoff_factor = 0.125, .growth_interval = 2});
-          auto count = std::make_shared<int>(0);
           return [=](const Tensor& x, const Tensor& y) {
             optimizer->zero_grad();
             Tensor loss;
@@ -438,6 +437,26 @@ TEST(Capture, AnErrorPassesThroughAndTheNextCallRuns) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(step(x).to_vector<float>()[0], 2);
   EXPECT_TRUE(step.replayed());
   EXPECT_EQ(calls, 3);
+}
+
+TEST(Capture, AFirstRunThatThrowsDoesNotCount) {
+  NEEDS_CPU();
+  // What the step uses is seen in a run that ends: a recording made without would not know that gradients are added up.
+  Tensor w = ones({2});
+  w.requires_grad_();
+  bool fails = true;
+  auto step = capture([&](const Tensor& x) {
+    if (std::exchange(fails, false)) throw std::runtime_error("first");
+    sum(w * x).backward();
+  });
+  const Tensor x = ones({2});
+  EXPECT_THROW(step(x), std::runtime_error);
+  for (int i = 1; i < 8; ++i) {
+    step(x);
+    EXPECT_EQ(w.grad().to_vector<float>()[0], i);
+  }
+  EXPECT_EQ(step.stats().plain, 2U);
+  EXPECT_TRUE(step.replayed());
 }
 
 TEST(Capture, AReplayAllocatesNothingButItsResults) {
