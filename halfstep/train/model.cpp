@@ -121,7 +121,7 @@ amp::Level Model::level_of(const ModelOptions& options) {
   return options.amp_level;
 }
 
-void Model::check(const nn::ModuleBase& network, const ModelOptions& options) {
+void Model::check(const ModelOptions& options) {
   if (!options.optimizer) {
     if (options.loss_scale_manager) {
       fail<AmpError>(
@@ -130,18 +130,8 @@ void Model::check(const nn::ModuleBase& network, const ModelOptions& options) {
     if (options.keep_batchnorm_fp32) {
       fail<AmpError>("Model: expected an optimizer beside keep_batchnorm_fp32, got none; it is an option of training");
     }
-  } else {
-    if (!options.loss) fail<Error>("Model: expected a loss beside the optimizer, got none");
-    const NamedTensors own = network.parameters();
-    for (const NamedTensor& p : options.optimizer->get().named_parameters()) {
-      if (std::any_of(own.begin(), own.end(), [&](const NamedTensor& o) { return o.tensor.is_same(p.tensor); }))
-        continue;
-      fail<Error>(
-          "Model: expected an optimizer of the network's parameters, got one that holds {} {}, which the network "
-          "doesn't "
-          "have; make it of network.parameters()",
-          p.name, p.tensor.sizes().str());
-    }
+  } else if (!options.loss) {
+    fail<Error>("Model: expected a loss beside the optimizer, got none");
   }
   std::set<std::string> names;
   for (const Metric& m : options.metrics) {

@@ -129,7 +129,7 @@ class HS_API Model {
 
   explicit Model(const Parts& parts, const ModelOptions& options);
   static amp::Level level_of(const ModelOptions& options);
-  static void check(const nn::ModuleBase& network, const ModelOptions& options);
+  static void check(const ModelOptions& options);
   History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,
               int every);
   void evaluate(const Batches& data, bool with_loss, const std::vector<Callback>& callbacks, TrainContext& context);
@@ -144,7 +144,7 @@ Model::Model(const M& network, const ModelOptions& options) : Model(parts(networ
 
 template <class M>
 Model::Parts Model::parts(const M& network, const ModelOptions& options) {
-  check(network, options);
+  check(options);
   auto shared = std::make_shared<const M>(network);
   Parts result{.module = shared, .forward = [shared](const Tensor& x) { return (*shared)(x); }, .step = {}};
   if (options.optimizer) {

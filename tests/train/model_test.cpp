@@ -357,8 +357,7 @@ TEST(Model, SaysWhatIsMissingOrDoesNotFit) {
   refused([&] { Model(net, {.loss = loss, .keep_batchnorm_fp32 = true}); }, "keep_batchnorm_fp32, got none");
   refused([&] { Model(net, {.optimizer = optimizer}); }, "Model: expected a loss beside the optimizer, got none");
   refused([&] { Model(net, {.loss = loss, .optimizer = others}); },
-          "Model: expected an optimizer of the network's parameters, got one that holds fc.weight [3, 6], which the "
-          "network doesn't have");
+          "the optimizer holds 'fc.weight' [3, 6], which is no parameter of this network; was it made of another one?");
   refused([&] { Model(net, {.metrics = {"acc", train::Accuracy{}, "acc"}}); }, "different names, got \"acc\" twice");
   refused([&] { Model(net, {.metrics = {"loss"}}); }, "expected a loss for the metric \"loss\", got none");
   Model bare{net, {.loss = loss}};
