@@ -152,7 +152,7 @@ int evaluate(const TrainOptions& o, const Data& data) {
   loaded.classifier.module->to(c.device);
   const train::AmpMode mode = train::amp_mode(c);
   if (mode.level != amp::Level::O0) {
-    amp::detail::apply_level(*loaded.classifier.module, mode.level, mode.level_dtype);
+    amp::set_level(*loaded.classifier.module, mode.level, mode.level_dtype);
   }
   train::EvalOptions options{.dtype = mode.region,
                              .batch_size = c.eval_batch_size,

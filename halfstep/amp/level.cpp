@@ -209,9 +209,7 @@ void set_precision(const Castable& module, DType dtype) {
   for (const auto& [name, inner] : module.castables()) clear(*inner);
 }
 
-namespace detail {
-
-void apply_level(const Castable& root, Level level, DType dtype) {
+void set_level(const Castable& root, Level level, DType dtype) {
   constexpr const char* kCall = "auto_mixed_precision";
   check_low(dtype, kCall);
   const std::string what = amp::name(level);
@@ -232,6 +230,8 @@ void apply_level(const Castable& root, Level level, DType dtype) {
   }
   fail<AmpError>("{}: expected a level from O0 to O3 or automatic, got number {}", kCall, static_cast<int>(level));
 }
+
+namespace detail {
 
 void apply_lists(const Castable& root, const PrecisionLists& lists) {
   constexpr const char* kCall = "custom_mixed_precision";

@@ -45,10 +45,12 @@ struct PrecisionLists {
 };
 
 namespace detail {
-HS_API void apply_level(const Castable& root, Level level, DType dtype);
 HS_API void apply_lists(const Castable& root, const PrecisionLists& lists);
 [[noreturn]] HS_API void refuse_function(Level level);
 }  // namespace detail
+
+/// auto_mixed_precision() of a network whose type is known no more.
+HS_API void set_level(const Castable& network, Level level, DType dtype);
 
 /// Runs a network at a level from now on, whatever region it is called in, and returns it (a handle on the same one).
 /// What it returns is float32. Casts happen where a value is read in another dtype, so between neighbours in 16 bits
@@ -60,7 +62,7 @@ HS_API void apply_lists(const Castable& root, const PrecisionLists& lists);
 /// MindSpore's amp.auto_mixed_precision. Throws AmpError for a dtype other than f16 and bf16.
 template <std::derived_from<Castable> M>
 M auto_mixed_precision(const M& model, Level level, DType dtype = f16) {
-  detail::apply_level(model, level, dtype);
+  set_level(model, level, dtype);
   return model;
 }
 

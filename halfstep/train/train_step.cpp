@@ -126,7 +126,7 @@ TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function
   const Precision precision = resolve(options);
   check_parameters(*network, optimizer);
   if (precision.level != amp::Level::O0) {
-    amp::detail::apply_level(*network, precision.level, precision.dtype);
+    amp::set_level(*network, precision.level, precision.dtype);
   }
   auto manager = options.loss_scale_manager;
   // bf16 has float32's range and needs no scale.

@@ -88,7 +88,7 @@ class Run {
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
     if (amp_.level != amp::Level::O0) {
-      amp::detail::apply_level(*classifier.module, amp_.level, amp_.level_dtype);
+      amp::set_level(*classifier.module, amp_.level, amp_.level_dtype);
     }
     if (config.start_epoch > 0) {
       loader_.seek({.epoch = config.start_epoch, .batch = 0});
