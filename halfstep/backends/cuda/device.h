@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU as the plug-in holds it, and its queues.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "halfstep/runtime/plugin.h"
+
+namespace hscuda {
+
+class Blas;
+class Dnn;
+
+/// What a kernel found wrong with values, which the host can't see: the first of them since it was last asked for. Lies
+/// in host memory that the GPU writes to.
+struct Fault {
+  unsigned long long call;  ///< halfstep_context.call; 0: nothing was found
+  long long value;          ///< for kIndex: the index; else of no meaning
+  long long low, high;      ///< for kIndex: the first and the last that is right
+  int code;                 ///< one of FaultCode
+  int ready;                ///< 1 when the rest has been written
+};
+enum FaultCode : int {
+  kIndex = 1,           ///< an index lies outside of its dimension
+  kTarget = 2,          ///< a class lies outside of the classes
+  kDivisionByZero = 3,  ///< an integer divided by 0
+  kProbability = 4      ///< a probability lies outside of [0, 1]
+};
+
+/// A GPU. What it needs is made when it is first used.
+class Device {
+ public:
+  Device(int index, int ordinal) : index(index), ordinal(ordinal) {}
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const int index;    ///< among the GPUs that can be used
+  const int ordinal;  ///< CUDA's number
+  cudaDeviceProp properties = {};
+  Fault* fault = nullptr;         ///< as the host sees it
+  Fault* device_fault = nullptr;  ///< as kernels see it
+  std::atomic<bool> lost{false};
+  /// Allocations are ordered here, so that giving memory back doesn't wait for the whole GPU. Null: there are no pools.
+  cudaStream_t memory_stream = nullptr;
+
+  /// Compute capability, as 10 * major + minor.
+  int capability() const { return 10 * properties.major + properties.minor; }
+  int processors() const { return properties.multiProcessorCount; }
+
+  /// Makes it the thread's current GPU, and ready if it isn't yet.
+  halfstep_status use();
+  /// check(), and notes that the GPU is lost if it is.
+  halfstep_status check(cudaError_t error, const char* what);
+  /// HALFSTEP_LOST, noted, once the GPU is lost.
+  halfstep_status present() const;
+  /// What kernels found wrong since the last call: notes it and returns HALFSTEP_FAILED, else HALFSTEP_OK. After a
+  /// wait.
+  halfstep_status outcome();
+
+  /// The matrix library on this device, opened at its first use; null when it can't be (the failure is noted). In
+  /// blas.cpp.
+  Blas* blas();
+  /// The convolution library, likewise. In dnn.cpp.
+  Dnn* dnn();
+
+ private:
+  halfstep_status prepare();
+
+  std::mutex mutex_;
+  std::atomic<bool> ready_{false};
+  std::shared_ptr<Blas> blas_;
+  std::shared_ptr<Dnn> dnn_;
+};
+
+/// A stream, behind halfstep_queue.
+struct Queue {
+  Device* device;
+  cudaStream_t stream;
+};
+
+/// Finds the GPUs; none without a driver. Called once, before everything else.
+void find_devices(const halfstep_host* host);
+/// How many there are.
+int device_count();
+/// One of them; null, and noted, when there is no such one.
+Device* device_at(int32_t index);
+
+/// Whether float32 products may be computed in TF32 (19 bits, of which 10 of mantissa). Off at first, as in PyTorch;
+/// HALFSTEP_TF32=1 or allow_tf32() turn it on.
+bool tf32_allowed();
+void allow_tf32(bool allowed);
+
+}  // namespace hscuda

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a kernel says that a value is wrong. The host learns of it when it next waits; until then the kernel must neither
+// read nor write what the value points to.
+#pragma once
+
+#include "device.h"
+
+namespace hscuda {
+
+/// The first report since the host last asked is kept; later ones are dropped.
+__device__ inline void report(Fault* fault, unsigned long long call, FaultCode code, long long value = 0,
+                              long long low = 0, long long high = 0) {
+  if (atomicCAS_system(&fault->call, 0ull, call) != 0ull) return;
+  fault->code = code;
+  fault->value = value;
+  fault->low = low;
+  fault->high = high;
+  __threadfence_system();
+  *static_cast<volatile int*>(&fault->ready) = 1;
+}
+
+}  // namespace hscuda

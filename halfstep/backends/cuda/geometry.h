@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sizes of launches and the places of elements: plain arithmetic, which tests check on the host.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "halfstep/runtime/plugin.h"
+
+#if defined(__CUDACC__)
+#define HSCUDA_BOTH __host__ __device__
+#else
+#define HSCUDA_BOTH
+#endif
+
+namespace hscuda {
+
+inline constexpr int kThreads = 256;  ///< of a block, where nothing else is said
+
+HSCUDA_BOTH constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/// Blocks for `work` pieces, `each` to a block, but no more than `most`: kernels walk on by the grid's size.
+constexpr unsigned grid_size(int64_t work, int64_t each, int64_t most = int64_t{1} << 20) {
+  return static_cast<unsigned>(std::clamp<int64_t>(divide_up(work, each), 1, most));
+}
+
+/// Division of numbers below 2^31 by one number, as a product and a shift: Granlund and Montgomery, "Division by
+/// invariant integers using multiplication" (PLDI 1994).
+struct Divisor {
+  uint32_t divisor = 1, magic = 1, shift = 0;
+  Divisor() = default;
+  explicit constexpr Divisor(uint32_t d) : divisor(d), shift(static_cast<uint32_t>(std::bit_width(d - 1))) {
+    const uint64_t one = 1;
+    magic = static_cast<uint32_t>(((one << 32) * ((one << shift) - d)) / d + 1);
+  }
+  HSCUDA_BOTH uint32_t divide(uint32_t n) const {
+#if defined(__CUDA_ARCH__)
+    const uint32_t high = __umulhi(n, magic);
+#else
+    const auto high = static_cast<uint32_t>((uint64_t{n} * magic) >> 32);
+#endif
+    return (high + n) >> shift;
+  }
+};
+
+/// Where the elements of N tensors that are walked together lie. Tensor 0 is the result, whose shape the others
+/// broadcast to. Dimensions are in the order of the result's memory, the fastest first, merged where all tensors lie
+/// straight across them, so that most calls have one. A plain struct: kernels get it by value.
+template <int N>
+struct Layout {
+  int64_t numel = 0;
+  int ndim = 0;  ///< at least 1
+  int64_t sizes[HALFSTEP_MAX_DIMS] = {};
+  int64_t strides[HALFSTEP_MAX_DIMS][N] = {};
+  Divisor divisors[HALFSTEP_MAX_DIMS];
+
+  /// Whether every tensor is one run of elements without gaps.
+  bool linear() const {
+    if (ndim != 1) return false;
+    for (int k = 0; k < N; ++k) {
+      if (strides[0][k] != 1 && numel != 1) return false;
+    }
+    return true;
+  }
+  /// Whether indices fit 31 bits.
+  bool narrow() const { return numel < (int64_t{1} << 31); }
+
+  /// The places of element i, in elements. `I` is uint32_t where narrow().
+  template <class I>
+  HSCUDA_BOTH void places(I i, int64_t (&at)[N]) const {
+    for (int k = 0; k < N; ++k) at[k] = 0;
+    for (int d = 0; d < HALFSTEP_MAX_DIMS; ++d) {
+      if (d >= ndim) break;
+      I next, index;
+      if (d == ndim - 1) {
+        next = 0, index = i;
+      } else if constexpr (sizeof(I) == 4) {
+        next = divisors[d].divide(i);
+        index = i - next * divisors[d].divisor;
+      } else {
+        next = i / static_cast<I>(sizes[d]);
+        index = i - next * static_cast<I>(sizes[d]);
+      }
+      for (int k = 0; k < N; ++k) at[k] += static_cast<int64_t>(index) * strides[d][k];
+      i = next;
+    }
+  }
+};
+
+/// The layout of tensors[0] and those that broadcast to it.
+template <int N>
+Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N]) {
+  Layout<N> layout;
+  const halfstep_tensor& result = *tensors[0];
+  layout.numel = result.numel;
+  int order[HALFSTEP_MAX_DIMS], n = 0;
+  for (int d = result.ndim - 1; d >= 0; --d) {
+    if (result.sizes[d] != 1) order[n++] = d;
+  }
+  std::stable_sort(order, order + n, [&](int a, int b) { return result.strides[a] < result.strides[b]; });
+  for (int i = 0; i < n; ++i) {
+    const int64_t size = result.sizes[order[i]];
+    int64_t stride[N];
+    for (int k = 0; k < N; ++k) {
+      const halfstep_tensor& t = *tensors[k];
+      const int d = order[i] - (result.ndim - t.ndim);
+      stride[k] = d < 0 || t.sizes[d] == 1 ? 0 : t.strides[d];
+    }
+    const int last = layout.ndim - 1;
+    bool straight = last >= 0;
+    for (int k = 0; straight && k < N; ++k) straight = stride[k] == layout.strides[last][k] * layout.sizes[last];
+    if (straight) {
+      layout.sizes[last] *= size;
+    } else {
+      layout.sizes[layout.ndim] = size;
+      for (int k = 0; k < N; ++k) layout.strides[layout.ndim][k] = stride[k];
+      ++layout.ndim;
+    }
+  }
+  if (layout.ndim == 0) {
+    layout.ndim = 1;
+    layout.sizes[0] = 1;
+    for (int k = 0; k < N; ++k) layout.strides[0][k] = 1;
+  }
+  if (layout.narrow() && layout.numel > 0) {
+    for (int d = 0; d < layout.ndim; ++d) layout.divisors[d] = Divisor(static_cast<uint32_t>(layout.sizes[d]));
+  }
+  return layout;
+}
+
+}  // namespace hscuda
