@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "collectives.h"
 #include "device.h"
 #include "errors.h"
 #include "kernel.h"
@@ -365,14 +366,14 @@ const halfstep_plugin_table& table() {
       .graph_end = nullptr,
       .graph_launch = nullptr,
       .graph_destroy = nullptr,
-      .group_id = nullptr,
-      .group_create = nullptr,
-      .group_destroy = nullptr,
-      .group_abort = nullptr,
-      .all_reduce = nullptr,
-      .broadcast = nullptr,
-      .all_gather = nullptr,
-      .reduce_scatter = nullptr,
+      .group_id = collectives::group_id,
+      .group_create = collectives::group_create,
+      .group_destroy = collectives::group_destroy,
+      .group_abort = collectives::group_abort,
+      .all_reduce = collectives::all_reduce,
+      .broadcast = collectives::broadcast,
+      .all_gather = collectives::all_gather,
+      .reduce_scatter = collectives::reduce_scatter,
   };
   return all;
 }
