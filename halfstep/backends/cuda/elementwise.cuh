@@ -23,7 +23,8 @@ inline constexpr int kPacksPerThread = 4;
 
 /// f of the elements number j of packs.
 template <class F, class Packs, std::size_t... k>
-__device__ __forceinline__ auto at_place(const F& f, const Packs& packs, int j, std::index_sequence<k...>) {
+__device__ __forceinline__ auto at_place(const F& f, const Packs& packs, [[maybe_unused]] int j,
+                                         std::index_sequence<k...>) {
   return f(value_of(std::get<k>(packs).values[j])...);
 }
 
