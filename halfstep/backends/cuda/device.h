@@ -73,6 +73,7 @@ class Device {
   std::mutex mutex_;
   std::atomic<bool> ready_{false};
   std::shared_ptr<Blas> blas_;
+  std::atomic<Blas*> opened_blas_{nullptr};  // asked for by every product
   std::shared_ptr<Dnn> dnn_;
 };
 

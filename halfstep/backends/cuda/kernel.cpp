@@ -43,7 +43,7 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
     std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
     return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
   };
-  for (const auto family : {copy_kernels()}) {
+  for (const auto family : {copy_kernels(), matmul_kernels(), attention_kernels()}) {
     for (const KernelDef& def : family) {
       if (std::string_view(def.op) != op) continue;
       if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");

@@ -86,6 +86,8 @@ struct KernelDef {
 
 // The families, a file each: kernels_FAMILY.cu (.cpp where all is done by a library).
 std::span<const KernelDef> copy_kernels();
+std::span<const KernelDef> matmul_kernels();
+std::span<const KernelDef> attention_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies and conversions between any layouts and dtypes, and fills.
+#include "copy.h"
 #include "elementwise.cuh"
 
 namespace hscuda {
@@ -27,8 +28,8 @@ bool with_quick(int dtype, F&& f) {
   }
 }
 
-// Every pair of dtypes in one kernel, by way of a type that holds every value of the source, so that the one rounding is
-// the one into the result. Slower than a kernel of its own, and a hundred kernels fewer.
+// Every pair of dtypes in one kernel, by way of a type that holds every value of the source, so that the one rounding
+// is the one into the result. Slower than a kernel of its own, and a hundred kernels fewer.
 template <class Middle>
 __global__ void __launch_bounds__(kThreads)
     convert_any(Layout<2> layout, void* to, int to_dtype, const void* from, int from_dtype) {
@@ -48,6 +49,8 @@ __global__ void __launch_bounds__(kThreads)
     });
   }
 }
+
+}  // namespace
 
 void copy_view(const Call& call, const Tensor& to, const Tensor& from) {
   if (to.numel == 0) return;
@@ -71,6 +74,8 @@ void copy_view(const Call& call, const Tensor& to, const Tensor& from) {
   launch(call, how, is_floating(from.dtype) ? convert_any<double> : convert_any<int64_t>, layout, to.data,
          static_cast<int>(to.dtype), from.data, static_cast<int>(from.dtype));
 }
+
+namespace {
 
 halfstep_status copy(Call& call) {
   copy_view(call, call.out[0], call.in[call.n - 1]);
