@@ -13,7 +13,7 @@
 
 #include "fiber.h"
 
-#define HSCUDA_PLACE __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
+#define HSCUDA_PLACE __thread __attribute__((visibility("hidden")))
 HSCUDA_PLACE uint3 threadIdx;
 HSCUDA_PLACE uint3 blockIdx;
 HSCUDA_PLACE uint3 blockDim;

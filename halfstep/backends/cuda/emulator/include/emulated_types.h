@@ -57,8 +57,9 @@ inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; 
 inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 inline int3 make_int3(int x, int y, int z) { return {x, y, z}; }
 
-// Where the running thread is. Read all the time: without the call that a library's thread-local variables need else.
-#define HSCUDA_PLACE extern __thread __attribute__((tls_model("initial-exec"), visibility("hidden")))
+// Where the running thread is. The static model, which is quicker still, would need room that the program's start has
+// set aside for this library and all the shared memory of its kernels.
+#define HSCUDA_PLACE extern __thread __attribute__((visibility("hidden")))
 HSCUDA_PLACE uint3 threadIdx;
 HSCUDA_PLACE uint3 blockIdx;
 HSCUDA_PLACE uint3 blockDim;
