@@ -13,12 +13,7 @@
 
 #include "fiber.h"
 
-#define HSCUDA_PLACE __thread __attribute__((visibility("hidden")))
-HSCUDA_PLACE uint3 threadIdx;
-HSCUDA_PLACE uint3 blockIdx;
-HSCUDA_PLACE uint3 blockDim;
-HSCUDA_PLACE uint3 gridDim;
-#undef HSCUDA_PLACE
+uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace hscuda::emulator {
 namespace {
@@ -36,6 +31,13 @@ struct Thread {
   std::source_location where;
   uint3 index;
   Fiber* fiber;
+};
+
+/// Bits for the lanes of a warp.
+struct Warp {
+  unsigned there;    ///< that the block has
+  unsigned waiting;  ///< in a meeting of the warp
+  unsigned done;     ///< that have returned
 };
 
 enum class Order { kForward, kReverse, kRandom };
@@ -93,7 +95,8 @@ class Scheduler {
   void wait();
   void release(unsigned first, unsigned count, unsigned mask);
   void check_barrier();
-  bool check_warp(unsigned warp, unsigned mask);
+  void check_warp(Thread& thread);
+  void leave_warp(const Thread& thread);
   void finish_warp(unsigned first, unsigned mask);
   [[noreturn]] void wrong(const std::string& what) const;
   uint64_t random() {
@@ -110,6 +113,7 @@ class Scheduler {
   uint64_t seed_ = 0;
   bool alone_ = true;
   std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
   unsigned count_ = 0;
   std::vector<Thread*> ready_;  // a queue, from next_ on
   std::size_t next_ = 0;
@@ -162,11 +166,11 @@ void Scheduler::wrong(const std::string& what) const {
 
 // Thread-local variables are touched here only, and not inlined: the caller may have come from another thread of the
 // CPU.
-__attribute__((noinline)) void Scheduler::run_body() {
+void Scheduler::run_body() {
   threadIdx = now_->index;
   (*body_)();
 }
-__attribute__((noinline)) void Scheduler::resume_here(Thread* thread) {
+void Scheduler::resume_here(Thread* thread) {
   now_ = thread;
   threadIdx = thread->index;
 }
@@ -199,6 +203,7 @@ void Scheduler::work() {
     run_body();
     thread->state = State::kDone;
     ++done_;
+    leave_warp(*thread);
     check_barrier();
     Fiber* self = running_;
     Thread* next = pick();
@@ -233,8 +238,9 @@ void Scheduler::release(unsigned first, unsigned count, unsigned mask) {
   if (next_ >= 4096) ready_.erase(ready_.begin(), ready_.begin() + static_cast<std::ptrdiff_t>(next_)), next_ = 0;
   for (unsigned k = 0; k < count; ++k) {
     const unsigned i = order_ == Order::kReverse ? count - 1 - k : k;
+    if (mask != 0 && (mask >> i & 1u) == 0) continue;
     Thread& thread = threads_[first + i];
-    if (mask != 0 ? (mask >> i & 1u) == 0 : thread.state != State::kWaiting) continue;
+    if (mask == 0 && thread.state != State::kWaiting) continue;
     thread.state = State::kReady;
     ready_.push_back(&thread);
   }
@@ -270,28 +276,27 @@ int Scheduler::meet_block(Meeting what, int predicate, const std::source_locatio
   return static_cast<int>(thread.answer);
 }
 
-// Whether all lanes of the mask are there.
-bool Scheduler::check_warp(unsigned first, unsigned mask) {
-  const Thread& mine = *now_;
+// Lets the lanes go on that `thread` meets, if all have come.
+void Scheduler::check_warp(Thread& thread) {
+  Warp& warp = warps_[thread.number / 32];
+  const unsigned first = thread.number / 32 * 32;
+  unsigned mask = thread.mask;
+  // To a barrier, but to nothing else, a lane that has returned counts as come.
+  if (thread.what == Meeting::kSyncWarp) mask &= ~warp.done;
+  if ((warp.waiting & mask) != mask) return;
   for (unsigned left = mask; left != 0; left &= left - 1) {
-    const unsigned i = first + static_cast<unsigned>(std::countr_zero(left));
-    if (i >= count_) wrong("names lanes that its block doesn't have");
-    const Thread& other = threads_[i];
-    if (other.state == State::kDone) {
-      if (mine.what == Meeting::kSyncWarp) continue;
-      wrong("names a lane that has returned");
-    }
-    if (other.state != State::kWaiting) return false;
-    if (of_block(other.what)) return false;  // the report of who waits where comes when nobody can go on
-    if (other.what != mine.what || other.mask != mask || other.where.line() != mine.where.line()) {
+    const Thread& other = threads_[first + static_cast<unsigned>(std::countr_zero(left))];
+    if (other.what != thread.what || other.mask != thread.mask || other.where.line() != thread.where.line()) {
       wrong("meets lanes of its warp that are elsewhere");
     }
   }
-  return true;
+  if (thread.what != Meeting::kSyncWarp) finish_warp(first, mask);
+  warp.waiting &= ~mask;
+  release(first, 32, mask);
 }
 
 void Scheduler::finish_warp(unsigned first, unsigned mask) {
-  const Meeting what = now_->what;
+  const Meeting what = threads_[first + static_cast<unsigned>(std::countr_zero(mask))].what;
   uint64_t all = 0;
   bool begun = false;
   for (unsigned left = mask; left != 0; left &= left - 1) {
@@ -352,22 +357,29 @@ uint64_t Scheduler::meet_warp(Meeting what, unsigned mask, uint64_t value, int s
   Thread& thread = *now_;
   thread.state = State::kWaiting;
   thread.what = what, thread.mask = mask, thread.where = where, thread.value = value, thread.source = source & 31;
+  Warp& warp = warps_[thread.number / 32];
   if ((mask >> (thread.number % 32) & 1u) == 0) wrong("isn't named by its own mask");
-  const unsigned first = thread.number / 32 * 32;
-  if (check_warp(first, mask)) {
-    if (what != Meeting::kSyncWarp) finish_warp(first, mask);
-    unsigned waiting = mask;
-    for (unsigned i = 0; i < 32; ++i) {
-      if ((mask >> i & 1u) != 0 && threads_[first + i].state != State::kWaiting) waiting &= ~(1u << i);
-    }
-    release(first, std::min(32u, count_ - first), waiting);
-  }
+  if ((mask & ~warp.there) != 0) wrong("names lanes that its block doesn't have");
+  if (what != Meeting::kSyncWarp && (mask & warp.done) != 0) wrong("names a lane that has returned");
+  warp.waiting |= 1u << thread.number % 32;
+  check_warp(thread);
   wait();
   return thread.answer;
 }
 
+void Scheduler::leave_warp(const Thread& thread) {
+  Warp& warp = warps_[thread.number / 32];
+  warp.done |= 1u << thread.number % 32;
+  // Those who wait for each other at a barrier of the warp may have waited for this one only.
+  for (unsigned left = warp.waiting; left != 0; left &= left - 1) {
+    Thread& other = threads_[thread.number / 32 * 32 + static_cast<unsigned>(std::countr_zero(left))];
+    if (other.state == State::kWaiting && other.what == Meeting::kSyncWarp) check_warp(other);
+  }
+}
+
 void Scheduler::run_block() {
   done_ = at_barrier_ = 0;
+  for (Warp& warp : warps_) warp.waiting = warp.done = 0;
   ready_.clear();
   next_ = 0;
   for (unsigned i = 0; i < count_; ++i) {
@@ -408,6 +420,8 @@ void Scheduler::run(dim3 grid, dim3 block, std::size_t shared, bool alone, const
   count_ = block.x * block.y * block.z;
   if (threads_.size() < count_) threads_.resize(count_);
   if (!alone) {
+    warps_.assign((count_ + 31) / 32, {~0u, 0, 0});
+    if (count_ % 32 != 0) warps_.back().there = (1u << count_ % 32) - 1;
     for (unsigned i = 0; i < count_; ++i) {
       threads_[i].number = i;
       threads_[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};

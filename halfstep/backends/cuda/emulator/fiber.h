@@ -2,8 +2,9 @@
 // A stack of its own, and the switch between two of them.
 #pragma once
 
-#include <setjmp.h>
+#if !defined(__x86_64__)
 #include <ucontext.h>
+#endif
 
 #include <cstddef>
 
@@ -14,27 +15,28 @@ namespace hscuda::emulator {
 class Fiber {
  public:
   /// The calling thread's own stack.
-  Fiber() = default;
+  Fiber();
   /// A new stack. `main` is called at the first switch.
   Fiber(void (*main)(void*), void* argument);
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Stops this one, which is running, and goes on with `next` where it stopped.
+  /// Stops this one, which is running, and goes on with `next` where it stopped. One thread at a time switches.
   void switch_to(Fiber& next);
 
  private:
-  static void enter(unsigned low, unsigned high);
-  void entered();
+  static void enter();
+  void arrived();
 
   void (*main_)(void*) = nullptr;
   void* argument_ = nullptr;
   void* memory_ = nullptr;  // with a page at its lower end that can't be touched
-  std::size_t size_ = 0;
-  bool started_ = true;
-  jmp_buf point_;
+#if defined(__x86_64__)
+  void* top_ = nullptr;  // of the stack where it stopped
+#else
   ucontext_t context_;
+#endif
   // For the sanitizers, which must know on which stack they are.
   void* fake_ = nullptr;
   const void* bottom_ = nullptr;

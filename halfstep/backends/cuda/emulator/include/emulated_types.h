@@ -15,8 +15,10 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// One block runs at a time on a thread of the CPU, and the fibers of its threads share that thread's variables.
-#define __shared__ static thread_local
+// One block runs at a time in the program, and its threads share what is there once. (Thread-local it can't be: a
+// library that is loaded late gets room for a few bytes of that only.) What it holds at a block's start is what the one
+// before has left, or 0: reading it unwritten isn't found. dynamic_shared() is filled with NaN.
+#define __shared__ static
 
 struct uint3 {
   unsigned x, y, z;
@@ -57,13 +59,12 @@ inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; 
 inline float3 make_float3(float x, float y, float z) { return {x, y, z}; }
 inline int3 make_int3(int x, int y, int z) { return {x, y, z}; }
 
-// Where the running thread is. The static model, which is quicker still, would need room that the program's start has
-// set aside for this library and all the shared memory of its kernels.
-#define HSCUDA_PLACE extern __thread __attribute__((visibility("hidden")))
-HSCUDA_PLACE uint3 threadIdx;
-HSCUDA_PLACE uint3 blockIdx;
-HSCUDA_PLACE uint3 blockDim;
-HSCUDA_PLACE uint3 gridDim;
-#undef HSCUDA_PLACE
+// Where the running thread is.
+#pragma GCC visibility push(hidden)
+extern uint3 threadIdx;
+extern uint3 blockIdx;
+extern uint3 blockDim;
+extern uint3 gridDim;
+#pragma GCC visibility pop
 
 inline constexpr int warpSize = 32;
