@@ -63,8 +63,18 @@ halfstep_status Device::prepare() {
     if (const auto status =
             check(cudaHostAlloc(&memory, sizeof(Fault), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc"))
       return status;
+    void* claim = nullptr;
+    halfstep_status status = check(cudaMalloc(&claim, sizeof(unsigned)), "cudaMalloc");
+    if (status == HALFSTEP_OK) status = check(cudaMemset(claim, 0, sizeof(unsigned)), "cudaMemset");
+    // A fill of the GPU's memory may still be under way when its call returns.
+    if (status == HALFSTEP_OK) status = check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    if (status != HALFSTEP_OK) {
+      cudaFreeHost(memory);
+      return status;
+    }
     fault = static_cast<Fault*>(memory);
     *fault = {};
+    fault->claim = static_cast<unsigned*>(claim);
   }
   if (const auto status = check(cudaHostGetDevicePointer(&seen, fault, 0), "cudaHostGetDevicePointer")) return status;
   device_fault = static_cast<Fault*>(seen);
@@ -102,9 +112,9 @@ halfstep_status Device::outcome() {
   std::atomic_ref ready(fault->ready);
   if (ready.load(std::memory_order_acquire) == 0) return HALFSTEP_OK;
   const Fault found = *fault;
-  ready.store(0, std::memory_order_relaxed);
+  ready.store(0, std::memory_order_release);
   // From here on kernels may report again.
-  std::atomic_ref(fault->call).store(0, std::memory_order_release);
+  if (const auto status = check(cudaMemset(fault->claim, 0, sizeof(unsigned)), "cudaMemset")) return status;
   switch (found.code) {
     case kIndex:
       if (found.high < found.low) {

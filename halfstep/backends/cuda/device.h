@@ -18,9 +18,10 @@ class Dnn;
 /// What a kernel found wrong with values, which the host can't see: the first of them since it was last asked for. Lies
 /// in host memory that the GPU writes to.
 struct Fault {
-  unsigned long long call;  ///< halfstep_context.call; 0: nothing was found
-  long long value;          ///< for kIndex: the index; else of no meaning
-  long long low, high;      ///< for kIndex: the first and the last that is right
+  unsigned* claim;          ///< in the GPU's memory: the first kernel to raise it to 1 writes the rest
+  unsigned long long call;  ///< halfstep_context.call
+  long long value;          ///< for kIndex: the index; for kTarget: the class; else of no meaning
+  long long low, high;      ///< for these: the first and the last that is right
   int code;                 ///< one of FaultCode
   int ready;                ///< 1 when the rest has been written
 };

@@ -10,7 +10,9 @@ namespace hscuda {
 /// The first report since the host last asked is kept; later ones are dropped.
 __device__ inline void report(Fault* fault, unsigned long long call, FaultCode code, long long value = 0,
                               long long low = 0, long long high = 0) {
-  if (atomicCAS_system(&fault->call, 0ull, call) != 0ull) return;
+  // Claimed in the GPU's own memory: across the bus to the host's not every machine has atomic operations.
+  if (atomicExch(fault->claim, 1u) != 0u) return;
+  fault->call = call;
   fault->code = code;
   fault->value = value;
   fault->low = low;
