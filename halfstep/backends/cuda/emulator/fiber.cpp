@@ -75,9 +75,8 @@ Fiber::Fiber(void (*main)(void*), void* argument) : main_(main), argument_(argum
   const std::size_t offset = number++ % 32 * 128;
 #if defined(__x86_64__)
   // As if enter() had been called from nowhere: its own address, where the switch takes six registers and returns to,
-  // with a return address of 0 behind it.
+  // with a return address of 0 behind it, which is 8 bytes below a multiple of 16: vectors on the stack rely on that.
   auto** top = reinterpret_cast<void**>(static_cast<char*>(memory_) + page() + kStack - offset);
-  *--top = nullptr;
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&Fiber::enter);
   for (int i = 0; i < 6; ++i) *--top = nullptr;
