@@ -7,6 +7,10 @@ PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 BENCH_FLAGS ?=
 CMAKE_FLAGS ?=
+# The plug-in for NVIDIA GPUs: auto (where a driver and nvcc are found), 1 or 0; and the compute capabilities it is for:
+# those of this machine's GPUs, `all`, or such as "80 90".
+CUDA ?= auto
+CUDA_ARCHITECTURES ?=
 # Every build folder shares one copy of oneDNN.
 export HALFSTEP_DEPS ?= $(CURDIR)/build/_deps
 export CTEST_OUTPUT_ON_FAILURE = 1
@@ -17,17 +21,22 @@ CTEST = ctest --test-dir $(1) -j $(JOBS) --no-tests=error
 configure = @[ -e $(1)/build.ninja ] || [ -e $(1)/Makefile ] || \
 	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) $(CMAKE_FLAGS)
 
+# The main build folder: also when what is to be built for GPUs has changed.
+configure_main = @scripts/cuda_options.sh "$(CUDA)" "$(CUDA_ARCHITECTURES)" $(BUILD)/cuda.cmake || exit 1; \
+	{ [ -e $(BUILD)/build.ninja ] || [ -e $(BUILD)/Makefile ]; } && [ $(BUILD)/configured -nt $(BUILD)/cuda.cmake ] || \
+	{ cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -C $(BUILD)/cuda.cmake $(CMAKE_FLAGS) && touch $(BUILD)/configured; }
+
 .PHONY: all setup demo test slow bench bench-kernels lint tidy format docs fuzz asan tsan install clean distclean help
 
 all: setup  ## build the library, the program, the examples and the tests (the default)
-	$(call configure,$(BUILD))
+	$(configure_main)
 	@cmake --build $(BUILD) -j $(JOBS)
 
 setup:
 	@scripts/setup.sh build
 
 demo: setup  ## install what is missing, build, and train a network in f16 beside float32
-	$(call configure,$(BUILD))
+	$(configure_main)
 	@cmake --build $(BUILD) -j $(JOBS) --target halfstep_cli
 	@scripts/demo.sh $(BUILD)/bin/halfstep
 
@@ -38,12 +47,12 @@ slow: all  ## run the tests that take minutes
 	@$(call CTEST,$(BUILD)) -L slow
 
 bench: setup  ## measure; a table beside PyTorch and JAX where they can be installed (BENCH_FLAGS=--quick)
-	$(call configure,$(BUILD))
+	$(configure_main)
 	@cmake --build $(BUILD) -j $(JOBS) --target bench_server
 	@scripts/bench.sh $(BUILD) $(BENCH_FLAGS)
 
 bench-kernels: setup  ## measure kernel by kernel
-	$(call configure,$(BUILD))
+	$(configure_main)
 	@cmake --build $(BUILD) -j $(JOBS) --target benchmarks
 	@scripts/bench.sh --kernels $(BUILD)
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cli/devices_check.h"
 #include "cli/options.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -20,6 +21,8 @@ struct Options {
   std::string device;
   std::vector<std::string> ops;
   bool list_ops = false;
+  bool check = false;
+  bool quick = false;
 };
 
 constexpr DType kShown[] = {DType::f32, DType::f16, DType::bf16, DType::f64,    DType::i64,
@@ -64,6 +67,7 @@ void print_device(const DeviceInfo& d) {
   if (d.profile) has.emplace_back("profiling");
   has.push_back(fmt::format("{} priorit{} of queues", d.priorities, d.priorities == 1 ? "y" : "ies"));
   fmt::print("  has: {}\n", fmt::join(has, ", "));
+  if (const std::string state = check_state(d); !state.empty()) fmt::print("  {}\n", state);
 }
 
 // One op on one device: in which dtypes its kernel is native, and why not in the others.
@@ -112,6 +116,12 @@ void print_op(const Op& op, Device device) {
 }
 
 int run(const Options& o) {
+  if (o.check) {
+    if (o.device.empty()) throw UsageError("--check: expected the device to check, as NAME or NAME:INDEX");
+    if (o.list_ops) throw UsageError("--check: --ops is given too; each is a command of its own");
+    return run_check(o.device, o.quick);
+  }
+  if (o.quick) throw UsageError("--quick: belongs to --check, which is not given");
   std::vector<Device> chosen;
   if (!o.device.empty()) chosen.push_back(as_usage([&] { return Device(o.device); }));
   for (const std::string& n : o.ops) {
@@ -157,6 +167,10 @@ void add_devices(CLI::App& program, int& status) {
   verb->add_option("--ops", o->ops, "List the ops too (all, or those named): native, composed or on the CPU, and why")
       ->expected(0, 1024)
       ->type_name("[NAME...]");
+  verb->add_flag(
+      "--check", o->check,
+      "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept when all is well");
+  verb->add_flag("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   verb->callback([o, verb, &status] {
     o->list_ops = verb->count("--ops") > 0;
     std::erase(o->ops, "");

@@ -11,6 +11,7 @@
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/data/digits.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
@@ -90,6 +91,7 @@ void add_common(CLI::App& verb, CommonOptions& o, bool model_required) {
   add_word(verb, "--device", o.device, "Device, as NAME or NAME:INDEX (see `halfstep devices`)");
   add_whole(verb, "--gpu", o.gpu, 0, 1023, "The same as --device cuda:N")->type_name("N");
   add_whole(verb, "--threads", o.threads, 1, kMostThreads, "Threads that compute (default: all processors)");
+  verb.add_flag("--tf32", o.tf32, "Devices that can may compute float32 products and convolutions in TF32");
 }
 
 Device apply_common(const CommonOptions& o) {
@@ -101,6 +103,7 @@ Device apply_common(const CommonOptions& o) {
   const std::string name = o.gpu >= 0 ? fmt::format("cuda:{}", o.gpu) : o.device;
   const Device device = as_usage([&] { return Device(name); });
   if (o.threads > 0) set_num_threads(o.threads);
+  if (o.tf32) set_float32_precision(Float32Precision::high);
   return device;
 }
 

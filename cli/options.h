@@ -27,10 +27,11 @@ struct CommonOptions {
   std::string device = "cpu";
   int gpu = -1;
   int threads = 0;
+  bool tf32 = false;
 };
-/// Adds MODEL, --device, --gpu and --threads.
+/// Adds MODEL, --device, --gpu, --threads and --tf32.
 void add_common(CLI::App& verb, CommonOptions& options, bool model_required = true);
-/// Checks the model, sets the threads and returns the device. Throws UsageError.
+/// Checks the model, sets the threads and the precision of float32, and returns the device. Throws UsageError.
 Device apply_common(const CommonOptions& options);
 
 /// A whole number from `least` (at least 0) to `most`. Throws UsageError naming the flag.

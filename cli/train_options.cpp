@@ -291,6 +291,7 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put("seed", c.seed);
   put("device", c.device.str());
   if (o.threads > 0) put("threads", o.threads);
+  put("tf32", o.tf32);
   put("workers", c.workers);
   put("limit", c.limit);
   for (const auto& [flag, value] : c.data_flags) put(flag.c_str(), value);

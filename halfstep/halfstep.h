@@ -112,6 +112,7 @@
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/fallback.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/parallel.h"

@@ -14,6 +14,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/float32_precision_internal.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep {
@@ -115,6 +116,7 @@ PluginReport use_table(const halfstep_plugin_table& given, const std::string& or
               table.broadcast, table.all_gather, table.reduce_scatter);
   // Lives to the end: tensors may outlast everything else.
   DeviceBackend* backend = std::make_unique<DeviceBackend>(table, origin).release();
+  detail::tell_float32_precision(*backend);
   return {.path = origin,
           .kind = backend->kind,
           .vendor = table.vendor ? table.vendor : "",

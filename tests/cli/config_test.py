@@ -169,7 +169,7 @@ class Saving(ConfigTest):
     def test_knows_every_flag(self):
         self.train("--epochs", "1", "--limit", "64", "--out", "run")
         out = self.run_program("train", "--help")[1]
-        flags = set(re.findall(r"^  (?:-\w,)?--([a-z-]+)", out, re.M))
+        flags = set(re.findall(r"^  (?:-\w,)?--([a-z0-9-]+)", out, re.M))
         self.assertGreater(len(flags), 45)
         saved = keys(self.config())
         self.assertEqual(len(set(saved)), len(saved))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on another device than the CPU: the simulated one. Results, fallback, faults, checkpoints, lists."""
+import json
+import re
 import unittest
 
 from program import ProgramTest, Safetensors, events
@@ -104,6 +106,60 @@ class Faults(ProgramTest):
         out = self.train_with("")
         soon = [e["loss"] for e in events(self.folder / "run/log.jsonl") if e["event"] == "step"]
         self.assertEqual(late, soon)
+
+
+class Checks(ProgramTest):
+    """halfstep devices --check: a device beside the CPU."""
+
+    def check(self, *arguments, faults=""):
+        return self.run_program("devices", "--check", *arguments, timeout=240,
+                                env={"HALFSTEP_SIM_FAULTS": faults, "XDG_STATE_HOME": str(self.folder / "state")})
+
+    def test_passes_and_is_remembered(self):
+        out = self.check("sim")
+        self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+        self.assertEqual(out.stderr, "")
+        self.assertRegex(out.stdout, r"(?m)^ok +optimizers, master weights +f16 +\d+ cases +0\.\d+ +\d+\.\d s +native")
+        self.assertRegex(out.stdout, r"(?m)^ok +softmax +f32 +\d+ cases +0\.\d+ +\d+\.\d s +on the CPU: ")
+        self.assertRegex(out.stdout, r"(?m)^ +worst: .*; bound: 1 x 2\^-11 \|x\| \+ ")
+        self.assertRegex(out.stdout, r"(?m)^ok +training an MLP +f16 AMP")
+        self.assertRegex(out.stdout.splitlines()[-1], r"^sim:0: passed: \d+ lines, \d+ s$")
+        records = list((self.folder / "state/halfstep/devices").iterdir())
+        self.assertEqual([r.name for r in records], ["sim-simulated-accelerator.json"])
+        state = {"XDG_STATE_HOME": str(self.folder / "state")}
+        listed = self.run_program("devices", env=state).stdout
+        self.assertEqual(len(re.findall(r"(?m)^  checked \d{4}-\d\d-\d\d$", listed)), 2, "both are of this hardware")
+        # What was checked was another version.
+        record = json.loads(records[0].read_text())
+        records[0].write_text(json.dumps({**record, "version": "0.9"}))
+        listed = self.run_program("devices", "sim", env=state).stdout
+        self.assertRegex(listed, r"(?m)^  checked \S+ with version 0\.9 and Halfstep \S+: run halfstep devices --check sim$")
+
+    def test_fails_on_a_wrong_value_and_keeps_no_record(self):
+        out = self.check("sim:1", "--quick", faults="corrupt:linear:1")
+        self.assertEqual(out.returncode, 1, out.stdout)
+        self.assertRegex(out.stdout, r"(?m)^FAILED matrix products +f32")
+        self.assertIn("linear: result 0, element", out.stdout)
+        self.assertRegex(out.stdout.splitlines()[-1], r"^sim:1: FAILED: 1 of \d+ lines")
+        self.assertFalse((self.folder / "state").exists())
+        # sim asks for no check, so that nothing is said.
+        self.assertNotIn("check", self.run_program("devices", env={"XDG_STATE_HOME": str(self.folder / "state")}).stdout)
+
+    def test_a_lost_device_is_a_failure(self):
+        out = self.check("sim", "--quick", faults="lost:500")
+        self.assertEqual(out.returncode, 1)
+        self.assertIn("the device was lost before the end", out.stdout)
+
+    def test_a_quick_check_keeps_no_record(self):
+        out = self.check("sim", "--quick")
+        self.assertEqual(out.returncode, 0, out.stdout)
+        self.assertFalse((self.folder / "state").exists())
+
+    def test_wrong_usage(self):
+        self.refused(2, "expected the device", "devices", "--check")
+        self.refused(2, "belongs to --check", "devices", "--quick")
+        self.refused(2, "expected one of cpu, sim", "devices", "--check", "simm")
+        self.refused(2, "--ops is given too", "devices", "--check", "sim", "--ops")
 
 
 class Lists(ProgramTest):

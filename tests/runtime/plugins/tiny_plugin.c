@@ -184,7 +184,21 @@ static halfstep_status kernel(const char* op, int32_t version, int32_t dtype, ha
   return all.run != NULL ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
 }
 
-static void* extension(const char* name) { return strcmp(name, "answer") == 0 ? &last_error : NULL; }
+static int32_t precision = -1; /* what Halfstep has said last; -1: nothing yet */
+static void set_precision(int32_t value) { precision = value; }
+
+static void* extension(const char* name) {
+  if (strcmp(name, "answer") == 0) return &last_error;
+  if (strcmp(name, "precision") == 0) return &precision;
+  if (strcmp(name, "set_float32_precision") == 0) {
+    /* C has no conversion from a function to void*; POSIX promises that they look alike. */
+    void (*function)(int32_t) = set_precision;
+    void* result;
+    memcpy(&result, &function, sizeof result);
+    return result;
+  }
+  return NULL;
+}
 
 /* The table's first `size` bytes right before a page that nobody may read. What is longer than the table that this file
  * knows ends in bytes that make no function. */
