@@ -129,7 +129,7 @@ halfstep_status Device::outcome() {
     case kDivisionByZero:
       return fail(HALFSTEP_FAILED, found.call, "an integer was divided by 0");
     case kProbability:
-      return fail(HALFSTEP_FAILED, found.call, "a probability lies outside of [0, 1]");
+      return fail(HALFSTEP_FAILED, found.call, "expected probabilities from 0 to 1");
     default:
       return fail(HALFSTEP_FAILED, found.call, "a kernel reported fault %d", found.code);
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <tuple>
 #include <utility>
 
 #include "launch.cuh"
@@ -11,89 +10,131 @@
 
 namespace hscuda {
 
+/// Elements that are read or written with one access.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {
   T values[kWidth];
 };
 
-/// Elements that one thread moves with one access: 16 bytes of the widest type.
+/// Elements that one thread moves with one access: 16 bytes of the widest type, so that no type needs two.
 template <class... T>
 inline constexpr int kPackWidth = static_cast<int>(16 / std::max({sizeof(T)...}));
-inline constexpr int kPacksPerThread = 4;
-
-/// f of the elements number j of packs.
-template <class F, class Packs, std::size_t... k>
-__device__ __forceinline__ auto at_place(const F& f, const Packs& packs, [[maybe_unused]] int j,
-                                         std::index_sequence<k...>) {
-  return f(value_of(std::get<k>(packs).values[j])...);
-}
-
-// One run of elements: whole packs, all loads before the first store; what is left over goes element by element.
-template <class F, class Out, class... In>
-__global__ void __launch_bounds__(kThreads) map_linear(int64_t n, F f, Out* out, const In*... in) {
-  constexpr int kWidth = kPackWidth<Out, In...>;
-  const int64_t packs = n / kWidth;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads * kPacksPerThread + threadIdx.x;
-  std::tuple<Pack<In, kWidth>...> loaded[kPacksPerThread];
-#pragma unroll
-  for (int u = 0; u < kPacksPerThread; ++u) {
-    const int64_t i = first + u * kThreads;
-    if (i < packs) loaded[u] = {reinterpret_cast<const Pack<In, kWidth>*>(in)[i]...};
-  }
-#pragma unroll
-  for (int u = 0; u < kPacksPerThread; ++u) {
-    const int64_t i = first + u * kThreads;
-    if (i >= packs) continue;
-    Pack<Out, kWidth> result;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      result.values[j] = convert<Out>(at_place(f, loaded[u], j, std::index_sequence_for<In...>{}));
-    }
-    reinterpret_cast<Pack<Out, kWidth>*>(out)[i] = result;
-  }
-  const int64_t rest = packs * kWidth + threadIdx.x;
-  if (blockIdx.x == 0 && rest < n) out[rest] = convert<Out>(f(value_of(in[rest])...));
-}
-
-template <class I, class F, class Out, class... In>
-__global__ void __launch_bounds__(kThreads)
-    map_strided(Layout<1 + sizeof...(In)> layout, F f, Out* out, const In*... in) {
-  for (int64_t i = thread_index(); i < layout.numel; i += grid_threads()) {
-    int64_t at[1 + sizeof...(In)];
-    layout.places(static_cast<I>(i), at);
-    int k = 0;
-    out[at[0]] = convert<Out>(f(value_of(in[at[++k]])...));
-  }
-}
+// What a thread has under way at once. With the threads that a processor holds, two packs of every input are more than
+// the memory's latency times its speed; more would leave small tensors to few processors.
+inline constexpr int kPacksPerThread = 2;
+inline constexpr int kElementsPerThread = 4;  // where packs don't fit
 
 template <class T>
 bool aligned(const T* data, int width) {
   return reinterpret_cast<uintptr_t>(data) % (sizeof(T) * static_cast<std::size_t>(width)) == 0;
 }
 
+/// A pack from `data` on, or kWidth times its one value.
+template <int kWidth, class T>
+__device__ __forceinline__ Pack<T, kWidth> load_pack(const T* data, bool repeated = false) {
+  Pack<T, kWidth> pack;
+  if (kWidth > 1 && repeated) {
+    const T value = *data;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) pack.values[j] = value;
+  } else {
+    pack = *reinterpret_cast<const Pack<T, kWidth>*>(data);
+  }
+  return pack;
+}
+
+template <std::size_t k, class T, int kWidth>
+struct Slot {
+  Pack<T, kWidth> pack;
+};
+/// A pack of every input.
+template <class Numbers, int kWidth, class... In>
+struct Slots;
+template <std::size_t... k, int kWidth, class... In>
+struct Slots<std::index_sequence<k...>, kWidth, In...> : Slot<k, In, kWidth>... {
+  static constexpr int kTensors = 1 + sizeof...(In);
+
+  __device__ __forceinline__ void load([[maybe_unused]] const Layout<kTensors>& layout,
+                                       [[maybe_unused]] const int64_t (&at)[kTensors], const In*... in) {
+    ((Slot<k, In, kWidth>::pack = load_pack<kWidth>(in + at[1 + k], layout.strides[0][1 + k] == 0)), ...);
+  }
+  /// f of the elements number j.
+  template <class F>
+  __device__ __forceinline__ auto result(const F& f, [[maybe_unused]] int j) const {
+    return f(value_of(Slot<k, In, kWidth>::pack.values[j])...);
+  }
+};
+
+// `layout` is that of packs. All loads of a thread come before its first store. The last `rest` elements of a single
+// run, less than a pack, are done one by one.
+template <int kWidth, int kPacks, class F, class Out, class... In>
+__global__ void __launch_bounds__(kThreads)
+    map_kernel(Layout<1 + sizeof...(In)> layout, int rest, F f, Out* out, const In*... in) {
+  constexpr int kTensors = 1 + sizeof...(In);
+  using Numbers = std::index_sequence_for<In...>;
+  const auto packs = static_cast<uint32_t>(layout.numel);
+  const uint32_t first = blockIdx.x * static_cast<uint32_t>(kThreads * kPacks) + threadIdx.x;
+  Slots<Numbers, kWidth, In...> inputs[kPacks];
+  int64_t to[kPacks];
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const uint32_t i = first + static_cast<uint32_t>(u * kThreads);
+    if (i >= packs) continue;
+    int64_t at[kTensors];
+    layout.places(i, at);
+    to[u] = at[0];
+    inputs[u].load(layout, at, in...);
+  }
+#pragma unroll
+  for (int u = 0; u < kPacks; ++u) {
+    const uint32_t i = first + static_cast<uint32_t>(u * kThreads);
+    if (i >= packs) continue;
+    Pack<Out, kWidth> result;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) result.values[j] = convert<Out>(inputs[u].result(f, j));
+    *reinterpret_cast<Pack<Out, kWidth>*>(out + to[u]) = result;
+  }
+  if constexpr (kWidth > 1) {
+    if (blockIdx.x != 0 || static_cast<int>(threadIdx.x) >= rest) return;
+    const int64_t i = layout.numel * kWidth + threadIdx.x;
+    int64_t at[kTensors];
+    for (int k = 0; k < kTensors; ++k) at[k] = layout.strides[0][k] == 0 ? 0 : i;
+    Slots<Numbers, 1, In...> single;
+    single.load(layout, at, in...);
+    out[i] = convert<Out>(single.result(f, 0));
+  }
+}
+
 /// out = f(in...), element by element; f is a struct with a `__device__` call operator (const) that takes what the
 /// inputs compute in, and whose result is converted to Out. The inputs broadcast to `out`, which may be one of them.
+/// Runs of elements, also under a row or a column that is broadcast, are moved in packs.
 template <class Out, class... In, class F, class... Tensors>
 void map(const Call& call, const F& f, const Tensor& out, const Tensors&... in) {
   static_assert(sizeof...(In) == sizeof...(Tensors));
   if (out.numel == 0) return;
   const Tensor* const tensors[] = {&out, &in...};
-  const auto layout = layout_of(tensors);
-  constexpr int kWidth = kPackWidth<Out, In...>;
-  auto* to = static_cast<Out*>(out.data);
-  if (layout.linear() && aligned(to, kWidth) && (aligned(static_cast<const In*>(in.data), kWidth) && ...)) {
-    const unsigned blocks =
-        grid_size(divide_up(layout.numel, kWidth), int64_t{kThreads} * kPacksPerThread, int64_t{1} << 31);
-    launch(call, {.grid = blocks, .alone = true}, map_linear<F, Out, In...>, layout.numel, f, to,
-           static_cast<const In*>(in.data)...);
-    return;
-  }
-  const Launch how{.grid = grid_size(layout.numel, kThreads), .alone = true};
-  if (layout.narrow()) {
-    launch(call, how, map_strided<uint32_t, F, Out, In...>, layout, f, to, static_cast<const In*>(in.data)...);
-  } else {
-    launch(call, how, map_strided<int64_t, F, Out, In...>, layout, f, to, static_cast<const In*>(in.data)...);
-  }
+  in_pieces(layout_of(tensors), [&](const auto& layout, const auto& from) {
+    constexpr int kWidth = kPackWidth<Out, In...>;
+    const auto go = [&]<std::size_t... k>(std::index_sequence<k...>) {
+      auto* const to = static_cast<Out*>(out.data) + from[0];
+      [[maybe_unused]] const auto whole = [&](const auto* data, std::size_t tensor) {
+        return layout.strides[0][tensor] == 0 || aligned(data, kWidth);
+      };
+      if (made_of_packs(layout, kWidth) && aligned(to, kWidth) &&
+          (whole(static_cast<const In*>(in.data) + from[1 + k], 1 + k) && ...)) {
+        const auto packs = in_packs(layout, kWidth);
+        const int rest = layout.ndim == 1 ? static_cast<int>(layout.sizes[0] % kWidth) : 0;
+        launch(call, {.grid = grid_size(packs.numel, kThreads * kPacksPerThread, INT32_MAX), .alone = true},
+               map_kernel<kWidth, kPacksPerThread, F, Out, In...>, packs, rest, f, to,
+               static_cast<const In*>(in.data) + from[1 + k]...);
+      } else {
+        launch(call, {.grid = grid_size(layout.numel, kThreads * kElementsPerThread, INT32_MAX), .alone = true},
+               map_kernel<1, kElementsPerThread, F, Out, In...>, layout, 0, f, to,
+               static_cast<const In*>(in.data) + from[1 + k]...);
+      }
+    };
+    go(std::index_sequence_for<In...>{});
+  });
 }
 
 }  // namespace hscuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 
@@ -66,12 +67,20 @@ struct Layout {
   /// Whether indices fit 31 bits.
   bool narrow() const { return numel < (int64_t{1} << 31); }
 
+  /// To be called when sizes have been set.
+  void make_divisors() {
+    if (!narrow() || numel == 0) return;
+    for (int d = 0; d < ndim; ++d) divisors[d] = Divisor(static_cast<uint32_t>(sizes[d]));
+  }
+
   /// The places of element i, in elements. `I` is uint32_t where narrow().
   template <class I>
   HSCUDA_BOTH void places(I i, int64_t (&at)[N]) const {
     for (int k = 0; k < N; ++k) at[k] = 0;
-    for (int d = 0; d < HALFSTEP_MAX_DIMS; ++d) {
-      if (d >= ndim) break;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (int d = 0; d < ndim; ++d) {
       I next, index;
       if (d == ndim - 1) {
         next = 0, index = i;
@@ -88,9 +97,10 @@ struct Layout {
   }
 };
 
-/// The layout of tensors[0] and those that broadcast to it.
+/// The layout of tensors[0] and those that broadcast to it. `row_major`: its elements are numbered in row-major order
+/// instead of that of its memory.
 template <int N>
-Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N]) {
+Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N], bool row_major = false) {
   Layout<N> layout;
   const halfstep_tensor& result = *tensors[0];
   layout.numel = result.numel;
@@ -98,7 +108,9 @@ Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N]) {
   for (int d = result.ndim - 1; d >= 0; --d) {
     if (result.sizes[d] != 1) order[n++] = d;
   }
-  std::stable_sort(order, order + n, [&](int a, int b) { return result.strides[a] < result.strides[b]; });
+  if (!row_major) {
+    std::stable_sort(order, order + n, [&](int a, int b) { return result.strides[a] < result.strides[b]; });
+  }
   for (int i = 0; i < n; ++i) {
     const int64_t size = result.sizes[order[i]];
     int64_t stride[N];
@@ -123,10 +135,55 @@ Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N]) {
     layout.sizes[0] = 1;
     for (int k = 0; k < N; ++k) layout.strides[0][k] = 1;
   }
-  if (layout.narrow() && layout.numel > 0) {
-    for (int d = 0; d < layout.ndim; ++d) layout.divisors[d] = Divisor(static_cast<uint32_t>(layout.sizes[d]));
-  }
+  layout.make_divisors();
   return layout;
+}
+
+/// Whether the layout can be walked in packs of `width` elements: every tensor has runs along the first dimension (or
+/// one value for all of it) that are made of whole packs, the last of a single run excepted. That the tensors' own
+/// addresses are those of packs is asked elsewhere.
+template <int N>
+bool made_of_packs(const Layout<N>& layout, int width) {
+  if (layout.strides[0][0] != 1 || (layout.ndim > 1 && layout.sizes[0] % width != 0)) return false;
+  for (int k = 0; k < N; ++k) {
+    if (layout.strides[0][k] == 0) continue;
+    if (layout.strides[0][k] != 1) return false;
+    for (int d = 1; d < layout.ndim; ++d) {
+      if (layout.strides[d][k] % width != 0) return false;
+    }
+  }
+  return true;
+}
+
+/// The layout of its packs (see made_of_packs()): places are still in elements. What is left over of a single run, less
+/// than a pack, is not in it.
+template <int N>
+Layout<N> in_packs(Layout<N> layout, int width) {
+  layout.numel = layout.numel / layout.sizes[0] * (layout.sizes[0] / width);
+  layout.sizes[0] /= width;
+  for (int64_t& stride : layout.strides[0]) stride *= width;
+  layout.make_divisors();
+  return layout;
+}
+
+/// Calls run(piece, from) for parts of the layout whose indices fit 31 bits, most often for all of it at once. Tensor k
+/// of a piece begins from[k] elements further on.
+template <int N, class Run>
+void in_pieces(const Layout<N>& layout, Run&& run, const std::array<int64_t, std::size_t{N}>& from = {}) {
+  if (layout.narrow()) return run(layout, from);
+  const auto longest = std::max_element(layout.sizes, layout.sizes + layout.ndim) - layout.sizes;
+  // Halves that packs fit into.
+  const int64_t size = layout.sizes[longest];
+  const int64_t half = size >= 128 ? size / 128 * 64 : size / 2;
+  Layout<N> piece = layout;
+  auto at = from;
+  for (const int64_t part : {half, size - half}) {
+    piece.sizes[longest] = part;
+    piece.numel = layout.numel / size * part;
+    piece.make_divisors();
+    in_pieces(piece, run, at);
+    for (int k = 0; k < N; ++k) at[static_cast<std::size_t>(k)] += half * layout.strides[longest][k];
+  }
 }
 
 }  // namespace hscuda

@@ -88,6 +88,13 @@ struct KernelDef {
 std::span<const KernelDef> copy_kernels();
 std::span<const KernelDef> matmul_kernels();
 std::span<const KernelDef> attention_kernels();
+std::span<const KernelDef> arithmetic_kernels();
+std::span<const KernelDef> activation_kernels();
+std::span<const KernelDef> function_kernels();
+std::span<const KernelDef> integer_kernels();
+std::span<const KernelDef> choice_kernels();
+std::span<const KernelDef> pair_loss_kernels();
+std::span<const KernelDef> random_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);

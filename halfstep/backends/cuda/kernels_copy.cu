@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads)
     convert_any(Layout<2> layout, void* to, int to_dtype, const void* from, int from_dtype) {
   for (int64_t i = thread_index(); i < layout.numel; i += grid_threads()) {
     int64_t at[2];
-    layout.places(i, at);
+    layout.places(static_cast<uint32_t>(i), at);
     Middle value = 0;
     with_type(from_dtype, [&](auto zero) {
       using T = decltype(zero);
@@ -69,10 +69,14 @@ void copy_view(const Call& call, const Tensor& to, const Tensor& from) {
     });
   });
   if (done) return;
-  const Layout<2> layout = layout_of<2>({&to, &from});
-  const Launch how{.grid = grid_size(layout.numel, kThreads), .alone = true};
-  launch(call, how, is_floating(from.dtype) ? convert_any<double> : convert_any<int64_t>, layout, to.data,
-         static_cast<int>(to.dtype), from.data, static_cast<int>(from.dtype));
+  in_pieces(layout_of<2>({&to, &from}), [&](const Layout<2>& layout, const auto& first) {
+    const auto place = [](const Tensor& t, int64_t element) {
+      return static_cast<char*>(t.data) + element * static_cast<int64_t>(item_size(t.dtype));
+    };
+    const Launch how{.grid = grid_size(layout.numel, kThreads), .alone = true};
+    launch(call, how, is_floating(from.dtype) ? convert_any<double> : convert_any<int64_t>, layout, place(to, first[0]),
+           static_cast<int>(to.dtype), place(from, first[1]), static_cast<int>(from.dtype));
+  });
 }
 
 namespace {

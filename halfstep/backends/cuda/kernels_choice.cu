@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparisons and tests, logic and bits, and choosing by a mask.
+#include <cfloat>
+
+#include "elementwise.cuh"
+#include "math.cuh"
+
+namespace hscuda {
+namespace {
+
+/// All six comparisons: which of the four ways that two numbers can stand give true.
+struct Compare {
+  bool less, equal, greater, unordered;
+  template <class C>
+  __device__ __forceinline__ bool operator()(C a, C b) const {
+    return a < b ? less : a == b ? equal : a > b ? greater : unordered;
+  }
+};
+constexpr Compare kEq{false, true, false, false}, kNe{true, false, true, true}, kLt{true, false, false, false},
+    kLe{true, true, false, false}, kGt{false, false, true, false}, kGe{false, true, true, false};
+
+/// isnan, isinf and isfinite likewise.
+struct Test {
+  bool nan, infinite, finite;
+  template <class C>
+  __device__ __forceinline__ bool operator()(C x) const {
+    return x != x ? nan : std::fabs(x) <= std::numeric_limits<C>::max() ? finite : infinite;
+  }
+};
+constexpr Test kIsNan{true, false, false}, kIsInf{false, true, false}, kIsFinite{false, false, true};
+
+struct Always {
+  bool value;
+  __device__ __forceinline__ bool operator()() const { return value; }
+};
+
+/// and, or, xor: of two bits, what is left where both are set, and where one is.
+template <class Word>
+struct Bits {
+  Word both, one;
+  __device__ __forceinline__ Word operator()(Word a, Word b) const {
+    return static_cast<Word>((a & b & both) | ((a ^ b) & one));
+  }
+};
+template <class Word>
+struct Turn {
+  Word turned;
+  __device__ __forceinline__ Word operator()(Word a) const { return static_cast<Word>(a ^ turned); }
+};
+
+struct Where {
+  template <class Word>
+  __device__ __forceinline__ Word operator()(bool condition, Word a, Word b) const {
+    return condition ? a : b;
+  }
+};
+template <class Word>
+struct MaskedFill {
+  Word value;
+  __device__ __forceinline__ Word operator()(Word x, bool mask) const { return mask ? value : x; }
+};
+
+template <const Compare& f>
+halfstep_status compare(Call& call) {
+  with_computed(call.in[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map<Bool, T, T>(call, f, call.out[0], call.in[0], call.in[1]);
+  });
+  return call.launched();
+}
+template <const Test& f>
+halfstep_status test(Call& call) {
+  if (!is_floating(call.in[0].dtype)) {
+    map<Bool>(call, Always{f.finite}, call.out[0]);
+    return call.launched();
+  }
+  with_floating(call.in[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map<Bool, T>(call, f, call.out[0], call.in[0]);
+  });
+  return call.launched();
+}
+
+enum class Logic { kAnd, kOr, kXor };
+template <Logic f>
+halfstep_status logic(Call& call) {
+  with_word(call.in[0].dtype, [&](auto word) {
+    using Word = decltype(word);
+    constexpr auto kAll = static_cast<Word>(-1);
+    const Bits<Word> bits{f == Logic::kXor ? Word{0} : kAll, f == Logic::kAnd ? Word{0} : kAll};
+    map<Word, Word, Word>(call, bits, call.out[0], call.in[0], call.in[1]);
+  });
+  return call.launched();
+}
+halfstep_status turn(Call& call) {
+  const bool flag = call.in[0].dtype == HALFSTEP_BOOL;
+  with_word(call.in[0].dtype, [&](auto word) {
+    using Word = decltype(word);
+    map<Word, Word>(call, Turn<Word>{flag ? Word{1} : static_cast<Word>(-1)}, call.out[0], call.in[0]);
+  });
+  return call.launched();
+}
+
+halfstep_status where(Call& call) {
+  with_word(call.in[1].dtype, [&](auto word) {
+    using Word = decltype(word);
+    map<Word, Bool, Word, Word>(call, Where{}, call.out[0], call.in[0], call.in[1], call.in[2]);
+  });
+  return call.launched();
+}
+
+double largest_finite(int dtype) {
+  switch (dtype) {
+    case HALFSTEP_F32:
+      return FLT_MAX;
+    case HALFSTEP_F16:
+      return 65504;
+    case HALFSTEP_BF16:
+      return 0x1.fep127;
+    case HALFSTEP_F8E4M3:
+      return 448;
+    case HALFSTEP_F8E5M2:
+      return 57344;
+    default:
+      return DBL_MAX;
+  }
+}
+halfstep_status masked_fill(Call& call) {
+  const halfstep_scalar& scalar = call.attributes<halfstep_scalar_attributes>().value;
+  with_type(call.out[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T value;
+    if constexpr (std::is_floating_point_v<Compute<T>>) {
+      // -1e9 masks scores in f16 too, without an infinity that would make a wholly masked softmax NaN.
+      const double most = largest_finite(call.out[0].dtype), v = scalar.floating;
+      value = convert<T>(std::isfinite(v) ? std::clamp(v, -most, most) : v);
+    } else {
+      value = convert<T>(number<Compute<T>>(scalar));
+    }
+    with_word(call.out[0].dtype, [&](auto word) {
+      using Word = decltype(word);
+      if constexpr (sizeof(Word) == sizeof(T)) {
+        map<Word, Word, Bool>(call, MaskedFill<Word>{std::bit_cast<Word>(value)}, call.out[0], call.in[0], call.in[1]);
+      }
+    });
+  });
+  return call.launched();
+}
+
+constexpr KernelDef kernel(const char* op, uint32_t dtypes, halfstep_status (*run)(Call&), bool attributes = false) {
+  return {.op = op, .dtypes = dtypes, .layouts = kStrided, .attributes = attributes, .run = run};
+}
+constexpr KernelDef kKernels[] = {
+    kernel("eq", kComputed, compare<kEq>),
+    kernel("ne", kComputed, compare<kNe>),
+    kernel("lt", kComputed, compare<kLt>),
+    kernel("le", kComputed, compare<kLe>),
+    kernel("gt", kComputed, compare<kGt>),
+    kernel("ge", kComputed, compare<kGe>),
+    kernel("isnan", kComputed, test<kIsNan>),
+    kernel("isinf", kComputed, test<kIsInf>),
+    kernel("isfinite", kComputed, test<kIsFinite>),
+    kernel("logical_and", kFlag, logic<Logic::kAnd>),
+    kernel("logical_or", kFlag, logic<Logic::kOr>),
+    kernel("logical_xor", kFlag, logic<Logic::kXor>),
+    kernel("logical_not", kFlag, turn),
+    kernel("bitwise_and", kIntegers | kFlag, logic<Logic::kAnd>),
+    kernel("bitwise_or", kIntegers | kFlag, logic<Logic::kOr>),
+    kernel("bitwise_xor", kIntegers | kFlag, logic<Logic::kXor>),
+    kernel("bitwise_not", kIntegers | kFlag, turn),
+    kernel("where", kAll, where),
+    kernel("masked_fill", kAll, masked_fill, true),
+};
+
+}  // namespace
+
+std::span<const KernelDef> choice_kernels() { return kKernels; }
+
+}  // namespace hscuda
