@@ -95,6 +95,8 @@ std::span<const KernelDef> integer_kernels();
 std::span<const KernelDef> choice_kernels();
 std::span<const KernelDef> pair_loss_kernels();
 std::span<const KernelDef> random_kernels();
+std::span<const KernelDef> scaling_kernels();
+std::span<const KernelDef> optimizer_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);

@@ -14,6 +14,7 @@
 #define __constant__ static const
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 // One block runs at a time in the program, and its threads share what is there once. (Thread-local it can't be: a
 // library that is loaded late gets room for a few bytes of that only.) What it holds at a block's start is what the one
