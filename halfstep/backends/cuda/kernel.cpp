@@ -45,7 +45,8 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
   };
   for (const auto family : {copy_kernels(), matmul_kernels(), attention_kernels(), arithmetic_kernels(),
                             activation_kernels(), function_kernels(), integer_kernels(), choice_kernels(),
-                            pair_loss_kernels(), random_kernels(), scaling_kernels(), optimizer_kernels()}) {
+                            pair_loss_kernels(), random_kernels(), scaling_kernels(), optimizer_kernels(),
+                            place_kernels(), index_kernels(), index_sum_kernels(), nonzero_kernels()}) {
     for (const KernelDef& def : family) {
       if (std::string_view(def.op) != op) continue;
       if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");

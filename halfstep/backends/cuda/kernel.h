@@ -97,6 +97,10 @@ std::span<const KernelDef> pair_loss_kernels();
 std::span<const KernelDef> random_kernels();
 std::span<const KernelDef> scaling_kernels();
 std::span<const KernelDef> optimizer_kernels();
+std::span<const KernelDef> place_kernels();
+std::span<const KernelDef> index_kernels();
+std::span<const KernelDef> index_sum_kernels();
+std::span<const KernelDef> nonzero_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);
