@@ -226,6 +226,13 @@ TEST(CudaProduct, HeadsInGroups) {
   EXPECT_FALSE(head_dims(6, {2, 2, 2}, {1, 1, 1}, dims));
 }
 
+TEST(CudaAttention, GroupsNest) {
+  EXPECT_TRUE(groups_nest({1, 6, 1, 1, 1, 1, 1, 2, 3}));
+  EXPECT_TRUE(groups_nest({1, 12, 1, 1, 1, 1, 6, 2, 12}));
+  EXPECT_FALSE(groups_nest({1, 6, 1, 1, 1, 1, 2, 3, 1}));
+  EXPECT_FALSE(groups_nest({1, 6, 1, 1, 1, 1, 3, 2, 1}));
+}
+
 TEST(CudaAttention, PiecesFitTheirMemory) {
   const auto bytes = [](const AttentionSizes& s, const AttentionPiece& p) {
     return 4 * p.items * p.heads * p.queries * s.keys;

@@ -72,6 +72,7 @@ const std::vector<Case>& cases() {
       {{2, 2, 130, 8}, {2, 2, 33, 8}, {2, 2, 33, 5}, false, 2},
       {{2, 2, 13, 8}, {2, 2, 600, 8}, {2, 2, 600, 5}, false, 3},
       {{1, 1, 40, 32}, {1, 1, 5000, 32}, {1, 1, 5000, 2}},
+      {{1, 2, 5, 8}, {1, 2, 1100, 8}, {1, 2, 1100, 5}, false, 1},
       {{3, 2, 1, 64}, {3, 2, 77, 64}, {3, 2, 77, 64}},
   };
   return all;
@@ -146,8 +147,8 @@ TEST(Attention, SixteenBitsAndFloat32AreRoundedOnce) {
 
 // The weights that dropout() drops from a tensor [B, H, L, S] with the same generator state.
 TEST(Attention, DropoutFollowsTheGeneratorLikeDropout) {
-  for (const auto& [sizes, causal] :
-       std::vector<std::pair<Shape, bool>>{{{2, 3, 5, 4}, false}, {{1, 2, 260, 4}, false}, {{1, 2, 260, 4}, true}}) {
+  for (const auto& [sizes, causal] : std::vector<std::pair<Shape, bool>>{
+           {{2, 3, 5, 4}, false}, {{1, 2, 260, 4}, false}, {{1, 2, 260, 4}, true}, {{1, 1, 1030, 2}, true}}) {
     manual_seed(3);
     const Tensor q = random_tensor(sizes), k = random_tensor(sizes), v = random_tensor(sizes);
     manual_seed(7);
@@ -193,6 +194,8 @@ TEST(Attention, FirstAndSecondGradients) {
                   {random_tensor({4, 3, 2}), random_tensor({2, 4, 2}), random_tensor({1, 4, 2})});
   check_gradients({.dropout_p = 0.4, .enable_gqa = true},
                   {random_tensor({4, 3, 2}), random_tensor({2, 4, 2}), random_tensor({4, 4, 2})});
+  // Heads of key and value whose groups don't nest in each other.
+  check_gradients({.enable_gqa = true}, {random_tensor({6, 2, 2}), random_tensor({2, 3, 2}), random_tensor({3, 3, 1})});
   // One gradient at a time: what the others read is not saved.
   for (std::size_t only = 0; only < 3; ++only) {
     std::vector<Tensor> in = {random_tensor({2, 3, 2}), random_tensor({2, 4, 2}), random_tensor({2, 4, 2})};

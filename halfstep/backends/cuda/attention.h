@@ -22,6 +22,12 @@ struct AttentionPiece {
   int64_t items, heads, queries;
 };
 
+/// Whether the groups of heads that share a query are made of whole groups that share a key, or the other way round: as
+/// where the query or the keys have all heads. These are in one product; others are of one of them and of scores.
+inline bool groups_nest(const AttentionSizes& s) {
+  return s.query_group % s.key_group == 0 || s.key_group % s.query_group == 0;
+}
+
 /// `item`: bytes of a score; `copies`: matrices of scores that are kept at a time.
 inline AttentionPiece attention_piece(const AttentionSizes& s, int64_t item, int64_t copies,
                                       int64_t most = kAttentionBytes) {

@@ -2,6 +2,8 @@
 // Scaled dot-product attention and its backward pass, by matrix products and kernels for the rows of scores. The scores
 // of a piece at a time are in a workspace, in float32 (float64), as is all that comes of them until a result is
 // rounded.
+#include <cstdlib>
+
 #include "attention.h"
 #include "attention_rows.cuh"
 #include "copy.h"
@@ -28,6 +30,8 @@ struct Stack {
     return t;
   }
 };
+
+constexpr const char* kUnnested = "heads of query and key in groups that don't nest in each other";
 
 /// Where a piece lies in a tensor: its heads are the result's.
 struct Range {
@@ -126,23 +130,10 @@ halfstep_status multiply_heads(const Call& call, ProductSpace& space, int64_t it
   p.m = m, p.n = n, p.k = k;
   p.a = {a.data, a.row, a.column, 0}, p.b = {b.data, b.row, b.column, 0}, p.c = {c.data, c.row, c.column, 0};
   p.accumulate = add;
-  const auto one = [&](const Product& product) { return multiply(call, product, space); };
   BatchDim dims[4];
   dims[0] = {items, a.item, b.item, c.item};
-  if (head_dims(heads, {a.group, b.group, c.group}, {a.head, b.head, c.head}, dims + 1)) {
-    return for_batches(p, dims, one);
-  }
-  // Groups that don't nest: a head at a time.
-  for (int64_t head = 0; head < heads; ++head) {
-    const auto at = [head](const Stack& s) {
-      return static_cast<char*>(s.data) + head / s.group * s.head * item_size(s.dtype);
-    };
-    p.a.data = at(a), p.b.data = at(b), p.c.data = at(c);
-    p.accumulate = add || head % c.group != 0;
-    const BatchDim all_items[] = {dims[0]};
-    if (const halfstep_status status = for_batches(p, all_items, one)) return status;
-  }
-  return HALFSTEP_OK;
+  head_dims(heads, {a.group, b.group, c.group}, {a.head, b.head, c.head}, dims + 1);
+  return for_batches(p, dims, [&](const Product& one) { return multiply(call, one, space); });
 }
 
 /// A kernel for rows of this many keys: k8 for up to 256, k32 for up to 1024, else k0.
@@ -152,6 +143,16 @@ K rows_kernel(int64_t keys, K k8, K k32, K k0) {
 }
 Launch rows_launch(int64_t rows, int64_t keys) {
   return {.grid = grid_size(rows, keys <= 32 * kWarp ? kThreads / kWarp : 1), .block = kThreads};
+}
+
+/// Bytes for the scores of a piece: HALFSTEP_CUDA_ATTENTION_BYTES, or what attention.h says.
+int64_t piece_bytes() {
+  static const int64_t bytes = [] {
+    const char* const text = std::getenv("HALFSTEP_CUDA_ATTENTION_BYTES");
+    const long long wanted = text ? std::strtoll(text, nullptr, 10) : 0;
+    return wanted > 0 ? static_cast<int64_t>(wanted) : kAttentionBytes;
+  }();
+  return bytes;
 }
 
 /// What both passes know of a call.
@@ -218,7 +219,8 @@ halfstep_status forward(Call& call) {
   plan.set_mask(call, 3);
   plan.set_dropout(call, 4);
   const AttentionSizes& s = plan.s;
-  const AttentionPiece piece = attention_piece(s, sizeof(C), 1);
+  if (!groups_nest(s)) return call.refuse(kUnnested);
+  const AttentionPiece piece = attention_piece(s, sizeof(C), 1, piece_bytes());
   const Range most = {0, piece.items, 0, piece.heads, 0, piece.queries},
               most_keys = {0, piece.items, 0, piece.heads, 0, s.keys};
 
@@ -268,9 +270,10 @@ halfstep_status backward(Call& call) {
   plan.set_mask(call, 4);
   plan.set_dropout(call, 5);
   const AttentionSizes& s = plan.s;
+  if (!groups_nest(s)) return call.refuse(kUnnested);
   const bool want_q = a.want[0], want_k = a.want[1], want_v = a.want[2], want_mask = a.want[3];
   const bool want_scores = want_q || want_k || want_mask;
-  const AttentionPiece piece = attention_piece(s, sizeof(C), want_scores ? 2 : 1);
+  const AttentionPiece piece = attention_piece(s, sizeof(C), want_scores ? 2 : 1, piece_bytes());
   const Range most = {0, piece.items, 0, piece.heads, 0, piece.queries},
               most_keys = {0, piece.items, 0, piece.heads, 0, s.keys};
 
