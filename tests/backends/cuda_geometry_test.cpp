@@ -186,5 +186,71 @@ TEST(CudaGeometry, LargeTensorsAreWalkedWith64Bits) {
   }
 }
 
+TEST(CudaGeometry, PacksCoverTheRunsOfEveryTensor) {
+  const auto x = contiguous({6, 5, 32}), row = contiguous({32}), column = contiguous({5, 1}),
+             odd = contiguous({6, 5, 30});
+  const auto gaps = tensor_of({6, 5, 32}, {5 * 36, 36, 1}), turned = tensor_of({6, 5, 32}, {1, 6, 30});
+  const auto packs = [](const halfstep_tensor& a, const halfstep_tensor& b, int width) {
+    return made_of_packs(layout_of<2>({&a, &b}), width);
+  };
+  EXPECT_TRUE(packs(x, x, 16));
+  EXPECT_TRUE(packs(x, row, 16));
+  EXPECT_TRUE(packs(x, column, 16));
+  EXPECT_TRUE(packs(odd, odd, 16)) << "a single run may end inside a pack";
+  EXPECT_FALSE(packs(odd, contiguous({30}), 4));
+  EXPECT_TRUE(packs(x, gaps, 4));
+  EXPECT_FALSE(packs(x, gaps, 8));
+  EXPECT_FALSE(packs(x, turned, 2));
+  // Each element is in one pack, at its place in every tensor.
+  for (const auto* other : {&x, &row, &column, &gaps}) {
+    const auto whole = layout_of<2>({&x, other});
+    const auto in = in_packs(whole, 4);
+    ASSERT_EQ(in.numel * 4, whole.numel);
+    for (int64_t i = 0; i < whole.numel; ++i) {
+      int64_t want[2], first[2];
+      whole.places(static_cast<uint32_t>(i), want);
+      in.places(static_cast<uint32_t>(i / 4), first);
+      ASSERT_EQ(first[0] + i % 4, want[0]);
+      ASSERT_EQ(first[1] + (whole.strides[0][1] == 0 ? 0 : i % 4), want[1]);
+    }
+  }
+}
+
+TEST(CudaGeometry, LargeTensorsAreCutIntoPieces) {
+  const std::vector<int64_t> sizes = {5, int64_t{1} << 29, 3};
+  const auto x = contiguous(sizes), y = tensor_of(sizes, {int64_t{1} << 29, 1, int64_t{5} << 29});
+  const auto whole = layout_of<2>({&x, &y});
+  int64_t covered = 0;
+  int pieces = 0;
+  std::vector<std::pair<int64_t, int64_t>> starts;
+  in_pieces(whole, [&](const Layout<2>& piece, const auto& from) {
+    ASSERT_TRUE(piece.narrow());
+    covered += piece.numel;
+    ++pieces;
+    // First and last element, where the whole layout has them.
+    for (const int64_t i : {int64_t{0}, piece.numel - 1}) {
+      int64_t at[2];
+      piece.places(static_cast<uint32_t>(i), at);
+      const int64_t element = from[0] + at[0];
+      EXPECT_EQ(from[1] + at[1], place(x, y, element));
+    }
+    starts.emplace_back(from[0], from[1]);
+  });
+  EXPECT_EQ(covered, x.numel);
+  EXPECT_GE(pieces, 4);
+  std::sort(starts.begin(), starts.end());
+  EXPECT_EQ(std::unique(starts.begin(), starts.end()), starts.end());
+}
+
+TEST(CudaGeometry, RowMajorOrderWhateverTheMemorys) {
+  const auto nhwc = tensor_of({2, 3, 4, 5}, {60, 1, 15, 3});
+  const auto layout = layout_of<1>({&nhwc}, true);
+  for (int64_t i = 0; i < nhwc.numel; ++i) {
+    int64_t at[1];
+    layout.places(static_cast<uint32_t>(i), at);
+    ASSERT_EQ(at[0], place(nhwc, nhwc, i));
+  }
+}
+
 }  // namespace
 }  // namespace hscuda

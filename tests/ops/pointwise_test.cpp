@@ -14,6 +14,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "tests/support/pointwise_table.h"
 
@@ -329,6 +330,45 @@ TEST(PointwiseLayouts, StridedTransposedExpandedEmptyAndScalar) {
   const Tensor image = empty_strided({2, 3, 4, 5}, channels_last_strides({2, 3, 4, 5}));
   EXPECT_TRUE(relu(image).is_contiguous(MemoryFormat::channels_last));
   EXPECT_TRUE((image + image).is_contiguous(MemoryFormat::channels_last));
+}
+
+// Rows, columns and channels beside runs that vectors divide, and that they don't, from aligned and other places.
+TEST(PointwiseLayouts, BroadcastsBesideLongAndOddRuns) {
+  RandomStream random(5);
+  const auto numbers = [&](const Shape& shape, DType dtype) {
+    Values v(static_cast<std::size_t>(shape.numel()));
+    for (double& d : v) d = random.uniform(-2, 2);
+    return tensor(v, shape, {.dtype = dtype});
+  };
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    for (const std::int64_t n : {1, 7, 64, 90, 144}) {
+      const Tensor x = numbers({9, 6, n}, dtype);
+      const Tensor others[] = {numbers({n}, dtype),
+                               numbers({6, 1}, dtype),
+                               numbers({9, 1, n}, dtype),
+                               numbers({1}, dtype),
+                               numbers({9, 6, 1}, dtype),
+                               numbers({9, 6, n + 3}, dtype).slice(2, 3, n + 3),
+                               numbers({9, n, 6}, dtype).transpose(1, 2),
+                               numbers({18, 6, n}, dtype).slice(0, 0, 18, 2)};
+      for (const Tensor& other : others) {
+        const Tensor wide = other.expand({9, 6, n}).contiguous();
+        EXPECT_EQ((x + other).to_vector<double>(), (x + wide).to_vector<double>()) << n;
+        EXPECT_EQ((other - x).to_vector<double>(), (wide - x).to_vector<double>()) << n;
+        EXPECT_EQ(lt(x, other).to_vector<double>(), lt(x, wide).to_vector<double>()) << n;
+        EXPECT_EQ(where(lt(x, other), other, x).to_vector<double>(), where(lt(x, wide), wide, x).to_vector<double>());
+        Tensor in_place = x.clone();
+        in_place.mul_(other);
+        EXPECT_EQ(in_place.to_vector<double>(), (x * wide).to_vector<double>()) << n;
+      }
+      const Tensor image = numbers({2, n, 3, 5}, dtype), bias = numbers({n, 1, 1}, dtype);
+      const Tensor last = image.contiguous(MemoryFormat::channels_last);
+      EXPECT_EQ((last + bias).to_vector<double>(), (image + bias).to_vector<double>()) << n;
+      EXPECT_EQ((image + bias).to_vector<double>(),
+                (image + bias.expand({2, n, 3, 5}).contiguous()).to_vector<double>());
+      EXPECT_EQ((last * image).to_vector<double>(), (image * image).to_vector<double>()) << n;
+    }
+  }
 }
 
 TEST(PointwiseInPlace, WritesTheDestinationAndKeepsGradients) {

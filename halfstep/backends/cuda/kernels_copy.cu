@@ -28,6 +28,70 @@ bool with_quick(int dtype, F&& f) {
   }
 }
 
+// ------------------------------------------------------------------------------------------------------------------
+// Where the result's fastest dimension (a) is not the source's (b): by way of tiles in shared memory, so that
+// neighbours are read and neighbours are written.
+
+struct Transposition {
+  Layout<2> others;  ///< the other dimensions
+  uint32_t a, b;     ///< sizes
+  int64_t from_a, to_b;
+  uint32_t tiles_a, tiles_b;
+};
+template <class Word>
+inline constexpr uint32_t kTile = sizeof(Word) <= 2 ? 64 : 32;
+
+template <class Word>
+__global__ void __launch_bounds__(kThreads) transpose(Transposition t, Word* to, const Word* from) {
+  constexpr uint32_t kSide = kTile<Word>, kStep = kThreads / kSide;
+  // Rows end a bank further on, so that columns lie in different banks.
+  constexpr uint32_t kGap = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
+  __shared__ Word tile[kSide][kSide + kGap];
+  uint32_t block = blockIdx.x;
+  const uint32_t b = block % t.tiles_b * kSide;
+  block /= t.tiles_b;
+  const uint32_t a = block % t.tiles_a * kSide;
+  int64_t at[2];
+  t.others.places(block / t.tiles_a, at);
+  const uint32_t x = threadIdx.x % kSide;
+  for (uint32_t y = threadIdx.x / kSide; y < kSide; y += kStep) {
+    if (a + y < t.a && b + x < t.b) tile[y][x] = from[at[1] + (a + y) * t.from_a + (b + x)];
+  }
+  __syncthreads();
+  for (uint32_t y = threadIdx.x / kSide; y < kSide; y += kStep) {
+    if (a + x < t.a && b + y < t.b) to[at[0] + (a + x) + (b + y) * t.to_b] = tile[x][y];
+  }
+}
+
+/// Whether it was such a copy, and is enqueued.
+bool copy_transposed(const Call& call, const Tensor& to, const Tensor& from) {
+  Layout<2> layout = layout_of<2>({&to, &from});
+  if (!layout.narrow() || layout.strides[0][0] != 1 || layout.strides[0][1] <= 1) return false;
+  int other = 1;
+  while (other < layout.ndim && layout.strides[other][1] != 1) ++other;
+  constexpr int64_t kFew = 16;  // fewer neighbours are found in the caches
+  if (other >= layout.ndim || layout.sizes[0] < kFew || layout.sizes[other] < kFew) return false;
+  Transposition t = {};
+  t.a = static_cast<uint32_t>(layout.sizes[0]), t.b = static_cast<uint32_t>(layout.sizes[other]);
+  t.from_a = layout.strides[0][1], t.to_b = layout.strides[other][0];
+  // What is left is walked as if both were of size 1.
+  layout.numel /= layout.sizes[0] * layout.sizes[other];
+  layout.sizes[0] = layout.sizes[other] = 1;
+  layout.make_divisors();
+  t.others = layout;
+  with_word(to.dtype, [&](auto word) {
+    using Word = decltype(word);
+    t.tiles_a = static_cast<uint32_t>(divide_up(t.a, kTile<Word>));
+    t.tiles_b = static_cast<uint32_t>(divide_up(t.b, kTile<Word>));
+    const auto blocks = static_cast<unsigned>(t.tiles_a * t.tiles_b * layout.numel);
+    launch(call, {.grid = blocks}, transpose<Word>, t, static_cast<Word*>(to.data),
+           static_cast<const Word*>(from.data));
+  });
+  return true;
+}
+
+// ------------------------------------------------------------------------------------------------------------------
+
 // Every pair of dtypes in one kernel, by way of a type that holds every value of the source, so that the one rounding
 // is the one into the result. Slower than a kernel of its own, and a hundred kernels fewer.
 template <class Middle>
@@ -56,6 +120,7 @@ void copy_view(const Call& call, const Tensor& to, const Tensor& from) {
   if (to.numel == 0) return;
   // Elements of one dtype are moved as words, so that every NaN keeps its bits.
   if (to.dtype == from.dtype) {
+    if (copy_transposed(call, to, from)) return;
     with_word(to.dtype, [&](auto word) {
       using Word = decltype(word);
       map<Word, Word>(call, Same{}, to, from);
