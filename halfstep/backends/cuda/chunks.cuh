@@ -2,6 +2,8 @@
 // What a block does with its stretch of a tensor.
 #pragma once
 
+#include <tuple>
+
 #include "chunks.h"
 #include "elementwise.cuh"
 
@@ -20,6 +22,12 @@ template <class T>
 inline constexpr std::size_t kBytesOf = sizeof(T);
 template <>
 inline constexpr std::size_t kBytesOf<Nothing> = 1;
+
+/// f of the elements number j of packs.
+template <class F, class Packs, std::size_t... k>
+__device__ __forceinline__ auto at_place(const F& f, const Packs& packs, int j, std::index_sequence<k...>) {
+  return f(value_of(std::get<k>(packs).values[j])...);
+}
 
 /// out[i] = f(in[i]...) for the elements of a chunk, by all threads of a block. f takes what the inputs compute in; its
 /// result is converted. `out` may be one of the inputs. 16 bytes of the widest type at a time where the chunk is

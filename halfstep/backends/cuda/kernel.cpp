@@ -43,10 +43,29 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
     std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
     return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
   };
-  for (const auto family : {copy_kernels(), matmul_kernels(), attention_kernels(), arithmetic_kernels(),
-                            activation_kernels(), function_kernels(), integer_kernels(), choice_kernels(),
-                            pair_loss_kernels(), random_kernels(), scaling_kernels(), optimizer_kernels(),
-                            place_kernels(), index_kernels(), index_sum_kernels(), nonzero_kernels()}) {
+  // One a line.
+  // clang-format off
+  const std::span<const KernelDef> families[] = {
+      copy_kernels(),
+      matmul_kernels(),
+      attention_kernels(),
+      arithmetic_kernels(),
+      activation_kernels(),
+      function_kernels(),
+      integer_kernels(),
+      choice_kernels(),
+      pair_loss_kernels(),
+      random_kernels(),
+      scaling_kernels(),
+      optimizer_kernels(),
+      place_kernels(),
+      index_kernels(),
+      index_sum_kernels(),
+      nonzero_kernels(),
+  };
+  // clang-format on
+  const char* reason = "no CUDA kernel";
+  for (const auto family : families) {
     for (const KernelDef& def : family) {
       if (std::string_view(def.op) != op) continue;
       if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");
