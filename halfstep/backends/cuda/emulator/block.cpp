@@ -64,6 +64,9 @@ const char* name_of(Meeting what) {
       return "a reduction of a warp";
   }
 }
+bool same_place(const std::source_location& a, const std::source_location& b) {
+  return a.line() == b.line() && a.column() == b.column();
+}
 bool of_block(Meeting what) { return what <= Meeting::kBarrierCount; }
 
 std::string text_of(const std::source_location& where) {
@@ -143,8 +146,8 @@ void Scheduler::wrong(const std::string& what) const {
       unsigned end = i + 1;
       const auto same = [&](const Thread& t) {
         if (t.state != first.state) return false;
-        return t.state != State::kWaiting || (t.what == first.what && t.where.line() == first.where.line() &&
-                                              (of_block(t.what) || t.mask == first.mask));
+        return t.state != State::kWaiting ||
+               (t.what == first.what && same_place(t.where, first.where) && (of_block(t.what) || t.mask == first.mask));
       };
       while (end < count_ && same(threads_[end])) ++end;
       std::string text;
@@ -255,7 +258,7 @@ void Scheduler::check_barrier() {
     const Thread& thread = threads_[i];
     if (thread.state != State::kWaiting) continue;
     if (first == nullptr) first = &thread;
-    if (thread.what != first->what || thread.where.line() != first->where.line()) {
+    if (thread.what != first->what || !same_place(thread.where, first->where)) {
       wrong("came to a barrier while others of its block are at another one");
     }
     any |= thread.value != 0, all &= thread.value != 0, number += thread.value != 0;
@@ -286,7 +289,7 @@ void Scheduler::check_warp(Thread& thread) {
   if ((warp.waiting & mask) != mask) return;
   for (unsigned left = mask; left != 0; left &= left - 1) {
     const Thread& other = threads_[first + static_cast<unsigned>(std::countr_zero(left))];
-    if (other.what != thread.what || other.mask != thread.mask || other.where.line() != thread.where.line()) {
+    if (other.what != thread.what || other.mask != thread.mask || !same_place(other.where, thread.where)) {
       wrong("meets lanes of its warp that are elsewhere");
     }
   }
