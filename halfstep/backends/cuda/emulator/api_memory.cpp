@@ -18,6 +18,7 @@ void* map_memory(std::size_t size) { return std::aligned_alloc(512, (size + 511)
 void unmap_memory(void* pointer, std::size_t) { std::free(pointer); }
 int rights() { return 0; }
 void set_rights(int) {}
+bool is_protected() { return false; }
 #else
 int protection_key() {
   static const int key = [] {
@@ -48,9 +49,12 @@ int rights() { return protection_key() < 0 ? 0 : pkey_get(protection_key()); }
 void set_rights(int value) {
   if (protection_key() >= 0) pkey_set(protection_key(), static_cast<unsigned>(value));
 }
+bool is_protected() { return protection_key() >= 0; }
 #endif
 
 }  // namespace
+
+bool device_memory_is_protected() { return is_protected(); }
 
 DeviceAccess::DeviceAccess() : before_(rights()) {
   if (before_ != 0) set_rights(0);

@@ -48,10 +48,11 @@ void Machine::reset() {
   for (std::size_t i = 0; i < count; ++i) {
     devices[i].lost = cudaSuccess;
     devices[i].peers.clear();
-    if (devices[i].legacy == nullptr) {
-      devices[i].legacy = new CUstream_st{static_cast<int>(i), true, 0, {}};
+    if (pools.size() == i) {
       pools.push_back(std::make_unique<CUmemPoolHandle_st>(CUmemPoolHandle_st{static_cast<int>(i), 0, {}}));
+      legacies_.push_back(std::make_unique<CUstream_st>(CUstream_st{static_cast<int>(i), true, 0, {}}));
     }
+    devices[i].legacy = legacies_[i].get();
   }
   text = std::getenv("HALFSTEP_CUDA_EMULATED_MEMORY");
   memory = text == nullptr ? uint64_t{2} << 30 : parse_size(text);

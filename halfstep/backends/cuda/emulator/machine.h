@@ -4,6 +4,7 @@
 // One lock holds for everything; work runs under it, on the thread that waits. Environment:
 //   HALFSTEP_CUDA_EMULATED_DEVICES  how many devices there are, 1 if not set, 0 for none
 //   HALFSTEP_CUDA_EMULATED_MEMORY   bytes of each, with k, M or G after the number; 2G if not set
+//   HALFSTEP_CUDA_EMULATED_PROTECT  0: the host may touch the devices' memory, as a debugger likes it
 //   HALFSTEP_CUDA_EMULATED_FAULTS   failures, CALL:NUMBER=ERROR,...: the NUMBERth call of CALL (launch, malloc, host,
 //                                   memcpy, memset, stream, event, record, wait, synchronize) fails with cudaError
 //                                   ERROR. Errors that lose the context come when the work runs, and stay.
@@ -113,6 +114,7 @@ class Machine {
     uint64_t number;
     cudaError_t error;
   };
+  std::vector<std::unique_ptr<CUstream_st>> legacies_;
   std::vector<Fault> faults_;
   std::map<std::string, uint64_t> calls_;
 };
@@ -131,6 +133,7 @@ int& current_device();
 /// memory protection keys. Null when the system has no more.
 void* device_allocate(std::size_t size);
 void device_free(void* pointer, std::size_t size);
+bool device_memory_is_protected();
 /// Lets this thread use device memory while it lives.
 class DeviceAccess {
  public:
