@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// usage: bench_server [--threads N]     (benchmarks/run.py starts it; the protocol is that of peers/bench_server.py)
+// usage: bench_server [--threads N] [--device NAME [--small]]
+// benchmarks/run.py starts it, and on a device benchmarks/gpu.py; the protocol is that of peers/bench_server.py.
 #include "benchmarks/server/server.h"
 
 #include <sys/resource.h>
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -24,9 +26,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double seconds_of(const std::function<void()>& run, int times) {
+double seconds_of(const Prepared& prepared, int times) {
   const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < times; ++i) run();
+  for (int i = 0; i < times; ++i) prepared.run();
+  if (prepared.finish) prepared.finish();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -50,13 +53,13 @@ Ready make_ready(const Case& c, double min_ms) {
   Ready ready{c.prepare(), 1, before_bytes};
   double elapsed = 0, total = 0;
   for (int i = 0; i < 5 && (i < 2 || total < 0.5); ++i) {
-    elapsed = seconds_of(ready.prepared.run, 1);
+    elapsed = seconds_of(ready.prepared, 1);
     total += elapsed;
   }
   while (elapsed * 1e3 < min_ms && ready.times < 1'000'000) {
     const double wanted = ready.times * 1.2 * min_ms / std::max(elapsed * 1e3, 1e-3);
     ready.times = std::max(ready.times + 1, static_cast<int>(std::min(wanted, ready.times * 10.0)));
-    elapsed = seconds_of(ready.prepared.run, ready.times);
+    elapsed = seconds_of(ready.prepared, ready.times);
   }
   return ready;
 }
@@ -67,7 +70,7 @@ Json measure(const Case& c, const Ready& ready, int repetitions) {
   std::vector<double> ms;
   const std::int64_t calls = std::int64_t{ready.times} * ready.prepared.calls;
   for (int i = 0; i < repetitions; ++i)
-    ms.push_back(seconds_of(ready.prepared.run, ready.times) * 1e3 / static_cast<double>(calls));
+    ms.push_back(seconds_of(ready.prepared, ready.times) * 1e3 / static_cast<double>(calls));
   std::vector<double> sorted = ms;
   std::sort(sorted.begin(), sorted.end());
   const std::size_t middle = sorted.size() / 2;
@@ -98,6 +101,8 @@ void serve(const std::vector<Case>& cases) {
   for (const Case& c : cases) by_name[c.name] = &c;
   for (const auto& [name, c] : by_name) names.push_back(name);
   const MachineInfo info = machine();
+  const Device device = default_device();
+  const DeviceInfo where = device_info(device);
   say({{"peer", "halfstep"},
        {"version", HALFSTEP_BENCH_VERSION},
        {"threads", info.threads},
@@ -105,6 +110,9 @@ void serve(const std::vector<Case>& cases) {
        {"isa", info.isa},
        {"bf16_units", info.bf16_units},
        {"f16_units", info.f16_units},
+       {"device", device.str()},
+       {"hardware", where.name},
+       {"driver", where.version},
        {"cases", names}});
   std::map<std::string, Ready> ready;
   for (std::string line; std::getline(std::cin, line);) {
@@ -121,9 +129,10 @@ void serve(const std::vector<Case>& cases) {
       if (found == by_name.end()) throw std::invalid_argument("no such case");
       if (repetitions < 1 || repetitions > 100'000) throw std::invalid_argument("expected 1 to 100000 repetitions");
       if (!ready.contains(name)) {
-        // Only one family is kept; of the optimizers, each of some hundred MB, only one.
+        // Only one family is kept; of the optimizers, each of some hundred MB, only one, and on an accelerator too.
         std::erase_if(ready, [&](const auto& entry) {
-          return family(entry.first) == "optimizer" || family(entry.first) != family(name);
+          return family(entry.first) == "optimizer" || family(entry.first) == "gpu" ||
+                 family(entry.first) != family(name);
         });
         ready[name] = make_ready(*found->second, min_ms);
       }
@@ -139,13 +148,28 @@ void serve(const std::vector<Case>& cases) {
 
 int main(int argc, char** argv) {
   try {
-    if (argc == 3 && std::strcmp(argv[1], "--threads") == 0) {
-      halfstep::set_num_threads(std::atoi(argv[2]));
-    } else if (argc != 1) {
-      std::fprintf(stderr, "usage: %s [--threads N]\n", argv[0]);
-      return 2;
-    }
     std::vector<halfstep::bench::Case> cases;
+    halfstep::Device device;
+    bool small = false;
+    for (int i = 1; i < argc; ++i) {
+      const std::string_view flag = argv[i];
+      if (flag == "--threads" && i + 1 < argc) {
+        halfstep::set_num_threads(std::atoi(argv[++i]));
+      } else if (flag == "--device" && i + 1 < argc) {
+        device = halfstep::Device(argv[++i]);
+      } else if (flag == "--small") {
+        small = true;
+      } else {
+        std::fprintf(stderr, "usage: %s [--threads N] [--device NAME [--small]]\n", argv[0]);
+        return 2;
+      }
+    }
+    if (!device.is_cpu()) {
+      halfstep::set_default_device(device);
+      halfstep::bench::add_device_cases(cases, device, small);
+      halfstep::bench::serve(cases);
+      return 0;
+    }
     halfstep::bench::add_machine_cases(cases);
     halfstep::bench::add_step_cases(cases);
     halfstep::bench::add_op_cases(cases);

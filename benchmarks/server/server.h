@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/core/device.h"
+
 namespace halfstep::bench {
 
 /// A case that is set up: `run` makes `calls` calls of what is measured.
@@ -16,6 +18,8 @@ struct Prepared {
   int calls = 1;
   /// What is known of it besides times, by name; may run it again.
   std::function<std::map<std::string, double>()> facts = {};
+  /// Waits for what run() has set going; called once at the end of a repetition. None: run() waits by itself.
+  std::function<void()> finish = {};
 };
 
 /// Something to measure. `operations` and `bytes` are what one call can't do without (floating-point operations; bytes
@@ -38,6 +42,9 @@ void add_machine_cases(std::vector<Case>& cases);
 void add_network_cases(std::vector<Case>& cases);
 /// Reading pictures from the folder that HALFSTEP_BENCH_IMAGES names: decoded, cropped, resized and normalised.
 void add_loader_cases(std::vector<Case>& cases);
+
+/// What is measured on an accelerator, in place of all others. `small`: tiny sizes, to try the cases.
+void add_device_cases(std::vector<Case>& cases, Device device, bool small);
 
 /// Answers requests from standard input until it ends or says `quit`.
 void serve(const std::vector<Case>& cases);
