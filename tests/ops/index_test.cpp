@@ -251,6 +251,44 @@ TEST(Index, ThreadsDoNotChangeTheBits) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+// Long enough for several blocks, tiles and passes of a sort, wherever there are such. Values are small integers, so
+// that sums are exact in any order.
+TEST(Index, ManyIndicesSomeOfThemOften) {
+  const std::int64_t n = 9000, rows = 700, width = 3;
+  Ints at(n);
+  Values values(n * width);
+  for (std::int64_t i = 0; i < n; ++i) {
+    // A third of all goes to one row, the rest is spread over half of them.
+    at[i] = i % 3 == 0 ? 300 : i * 7919 % 350;
+    for (std::int64_t c = 0; c < width; ++c) values[i * width + c] = static_cast<double>((i + 5 * c) % 16 - 7);
+  }
+  Values sums(rows * width), last(rows * width, 0.5);
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::int64_t c = 0; c < width; ++c) {
+      sums[at[i] * width + c] += values[i * width + c];
+      last[at[i] * width + c] = values[i * width + c];
+    }
+  }
+  const Tensor index = ints(at), source = tensor(values, {n, width}), wide = index.unsqueeze(1).expand({n, width});
+  const Tensor zero = zeros({rows, width}), half = full({rows, width}, 0.5);
+  EXPECT_EQ(index_add(zero, 0, index, source).to_vector<double>(), sums);
+  EXPECT_EQ(index_add(zeros({width, rows}), 1, index, source.t()).t().to_vector<double>(), sums);
+  EXPECT_EQ(scatter_add(zero, 0, wide, source).to_vector<double>(), sums);
+  EXPECT_EQ(index_put(zero, {index}, source, true).to_vector<double>(), sums);
+  EXPECT_EQ(index_put(zero.to(i64), {index}, source.to(i64), true).to_vector<double>(), sums);
+  const Tensor weight = zeros({rows, width}, {.requires_grad = true});
+  embedding(index, weight).backward(source);
+  EXPECT_EQ(weight.grad().to_vector<double>(), sums);
+  EXPECT_EQ(scatter(half, 0, wide, source).to_vector<double>(), last);
+  EXPECT_EQ(scatter(half.t(), 1, wide.t(), source.t()).t().to_vector<double>(), last);
+  EXPECT_EQ(index_put(half, {index}, source).to_vector<double>(), last);
+  Ints places;
+  for (std::int64_t i = 0; i < n * width; ++i) {
+    if (values[i] != 0) places.insert(places.end(), {i / width, i % width});
+  }
+  EXPECT_EQ(nonzero(source).to_vector<std::int64_t>(), places);
+}
+
 TEST(Index, SeveralTensors) {
   // x[i, j, k] = 100 i + 10 j + k.
   const Tensor x = tensor(
