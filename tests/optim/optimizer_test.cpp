@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/random.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/matmul.h"
@@ -75,6 +79,40 @@ TEST(Optimizer, LowPrecisionWeightsMove) {
     EXPECT_NEAR(run(LowPrecision::stochastic_rounding, dtype), 0.9, 6 * unit * 5 / 64) << name(dtype);
   }
   EXPECT_EQ(run(LowPrecision::nearest, bf16), 1.0);
+}
+
+// Word i of element i, parameters one behind the other, each from a new block of four: the numbers are the same on
+// every device.
+TEST(Optimizer, StochasticRoundingTakesTheWordsThatAreItsOwn) {
+  manual_seed(5);
+  const std::vector<std::int64_t> sizes = {5, 9001};
+  NamedTensors parameters;
+  std::vector<Tensor> gradients;
+  for (const std::int64_t n : sizes) {
+    std::vector<double> values, slopes;
+    for (std::int64_t i = 0; i < n; ++i) {
+      values.push_back(1 + static_cast<double>(i % 128) / 128);  // bf16's numbers from 1 to 2
+      slopes.push_back(static_cast<double>(i % 97) * 0x1p-14);
+    }
+    parameters.push_back({"p" + std::to_string(n), tensor(values, {n}, {.dtype = bf16}).requires_grad_()});
+    gradients.push_back(tensor(slopes, {n}));
+  }
+  std::vector<std::vector<float>> before;
+  for (const auto& p : parameters) before.push_back(p.tensor.to_vector<float>());
+  optim::SGD sgd{parameters, {.lr = 1, .low_precision = LowPrecision::stochastic_rounding}};
+  const PhiloxState state = default_generator().state();
+  sgd.step(gradients);
+  std::uint64_t block = 0;
+  for (std::size_t k = 0; k < sizes.size(); ++k) {
+    const auto after = parameters[k].tensor.to_vector<float>(), slope = gradients[k].to_vector<float>();
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      const float exact = before[k][i] - slope[i];  // no rounding: all are multiples of 2^-14 under 2
+      const std::uint32_t cut = philox_block(state, block + i / 4)[i % 4] & 0xffffu;
+      const std::uint32_t bits = (std::bit_cast<std::uint32_t>(exact) + cut) & 0xffff0000u;
+      ASSERT_EQ(after[i], std::bit_cast<float>(bits)) << "parameter " << k << ", element " << i;
+    }
+    block += philox_blocks(static_cast<std::uint64_t>(sizes[k]));
+  }
 }
 
 // The copy that autocast made is rewritten by the step: the next region casts nothing and sees the new values.
