@@ -85,44 +85,48 @@ __device__ __forceinline__ C dropout_factor(const ScoreRows& p, const ScoreRow& 
   return word < p.threshold ? C(0) : static_cast<C>(p.kept);
 }
 
-// kCount: the scores of a lane where a warp has a row, which it holds in registers. 0: a block has a row, and reads it
-// again for each pass.
-template <int kCount>
-inline constexpr int kLanes = kCount > 0 ? kWarp : kThreads;
+// How the rows are shared out: kLanes threads (a warp, or a block) have a row. Each holds up to kCount of its scores in
+// registers; 0: any number of them, which are read again for each pass.
+template <int kCount, int kLanes>
+struct Share {
+  static_assert(kLanes == kWarp || kLanes == kThreads);
+  static constexpr int kHeld = kCount > 0 ? kCount : 1;
+  static constexpr int kRows = kThreads / kLanes;  ///< of a block
 
-template <int kCount, class C, class Op>
-__device__ __forceinline__ C row_reduce(C value, Op op, C identity) {
-  if constexpr (kCount > 0) {
-    return warp_reduce(value, op);
-  } else {
-    return block_reduce(value, op, identity);
-  }
-}
-
-/// Calls f(j, c) for a lane's columns j.
-template <int kCount, class F>
-__device__ __forceinline__ void for_columns(int64_t keys, F&& f) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes<kCount>;
-  if constexpr (kCount > 0) {
-#pragma unroll
-    for (int c = 0; c < kCount; ++c) {
-      if (const int64_t j = lane + c * kWarp; j < keys) f(j, c);
+  __device__ static int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+  template <class C, class Op>
+  __device__ __forceinline__ static C reduce(C value, Op op, C identity) {
+    if constexpr (kLanes == kWarp) {
+      return warp_reduce(value, op);
+    } else {
+      return block_reduce(value, op, identity);
     }
-  } else {
-    for (int64_t j = lane; j < keys; j += kThreads) f(j, 0);
   }
-}
+  /// Calls f(j, c) for a lane's columns j.
+  template <class F>
+  __device__ __forceinline__ static void for_columns(int64_t keys, F&& f) {
+    if constexpr (kCount > 0) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) {
+        if (const int64_t j = lane() + c * kLanes; j < keys) f(j, c);
+      }
+    } else {
+      for (int64_t j = lane(); j < keys; j += kLanes) f(j, 0);
+    }
+  }
+};
 
 /// The softmax of each row in place, with dropout, and `lse` of each.
-template <class C, int kCount>
+template <class C, int kCount, int kLanes>
 __global__ void __launch_bounds__(kThreads) softmax_rows(ScoreRows p, C* scores, C* lse) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes<kCount>);
-  for (int64_t row = thread_index() / kLanes<kCount>; row < p.rows; row += step) {
+  using Rows = Share<kCount, kLanes>;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * Rows::kRows;
+  for (int64_t row = thread_index() / kLanes; row < p.rows; row += step) {
     const ScoreRow at = row_at(p, row);
     C* const x = scores + row * p.keys;
-    [[maybe_unused]] C held[kCount > 0 ? kCount : 1];
+    [[maybe_unused]] C held[Rows::kHeld];
     C top = no_score<C>();
-    for_columns<kCount>(p.keys, [&](int64_t j, int c) {
+    Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const C score = j < at.seen ? finished_score(p, at, j, x[j]) : no_score<C>();
       if constexpr (kCount > 0) {
         held[c] = score;
@@ -131,38 +135,39 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(ScoreRows p, C* scores,
       }
       top = Largest{}(top, score);
     });
-    top = row_reduce<kCount>(top, Largest{}, no_score<C>());
+    top = Rows::reduce(top, Largest{}, no_score<C>());
     const bool nothing = top == no_score<C>();
     C sum = 0;
-    for_columns<kCount>(p.keys, [&](int64_t j, int c) {
+    Rows::for_columns(p.keys, [&](int64_t j, int c) {
       C& score = kCount > 0 ? held[c] : x[j];
       score = nothing || j >= at.seen ? C(0) : exponential(score - top);
       sum += score;
     });
-    sum = row_reduce<kCount>(sum, Sum{}, C(0));
-    for_columns<kCount>(p.keys, [&](int64_t j, int c) {
+    sum = Rows::reduce(sum, Sum{}, C(0));
+    Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const C weight = kCount > 0 ? held[c] : x[j];
       x[j] = nothing ? C(0) : weight / sum * dropout_factor<C>(p, at, j);
     });
-    if (threadIdx.x % kLanes<kCount> == 0) lse[at.number] = nothing ? no_score<C>() : top + logarithm(sum);
+    if (Rows::lane() == 0) lse[at.number] = nothing ? no_score<C>() : top + logarithm(sum);
   }
 }
 
 /// In `scores` come the raw scores and go the weights (after dropout), in `d` (may be null) come the gradients of these
 /// and go those of the raw scores. `mask_grad` [all queries, keys] (may be null): of the scores before the scale.
-template <class C, int kCount>
+template <class C, int kCount, int kLanes>
 __global__ void __launch_bounds__(kThreads)
     softmax_gradient_rows(ScoreRows p, C* scores, C* d, const C* lse, C* mask_grad) {
-  const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes<kCount>);
-  for (int64_t row = thread_index() / kLanes<kCount>; row < p.rows; row += step) {
+  using Rows = Share<kCount, kLanes>;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * Rows::kRows;
+  for (int64_t row = thread_index() / kLanes; row < p.rows; row += step) {
     const ScoreRow at = row_at(p, row);
     C* const x = scores + row * p.keys;
     C* const dx = d == nullptr ? nullptr : d + row * p.keys;
     const C shift = lse[at.number];
     const bool nothing = shift == no_score<C>();
-    [[maybe_unused]] C weights[kCount > 0 ? kCount : 1], gradients[kCount > 0 ? kCount : 1];
+    [[maybe_unused]] C weights[Rows::kHeld], gradients[Rows::kHeld];
     C total = 0;
-    for_columns<kCount>(p.keys, [&](int64_t j, int c) {
+    Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const bool seen = !nothing && j < at.seen;
       const C weight = seen ? exponential(finished_score(p, at, j, x[j]) - shift) : C(0);
       const C factor = seen ? dropout_factor<C>(p, at, j) : C(0);
@@ -178,8 +183,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     });
     if (dx == nullptr) continue;
-    total = row_reduce<kCount>(total, Sum{}, C(0));
-    for_columns<kCount>(p.keys, [&](int64_t j, int c) {
+    total = Rows::reduce(total, Sum{}, C(0));
+    Rows::for_columns(p.keys, [&](int64_t j, int c) {
       C weight = 0, gradient = 0;
       if constexpr (kCount > 0) {
         weight = weights[c], gradient = gradients[c];

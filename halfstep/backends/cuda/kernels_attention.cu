@@ -136,13 +136,13 @@ halfstep_status multiply_heads(const Call& call, ProductSpace& space, int64_t it
   return for_batches(p, dims, [&](const Product& one) { return multiply(call, one, space); });
 }
 
-/// A kernel for rows of this many keys: k8 for up to 256, k32 for up to 1024, else k0.
+/// Of kernels for rows of up to 256 keys (a warp has one), up to 1024 (a block), and any number.
 template <class K>
-K rows_kernel(int64_t keys, K k8, K k32, K k0) {
-  return keys <= 8 * kWarp ? k8 : keys <= 32 * kWarp ? k32 : k0;
+K rows_kernel(int64_t keys, K small, K medium, K any) {
+  return keys <= 8 * kWarp ? small : keys <= 4 * kThreads ? medium : any;
 }
 Launch rows_launch(int64_t rows, int64_t keys) {
-  return {.grid = grid_size(rows, keys <= 32 * kWarp ? kThreads / kWarp : 1), .block = kThreads};
+  return {.grid = grid_size(rows, keys <= 8 * kWarp ? kThreads / kWarp : 1), .block = kThreads};
 }
 
 /// Bytes for the scores of a piece: HALFSTEP_CUDA_ATTENTION_BYTES, or what attention.h says.
@@ -249,9 +249,10 @@ halfstep_status forward(Call& call) {
           return status;
         }
         const ScoreRows rows = plan.rows_of(r);
-        launch(call, rows_launch(rows.rows, s.keys),
-               rows_kernel(s.keys, softmax_rows<C, 8>, softmax_rows<C, 32>, softmax_rows<C, 0>), rows, scores,
-               static_cast<C*>(lse.data));
+        launch(
+            call, rows_launch(rows.rows, s.keys),
+            rows_kernel(s.keys, softmax_rows<C, 8, kWarp>, softmax_rows<C, 4, kThreads>, softmax_rows<C, 0, kThreads>),
+            rows, scores, static_cast<C*>(lse.data));
         if (const auto status = multiply(r.rows, s.value_width, s.keys, weights, values, result.part(r))) {
           return status;
         }
@@ -326,11 +327,11 @@ halfstep_status backward(Call& call) {
         }
         if (status) return status;
         const ScoreRows rows = plan.rows_of(r);
-        launch(
-            call, rows_launch(rows.rows, s.keys),
-            rows_kernel(s.keys, softmax_gradient_rows<C, 8>, softmax_gradient_rows<C, 32>, softmax_gradient_rows<C, 0>),
-            rows, scores, slopes, static_cast<const C*>(call.in[6].data),
-            static_cast<C*>(want_mask ? call.out[3].data : nullptr));
+        launch(call, rows_launch(rows.rows, s.keys),
+               rows_kernel(s.keys, softmax_gradient_rows<C, 8, kWarp>, softmax_gradient_rows<C, 4, kThreads>,
+                           softmax_gradient_rows<C, 0, kThreads>),
+               rows, scores, slopes, static_cast<const C*>(call.in[6].data),
+               static_cast<C*>(want_mask ? call.out[3].data : nullptr));
         if (want_v) {
           status = multiply(s.keys, s.value_width, r.rows, weights.turned(), wide_gradient.part(call, r),
                             value_grad.part(all_keys), add);
