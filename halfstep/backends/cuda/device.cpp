@@ -113,8 +113,9 @@ halfstep_status Device::outcome() {
   if (ready.load(std::memory_order_acquire) == 0) return HALFSTEP_OK;
   const Fault found = *fault;
   ready.store(0, std::memory_order_release);
-  // From here on kernels may report again.
+  // From here on kernels may report again: not before the fill is done, which its call's return doesn't mean.
   if (const auto status = check(cudaMemset(fault->claim, 0, sizeof(unsigned)), "cudaMemset")) return status;
+  if (const auto status = check(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) return status;
   switch (found.code) {
     case kIndex:
       if (found.high < found.low) {
@@ -124,8 +125,9 @@ halfstep_status Device::outcome() {
       return fail(HALFSTEP_FAILED, found.call, "index %lld lies outside of its dimension (%lld to %lld)", found.value,
                   found.low, found.high);
     case kTarget:
-      return fail(HALFSTEP_FAILED, found.call, "expected classes from %lld to %lld, got %lld", found.low, found.high,
-                  found.value);
+      return fail(HALFSTEP_FAILED, found.call,
+                  "expected class indices from %lld to %lld (or the ignore_index), got %lld for sample %lld of %lld",
+                  found.low, found.high, found.value, found.place, found.places);
     case kDivisionByZero:
       return fail(HALFSTEP_FAILED, found.call, "an integer was divided by 0");
     case kProbability:

@@ -22,6 +22,7 @@ struct Fault {
   unsigned long long call;  ///< halfstep_context.call
   long long value;          ///< for kIndex: the index; for kTarget: the class; else of no meaning
   long long low, high;      ///< for these: the first and the last that is right
+  long long place, places;  ///< for kTarget: the number of the sample, and how many there are
   int code;                 ///< one of FaultCode
   int ready;                ///< 1 when the rest has been written
 };

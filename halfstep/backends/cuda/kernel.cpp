@@ -62,6 +62,11 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
       index_kernels(),
       index_sum_kernels(),
       nonzero_kernels(),
+      reduce_kernels(),
+      softmax_kernels(),
+      class_loss_kernels(),
+      along_kernels(),
+      sort_kernels(),
   };
   // clang-format on
   const char* reason = "no CUDA kernel";

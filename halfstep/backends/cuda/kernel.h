@@ -101,6 +101,11 @@ std::span<const KernelDef> place_kernels();
 std::span<const KernelDef> index_kernels();
 std::span<const KernelDef> index_sum_kernels();
 std::span<const KernelDef> nonzero_kernels();
+std::span<const KernelDef> reduce_kernels();
+std::span<const KernelDef> softmax_kernels();
+std::span<const KernelDef> class_loss_kernels();
+std::span<const KernelDef> along_kernels();
+std::span<const KernelDef> sort_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);
