@@ -117,7 +117,7 @@ float to_tf32(float x) {
   return x;
 }
 
-// One column of the result at a time. S: what is summed up, T: the factors, D: the result.
+// S: what is summed up, T: the factors, D: the result.
 template <class S, class T, class D>
 void multiply(cublasLtMatmulDesc o, cublasLtMatrixLayout a_layout, cublasLtMatrixLayout b_layout,
               cublasLtMatrixLayout d_layout, int64_t c_ld, int64_t c_stride, Factors<S> factors, const T* a, const T* b,
@@ -130,9 +130,13 @@ void multiply(cublasLtMatmulDesc o, cublasLtMatrixLayout a_layout, cublasLtMatri
     if constexpr (std::is_same_v<S, float>) return tf32 ? to_tf32(value) : value;
     return value;
   };
-  // Factors as numbers, so that 16 bits are unpacked once.
-  std::vector<S> left(static_cast<std::size_t>(m * k)), right(static_cast<std::size_t>(k)),
-      sums(static_cast<std::size_t>(m));
+  // Factors as numbers, so that 16 bits are unpacked once. In blocks of rows and columns that fit the first cache.
+  constexpr int64_t kRows = 256, kColumns = 8;
+  // The sums of a part are added up by themselves, as a kernel adds up tiles: one long chain of sums would be further
+  // off than any kernel's.
+  constexpr int64_t kPart = 64;
+  std::vector<S> left(static_cast<std::size_t>(m * k)), right(static_cast<std::size_t>(kColumns * k));
+  S sums[kColumns][kRows], part[kColumns][kRows];
   for (int64_t item = 0; item < d_layout.batch; ++item) {
     const T* const ai = a + item * a_layout.stride;
     const T* const bi = b + item * b_layout.stride;
@@ -143,29 +147,42 @@ void multiply(cublasLtMatmulDesc o, cublasLtMatrixLayout a_layout, cublasLtMatri
         }
       }
     }
-    for (int64_t j = 0; j < n; ++j) {
-      for (int64_t p = 0; p < k; ++p) {
-        right[static_cast<std::size_t>(p)] = number(bi[o.turn_b ? j + p * b_layout.ld : p + j * b_layout.ld]);
-      }
-      // In parts, as a kernel adds up tiles: one long chain of sums would be further off than any kernel's.
-      constexpr int64_t kPart = 64;
-      std::fill(sums.begin(), sums.end(), S(0));
-      std::vector<S> part(static_cast<std::size_t>(m));
-      for (int64_t first = 0; first < k; first += kPart) {
-        std::fill(part.begin(), part.end(), S(0));
-        for (int64_t p = first; p < std::min(k, first + kPart); ++p) {
-          const S factor = right[static_cast<std::size_t>(p)];
-          const S* const column = left.data() + p * m;
-          for (int64_t i = 0; i < m; ++i) part[static_cast<std::size_t>(i)] += column[i] * factor;
+    for (int64_t j0 = 0; j0 < n; j0 += kColumns) {
+      const int64_t columns = std::min(kColumns, n - j0);
+      for (int64_t jj = 0; jj < columns; ++jj) {
+        const int64_t j = j0 + jj;
+        for (int64_t p = 0; p < k; ++p) {
+          right[static_cast<std::size_t>(jj * k + p)] =
+              number(bi[o.turn_b ? j + p * b_layout.ld : p + j * b_layout.ld]);
         }
-        for (int64_t i = 0; i < m; ++i) sums[static_cast<std::size_t>(i)] += part[static_cast<std::size_t>(i)];
       }
-      for (int64_t i = 0; i < m; ++i) {
-        S value = factors.alpha * sums[static_cast<std::size_t>(i)];
-        // What c holds is not read where beta is 0.
-        if (factors.beta != S(0)) value += factors.beta * value_of(c[item * c_stride + i + j * c_ld]);
-        if (o.epilogue == CUBLASLT_EPILOGUE_BIAS) value += value_of(static_cast<const D*>(o.bias)[i]);
-        d[item * d_layout.stride + i + j * d_layout.ld] = convert<D>(value);
+      for (int64_t i0 = 0; i0 < m; i0 += kRows) {
+        const int64_t rows = std::min(kRows, m - i0);
+        for (auto& column : sums) std::fill(column, column + rows, S(0));
+        for (int64_t first = 0; first < k; first += kPart) {
+          for (auto& column : part) std::fill(column, column + rows, S(0));
+          for (int64_t p = first; p < std::min(k, first + kPart); ++p) {
+            const S* const factors_of_rows = left.data() + p * m + i0;
+            for (int64_t jj = 0; jj < columns; ++jj) {
+              const S factor = right[static_cast<std::size_t>(jj * k + p)];
+              S* const to = part[jj];
+              for (int64_t i = 0; i < rows; ++i) to[i] += factors_of_rows[i] * factor;
+            }
+          }
+          for (int64_t jj = 0; jj < columns; ++jj) {
+            for (int64_t i = 0; i < rows; ++i) sums[jj][i] += part[jj][i];
+          }
+        }
+        for (int64_t jj = 0; jj < columns; ++jj) {
+          for (int64_t ii = 0; ii < rows; ++ii) {
+            const int64_t i = i0 + ii, j = j0 + jj;
+            S value = factors.alpha * sums[jj][ii];
+            // What c holds is not read where beta is 0.
+            if (factors.beta != S(0)) value += factors.beta * value_of(c[item * c_stride + i + j * c_ld]);
+            if (o.epilogue == CUBLASLT_EPILOGUE_BIAS) value += value_of(static_cast<const D*>(o.bias)[i]);
+            d[item * d_layout.stride + i + j * d_layout.ld] = convert<D>(value);
+          }
+        }
       }
     }
   }
