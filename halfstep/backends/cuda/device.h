@@ -66,7 +66,7 @@ class Device {
   /// The matrix library on this device, opened at its first use; null when it can't be (the failure is noted). In
   /// blas.cpp.
   Blas* blas();
-  /// The convolution library, likewise. In dnn.cpp.
+  /// The convolution library, likewise; without it convolutions have slow kernels of our own. In dnn.cpp.
   Dnn* dnn();
 
  private:
@@ -77,6 +77,7 @@ class Device {
   std::shared_ptr<Blas> blas_;
   std::atomic<Blas*> opened_blas_{nullptr};  // asked for by every product
   std::shared_ptr<Dnn> dnn_;
+  bool dnn_tried_ = false;
 };
 
 /// A stream, behind halfstep_queue.

@@ -49,6 +49,7 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
       copy_kernels(),
       matmul_kernels(),
       attention_kernels(),
+      conv_kernels(),
       arithmetic_kernels(),
       activation_kernels(),
       function_kernels(),

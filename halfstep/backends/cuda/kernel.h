@@ -88,6 +88,7 @@ struct KernelDef {
 std::span<const KernelDef> copy_kernels();
 std::span<const KernelDef> matmul_kernels();
 std::span<const KernelDef> attention_kernels();
+std::span<const KernelDef> conv_kernels();
 std::span<const KernelDef> arithmetic_kernels();
 std::span<const KernelDef> activation_kernels();
 std::span<const KernelDef> function_kernels();
