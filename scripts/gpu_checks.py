@@ -160,9 +160,13 @@ def tests(checks: Checks, limit: float) -> Outcome:
         passed = re.search(r"\[  PASSED  \] (\d+) test", out)
         failures = re.findall(r"\[  FAILED  \] ([\w/.]+)(?:, where|$)", out, re.M)
         skipped = re.search(r"\[  SKIPPED \] (\d+) test", out)
-        text = f"test_{t}: {passed.group(1) if passed else 0} passed"
+        number = int(passed.group(1)) if passed else 0
+        text = f"test_{t}: {number} passed"
         if skipped:
             text += f", {skipped.group(1)} skipped"
+        if status == 0 and number == 0 and not filters:
+            bad += 1
+            text += ", no test was run"
         if status != 0:
             bad += 1
             distinct = list(dict.fromkeys(failures))

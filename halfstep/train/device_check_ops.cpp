@@ -76,41 +76,49 @@ void check_casts(Checker& c) {
 }
 
 // One tensor through views of strides of many kinds, the same on both sides.
-std::vector<std::pair<const char*, Tensor>> views_of(const Tensor& t) {  // [6, 13, 5, 4]
+std::vector<std::pair<const char*, Tensor>> views_of(const Tensor& t) {
   return {{"transposed", t.permute({3, 1, 0, 2})},
           {"every second", t.slice(1, 1, 12, 2).slice(0, 0, 6, 3)},
           {"a row", t.select(2, 3)},
           {"channels last", t.contiguous(MemoryFormat::channels_last)},
-          {"repeated", t.slice(0, 0, 1).expand({3, 13, 5, 4})},
+          {"repeated", t.slice(0, 0, 1).expand({3, t.size(1), t.size(2), t.size(3)})},
           {"from an odd place", t.view({-1}).slice(0, 3)},
           {"transposed and every second", t.permute({1, 3, 2, 0}).slice(3, 1, 6, 2)}};
 }
 
 void check_moves(Checker& c) {
-  const Tensor base = c.integers(100, {6, 13, 5, 4});
+  // Small ones, and some that are brought from one order into another by tiles.
+  const std::pair<const char*, Tensor> bases[] = {{"", c.integers(100, {6, 13, 5, 4})},
+                                                  {", larger", c.integers(100, {6, 67, 9, c.size(129, 35)})}};
   for (DType dtype : {DType::f32, DType::f16, DType::bf16, DType::f64, DType::i64, DType::u8, DType::boolean}) {
     c.line("copies", name(dtype), [&] {
-      const Tensor here = base.to(dtype), there = here.to(c.device);
-      const auto u = views_of(here), v = views_of(there);
-      for (std::size_t i = 0; i < u.size(); ++i) {
-        const Tensor &a = u[i].second, &b = v[i].second;
-        c.one(u[i].first, [&] {
-          c.same(b.contiguous(), a.contiguous(), "made contiguous");
-          c.same(b, a, "read");
-          c.same(a.to(c.device), a, "brought there and back");
-          c.same(b.clone(), a.clone(), "clone");
-          c.same(b.to(dtype == DType::f32 ? DType::f16 : DType::f32),
-                 a.to(dtype == DType::f32 ? DType::f16 : DType::f32), "converted");
+      for (const auto& [how, base] : bases) {
+        const Tensor here = base.to(dtype), there = here.to(c.device);
+        const auto u = views_of(here), v = views_of(there);
+        for (std::size_t i = 0; i < u.size(); ++i) {
+          const Tensor &a = u[i].second, &b = v[i].second;
+          c.one(fmt::format("{}{}", u[i].first, how), [&] {
+            const DType other = dtype == DType::f32 ? DType::f16 : DType::f32;
+            c.same(b.contiguous(), a.contiguous(), "made contiguous");
+            c.same(b, a, "read");
+            c.same(a.to(c.device), a, "brought there and back");
+            c.same(b.clone(), a.clone(), "clone");
+            c.same(b.to(other), a.to(other), "converted");
+            if (b.dim() == 4) c.same(b.contiguous(MemoryFormat::channels_last), a, "made channels-last");
+          });
+        }
+        c.one(fmt::format("written into a view{}", how), [&] {
+          Tensor x = zeros(here.sizes(), {.dtype = dtype, .device = Device{}}), y = x.to(c.device);
+          const std::int64_t third = (here.size(1) + 2) / 3;
+          x.slice(1, 0, here.size(1), 3).permute({0, 3, 2, 1}).copy_(here.slice(1, 2, 2 + third).permute({0, 3, 2, 1}));
+          y.slice(1, 0, here.size(1), 3)
+              .permute({0, 3, 2, 1})
+              .copy_(there.slice(1, 2, 2 + third).permute({0, 3, 2, 1}));
+          x.select(0, 2).fill_(1);
+          y.select(0, 2).fill_(1);
+          c.same(y, x, "result");
         });
       }
-      c.one("written into a view", [&] {
-        Tensor x = zeros({6, 13, 5, 4}, {.dtype = dtype, .device = Device{}}), y = x.to(c.device);
-        x.slice(1, 0, 13, 3).permute({0, 3, 2, 1}).copy_(here.slice(1, 2, 7).permute({0, 3, 2, 1}));
-        y.slice(1, 0, 13, 3).permute({0, 3, 2, 1}).copy_(there.slice(1, 2, 7).permute({0, 3, 2, 1}));
-        x.select(0, 2).fill_(1);
-        y.select(0, 2).fill_(1);
-        c.same(y, x, "result");
-      });
     });
   }
 }

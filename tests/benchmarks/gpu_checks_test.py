@@ -74,6 +74,7 @@ class GpuChecks(unittest.TestCase):
         self.program("build/bin/halfstep", GOOD_CHECK)
         for test in ("ops", "autograd", "amp", "nn", "optim", "train"):
             self.program(f"build/tests/test_{test}", BAD_TEST if test == "optim" else GOOD_TEST)
+        self.program("build/tests/test_nn", "echo '[  PASSED  ] 0 tests.'")
         self.program("bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 0 errors'")
         status, out = self.run_checks("--minutes", "1")
         self.assertEqual(status, 1, out)
@@ -85,6 +86,7 @@ class GpuChecks(unittest.TestCase):
         self.assertIn("passed: 74 lines", stages["self-check"]["summary"])
         self.assertIn("test_ops: 41 passed, 2 skipped", stages["tests"]["summary"])
         self.assertIn("test_optim: 7 passed, 1 FAILED, status 1", stages["tests"]["summary"])
+        self.assertIn("test_nn: 0 passed, no test was run", stages["tests"]["summary"])
         self.assertIn("  Adam.Steps", stages["tests"]["details"])
 
     def test_failures_of_the_check_and_the_sanitizer(self) -> None:
@@ -120,6 +122,8 @@ class GpuTable(unittest.TestCase):
     def test_goals_of_ratios_and_of_bandwidth(self) -> None:
         limits = gpu.sheet("NVIDIA H200")
         self.assertEqual((limits.operations, limits.bytes), (989e12, 4.8e12))
+        self.assertAlmostEqual(limits.milliseconds(67e9, 0, "f32") or 0, 1.0)
+        self.assertAlmostEqual(limits.milliseconds(989e9, 4.8e9 * 2, "low") or 0, 2.0)
         limits.copy = 4e12
         found = {"row": "unscale", "turns_ms": {"halfstep": [0.25, 0.2, 0.3], "PyTorch": [0.5, 0.4, 0.6]}, "errors": {},
                  "operations": 0.0, "bytes": 8e8}
