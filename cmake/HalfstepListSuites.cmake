@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Run by ctest: asks a test program for its suites and makes a ctest entry of each.
 # In: cmake (the path of CMake), program, dir, suites (the file to write), environment, device (where its tensors are made;
-# empty: the CPU).
+# empty: the CPU), prefix (of the entries' names, with a device).
 
 set(names "${dir}")
 set(options "")
 if(device)
-  set(names "${device}.${dir}")
+  set(names "${prefix}.${dir}")
   set(options " --device ${device}")
 endif()
 

@@ -17,11 +17,16 @@ function(halfstep_add_tests dir)
   halfstep_list_suites(${dir} "" "${HALFSTEP_TEST_ENVIRONMENT}")
 endfunction()
 
-# halfstep_list_suites(DIR DEVICE ENVIRONMENT): the suites of test_DIR as ctest entries, with tensors made on DEVICE.
+# halfstep_list_suites(DIR DEVICE ENVIRONMENT [PREFIX]): the suites of test_DIR as ctest entries PREFIX.DIR.SUITE (by
+# default the device's kind), with tensors made on DEVICE.
 function(halfstep_list_suites dir device environment)
   set(target test_${dir})
-  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}_${device}_suites.cmake")
-  set(loader "${CMAKE_CURRENT_BINARY_DIR}/${target}_${device}_loader.cmake")
+  set(prefix "${device}")
+  if(ARGC GREATER 3)
+    set(prefix "${ARGV3}")
+  endif()
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}_${prefix}_suites.cmake")
+  set(loader "${CMAKE_CURRENT_BINARY_DIR}/${target}_${prefix}_loader.cmake")
   file(GENERATE OUTPUT "${loader}" CONTENT
 "set(cmake [==[${CMAKE_COMMAND}]==])
 set(program [==[$<TARGET_FILE:${target}>]==])
@@ -29,6 +34,7 @@ set(dir [==[${dir}]==])
 set(suites [==[${suites}]==])
 set(environment [==[${environment}]==])
 set(device [==[${device}]==])
+set(prefix [==[${prefix}]==])
 include([==[${PROJECT_SOURCE_DIR}/cmake/HalfstepListSuites.cmake]==])
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${loader}")

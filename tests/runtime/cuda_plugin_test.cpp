@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plug-in for NVIDIA GPUs through its table, on two emulated GPUs: memory, streams, events, copies between GPUs,
+// what kernels report, groups of one rank. What CUDA itself does is not under test here.
+#if defined(HALFSTEP_CUDA_EMULATED_PLUGIN)
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "halfstep/runtime/plugin.h"
+
+namespace halfstep::test {
+namespace {
+
+const halfstep_plugin_table& cuda() {
+  static const halfstep_plugin_table* table = [] {
+    setenv("HALFSTEP_CUDA_EMULATED_DEVICES", "2", 1);
+    setenv("HALFSTEP_CUDA_EMULATED_MEMORY", "64M", 1);
+    void* library = dlopen(HALFSTEP_CUDA_EMULATED_PLUGIN, RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) throw std::runtime_error(dlerror());
+    const auto open = reinterpret_cast<halfstep_plugin_fn>(dlsym(library, HALFSTEP_PLUGIN_SYMBOL));
+    static const halfstep_host host = {sizeof(halfstep_host), HALFSTEP_PLUGIN_MAJOR, HALFSTEP_PLUGIN_MINOR, "test",
+                                       [](int32_t, const char* text) { ADD_FAILURE() << text; }};
+    return open(&host);
+  }();
+  return *table;
+}
+
+halfstep_error last_error() {
+  halfstep_error error = {};
+  error.size = sizeof error;
+  cuda().error(&error);
+  return error;
+}
+testing::AssertionResult ok(halfstep_status status) {
+  if (status == HALFSTEP_OK) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "status " << status << ": " << last_error().text;
+}
+bool says(const std::string& part) {
+  const std::string text = last_error().text;
+  return text.find(part) != std::string::npos ? true : (ADD_FAILURE() << "'" << part << "' is not in: " << text, false);
+}
+
+class CudaPlugin : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    last_error();
+    ASSERT_TRUE(ok(cuda().queue_create(0, 0, &queue)));
+  }
+  void TearDown() override {
+    EXPECT_TRUE(ok(cuda().queue_destroy(queue)));
+    for (const auto& [device, data, bytes] : memory) EXPECT_TRUE(ok(cuda().deallocate(device, data, bytes)));
+  }
+
+  void* allocate(uint64_t bytes, int32_t device = 0) {
+    void* data = nullptr;
+    EXPECT_TRUE(ok(cuda().allocate(device, bytes, &data)));
+    memory.push_back({device, data, bytes});
+    return data;
+  }
+  template <class T>
+  void* put(const std::vector<T>& values) {
+    void* data = allocate(values.size() * sizeof(T));
+    EXPECT_TRUE(ok(cuda().copy(queue, data, values.data(), values.size() * sizeof(T), HALFSTEP_COPY_TO_DEVICE)));
+    return data;
+  }
+  template <class T>
+  std::vector<T> get(const void* data, std::size_t n, halfstep_queue* on = nullptr) {
+    std::vector<T> values(n);
+    EXPECT_TRUE(ok(cuda().copy(on ? on : queue, values.data(), data, n * sizeof(T), HALFSTEP_COPY_TO_HOST)));
+    return values;
+  }
+  /// A row-major tensor of one dimension.
+  halfstep_tensor vector(void* data, const int64_t& size, uint8_t dtype) {
+    static const int64_t one = 1;
+    return {data, &size, &one, size, 1, dtype, 1, 1, 0};
+  }
+  halfstep_status run(const char* op, uint8_t dtype, std::vector<halfstep_tensor> in, std::vector<halfstep_tensor> out,
+                      const void* attributes, uint64_t number = 7) {
+    halfstep_kernel kernel = {};
+    kernel.size = sizeof kernel;
+    if (const auto status = cuda().kernel(op, 1, dtype, &kernel)) return status;
+    halfstep_context context = {};
+    context.size = sizeof context;
+    context.call = number;
+    context.queue = queue;
+    context.owner = this;
+    context.state = kernel.state;
+    context.workspace = [](halfstep_context* c, uint64_t bytes) {
+      return static_cast<CudaPlugin*>(c->owner)->allocate(bytes);
+    };
+    context.set_error = [](halfstep_context* c, const char* text) {
+      static_cast<CudaPlugin*>(c->owner)->reason = text;
+    };
+    return kernel.run(&context, in.data(), static_cast<int>(in.size()), out.data(), static_cast<int>(out.size()),
+                      attributes);
+  }
+
+  struct Block {
+    int32_t device;
+    void* data;
+    uint64_t bytes;
+  };
+  halfstep_queue* queue = nullptr;
+  std::vector<Block> memory;
+  std::string reason;
+};
+
+TEST_F(CudaPlugin, SaysWhatItIs) {
+  EXPECT_STREQ(cuda().name, "cuda");
+  EXPECT_STREQ(cuda().vendor, "NVIDIA");
+  ASSERT_EQ(cuda().device_count(), 2);
+  halfstep_device_info info = {};
+  info.size = sizeof info;
+  ASSERT_TRUE(ok(cuda().device_info(1, &info)));
+  EXPECT_EQ(info.memory, uint64_t{64} << 20);
+  EXPECT_TRUE(info.low_dtypes >> HALFSTEP_BF16 & 1);
+  EXPECT_EQ(cuda().device_info(2, &info), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("there is no GPU 2; there are 2"));
+  EXPECT_EQ(cuda().device_info(-1, &info), HALFSTEP_FAILED);
+  // The caller's struct may be an older, shorter one.
+  std::memset(&info, 0x55, sizeof info);
+  info.size = offsetof(halfstep_device_info, name);
+  ASSERT_TRUE(ok(cuda().device_info(0, &info)));
+  EXPECT_EQ(info.name[0], 0x55);
+  EXPECT_NE(cuda().extension("needs_check"), nullptr);
+  EXPECT_EQ(cuda().extension("no such thing"), nullptr);
+}
+
+TEST_F(CudaPlugin, MemoryComesGoesAndRunsOut) {
+  uint64_t before = 0, total = 0, now = 0;
+  ASSERT_TRUE(ok(cuda().memory_info(0, &before, &total)));
+  void* data = nullptr;
+  ASSERT_TRUE(ok(cuda().allocate(0, 40 << 20, &data)));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 256, 0u);
+  ASSERT_TRUE(ok(cuda().memory_info(0, &now, &total)));
+  EXPECT_LE(now, before - (40 << 20));
+  void* more = &now;
+  EXPECT_EQ(cuda().allocate(0, 40 << 20, &more), HALFSTEP_OUT_OF_MEMORY);
+  EXPECT_EQ(more, nullptr);
+  EXPECT_TRUE(says("cudaMallocAsync"));
+  // An allocation that failed leaves no error behind for later calls to trip over.
+  EXPECT_TRUE(ok(cuda().synchronize(0)));
+  ASSERT_TRUE(ok(cuda().deallocate(0, data, 40 << 20)));
+  ASSERT_TRUE(ok(cuda().allocate(0, 40 << 20, &more)));
+  ASSERT_TRUE(ok(cuda().deallocate(0, more, 40 << 20)));
+  ASSERT_TRUE(ok(cuda().memory_info(0, &now, &total)));
+  EXPECT_EQ(now, before);
+}
+
+TEST_F(CudaPlugin, CopiesToOnAndFrom) {
+  const std::vector<float> values = {1, 2, 3, 4};
+  void* a = put(values);
+  void* b = allocate(16);
+  ASSERT_TRUE(ok(cuda().copy(queue, b, a, 16, HALFSTEP_COPY_ON_DEVICE)));
+  EXPECT_EQ(get<float>(b, 4), values);
+  EXPECT_TRUE(ok(cuda().copy(queue, nullptr, nullptr, 0, HALFSTEP_COPY_ON_DEVICE)));
+  EXPECT_EQ(cuda().copy(queue, b, a, 16, 3), HALFSTEP_FAILED);
+  void* pinned = nullptr;
+  ASSERT_TRUE(ok(cuda().host_allocate(16, &pinned)));
+  ASSERT_TRUE(ok(cuda().copy(queue, pinned, b, 16, HALFSTEP_COPY_TO_HOST)));
+  ASSERT_TRUE(ok(cuda().queue_synchronize(queue)));
+  EXPECT_EQ(std::memcmp(pinned, values.data(), 16), 0);
+  EXPECT_TRUE(ok(cuda().host_deallocate(pinned, 16)));
+}
+
+TEST_F(CudaPlugin, CopiesBetweenGpus) {
+  const std::vector<float> values = {5, 6, 7};
+  void* here = put(values);
+  void* there = allocate(12, 1);
+  ASSERT_TRUE(ok(cuda().copy_peer(queue, 1, there, here, 12)));
+  ASSERT_TRUE(ok(cuda().queue_synchronize(queue)));
+  halfstep_queue* other = nullptr;
+  ASSERT_TRUE(ok(cuda().queue_create(1, 0, &other)));
+  EXPECT_EQ(get<float>(there, 3, other), values);
+  EXPECT_TRUE(ok(cuda().queue_destroy(other)));
+  EXPECT_EQ(cuda().copy_peer(queue, 2, there, here, 12), HALFSTEP_FAILED);
+}
+
+TEST_F(CudaPlugin, QueuesWaitForEvents) {
+  halfstep_queue* second = nullptr;
+  halfstep_event *event = nullptr, *timed = nullptr, *later = nullptr;
+  ASSERT_TRUE(ok(cuda().queue_create(0, 2, &second)));
+  ASSERT_TRUE(ok(cuda().event_create(0, 0, &event)));
+  ASSERT_TRUE(ok(cuda().event_create(0, HALFSTEP_EVENT_TIMING, &timed)));
+  ASSERT_TRUE(ok(cuda().event_create(0, HALFSTEP_EVENT_TIMING, &later)));
+  // Never recorded: passed, and nothing waits for it.
+  EXPECT_TRUE(ok(cuda().event_query(event)));
+  EXPECT_TRUE(ok(cuda().queue_wait(second, event)));
+  double elapsed = 0;
+  EXPECT_EQ(cuda().event_elapsed(timed, later, &elapsed), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("never recorded"));
+  EXPECT_EQ(cuda().event_elapsed(timed, event, &elapsed), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("without timing"));
+
+  const std::vector<float> values(1000, 3.0f);
+  void* a = allocate(4000);
+  void* b = allocate(4000);
+  ASSERT_TRUE(ok(cuda().event_record(timed, queue)));
+  const int64_t n = 1000;
+  const halfstep_fill_attributes three = {{3, 3, 2}};
+  ASSERT_TRUE(ok(run("fill", HALFSTEP_F32, {}, {vector(a, n, HALFSTEP_F32)}, &three)));
+  ASSERT_TRUE(ok(cuda().event_record(later, queue)));
+  ASSERT_TRUE(ok(cuda().queue_wait(second, later)));
+  ASSERT_TRUE(ok(cuda().copy(second, b, a, 4000, HALFSTEP_COPY_ON_DEVICE)));
+  EXPECT_EQ(get<float>(b, 1000, second), values);
+  EXPECT_TRUE(ok(cuda().event_synchronize(later)));
+  EXPECT_TRUE(ok(cuda().event_query(later)));
+  EXPECT_TRUE(ok(cuda().event_elapsed(timed, later, &elapsed)));
+  EXPECT_GE(elapsed, 0);
+  EXPECT_TRUE(ok(cuda().queue_synchronize(queue)));
+  EXPECT_TRUE(ok(cuda().queue_query(queue)));
+  for (halfstep_event* e : {event, timed, later}) EXPECT_TRUE(ok(cuda().event_destroy(e)));
+  EXPECT_TRUE(ok(cuda().queue_destroy(second)));
+}
+
+TEST_F(CudaPlugin, KernelsAreKnownByOpVersionAndDType) {
+  halfstep_kernel kernel = {};
+  kernel.size = sizeof kernel;
+  EXPECT_EQ(cuda().kernel("to", 1, HALFSTEP_F16, &kernel), HALFSTEP_OK);
+  EXPECT_NE(kernel.run, nullptr);
+  EXPECT_EQ(kernel.layouts, uint32_t{HALFSTEP_LAYOUT_STRIDED});
+  EXPECT_EQ(cuda().kernel("to", 2, HALFSTEP_F16, &kernel), HALFSTEP_UNSUPPORTED);
+  EXPECT_STREQ(kernel.reason, "this plug-in knows version 1 of the op");
+  EXPECT_EQ(cuda().kernel("to", 1, 99, &kernel), HALFSTEP_UNSUPPORTED);
+  EXPECT_EQ(cuda().kernel("no_such_op", 1, HALFSTEP_F32, &kernel), HALFSTEP_UNSUPPORTED);
+  EXPECT_EQ(kernel.run, nullptr);
+}
+
+// An index that is out of range is found by the kernel, long after its call: whoever waits next is told, once, with the
+// number of the call.
+TEST_F(CudaPlugin, WhatKernelsFindIsToldByTheNextWait) {
+  const int64_t three = 3, two = 2;
+  void* x = put<float>({1, 2, 3});
+  void* index = put<int64_t>({1, 3});
+  void* y = put<float>({-1, -1});
+  const halfstep_along_attributes along = {0};
+  ASSERT_TRUE(ok(run("index_select", HALFSTEP_F32, {vector(x, three, HALFSTEP_F32), vector(index, two, HALFSTEP_I64)},
+                     {vector(y, two, HALFSTEP_F32)}, &along, 4711)));
+  EXPECT_EQ(cuda().queue_synchronize(queue), HALFSTEP_FAILED);
+  const halfstep_error error = last_error();
+  EXPECT_EQ(error.call, 4711u);
+  EXPECT_STREQ(error.text, "index 3 lies outside of its dimension (0 to 2)");
+  EXPECT_TRUE(ok(cuda().queue_synchronize(queue)));
+  EXPECT_TRUE(ok(cuda().synchronize(0)));
+  EXPECT_EQ(get<float>(y, 2)[0], 2.0f);
+}
+
+TEST_F(CudaPlugin, GroupsOfOneRankMoveTheirOwn) {
+  char id[128];
+  uint64_t bytes = 0;
+  EXPECT_EQ(cuda().group_id(id, 10, &bytes), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("there is room for 10"));
+  ASSERT_TRUE(ok(cuda().group_id(id, sizeof id, &bytes)));
+  EXPECT_EQ(bytes, 128u);
+  halfstep_group* group = nullptr;
+  EXPECT_EQ(cuda().group_create(0, 1, 0, id, 5, &group), HALFSTEP_FAILED);
+  EXPECT_EQ(cuda().group_create(0, 2, 0, id, bytes, &group), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("ncclCommInitRank"));
+  ASSERT_TRUE(ok(cuda().group_create(0, 1, 0, id, bytes, &group)));
+  const std::vector<float> values = {1, 2, 3};
+  void* in = put(values);
+  void* out = allocate(12);
+  ASSERT_TRUE(ok(cuda().all_reduce(group, queue, in, out, 3, HALFSTEP_F32, HALFSTEP_REDUCE_SUM)));
+  EXPECT_EQ(get<float>(out, 3), values);
+  EXPECT_EQ(cuda().all_reduce(group, queue, in, out, 3, HALFSTEP_F32, 9), HALFSTEP_FAILED);
+  EXPECT_EQ(cuda().all_gather(group, queue, in, out, 3, HALFSTEP_F8E4M3), HALFSTEP_UNSUPPORTED);
+  EXPECT_TRUE(ok(cuda().broadcast(group, queue, out, 3, HALFSTEP_F32, 0)));
+  EXPECT_TRUE(ok(cuda().reduce_scatter(group, queue, in, out, 3, HALFSTEP_F32, HALFSTEP_REDUCE_MAX)));
+  EXPECT_TRUE(ok(cuda().group_abort(group)));
+  EXPECT_EQ(cuda().broadcast(group, queue, out, 3, HALFSTEP_F32, 0), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("the group was aborted"));
+  EXPECT_TRUE(ok(cuda().group_destroy(group)));
+}
+
+TEST_F(CudaPlugin, SeveralThreadsUseQueuesOfTheirOwn) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      halfstep_queue* own = nullptr;
+      ASSERT_TRUE(ok(cuda().queue_create(t % 2, 0, &own)));
+      void* data = nullptr;
+      ASSERT_TRUE(ok(cuda().allocate(t % 2, 4096, &data)));
+      for (int i = 0; i < 50; ++i) {
+        std::vector<int32_t> values(1024, 100 * t + i), back(1024);
+        ASSERT_TRUE(ok(cuda().copy(own, data, values.data(), 4096, HALFSTEP_COPY_TO_DEVICE)));
+        ASSERT_TRUE(ok(cuda().copy(own, back.data(), data, 4096, HALFSTEP_COPY_TO_HOST)));
+        ASSERT_EQ(back, values);
+      }
+      EXPECT_TRUE(ok(cuda().queue_destroy(own)));
+      EXPECT_TRUE(ok(cuda().deallocate(t % 2, data, 4096)));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace halfstep::test
+
+#endif
