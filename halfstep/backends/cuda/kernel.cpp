@@ -68,6 +68,10 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
       class_loss_kernels(),
       along_kernels(),
       sort_kernels(),
+      norm_batch_kernels(),
+      norm_batch_backward_kernels(),
+      norm_rows_kernels(),
+      norm_rows_backward_kernels(),
   };
   // clang-format on
   const char* reason = "no CUDA kernel";

@@ -107,6 +107,10 @@ std::span<const KernelDef> softmax_kernels();
 std::span<const KernelDef> class_loss_kernels();
 std::span<const KernelDef> along_kernels();
 std::span<const KernelDef> sort_kernels();
+std::span<const KernelDef> norm_batch_kernels();
+std::span<const KernelDef> norm_batch_backward_kernels();
+std::span<const KernelDef> norm_rows_kernels();
+std::span<const KernelDef> norm_rows_backward_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);
