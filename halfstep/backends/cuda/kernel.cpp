@@ -72,6 +72,9 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
       norm_batch_backward_kernels(),
       norm_rows_kernels(),
       norm_rows_backward_kernels(),
+      max_pool_kernels(),
+      pool_kernels(),
+      pad_kernels(),
   };
   // clang-format on
   const char* reason = "no CUDA kernel";

@@ -111,6 +111,9 @@ std::span<const KernelDef> norm_batch_kernels();
 std::span<const KernelDef> norm_batch_backward_kernels();
 std::span<const KernelDef> norm_rows_kernels();
 std::span<const KernelDef> norm_rows_backward_kernels();
+std::span<const KernelDef> max_pool_kernels();
+std::span<const KernelDef> pool_kernels();
+std::span<const KernelDef> pad_kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);

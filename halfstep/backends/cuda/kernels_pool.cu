@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// avg_pool2d, adaptive_avg_pool2d, interpolate and their backward passes: each place of the result sums what it is made
+// of, row by row.
+#include "image.cuh"
+
+namespace hscuda {
+namespace {
+
+template <class Access>
+struct AvgPool {
+  static constexpr int kWidth = Access::kWidth, kTogether = 4;
+  using C = typename Access::C;
+  Image x, y;
+  Windows rows, columns;
+  double divisor;  // 0: the number of places
+  bool with_padding;
+
+  __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
+    const Range r = rows.inside(h), k = columns.inside(w);
+    C total[kWidth] = {};
+    for (int i = r.first; i < r.end; ++i) {
+      const int64_t line = x.at(n, c, rows.start(h) + i, columns.start(w));
+      C sum[kWidth] = {};
+      for (int l = k.first; l < k.end; l += kTogether) {
+        typename Access::Raw raw[kTogether];
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) {
+          if (l + u < k.end) raw[u] = Access::fetch(x, line + static_cast<int64_t>(l + u) * x.w);
+        }
+#pragma unroll
+        for (int u = 0; u < kTogether; ++u) {
+          if (l + u >= k.end) continue;
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) sum[j] += Access::value(raw[u], j);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) total[j] += sum[j];
+    }
+    const C by =
+        divisor != 0
+            ? static_cast<C>(divisor)
+            : static_cast<C>(static_cast<int64_t>(rows.places(h, with_padding)) * columns.places(w, with_padding));
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) total[j] /= by;
+    Access::store(y, y.at(n, c, h, w), total);
+  }
+};
+
+template <class Access>
+struct AvgPoolBackward {
+  static constexpr int kWidth = Access::kWidth;
+  using C = typename Access::C;
+  Image g, x_grad;
+  Windows rows, columns;
+  double divisor;                  // of all windows, taken out of the sums
+  bool weigh_rows, weigh_columns;  // divisors that differ from window to window are weights
+  bool with_padding;
+
+  __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
+    const Range r = rows.of_place(h), k = columns.of_place(w);
+    C total[kWidth] = {};
+    for (int i = r.first; i < r.end; ++i) {
+      C sum[kWidth] = {};
+      for (int l = k.first; l < k.end; ++l) {
+        const C weight = weigh_columns ? C(1) / static_cast<C>(columns.places(l, with_padding)) : C(1);
+        const auto raw = Access::fetch(g, g.at(n, c, i, l));
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] = fused(weight, Access::value(raw, j), sum[j]);
+      }
+      const C weight = weigh_rows ? C(1) / static_cast<C>(rows.places(i, with_padding)) : C(1);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) total[j] = fused(weight, sum[j], total[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) total[j] /= static_cast<C>(divisor);
+    Access::store(x_grad, x_grad.at(n, c, h, w), total);
+  }
+};
+
+template <class Access>
+struct Interpolate {
+  static constexpr int kWidth = Access::kWidth;
+  using C = typename Access::C;
+  Image x, y;
+  Resampling rows, columns;
+
+  __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
+    const Resampling::Taps r = rows.taps(h), k = columns.taps(w);
+    const int64_t from = x.at(n, c, r.low, k.low);
+    C total[kWidth];
+    const auto a = Access::fetch(x, from);
+    if (r.share == 0 && k.share == 0) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) total[j] = Access::value(a, j);
+    } else {
+      // A neighbour without a share may be beyond the edge.
+      const auto b = Access::fetch(x, k.share > 0 ? from + x.w : from);
+      const int64_t below = r.share > 0 ? from + x.h : from;
+      const auto d = Access::fetch(x, below);
+      const auto e = Access::fetch(x, k.share > 0 ? below + x.w : below);
+      const C left = static_cast<C>(1 - k.share), right = static_cast<C>(k.share);
+      const C top = static_cast<C>(1 - r.share), bottom = static_cast<C>(r.share);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        C upper = left * Access::value(a, j), lower = left * Access::value(d, j);
+        if (k.share > 0) {
+          upper = fused(right, Access::value(b, j), upper);
+          lower = fused(right, Access::value(e, j), lower);
+        }
+        total[j] = top * upper;
+        if (r.share > 0) total[j] = fused(bottom, lower, total[j]);
+      }
+    }
+    Access::store(y, y.at(n, c, h, w), total);
+  }
+};
+
+template <class Access>
+struct InterpolateBackward {
+  static constexpr int kWidth = Access::kWidth;
+  using C = typename Access::C;
+  Image g, x_grad;
+  Resampling rows, columns;
+
+  __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
+    const Range r = rows.of_place(h), k = columns.of_place(w);
+    C total[kWidth] = {};
+    for (int i = r.first; i < r.end; ++i) {
+      const C row = static_cast<C>(rows.weight(i, h));
+      if (row == 0) continue;
+      C sum[kWidth] = {};
+      for (int l = k.first; l < k.end; ++l) {
+        const C column = static_cast<C>(columns.weight(l, w));
+        if (column == 0) continue;
+        const auto raw = Access::fetch(g, g.at(n, c, i, l));
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] = fused(column, Access::value(raw, j), sum[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) total[j] = fused(row, sum[j], total[j]);
+    }
+    Access::store(x_grad, x_grad.at(n, c, h, w), total);
+  }
+};
+
+constexpr const char* kTooLarge = "images and windows of 2^29 places or more are for the CPU";
+
+// What averages are divided by: a number of the program's, or 0.
+double own_divisor(const halfstep_pool_attributes& a) { return static_cast<double>(a.divisor); }
+double own_divisor(const halfstep_adaptive_pool_attributes&) { return 0; }
+bool counts_padding(const halfstep_pool_attributes& a) { return a.count_include_pad != 0; }
+bool counts_padding(const halfstep_adaptive_pool_attributes&) { return false; }
+
+template <class A>
+halfstep_status average(Call& call) {
+  const auto& a = call.attributes<A>();
+  const Tensor &x = call.in[0], &y = call.out[0];
+  if (y.numel == 0) return HALFSTEP_OK;
+  if (!within_reach(a) || !within_reach(x) || !within_reach(y)) return call.refuse(kTooLarge);
+  Windows rows, columns;
+  windows_of(a, x.sizes, y.sizes, rows, columns, false);
+  with_access(x, y, {}, [&](auto access) {
+    for_each_place(call, y,
+                   AvgPool<decltype(access)>{Image(x), Image(y), rows, columns, own_divisor(a), counts_padding(a)});
+  });
+  return call.launched();
+}
+
+template <class A>
+halfstep_status average_backward(Call& call) {
+  const auto& a = call.attributes<A>();
+  const Tensor &g = call.in[0], &x_grad = call.out[0];
+  if (x_grad.numel == 0) return HALFSTEP_OK;
+  if (!within_reach(a) || !within_reach(x_grad) || !within_reach(g)) return call.refuse(kTooLarge);
+  Windows rows, columns;
+  windows_of(a, x_grad.sizes, g.sizes, rows, columns, false);
+  const bool padding = counts_padding(a);
+  double divisor = own_divisor(a);
+  bool weigh[2] = {false, false};
+  if (divisor == 0) {
+    divisor = 1;
+    int d = 0;
+    for (const Windows* w : {&rows, &columns}) {
+      weigh[d] = !one_divisor(*w, padding);
+      if (!weigh[d]) divisor *= w->places(0, padding);
+      ++d;
+    }
+  }
+  with_access(g, x_grad, {}, [&](auto access) {
+    for_each_place(call, x_grad,
+                   AvgPoolBackward<decltype(access)>{Image(g), Image(x_grad), rows, columns, divisor, weigh[0],
+                                                     weigh[1], padding});
+  });
+  return call.launched();
+}
+
+Resampling resampling(const halfstep_interpolate_attributes& a, int d, const Tensor& source, const Tensor& result) {
+  Resampling r;
+  r.from = static_cast<int>(source.sizes[2 + d]);
+  r.to = static_cast<int>(result.sizes[2 + d]);
+  r.scale = a.scale[d];
+  r.mode = a.mode;
+  r.align_corners = a.align_corners != 0;
+  return r;
+}
+
+halfstep_status interpolate(Call& call) {
+  const auto& a = call.attributes<halfstep_interpolate_attributes>();
+  const Tensor &x = call.in[0], &y = call.out[0];
+  if (y.numel == 0) return HALFSTEP_OK;
+  if (!within_reach(x) || !within_reach(y)) return call.refuse(kTooLarge);
+  with_access(x, y, {}, [&](auto access) {
+    for_each_place(call, y,
+                   Interpolate<decltype(access)>{Image(x), Image(y), resampling(a, 0, x, y), resampling(a, 1, x, y)});
+  });
+  return call.launched();
+}
+
+halfstep_status interpolate_backward(Call& call) {
+  const auto& a = call.attributes<halfstep_interpolate_attributes>();
+  const Tensor &g = call.in[0], &x_grad = call.out[0];
+  if (x_grad.numel == 0) return HALFSTEP_OK;
+  if (!within_reach(g) || !within_reach(x_grad)) return call.refuse(kTooLarge);
+  with_access(g, x_grad, {}, [&](auto access) {
+    for_each_place(call, x_grad,
+                   InterpolateBackward<decltype(access)>{Image(g), Image(x_grad), resampling(a, 0, x_grad, g),
+                                                         resampling(a, 1, x_grad, g)});
+  });
+  return call.launched();
+}
+
+constexpr KernelDef kernel(const char* op, halfstep_status (*run)(Call&)) {
+  return {.op = op, .dtypes = kFloating, .layouts = kStrided, .attributes = true, .run = run};
+}
+constexpr KernelDef kKernels[] = {
+    kernel("avg_pool2d", average<halfstep_pool_attributes>),
+    kernel("avg_pool2d_backward", average_backward<halfstep_pool_attributes>),
+    kernel("adaptive_avg_pool2d", average<halfstep_adaptive_pool_attributes>),
+    kernel("adaptive_avg_pool2d_backward", average_backward<halfstep_adaptive_pool_attributes>),
+    kernel("interpolate", interpolate),
+    kernel("interpolate_backward", interpolate_backward),
+};
+
+}  // namespace
+
+std::span<const KernelDef> pool_kernels() { return kKernels; }
+
+}  // namespace hscuda
