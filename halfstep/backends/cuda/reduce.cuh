@@ -138,14 +138,13 @@ struct FoldSum {
     }
   }
 };
-/// The others share their kernels: which it is, is asked once for some packs. Those with a long formula come one by
-/// one.
-struct FoldAny {
+/// The others share their kernels: which it is, is asked once for some packs.
+class FoldAny {
+ public:
   static constexpr bool kShifted = true;
-  int kind_;
-  double p;
-  const double* shift_;  ///< one a result, row-major
+  FoldAny(int kind, double p, const double* shift) : kind_(kind), p_(p), shift_(shift) {}
   __host__ __device__ int kind() const { return kind_; }
+  /// Takes so long that it isn't worth its code to do several at once.
   __device__ bool slow() const { return kind_ == kFoldPowers || kind_ == kFoldExponentials; }
   __host__ __device__ const double* shift() const { return shift_; }
   template <int m, int n, class C, class Shift>
@@ -172,10 +171,6 @@ struct FoldAny {
       }
     } else {
       switch (kind_) {
-        case kFoldSum:
-          return each([](C a, C x, C) { return a + x; });
-        case kFoldProduct:
-          return each([](C a, C x, C) { return a * x; });
         case kFoldMax:
           return each([](C a, C x, C) { return Largest{}(a, x); });
         case kFoldMin:
@@ -186,28 +181,50 @@ struct FoldAny {
           return each([](C a, C x, C) { return a + std::fabs(x); });
         case kFoldSquares:
           return each([](C a, C x, C) { return a + x * x; });
-        case kFoldMaxAbs:
-          return each([](C a, C x, C) { return Largest{}(a, std::fabs(x)); });
-        case kFoldMinAbs:
-          return each([](C a, C x, C) { return Smallest{}(a, std::fabs(x)); });
         case kFoldDistances:
           return each([](C a, C x, C s) { return a + (x - s) * (x - s); });
-        case kFoldEqual:
-          return each([](C a, C x, C s) { return a + (x == s || (x != x && s != s) ? C(1) : C(0)); });
-        case kFoldEqualAbs:
-          return each([](C a, C x, C s) { return a + (std::fabs(x) == s || (x != x && s != s) ? C(1) : C(0)); });
-        case kFoldPowers:
-          if constexpr (m * n == 1) {
-            const C power = static_cast<C>(p);
-            return each([power](C a, C x, C) { return a + std::pow(std::fabs(x), power); });
-          }
-          return;
         default:
-          if constexpr (m * n == 1) return each([](C a, C x, C s) { return a + std::exp(x - s); });
-          return;
+          if constexpr (n == 1) fold_single<m == 1>(each);
       }
     }
   }
+
+ private:
+  // What has no kernel that reads packs; `kOne`: comes alone, as what is slow does.
+  template <bool kOne, class Each>
+  __device__ __forceinline__ void fold_single(const Each& each) const {
+    switch (kind_) {
+      case kFoldSum:
+        return each([](auto a, auto x, auto) { return a + x; });
+      case kFoldProduct:
+        return each([](auto a, auto x, auto) { return a * x; });
+      case kFoldMaxAbs:
+        return each([](auto a, auto x, auto) { return Largest{}(a, std::fabs(x)); });
+      case kFoldMinAbs:
+        return each([](auto a, auto x, auto) { return Smallest{}(a, std::fabs(x)); });
+      case kFoldEqual:
+        return each([](auto a, auto x, auto s) {
+          return a + (x == s || (x != x && s != s) ? decltype(a)(1) : decltype(a)(0));
+        });
+      case kFoldEqualAbs:
+        return each([](auto a, auto x, auto s) {
+          return a + (std::fabs(x) == s || (x != x && s != s) ? decltype(a)(1) : decltype(a)(0));
+        });
+      case kFoldPowers:
+        if constexpr (kOne) {
+          each([power = p_](auto a, auto x, auto) {
+            return a + std::pow(std::fabs(x), static_cast<decltype(x)>(power));
+          });
+        }
+        return;
+      default:
+        if constexpr (kOne) each([](auto a, auto x, auto s) { return a + std::exp(x - s); });
+    }
+  }
+
+  int kind_;
+  double p_;
+  const double* shift_;  ///< one a result, row-major
 };
 
 template <class Total>
@@ -523,17 +540,18 @@ template <class T, class C>
 bool reduce_as(const Call& call, const Tensor& x, uint32_t mask, int kind, double p, const double* shift,
                const Finish& finish, const ReduceResult& result) {
   using Total = TotalOf<C>;
-  // Integers are rare, and float64 fills an access well enough: they come one by one, as what takes long to compute.
+  // Integers are rare, and float64 fills an access well enough: they come one by one, as rare kinds do.
   constexpr int kWidth = std::is_same_v<C, float> ? static_cast<int>(16 / sizeof(T)) : 1;
-  const bool slow = kind == kFoldPowers || kind == kFoldExponentials;
-  const Reduction plan = plan_reduction(x, mask, slow ? 1 : kWidth, call.device().processors());
+  const bool packs = kind == kFoldSum || kind == kFoldMax || kind == kFoldMin || kind == kFoldNonzero ||
+                     kind == kFoldAbs || kind == kFoldSquares || kind == kFoldDistances;
+  const Reduction plan = plan_reduction(x, mask, packs ? kWidth : 1, call.device().processors());
   if (plan.outputs() == 0) return true;
   Target<Total> target{result, finish, nullptr};
   if (plan.parts > 1 || finish.late()) {
     target.partial = call.workspace<Total>(plan.parts * plan.outputs());
     if (!target.partial) return false;
   }
-  const FoldAny any{kind, p, shift};
+  const FoldAny any(kind, p, shift);
   const Source<T> source{x.data, x.dtype};
   if constexpr (kWidth > 1) {
     if (plan.width > 1 && kind == kFoldSum) {
