@@ -177,6 +177,37 @@ TEST(View, WritesReachTheBase) {
   EXPECT_GT(x.version(), version);
 }
 
+// Slices that are whole runs of memory, of every size and place of a run, and such that are not.
+TEST(View, SliceBackwardPutsGradientsBack) {
+  const Shape sizes({3, 24, 4});
+  for (const DType dtype : {f32, bf16, i64, u8}) {
+    for (std::int64_t dim = 0; dim < 3; ++dim) {
+      for (std::int64_t start = 0; start < sizes[dim]; start += 1 + start) {
+        for (const std::int64_t step : {1, 2}) {
+          const std::int64_t length = (sizes[dim] - start + step - 1) / step;
+          Shape part = sizes;
+          part[dim] = length;
+          Values values;
+          for (std::int64_t i = 0; i < part.numel(); ++i) values.push_back(static_cast<double>(1 + i % 100));
+          Values expected(static_cast<std::size_t>(sizes.numel()));
+          for (std::int64_t i = 0; i < part.numel(); ++i) {
+            std::int64_t at[3] = {i / (part[1] * part[2]), i / part[2] % part[1], i % part[2]};
+            at[dim] = start + at[dim] * step;
+            expected[static_cast<std::size_t>((at[0] * 24 + at[1]) * 4 + at[2])] = values[static_cast<std::size_t>(i)];
+          }
+          const Tensor g = tensor(values, part, {.dtype = dtype});
+          const std::int64_t end = sizes[dim];
+          EXPECT_EQ(slice_backward(g, sizes, dim, start, end, step).to_vector<double>(), expected)
+              << name(dtype) << ' ' << dim << ' ' << start << ' ' << step;
+          const Tensor turned = g.permute({2, 0, 1}).contiguous().permute({1, 2, 0});
+          EXPECT_EQ(slice_backward(turned, sizes, dim, start, end, step).to_vector<double>(), expected)
+              << name(dtype) << ' ' << dim << ' ' << start << ' ' << step << ", turned";
+        }
+      }
+    }
+  }
+}
+
 TEST(View, Gradients) {
   const Tensor x = sample({2, 3, 4}).permute({2, 0, 1}), flat = sample({12});
   check_gradients([](const auto& v) { return reshape(v[0] * v[0], {6, 4}); }, {x});

@@ -90,7 +90,7 @@ class ChunkTable {
   int32_t each_ = 0;
   uint32_t blocks_ = 0;
   int32_t pool_ = kWords;
-  uint64_t words_[kWords];
+  uint64_t words_[kWords] = {};
 };
 // Room is left for the kernel's other arguments.
 static_assert(sizeof(ChunkTable) + 296 <= kParameterBytes);
@@ -111,7 +111,7 @@ class ChunkColumns {
     present |= 1u << column;
   }
 
-  uint64_t words[ChunkTable::kColumns];
+  uint64_t words[ChunkTable::kColumns] = {};
   uint32_t present = 0, dtypes = 0;
   bool aligned = true;
 };

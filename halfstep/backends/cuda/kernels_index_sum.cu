@@ -157,13 +157,16 @@ __global__ void __launch_bounds__(kThreads) join_tiles(SumShape shape, const uin
 /// Memory for all of this, asked for before anything is enqueued.
 struct SumSpace {
   SortSpace sort;
-  void *heads, *tails;
+  void *heads = nullptr, *tails = nullptr;
   bool found;
-  SumSpace(const Call& call, int64_t rows, int64_t columns) : sort(call, rows) {
-    const int64_t bytes = divide_up(rows, kTileRows) * columns * 8;
+  SumSpace(const Call& call, int64_t rows, int64_t columns, int dtype) : sort(call, rows), found(sort.found) {
+    const int64_t tiles = divide_up(rows, kTileRows);
+    if (tiles < 2) return;
+    const bool narrow = dtype == HALFSTEP_F32 || dtype == HALFSTEP_F16 || dtype == HALFSTEP_BF16;
+    const int64_t bytes = tiles * columns * (narrow ? 4 : 8);
     heads = call.workspace<unsigned char>(bytes);
     tails = call.workspace<unsigned char>(bytes);
-    found = sort.found && heads && tails;
+    found = found && heads && tails;
   }
 };
 
@@ -216,7 +219,7 @@ halfstep_status embedding_backward(Call& call) {
     clear(call, y.data, static_cast<int64_t>(bytes));
     return call.launched();
   }
-  const SumSpace space(call, index.numel, width);
+  const SumSpace space(call, index.numel, width, g.dtype);
   if (!space.found) return call.no_memory();
   clear(call, y.data, static_cast<int64_t>(bytes));
   make_keys(call, index, a.rows, a.padding_idx, space.sort.keys[0]);
@@ -250,7 +253,7 @@ halfstep_status index_add(Call& call) {
     start_from(call, y, call.in[0]);
     return call.launched();
   }
-  const SumSpace space(call, rows, y.numel / size);
+  const SumSpace space(call, rows, y.numel / size, y.dtype);
   if (!space.found) return call.no_memory();
   start_from(call, y, call.in[0]);
   make_keys(call, index, size, -1, space.sort.keys[0]);
@@ -308,7 +311,7 @@ halfstep_status scatter_add(Call& call) {
     start_from(call, y, call.in[0]);
     return call.launched();
   }
-  const SumSpace space(call, index.numel, 1);
+  const SumSpace space(call, index.numel, 1, y.dtype);
   if (!space.found) return call.no_memory();
   start_from(call, y, call.in[0]);
   int64_t numbers[HALFSTEP_MAX_DIMS] = {}, step = 0, next = 1;
@@ -393,7 +396,7 @@ halfstep_status index_put(Call& call) {
     number_places(call, call.in + 2, k, y.sizes, steps, broadcast, values.sizes, to, shape.keys);
   };
   if (accumulate) {
-    const SumSpace space(call, rows, columns);
+    const SumSpace space(call, rows, columns, y.dtype);
     if (!space.found) return call.no_memory();
     start_from(call, y, call.in[0]);
     number(space.sort.keys[0]);

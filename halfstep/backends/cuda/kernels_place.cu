@@ -57,18 +57,19 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Layout<4> layout, F fr
   }
 }
 
-/// `source` has the result's shape, `first` and `second` are the dimensions whose coordinates f looks at.
+/// `source` has y's shape, `first` and `second` are the dimensions whose coordinates f looks at. Elements are words.
+template <class Word, class F>
+void choose(const Call& call, const F& f, const Tensor& y, const Tensor& source, int first, int second) {
+  const Coordinate a(y, first), b(y, second);
+  const Layout<4> layout = layout_of<4>({&y, &source, &a, &b});
+  launch(call, {.grid = grid_size(y.numel, kThreads), .alone = true}, choose_kernel<Word, F>, layout, f,
+         static_cast<Word*>(y.data), static_cast<const Word*>(source.data));
+}
 template <class F>
 halfstep_status choose(const Call& call, const F& f, const Tensor& source, int first, int second) {
   const Tensor& y = call.out[0];
   if (y.numel == 0) return HALFSTEP_OK;
-  const Coordinate a(y, first), b(y, second);
-  const Layout<4> layout = layout_of<4>({&y, &source, &a, &b});
-  with_word(y.dtype, [&](auto word) {
-    using Word = decltype(word);
-    launch(call, {.grid = grid_size(y.numel, kThreads), .alone = true}, choose_kernel<Word, F>, layout, f,
-           static_cast<Word*>(y.data), static_cast<const Word*>(source.data));
-  });
+  with_word(y.dtype, [&](auto word) { choose<decltype(word)>(call, f, y, source, first, second); });
   return call.launched();
 }
 
@@ -93,10 +94,45 @@ halfstep_status diagonal_backward(Call& call) {
   return choose(call, OnDiagonal{a.diagonal, g.strides[g.ndim - 1]}, source, dim1, dim2);
 }
 
+// Slices without gaps are runs of both tensors, which are moved in words of up to 16 bytes: of the last dimension left,
+// all sizes and steps are counted in words. False if there are gaps.
+bool slice_runs(const Call& call, int dim, int64_t start) {
+  const Tensor &y = call.out[0], &g = call.in[0];
+  const auto item = static_cast<int64_t>(item_size(y.dtype));
+  int64_t inner = 1;
+  bool straight = y.contiguous;
+  for (int d = y.ndim - 1; d >= dim; --d) {
+    straight = straight && (g.sizes[d] == 1 || g.strides[d] == inner);
+    if (d > dim) inner *= y.sizes[d];
+  }
+  if (!straight) return false;
+  View to(y), from(y);
+  from.data = g.data;
+  to.ndim = from.ndim = dim + 1;
+  uint64_t all = static_cast<uint64_t>((y.sizes[dim] | start | g.sizes[dim]) * inner);
+  for (int d = 0; d < dim; ++d) all |= static_cast<uint64_t>(y.strides[d] | g.strides[d]);
+  const int64_t bytes = word_bytes(all * static_cast<uint64_t>(item) | reinterpret_cast<uint64_t>(y.data) |
+                                   reinterpret_cast<uint64_t>(g.data));
+  const int64_t each = bytes / item;
+  for (int d = 0; d < dim; ++d) {
+    to.own_strides[d] = y.strides[d] / each;
+    from.own_strides[d] = g.strides[d] / each;
+  }
+  to.own_sizes[dim] = from.own_sizes[dim] = y.sizes[dim] * inner / each;
+  to.own_strides[dim] = 1;
+  from.own_strides[dim] = 0;
+  to.numel = from.numel = y.numel / each;
+  const InSlice f{start * inner / each, 1, g.sizes[dim] * inner / each, 1};
+  with_bytes(bytes, [&](auto word) { choose<decltype(word)>(call, f, to, from, dim, -1); });
+  return true;
+}
+
 halfstep_status slice_backward(Call& call) {
   const auto& a = call.attributes<halfstep_view_attributes>();
   const Tensor &y = call.out[0], &g = call.in[0];
   const auto dim = static_cast<int>(a.dim);
+  if (y.numel == 0) return HALFSTEP_OK;
+  if (a.step == 1 && g.numel > 0 && slice_runs(call, dim, a.start)) return call.launched();
   View source(y);
   source.data = g.data;
   for (int d = 0; d < y.ndim; ++d) source.own_strides[d] = d == dim ? 0 : g.strides[d];
