@@ -125,10 +125,14 @@ int home(const void* pointer) {
   return allocation->device;
 }
 
+/// Whether `count` bytes from here on don't reach over an allocation's end.
 bool whole(const void* pointer, std::size_t count) {
   uintptr_t begin = 0;
   const Allocation* allocation = machine().find(pointer, &begin);
-  return allocation == nullptr || reinterpret_cast<uintptr_t>(pointer) - begin + count <= allocation->size;
+  if (allocation == nullptr) return true;
+  // What begins where an allocation ends is something else.
+  const uintptr_t offset = reinterpret_cast<uintptr_t>(pointer) - begin;
+  return offset == allocation->size || offset + count <= allocation->size;
 }
 
 cudaError_t copy(void* to, const void* from, std::size_t count, cudaMemcpyKind kind, cudaStream_t handle, bool wait) {
