@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <utility>
 
 #include "halfstep/runtime/plugin.h"
 
@@ -109,7 +110,12 @@ Layout<N> layout_of(const halfstep_tensor* const (&tensors)[N], bool row_major =
     if (result.sizes[d] != 1) order[n++] = d;
   }
   if (!row_major) {
-    std::stable_sort(order, order + n, [&](int a, int b) { return result.strides[a] < result.strides[b]; });
+    // By insertion: there are few, mostly in order, and nothing is allocated. Equal strides keep their order.
+    for (int i = 1; i < n; ++i) {
+      for (int j = i; j > 0 && result.strides[order[j]] < result.strides[order[j - 1]]; --j) {
+        std::swap(order[j], order[j - 1]);
+      }
+    }
   }
   for (int i = 0; i < n; ++i) {
     const int64_t size = result.sizes[order[i]];
