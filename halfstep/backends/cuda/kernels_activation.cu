@@ -46,7 +46,7 @@ template <class T>
 __device__ __forceinline__ WithSlope<Compute<T>> sigmoid_with_slope(Compute<T> x) {
   if constexpr (kSixteenBits<T>) {
     const float z = std::exp(-std::fabs(x));
-    const float inverse = math::near_reciprocal(1.0f + z), other = z * inverse;
+    const float inverse = math::reciprocal(1.0f + z), other = z * inverse;
     return {x < 0 ? other : inverse, inverse * other};
   } else {
     const auto s = math::sigmoid(x);

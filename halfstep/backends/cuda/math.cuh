@@ -28,13 +28,19 @@ __device__ __forceinline__ float polynomial(float x, float c, C... rest) {
   return std::fma(polynomial(x, rest...), x, c);
 }
 
-/// 1 / x within two units, for x from 1 to 2^60: what is corrected afterwards, or rounded to 16 bits.
+/// 1 / x within two units, for x from 1 to 2^60: what is corrected afterwards.
 __device__ __forceinline__ float near_reciprocal(float x) {
 #if defined(__CUDA_ARCH__)
   return __fdividef(1.0f, x);
 #else
   return 1.0f / x;
 #endif
+}
+
+/// The same, within little more than half a unit.
+__device__ __forceinline__ float reciprocal(float x) {
+  const float near = near_reciprocal(x);
+  return std::fma(near, std::fma(-near, x, 1.0f), near);
 }
 
 /// 2^n for n from -126 to 127.
@@ -92,7 +98,7 @@ __device__ __forceinline__ double sigmoid(double x) {
 }
 __device__ __forceinline__ float quick_sigmoid(float x) {
   const float z = std::exp(-std::fabs(x));
-  const float inverse = near_reciprocal(1.0f + z);
+  const float inverse = reciprocal(1.0f + z);
   return x < 0 ? z * inverse : inverse;
 }
 
@@ -105,7 +111,10 @@ __device__ __forceinline__ float tanh_from(float x, float two_z_by_one_plus_z) {
   return std::copysign(std::fabs(x) < 0.625f ? near : 1.0f - two_z_by_one_plus_z, x);
 }
 __device__ __forceinline__ float tanh(float x) {
-  const float z = std::exp(-2.0f * std::fabs(x));
+  // The result doesn't see z below e^-87.
+  const ExpParts parts = reduce_exp(std::fmax(-2.0f * std::fabs(x), -87.0f));
+  const float z = (expm1_reduced(parts.r) + 1.0f) * power_of_two(parts.n);
+  if (x != x) return x;
   return tanh_from(x, (z + z) / (1.0f + z));
 }
 __device__ __forceinline__ double tanh(double x) { return std::tanh(x); }
@@ -143,7 +152,7 @@ __device__ __forceinline__ TailRatio tail_ratio(float a) {
   constexpr float kFirst = 0.65234375f;
   const float sum = a + 1.75f;
   const float sum_lost = a - (sum - 1.75f);
-  const float inverse = near_reciprocal(sum);
+  const float inverse = reciprocal(sum);
   const float above = a - 1.69802380f;
   const float quotient = above * inverse;
   const float missing = std::fma(-quotient, sum_lost, std::fma(-quotient, sum, above));
@@ -173,7 +182,7 @@ struct QuickTail {
   float phi, bell;
 };
 __device__ __forceinline__ QuickTail quick_tail(float a) {
-  const float inverse = near_reciprocal(a + 1.75f);
+  const float inverse = reciprocal(a + 1.75f);
   const float p = 0.65234375f + tail_polynomial((a - 1.69802380f) * inverse);
   const float bell = std::exp(a * a * -0.5f);
   return {p * inverse * bell, bell};
