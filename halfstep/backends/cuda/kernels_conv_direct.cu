@@ -185,7 +185,9 @@ halfstep_status convolve_directly(Call& call, const ConvCall& conv) {
     const auto *x = static_cast<const T*>(conv.x->data), *k = static_cast<const T*>(conv.w->data),
                *y = static_cast<const T*>(conv.y->data);
     if (conv.part == ConvPart::kWeight) {
-      launch(call, {.grid = static_cast<unsigned>(result.numel)}, conv_weight<T>, g, x, y, to);
+      const auto threads =
+          static_cast<unsigned>(std::clamp<int64_t>(divide_up(g.n * g.oh * g.ow, kWarp), 1, 8)) * kWarp;
+      launch(call, {.grid = static_cast<unsigned>(result.numel), .block = threads}, conv_weight<T>, g, x, y, to);
       return;
     }
     const Launch how{.grid = grid_size(result.numel, kThreads), .alone = true};
