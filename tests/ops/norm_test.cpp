@@ -7,7 +7,10 @@
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
+#include "halfstep/core/random.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
 #include "tests/support/op_golden.h"
 
@@ -157,6 +160,49 @@ TEST(Norm, ManyLongRowsHaveTheGradientsOfTheRecordedPass) {
   check({wave({900, 70}), wave({70}, f64, 1), wave({70})}, [](const std::vector<Tensor>& t) {
     return batch_norm(t[0], {.weight = t[1], .bias = t[2], .training = true});
   });
+}
+
+// Devices keep short rows in the registers of some threads, longer ones in those of more, and read the longest twice.
+TEST(Norm, RowsOfEveryLengthAgreeWithFloat64) {
+  constexpr double kFloat = 0x1p-24;
+  struct Rows {
+    std::int64_t rows, length;
+  };
+  for (const DType dtype : {f32, f16, bf16}) {
+    const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : kFloat;
+    for (const auto& [rows, n] : {Rows{1, 1}, Rows{50, 10}, Rows{70, 64}, Rows{33, 136}, Rows{150, 384}, Rows{9, 1000},
+                                  Rows{5, 1032}, Rows{3, 2048}, Rows{2, 8200}, Rows{2, 16392}}) {
+      for (const bool rms : {false, true}) {
+        manual_seed(3);
+        const Tensor x = (randn({rows, n}) + 0.5).to(dtype), g = randn({rows, n}).to(dtype);
+        const Tensor weight = rand({n}) + 0.5, bias = rand({n});
+        const auto passes = [&](DType d) {
+          Tensors leaves{x.to(d).clone(), weight.to(d == f64 ? f64 : f32).clone()};
+          if (!rms) leaves.push_back(bias.to(d == f64 ? f64 : f32).clone());
+          for (Tensor& t : leaves) t.requires_grad_();
+          const Tensor y = rms ? rms_norm(leaves[0], {n}, {.weight = leaves[1], .eps = 1e-5})
+                               : layer_norm(leaves[0], {n}, {.weight = leaves[1], .bias = leaves[2]});
+          Tensors all = grad({y}, leaves, {.grad_outputs = {g.to(d)}});
+          all.insert(all.begin(), y.detach());
+          return all;
+        };
+        const Tensors got = passes(dtype), exact = passes(f64);
+        // Roundings of float32, of terms up to 16 (a row of one element has a deviation of eps, 300 times as much).
+        const double inner = 32 * kFloat * 16 * (n == 1 ? 320 : 1);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          // Columns' sums have an error for each row.
+          const double sums = i < 2 ? inner : inner + static_cast<double>(rows) * kFloat * 16 * 8;
+          const double own = i < 2 ? u : kFloat;
+          const Values a = got[i].to_vector<double>(), b = exact[i].to_vector<double>();
+          ASSERT_EQ(a.size(), b.size());
+          for (std::size_t k = 0; k < a.size(); ++k) {
+            ASSERT_NEAR(a[k], b[k], own * std::abs(b[k]) + sums)
+                << name(dtype) << ' ' << rows << " x " << n << (rms ? " rms" : "") << ": " << i << " element " << k;
+          }
+        }
+      }
+    }
+  }
 }
 
 // That of float32 also in 16 bits, as PyTorch's kernels have it: 2^-7, bf16's own, would turn the results below into
