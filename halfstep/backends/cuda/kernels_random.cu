@@ -146,8 +146,6 @@ __device__ __forceinline__ T before(T value) {
 template <class T>
 struct Uniform {
   static constexpr int kElements = std::is_same_v<T, double> ? 2 : 4;
-  // As many bits as the significand has, or the largest numbers would round up to 1.
-  [[maybe_unused]] static constexpr int kBits = std::is_same_v<T, Half> ? 11 : std::is_same_v<T, BFloat16> ? 8 : 24;
   double a, b;
   __device__ __forceinline__ T place(double u) const {
     const T value = convert<T>(a + (b - a) * u);
@@ -159,6 +157,8 @@ struct Uniform {
       values[0] = place(halfstep::uniform_f64(join(words[0], words[1])));
       values[1] = place(halfstep::uniform_f64(join(words[2], words[3])));
     } else {
+      // As many bits as the significand has, or the largest numbers would round up to 1.
+      constexpr int kBits = std::is_same_v<T, Half> ? 11 : std::is_same_v<T, BFloat16> ? 8 : 24;
 #pragma unroll
       for (std::size_t j = 0; j < 4; ++j) values[j] = place(halfstep::uniform_bits(words[j], kBits));
     }
