@@ -19,7 +19,10 @@ class Cuda(ProgramTest):
 
     def test_no_gpu_is_no_error(self):
         out = self.run_cuda("devices", HALFSTEP_CUDA_EMULATED_DEVICES="0")
-        self.assertEqual((out.returncode, out.stderr), (0, ""))
+        self.assertEqual(out.returncode, 0, out.stderr)
+        # Where the plug-in for real GPUs was built too, it is said that the emulated one is taken.
+        said = [line for line in out.stderr.splitlines() if "there is a device of kind 'cuda' already" not in line]
+        self.assertEqual(said, [])
         self.assertRegex(out.stdout, r"\ncuda: its plug-in .* finds no device here\n")
         self.data()
         out = self.run_cuda("train", "mlp", "data", "--device", "cuda", "--no-out", HALFSTEP_CUDA_EMULATED_DEVICES="0")
