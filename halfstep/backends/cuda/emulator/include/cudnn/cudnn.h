@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the plug-in uses of cuDNN 9's graph interface, in place of NVIDIA's header where kernels run on the CPU
- * (../cudnn.cpp). Names and numbers are NVIDIA's; tests/backends hold the code against the real library. */
+ * (../../cudnn.cpp) and where the header is not installed: the library itself is opened at run time. Names and numbers
+ * are NVIDIA's; tests/backends hold the code against the real library. */
 #pragma once
 
 #include <cuda_runtime.h>
