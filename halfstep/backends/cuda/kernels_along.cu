@@ -98,18 +98,7 @@ __device__ __forceinline__ void store_any(void* data, int dtype, int64_t at, Tot
       using T = decltype(zero);
       static_cast<T*>(data)[at] = convert<T>(v);
     };
-    switch (dtype) {
-      case HALFSTEP_I64:
-        return put(int64_t{});
-      case HALFSTEP_I32:
-        return put(int32_t{});
-      case HALFSTEP_I8:
-        return put(int8_t{});
-      case HALFSTEP_U8:
-        return put(uint8_t{});
-      default:
-        return put(Bool{});
-    }
+    with_integer(dtype, put);
   }
 }
 

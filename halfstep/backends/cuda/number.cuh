@@ -77,6 +77,25 @@ void with_computed(int dtype, F&& f) {
     with_numeric(dtype, f);
   }
 }
+/// Calls f(zero) for the integers and flags.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class F>
+__host__ __device__ __forceinline__ void with_integer(int dtype, F&& f) {
+  switch (dtype) {
+    case HALFSTEP_I64:
+      return f(int64_t{});
+    case HALFSTEP_I32:
+      return f(int32_t{});
+    case HALFSTEP_I8:
+      return f(int8_t{});
+    case HALFSTEP_U8:
+      return f(uint8_t{});
+    default:
+      return f(Bool{});
+  }
+}
 /// Calls f(word) with an unsigned integer of the size of the dtype's elements, for kernels that only move them.
 template <class F>
 void with_word(int dtype, F&& f) {

@@ -271,18 +271,7 @@ __device__ __forceinline__ void store(const ReduceResult& to, int64_t place, Tot
       put(int64_t{});
     }
   } else {
-    switch (to.dtype) {
-      case HALFSTEP_I64:
-        return put(int64_t{});
-      case HALFSTEP_I32:
-        return put(int32_t{});
-      case HALFSTEP_I8:
-        return put(int8_t{});
-      case HALFSTEP_U8:
-        return put(uint8_t{});
-      default:
-        return put(Bool{});
-    }
+    with_integer(to.dtype, put);
   }
 }
 
