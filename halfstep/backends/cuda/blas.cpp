@@ -216,9 +216,9 @@ halfstep_status Blas::run(BlasPlan& plan, const Product& product, void* workspac
 
 Blas* Device::blas() {
   if (Blas* const opened = opened_blas_.load(std::memory_order_acquire)) return opened;
+  if (use() != HALFSTEP_OK) return nullptr;  // takes the lock itself
   const std::lock_guard lock(mutex_);
   if (blas_ == nullptr) {
-    if (use() != HALFSTEP_OK) return nullptr;
     blas_ = Blas::open();
     opened_blas_.store(blas_.get(), std::memory_order_release);
   }

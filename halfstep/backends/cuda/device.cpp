@@ -26,9 +26,7 @@ std::atomic<bool> g_tf32{[] {
   return text != nullptr && std::strcmp(text, "1") == 0;
 }()};
 
-void log(const halfstep_host* host, int32_t level, const std::string& text) {
-  if (host != nullptr && host->log != nullptr) host->log(level, text.c_str());
-}
+const halfstep_host* g_host = nullptr;  // set before there is a device
 
 }  // namespace
 
@@ -69,6 +67,7 @@ halfstep_status Device::prepare() {
     // A fill of the GPU's memory may still be under way when its call returns.
     if (status == HALFSTEP_OK) status = check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     if (status != HALFSTEP_OK) {
+      cudaFree(claim);
       cudaFreeHost(memory);
       return status;
     }
@@ -137,7 +136,12 @@ halfstep_status Device::outcome() {
   }
 }
 
+void log(int32_t level, const std::string& text) {
+  if (g_host != nullptr && g_host->log != nullptr) g_host->log(level, text.c_str());
+}
+
 void find_devices(const halfstep_host* host) {
+  g_host = host;
   if (!devices().empty()) return;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -146,22 +150,22 @@ void find_devices(const halfstep_host* host) {
     // Without a driver CUDA says that the driver is too old, of version 0. That is no trouble, only no GPU.
     int driver = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
-    log(host, driver > 0 && error != cudaErrorNoDevice ? HALFSTEP_LOG_WARNING : HALFSTEP_LOG_DEBUG,
+    log(driver > 0 && error != cudaErrorNoDevice ? HALFSTEP_LOG_WARNING : HALFSTEP_LOG_DEBUG,
         std::string("cuda: no GPU can be used: ") + cudaGetErrorString(error));
     return;
   }
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     auto device = std::make_unique<Device>(static_cast<int>(devices().size()), ordinal);
     if (cudaGetDeviceProperties(&device->properties, ordinal) != cudaSuccess) {
-      log(host, HALFSTEP_LOG_WARNING, "cuda: GPU " + std::to_string(ordinal) + " doesn't answer");
+      log(HALFSTEP_LOG_WARNING, "cuda: GPU " + std::to_string(ordinal) + " doesn't answer");
       cudaGetLastError();
       continue;
     }
     if (device->capability() < kOldestCapability) {
       const cudaDeviceProp& p = device->properties;
-      log(host, HALFSTEP_LOG_WARNING,
-          "cuda: " + std::string(p.name) + " is left out: compute capability " + std::to_string(p.major) + "." +
-              std::to_string(p.minor) + ", and 8.0 is the oldest that this plug-in is made for");
+      log(HALFSTEP_LOG_WARNING, "cuda: " + std::string(p.name) + " is left out: compute capability " +
+                                    std::to_string(p.major) + "." + std::to_string(p.minor) +
+                                    ", and 8.0 is the oldest that this plug-in is made for");
       continue;
     }
     devices().push_back(std::move(device));

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "halfstep/runtime/plugin.h"
 
@@ -86,8 +87,11 @@ struct Queue {
   cudaStream_t stream;
 };
 
-/// Finds the GPUs; none without a driver. Called once, before everything else.
+/// Finds the GPUs; none without a driver. Called once, before everything else. The host, which log() speaks through,
+/// may be null.
 void find_devices(const halfstep_host* host);
+/// Says something to the user; `level` is HALFSTEP_LOG_...
+void log(int32_t level, const std::string& text);
 /// How many there are.
 int device_count();
 /// One of them; null, and noted, when there is no such one.

@@ -33,7 +33,9 @@ halfstep_status Call::launched() const {
   const cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess) return HALFSTEP_OK;
   context_->set_error(context_, cudaGetErrorString(error));
-  return check(error, "launch", context_->call);
+  const halfstep_status status = check(error, "launch", context_->call);
+  if (status == HALFSTEP_LOST) device().lost.store(true, std::memory_order_relaxed);
+  return status;
 }
 
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
