@@ -31,12 +31,13 @@ TEST(Relu, EveryBitPatternIn16Bits) {
     const Values in = x.to_vector<double>(), out = y.to_vector<double>();
     for (std::size_t i = 0; i < in.size(); ++i) {
       const bool keep = !(in[i] <= 0);  // NaN too
-      // A device may make another NaN of it, as its conversions do.
-      if (std::isnan(in[i]) && !default_device().is_cpu()) {
+      // A GPU's conversion makes one NaN of all; other devices may make a NaN quiet, as every conversion does.
+      if (std::isnan(in[i]) && default_device().str().starts_with("cuda")) {
         ASSERT_TRUE(std::isnan(out[i])) << name(dtype) << " " << i;
-      } else {
-        ASSERT_EQ(got[i], keep ? bits[i] : 0) << name(dtype) << " " << i;
+        continue;
       }
+      const int quiet = !std::isnan(in[i]) || default_device().is_cpu() ? 0 : dtype == f16 ? 0x200 : 0x40;
+      ASSERT_EQ(got[i] | quiet, keep ? bits[i] | quiet : 0) << name(dtype) << " " << i;
     }
   }
 }
