@@ -24,6 +24,7 @@
 #include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/queue.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep {
 namespace {
@@ -67,15 +68,6 @@ void use(const std::string& kind) {
   EXPECT_TRUE(fallback_counts().empty());
   synchronize(device);
 }
-
-/// A folder that is gone afterwards.
-struct Folder {
-  Folder() : path(fs::path(testing::TempDir()) / ("halfstep_plugins_" + std::to_string(getpid()))) {
-    fs::create_directory(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  fs::path path;
-};
 
 TEST(PluginLoader, TakesAWholeTable) {
   if (device_count("tiny") > 0) GTEST_SKIP() << "a test that ran before has taken it";
@@ -140,8 +132,8 @@ TEST(PluginLoader, RefusesWhatIsNoPlugin) {
   EXPECT_TRUE(says(refusal_of("null"), {"can't be used here"}));
   EXPECT_TRUE(says(refusal_of("nowhere"), {library("nowhere"), "no such file"}));
   EXPECT_TRUE(says(refusal(kFolder), {"not a file"}));
-  const Folder folder;
-  const fs::path text = folder.path / "libhalfstep_text.so", pipe = folder.path / "libhalfstep_pipe.so";
+  const test::TemporaryDir folder;
+  const fs::path text = folder.path() / "libhalfstep_text.so", pipe = folder.path() / "libhalfstep_pipe.so";
   std::ofstream(text) << "This is no library.\n";
   EXPECT_TRUE(says(refusal(text), {text, "can't be opened"}));
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -149,8 +141,8 @@ TEST(PluginLoader, RefusesWhatIsNoPlugin) {
 }
 
 TEST(PluginLoader, RefusesAFileThatAnybodyMayWrite) {
-  const Folder folder;
-  const fs::path open = folder.path / "libhalfstep_open.so";
+  const test::TemporaryDir folder;
+  const fs::path open = folder.path() / "libhalfstep_open.so";
   fs::copy_file(library("whole"), open);
   ASSERT_EQ(chmod(open.c_str(), 0777), 0);
   EXPECT_TRUE(says(refusal(open), {open, "anybody may write", "777"}));
@@ -202,28 +194,31 @@ TEST(PluginLoader, AKernelThatWantsContiguousTensorsIsNotAskedToMakeThem) {
 class PluginSearch : public testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
-  /// Exit status 0 when the kinds that `HALFSTEP_PLUGINS` brings are those of `kinds`.
-  [[noreturn]] static void search(const std::string& list, const std::vector<std::string>& kinds) {
+  /// Exit status 0 when the kinds that `HALFSTEP_PLUGINS` brings are those of `kinds`. The other program has run the
+  /// test up to here too, and leaves by no destructor: its folder is removed here.
+  [[noreturn]] static void search(const std::string& list, const std::vector<std::string>& kinds,
+                                  const fs::path& folder = {}) {
     setenv("HALFSTEP_PLUGINS", list.c_str(), 1);
     setenv("HALFSTEP_PLUGIN_DIR", "/nonexistent", 1);
     std::vector<std::string> found;
     for (const DeviceInfo& d : devices()) {
       if (!d.device.is_cpu()) found.push_back(d.device.str());
     }
+    if (!folder.empty()) fs::remove_all(folder);
     _exit(found == kinds ? 0 : 1);
   }
 };
 
 TEST_F(PluginSearch, TakesFilesAndFoldersAndGoesOnAfterErrors) {
-  const Folder folder;
-  fs::copy_file(library("newer"), folder.path / "libhalfstep_b.so");
-  fs::copy_file(library("older"), folder.path / "libhalfstep_a.so");
-  fs::copy_file(library("cut"), folder.path / "other.so");
-  fs::create_symlink("round", folder.path / "round");  // to itself
-  const std::string list = library("nowhere") + "::" + (folder.path / "round").string() + ":" + std::string(300, 'a') +
-                           ":" + library("other_major") + ":" + folder.path.string() + ":" + library("whole") + ":" +
-                           library("whole");
-  EXPECT_EXIT(search(list, {"tiny_older:0", "tiny_newer:0", "tiny:0"}), testing::ExitedWithCode(0),
+  const test::TemporaryDir folder;
+  fs::copy_file(library("newer"), folder.path() / "libhalfstep_b.so");
+  fs::copy_file(library("older"), folder.path() / "libhalfstep_a.so");
+  fs::copy_file(library("cut"), folder.path() / "other.so");
+  fs::create_symlink("round", folder.path() / "round");  // to itself
+  const std::string list = library("nowhere") + "::" + (folder.path() / "round").string() + ":" +
+                           std::string(300, 'a') + ":" + library("other_major") + ":" + folder.path().string() + ":" +
+                           library("whole") + ":" + library("whole");
+  EXPECT_EXIT(search(list, {"tiny_older:0", "tiny_newer:0", "tiny:0"}, folder.path()), testing::ExitedWithCode(0),
               "no such file(.|\n)*made for version");
 }
 

@@ -3,7 +3,6 @@
 #include "halfstep/train/device_check.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -15,6 +14,7 @@
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/train/device_record.h"
 #include "tests/runtime/on_sim.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep::train {
 namespace {
@@ -106,12 +106,8 @@ TEST_F(DeviceCheck, RefusesADeviceThatIsNotThere) { EXPECT_THROW(check_device(De
 
 class DeviceRecords : public test::OnSim {
  protected:
-  DeviceRecords()
-      : folder(std::filesystem::path(testing::TempDir()) / ("halfstep_records_" + std::to_string(getpid()))) {
-    std::filesystem::remove_all(folder);
-  }
-  ~DeviceRecords() override { std::filesystem::remove_all(folder); }
-  std::filesystem::path folder;
+  const test::TemporaryDir temporary;
+  const std::filesystem::path folder = temporary.path() / "records";
 };
 
 TEST_F(DeviceRecords, AreKeptByKindAndHardware) {
