@@ -31,9 +31,27 @@ std::string joined(const std::string& prefix, const std::string& name) {
 
 }  // namespace
 
+// What was registered last outside of its parent: a temporary that is about to be assigned to a member. The parent
+// itself may be gone, if another thread ended it.
+struct ModuleBase::Registered {
+  const ModuleBase* parent = nullptr;
+  const void* member = nullptr;
+  std::weak_ptr<std::vector<Entry>> entries = {};
+};
+
+ModuleBase::Registered& ModuleBase::registered() {
+  thread_local Registered r;
+  return r;
+}
+
 Parameter::Parameter(ModuleBase* owner, std::string_view name, Tensor tensor, bool buffer) : Tensor(std::move(tensor)) {
   if (defined() && !buffer && is_leaf()) requires_grad_();
   owner->add(name, this, buffer ? ModuleBase::Kind::buffer : ModuleBase::Kind::parameter);
+}
+
+Parameter& Parameter::operator=(Parameter&& other) {
+  ModuleBase::take_place(&other, this);
+  return *this = static_cast<Tensor&&>(other);
 }
 
 ModuleBase::ModuleBase() : entries_(std::make_shared<std::vector<Entry>>()), state_(std::make_shared<State>()) {}
@@ -52,7 +70,14 @@ ModuleBase& ModuleBase::operator=(const ModuleBase& other) {
   return *this;
 }
 
-ModuleBase::~ModuleBase() = default;
+ModuleBase& ModuleBase::operator=(ModuleBase&& other) {
+  if (take_place(&other, this)) name_ = other.name_;
+  return *this = static_cast<const ModuleBase&>(other);
+}
+
+ModuleBase::~ModuleBase() {
+  if (Registered& last = registered(); last.parent == this || last.member == this) last = {};
+}
 
 void ModuleBase::announce(std::string name) { announced() = {this, std::move(name)}; }
 
@@ -63,16 +88,42 @@ void ModuleBase::add(std::string_view name, const void* member, Kind kind) {
   for (const Entry& e : *entries_) {
     if (e.name == name) fail<Error>("module: there are two members called '{}'", name);
   }
-  entries_->push_back(
-      {std::string(name), static_cast<const char*>(member) - reinterpret_cast<const char*>(this), kind});
+  const std::ptrdiff_t offset = static_cast<const char*>(member) - reinterpret_cast<const char*>(this);
+  entries_->push_back({std::string(name), offset, kind});
+  if (is_outside(offset)) registered() = {this, member, entries_};
 }
 
-Parameter& ModuleBase::tensor_at(const Entry& entry) const {
-  return *reinterpret_cast<Parameter*>(const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset);
+// Corrects the address of what was registered as a temporary; false for every other assignment.
+bool ModuleBase::take_place(const void* temporary, const void* member) {
+  if (registered().member != temporary) return false;
+  const Registered last = std::exchange(registered(), {});
+  const auto entries = last.entries.lock();
+  if (!entries) return false;
+  const auto offset = [&](const void* p) {
+    return static_cast<const char*>(p) - reinterpret_cast<const char*>(last.parent);
+  };
+  for (Entry& e : *entries) {
+    if (e.offset == offset(temporary)) e.offset = offset(member);
+  }
+  return true;
 }
-ModuleBase& ModuleBase::child_at(const Entry& entry) const {
-  return *reinterpret_cast<ModuleBase*>(const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset);
+
+bool ModuleBase::is_outside(std::ptrdiff_t offset) const {
+  const char* object = static_cast<const char*>(dynamic_cast<const void*>(this));
+  const std::ptrdiff_t from_start = reinterpret_cast<const char*>(this) + offset - object;
+  const std::size_t size = extent();
+  return size == 0 || from_start < 0 || static_cast<std::size_t>(from_start) >= size;
 }
+
+char* ModuleBase::member_at(const Entry& entry) const {
+  if (extent() != 0 && is_outside(entry.offset)) {
+    fail<Error>("module: '{}' was registered but is no member of the {}: expected what {} returns to be a member",
+                entry.name, kind(), entry.kind == Kind::child ? "child()" : "parameter() or buffer()");
+  }
+  return const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset;
+}
+Parameter& ModuleBase::tensor_at(const Entry& entry) const { return *reinterpret_cast<Parameter*>(member_at(entry)); }
+ModuleBase& ModuleBase::child_at(const Entry& entry) const { return *reinterpret_cast<ModuleBase*>(member_at(entry)); }
 
 std::vector<std::pair<std::string, const ModuleBase*>> ModuleBase::children() const {
   std::vector<std::pair<std::string, const ModuleBase*>> result;

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,9 @@ class HS_API Parameter : public Tensor {
   Parameter() = default;
   Parameter(const Parameter&) = default;
   Parameter(Parameter&&) = default;
-  Parameter& operator=(const Parameter&) = default;
-  Parameter& operator=(Parameter&&) = default;
+  Parameter& operator=(const Parameter& other) { return *this = static_cast<const Tensor&>(other); }
+  /// One that parameter() or buffer() has just made becomes this member, so that a constructor may assign it.
+  Parameter& operator=(Parameter&& other);
   /// Another tensor in its place.
   Parameter& operator=(Tensor tensor) {
     static_cast<Tensor&>(*this) = std::move(tensor);
@@ -62,7 +64,8 @@ class HS_API ModuleBase : public amp::Castable {
   ModuleBase(const ModuleBase& other);
   ModuleBase(ModuleBase&& other) : ModuleBase(static_cast<const ModuleBase&>(other)) {}
   ModuleBase& operator=(const ModuleBase& other);
-  ModuleBase& operator=(ModuleBase&& other) { return *this = static_cast<const ModuleBase&>(other); }
+  /// One that child() has just made becomes this member, so that a constructor may assign it.
+  ModuleBase& operator=(ModuleBase&& other);
   ~ModuleBase() override;
 
   /// All parameters, also of the modules inside, with names such as `fc1.weight`; one that appears twice is listed
@@ -121,7 +124,7 @@ class HS_API ModuleBase : public amp::Castable {
   virtual void unshare();
 
  protected:
-  /// Registers a module inside: the initialiser of a member.
+  /// Registers a module inside: the initialiser of a member, or what the constructor assigns to one.
   template <class M>
   M child(std::string name, M module) {
     static_assert(std::derived_from<M, ModuleBase>, "child() takes a module");
@@ -129,7 +132,8 @@ class HS_API ModuleBase : public amp::Castable {
     // Made in place of the member, whose address its base then finds out.
     return M(std::as_const(module));
   }
-  /// Registers a trainable tensor: the initialiser of a Parameter member. An undefined tensor stands for an absent one.
+  /// Registers a trainable tensor: the initialiser of a Parameter member, or what the constructor assigns to one. An
+  /// undefined tensor stands for an absent one.
   Parameter parameter(std::string_view name, Tensor tensor) { return Parameter(this, name, std::move(tensor), false); }
   /// Registers a tensor that isn't trained.
   Buffer buffer(std::string_view name, Tensor tensor) { return Parameter(this, name, std::move(tensor), true); }
@@ -213,9 +217,16 @@ class HS_API ModuleBase : public amp::Castable {
     amp::PrecisionSlot precision = {};
   };
 
+  /// Size in bytes of the object that has this base; 0 when it isn't known.
+  virtual std::size_t extent() const { return 0; }
   void announce(std::string name);
   std::string str_under(const std::string& precision) const;
   void add(std::string_view name, const void* member, Kind kind);
+  static bool take_place(const void* temporary, const void* member);
+  struct Registered;
+  static Registered& registered();
+  bool is_outside(std::ptrdiff_t offset) const;
+  char* member_at(const Entry& entry) const;
   Parameter& tensor_at(const Entry& entry) const;
   ModuleBase& child_at(const Entry& entry) const;
   void collect(const std::string& prefix, bool parameters, bool buffers, NamedTensors& into) const;
@@ -255,6 +266,7 @@ class Module : public Base {
   std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<T>(static_cast<const T&>(*this)); }
 
  private:
+  std::size_t extent() const override { return typeid(*this) == typeid(T) ? sizeof(T) : 0; }
   template <std::size_t... I, class... Args>
   decltype(auto) run(const ModuleBase::Scope& scope, std::index_sequence<I...>, Args&&... args) const {
     const T& self = static_cast<const T&>(*this);

@@ -5,6 +5,7 @@
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
+#include "halfstep/nn/container.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
@@ -87,6 +88,65 @@ TEST(Module, AssignedMembersAreSeen) {
   EXPECT_EQ(net.state_dict()[2].tensor.to_vector<float>(), (std::vector<float>{2, 2, 2, 2}));
   net.fc1.bias = Tensor();
   EXPECT_EQ(net.parameters().size(), 5u);
+}
+
+// As PyTorch's C++ users write it: register_module() in the constructor.
+struct Late : nn::Module<Late> {
+  nn::ModuleList<Block> blocks;
+  nn::Sequential head;
+  nn::Parameter scale;
+  nn::Buffer steps;
+  explicit Late(int depth) {
+    nn::ModuleList<Block> list;
+    for (int i = 0; i < depth; ++i) list.push_back(Block{});
+    blocks = child("blocks", list);
+    head = child("head", nn::Sequential{nn::Linear{{.in = 4, .out = 2}}});
+    scale = parameter("scale", ones({4}));
+    steps = buffer("steps", zeros({}));
+  }
+  Tensor forward(Tensor x) const {
+    for (const Block& b : blocks) x = b(x);
+    return head(x * scale);
+  }
+};
+
+TEST(Module, MembersCanBeRegisteredInTheConstructor) {
+  const std::vector<std::string> expected = {
+      "scale",         "steps",      "blocks.0.scale", "blocks.0.count", "blocks.0.inner.weight", "blocks.0.inner.bias",
+      "head.0.weight", "head.0.bias"};
+  auto net = std::make_unique<Late>(1);
+  EXPECT_EQ(names(net->state_dict()), expected);
+  EXPECT_EQ(net->blocks.name(), "blocks");
+  EXPECT_TRUE(net->own_tensor("scale").is_same(net->scale));
+  const Late copy = nn::clone(*net);
+  net.reset();
+  EXPECT_EQ(names(copy.state_dict()), expected);
+  EXPECT_EQ((*copy.parameters().begin()).tensor.impl(), copy.scale.impl());
+  // The last that was registered is gone: what takes its place in memory is another's.
+  for (int i = 0; i < 3; ++i) {
+    Late other(2);
+    nn::Parameter temporary = other.scale;
+    temporary = std::move(other.steps);
+    other.head = nn::Sequential{nn::Linear{{.in = 4, .out = 2}}};
+    EXPECT_EQ(other.state_dict().size(), expected.size() + 4);
+  }
+  EXPECT_EQ(names(copy.state_dict()), expected);
+}
+
+struct Local : nn::Module<Local> {
+  Local() { const nn::ModuleList<Block> list = child("list", nn::ModuleList<Block>{Block{}}); }
+};
+
+TEST(Module, SaysWhatIsNoMember) {
+  const Local local;
+  try {
+    local.parameters();
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(
+        e.what(),
+        "module: 'list' was registered but is no member of the Module: expected what child() returns to be a member");
+  }
 }
 
 TEST(Module, CallsOpenTheModulesScope) {
