@@ -11,6 +11,8 @@ CMAKE_FLAGS ?=
 # those of this machine's GPUs, `all`, or such as "80 90".
 CUDA ?= auto
 CUDA_ARCHITECTURES ?=
+# 1: to see whether the kernels compile, in a fraction of the time; they are slow.
+CUDA_QUICK ?= 0
 # Every build folder shares one copy of oneDNN.
 export HALFSTEP_DEPS ?= $(CURDIR)/build/_deps
 export CTEST_OUTPUT_ON_FAILURE = 1
@@ -22,7 +24,7 @@ configure = @[ -e $(1)/build.ninja ] || [ -e $(1)/Makefile ] || \
 	cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release $(2) $(CMAKE_FLAGS)
 
 # The main build folder: also when what is to be built for GPUs has changed.
-configure_main = @scripts/cuda_options.sh "$(CUDA)" "$(CUDA_ARCHITECTURES)" $(BUILD)/cuda.cmake || exit 1; \
+configure_main = @scripts/cuda_options.sh "$(CUDA)" "$(CUDA_ARCHITECTURES)" "$(CUDA_QUICK)" $(BUILD)/cuda.cmake || exit 1; \
 	{ [ -e $(BUILD)/build.ninja ] || [ -e $(BUILD)/Makefile ]; } && [ $(BUILD)/configured -nt $(BUILD)/cuda.cmake ] || \
 	{ cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -C $(BUILD)/cuda.cmake $(CMAKE_FLAGS) && touch $(BUILD)/configured; }
 

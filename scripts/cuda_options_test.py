@@ -25,9 +25,9 @@ class CudaOptions(unittest.TestCase):
         path.chmod(0o755)
         return path
 
-    def run_script(self, mode, architectures="", **environment):
+    def run_script(self, mode, architectures="", quick="0", **environment):
         environment = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "CUDA_HOME": str(self.folder / "nowhere"), **environment}
-        return subprocess.run([str(SCRIPT), mode, architectures, str(self.answer)], env=environment, text=True,
+        return subprocess.run([str(SCRIPT), mode, architectures, quick, str(self.answer)], env=environment, text=True,
                               capture_output=True, check=False)
 
     def settings(self):
@@ -59,7 +59,20 @@ class CudaOptions(unittest.TestCase):
         out = self.run_script("1", HALFSTEP_CUDA_DRIVER="0")
         self.assertEqual(out.returncode, 0, out.stderr)
         self.assertEqual(self.settings(), {"HALFSTEP_CUDA": "ON", "HALFSTEP_CUDA_ARCHITECTURES": EVERY,
-                                           "CMAKE_CUDA_COMPILER": str(nvcc)})
+                                           "HALFSTEP_CUDA_QUICK": "OFF", "CMAKE_CUDA_COMPILER": str(nvcc)})
+
+    def test_an_older_toolkit_is_not_asked_for_what_it_does_not_know(self):
+        for release, expected in (("12.4", "80-real;89-real;90-real;90-virtual"), ("12.8", EVERY), ("13.0", EVERY)):
+            self.program("nvcc", f'echo "Cuda compilation tools, release {release}, V{release}.1"')
+            self.assertEqual(self.run_script("1", "all").returncode, 0)
+            self.assertEqual(self.settings()["HALFSTEP_CUDA_ARCHITECTURES"], expected, release)
+
+    def test_compiled_quickly_is_not_for_ever(self):
+        self.program("nvcc")
+        self.run_script("1", "90", "1")
+        self.assertEqual(self.settings()["HALFSTEP_CUDA_QUICK"], "ON")
+        self.run_script("1", "90")
+        self.assertEqual(self.settings()["HALFSTEP_CUDA_QUICK"], "OFF")
 
     def test_with_gpus_it_is_for_them(self):
         self.program("nvcc")

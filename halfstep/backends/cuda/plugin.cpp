@@ -19,6 +19,12 @@
 namespace hscuda {
 namespace {
 
+#if defined(HALFSTEP_CUDA_QUICK)
+constexpr bool kQuick = true;  // to see whether the kernels compile; they are slow
+#else
+constexpr bool kQuick = false;
+#endif
+
 struct Event {
   Device* device;
   cudaEvent_t event;
@@ -133,11 +139,17 @@ halfstep_status memory_info(int32_t index, uint64_t* free_bytes, uint64_t* total
 
 halfstep_status host_allocate(uint64_t bytes, void** data) {
   *data = nullptr;
-  return guarded([&] { return check(cudaHostAlloc(data, bytes, cudaHostAllocPortable), "cudaHostAlloc"); });
+  return guarded([&] {
+    use_any();
+    return check(cudaHostAlloc(data, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  });
 }
 
 halfstep_status host_deallocate(void* data, uint64_t) {
-  return guarded([&] { return check(cudaFreeHost(data), "cudaFreeHost"); });
+  return guarded([&] {
+    use_any();
+    return check(cudaFreeHost(data), "cudaFreeHost");
+  });
 }
 
 // --- copies
@@ -165,10 +177,11 @@ halfstep_status copy_peer(halfstep_queue* handle, int32_t to_index, void* destin
     const Queue& queue = queue_of(handle);
     Device* to = device_at(to_index);
     if (to == nullptr) return HALFSTEP_FAILED;
-    // Both are ready: the memory of either is known to the other.
     if (const auto status = to->use()) return status;
     if (const auto status = queue.device->use()) return status;
     if (bytes == 0) return HALFSTEP_OK;
+    to->show_memory_to(*queue.device);
+    queue.device->show_memory_to(*to);
     return queue.device->check(
         cudaMemcpyPeerAsync(destination, to->ordinal, source, queue.device->ordinal, bytes, queue.stream),
         "cudaMemcpyPeerAsync");
@@ -253,7 +266,7 @@ halfstep_status event_create(int32_t index, uint32_t flags, halfstep_event** eve
 halfstep_status event_destroy(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const std::unique_ptr<Event> event(&event_of(handle));
-    if (const auto status = event->device->present()) return status;
+    if (const auto status = event->device->use()) return status;
     return event->device->check(cudaEventDestroy(event->event), "cudaEventDestroy");
   });
 }
@@ -269,7 +282,7 @@ halfstep_status event_record(halfstep_event* handle, halfstep_queue* queue) {
 halfstep_status event_query(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const Event& event = event_of(handle);
-    if (const auto status = event.device->present()) return status;
+    if (const auto status = event.device->use()) return status;
     return answered(*event.device, cudaEventQuery(event.event), "cudaEventQuery");
   });
 }
@@ -277,7 +290,7 @@ halfstep_status event_query(halfstep_event* handle) {
 halfstep_status event_synchronize(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const Event& event = event_of(handle);
-    if (const auto status = event.device->present()) return status;
+    if (const auto status = event.device->use()) return status;
     return waited(*event.device, cudaEventSynchronize(event.event), "cudaEventSynchronize");
   });
 }
@@ -285,7 +298,7 @@ halfstep_status event_synchronize(halfstep_event* handle) {
 halfstep_status event_elapsed(halfstep_event* start, halfstep_event* end, double* milliseconds) {
   return guarded([&]() -> halfstep_status {
     const Event& event = event_of(start);
-    if (const auto status = event.device->present()) return status;
+    if (const auto status = event.device->use()) return status;
     if (!event.timing || !event_of(end).timing) return fail(HALFSTEP_FAILED, 0, "an event was made without timing");
     float elapsed = 0;
     const cudaError_t error = cudaEventElapsedTime(&elapsed, event.event, event_of(end).event);
@@ -319,7 +332,8 @@ const char* version() {
     if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) cudaGetLastError();
     if (cudaDriverGetVersion(&driver) != cudaSuccess) cudaGetLastError();
     const auto said = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-    return "CUDA " + said(runtime) + (driver > 0 ? ", driver for " + said(driver) : ", no driver");
+    return "CUDA " + said(runtime) + (driver > 0 ? ", driver for " + said(driver) : ", no driver") +
+           (kQuick ? ", compiled quickly" : "");
   }();
   return text.c_str();
 }
