@@ -72,7 +72,7 @@ class GpuChecks(unittest.TestCase):
     def test_what_passes_and_what_fails_is_told_and_the_rest_goes_on(self) -> None:
         self.program("bin/nvidia-smi", "echo 'name, compute_cap'; echo 'NVIDIA H200, 9.0'")
         self.program("build/bin/halfstep", GOOD_CHECK)
-        for test in ("ops", "autograd", "amp", "nn", "optim", "train"):
+        for test in ("ops", "autograd", "amp", "nn", "optim"):
             self.program(f"build/tests/test_{test}", BAD_TEST if test == "optim" else GOOD_TEST)
         self.program("build/tests/test_nn", "echo '[  PASSED  ] 0 tests.'")
         self.program("bin/compute-sanitizer", "echo '========= ERROR SUMMARY: 0 errors'")
@@ -100,6 +100,34 @@ class GpuChecks(unittest.TestCase):
         self.assertIn("         softmax: 3.1 times the bound", stages["self-check"]["details"])
         self.assertEqual(stages["memcheck"]["status"], "FAILED")
         self.assertIn("========= Invalid __global__ read", stages["memcheck"]["details"])
+
+    def test_a_library_that_is_missing_is_a_failure_though_all_is_right(self) -> None:
+        warning = "halfstep: warning: cuda: convolutions run in slow kernels of the plug-in's own: libcudnn.so.9 can't be opened"
+        self.program("build/bin/halfstep", f'echo "{warning}"; {GOOD_CHECK}')
+        self.assertEqual(self.run_checks("--minutes", "1", "--only", "self-check")[0], 1)
+        self.assertIn("HALFSTEP_CUDA_LIBRARIES", self.stages()["self-check"]["summary"])
+
+    def test_a_plugin_that_was_compiled_quickly_is_not_measured(self) -> None:
+        self.program("build/bin/halfstep", "echo '  plug-in: NVIDIA, version CUDA 13.0, driver for 13.0, compiled quickly'")
+        self.assertEqual(self.run_checks("--minutes", "1", "--only", "self-check")[0], 1)
+        self.assertIn("compiled quickly", self.stages()["self-check"]["summary"])
+
+    def test_a_gpu_that_the_sanitizer_refuses_is_skipped(self) -> None:
+        self.program("build/bin/halfstep", GOOD_CHECK)
+        self.program("bin/compute-sanitizer", "echo '========= Error: Device not supported'; exit 1")
+        status, out = self.run_checks("--minutes", "1", "--only", "memcheck")
+        self.assertEqual((status, self.stages()["memcheck"]["status"]), (0, "skipped"), out)
+
+    def test_settings_reach_the_programs_and_the_sanitizer_sees_our_kernels_only(self) -> None:
+        self.program("build/bin/halfstep", GOOD_CHECK)
+        self.program("build/tests/test_ops", f'echo "$HALFSTEP_SYNC $OMP_WAIT_POLICY $*" >{self.folder}/ops; {GOOD_TEST}')
+        self.program("build/tests/test_nn", f'echo "$HALFSTEP_SYNC|" >{self.folder}/nn; {GOOD_TEST}')
+        self.program("bin/compute-sanitizer", f"""[ "$1" = --help ] && {{ echo '  --kernel-name arg'; exit 0; }}
+echo "$*" >{self.folder}/sanitizer; echo '========= ERROR SUMMARY: 0 errors'""")
+        self.run_checks("--minutes", "1", "--only", "tests,memcheck")
+        self.assertRegex((self.folder / "ops").read_text(), r"^1 passive --device cuda .*--gtest_filter=-\*Slow")
+        self.assertEqual((self.folder / "nn").read_text(), "|\n")
+        self.assertIn("--kernel-name kns=hscuda", (self.folder / "sanitizer").read_text())
 
     def test_what_hangs_is_ended_in_time_with_all_that_it_started(self) -> None:
         self.program("build/bin/halfstep", "sleep 300 & sleep 300")

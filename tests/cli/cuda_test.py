@@ -6,17 +6,41 @@ import unittest
 
 from program import ProgramTest, events
 
-PLUGIN = os.environ.get("HALFSTEP_CUDA_EMULATED", "")
+EMULATED = os.environ.get("HALFSTEP_CUDA_EMULATED", "")
+# On a machine with a GPU: its plug-in, as scripts/gpu_checks.sh runs Training.
+PLUGIN = os.environ.get("HALFSTEP_CUDA_PLUGIN", EMULATED)
+DEVICE = os.environ.get("HALFSTEP_TEST_DEVICE", "cuda")
 
 
-@unittest.skipUnless(PLUGIN, "the emulated plug-in was not built (HALFSTEP_CUDA_EMULATED)")
-class Cuda(ProgramTest):
+class CudaTest(ProgramTest):
     def run_cuda(self, *arguments, **environment):
         return self.run_program(*arguments, env={"HALFSTEP_PLUGINS": PLUGIN, **environment})
 
     def losses(self, run):
         return [e["loss"] for e in events(self.folder / run / "log.jsonl") if e["event"] == "step"]
 
+
+@unittest.skipUnless(PLUGIN, "the emulated plug-in was not built (HALFSTEP_CUDA_EMULATED)")
+class Training(CudaTest):
+    def test_train_as_the_cpu_does(self):
+        self.data(train=512)
+        for amp, optimizer, rounding in [("off", "sgd", 1e-5), ("f16", "adamw", 5e-3), ("bf16", "adam", 4e-2)]:
+            with self.subTest(amp=amp, optimizer=optimizer):
+                flags = ["data", "--epochs", "1", "--batch-size", "64", "--amp", amp, "--optimizer", optimizer, "--lr", "1e-3"]
+                self.train(*flags, "--out", "cpu")
+                # No op may fall back to the CPU on the way.
+                out = self.run_cuda("train", "mlp", *flags, "--out", "cuda", "--device", DEVICE, HALFSTEP_FALLBACK="0")
+                self.assertEqual(out.returncode, 0, out.stderr)
+                here, there = self.losses("cpu"), self.losses("cuda")
+                self.assertEqual(len(here), 8)
+                # A loss of about 2.4 rounds activations a few times a step; a few steps of a small rate add little.
+                for a, b in zip(here, there):
+                    self.assertAlmostEqual(a, b, delta=4 * rounding)
+                self.assertEqual(events(self.folder / "cuda/log.jsonl")[0]["device"].split(":")[0], "cuda")
+
+
+@unittest.skipUnless(EMULATED, "the emulated plug-in was not built (HALFSTEP_CUDA_EMULATED)")
+class Cuda(CudaTest):
     def test_no_gpu_is_no_error(self):
         out = self.run_cuda("devices", HALFSTEP_CUDA_EMULATED_DEVICES="0")
         self.assertEqual(out.returncode, 0, out.stderr)
@@ -28,22 +52,6 @@ class Cuda(ProgramTest):
         out = self.run_cuda("train", "mlp", "data", "--device", "cuda", "--no-out", HALFSTEP_CUDA_EMULATED_DEVICES="0")
         self.assertEqual(out.returncode, 2)
         self.assertIn("there are no devices of kind cuda", out.stderr)
-
-    def test_train_as_the_cpu_does(self):
-        self.data(train=512)
-        for amp, optimizer, rounding in [("off", "sgd", 1e-5), ("f16", "adamw", 5e-3), ("bf16", "adam", 4e-2)]:
-            with self.subTest(amp=amp, optimizer=optimizer):
-                flags = ["data", "--epochs", "1", "--batch-size", "64", "--amp", amp, "--optimizer", optimizer, "--lr", "1e-3"]
-                self.train(*flags, "--out", "cpu")
-                # No op may fall back to the CPU on the way.
-                out = self.run_cuda("train", "mlp", *flags, "--out", "cuda", "--device", "cuda", HALFSTEP_FALLBACK="0")
-                self.assertEqual(out.returncode, 0, out.stderr)
-                here, there = self.losses("cpu"), self.losses("cuda")
-                self.assertEqual(len(here), 8)
-                # A loss of about 2.4 rounds activations a few times a step; a few steps of a small rate add little.
-                for a, b in zip(here, there):
-                    self.assertAlmostEqual(a, b, delta=4 * rounding)
-                self.assertEqual(events(self.folder / "cuda/log.jsonl")[0]["device"], "cuda:0")
 
     def test_failed_launches_and_lost_gpus_are_told(self):
         self.data(train=512)
