@@ -160,10 +160,13 @@ std::shared_ptr<BlasPlan> Blas::make(const Product& product, const PlanKey& key)
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(kMostBlasWorkspace));
   // Where the inner dimension is split, the parts' sums may not be rounded to 16 bits before they are added: neither in
   // place (in c) nor in a workspace of the output's type. Without a split nothing of this counts, and where c is of the
-  // type of the sums nothing is lost. All schemes add in a fixed order.
+  // type of the sums nothing is lost. All schemes add in a fixed order. A bias is added to what has been rounded where
+  // the inner dimension is split: a second rounding, so that such products aren't split.
   const bool rounds = !plan->wide_ && key.out_dtype != HALFSTEP_F32;
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         static_cast<uint32_t>(rounds ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_MASK));
+  const auto schemes = !rounds    ? CUBLASLT_REDUCTION_SCHEME_MASK
+                       : key.bias ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                  : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<uint32_t>(schemes));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t{1} << key.b_align);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t{1} << key.a_align);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t{1} << key.c_align);

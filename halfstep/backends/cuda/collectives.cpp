@@ -163,8 +163,11 @@ halfstep_status group_create(int32_t index, int32_t ranks, int32_t rank, const v
 halfstep_status group_destroy(halfstep_group* handle) {
   const std::unique_ptr<Group> group(&group_of(handle));
   if (group->communicator == nullptr) return HALFSTEP_OK;  // was aborted
-  if (const auto status = group->device->use()) return status;
   const Nccl* const n = nccl();
+  if (const auto status = group->device->use()) {
+    n->abort(group->communicator);  // which waits for nothing that the GPU would have to do
+    return status;
+  }
   return check(*n, n->destroy(group->communicator), nullptr, "ncclCommDestroy");
 }
 

@@ -28,6 +28,11 @@ std::atomic<bool> g_tf32{[] {
 
 const halfstep_host* g_host = nullptr;  // set before there is a device
 
+std::atomic<const Device*>& last_ready() {
+  static std::atomic<const Device*> device{nullptr};
+  return device;
+}
+
 }  // namespace
 
 halfstep_status Device::check(cudaError_t error, const char* what) {
@@ -85,24 +90,35 @@ halfstep_status Device::prepare() {
     if (const auto status =
             check(cudaStreamCreateWithFlags(&memory_stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"))
       return status;
-    // What a pool hands out is seen by its own GPU only, until it is told otherwise; copies between GPUs need it.
-    cudaMemPool_t pool;
-    if (const auto status = check(cudaDeviceGetDefaultMemPool(&pool, ordinal), "cudaDeviceGetDefaultMemPool"))
-      return status;
-    for (const auto& other : devices()) {
-      int reaches = 0;
-      if (other->ordinal == ordinal || cudaDeviceCanAccessPeer(&reaches, other->ordinal, ordinal) != cudaSuccess ||
-          reaches == 0)
-        continue;
-      cudaMemAccessDesc access = {};
-      access.location.type = cudaMemLocationTypeDevice;
-      access.location.id = other->ordinal;
-      access.flags = cudaMemAccessFlagsProtReadWrite;
-      if (const auto status = check(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess")) return status;
-    }
   }
   ready_.store(true, std::memory_order_release);
+  last_ready().store(this, std::memory_order_release);
   return HALFSTEP_OK;
+}
+
+void Device::show_memory_to(const Device& other) {
+  if (memory_stream == nullptr || &other == this) return;
+  const std::lock_guard lock(mutex_);
+  if (!shown_to_.insert(other.ordinal).second) return;
+  cudaMemPool_t pool;
+  int reaches = 0;
+  cudaMemAccessDesc access = {};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = other.ordinal;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  cudaError_t error = cudaDeviceCanAccessPeer(&reaches, other.ordinal, ordinal);
+  if (error == cudaSuccess && reaches == 0) return;
+  if (error == cudaSuccess) error = cudaDeviceGetDefaultMemPool(&pool, ordinal);
+  if (error == cudaSuccess) error = cudaMemPoolSetAccess(pool, &access, 1);
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  log(HALFSTEP_LOG_WARNING, "cuda: GPU " + std::to_string(other.ordinal) + " can't reach the memory of GPU " +
+                                std::to_string(ordinal) + ": " + cudaGetErrorString(error));
+}
+
+void use_any() {
+  const Device* const device = last_ready().load(std::memory_order_acquire);
+  if (device != nullptr && cudaSetDevice(device->ordinal) != cudaSuccess) cudaGetLastError();
 }
 
 halfstep_status Device::outcome() {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "halfstep/runtime/plugin.h"
@@ -56,6 +57,8 @@ class Device {
 
   /// Makes it the thread's current GPU, and ready if it isn't yet.
   halfstep_status use();
+  /// Lets another GPU read and write what this one's pool hands out, as copies between them need, where it can.
+  void show_memory_to(const Device& other);
   /// check(), and notes that the GPU is lost if it is.
   halfstep_status check(cudaError_t error, const char* what);
   /// HALFSTEP_LOST, noted, once the GPU is lost.
@@ -79,6 +82,7 @@ class Device {
   std::atomic<Blas*> opened_blas_{nullptr};  // asked for by every product
   std::shared_ptr<Dnn> dnn_;
   bool dnn_tried_ = false;
+  std::set<int> shown_to_;  // ordinals
 };
 
 /// A stream, behind halfstep_queue.
@@ -92,6 +96,9 @@ struct Queue {
 void find_devices(const halfstep_host* host);
 /// Says something to the user; `level` is HALFSTEP_LOG_...
 void log(int32_t level, const std::string& text);
+/// Makes a GPU that is in use the thread's current one, for calls that belong to none: CUDA would start its first GPU
+/// for them, whether the program uses it or not.
+void use_any();
 /// How many there are.
 int device_count();
 /// One of them; null, and noted, when there is no such one.

@@ -11,6 +11,8 @@
 namespace hscuda {
 namespace {
 
+constexpr std::size_t kMostPlans = 4096;
+
 /// A switch in the environment: 0 or 1.
 bool is_set(const char* name, bool otherwise) {
   const char* const value = std::getenv(name);
@@ -38,24 +40,14 @@ Dnn::~Dnn() {
   dnn_.destroy(handle_);
 }
 
-Dnn::Entry& Dnn::entry(const ConvProblem& problem) {
-  const auto [at, is_new] = plans_.try_emplace(problem);
-  Entry& entry = at->second;
-  if (is_new) {
-    auto plans = make_plans(dnn_, {.handle = handle_}, problem, {.compile = compile_}, &entry.why);
-    if (!plans.empty()) entry.plan = std::make_unique<DnnPlan>(std::move(plans.front()));
-  }
-  return entry;
-}
-
-const DnnPlan* Dnn::plan(const ConvProblem& problem) {
+std::shared_ptr<const DnnPlan> Dnn::plan(const ConvProblem& problem) {
   const std::lock_guard lock(mutex_);
-  return entry(problem).plan.get();
-}
-
-std::string Dnn::refusal(const ConvProblem& problem) {
-  const std::lock_guard lock(mutex_);
-  return entry(problem).why;
+  if (const auto found = plans_.find(problem); found != plans_.end()) return found->second;
+  std::string why;
+  auto plans = make_plans(dnn_, {.handle = handle_}, problem, {.compile = compile_}, &why);
+  // Images of ever other sizes would fill the memory: what is in use stays until it has been used.
+  if (plans_.size() >= kMostPlans) plans_.clear();
+  return plans_[problem] = plans.empty() ? nullptr : std::make_shared<const DnnPlan>(std::move(plans.front()));
 }
 
 halfstep_status Dnn::run(const Call& call, const DnnPlan& plan, const void* x, const void* w, const void* y,

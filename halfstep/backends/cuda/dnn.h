@@ -23,34 +23,26 @@ class Dnn {
   Dnn(const Dnn&) = delete;
   Dnn& operator=(const Dnn&) = delete;
 
-  /// The plan for a problem, made at its first use; null when cuDNN has none. Lives as long as this.
-  const DnnPlan* plan(const ConvProblem& problem);
+  /// The plan for a problem, made at its first use; null when cuDNN has none.
+  std::shared_ptr<const DnnPlan> plan(const ConvProblem& problem);
   /// Puts a plan behind what is in the call's queue.
   halfstep_status run(const Call& call, const DnnPlan& plan, const void* x, const void* w, const void* y,
                       const void* bias, void* workspace);
-  /// What cuDNN said when it had no plan for the problem.
-  std::string refusal(const ConvProblem& problem);
-
   /// Whether cuDNN may compile kernels for a plan, which takes seconds: HALFSTEP_CUDNN_COMPILE=1.
   bool compiles() const { return compile_; }
 
  private:
   Dnn(const DnnFunctions& dnn, cudnnHandle_t handle);
 
-  struct Entry {
-    std::unique_ptr<DnnPlan> plan;
-    std::string why;
-  };
   struct Hash {
     std::size_t operator()(const ConvProblem& problem) const { return hash(problem); }
   };
-  Entry& entry(const ConvProblem& problem);
 
   const DnnFunctions& dnn_;
   const cudnnHandle_t handle_;
   const bool compile_;
-  std::mutex mutex_;  // of the handle, and of the plans
-  std::unordered_map<ConvProblem, Entry, Hash> plans_;
+  std::mutex mutex_;                                                             // of the handle, and of the plans
+  std::unordered_map<ConvProblem, std::shared_ptr<const DnnPlan>, Hash> plans_;  // null: cuDNN has none
 };
 
 }  // namespace hscuda

@@ -27,9 +27,11 @@ bool is_final(cudaError_t error) {
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
     case cudaErrorExternalDevice:
+    case cudaErrorMpsClientTerminated:
       return true;
     default:
-      return false;
+      // Newer than the oldest toolkit: cudaErrorContained and cudaErrorTensorMemoryLeak.
+      return error == static_cast<cudaError_t>(226) || error == static_cast<cudaError_t>(721);
   }
 }
 

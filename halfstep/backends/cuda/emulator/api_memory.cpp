@@ -311,6 +311,12 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
     const std::lock_guard lock(machine().mutex);
     if (count != 0 && (home(to) != to_device || home(from) != from_device)) return noted(cudaErrorInvalidValue);
     if (const cudaError_t error = machine().unusable(from_device); error != cudaSuccess) return noted(error);
+    // A pool's memory is its own GPU's, until others are let at it; whichever of the two copies, it needs both.
+    const auto hidden = [](const void* pointer, int device) {
+      const Allocation* allocation = machine().find(pointer);
+      return allocation->pooled && !machine().usable(pointer, 0, device);
+    };
+    if (count != 0 && (hidden(to, from_device) || hidden(from, to_device))) return noted(cudaErrorInvalidValue);
   }
   return copy(to, from, count, cudaMemcpyDeviceToDevice, stream, false);
 }

@@ -55,6 +55,7 @@ enum cudaError {
   cudaErrorCompatNotSupportedOnDevice = 804,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorTimeout = 909,
+  cudaErrorMpsClientTerminated = 810,
   cudaErrorExternalDevice = 911,
   cudaErrorUnknown = 999
 };
