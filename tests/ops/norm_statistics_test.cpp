@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The statistics that batch_norm and batch_norm_act take in one pass, against two passes in float64.
+// The statistics that batch_norm and batch_norm_act take in one pass, against two passes in float64; what has no
+// variance, in layer_norm and group_norm too.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -81,6 +82,40 @@ TEST(BatchNormStatistics, ConstantsHaveNoVariance) {
     for (const float v : var.to_vector<float>()) EXPECT_EQ(v, 0);
     for (const float v : mean.to_vector<float>()) EXPECT_EQ(v, 1234.567f);
     for (const float v : y.to_vector<float>()) ASSERT_EQ(v, 0.75f);
+  }
+}
+// Rows of equal or nearly equal elements, of all the lengths that kernels tell apart: the mean that is rounded leaves a
+// variance that must not come out below 0.
+TEST(RowNormStatistics, ConstantRowsAreTheBias) {
+  manual_seed(7);
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const DType parameters = dtype == f64 ? f64 : f32;
+    for (const std::int64_t n : {1, 7, 32, 1000, 1536, 8192, 8200, 20001}) {
+      const Tensor bias = rand({n}, {.dtype = parameters});
+      const auto expected = bias.to(dtype).to_vector<double>();
+      for (const double value : {1e8, -3.3e9, 1234.567, 0.0}) {
+        if (dtype == f16 && std::abs(value) > 65504) continue;
+        const Tensor x = full({3, n}, value, {.dtype = dtype});
+        const Tensor y = layer_norm(x, {n}, {.bias = bias});
+        for (int row = 0; row < 3; ++row) ASSERT_EQ(y[row].to_vector<double>(), expected) << name(dtype) << n << value;
+        const Tensor shared = group_norm(x.view({3, 1, n}), 1, {.bias = full({1}, 0.75, {.dtype = parameters})});
+        for (const double v : shared.to_vector<double>()) ASSERT_EQ(v, 0.75) << name(dtype) << n << value;
+      }
+    }
+  }
+}
+// One element a little larger than the others, with an epsilon too small to hide a variance below 0.
+TEST(RowNormStatistics, NearlyConstantRowsHaveNoNaN) {
+  for (const std::int64_t n : {24, 500, 1024, 4096, 8192, 8195, 20001}) {
+    for (const float value : {1.1f, 3.3f, 1e8f, 7.77e9f}) {
+      for (const std::int64_t place : {std::int64_t{0}, n / 3, n - 1}) {
+        Tensor x = full({2, n}, value);
+        x[0][place].fill_(std::nextafter(value, 1e30f));
+        for (const float v : layer_norm(x, {n}, {.eps = 1e-30}).to_vector<float>()) {
+          ASSERT_TRUE(std::isfinite(v)) << n << ", " << value << ", " << place;
+        }
+      }
+    }
   }
 }
 

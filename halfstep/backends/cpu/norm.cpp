@@ -68,7 +68,9 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
       }
       const double shift_d = rest / static_cast<double>(n);
       const C shift = static_cast<C>(shift_d);
-      const C rstd = static_cast<C>(1 / std::sqrt(squares / static_cast<double>(n) - shift_d * shift_d + epsilon));
+      // Where all elements are nearly the same, rounding may leave a variance below 0. NaN stays.
+      const double difference = squares / static_cast<double>(n) - shift_d * shift_d;
+      const C rstd = static_cast<C>(1 / std::sqrt((difference < 0 ? 0 : difference) + epsilon));
       static_cast<C*>(out[1].data)[r] = mean + shift;
       static_cast<C*>(out[2].data)[r] = rstd;
       for (std::int64_t at = 0; at < n; at += kBlock) {

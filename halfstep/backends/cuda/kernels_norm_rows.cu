@@ -12,6 +12,12 @@ struct Affine {
   double eps;
 };
 
+// Where all elements are the same or nearly so, rounding may leave a variance below 0. NaN stays.
+template <class C>
+__device__ __forceinline__ C not_negative(C variance) {
+  return variance < 0 ? 0 : variance;
+}
+
 template <class T, int kEach, bool kBlock>
 __global__ void __launch_bounds__(kThreads) normalise_rows(const T* x, T* y, RowShape shape, Affine<float> p) {
   constexpr int kWidth = 16 / sizeof(T);
@@ -53,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) normalise_rows(const T* x, T* y, Row
   }
   sums = Threads::reduce(sums, AddPair{}, Pair<float>{0, 0});
   const float shift = shape.rms ? 0 : sums.b / n;
-  const float rstd = 1 / sqrtf(fused(-shift, shift, sums.a / n) + static_cast<float>(p.eps));
+  const float rstd = 1 / sqrtf(not_negative(fused(-shift, shift, sums.a / n)) + static_cast<float>(p.eps));
   if (lane == 0) {
     p.mean[row] = mean + shift;
     p.rstd[row] = rstd;
@@ -100,7 +106,8 @@ __global__ void __launch_bounds__(kThreads) normalise_any(AnyFloat x, AnyFloat y
   }
   sums = Threads::reduce(sums, AddTwo{}, Two{0, 0});
   const double shift = shape.rms ? 0 : sums.b / count;
-  const C rest = static_cast<C>(shift), rstd = static_cast<C>(1 / sqrt(sums.a / count - shift * shift + p.eps));
+  const C rest = static_cast<C>(shift);
+  const C rstd = static_cast<C>(1 / sqrt(not_negative(sums.a / count - shift * shift) + p.eps));
   if (Threads::lane() == 0) {
     p.mean[row] = mean + rest;
     p.rstd[row] = rstd;
