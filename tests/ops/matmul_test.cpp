@@ -44,6 +44,41 @@ TEST(Matmul, ProductAndSumAreRoundedTogether) {
   EXPECT_EQ(mm(a, b).dtype(), bf16);
 }
 
+// Sizes around those of the tiles that kernels make, matrices turned either way, and a bias; in numbers that are exact
+// in every dtype.
+TEST(Matmul, TilesEndWhereTheMatrixDoes) {
+  const auto small = [](std::int64_t rows, std::int64_t columns, std::int64_t step) {
+    Values v(static_cast<std::size_t>(rows * columns));
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = i * static_cast<std::size_t>(step) % 11 % 3 == 0 ? 1 : 0;
+    return v;
+  };
+  struct Size {
+    std::int64_t m, n, k;
+  };
+  for (const auto& [m, n, k] : {Size{1, 1, 1}, {63, 65, 15}, {64, 64, 16}, {65, 63, 17}, {17, 130, 40}, {129, 3, 33}}) {
+    const Values a = small(m, k, 3), b = small(n, k, 7), bias = small(1, n, 5);
+    Values product(static_cast<std::size_t>(m * n)), sum(product.size());
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        const auto at = static_cast<std::size_t>(i * n + j);
+        for (std::int64_t l = 0; l < k; ++l) {
+          product[at] += a[static_cast<std::size_t>(i * k + l)] * b[static_cast<std::size_t>(j * k + l)];
+        }
+        sum[at] = product[at] + bias[static_cast<std::size_t>(j)];
+      }
+    }
+    for (const DType dtype : {f32, f64, f16, bf16, i64, i32, i8, u8}) {
+      const Tensor x = tensor(a, {m, k}, {.dtype = dtype}), w = tensor(b, {n, k}, {.dtype = dtype});
+      const Tensor offset = tensor(bias, {n}, {.dtype = dtype});
+      const Tensor turned = x.transpose(0, 1).contiguous().transpose(0, 1);
+      EXPECT_EQ(mm(x, w.transpose(0, 1)).to_vector<double>(), product) << name(dtype) << m << "x" << n;
+      EXPECT_EQ(mm(turned, w.transpose(0, 1).contiguous()).to_vector<double>(), product) << name(dtype);
+      if (!is_floating(dtype)) continue;  // there is no linear() of integers on the CPU
+      EXPECT_EQ(linear(turned, w, offset).to_vector<double>(), sum) << name(dtype) << m << "x" << n;
+    }
+  }
+}
+
 TEST(Matmul, ShapesThatDoNotFitAreNamed) {
   const Tensor m = ones({2, 3}), v = ones({3}), batch = ones({4, 2, 3});
   EXPECT_EQ(error_of([&] { mm(m, m); }), "mm: expected [m, k] and [k, n], got [2, 3] and [2, 3]");

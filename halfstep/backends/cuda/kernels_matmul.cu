@@ -18,27 +18,22 @@ template <class T>
 using Sums = std::conditional_t<std::is_same_v<T, double>, double,
                                 std::conditional_t<std::is_floating_point_v<Compute<T>>, float, uint64_t>>;
 
-/// An element of one of the dtypes that are floats (or that are integers), as what sums are made of.
+/// Calls f(zero) with the dtype, one of those that are floats (or that are integers) as what sums are made of is.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable
+#endif
+template <class A, class F>
+__device__ __forceinline__ void with_number(int dtype, F&& f) {
+  with_type(dtype, [&](auto zero) {
+    if constexpr (std::is_floating_point_v<Compute<decltype(zero)>> == std::is_floating_point_v<A>) f(zero);
+  });
+}
 template <class A>
 __device__ __forceinline__ A load_number(const void* data, int dtype, int64_t at) {
   A value = 0;
-  with_type(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (std::is_floating_point_v<Compute<T>> == std::is_floating_point_v<A>) {
-      value = static_cast<A>(value_of(static_cast<const T*>(data)[at]));
-    }
-  });
+  with_number<A>(dtype,
+                 [&](auto zero) { value = static_cast<A>(value_of(static_cast<const decltype(zero)*>(data)[at])); });
   return value;
-}
-template <class A>
-__device__ __forceinline__ void store_number(void* data, int dtype, int64_t at, A value) {
-  with_type(dtype, [&](auto zero) {
-    using T = decltype(zero);
-    if constexpr (std::is_floating_point_v<Compute<T>> == std::is_floating_point_v<A>) {
-      using Signed = std::conditional_t<std::is_same_v<A, uint64_t>, int64_t, A>;
-      static_cast<T*>(data)[at] = convert<T>(static_cast<Signed>(value));
-    }
-  });
 }
 
 template <class A>
@@ -103,17 +98,34 @@ __global__ void __launch_bounds__(kThreads) multiply_tiles(Product p, int64_t ti
       }
       __syncthreads();
     }
-    for (int i = 0; i < kEach; ++i) {
+    // Unrolled, with the question of the dtype outside: sums that a variable picks would lie in memory all along.
+    const int64_t row = row0 + down, column = column0 + across;
+    if (p.bias != nullptr) {
+#pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int64_t row = row0 + down + i * (kTile / kEach), column = column0 + across + j * (kTile / kEach);
-        if (row >= p.m || column >= p.n) continue;
-        const int64_t at = item * p.c.batch + row * p.c.row + column * p.c.column;
-        A value = sums[i][j];
-        if (p.bias != nullptr) value += load_number<A>(p.bias, p.bias_dtype, column * p.bias_stride);
-        if (p.accumulate) value += load_number<A>(p.c.data, p.out_dtype, at);
-        store_number(p.c.data, p.out_dtype, at, value);
+        const int64_t k = column + j * (kTile / kEach);
+        const A offset = k < p.n ? load_number<A>(p.bias, p.bias_dtype, k * p.bias_stride) : A(0);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) sums[i][j] += offset;
       }
     }
+    with_number<A>(p.out_dtype, [&](auto zero) {
+      using Out = decltype(zero);
+      Out* const c = static_cast<Out*>(p.c.data) + item * p.c.batch + row * p.c.row + column * p.c.column;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+#pragma unroll
+        for (int j = 0; j < kEach; ++j) {
+          constexpr int kStep = kTile / kEach;
+          if (row + i * kStep >= p.m || column + j * kStep >= p.n) continue;
+          Out& to = c[i * kStep * p.c.row + j * kStep * p.c.column];
+          A value = sums[i][j];
+          if (p.accumulate) value += static_cast<A>(value_of(to));
+          using Signed = std::conditional_t<std::is_same_v<A, uint64_t>, int64_t, A>;
+          to = convert<Out>(static_cast<Signed>(value));
+        }
+      }
+    });
   }
 }
 
