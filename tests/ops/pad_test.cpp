@@ -74,6 +74,30 @@ TEST(Pad, GradientsAgreeInEveryLayoutAndDtype) {
   }
 }
 
+// Places with copies along every dimension, whose numbers kernels take apart: against a sum over what pad() itself says
+// each place comes from.
+TEST(Pad, GradientsOfManyCopies) {
+  for (const PadMode mode : {PadMode::constant, PadMode::reflect, PadMode::replicate, PadMode::circular}) {
+    const bool constant = mode == PadMode::constant;
+    const Shape sizes = constant ? Shape{1, 2, 1, 2, 3} : Shape{2, 4, 3, 2};
+    const std::vector<std::int64_t> pads = constant ? std::vector<std::int64_t>{1, 1, 2, -1, 0, 1, 1, 2, 3, 1}
+                                                    : std::vector<std::int64_t>{1, 1, 2, 1, 1, 3};
+    const Tensor number = arange(0, sizes.numel(), 1, {.dtype = f64}).view(sizes);
+    const Tensor from = pad(number, pads, mode, -1);
+    const Tensor g = arange(0, from.numel(), 1, {.dtype = f64}).view(from.sizes());
+    const auto sources = from.to_vector<double>(), weights = g.to_vector<double>();
+    std::vector<double> expected(static_cast<std::size_t>(number.numel()));
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      if (sources[i] >= 0) expected[static_cast<std::size_t>(sources[i])] += weights[i];
+    }
+    for (const DType dtype : {f64, f32}) {
+      Tensor in = number.to(dtype).requires_grad_();
+      const Tensor got = grad({pad(in, pads, mode)}, {in}, {.grad_outputs = {g.to(dtype)}})[0];
+      EXPECT_EQ(got.to_vector<double>(), expected) << name(dtype) << static_cast<int>(mode);
+    }
+  }
+}
+
 TEST(Pad, OfNothing) {
   EXPECT_EQ(pad(zeros({0, 3}), {1, 1}).sizes(), Shape({0, 5}));
   EXPECT_EQ(pad(zeros({2, 0}), {1, 2}, PadMode::constant, 4).to_vector<float>(), std::vector<float>(6, 4.0f));

@@ -165,12 +165,20 @@ struct PadDim {
   }
 
   /// The places of the padded tensor that a place was copied to, in order: start, start + step, ... or, mirrored, up to
-  /// three of which the k-th is at(k).
+  /// three of which the k-th is at(k). They have names, as an array would lie in a kernel's local memory.
   struct Copies {
     int64_t start = 0, step = 1, count = 0;
-    int64_t mirrored[3] = {};
+    int64_t second = 0, third = 0;
     bool listed = false;
-    HSCUDA_BOTH int64_t at(int64_t k) const { return listed ? mirrored[k] : start + k * step; }
+    HSCUDA_BOTH int64_t at(int64_t k) const {
+      if (!listed) return start + k * step;
+      return k == 0 ? start : k == 1 ? second : third;
+    }
+    HSCUDA_BOTH void list(bool there, int64_t place) {
+      if (!there) return;
+      (count == 0 ? start : count == 1 ? second : third) = place;
+      ++count;
+    }
   };
   HSCUDA_BOTH Copies copies(int64_t place) const {
     Copies c;
@@ -179,9 +187,9 @@ struct PadDim {
     if (mode == 1 && !plain()) {
       c.listed = true;
       const int64_t low = before - place, high = before + 2 * (inner - 1) - place;
-      if (place > 0 && low >= 0 && low < size) c.mirrored[c.count++] = low;
-      if (there) c.mirrored[c.count++] = at;
-      if (place < inner - 1 && high >= 0 && high < size) c.mirrored[c.count++] = high;
+      c.list(place > 0 && low >= 0 && low < size, low);
+      c.list(there, at);
+      c.list(place < inner - 1 && high >= 0 && high < size, high);
     } else if (mode == 2 && !plain()) {
       const int64_t first = place == 0 ? 0 : at, end = place == inner - 1 ? size : at + 1;
       c.start = first < 0 ? 0 : first;

@@ -82,37 +82,56 @@ halfstep_status pad(Call& call) {
   return call.launched();
 }
 
+// A place's copies are the combinations of its copies along the dimensions, the innermost first. Most have one: it is
+// found on the way. For the others the place is taken apart again, copy by copy, as what there is of each dimension
+// would lie in local memory.
 template <class C>
 struct PadBackward {
   PadPlan plan;
-  bool narrow;
+  bool narrow, narrow_copies;
   AnyFloat g, x_grad;
+
+  struct Along {
+    int64_t index;
+    PadDim::Copies copies;
+  };
+  /// The place's index along a dimension, and where it was copied to there; `i` becomes what the next ones number.
+  __device__ __forceinline__ Along take(const PadDim& dim, int64_t& i) const {
+    const int64_t next = narrow ? dim.divisor.divide(static_cast<uint32_t>(i)) : i / dim.inner;
+    const int64_t index = i - next * dim.inner;
+    i = next;
+    return {index, dim.copies(index)};
+  }
+  /// `copy` divided by a dimension's `count`; the rest is the number of the copy there.
+  __device__ __forceinline__ int64_t take_copy(int64_t count, int64_t& copy) const {
+    if (count == 1) return 0;
+    const int64_t next = narrow_copies ? static_cast<uint32_t>(copy) / static_cast<uint32_t>(count) : copy / count;
+    const int64_t number = copy - next * count;
+    copy = next;
+    return number;
+  }
+
   __device__ void operator()(int64_t i) const {
-    PadDim::Copies copies[HALFSTEP_MAX_DIMS];
-    int64_t k[HALFSTEP_MAX_DIMS] = {}, to = 0;
+    int64_t to = 0, from = 0, count = 1, rest = i;
+#pragma unroll 1
     for (int d = 0; d < plan.n; ++d) {
-      const PadDim& dim = plan.dims[d];
-      const int64_t next = narrow ? dim.divisor.divide(static_cast<uint32_t>(i)) : i / dim.inner;
-      const int64_t index = i - next * dim.inner;
-      i = next;
-      to += index * dim.step;
-      copies[d] = dim.copies(index);
+      const Along along = take(plan.dims[d], rest);
+      to += along.index * plan.dims[d].step;
+      from += along.copies.at(0) * plan.dims[d].padded_step;
+      count *= along.copies.count;
     }
     C sum = 0;
-    bool more = true;
-    for (int d = 0; d < plan.n; ++d) more = more && copies[d].count > 0;
-    while (more) {
-      int64_t from = 0;
-      for (int d = 0; d < plan.n; ++d) from += copies[d].at(k[d]) * plan.dims[d].padded_step;
-      sum += g.load<C>(from);
-      more = false;
+    if (count > 0) sum += g.load<C>(from);
+#pragma unroll 1
+    for (int64_t copy = 1; copy < count; ++copy) {
+      int64_t number = copy;
+      from = 0, rest = i;
+#pragma unroll 1
       for (int d = 0; d < plan.n; ++d) {
-        if (++k[d] < copies[d].count) {
-          more = true;
-          break;
-        }
-        k[d] = 0;
+        const Along along = take(plan.dims[d], rest);
+        from += along.copies.at(take_copy(along.copies.count, number)) * plan.dims[d].padded_step;
       }
+      sum += g.load<C>(from);
     }
     x_grad.store<C>(to, sum);
   }
@@ -124,11 +143,11 @@ halfstep_status pad_backward(Call& call) {
   if (x_grad.numel == 0) return HALFSTEP_OK;
   PadPlan plan = pad_plan(g, x_grad, a);
   with_divisors(plan);
-  const bool narrow = x_grad.numel < (int64_t{1} << 31);
+  const bool narrow = x_grad.numel < (int64_t{1} << 31), narrow_copies = g.numel < (int64_t{1} << 31);
   if (g.dtype == HALFSTEP_F64 || x_grad.dtype == HALFSTEP_F64) {
-    for_each(call, x_grad.numel, PadBackward<double>{plan, narrow, AnyFloat(g), AnyFloat(x_grad)});
+    for_each(call, x_grad.numel, PadBackward<double>{plan, narrow, narrow_copies, AnyFloat(g), AnyFloat(x_grad)});
   } else {
-    for_each(call, x_grad.numel, PadBackward<float>{plan, narrow, AnyFloat(g), AnyFloat(x_grad)});
+    for_each(call, x_grad.numel, PadBackward<float>{plan, narrow, narrow_copies, AnyFloat(g), AnyFloat(x_grad)});
   }
   return call.launched();
 }
