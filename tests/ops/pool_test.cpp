@@ -223,6 +223,43 @@ TEST(AvgPool, DividesExactly) {
   }
 }
 
+// Means of whole images, around the size from which several threads share one, of odd sizes and of many places; against
+// plain sums. Float32 adds up blocks of at most 128 values below 1/2 at a time, or rows and then these.
+TEST(AvgPool, OfTheWholeImageKeepsItsDigits) {
+  manual_seed(12);
+  for (const Shape& sizes : {Shape{1, 1, 1, 15}, Shape{2, 3, 3, 5}, Shape{2, 3, 4, 4}, Shape{2, 67, 7, 7},
+                             Shape{1, 5, 129, 127}, Shape{2, 64, 33, 31}, Shape{1, 3, 1, 70001}}) {
+    const Tensor image = rand(sizes) - 0.5;
+    const std::int64_t planes = sizes[0] * sizes[1], places = sizes[2] * sizes[3];
+    for (const DType dtype : {f32, f64, f16, bf16}) {
+      const Tensor x = image.to(dtype);
+      const auto v = x.to_vector<double>();
+      std::vector<double> sums(static_cast<std::size_t>(planes));
+      for (std::size_t i = 0; i < v.size(); ++i) sums[i / static_cast<std::size_t>(places)] += v[i];
+      const auto check = [&](const Tensor& y, double divisor) {
+        ASSERT_EQ(y.sizes(), Shape({sizes[0], sizes[1], 1, 1}));
+        ASSERT_EQ(y.dtype(), dtype);
+        const auto got = y.to_vector<double>();
+        const double rounding = dtype == f64 ? 1e-14 : dtype == f32 ? 0x1p-24 : dtype == f16 ? 0x1p-11 : 0x1p-8;
+        const double sum = (dtype == f64 ? 1e-13 : 260 * 0x1p-24) * static_cast<double>(places) / divisor / 2;
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const double exact = sums[i] / divisor;
+          ASSERT_NEAR(got[i], exact, rounding * std::abs(exact) + sum + (dtype == f16 ? 0x1p-25 : 0))
+              << name(dtype) << ", plane " << i << " of " << places << " places";
+        }
+      };
+      const auto count = static_cast<double>(places);
+      const std::vector<std::int64_t> whole = {sizes[2], sizes[3]};
+      for (const Tensor& t : {x, to_channels_last(x), x.transpose(2, 3).contiguous().transpose(2, 3)}) {
+        check(adaptive_avg_pool2d(t, {1}), count);
+        check(avg_pool2d(t, whole), count);
+        check(avg_pool2d(t, whole, {.divisor_override = 3 * places}), 3 * count);
+      }
+      EXPECT_TRUE(adaptive_avg_pool2d(to_channels_last(x), {1}).is_contiguous(MemoryFormat::channels_last));
+    }
+  }
+}
+
 TEST(AvgPool, OfTheWholeImageGivesTheGradientTheImagesLayout) {
   for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
     const Tensor x = rand({2, 16, 5, 5}).contiguous(format).requires_grad_();

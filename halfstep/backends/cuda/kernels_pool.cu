@@ -2,6 +2,7 @@
 // avg_pool2d, adaptive_avg_pool2d, interpolate and their backward passes: each place of the result sums what it is made
 // of, row by row.
 #include "image.cuh"
+#include "reduce.cuh"
 
 namespace hscuda {
 namespace {
@@ -152,6 +153,18 @@ double own_divisor(const halfstep_adaptive_pool_attributes&) { return 0; }
 bool counts_padding(const halfstep_pool_attributes& a) { return a.count_include_pad != 0; }
 bool counts_padding(const halfstep_adaptive_pool_attributes&) { return false; }
 
+// Whether one window is the whole image and only that, with places enough to be worth several threads. Its results lie
+// as a reduction leaves them.
+bool is_reduction(const Tensor& x, const Tensor& y, const Windows& rows, const Windows& columns) {
+  const int64_t places = x.sizes[2] * x.sizes[3];
+  for (const Windows* w : {&rows, &columns}) {
+    const Range all = w->inside(0);
+    if (w->count != 1 || w->start(0) != 0 || all.first != 0 || all.end != w->size) return false;
+  }
+  const bool dense = (y.sizes[1] == 1 || y.strides[1] == 1) && (y.sizes[0] == 1 || y.strides[0] == y.sizes[1]);
+  return dense && places >= 16;
+}
+
 template <class A>
 halfstep_status average(Call& call) {
   const auto& a = call.attributes<A>();
@@ -160,6 +173,13 @@ halfstep_status average(Call& call) {
   if (!within_reach(a) || !within_reach(x) || !within_reach(y)) return call.refuse(kTooLarge);
   Windows rows, columns;
   windows_of(a, x.sizes, y.sizes, rows, columns, false);
+  if (is_reduction(x, y, rows, columns)) {
+    const int64_t places = int64_t{rows.places(0, counts_padding(a))} * columns.places(0, counts_padding(a));
+    const double divisor = own_divisor(a) != 0 ? own_divisor(a) : static_cast<double>(places);
+    const bool done =
+        reduce(call, x, 1u << 2 | 1u << 3, kFoldSum, {.kind = kFinishDivide, .a = divisor}, {y.data, y.dtype});
+    return done ? call.launched() : call.no_memory();
+  }
   with_access(x, y, {}, [&](auto access) {
     for_each_place(call, y,
                    AvgPool<decltype(access)>{Image(x), Image(y), rows, columns, own_divisor(a), counts_padding(a)});
