@@ -119,6 +119,72 @@ TEST(RowLengths, CumulativeSums) {
   });
 }
 
+// Rows that several blocks share, around the lengths where there is one more: ties, NaN and sums across their borders.
+// Whole numbers, so that sums are exact in any order.
+constexpr std::int64_t kSharedLengths[] = {8191, 8192, 8193, 16385, 70001};
+
+TEST(RowLengths, ExtremesOfRowsOfSeveralBlocks) {
+  for (const std::int64_t n : kSharedLengths) {
+    SCOPED_TRACE(n);
+    Values v(static_cast<std::size_t>(2 * n));
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(i * 7919 % 101);
+    for (const DType d : {f32, f64, bf16, i32, u8}) {
+      const Tensor x = tensor(v, {2, n}, {.dtype = d});
+      Values best, worst;
+      Integers first_best, first_worst;
+      for (auto row = v.begin(); row != v.end(); row += n) {
+        const auto high = std::max_element(row, row + n), low = std::min_element(row, row + n);
+        best.push_back(*high), worst.push_back(*low);
+        first_best.push_back(high - row), first_worst.push_back(low - row);
+      }
+      const ValuesAndIndices most = max(x, 1), least = min(x, 1);
+      EXPECT_EQ(most.values.to_vector<double>(), best) << name(d);
+      EXPECT_EQ(least.values.to_vector<double>(), worst) << name(d);
+      EXPECT_EQ(most.indices.to_vector<std::int64_t>(), first_best) << name(d);
+      EXPECT_EQ(least.indices.to_vector<std::int64_t>(), first_worst) << name(d);
+      // A single one that is the best, at the very end.
+      Tensor one = zeros({n}, {.dtype = d});
+      one[n - 1].fill_(1);
+      EXPECT_EQ(argmax(one, 0).item<std::int64_t>(), n - 1) << name(d);
+      EXPECT_EQ(argmin(one, 0).item<std::int64_t>(), 0) << name(d);
+      if (!is_floating(d)) continue;
+      one[n - 1].fill_(std::nan(""));
+      one[n / 2].fill_(std::nan(""));
+      EXPECT_EQ(argmax(one, 0).item<std::int64_t>(), n / 2) << name(d);
+      EXPECT_EQ(argmin(one, 0).item<std::int64_t>(), n / 2) << name(d);
+      EXPECT_TRUE(std::isnan(min(one, 0).values.item<double>())) << name(d);
+    }
+  }
+}
+
+TEST(RowLengths, CumulativeSumsOfRowsOfSeveralBlocks) {
+  for (const std::int64_t n : kSharedLengths) {
+    SCOPED_TRACE(n);
+    Integers v(static_cast<std::size_t>(2 * n)), sums(v.size()), products(v.size()), behind(v.size());
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<std::int64_t>(i * 7919 % 100) * 2 - 99;  // odd
+    for (std::int64_t row = 0; row < 2; ++row) {
+      std::uint64_t sum = 0, product = 1, rest = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        const auto at = static_cast<std::size_t>(row * n + i), back = static_cast<std::size_t>(row * n + n - 1 - i);
+        sums[at] = static_cast<std::int64_t>(sum += static_cast<std::uint64_t>(v[at]));
+        products[at] = static_cast<std::int64_t>(product *= static_cast<std::uint64_t>(v[at]));
+        behind[back] = static_cast<std::int64_t>(rest += static_cast<std::uint64_t>(v[back]));
+      }
+    }
+    const Tensor x = tensor(v, {2, n}, {.dtype = i64});
+    EXPECT_EQ(cumsum(x, 1).to_vector<std::int64_t>(), sums);
+    EXPECT_EQ(cumprod(x, 1).to_vector<std::int64_t>(), products);
+    EXPECT_EQ(cumsum(x.transpose(0, 1).contiguous(), 0).transpose(0, 1).to_vector<std::int64_t>(), sums);
+    for (const DType d : {f32, f64}) {
+      Tensor in = x.to(d).requires_grad_();
+      const Tensor y = cumsum(in, 1);
+      EXPECT_EQ(y.to_vector<std::int64_t>(), sums) << name(d);
+      y.backward(x.to(d));  // whose gradient goes from behind
+      EXPECT_EQ(in.grad().to_vector<std::int64_t>(), behind) << name(d);
+    }
+  }
+}
+
 TEST(RowLengths, SoftmaxAndItsGradient) {
   for_lines([](const Lines& l) {
     Values w(l.v.size()), y(l.v.size()), y_bound(l.v.size()), logs(l.v.size()), log_bound(l.v.size()),

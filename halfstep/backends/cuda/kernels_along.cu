@@ -8,6 +8,18 @@
 namespace hscuda {
 namespace {
 
+/// How rows are divided among blocks where one for each would leave most of the GPU idle.
+struct Parts {
+  int64_t count = 1, length = 0;  ///< a row's blocks, and the elements of one
+};
+Parts parts_of(const Call& call, int64_t rows, int64_t length, int lanes) {
+  Parts p{.count = 1, .length = length};
+  if (lanes < kThreads) return p;
+  p.length = divide_up(length, parts_of_rows(rows, length, 4, call.device().processors()));
+  p.count = divide_up(length, p.length);
+  return p;
+}
+
 // --- Extremes ---
 
 /// The best key of some elements and where it is; of equal keys the first.
@@ -21,10 +33,23 @@ struct Better {
   }
 };
 
-// `values` is null for argmax and argmin. A NaN is the best of all.
+/// Where extremes go; `values` is null for argmax and argmin.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    find_extreme(Rows<1> rows, int lanes, bool largest, const T* x, T* values, int64_t* indices) {
+struct Extremes {
+  T* values;
+  int64_t* indices;
+  __device__ __forceinline__ void put(const Rows<1>& rows, const T* x, int64_t row, int64_t at,
+                                      const Best& best) const {
+    indices[row] = best.index;
+    if (values) values[row] = x[at + best.index * rows.strides[0]];
+  }
+};
+
+// A NaN is the best of all. Block (b, p) has the part p of its rows, of `part_length` elements; what is found in a part
+// goes to `partial` [part][row] unless that is null.
+template <class T>
+__global__ void __launch_bounds__(kThreads) find_extreme(Rows<1> rows, int lanes, int64_t part_length, bool largest,
+                                                         const T* x, Extremes<T> to, Best* partial) {
   const int lane = lane_of_thread(lanes);
   const int64_t row = row_of_thread(lanes);
   const bool exists = row < rows.rows.numel;
@@ -33,22 +58,41 @@ __global__ void __launch_bounds__(kThreads)
   if (exists) {
     walk_places(rows.rows, row, at);
     constexpr int kUnroll = 4;
-    for (int64_t i = lane; i < rows.length; i += lanes * kUnroll) {
+    const int64_t first = int64_t{blockIdx.y} * part_length;
+    const int64_t end = first + part_length < rows.length ? first + part_length : rows.length;
+    for (int64_t i = first + lane; i < end; i += lanes * kUnroll) {
       T loaded[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (i + u * lanes < rows.length) loaded[u] = x[at[0] + (i + u * lanes) * rows.strides[0]];
+        if (i + u * lanes < end) loaded[u] = x[at[0] + (i + u * lanes) * rows.strides[0]];
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (i + u * lanes < rows.length) best = Better{}(best, {extreme_key(loaded[u], largest), i + u * lanes});
+        if (i + u * lanes < end) best = Better{}(best, {extreme_key(loaded[u], largest), i + u * lanes});
       }
     }
   }
   best = row_reduce(best, Better{}, Best{}, lanes);
   if (!exists || lane != 0) return;
-  indices[row] = best.index;
-  if (values) values[row] = x[at[0] + best.index * rows.strides[0]];
+  if (partial) {
+    partial[blockIdx.y * rows.rows.numel + row] = best;
+  } else {
+    to.put(rows, x, row, at[0], best);
+  }
+}
+
+// The best of the parts of a row: a block a row.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    join_extremes(Rows<1> rows, int64_t parts, const Best* partial, const T* x, Extremes<T> to) {
+  const int64_t row = blockIdx.x;
+  Best best;
+  for (int64_t p = threadIdx.x; p < parts; p += kThreads) best = Better{}(best, partial[p * rows.rows.numel + row]);
+  best = block_reduce(best, Better{}, Best{});
+  if (threadIdx.x != 0) return;
+  int64_t at[1];
+  walk_places(rows.rows, row, at);
+  to.put(rows, x, row, at[0], best);
 }
 
 template <bool kLargest, bool kValues>
@@ -58,11 +102,20 @@ halfstep_status extreme(Call& call) {
   if (indices.numel == 0) return HALFSTEP_OK;
   const Rows<1> rows = rows_of<1>({&x}, call.attributes<halfstep_dim_attributes>().dim);
   const int lanes = lanes_of(rows, 4, call.device().processors());
+  const Parts parts = parts_of(call, rows.count(), rows.length, lanes);
+  auto* partial = parts.count > 1 ? call.workspace<Best>(parts.count * rows.count()) : nullptr;
+  if (parts.count > 1 && !partial) return call.no_memory();
   with_computed(x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    launch(call, {.grid = row_blocks(rows.count(), kThreads, lanes), .alone = lanes == 1}, find_extreme<T>, rows, lanes,
-           kLargest, static_cast<const T*>(x.data), kValues ? static_cast<T*>(call.out[0].data) : nullptr,
-           static_cast<int64_t*>(indices.data));
+    const Extremes<T> to{kValues ? static_cast<T*>(call.out[0].data) : nullptr, static_cast<int64_t*>(indices.data)};
+    const auto* data = static_cast<const T*>(x.data);
+    const dim3 grid(row_blocks(rows.count(), kThreads, lanes), static_cast<unsigned>(parts.count));
+    launch(call, {.grid = grid, .alone = lanes == 1}, find_extreme<T>, rows, lanes, parts.length, kLargest, data, to,
+           partial);
+    if (partial) {
+      launch(call, {.grid = static_cast<unsigned>(rows.count())}, join_extremes<T>, rows, parts.count, partial, data,
+             to);
+    }
   });
   return call.launched();
 }
@@ -159,22 +212,55 @@ __global__ void __launch_bounds__(kThreads) scan_by_warp(Scan scan) {
   }
 }
 
-// A block a row: chunks of some elements a thread, joined by Hillis and Steele's scan of the threads' totals.
+/// What joins the totals of threads and blocks.
+template <class Total>
+struct JoinTotals {
+  const Scan& scan;
+  __device__ __forceinline__ Total operator()(Total a, Total b) const { return scan.join(a, b); }
+};
+
+// The totals of the parts of rows, for scan_by_block: totals[part][row] by block (row, part).
+template <class Total>
+__global__ void __launch_bounds__(kThreads) part_totals(Scan scan, int64_t part_length, Total* totals) {
+  int64_t at[2];
+  walk_places(scan.rows.rows, int64_t{blockIdx.x}, at);
+  const int64_t begin = int64_t{blockIdx.y} * part_length;
+  const int64_t end = begin + part_length < scan.rows.length ? begin + part_length : scan.rows.length;
+  const Total none = scan.product ? 1 : 0;
+  Total total = none;
+#pragma unroll 4
+  for (int64_t j = begin + threadIdx.x; j < end; j += kThreads) {
+    total = scan.join(total, load_any<Total>(scan.x, scan.x_dtype, scan.place(at[0], 0, j)));
+  }
+  total = block_reduce(total, JoinTotals<Total>{scan}, none);
+  if (threadIdx.x == 0) totals[blockIdx.y * scan.rows.rows.numel + blockIdx.x] = total;
+}
+
+// A block a row, or a part of one: chunks of some elements a thread, joined by Hillis and Steele's scan of the threads'
+// totals. `part_totals`: what part_totals() found, null for whole rows.
 constexpr int kScanEach = 4;
 template <class Total>
-__global__ void __launch_bounds__(kThreads) scan_by_block(Scan scan) {
+__global__ void __launch_bounds__(kThreads) scan_by_block(Scan scan, int64_t part_length, const Total* part_totals) {
   __shared__ Total totals[2][kThreads];
   const int me = static_cast<int>(threadIdx.x);
   int64_t at[2];
   walk_places(scan.rows.rows, int64_t{blockIdx.x}, at);
+  const int64_t begin = int64_t{blockIdx.y} * part_length;
+  const int64_t end = begin + part_length < scan.rows.length ? begin + part_length : scan.rows.length;
   const Total none = scan.product ? 1 : 0;
   Total before = none;
-  for (int64_t first = 0; first < scan.rows.length; first += kThreads * kScanEach) {
+  if (part_totals) {
+    for (int64_t p = me; p < blockIdx.y; p += kThreads) {
+      before = scan.join(before, part_totals[p * scan.rows.rows.numel + blockIdx.x]);
+    }
+    before = block_reduce(before, JoinTotals<Total>{scan}, none);
+  }
+  for (int64_t first = begin; first < end; first += kThreads * kScanEach) {
     Total v[kScanEach], sum = none;
     const int64_t j = first + me * kScanEach;
 #pragma unroll
     for (int k = 0; k < kScanEach; ++k) {
-      v[k] = j + k < scan.rows.length ? load_any<Total>(scan.x, scan.x_dtype, scan.place(at[0], 0, j + k)) : none;
+      v[k] = j + k < end ? load_any<Total>(scan.x, scan.x_dtype, scan.place(at[0], 0, j + k)) : none;
       sum = v[k] = scan.join(sum, v[k]);
     }
     int now = 0;
@@ -191,11 +277,22 @@ __global__ void __launch_bounds__(kThreads) scan_by_block(Scan scan) {
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kScanEach; ++k) {
-      if (j + k < scan.rows.length) {
+      if (j + k < end) {
         store_any(scan.y, scan.y_dtype, scan.place(at[1], 1, j + k), scan.join(start, v[k]));
       }
     }
   }
+}
+
+template <class Total>
+halfstep_status scan_rows(const Call& call, const Scan& scan) {
+  const Parts parts = parts_of(call, scan.rows.count(), scan.rows.length, kThreads);
+  auto* totals = parts.count > 1 ? call.workspace<Total>(parts.count * scan.rows.count()) : nullptr;
+  if (parts.count > 1 && !totals) return call.no_memory();
+  const Launch how{.grid = dim3(static_cast<unsigned>(scan.rows.count()), static_cast<unsigned>(parts.count))};
+  if (totals) launch(call, how, part_totals<Total>, scan, parts.length, totals);
+  launch(call, how, scan_by_block<Total>, scan, parts.length, totals);
+  return call.launched();
 }
 
 template <bool kProduct>
@@ -214,8 +311,7 @@ halfstep_status scan(Call& call) {
   } else if (kProduct && floating) {
     launch(call, {.grid = row_blocks(rows, kThreads, kWarp)}, scan_by_warp<double>, scan);
   } else {
-    launch(call, {.grid = static_cast<unsigned>(rows)}, floating ? scan_by_block<double> : scan_by_block<int64_t>,
-           scan);
+    return floating ? scan_rows<double>(call, scan) : scan_rows<int64_t>(call, scan);
   }
   return call.launched();
 }

@@ -211,4 +211,11 @@ int lanes_of(const Rows<N>& r, int64_t each, int processors) {
   return static_cast<int>(std::min<int64_t>(32, power_of_two(packs)));
 }
 
+/// Blocks that share each of `rows` rows of `length` elements where a block alone reads `each` elements a thread at a
+/// time: enough for all processors, of 8 such rounds or more.
+inline int64_t parts_of_rows(int64_t rows, int64_t length, int64_t each, int processors) {
+  const int64_t most = divide_up(length, each * kThreads * 8);
+  return std::clamp<int64_t>(int64_t{processors} * 8 / std::max<int64_t>(rows, 1), 1, std::min<int64_t>(most, 1024));
+}
+
 }  // namespace hscuda
