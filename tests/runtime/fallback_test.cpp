@@ -2,6 +2,8 @@
 // Ops that a device lacks or fails at, errors of asynchronous work, lost devices: on the simulated accelerator.
 #include "halfstep/runtime/fallback.h"
 
+#include <cmath>
+
 #include "halfstep/core/error.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
