@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -58,6 +59,8 @@ class CudaPlugin : public ::testing::Test {
     for (const auto& [device, data, bytes] : memory) EXPECT_TRUE(ok(cuda().deallocate(device, data, bytes)));
   }
 
+  static constexpr unsigned char kFresh = 0x5a;  // of workspace that nothing was written to
+
   void* allocate(uint64_t bytes, int32_t device = 0) {
     void* data = nullptr;
     EXPECT_TRUE(ok(cuda().allocate(device, bytes, &data)));
@@ -92,8 +95,14 @@ class CudaPlugin : public ::testing::Test {
     context.queue = queue;
     context.owner = this;
     context.state = kernel.state;
-    context.workspace = [](halfstep_context* c, uint64_t bytes) {
-      return static_cast<CudaPlugin*>(c->owner)->allocate(bytes);
+    context.workspace = [](halfstep_context* c, uint64_t bytes) -> void* {
+      auto* self = static_cast<CudaPlugin*>(c->owner);
+      if (self->workspaces == 0) return nullptr;
+      --self->workspaces;
+      void* const data = self->allocate(bytes);
+      std::vector<unsigned char> fresh(bytes, kFresh);
+      EXPECT_TRUE(ok(cuda().copy(self->queue, data, fresh.data(), bytes, HALFSTEP_COPY_TO_DEVICE)));
+      return data;
     };
     context.set_error = [](halfstep_context* c, const char* text) {
       static_cast<CudaPlugin*>(c->owner)->reason = text;
@@ -110,6 +119,7 @@ class CudaPlugin : public ::testing::Test {
   halfstep_queue* queue = nullptr;
   std::vector<Block> memory;
   std::string reason;
+  int workspaces = -1;  ///< that calls may still have; -1: as many as they like
 };
 
 TEST_F(CudaPlugin, SaysWhatItIs) {
@@ -250,6 +260,48 @@ TEST_F(CudaPlugin, WhatKernelsFindIsToldByTheNextWait) {
   EXPECT_TRUE(ok(cuda().queue_synchronize(queue)));
   EXPECT_TRUE(ok(cuda().synchronize(0)));
   EXPECT_EQ(get<float>(y, 2)[0], 2.0f);
+}
+
+// A call that gets no memory has enqueued nothing, whichever of its requests it was: what it had got is as it was.
+TEST_F(CudaPlugin, CallsWithoutMemoryLeaveNothingBehind) {
+  const int64_t n = 100000;
+  void* x = put<float>(std::vector<float>(n, 2));
+  const halfstep_tensor in = vector(x, n, HALFSTEP_F32);
+  const halfstep_tensor weights = vector(put<float>(std::vector<float>(n, -1)), n, HALFSTEP_F32);
+  const halfstep_tensor one = {put<float>({-1}), nullptr, nullptr, 1, 0, HALFSTEP_F32, 1, 1, 0};
+  halfstep_tensor largest = one;
+  largest.data = put<float>({2});
+  const halfstep_var_attributes var = {};
+  const halfstep_reduce_attributes sum = {};
+  const halfstep_norm_attributes extreme = {};
+  struct Case {
+    const char* op;
+    std::vector<halfstep_tensor> in;
+    halfstep_tensor out;
+    const void* attributes;
+    float result;
+  };
+  for (const Case& c : {Case{"var", {in}, one, &var, 0}, Case{"logsumexp", {in}, one, &sum, 2 + std::log(100000.0f)},
+                        Case{"extreme_weights", {in, largest}, weights, &extreme, 1e-5f}}) {
+    const auto before = get<float>(c.out.data, 1);
+    halfstep_status status = HALFSTEP_OUT_OF_MEMORY;
+    for (int allowed = 0; allowed < 8 && status != HALFSTEP_OK; ++allowed) {
+      const std::size_t held = memory.size();
+      workspaces = allowed;
+      status = run(c.op, HALFSTEP_F32, c.in, {c.out}, c.attributes);
+      ASSERT_TRUE(ok(cuda().queue_synchronize(queue)));
+      if (status == HALFSTEP_OK) break;
+      EXPECT_EQ(status, HALFSTEP_OUT_OF_MEMORY) << c.op;
+      EXPECT_EQ(get<float>(c.out.data, 1), before) << c.op;
+      for (std::size_t i = held; i < memory.size(); ++i) {
+        for (const unsigned char byte : get<unsigned char>(memory[i].data, memory[i].bytes)) {
+          ASSERT_EQ(byte, kFresh) << c.op << " with " << allowed << " pieces of memory";
+        }
+      }
+    }
+    EXPECT_EQ(status, HALFSTEP_OK) << c.op;
+    EXPECT_NEAR(get<float>(c.out.data, 1)[0], c.result, 1e-5) << c.op;
+  }
 }
 
 TEST_F(CudaPlugin, GroupsOfOneRankMoveTheirOwn) {

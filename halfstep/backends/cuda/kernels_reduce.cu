@@ -7,31 +7,52 @@
 
 namespace hscuda {
 
-bool reduce(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
-            const ReduceResult& result, const double* shift, double p) {
-  bool done = true;
-  const auto as = [&](auto zero, auto compute) {
-    done = reduction::reduce_as<decltype(zero), decltype(compute)>(call, x, mask, kind, p, shift, finish, result);
-  };
+namespace {
+
+/// Calls f(element, compute) with what a reduction of x reads and computes in.
+template <class F>
+void with_element(const Tensor& x, const ReduceResult& result, const F& f) {
   switch (x.dtype) {
     case HALFSTEP_F32:
       // A sum that is kept in float64 is taken in it.
-      result.dtype == HALFSTEP_F64 && !result.note ? as(float{}, double{}) : as(float{}, float{});
-      break;
+      return result.dtype == HALFSTEP_F64 && !result.note ? f(float{}, double{}) : f(float{}, float{});
     case HALFSTEP_F64:
-      as(double{}, double{});
-      break;
+      return f(double{}, double{});
     case HALFSTEP_F16:
-      as(Half{}, float{});
-      break;
+      return f(Half{}, float{});
     case HALFSTEP_BF16:
-      as(BFloat16{}, float{});
-      break;
+      return f(BFloat16{}, float{});
     default:
-      as(reduction::AnyInteger{}, int64_t{});
-      break;
+      return f(reduction::AnyInteger{}, int64_t{});
   }
-  return done;
+}
+
+}  // namespace
+
+int64_t partial_results(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
+                        const ReduceResult& result) {
+  int64_t count = 0;
+  with_element(x, result, [&](auto zero, auto compute) {
+    const Reduction plan = reduction::plan_for<decltype(zero), decltype(compute)>(call, x, mask, kind);
+    count = reduction::partial_results(plan, finish);
+  });
+  return count;
+}
+
+void reduce(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
+            const ReduceResult& result, double* partial, const double* shift, double p) {
+  with_element(x, result, [&](auto zero, auto compute) {
+    reduction::reduce_as<decltype(zero), decltype(compute)>(call, x, mask, kind, p, shift, finish, result, partial);
+  });
+}
+
+bool reduce(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
+            const ReduceResult& result, double p) {
+  const int64_t count = partial_results(call, x, mask, kind, finish, result);
+  auto* partial = count > 0 ? call.workspace<double>(count) : nullptr;
+  if (count > 0 && !partial) return false;
+  reduce(call, x, mask, kind, finish, result, partial, nullptr, p);
+  return true;
 }
 
 namespace {
@@ -43,9 +64,12 @@ uint32_t reduced_dims(const A& a, const Tensor& x) {
 
 halfstep_status reduce_to(Call& call, uint32_t mask, int kind, const Finish& finish, double p = 0) {
   const ReduceResult result{call.out[0].data, call.out[0].dtype};
-  if (!reduce(call, call.in[0], mask, kind, finish, result, nullptr, p)) return call.no_memory();
+  if (!reduce(call, call.in[0], mask, kind, finish, result, p)) return call.no_memory();
   return call.launched();
 }
+
+/// A result for a next pass, wherever it will be.
+constexpr ReduceResult kNote{nullptr, HALFSTEP_F64, true};
 
 /// Elements that each output is made of.
 double length_of(const Call& call) {
@@ -77,14 +101,22 @@ halfstep_status variance(Call& call) {
   const int64_t outputs = call.out[0].numel;
   if (outputs == 0) return HALFSTEP_OK;
   const double n = length_of(call);
-  auto* means = call.workspace<double>(outputs);
-  if (!means) return call.no_memory();
   const Finish mean{.kind = kFinishDivide, .a = n};
   const Finish spread{.kind = kFinish, .a = std::max(n - a.correction, 0.0)};
-  bool done = reduce(call, x, mask, kFoldSum, mean, {means, HALFSTEP_F64, true});
-  done = done && reduce(call, x, mask, kFoldDistances, spread, {call.out[0].data, call.out[0].dtype}, means);
-  if (done && call.m > 1) done = reduce(call, x, mask, kFoldSum, mean, {call.out[1].data, call.out[1].dtype});
-  return done ? call.launched() : call.no_memory();
+  const ReduceResult result{call.out[0].data, call.out[0].dtype};
+  const bool both = call.m > 1;
+  const ReduceResult own_mean = both ? ReduceResult{call.out[1].data, call.out[1].dtype} : ReduceResult{};
+  // The passes come one after the other, and so share what they need.
+  int64_t most = std::max(partial_results(call, x, mask, kFoldSum, mean, kNote),
+                          partial_results(call, x, mask, kFoldDistances, spread, result));
+  if (both) most = std::max(most, partial_results(call, x, mask, kFoldSum, mean, own_mean));
+  auto* means = call.workspace<double>(outputs + most);
+  if (!means) return call.no_memory();
+  double* partial = means + outputs;
+  reduce(call, x, mask, kFoldSum, mean, {means, HALFSTEP_F64, true}, partial);
+  reduce(call, x, mask, kFoldDistances, spread, result, partial, means);
+  if (both) reduce(call, x, mask, kFoldSum, mean, own_mean, partial);
+  return call.launched();
 }
 
 halfstep_status logsumexp(Call& call) {
@@ -93,13 +125,17 @@ halfstep_status logsumexp(Call& call) {
   const uint32_t mask = reduced_dims(a, x);
   const int64_t outputs = call.out[0].numel;
   if (outputs == 0) return HALFSTEP_OK;
-  auto* shift = call.workspace<double>(outputs);
-  if (!shift) return call.no_memory();
   // An infinite shift would give inf - inf: such rows are summed as they are.
-  const bool done = reduce(call, x, mask, kFoldMax, {.kind = kFinishFinite}, {shift, HALFSTEP_F64, true}) &&
-                    reduce(call, x, mask, kFoldExponentials, {.kind = kFinishLogarithm},
-                           {call.out[0].data, call.out[0].dtype}, shift);
-  return done ? call.launched() : call.no_memory();
+  const Finish finite{.kind = kFinishFinite}, logarithm{.kind = kFinishLogarithm};
+  const ReduceResult result{call.out[0].data, call.out[0].dtype};
+  const int64_t most = std::max(partial_results(call, x, mask, kFoldMax, finite, kNote),
+                                partial_results(call, x, mask, kFoldExponentials, logarithm, result));
+  auto* shift = call.workspace<double>(outputs + most);
+  if (!shift) return call.no_memory();
+  double* partial = shift + outputs;
+  reduce(call, x, mask, kFoldMax, finite, {shift, HALFSTEP_F64, true}, partial);
+  reduce(call, x, mask, kFoldExponentials, logarithm, result, partial, shift);
+  return call.launched();
 }
 
 // --- Dot products ---
@@ -188,15 +224,14 @@ halfstep_status extreme_weights(Call& call) {
     strides[d] = outputs;
     outputs *= x.sizes[d];
   }
-  auto* tops = call.workspace<double>(2 * outputs);
+  const int kind = a.p != 0 ? kFoldEqualAbs : kFoldEqual;
+  auto* tops = call.workspace<double>(2 * outputs + partial_results(call, x, mask, kind, {}, kNote));
   if (!tops) return call.no_memory();
   double* ties = tops + outputs;
-  bool done = true;
   with_floating(x.dtype, [&](auto zero) {
     using T = decltype(zero);
     for_each(call, outputs, Widen<T>{static_cast<const T*>(result.data), tops});
-    done = reduce(call, x, mask, a.p != 0 ? kFoldEqualAbs : kFoldEqual, {}, {ties, HALFSTEP_F64, true}, tops);
-    if (!done) return;
+    reduce(call, x, mask, kind, {}, {ties, HALFSTEP_F64, true}, ties + outputs, tops);
     Tensor each = x;
     each.strides = strides;
     const auto layout = layout_of<4>({&call.out[0], &x, &each, &each});
@@ -204,7 +239,7 @@ halfstep_status extreme_weights(Call& call) {
              ExtremeWeights<T>{layout, static_cast<T*>(call.out[0].data), static_cast<const T*>(x.data),
                                static_cast<const T*>(result.data), ties, a.p != 0});
   });
-  return done ? call.launched() : call.no_memory();
+  return call.launched();
 }
 
 constexpr KernelDef kKernels[] = {

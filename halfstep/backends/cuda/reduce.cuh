@@ -525,21 +525,34 @@ void start(const Call& call, const Reduction& plan, const Fold& fold, const Sour
          target);
 }
 
+// Integers are rare, and float64 fills an access well enough: they come one by one, as rare kinds do.
 template <class T, class C>
-bool reduce_as(const Call& call, const Tensor& x, uint32_t mask, int kind, double p, const double* shift,
-               const Finish& finish, const ReduceResult& result) {
-  using Total = TotalOf<C>;
-  // Integers are rare, and float64 fills an access well enough: they come one by one, as rare kinds do.
-  constexpr int kWidth = std::is_same_v<C, float> ? static_cast<int>(16 / sizeof(T)) : 1;
+inline constexpr int kPack = std::is_same_v<C, float> ? static_cast<int>(16 / sizeof(T)) : 1;
+
+template <class T, class C>
+Reduction plan_for(const Call& call, const Tensor& x, uint32_t mask, int kind) {
   const bool packs = kind == kFoldSum || kind == kFoldMax || kind == kFoldMin || kind == kFoldNonzero ||
                      kind == kFoldAbs || kind == kFoldSquares || kind == kFoldDistances;
-  const Reduction plan = plan_reduction(x, mask, packs ? kWidth : 1, call.device().processors());
-  if (plan.outputs() == 0) return true;
-  Target<Total> target{result, finish, nullptr};
-  if (plan.parts > 1 || finish.late()) {
-    target.partial = call.workspace<Total>(plan.parts * plan.outputs());
-    if (!target.partial) return false;
-  }
+  int widest = 1;
+  if constexpr (kPack < T, C >> 1) widest = packs ? kPack<T, C> : 1;
+  return plan_reduction(x, mask, widest, call.device().processors());
+}
+/// How many results wait to be joined, of 8 bytes each.
+inline int64_t partial_results(const Reduction& plan, const Finish& finish) {
+  return plan.parts > 1 || finish.late() ? plan.parts * plan.outputs() : 0;
+}
+
+/// `partial`: room for partial_results().
+template <class T, class C>
+void reduce_as(const Call& call, const Tensor& x, uint32_t mask, int kind, double p, const double* shift,
+               const Finish& finish, const ReduceResult& result, void* partial) {
+  using Total = TotalOf<C>;
+  constexpr int kWidth = kPack<T, C>;
+  const Reduction plan = plan_for<T, C>(call, x, mask, kind);
+  if (plan.outputs() == 0) return;
+  static_assert(sizeof(Total) == sizeof(double));
+  const Target<Total> target{result, finish,
+                             partial_results(plan, finish) > 0 ? static_cast<Total*>(partial) : nullptr};
   const FoldAny any(kind, p, shift);
   const Source<T> source{x.data, x.dtype};
   if constexpr (kWidth > 1) {
@@ -556,14 +569,19 @@ bool reduce_as(const Call& call, const Tensor& x, uint32_t mask, int kind, doubl
   if (target.partial) {
     join_outputs(call, plan.kept, plan.parts, target.partial, kind, finish, shift, result);
   }
-  return true;
 }
 
 }  // namespace reduction
 
+/// How many doubles reduce() needs for what its blocks find, if that must be joined.
+int64_t partial_results(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
+                        const ReduceResult& result);
 /// Reduces the dimensions of `mask` (dims_mask()). `shift`: one number a result, row-major, where `kind` needs them, on
-/// the device. False: no workspace.
+/// the device. `partial`: workspace for partial_results(), which calls of several passes ask for before the first.
+void reduce(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
+            const ReduceResult& result, double* partial, const double* shift = nullptr, double p = 0);
+/// The same for a call of one pass. False: no workspace.
 bool reduce(const Call& call, const Tensor& x, uint32_t mask, int kind, const Finish& finish,
-            const ReduceResult& result, const double* shift = nullptr, double p = 0);
+            const ReduceResult& result, double p = 0);
 
 }  // namespace hscuda
