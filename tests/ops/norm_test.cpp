@@ -205,6 +205,46 @@ TEST(Norm, RowsOfEveryLengthAgreeWithFloat64) {
   }
 }
 
+// Groups whose channels begin anywhere in an access or at whole ones, in rows that fit into registers and longer ones.
+TEST(Norm, GroupsOfEveryLengthAgreeWithFloat64) {
+  constexpr double kFloat = 0x1p-24;
+  struct Groups {
+    std::int64_t samples, channels, inner, groups;
+  };
+  for (const DType dtype : {f32, f16, bf16}) {
+    const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : kFloat;
+    for (const auto& [samples, channels, inner, groups] :
+         {Groups{3, 8, 3, 1}, Groups{2, 16, 49, 2}, Groups{2, 9, 5, 3}, Groups{2, 16, 1, 2}, Groups{2, 24, 1029, 3},
+          Groups{1, 16, 1032, 2}, Groups{2, 8, 4104, 2}}) {
+      manual_seed(4);
+      const Tensor x = (randn({samples, channels, inner}) + 0.5).to(dtype);
+      const Tensor g = randn({samples, channels, inner}).to(dtype), weight = rand({channels}) + 0.5;
+      const Tensor bias = rand({channels});
+      const auto passes = [&, groups = groups](DType d) {
+        const DType parameters = d == f64 ? f64 : f32;
+        Tensors leaves{x.to(d).clone(), weight.to(parameters).clone(), bias.to(parameters).clone()};
+        for (Tensor& t : leaves) t.requires_grad_();
+        const Tensor y = group_norm(leaves[0], groups, {.weight = leaves[1], .bias = leaves[2]});
+        Tensors all = grad({y}, leaves, {.grad_outputs = {g.to(d)}});
+        all.insert(all.begin(), y.detach());
+        return all;
+      };
+      const Tensors got = passes(dtype), exact = passes(f64);
+      // Roundings of float32, of terms up to 16; a parameter's sum has an error for each place and a common one.
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const double places = static_cast<double>(samples * inner);
+        const double error = 32 * kFloat * 16 + (i < 2 ? 0 : places * kFloat * 16);
+        const Values a = got[i].to_vector<double>(), b = exact[i].to_vector<double>();
+        ASSERT_EQ(a.size(), b.size());
+        for (std::size_t k = 0; k < a.size(); ++k) {
+          ASSERT_NEAR(a[k], b[k], (i < 2 ? u : kFloat) * std::abs(b[k]) + error)
+              << name(dtype) << ' ' << channels << " x " << inner << ": " << i << " element " << k;
+        }
+      }
+    }
+  }
+}
+
 // That of float32 also in 16 bits, as PyTorch's kernels have it: 2^-7, bf16's own, would turn the results below into
 // 0.01.
 TEST(Norm, RmsEpsilonIsThatOfTheComputation) {

@@ -85,6 +85,80 @@ __global__ void __launch_bounds__(kThreads) normalise_rows(const T* x, T* y, Row
   }
 }
 
+// Rows of packs that are too long for registers, or whose parameters change within a pack: read three times.
+template <class T, bool kBlock>
+__global__ void __launch_bounds__(kThreads)
+    normalise_packs(const T* x, T* y, RowShape shape, Divisor by_inner, Affine<float> p) {
+  constexpr int kWidth = 16 / sizeof(T), kTogether = 4;
+  using P = Pack<T, kWidth>;
+  using Threads = RowThreads<kBlock>;
+  const int64_t row = Threads::first_row();
+  if (row >= shape.rows) return;
+  const int packs = static_cast<int>(shape.length / kWidth);
+  const P* from = reinterpret_cast<const P*>(x) + row * packs;
+  // The loads of a round are all under way before the first is used.
+  const auto each_pack = [&](const auto& f) {
+    for (int first = Threads::lane(); first < packs; first += kTogether * Threads::kCount) {
+      P v[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u * Threads::kCount < packs) v[u] = from[first + u * Threads::kCount];
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        if (first + u * Threads::kCount < packs) f(first + u * Threads::kCount, v[u]);
+      }
+    }
+  };
+  const auto count = static_cast<double>(shape.length);
+  float mean = 0;
+  if (!shape.rms) {
+    PackSums<kWidth> sums;
+    each_pack([&](int, const P& v) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sums.a[j] += value_of(v.values[j]);
+      sums.count();
+    });
+    sums.flush();
+    mean = static_cast<float>(Threads::reduce(sums.total.a, Sum{}, 0.0) / count);
+  }
+  PackSums<kWidth> sums;
+  each_pack([&](int, const P& v) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float d = value_of(v.values[j]) - mean;
+      sums.a[j] = fused(d, d, sums.a[j]);
+      sums.b[j] += d;
+    }
+    sums.count();
+  });
+  sums.flush();
+  const Two total = Threads::reduce(sums.total, AddTwo{}, Two{0, 0});
+  const double shift = shape.rms ? 0 : total.b / count;
+  const auto rest = static_cast<float>(shift);
+  const auto rstd = static_cast<float>(1 / sqrt(not_negative(total.a / count - shift * shift) + p.eps));
+  if (Threads::lane() == 0) {
+    p.mean[row] = mean + rest;
+    p.rstd[row] = rstd;
+  }
+  const int64_t parameters = shape.first_parameter(row);
+  P* to = reinterpret_cast<P*>(y) + row * packs;
+  each_pack([&](int i, const P& v) {
+    float w[kWidth], b[kWidth];
+    if (p.weight) load_parameters(p.weight, shape, by_inner, parameters, i, w);
+    if (p.bias) load_parameters(p.bias, shape, by_inner, parameters, i, b);
+    P result;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      float z = (value_of(v.values[j]) - mean - rest) * rstd;
+      if (p.weight) z = p.bias ? fused(z, w[j], b[j]) : z * w[j];
+      if (!p.weight && p.bias) z += b[j];
+      result.values[j] = convert<T>(z);
+    }
+    to[i] = result;
+  });
+}
+
 // Any length and dtype: the row is read three times.
 template <class C, bool kBlock>
 __global__ void __launch_bounds__(kThreads) normalise_any(AnyFloat x, AnyFloat y, RowShape shape, Affine<C> p) {
@@ -147,6 +221,18 @@ halfstep_status forward(const Call& call) {
           launch(call, {.grid = static_cast<unsigned>(blocks)}, normalise_rows<T, each(), block()>,
                  static_cast<const T*>(x.data), static_cast<T*>(y.data), shape, p);
         });
+      });
+      return call.launched();
+    }
+    if (x.dtype == y.dtype && rows_of_packs(shape, width, {&x, &y})) {
+      const Divisor by_inner(static_cast<uint32_t>(shape.inner));
+      with_fast(x.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        const bool block = shape.length > 1024;
+        const int64_t blocks = block ? shape.rows : divide_up(shape.rows, RowThreads<false>::kRows);
+        launch(call, {.grid = static_cast<unsigned>(blocks)},
+               block ? normalise_packs<T, true> : normalise_packs<T, false>, static_cast<const T*>(x.data),
+               static_cast<T*>(y.data), shape, by_inner, p);
       });
       return call.launched();
     }

@@ -106,6 +106,67 @@ __global__ void __launch_bounds__(kThreads) gradient_of_rows(const T* g, const T
   write(sum_g, to + shape.length);
 }
 
+// x_grad of rows of packs, which are read twice.
+template <class T, bool kBlock>
+__global__ void __launch_bounds__(kThreads) gradient_of_packs(const T* g, const T* x, void* x_grad, int x_grad_dtype,
+                                                              RowShape shape, Divisor by_inner, Saved<float> p) {
+  constexpr int kWidth = 16 / sizeof(T), kTogether = 2;
+  using P = Pack<T, kWidth>;
+  using Threads = RowThreads<kBlock>;
+  const int64_t row = Threads::first_row();
+  if (row >= shape.rows) return;
+  const int packs = static_cast<int>(shape.length / kWidth);
+  const float mean = p.mean[row], rstd = p.rstd[row];
+  const int64_t parameters = shape.first_parameter(row);
+  // f(pack, h, z), with the loads of a round all under way before the first is used.
+  const auto each_pack = [&](const auto& f) {
+    for (int first = Threads::lane(); first < packs; first += kTogether * Threads::kCount) {
+      P gs[kTogether], xs[kTogether];
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int i = first + u * Threads::kCount;
+        if (i >= packs) continue;
+        gs[u] = reinterpret_cast<const P*>(g)[row * packs + i];
+        xs[u] = reinterpret_cast<const P*>(x)[row * packs + i];
+      }
+#pragma unroll
+      for (int u = 0; u < kTogether; ++u) {
+        const int i = first + u * Threads::kCount;
+        if (i >= packs) continue;
+        float h[kWidth], z[kWidth], w[kWidth];
+        if (p.weight) load_parameters(p.weight, shape, by_inner, parameters, i, w);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          h[j] = value_of(gs[u].values[j]);
+          if (p.weight) h[j] *= w[j];
+          z[j] = (value_of(xs[u].values[j]) - mean) * rstd;
+        }
+        f(i, h, z);
+      }
+    }
+  };
+  PackSums<kWidth> sums;
+  each_pack([&](int, const float(&h)[kWidth], const float(&z)[kWidth]) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      sums.a[j] += h[j];
+      sums.b[j] = fused(h[j], z[j], sums.b[j]);
+    }
+    sums.count();
+  });
+  sums.flush();
+  const Two total = Threads::reduce(sums.total, AddTwo{}, Two{0, 0});
+  const auto count = static_cast<double>(shape.length);
+  const float mean_h = shape.rms ? 0 : static_cast<float>(total.a / count);
+  const auto mean_hz = static_cast<float>(total.b / count);
+  each_pack([&](int i, const float(&h)[kWidth], const float(&z)[kWidth]) {
+    float d[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) d[j] = rstd * fused(-z[j], mean_hz, h[j] - mean_h);
+    store_pack(x_grad, x_grad_dtype, row * packs + i, d);
+  });
+}
+
 // x_grad for any length and dtype: rows are read twice.
 template <class C, bool kBlock>
 __global__ void __launch_bounds__(kThreads)
@@ -210,6 +271,19 @@ void join(const Call& call, const C* parts, int64_t chunks, int64_t parameters, 
          weight_grad, bias_grad);
 }
 
+void gradient_by_packs(const Call& call, const RowShape& shape, const Saved<float>& p) {
+  const Tensor &g = call.in[0], &x = call.in[1], &x_grad = call.out[0];
+  const bool block = shape.length > 1024;
+  const int64_t blocks = block ? shape.rows : divide_up(shape.rows, RowThreads<false>::kRows);
+  with_fast(x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    launch(call, {.grid = static_cast<unsigned>(blocks)},
+           block ? gradient_of_packs<T, true> : gradient_of_packs<T, false>, static_cast<const T*>(g.data),
+           static_cast<const T*>(x.data), x_grad.data, static_cast<int>(x_grad.dtype), shape,
+           Divisor(static_cast<uint32_t>(shape.inner)), p);
+  });
+}
+
 template <class C>
 halfstep_status backward(const Call& call) {
   const auto& a = call.attributes<halfstep_row_norm_attributes>();
@@ -260,7 +334,14 @@ halfstep_status backward(const Call& call) {
   const int64_t chunks = divide_up(down, chunk);
   C* parts = sums ? call.workspace<C>(chunks * 2 * parameters) : nullptr;
   if (sums && !parts) return call.no_memory();
-  if (want_x) {
+  bool packed = false;
+  if constexpr (std::is_same_v<C, float>) {
+    const int width = static_cast<int>(16 / item_size(x.dtype));
+    packed = want_x && g.dtype == x.dtype && rows_of_packs(shape, width, {&g, &x, &x_grad});
+  }
+  if (packed) {
+    if constexpr (std::is_same_v<C, float>) gradient_by_packs(call, shape, p);
+  } else if (want_x) {
     const int64_t blocks = shape.length > 1024 ? shape.rows : divide_up(shape.rows, RowThreads<false>::kRows);
     launch(call, {.grid = static_cast<unsigned>(blocks)},
            shape.length > 1024 ? gradient_of_any<C, true> : gradient_of_any<C, false>, AnyFloat(g), AnyFloat(x),

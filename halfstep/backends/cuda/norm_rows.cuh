@@ -2,6 +2,8 @@
 // Rows with statistics of their own: what layer_norm, rms_norm and group_norm share with their backward pass.
 #pragma once
 
+#include <initializer_list>
+
 #include "norm.cuh"
 
 namespace hscuda {
@@ -73,6 +75,59 @@ __device__ __forceinline__ void load_parameters(const float* values, const RowSh
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) to[j] = one;
   }
+}
+
+/// The same for any `inner`, which `by_inner` divides by, and parameters that lie anywhere.
+template <int kWidth>
+__device__ __forceinline__ void load_parameters(const float* values, const RowShape& shape, const Divisor& by_inner,
+                                                int64_t first, int pack, float (&to)[kWidth]) {
+  const auto begin = static_cast<uint32_t>(pack * kWidth);
+  const float* from = values + first;
+  if (shape.inner == 1) {
+#pragma unroll
+    for (uint32_t j = 0; j < kWidth; ++j) to[j] = from[begin + j];
+    return;
+  }
+  const uint32_t number = by_inner.divide(begin);
+  if (by_inner.divide(begin + kWidth - 1) == number) {
+    const float one = from[number];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) to[j] = one;
+  } else {
+#pragma unroll
+    for (uint32_t j = 0; j < kWidth; ++j) to[j] = from[by_inner.divide(begin + j)];
+  }
+}
+
+/// Two sums for each place of a pack, in float32 for some packs at a time and in float64 of these, as reductions have
+/// them.
+template <int kWidth>
+struct PackSums {
+  static constexpr int kMost = 32;  ///< packs before flush() must come
+  float a[kWidth] = {}, b[kWidth] = {};
+  Two total{0, 0};
+  int packs = 0;
+  __device__ __forceinline__ void flush() {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      total.a += static_cast<double>(a[j]);
+      total.b += static_cast<double>(b[j]);
+      a[j] = b[j] = 0;
+    }
+    packs = 0;
+  }
+  __device__ __forceinline__ void count() {
+    if (++packs == kMost) flush();
+  }
+};
+
+/// Whether kernels may read rows of tensors pack by pack, and count their elements in 31 bits.
+inline bool rows_of_packs(const RowShape& shape, int width, std::initializer_list<const Tensor*> tensors) {
+  if (shape.length % width != 0 || shape.length >= int64_t{1} << 31) return false;
+  for (const Tensor* t : tensors) {
+    if (!is_fast(t->dtype) || !starts_even(*t, width)) return false;
+  }
+  return true;
 }
 
 /// Calls f(each, block) with the plan's choice where it is known when compiling.
