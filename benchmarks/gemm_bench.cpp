@@ -114,7 +114,6 @@ int main(int argc, char** argv) {
   } roads[] = {{"chosen", -1},
                {"narrow", static_cast<int>(GemmRoad::narrow)},
                {"blocked", static_cast<int>(GemmRoad::blocked)},
-               {"widened", static_cast<int>(GemmRoad::widened)},
                {"onednn", static_cast<int>(GemmRoad::onednn)}};
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {f32, bf16, f16}) {

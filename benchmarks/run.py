@@ -30,6 +30,7 @@ from harness.measure import LONG, QUICK, Effort, Watch, measure_limits, measure_
 from harness.peer import Crowd, Peer, PeerError
 from harness.pictures import find_pictures
 from harness.plan import OURS, Machine, Row, Section, plan
+from harness.shared import Quota, Together
 from harness.stats import Limits
 from harness.table import Result, render
 
@@ -92,7 +93,7 @@ def peer_python(options: argparse.Namespace) -> str | None:
     return found.stdout.split("\n")[0].strip()
 
 
-def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> tuple[dict[str, Peer], dict[str, Crowd]]:
+def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> tuple[dict[str, Peer | Together], dict[str, Crowd]]:
     """Those that answer, and the same for cases that want a process of their own. Raises PeerError when Halfstep's own
     server doesn't answer."""
     threads = str(options.threads)
@@ -102,7 +103,7 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> t
     command = [str(options.server), "--threads", threads]
     ours = Peer(OURS, command, env)
     ours.hello
-    peers, crowds = {OURS: ours}, {OURS: Crowd(OURS, command, env)}
+    peers, crowds = {OURS: ours, **sharing(OURS, command, env)}, {OURS: Crowd(OURS, command, env)}
     python = peer_python(options)
     if python is None:
         return peers, crowds
@@ -117,10 +118,19 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> t
             peers[name] = peer
             crowds[name] = Crowd(name, command, env)
             if name == "torch":
+                peers |= sharing(name, command, env)
+            if name == "torch":
                 crowds["torch_kept"] = Crowd(name, command, {**env, **PAGES_KEPT})
         except PeerError as error:
             say(f"{name} is left out: {error}")
     return peers, crowds
+
+
+def sharing(name: str, command: Sequence[str], env: Mapping[str, str]) -> dict[str, Peer | Together]:
+    """The same program on a machine that is shared. It counts processors by itself, as users' programs do under a quota."""
+    counting = {k: v for k, v in env.items() if k not in ("OMP_NUM_THREADS", "HALFSTEP_THREADS")}
+    return {f"{name}_x2": Together(name, command, env, 2), f"{name}_x4": Together(name, command, env, 4),
+            f"{name}_quota": Quota(f"{name}_quota", command, counting, 1.5)}
 
 
 def close_finished(crowds: Mapping[str, Crowd], rows: Sequence[Row]) -> None:
@@ -227,7 +237,7 @@ def run(options: argparse.Namespace) -> int:
     say("\n" + texts[-1])
     document = {"date": started.isoformat(timespec="seconds"), "processor": ours["cpu"], "isa": ours["isa"],
                 "bf16_units": ours["bf16_units"], "f16_units": ours["f16_units"], "threads": options.threads,
-                "versions": {name: peer.hello["version"] for name, peer in peers.items()},
+                "versions": {name: peers[name].hello["version"] for name in (OURS, "torch", "jax") if name in peers},
                 "load_average": load, "effort": vars(effort), "long_effort": vars(long),
                 "limits": {"operations_per_s": limits.operations, "cache_bytes_per_s": limits.cache_bytes,
                            "memory_bytes_per_s": limits.memory_bytes},

@@ -39,7 +39,7 @@ struct Options : CommonOptions {
 struct Run {
   std::string amp;
   std::optional<DType> dtype;
-  train::Classifier net;
+  training::Classifier net;
   std::shared_ptr<const void> holder;
   std::unique_ptr<optim::Optimizer> optimizer;
   amp::GradScaler scaler;
@@ -67,13 +67,13 @@ int run(const Options& o) {
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
   }
-  const train::NetworkInput input = train::network_input(o.model);
+  const training::NetworkInput input = training::network_input(o.model);
   if (o.image_size > 0 && !input.images) {
     throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
   }
   const std::int64_t size = o.image_size > 0 ? o.image_size : input.image_size;
   const std::int64_t values = input.images ? 3 * size * size : 784;
-  const std::int64_t classes = train::classes_of(o.model, {});
+  const std::int64_t classes = training::classes_of(o.model, {});
   // Random pictures are held in float64 and float32.
   if (o.batch_size > kMostValues / values) {
     throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",
@@ -81,20 +81,20 @@ int run(const Options& o) {
   }
   std::vector<Run> runs;
   for (const std::string& amp : o.amp) {
-    train::TrainConfig config;
+    training::TrainConfig config;
     config.amp = amp;
     config.loss_scale = o.loss_scale;
     config.optimizer = o.optimizer;
-    as_usage([&] { train::check(config); });
+    as_usage([&] { training::check(config); });
     manual_seed(0);
     Run r{.amp = amp,
-          .dtype = as_usage([&] { return train::amp_dtype(amp); }),
+          .dtype = as_usage([&] { return training::amp_dtype(amp); }),
           .net = {},
           .holder = nullptr,
           .optimizer = nullptr,
-          .scaler = amp::GradScaler(train::scaler_options(config)),
+          .scaler = training::make_scaler(config),
           .ms = {}};
-    r.net = train::make_classifier(o.model, r.holder);
+    r.net = training::make_classifier(o.model, r.holder);
     r.net.module->to(device);
     const NamedTensors parameters = r.net.module->parameters();
     if (o.optimizer == "sgd") {
@@ -136,7 +136,7 @@ int run(const Options& o) {
                                          {"ms_per_step_min", r.ms.front()},
                                          {"ms_per_step_max", r.ms.back()},
                                          {"samples_per_s", 1000 * static_cast<double>(o.batch_size) / median},
-                                         {"peak_rss_mb", train::peak_rss_mb()},
+                                         {"peak_rss_mb", training::peak_rss_mb()},
                                          {"loss_first", r.loss_first},
                                          {"loss_last", r.loss_last},
                                          {"isa", machine().isa},

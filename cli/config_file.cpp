@@ -175,6 +175,19 @@ void apply_config_file(CLI::App& verb, const fs::path& file, const std::vector<D
   }
 }
 
+std::map<std::string, std::string> config_values(const fs::path& file) {
+  const YAML::Node mapping = read_mapping(file);
+  std::map<std::string, std::string> values;
+  for (const auto& entry : mapping) {
+    const std::string where = place(file, entry.first.Mark());
+    if (!entry.first.IsScalar() || entry.second.IsSequence() || entry.second.IsMap()) {
+      throw UsageError(fmt::format("{}: expected a flag with a single value", where));
+    }
+    values[entry.first.Scalar()] = entry.second.IsNull() ? std::string() : entry.second.Scalar();
+  }
+  return values;
+}
+
 std::string config_line(const std::string& key, const std::string& value) {
   const auto plain = [](unsigned char c) {
     return std::isalnum(c) || c >= 0x80 ||

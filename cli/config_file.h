@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,9 @@ struct Displacement {
 /// a missing value, and whatever the flag itself refuses; IoError for a file that can't be read.
 void apply_config_file(CLI::App& verb, const std::filesystem::path& file,
                        const std::vector<Displacement>& displacements);
+
+/// The values of such a file as text, by key. Throws as apply_config_file for what is no mapping of single values.
+std::map<std::string, std::string> config_values(const std::filesystem::path& file);
 
 /// `KEY: VALUE` and a line end; the value is quoted where YAML wants it.
 std::string config_line(const std::string& key, const std::string& value);

@@ -10,6 +10,7 @@
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
 #include "halfstep/core/tensor.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/pth.h"
 #include "halfstep/io/safetensors.h"
 #include "halfstep/train/checkpoint.h"
@@ -58,7 +59,7 @@ std::int64_t overflowing(const Tensor& tensor) {
   const Tensor dense = tensor.contiguous();
   std::int64_t n = 0;
   visit_floating(dense.dtype(), [&](auto tag) {
-    const auto* values = dense.data<storage_t<decltype(tag)::value>>();
+    const auto* values = dense.data<const storage_t<decltype(tag)::value>>();
     for (std::int64_t i = 0; i < dense.numel(); ++i) {
       const double v = std::abs(convert<double>(values[i]));
       n += v >= 65520 && std::isfinite(v);
@@ -94,7 +95,7 @@ std::string plain(const std::string& value) {
   return parsed.is_string() ? parsed.get<std::string>() : value;
 }
 
-std::string listed(const std::set<std::string>& names) { return fmt::format("{}", fmt::join(names, ", ")); }
+std::string listed(const std::set<std::string>& names) { return printable(fmt::format("{}", fmt::join(names, ", "))); }
 
 int run(const Options& o) {
   const bool pth = to_pth(o.to);
@@ -103,7 +104,7 @@ int run(const Options& o) {
   io::WeightsFile file = io::load_weights_file(o.from);
   std::set<std::string> left_out, kept;
   if (is_checkpoint(file)) {
-    file.tensors = train::load_weights(o.from);
+    file.tensors = training::load_weights(o.from);
     file.metadata.clear();
     left_out.insert("the state of the training");
   }
@@ -126,14 +127,14 @@ int run(const Options& o) {
     metadata["format"] = "pt";  // what the other readers of such files want to see
     io::save_safetensors(o.to, file.tensors, metadata);
   }
-  fmt::print("{}: {} tensors, {}\n", o.to.string(), file.tensors.size(), bytes_text(total_bytes(file.tensors)));
+  fmt::print("{}: {} tensors, {}\n", shown_path(o.to), file.tensors.size(), bytes_text(total_bytes(file.tensors)));
   if (!kept.empty()) fmt::print("kept as metadata: {}\n", listed(kept));
   if (!left_out.empty()) fmt::print("left out: {}\n", listed(left_out));
   if (!pth && !tied.empty()) {
     fmt::print("written twice, since safetensors files share no memory: ");
     bool first = true;
     for (const auto& [name, other] : tied) {
-      fmt::print("{}{} (as {})", first ? "" : ", ", name, other);
+      fmt::print("{}{} (as {})", first ? "" : ", ", printable(name), printable(other));
       first = false;
     }
     fmt::print("\n");
@@ -150,8 +151,12 @@ void add_convert(CLI::App& program, int& status) {
   add_path(*verb, "TO", o->to, "The file to write, in the form that its name ends in: .safetensors, .pth or .pt")
       ->required();
   add_word(*verb, "--dtype", o->dtype, "Convert weights: f16, bf16 or f32");
+  add_read_limits(*verb);
   verb->add_flag("--force", o->force, "Replace a file that is there");
-  verb->callback([o, &status] { status = run(*o); });
+  verb->callback([o, &status] {
+    refuse_many_processes("convert");
+    status = run(*o);
+  });
 }
 
 }  // namespace halfstep::cli

@@ -266,6 +266,7 @@ int run(const FetchOptions& o) {
     throw UsageError(
         fmt::format("--mirror: expected the URL of a folder, http://... or https://..., got '{}'", o.mirror));
   }
+  refuse_many_processes("data fetch");
   catch_signals();
   try {
     Fetcher(o, data_sets()[static_cast<std::size_t>(set - names.begin())]).run();

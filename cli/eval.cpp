@@ -25,40 +25,49 @@ struct Options : CommonOptions {
 };
 
 int run(Options& o) {
+  if (o.data.empty()) o.data = take_model_for_path(o.model);
   const Device device = apply_common(o);
-  const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
-  const bool images = train::network_input(o.model).images;
-  const train::TrainConfig usual = train::default_config(o.model, o.batch_size, device);
+  if (!o.log_json.empty()) refuse_many_processes("eval");
+  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const bool images = training::network_input(o.model).images;
+  const training::TrainConfig usual = training::default_config(o.model, o.batch_size, device);
+  const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
+  const DataPlace place = place_of_data(loaded, o.data, seed);
+  fmt::print("evaluating {} on {}\n", loaded.text(o.model), place.text(loaded));
+  std::fflush(stdout);
   loaded.classifier.module->to(device);
   std::shared_ptr<const data::Dataset> test;
   std::function<std::int64_t()> damaged;
   if (images) {
-    o.pictures.images.folder = o.data;
+    o.pictures.images.folder = place.folder;
     resolve_images(o.pictures, o.model, loaded);
-    as_usage([&] { train::check(o.pictures.images); });
-    train::LoadedImages part = train::load_images(o.pictures.images, o.model, data::Split::kTest);
-    check_classes(loaded, part.classes, o.weights, o.data);
+    as_usage([&] { training::check(o.pictures.images); });
+    training::LoadedImages part = training::load_images(o.pictures.images, o.model, data::Split::kTest);
+    check_classes(loaded, part.classes, o.weights, place.folder);
+    check_same_data(loaded, place, "test", part.checksum);
     test = part.dataset;
     damaged = part.damaged;
   } else {
-    test = make_dataset(load_pictures(o.data, data::Split::kTest, o.seed));
+    data::MnistData pictures = load_pictures(place.folder, data::Split::kTest, place.seed);
+    check_same_data(loaded, place, "test", training::checksum(pictures));
+    test = make_dataset(std::move(pictures));
   }
-  train::JsonLog log;
-  if (!o.log_json.empty()) log = train::JsonLog(o.log_json);
-  train::EvalOptions options{.dtype = dtype,
-                             .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
-                             .workers = std::max(o.workers, 1),
-                             .prefetch = usual.prefetch};
+  training::JsonLog log;
+  if (!o.log_json.empty()) log = training::JsonLog(o.log_json);
+  training::EvalOptions options{.dtype = dtype,
+                                .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
+                                .workers = std::max(o.workers, 1),
+                                .prefetch = usual.prefetch};
   if (images && o.print_freq > 0) {
-    options.on_batch = [&](const train::EvalProgress& p) {
+    options.on_batch = [&](const training::EvalProgress& p) {
       if ((p.batch - 1) % o.print_freq != 0 && p.batch != p.batches) return;
       fmt::print("{}\n", eval_line(p));
       std::fflush(stdout);
     };
   }
   const auto start = std::chrono::steady_clock::now();
-  const auto report = train::evaluate(loaded.classifier, test, options);
+  const auto report = training::evaluate(loaded.classifier, test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (images) fmt::print("{}\n", accuracy_line(report));
   if (damaged && damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
@@ -68,7 +77,7 @@ int run(Options& o) {
                      {"top1", report.top1},
                      {"top5", report.top5},
                      {"seconds", seconds},
-                     {"peak_rss_mb", train::peak_rss_mb()}});
+                     {"peak_rss_mb", training::peak_rss_mb()}});
   return kDone;
 }
 
@@ -77,17 +86,18 @@ int run(Options& o) {
 void add_eval(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("eval", "Evaluate a trained network on the test data");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o);
+  add_common(*verb, *o, false);
   add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
+  add_read_limits(*verb);
   add_path(*verb, "DIR,--data", o->data,
-           "Folder with the data set: MNIST's format for mlp (default: built-in digits), else val or test with class "
-           "folders, list files or archives");
+           "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
+           "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
   add_image_size(*verb, o->pictures);
   add_whole(*verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
   add_whole(*verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
   add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
   add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data");
+  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
   add_path(*verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb->callback([o, &status] { status = run(*o); });
 }

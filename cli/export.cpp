@@ -53,13 +53,13 @@ int run(Options& o) {
   io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
   const auto batch =
       options.dynamic_batch ? 1 : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostBatch));
-  const bool images = train::network_input(o.model).images;
+  check_target(o);
+  const Loaded loaded = load_classifier(o.model, o.weights);
+  const bool images = training::network_input(o.model).images;
   if (!images && o.pictures.count("--image-size") > 0) {
     throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
   }
-  check_target(o);
-  const Loaded loaded = load_classifier(o.model, o.weights);
-  const train::Classifier& classifier = loaded.classifier;
+  const training::Classifier& classifier = loaded.classifier;
   classifier.module->to(device);
   Shape sizes{batch, 784};
   if (images) {
@@ -71,6 +71,7 @@ int run(Options& o) {
   const io::OnnxSummary summary =
       io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
+  fmt::print("{}\n", loaded.text(o.model));
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", o.onnx.string(),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
@@ -83,8 +84,9 @@ int run(Options& o) {
 void add_export(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("export", "Write a trained network as an ONNX file");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o);
+  add_common(*verb, *o, false);
   add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
+  add_read_limits(*verb);
   add_path(*verb, "--onnx", o->onnx, "File to write; one that is there is replaced")->required();
   add_word(*verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
   add_whole(*verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
@@ -93,7 +95,10 @@ void add_export(CLI::App& program, int& status) {
   o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb->count(flag) : 0; };
   add_word(*verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
   add_whole(*verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
-  verb->callback([o, &status] { status = run(*o); });
+  verb->callback([o, &status] {
+    refuse_many_processes("export");
+    status = run(*o);
+  });
 }
 
 }  // namespace halfstep::cli

@@ -13,6 +13,7 @@
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
 #include "halfstep/core/tensor.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::cli {
 namespace {
@@ -36,7 +37,7 @@ Statistics statistics_of(const Tensor& tensor) {
   std::int64_t finite = 0;
   visit_dtype(dense.dtype(), [&](auto tag) {
     using T = storage_t<decltype(tag)::value>;
-    const T* values = dense.data<T>();
+    const T* values = dense.data<const T>();
     const std::int64_t n = dense.numel();
     for (std::int64_t i = 0; i < n; ++i) {
       const double v = convert<double>(values[i]);
@@ -87,7 +88,7 @@ std::string shortened(const std::string& value) {
   while (value.size() > kMost && !result.empty() && (static_cast<unsigned char>(value[result.size()]) & 0xc0) == 0x80) {
     result.pop_back();
   }
-  for (char& c : result) c = static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  result = printable(result);
   return value.size() > kMost ? fmt::format("{}... ({} bytes)", result, value.size()) : result;
 }
 
@@ -148,15 +149,15 @@ int run(const std::filesystem::path& path, bool as_json) {
   }
   fmt::print("{}",
              table({"", "dtype", "shape", "min", "max", "mean", "zeros", "NaN", "inf", ">f16", "<f16", ""}, rows));
-  fmt::print("{}: {}, {} tensors, {} values in {}, {} of them parameters\n", path.string(), format, file.tensors.size(),
-             total.values, bytes_text(bytes), total.parameters);
+  fmt::print("{}: {}, {} tensors, {} values in {}, {} of them parameters\n", shown_path(path), format,
+             file.tensors.size(), total.values, bytes_text(bytes), total.parameters);
   if (total.nan + total.inf > 0) fmt::print("not finite: {} NaN, {} infinite\n", total.nan, total.inf);
   if (total.f16_overflow + total.f16_underflow > 0) {
     fmt::print("as float16, {} would be infinite and {} zero that are not\n", total.f16_overflow, total.f16_underflow);
   }
   if (!file.others.empty()) {
     fmt::print("beside the state dict: {} tensors in {}, such as {}\n", file.others.size(),
-               bytes_text(total_bytes(file.others)), file.others.front().name);
+               bytes_text(total_bytes(file.others)), shortened(file.others.front().name));
   }
   for (const auto& [key, value] : file.metadata) fmt::print("{}: {}\n", shortened(key), shortened(value));
   return kDone;
@@ -204,6 +205,7 @@ void add_inspect(CLI::App& program, int& status) {
   };
   auto o = std::make_shared<Options>();
   add_path(*verb, "FILE", o->file, "A .safetensors or .pth file, known by its content")->required();
+  add_read_limits(*verb);
   verb->add_flag("--json", o->json, "One JSON object instead of a table");
   verb->callback([o, &status] { status = run(o->file, o->json); });
 }

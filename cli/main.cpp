@@ -15,6 +15,7 @@
 #include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/runtime/machine.h"
 
 namespace halfstep::cli {
@@ -25,9 +26,11 @@ std::vector<std::string> g_arguments;
 
 void catch_signals() {
   const auto handler = [](int number) {
-    const bool again = g_stop.exchange(true);
+    // The number first: whoever sees that it should stop reads it.
+    int none = 0;
+    const bool again = !g_signal.compare_exchange_strong(none, number);
     if (again && (number == SIGINT || number == SIGTERM)) _exit(128 + number);
-    if (!again) g_signal = number;
+    g_stop = true;
   };
   std::signal(SIGINT, handler);
   std::signal(SIGTERM, handler);
@@ -36,10 +39,28 @@ void catch_signals() {
   if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
+void refuse_many_processes(const char* verb) {
+  // Of Open MPI, MPICH and Intel MPI, MVAPICH, Slurm, and torchrun and its like.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE",
+                           "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
+    const char* value = std::getenv(name);
+    if (!value) continue;
+    const std::string_view text = value;
+    // What is no number says nothing.
+    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) continue;
+    const std::size_t first = text.find_first_not_of('0');
+    if (first == std::string_view::npos || text.substr(first) == "1") continue;
+    throw UsageError(
+        fmt::format("{0}: {1}={2} says that this is one of {2} processes, and training on several is not there yet: "
+                    "each would do all the work and write the same files; start one process, or unset {1} if it is one",
+                    verb, name, text));
+  }
+}
+
 void complain(const std::string& text) {
   std::fflush(stdout);
-  std::string line = text;
-  for (char& c : line) c = c == '\n' || c == '\r' ? ' ' : c;
+  std::string line = printable_lines(text);
+  std::replace(line.begin(), line.end(), '\n', ' ');
   std::fprintf(stderr, "halfstep: %s\n", line.c_str());
 }
 

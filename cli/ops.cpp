@@ -27,7 +27,7 @@ std::vector<std::string> op_names() {
 }
 
 int run(const Options& o) {
-  const auto region = as_usage([&] { return train::amp_dtype(o.amp); });
+  const auto region = as_usage([&] { return training::amp_dtype(o.amp); });
   if (!o.policy.empty() && !amp::parse_policy(o.policy)) {
     throw UsageError(fmt::format(
         "--policy: expected 'lower precision', float32, 'float32 output', widest, 'pass through' or banned, got '{}'",

@@ -7,10 +7,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <utility>
 
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/data/digits.h"
+#include "halfstep/io/read_limits.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
@@ -84,27 +86,75 @@ CLI::Option* add_path(CLI::App& verb, const std::string& names, std::filesystem:
   return option->type_name("PATH");
 }
 
+void add_read_limits(CLI::App& verb) {
+  // 512, 512K, 8G: in powers of 1024.
+  const auto parse = [](const std::string& flag, const std::string& text) {
+    constexpr std::string_view kUnits = "KMGT";
+    const std::size_t unit = text.empty() ? std::string_view::npos : kUnits.find(text.back());
+    const bool has_unit = unit != std::string_view::npos;
+    const auto shift = has_unit ? 10 * (unit + 1) : 0;
+    return parse_whole(flag, has_unit ? text.substr(0, text.size() - 1) : text, 0, kMostSeed >> shift) << shift;
+  };
+  const auto add = [&](const std::string& flag, std::uint64_t io::ReadLimits::*limit, const std::string& help) {
+    verb.add_option_function<std::string>(
+            flag,
+            [=](const std::string& text) {
+              io::ReadLimits limits = io::read_limits();
+              limits.*limit = parse(flag, text);
+              io::set_read_limits(limits);
+            },
+            help)
+        ->type_name("SIZE");
+  };
+  add("--max-bytes", &io::ReadLimits::max_bytes,
+      "Most bytes of a file's tensors, such as 512M or 8G (default: the memory there is)");
+  add("--max-unpacked", &io::ReadLimits::max_unpacked,
+      "Most bytes that a file's tensors may take beyond eight times its size (default: 1G)");
+}
+
 void add_common(CLI::App& verb, CommonOptions& o, bool model_required) {
-  verb.add_option("MODEL", o.model, fmt::format("Network: {}", fmt::join(train::network_names(), ", ")))
+  verb.add_option("MODEL", o.model, fmt::format("Network: {}", fmt::join(training::network_names(), ", ")))
       ->required(model_required)
       ->type_name("");
-  add_word(verb, "--device", o.device, "Device, as NAME or NAME:INDEX (see `halfstep devices`)");
+  verb.add_option_function<std::string>(
+          "--device",
+          [&o](const std::string& text) {
+            if (text.empty()) throw UsageError("--device: expected a value, got an empty one");
+            o.device = text;
+            o.device_given = true;
+          },
+          "Device, as NAME or NAME:INDEX (see `halfstep devices`)")
+      ->type_name("TEXT=" + o.device);
   add_whole(verb, "--gpu", o.gpu, 0, 1023, "The same as --device cuda:N")->type_name("N");
   add_whole(verb, "--threads", o.threads, 1, kMostThreads, "Threads that compute (default: all processors)");
   verb.add_flag("--tf32", o.tf32, "Devices that can may compute float32 products and convolutions in TF32");
 }
 
 Device apply_common(const CommonOptions& o) {
-  const auto names = train::network_names();
-  if (std::find(names.begin(), names.end(), o.model) == names.end()) {
+  const auto names = training::network_names();
+  if (!o.model.empty() && !is_network(o.model)) {
     throw UsageError(
         fmt::format("MODEL: expected {}, got '{}'{}", fmt::join(names, ", "), o.model, did_you_mean(o.model, names)));
+  }
+  if (o.gpu >= 0 && o.device_given && o.device != fmt::format("cuda:{}", o.gpu)) {
+    throw UsageError(fmt::format("--gpu: means --device cuda:{}, and --device {} is given", o.gpu, o.device));
   }
   const std::string name = o.gpu >= 0 ? fmt::format("cuda:{}", o.gpu) : o.device;
   const Device device = as_usage([&] { return Device(name); });
   if (o.threads > 0) set_num_threads(o.threads);
   if (o.tf32) set_float32_precision(Float32Precision::high);
   return device;
+}
+
+bool is_network(const std::string& name) {
+  const auto names = training::network_names();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+fs::path take_model_for_path(std::string& model) {
+  std::error_code error;
+  if (model.empty() || is_network(model) || !fs::exists(model, error)) return {};
+  return std::exchange(model, {});
 }
 
 void make_folder(const std::filesystem::path& folder) {
@@ -114,14 +164,29 @@ void make_folder(const std::filesystem::path& folder) {
   if (error) throw IoError(fmt::format("{}: can't be made: {}", folder.string(), error.message()));
 }
 
-Loaded load_classifier(const std::string& model, const fs::path& weights) {
-  train::SavedWeights saved = train::load_saved_weights(weights, model);
+Loaded load_classifier(std::string& model, const fs::path& weights) {
+  training::SavedWeights saved = training::load_saved_weights(weights, model);
+  // A configuration beside weights says nothing of them unless they are the run's.
+  RunConfig run;
+  if (!saved.model.empty()) run = read_run_config(weights);
+  if (run && run.value("model") != saved.model) run = {};
+  if (model.empty()) model = saved.model;
+  if (model.empty()) {
+    throw UsageError(
+        fmt::format("MODEL: {} doesn't say which network its weights are of; name it", saved.file.string()));
+  }
+  if (!is_network(model)) {
+    throw IoError(fmt::format("{}: expected weights of a network that is known, got '{}'", saved.file.string(), model));
+  }
   Loaded loaded{.classifier = {},
                 .holder = {},
-                .num_classes = train::classes_of(model, saved.tensors),
+                .num_classes = training::classes_of(model, saved.tensors),
                 .classes = std::move(saved.classes),
-                .recipe = std::move(saved.recipe)};
-  loaded.classifier = train::make_classifier(model, loaded.holder, {.classes = loaded.num_classes});
+                .recipe = std::move(saved.recipe),
+                .data_checksums = std::move(saved.data_checksums),
+                .file = saved.file,
+                .run = std::move(run)};
+  loaded.classifier = training::make_classifier(model, loaded.holder, {.classes = loaded.num_classes});
   try {
     loaded.classifier.module->load_state_dict(saved.tensors);
   } catch (const Error& e) {
@@ -129,6 +194,36 @@ Loaded load_classifier(const std::string& model, const fs::path& weights) {
   }
   if (static_cast<std::int64_t>(loaded.classes.size()) != loaded.num_classes) loaded.classes.clear();
   return loaded;
+}
+
+std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, file.string()); }
+
+std::string DataPlace::text(const Loaded& loaded) const {
+  const std::string what = folder.empty() ? "the built-in digits" : folder.string();
+  if (from_run) return fmt::format("{}, as {} says", what, loaded.run.file.string());
+  return what;
+}
+
+DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::optional<std::uint64_t> seed) {
+  DataPlace place{.folder = given, .seed = seed.value_or(0)};
+  if (!given.empty() || !loaded.run) return place;
+  place.folder = loaded.run.data();
+  place.from_run = true;
+  const std::string said = loaded.run.value("seed");
+  if (!seed && !said.empty()) place.seed = parse_whole(loaded.run.file.string() + ": seed", said, 0, kMostSeed);
+  return place;
+}
+
+void check_same_data(const Loaded& loaded, const DataPlace& place, const char* part, const std::string& checksum) {
+  const auto saved = loaded.data_checksums.find(part);
+  // Who names data, or another seed, wants to know of them.
+  if (!place.from_run || saved == loaded.data_checksums.end() || saved->second == checksum) return;
+  if (place.folder.empty() && std::to_string(place.seed) != loaded.run.value("seed")) return;
+  throw IoError(
+      fmt::format("{}: the {} part is not that of the run {} any more (its checksum was {}, now it is {}); --data {} "
+                  "takes it all the same",
+                  place.folder.string(), part, loaded.run.file.parent_path().string(), saved->second, checksum,
+                  place.folder.string()));
 }
 
 void add_image_size(CLI::App& verb, EvalImageOptions& o) {
@@ -150,7 +245,7 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
   };
   const bool sized = o.count("--image-size") > 0;
   const std::int64_t size = sized ? o.images.image_size : std::max<std::int64_t>(trained("image-size"), 0);
-  const train::ImageDataOptions usual = train::default_images(model, size);
+  const training::ImageDataOptions usual = training::default_images(model, size);
   o.images.image_size = usual.image_size;
   if (o.count("--resize") == 0) {
     const std::int64_t resize = trained("resize");

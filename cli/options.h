@@ -9,9 +9,11 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cli/run_config.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
 #include "halfstep/data/dataset.h"
@@ -28,10 +30,12 @@ struct CommonOptions {
   int gpu = -1;
   int threads = 0;
   bool tf32 = false;
+  bool device_given = false;
 };
 /// Adds MODEL, --device, --gpu, --threads and --tf32.
 void add_common(CLI::App& verb, CommonOptions& options, bool model_required = true);
-/// Checks the model, sets the threads and the precision of float32, and returns the device. Throws UsageError.
+/// Checks the model (where one is named), sets the threads and the precision of float32, and returns the device. Throws
+/// UsageError.
 Device apply_common(const CommonOptions& options);
 
 /// A whole number from `least` (at least 0) to `most`. Throws UsageError naming the flag.
@@ -65,6 +69,9 @@ CLI::Option* add_choice(CLI::App& verb, const std::string& flag, std::string& va
 /// `--flag PATH`, or a positional argument; an empty path is refused, since it mostly comes from an unset variable.
 CLI::Option* add_path(CLI::App& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
 
+/// Adds --max-bytes and --max-unpacked, the limits of files of weights (io::ReadLimits), to a verb that reads them.
+void add_read_limits(CLI::App& verb);
+
 /// Most threads that --threads and HALFSTEP_THREADS take.
 inline constexpr std::uint64_t kMostThreads = 4096;
 /// Most samples of a batch, steps, or the like: what makes sense by far, and whose products don't overflow.
@@ -76,21 +83,49 @@ inline constexpr std::uint64_t kMostSeed = std::numeric_limits<std::uint64_t>::m
 /// Makes a folder with those above it. Throws IoError.
 void make_folder(const std::filesystem::path& folder);
 
+/// Whether a network is called so.
+bool is_network(const std::string& name);
+
+/// Where MODEL is the first argument and may be left out: a file or folder in its place is returned as what it is, and
+/// the model becomes empty.
+std::filesystem::path take_model_for_path(std::string& model);
+
 /// A network with weights, and what their file says of them.
 struct Loaded {
-  train::Classifier classifier;
+  training::Classifier classifier;
   std::shared_ptr<const void> holder;  ///< of the network
   std::int64_t num_classes = 0;
-  std::vector<std::string> classes;           ///< names; may be empty
-  std::map<std::string, std::string> recipe;  ///< flags of its training; may be empty
+  std::vector<std::string> classes;                   ///< names; may be empty
+  std::map<std::string, std::string> recipe;          ///< flags of its training; may be empty
+  std::map<std::string, std::string> data_checksums;  ///< of its training's data; may be empty
+  std::filesystem::path file;                         ///< of the weights
+  RunConfig run;                                      ///< that they are of, where that is known
+
+  /// `mlp with runs/a/best.safetensors`.
+  std::string text(const std::string& model) const;
 };
 /// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
-/// classes as they have. A checkpoint of another network is refused. Throws IoError.
-Loaded load_classifier(const std::string& model, const std::filesystem::path& weights);
+/// classes as they have. An empty `model` becomes that of the checkpoint; a checkpoint of another one is refused.
+/// Throws IoError, and UsageError for weights that don't say what they are of.
+Loaded load_classifier(std::string& model, const std::filesystem::path& weights);
+
+/// Where a verb takes pictures from.
+struct DataPlace {
+  std::filesystem::path folder;  ///< empty: the built-in digits
+  std::uint64_t seed = 0;        ///< of those
+  bool from_run = false;         ///< the run says so, no flag
+
+  /// `data, as runs/a/config.yaml says`.
+  std::string text(const Loaded& loaded) const;
+};
+/// The data of the run that the weights are of, where no flag says others. Throws IoError when they are gone.
+DataPlace place_of_data(const Loaded& loaded, const std::filesystem::path& given, std::optional<std::uint64_t> seed);
+/// Throws IoError when a part of the run's data has another checksum than it had.
+void check_same_data(const Loaded& loaded, const DataPlace& place, const char* part, const std::string& checksum);
 
 /// The flags of the images that eval and predict look at.
 struct EvalImageOptions {
-  train::ImageDataOptions images;
+  training::ImageDataOptions images;
   std::function<std::size_t(const std::string& flag)> count = {};
 };
 /// Adds --image-size and --resize.

@@ -13,6 +13,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/data/idx.h"
 #include "halfstep/ops/softmax.h"
+#include "halfstep/train/checkpoint.h"
 #include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
@@ -36,8 +37,8 @@ const char* type_name(data::IdxType type) {
   return "float64";
 }
 
-data::MnistData pictures_of(const PredictOptions& o) {
-  if (o.inputs.empty()) return load_pictures(o.data, data::Split::kTest, o.seed);
+data::MnistData pictures_of(const PredictOptions& o, const DataPlace& place) {
+  if (o.inputs.empty()) return load_pictures(place.folder, data::Split::kTest, place.seed);
   data::MnistData all;
   for (const auto& path : o.inputs) {
     const data::IdxArray file = data::read_idx(path);
@@ -54,15 +55,21 @@ data::MnistData pictures_of(const PredictOptions& o) {
 }
 
 int run(PredictOptions& o) {
+  if (const auto path = take_model_for_path(o.model); !path.empty()) o.inputs.insert(o.inputs.begin(), path);
   const Device device = apply_common(o);
-  if (train::network_input(o.model).images) return predict_images(o);
+  if (o.model.empty()) o.model = training::load_saved_weights(o.weights).model;
+  if (!o.model.empty() && is_network(o.model) && training::network_input(o.model).images) return predict_images(o);
   for (const char* flag : {"--image-size", "--resize", "--classes", "--top"}) {
     if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
   }
-  const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
+  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
   const Loaded loaded = load_classifier(o.model, o.weights);
-  const train::Classifier& classifier = loaded.classifier;
-  const data::MnistData pictures = pictures_of(o);
+  const training::Classifier& classifier = loaded.classifier;
+  const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
+  const DataPlace place = o.inputs.empty() ? place_of_data(loaded, o.data, seed) : DataPlace{};
+  const data::MnistData pictures = pictures_of(o, place);
+  if (o.inputs.empty()) check_same_data(loaded, place, "test", training::checksum(pictures));
+  fmt::print("{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string());
   std::vector<std::int64_t> chosen = o.indices;
   for (std::int64_t i : chosen) {
     if (i >= pictures.count) {
@@ -105,12 +112,14 @@ int run(PredictOptions& o) {
 void add_predict(CLI::App& program, int& status) {
   auto* verb = program.add_subcommand("predict", "Say what the network takes pictures for; digits are drawn too");
   auto o = std::make_shared<PredictOptions>();
-  add_common(*verb, *o);
+  add_common(*verb, *o, false);
   verb->add_option("INPUT", o->inputs,
                    "JPEG or PNG files; for mlp IDX files of 28x28 pictures (default: test pictures of --data)")
       ->type_name("");
   add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
-  add_path(*verb, "--data", o->data, "Folder with the data set in MNIST's format (default: built-in digits)");
+  add_read_limits(*verb);
+  add_path(*verb, "--data", o->data,
+           "Folder with the data set in MNIST's format (default: the run's data, or else the built-in digits)");
   verb->add_option_function<std::vector<std::string>>(
           "--index",
           [o](const std::vector<std::string>& list) {
@@ -126,7 +135,7 @@ void add_predict(CLI::App& program, int& status) {
   add_image_size(*verb, o->pictures);
   add_whole(*verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
   add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
-  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data");
+  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
   verb->callback([o, &status] { status = run(*o); });
 }
 

@@ -9,6 +9,7 @@
 #include "cli/predict.h"
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/transforms.h"
 #include "halfstep/ops/softmax.h"
 
@@ -40,7 +41,7 @@ std::vector<std::string> read_names(const std::filesystem::path& path, std::int6
 
 int predict_images(PredictOptions& o) {
   const Device device = apply_common(o);
-  const auto dtype = as_usage([&] { return train::amp_dtype(o.amp); });
+  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
   for (const char* flag : {"--data", "--index", "--count"}) {
     if (o.pictures.count(flag) > 0) {
       throw UsageError(
@@ -50,10 +51,11 @@ int predict_images(PredictOptions& o) {
   if (o.inputs.empty()) throw UsageError("INPUT: expected at least one image, .jpg or .png");
   const Loaded loaded = load_classifier(o.model, o.weights);
   resolve_images(o.pictures, o.model, loaded);
+  fmt::print("{}\n", loaded.text(o.model));
   o.pictures.images.folder = ".";  // none is needed here
-  as_usage([&] { train::check(o.pictures.images); });
+  as_usage([&] { training::check(o.pictures.images); });
   const std::vector<std::string> names = o.classes.empty() ? loaded.classes : read_names(o.classes, loaded.num_classes);
-  const data::EvalTransform transform = train::eval_transform(o.pictures.images, o.model);
+  const data::EvalTransform transform = training::eval_transform(o.pictures.images, o.model);
   loaded.classifier.module->eval();
   loaded.classifier.module->to(device);
   const NoGrad no_grad;
@@ -83,10 +85,10 @@ int predict_images(PredictOptions& o) {
     const std::size_t shown = std::min(static_cast<std::size_t>(o.top), order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(shown), order.end(),
                       [&](std::size_t a, std::size_t b) { return p[a] > p[b] || (p[a] == p[b] && a < b); });
-    fmt::print("{}\n", path.string());
+    fmt::print("{}\n", shown_path(path));
     for (std::size_t i = 0; i < shown; ++i) {
       fmt::print("  {:6.2f}%  {}\n", 100 * static_cast<double>(p[order[i]]),
-                 names.empty() ? std::to_string(order[i]) : names[order[i]]);
+                 names.empty() ? std::to_string(order[i]) : printable(names[order[i]]));
     }
     std::fflush(stdout);
   }

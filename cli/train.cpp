@@ -12,17 +12,20 @@
 #include <ctime>
 #include <fstream>
 #include <functional>
+#include <map>
 
 #include "cli/progress.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "cli/verbs.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/run_folder.h"
 
 namespace halfstep::cli {
 namespace {
@@ -30,12 +33,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kDigitClasses = 10;
-
-std::string scale_text(const amp::GradScalerOptions& o) {
-  if (!o.enabled) return "none";
-  if (!o.dynamic) return fmt::format("fixed:{}", o.init_scale);
-  return fmt::format("dynamic:{},{},{},{}", o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval);
-}
 
 // The command that goes on with this run: what was given, with --resume.
 std::string command_to_resume(const fs::path& out) {
@@ -51,9 +48,11 @@ std::string command_to_resume(const fs::path& out) {
   std::string command = "halfstep";
   // Where the run began is in the checkpoint now.
   const std::string_view begun[] = {"--resume", "--pretrained", "--start-epoch"};
+  const std::string_view alone[] = {"--overwrite"};
   for (std::size_t i = 0; i < g_arguments.size(); ++i) {
     const std::string& argument = g_arguments[i];
     const std::string_view flag = std::string_view(argument).substr(0, argument.find('='));
+    if (std::find(std::begin(alone), std::end(alone), flag) != std::end(alone)) continue;
     if (std::find(std::begin(begun), std::end(begun), flag) == std::end(begun)) {
       command += " " + quoted(argument);
     } else if (flag == argument) {
@@ -79,23 +78,30 @@ struct Data {
   std::shared_ptr<const data::Dataset> training, test;
   std::vector<std::string> classes;  // names; none for digits
   std::vector<std::function<std::int64_t()>> damaged = {};
+  std::map<std::string, std::string> checksums = {};  // by part
 };
 
 Data load_data(const TrainOptions& o) {
-  const train::TrainConfig& c = o.config;
-  if (!train::network_input(c.model).images) {
-    const auto training =
-        o.evaluate ? nullptr : make_dataset(load_pictures(c.data, data::Split::kTrain, c.seed, c.limit));
-    return {
-        .training = training, .test = make_dataset(load_pictures(c.data, data::Split::kTest, c.seed)), .classes = {}};
-  }
+  const training::TrainConfig& c = o.config;
   Data data;
-  if (!o.evaluate) {
-    const train::LoadedImages training = train::load_images(o.images, c.model, data::Split::kTrain);
-    data = {.training = training.dataset, .test = nullptr, .classes = training.classes, .damaged = {training.damaged}};
+  if (!training::network_input(c.model).images) {
+    const auto load = [&](data::Split split, const char* part, std::int64_t limit) {
+      data::MnistData pictures = load_pictures(c.data, split, c.seed, limit);
+      data.checksums[part] = training::checksum(pictures);
+      return make_dataset(std::move(pictures));
+    };
+    if (!o.evaluate) data.training = load(data::Split::kTrain, "train", c.limit);
+    data.test = load(data::Split::kTest, "test", 0);
+    return data;
   }
-  const train::LoadedImages test = train::load_images(o.images, c.model, data::Split::kTest);
+  if (!o.evaluate) {
+    const training::LoadedImages training = training::load_images(o.images, c.model, data::Split::kTrain);
+    data = {.training = training.dataset, .test = nullptr, .classes = training.classes, .damaged = {training.damaged}};
+    data.checksums["train"] = training.checksum;
+  }
+  const training::LoadedImages test = training::load_images(o.images, c.model, data::Split::kTest);
   data.test = test.dataset;
+  data.checksums["test"] = test.checksum;
   data.damaged.push_back(test.damaged);
   if (o.evaluate) data.classes = test.classes;
   // Labels are places among the names: other names would be other labels.
@@ -122,8 +128,8 @@ void say_damaged(const Data& data) {
 }
 
 // Values of a file for a network to begin with.
-void load_pretrained(const TrainOptions& o, const train::Classifier& classifier) {
-  const train::SavedWeights saved = train::load_saved_weights(o.pretrained, o.model);
+void load_pretrained(const TrainOptions& o, const training::Classifier& classifier) {
+  const training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
   const std::string file = o.pretrained.string();
   try {
     const io::PretrainedReport report = io::load_pretrained(*classifier.module, saved.tensors);
@@ -145,31 +151,32 @@ bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
 
 // `--evaluate`: the test part once, as after an epoch.
 int evaluate(const TrainOptions& o, const Data& data) {
-  const train::TrainConfig& c = o.config;
+  const training::TrainConfig& c = o.config;
   const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
-  const Loaded loaded = load_classifier(c.model, weights);
+  std::string model = c.model;
+  const Loaded loaded = load_classifier(model, weights);
   check_classes(loaded, data.classes, weights, c.data);
   loaded.classifier.module->to(c.device);
-  const train::AmpMode mode = train::amp_mode(c);
+  const training::AmpMode mode = training::amp_mode(c);
   if (mode.level != amp::Level::O0) {
     amp::set_level(*loaded.classifier.module, mode.level, mode.level_dtype);
   }
-  train::EvalOptions options{.dtype = mode.region,
-                             .batch_size = c.eval_batch_size,
-                             .workers = std::max(c.workers, 1),
-                             .prefetch = c.prefetch,
-                             .stop = &g_stop};
-  options.on_batch = [&](const train::EvalProgress& p) {
+  training::EvalOptions options{.dtype = mode.region,
+                                .batch_size = c.eval_batch_size,
+                                .workers = std::max(c.workers, 1),
+                                .prefetch = c.prefetch,
+                                .stop = &g_stop};
+  options.on_batch = [&](const training::EvalProgress& p) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
-  const train::EvalReport report = train::evaluate(loaded.classifier, data.test, options);
+  const training::EvalReport report = training::evaluate(loaded.classifier, data.test, options);
   if (report.interrupted) {
     complain("interrupted in the evaluation");
     return 128 + g_signal.load();
   }
   print_line(accuracy_line(report));
   if (!c.log_json.empty()) {
-    train::JsonLog(c.log_json).write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
+    training::JsonLog(c.log_json).write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
   }
   say_damaged(data);
   return kDone;
@@ -179,13 +186,17 @@ int evaluate(const TrainOptions& o, const Data& data) {
 class Reporter {
  public:
   Reporter(const TrainOptions& o, bool terminal, bool images)
-      : options_(o), terminal_(terminal), images_(images), bar_(terminal) {}
+      : options_(o),
+        terminal_(terminal),
+        images_(images),
+        scaled_(training::loss_scale_policy(o.config).has_value()),
+        bar_(terminal) {}
 
-  train::TrainCallbacks callbacks() {
-    train::TrainCallbacks result;
-    result.on_step = [this](const train::StepReport& r) { step(r); };
-    result.on_eval = [this](const train::EvalReport& r) { eval(r); };
-    result.on_eval_batch = [this](const train::EvalProgress& p) { eval_batch(p); };
+  training::TrainCallbacks callbacks() {
+    training::TrainCallbacks result;
+    result.on_step = [this](const training::StepReport& r) { step(r); };
+    result.on_eval = [this](const training::EvalReport& r) { eval(r); };
+    result.on_eval_batch = [this](const training::EvalProgress& p) { eval_batch(p); };
     result.on_debug = [this](const std::string& text) {
       bar_.clear();
       if (options_.quiet) return;
@@ -195,10 +206,12 @@ class Reporter {
     return result;
   }
   ProgressBar& bar() { return bar_; }
+  bool stepped() const { return stepped_; }
 
  private:
-  void step(const train::StepReport& r) {
+  void step(const training::StepReport& r) {
     last_ = r;
+    stepped_ = true;
     if (!options_.quiet && due(r.step_in_epoch, r.steps_in_epoch, options_.print_freq)) {
       bar_.clear();
       print_line(step_line(r));
@@ -209,70 +222,150 @@ class Reporter {
                             r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
   }
 
-  void eval_batch(const train::EvalProgress& p) {
+  void eval_batch(const training::EvalProgress& p) {
     if (options_.quiet || !due(p.batch, p.batches, options_.print_freq)) return;
     bar_.clear();
     print_line(eval_line(p));
   }
 
-  void eval(const train::EvalReport& r) {
+  void eval(const training::EvalReport& r) {
     bar_.clear();
     if (options_.quiet) return;
     if (images_) print_line(accuracy_line(r));
+    // Of an epoch that was only evaluated here, after its last step elsewhere, no speed is known.
     print_line(fmt::format(
-        "epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%, {:.0f} samples/s{}", r.epoch,
-        options_.config.epochs, last_.mean_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1,
-        100 * r.top5, last_.samples_per_s,
-        last_.scale == 1 ? std::string() : fmt::format(", scale {}, skipped {}", last_.scale, last_.skipped)));
+        "epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%{}{}", r.epoch, options_.config.epochs,
+        r.train_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1, 100 * r.top5,
+        last_.epoch == r.epoch ? fmt::format(", {:.0f} samples/s", last_.samples_per_s) : std::string(),
+        scaled_ ? fmt::format(", scale {}, skipped {}", r.scale, r.skipped) : std::string()));
   }
 
   const TrainOptions& options_;
-  bool terminal_, images_;
+  bool terminal_, images_, scaled_;
   ProgressBar bar_;
-  train::StepReport last_{};
+  bool stepped_ = false;
+  training::StepReport last_{};
 };
+
+// Folder and configuration of a run. Checks come first and files last.
+class Place {
+ public:
+  // What can be said at once. A run that goes on is locked before anybody reads its checkpoint.
+  explicit Place(TrainOptions& o) : options_(o) {
+    training::TrainConfig& c = o.config;
+    if (o.no_out || o.evaluate) return;
+    if (c.out.empty() && c.resume.empty()) {
+      named_by_time_ = true;
+      c.out = fs::path("runs") / fmt::format("{}-{:%Y%m%d-%H%M%S}", c.model, fmt::localtime(std::time(nullptr)));
+      return;
+    }
+    // A run that goes on writes where it wrote before.
+    if (c.out.empty()) c.out = fs::is_directory(c.resume) ? c.resume : c.resume.parent_path();
+    if (c.out.empty()) c.out = ".";
+    goes_on_ = training::is_run_in(c.resume, c.out);
+    if (goes_on_) {
+      folder_ = training::RunFolder(c.out, training::Occupied::go_on);
+    } else {
+      training::RunFolder::check(c.out, occupied());
+    }
+  }
+
+  // After all that may be wrong with data and weights.
+  void claim() {
+    training::TrainConfig& c = options_.config;
+    if (c.out.empty()) return;
+    if (!folder_) {
+      folder_ = named_by_time_ ? training::RunFolder::make(c.out) : training::RunFolder(c.out, occupied());
+      c.out = folder_.path();
+    }
+    if (c.log_json.empty()) c.log_json = c.out / "log.jsonl";
+  }
+
+  void write_config() {
+    if (!folder_) return;
+    io::AtomicFile file(config());
+    const std::string text = describe(options_);
+    file.write(text.data(), text.size());
+    file.commit();
+    written_ = true;
+  }
+
+  // The run came to nothing, not to a single step: no folder shall look as if it held one.
+  void start_failed() {
+    if (!written_ || goes_on_) return;
+    std::error_code error;
+    fs::remove(config(), error);
+    fs::remove(folder_.path() / "log.jsonl", error);
+  }
+
+  training::RunFolder* folder() { return folder_ ? &folder_ : nullptr; }
+
+ private:
+  training::Occupied occupied() const {
+    return options_.config.overwrite ? training::Occupied::replace : training::Occupied::refuse;
+  }
+  fs::path config() const { return folder_.path() / "config.yaml"; }
+
+  TrainOptions& options_;
+  training::RunFolder folder_;
+  bool named_by_time_ = false, goes_on_ = false, written_ = false;
+};
+
+// Where the run goes on from, and with what else than before.
+void print_resumed(const TrainOptions& o) {
+  const fs::path& resume = o.config.resume;
+  fs::path file = resume;
+  if (fs::is_directory(resume)) {
+    file = resume / "last.safetensors";
+    if (!fs::exists(file)) file = resume / "best.safetensors";
+  }
+  print_line(fmt::format("going on from {}{}", file.string(),
+                         o.run ? fmt::format(", with what {} says", o.run.file.string()) : std::string()));
+  for (const std::string& line : changes(o)) print_line("  " + line);
+}
 
 int run(TrainOptions& o) {
   resolve(o);
-  train::TrainConfig& c = o.config;
-  const bool images = train::network_input(c.model).images;
-  if (c.out.empty() && !o.no_out && !o.evaluate) {
-    // A run that goes on writes where it wrote before.
-    c.out = !c.resume.empty()
-                ? (fs::is_directory(c.resume) ? c.resume : c.resume.parent_path())
-                : fs::path("runs") / fmt::format("{}-{:%Y%m%d-%H%M%S}", c.model, fmt::localtime(std::time(nullptr)));
-  }
+  training::TrainConfig& c = o.config;
+  const bool images = training::network_input(c.model).images;
   catch_signals();
-  if (!c.out.empty() && !o.evaluate) make_folder(c.out);
+  Place place(o);
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
     print_line(fmt::format("{} {} on {}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
-                           c.data.empty() ? std::string("the built-in digits") : c.data.string(),
+                           c.data.empty() ? std::string("the built-in digits") : shown_path(c.data),
                            c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
-                           c.amp == "off" ? "float32" : train::amp_text(c), scale_text(train::scaler_options(c))));
+                           c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
   const Data data = load_data(o);
   if (o.evaluate) return evaluate(o, data);
+  const auto stopped_early = [] {
+    complain("interrupted before the first step; nothing was written");
+    return 128 + g_signal.load();
+  };
+  if (g_stop) return stopped_early();
   c.classes = data.classes;
   c.num_classes = images ? static_cast<std::int64_t>(data.classes.size()) : kDigitClasses;
+  c.data_checksums = data.checksums;
   std::shared_ptr<const void> holder;
-  const train::Classifier classifier =
-      train::make_classifier(c.model, holder, {.classes = c.num_classes, .zero_init_residual = o.zero_init_residual});
+  const training::Classifier classifier = training::make_classifier(
+      c.model, holder, {.classes = c.num_classes, .zero_init_residual = o.zero_init_residual});
   if (!o.pretrained.empty()) load_pretrained(o, classifier);
-  if (!c.out.empty()) {
-    if (c.log_json.empty()) c.log_json = c.out / "log.jsonl";
-    io::AtomicFile file(c.out / "config.yaml");
-    const std::string text = describe(o, scale_text(train::scaler_options(c)));
-    file.write(text.data(), text.size());
-    file.commit();
-  }
+  if (g_stop) return stopped_early();
+  place.claim();
   Reporter reporter(o, terminal, images);
-  train::RunReport report;
+  training::TrainCallbacks callbacks = reporter.callbacks();
+  callbacks.on_start = [&] {
+    place.write_config();
+    if (!c.resume.empty() && !o.quiet) print_resumed(o);
+  };
+  training::RunReport report;
   try {
-    report = train::train(c, classifier, data.training, data.test, reporter.callbacks(), &g_stop);
+    report = training::train(c, classifier, data.training, data.test, callbacks, &g_stop, place.folder());
   } catch (...) {
     reporter.bar().clear();
+    if (!reporter.stepped()) place.start_failed();
     throw;
   }
   reporter.bar().clear();
@@ -293,7 +386,7 @@ int run(TrainOptions& o) {
         report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds, 100 * report.top1,
         report.skipped, report.peak_rss_mb);
     print_fallbacks(report.fallbacks, c.device);
-    if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", c.out.string());
+    if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", shown_path(c.out));
   }
   return kDone;
 }
@@ -305,6 +398,7 @@ void add_train(CLI::App& program, int& status) {
   auto o = std::make_shared<TrainOptions>();
   add_train_options(*verb, *o);
   verb->callback([o, verb, &status] {
+    refuse_many_processes("train");
     read_config(*verb, *o);
     status = run(*o);
   });

@@ -4,11 +4,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "cli/config_file.h"
 #include "cli/suggest.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/run_folder.h"
 
 namespace halfstep::cli {
 namespace {
@@ -21,7 +24,7 @@ constexpr const char* kNoDownload =
     "`python3 -c \"import torchvision; torchvision.models.resnet50(weights='IMAGENET1K_V1')\"` leaves one in "
     "~/.cache/torch/hub/checkpoints";
 
-void add_debug_flags(CLI::App& verb, train::DebugConfig& d) {
+void add_debug_flags(CLI::App& verb, training::DebugConfig& d) {
   add_path(verb, "--debug-dump", d.dump, "Folder for inputs and results of every op call of --debug-steps");
   add_word(verb, "--debug-level", d.level, "Detail of the dump: statistics, first (values too) or whole (tensors too)");
   add_choice(
@@ -49,8 +52,12 @@ void name_model(TrainOptions& o) {
     }
     o.model = o.arch;
   }
+  if (o.model.empty() && !o.config.resume.empty() && !o.run) {
+    throw UsageError(
+        fmt::format("train: MODEL is required: {} has no config.yaml that names it", o.config.resume.string()));
+  }
   if (o.model.empty()) throw UsageError("train: MODEL is required; see `halfstep train --help`");
-  const auto names = train::network_names();
+  const auto names = training::network_names();
   if (std::find(names.begin(), names.end(), o.model) == names.end() && fs::is_directory(o.model)) {
     throw UsageError(fmt::format(
         "MODEL: expected a network, got the folder '{0}'; name the network before it: halfstep train resnet50 {0}",
@@ -60,10 +67,11 @@ void name_model(TrainOptions& o) {
 
 // What the network is customarily trained with, where no flag says something else.
 void fill_in(TrainOptions& o) {
-  train::TrainConfig& c = o.config;
+  training::TrainConfig& c = o.config;
   const bool adam = c.optimizer != "sgd";
-  const train::TrainConfig d = train::default_config(o.model, o.count("--batch-size") > 0 ? c.batch_size : 0, c.device);
-  const train::TrainConfig plain;
+  const training::TrainConfig d =
+      training::default_config(o.model, o.count("--batch-size") > 0 ? c.batch_size : 0, c.device);
+  const training::TrainConfig plain;
   c.model = o.model;
   c.batch_size = d.batch_size;
   c.eval_batch_size = d.eval_batch_size;
@@ -77,16 +85,17 @@ void fill_in(TrainOptions& o) {
   if (o.count("--lr-schedule") == 0) {
     c.lr_schedule = c.warmup_epochs > 0 && d.lr_schedule.starts_with("onecycle") ? "cosine" : d.lr_schedule;
   }
-  const train::NetworkInput input = train::network_input(o.model);
+  const training::NetworkInput input = training::network_input(o.model);
   if (o.print_freq < 0) o.print_freq = input.images ? 10 : 0;
-  train::ImageDataOptions& i = o.images;
+  training::ImageDataOptions& i = o.images;
   i.folder = c.data;
   i.limit = c.limit;
-  const train::ImageDataOptions usual = train::default_images(o.model, o.count("--image-size") > 0 ? i.image_size : 0);
+  const training::ImageDataOptions usual =
+      training::default_images(o.model, o.count("--image-size") > 0 ? i.image_size : 0);
   i.image_size = usual.image_size;
   if (o.count("--resize") == 0) i.resize = usual.resize;
   if (o.count("--crop") == 0) i.crop = usual.crop;
-  if (input.images) c.data_flags = train::data_flags(i);
+  if (input.images) c.data_flags = training::data_flags(i);
 }
 
 // A flag that does nothing was meant to do something.
@@ -96,13 +105,18 @@ void check_flags(const TrainOptions& o) {
       throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag, to));
     }
   };
-  const train::TrainConfig& c = o.config;
-  const train::DebugConfig& d = c.debug;
+  const training::TrainConfig& c = o.config;
+  const training::DebugConfig& d = c.debug;
   belongs("--debug-level", "--debug-dump", !d.dump.empty());
   belongs("--debug-steps", "--debug-dump or --debug-compare", !d.dump.empty() || !d.compare.empty());
   belongs("--profile-steps", "--profile", !d.profile.empty());
+  belongs("--overwrite", "--out", !c.overwrite || o.count("--out") > 0);
+  if (c.overwrite && training::is_run_in(c.resume, c.out)) {
+    throw UsageError(fmt::format("--overwrite: --resume goes on with the run in {}, which is not to be replaced then",
+                                 c.out.string()));
+  }
   belongs("--no-norm-decay", "--weight-decay", c.weight_decay > 0);
-  if (!train::network_input(o.model).images) {
+  if (!training::network_input(o.model).images) {
     for (const char* flag : {"--image-size", "--resize", "--crop", "--min-area", "--color-jitter", "--max-damaged",
                              "--zero-init-residual"}) {
       if (o.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
@@ -121,9 +135,6 @@ void check_flags(const TrainOptions& o) {
     if (!fs::exists(o.pretrained)) {
       throw UsageError(fmt::format("--pretrained: {} does not exist", o.pretrained.string()));
     }
-  }
-  if (!c.resume.empty() && !fs::exists(c.resume)) {
-    throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
   }
   const std::string extension = c.resume.extension().string();
   if (!o.evaluate && (extension == ".pth" || extension == ".pt" || extension == ".tar")) {
@@ -147,7 +158,7 @@ std::string one_line(std::string text) {
 }  // namespace
 
 void add_train_options(CLI::App& verb, TrainOptions& o) {
-  train::TrainConfig& c = o.config;
+  training::TrainConfig& c = o.config;
   add_common(verb, o, false);
   add_path(verb, "--config", o.config_file,
            "YAML file with flags, as `lr: 0.1`; those given here win. config.yaml of a run is one");
@@ -173,8 +184,7 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   verb.add_flag("--pyamp", o.pyamp, "The same as --amp f16");
   add_word(verb, "--amp-dtype", c.amp_dtype, "Dtype of a level: f16 (default) or bf16");
   add_word(verb, "--loss-scale", c.loss_scale,
-           "none, N, fixed:N, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]] or mindspore:INIT,FACTOR,WINDOW "
-           "(default: dynamic for f16, none otherwise)");
+           training::loss_scale_forms() + " (default: dynamic for f16, none otherwise)");
   add_whole(verb, "--accumulate", c.accumulate, 1, kMostCount, "Batches whose gradients make one step");
   add_real(verb, "--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping");
   auto* pretrained = verb.add_option_function<std::string>(
@@ -199,10 +209,13 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   add_whole(verb, "--max-damaged", o.images.max_damaged, 0, kMostCount,
             "Pictures that may be damaged before the run ends");
   add_whole(verb, "--save-every", c.save_every, 0, kMostCount, "Steps between checkpoints; 0: one an epoch");
-  add_path(verb, "--resume", c.resume, "Checkpoint, or the folder of a run, to go on from");
+  add_read_limits(verb);
+  add_path(verb, "--resume", c.resume,
+           "Checkpoint, or the folder of a run, to go on from; the run's config.yaml says what isn't given here");
   verb.add_flag("--evaluate,-e", o.evaluate, "Evaluate the weights of --resume or --pretrained, and train nothing");
   add_whole(verb, "--start-epoch", c.start_epoch, 0, kMostCount, "Epoch, from 0, to begin with");
   add_path(verb, "--out", c.out, "Folder for checkpoints and log (default: runs/MODEL-TIME)");
+  verb.add_flag("--overwrite", c.overwrite, "Replace the run that is in --out; other files there stay");
   verb.add_flag("--no-out", o.no_out, "Write no checkpoints");
   add_whole(verb, "--print-freq,-p", o.print_freq, 0, kMostCount,
             "Steps between two lines; 0: none (default: 10 for networks of images)");
@@ -215,53 +228,94 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   o.count = [&verb](const std::string& flag) { return verb.count(flag); };
 }
 
-void read_config(CLI::App& verb, TrainOptions& o) {
+namespace {
+
+// One of the first takes the place of all of the second.
+const std::vector<Displacement> kDisplaced = {
+    {{"model", "arch"}, {"model", "arch"}},
+    {{"device", "gpu"}, {"device", "gpu"}},
+    {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
+    {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
+    {{"resume"}, {"overwrite"}}};
+
+// A folder in the place of MODEL is one with data where a file names the network.
+void model_for_data(CLI::App& verb, TrainOptions& o) {
+  if (o.model.empty() || o.model == o.arch || !o.config.data.empty()) return;
+  if (o.arch.empty() && (is_network(o.model) || !fs::is_directory(o.model))) return;
+  verb.get_option("--data")->add_result(o.model);
+  verb.get_option("--data")->run_callback();
+  verb.get_option("MODEL")->clear();
+  o.model.clear();
+}
+
+void read_file(CLI::App& verb, TrainOptions& o) {
   if (o.config_file.empty()) return;
   // `train --config FILE DIR`: the file names the network.
-  const auto names = train::network_names();
-  if (!o.model.empty() && o.arch.empty() && o.config.data.empty() &&
-      std::find(names.begin(), names.end(), o.model) == names.end() && fs::is_directory(o.model)) {
-    verb.get_option("--data")->add_result(o.model);
-    verb.get_option("--data")->run_callback();
-    verb.get_option("MODEL")->clear();
-    o.model.clear();
+  model_for_data(verb, o);
+  auto displaced = kDisplaced;
+  displaced.push_back({{"amp", "pyamp"}, {"amp", "pyamp", "amp-dtype"}});
+  apply_config_file(verb, o.config_file, displaced);
+}
+
+// What the run had, but for what the command says.
+void read_run(CLI::App& verb, TrainOptions& o) {
+  const training::TrainConfig& c = o.config;
+  if (c.resume.empty()) return;
+  if (!fs::exists(c.resume)) throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
+  o.run = read_run_config(c.resume);
+  if (!o.run) return;
+  model_for_data(verb, o);
+  const std::string model = o.arch.empty() ? o.model : o.arch, trained = o.run.value("model");
+  if (!model.empty() && !trained.empty() && is_network(model) && model != trained) {
+    throw IoError(fmt::format("{}: expected a checkpoint of {}, got one of {}, as {} says", c.resume.string(), model,
+                              trained, o.run.file.string()));
   }
-  apply_config_file(verb, o.config_file,
-                    {{{"model", "arch"}, {"model", "arch"}},
-                     {{"device", "gpu"}, {"device", "gpu"}},
-                     {{"amp", "pyamp"}, {"amp", "pyamp", "amp-dtype"}},
-                     {{"out", "no-out"}, {"out", "no-out"}},
-                     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}}});
+  auto displaced = kDisplaced;
+  // A loss scale belongs to its precision.
+  const std::string amp = o.pyamp ? "f16" : c.amp;
+  const bool other_amp = (verb.count("--amp") > 0 || o.pyamp) && amp != o.run.value("amp");
+  const bool other_dtype = verb.count("--amp-dtype") > 0 && c.amp_dtype != o.run.value("amp-dtype");
+  if (other_amp) displaced.push_back({{"amp", "pyamp"}, {"amp", "pyamp", "amp-dtype", "loss-scale"}});
+  if (other_dtype) displaced.push_back({{"amp-dtype"}, {"loss-scale"}});
+  if (o.pyamp) displaced.push_back({{"pyamp"}, {"amp"}});
+  const bool data_given = verb.count("--data") > 0;
+  apply_config_file(verb, o.run.file, displaced);
+  if (!data_given) o.config.data = o.run.data();
+}
+
+}  // namespace
+
+void read_config(CLI::App& verb, TrainOptions& o) {
+  read_file(verb, o);
+  read_run(verb, o);
 }
 
 void resolve(TrainOptions& o) {
-  train::TrainConfig& c = o.config;
+  training::TrainConfig& c = o.config;
   name_model(o);
   c.device = apply_common(o);
   if (o.pyamp) {
-    if (o.count("--amp") > 0 && as_usage([&] { return train::amp_mode(c).region; }) != f16) {
+    if (o.count("--amp") > 0 && as_usage([&] { return training::amp_mode(c).region; }) != f16) {
       throw UsageError(fmt::format("--pyamp: means --amp f16, and --amp {} is given", c.amp));
     }
     c.amp = "f16";
   }
   c.norm_decay = !o.no_norm_decay;
   fill_in(o);
-  as_usage([&] { train::check(c); });
+  as_usage([&] { training::check(c); });
   check_flags(o);
-  if (train::network_input(o.model).images) as_usage([&] { train::check(o.images); });
+  if (training::network_input(o.model).images) as_usage([&] { training::check(o.images); });
   c.train_accuracy = o.print_freq > 0 && !o.quiet;
 }
 
-std::string describe(const TrainOptions& o, const std::string& loss_scale) {
-  const train::TrainConfig& c = o.config;
-  std::string text =
-      fmt::format("# Written by halfstep {} into {}; `halfstep train --config FILE` does the same again.\n",
-                  HALFSTEP_VERSION, one_line(c.out.string()));
-  if (!c.resume.empty()) text += fmt::format("# It went on from {}.\n", one_line(c.resume.string()));
-  if (c.data.empty()) text += "# The data are the built-in digits.\n";
-  text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
-  const auto put = [&text](const char* flag, const auto& value) {
-    text += config_line(flag, fmt::format("{}", value));
+namespace {
+
+// Every flag that makes the run what it is, in the order of the file.
+std::vector<std::pair<std::string, std::string>> effective(const TrainOptions& o) {
+  const training::TrainConfig& c = o.config;
+  std::vector<std::pair<std::string, std::string>> flags;
+  const auto put = [&flags](const char* flag, const auto& value) {
+    flags.emplace_back(flag, fmt::format("{}", value));
   };
   const auto put_given = [&](const char* flag, const std::string& value) {
     if (!value.empty()) put(flag, value);
@@ -281,10 +335,10 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put("label-smoothing", c.label_smoothing);
   put("mixup", c.mixup);
   put("amp", c.amp);
-  const train::AmpMode mode = train::amp_mode(c);
+  const training::AmpMode mode = training::amp_mode(c);
   const bool leveled = mode.level != amp::Level::O0;
   put_given("amp-dtype", c.amp_dtype.empty() && leveled ? name(mode.level_dtype) : c.amp_dtype);
-  put("loss-scale", c.loss_scale.empty() ? loss_scale : c.loss_scale);
+  put("loss-scale", training::loss_scale_text(c));
   put("accumulate", c.accumulate);
   put("clip-norm", c.clip_norm);
   put("save-every", c.save_every);
@@ -295,15 +349,20 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put("workers", c.workers);
   put("limit", c.limit);
   for (const auto& [flag, value] : c.data_flags) put(flag.c_str(), value);
-  if (train::network_input(c.model).images) {
+  if (training::network_input(c.model).images) {
     put("max-damaged", o.images.max_damaged);
     put("zero-init-residual", o.zero_init_residual);
   }
   put_given("pretrained", o.pretrained.string());
   if (c.start_epoch > 0) put("start-epoch", c.start_epoch);
+  // Where a run began stays part of it.
+  if (training::is_run_in(c.resume, c.out)) {
+    put_given("pretrained", o.run.value("pretrained"));
+    put_given("start-epoch", o.run.value("start-epoch"));
+  }
   put("print-freq", o.print_freq);
   put("quiet", o.quiet);
-  const train::DebugConfig& d = c.debug;
+  const training::DebugConfig& d = c.debug;
   put_given("debug-dump", d.dump.string());
   if (!d.dump.empty()) put("debug-level", d.level);
   put_given("debug-compare", d.compare);
@@ -311,7 +370,39 @@ std::string describe(const TrainOptions& o, const std::string& loss_scale) {
   put_given("debug-nonfinite", d.nonfinite);
   put_given("profile", d.profile.string());
   if (!d.profile.empty()) put("profile-steps", d.profile_steps);
+  return flags;
+}
+
+}  // namespace
+
+std::string describe(const TrainOptions& o) {
+  const training::TrainConfig& c = o.config;
+  std::string text =
+      fmt::format("# Written by halfstep {} into {}; `halfstep train --config FILE` does the same again.\n",
+                  HALFSTEP_VERSION, one_line(c.out.string()));
+  if (!c.resume.empty()) text += fmt::format("# It went on from {}.\n", one_line(c.resume.string()));
+  if (c.data.empty()) text += "# The data are the built-in digits.\n";
+  text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
+  for (const auto& [flag, value] : effective(o)) text += config_line(flag, value);
   return text;
+}
+
+std::vector<std::string> changes(const TrainOptions& o) {
+  std::vector<std::string> lines;
+  if (!o.run) return lines;
+  std::map<std::string, std::string> now;
+  for (auto& [flag, value] : effective(o)) now[flag] = value;
+  for (const char* flag : {"data", "epochs", "amp", "amp-dtype", "loss-scale", "accumulate", "device", "tf32"}) {
+    const std::string before = o.run.value(flag);
+    if (now[flag] == before) continue;
+    lines.push_back(fmt::format("--{} {} in place of {}", flag, now[flag].empty() ? "none" : now[flag],
+                                before.empty() ? "none" : before));
+  }
+  if (o.run.threads > 0 && o.run.threads != num_threads()) {
+    lines.push_back(
+        fmt::format("{} threads in place of {}: sums may be rounded otherwise", num_threads(), o.run.threads));
+  }
+  return lines;
 }
 
 }  // namespace halfstep::cli

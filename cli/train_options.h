@@ -5,8 +5,10 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "cli/options.h"
+#include "cli/run_config.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/data.h"
 
@@ -14,8 +16,8 @@ namespace halfstep::cli {
 
 /// What `halfstep train` was told.
 struct TrainOptions : CommonOptions {
-  train::TrainConfig config;
-  train::ImageDataOptions images;
+  training::TrainConfig config;
+  training::ImageDataOptions images;
   std::filesystem::path config_file;
   std::string arch;  ///< --arch, which stands for MODEL
   std::filesystem::path pretrained;
@@ -27,6 +29,7 @@ struct TrainOptions : CommonOptions {
   bool pretrained_given = false;
   bool quiet = false;
   bool no_out = false;
+  RunConfig run;  ///< of the run that is gone on with
   /// How often a flag was given.
   std::function<std::size_t(const std::string& flag)> count;
 };
@@ -34,7 +37,8 @@ struct TrainOptions : CommonOptions {
 /// Adds all flags to the verb.
 void add_train_options(CLI::App& verb, TrainOptions& options);
 
-/// After parsing: takes the flags of --config that were not given. Throws UsageError and IoError.
+/// After parsing: takes the flags of --config that were not given, then those of the run of --resume. Throws UsageError
+/// and IoError.
 void read_config(CLI::App& verb, TrainOptions& options);
 
 /// After that: which argument is the network and which the data, the network's usual numbers where no flag says
@@ -42,7 +46,10 @@ void read_config(CLI::App& verb, TrainOptions& options);
 void resolve(TrainOptions& options);
 
 /// The effective configuration as text, beside the checkpoints: every flag that makes the run what it is, for --config.
-/// Where this run wrote, and what it went on from, stand as comments. `loss_scale`: where no flag says it.
-std::string describe(const TrainOptions& options, const std::string& loss_scale);
+/// Where this run wrote, and what it went on from, stand as comments.
+std::string describe(const TrainOptions& options);
+
+/// A line for each flag that may change in a run that goes on, and did: `--epochs 20 in place of 10`.
+std::vector<std::string> changes(const TrainOptions& options);
 
 }  // namespace halfstep::cli

@@ -52,7 +52,7 @@ message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
 
 set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB JPEG::JPEG PNG::PNG
     LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
-if(NOT HALFSTEP_STD_THREADS)
+if(NOT HALFSTEP_NO_OPENMP)
   halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
   list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)
 endif()

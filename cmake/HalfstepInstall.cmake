@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `make install`: the library with its headers and CMake package, the program, and oneDNN beside the library.
+# `make install`: the library with its headers and CMake package, the program, and oneDNN beside the library. Plug-ins
+# (the simulated device, NVIDIA GPUs) install themselves, into halfstep/plugins beside the library, where it looks.
 include(CMakePackageConfigHelpers)
 
 install(TARGETS halfstep EXPORT HalfstepTargets

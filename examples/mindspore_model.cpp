@@ -20,16 +20,17 @@ Run run(const mindspore::Arguments& arguments, amp::Level level, int epochs) {
   std::optional<amp::LossScaleManager> manager;
   if (level != amp::Level::O0) manager = amp::FixedLossScaleManager{1024};
 
-  train::Model model{net,
-                     {.loss = nn::CrossEntropyLoss{},
-                      .optimizer = optimizer,
-                      .metrics = {train::Accuracy{}},
-                      .amp_level = level,
-                      .loss_scale_manager = manager}};
+  training::Model model{net,
+                        {.loss = nn::CrossEntropyLoss{},
+                         .optimizer = optimizer,
+                         .metrics = {training::Accuracy{}},
+                         .amp_level = level,
+                         .loss_scale_manager = manager}};
   std::vector<double> losses;
-  const train::Lambda record{{.on_step_end = [&](train::TrainContext& c) { losses.push_back(c.loss.item<double>()); }}};
+  const training::Lambda record{
+      {.on_step_end = [&](training::TrainContext& c) { losses.push_back(c.loss.item<double>()); }}};
   const auto training = arguments.digits(data::Split::kTrain), test = arguments.digits(data::Split::kTest);
-  model.train(epochs, mindspore::batches(training), {train::LossMonitor{100}, train::TimeMonitor{}, record});
+  model.train(epochs, mindspore::batches(training), {training::LossMonitor{100}, training::TimeMonitor{}, record});
   const double accuracy = model.eval(mindspore::batches(test))["accuracy"];
   std::cout << name(level) << ": accuracy " << accuracy << "\n\n";
   return {std::move(losses), accuracy};

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/pth_internal.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -24,7 +25,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (!empty && t.offset + (last + 1) * halfstep::item_size(t.dtype) > bytes) std::abort();
       }
     }
-  } catch (const halfstep::Error&) {
+  } catch (const halfstep::Error& e) {
+    if (halfstep::printable(e.what()) != e.what()) std::abort();  // names in it reach a terminal
   }
   return 0;
 }

@@ -8,6 +8,8 @@ usage: check_layers.py [--root DIR]
   nothing includes a backend;
 - a public header includes the C++ standard library and public headers of the project only;
 - dnnl.hpp is included by one file pair;
+- the library takes no address of a tensor for good, which would end what is kept of a user's weights: it reads by
+  const_raw_data() and data<const T>(), and writes by write_data() of core/write_internal.h;
 - sources are shorter than MAX_LINES, start with the SPDX line, and headers with #pragma once;
 - no file names a path of one person's machine, and none holds words that mark unfinished work.
 
@@ -29,6 +31,9 @@ BACKEND_HEADERS = {"halfstep/ops/op.h", "halfstep/ops/attributes.h",
 INTERNAL_HEADER = re.compile(r"^halfstep/(core/fail\.h|backends/.*|.*-inl\.h|.*_internal\.h)$|^(?!halfstep/)")
 C_HEADERS_FOR_C_INTERFACES = {"stddef.h", "stdint.h", "stdbool.h"}
 MAX_LINES = 600
+# Only Tensor itself gives addresses away.
+ADDRESS = re.compile(r"(?:\.|->)(?:raw_data\(\)|data<(?!const\b))")
+TAKES_NO_ADDRESS = re.compile(r"^(?:halfstep/(?!core/)|cli/)")
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
@@ -83,6 +88,9 @@ def check_code(path, lines, report, dnnl_users):
     if header and not path.endswith("-inl.h") and "#pragma once" not in lines:
         report(1, "header without #pragma once")
     for number, line in enumerate(lines, 1):
+        if TAKES_NO_ADDRESS.match(path) and ADDRESS.search(line) and not line.lstrip().startswith("//"):
+            report(number, "takes a tensor's address for good; read by const_raw_data() or data<const T>(), write by "
+                           "write_data() of core/write_internal.h")
         match = INCLUDE.match(line)
         if not match:
             continue

@@ -60,6 +60,14 @@ class CheckLayers(unittest.TestCase):
                      "halfstep/backends/cpu/b.cpp": SPDX + "#include <oneapi/dnnl/dnnl.hpp>\n"},
                     "includes oneDNN", "includes oneDNN")
 
+    def test_addresses_of_tensors(self):
+        for text in ("auto* p = t.data<float>();", "auto* p = t->raw_data();", "t.data<T>()[0] = 1;"):
+            self.expect({"halfstep/io/x.cpp": SPDX + text + "\n"}, "x.cpp:2: takes a tensor's address for good")
+            self.expect({"cli/x.cpp": SPDX + text + "\n"}, "x.cpp:2: takes a tensor's address for good")
+            self.expect({"halfstep/core/x.cpp": SPDX + text + "\n", "tests/io/x_test.cpp": SPDX + text + "\n"})
+        self.expect({"halfstep/io/x.cpp": SPDX + "t.data<const T>();\nt.const_raw_data();\nto.set_raw_data(t);\n"
+                                                 "write_data<T>(t);\n/// t.data<float>()\n"})
+
     def test_the_files_themselves(self):
         self.expect({"halfstep/core/x.h": SPDX}, "#pragma once")
         self.expect({"halfstep/core/x.cpp": "int x;\n"}, "SPDX")

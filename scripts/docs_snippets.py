@@ -6,7 +6,8 @@ usage: docs_snippets.py OUTPUT.cpp FILE.md...
 
 Every block marked cpp becomes a function that is run, with what the text around it takes for granted (a network, an
 optimizer, a scaler, a loader, a loss). A block with a function in it stands at file scope. Includes go to the top. Of a
-table, the code in the second column is compiled and not run; rows with an ellipsis are left out.
+table whose second column is headed Halfstep, the code in that column is compiled and not run; rows with an ellipsis are
+left out.
 """
 import pathlib
 import re
@@ -62,10 +63,15 @@ def blocks(text):
 
 
 def rows(text):
-    """(line, code) of the code in the second column of every table row."""
+    """(line, code) of the code in the second column of every row of tables that say what is called how here."""
+    names = False
     for number, line in enumerate(text.splitlines(), 1):
         cells = re.split(r"(?<!\\)\|", line)
-        if not line.startswith("|") or len(cells) < 4 or "as a member" in cells[2]:
+        if not line.startswith("|"):
+            names = False
+        elif len(cells) > 3 and cells[2].strip() == "Halfstep":
+            names = True
+        if not names or not line.startswith("|") or len(cells) < 4 or "as a member" in cells[2]:
             continue
         for code in re.findall(r"`([^`]+)`", cells[2]):
             if "..." not in code and not code.startswith("struct ") and re.search(r"[(\[{]", code):
@@ -89,8 +95,8 @@ def main():
                 continue
             parts.append(f"void {name}() {{\n{GIVEN}  {{\n{at}{body}  }}\n}}\n")
             calls.append(name)
-        if file.stem == "pytorch":
-            lines = "".join(f'  {{\n#line {line} "{file}"\n{code}\n  }}\n' for line, code in rows(text))
+        lines = "".join(f'  {{\n#line {line} "{file}"\n{code}\n  }}\n' for line, code in rows(text))
+        if lines:
             parts.append(f"void {file.stem}_rows() {{\n{ROWS}{lines}}}\n")
             parts.append(f"void (*volatile {file.stem}_compiled)() = {file.stem}_rows;\n")
     runs = "".join(f"    std::puts(\"{name}\");\n    {name}();\n" for name in calls)

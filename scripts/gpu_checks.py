@@ -165,17 +165,15 @@ def tests(checks: Checks, limit: float) -> Outcome:
     runnable = [t for t in TESTS if not checks.missing(f"test_{t}")]
     if not runnable:
         return Outcome(SKIPPED, checks.missing(f"test_{TESTS[0]}"))
-    # Idle threads of one program would spin on the cores of the others.
-    environment = {"OMP_WAIT_POLICY": "passive"}
     # Nothing here is timed: the programs share the GPU.
     filters = [f"--gtest_filter={checks.options.filter or '-*Slow.*:*Slow/*'}"]
     start = time.monotonic()
     # What a kernel finds wrong is told by the next wait; tests of ops expect it from the call.
     began = {t: checks.start([checks.program(f"test_{t}"), "--device", checks.options.device, "--gtest_brief=0", *filters],
-                             **environment, **({"HALFSTEP_SYNC": "1"} if t == "ops" else {})) for t in runnable}
+                             **({"HALFSTEP_SYNC": "1"} if t == "ops" else {})) for t in runnable}
     training = None
     if not checks.options.filter and not checks.missing("halfstep"):
-        training = checks.start([sys.executable, TOP / TRAINING, "Training"], **environment, HALFSTEP_CUDA_PLUGIN=str(checks.plugin),
+        training = checks.start([sys.executable, TOP / TRAINING, "Training"], HALFSTEP_CUDA_PLUGIN=str(checks.plugin),
                                 HALFSTEP_PROGRAM=str(checks.program("halfstep")), HALFSTEP_TEST_DEVICE=checks.options.device)
     # Each in a thread of its own would be the same: those that end early wait with full pipes otherwise.
     import concurrent.futures

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from harness import machine
 from harness.peer import Crowd, Peer, PeerError
-from harness.plan import OURS, Contestant, Row
+from harness.plan import Contestant, Row
 from harness.stats import Limits
 from harness.table import Result
 
@@ -37,7 +37,7 @@ def measure_row(row: Row, peers: Mapping[str, Peer | Crowd], effort: Effort) -> 
     Everybody is asked once before the first turn, which sets cases up and warms them up and isn't counted.
     """
     result = Result(row, {}, {})
-    everybody = [Contestant("halfstep", OURS, row.case)] + [c for c in row.others if c.peer in peers]
+    everybody = [Contestant("halfstep", row.peer, row.case)] + [c for c in row.others if c.peer in peers]
     contestants = [c for c in everybody if c.timed]
     start = time.monotonic()
     for turn in range(-1, effort.turns):

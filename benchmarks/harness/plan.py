@@ -10,7 +10,7 @@ OURS = "halfstep"
 COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX", "torch_kept": "PyTorch, pages kept",
                 "torch_compiled": "PyTorch, pages kept, compiled", "torch_f32": "PyTorch f32", "pillow": "PyTorch, Pillow",
                 "torchvision": "PyTorch, torchvision", "f32": "own f32", "without": "without",
-                "plain": "as it is",
+                "plain": "as it is", "quiet": "alone",
                 "torch_without": "PyTorch without"}
 FACT_NAMES = {"peak_bytes": "peak", "before_bytes": "before", "handed_out_bytes": "tensors", "saved_bytes": "saved",
               "outside_convolutions": "outside convolutions", "images": "images"}
@@ -52,6 +52,7 @@ class Row:
     others: tuple[Contestant, ...] = ()
     goals: tuple[Goal, ...] = ()
     facts: bool = False  # are asked for, after the turns
+    peer: str = OURS  # who answers for us
 
     def name(self, section: str) -> str:
         return " ".join((section, *self.labels))
@@ -234,12 +235,26 @@ def _loader() -> Section:
                                     (Goal("pillow", 2.0),)),), kind="images", alone=True)
 
 
+def _shared() -> Section:
+    """The machine shared with others. The goal: two programs make at least 80% of what one makes."""
+    rows = []
+    for dtype in ("f32", "bf16"):
+        case = f"mlp/{dtype}/sgd/b64"
+        for name in ("x2", "x4", "quota"):
+            label = {"x2": "2 programs", "x4": "4 programs", "quota": "quota of 1.5"}[name]
+            goals = (Goal("quiet", 0.8),) if name == "x2" else ()
+            rows.append(Row((label, dtype), case, (Contestant("quiet", OURS, case), Contestant("torch", f"torch_{name}", case)), goals,
+                            peer=f"{OURS}_{name}"))
+    return Section("shared", "The MLP's step, batch 64, SGD, on a machine that is shared", ("who", "dtype"), tuple(rows),
+                   note="A step's time is the machine's: two programs that take 4 ms each make a step every 2 ms. Alone: one program, quiet.")
+
+
 def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True) -> list[Section]:
     """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds.
 
     Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load.
     """
-    sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers()]
+    sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
         sections.append(_networks(machine))
     if pictures:

@@ -6,6 +6,7 @@
 
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/amp/overrides_internal.h"
+#include "halfstep/amp/region_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
@@ -87,6 +88,11 @@ Plan plan_for(const Op& op, Policy policy, DType low, std::span<const DType> dty
   return {};
 }
 
+// What a call is made of one of its inputs.
+DType used_dtype(const Op& op, const Plan& plan, std::size_t input, DType given) {
+  return plan.cast && eligible(given) && !is_statistics(op, input) ? *plan.cast : given;
+}
+
 OptionalDType* dtype_attribute(const Op& op, void* attributes) {
   if (op.dtype_attribute < 0 || !attributes) return nullptr;
   return reinterpret_cast<OptionalDType*>(static_cast<char*>(attributes) + op.dtype_attribute);
@@ -113,7 +119,9 @@ void explain_call(const AutocastCall& call, const AutocastState& state, Policy p
 }
 
 void hook(AutocastCall& call) {
+  detail::undo_closed();
   const AutocastState& state = thread_state().autocast;
+  if (!state.enabled) return;
   bool overridden;
   const Policy policy = effective_policy(call.op, state, &overridden);
   if (policy == Policy::pass_through && !t_explanation) return;
@@ -137,8 +145,9 @@ void hook(AutocastCall& call) {
   if (plan.output_float32 && out) *out = DType::f32;
   if (plan.cast) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
-      if (!eligible(dtypes[i]) || dtypes[i] == *plan.cast || is_statistics(call.op, i)) continue;
-      call.storage[i] = cached_cast(*call.inputs[i], *plan.cast);
+      const DType used = used_dtype(call.op, plan, i, dtypes[i]);
+      if (used == dtypes[i]) continue;
+      call.storage[i] = cached_cast(*call.inputs[i], used);
       call.inputs[i] = &call.storage[i];
     }
   }
@@ -181,15 +190,17 @@ bool detail::path_matches(std::string_view pattern, std::string_view path) {
   }
 }
 
-Autocast::Autocast(const AutocastOptions& options) : outer_(thread_state().autocast) {
+Autocast::Autocast(const AutocastOptions& options) {
+  detail::undo_closed();
   if (options.enabled) check_dtype(options.dtype);
-  AutocastState inner = outer_;
-  inner.overrides = merged_overrides(options, outer_);
+  const AutocastState& outer = thread_state().autocast;
+  AutocastState inner = outer;
+  inner.overrides = merged_overrides(options, outer);
   inner.cache = options.cache;
   if (options.device) {
     // Other kinds of device stay as they are outside; one dtype serves all kinds that are on.
     const auto bit = static_cast<std::uint16_t>(1u << options.device->type);
-    const std::uint16_t on = outer_.enabled ? outer_.device_types : std::uint16_t{0};
+    const std::uint16_t on = outer.enabled ? outer.device_types : std::uint16_t{0};
     inner.device_types = static_cast<std::uint16_t>(options.enabled ? on | bit : on & ~bit);
     inner.enabled = inner.device_types != 0;
   } else {
@@ -197,22 +208,29 @@ Autocast::Autocast(const AutocastOptions& options) : outer_(thread_state().autoc
     inner.device_types = 0xffff;
   }
   if (options.enabled) inner.dtype = options.dtype;
-  thread_state().autocast = std::move(inner);
-  enter_region();
+  region_ = detail::open_region(std::move(inner), true);
 }
 
-Autocast::Autocast(const AutocastSnapshot& snapshot) : outer_(thread_state().autocast) {
-  thread_state().autocast = snapshot.state_;
-  enter_region();
+Autocast::Autocast(const AutocastSnapshot& snapshot) {
+  detail::undo_closed();
+  region_ = detail::open_region(snapshot.state_, true);
 }
 
-Autocast::~Autocast() {
-  leave_region();
-  thread_state().autocast = std::move(outer_);
+Autocast::~Autocast() { detail::close_region(region_); }
+
+AutocastSnapshot::AutocastSnapshot() {
+  detail::undo_closed();
+  state_ = thread_state().autocast;
 }
 
-bool is_autocast_enabled() { return thread_state().autocast.enabled; }
-DType autocast_dtype() { return thread_state().autocast.dtype; }
+bool is_autocast_enabled() {
+  detail::undo_closed();
+  return thread_state().autocast.enabled;
+}
+DType autocast_dtype() {
+  detail::undo_closed();
+  return thread_state().autocast.dtype;
+}
 
 std::string Decision::str() const {
   std::vector<const char*> from, to;
@@ -249,28 +267,26 @@ Decision explain(std::string_view op_name, const std::vector<DType>& inputs, con
   }
   if (policy == Policy::banned) return d;
   const Plan plan = plan_for(*op, policy, state.dtype, inputs, false);
-  if (plan.cast) {
-    for (DType& dtype : d.used) {
-      if (eligible(dtype)) dtype = *plan.cast;
-    }
-  }
+  for (std::size_t i = 0; i < inputs.size(); ++i) d.used[i] = used_dtype(*op, plan, i, inputs[i]);
   return d;
 }
 
 ModuleScope::ModuleScope(std::string_view name, const ModulePrecision* precision) : length_(path().size()) {
+  detail::undo_closed();
   std::string& p = path();
   if (!name.empty()) {
     if (!p.empty()) p += '.';
     p += name;
   }
-  AutocastState& state = thread_state().autocast;
+  const AutocastState& state = thread_state().autocast;
   const Overrides* o = overrides_of(state);
   if (o && !o->modules.empty() && !name.empty()) {
     for (auto it = o->modules.rbegin(); it != o->modules.rend(); ++it) {
       if (!detail::path_matches(it->path, p)) continue;
-      outer_ = state;
-      state.enabled = it->enabled;
-      if (it->dtype) state.dtype = *it->dtype;
+      AutocastState inner = state;
+      inner.enabled = it->enabled;
+      if (it->dtype) inner.dtype = *it->dtype;
+      by_path_ = detail::open_region(std::move(inner), false);
       break;
     }
   }
@@ -279,28 +295,26 @@ ModuleScope::ModuleScope(std::string_view name, const ModulePrecision* precision
 
 // What the module was given replaces the region's options, but for what that says of modules by path: of those inside.
 void ModuleScope::enter(const ModulePrecision& precision) {
-  AutocastState& state = thread_state().autocast;
-  if (!outer_) outer_ = state;
-  if (const Overrides* o = overrides_of(state); o && !o->modules.empty()) {
+  AutocastState inner = thread_state().autocast;
+  if (const Overrides* o = overrides_of(inner); o && !o->modules.empty()) {
     auto merged = std::make_shared<Overrides>();
     if (precision.policies) merged->table = static_cast<const Overrides*>(precision.policies.get())->table;
     merged->modules = o->modules;
-    state.overrides = std::move(merged);
+    inner.overrides = std::move(merged);
   } else {
-    state.overrides = precision.policies;
+    inner.overrides = precision.policies;
   }
-  state.enabled = true;
-  state.cache = true;
-  state.dtype = precision.dtype;
-  state.device_types = 0xffff;
-  enter_region();
-  region_ = true;
+  inner.enabled = true;
+  inner.cache = true;
+  inner.dtype = precision.dtype;
+  inner.device_types = 0xffff;
+  precision_ = detail::open_region(std::move(inner), true);
 }
 
 ModuleScope::~ModuleScope() {
-  if (region_) leave_region();
+  detail::close_region(precision_);
+  detail::close_region(by_path_);
   path().resize(length_);
-  if (outer_) thread_state().autocast = std::move(*outer_);
 }
 
 const std::string& module_path() { return path(); }

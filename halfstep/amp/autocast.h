@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -34,11 +35,15 @@ struct AutocastOptions {
   std::vector<ModuleOverride> modules = {};  ///< differences by module path
 };
 
+namespace detail {
+struct Region;
+}
+
 /// The state of a region, to be taken over by another thread.
-class AutocastSnapshot {
+class HS_API AutocastSnapshot {
  public:
   /// What this thread runs under now.
-  AutocastSnapshot() : state_(thread_state().autocast) {}
+  AutocastSnapshot();
 
  private:
   friend class Autocast;
@@ -49,6 +54,10 @@ class AutocastSnapshot {
 /// `dtype`, sensitive ops in float32. Regions nest: the inner one's options hold, overrides of the outer one stay
 /// unless overridden again. Exceptions restore the outer state. Threads start without a region; hand an
 /// AutocastSnapshot over to give them one. Only forward pass and loss belong inside; backward() needs no region.
+///
+/// Guards that go in another order than they came, or on another thread, never leave autocast on: a region that is
+/// closed before one inside it ends together with that, and one closed by another thread ends with the next op of its
+/// own. An error in the log says so.
 ///
 ///     amp::Autocast autocast{{.dtype = f16}};
 ///
@@ -63,8 +72,7 @@ class HS_API Autocast {
   Autocast& operator=(const Autocast&) = delete;
 
  private:
-  void enter();
-  AutocastState outer_;
+  std::shared_ptr<detail::Region> region_;
 };
 
 /// Whether this thread is in a region that is on.
@@ -102,8 +110,8 @@ class HS_API ModuleScope {
   void enter(const ModulePrecision& precision);
 
   std::size_t length_;
-  std::optional<AutocastState> outer_;
-  bool region_ = false;
+  std::shared_ptr<detail::Region> by_path_;    // what the region says of modules by path
+  std::shared_ptr<detail::Region> precision_;  // and the module's own, inside that
 };
 /// Path of the module whose forward runs on this thread, such as `encoder.fc1`; empty outside.
 HS_API const std::string& module_path();

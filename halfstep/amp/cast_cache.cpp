@@ -38,7 +38,17 @@ Tensor same_memory(const Tensor& data) {
   return Tensor(TensorImpl::make(p->storage, p->offset, p->sizes, p->strides, p->dtype));
 }
 
-// A replay reads the copy without asking whether it is good: it is brought up to date before.
+bool is_copy_of(const CastSlot& slot, const Storage& source) {
+  return slot.storage_id == source.id() && slot.contents == source.contents() && !source.address_held();
+}
+
+void note_copy_of(CastSlot& slot, const Storage& source) {
+  slot.storage_id = source.id();
+  slot.contents = source.contents();
+}
+
+// A replay reads the copy without asking whether it is good: it is brought up to date before. Nobody else writes while
+// it runs, so that once is enough, whoever holds an address.
 void refresh_before(KernelRecorder& recorder, const Tensor& source, const Tensor& copy) {
   recorder.uses(source);
   recorder.manage(copy);  // a count more on its memory would keep the optimizer from writing it
@@ -46,10 +56,10 @@ void refresh_before(KernelRecorder& recorder, const Tensor& source, const Tensor
     CastSlot& slot = slot_of(source);
     std::lock_guard lock(slot.mutex);
     if (!slot.data.is_same(copy) || slot.storage_id != source.storage()->id()) return false;
-    if (slot.version == source.version()) return true;
+    if (is_copy_of(slot, *source.storage())) return true;
     Tensor to = copy;
     copy_unrecorded(to, source);
-    slot.version = source.version();
+    note_copy_of(slot, *source.storage());
     return true;
   });
 }
@@ -67,24 +77,22 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
   Region& here = region();
   const ThreadState& state = thread_state();
   const bool cacheable = here.depth > 0 && state.autocast.cache && p->dtype == DType::f32 && p->requires_grad &&
-                         !p->base && source.is_leaf();
+                         !p->base && source.is_leaf() && !p->storage->address_held();
   if (!cacheable) {
     ++cast_stats().casts;
     return cast(source, dtype);
   }
   CastSlot& slot = slot_of(source);
   std::lock_guard lock(slot.mutex);
-  const bool fresh = slot.data.defined() && slot.data.dtype() == dtype && slot.storage_id == p->storage->id() &&
-                     slot.version == p->storage->version();
+  const bool fresh = slot.data.defined() && slot.data.dtype() == dtype && is_copy_of(slot, *p->storage);
   if (fresh && slot.region == here.id && slot.recorded.defined() &&
       (!state.grad_enabled || slot.recorded.requires_grad())) {
     ++cast_stats().reused;
     return slot.recorded;
   }
   if (!fresh) {
+    note_copy_of(slot, *p->storage);  // before it is read: who is given the address now is noticed at the next use
     slot.data = cast_unrecorded(source, dtype);
-    slot.storage_id = p->storage->id();
-    slot.version = p->storage->version();
     ++cast_stats().casts;
   } else {
     ++cast_stats().reused;
@@ -107,6 +115,8 @@ void enter_region() {
   Region& here = region();
   if (here.depth++ == 0) here.id = next_region();
 }
+
+bool in_region() { return region().depth > 0; }
 
 void leave_region() {
   Region& here = region();
@@ -134,9 +144,11 @@ Tensor kept_copy(const Tensor& parameter) {
   if (!meta || !meta->cast) return {};
   CastSlot& slot = *meta->cast;
   std::lock_guard lock(slot.mutex);
-  if (!slot.kept || !slot.data.defined() || slot.storage_id != parameter.storage()->id()) return {};
-  if (slot.data.storage()->use_count() != 1 || slot.data.strides() != parameter.strides()) {
-    // A graph or a region still reads the old values: the next use casts anew.
+  if (!slot.kept || !slot.data.defined()) return {};
+  if (!is_copy_of(slot, *parameter.storage()) || slot.data.storage()->use_count() != 1 ||
+      slot.data.strides() != parameter.strides()) {
+    // A step that isn't made leaves the copy as it is, so it must be good before; and a graph or a region may still
+    // read the old values. The next use casts anew.
     slot.data = Tensor();
     return {};
   }
@@ -146,7 +158,7 @@ Tensor kept_copy(const Tensor& parameter) {
 void copy_written(const Tensor& parameter) {
   CastSlot& slot = slot_of(parameter);
   std::lock_guard lock(slot.mutex);
-  slot.version = parameter.version();
+  note_copy_of(slot, *parameter.storage());
   if (slot.data.defined()) slot.data.storage()->bump_version();
 }
 

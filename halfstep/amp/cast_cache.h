@@ -1,27 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 16-bit copies of parameters. Inside a region, all uses of a parameter share one cast: one copy, one node in the
-// graph, whose gradients add up in float32. A copy is good for one storage and version, so an in-place change makes a
-// new one. When the outermost region ends the copies are dropped, but for those that an optimizer keeps: it rewrites
-// them in the pass that updates the parameter, and the next forward pass finds them ready.
+// graph, whose gradients add up in float32. A copy is good for one storage and its contents, so an in-place change
+// makes a new one. Where somebody holds the parameter's address (Storage::address_held()), who can write without a
+// word, each use makes a copy of its own. When the outermost region ends the copies are dropped, but for those that an
+// optimizer keeps: it rewrites them in the pass that updates the parameter, and the next forward pass finds them ready.
 #pragma once
 
 #include "halfstep/core/tensor.h"
 
 namespace halfstep::amp {
 
-/// `source` in `dtype`: through the cache for a float32 leaf that requires grad, else a cast of its own. Recorded as
-/// the thread's mode says.
+/// `source` in `dtype`: through the cache for a float32 leaf that requires grad and whose address nobody holds, else a
+/// cast of its own. Recorded as the thread's mode says.
 HS_API Tensor cached_cast(const Tensor& source, DType dtype);
 /// Called as regions open and close on this thread.
 void enter_region();
 void leave_region();
+/// Whether this thread is inside one, on or off.
+HS_API bool in_region();
 
 /// From now on the 16-bit copy of this parameter outlives regions; its optimizer rewrites it at each step.
 HS_API void keep_copy(const Tensor& parameter, bool keep);
 /// The kept copy of a parameter for its optimizer to write: memory of its own with the parameter's layout, or undefined
-/// when there is none (it was never cast) or someone's graph still holds it. Call copy_written() afterwards.
+/// when there is none (it was never cast), it is out of date or may be at any time, or someone's graph still holds it.
+/// Call copy_written() afterwards, also when the step leaves both as they were.
 HS_API Tensor kept_copy(const Tensor& parameter);
-/// The copy now holds the parameter's present version.
+/// The copy now holds the parameter's present contents.
 HS_API void copy_written(const Tensor& parameter);
 
 /// How many casts this thread's cached_cast made, and how many uses found one ready; for tests and statistics.

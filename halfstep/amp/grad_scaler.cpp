@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/amp/grad_scaler.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
-#include <unordered_map>
-#include <unordered_set>
+#include <map>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -26,7 +27,13 @@ const KernelTable& check_kernels() {
   static const KernelTable& table = kernel_table("amp_check");
   return table;
 }
+using Misuse = ScalerError::Kind;
 enum class Stage { ready, unscaled, stepped };
+
+template <class... Args>
+[[noreturn, gnu::cold]] void misuse(Misuse kind, fmt::format_string<Args...> format, Args&&... args) {
+  throw ScalerError(kind, fmt::vformat(format, fmt::make_format_args(args...)));
+}
 
 // What the scaler knows of one optimizer since the last update.
 struct OptimizerState {
@@ -40,6 +47,44 @@ struct OptimizerState {
 std::string parameter_name(const NamedTensor& p, std::size_t index) {
   if (!p.name.empty()) return p.name;
   return fmt::format("parameter {} {}", index, p.tensor.sizes().str());
+}
+
+// Where a gradient begins: two that do so at one place are one, whoever else has other parts of the same memory.
+using Place = std::pair<std::uint64_t, std::int64_t>;  // of a storage, by its number, and the offset in bytes
+
+Place place_of(const Tensor& gradient) {
+  return {gradient.storage()->id(), gradient.storage_offset() * static_cast<std::int64_t>(gradient.item_size())};
+}
+
+// What overflowed in a step: names of parameters, to be read only when they are wanted.
+struct Findings {
+  Tensor per_parameter;
+  std::shared_ptr<const std::vector<std::string>> names;
+
+  std::vector<std::string> overflows() const {
+    std::vector<std::string> result;
+    const auto flags = per_parameter.to_vector<float>();
+    for (std::size_t i = 0; i < flags.size(); ++i) {
+      if (flags[i] != 0) result.push_back((*names)[i]);
+    }
+    return result;
+  }
+};
+
+std::string describe(const std::vector<Findings>& all) {
+  constexpr std::size_t kSaid = 3;
+  std::vector<std::string> names;
+  for (const Findings& f : all) {
+    for (std::string& name : f.overflows()) names.push_back(std::move(name));
+  }
+  const std::size_t said = std::min(names.size(), kSaid), more = names.size() - said;
+  names.resize(said);
+  return fmt::format("{}{}", fmt::join(names, ", "), more ? fmt::format(" and {} more", more) : "");
+}
+
+std::uint64_t next_serial() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 LossScaleRules rules_of(const GradScalerOptions& o) {
@@ -75,11 +120,35 @@ Tensor magnitude_bounds(const std::vector<Tensor>& gradients, Device device) {
     });
   }
   std::vector<double> known;
-  for (const Tensor& t : gradients) known.push_back(static_cast<double>(t.storage()->magnitude_bound()));
+  for (const Tensor& t : gradients) {
+    const Storage& s = *t.storage();
+    known.push_back(
+        static_cast<double>(s.address_held() ? std::numeric_limits<float>::infinity() : s.magnitude_bound()));
+  }
   return tensor(known, {count}, {.device = device});
 }
 
+// A disabled scaler has no use for them, whatever they are.
+LossScalePolicy policy_of(const GradScalerOptions& o) {
+  if (o.enabled) return LossScalePolicy(rules_of(o));
+  try {
+    return LossScalePolicy(rules_of(o));
+  } catch (const AmpError&) {
+    return LossScalePolicy::torch();
+  }
+}
+
 }  // namespace
+
+Steppable::Steppable() : serial_(next_serial()) {}
+Steppable& Steppable::operator=(const Steppable& other) {
+  if (this != &other) serial_ = next_serial();
+  return *this;
+}
+Steppable& Steppable::operator=(Steppable&& other) noexcept {
+  if (this != &other) serial_ = std::exchange(other.serial_, next_serial());
+  return *this;
+}
 
 struct GradScaler::Impl {
   Impl(const GradScalerOptions& o, const LossScalePolicy& policy) : options(o), scale(policy) {}
@@ -90,9 +159,9 @@ struct GradScaler::Impl {
   }
 
   GradScalerOptions options;
-  LossScale scale;  // on the device, from the first use on
-  std::unordered_map<const Steppable*, OptimizerState> optimizers;
-  std::unordered_set<std::uint64_t> unscaled;  // storages of gradients that were, since the last update
+  LossScale scale;                                     // on the device, from the first use on
+  std::map<std::uint64_t, OptimizerState> optimizers;  // by their serial numbers
+  std::map<Place, std::string> unscaled;               // gradients that were, since the last update, and whose they are
 
   void start(Device device) {
     if (scale.started()) return;
@@ -101,20 +170,27 @@ struct GradScaler::Impl {
   }
   const Tensor& started(const char* call) const {
     if (!scale.started()) {
-      fail<AmpError>("{}: the scaler has not been used yet; expected scaler.scale(loss).backward() before", call);
+      misuse(Misuse::not_started, "{}: the scaler has not been used yet; expected scaler.scale(loss).backward() before",
+             call);
     }
     return scale.tensor();
   }
   // The options that may be changed later, when they make sense.
   void change(double growth_factor, double backoff_factor, int growth_interval) {
-    LossScaleRules rules = scale.policy().rules();
-    rules.growth_factor = growth_factor;
-    rules.backoff_factor = backoff_factor;
-    rules.growth_interval = growth_interval;
-    scale.set_policy(LossScalePolicy(rules));
+    if (options.enabled) {
+      LossScaleRules rules = scale.policy().rules();
+      rules.growth_factor = growth_factor;
+      rules.backoff_factor = backoff_factor;
+      rules.growth_interval = growth_interval;
+      scale.set_policy(LossScalePolicy(rules));
+    }
     options.growth_factor = growth_factor;
     options.backoff_factor = backoff_factor;
     options.growth_interval = growth_interval;
+  }
+
+  void note_unscaled(const Tensor& gradient, const std::string& name) {
+    unscaled.insert_or_assign(place_of(gradient), name);
   }
 
   struct Gradients {
@@ -128,8 +204,7 @@ struct GradScaler::Impl {
   void check(Steppable& optimizer, OptimizerState& state, const char* call);
 };
 
-GradScaler::GradScaler(const GradScalerOptions& options)
-    : impl_(std::make_unique<Impl>(options, LossScalePolicy(rules_of(options)))) {}
+GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options, policy_of(options))) {}
 GradScaler::GradScaler(const LossScalePolicy& policy)
     : impl_(std::make_unique<Impl>(options_of(policy.rules()), policy)) {}
 GradScaler::~GradScaler() = default;
@@ -166,19 +241,19 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, Optim
     names->push_back(parameter_name(p, i));
     check_floating(gradient, call);
     // Whatever was done to it since, such as clipping.
-    if (unscaled.contains(gradient.storage()->id())) {
-      fail<AmpError>(
-          "{}: the gradient of {} was unscaled already since the last update: two optimizers share this parameter; let "
-          "only one of them have it",
-          call, names->back());
+    if (const auto known = unscaled.find(place_of(gradient)); known != unscaled.end() && gradient.numel() != 0) {
+      misuse(Misuse::shared_gradient,
+             "{}: the gradient of {} was unscaled already since the last update, as that of {}: two optimizers share "
+             "this parameter; let only one of them have it",
+             call, names->back(), known->second);
     }
     if (!gradient.is_contiguous(MemoryFormat::preserve)) gradient = gradient.contiguous();
     result.dense.push_back(std::move(gradient));
     result.owners.push_back(&p);
   }
   if (result.dense.empty()) {
-    fail<AmpError>("{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before",
-                   call);
+    misuse(Misuse::no_gradients,
+           "{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before", call);
   }
   const Device device = result.dense[0].device();
   state.found = zeros({}, {.dtype = f32, .device = device});
@@ -205,7 +280,7 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
     to[i].storage()->bump_version();
     const Tensor& owner = gradients.owners[i]->tensor;
     if (!owner.grad().is_same(to[i])) owner.set_grad(to[i]);
-    unscaled.insert(to[i].storage()->id());
+    note_unscaled(to[i], (*state.names)[i]);
   }
   state.stage = Stage::unscaled;
 }
@@ -227,17 +302,24 @@ Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options)
   Impl& s = *impl_;
   if (!s.options.enabled) return {};
   s.started("unscale_");
-  const auto known = s.optimizers.find(&optimizer);
+  const auto known = s.optimizers.find(optimizer.serial());
   const Stage stage = known == s.optimizers.end() ? Stage::ready : known->second.stage;
   if (stage == Stage::unscaled) {
-    fail<AmpError>(
-        "unscale_: called already for this optimizer since the last update(); gradients would be divided twice");
+    misuse(Misuse::called_twice,
+           "unscale_: called already for this optimizer since the last update(); gradients would be divided twice");
   }
-  if (stage == Stage::stepped) fail<AmpError>("unscale_: called after step() for this optimizer; call update() first");
+  if (stage == Stage::stepped) {
+    misuse(Misuse::called_after_step, "unscale_: called after step() for this optimizer; call update() first");
+  }
+  const NamedTensors& parameters = optimizer.named_parameters();
+  if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.grad().defined(); })) {
+    // There is nothing to divide. A step of this optimizer would be a mistake; that this was called is none.
+    return options.norm ? zeros({}, {.dtype = f32, .device = s.scale.tensor().device()}) : Tensor();
+  }
   OptimizerState fresh;
   s.unscale(optimizer, fresh, options.norm, "unscale_");
   const Tensor norm = fresh.norm;
-  s.optimizers[&optimizer] = std::move(fresh);
+  s.optimizers[optimizer.serial()] = std::move(fresh);
   return norm;
 }
 
@@ -249,9 +331,10 @@ StepResult GradScaler::step(Steppable& optimizer) {
     return result;
   }
   OptimizerState state;
-  if (const auto known = s.optimizers.find(&optimizer); known != s.optimizers.end()) state = known->second;
+  if (const auto known = s.optimizers.find(optimizer.serial()); known != s.optimizers.end()) state = known->second;
   if (state.stage == Stage::stepped) {
-    fail<AmpError>("step: called already for this optimizer since the last update(); call update() once a step");
+    misuse(Misuse::called_twice,
+           "step: called already for this optimizer since the last update(); call update() once a step");
   }
   if (state.stage == Stage::unscaled) {
     optimizer.step_unless(state.found, {});
@@ -260,19 +343,20 @@ StepResult GradScaler::step(Steppable& optimizer) {
     // a step that fails here.
     s.check(optimizer, state, "step");
     optimizer.step_unless(state.found, s.scale.tensor());
-    for (const NamedTensor& p : optimizer.named_parameters()) {
-      if (const Tensor g = p.tensor.grad(); g.defined()) s.unscaled.insert(g.storage()->id());
+    for (std::size_t i = 0; const NamedTensor& p : optimizer.named_parameters()) {
+      if (const Tensor g = p.tensor.grad(); g.defined()) s.note_unscaled(g, parameter_name(p, i));
+      ++i;
     }
   } else {
     s.unscale(optimizer, state, false, "step");
-    s.optimizers[&optimizer] = state;  // Unscaled once, whatever becomes of the step.
+    s.optimizers[optimizer.serial()] = state;  // Unscaled once, whatever becomes of the step.
     optimizer.step_unless(state.found, {});
   }
   state.stage = Stage::stepped;
   result.found_ = state.found;
   result.per_parameter_ = state.per_parameter;
   result.names_ = state.names;
-  s.optimizers[&optimizer] = std::move(state);
+  s.optimizers[optimizer.serial()] = std::move(state);
   return result;
 }
 
@@ -283,8 +367,9 @@ StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>&
     result.loss_ = optimizer.step_closure(closure);
     return result;
   }
-  if (s.optimizers.contains(&optimizer)) {
-    fail<AmpError>("step: with a closure, unscale_() and step() must not have been called since the last update()");
+  if (s.optimizers.contains(optimizer.serial())) {
+    misuse(Misuse::called_twice,
+           "step: with a closure, unscale_() and step() must not have been called since the last update()");
   }
   struct Overflow {};
   const NamedTensors& parameters = optimizer.named_parameters();
@@ -318,7 +403,7 @@ StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>&
   result.found_ = state.found;
   result.per_parameter_ = state.per_parameter;
   result.names_ = state.names;
-  s.optimizers[&optimizer] = std::move(state);
+  s.optimizers[optimizer.serial()] = std::move(state);
   return result;
 }
 
@@ -327,13 +412,19 @@ void GradScaler::update() {
   if (!s.options.enabled) return;
   s.started("update");
   if (s.optimizers.empty()) {
-    fail<AmpError>("update: no step() or unscale_() since the last update()");
+    misuse(Misuse::nothing_to_update, "update: no step() or unscale_() found gradients since the last update()");
   }
   std::vector<Tensor> found;
-  for (const auto& [optimizer, state] : s.optimizers) found.push_back(state.found);
+  std::vector<Findings> findings;
+  for (const auto& [optimizer, state] : s.optimizers) {
+    found.push_back(state.found);
+    findings.push_back({state.per_parameter, state.names});
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->keep(state.per_parameter);
+  }
   s.optimizers.clear();
   s.unscaled.clear();
-  s.scale.update(found);
+  s.scale.update(found, [findings = std::move(findings)] { return describe(findings); });
 }
 
 void GradScaler::update(double new_scale) {
@@ -377,11 +468,11 @@ void GradScaler::load_state_dict(const std::map<std::string, double>& state) {
   Impl& s = *impl_;
   if (!s.options.enabled) return;
   if (state.empty()) {
-    fail<AmpError>("grad_scaler: the state is empty; it was probably saved by a disabled scaler");
+    misuse(Misuse::bad_state, "grad_scaler: the state is empty; it was probably saved by a disabled scaler");
   }
   const auto get = [&](const char* key) {
     const auto it = state.find(key);
-    if (it == state.end()) fail<AmpError>("grad_scaler: the state has no '{}'", key);
+    if (it == state.end()) misuse(Misuse::bad_state, "grad_scaler: the state has no '{}'", key);
     return it->second;
   };
   const double growth = get("growth_factor"), backoff = get("backoff_factor"), interval = get("growth_interval");
@@ -409,11 +500,7 @@ std::string StepResult::first_overflow() const {
 std::vector<std::string> StepResult::overflows() const {
   std::vector<std::string> result;
   if (!per_parameter_.defined() || ran()) return result;
-  const auto flags = per_parameter_.to_vector<float>();
-  for (std::size_t i = 0; i < flags.size(); ++i) {
-    if (flags[i] != 0) result.push_back((*names_)[i]);
-  }
-  return result;
+  return Findings{per_parameter_, names_}.overflows();
 }
 
 }  // namespace halfstep::amp

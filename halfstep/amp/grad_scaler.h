@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "halfstep/amp/loss_scale.h"
@@ -13,10 +15,37 @@
 
 namespace halfstep::amp {
 
+/// Misuse of a GradScaler, by its kind.
+class HS_API ScalerError : public AmpError {
+ public:
+  enum class Kind {
+    not_started,        ///< no scale() before
+    called_twice,       ///< unscale_() or step() a second time for an optimizer since the last update()
+    called_after_step,  ///< unscale_() after step()
+    no_gradients,       ///< step() of an optimizer none of whose parameters has a gradient
+    shared_gradient,    ///< a gradient that another optimizer unscaled already
+    nothing_to_update,  ///< update() without a step() or unscale_() that found gradients
+    bad_state,          ///< load_state_dict() of a state that doesn't fit
+  };
+  ScalerError(Kind kind, const std::string& what) : AmpError(what), kind_(kind) {}
+  Kind kind() const { return kind_; }
+
+ private:
+  Kind kind_;
+};
+
 /// What a scaler needs of an optimizer; optim::Optimizer is one.
 class HS_API Steppable {
  public:
+  Steppable();
+  /// A copy is another optimizer; one that moves stays the one it is.
+  Steppable(const Steppable&) : Steppable() {}
+  Steppable(Steppable&& other) noexcept : Steppable() { std::swap(serial_, other.serial_); }
+  Steppable& operator=(const Steppable&);
+  Steppable& operator=(Steppable&& other) noexcept;
   virtual ~Steppable() = default;
+  /// A number that no other optimizer of this run has had: addresses come back, these don't.
+  std::uint64_t serial() const { return serial_; }
   /// All parameters of all groups, with their names.
   virtual const NamedTensors& named_parameters() const = 0;
   /// Updates the parameters from their grad(), but leaves them and all state as they are where `found_inf` (f32, one
@@ -29,6 +58,9 @@ class HS_API Steppable {
   virtual bool unscales() const { return false; }
   /// One step of an optimizer that evaluates the loss itself. The others throw Error.
   virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
+
+ private:
+  std::uint64_t serial_;
 };
 
 /// Options of GradScaler; the defaults are PyTorch's. For scales that move in other ways, a GradScaler is made from a
@@ -40,11 +72,13 @@ struct GradScalerOptions {
   int growth_interval = 2000;   ///< steps in a row without overflow before the scale grows
   bool enabled = true;          ///< false: every call passes through
   bool dynamic = true;          ///< false: the scale stays, overflowing steps are still skipped
-  double floor = 0;             ///< the scale never falls below this; reaching it is said in the log, loudly
-  double cap = 0;               ///< the scale never grows above this; 0: the largest finite float
+  double floor = 0;  ///< the scale never falls below this (0: 2^-126); reaching it is said in the log, loudly
+  double cap = 0;    ///< the scale never grows above this; 0: the largest finite float
 };
 
-/// What became of a step. Reading it waits for the device; nothing in the library reads it.
+/// What became of a step. Reading it waits for the device. Scaler, clipping, optimizers and averages leave it there;
+/// what reads it is optim::Schedule::step(result), which counts steps that ran, and the command line's training loop,
+/// which logs them.
 class HS_API StepResult {
  public:
   StepResult() = default;
@@ -83,7 +117,7 @@ struct UnscaleOptions {
 ///     scaler.update();
 class HS_API GradScaler {
  public:
-  /// Throws AmpError for factors and scales that make no sense.
+  /// Throws AmpError for factors and scales that make no sense. A disabled scaler doesn't look at them.
   explicit GradScaler(const GradScalerOptions& options = {});
   /// With a scale that follows `policy`: MindSpore's, Megatron's, a fixed one...
   explicit GradScaler(const LossScalePolicy& policy);
@@ -96,24 +130,24 @@ class HS_API GradScaler {
   std::vector<Tensor> scale(const std::vector<Tensor>& losses);
   /// Divides the gradients of the optimizer's parameters by the scale, in one pass that also notes those that aren't
   /// finite. For clipping before step(), which calls it otherwise. f16 gradients become f32 ones, since an unscaled
-  /// value may not fit f16. Returns the norm when asked for, else undefined. Throws AmpError when called twice before
-  /// update() or after step().
+  /// value may not fit f16. Returns the norm when asked for, else undefined. Where no parameter has a gradient it does
+  /// nothing (the norm is 0), and step() says so. Throws ScalerError when called twice before update() or after step().
   Tensor unscale_(Steppable& optimizer, const UnscaleOptions& options = {});
-  /// The optimizer's step, unless a gradient isn't finite. Throws AmpError when called twice before update(), or when
-  /// there are no gradients.
+  /// The optimizer's step, unless a gradient isn't finite. Throws ScalerError when called twice before update(), or
+  /// when there are no gradients.
   StepResult step(Steppable& optimizer);
   /// For optimizers that evaluate the loss several times (LBFGS): `closure` zeroes gradients, computes the loss, calls
   /// backward on scale(loss) and returns the unscaled loss. When an evaluation overflows, the parameters go back to
   /// where they were and the step counts as skipped.
   StepResult step(Steppable& optimizer, const std::function<Tensor()>& closure);
-  /// Adapts the scale to what the steps since the last update found. Throws AmpError when there were none, and on the
-  /// CPU when overflows went beyond the policy's limits.
+  /// Adapts the scale to what the steps since the last update found. Throws ScalerError when there were none, and on
+  /// the CPU OverflowError when overflows went beyond the policy's limits.
   void update();
   /// Sets the scale instead (above 0); the growth count stays.
   void update(double new_scale);
 
-  /// The scale now (1 when disabled). Waits for the device. Throws AmpError when overflows went beyond the policy's
-  /// limits.
+  /// The scale now (1 when disabled). Waits for the device. Throws OverflowError when overflows went beyond the
+  /// policy's limits.
   double get_scale() const;
   /// The scale as a tensor on the device; undefined before the first scale() and when disabled.
   Tensor scale_tensor() const;
@@ -128,10 +162,11 @@ class HS_API GradScaler {
   void set_backoff_factor(double value);
   void set_growth_interval(int value);
 
-  /// `scale`, `growth_factor`, `backoff_factor`, `growth_interval`, `growth_tracker`, and what else the policy counts
-  /// (see LossScale::state_dict); empty when disabled. To be taken after update().
+  /// PyTorch's keys `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, and what else
+  /// the policy counts (see LossScale::state_dict); empty when disabled. To be taken after update().
   std::map<std::string, double> state_dict() const;
-  /// Throws AmpError for an empty or incomplete state. A disabled scaler ignores it.
+  /// Throws ScalerError for an empty or incomplete state, AmpError for one whose numbers make no sense. A disabled
+  /// scaler ignores it.
   void load_state_dict(const std::map<std::string, double>& state);
 
  private:

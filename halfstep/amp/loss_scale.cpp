@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/amp/loss_scale.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -15,6 +17,18 @@
 
 namespace halfstep::amp {
 namespace {
+
+// The smallest normal float. Below, a scale loses digits, and from 2^-128 on its inverse is infinite: 0 / 0 is NaN, so
+// that no gradient is finite any more and no step would ever be made again.
+constexpr float kLeastScale = std::numeric_limits<float>::min();
+// Overflows in a row that a scale which is merely too large explains; with more, something else is wrong. From 65536 on
+// the scale is then below 1.
+constexpr int kManyInARow = 20;
+
+constexpr const char* kGrowthKey = "_growth_tracker";    // PyTorch's
+constexpr const char* kOldGrowthKey = "growth_tracker";  // of earlier versions' files
+
+float floor_of(const LossScaleRules& r) { return std::max(static_cast<float>(r.floor), kLeastScale); }
 
 const KernelTable& update_kernels() {
   static const KernelTable& table = kernel_table("amp_update_scale");
@@ -40,6 +54,9 @@ void check(const LossScaleRules& r) {
   }
   if (!(r.floor >= 0) || !(r.cap >= 0) || (r.cap > 0 && r.cap < r.floor)) {
     fail<AmpError>("loss_scale: expected 0 <= floor <= cap, got {} and {}", r.floor, r.cap);
+  }
+  if (r.init_scale < r.floor) {
+    fail<AmpError>("loss_scale: expected a first scale of at least the floor, {}, got {}", r.floor, r.init_scale);
   }
   if (r.hysteresis < 1) fail<AmpError>("loss_scale: expected a hysteresis of at least 1, got {}", r.hysteresis);
   if (r.overflow_limit < 0) {
@@ -116,7 +133,10 @@ LossScalePolicy LossScalePolicy::megatron(const MegatronScale& o) {
 }
 
 LossScale::LossScale(const LossScalePolicy& policy)
-    : policy_(policy), first_scale_(policy.rules().init_scale), first_counters_(fresh_counters(policy.rules())) {}
+    : policy_(policy),
+      first_scale_(policy.rules().init_scale),
+      first_counters_(fresh_counters(policy.rules())),
+      next_row_(kManyInARow) {}
 
 void LossScale::start(Device device) {
   if (started()) return;
@@ -131,7 +151,7 @@ void LossScale::set_policy(const LossScalePolicy& policy) {
   ++capture_generation();
 }
 
-void LossScale::update(const std::vector<Tensor>& found) {
+void LossScale::update(const std::vector<Tensor>& found, std::function<std::string()> culprits) {
   if (!started()) fail<AmpError>("loss_scale: update() before anything was scaled");
   for (const Tensor& t : found) {
     check_defined(t, "loss_scale", "what the step found");
@@ -151,7 +171,7 @@ void LossScale::update(const std::vector<Tensor>& found) {
       .growth_interval = r.growth_interval,
       .hysteresis = r.hysteresis,
       .restart = r.late_growth ? -1 : 0,
-      .floor = static_cast<float>(r.floor),
+      .floor = floor_of(r),
       .cap = r.cap > 0 ? static_cast<float>(r.cap) : std::numeric_limits<float>::max(),
       .refill_on_good_step = r.refill_on_good_step,
   };
@@ -160,36 +180,53 @@ void LossScale::update(const std::vector<Tensor>& found) {
   counters_.storage()->bump_version();
   // On the CPU the counters lie here: no wait, and nothing of the step depends on them. Elsewhere looking would make
   // the host wait; it is done when somebody reads the scale.
-  if (!scale_.device().is_cpu()) return;
+  if (!scale_.device().is_cpu()) {
+    culprits_ = std::move(culprits);
+    return;
+  }
   const auto* counters = static_cast<const int*>(counters_.impl()->data());
-  look(counters);
+  const auto* scale = static_cast<const float*>(scale_.impl()->data());
   if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
-    recorder->host([this, counters] { look(counters); });
+    recorder->host([this, counters, scale, culprits] { look(counters, *scale, culprits); });
+  const CapturePause pause;  // what overflowed is read only to be said
+  look(counters, *scale, culprits);
 }
 
 // The log and the errors of a policy with limits.
-void LossScale::look(const int* counters) const {
+void LossScale::look(const int* counters, float scale, const std::function<std::string()>& culprits) const {
   const LossScaleRules& r = policy_.rules();
+  const auto what = [&] {
+    const std::string names = culprits ? culprits() : std::string();
+    return names.empty() ? names : ", last in " + names;
+  };
+  const int at_floor = counters[scale_counter::kAtFloor], in_a_row = counters[scale_counter::kInARow];
+  if (in_a_row < kManyInARow) next_row_ = kManyInARow;
   // The first time, and again when it has happened twice as often: not a line a step.
-  if (const int times = counters[scale_counter::kAtFloor]; r.floor > 0 && times >= next_told_) {
-    next_told_ = 2 * times;
-    log(LogLevel::warning, fmt::format("loss_scale: the loss scale is at its floor of {} and gradients still overflow "
-                                       "({} so far); the loss or the "
-                                       "model produces values that 16 bits can't hold",
-                                       r.floor, times));
+  if (at_floor >= next_told_) {
+    next_told_ = 2 * at_floor;
+    log(LogLevel::warning,
+        fmt::format("loss_scale: the loss scale is at its floor of {} and gradients still overflow ({} so far){}; the "
+                    "loss or the model produces values that 16 bits can't hold",
+                    floor_of(r), at_floor, what()));
+  } else if (in_a_row >= next_row_) {
+    next_row_ = 2 * in_a_row;
+    log(LogLevel::warning,
+        fmt::format(
+            "loss_scale: gradients overflowed in {} steps in a row, and the loss scale is down to {}{}; is there "
+            "an infinity or NaN in the data or the weights?",
+            in_a_row, scale, what()));
   }
   if (r.error_at_floor && counters[scale_counter::kStuck] > 0) {
-    fail<AmpError>(
-        "loss_scale: gradients overflow although the loss scale is at its floor of {}; expected a loss and a model "
-        "whose "
-        "values 16 bits can hold",
-        r.floor);
+    fail<OverflowError>(
+        "loss_scale: gradients overflow although the loss scale is at its floor of {}{}; expected a loss and a model "
+        "whose values 16 bits can hold",
+        r.floor, what());
   }
-  if (r.overflow_limit > 0 && counters[scale_counter::kInARow] > r.overflow_limit) {
-    fail<AmpError>(
-        "loss_scale: expected at most {} overflows in a row, got {}; is there an infinity or NaN in the data or the "
+  if (r.overflow_limit > 0 && in_a_row > r.overflow_limit) {
+    fail<OverflowError>(
+        "loss_scale: expected at most {} overflows in a row, got {}{}; is there an infinity or NaN in the data or the "
         "weights?",
-        r.overflow_limit, counters[scale_counter::kInARow]);
+        r.overflow_limit, in_a_row, what());
   }
 }
 
@@ -202,8 +239,10 @@ std::vector<int> LossScale::counters() const {
 double LossScale::value() const {
   if (!started()) return first_scale_;
   const LossScaleRules& r = policy_.rules();
-  if (r.floor > 0 || r.overflow_limit > 0) look(counters().data());
-  return static_cast<double>(scale_.item<float>());
+  const float now = scale_.item<float>();
+  // The counters are a second wait: they matter where there are limits, or where the scale has fallen far.
+  if (r.dynamic && (r.floor > 0 || r.overflow_limit > 0 || now < 1)) look(counters().data(), now, culprits_);
+  return static_cast<double>(now);
 }
 
 void LossScale::set(double scale) {
@@ -220,7 +259,7 @@ int LossScale::overflows_in_a_row() const { return counters()[scale_counter::kIn
 std::map<std::string, double> LossScale::state_dict() const {
   const LossScaleRules& r = policy_.rules();
   const std::vector<int> now = counters();
-  std::map<std::string, double> state{{"scale", value()}, {"growth_tracker", now[scale_counter::kGrowth]}};
+  std::map<std::string, double> state{{"scale", value()}, {kGrowthKey, now[scale_counter::kGrowth]}};
   if (r.hysteresis > 1) state["hysteresis_used"] = now[scale_counter::kUsed];
   if (r.overflow_limit > 0) state["overflows_in_a_row"] = now[scale_counter::kInARow];
   return state;
@@ -242,8 +281,8 @@ void LossScale::load_state_dict(const std::map<std::string, double>& state) {
   const double scale = get("scale");
   check_scale(scale);
   std::vector<int> counters(scale_counter::kCount);
-  counters[scale_counter::kGrowth] =
-      whole("growth_tracker", get("growth_tracker"), policy_.rules().late_growth ? -1 : 0);
+  const char* const growth = state.contains(kOldGrowthKey) && !state.contains(kGrowthKey) ? kOldGrowthKey : kGrowthKey;
+  counters[scale_counter::kGrowth] = whole(growth, get(growth), policy_.rules().late_growth ? -1 : 0);
   // States of policies that don't count these have none.
   const auto optional = [&](const char* key) { return state.contains(key) ? whole(key, get(key), 0) : 0; };
   counters[scale_counter::kUsed] = std::min(optional("hysteresis_used"), policy_.rules().hysteresis);
@@ -251,6 +290,7 @@ void LossScale::load_state_dict(const std::map<std::string, double>& state) {
   first_scale_ = scale;
   first_counters_ = counters;
   next_told_ = 1;
+  next_row_ = kManyInARow;
   if (!started()) return;
   const NoGrad no_grad;
   scale_.fill_(scale);

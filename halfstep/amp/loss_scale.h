@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "halfstep/core/error.h"
 #include "halfstep/core/tensor.h"
 
 namespace halfstep::amp {
+
+/// Gradients overflowed beyond what the scale's policy allows (error_at_floor, overflow_limit).
+class HS_API OverflowError : public AmpError {
+ public:
+  using AmpError::AmpError;
+};
 
 /// All that a loss scale may do, for a policy that no maker of LossScalePolicy gives. The defaults are PyTorch's.
 struct LossScaleRules {
@@ -16,13 +24,14 @@ struct LossScaleRules {
   double growth_factor = 2;          ///< above 1
   double backoff_factor = 0.5;       ///< between 0 and 1
   int growth_interval = 2000;        ///< good steps in a row before the scale grows
-  double floor = 0;                  ///< the scale never falls below this; overflows there are said in the log
+  double floor = 0;                  ///< the scale never falls below this, and never below 2^-126, where its inverse
+                                     ///< is still a number; overflows there are said in the log
   double cap = 0;                    ///< the scale never grows above this; 0: the largest finite float
   int hysteresis = 1;                ///< the scale falls with this overflow since the hysteresis was last whole
   bool refill_on_good_step = false;  ///< any good step makes the hysteresis whole; false: only growth does
   bool late_growth = false;          ///< one good step more is waited for at the start and after an overflow
-  bool error_at_floor = false;       ///< an overflow that finds the scale at its floor is an AmpError
-  int overflow_limit = 0;            ///< more overflows in a row than this are an AmpError; 0: no limit
+  bool error_at_floor = false;       ///< an overflow that finds the scale at its floor is an OverflowError
+  int overflow_limit = 0;            ///< more overflows in a row than this are an OverflowError; 0: no limit
 };
 
 /// How PyTorch's scale moves, see LossScalePolicy::torch.
@@ -60,7 +69,7 @@ struct DeepSpeedScale {
   double min_scale = 1;                  ///< floor
   int hysteresis = 2;                    ///< the scale falls with this overflow since the last growth
   bool consecutive_hysteresis = false;   ///< ... with this overflow in a row
-  bool raise_error_at_min_scale = true;  ///< an overflow at the floor is an AmpError
+  bool raise_error_at_min_scale = true;  ///< an overflow at the floor is an OverflowError
 };
 /// How Megatron's scale moves, see LossScalePolicy::megatron.
 struct MegatronScale {
@@ -77,7 +86,8 @@ struct MegatronScale {
 ///
 ///     amp::GradScaler scaler{amp::LossScalePolicy::megatron({.hysteresis = 4})};
 ///
-/// No policy lets the scale become infinite: growth that float32 can't hold does not happen.
+/// No policy lets the scale become infinite or 0: growth that float32 can't hold does not happen, nor a fall below
+/// 2^-126.
 class HS_API LossScalePolicy {
  public:
   /// Throws AmpError for rules that make no sense.
@@ -130,12 +140,13 @@ class HS_API LossScale {
   /// The scale, f32 []; undefined before start(). The same memory always, so that it may be kept.
   const Tensor& tensor() const { return scale_; }
   /// Moves the scale. `found` are tensors of one element, f32 or bool, on the device: an overflow where one of them is
-  /// not 0. A fixed policy looks at nothing. Where the policy has limits (error_at_floor, overflow_limit) and the
-  /// device is the CPU, an overflow beyond them throws AmpError; elsewhere the next read of a number does. Throws
-  /// AmpError before start(), or when a tensor doesn't fit.
-  void update(const std::vector<Tensor>& found);
+  /// not 0. A fixed policy looks at nothing. Overflows at the floor, and many in a row, are said in the log, together
+  /// with what `culprits` (may be empty) says overflowed. Where the policy has limits (error_at_floor, overflow_limit),
+  /// an overflow beyond them throws OverflowError. Both come at once where the device is the CPU; elsewhere with the
+  /// next read of a number. Throws AmpError before start(), or when a tensor doesn't fit.
+  void update(const std::vector<Tensor>& found, std::function<std::string()> culprits = {});
 
-  /// The scale now. Waits for the device. Throws AmpError when overflows went beyond the policy's limits.
+  /// The scale now. Waits for the device. Throws OverflowError when overflows went beyond the policy's limits.
   double value() const;
   /// Sets the scale (above 0); what was counted stays.
   void set(double scale);
@@ -144,22 +155,25 @@ class HS_API LossScale {
   /// Overflows since the last good step. Waits for the device.
   int overflows_in_a_row() const;
 
-  /// `scale`, `growth_tracker` and, where the policy needs them, `hysteresis_used` and `overflows_in_a_row`.
+  /// `scale`, `_growth_tracker` (PyTorch's key) and, where the policy needs them, `hysteresis_used` and
+  /// `overflows_in_a_row`.
   std::map<std::string, double> state_dict() const;
-  /// Goes on from a state. Throws AmpError when `scale` or `growth_tracker` is missing or a number makes no sense; then
-  /// nothing has changed.
+  /// Goes on from a state; `growth_tracker`, which earlier versions wrote, will do too. Throws AmpError when `scale`
+  /// or `_growth_tracker` is missing or a number makes no sense; then nothing has changed.
   void load_state_dict(const std::map<std::string, double>& state);
 
  private:
   std::vector<int> counters() const;
-  void look(const int* counters) const;
+  void look(const int* counters, float scale, const std::function<std::string()>& culprits) const;
 
   LossScalePolicy policy_;
   Tensor scale_;        // f32 []
   Tensor counters_;     // i32 [scale_counter::kCount]
   double first_scale_;  // until start()
   std::vector<int> first_counters_;
-  mutable int next_told_ = 1;  // overflows at the floor after which the log is told again
+  mutable int next_told_ = 1;              // overflows at the floor after which the log is told again
+  mutable int next_row_;                   // the same of overflows in a row
+  std::function<std::string()> culprits_;  // of the last update, where the device is not the CPU
 };
 
 }  // namespace halfstep::amp

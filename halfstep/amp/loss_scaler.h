@@ -81,8 +81,8 @@ class HS_API DynamicLossScaler : public LossScaler {
   int counter() const { return state().growth_tracker(); }
 };
 
-/// What train::Model and build_train_network() are told about loss scaling: how the scale moves, and whether steps that
-/// overflow are dropped. A value; a policy of any kind becomes one.
+/// What training::Model and build_train_network() are told about loss scaling: how the scale moves, and whether steps
+/// that overflow are dropped. A value; a policy of any kind becomes one.
 class HS_API LossScaleManager {
  public:
   /// With `drop_overflow_update` false gradients are not looked at: every step is made, and the scale stays.

@@ -13,6 +13,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/observer.h"
 #include "halfstep/ops/recorder.h"
 
 namespace halfstep {
@@ -96,15 +97,23 @@ class RandomScope {
   std::shared_ptr<PhiloxState> was_ = std::make_shared<PhiloxState>();
 };
 
+// The modes of the first run, and the module that it ran in: what a region says of modules by path holds again.
 class StateScope {
  public:
-  explicit StateScope(const ThreadState& state) : was_(thread_state()) { thread_state() = state; }
-  ~StateScope() { thread_state() = std::move(was_); }
+  StateScope(const ThreadState& state, const std::string& module)
+      : was_(thread_state()), module_(std::exchange(whereabouts().module_path, module)) {
+    thread_state() = state;
+  }
+  ~StateScope() {
+    thread_state() = std::move(was_);
+    whereabouts().module_path = std::move(module_);
+  }
   StateScope(const StateScope&) = delete;
   StateScope& operator=(const StateScope&) = delete;
 
  private:
   ThreadState was_;
+  std::string module_;
 };
 
 // One call of checkpoint().
@@ -114,6 +123,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
   Frame(const TensorFunction& function, const std::vector<Tensor>& inputs, const CheckpointOptions& options)
       : function_(function),
         state_(thread_state()),
+        module_(whereabouts().module_path),
         random_(std::make_shared<PhiloxState>(default_generator().state())),
         options_(options),
         first_storage_(Storage::wrap(nullptr, 0, {}, {})->id()) {
@@ -188,7 +198,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
           "(version {}, now {})",
           what, name(parameter.dtype()), parameter.sizes().str(), version, parameter.version());
     }
-    const StateScope state(state_);
+    const StateScope state(state_, module_);
     const RandomScope random(options_.preserve_random_state, random_);
     const HookScope scope(this);
     cursor_ = 0;
@@ -203,6 +213,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
  private:
   TensorFunction function_;
   ThreadState state_;
+  std::string module_;
   std::shared_ptr<PhiloxState> random_;
   CheckpointOptions options_;
   std::uint64_t first_storage_;  // storages with lower numbers were there before

@@ -5,6 +5,7 @@
 #include <queue>
 #include <unordered_map>
 
+#include "halfstep/autograd/engine_internal.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/capture.h"
@@ -278,7 +279,10 @@ void start_all(Run& run, const std::vector<Tensor>& outputs, const std::vector<T
 // The backward pass runs in the dtypes of the forward pass, whatever region the caller is in.
 class BackwardMode {
  public:
-  explicit BackwardMode(bool create_graph) : mode_(create_graph) {}
+  explicit BackwardMode(bool create_graph) : mode_(create_graph) { ++detail::backward_depth(); }
+  ~BackwardMode() { --detail::backward_depth(); }
+  BackwardMode(const BackwardMode&) = delete;
+  BackwardMode& operator=(const BackwardMode&) = delete;
 
  private:
   GradMode mode_;
@@ -286,6 +290,11 @@ class BackwardMode {
 };
 
 }  // namespace
+
+int& detail::backward_depth() {
+  thread_local int depth = 0;
+  return depth;
+}
 
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
               const BackwardOptions& options) {

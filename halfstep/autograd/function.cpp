@@ -41,8 +41,11 @@ class FunctionNode final : public Node {
     bool tensor = false;  // or a plain value's place in the list of arguments
   };
 
-  FunctionNode(const std::type_info& type, FunctionCall::Backward backward)
-      : name_(type_name(type)), backward_(backward), state_(thread_state().autocast) {}
+  // `off`: forward() runs with autocast off, whatever the region.
+  FunctionNode(const std::type_info& type, FunctionCall::Backward backward, bool off)
+      : name_(type_name(type)), backward_(backward), state_(thread_state().autocast) {
+    if (off) state_.enabled = false;
+  }
 
   std::string name() const override { return name_; }
 
@@ -112,7 +115,7 @@ class FunctionNode final : public Node {
   std::vector<Input> inputs;  // one for each argument; edges has those that are tensors
 
  private:
-  // The autocast state of the forward call, and no tensors left in the context afterwards.
+  // The autocast state that forward() ran in, and no tensors left in the context afterwards.
   class Scope {
    public:
     explicit Scope(FunctionNode& node) : node_(node), was_(std::exchange(thread_state().autocast, node.state_)) {
@@ -148,9 +151,9 @@ struct FunctionCall::Impl {
 
 FunctionCall::FunctionCall(const std::type_info& type, Backward backward, std::optional<DType> cast_inputs)
     : impl_(std::make_unique<Impl>()) {
-  impl_->node = Ref<FunctionNode>::adopt(new FunctionNode(type, backward));
-  impl_->cast_inputs = cast_inputs;
   cast_ = cast_inputs && thread_state().autocast.enabled;
+  impl_->node = Ref<FunctionNode>::adopt(new FunctionNode(type, backward, cast_));
+  impl_->cast_inputs = cast_inputs;
 }
 FunctionCall::~FunctionCall() = default;
 

@@ -10,6 +10,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/ops/create.h"
 
 namespace halfstep {
@@ -70,8 +71,7 @@ void write(const Tensor& t, std::int64_t flat, double value) {
     offset += flat % t.sizes()[d] * t.strides()[d];
     flat /= t.sizes()[d];
   }
-  t.data<double>()[offset] = value;
-  t.storage()->bump_version();
+  write_data<double>(t)[offset] = value;
 }
 
 // Random numbers whose memory lies in the opposite order of dimensions: what backward passes meet behind a transpose.

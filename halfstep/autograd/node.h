@@ -82,8 +82,8 @@ class HS_API Node {
 struct CastSlot {
   std::mutex mutex;
   Tensor data;                   ///< the copy, without history
-  std::uint64_t storage_id = 0;  ///< what it is a copy of, and of which version
-  std::uint32_t version = 0;
+  std::uint64_t storage_id = 0;  ///< what it is a copy of, and of which contents (Storage::contents())
+  std::uint64_t contents = 0;
   Tensor recorded;           ///< the same memory with its history, for the uses in one region
   std::uint64_t region = 0;  ///< that region
   bool kept = false;         ///< an optimizer rewrites the copy at each step, so that it outlives the region

@@ -87,7 +87,7 @@ Managed* give(const Tensor& tensor) {
     given->strides[d] = t.sizes[d] < 2 && t.contiguous ? contiguous_strides(t.sizes)[d] : t.strides[d];
   }
   TensorInfo& info = given->managed.tensor;
-  t.storage->give_address();
+  t.storage->lend_address();
   info.data = t.data();
   info.device = device;
   info.ndim = t.sizes.size();
@@ -98,7 +98,10 @@ Managed* give(const Tensor& tensor) {
   given->tensor = tensor.impl_ref();
   given->managed.manager_context = given.get();
   given->managed.deleter = [](Managed* self) {
-    if (self) delete static_cast<Given<Managed>*>(self->manager_context);
+    if (!self) return;
+    auto* given = static_cast<Given<Managed>*>(self->manager_context);
+    given->tensor->storage->return_address();
+    delete given;
   };
   return &given.release()->managed;
 }

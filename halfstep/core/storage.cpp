@@ -90,14 +90,14 @@ struct Storage::Derived {
 
 Ref<Storage> Storage::derived(const DerivedKey& key) {
   Derived* const d = derived_.load(std::memory_order_acquire);
-  if (d == nullptr || address_given_.load(std::memory_order_relaxed)) return {};
+  if (d == nullptr || address_held()) return {};
   const std::lock_guard lock(d->mutex);
   const Derived::Entry* const found = d->find(key, version());
   return found ? found->data : Ref<Storage>();
 }
 
 bool Storage::keeps_derived(const DerivedKey& key) {
-  if (address_given_.load(std::memory_order_relaxed)) return false;
+  if (address_held()) return false;
   Derived* d = derived_.load(std::memory_order_acquire);
   if (d == nullptr) {
     auto fresh = std::make_unique<Derived>();
@@ -111,7 +111,7 @@ bool Storage::keeps_derived(const DerivedKey& key) {
 
 void Storage::keep_derived(const DerivedKey& key, Ref<Storage> data) {
   Derived* const d = derived_.load(std::memory_order_acquire);
-  if (d == nullptr || address_given_.load(std::memory_order_relaxed)) return;
+  if (d == nullptr || address_held()) return;
   const std::lock_guard lock(d->mutex);
   if (Derived::Entry* const found = d->find(key, version())) found->data = std::move(data);
 }

@@ -83,7 +83,8 @@ class HS_API Storage {
   /// Memory of someone else's; `deleter` (may be empty) runs when the last tensor lets go.
   static Ref<Storage> wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter);
 
-  /// The block's start, its size and where it lies.
+  /// The block's start, its size and where it lies. For the library and for extensions: who writes through this address
+  /// raises the version afterwards, or calls give_address().
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
@@ -109,19 +110,38 @@ class HS_API Storage {
   }
   void forget_magnitude_bound() { set_magnitude_bound(kNoBound); }
 
-  /// Whoever has the block's address may write without a word: nothing is known of the contents, and nothing derived
-  /// from them is kept any more.
+  /// Someone has the block's address and may write through it without a word, for as long as the block lives: nothing
+  /// is known of the contents, and nothing derived from them is kept any more.
   void give_address() {
     forget_magnitude_bound();
     if (!address_given_.load(std::memory_order_relaxed)) address_given_.store(true, std::memory_order_relaxed);
   }
+  /// The same until return_address(): for holders that say when they are done, such as DLPack's.
+  void lend_address() {
+    forget_magnitude_bound();
+    lendings_.fetch_add(1, std::memory_order_relaxed);
+    holders_.fetch_add(1, std::memory_order_relaxed);
+    forget_derived();
+  }
+  void return_address() {
+    forget_magnitude_bound();
+    forget_derived();
+    holders_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  /// Whether someone may write through an address now, so that what was read before may be out of date at any time.
+  bool address_held() const {
+    return address_given_.load(std::memory_order_relaxed) || holders_.load(std::memory_order_relaxed) != 0;
+  }
+  /// A number that two reads share only if no write came between them, through a tensor or through a lent address,
+  /// while address_held() is false at both.
+  std::uint64_t contents() const { return std::uint64_t{lendings_.load(std::memory_order_relaxed)} << 32 | version(); }
   /// What a kernel made of the contents, such as weights in an order of its own: a number for the order, and which part
   /// of the block it was made of.
   using DerivedKey = std::array<std::int64_t, 12>;
   /// What keep_derived() kept under `key`, if nothing was written since; else null. Any number of threads may ask.
   Ref<Storage> derived(const DerivedKey& key);
   /// Whether it pays to keep something under `key`: it was asked before, with the same contents, whose changes are seen
-  /// (give_address()), and there is room: at most four a block.
+  /// (address_held()), and there is room: at most four a block.
   bool keeps_derived(const DerivedKey& key);
   /// Keeps `data`, made of the contents as they are, until the next write or the block's end.
   void keep_derived(const DerivedKey& key, Ref<Storage> data);
@@ -159,6 +179,8 @@ class HS_API Storage {
   std::atomic<Derived*> derived_{nullptr};
   Device device_;
   std::atomic<bool> address_given_;
+  std::atomic<std::uint32_t> holders_{0};   // of lent addresses, now
+  std::atomic<std::uint32_t> lendings_{0};  // so far
 };
 
 }  // namespace halfstep

@@ -23,6 +23,17 @@ std::size_t checked_bytes(const Shape& sizes, DType dtype) {
   return static_cast<std::size_t>(bytes);
 }
 
+// Views take no memory, so that nothing else keeps a number that wraps round from being their size.
+void check_numel(const Shape& sizes) {
+  std::int64_t n = 1;
+  bool fits = true;
+  for (std::int64_t size : sizes) {
+    if (size == 0) return;
+    fits &= !__builtin_mul_overflow(n, size, &n);
+  }
+  if (!fits) fail<ShapeError>("tensor: {} has too many elements", sizes.str());
+}
+
 // The number of elements of storage that these strides reach, from the first element on.
 std::int64_t extent(const Shape& sizes, const Shape& strides, const char* op) {
   if (strides.size() != sizes.size()) {
@@ -55,6 +66,7 @@ TensorImpl::TensorImpl(Ref<Storage> storage, std::int64_t offset, const Shape& s
 
 Ref<TensorImpl> TensorImpl::make(Ref<Storage> storage, std::int64_t offset, const Shape& sizes, const Shape& strides,
                                  DType dtype) {
+  check_numel(sizes);
   return Ref<TensorImpl>::adopt(new (pool_allocate<TensorImpl>())
                                     TensorImpl(std::move(storage), offset, sizes, strides, dtype));
 }
@@ -76,6 +88,12 @@ const Ref<Storage>& Tensor::storage() const { return get(impl_, "storage").stora
 void* Tensor::raw_data() const {
   const TensorImpl& p = get(impl_, "data");
   p.storage->give_address();
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it takes the address of a tensor with data()");
+  return p.data();
+}
+const void* Tensor::const_raw_data() const {
+  const TensorImpl& p = get(impl_, "data");
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
     sink->refuse("it takes the address of a tensor with data()");
   return p.data();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "halfstep/core/device.h"
@@ -87,14 +88,22 @@ class HS_API Tensor {
   /// Whether two handles are the same tensor (not: equal values).
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
 
-  /// The first element. Memory of another device than the CPU must not be read through it.
+  /// The first element. Memory of another device than the CPU must not be read through it. Who has this address may
+  /// write at any time, so the library keeps nothing that it made of the contents, such as a weight's 16-bit copy, from
+  /// one call to the next: read through const_raw_data(), write with copy_(), and it does.
   void* raw_data() const;
-  /// The first element, as `T`. Throws DTypeError when the tensor holds something else, DeviceError when it is not on
-  /// the CPU.
+  /// The first element, for reading only.
+  const void* const_raw_data() const;
+  /// The first element, as `T`; `const T` is for reading only (const_raw_data()). Throws DTypeError when the tensor
+  /// holds something else, DeviceError when it is not on the CPU.
   template <class T>
   T* data() const {
     check_dtype(dtype_of<T>);
-    return static_cast<T*>(raw_data());
+    if constexpr (std::is_const_v<T>) {
+      return static_cast<T*>(const_raw_data());
+    } else {
+      return static_cast<T*>(raw_data());
+    }
   }
   /// The single element, converted to `T`; waits for the device. Throws ShapeError when there is not exactly one.
   template <class T>

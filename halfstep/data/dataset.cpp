@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 
 namespace halfstep::data {
 namespace {
@@ -18,8 +19,8 @@ Tensor gather_rows(const Tensor& source, std::span<const std::int64_t> indices) 
   Tensor rows = empty(sizes, {.dtype = source.dtype(), .device = Device{}});
   if (rows.numel() == 0) return rows;
   const std::size_t bytes = static_cast<std::size_t>(source.numel() / source.size(0)) * source.item_size();
-  const auto* from = static_cast<const std::byte*>(source.raw_data());
-  auto* to = static_cast<std::byte*>(rows.raw_data());
+  const auto* from = static_cast<const std::byte*>(source.const_raw_data());
+  auto* to = static_cast<std::byte*>(write_raw_data(rows));
   for (const std::int64_t index : indices) {
     std::memcpy(to, from + static_cast<std::size_t>(index) * bytes, bytes);
     to += bytes;
@@ -78,7 +79,14 @@ Batch TensorDataset::batch(const BatchRequest& request) const {
 }
 
 MnistDataset::MnistDataset(MnistData data, const ImageOptions& options) : options_(options) {
-  const auto pixels = static_cast<std::size_t>(data.count * data.rows * data.columns);
+  // Products of negative sizes, or of some that are too large, can look right.
+  std::int64_t product;
+  if (data.count < 0 || data.rows < 0 || data.columns < 0 || __builtin_mul_overflow(data.count, data.rows, &product) ||
+      __builtin_mul_overflow(product, data.columns, &product)) {
+    fail<Error>("MnistDataset: expected a count and sizes of at least 0, got {} images of {}x{}", data.count, data.rows,
+                data.columns);
+  }
+  const auto pixels = static_cast<std::size_t>(product);
   if (data.images.size() != pixels || data.labels.size() != static_cast<std::size_t>(data.count)) {
     fail<Error>("MnistDataset: expected {} pixels and {} labels for {} images of {}x{}, got {} and {}", pixels,
                 data.count, data.count, data.rows, data.columns, data.images.size(), data.labels.size());
@@ -102,8 +110,8 @@ Batch MnistDataset::batch(const BatchRequest& request) const {
   Batch batch{
       empty(options_.flatten ? Shape{n, pixels} : Shape{n, 1, data_->rows, data_->columns}, {.device = Device{}}),
       empty({n}, {.dtype = i64, .device = Device{}})};
-  float* image = batch.input.data<float>();
-  std::int64_t* label = batch.target.data<std::int64_t>();
+  float* image = write_data<float>(batch.input);
+  std::int64_t* label = write_data<std::int64_t>(batch.target);
   for (std::size_t i = 0; i < request.indices.size(); ++i) {
     // Shuffled images lie anywhere in memory: the next ones are asked for while this one is converted.
     constexpr std::size_t kAhead = 4;

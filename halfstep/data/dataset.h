@@ -32,7 +32,7 @@ class HS_API Dataset {
  public:
   virtual ~Dataset() = default;
 
-  /// Number of samples.
+  /// Number of samples, at least 0: what reads a data set throws Error where it is negative.
   virtual std::int64_t size() const = 0;
 
   /// Makes a batch of its own memory. Called by several threads at once; an exception reaches the loop over the loader.

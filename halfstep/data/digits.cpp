@@ -286,6 +286,9 @@ int draw(std::uint64_t seed, Split split, std::int64_t index, std::span<std::uin
 
 MnistData make_digits(Split split, const DigitOptions& options) {
   if (options.count < 0) fail<Error>("make_digits: expected a count of at least 0, got {}", options.count);
+  if (options.count > std::numeric_limits<std::int64_t>::max() / kDigitPixels) {
+    fail<OutOfMemoryError>("make_digits: {} digits are more than memory has addresses for", options.count);
+  }
   MnistData data;
   data.count = options.count != 0 ? options.count : split == Split::kTrain ? 60000 : 10000;
   data.images.resize(static_cast<std::size_t>(data.count * kDigitPixels));

@@ -19,6 +19,7 @@
 
 #include "halfstep/core/error.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::data {
 namespace {
@@ -57,9 +58,9 @@ class SpanSource final : public Source {
 
 class FileSource final : public Source {
  public:
-  explicit FileSource(std::string name) : name_(std::move(name)) {
+  explicit FileSource(const std::filesystem::path& path) : name_(shown_path(path)) {
     // Without O_NONBLOCK a named pipe would block here for ever, before it can be refused.
-    descriptor_ = ::open(name_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor_ < 0) fail<IoError>("read_idx: cannot open {}: {}", name_, std::strerror(errno));
     struct stat info {};
     const bool known = ::fstat(descriptor_, &info) == 0;
@@ -318,13 +319,13 @@ int idx_item_size(IdxType type) {
 }
 
 IdxArray read_idx(const std::filesystem::path& path, const IdxLimits& limits) {
-  FileSource file(path.string());
-  return parse_source(file, path.string(), limits);
+  FileSource file(path);
+  return parse_source(file, shown_path(path), limits);
 }
 
 IdxArray parse_idx(std::span<const std::uint8_t> bytes, std::string_view name, const IdxLimits& limits) {
   SpanSource source(bytes);
-  return parse_source(source, name, limits);
+  return parse_source(source, printable(name), limits);
 }
 
 }  // namespace halfstep::data

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/image_internal.h"
 
 namespace halfstep::data {
@@ -61,14 +62,15 @@ void FormatDecoder::check_size() const {
 
 ImageDecoder::ImageDecoder(std::span<const std::uint8_t> bytes, std::string_view name, const ImageLimits& limits) {
   if (bytes.size() > limits.max_bytes) {
-    fail<IoError>("decode_image: {}: expected at most {} bytes, got {}", name, limits.max_bytes, bytes.size());
+    fail<IoError>("decode_image: {}: expected at most {} bytes, got {}", printable(name), limits.max_bytes,
+                  bytes.size());
   }
   if (starts_with(bytes, "\xff\xd8\xff")) {
     decoder_ = open_jpeg(bytes, name, limits);
   } else if (starts_with(bytes, "\x89PNG\r\n\x1a\n")) {
     decoder_ = open_png(bytes, name, limits);
   } else {
-    fail<IoError>("decode_image: {}: expected a JPEG or PNG picture, got {}", name, describe(bytes));
+    fail<IoError>("decode_image: {}: expected a JPEG or PNG picture, got {}", printable(name), describe(bytes));
   }
 }
 
@@ -105,32 +107,32 @@ Image decode_image(std::span<const std::uint8_t> bytes, std::string_view name, c
 Image read_image(const std::filesystem::path& path, const ImageLimits& limits) {
   std::vector<std::uint8_t> bytes;
   read_file(path, limits.max_bytes, bytes);
-  return decode_image(bytes, path.string(), limits);
+  return decode_image(bytes, shown_path(path), limits);
 }
 
 void read_file(const std::filesystem::path& path, std::uint64_t max_bytes, std::vector<std::uint8_t>& bytes) {
   // Without O_NONBLOCK a named pipe would block for ever, before it can be refused.
   const File file(path.c_str());
-  if (file.get() < 0) fail<IoError>("read_file: cannot open {}: {}", path.string(), std::strerror(errno));
+  if (file.get() < 0) fail<IoError>("read_file: cannot open {}: {}", shown_path(path), std::strerror(errno));
   struct stat info {};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    fail<IoError>("read_file: expected a file, got something else at {}", path.string());
+    fail<IoError>("read_file: expected a file, got something else at {}", shown_path(path));
   }
   const auto size = static_cast<std::uint64_t>(info.st_size);
   if (size > max_bytes) {
-    fail<IoError>("read_file: {}: expected at most {} bytes, got {}", path.string(), max_bytes, size);
+    fail<IoError>("read_file: {}: expected at most {} bytes, got {}", shown_path(path), max_bytes, size);
   }
   try {
     bytes.resize(static_cast<std::size_t>(size));
   } catch (const std::bad_alloc&) {
-    fail<IoError>("read_file: {}: no memory for {} bytes", path.string(), size);
+    fail<IoError>("read_file: {}: no memory for {} bytes", shown_path(path), size);
   }
   std::size_t done = 0;
   while (done < bytes.size()) {
     const ssize_t n = ::read(file.get(), bytes.data() + done, bytes.size() - done);
     if (n == 0) break;
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail<IoError>("read_file: reading {}: {}", path.string(), std::strerror(errno));
+    if (n < 0) fail<IoError>("read_file: reading {}: {}", shown_path(path), std::strerror(errno));
     done += static_cast<std::size_t>(n);
   }
   bytes.resize(done);  // the file may have become shorter

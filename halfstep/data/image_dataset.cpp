@@ -7,6 +7,7 @@
 #include <set>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::data {
@@ -48,8 +49,8 @@ Batch ImageDataset::batch(const BatchRequest& request) const {
   const auto n = static_cast<std::int64_t>(request.indices.size());
   const std::int64_t total = size();
   Batch batch{empty_image_batch(n, pipeline_->size(), options_.dtype), empty({n}, {.dtype = i64, .device = Device{}})};
-  auto* out = static_cast<std::byte*>(batch.input.raw_data());
-  std::int64_t* label = batch.target.data<std::int64_t>();
+  auto* out = static_cast<std::byte*>(write_raw_data(batch.input));
+  std::int64_t* label = write_data<std::int64_t>(batch.target);
   const std::size_t picture_bytes =
       static_cast<std::size_t>(3 * pipeline_->size() * pipeline_->size()) * item_size(options_.dtype);
   TransformScratch scratch;

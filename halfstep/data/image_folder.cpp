@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/image.h"
 #include "halfstep/data/image_list.h"
 #include "halfstep/runtime/log.h"
@@ -58,13 +59,13 @@ void compare_with_folders(const std::string& list, const std::map<std::string, s
     const std::int64_t sorted = place - folders.begin();
     if (sorted == label) continue;
     if (wrong++ == 0)
-      example = fmt::format("{} is {} in the list and {} among the sorted folders", name, label, sorted);
+      example = fmt::format("{} is {} in the list and {} among the sorted folders", printable(name), label, sorted);
   }
   if (wrong == 0) return;
   log(LogLevel::warning,
       fmt::format("{} numbers {} of {} classes otherwise than the sorted folders of {} ({}). The list counts; weights "
                   "that were trained with the other order score nothing with it",
-                  list, wrong, labels.size(), sorted_root.string(), example));
+                  list, wrong, labels.size(), shown_path(sorted_root), example));
 }
 
 }  // namespace
@@ -87,6 +88,10 @@ std::vector<std::string> class_folders(const fs::path& root) {
     std::string name = entry->path().filename().string();
     if (entry->is_directory(ignored) && name.front() != '.') names.push_back(std::move(name));
   }
+  // A list that broke off in the middle would number the classes otherwise.
+  if (error && error != std::errc::no_such_file_or_directory && error != std::errc::not_a_directory) {
+    fail<IoError>("class_folders: reading {}: {}", shown_path(root), error.message());
+  }
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -100,35 +105,36 @@ void ImageFolder::add(std::string_view path, std::int64_t label) {
 ImageFolder::ImageFolder(const fs::path& root) : root_(root) {
   std::error_code error;
   if (!fs::is_directory(root, error)) {
-    fail<IoError>("ImageFolder: expected a folder with a folder for each class, got {} ({})", root.string(),
+    fail<IoError>("ImageFolder: expected a folder with a folder for each class, got {} ({})", shown_path(root),
                   fs::exists(root, error) ? "not a folder" : "no such folder");
   }
-  classes_ = class_folders(root);
+  const std::vector<std::string> folders = class_folders(root);
   std::vector<std::string> empty;
   std::vector<std::string> files;
-  for (std::size_t label = 0; label < classes_.size(); ++label) {
-    const std::string& name = classes_[label];
+  for (std::size_t label = 0; label < folders.size(); ++label) {
+    classes_.push_back(kept_name(folders[label]));
+    const std::string& name = classes_.back();
     class_to_index_.emplace(name, static_cast<std::int64_t>(label));
     files.clear();
-    const fs::path folder = root / name;
+    const fs::path folder = root / folders[label];
     // Links to folders are followed here, at the class, but not below, where they could go round in a circle.
     for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
       if (!is_image_name(entry->path().filename().native())) continue;
       std::error_code ignored;
       if (entry->is_regular_file(ignored)) files.push_back(entry->path().lexically_relative(root).native());
     }
-    if (error) fail<IoError>("ImageFolder: reading {}: {}", folder.string(), error.message());
+    if (error) fail<IoError>("ImageFolder: reading {}: {}", shown_path(folder), error.message());
     std::sort(files.begin(), files.end());
     for (const std::string& file : files) add(file, static_cast<std::int64_t>(label));
     if (files.empty()) empty.push_back(name);
   }
   if (labels_.empty()) {
-    fail<IoError>("ImageFolder: expected folders with .jpg, .jpeg or .png files in {}, found {}", root.string(),
+    fail<IoError>("ImageFolder: expected folders with .jpg, .jpeg or .png files in {}, found {}", shown_path(root),
                   classes_.empty() ? "no folder" : fmt::format("{} folders without any", classes_.size()));
   }
   if (!empty.empty()) {
-    log(LogLevel::warning, fmt::format("{}: {} of {} classes have no pictures, {} first", root.string(), empty.size(),
-                                       classes_.size(), empty.front()));
+    log(LogLevel::warning, fmt::format("{}: {} of {} classes have no pictures, {} first", shown_path(root),
+                                       empty.size(), classes_.size(), empty.front()));
   }
 }
 
@@ -137,7 +143,7 @@ ImageFolder ImageFolder::from_list(const fs::path& list, const std::vector<fs::p
   std::vector<std::uint8_t> bytes;
   read_file(list, kLargestList, bytes);
   const std::vector<ImageListEntry> entries =
-      parse_image_list({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, list.string());
+      parse_image_list({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, list.native());
   ImageFolder result;
   std::error_code ignored;
   const auto root = std::find_if(roots.begin(), roots.end(), [&](const fs::path& folder) {
@@ -145,9 +151,9 @@ ImageFolder ImageFolder::from_list(const fs::path& list, const std::vector<fs::p
   });
   if (root == roots.end()) {
     std::string places;
-    for (const fs::path& folder : roots) places += (places.empty() ? "" : " or ") + folder.string();
-    fail<IoError>("{}: expected its first picture, {}, in {}; found it nowhere", list.string(), entries.front().path,
-                  places);
+    for (const fs::path& folder : roots) places += (places.empty() ? "" : " or ") + shown_path(folder);
+    fail<IoError>("{}: expected its first picture, {}, in {}; found it nowhere", shown_path(list),
+                  printable_start(entries.front().path), places);
   }
   result.root_ = *root;
   std::int64_t classes = 0;
@@ -158,21 +164,25 @@ ImageFolder ImageFolder::from_list(const fs::path& list, const std::vector<fs::p
   for (std::int64_t label = 0; label < classes; ++label) result.classes_.push_back(std::to_string(label));
   // A list whose pictures lie in one folder (`val/NAME.JPEG 65`) says nothing about names.
   if (const auto names = names_of(entries); names && names->size() > 1) {
-    compare_with_folders(list.string(), *names, sorted_root);
-    for (const auto& [name, label] : *names) result.classes_[static_cast<std::size_t>(label)] = name;
-    result.class_to_index_ = *names;
+    compare_with_folders(shown_path(list), *names, sorted_root);
+    for (const auto& [name, label] : *names) {
+      result.classes_[static_cast<std::size_t>(label)] = kept_name(name);
+      result.class_to_index_.emplace(kept_name(name), label);
+    }
   }
   return result;
 }
 
-std::string ImageFolder::name(std::int64_t index) const {
+fs::path ImageFolder::path(std::int64_t index) const {
   const auto i = static_cast<std::size_t>(index);
   const std::uint64_t begin = i == 0 ? 0 : ends_[i - 1];
-  return (root_ / std::string_view(paths_).substr(begin, ends_[i] - begin)).string();
+  return root_ / std::string_view(paths_).substr(begin, ends_[i] - begin);
 }
 
+std::string ImageFolder::name(std::int64_t index) const { return shown_path(path(index)); }
+
 std::span<const std::uint8_t> ImageFolder::read(std::int64_t index, std::vector<std::uint8_t>& buffer) const {
-  read_file(name(index), ImageLimits{}.max_bytes, buffer);
+  read_file(path(index), ImageLimits{}.max_bytes, buffer);
   return buffer;
 }
 

@@ -36,12 +36,13 @@ class HS_API ImageFolder final : public ImageSource {
   std::string name(std::int64_t index) const override;
   std::span<const std::uint8_t> read(std::int64_t index, std::vector<std::uint8_t>& buffer) const override;
 
-  /// Labels by the names of classes.
+  /// Labels by the names of classes, as classes() has them.
   const std::map<std::string, std::int64_t>& class_to_index() const { return class_to_index_; }
 
  private:
   ImageFolder() = default;
   void add(std::string_view path, std::int64_t label);
+  std::filesystem::path path(std::int64_t index) const;
 
   std::filesystem::path root_;
   std::string paths_;                // one behind the other: a million strings of their own would take twice the memory
@@ -50,8 +51,8 @@ class HS_API ImageFolder final : public ImageSource {
   std::map<std::string, std::int64_t> class_to_index_;
 };
 
-/// Names of the folders in a folder, sorted byte by byte; those that begin with a dot are left out. None when there is
-/// no such folder.
+/// Names of the folders in a folder as they are, sorted byte by byte; those that begin with a dot are left out. None
+/// when there is no such folder. Throws IoError for one that can't be read.
 HS_API std::vector<std::string> class_folders(const std::filesystem::path& root);
 
 /// Whether a file's name is a picture's: .jpg, .jpeg or .png in any case, and no dot at the beginning.

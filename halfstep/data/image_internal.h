@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "halfstep/core/text.h"
 #include "halfstep/data/image.h"
 
 namespace halfstep::data {
@@ -19,7 +20,7 @@ class FormatDecoder {
   const ImageInfo& info() const { return info_; }
 
  protected:
-  FormatDecoder(std::string_view name, const ImageLimits& limits) : name_(name), limits_(limits) {}
+  FormatDecoder(std::string_view name, const ImageLimits& limits) : name_(printable(name)), limits_(limits) {}
   /// Throws IoError when the sizes in info_ are over the limits.
   void check_size() const;
 

@@ -4,21 +4,15 @@
 #include <charconv>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::data {
 namespace {
 
 constexpr std::string_view kSpace = " \t\r";
 
-/// At most the first 60 bytes of a line, with anything that could upset a terminal replaced.
-std::string shown(std::string_view line) {
-  constexpr std::size_t kMost = 60;
-  std::string text(line.substr(0, kMost));
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7F) c = '?';
-  }
-  return line.size() > kMost ? text + "..." : text;
-}
+/// Bytes of a line that a message shows.
+constexpr std::size_t kShown = 60;
 
 }  // namespace
 
@@ -41,12 +35,12 @@ std::vector<ImageListEntry> parse_image_list(std::string_view text, std::string_
       if (error != std::errc() || stop != end) label = -1;
     }
     if (label < 0 || label >= kMostClasses || line.find('\0') != std::string_view::npos) {
-      fail<IoError>("{}:{}: expected a path and a label from 0 to {}, got '{}'", name, number, kMostClasses - 1,
-                    shown(line));
+      fail<IoError>("{}:{}: expected a path and a label from 0 to {}, got '{}'", printable(name), number,
+                    kMostClasses - 1, printable_start(line, kShown));
     }
     entries.push_back({.path = std::string(line.substr(0, path_end + 1)), .label = label});
   }
-  if (entries.empty()) fail<IoError>("{}: expected lines with a path and a label, got none", name);
+  if (entries.empty()) fail<IoError>("{}: expected lines with a path and a label, got none", printable(name));
   return entries;
 }
 

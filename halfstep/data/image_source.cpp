@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/image_archive.h"
 #include "halfstep/data/image_folder.h"
 
@@ -13,7 +14,7 @@ std::shared_ptr<const ImageSource> open_images(const std::filesystem::path& fold
   namespace fs = std::filesystem;
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    fail<IoError>("open_images: expected a folder, got {} ({})", folder.string(),
+    fail<IoError>("open_images: expected a folder, got {} ({})", shown_path(folder),
                   fs::exists(folder, error) ? "not a folder" : "no such folder");
   }
   const std::vector<std::string> names =
@@ -36,7 +37,7 @@ std::shared_ptr<const ImageSource> open_images(const std::filesystem::path& fold
     }
   }
   fail<IoError>("open_images: expected {0}/ with a folder for each class, {0}.txt or {0}.tar.gz in {1}, found none{2}",
-                names.front(), folder.string(), names.size() > 1 ? " (nor with test in place of val)" : "");
+                names.front(), shown_path(folder), names.size() > 1 ? " (nor with test in place of val)" : "");
 }
 
 }  // namespace halfstep::data

@@ -22,13 +22,14 @@ class HS_API ImageSource {
   virtual std::int64_t size() const = 0;
   /// The class of one, in [0, classes().size()).
   virtual std::int64_t label(std::int64_t index) const = 0;
-  /// What to call one in a message: its path.
+  /// What to call one in a message: its path, printable (shown_path()).
   virtual std::string name(std::int64_t index) const = 0;
   /// The bytes of one file: they lie in `buffer`, or in the source's own memory. Throws IoError.
   virtual std::span<const std::uint8_t> read(std::int64_t index, std::vector<std::uint8_t>& buffer) const = 0;
 
   /// Names of the classes in the order of the labels: the names of their folders; where these aren't known the label
-  /// itself.
+  /// itself. They are UTF-8 and printable whatever the folders are called, and different folders have different ones
+  /// (kept_name(); raw_name() gives a folder's bytes).
   const std::vector<std::string>& classes() const { return classes_; }
 
  protected:

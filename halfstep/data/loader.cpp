@@ -24,6 +24,8 @@ namespace {
 
 std::int64_t batches_of_a_pass(const Dataset& dataset, const LoaderOptions& options) {
   const std::int64_t n = dataset.size();
+  // Asked at each epoch: a data set of the program's own may change.
+  if (n < 0) fail<Error>("DataLoader: expected a data set of at least 0 samples, its size() says {}", n);
   return n / options.batch_size + (!options.drop_last && n % options.batch_size != 0 ? 1 : 0);
 }
 
@@ -177,7 +179,8 @@ class Workers {
 }  // namespace
 
 std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t seed, std::int64_t epoch) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(std::max<std::int64_t>(n, 0)));
+  if (n < 0) fail<Error>("shuffled_order: expected at least 0 samples, got {}", n);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(n));
   std::iota(order.begin(), order.end(), std::int64_t{0});
   constexpr std::uint64_t kPurpose = 0x6C6F61646572;  // keeps the order apart from other uses of seed and epoch
   const PhiloxState state{.seed = derive_seed(seed, static_cast<std::uint64_t>(epoch), kPurpose), .offset = 0};
@@ -273,6 +276,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptio
   constexpr std::int64_t kMostPasses = std::numeric_limits<std::int32_t>::max();
   if (options.repeat < 1 || options.repeat > kMostPasses) {
     fail<Error>("DataLoader: expected an epoch of 1 to {} passes, got {}", kMostPasses, options.repeat);
+  }
+  const std::int64_t batches = batches_of_a_pass(*dataset, options);
+  if (batches > std::numeric_limits<std::int64_t>::max() / options.repeat) {
+    fail<Error>("DataLoader: {} batches in each of {} passes are too many", batches, options.repeat);
   }
   impl_->dataset = std::move(dataset);
   impl_->options = options;

@@ -64,7 +64,8 @@ class HS_API DataLoader {
  public:
   class Iterator;
 
-  /// Throws Error for a batch size, prefetch or number of workers out of range.
+  /// Throws Error for a batch size, prefetch or number of workers out of range, and for a data set whose size is
+  /// negative (so does every later use that asks it).
   explicit DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options = {});
   /// Takes a data set by value.
   template <std::derived_from<Dataset> D>

@@ -8,6 +8,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/float16.h"
+#include "halfstep/core/write_internal.h"
 
 namespace halfstep::data {
 namespace {
@@ -42,11 +43,11 @@ template <class T>
 void mix(const Tensor& input, const std::vector<std::int64_t>& partners, double lambda, Tensor& out) {
   const auto rows = static_cast<std::int64_t>(partners.size());
   const std::int64_t length = rows == 0 ? 0 : input.numel() / rows;
-  const T* in = static_cast<const T*>(input.raw_data());
-  T* to = static_cast<T*>(out.raw_data());
+  const T* in = input.data<const T>();
+  T* to = write_data<T>(out);
   const auto own = static_cast<float>(lambda), other = static_cast<float>(1 - lambda);
   for (const std::int64_t partner : partners) {
-    const T* from = static_cast<const T*>(input.raw_data()) + partner * length;
+    const T* from = input.data<const T>() + partner * length;
     for (std::int64_t i = 0; i < length; ++i) {
       to[i] = static_cast<T>(own * static_cast<float>(in[i]) + other * static_cast<float>(from[i]));
     }
@@ -98,8 +99,8 @@ Mixed mixup(const Batch& batch, const MixupOptions& options, RandomStream& rando
   }
   mixed.target_a = target.detach().contiguous();
   mixed.target_b = empty({n}, {.dtype = i64, .device = Device{}});
-  const std::int64_t* own = mixed.target_a.data<std::int64_t>();
-  std::int64_t* other = mixed.target_b.data<std::int64_t>();
+  const std::int64_t* own = mixed.target_a.data<const std::int64_t>();
+  std::int64_t* other = write_data<std::int64_t>(mixed.target_b);
   for (const std::int64_t partner : partners) *other++ = own[partner];
   return mixed;
 }
@@ -112,13 +113,13 @@ Tensor soft_targets(const Tensor& target_a, const Tensor& target_b, double lambd
   }
   const std::int64_t n = target_a.size(0);
   Tensor soft = empty({n, classes}, {.dtype = f32, .device = Device{}});
-  float* row = soft.data<float>();
+  float* row = write_data<float>(soft);
   const Tensor both[2] = {target_a.contiguous(), target_b.contiguous()};
   const float shares[2] = {static_cast<float>(lambda), static_cast<float>(1 - lambda)};
   for (std::int64_t i = 0; i < n; ++i, row += classes) {
     std::fill(row, row + classes, 0.0F);
     for (int side = 0; side < 2; ++side) {
-      const std::int64_t label = both[side].data<std::int64_t>()[i];
+      const std::int64_t label = both[side].data<const std::int64_t>()[i];
       if (label < 0 || label >= classes) {
         fail<Error>("soft_targets: expected labels from 0 to {}, got {} at position {}", classes - 1, label, i);
       }

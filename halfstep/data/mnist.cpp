@@ -12,6 +12,7 @@
 
 #include "halfstep/core/error.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/idx.h"
 
 namespace halfstep::data {
@@ -68,7 +69,7 @@ bool has_mnist(const fs::path& folder, Split split) { return find_file(folder, s
 MnistData load_mnist(const fs::path& folder, Split split, const MnistOptions& options) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
-    fail<IoError>("load_mnist: expected a folder with IDX files, got {} ({})", folder.string(),
+    fail<IoError>("load_mnist: expected a folder with IDX files, got {} ({})", shown_path(folder),
                   fs::exists(folder, error) ? "not a folder" : "no such folder");
   }
   const auto images = find_file(folder, split, "images", 3);
@@ -77,7 +78,7 @@ MnistData load_mnist(const fs::path& folder, Split split, const MnistOptions& op
     const std::string_view what = images ? "labels" : "images";
     const std::string_view prefix = split == Split::kTrain ? "train" : "t10k";
     fail<IoError>("load_mnist: expected {}-{}-idx{}-ubyte or {}-{}-idx{}-ubyte.gz in {} or its {}/, found neither",
-                  prefix, what, images ? 1 : 3, prefix, what, images ? 1 : 3, folder.string(), split_name(split));
+                  prefix, what, images ? 1 : 3, prefix, what, images ? 1 : 3, shown_path(folder), split_name(split));
   }
   return load_mnist_files(*images, *labels, options);
 }
@@ -86,33 +87,33 @@ MnistData load_mnist_files(const fs::path& images, const fs::path& labels, const
   // The labels come first: they are small, so most mix-ups are found before the images are read.
   IdxArray label_array = read_idx(labels);
   if (label_array.type != IdxType::kUint8 || label_array.shape.size() != 1) {
-    fail<IoError>("load_mnist: {}: expected labels (magic number 0x00000801), got {}", labels.string(),
+    fail<IoError>("load_mnist: {}: expected labels (magic number 0x00000801), got {}", shown_path(labels),
                   describe(label_array));
   }
   IdxArray image_array = read_idx(images);
   if (image_array.type != IdxType::kUint8 || image_array.shape.size() != 3) {
-    fail<IoError>("load_mnist: {}: expected images (magic number 0x00000803), got {}", images.string(),
+    fail<IoError>("load_mnist: {}: expected images (magic number 0x00000803), got {}", shown_path(images),
                   describe(image_array));
   }
   const std::int64_t count = image_array.shape[0];
   const std::int64_t rows = image_array.shape[1];
   const std::int64_t columns = image_array.shape[2];
   if ((options.rows != 0 && rows != options.rows) || (options.columns != 0 && columns != options.columns)) {
-    fail<IoError>("load_mnist: {}: expected images of {}x{}, got {}x{}", images.string(), options.rows, options.columns,
-                  rows, columns);
+    fail<IoError>("load_mnist: {}: expected images of {}x{}, got {}x{}", shown_path(images), options.rows,
+                  options.columns, rows, columns);
   }
   if (count == 0 || rows == 0 || columns == 0) {
-    fail<IoError>("load_mnist: {}: expected at least one image, got the shape [{}, {}, {}]", images.string(), count,
+    fail<IoError>("load_mnist: {}: expected at least one image, got the shape [{}, {}, {}]", shown_path(images), count,
                   rows, columns);
   }
   if (label_array.shape[0] != count) {
     fail<IoError>("load_mnist: expected as many labels as images, got {} labels in {} and {} images in {}",
-                  label_array.shape[0], labels.string(), count, images.string());
+                  label_array.shape[0], shown_path(labels), count, shown_path(images));
   }
   const auto wrong = std::find_if(label_array.data.begin(), label_array.data.end(),
                                   [&](std::uint8_t label) { return label >= options.classes; });
   if (wrong != label_array.data.end()) {
-    fail<IoError>("load_mnist: {}: expected labels from 0 to {}, got {} at position {}", labels.string(),
+    fail<IoError>("load_mnist: {}: expected labels from 0 to {}, got {} at position {}", shown_path(labels),
                   options.classes - 1, *wrong, wrong - label_array.data.begin());
   }
   return {.count = count,

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 
 namespace halfstep::data {
 namespace {
@@ -45,8 +46,8 @@ class RawPictures final : public Dataset {
     const auto n = static_cast<std::int64_t>(request.indices.size());
     Batch batch{empty({n, data_->rows, data_->columns, 1}, {.dtype = u8, .device = Device{}}),
                 empty({n}, {.dtype = i64, .device = Device{}})};
-    auto* pixels = batch.input.data<std::uint8_t>();
-    auto* label = batch.target.data<std::int64_t>();
+    auto* pixels = write_data<std::uint8_t>(batch.input);
+    auto* label = write_data<std::int64_t>(batch.target);
     for (const std::int64_t index : request.indices) {
       if (index < 0 || index >= data_->count) {
         fail<ShapeError>("batch: expected positions from 0 to {}, got {}", data_->count - 1, index);

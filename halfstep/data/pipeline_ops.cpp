@@ -9,6 +9,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 
 namespace halfstep::data {
 namespace {
@@ -32,8 +33,8 @@ Tensor map_real(const Tensor& batch, F&& change) {
   visit_dtype(in.dtype(), [&](auto tag) {
     using From = storage_t<tag.value>;
     using To = std::conditional_t<tag.value == DType::f64, double, float>;
-    const From* from = in.data<From>();
-    To* to = out.data<To>();
+    const From* from = in.data<const From>();
+    To* to = write_data<To>(out);
     change(from, to, n);
   });
   return out;
@@ -171,7 +172,8 @@ ColumnTransform::ColumnTransform(Function function, int) {
             "sample {} and {} for sample {}",
             first->str(), request.indices[0], type.str(), index);
       }
-      if (bytes > 0) std::memcpy(static_cast<std::byte*>(out.raw_data()) + i * bytes, made.raw_data(), bytes);
+      if (bytes > 0)
+        std::memcpy(static_cast<std::byte*>(write_raw_data(out)) + i * bytes, made.const_raw_data(), bytes);
     }
     return out;
   };

@@ -10,6 +10,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/float16.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/data/color.h"
 
 namespace halfstep::data {
@@ -256,7 +257,7 @@ Tensor read_images(std::span<const std::filesystem::path> paths, const EvalTrans
                    const ImageLimits& limits) {
   const ImagePipeline pipeline(transform, dtype);
   Tensor batch = empty_image_batch(static_cast<std::int64_t>(paths.size()), transform.size, dtype);
-  auto* out = static_cast<std::byte*>(batch.raw_data());
+  auto* out = static_cast<std::byte*>(write_raw_data(batch));
   TransformScratch scratch;
   std::vector<std::uint8_t> bytes;
   for (const std::filesystem::path& path : paths) {

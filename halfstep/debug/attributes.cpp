@@ -158,7 +158,7 @@ struct Table : std::unordered_map<std::string_view, Known> {
     add<SortAttributes>({"sort"});
     add<TopKAttributes>({"topk"});
     add<DiagonalAttributes>({"diagonal", "diagonal_backward", "tril", "triu"});
-    add<ClampAttributes>({"clamp", "clamp_backward"});
+    add<ClampAttributes>({"clamp", "clamp_backward", "hardtanh", "hardtanh_backward"});
     add<NanToNumAttributes>({"nan_to_num"});
     add<ActivationAttributes>(
         {"leaky_relu", "leaky_relu_backward", "elu", "elu_backward", "softplus", "softplus_backward", "threshold"});

@@ -110,7 +110,8 @@ struct Dump::Impl final : detail::CallObserver {
                  {"outputs", Json::array()}};
     std::string text = fmt::format("call {}: {}, {}, {}{}\n", site.number, site.str(), site.device.str(),
                                    name(site.road), call.in_place ? ", in place" : "");
-    if (!json["attributes"].is_null()) text += "attributes: " + json["attributes"].dump() + "\n";
+    if (!json["attributes"].is_null())
+      text += "attributes: " + json["attributes"].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     NamedTensors whole;
     const auto keep = [&](const char* what, std::size_t i, const Tensor& t) {
       if (options.level == DumpLevel::whole && t.defined()) {

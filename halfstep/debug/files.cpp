@@ -1,34 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-
+#include "halfstep/core/atomic_file.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/debug/files_internal.h"
 
 namespace halfstep::debug::detail {
 
 namespace fs = std::filesystem;
 
+// Not synced: a dump has thousands of such files, and is made anew.
 void write_text(const fs::path& path, const std::string& text) {
-  fs::path part = path;
-  part += ".part";
-  std::error_code ignored;
-  errno = 0;
-  std::ofstream file(part, std::ios::binary | std::ios::trunc);
-  file.write(text.data(), static_cast<std::streamsize>(text.size()));
-  file.close();
-  if (!file) {
-    const int error = errno;
-    fs::remove(part, ignored);
-    fail<IoError>("{}: can't be written: {}", path.string(), error ? std::strerror(error) : "is the disk full?");
-  }
-  std::error_code error;
-  fs::rename(part, path, error);
-  if (error) {
-    fs::remove(part, ignored);
-    fail<IoError>("{}: can't be written: {}", path.string(), error.message());
-  }
+  AtomicFile file(path, false);
+  file.write(text.data(), text.size());
+  file.commit();
 }
 
 fs::path make_new_folder(const fs::path& wanted) {
@@ -43,7 +27,7 @@ fs::path make_new_folder(const fs::path& wanted) {
     folder = wanted;
     folder += "." + std::to_string(i);
   }
-  fail<IoError>("{}: can't be made: {}", folder.string(), error.message());
+  fail<IoError>("{}: can't be made: {}", shown_path(folder), error.message());
 }
 
 }  // namespace halfstep::debug::detail

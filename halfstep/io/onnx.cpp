@@ -7,6 +7,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/io/onnx_internal.h"
 #include "halfstep/ops/index.h"
 
@@ -20,7 +21,8 @@ using detail::OnnxTrace;
 // `n` samples, from the first again where there are fewer. Copied on the CPU, since devices may have no index_select.
 Tensor samples(const Tensor& example, std::int64_t n) {
   Tensor rows = empty({n}, {.dtype = DType::i64, .device = Device{}});
-  for (std::int64_t i = 0; i < n; ++i) rows.data<std::int64_t>()[i] = i % example.sizes()[0];
+  std::int64_t* row = write_data<std::int64_t>(rows);
+  for (std::int64_t i = 0; i < n; ++i) row[i] = i % example.sizes()[0];
   return index_select(example.to(Device{}), 0, rows).to(example.device());
 }
 

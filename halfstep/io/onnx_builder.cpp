@@ -7,6 +7,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/io/onnx_internal.h"
 #include "halfstep/ops/create.h"
 
@@ -213,7 +214,7 @@ std::string OnnxBuilder::constant(const Tensor& tensor) {
 
 std::string OnnxBuilder::ints(const std::vector<std::int64_t>& values) {
   Tensor t = empty({static_cast<std::int64_t>(values.size())}, {.dtype = DType::i64, .device = Device{}});
-  std::copy(values.begin(), values.end(), t.data<std::int64_t>());
+  std::copy(values.begin(), values.end(), write_data<std::int64_t>(t));
   return constant(t);
 }
 std::string OnnxBuilder::number(double value, DType dtype) {
@@ -225,7 +226,7 @@ std::string OnnxBuilder::number(const ScalarValue& v, DType dtype) {
 }
 std::string OnnxBuilder::floats(const std::vector<float>& values) {
   Tensor t = empty({static_cast<std::int64_t>(values.size())}, {.dtype = DType::f32, .device = Device{}});
-  std::copy(values.begin(), values.end(), t.data<float>());
+  std::copy(values.begin(), values.end(), write_data<float>(t));
   return options_.dtype == DType::f32 ? constant(t) : add_initializer("constant", t, list(t.sizes()), kOnnxFloat);
 }
 std::string OnnxBuilder::filled(std::int64_t n, double value, bool in_float32) {

@@ -4,6 +4,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/onnx_internal.h"
 #include "onnx.pb.h"  // made by protoc from onnx.proto
@@ -13,6 +14,9 @@ namespace {
 
 // What protobuf can write in one message.
 constexpr std::size_t kLargest = std::numeric_limits<std::int32_t>::max();
+
+// Names of parameters, inputs and outputs come from the program; the format has UTF-8 only.
+std::string kept(const std::string& name) { return is_utf8(name) ? name : kept_name(name); }
 
 void write(onnx_file::Attribute& to, const OnnxAttribute& from) {
   to.set_name(from.name);
@@ -32,15 +36,15 @@ void write(onnx_file::Attribute& to, const OnnxAttribute& from) {
 }
 
 void write(onnx_file::Node& to, const OnnxNode& from) {
-  for (const std::string& s : from.inputs) to.add_input(s);
-  for (const std::string& s : from.outputs) to.add_output(s);
-  to.set_name(from.name);
+  for (const std::string& s : from.inputs) to.add_input(kept(s));
+  for (const std::string& s : from.outputs) to.add_output(kept(s));
+  to.set_name(kept(from.name));
   to.set_op_type(from.op);
   for (const OnnxAttribute& a : from.attributes) write(*to.add_attribute(), a);
 }
 
 void write(onnx_file::ValueInfo& to, const OnnxPort& from) {
-  to.set_name(from.name);
+  to.set_name(kept(from.name));
   onnx_file::TensorType& type = *to.mutable_type()->mutable_tensor_type();
   type.set_elem_type(from.type);
   type.mutable_shape();  // there even when it has no dimensions
@@ -70,23 +74,23 @@ std::int64_t write_onnx(const std::filesystem::path& path, const OnnxGraph& grap
   model.add_opset_import()->set_version(opset);
   model.mutable_opset_import(0)->set_domain("");
   onnx_file::Graph& g = *model.mutable_graph();
-  g.set_name(graph.name);
+  g.set_name(kept(graph.name));
   for (const OnnxNode& n : graph.nodes) write(*g.add_node(), n);
   for (const OnnxInitializer& t : graph.initializers) {
     onnx_file::Tensor& to = *g.add_initializer();
     for (std::int64_t d : t.dims) to.add_dims(d);
     to.set_data_type(t.type);
-    to.set_name(t.name);
+    to.set_name(kept(t.name));
     to.set_raw_data(t.tensor.impl()->data(), bytes_of(t));
   }
   for (const OnnxPort& p : graph.inputs) write(*g.add_input(), p);
   for (const OnnxPort& p : graph.outputs) write(*g.add_output(), p);
   // The builder has counted the tensors; this is with all around them.
   if (model.ByteSizeLong() > kLargest) {
-    fail<IoError>("{}: takes {} bytes, and an ONNX file has at most 2 GiB", path.string(), model.ByteSizeLong());
+    fail<IoError>("{}: takes {} bytes, and an ONNX file has at most 2 GiB", shown_path(path), model.ByteSizeLong());
   }
   std::string text;
-  if (!model.SerializeToString(&text)) fail<InternalError>("{}: protobuf could not write it", path.string());
+  if (!model.SerializeToString(&text)) fail<InternalError>("{}: protobuf could not write it", shown_path(path));
   AtomicFile file(path);
   file.write(text.data(), text.size());
   file.commit();

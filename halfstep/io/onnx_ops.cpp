@@ -411,6 +411,7 @@ OnnxTranslators make_table() {
   t["maximum"] = [](B& b) { b.result("Max", all_inputs(b)); };
   t["minimum"] = [](B& b) { b.result("Min", all_inputs(b)); };
   t["clamp"] = clamp;
+  t["hardtanh"] = clamp;
   t["to"] = cast;
   t["copy"] = cast;
 

@@ -63,13 +63,6 @@ enum Op : unsigned char {
   kByteArray8 = 0x96,
 };
 
-// What stands in a message of names that a hostile file chose.
-std::string shown(std::string_view name) {
-  std::string text;
-  for (const char c : name.substr(0, 120)) text += c >= ' ' && c < 0x7f ? c : '?';
-  return name.size() > 120 ? text + "..." : text;
-}
-
 class Reader {
  public:
   Reader(std::span<const unsigned char> bytes, const std::string& file, const PickleOptions& options)
@@ -188,7 +181,7 @@ class Reader {
       fail<IoError>(
           "{}: refers to {} (byte {}); only tensors and plain values are read and nothing is ever run. Is it a whole "
           "model? Save its state_dict() instead",
-          file_, shown(full), op_at_);
+          file_, printable_start(full), op_at_);
     }
     push_text(PickleKind::global, full);
   }
@@ -445,25 +438,6 @@ void little_endian(std::string& to, std::uint64_t value, int bytes) {
 }
 
 }  // namespace
-
-bool is_utf8(std::string_view text) {
-  for (std::size_t i = 0; i < text.size();) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    const std::size_t more = c < 0x80 ? 0 : c >= 0xc2 && c < 0xe0 ? 1 : c >= 0xe0 && c < 0xf0 ? 2 : c < 0xf5 ? 3 : 4;
-    if (more == 4 || (c >= 0x80 && c < 0xc2) || more >= text.size() - i) return false;
-    std::uint32_t point = more == 0 ? c : c & (0x3fu >> more);
-    for (std::size_t k = 1; k <= more; ++k) {
-      const auto next = static_cast<unsigned char>(text[i + k]);
-      if ((next & 0xc0) != 0x80) return false;
-      point = point << 6 | (next & 0x3f);
-    }
-    // Longer forms than needed, halves of surrogate pairs, and what is beyond Unicode.
-    if ((more == 2 && point < 0x800) || (more == 3 && (point < 0x10000 || point > 0x10ffff))) return false;
-    if (point >= 0xd800 && point < 0xe000) return false;
-    i += more + 1;
-  }
-  return true;
-}
 
 Pickle parse_pickle(std::span<const unsigned char> bytes, const std::string& file, const PickleOptions& options) {
   return Reader(bytes, file, options).read();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "halfstep/core/export.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::io {
 
@@ -70,9 +71,6 @@ struct PickleOptions {
 /// anything damaged, cut short or over the limits, for opcodes of other protocols and for names that aren't allowed.
 HS_API Pickle parse_pickle(std::span<const unsigned char> bytes, const std::string& file,
                            const PickleOptions& options = {});
-
-/// Whether all of a text is valid UTF-8.
-HS_API bool is_utf8(std::string_view text);
 
 /// Writes a pickle of protocol 2 from left to right. Containers are opened and closed by whoever calls.
 class HS_API PickleWriter {

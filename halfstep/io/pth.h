@@ -7,6 +7,7 @@
 #include <string>
 
 #include "halfstep/autograd/parameter.h"
+#include "halfstep/io/read_limits.h"
 
 namespace halfstep::io {
 
@@ -27,10 +28,11 @@ struct PthFile {
 /// `metadata`, tensors stand as `{"tensor": NAME}`.
 ///
 /// Throws IoError, naming file and fault, for a file that is missing, cut short, damaged (checksums are compared),
-/// hostile, big-endian, or holds a dtype that Halfstep doesn't have.
-HS_API PthFile load_pth(const std::filesystem::path& path);
+/// hostile, over the limits, big-endian, or holds a dtype that Halfstep doesn't have.
+HS_API PthFile load_pth(const std::filesystem::path& path, const ReadLimits& limits = read_limits());
 /// The same from memory; `name` is for messages.
-HS_API PthFile parse_pth(std::span<const unsigned char> bytes, const std::string& name);
+HS_API PthFile parse_pth(std::span<const unsigned char> bytes, const std::string& name,
+                         const ReadLimits& limits = read_limits());
 
 /// Options of save_pth.
 struct PthOptions {

@@ -41,20 +41,20 @@ struct PthTree {
   std::vector<PthTensor> others;                ///< outside of it
   std::map<std::string, std::string> metadata;  ///< plain values, as text
   std::string state_dict_key;                   ///< where the state dict was found; empty: the file is one
+  std::uint64_t claimed = 0;                    ///< bytes of all tensors, each in full
 };
 
 /// Whether a .pth file may name this: tensors, their storages and dtypes, and plain values of Python.
 HS_API bool pth_allows(std::string_view global);
-/// Finds tensors and other values. Every tensor lies within its storage. Throws IoError.
-HS_API PthTree read_pth_tree(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes);
+/// Finds tensors and other values. Every tensor lies within its storage. Throws IoError; also for storages of more than
+/// `max_bytes` together, and tensors that repeat what they have to more than `max_repeated`.
+HS_API PthTree read_pth_tree(const Pickle& pickle, const std::string& file,
+                             std::uint64_t max_bytes = std::uint64_t{1} << 40,
+                             std::uint64_t max_repeated = std::uint64_t{1} << 30);
 
-/// What a reader refuses to exceed, and whether it compares checksums.
-struct PthLimits {
-  std::uint64_t max_bytes = std::uint64_t{1} << 40;  ///< of all storages together
-  bool check_sums = true;
-};
-/// parse_pth() with other limits, for fuzzers.
-HS_API PthFile parse_pth(std::span<const unsigned char> bytes, const std::string& file, const PthLimits& limits);
+/// parse_pth() that may leave checksums uncompared, for fuzzers.
+HS_API PthFile parse_pth(std::span<const unsigned char> bytes, const std::string& name, const ReadLimits& limits,
+                         bool check_sums);
 
 /// PyTorch's storage class for a dtype; null where it has only untyped ones.
 const char* pth_storage_class(DType dtype);

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/pth_internal.h"
 
 namespace halfstep::io {
@@ -20,8 +21,6 @@ constexpr int kMaxDepth = 64;
 constexpr std::size_t kMaxSteps = 4'000'000;
 constexpr std::size_t kMaxText = std::size_t{64} << 20;
 constexpr std::size_t kMaxName = 1024;
-// A tensor that repeats its elements (stride 0) needs no room in the file, however large it is.
-constexpr std::uint64_t kMaxRepeated = std::uint64_t{1} << 30;
 
 // PyTorch's dtypes by the names of their storages and their own; those without a DType are only to be named in errors.
 struct TorchDType {
@@ -107,8 +106,8 @@ const TorchDType* dtype_of(std::string_view global) {
 
 class TreeReader {
  public:
-  TreeReader(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes)
-      : pickle_(pickle), file_(file), max_bytes_(max_bytes) {}
+  TreeReader(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes, std::uint64_t max_repeated)
+      : pickle_(pickle), file_(file), max_bytes_(max_bytes), max_repeated_(max_repeated) {}
 
   PthTree read() {
     for (std::size_t i = 0; i < pickle_.values.size(); ++i) {
@@ -133,7 +132,8 @@ class TreeReader {
   }
 
  private:
-  [[noreturn]] void damaged(const std::string& what) const { fail<IoError>("{}: {}", file_, what); }
+  // Names in it are the file's.
+  [[noreturn]] void damaged(const std::string& what) const { fail<IoError>("{}: {}", file_, printable(what)); }
 
   // --- Storages.
   std::uint64_t natural(PickleId id, const char* what) const {
@@ -267,9 +267,12 @@ class TreeReader {
       damaged(fmt::format("damaged: '{}' is {} with strides {} from byte {} on, but its storage has {} bytes", name,
                           result.sizes.str(), result.strides.str(), begin, place.bytes));
     }
-    if (!empty && dense > place.bytes && dense > kMaxRepeated) {
-      damaged(fmt::format("'{}' repeats {} bytes to {}", name, place.bytes, dense));
+    // A tensor that repeats its elements (stride 0) needs no room in the file, however large it is.
+    if (!empty && dense > place.bytes && dense > max_repeated_) {
+      damaged(fmt::format("'{}' repeats {} bytes to {}; at most {} are allowed (--max-unpacked)", name, place.bytes,
+                          dense, max_repeated_));
     }
+    if (!empty && __builtin_add_overflow(tree_.claimed, dense, &tree_.claimed)) tree_.claimed = UINT64_MAX;
     result.offset = place.offset + begin;
     if (result.offset % type->size != 0) damaged(fmt::format("damaged: '{}' lies across its elements", name));
     PthStorage& storage = tree_.storages[place.storage];
@@ -478,6 +481,7 @@ class TreeReader {
   const Pickle& pickle_;
   const std::string& file_;
   const std::uint64_t max_bytes_;
+  const std::uint64_t max_repeated_;
   PthTree tree_;
   std::unordered_map<std::string, std::size_t> by_key_;
   std::unordered_map<PickleId, Place> places_;
@@ -494,8 +498,9 @@ bool pth_allows(std::string_view global) {
          dtype_of(global);
 }
 
-PthTree read_pth_tree(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes) {
-  return TreeReader(pickle, file, max_bytes).read();
+PthTree read_pth_tree(const Pickle& pickle, const std::string& file, std::uint64_t max_bytes,
+                      std::uint64_t max_repeated) {
+  return TreeReader(pickle, file, max_bytes, max_repeated).read();
 }
 
 const char* pth_storage_class(DType dtype) {

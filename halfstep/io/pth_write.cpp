@@ -206,7 +206,7 @@ void save_pth(const std::filesystem::path& path, const NamedTensors& named, cons
   add("archive/byteorder", "little");
   for (std::size_t i = 0; i < plan.blocks.size(); ++i) {
     const Block& b = plan.blocks[i];
-    zip.add(fmt::format("archive/data/{}", i), b.data.raw_data(),
+    zip.add(fmt::format("archive/data/{}", i), b.data.const_raw_data(),
             static_cast<std::uint64_t>(b.elements) * item_size(b.dtype));
   }
   add("archive/version", "3\n");

@@ -3,214 +3,212 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <tuple>
+#include <iterator>
+#include <string_view>
+#include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/input_file_internal.h"
+#include "halfstep/core/tensor_impl.h"
+#include "halfstep/core/text.h"
 #include "halfstep/debug/dump.h"
 #include "halfstep/io/atomic_file.h"
+#include "halfstep/io/read_limits_internal.h"
+#include "halfstep/io/safetensors_internal.h"
 
 namespace halfstep::io {
 namespace {
 
-using nlohmann::json;
+using detail::SafetensorsEntry;
+using detail::SafetensorsHeader;
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;
-constexpr std::uintmax_t kMaxFile = std::uintmax_t{1} << 40;
 
-struct DTypeName {
-  DType dtype;
-  const char* name;
-};
-constexpr DTypeName kNames[] = {
-    {DType::f64, "F64"},        {DType::f32, "F32"},        {DType::f16, "F16"},      {DType::bf16, "BF16"},
-    {DType::f8e4m3, "F8_E4M3"}, {DType::f8e5m2, "F8_E5M2"}, {DType::i64, "I64"},      {DType::i32, "I32"},
-    {DType::i8, "I8"},          {DType::u8, "U8"},          {DType::boolean, "BOOL"},
-};
-
-const char* format_name(DType dtype) {
-  for (const DTypeName& n : kNames) {
-    if (n.dtype == dtype) return n.name;
-  }
-  return "";
-}
-
-std::optional<DType> from_format_name(const std::string& name) {
-  for (const DTypeName& n : kNames) {
-    if (n.name == name) return n.dtype;
-  }
-  return std::nullopt;
-}
-
-// What the header says of one tensor.
-struct Entry {
-  std::string name;
-  DType dtype;
-  Shape sizes;
-  std::uint64_t begin, end;
-};
-
-// Refuses names that stand twice, which a JSON object would quietly merge, and nesting that the format has no use for.
-json parse_header(const char* begin, const char* end, const std::string& file) {
-  std::vector<std::set<std::string>> keys;
-  const auto callback = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > 4) fail<IoError>("{}: header is nested too deeply", file);
-    switch (event) {
-      case json::parse_event_t::object_start:
-        keys.emplace_back();
-        break;
-      case json::parse_event_t::object_end:
-        keys.pop_back();
-        break;
-      case json::parse_event_t::key:
-        if (!keys.back().insert(parsed.get<std::string>()).second) {
-          fail<IoError>("{}: '{}' is there twice in the header", file, parsed.get<std::string>());
-        }
-        break;
-      default:
-        break;
+// Bytes of a file from front to back: small pieces out of a block that is read at once, large ones to their place.
+class FileBytes {
+ public:
+  explicit FileBytes(const InputFile& file) : file_(file) {}
+  void read(std::uint64_t at, void* to, std::size_t bytes) {
+    if (bytes >= kBlock) return file_.read(at, to, bytes);
+    if (at < begin_ || at - begin_ > block_.size() || bytes > block_.size() - (at - begin_)) {
+      begin_ = at;
+      block_.resize(
+          static_cast<std::size_t>(std::min<std::uint64_t>(kBlock, file_.size() - std::min(at, file_.size()))));
+      file_.read(at, block_.data(), block_.size());
+      if (bytes > block_.size()) return file_.read(at, to, bytes);  // which says that it is cut short
     }
-    return true;
-  };
-  try {
-    return json::parse(begin, end, callback);
-  } catch (const json::exception& e) {
-    fail<IoError>("{}: header is no valid JSON: {}", file, e.what());
+    if (bytes != 0) std::memcpy(to, block_.data() + (at - begin_), bytes);
   }
-}
 
-std::uint64_t natural(const json& value, const std::string& file, const std::string& name, const char* what) {
-  if (!value.is_number_unsigned()) fail<IoError>("{}: {} of '{}' is no whole number of at least 0", file, what, name);
-  return value.get<std::uint64_t>();
-}
+ private:
+  static constexpr std::size_t kBlock = std::size_t{1} << 20;
+  const InputFile& file_;
+  std::uint64_t begin_ = 0;
+  std::string block_;
+};
 
-Entry parse_entry(const std::string& name, const json& value, const std::string& file) {
-  if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") || !value.contains("data_offsets")) {
-    fail<IoError>("{}: expected dtype, shape and data_offsets for '{}'", file, name);
-  }
-  const json &dtype_value = value["dtype"], &shape = value["shape"], &offsets = value["data_offsets"];
-  const auto dtype = dtype_value.is_string() ? from_format_name(dtype_value.get<std::string>()) : std::nullopt;
-  if (!dtype) fail<IoError>("{}: '{}' has the dtype {}, which is not known here", file, name, dtype_value.dump());
-  if (!shape.is_array() || shape.size() > kMaxDims) {
-    fail<IoError>("{}: expected a shape of at most {} dimensions for '{}'", file, kMaxDims, name);
-  }
-  Entry entry{name, *dtype, {}, 0, 0};
-  std::uint64_t bytes = item_size(*dtype);
-  for (const json& size : shape) {
-    const std::uint64_t n = natural(size, file, name, "a size");
-    if (n > (std::uint64_t{1} << 48) || __builtin_mul_overflow(bytes, n, &bytes)) {
-      fail<IoError>("{}: '{}' is too large: shape {}", file, name, shape.dump());
-    }
-    entry.sizes.push_back(static_cast<std::int64_t>(n));
-  }
-  if (!offsets.is_array() || offsets.size() != 2) fail<IoError>("{}: expected two data_offsets for '{}'", file, name);
-  entry.begin = natural(offsets[0], file, name, "an offset");
-  entry.end = natural(offsets[1], file, name, "an offset");
-  if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
-    fail<IoError>("{}: '{}' is {} {} and needs {} bytes, but its offsets are {} to {}", file, name, format_name(*dtype),
-                  entry.sizes.str(), bytes, entry.begin, entry.end);
-  }
-  return entry;
-}
-
-}  // namespace
-
-Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::string& file) {
-  if (bytes.size() < 8) fail<IoError>("{}: expected a safetensors file, got {} bytes", file, bytes.size());
+std::uint64_t header_length(const unsigned char* bytes, std::uint64_t size, const std::string& file) {
   std::uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | bytes[static_cast<std::size_t>(i)];
+  for (int i = 7; i >= 0; --i) length = length << 8 | bytes[i];
   if (length > kMaxHeader) {
     fail<IoError>("{}: no safetensors file: its header would have {} bytes, at most {} are allowed", file, length,
                   kMaxHeader);
   }
-  if (length > bytes.size() - 8) {
-    fail<IoError>("{}: cut short: expected {} bytes of header, got {}", file, length, bytes.size() - 8);
-  }
-  const auto* text = reinterpret_cast<const char*>(bytes.data()) + 8;
-  if (length == 0 || *text != '{') fail<IoError>("{}: no safetensors file: its header doesn't begin with '{{'", file);
-  const json header = parse_header(text, text + length, file);
-  const auto data = bytes.subspan(8 + static_cast<std::size_t>(length));
+  if (length > size - 8) fail<IoError>("{}: cut short: expected {} bytes of header, got {}", file, length, size - 8);
+  return length;
+}
+
+// `read` gives `bytes` bytes of the data from `at` on.
+template <class Read>
+Safetensors assemble(SafetensorsHeader header, const ReadLimits& limits, const std::string& file, Read&& read) {
+  detail::check_bytes(header.entries.empty() ? 0 : header.entries.back().end, limits, file);
   Safetensors result;
-  std::vector<Entry> entries;
-  for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") {
-      if (!value.is_object()) fail<IoError>("{}: __metadata__ is no object", file);
-      for (const auto& [key, item] : value.items()) {
-        if (!item.is_string()) fail<IoError>("{}: '{}' in __metadata__ is no text", file, key);
-        result.metadata[key] = item.get<std::string>();
-      }
-      continue;
-    }
-    entries.push_back(parse_entry(name, value, file));
-  }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
-  });
-  std::uint64_t at = 0;
-  for (const Entry& e : entries) {
-    if (e.begin != at) {
-      fail<IoError>("{}: '{}' begins at {}, but the tensor before ends at {}", file, e.name, e.begin, at);
-    }
-    at = e.end;
-    if (at > data.size()) {
-      fail<IoError>("{}: cut short: '{}' ends at byte {} of the data, which has {}", file, e.name, at, data.size());
-    }
-  }
-  if (at != data.size()) fail<IoError>("{}: expected {} bytes of data, got {}", file, at, data.size());
-  for (const Entry& e : entries) {
-    Tensor tensor = empty(e.sizes, {.dtype = e.dtype, .device = Device{}});
+  result.metadata = std::move(header.metadata);
+  result.tensors.reserve(header.entries.size());
+  for (SafetensorsEntry& e : header.entries) {
     const auto size = static_cast<std::size_t>(e.end - e.begin);
-    if (size) std::memcpy(tensor.raw_data(), data.data() + e.begin, size);
+    Ref<Storage> memory = Storage::allocate(size, Device{});
+    if (size != 0) read(e.begin, memory->data(), size);
     if (e.dtype == DType::boolean) {
       // Any other byte than 0 and 1 in a bool is undefined behaviour.
-      const auto* b = data.data() + e.begin;
+      const auto* b = static_cast<const unsigned char*>(memory->data());
       if (std::any_of(b, b + size, [](unsigned char v) { return v > 1; })) {
-        fail<IoError>("{}: '{}' is BOOL but holds other values than 0 and 1", file, e.name);
+        fail<IoError>("{}: '{}' is BOOL but holds other values than 0 and 1", file, printable_start(e.name));
       }
     }
-    result.tensors.push_back({e.name, std::move(tensor)});
+    const Shape strides = contiguous_strides(e.sizes);
+    result.tensors.push_back(
+        {std::move(e.name), Tensor(TensorImpl::make(std::move(memory), 0, e.sizes, strides, e.dtype))});
   }
   return result;
 }
 
-Safetensors load_safetensors(const std::filesystem::path& path) {
-  const std::string bytes = read_file(path, kMaxFile);
-  return parse_safetensors({reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()}, path.string());
+SafetensorsHeader parse_header(std::string_view text, std::uint64_t data_bytes, const std::string& file) {
+  if (text.empty() || text[0] != '{') {
+    fail<IoError>("{}: no safetensors file: its header doesn't begin with '{{'", file);
+  }
+  return detail::read_safetensors_header(text, data_bytes, file);
 }
+
+}  // namespace
+
+Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::string& name, const ReadLimits& limits) {
+  const std::string file = printable(name);
+  if (bytes.size() < 8) fail<IoError>("{}: expected a safetensors file, got {} bytes", file, bytes.size());
+  const auto length = static_cast<std::size_t>(header_length(bytes.data(), bytes.size(), file));
+  const auto data = bytes.subspan(8 + length);
+  SafetensorsHeader header = parse_header({reinterpret_cast<const char*>(bytes.data()) + 8, length}, data.size(), file);
+  return assemble(std::move(header), limits, file,
+                  [&](std::uint64_t at, void* to, std::size_t n) { std::memcpy(to, data.data() + at, n); });
+}
+
+Safetensors load_safetensors(const std::filesystem::path& path, const ReadLimits& limits) {
+  const InputFile input(path);
+  const std::string& file = input.name();
+  if (input.size() < 8) fail<IoError>("{}: expected a safetensors file, got {} bytes", file, input.size());
+  unsigned char start[8];
+  input.read(0, start, sizeof(start));
+  const std::uint64_t length = header_length(start, input.size(), file);
+  SafetensorsHeader header;
+  {
+    std::string text(static_cast<std::size_t>(length), '\0');
+    input.read(8, text.data(), text.size());
+    header = parse_header(text, input.size() - 8 - length, file);
+  }
+  FileBytes bytes(input);
+  Safetensors result = assemble(std::move(header), limits, file,
+                                [&](std::uint64_t at, void* to, std::size_t n) { bytes.read(8 + length + at, to, n); });
+  input.check_unchanged();
+  return result;
+}
+
+namespace {
+
+// JSON's form of a text.
+void append_text(std::string& to, const std::string& text) {
+  if (!is_utf8(text)) {
+    fail<Error>("save_safetensors: expected names and metadata in UTF-8, got '{}'", printable_start(text));
+  }
+  to += '"';
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      to += '\\';
+      to += c;
+    } else if (byte < 0x20) {
+      to += fmt::format("\\u{:04x}", byte);
+    } else {
+      to += c;
+    }
+  }
+  to += '"';
+}
+
+// As a tree of JSON values it would take time by the square of the names.
+std::string header_text(const std::vector<const NamedTensor*>& order,
+                        const std::map<std::string, std::string>& metadata) {
+  std::string text = "{";
+  const auto next = [&text](bool& first) {
+    if (!std::exchange(first, false)) text += ',';
+  };
+  bool first = true;
+  if (!metadata.empty()) {
+    first = false;
+    text += "\"__metadata__\":{";
+    bool first_text = true;
+    for (const auto& [key, value] : metadata) {
+      next(first_text);
+      append_text(text, key);
+      text += ':';
+      append_text(text, value);
+    }
+    text += '}';
+  }
+  std::uint64_t at = 0;
+  const auto to = std::back_inserter(text);
+  for (const NamedTensor* t : order) {
+    next(first);
+    append_text(text, t->name);
+    const auto size = static_cast<std::uint64_t>(t->tensor.numel()) * t->tensor.item_size();
+    const Shape& s = t->tensor.sizes();
+    fmt::format_to(to, ":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}",
+                   detail::safetensors_dtype(t->tensor.dtype()), fmt::join(s.begin(), s.end(), ","), at, at + size);
+    at += size;
+  }
+  text += '}';
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return text;
+}
+
+}  // namespace
 
 void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                       const std::map<std::string, std::string>& metadata) {
   std::vector<const NamedTensor*> order;
-  std::set<std::string> names;
+  std::vector<std::string_view> names;
+  order.reserve(tensors.size());
+  names.reserve(tensors.size());
   for (const NamedTensor& t : tensors) {
-    if (!t.tensor.defined()) fail<Error>("save_safetensors: '{}' is an undefined tensor", t.name);
+    if (!t.tensor.defined()) {
+      fail<Error>("save_safetensors: '{}' is an undefined tensor", printable_start(t.name));
+    }
     if (t.name == "__metadata__") fail<Error>("save_safetensors: __metadata__ is no name for a tensor");
-    if (!names.insert(t.name).second) fail<Error>("save_safetensors: there are two tensors called '{}'", t.name);
     order.push_back(&t);
+    names.push_back(t.name);
+  }
+  if (!std::is_sorted(names.begin(), names.end())) std::sort(names.begin(), names.end());
+  if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {
+    fail<Error>("save_safetensors: there are two tensors called '{}'", printable_start(*twice));
   }
   std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
     const auto x = a->tensor.item_size(), y = b->tensor.item_size();
     return x != y ? x > y : a->name < b->name;
   });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::uint64_t at = 0;
-  for (const NamedTensor* t : order) {
-    const auto size = static_cast<std::uint64_t>(t->tensor.numel()) * t->tensor.item_size();
-    const Shape& s = t->tensor.sizes();
-    header[t->name] = {{"dtype", format_name(t->tensor.dtype())},
-                       {"shape", std::vector<std::int64_t>(s.begin(), s.end())},
-                       {"data_offsets", {at, at + size}}};
-    at += size;
+  const std::string text = header_text(order, metadata);
+  if (text.size() > kMaxHeader) {
+    fail<Error>("save_safetensors: names and metadata take {} bytes, the format has at most {}", text.size(),
+                kMaxHeader);
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const json::exception&) {
-    fail<Error>("save_safetensors: a name or a metadata text is not valid UTF-8");
-  }
-  text.resize((text.size() + 7) / 8 * 8, ' ');
   AtomicFile file(path);
   unsigned char length[8];
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
@@ -218,7 +216,7 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
   file.write(text.data(), text.size());
   for (const NamedTensor* t : order) {
     const Tensor dense = t->tensor.detach().to(Device{}).contiguous();
-    file.write(dense.raw_data(), static_cast<std::size_t>(dense.numel()) * dense.item_size());
+    file.write(dense.const_raw_data(), static_cast<std::size_t>(dense.numel()) * dense.item_size());
   }
   file.commit();
 }

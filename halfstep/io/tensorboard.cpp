@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/io/tensorboard.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "tensorboard.pb.h"  // made by protoc from tensorboard.proto
 
 namespace halfstep::io {
@@ -85,7 +87,7 @@ struct TensorBoardWriter::Impl {
 
   void failed(const char* what) const {
     const int error = errno;
-    fail<IoError>("{}: {}: {}", path.string(), what, error ? std::strerror(error) : "unknown reason");
+    fail<IoError>("{}: {}: {}", shown_path(path), what, error ? std::strerror(error) : "unknown reason");
   }
 
   void write(const tensorboard_file::Event& event) {
@@ -119,9 +121,16 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, const TensorBoardOp
   static std::atomic<int> number{0};
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail<IoError>("{}: can't be made: {}", folder.string(), error.message());
-  impl_->path = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}{}", static_cast<std::int64_t>(now()), host(),
-                                     ::getpid(), number++, options.suffix);
+  if (error) fail<IoError>("{}: can't be made: {}", shown_path(folder), error.message());
+  // Processes of two containers may have the same host, number and second: the file is whose who makes it.
+  int file = -1;
+  do {
+    impl_->path = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}{}", static_cast<std::int64_t>(now()), host(),
+                                       ::getpid(), number++, options.suffix);
+    file = ::open(impl_->path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (file < 0 && errno == EEXIST);
+  if (file < 0) impl_->failed("can't be written");
+  ::close(file);
   errno = 0;
   impl_->file.open(impl_->path, std::ios::binary | std::ios::trunc);
   if (!impl_->file) impl_->failed("can't be written");
@@ -140,14 +149,15 @@ void TensorBoardWriter::scalar(const std::string& tag, double value, std::int64_
                                std::optional<double> wall_time) {
   tensorboard_file::Event event = Impl::event(step, wall_time);
   tensorboard_file::Value& v = *event.mutable_summary()->add_value();
-  v.set_tag(tag);
+  v.set_tag(printable(tag));
   v.set_simple_value(static_cast<float>(value));
   impl_->write(event);
 }
 
 void TensorBoardWriter::histogram(const std::string& tag, const Tensor& values, std::int64_t step,
                                   std::optional<double> wall_time) {
-  if (!values.defined() || values.numel() == 0) fail<ShapeError>("histogram: expected values for {}, got none", tag);
+  if (!values.defined() || values.numel() == 0)
+    fail<ShapeError>("histogram: expected values for {}, got none", printable(tag));
   const std::vector<double>& limits = bucket_limits();
   std::vector<double> counts(limits.size(), 0);
   double low = std::numeric_limits<double>::infinity(), high = -low, count = 0, sum = 0, squares = 0, nonfinite = 0;
@@ -165,7 +175,7 @@ void TensorBoardWriter::histogram(const std::string& tag, const Tensor& values, 
   tensorboard_file::Event event = Impl::event(step, wall_time);
   if (count > 0) {
     tensorboard_file::Value& value = *event.mutable_summary()->add_value();
-    value.set_tag(tag);
+    value.set_tag(printable(tag));
     tensorboard_file::Histogram& h = *value.mutable_histo();
     h.set_min(low);
     h.set_max(high);
@@ -183,7 +193,7 @@ void TensorBoardWriter::histogram(const std::string& tag, const Tensor& values, 
   }
   if (nonfinite > 0) {
     tensorboard_file::Value& value = *event.mutable_summary()->add_value();
-    value.set_tag(tag + "/nonfinite");
+    value.set_tag(printable(tag) + "/nonfinite");
     value.set_simple_value(static_cast<float>(nonfinite));
   }
   impl_->write(event);

@@ -2,13 +2,15 @@
 #include "halfstep/io/weights.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/input_file_internal.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/pth.h"
 #include "halfstep/io/safetensors.h"
 #include "halfstep/runtime/log.h"
@@ -21,10 +23,9 @@ namespace fs = std::filesystem;
 // A safetensors file begins with the length of its header in eight bytes, of which the upper four are 0, and `{`: no
 // zip archive and no pickle does.
 bool is_pth(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) return false;  // a pipe would be waited for
+  const InputFile file(path);
   char start[9] = {};
-  std::ifstream(path, std::ios::binary).read(start, sizeof(start));
+  file.read(0, start, static_cast<std::size_t>(std::min<std::uint64_t>(file.size(), sizeof(start))));
   const std::string_view text(start, sizeof(start));
   if (text[8] == '{' && text.substr(4, 4) == std::string_view("\0\0\0\0", 4)) return false;
   return text.starts_with("PK\x03\x04") || text.starts_with("\x80\x02\x8a\x0a");
@@ -66,6 +67,14 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// What a counter of batches can't have come to.
+std::optional<std::int64_t> wrong_count(std::string_view name, const Tensor& given) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;
+  if (!name.ends_with("num_batches_tracked") || given.is_floating() || given.numel() != 1) return std::nullopt;
+  const auto count = given.to_vector<std::int64_t>()[0];
+  return count < 0 || count > kMost ? std::optional(count) : std::nullopt;
+}
+
 // The differences, in words.
 class Differences {
  public:
@@ -76,6 +85,13 @@ class Differences {
   void shape(const NamedTensor& own, const Tensor& given) {
     shapes_.push_back(fmt::format("{} is {} in the network and {} in the file", own.name, own.tensor.sizes().str(),
                                   given.sizes().str()));
+  }
+  void dtype(const NamedTensor& own, const Tensor& given) {
+    shapes_.push_back(fmt::format("{} is {} in the network and {} in the file", own.name, name(own.tensor.dtype()),
+                                  name(given.dtype())));
+  }
+  void value(const NamedTensor& own, std::int64_t value) {
+    shapes_.push_back(fmt::format("{} counts to {} in the file", own.name, value));
   }
 
   void check() const {
@@ -93,10 +109,14 @@ class Differences {
 
  private:
   static constexpr std::size_t kShown = 6;
+  static constexpr int kDots = 16;  // a file may have names of nothing but dots
 
   static std::string listed(const std::vector<std::string>& names) {
     const auto shown = static_cast<std::ptrdiff_t>(std::min(names.size(), kShown));
-    std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + shown, ", "));
+    std::string text;
+    for (std::ptrdiff_t i = 0; i < shown; ++i) {
+      text += (i == 0 ? "" : ", ") + printable_start(names[static_cast<std::size_t>(i)], 300);
+    }
     if (names.size() > kShown) text += fmt::format(" and {} more", names.size() - kShown);
     return text;
   }
@@ -124,14 +144,16 @@ class Differences {
       const std::set<std::string_view>&longer = in_file ? given : own, &shorter = in_file ? own : given;
       if (longer.empty()) continue;
       const std::string_view name = *longer.begin();
-      for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) {
+      int dots = 0;
+      for (std::size_t dot = name.find('.'); dot != std::string_view::npos && ++dots <= kDots;
+           dot = name.find('.', dot + 1)) {
         const std::string_view prefix = name.substr(0, dot + 1);
         const auto fits = [&](std::string_view n) {
           return n.starts_with(prefix) && shorter.contains(n.substr(prefix.size()));
         };
         if (static_cast<std::size_t>(std::count_if(longer.begin(), longer.end(), fits)) * 2 > longer.size()) {
           return fmt::format("; names in the {} begin with '{}', those in the {} don't", in_file ? "file" : "network",
-                             prefix, in_file ? "network" : "file");
+                             printable_start(prefix), in_file ? "network" : "file");
         }
       }
     }
@@ -147,17 +169,17 @@ class Differences {
 
 }  // namespace
 
-WeightsFile load_weights_file(const fs::path& path) {
+WeightsFile load_weights_file(const fs::path& path, const ReadLimits& limits) {
   WeightsFile file;
   if (is_pth(path)) {
-    PthFile content = load_pth(path);
+    PthFile content = load_pth(path, limits);
     file = {std::move(content.tensors), std::move(content.metadata), WeightsFormat::pth, std::move(content.others)};
   } else {
-    Safetensors content = load_safetensors(path);
+    Safetensors content = load_safetensors(path, limits);
     file = {std::move(content.tensors), std::move(content.metadata), WeightsFormat::safetensors, {}};
   }
-  if (file.tensors.empty()) fail<IoError>("{}: there are no tensors in it", path.string());
-  strip_data_parallel(file.tensors, path.string());
+  if (file.tensors.empty()) fail<IoError>("{}: there are no tensors in it", shown_path(path));
+  strip_data_parallel(file.tensors, shown_path(path));
   return file;
 }
 
@@ -202,6 +224,11 @@ PretrainedReport load_pretrained(const nn::ModuleBase& module, const NamedTensor
       }
     } else if (it->second.sizes() != t.tensor.sizes()) {
       differences.shape(t, it->second);
+    } else if (!t.tensor.is_floating() && it->second.is_floating()) {
+      // A counter as a floating value may be NaN, or rounded.
+      differences.dtype(t, it->second);
+    } else if (const auto count = wrong_count(t.name, it->second)) {
+      differences.value(t, *count);
     } else {
       report.loaded.push_back(t.name);
       copies.emplace_back(t.tensor, it->second);

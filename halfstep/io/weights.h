@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "halfstep/autograd/parameter.h"
+#include "halfstep/io/read_limits.h"
 #include "halfstep/nn/module.h"
 
 namespace halfstep::io {
@@ -26,7 +27,7 @@ struct WeightsFile {
 /// Reads a safetensors or .pth file, which it knows by its content. When all names begin with `module.`, as those of
 /// torch.nn.DataParallel do, they lose it, and the log says so (level info). Throws IoError, also when there is no
 /// tensor in it.
-HS_API WeightsFile load_weights_file(const std::filesystem::path& path);
+HS_API WeightsFile load_weights_file(const std::filesystem::path& path, const ReadLimits& limits = read_limits());
 
 /// Options of load_pretrained.
 struct PretrainedOptions {
@@ -46,7 +47,8 @@ struct PretrainedReport {
 /// network must be the same but for the last layer (`fc`, `classifier`, `head`, `heads`, or what is registered last),
 /// which stays as it was made where it has another size or another name, and the log says so (level warning); and for
 /// `num_batches_tracked`, which old files don't have. Throws Error naming all other differences, with the names that
-/// may have been meant, before anything is changed.
+/// may have been meant, before anything is changed; also for integers of the network that the file has as floating
+/// values, and counters that are negative or over 2^62.
 HS_API PretrainedReport load_pretrained(const nn::ModuleBase& module, const NamedTensors& tensors,
                                         const PretrainedOptions& options = {});
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/zip_internal.h"
 
 namespace halfstep::io {
@@ -15,7 +16,7 @@ constexpr std::size_t kAlignment = 64;
 
 std::string reason(::archive* reader) {
   const char* text = archive_error_string(reader);
-  return text ? text : "unknown reason";
+  return text ? printable_start(text, 300) : "unknown reason";
 }
 
 void little_endian(std::string& to, std::uint64_t value, int bytes) {
@@ -29,21 +30,24 @@ void ZipEntry::read(void* to) {
   std::uint64_t left = size_;
   while (left > 0) {
     const la_ssize_t n = archive_read_data(reader_, at, static_cast<std::size_t>(left));
-    if (n < 0) fail<IoError>("{}: '{}' is damaged: {}", source_.name, name_, reason(reader_));
-    if (n == 0) fail<IoError>("{}: '{}' is cut short: {} of {} bytes are missing", source_.name, name_, left, size_);
+    if (n < 0) fail<IoError>("{}: '{}' is damaged: {}", source_.name, printable_start(name_), reason(reader_));
+    if (n == 0)
+      fail<IoError>("{}: '{}' is cut short: {} of {} bytes are missing", source_.name, printable_start(name_), left,
+                    size_);
     at += n;
     left -= static_cast<std::uint64_t>(n);
   }
   // The checksum is looked at when one reads on to the end.
   char more = 0;
   const la_ssize_t n = archive_read_data(reader_, &more, 1);
-  if (n < 0) fail<IoError>("{}: '{}' is damaged: {}", source_.name, name_, reason(reader_));
-  if (n > 0) fail<IoError>("{}: '{}' is damaged: it is longer than {} bytes", source_.name, name_, size_);
+  if (n < 0) fail<IoError>("{}: '{}' is damaged: {}", source_.name, printable_start(name_), reason(reader_));
+  if (n > 0)
+    fail<IoError>("{}: '{}' is damaged: it is longer than {} bytes", source_.name, printable_start(name_), size_);
 }
 
 std::string ZipEntry::text(std::uint64_t limit) {
   if (size_ > limit) {
-    fail<IoError>("{}: '{}' has {} bytes, at most {} are allowed", source_.name, name_, size_, limit);
+    fail<IoError>("{}: '{}' has {} bytes, at most {} are allowed", source_.name, printable_start(name_), size_, limit);
   }
   std::string text(static_cast<std::size_t>(size_), '\0');
   read(text.data());
@@ -72,9 +76,10 @@ void visit_zip(const ZipSource& source, const std::function<bool(ZipEntry&)>& vi
     if (name == nullptr) name = archive_entry_pathname(header);
     if (name == nullptr) fail<IoError>("{}: the name of a file in the archive is not valid", source.name);
     if (archive_entry_filetype(header) != AE_IFREG) continue;
-    if (archive_entry_is_encrypted(header)) fail<IoError>("{}: '{}' is encrypted", source.name, name);
+    if (archive_entry_is_encrypted(header)) fail<IoError>("{}: '{}' is encrypted", source.name, printable_start(name));
     const la_int64_t size = archive_entry_size_is_set(header) ? archive_entry_size(header) : -1;
-    if (size < 0) fail<IoError>("{}: damaged zip archive: the size of '{}' is missing", source.name, name);
+    if (size < 0)
+      fail<IoError>("{}: damaged zip archive: the size of '{}' is missing", source.name, printable_start(name));
     ZipEntry entry(reader.get(), source, name, static_cast<std::uint64_t>(size));
     if (!visit(entry)) return;
   }

@@ -12,8 +12,8 @@ namespace halfstep::models {
 
 /// Options of ConvNormReLU6.
 struct ConvNormReLU6Options {
-  std::int64_t in;
-  std::int64_t out;
+  std::int64_t in = nn::kNotGiven;
+  std::int64_t out = nn::kNotGiven;
   std::int64_t kernel = 3;  ///< odd; padded so that stride 1 keeps the size
   std::int64_t stride = 1;
   std::int64_t groups = 1;
@@ -31,8 +31,8 @@ class HS_API ConvNormReLU6 : public nn::Module<ConvNormReLU6> {
 
 /// Options of InvertedResidual.
 struct InvertedResidualOptions {
-  std::int64_t in;
-  std::int64_t out;
+  std::int64_t in = nn::kNotGiven;
+  std::int64_t out = nn::kNotGiven;
   std::int64_t stride = 1;
   std::int64_t expand = 6;  ///< channels between for each of the input; 1: no convolution before the depthwise one
 };

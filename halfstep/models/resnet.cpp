@@ -2,6 +2,7 @@
 #include "halfstep/models/resnet.h"
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/ops/pool.h"
 #include "halfstep/ops/view.h"
@@ -68,10 +69,16 @@ ResNet make(ResNetOptions o, ResNetBlock block, const Shape& layers) {
   return ResNet{o};
 }
 
+const ResidualBlockOptions& given(const ResidualBlockOptions& o, const char* kind) {
+  nn::check_given(o.in, kind, "in", ".in = 64, .width = 64");
+  nn::check_given(o.width, kind, "width", ".in = 64, .width = 64");
+  return o;
+}
+
 }  // namespace
 
 BasicBlock::BasicBlock(const ResidualBlockOptions& o)
-    : conv1(child("conv1", conv(3, o.in, o.width, o.stride))),
+    : conv1(child("conv1", conv(3, given(o, "BasicBlock").in, o.width, o.stride))),
       bn1(child("bn1", nn::BatchNorm2d{{.channels = o.width}})),
       conv2(child("conv2", conv(3, o.width, o.width))),
       bn2(child("bn2", nn::BatchNorm2d{{.channels = o.width}})),
@@ -83,7 +90,7 @@ Tensor BasicBlock::forward(const Tensor& input) const {
 }
 
 Bottleneck::Bottleneck(const ResidualBlockOptions& o)
-    : conv1(child("conv1", conv(1, o.in, o.width))),
+    : conv1(child("conv1", conv(1, given(o, "Bottleneck").in, o.width))),
       bn1(child("bn1", nn::BatchNorm2d{{.channels = o.width}})),
       conv2(child("conv2", conv(3, o.width, o.width, o.stride))),
       bn2(child("bn2", nn::BatchNorm2d{{.channels = o.width}})),

@@ -19,9 +19,9 @@ enum class ResNetBlock : std::uint8_t {
 
 /// Where a residual block begins and ends.
 struct ResidualBlockOptions {
-  std::int64_t in;          ///< channels of the input
-  std::int64_t width;       ///< channels of the 3x3 convolutions
-  std::int64_t stride = 1;  ///< of the block
+  std::int64_t in = nn::kNotGiven;     ///< channels of the input
+  std::int64_t width = nn::kNotGiven;  ///< channels of the 3x3 convolutions
+  std::int64_t stride = 1;             ///< of the block
 };
 
 /// Two 3x3 convolutions beside a shortcut, ReLU after the first and after the sum: [N, in, H, W] to

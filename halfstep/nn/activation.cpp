@@ -2,6 +2,7 @@
 #include "halfstep/nn/activation.h"
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/dropout.h"
 #include "halfstep/ops/pointwise.h"
@@ -32,8 +33,10 @@ std::string GELU::describe() const { return options.form == GeluForm::tanh ? "ta
 Tensor Softplus::forward(const Tensor& input) const { return softplus(input, options.beta, options.threshold); }
 std::string Softplus::describe() const { return fmt::format("{}, {}", options.beta, options.threshold); }
 
+Softmax::Softmax(const SoftmaxOptions& o) : options(o) { check_given(o.dim, "Softmax", "dim", ".dim = 1"); }
 Tensor Softmax::forward(const Tensor& input) const { return softmax(input, options.dim); }
 std::string Softmax::describe() const { return fmt::format("{}", options.dim); }
+LogSoftmax::LogSoftmax(const SoftmaxOptions& o) : options(o) { check_given(o.dim, "LogSoftmax", "dim", ".dim = 1"); }
 Tensor LogSoftmax::forward(const Tensor& input) const { return log_softmax(input, options.dim); }
 std::string LogSoftmax::describe() const { return fmt::format("{}", options.dim); }
 

@@ -104,12 +104,12 @@ class HS_API Softplus : public Module<Softplus> {
 
 /// Options of Softmax and LogSoftmax.
 struct SoftmaxOptions {
-  std::int64_t dim;  ///< along which the results add up to 1
+  std::int64_t dim = kNotGiven;  ///< along which the results add up to 1
 };
 /// exp(x) / sum(exp(x)).
 class HS_API Softmax : public Module<Softmax> {
  public:
-  explicit Softmax(const SoftmaxOptions& o) : options(o) {}
+  explicit Softmax(const SoftmaxOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "Softmax"; }
   std::string describe() const override;
@@ -118,7 +118,7 @@ class HS_API Softmax : public Module<Softmax> {
 /// log(softmax(x)).
 class HS_API LogSoftmax : public Module<LogSoftmax> {
  public:
-  explicit LogSoftmax(const SoftmaxOptions& o) : options(o) {}
+  explicit LogSoftmax(const SoftmaxOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "LogSoftmax"; }
   std::string describe() const override;
@@ -151,6 +151,7 @@ class HS_API Dropout : public Module<Dropout> {
   explicit Dropout(const DropoutOptions& options = {});
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "Dropout"; }
+  bool depends_on_mode() const override { return true; }
   std::string describe() const override;
   DropoutOptions options;
 };

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/ops/conv.h"
 #include "halfstep/ops/create.h"
@@ -24,6 +25,14 @@ Shape per_dim(const Shape& given, int dims, const char* kind, const char* what, 
   return sizes;
 }
 
+template <class O>
+void check_all_given(const O& o, const char* kind) {
+  constexpr const char* kExample = ".in = 3, .out = 64, .kernel = {3}";
+  check_given(o.in, kind, "in", kExample);
+  check_given(o.out, kind, "out", kExample);
+  check_given(o.kernel, kind, "kernel", kExample);
+}
+
 void check_channels(std::int64_t in, std::int64_t out, std::int64_t groups, const char* kind) {
   if (in < 0 || out < 0 || groups < 1 || in % groups != 0 || out % groups != 0) {
     fail<Error>("{}: expected in and out to be multiples of groups, got in {}, out {} and groups {}", kind, in, out,
@@ -32,6 +41,7 @@ void check_channels(std::int64_t in, std::int64_t out, std::int64_t groups, cons
 }
 
 ConvOptions checked(ConvOptions o, int dims, const char* kind) {
+  check_all_given(o, kind);
   check_channels(o.in, o.out, o.groups, kind);
   o.kernel = per_dim(o.kernel, dims, kind, "a kernel", 1);
   o.stride = per_dim(o.stride, dims, kind, "a stride", 1);
@@ -45,6 +55,7 @@ ConvOptions checked(ConvOptions o, int dims, const char* kind) {
 }
 
 ConvTransposeOptions checked(ConvTransposeOptions o, int dims, const char* kind) {
+  check_all_given(o, kind);
   check_channels(o.in, o.out, o.groups, kind);
   o.kernel = per_dim(o.kernel, dims, kind, "a kernel", 1);
   o.stride = per_dim(o.stride, dims, kind, "a stride", 1);

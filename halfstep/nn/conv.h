@@ -39,12 +39,12 @@ enum class PaddingMode : std::uint8_t { zeros, reflect, replicate, circular };
 
 /// Options of Conv1d and Conv2d.
 struct ConvOptions {
-  std::int64_t in;       ///< channels of an input, a multiple of groups
-  std::int64_t out;      ///< channels of an output, a multiple of groups
-  Shape kernel;          ///< sizes of the window, at least 1
-  Shape stride = {1};    ///< places between windows
-  Padding padding = 0;   ///< on either side
-  Shape dilation = {1};  ///< places between the elements of a window
+  std::int64_t in = kNotGiven;   ///< channels of an input, a multiple of groups
+  std::int64_t out = kNotGiven;  ///< channels of an output, a multiple of groups
+  Shape kernel = {};             ///< sizes of the window, at least 1; must be given
+  Shape stride = {1};            ///< places between windows
+  Padding padding = 0;           ///< on either side
+  Shape dilation = {1};          ///< places between the elements of a window
   std::int64_t groups = 1;
   bool bias = true;
   PaddingMode padding_mode = PaddingMode::zeros;
@@ -54,9 +54,9 @@ struct ConvOptions {
 
 /// Options of ConvTranspose1d and ConvTranspose2d.
 struct ConvTransposeOptions {
-  std::int64_t in;   ///< channels of an input, a multiple of groups
-  std::int64_t out;  ///< channels of an output, a multiple of groups
-  Shape kernel;
+  std::int64_t in = kNotGiven;   ///< channels of an input, a multiple of groups
+  std::int64_t out = kNotGiven;  ///< channels of an output, a multiple of groups
+  Shape kernel = {};             ///< must be given
   Shape stride = {1};
   Shape padding = {0};         ///< of the convolution whose gradient this is: it makes the output smaller
   Shape output_padding = {0};  ///< makes one side of the output larger; under stride or dilation

@@ -2,6 +2,7 @@
 #include "halfstep/nn/embedding.h"
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/ops/index.h"
 
@@ -9,6 +10,8 @@ namespace halfstep::nn {
 namespace {
 
 Tensor initial_weight(const EmbeddingOptions& o) {
+  check_given(o.num, "Embedding", "num", ".num = 1000, .dim = 64");
+  check_given(o.dim, "Embedding", "dim", ".num = 1000, .dim = 64");
   if (o.num < 0 || o.dim < 0) {
     fail<Error>("Embedding: expected at least 0 rows and columns, got {} and {}", o.num, o.dim);
   }

@@ -9,8 +9,8 @@ namespace halfstep::nn {
 
 /// Options of Embedding.
 struct EmbeddingOptions {
-  std::int64_t num;                              ///< rows: indices go from 0 to num - 1
-  std::int64_t dim;                              ///< width of a row
+  std::int64_t num = kNotGiven;                  ///< rows: indices go from 0 to num - 1
+  std::int64_t dim = kNotGiven;                  ///< width of a row
   std::optional<std::int64_t> padding_idx = {};  ///< a row that starts at 0 and gets no gradient
   DType dtype = f32;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/ops/matmul.h"
 
@@ -16,15 +17,21 @@ Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype) {
   return init::uniform_(t, -bound, bound);
 }
 
+const LinearOptions& checked(const LinearOptions& o) {
+  constexpr const char* kExample = ".in = 784, .out = 10";
+  check_given(o.in, "Linear", "in", kExample);
+  check_given(o.out, "Linear", "out", kExample);
+  if (o.in < 0 || o.out < 0) {
+    fail<Error>("Linear: expected at least 0 features, got in {} and out {}", o.in, o.out);
+  }
+  return o;
+}
+
 }  // namespace
 
 Linear::Linear(const LinearOptions& o)
-    : options(o),
-      weight(parameter(
-          "weight",
-          (o.in < 0 || o.out < 0)
-              ? (fail<Error>("Linear: expected at least 0 features, got in {} and out {}", o.in, o.out), Tensor())
-              : uniform_fan_in({o.out, o.in}, o.in, o.dtype))),
+    : options(checked(o)),
+      weight(parameter("weight", uniform_fan_in({o.out, o.in}, o.in, o.dtype))),
       bias(parameter("bias", o.bias ? uniform_fan_in({o.out}, o.in, o.dtype) : Tensor())) {}
 
 Tensor Linear::forward(const Tensor& input) const { return linear(input, weight, bias); }

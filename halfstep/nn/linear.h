@@ -7,8 +7,8 @@ namespace halfstep::nn {
 
 /// Options of Linear.
 struct LinearOptions {
-  std::int64_t in;   ///< features of an input, at least 0
-  std::int64_t out;  ///< features of an output, at least 0
+  std::int64_t in = kNotGiven;   ///< features of an input, at least 0
+  std::int64_t out = kNotGiven;  ///< features of an output, at least 0
   bool bias = true;
   DType dtype = f32;
 };
@@ -17,6 +17,7 @@ struct LinearOptions {
 /// nn.Linear.
 class HS_API Linear : public Module<Linear> {
  public:
+  /// Throws Error unless `in` and `out` are given.
   explicit Linear(const LinearOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "Linear"; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/nn/module.h"
 
+#include <cmath>
 #include <map>
 #include <new>
 #include <ostream>
@@ -11,6 +12,7 @@
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/members_internal.h"
 
 namespace halfstep::nn {
 namespace {
@@ -45,6 +47,7 @@ ModuleBase::Registered& ModuleBase::registered() {
 }
 
 Parameter::Parameter(ModuleBase* owner, std::string_view name, Tensor tensor, bool buffer) : Tensor(std::move(tensor)) {
+  ModuleBase::living().parameters.add(this);
   if (defined() && !buffer && is_leaf()) requires_grad_();
   owner->add(name, this, buffer ? ModuleBase::Kind::buffer : ModuleBase::Kind::parameter);
 }
@@ -54,9 +57,12 @@ Parameter& Parameter::operator=(Parameter&& other) {
   return *this = static_cast<Tensor&&>(other);
 }
 
-ModuleBase::ModuleBase() : entries_(std::make_shared<std::vector<Entry>>()), state_(std::make_shared<State>()) {}
+ModuleBase::ModuleBase() : entries_(std::make_shared<std::vector<Entry>>()), state_(std::make_shared<State>()) {
+  living().modules.add(this);
+}
 
 ModuleBase::ModuleBase(const ModuleBase& other) : entries_(other.entries_), state_(other.state_), name_(other.name_) {
+  living().modules.add(this);
   if (ModuleBase* parent = std::exchange(announced().parent, nullptr)) {
     name_ = std::move(announced().name);
     parent->add(name_, this, Kind::child);
@@ -76,6 +82,7 @@ ModuleBase& ModuleBase::operator=(ModuleBase&& other) {
 }
 
 ModuleBase::~ModuleBase() {
+  living().modules.remove(this);
   if (Registered& last = registered(); last.parent == this || last.member == this) last = {};
 }
 
@@ -148,6 +155,7 @@ void ModuleBase::collect(const std::string& prefix, bool parameters, bool buffer
 }
 
 NamedTensors ModuleBase::parameters() const {
+  if (!state_->checked.load(std::memory_order_relaxed)) check_members();
   NamedTensors all, result;
   collect("", true, false, all);
   std::set<const TensorImpl*> seen;
@@ -166,16 +174,31 @@ NamedTensors ModuleBase::trainable_parameters() const {
 }
 
 NamedTensors ModuleBase::buffers() const {
+  if (!state_->checked.load(std::memory_order_relaxed)) check_members();
   NamedTensors result;
   collect("", false, true, result);
   return result;
 }
 
 NamedTensors ModuleBase::state_dict() const {
+  if (!state_->checked.load(std::memory_order_relaxed)) check_members();
   NamedTensors result;
   collect("", true, true, result);
   return result;
 }
+
+namespace {
+
+// Counters and the like: cast, a NaN would become some whole number.
+void check_whole(const Tensor& to, const NamedTensor& from) {
+  if (is_floating(to.dtype()) || !is_floating(from.tensor.dtype())) return;
+  for (const double value : from.tensor.to_vector<double>()) {
+    if (value == std::floor(value) && std::fabs(value) <= 0x1p53) continue;
+    fail<Error>("load_state_dict: expected whole numbers for {} ({}), got {}", from.name, name(to.dtype()), value);
+  }
+}
+
+}  // namespace
 
 LoadReport ModuleBase::load_state_dict(const NamedTensors& state, bool strict) const {
   std::map<std::string, Tensor> given;
@@ -195,6 +218,7 @@ LoadReport ModuleBase::load_state_dict(const NamedTensors& state, bool strict) c
       fail<ShapeError>("load_state_dict: expected {} {}, got {}", own.name, own.tensor.sizes().str(),
                        it->second.sizes().str());
     }
+    check_whole(own.tensor, {own.name, it->second});
     copies.emplace_back(own.tensor, it->second);
     given.erase(it);
   }
@@ -309,11 +333,26 @@ std::string ModuleBase::str_under(const std::string& around) const {
 std::ostream& operator<<(std::ostream& out, const ModuleBase& module) { return out << module.str(); }
 
 ModuleBase::Scope::Scope(const ModuleBase& module)
-    : precision_(module.state_->precision.get()), float32_output_(module.state_->precision.float32_output()) {
+    : module_(module),
+      outer_(innermost_scope()),
+      precision_(module.state_->precision.get()),
+      float32_output_(module.state_->precision.float32_output()) {
+  if (!module.state_->checked.load(std::memory_order_relaxed)) [[unlikely]]
+    module.check_members();
+  if (outer_ && !module.state_->placed.load(std::memory_order_relaxed)) [[unlikely]]
+    module.check_place(*outer_);
   static_assert(sizeof(amp::ModuleScope) <= sizeof(storage_) && alignof(amp::ModuleScope) <= 8);
   new (storage_) amp::ModuleScope(module.name(), precision_);
+  innermost_scope() = this;
 }
-ModuleBase::Scope::~Scope() { std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope(); }
+ModuleBase::Scope::~Scope() {
+  innermost_scope() = outer_;
+  std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope();
+}
+const ModuleBase::Scope*& ModuleBase::Scope::innermost_scope() {
+  thread_local const Scope* innermost = nullptr;
+  return innermost;
+}
 
 EvalMode::EvalMode(const ModuleBase& module) {
   module.apply([&](const std::string&, const ModuleBase& m) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <concepts>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,13 +25,17 @@ namespace halfstep::nn {
 
 class ModuleBase;
 
+/// What a number of a module's options is before the caller gives it; the module's constructor then throws Error.
+inline constexpr std::int64_t kNotGiven = std::numeric_limits<std::int64_t>::min();
+
 /// A tensor that belongs to a module. A plain Tensor in all else; what is assigned to it is what the module's
 /// parameters() and state_dict() show.
 class HS_API Parameter : public Tensor {
  public:
-  Parameter() = default;
-  Parameter(const Parameter&) = default;
-  Parameter(Parameter&&) = default;
+  Parameter();
+  Parameter(const Parameter& other);
+  Parameter(Parameter&& other) noexcept;
+  ~Parameter();
   Parameter& operator=(const Parameter& other) { return *this = static_cast<const Tensor&>(other); }
   /// One that parameter() or buffer() has just made becomes this member, so that a constructor may assign it.
   Parameter& operator=(Parameter&& other);
@@ -69,7 +75,9 @@ class HS_API ModuleBase : public amp::Castable {
   ~ModuleBase() override;
 
   /// All parameters, also of the modules inside, with names such as `fc1.weight`; one that appears twice is listed
-  /// once.
+  /// once. Throws Error when a member with tensors was never registered by child(), parameter() or buffer(), here or in
+  /// a module inside: it would not be trained, moved or saved. So do state_dict(), buffers() and the module's first
+  /// call.
   NamedTensors parameters() const;
   /// Those that require grad.
   NamedTensors trainable_parameters() const;
@@ -108,6 +116,9 @@ class HS_API ModuleBase : public amp::Castable {
 
   /// What stands in brackets behind the kind when it is printed: `784, 512`.
   virtual std::string describe() const { return ""; }
+  /// Whether it does something else in training than in evaluation though it has no tensors, as Dropout does: then it
+  /// has to be registered too, or eval() doesn't reach it.
+  virtual bool depends_on_mode() const { return false; }
   /// The tree of modules as text; behind those with a precision of their own or of a module around them stands which:
   /// `Linear(784, 512) [f16]`.
   std::string str() const { return str_under(""); }
@@ -172,6 +183,7 @@ class HS_API ModuleBase : public amp::Castable {
     }
 
    private:
+    friend class ModuleBase;
     static void widen(Tensor& result) { result = amp::cast_input(result, f32); }
     template <class T>
     static void widen(std::vector<T>& results) {
@@ -197,6 +209,10 @@ class HS_API ModuleBase : public amp::Castable {
     template <class T>
     static void widen(T&) {}  // a type of the program's own
 
+    static const Scope*& innermost_scope();
+
+    const ModuleBase& module_;
+    const Scope* outer_;  // of the module whose forward() calls this one, on this thread
     const amp::ModulePrecision* precision_;
     bool float32_output_;
     alignas(8) unsigned char storage_[128];
@@ -213,8 +229,12 @@ class HS_API ModuleBase : public amp::Castable {
     Kind kind;
   };
   struct State {
+    State() = default;
+    State(const State& other) : training(other.training), precision(other.precision) {}
     bool training = true;
     amp::PrecisionSlot precision = {};
+    std::atomic<bool> checked = false;  // its members have been looked through
+    std::atomic<bool> placed = false;   // it belongs to the module that calls it, or that has been said
   };
 
   /// Size in bytes of the object that has this base; 0 when it isn't known.
@@ -226,6 +246,13 @@ class HS_API ModuleBase : public amp::Castable {
   struct Registered;
   static Registered& registered();
   bool is_outside(std::ptrdiff_t offset) const;
+  struct Members;
+  static Members& living();
+  void check_members() const;
+  void check_own_members() const;
+  bool matters() const;
+  bool contains(const ModuleBase& module) const;
+  void check_place(const Scope& caller) const;
   char* member_at(const Entry& entry) const;
   Parameter& tensor_at(const Entry& entry) const;
   ModuleBase& child_at(const Entry& entry) const;

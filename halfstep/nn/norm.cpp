@@ -3,13 +3,23 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/norm.h"
 
 namespace halfstep::nn {
+namespace {
+
+template <class O>
+const O& checked(const O& o, const char* kind) {
+  check_given(o.normalized_shape, kind, "normalized_shape", ".normalized_shape = {64}");
+  return o;
+}
+
+}  // namespace
 
 LayerNorm::LayerNorm(const LayerNormOptions& o)
-    : options(o),
+    : options(checked(o, "LayerNorm")),
       weight(parameter("weight", o.affine ? ones(o.normalized_shape, {.dtype = o.dtype}) : Tensor())),
       bias(parameter("bias", o.affine && o.bias ? zeros(o.normalized_shape, {.dtype = o.dtype}) : Tensor())) {}
 Tensor LayerNorm::forward(const Tensor& input) const {
@@ -18,7 +28,8 @@ Tensor LayerNorm::forward(const Tensor& input) const {
 std::string LayerNorm::describe() const { return options.normalized_shape.str(); }
 
 RMSNorm::RMSNorm(const RMSNormOptions& o)
-    : options(o), weight(parameter("weight", o.affine ? ones(o.normalized_shape, {.dtype = o.dtype}) : Tensor())) {}
+    : options(checked(o, "RMSNorm")),
+      weight(parameter("weight", o.affine ? ones(o.normalized_shape, {.dtype = o.dtype}) : Tensor())) {}
 Tensor RMSNorm::forward(const Tensor& input) const {
   return rms_norm(input, options.normalized_shape, {.weight = weight, .eps = options.eps});
 }
@@ -28,6 +39,8 @@ GroupNorm::GroupNorm(const GroupNormOptions& o)
     : options(o),
       weight(parameter("weight",
                        [&] {
+                         check_given(o.groups, "GroupNorm", "groups", ".groups = 8, .channels = 64");
+                         check_given(o.channels, "GroupNorm", "channels", ".groups = 8, .channels = 64");
                          if (o.groups < 1 || o.channels < 0 || o.channels % o.groups != 0) {
                            fail<Error>("GroupNorm: expected channels to be a multiple of groups, got {} and {}",
                                        o.channels, o.groups);
@@ -44,6 +57,7 @@ BatchNormBase::BatchNormBase(const BatchNormOptions& o)
     : options(o),
       weight(parameter("weight",
                        [&] {
+                         check_given(o.channels, "BatchNorm", "channels", ".channels = 64");
                          if (o.channels < 0) fail<Error>("BatchNorm: expected at least 0 channels, got {}", o.channels);
                          return o.affine ? ones({o.channels}, {.dtype = o.dtype}) : Tensor();
                        }())),

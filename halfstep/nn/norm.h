@@ -12,7 +12,7 @@ namespace halfstep::nn {
 
 /// Options of LayerNorm.
 struct LayerNormOptions {
-  Shape normalized_shape;  ///< the last sizes of the input
+  Shape normalized_shape = {};  ///< the last sizes of the input
   double eps = 1e-5;
   bool affine = true;  ///< whether there are weight and bias
   bool bias = true;
@@ -32,7 +32,7 @@ class HS_API LayerNorm : public Module<LayerNorm> {
 
 /// Options of RMSNorm.
 struct RMSNormOptions {
-  Shape normalized_shape;          ///< the last sizes of the input
+  Shape normalized_shape = {};     ///< the last sizes of the input
   std::optional<double> eps = {};  ///< by default as rms_norm's
   bool affine = true;
   DType dtype = f32;
@@ -50,8 +50,8 @@ class HS_API RMSNorm : public Module<RMSNorm> {
 
 /// Options of GroupNorm.
 struct GroupNormOptions {
-  std::int64_t groups;
-  std::int64_t channels;  ///< a multiple of groups
+  std::int64_t groups = kNotGiven;
+  std::int64_t channels = kNotGiven;  ///< a multiple of groups
   double eps = 1e-5;
   bool affine = true;
   DType dtype = f32;
@@ -70,7 +70,7 @@ class HS_API GroupNorm : public Module<GroupNorm> {
 
 /// Options of BatchNorm1d and BatchNorm2d.
 struct BatchNormOptions {
-  std::int64_t channels;
+  std::int64_t channels = kNotGiven;
   double eps = 1e-5;
   std::optional<double> momentum = 0.1;  ///< share of the batch in the running statistics; none: a plain mean of all
   bool affine = true;

@@ -2,6 +2,7 @@
 #include "halfstep/nn/pooling.h"
 
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/given_internal.h"
 
 namespace halfstep::nn {
 namespace {
@@ -47,23 +48,47 @@ Tensor pad_sides(const Tensor& input, const Shape& sides, PadMode mode, const ch
 
 }  // namespace
 
+MaxPool1d::MaxPool1d(const MaxPoolOptions& o) : options(o) {
+  check_given(o.kernel, "MaxPool1d", "kernel", ".kernel = {2}");
+}
 Tensor MaxPool1d::forward(const Tensor& input) const { return max_pool1d(input, options.kernel, of(options)); }
 std::string MaxPool1d::describe() const { return describe_max(options); }
+MaxPool2d::MaxPool2d(const MaxPoolOptions& o) : options(o) {
+  check_given(o.kernel, "MaxPool2d", "kernel", ".kernel = {2}");
+}
 Tensor MaxPool2d::forward(const Tensor& input) const { return max_pool2d(input, options.kernel, of(options)); }
 std::string MaxPool2d::describe() const { return describe_max(options); }
 
+AvgPool1d::AvgPool1d(const AvgPoolOptions& o) : options(o) {
+  check_given(o.kernel, "AvgPool1d", "kernel", ".kernel = {2}");
+}
 Tensor AvgPool1d::forward(const Tensor& input) const { return avg_pool1d(input, options.kernel, of(options)); }
 std::string AvgPool1d::describe() const { return describe_avg(options); }
+AvgPool2d::AvgPool2d(const AvgPoolOptions& o) : options(o) {
+  check_given(o.kernel, "AvgPool2d", "kernel", ".kernel = {2}");
+}
 Tensor AvgPool2d::forward(const Tensor& input) const { return avg_pool2d(input, options.kernel, of(options)); }
 std::string AvgPool2d::describe() const { return describe_avg(options); }
 
+AdaptiveAvgPool1d::AdaptiveAvgPool1d(const AdaptivePoolOptions& o) : options(o) {
+  check_given(o.output_size, "AdaptiveAvgPool1d", "output_size", ".output_size = {1}");
+}
 Tensor AdaptiveAvgPool1d::forward(const Tensor& input) const { return adaptive_avg_pool1d(input, options.output_size); }
 std::string AdaptiveAvgPool1d::describe() const { return options.output_size.str(); }
+AdaptiveAvgPool2d::AdaptiveAvgPool2d(const AdaptivePoolOptions& o) : options(o) {
+  check_given(o.output_size, "AdaptiveAvgPool2d", "output_size", ".output_size = {1}");
+}
 Tensor AdaptiveAvgPool2d::forward(const Tensor& input) const { return adaptive_avg_pool2d(input, options.output_size); }
 std::string AdaptiveAvgPool2d::describe() const { return options.output_size.str(); }
+AdaptiveMaxPool2d::AdaptiveMaxPool2d(const AdaptivePoolOptions& o) : options(o) {
+  check_given(o.output_size, "AdaptiveMaxPool2d", "output_size", ".output_size = {1}");
+}
 Tensor AdaptiveMaxPool2d::forward(const Tensor& input) const { return adaptive_max_pool2d(input, options.output_size); }
 std::string AdaptiveMaxPool2d::describe() const { return options.output_size.str(); }
 
+Upsample::Upsample(const InterpolateOptions& o) : options(o) {
+  check_given(!o.size.empty() || !o.scale_factor.empty(), "Upsample", "size or .scale_factor", ".scale_factor = {2}");
+}
 Tensor Upsample::forward(const Tensor& input) const { return interpolate(input, options); }
 std::string Upsample::describe() const {
   constexpr const char* kModes[] = {"nearest", "nearest_exact", "bilinear"};

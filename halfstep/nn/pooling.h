@@ -12,7 +12,7 @@ namespace halfstep::nn {
 
 /// Options of MaxPool1d and MaxPool2d: nn::MaxPool2d{{.kernel = {3}, .stride = {2}, .padding = {1}}}.
 struct MaxPoolOptions {
-  Shape kernel;       ///< places of a window
+  Shape kernel = {};  ///< places of a window; must be given
   Shape stride = {};  ///< none: the kernel
   Shape padding = {0};
   Shape dilation = {1};
@@ -21,7 +21,7 @@ struct MaxPoolOptions {
 /// halfstep::max_pool1d.
 class HS_API MaxPool1d : public Module<MaxPool1d> {
  public:
-  explicit MaxPool1d(const MaxPoolOptions& o) : options(o) {}
+  explicit MaxPool1d(const MaxPoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "MaxPool1d"; }
   std::string describe() const override;
@@ -30,7 +30,7 @@ class HS_API MaxPool1d : public Module<MaxPool1d> {
 /// halfstep::max_pool2d.
 class HS_API MaxPool2d : public Module<MaxPool2d> {
  public:
-  explicit MaxPool2d(const MaxPoolOptions& o) : options(o) {}
+  explicit MaxPool2d(const MaxPoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "MaxPool2d"; }
   std::string describe() const override;
@@ -39,7 +39,7 @@ class HS_API MaxPool2d : public Module<MaxPool2d> {
 
 /// Options of AvgPool1d and AvgPool2d.
 struct AvgPoolOptions {
-  Shape kernel;       ///< places of a window
+  Shape kernel = {};  ///< places of a window; must be given
   Shape stride = {};  ///< none: the kernel
   Shape padding = {0};
   bool ceil_mode = false;
@@ -49,7 +49,7 @@ struct AvgPoolOptions {
 /// halfstep::avg_pool1d.
 class HS_API AvgPool1d : public Module<AvgPool1d> {
  public:
-  explicit AvgPool1d(const AvgPoolOptions& o) : options(o) {}
+  explicit AvgPool1d(const AvgPoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "AvgPool1d"; }
   std::string describe() const override;
@@ -58,7 +58,7 @@ class HS_API AvgPool1d : public Module<AvgPool1d> {
 /// halfstep::avg_pool2d.
 class HS_API AvgPool2d : public Module<AvgPool2d> {
  public:
-  explicit AvgPool2d(const AvgPoolOptions& o) : options(o) {}
+  explicit AvgPool2d(const AvgPoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "AvgPool2d"; }
   std::string describe() const override;
@@ -67,12 +67,12 @@ class HS_API AvgPool2d : public Module<AvgPool2d> {
 
 /// Options of the adaptive pooling modules: nn::AdaptiveAvgPool2d{{.output_size = {1}}}.
 struct AdaptivePoolOptions {
-  Shape output_size;  ///< -1: as the input
+  Shape output_size = {};  ///< -1: as the input; must be given
 };
 /// halfstep::adaptive_avg_pool1d.
 class HS_API AdaptiveAvgPool1d : public Module<AdaptiveAvgPool1d> {
  public:
-  explicit AdaptiveAvgPool1d(const AdaptivePoolOptions& o) : options(o) {}
+  explicit AdaptiveAvgPool1d(const AdaptivePoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "AdaptiveAvgPool1d"; }
   std::string describe() const override;
@@ -81,7 +81,7 @@ class HS_API AdaptiveAvgPool1d : public Module<AdaptiveAvgPool1d> {
 /// halfstep::adaptive_avg_pool2d.
 class HS_API AdaptiveAvgPool2d : public Module<AdaptiveAvgPool2d> {
  public:
-  explicit AdaptiveAvgPool2d(const AdaptivePoolOptions& o) : options(o) {}
+  explicit AdaptiveAvgPool2d(const AdaptivePoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "AdaptiveAvgPool2d"; }
   std::string describe() const override;
@@ -90,7 +90,7 @@ class HS_API AdaptiveAvgPool2d : public Module<AdaptiveAvgPool2d> {
 /// halfstep::adaptive_max_pool2d.
 class HS_API AdaptiveMaxPool2d : public Module<AdaptiveMaxPool2d> {
  public:
-  explicit AdaptiveMaxPool2d(const AdaptivePoolOptions& o) : options(o) {}
+  explicit AdaptiveMaxPool2d(const AdaptivePoolOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "AdaptiveMaxPool2d"; }
   std::string describe() const override;
@@ -100,7 +100,7 @@ class HS_API AdaptiveMaxPool2d : public Module<AdaptiveMaxPool2d> {
 /// halfstep::interpolate, with its options: nn::Upsample{{.scale_factor = {2}}}.
 class HS_API Upsample : public Module<Upsample> {
  public:
-  explicit Upsample(const InterpolateOptions& o) : options(o) {}
+  explicit Upsample(const InterpolateOptions& options);
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "Upsample"; }
   std::string describe() const override;
@@ -109,7 +109,7 @@ class HS_API Upsample : public Module<Upsample> {
 
 /// Options of the padding modules.
 struct PaddingOptions {
-  Shape padding;  ///< one number for all sides, or four: left, right, top, bottom
+  Shape padding = {};  ///< one number for all sides, or four: left, right, top, bottom
 };
 /// halfstep::pad with zeros, of images.
 class HS_API ZeroPad2d : public Module<ZeroPad2d> {

@@ -78,7 +78,7 @@ const Op& elu_op = define_parametric("elu", "elu(input, alpha=1, scale=1)", [](G
   if (c.create_graph) {
     // exp of the positive side isn't used, and must not overflow: its gradient would be 0 * infinity.
     const Tensor low = exp(clamp_max(x(c), 0)) * (a.a * a.b);
-    c.set(0, g(c) * where(gt(x(c), 0), Scalar(a.b), low));
+    c.set(0, g(c) * where(le(x(c), 0), low, Scalar(a.b)));
   } else {
     c.set(0, call(elu_backward_op, {&g(c), &x(c)}, a));
   }
@@ -160,7 +160,7 @@ const Op& hardswish_op = define_unary(
     "hardswish", infer_activation,
     [](GradContext& c) {
       if (c.create_graph) {
-        const Tensor slope = where(ge(x(c), 3), 1.0, x(c) / 3 + 0.5);
+        const Tensor slope = where(lt(x(c), 3), x(c) / 3 + 0.5, 1.0);
         c.set(0, g(c) * masked_fill(slope, le(x(c), -3), 0));
       } else {
         c.set(0, call(hardswish_backward_op, {&g(c), &x(c)}));
@@ -169,8 +169,33 @@ const Op& hardswish_op = define_unary(
     in(0));
 
 const Op& hardsigmoid_op = define_unary(
-    "hardsigmoid", infer_activation, [](GradContext& c) { c.set(0, masked_fill(g(c) / 6, ge(abs(x(c)), 3), 0)); },
-    in(0));
+    "hardsigmoid", infer_activation, [](GradContext& c) { c.set(0, where(lt(abs(x(c)), 3), g(c) / 6, 0.0)); }, in(0));
+
+// Linear in the gradient, and a step function of the input, as clamp's; but the gradient of NaN passes.
+Tensor hardtanh_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes);
+const Op& hardtanh_backward_op = define_op({
+    .name = "hardtanh_backward",
+    .signature = "hardtanh_backward(grad, input, min, max)",
+    .infer = detail::infer_common_floating,
+    .grad =
+        [](GradContext& c) {
+          if (c.needs(0)) c.set(0, hardtanh_backward(c.grad(), c.input(1), c.attributes<ClampAttributes>()));
+          if (c.needs(1)) c.set(1, zeros(c.input_sizes(1), {.dtype = c.input_dtype(1), .device = c.device(1)}));
+        },
+    .saves = {in(1)},
+    .attributes_size = sizeof(ClampAttributes),
+});
+Tensor hardtanh_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes) {
+  return call(hardtanh_backward_op, {&grad, &input}, attributes);
+}
+const Op& hardtanh_op = define_op({
+    .name = "hardtanh",
+    .signature = "hardtanh(input, min=-1, max=1)",
+    .infer = infer_activation,
+    .grad = [](GradContext& c) { c.set(0, hardtanh_backward(g(c), x(c), c.attributes<ClampAttributes>())); },
+    .saves = {in(0)},
+    .attributes_size = sizeof(ClampAttributes),
+});
 
 const Op& sigmoid_backward_op = define_backward("sigmoid_backward");
 const Op& sigmoid_op = define_unary(
@@ -209,7 +234,6 @@ ActivationAttributes parameters(double a, double b = 0) { return {.a = a, .b = b
 
 Tensor relu(const Tensor& input) { return call(relu_op, {&input}); }
 Tensor& relu_(Tensor& input) { return call_in_place(relu_op, input, {}); }
-Tensor relu6(const Tensor& input) { return clamp(input, 0, 6); }
 Tensor leaky_relu(const Tensor& input, double negative_slope) {
   return call(leaky_relu_op, {&input}, parameters(negative_slope));
 }
@@ -240,7 +264,15 @@ Tensor gelu(const Tensor& input, GeluForm form) {
 Tensor silu(const Tensor& input) { return call(silu_op, {&input}); }
 Tensor& silu_(Tensor& input) { return detail::in_place_keeping_input(silu_op, input); }
 Tensor mish(const Tensor& input) { return call(mish_op, {&input}); }
-Tensor hardtanh(const Tensor& input, double min, double max) { return clamp(input, min, max); }
+Tensor relu6(const Tensor& input) {
+  check_defined(input, "relu6", "a tensor");
+  return is_floating(input.dtype()) ? hardtanh(input, 0, 6) : clamp(input, 0, 6);
+}
+Tensor hardtanh(const Tensor& input, double min, double max) {
+  check_defined(input, "hardtanh", "a tensor");
+  if (!is_floating(input.dtype())) return clamp(input, min, max);
+  return call(hardtanh_op, {&input}, ClampAttributes{.min = min, .max = max});
+}
 Tensor hardswish(const Tensor& input) { return call(hardswish_op, {&input}); }
 Tensor hardsigmoid(const Tensor& input) { return call(hardsigmoid_op, {&input}); }
 Tensor sigmoid(const Tensor& input) { return call(sigmoid_op, {&input}); }

@@ -11,7 +11,8 @@ namespace halfstep {
 /// max(input, 0); NaN stays. The gradient needs the result only.
 HS_API Tensor relu(const Tensor& input);
 HS_API Tensor& relu_(Tensor& input);
-/// min(max(input, 0), 6)
+/// min(max(input, 0), 6). NaN stays, and its gradient passes, as PyTorch's formula has it (and in hardtanh, elu and
+/// hardswish; its vector code differs from it there).
 HS_API Tensor relu6(const Tensor& input);
 /// input where it is positive, negative_slope * input elsewhere.
 HS_API Tensor leaky_relu(const Tensor& input, double negative_slope = 0.01);

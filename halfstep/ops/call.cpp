@@ -9,6 +9,7 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/call_internal.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/mixed_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/caching_allocator.h"
@@ -38,6 +39,11 @@ constexpr CpuKernelState kCpuState = {.storage = [](KernelContext* context, int 
 }  // namespace
 
 namespace detail {
+
+MixedHook& mixed_hook() {
+  static MixedHook hook = nullptr;
+  return hook;
+}
 
 bool magnitude_bounds_wanted() { return bounds_wanted.load(std::memory_order_relaxed) > 0; }
 
@@ -220,8 +226,12 @@ bool any_requires_grad(std::span<const Tensor* const> inputs) {
 
 // The inputs as the kernel takes them: those that the shape rule wants converted are, without a record (the engine
 // casts gradients back).
-std::span<const Tensor* const> converted(const InferContext& ctx, std::span<const Tensor* const> inputs, Inputs& held) {
+std::span<const Tensor* const> converted(const Op& op, const InferContext& ctx, std::span<const Tensor* const> inputs,
+                                         Inputs& held) {
   if (ctx.cast_mask == 0) return inputs;
+  if (const detail::MixedHook hook = detail::mixed_hook(); hook && !thread_state().autocast.enabled) {
+    hook(op, inputs, ctx.cast_dtype);
+  }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& t = *inputs[i];
     if (!t.defined() || !(ctx.cast_mask >> std::min<std::size_t>(i, 63) & 1) || t.dtype() == ctx.cast_dtype) continue;
@@ -304,7 +314,7 @@ void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void
   }
   {
     Inputs held(inputs);
-    const auto kernel_inputs = converted(ctx, inputs, held);
+    const auto kernel_inputs = converted(op, ctx, inputs, held);
     run({.table = *op.table,
          .name = op.name,
          .device = device,
@@ -362,7 +372,7 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
   }
   {
     Inputs held(inputs);
-    const auto kernel_inputs = converted(ctx, inputs, held);
+    const auto kernel_inputs = converted(op, ctx, inputs, held);
     // Straight into the destination where nothing has to be converted and no input but an exactly equal view lies under
     // it.
     bool direct = o.dtype == dest.dtype;

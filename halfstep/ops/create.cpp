@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "halfstep/core/fail.h"
@@ -41,6 +43,17 @@ Tensor finish(Tensor t, const TensorOptions& options) {
 }
 
 TensorOptions plain(const TensorOptions& options) { return {.dtype = options.dtype, .device = options.device}; }
+
+// Values that are made on the host first. Throws OutOfMemoryError, not what std::vector throws.
+template <class T>
+std::vector<T> host_values(std::int64_t count, const char* op) {
+  try {
+    return std::vector<T>(static_cast<std::size_t>(count));
+  } catch (const std::bad_alloc&) {
+  } catch (const std::length_error&) {
+  }
+  fail<OutOfMemoryError>("{}: there is no memory for {} elements", op, count);
+}
 
 template <class T>
 Tensor from_values(const std::vector<T>& values, const Shape& sizes, const TensorOptions& options) {
@@ -148,7 +161,7 @@ Tensor arange(std::int64_t start, std::int64_t end, std::int64_t step, const Ten
   const Wide span = step > 0 ? Wide{end} - start : Wide{start} - end, stride = step > 0 ? Wide{step} : -Wide{step};
   const Wide count = span <= 0 ? Wide{0} : (span + stride - 1) / stride;
   if (count > INT64_MAX / 16) fail<ShapeError>("arange: from {} to {} by {} is too long", start, end, step);
-  std::vector<std::int64_t> values(static_cast<std::size_t>(count));
+  std::vector<std::int64_t> values = host_values<std::int64_t>(static_cast<std::int64_t>(count), "arange");
   for (std::size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<std::int64_t>(static_cast<std::uint64_t>(start) + i * static_cast<std::uint64_t>(step));
   return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
@@ -162,14 +175,14 @@ Tensor detail::arange_floating(double start, double end, double step, const Tens
     fail<Error>("arange: expected finite ends and a step other than 0, got {}, {} and {}", start, end, step);
   }
   if (count > 1e15) fail<ShapeError>("arange: from {} to {} by {} is too long", start, end, step);
-  std::vector<double> values(static_cast<std::size_t>(std::max(count, 0.0)));
+  std::vector<double> values = host_values<double>(static_cast<std::int64_t>(std::max(count, 0.0)), "arange");
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = start + static_cast<double>(i) * step;
   return from_values(values, {static_cast<std::int64_t>(values.size())}, options);
 }
 
 Tensor linspace(double start, double end, std::int64_t steps, const TensorOptions& options) {
   if (steps < 0) fail<Error>("linspace: expected at least 0 steps, got {}", steps);
-  std::vector<double> values(static_cast<std::size_t>(steps));
+  std::vector<double> values = host_values<double>(steps, "linspace");
   for (std::int64_t i = 0; i < steps; ++i) {
     // From both ends, so that the last value is exact.
     const double step = steps > 1 ? (end - start) / static_cast<double>(steps - 1) : 0;

@@ -50,7 +50,9 @@ void infer_cat(InferContext& ctx) {
       fail<ShapeError>("cat: expected sizes like {} but in dimension {}, got {} for tensor {}", first->sizes().str(),
                        dim, s.str(), i);
     }
-    sizes[dim] += s[dim];
+    if (__builtin_add_overflow(sizes[dim], s[dim], &sizes[dim])) {
+      fail<ShapeError>("cat: {} tensors are too long together in dimension {}", ctx.size(), dim);
+    }
     channels_last &=
         s.size() == 4 && !ctx.input(i).is_contiguous() && ctx.input(i).is_contiguous(MemoryFormat::channels_last);
   }
@@ -108,18 +110,22 @@ Shape wrap_dims(const Shape& dims, int n, const char* op) {
   return result;
 }
 
-Tensor repeat_dim(const Tensor& x, int dim, std::int64_t times) {
+Tensor repeat_dim(const Tensor& x, int dim, std::int64_t times, const char* op) {
   if (times == 1) return x;
   Shape sizes = x.sizes();
+  const Shape once = sizes;
+  std::int64_t all;
+  if (__builtin_mul_overflow(sizes[dim], times, &sizes[dim]) || __builtin_mul_overflow(x.numel(), times, &all)) {
+    fail<ShapeError>("{}: {} times dimension {} of {} has too many elements", op, times, dim, once.str());
+  }
   if (sizes.size() == kMaxDims) {
     // No dimension is left for the repeats.
-    sizes[dim] = 0;
+    if (x.numel() == 0) return empty(sizes, {.dtype = x.dtype(), .device = x.device()});
     if (times == 0) return cat({x.slice(dim, 0, 0)}, dim);
     return cat(std::vector<Tensor>(static_cast<std::size_t>(times), x), dim);
   }
-  Shape repeated = sizes;
+  Shape repeated = once;
   repeated.insert(dim, times);
-  sizes[dim] *= times;
   return x.unsqueeze(dim).expand(repeated).reshape(sizes);
 }
 
@@ -214,7 +220,7 @@ Tensor repeat(const Tensor& input, const Shape& repeats) {
   for (int i = 0; i < extra; ++i) sizes.insert(0, 1);
   Tensor result = input.reshape(sizes);
   // The innermost first: later copies then move longer runs.
-  for (int d = repeats.size() - 1; d >= 0; --d) result = repeat_dim(result, d, repeats[d]);
+  for (int d = repeats.size() - 1; d >= 0; --d) result = repeat_dim(result, d, repeats[d], "repeat");
   return result.impl()->storage == input.impl()->storage ? result.clone() : result;
 }
 
@@ -232,7 +238,10 @@ Tensor repeat_interleave(const Tensor& input, std::int64_t repeats, std::int64_t
   if (repeats == 1) return input.clone();
   Shape sizes = input.sizes(), repeated = sizes;
   repeated.insert(d + 1, repeats);
-  sizes[d] *= repeats;
+  if (__builtin_mul_overflow(sizes[d], repeats, &sizes[d])) {
+    fail<ShapeError>("repeat_interleave: {} times dimension {} of {} has too many elements", repeats, d,
+                     input.sizes().str());
+  }
   return input.unsqueeze(d + 1).expand(repeated).reshape(sizes);
 }
 

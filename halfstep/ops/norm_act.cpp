@@ -48,7 +48,7 @@ Tensor before_activation(GradContext& c) {
     case Activation::relu6:
       break;
   }
-  return masked_fill(c.grad(0), logical_not(logical_and(gt(y, 0), lt(y, 6))), 0);
+  return masked_fill(c.grad(0), logical_or(le(y, 0), ge(y, 6)), 0);
 }
 
 void gradient(GradContext& c) {

@@ -14,10 +14,19 @@
 namespace halfstep {
 namespace {
 
+// Of input, target and the weights that there are, the first of them being input number `first`.
+DType common_dtype(const InferContext& ctx, int first) {
+  const Tensor* all[4];
+  std::size_t n = 0;
+  for (int i = first; i < first + 4; ++i) {
+    if (ctx.has(i)) all[n++] = &ctx.input(i);
+  }
+  return result_type({all, n}, ctx.name());
+}
+
 // Inputs: input, target, weight, pos_weight, all of one shape and row-major.
 void infer_pair_loss(InferContext& ctx) {
-  const Tensor* both[] = {&ctx.input(0), &ctx.input(1)};
-  const DType dtype = result_type(both, ctx.name());
+  const DType dtype = common_dtype(ctx, 0);
   ctx.cast(dtype);
   ctx.output(ctx.attributes<PairLossAttributes>().reduction == 0 ? ctx.input(0).sizes() : Shape{}, dtype);
 }
@@ -29,8 +38,7 @@ const Op& pair_loss_backward_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<PairLossAttributes>();
-          const Tensor* both[] = {&ctx.input(1), &ctx.input(2)};
-          const DType dtype = result_type(both, ctx.name());
+          const DType dtype = common_dtype(ctx, 1);
           ctx.cast(dtype, 0b11110);
           ctx.output(a.want_input ? ctx.input(1).sizes() : Shape{0}, a.dtype.or_else(dtype));
           ctx.output(a.want_target ? ctx.input(1).sizes() : Shape{0}, dtype);
@@ -54,9 +62,8 @@ Tensor input_slope(const GradContext& c, const PairLossAttributes& a) {
     case PairLoss::kl_div:
       return a.parameter != 0 ? neg(exp(y)) : neg(y);
     case PairLoss::bce_with_logits: {
-      Tensor positive = 1 - y;
-      positive = c.input(3).defined() ? positive + c.input(3) * y : positive + y;
-      return (1 - y) - positive * sigmoid(neg(x));
+      // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
+      return (1 - y) * sigmoid(x) - (c.input(3).defined() ? c.input(3) * y : y) * sigmoid(neg(x));
     }
     case PairLoss::bce:
       return (x - y) / clamp(x * (1 - x), static_cast<double>(1e-12f), std::numeric_limits<double>::infinity());

@@ -7,6 +7,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/reduce_inl.h"
 #include "halfstep/ops/softmax.h"
@@ -315,9 +316,14 @@ const Op& logsumexp_op = define_op({
           const Shape dims = dims_of(c);
           Shape order, moved;
           const Tensor p = softmax(gather_dims(c.input(0), dims, &order, &moved), -1);
-          c.set(0, scatter_dims(p, order, moved) * kept(c.grad(), c.input_sizes(0), dims));
+          const Shape& sizes = c.input_sizes(0);
+          // Beside +infinity softmax is NaN, though finite elements have the limit 0.
+          constexpr double kInfinity = std::numeric_limits<double>::infinity();
+          const Tensor under = kept(where(eq(c.output(), kInfinity), c.output(), -kInfinity), sizes, dims);
+          const Tensor slope = masked_fill(scatter_dims(p, order, moved), lt(c.input(0), under), 0);
+          c.set(0, slope * kept(c.grad(), sizes, dims));
         },
-    .saves = {in(0)},
+    .saves = {in(0) | out(0)},
     .attributes_size = sizeof(ReduceAttributes),
 });
 
@@ -383,6 +389,9 @@ Tensor var(const Tensor& input, const Shape& dims, const VarOptions& options) {
 }
 Tensor std(const Tensor& input, const Shape& dims, const VarOptions& options) {
   return call(std_op, {&input}, var_attributes(input, dims, options, "std"));
+}
+Tensor stddev(const Tensor& input, const Shape& dims, const VarOptions& options) {
+  return halfstep::std(input, dims, options);
 }
 std::pair<Tensor, Tensor> var_mean(const Tensor& input, const Shape& dims, const VarOptions& options) {
   auto both = call_n<2>(var_mean_op, {&input}, var_attributes(input, dims, options, "var_mean"));

@@ -36,6 +36,9 @@ struct VarOptions {
 HS_API Tensor var(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 /// Square root of var. The gradient is 0 where it is 0, as in PyTorch.
 HS_API Tensor std(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
+/// The same as std(), under a name that means nothing else: after `using namespace halfstep` an unqualified `std(x)` is
+/// ambiguous with the standard library's namespace.
+HS_API Tensor stddev(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 /// Variance and mean.
 HS_API std::pair<Tensor, Tensor> var_mean(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 

@@ -16,6 +16,7 @@ EMA::EMA(const NamedTensors& parameters, const EMAOptions& options) : options_(o
     fail<Error>("EMA: expected a decay from 0 to 1, got {}", options.decay);
   }
   if (!(options.warmup >= 0)) fail<Error>("EMA: expected a warm-up of at least 0 updates, got {}", options.warmup);
+  if (parameters.empty()) fail<Error>("EMA: expected parameters to average, got none");
   const NoGrad no_grad;
   for (const NamedTensor& p : parameters) {
     check_defined(p.tensor, "EMA", "a parameter");

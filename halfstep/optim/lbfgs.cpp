@@ -7,6 +7,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 
@@ -16,12 +17,12 @@ namespace {
 // Vectors are dense on the host, in f32 or f64.
 template <class F>
 auto with_data(const Tensor& t, F&& f) {
-  return t.dtype() == DType::f64 ? f(static_cast<double*>(t.raw_data())) : f(static_cast<float*>(t.raw_data()));
+  return t.dtype() == DType::f64 ? f(t.data<const double>()) : f(t.data<const float>());
 }
 
 double dot(const Tensor& a, const Tensor& b) {
   return with_data(a, [&](const auto* x) {
-    const auto* y = static_cast<decltype(x)>(b.raw_data());
+    const auto* y = static_cast<decltype(x)>(b.const_raw_data());
     double sum = 0;
     for (std::int64_t i = 0; i < a.numel(); ++i) sum += static_cast<double>(x[i]) * static_cast<double>(y[i]);
     return sum;
@@ -49,8 +50,8 @@ Tensor combine(double alpha, const Tensor& a, double beta, const Tensor& b) {
   Tensor result = empty_like(a);
   with_data(a, [&](const auto* x) {
     using T = std::remove_cvref_t<decltype(*x)>;
-    const auto* y = static_cast<const T*>(b.raw_data());
-    auto* r = static_cast<T*>(result.raw_data());
+    const auto* y = b.data<const T>();
+    auto* r = write_data<T>(result);
     for (std::int64_t i = 0; i < a.numel(); ++i) {
       r[i] = static_cast<T>(alpha * static_cast<double>(x[i]) + beta * static_cast<double>(y[i]));
     }

@@ -9,11 +9,13 @@
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/recorder.h"
 #include "halfstep/optim/flag_internal.h"
+#include "halfstep/runtime/log.h"
 
 namespace halfstep::optim {
 
@@ -24,6 +26,12 @@ Optimizer::~Optimizer() {
 
 int Optimizer::add_group(const NamedTensors& parameters, double lr) {
   if (!(lr >= 0)) fail<Error>("{}: expected a learning rate of at least 0, got {}", kind(), lr);
+  if (all_.empty() && parameters.empty()) {
+    fail<Error>(
+        "{}: expected parameters to train, got none; are the network's members registered with child() and "
+        "parameter()?",
+        kind());
+  }
   ++capture_generation();
   std::set<const TensorImpl*> known;
   for (const NamedTensor& p : all_) known.insert(p.tensor.impl());
@@ -67,9 +75,37 @@ void Optimizer::prepare(Group&, std::size_t parameter, std::size_t count) {
   if (!is_low_precision(p.dtype())) return;
   if (low_precision_ == LowPrecision::master_weights && !slot.master.defined()) {
     slot.master = cast_unrecorded(p, DType::f32);
+    slot.storage_id = p.storage()->id();
+    slot.contents = p.storage()->contents();
   } else if (low_precision_ == LowPrecision::kahan && !slot.compensation.defined()) {
     slot.compensation = empty_like(p);
     slot.compensation.zero_();
+  }
+}
+
+// A parameter that others wrote since the last step (weights that were loaded, or put back) is its own master weight
+// from here on. Who holds its address may have written, which shows where the master weight isn't rounded to it.
+void Optimizer::follow(std::size_t parameter) {
+  Slot& slot = slots_[parameter];
+  const Tensor& p = all_[parameter].tensor;
+  const Storage& s = *p.storage();
+  if (!slot.master.defined() || (!s.address_held() && slot.storage_id == s.id() && slot.contents == s.contents())) {
+    return;
+  }
+  const CapturePause pause;
+  const NoGrad no_grad;
+  const AutocastOff autocast_off;
+  const Tensor now = p.detach();
+  slot.master.copy_(
+      where(eq(cast_unrecorded(slot.master, p.dtype()), now), slot.master, cast_unrecorded(now, DType::f32)));
+}
+
+// The kernel has rounded the master weights of these to them.
+void Optimizer::rounded(const std::vector<std::size_t>& parameters) {
+  for (std::size_t i : parameters) {
+    const Storage& s = *all_[i].tensor.storage();
+    slots_[i].storage_id = s.id();
+    slots_[i].contents = s.contents();
   }
 }
 
@@ -91,7 +127,7 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
   });
   std::uint64_t elements = 0;
   std::vector<const Tensor*> in{&hyper, &none, &unless, &scale}, out{&group.steps};
-  std::vector<std::size_t> copied;
+  std::vector<std::size_t> copied, with_master;
   std::vector<std::pair<std::size_t, const Tensor*>> unscaled;
   bool any = false;
   DType dtype = DType::f32;
@@ -104,6 +140,10 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
                          gradient->sizes().str());
       }
       prepare(group, i, count);
+      if (slots_[i].master.defined()) {
+        follow(i);
+        with_master.push_back(i);
+      }
       if (gradient->strides() != p.strides()) {
         Tensor laid_out = empty_like(p, gradient->dtype());
         copy_unrecorded(laid_out, *gradient);
@@ -149,9 +189,15 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
     if (gradients[i].defined()) all_[i].tensor.storage()->bump_version();
   }
   for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
-  if (KernelRecorder* recorder = kernel_recorder(); recorder && !copied.empty()) [[unlikely]] {
-    recorder->host([this, copied] {
+  rounded(with_master);
+  if (KernelRecorder* recorder = kernel_recorder(); recorder && !(copied.empty() && with_master.empty())) [[unlikely]] {
+    recorder->before([this, with_master] {
+      for (std::size_t i : with_master) follow(i);
+      return true;
+    });
+    recorder->host([this, copied, with_master] {
       for (std::size_t i : copied) amp::copy_written(all_[i].tensor);
+      rounded(with_master);
     });
   }
   for (const auto& [i, gradient] : unscaled) {
@@ -168,7 +214,17 @@ void Optimizer::update(const std::vector<Tensor>& gradients, const Tensor& unles
 void Optimizer::step_unless(const Tensor& found_inf, const Tensor& scale) {
   std::vector<Tensor> gradients;
   gradients.reserve(all_.size());
-  for (const NamedTensor& p : all_) gradients.push_back(p.tensor.grad());
+  bool any = false;
+  for (const NamedTensor& p : all_) {
+    gradients.push_back(p.tensor.grad());
+    any |= gradients.back().defined() || p.tensor.requires_grad();
+  }
+  if (!any) [[unlikely]] {
+    log_once(LogLevel::warning, "nothing to train " + kind() + " " + all_[0].name,
+             fmt::format("{}: none of the {} parameters requires grad ({} {}, ...), so that step() changes none; call "
+                         "requires_grad_() on those to train",
+                         kind(), all_.size(), all_[0].name, all_[0].tensor.sizes().str()));
+  }
   if (!scale.defined()) return update(gradients, found_inf);
   const NoGrad no_grad;
   for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, found_inf, scale);

@@ -80,8 +80,10 @@ class HS_API Optimizer : public amp::Steppable {
   /// State tensors of one parameter, in the order of state_names(); undefined until the parameter's first step.
   struct Slot {
     std::vector<Tensor> tensors;
-    Tensor master;        ///< float32 master weight
-    Tensor compensation;  ///< for LowPrecision::kahan
+    Tensor master;                 ///< float32 master weight
+    std::uint64_t storage_id = 0;  ///< where the parameter was when the master weight was rounded to it
+    std::uint64_t contents = 0;    ///< and what (Storage::contents()) it held then
+    Tensor compensation;           ///< for LowPrecision::kahan
   };
   struct Group {
     std::vector<std::size_t> parameters;  ///< places in all_
@@ -90,9 +92,9 @@ class HS_API Optimizer : public amp::Steppable {
     Tensor steps;  ///< i64 [parameters of the group], on their device: steps made, counted by the kernel
   };
 
-  /// Throws Error for parameters that are undefined, no leaves, listed twice or not floating.
   explicit Optimizer(LowPrecision low_precision) : low_precision_(low_precision) {}
-  /// Adds a group and returns its number.
+  /// Adds a group and returns its number. Throws Error when there are no parameters in it and none before, and for
+  /// parameters that are undefined, no leaves, listed twice or not floating.
   int add_group(const NamedTensors& parameters, double lr);
   /// Names of the state tensors that a parameter needs with the options of `group`.
   virtual std::vector<std::string> state_names(int group) const = 0;
@@ -113,6 +115,8 @@ class HS_API Optimizer : public amp::Steppable {
  private:
   void update_group(int group, const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale);
   void prepare(Group& group, std::size_t parameter, std::size_t count);
+  void follow(std::size_t parameter);
+  void rounded(const std::vector<std::size_t>& parameters);
 
   LowPrecision low_precision_;
 };

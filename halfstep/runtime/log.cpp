@@ -6,6 +6,8 @@
 #include <mutex>
 #include <set>
 
+#include "halfstep/core/text.h"
+
 namespace halfstep {
 namespace {
 
@@ -31,8 +33,10 @@ Log& the_log() {
   return instance;
 }
 
-void write(Log& state, LogLevel level, std::string_view text) {
+// Names of files and classes in it may hold anything, and do nothing to a terminal here.
+void write(Log& state, LogLevel level, std::string_view message) {
   if (level < state.level) return;
+  const std::string text = printable_lines(message);
   if (state.sink) {
     state.sink(level, text);
     return;

@@ -1,27 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/runtime/parallel.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <string>
-#include <system_error>
-#include <thread>
-#include <vector>
-
-#ifndef HALFSTEP_STD_THREADS
-#include <omp.h>
-#endif
 
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/runtime/processors_internal.h"
+#include "halfstep/runtime/thread_pool_internal.h"
 
 namespace halfstep {
 namespace {
+
+// A limit for mistakes: each thread takes memory, and the kernels scratch for each.
+constexpr int kMostThreads = 4096;
 
 thread_local bool t_inside = false;
 
@@ -44,19 +40,16 @@ int environment_threads(const char* variable) {
   if (text == nullptr || *text == '\0') return 0;
   char* end = nullptr;
   const long value = std::strtol(text, &end, 10);
-  if (value >= 1 && value <= 4096 && (*end == '\0' || *end == ',')) return static_cast<int>(value);
-  log(LogLevel::warning,
-      std::string(variable) + " is ignored: expected a number of threads from 1 to 4096, got '" + text + "'");
+  if (value >= 1 && value <= kMostThreads && (*end == '\0' || *end == ',')) return static_cast<int>(value);
+  log(LogLevel::warning, std::string(variable) + " is ignored: expected a number of threads from 1 to " +
+                             std::to_string(kMostThreads) + ", got '" + text + "'");
   return 0;
 }
 
 int default_threads() {
   if (const int n = environment_threads("HALFSTEP_THREADS")) return n;
   if (const int n = environment_threads("OMP_NUM_THREADS")) return n;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return detail::processors();
 }
 
 std::atomic<int>& threads_setting() {
@@ -88,11 +81,11 @@ class FirstException {
 int num_threads() noexcept { return threads_setting().load(std::memory_order_relaxed); }
 
 void set_num_threads(int n) {
-  if (n < 1) throw Error("set_num_threads: expected at least 1 thread, got " + std::to_string(n));
+  if (n < 1 || n > kMostThreads) {
+    throw Error("set_num_threads: expected 1 to " + std::to_string(kMostThreads) + " threads, got " +
+                std::to_string(n));
+  }
   threads_setting().store(n, std::memory_order_relaxed);
-#ifndef HALFSTEP_STD_THREADS
-  omp_set_num_threads(n);
-#endif
 }
 
 bool in_parallel_region() noexcept { return t_inside; }
@@ -107,40 +100,26 @@ std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept {
 }
 
 void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context) {
-  const std::int64_t size = n / ranges, longer = n % ranges;
-  // Exceptions must not leave an OpenMP region or a thread: they are kept and thrown again by the caller.
-  FirstException first;
-  const auto run = [&](std::int64_t range) {
-    const Inside inside;
-    const std::int64_t begin = range * size + std::min(range, longer);
-    try {
-      body(context, begin, begin + size + (range < longer ? 1 : 0));
-    } catch (...) {
-      first.keep(range);
-    }
-  };
-#ifdef HALFSTEP_STD_THREADS
-  std::vector<std::thread> workers;
-  workers.reserve(static_cast<std::size_t>(ranges - 1));
-  for (std::int64_t range = 1; range < ranges; ++range) {
-    try {
-      workers.emplace_back(run, range);
-    } catch (const std::system_error&) {  // No thread to be had: the range is worked on here.
-      run(range);
-    }
-  }
-  run(0);
-  for (std::thread& worker : workers) worker.join();
-#else
-  // The team may come out smaller than asked for (a nested region of the user's own, a thread limit): every range is
-  // worked on all the same.
-#pragma omp parallel num_threads(static_cast <int>(ranges))
-  {
-    const int team = omp_get_num_threads();
-    for (std::int64_t range = omp_get_thread_num(); range < ranges; range += team) run(range);
-  }
-#endif
-  first.rethrow_any();
+  struct Call {
+    std::int64_t size, longer;
+    RangeFunction body;
+    void* context;
+    FirstException first;  // Exceptions must not leave a worker: they are kept and thrown again by the caller.
+  } call = {n / ranges, n % ranges, body, context, {}};
+  pool_run(
+      ranges, num_threads(),
+      [](void* opaque, std::int64_t range) {
+        Call& c = *static_cast<Call*>(opaque);
+        const Inside inside;
+        const std::int64_t begin = range * c.size + std::min(range, c.longer);
+        try {
+          c.body(c.context, begin, begin + c.size + (range < c.longer ? 1 : 0));
+        } catch (...) {
+          c.first.keep(range);
+        }
+      },
+      &call);
+  call.first.rethrow_any();
 }
 
 }  // namespace detail

@@ -10,10 +10,13 @@
 namespace halfstep {
 
 /// Threads that a parallel_for of this thread uses at most, at least 1. It starts as HALFSTEP_THREADS, else
-/// OMP_NUM_THREADS, else the number of processors this process may run on.
+/// OMP_NUM_THREADS, else the number of processors that this process may use: those of its affinity, or fewer where its
+/// control group has a quota (1.5 processors count as 2).
 HS_API int num_threads() noexcept;
 
-/// Sets the number of threads for every later parallel_for and for the kernels of oneDNN. Throws Error unless n >= 1.
+/// Sets the number of threads for every later parallel_for, and so for all kernels. Throws Error unless n is 1 to 4096.
+/// Threads are created when they are first needed and stay until the process ends. Where the system gives fewer, fewer
+/// do the work, with the same results. They block signals other than faults and SIGPROF.
 HS_API void set_num_threads(int n);
 
 /// Whether the calling thread is inside the body of a parallel_for.
@@ -26,14 +29,19 @@ HS_API void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction b
 HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
 }  // namespace detail
 
-/// Calls `f(begin, end)` on ranges that together are [0, n), one range a thread and at the same time.
+/// Calls `f(begin, end)` on ranges that together are [0, n), one range a thread.
 ///
-/// `grain` is the number of items that is worth a thread: about 10 microseconds of work, since starting and joining
-/// the threads takes 1 to 5. With fewer than two grains, with one thread, or inside another parallel_for, `f(0, n)`
-/// runs on the calling thread and the thread pool is not touched.
+/// The ranges run at the same time where there are processors for them, and in turn where there are not: whichever
+/// thread of the process's pool is free takes the next one, the caller among them, so that a call never waits for a
+/// thread that the system lets no longer run. A range must therefore not wait for another.
+///
+/// `grain` is the number of items that is worth a thread: about 10 microseconds of work, since offering ranges and
+/// waiting for the last takes 1 to 5. With fewer than two grains, with one thread, or inside another parallel_for,
+/// `f(0, n)` runs on the calling thread and the pool is not touched. After fork() the child has a pool of its own.
 ///
 /// The ranges depend on n, grain and num_threads() only, so that results that depend on them are the same from run to
-/// run. An exception thrown by `f` reaches the caller once all ranges are done; of several, that of the lowest range.
+/// run, whoever takes which. An exception thrown by `f` reaches the caller once all ranges are done; of several, that
+/// of the lowest range.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
   if (n <= 0) return;

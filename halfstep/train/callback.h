@@ -15,7 +15,7 @@
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/metrics.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// How a run stands, as callbacks see it. Tensors are on the network's device: reading one waits for it.
 class HS_API TrainContext {
@@ -95,4 +95,4 @@ class HS_API Callback {
   std::shared_ptr<CallbackBase> callback_;
 };
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -11,7 +11,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/runtime/queue.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 // Losses of a device that wait to be read: few enough to take no memory, enough that reading costs nothing.
@@ -179,4 +179,4 @@ void Lambda::on_step_end(TrainContext& context) { call(functions_.on_step_end, c
 void Lambda::on_eval_begin(TrainContext& context) { call(functions_.on_eval_begin, context); }
 void Lambda::on_eval_end(TrainContext& context) { call(functions_.on_eval_end, context); }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -15,7 +15,7 @@
 #include "halfstep/io/tensorboard.h"
 #include "halfstep/train/callback.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// Prints the loss every `every` steps of the whole run (0: never):
 ///
@@ -108,7 +108,7 @@ struct LambdaOptions {
   std::function<void(TrainContext&)> on_eval_begin = {};
   std::function<void(TrainContext&)> on_eval_end = {};
 };
-/// A callback of functions: `train::Lambda{{.on_step_end = [](train::TrainContext& c) { … }}}`.
+/// A callback of functions: `training::Lambda{{.on_step_end = [](training::TrainContext& c) { … }}}`.
 class HS_API Lambda : public CallbackBase {
  public:
   explicit Lambda(LambdaOptions functions) : functions_(std::move(functions)) {}
@@ -256,4 +256,4 @@ class HS_API TensorBoard : public CallbackBase {
   std::shared_ptr<io::TensorBoardWriter> writer_;
 };
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -9,7 +9,7 @@
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/checkpoint.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 namespace fs = std::filesystem;
 
@@ -224,4 +224,4 @@ void TensorBoard::on_epoch_end(TrainContext& context) {
 
 void TensorBoard::on_train_end(TrainContext&) { writer_.reset(); }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

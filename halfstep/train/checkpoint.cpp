@@ -5,13 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/safetensors.h"
 #include "halfstep/io/weights.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 using nlohmann::json;
@@ -27,35 +29,98 @@ fs::path file_of(const fs::path& path, std::initializer_list<const char*> names)
   for (const char* name : names) {
     if (fs::exists(path / name)) return path / name;
   }
-  fail<IoError>("{}: expected {} in this folder", path.string(), fmt::join(names, " or "));
+  fail<IoError>("{}: expected {} in this folder", shown_path(path), fmt::join(names, " or "));
+}
+
+// What a message says of a value: not a page of it.
+std::string shown(const json& value) {
+  constexpr std::size_t kMost = 60;
+  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  return text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+}
+
+[[noreturn]] void damaged(const std::string& file, const std::string& expected, const std::string& key,
+                          const json& value) {
+  fail<IoError>("{}: damaged checkpoint: expected {} for '{}', got {}", file, expected, key,
+                value.is_null() ? "nothing" : shown(value));
+}
+
+json at(const json& object, const char* key) {
+  return object.is_object() && object.contains(key) ? object[key] : json();
+}
+
+// Names and values of flags are short, and stand in messages.
+bool is_word(const json& value) {
+  constexpr std::size_t kMost = 200;
+  return value.is_string() && value.get_ref<const std::string&>().size() <= kMost;
 }
 
 // Numbers of a checkpoint are exact: doubles are written with as many digits as they need, 64-bit words as integers.
-template <class T>
-T get(const json& object, const char* key, const std::string& file) {
-  try {
-    return object.at(key).get<T>();
-  } catch (const json::exception&) {
-    fail<IoError>("{}: damaged checkpoint: '{}' is missing or of another type", file, key);
-  }
+std::string get_text(const json& object, const char* key, const std::string& file) {
+  const json value = at(object, key);
+  if (!is_word(value)) damaged(file, "a text", key, value);
+  return value.get<std::string>();
 }
 
-std::int64_t get_count(const json& object, const char* key, std::int64_t least, const std::string& file) {
-  constexpr auto kMost = std::int64_t{1} << 62;
-  const json value = object.contains(key) ? object[key] : json();
-  if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<std::uint64_t>() > kMost) ||
-      value.get<std::int64_t>() < least) {
-    fail<IoError>("{}: damaged checkpoint: expected a whole number of at least {} for '{}', got {}", file, least, key,
-                  value.dump());
+double real(const json& value, const std::string& key, const std::string& file) {
+  const double number = value.is_number() ? value.get<double>() : std::nan("");
+  if (!std::isfinite(number)) damaged(file, "a finite number", key, value);
+  return number;
+}
+
+double get_real(const json& object, const char* key, const std::string& file) {
+  return real(at(object, key), key, file);
+}
+
+std::map<std::string, double> get_reals(const json& object, const char* key, const std::string& file) {
+  const json values = at(object, key);
+  if (!values.is_object()) damaged(file, "an object of numbers", key, values);
+  std::map<std::string, double> result;
+  for (const auto& [name, value] : values.items()) result[name] = real(value, fmt::format("{}.{}", key, name), file);
+  return result;
+}
+
+std::map<std::string, std::string> get_texts(const json& object, const char* key, const std::string& file) {
+  const json values = at(object, key);
+  if (!values.is_object()) damaged(file, "an object of texts", key, values);
+  std::map<std::string, std::string> result;
+  for (const auto& [name, value] : values.items()) {
+    if (!is_word(value)) damaged(file, "a text", fmt::format("{}.{}", key, name), value);
+    result[name] = value.get<std::string>();
+  }
+  return result;
+}
+
+std::vector<std::string> get_list(const json& object, const char* key, const std::string& file) {
+  const json values = at(object, key);
+  if (!values.is_array()) damaged(file, "a list of texts", key, values);
+  std::vector<std::string> result;
+  for (const json& value : values) {
+    if (!value.is_string()) damaged(file, "a text", fmt::format("{}[{}]", key, result.size()), value);
+    result.push_back(value.get<std::string>());
+  }
+  return result;
+}
+
+// More of anything is counted by no run: a step of a nanosecond would take three years to come here.
+constexpr std::int64_t kMostCounted = 100'000'000'000'000'000;
+
+std::int64_t get_count(const json& object, const char* key, std::int64_t least, const std::string& file,
+                       std::int64_t most = kMostCounted) {
+  const json value = at(object, key);
+  const bool whole = value.is_number_integer() &&
+                     !(value.is_number_unsigned() && value.get<std::uint64_t>() > static_cast<std::uint64_t>(most));
+  if (!whole || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most) {
+    const std::string range =
+        most == kMostCounted ? fmt::format("of at least {}", least) : fmt::format("from {} to {}", least, most);
+    damaged(file, "a whole number " + range, key, value);
   }
   return value.get<std::int64_t>();
 }
 
 std::uint64_t get_word(const json& object, const char* key, const std::string& file) {
-  const json value = object.contains(key) ? object[key] : json();
-  if (!value.is_number_unsigned()) {
-    fail<IoError>("{}: damaged checkpoint: expected 64 bits for '{}', got {}", file, key, value.dump());
-  }
+  const json value = at(object, key);
+  if (!value.is_number_unsigned()) damaged(file, "64 bits", key, value);
   return value.get<std::uint64_t>();
 }
 
@@ -74,7 +139,7 @@ std::string checksum(const std::string& state, const NamedTensors& tensors) {
     const std::string head = fmt::format("\n{} {} {}\n", t->name, name(dense.dtype()), dense.sizes().str());
     crc = add(crc, head.data(), head.size());
     const std::size_t bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
-    if (bytes != 0) crc = add(crc, dense.raw_data(), bytes);
+    if (bytes != 0) crc = add(crc, dense.const_raw_data(), bytes);
   }
   return fmt::format("{:08x}", crc);
 }
@@ -87,11 +152,29 @@ json checked_state(const io::Safetensors& content, const std::string& file) {
   if (const std::string real = checksum(text, content.tensors); real != sum->second) {
     fail<IoError>("{}: damaged checkpoint: its checksum is {}, its contents give {}", file, sum->second, real);
   }
+  json state;
   try {
-    return json::parse(text);
+    state = json::parse(text);
   } catch (const json::exception& e) {
     fail<IoError>("{}: damaged checkpoint: {}", file, e.what());
   }
+  if (!state.is_object()) {
+    fail<IoError>("{}: damaged checkpoint: expected an object as its state, got {}", file, shown(state));
+  }
+  return state;
+}
+
+void check_version(const json& state, const std::string& file) {
+  const json version = at(state, "version");
+  if (!version.is_number_integer() || version != kVersion) {
+    fail<IoError>("{}: expected a checkpoint of version {}, got {}", file, kVersion, shown(version));
+  }
+}
+
+// JSON has UTF-8 only. Names that data sets give are so already.
+std::vector<std::string> printable_all(std::vector<std::string> names) {
+  for (std::string& name : names) name = printable(name);
+  return names;
 }
 
 }  // namespace
@@ -119,49 +202,68 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"amp", c.amp},
       {"top1_hits", c.hits.top1},
       {"top5_hits", c.hits.top5},
-      {"classes", c.classes},
+      {"classes", printable_all(c.classes)},
       {"recipe", c.recipe},
+      {"scale_rules", c.scale_rules},
+      {"data", c.data_checksums},
   };
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
-  const std::string text = state.dump();
+  const std::string text = state.dump(-1, ' ', false, json::error_handler_t::replace);
   io::save_safetensors(path, tensors, {{"format", "pt"}, {kKey, text}, {kChecksum, checksum(text, tensors)}});
 }
 
 Checkpoint load_checkpoint(const fs::path& given) {
-  const fs::path path = file_of(given, {"last.safetensors"});
-  const std::string file = path.string();
+  const fs::path path = file_of(given, {"last.safetensors", "best.safetensors"});
+  const std::string file = shown_path(path);
   io::Safetensors content = io::load_safetensors(path);
   if (!content.metadata.contains(kKey)) {
     fail<IoError>("{}: expected a checkpoint, got a safetensors file without training state; use it as --weights",
                   file);
   }
   const json state = checked_state(content, file);
-  if (const int version = get<int>(state, "version", file); version != kVersion) {
-    fail<IoError>("{}: expected a checkpoint of version {}, got {}", file, kVersion, version);
-  }
+  check_version(state, file);
   Checkpoint c;
-  c.model = get<std::string>(state, "model", file);
-  c.optimizer_kind = get<std::string>(state, "optimizer_kind", file);
-  c.optimizer.numbers = get<std::map<std::string, double>>(state, "optimizer", file);
-  c.scaler = get<std::map<std::string, double>>(state, "scaler", file);
-  c.loader = {get_count(state, "epoch", 0, file), get_count(state, "batch", 0, file)};
-  c.loader_seed = get_word(state, "loader_seed", file);
+  c.model = get_text(state, "model", file);
+  c.optimizer_kind = get_text(state, "optimizer_kind", file);
+  c.optimizer.numbers = get_reals(state, "optimizer", file);
+  c.scaler = get_reals(state, "scaler", file);
+  // Counts that fit one another: what one bounds, another can't exceed.
   c.batch_size = get_count(state, "batch_size", 1, file);
   c.samples = get_count(state, "samples", 0, file);
-  c.accumulate = get_count(state, "accumulate", 1, file);
+  // ModelCheckpoint doesn't know the data set.
+  const bool known = c.samples > 0;
+  const std::int64_t batches =
+      known ? c.samples / c.batch_size + (c.samples % c.batch_size != 0 ? 1 : 0) : kMostCounted;
+  const std::int64_t samples = known ? c.samples : kMostCounted;
+  constexpr std::int64_t kMostEpochs = std::numeric_limits<int>::max();
+  c.loader = {get_count(state, "epoch", 0, file, kMostEpochs), get_count(state, "batch", 0, file, batches)};
+  c.loader_seed = get_word(state, "loader_seed", file);
+  c.accumulate = get_count(state, "accumulate", 1, file, kMostEpochs);
   c.random = {get_word(state, "random_seed", file), get_word(state, "random_offset", file)};
   c.step = get_count(state, "step", 0, file);
-  c.skipped = get_count(state, "skipped", 0, file);
-  c.loss_sum = get<double>(state, "loss_sum", file);
-  c.loss_samples = get_count(state, "loss_samples", 0, file);
-  c.best_top1 = get<double>(state, "best_top1", file);
-  c.amp = get<std::string>(state, "amp", file);
+  // A step takes a batch at least.
+  const std::int64_t begun = c.loader.epoch + 1;
+  if (c.step / begun > batches || (c.step / begun == batches && c.step % begun != 0)) {
+    fail<IoError>("{}: damaged checkpoint: expected at most {} steps in each of {} epochs, got {} in all", file,
+                  batches, begun, c.step);
+  }
+  c.skipped = get_count(state, "skipped", 0, file, c.step);
+  c.loss_sum = get_real(state, "loss_sum", file);
+  c.loss_samples = get_count(state, "loss_samples", 0, file, samples);
+  c.best_top1 = get_real(state, "best_top1", file);
+  if (c.best_top1 != -1 && !(c.best_top1 >= 0 && c.best_top1 <= 1)) {
+    damaged(file, "a fraction of 1, or -1", "best_top1", at(state, "best_top1"));
+  }
+  c.amp = get_text(state, "amp", file);
   // Files of before had none of these.
-  if (state.contains("top1_hits"))
-    c.hits = {get_count(state, "top1_hits", 0, file), get_count(state, "top5_hits", 0, file)};
-  if (state.contains("classes")) c.classes = get<std::vector<std::string>>(state, "classes", file);
-  if (state.contains("recipe")) c.recipe = get<std::map<std::string, std::string>>(state, "recipe", file);
+  if (state.contains("top1_hits")) {
+    c.hits = {get_count(state, "top1_hits", 0, file, samples), get_count(state, "top5_hits", 0, file, samples)};
+  }
+  if (state.contains("classes")) c.classes = get_list(state, "classes", file);
+  if (state.contains("recipe")) c.recipe = get_texts(state, "recipe", file);
+  if (state.contains("scale_rules")) c.scale_rules = get_reals(state, "scale_rules", file);
+  if (state.contains("data")) c.data_checksums = get_texts(state, "data", file);
   for (NamedTensor& t : content.tensors) {
     if (t.name.starts_with(kOptimizer)) {
       c.optimizer.tensors.push_back({t.name.substr(std::string_view(kOptimizer).size()), t.tensor});
@@ -174,18 +276,22 @@ Checkpoint load_checkpoint(const fs::path& given) {
 
 SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
   const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
-  const std::string file = path.string();
+  const std::string file = shown_path(path);
   io::WeightsFile loaded = io::load_weights_file(path);
   io::Safetensors content{std::move(loaded.tensors), std::move(loaded.metadata)};
   SavedWeights weights;
+  weights.file = path;
   if (loaded.format == io::WeightsFormat::safetensors && content.metadata.contains(kKey)) {
     const json state = checked_state(content, file);
-    weights.model = get<std::string>(state, "model", file);
+    check_version(state, file);
+    weights.model = get_text(state, "model", file);
     if (!model.empty() && weights.model != model) {
       fail<IoError>("{}: expected a checkpoint of {}, got one of {}", file, model, weights.model);
     }
-    if (state.contains("classes")) weights.classes = get<std::vector<std::string>>(state, "classes", file);
-    if (state.contains("recipe")) weights.recipe = get<std::map<std::string, std::string>>(state, "recipe", file);
+    weights.step = get_count(state, "step", 0, file);
+    if (state.contains("classes")) weights.classes = get_list(state, "classes", file);
+    if (state.contains("recipe")) weights.recipe = get_texts(state, "recipe", file);
+    if (state.contains("data")) weights.data_checksums = get_texts(state, "data", file);
     std::erase_if(content.tensors, [](const NamedTensor& t) { return t.name.starts_with(kOptimizer); });
   }
   weights.tensors = std::move(content.tensors);
@@ -196,4 +302,4 @@ NamedTensors load_weights(const fs::path& path, const std::string& model) {
   return load_saved_weights(path, model).tensors;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

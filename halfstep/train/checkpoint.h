@@ -11,7 +11,7 @@
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/meters.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// Everything a run needs to go on bit for bit, but for the data.
 struct Checkpoint {
@@ -35,21 +35,28 @@ struct Checkpoint {
   Hits hits = {};                                  ///< in the training batches of the epoch so far
   std::vector<std::string> classes = {};           ///< names; may be empty
   std::map<std::string, std::string> recipe = {};  ///< of the run, see recipe() in train/config.h
+  /// Of the loss scale, see loss_scale_rules() in train/config.h; empty: no loss scaling, or a file of before.
+  std::map<std::string, double> scale_rules = {};
+  std::map<std::string, std::string> data_checksums = {};  ///< see TrainConfig
 };
 
 /// Weights without a training state, and what their file says of them; all but the tensors may be empty.
 struct SavedWeights {
   NamedTensors tensors;
   std::string model;
-  std::vector<std::string> classes;           ///< names
-  std::map<std::string, std::string> recipe;  ///< such as `image-size`
+  std::vector<std::string> classes;                   ///< names
+  std::map<std::string, std::string> recipe;          ///< such as `image-size`
+  std::map<std::string, std::string> data_checksums;  ///< of the run, see TrainConfig
+  std::filesystem::path file;                         ///< that they were read from
+  std::int64_t step = -1;                             ///< of the run; -1: no checkpoint
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
 /// safetensors finds them; the optimizer's tensors behind the prefix "optimizer."; the rest as JSON in the metadata,
 /// with a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
-/// Reads one; a folder stands for its `last.safetensors`. Throws IoError naming file and fault, also for a safetensors
+/// Reads one; a folder stands for its `last.safetensors`, or, where the disk was full or a kill came between the two,
+/// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors
 /// file that is no checkpoint, for a checksum that doesn't agree, and for numbers that no run leaves behind.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
 /// The weights of a checkpoint or of any safetensors or .pth file (io::load_weights_file); a folder stands for its
@@ -59,4 +66,4 @@ HS_API SavedWeights load_saved_weights(const std::filesystem::path& path, const 
 /// for its `best.safetensors`, or else `last.safetensors`. With a `model`, a checkpoint of another one is refused.
 HS_API NamedTensors load_weights(const std::filesystem::path& path, const std::string& model = "");
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

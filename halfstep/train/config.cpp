@@ -5,69 +5,9 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
-#include "halfstep/train/flag_numbers_internal.h"
 #include "halfstep/train/schedule.h"
 
-namespace halfstep::train {
-namespace {
-
-constexpr const char* kForms =
-    "expected a number, none, dynamic[:INIT[,GROWTH,BACKOFF,INTERVAL]], fixed:N or mindspore:INIT,FACTOR,WINDOW";
-
-std::vector<double> numbers(const std::string& list, const std::string& whole) {
-  return flag_numbers("--loss-scale", kForms, list, whole);
-}
-
-int whole_number(double value, const std::string& text) {
-  if (!(value >= 1) || value > 1e9 || value != std::floor(value)) {
-    fail<Error>("--loss-scale: expected a whole number of steps of at least 1 in '{}', got {}", text, value);
-  }
-  return static_cast<int>(value);
-}
-
-amp::GradScalerOptions options_of(const std::string& text) {
-  amp::GradScalerOptions options;
-  const std::size_t colon = text.find(':');
-  const std::string kind = text.substr(0, colon);
-  const bool has_list = colon != std::string::npos;
-  const auto list = [&] { return numbers(text.substr(colon + 1), text); };
-  if (text == "none") {
-    options.enabled = false;
-  } else if (kind == "dynamic") {
-    if (has_list) {
-      const auto n = list();
-      if (n.size() != 1 && n.size() != 4) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
-      options.init_scale = n[0];
-      if (n.size() == 4) {
-        options.growth_factor = n[1];
-        options.backoff_factor = n[2];
-        options.growth_interval = whole_number(n[3], text);
-      }
-    }
-  } else if (kind == "mindspore") {
-    const auto n = has_list ? list() : std::vector<double>{};
-    if (n.size() != 3 || !(n[1] > 1)) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
-    const int window = whole_number(n[2], text);
-    return amp::GradScaler{amp::LossScalePolicy::mindspore(n[0], n[1], window)}.options();
-  } else {
-    const auto n = kind == "fixed" && has_list ? list() : has_list ? std::vector<double>{} : numbers(text, text);
-    if (n.size() != 1) fail<Error>("--loss-scale: {}, got '{}'", kForms, text);
-    options.init_scale = n[0];
-    options.dynamic = false;
-  }
-  return options;
-}
-
-}  // namespace
-
-amp::GradScalerOptions parse_loss_scale(const std::string& text) {
-  try {
-    return amp::GradScaler{options_of(text)}.options();  // the scaler knows what makes sense
-  } catch (const AmpError& e) {
-    fail<Error>("--loss-scale '{}': {}", text, e.what());
-  }
-}
-
+namespace halfstep::training {
 std::optional<DType> amp_dtype(const std::string& amp) {
   if (amp == "off") return std::nullopt;
   if (amp == "f16" || amp == "fp16" || amp == "float16") return DType::f16;
@@ -111,13 +51,6 @@ std::string amp_text(const TrainConfig& config) {
              : fmt::format("{} {}", config.amp, name(mode.level_dtype));
 }
 
-amp::GradScalerOptions scaler_options(const TrainConfig& config) {
-  if (!config.loss_scale.empty()) return parse_loss_scale(config.loss_scale);
-  amp::GradScalerOptions options;
-  options.enabled = amp_mode(config).dtype() == DType::f16;
-  return options;
-}
-
 std::map<std::string, std::string> recipe(const TrainConfig& c) {
   const auto yes = [](bool on) { return on ? std::string("yes") : std::string("no"); };
   std::map<std::string, std::string> r = c.data_flags;
@@ -127,6 +60,7 @@ std::map<std::string, std::string> recipe(const TrainConfig& c) {
   r["weight-decay"] = fmt::format("{}", c.weight_decay);
   r["no-norm-decay"] = yes(!c.norm_decay);
   r["label-smoothing"] = fmt::format("{}", c.label_smoothing);
+  r["clip-norm"] = fmt::format("{}", c.clip_norm);
   r["mixup"] = fmt::format("{}", c.mixup);
   r["lr-schedule"] = c.lr_schedule;
   r["warmup-epochs"] = fmt::format("{}", c.warmup_epochs);
@@ -169,7 +103,7 @@ void check(const TrainConfig& c) {
   if (c.save_every < 0) fail<Error>("--save-every: expected at least 0, got {}", c.save_every);
   if (c.workers < 0 || c.workers > 256) fail<Error>("--workers: expected 0 to 256, got {}", c.workers);
   if (c.limit < 0) fail<Error>("--limit: expected at least 0, got {}", c.limit);
-  scaler_options(c);
+  loss_scale_policy(c);
   check(c.debug);
   const AmpMode mode = amp_mode(c);
   if (c.debug.compare == "twin" && mode.level != amp::Level::O0) {
@@ -183,4 +117,4 @@ void check(const TrainConfig& c) {
   }
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -14,7 +14,7 @@
 #include "halfstep/core/dtype.h"
 #include "halfstep/train/debugging.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// What a training run is made of; the flags of `halfstep train`.
 struct TrainConfig {
@@ -41,6 +41,7 @@ struct TrainConfig {
   std::filesystem::path resume = {};  ///< checkpoint or the folder with one
   int start_epoch = 0;                ///< epoch, from 0, to begin with; a checkpoint says that itself
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
+  bool overwrite = false;             ///< a run that is in `out` already makes place for this one
   std::filesystem::path log_json = {};
   std::uint64_t seed = 0;
   Device device = {};      ///< where it trains
@@ -55,16 +56,28 @@ struct TrainConfig {
   /// What else the run's data are made by, such as the size of the images, as flag (without dashes) and value: saved
   /// with the checkpoints, and a run goes on with the same only.
   std::map<std::string, std::string> data_flags = {};
+  /// Of the data's parts, such as `train` and `test`: what tells them from others. Saved with the checkpoints, and a
+  /// run goes on with the same only.
+  std::map<std::string, std::string> data_checksums = {};
   DebugConfig debug = {};  ///< what is dumped, compared, watched and profiled
 };
 
-/// A loss scale as the command line writes it:
-/// `1024` or `fixed:1024` (static), `dynamic`, `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL`,
-/// `mindspore:INIT,FACTOR,WINDOW` (MindSpore's DynamicLossScaler: grows by FACTOR after WINDOW good steps, shrinks by
-/// it, never under 1), `none`. Throws Error naming what was expected.
-HS_API amp::GradScalerOptions parse_loss_scale(const std::string& text);
-/// The scaler that a run uses: what loss_scale says, else dynamic for f16 and none for other precisions.
-HS_API amp::GradScalerOptions scaler_options(const TrainConfig& config);
+/// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of
+/// amp::LossScalePolicy with as many of its values as are wanted, in the order of its options or by their names:
+/// `dynamic` and `torch` (PyTorch's), `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL`,
+/// `mindspore:INIT,FACTOR,WINDOW`, `apex`, `keras`, `jmp`, `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for
+/// `none`. Throws Error naming what was expected.
+HS_API std::optional<amp::LossScalePolicy> parse_loss_scale(const std::string& text);
+/// What parse_loss_scale takes, for messages.
+HS_API std::string loss_scale_forms();
+/// What a run's scale follows: what loss_scale says, else PyTorch's policy for f16 and none for other precisions.
+HS_API std::optional<amp::LossScalePolicy> loss_scale_policy(const TrainConfig& config);
+/// A scaler of that policy, or a disabled one.
+HS_API amp::GradScaler make_scaler(const TrainConfig& config);
+/// loss_scale, or what it comes to where it is empty, in words of parse_loss_scale.
+HS_API std::string loss_scale_text(const TrainConfig& config);
+/// The rules that a run goes on with only, by name; of a dynamic scale all but the first scale.
+HS_API std::map<std::string, double> loss_scale_rules(const amp::LossScalePolicy& policy);
 /// The dtype of a region `amp`, or none for off. Throws Error naming the choices, which a level is none of.
 HS_API std::optional<DType> amp_dtype(const std::string& amp);
 
@@ -87,4 +100,4 @@ HS_API std::map<std::string, std::string> recipe(const TrainConfig& config);
 /// Throws Error, naming the option, when a number is out of its range.
 HS_API void check(const TrainConfig& config);
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/data.h"
 
+#include <zlib.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -10,7 +12,7 @@
 #include "halfstep/data/image_source.h"
 #include "halfstep/models/registry.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 // Some of the samples, evenly over all: those of a folder stand class by class.
@@ -39,7 +41,28 @@ data::CropKind crop_kind(const std::string& name) {
   fail<Error>("--crop: expected random-resized, padded or none, got '{}'", name);
 }
 
+// The same for a folder and an archive of it. The files themselves are not read: that takes as long as an epoch.
+std::string checksum_of(const data::ImageSource& source) {
+  uLong crc = crc32_z(0, nullptr, 0);
+  const auto add = [&](const std::string& text) {
+    crc = crc32_z(crc, reinterpret_cast<const Bytef*>(text.data()), text.size());
+  };
+  for (const std::string& name : source.classes()) add(name + '\n');
+  for (std::int64_t i = 0; i < source.size(); ++i) {
+    const std::string name = source.name(i);
+    add(fmt::format("{} {}\n", std::string_view(name).substr(name.find_last_of("/:") + 1), source.label(i)));
+  }
+  return fmt::format("{:08x}", crc);
+}
+
 }  // namespace
+
+std::string checksum(const data::MnistData& pictures) {
+  uLong crc = crc32_z(0, nullptr, 0);
+  crc = crc32_z(crc, reinterpret_cast<const Bytef*>(pictures.images.data()), pictures.images.size());
+  crc = crc32_z(crc, reinterpret_cast<const Bytef*>(pictures.labels.data()), pictures.labels.size());
+  return fmt::format("{:08x}", crc);
+}
 
 ImageDataOptions default_images(const std::string& model, std::int64_t image_size) {
   const models::ModelInfo& info = models::model_info(model);
@@ -103,13 +126,14 @@ LoadedImages load_images(const ImageDataOptions& o, const std::string& model, da
                                                                       : data::ImageTransform(eval_transform(o, model));
   const auto images = std::make_shared<const data::ImageDataset>(
       source, transform, data::ImageDatasetOptions{.max_bad_images = o.max_damaged});
-  LoadedImages loaded{.dataset = images, .classes = images->classes(), .damaged = [images] {
-                        return static_cast<std::int64_t>(images->bad_images().size());
-                      }};
+  LoadedImages loaded{.dataset = images,
+                      .classes = images->classes(),
+                      .damaged = [images] { return static_cast<std::int64_t>(images->bad_images().size()); },
+                      .checksum = checksum_of(*source)};
   if (split == data::Split::kTrain && o.limit > 0 && o.limit < images->size()) {
     loaded.dataset = std::make_shared<const Part>(images, o.limit);
   }
   return loaded;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

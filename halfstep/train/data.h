@@ -15,7 +15,7 @@
 #include "halfstep/data/mnist.h"
 #include "halfstep/data/transforms.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// Where images come from and what is done to them; the flags of `halfstep train`.
 struct ImageDataOptions {
@@ -40,13 +40,17 @@ HS_API std::map<std::string, std::string> data_flags(const ImageDataOptions& opt
 HS_API data::TrainTransform train_transform(const ImageDataOptions& options, const std::string& model);
 HS_API data::EvalTransform eval_transform(const ImageDataOptions& options, const std::string& model);
 
+/// The CRC-32 of pictures and labels, as hexadecimal digits.
+HS_API std::string checksum(const data::MnistData& pictures);
+
 /// A part of a data set.
 struct LoadedImages {
   std::shared_ptr<const data::Dataset> dataset;
   std::vector<std::string> classes;       ///< their names
   std::function<std::int64_t()> damaged;  ///< pictures that could not be read so far
+  std::string checksum;                   ///< of the part's names and labels, wherever its folder lies
 };
 /// The training or the test part of a folder, with the transform that belongs to it. Throws IoError.
 HS_API LoadedImages load_images(const ImageDataOptions& options, const std::string& model, data::Split split);
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

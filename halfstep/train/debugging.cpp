@@ -14,7 +14,7 @@
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/runtime/log.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -208,4 +208,4 @@ void StepDebugging::finish() {
   if (impl_) impl_->finish(true);
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

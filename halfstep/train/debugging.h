@@ -9,7 +9,7 @@
 
 #include "halfstep/core/tensor.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// Steps of a run, counted from 1 over the whole run.
 struct StepRange {
@@ -61,4 +61,4 @@ class HS_API StepDebugging {
   std::unique_ptr<Impl> impl_;  // null when nothing is on
 };
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

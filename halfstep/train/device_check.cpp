@@ -19,7 +19,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/train/device_check_internal.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace detail {
 namespace {
 
@@ -158,8 +158,8 @@ void Checker::same(const Tensor& got, const Tensor& expected, const std::string&
   }
   const Tensor a = got.to(Device{}).contiguous(), b = expected.to(Device{}).contiguous();
   const std::size_t size = a.item_size();
-  const auto* x = static_cast<const char*>(a.raw_data());
-  const auto* y = static_cast<const char*>(b.raw_data());
+  const auto* x = static_cast<const char*>(a.const_raw_data());
+  const auto* y = static_cast<const char*>(b.const_raw_data());
   std::int64_t wrong = 0, first = 0;
   if (a.numel() > 0 && std::memcmp(x, y, static_cast<std::size_t>(a.numel()) * size) != 0) {
     const bool floating = a.is_floating();
@@ -332,4 +332,4 @@ DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options)
   return report;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

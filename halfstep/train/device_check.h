@@ -8,7 +8,7 @@
 #include "halfstep/core/device.h"
 #include "halfstep/core/export.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// One line of a check: a family of cases in one dtype.
 struct HS_API DeviceCheckLine {
@@ -59,4 +59,4 @@ struct DeviceCheckOptions {
 /// random state) is put back.
 HS_API DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options = {});
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

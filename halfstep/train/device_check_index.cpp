@@ -18,7 +18,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/train/device_check_internal.h"
 
-namespace halfstep::train::detail {
+namespace halfstep::training::detail {
 
 void check_indexing(Checker& c) {
   const Tensor table = c.normal({301, 65}), rows = c.integers(301, {c.size(4099, 515)}),
@@ -164,4 +164,4 @@ void check_random(Checker& c) {
   });
 }
 
-}  // namespace halfstep::train::detail
+}  // namespace halfstep::training::detail

@@ -11,7 +11,7 @@
 #include "halfstep/core/tensor.h"
 #include "halfstep/train/device_check.h"
 
-namespace halfstep::train::detail {
+namespace halfstep::training::detail {
 
 using Tensors = std::vector<Tensor>;
 
@@ -100,4 +100,4 @@ void check_optimizers(Checker& c);
 void check_networks(Checker& c);
 void check_queues(Checker& c);
 
-}  // namespace halfstep::train::detail
+}  // namespace halfstep::training::detail

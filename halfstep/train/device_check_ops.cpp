@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/write_internal.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
@@ -22,7 +23,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/train/device_check_internal.h"
 
-namespace halfstep::train::detail {
+namespace halfstep::training::detail {
 namespace {
 
 const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
@@ -34,7 +35,7 @@ using Function2 = Tensor (*)(const Tensor&, const Tensor&);
 // All bit patterns of a 16-bit dtype.
 Tensor every_pattern(DType dtype) {
   Tensor t = empty({65536}, {.dtype = dtype, .device = Device{}});
-  auto* bits = static_cast<std::uint16_t*>(t.raw_data());
+  auto* bits = static_cast<std::uint16_t*>(write_raw_data(t));
   for (int i = 0; i < 65536; ++i) bits[i] = static_cast<std::uint16_t>(i);
   return t;
 }
@@ -46,7 +47,7 @@ Tensor rounding_turns(bool quick) {
   const std::uint32_t step = quick ? 16 : 1;
   const std::uint32_t count = (1u << 19) / step;
   Tensor t = empty({static_cast<std::int64_t>(count) * 4}, {.dtype = f32, .device = Device{}});
-  auto* bits = static_cast<unsigned char*>(t.raw_data());
+  auto* bits = static_cast<unsigned char*>(write_raw_data(t));
   for (std::uint32_t i = 0; i < count; ++i) {
     for (std::uint32_t low : kLow) {
       const std::uint32_t word = (i * step) << 13 | low;
@@ -260,4 +261,4 @@ void check_elementwise(Checker& c) {
   });
 }
 
-}  // namespace halfstep::train::detail
+}  // namespace halfstep::training::detail

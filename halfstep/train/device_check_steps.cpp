@@ -26,7 +26,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/train/device_check_internal.h"
 
-namespace halfstep::train::detail {
+namespace halfstep::training::detail {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -435,4 +435,4 @@ void check_queues(Checker& c) {
   });
 }
 
-}  // namespace halfstep::train::detail
+}  // namespace halfstep::training::detail

@@ -21,7 +21,7 @@
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/train/device_check_internal.h"
 
-namespace halfstep::train::detail {
+namespace halfstep::training::detail {
 namespace {
 
 const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
@@ -423,4 +423,4 @@ void check_losses(Checker& c) {
   c.family("losses", kUsual, cases);
 }
 
-}  // namespace halfstep::train::detail
+}  // namespace halfstep::training::detail

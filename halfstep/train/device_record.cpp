@@ -9,7 +9,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/io/atomic_file.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -110,4 +110,4 @@ bool is_current(const DeviceRecord& record, const DeviceInfo& device) {
 
 bool needs_check(Device device) { return !device.is_cpu() && device_extension(device, "needs_check") != nullptr; }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

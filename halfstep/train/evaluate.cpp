@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/train/trainer.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                     const EvalOptions& options) {
@@ -29,7 +30,7 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
   auto start = Clock::now();
   for (const auto& [input, target] : loader) {
     if (options.stop && options.stop->load(std::memory_order_relaxed)) {
-      return {.epoch = 0, .step = 0, .loss = 0, .top1 = 0, .top5 = 0, .best = false, .interrupted = true};
+      return {.epoch = 0, .step = 0, .loss = NAN, .top1 = NAN, .top5 = NAN, .best = false, .interrupted = true};
     }
     const amp::Autocast autocast{{.dtype = options.dtype.value_or(DType::f16), .enabled = options.dtype.has_value()}};
     const Tensor logits = classifier.forward(input);
@@ -63,4 +64,4 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
   return evaluate(classifier, std::move(test), EvalOptions{.dtype = dtype, .batch_size = batch_size});
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -6,7 +6,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/train/flag_numbers_internal.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 std::vector<double> flag_numbers(const char* flag, const char* forms, const std::string& list,
                                  const std::string& whole) {
@@ -25,4 +25,4 @@ std::vector<double> flag_numbers(const char* flag, const char* forms, const std:
   }
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -11,22 +10,48 @@
 
 #include "halfstep/core/export.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// One JSON object a line: `{"event":"step","epoch":1,...}`. NaN and infinities are null. Each line is written out at
-/// once.
+/// once, and is there whole or not at all: what a full disk took half of is cut off again.
 class HS_API JsonLog {
  public:
   using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
   JsonLog() = default;
-  /// Starts the file anew, or with `append` goes on behind what is there. Throws IoError.
+  /// Starts the file anew with the first line, and until then leaves it as it is; with `append` goes on behind what is
+  /// there. Throws IoError when it can't be written.
   explicit JsonLog(const std::filesystem::path& path, bool append = false);
+  /// A file that was made and got no line is removed.
+  ~JsonLog();
+  JsonLog(JsonLog&& other) noexcept;
+  JsonLog& operator=(JsonLog&& other) noexcept;
   /// Writes a line; nothing without a file. Throws IoError when the disk is full.
   void write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields);
 
  private:
+  void close();
+
   std::filesystem::path path_;
-  std::ofstream file_;
+  int file_ = -1;
+  bool anew_ = false;  // what is there goes with the first line
+  bool made_ = false;  // the file was not there and has no line yet
 };
 
-}  // namespace halfstep::train
+/// How much of a log was taken out by prepare_log.
+struct LogRepair {
+  std::int64_t torn = 0;      ///< lines that were not whole
+  std::int64_t repeated = 0;  ///< lines of what the run does again
+  std::int64_t first = 0;     ///< number of the first line that changed, from 1; 0: none
+};
+
+/// Whether `log` may be written as the log of a run in `out` (may be empty): a new file, a log, or no regular file at
+/// all. Throws IoError for the files that the run itself writes, and for what holds something else.
+HS_API void check_log(const std::filesystem::path& log, const std::filesystem::path& out);
+
+/// Makes a log ready for a run that goes on after `step` steps and `epochs` evaluated epochs: takes out the lines of
+/// steps, evaluations and checkpoints that come again, and what a full disk or a kill left of a line; a last line that
+/// lacks its end only gets it. A file that is missing, or no regular one, is left alone. Throws IoError; then nothing
+/// has changed.
+HS_API LogRepair prepare_log(const std::filesystem::path& path, std::int64_t step, std::int64_t epochs);
+
+}  // namespace halfstep::training

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 Hits count_hits(std::span<const float> scores, std::span<const std::int64_t> labels) {
   Hits hits;
@@ -23,4 +23,4 @@ Hits count_hits(std::span<const float> scores, std::span<const std::int64_t> lab
   return hits;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

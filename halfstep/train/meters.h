@@ -6,7 +6,7 @@
 
 #include "halfstep/core/export.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// The last value of a quantity and its mean, as progress lines show them.
 struct Meter {
@@ -38,4 +38,4 @@ struct Hits {
 /// against the label, lower classes first, so that a network that says the same of all doesn't look right.
 HS_API Hits count_hits(std::span<const float> scores, std::span<const std::int64_t> labels);
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -12,7 +12,7 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/runtime/log.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 Tensor on_cpu(const std::vector<double>& values, const Shape& shape) {
@@ -480,4 +480,4 @@ MetricValue Perplexity::eval() const {
   return std::exp(sum_ / static_cast<double>(count_));
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -14,7 +14,7 @@
 
 #include "halfstep/core/tensor.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// What a metric came to: a number, or a tensor of them (one a class, a confusion matrix).
 class HS_API MetricValue {
@@ -84,7 +84,7 @@ class HS_API Metric {
   Metric(M metric) : Metric(std::shared_ptr<MetricBase>(std::make_shared<M>(std::move(metric)))) {}
   /// One that the caller keeps a hold of.
   Metric(std::shared_ptr<MetricBase> metric);
-  /// The metric under another name: `train::Metric("acc", train::Accuracy{})`.
+  /// The metric under another name: `training::Metric("acc", training::Accuracy{})`.
   template <std::derived_from<MetricBase> M>
   Metric(std::string name, M metric) : Metric(std::move(metric)) {
     name_ = std::move(name);
@@ -300,4 +300,4 @@ class HS_API Perplexity : public MetricBase {
   std::int64_t count_ = 0;
 };
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -10,7 +10,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/train/checkpoint.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 constexpr std::size_t kMostPending = 1000;
@@ -137,7 +137,7 @@ void Model::check(const ModelOptions& options) {
   for (const Metric& m : options.metrics) {
     if (!names.insert(m.name()).second) {
       fail<Error>(
-          "Model: expected metrics of different names, got \"{}\" twice; train::Metric(\"NAME\", metric) gives "
+          "Model: expected metrics of different names, got \"{}\" twice; training::Metric(\"NAME\", metric) gives "
           "one another name",
           m.name());
     }
@@ -294,4 +294,4 @@ void Model::restore(const std::filesystem::path& checkpoint) {
   }
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -16,7 +16,7 @@
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/train_step.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// Anything that is looped over in batches and knows their number, one loop an epoch: data::DataLoader, a vector of
 /// data::Batch. It is referred to, not copied; calls of Model take it as it is.
@@ -76,12 +76,12 @@ struct FitOptions {
 /// A network with its loss, optimizer, metrics and precision, which trains, evaluates and predicts without loops in the
 /// user's program: MindSpore's Model.
 ///
-///     train::Model model{net, {.loss = nn::CrossEntropyLoss{},
+///     training::Model model{net, {.loss = nn::CrossEntropyLoss{},
 ///                              .optimizer = optimizer,
-///                              .metrics = {train::Accuracy{}},
+///                              .metrics = {training::Accuracy{}},
 ///                              .amp_level = amp::Level::O2,
 ///                              .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
-///     model.train(10, loader, {train::LossMonitor{100}, train::TimeMonitor{}});
+///     model.train(10, loader, {training::LossMonitor{100}, training::TimeMonitor{}});
 ///     std::cout << model.eval(test)["accuracy"];
 ///
 /// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called by
@@ -159,4 +159,4 @@ Model::Parts Model::parts(const M& network, const ModelOptions& options) {
   return result;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -4,7 +4,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/models/registry.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 std::vector<std::string> network_names() { return models::model_names(); }
 
@@ -62,4 +62,4 @@ TrainConfig default_config(const std::string& model, std::int64_t batch_size, De
   return c;
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

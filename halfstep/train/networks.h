@@ -11,7 +11,7 @@
 #include "halfstep/nn/module.h"
 #include "halfstep/train/config.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// A network that classifies, seen as a function of a batch.
 struct Classifier {
@@ -48,4 +48,4 @@ HS_API std::vector<std::string> network_names();
 /// in proportion to the batch size (Goyal et al., Accurate, Large Minibatch SGD, 2017).
 HS_API TrainConfig default_config(const std::string& model, std::int64_t batch_size = 0, Device device = {});
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -4,7 +4,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 template <class T, class Options>
@@ -36,4 +36,4 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const TrainConfig& c, const Nam
   return make<optim::AdamW>(parameters, optim::AdamWOptions{.lr = c.lr, .weight_decay = c.weight_decay}, c.norm_decay);
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

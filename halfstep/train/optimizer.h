@@ -6,10 +6,10 @@
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/config.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// The optimizer that a configuration names, over these parameters. Without `norm_decay` the parameters of one
 /// dimension or none (biases, and the weights of normalisation) are a group of their own that doesn't decay.
 HS_API std::unique_ptr<optim::Optimizer> make_optimizer(const TrainConfig& config, const NamedTensors& parameters);
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

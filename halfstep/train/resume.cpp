@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/resume.h"
 
+#include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/runtime/log.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 // Optimizer, schedule and data are made by the flags: one that says something else would be ignored, or change the run.
@@ -37,20 +41,33 @@ void check_scaler(const Checkpoint& c, const TrainConfig& config, const amp::Gra
         file, c.scaler.empty() ? "without" : "with", config.loss_scale);
   }
   if (c.scaler.empty()) return;
-  const amp::GradScalerOptions& o = scaler.options();
-  std::vector<std::pair<const char*, double>> flags;
-  if (o.dynamic) {
-    flags = {{"growth_factor", o.growth_factor},
-             {"backoff_factor", o.backoff_factor},
-             {"growth_interval", static_cast<double>(o.growth_interval)}};
-  } else {
-    flags = {{"scale", o.init_scale}};
+  const auto refuse = [&](const std::string& name, double saved, double given) {
+    fail<IoError>("{}: the run's loss scale had {} {}, got {}; pass the --loss-scale of the first run in place of {}",
+                  file, name, saved, given, loss_scale_text(config));
+  };
+  auto given = loss_scale_rules(scaler.policy());
+  // The scale itself doesn't move where it is fixed.
+  if (const auto scale = given.find("init_scale"); scale != given.end()) {
+    const auto saved = c.scaler.find("scale");
+    if (saved != c.scaler.end() && saved->second != scale->second) refuse("scale", saved->second, scale->second);
   }
-  for (const auto& [name, given] : flags) {
-    const auto saved = c.scaler.find(name);
-    if (saved == c.scaler.end() || saved->second == given) continue;
-    fail<IoError>("{}: the run's loss scale had {} {}, got {}; pass the --loss-scale of the first run", file, name,
-                  saved->second, given);
+  // Files of before have what the scaler's state says only.
+  for (const auto& [name, value] : given) {
+    const auto& rules = c.scale_rules.empty() ? c.scaler : c.scale_rules;
+    const auto saved = rules.find(name);
+    if (saved != rules.end() && saved->second != value) refuse(name, saved->second, value);
+  }
+}
+
+void check_data(const Checkpoint& c, const TrainConfig& config, const std::string& file) {
+  for (const auto& [part, given] : config.data_checksums) {
+    const auto saved = c.data_checksums.find(part);
+    if (saved == c.data_checksums.end() || saved->second == given) continue;
+    const std::string data = config.data.empty() ? "the built-in digits" : "--data " + config.data.string();
+    fail<IoError>(
+        "{}: the run had other data: its {} part had the checksum {}, that of {} has {}; pass the --data of "
+        "the first run",
+        file, part, saved->second, data, given);
   }
 }
 
@@ -78,8 +95,12 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
     fail<IoError>("{}: the run had --accumulate {}, got {}; it can change at the end of an epoch only", file,
                   c.accumulate, config.accumulate);
   }
+  check_data(c, config, file);
   check_recipe(c, config, file);
-  if (!c.classes.empty() && !config.classes.empty() && c.classes != config.classes) {
+  // As checkpoints keep them.
+  const auto same = [](const std::string& kept, const std::string& name) { return kept == printable(name); };
+  if (!c.classes.empty() && !config.classes.empty() &&
+      !std::equal(c.classes.begin(), c.classes.end(), config.classes.begin(), config.classes.end(), same)) {
     fail<IoError>("{}: the run had {} classes, {} to {}, got {}, {} to {}; pass the --data of the first run", file,
                   c.classes.size(), c.classes.front(), c.classes.back(), config.classes.size(), config.classes.front(),
                   config.classes.back());
@@ -90,4 +111,41 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
   }
 }
 
-}  // namespace halfstep::train
+void check_state(const Checkpoint& c, const nn::ModuleBase& module, const optim::Optimizer& optimizer,
+                 const std::string& file) {
+  // Read as another dtype, a number that is none becomes some whole number.
+  const auto check = [&](const NamedTensor& own, const NamedTensor& saved) {
+    if (is_floating(own.tensor.dtype()) == is_floating(saved.tensor.dtype())) return;
+    fail<IoError>("{}: damaged checkpoint: expected {} as {}, got {}", file, own.name, name(own.tensor.dtype()),
+                  name(saved.tensor.dtype()));
+  };
+  const auto check_all = [&](const NamedTensors& own, const NamedTensors& saved) {
+    std::map<std::string_view, const NamedTensor*> by_name;
+    for (const NamedTensor& t : saved) by_name[t.name] = &t;
+    for (const NamedTensor& t : own) {
+      if (const auto it = by_name.find(t.name); it != by_name.end()) check(t, *it->second);
+    }
+  };
+  check_all(module.state_dict(), c.weights);
+  check_all(optimizer.state_dict().tensors, c.optimizer.tensors);
+  // Counters: batches that a normalisation saw, steps that a parameter made.
+  const auto check_counts = [&](const NamedTensor& t, std::int64_t most) {
+    if (is_floating(t.tensor.dtype())) return;
+    for (const std::int64_t n : t.tensor.to_vector<std::int64_t>()) {
+      if (n >= 0 && n <= most) continue;
+      fail<IoError>("{}: damaged checkpoint: expected from 0 to {} for {}, got {}", file, most, t.name, n);
+    }
+  };
+  for (const NamedTensor& t : c.weights) {
+    if (t.name.ends_with("num_batches_tracked")) check_counts(t, std::int64_t{1} << 53);
+  }
+  for (const NamedTensor& t : c.optimizer.tensors) {
+    if (t.name.starts_with("group") && t.name.ends_with(".steps")) check_counts(t, c.step);
+    if (!t.name.ends_with(".steps") && !is_floating(t.tensor.dtype())) {
+      fail<IoError>("{}: damaged checkpoint: expected {} of floating point, got {}", file, t.name,
+                    name(t.tensor.dtype()));
+    }
+  }
+}
+
+}  // namespace halfstep::training

@@ -8,7 +8,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/train/flag_numbers_internal.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 constexpr const char* kForms = "expected constant, step[:EPOCHS[,FACTOR]], cosine or onecycle[:PART]";
@@ -105,4 +105,4 @@ void RateSchedule::set(std::int64_t position) {
   schedule_->load_state_dict(state);
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -7,7 +7,7 @@
 
 #include "halfstep/optim/schedule.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// How the learning rate goes over a run; epochs count from 0.
 struct RateRule {
@@ -39,4 +39,4 @@ class HS_API RateSchedule {
   std::int64_t last_;
 };
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -10,7 +10,7 @@
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 constexpr const char* kName = "build_train_network";
@@ -145,4 +145,4 @@ TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function
   return TrainStep(std::move(impl));
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -13,7 +13,7 @@
 #include "halfstep/nn/module.h"
 #include "halfstep/optim/optimizer.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// The loss of what the network gives and what it should; one element.
 using LossFunction = std::function<Tensor(const Tensor& output, const Tensor& target)>;
@@ -82,7 +82,7 @@ HS_API TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::f
 /// parameters are float32 at every level, the master weights of their 16-bit copies. The loss is taken of float32. The
 /// optimizer has to live as long as the step.
 ///
-///     auto step = train::build_train_network(net, optimizer, nn::CrossEntropyLoss{}, {.level = amp::Level::O2});
+///     auto step = training::build_train_network(net, optimizer, nn::CrossEntropyLoss{}, {.level = amp::Level::O2});
 ///     const auto [loss, overflow, scale] = step(images, labels);
 ///
 /// Throws Error when the optimizer holds parameters that are not the network's, AmpError for options that don't fit
@@ -95,4 +95,4 @@ TrainStep build_train_network(const M& network, optim::Optimizer& optimizer, Los
       held, [held](const Tensor& x) -> Tensor { return (*held)(x); }, optimizer, std::move(loss), options);
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -15,13 +15,14 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/optim/clip.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/resume.h"
 #include "halfstep/train/schedule.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,7 +65,8 @@ std::vector<std::int64_t> labels_of(const Tensor& target) {
 class Run {
  public:
   Run(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
-      std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks, const std::atomic<bool>* stop)
+      std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks, const std::atomic<bool>* stop,
+      RunFolder* folder)
       : config_(config),
         classifier_(classifier),
         parameters_(parameters_on(*classifier.module, config.device)),
@@ -74,7 +76,7 @@ class Run {
         amp_(amp_mode(config)),
         dtype_(amp_.region),
         optimizer_(make_optimizer(config, parameters_)),
-        scaler_(scaler_options(config)),
+        scaler_(make_scaler(config)),
         samples_(training->size()),
         loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
                                                      .shuffle = true,
@@ -95,25 +97,35 @@ class Run {
       step_ = config.start_epoch * steps_per_epoch_;
       report_.epochs = config.start_epoch;
     }
+    check_log(config.log_json, config.out);
+    const bool claims = !config.out.empty() && !folder;
+    const bool goes_on = is_run_in(config.resume, config.out);
+    const Occupied occupied = goes_on ? Occupied::go_on : config.overwrite ? Occupied::replace : Occupied::refuse;
+    // Nobody may write the checkpoint that is read.
+    if (claims && goes_on) own_folder_ = RunFolder(config.out, occupied);
     if (!config.resume.empty()) resume();
     schedule_.set(position());
-    if (!config.out.empty()) {
-      std::error_code error;
-      fs::create_directories(config.out, error);
-      if (error) fail<IoError>("{}: can't be made: {}", config.out.string(), error.message());
-    }
-    if (!config.log_json.empty()) log_ = JsonLog(config.log_json, !config.resume.empty());
+    if (claims && !goes_on) own_folder_ = RunFolder(config.out, occupied);
+    folder_ = folder ? folder : &own_folder_;
+    replaces_ = !config.out.empty() && occupied == Occupied::replace;
+    // The log of a run that is replaced goes with it.
+    std::error_code error;
+    const fs::path own = config.out / "log.jsonl";
+    appends_ = !config.resume.empty() &&
+               !(replaces_ && (config.log_json == own || fs::equivalent(config.log_json, own, error)));
+    if (!config.log_json.empty() && !nothing_left()) log_ = JsonLog(config.log_json, appends_);
   }
 
   RunReport run() {
     const auto start = Clock::now();
-    if (loader_.state().epoch >= config_.epochs) {
+    if (nothing_left()) {
       report_.nothing_left = true;
       report_.steps = step_;
       report_.skipped = skipped_;
       report_.peak_rss_mb = peak_rss_mb();
       return report_;
     }
+    begin_files();
     log_.write("start", {{"model", config_.model},
                          {"epochs", std::int64_t{config_.epochs}},
                          {"batch_size", config_.batch_size},
@@ -157,6 +169,35 @@ class Run {
   }
 
  private:
+  bool nothing_left() const { return loader_.state().epoch >= config_.epochs; }
+
+  // All checks are done.
+  void begin_files() {
+    if (callbacks_.on_start) callbacks_.on_start();
+    if (replaces_) {
+      std::vector<fs::path> keep = {config_.log_json};
+      if (callbacks_.on_start) keep.push_back(config_.out / "config.yaml");  // the caller's own
+      folder_->remove_run(keep);
+    }
+    if (!appends_ || config_.log_json.empty()) return;
+    const LogRepair repair = prepare_log(config_.log_json, step_, report_.epochs);
+    const std::string file = config_.log_json.string();
+    if (repair.torn > 0) {
+      log(LogLevel::warning, fmt::format("{}: {} line{} not whole, the first is line {}; what was left of {} is "
+                                         "removed",
+                                         file, repair.torn, repair.torn == 1 ? " was" : "s were", repair.first,
+                                         repair.torn == 1 ? "it" : "them"));
+    }
+    if (repair.repeated > 0) {
+      log(LogLevel::warning, fmt::format("{}: {} line{} from behind step {}, where the run goes on, {} removed: they "
+                                         "come again",
+                                         file, repair.repeated, repair.repeated == 1 ? "" : "s", step_,
+                                         repair.repeated == 1 ? "is" : "are"));
+    }
+    // Another file may have taken the log's place.
+    if (repair.first > 0) log_ = JsonLog(config_.log_json, true);
+  }
+
   bool stopped() const { return stop_ && stop_->load(std::memory_order_relaxed); }
 
   // Steps before the next one, as the schedule counts them: those of whole epochs, skipped or not.
@@ -341,6 +382,9 @@ class Run {
     loader_.seek({.epoch = number, .batch = 0});
     eval.epoch = number;
     eval.step = step_;
+    if (loss_samples_ > 0) eval.train_loss = loss_sum_ / static_cast<double>(loss_samples_);
+    eval.scale = scaler_.get_scale();
+    eval.skipped = skipped_;
     eval.best = eval.top1 > best_top1_;
     best_top1_ = std::max(best_top1_, eval.top1);
     report_.loss = eval.loss;
@@ -381,7 +425,9 @@ class Run {
             .amp = amp_text(config_),
             .hits = hits_,
             .classes = config_.classes,
-            .recipe = recipe(config_)};
+            .recipe = recipe(config_),
+            .scale_rules = scaler_.is_enabled() ? loss_scale_rules(scaler_.policy()) : std::map<std::string, double>{},
+            .data_checksums = config_.data_checksums};
   }
 
   // Only the last one is told to the caller: the best one is a copy of some last one.
@@ -401,6 +447,7 @@ class Run {
     const Checkpoint c = load_checkpoint(config_.resume);
     const std::string file = config_.resume.string();
     check_resume(c, config_, *optimizer_, scaler_, samples_, file);
+    check_state(c, *classifier_.module, *optimizer_, file);
     try {
       classifier_.module->load_state_dict(c.weights);
       optimizer_->load_state_dict(c.optimizer);
@@ -434,6 +481,10 @@ class Run {
   data::DataLoader loader_;
   std::int64_t steps_per_epoch_;
   RateSchedule schedule_;
+  RunFolder own_folder_;
+  RunFolder* folder_ = nullptr;
+  bool replaces_ = false;  // the run that is in the folder
+  bool appends_ = false;   // to the log
   JsonLog log_;
   StepDebugging debugging_;
   RunReport report_;
@@ -451,9 +502,9 @@ class Run {
 
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
                 std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks,
-                const std::atomic<bool>* stop) {
+                const std::atomic<bool>* stop, RunFolder* folder) {
   check(config);
-  return Run(config, classifier, std::move(training), std::move(test), callbacks, stop).run();
+  return Run(config, classifier, std::move(training), std::move(test), callbacks, stop, folder).run();
 }
 
 double peak_rss_mb() {
@@ -462,4 +513,4 @@ double peak_rss_mb() {
   return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;  // Linux counts in KiB
 }
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

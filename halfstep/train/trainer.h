@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,8 +15,9 @@
 #include "halfstep/train/config.h"
 #include "halfstep/train/meters.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/run_folder.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 
 /// How the run stands after a step.
 struct StepReport {
@@ -44,6 +46,9 @@ struct EvalReport {
   double top1;  ///< fractions of 1
   double top5;
   bool best;                 ///< the best so far in this run
+  double train_loss = NAN;   ///< mean over the epoch's training samples; NaN outside of training
+  double scale = 1;          ///< loss scale that comes next, 1 without scaling
+  std::int64_t skipped = 0;  ///< steps skipped so far
   bool interrupted = false;  ///< EvalOptions::stop was set: the numbers say nothing
 };
 
@@ -73,9 +78,9 @@ struct RunReport {
   std::int64_t skipped = 0;
   double seconds = 0;
   double peak_rss_mb = 0;  ///< of the process, in 10^6 bytes
-  double loss = 0;         ///< of the last evaluation
-  double top1 = 0;
-  double top5 = 0;
+  double loss = NAN;       ///< of the last evaluation; NaN where none was made
+  double top1 = NAN;
+  double top5 = NAN;
   std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU in place of the device
   bool nothing_left = false;                  ///< the run that was resumed had all its epochs already
   bool interrupted = false;                   ///< stop was set; a checkpoint was written if there is a folder for it
@@ -84,6 +89,9 @@ struct RunReport {
 
 /// What a run tells its caller; any may be empty.
 struct TrainCallbacks {
+  /// Everything was checked; the folder and the log are there. Called once, before a file is written or changed, and
+  /// not when there is nothing left to do.
+  std::function<void()> on_start = {};
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvalReport&)> on_eval;
   std::function<void(const EvalProgress&)> on_eval_batch;
@@ -98,9 +106,14 @@ struct TrainCallbacks {
 /// evaluation, which a resumed run makes again), writes a checkpoint and returns. Throws Error for a loss that isn't
 /// finite, and IoError. No checkpoint is written over another one while the losses aren't finite: the last good one
 /// stays.
+///
+/// Checks come first and files last: a run that is refused changes none. `out` is made where it isn't there and locked
+/// (train/run_folder.h), unless the caller has done that and gives `folder`; one with a run in it is refused, unless it
+/// is the one that is resumed or `overwrite` is set. The log of a run that goes on loses the lines that come again.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
-                       const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr);
+                       const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,
+                       RunFolder* folder = nullptr);
 
 /// Loss, top-1 and top-5 over a data set, on the module's device, under autocast when a dtype is given. Leaves the
 /// module's mode as it was.
@@ -112,4 +125,4 @@ HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const d
 /// The most memory that this process had in use, in 10^6 bytes.
 HS_API double peak_rss_mb();
 
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -12,6 +12,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/matmul.h"
+#include "halfstep/ops/norm.h"
 #include "halfstep/ops/reduce.h"
 
 namespace halfstep {
@@ -251,6 +252,36 @@ TEST(Explain, SaysWhatRanInWhichDtypeAndWhy) {
   const amp::Decision d = amp::explain("mm", {f32, f64}, {.dtype = f16});
   EXPECT_EQ(d.used, (std::vector<DType>{f16, f64}));
   EXPECT_THROW(amp::explain("nope", {}), AmpError);
+}
+
+// Asked in advance, and told of the call itself: the same dtypes, since both are one piece of code.
+TEST(Explain, SaysInAdvanceWhatTheCallThenDoes) {
+  const Tensor x = ones({2, 3, 4, 4}), one = ones({3}), zero = zeros({3});
+  for (const amp::Policy policy :
+       {amp::Policy::lower_precision, amp::Policy::float32, amp::Policy::widest, amp::Policy::pass_through}) {
+    for (const DType given : {f32, f16, bf16}) {
+      const amp::AutocastOptions options{.dtype = f16, .ops = {{"batch_norm", policy}, {"linear", policy}}};
+      const auto calls = amp::explain([&] {
+        const amp::Autocast region(options);
+        batch_norm(
+            x.to(given),
+            {.weight = one, .bias = zero, .running_mean = zero.clone(), .running_var = one.clone(), .training = true});
+        linear(matrix(4).to(given), matrix(4), ones({4}));
+      });
+      for (const char* op : {"batch_norm", "linear"}) {
+        const auto call = std::find_if(calls.begin(), calls.end(), [&](const auto& d) { return d.op == op; });
+        ASSERT_NE(call, calls.end()) << op;
+        const amp::Decision d = amp::explain(op, call->given, options);
+        EXPECT_EQ(d.used, call->used) << op << " " << name(given) << ": " << d.str() << "; " << call->str();
+        EXPECT_EQ(d.policy, call->policy);
+        EXPECT_EQ(d.reason, call->reason);
+      }
+    }
+  }
+  // Running statistics keep float32, which 16 bits are too few for.
+  const amp::Decision d = amp::explain("batch_norm", {f16, f32, f32, f32, f32},
+                                       {.dtype = f16, .ops = {{"batch_norm", amp::Policy::lower_precision}}});
+  EXPECT_EQ(d.used, (std::vector<DType>{f16, f16, f16, f32, f32}));
 }
 
 }  // namespace

@@ -94,7 +94,8 @@ TEST(GradScaler, BeforeTheFirstScale) {
 TEST(GradScaler, AStepWithoutGradientsLeavesItUsable) {
   Trial s({parameter({1}, {1})});
   EXPECT_MESSAGE(s.scaler.step(s.optimizer), "no parameter of the optimizer has a gradient");
-  EXPECT_MESSAGE(s.scaler.unscale_(s.optimizer), "no parameter of the optimizer has a gradient");
+  s.scaler.unscale_(s.optimizer);  // says nothing, as PyTorch's
+  EXPECT_MESSAGE(s.scaler.step(s.optimizer), "no parameter of the optimizer has a gradient");
   set_grad(s.p(), {4}, f32);
   s.scaler.unscale_(s.optimizer);
   EXPECT_TRUE(s.scaler.step(s.optimizer).ran());
@@ -475,7 +476,7 @@ TEST(GradScaler, StateBeforeAndAfterTheFirstUse) {
                                                   {"growth_factor", 4},
                                                   {"backoff_factor", 0.25},
                                                   {"growth_interval", 7},
-                                                  {"growth_tracker", 1}}));
+                                                  {"_growth_tracker", 1}}));
   GradScaler fresh;
   fresh.load_state_dict(state);
   EXPECT_EQ(fresh.state_dict(), state);
@@ -491,14 +492,14 @@ TEST(GradScaler, StatesThatDoNotFit) {
   GradScaler scaler;
   EXPECT_MESSAGE(scaler.load_state_dict({}), "saved by a disabled scaler");
   auto state = scaler.state_dict();
-  state.erase("growth_tracker");
-  EXPECT_MESSAGE(scaler.load_state_dict(state), "'growth_tracker'");
+  state.erase("_growth_tracker");
+  EXPECT_MESSAGE(scaler.load_state_dict(state), "'_growth_tracker'");
   state = scaler.state_dict();
   for (const auto& [key, bad] : std::map<std::string, double>{{"scale", -1},
                                                               {"growth_factor", 1},
                                                               {"backoff_factor", 2},
                                                               {"growth_interval", 0},
-                                                              {"growth_tracker", -1}}) {
+                                                              {"_growth_tracker", -1}}) {
     auto broken = state;
     broken[key] = bad;
     EXPECT_NE(error_of<AmpError>([&] { scaler.load_state_dict(broken); }), "") << key;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/core/random.h"
@@ -228,6 +229,31 @@ TEST(Checkpoint, HooksAndInPlaceOperations) {
   sum(checkpoint(f, x)).backward();
   EXPECT_EQ(x.grad().to_vector<float>(), expected);
   EXPECT_EQ(hooks, 2);
+}
+
+// The second run comes when no module's scope is open any more.
+TEST(Checkpoint, WhatARegionSaysOfModulesHoldsInTheSecondRun) {
+  const Tensor x = random({4, 4}, 1), w = random({4, 4}, 2);
+  std::vector<DType> ran;
+  std::vector<std::string> paths;
+  Tensor y;
+  {
+    const amp::Autocast region{{.dtype = f16, .modules = {{.path = "net.head", .enabled = false}}}};
+    const amp::ModuleScope net{"net"};
+    y = checkpoint(
+        [&](const Tensor& t) {
+          const amp::ModuleScope head{"head"};
+          const Tensor product = mm(t * 1, w);
+          ran.push_back(product.dtype());
+          paths.push_back(amp::module_path());
+          return product * product;
+        },
+        x);
+  }
+  sum(y).backward();
+  EXPECT_EQ(ran, (std::vector<DType>{f32, f32}));
+  EXPECT_EQ(paths, (std::vector<std::string>{"net.head", "net.head"}));
+  EXPECT_EQ(amp::module_path(), "");
 }
 
 }  // namespace

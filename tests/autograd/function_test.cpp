@@ -267,6 +267,93 @@ TEST(Function, CastInputs) {
   EXPECT_EQ(g_forward.given, bf16);  // outside a region it does nothing
 }
 
+// What PyTorch's custom_fwd and custom_bwd give: forward() ran with autocast off, and so does backward(). In f16 the
+// product 1000 * 300 + 1000 * 300 is infinite.
+TEST(Function, BackwardOfCastInputsRunsWithoutAutocast) {
+  const Tensor x = leaf(Values(4, 300), {2, 2}, f16), w = leaf(Values(4, 300), {2, 2}, f32);
+  Tensor y;
+  {
+    const InRegion region(f16);
+    y = CastProduct::apply(x, w);
+    EXPECT_EQ(y.dtype(), f32);
+    EXPECT_EQ(y.to_vector<double>(), Values(4, 180000));
+  }
+  const Tensor factor = full({2, 2}, 1000);
+  for (const bool inside : {false, true}) {
+    w.set_grad({});
+    if (inside) {
+      const InRegion region(bf16);
+      y.backward(factor, {.retain_graph = true});
+      EXPECT_TRUE(thread_state().autocast.enabled);
+      EXPECT_EQ(thread_state().autocast.dtype, bf16);
+    } else {
+      y.backward(factor, {.retain_graph = true});
+      EXPECT_FALSE(thread_state().autocast.enabled);
+    }
+    EXPECT_FALSE(g_backward.enabled);
+    EXPECT_EQ(g_backward.given, f32);
+    EXPECT_EQ(g_backward.dtype, f32);
+    EXPECT_EQ(w.grad().to_vector<double>(), Values(4, 600000));
+  }
+}
+
+TEST(Function, BackwardOfCastInputsOutsideARegionFollowsForwardToo) {
+  // Outside a region `cast_inputs` does nothing; a region around backward() changes nothing either.
+  const Tensor x = leaf(Values(4, 300), {2, 2}, f32), w = leaf(Values(4, 300), {2, 2}, f32);
+  const Tensor y = CastProduct::apply(x, w);
+  const InRegion region(f16);
+  y.backward(full({2, 2}, 1000));
+  EXPECT_FALSE(g_backward.enabled);
+  EXPECT_EQ(w.grad().to_vector<double>(), Values(4, 600000));
+}
+
+TEST(Function, WithoutCastInputsBackwardRunsInForwardsRegionWhereverItIsCalled) {
+  const Tensor x = leaf({1, 2, 3, 4}, {2, 2}, f32), w = leaf({1, 0, 0, 1}, {2, 2}, f32);
+  const Tensor outside = Product<false>::apply(x, w);
+  Tensor inside;
+  {
+    const InRegion region(f16);
+    inside = Product<false>::apply(x, w);
+  }
+  const InRegion region(bf16);
+  sum(outside).backward();
+  EXPECT_FALSE(g_backward.enabled);
+  EXPECT_EQ(g_backward.dtype, f32);
+  sum(inside).backward();
+  EXPECT_TRUE(g_backward.enabled);
+  EXPECT_EQ(g_backward.dtype, f16);
+}
+
+TEST(Function, CastInputsInsideACheckpoint) {
+  const Tensor x = leaf(Values(4, 300), {2, 2}, f16), w = leaf(Values(4, 300), {2, 2}, f32);
+  Tensor y;
+  {
+    const InRegion region(f16);
+    y = checkpoint([&](const Tensor& t) { return CastProduct::apply(t * 1, w); }, x);
+  }
+  y.backward(full({2, 2}, 1000));
+  EXPECT_FALSE(g_backward.enabled);
+  EXPECT_EQ(w.grad().to_vector<double>(), Values(4, 600000));
+}
+
+// Hooks run outside of any region, whatever the caller is in: the gradients that they see are those of the graph.
+TEST(Function, HooksRunWithoutAutocast) {
+  const Tensor x = leaf({1, 2, 3, 4}, {2, 2}, f32), w = leaf({1, 0, 0, 1}, {2, 2}, f32);
+  Tensor y;
+  std::vector<bool> on;
+  {
+    const InRegion region(f16);
+    y = mm(x, w);
+    y.register_hook([&](const Tensor& g) {
+      on.push_back(thread_state().autocast.enabled);
+      return g;
+    });
+  }
+  const InRegion region(bf16);
+  sum(y).backward();
+  EXPECT_EQ(on, std::vector<bool>{false});
+}
+
 TEST(Function, InsideACheckpoint) {
   const Tensor x = leaf({1, -2, 4}, {3});
   const auto f = [](const Tensors& in) {

@@ -3,6 +3,8 @@
 // units' road runs here through oneDNN's emulation of bfloat16, where the processor has none.
 #include "halfstep/backends/cpu/conv.h"
 
+#include "halfstep/backends/cpu/conv_shares.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -59,7 +61,9 @@ static_assert(static_cast<int>(ConvRoad::native) == 3);
 TEST(ConvRoads, Agree) {
   manual_seed(1);
   for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(9, 16, 7, 40, 1, 1, 0),
-                                geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3)}) {
+                                geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3),
+                                // Weights enough for two threads to reorder, in blocks of 48 output channels.
+                                geometry(1, 256, 8, 512, 1, 2, 0)}) {
     for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
       for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
         const auto last = MemoryFormat::channels_last;
@@ -124,20 +128,55 @@ TEST(ConvRoads, FollowTheShape) {
   EXPECT_EQ(road(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvRoad::blocks);
 }
 
-TEST(ConvRoads, BlocksFitTheThreadsAndAreNearlyEqual) {
-  constexpr std::int64_t kBytes = 2 << 20;  // a thread
-  for (const int threads : {1, 2, 16}) {
-    for (const std::int64_t n : {1, 5, 16, 100}) {
-      for (const std::int64_t size : {7, 56, 224}) {
-        const ConvGeometry g = geometry(n, 64, size, 64, 3, 1, 1);
-        const std::int64_t image = 2 * 64 * size * size * 4, block = conv_block_images(g, threads);
-        const std::int64_t most = std::max<std::int64_t>(1, std::min(n, threads * kBytes / image));
-        EXPECT_GE(block, 1);
-        EXPECT_LE(block, most);
-        // No more blocks than the largest would give, and the fewest images a block with so many.
-        const std::int64_t blocks = (n + most - 1) / most;
-        EXPECT_EQ((n + block - 1) / block, blocks);
-        EXPECT_TRUE(block == 1 || blocks * (block - 1) < n) << n << " images of " << size << " on " << threads;
+// Whatever is cut, every output row (input row, where the input is computed) of every image is there once, in the
+// shares' order, and sees the rows of the other tensor that the whole convolution has for it.
+TEST(ConvShares, CoverEveryRowOnce) {
+  for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
+    for (const int threads : {1, 2, 3, 16}) {
+      for (const std::int64_t n : {1, 2, 3, 5, 16, 33}) {
+        for (const auto& [size, window, stride, padding] :
+             {std::array<std::int64_t, 4>{56, 3, 1, 1}, {57, 3, 2, 1}, {224, 7, 2, 3}, {14, 1, 1, 0}, {15, 1, 2, 0}}) {
+          const ConvGeometry g = geometry(n, 64, size, 64, window, stride, padding);
+          const ConvShares cut = conv_shares(part, g, threads, 4);
+          ASSERT_LE(cut.shares.size(), static_cast<std::size_t>(threads));
+          const bool back = part == ConvPart::input;
+          const std::int64_t rows = back ? g.h : g.oh;
+          std::int64_t next = 0, longest = 0;
+          for (const auto& share : cut.shares) {
+            std::int64_t in_share = 0;
+            for (const ConvPiece& piece : share) {
+              const ConvGeometry& p = piece.geometry;
+              const std::int64_t own = back ? p.h : p.oh, first = back ? piece.input_row : piece.output_row;
+              ASSERT_EQ(piece.first * rows + first, next);
+              next += p.n * own;
+              in_share += p.n * own;
+              EXPECT_LE(p.n, 4);
+              // Output row q of the piece is row piece.output_row + q of the whole: its window begins at the same
+              // place.
+              EXPECT_EQ(piece.input_row - p.before[0], piece.output_row * stride - padding);
+              const std::int64_t extent = p.kh, end = (p.oh - 1) * stride + extent - p.before[0];
+              EXPECT_GE(p.h + p.after[0], end);
+              EXPECT_LT(p.h + p.after[0], end + stride);
+              if (!back) {
+                // Nothing that a window sees is missing.
+                EXPECT_TRUE(piece.input_row == 0 || p.before[0] == 0);
+                EXPECT_TRUE(piece.input_row + p.h == g.h || p.after[0] == 0);
+              } else {
+                // The output rows beside those of the piece see nothing of it.
+                const std::int64_t above = (piece.output_row - 1) * stride - padding + extent;
+                const std::int64_t below = (piece.output_row + p.oh) * stride - padding;
+                EXPECT_TRUE(piece.output_row == 0 || above <= piece.input_row);
+                EXPECT_TRUE(piece.output_row + p.oh == g.oh || below >= piece.input_row + p.h);
+              }
+            }
+            longest = std::max(longest, in_share);
+          }
+          EXPECT_EQ(next, n * rows);
+          const auto shares = static_cast<std::int64_t>(cut.shares.size());
+          const double mean = static_cast<double>(n * rows) / static_cast<double>(shares);
+          const auto whole = static_cast<double>((n + shares - 1) / shares * rows);
+          EXPECT_LE(static_cast<double>(longest), cut.bands ? 1.2 * mean + 2 : whole) << n << ' ' << threads;
+        }
       }
     }
   }

@@ -120,12 +120,12 @@ class GpuChecks(unittest.TestCase):
 
     def test_settings_reach_the_programs_and_the_sanitizer_sees_our_kernels_only(self) -> None:
         self.program("build/bin/halfstep", GOOD_CHECK)
-        self.program("build/tests/test_ops", f'echo "$HALFSTEP_SYNC $OMP_WAIT_POLICY $*" >{self.folder}/ops; {GOOD_TEST}')
+        self.program("build/tests/test_ops", f'echo "$HALFSTEP_SYNC $*" >{self.folder}/ops; {GOOD_TEST}')
         self.program("build/tests/test_nn", f'echo "$HALFSTEP_SYNC|" >{self.folder}/nn; {GOOD_TEST}')
         self.program("bin/compute-sanitizer", f"""[ "$1" = --help ] && {{ echo '  --kernel-name arg'; exit 0; }}
 echo "$*" >{self.folder}/sanitizer; echo '========= ERROR SUMMARY: 0 errors'""")
         self.run_checks("--minutes", "1", "--only", "tests,memcheck")
-        self.assertRegex((self.folder / "ops").read_text(), r"^1 passive --device cuda .*--gtest_filter=-\*Slow")
+        self.assertRegex((self.folder / "ops").read_text(), r"^1 --device cuda .*--gtest_filter=-\*Slow")
         self.assertEqual((self.folder / "nn").read_text(), "|\n")
         self.assertIn("--kernel-name kns=hscuda", (self.folder / "sanitizer").read_text())
 

@@ -23,6 +23,7 @@ from harness.measure import Effort, measure_limits, measure_row  # noqa: E402
 from harness.peer import Answer, Crowd, Peer, PeerError, parse_answer, parse_facts, parse_hello  # noqa: E402
 from harness.pictures import find_pictures, jpeg_size  # noqa: E402
 from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, plan  # noqa: E402
+from harness.shared import Quota, Together  # noqa: E402
 from harness.stats import Limits, Ratio, ratio_in_turns  # noqa: E402
 
 LIMITS = Limits(operations=1e9, cache_bytes=1e9, memory_bytes=1e8)
@@ -152,6 +153,26 @@ class FactsTest(unittest.TestCase):
         self.assertTrue(os.path.exists(f"/proc/{int(two)}"))
         crowd.close()
         self.assertFalse(os.path.exists(f"/proc/{int(two)}"))
+
+    def test_programs_together_are_timed_as_the_machine(self) -> None:
+        together = Together("fake_x2", [sys.executable, str(FAKE)], os.environ, 2)
+        self.addCleanup(together.close)
+        answer = together.ask("time/4", 3, 1, 20)
+        self.assertEqual((answer.median_ms, answer.calls), (2.0, 20))  # a call every 4 ms of each of two
+        with self.assertRaisesRegex(PeerError, "not today"):
+            together.ask("error", 1, 1, 20)
+
+    def test_a_quota_is_set_or_said_to_be_impossible(self) -> None:
+        quota = Quota("fake_quota", [sys.executable, str(FAKE)], os.environ, 1.5)
+        self.addCleanup(quota.close)
+        try:
+            self.assertEqual(quota.ask("time/2", 1, 1, 20).median_ms, 2.0)
+        except PeerError as error:
+            self.assertRegex(str(error), "no control group")
+            return
+        group = next(line for line in pathlib.Path(f"/proc/{quota.pid}/cgroup").read_text().splitlines() if "halfstep-bench" in line)
+        quota.close()
+        self.assertNotIn(group.split(":")[2].strip("/"), [p.name for p in pathlib.Path("/sys/fs/cgroup/cpu").glob("*")])
 
     def test_ends_what_no_later_row_asks_for(self) -> None:
         kept: dict[str, set[str]] = {}
@@ -392,7 +413,7 @@ class PlanTest(unittest.TestCase):
             (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
             for peer in ("torch", "jax"):
                 has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
-                asked = self.asked(peer) | (self.asked("torch_kept") if peer == "torch" else set())
+                asked = set().union(*(self.asked(name) for name in (peer, f"{peer}_kept", f"{peer}_x2", f"{peer}_quota")))
                 self.assertEqual(asked - has, set(), peer)
 
     def test_the_server_has_all_cases(self) -> None:

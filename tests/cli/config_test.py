@@ -10,7 +10,7 @@ from program import ProgramTest, events
 # are another way to say what is there.
 ONLY_GIVEN = {"threads", "amp-dtype", "pretrained", "start-epoch", "debug-dump", "debug-level", "debug-compare", "debug-nonfinite", "debug-steps", "profile",
               "profile-steps", "data"}
-NEVER = {"help", "help-all", "config", "arch", "gpu", "pyamp", "resume", "evaluate", "out", "no-out", "log-json"}
+NEVER = {"help", "help-all", "config", "arch", "gpu", "pyamp", "resume", "evaluate", "out", "overwrite", "no-out", "log-json", "max-bytes", "max-unpacked"}
 OF_IMAGES = {"image-size", "resize", "crop", "min-area", "color-jitter", "max-damaged", "zero-init-residual"}
 
 
@@ -61,6 +61,9 @@ class Reading(ConfigTest):
                 self.assertEqual(self.run_program("train", "--config", "c.yaml", *arguments, "--log-json", "log")[0], 0)
                 self.assertEqual(events(self.folder / "log")[0]["samples"], 128)
         self.refused(2, ["--data", "expected a folder with images"], "train", "resnet20", "--config", "c.yaml")
+        self.write("model: mlp\ndata: nowhere\nquiet: true\nno-out: true\nepochs: 1\n")
+        for arguments in (["data"], ["mlp", "data"], ["-a", "mlp", "data"]):
+            self.assertEqual(self.run_program("train", "--config", "c.yaml", *arguments)[::2], (0, ""), arguments)
         self.write("arch: mlp\nepochs: 1\nquiet: true\nno-out: true\n")
         self.assertEqual(self.run_program("train", "--config", "c.yaml", "data")[0], 0)
         self.write("epochs: 1\n")
@@ -155,11 +158,11 @@ class Saving(ConfigTest):
         self.data()
         for flags, saved in ((["O2"], ["amp: O2", "amp-dtype: f16"]), (["O3", "--amp-dtype", "bf16"], ["amp: O3", "amp-dtype: bf16", "loss-scale: none"]), (["O0"], ["amp: O0"])):
             with self.subTest(flags):
-                self.train("data", "--epochs", "1", "--out", "a", "-q", "--threads", "1", "--amp", *flags)
+                self.train("data", "--epochs", "1", "--out", "a", "--overwrite", "-q", "--threads", "1", "--amp", *flags)
                 lines = self.config("a").splitlines()
                 self.assertEqual([line for line in saved if line not in lines], [])
                 self.assertEqual("amp-dtype" in keys(self.config("a")), len(saved) > 1)
-                self.train("--config", "a/config.yaml", "--out", "b")
+                self.train("--config", "a/config.yaml", "--out", "b", "--overwrite")
                 self.assertEqual((self.folder / "a/last.safetensors").read_bytes(), (self.folder / "b/last.safetensors").read_bytes())
         # The dtype belongs to the level, which another --amp takes the place of.
         self.train("--config", "a/config.yaml", "--amp", "O3", "--amp-dtype", "bf16", "--out", "c")

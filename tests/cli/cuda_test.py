@@ -27,9 +27,9 @@ class Training(CudaTest):
         for amp, optimizer, rounding in [("off", "sgd", 1e-5), ("f16", "adamw", 5e-3), ("bf16", "adam", 4e-2)]:
             with self.subTest(amp=amp, optimizer=optimizer):
                 flags = ["data", "--epochs", "1", "--batch-size", "64", "--amp", amp, "--optimizer", optimizer, "--lr", "1e-3"]
-                self.train(*flags, "--out", "cpu")
+                self.train(*flags, "--out", "cpu", "--overwrite")
                 # No op may fall back to the CPU on the way.
-                out = self.run_cuda("train", "mlp", *flags, "--out", "cuda", "--device", DEVICE, HALFSTEP_FALLBACK="0")
+                out = self.run_cuda("train", "mlp", *flags, "--out", "cuda", "--overwrite", "--device", DEVICE, HALFSTEP_FALLBACK="0")
                 self.assertEqual(out.returncode, 0, out.stderr)
                 here, there = self.losses("cpu"), self.losses("cuda")
                 self.assertEqual(len(here), 8)
@@ -55,7 +55,7 @@ class Cuda(CudaTest):
 
     def test_failed_launches_and_lost_gpus_are_told(self):
         self.data(train=512)
-        flags = ["train", "mlp", "data", "--device", "cuda", "--out", "run"]
+        flags = ["train", "mlp", "data", "--device", "cuda", "--out", "run", "--overwrite"]
         for faults, part in [("launch:40=700", "illegal memory access"), ("launch:40=719", "launch failure"),
                              ("malloc:3=2", "memory")]:
             with self.subTest(faults=faults):

@@ -7,7 +7,7 @@ import unittest
 from program import ProgramTest, Safetensors
 
 # 128 samples in batches of 32: four steps an epoch.
-RUN = ["data", "--batch-size", "32", "--amp", "f16", "--out", "run"]
+RUN = ["data", "--batch-size", "32", "--amp", "f16", "--out", "run", "--overwrite"]
 
 
 class Debug(ProgramTest):

@@ -56,9 +56,25 @@ class Export(ExportTest):
         self.data()
         self.train("data", "--epochs", "1", "--out", "run")
 
+    def test_links_and_pipes_stay_what_they_are(self):
+        self.exported("--weights", "run")
+        (self.folder / "target").write_bytes(b"old")
+        (self.folder / "link").symlink_to("target")
+        self.exported("--weights", "run", file="link")
+        self.assertTrue((self.folder / "link").is_symlink())
+        expected = (self.folder / "net.onnx").read_bytes()
+        self.assertEqual((self.folder / "target").read_bytes(), expected)
+        os.mkfifo(self.folder / "pipe")
+        reader = subprocess.Popen(["sh", "-c", "cat <pipe >copy"], cwd=self.folder)
+        self.addCleanup(reader.wait)
+        self.exported("--weights", "run", file="pipe")
+        self.assertEqual(reader.wait(), 0)
+        self.assertEqual((self.folder / "copy").read_bytes(), expected)
+        self.assertTrue((self.folder / "pipe").is_fifo())
+
     def test_what_it_says_and_that_it_comes_out_the_same(self):
         out = self.exported("--weights", "run")
-        self.assertRegex(out, r"\Anet\.onnx: 5 operators, 669706 parameters and constants in 6 tensors, 2\.7 MB; takes \[batch, 784\]\n\Z")
+        self.assertRegex(out, r"\Amlp with run/best.safetensors\nnet\.onnx: 5 operators, 669706 parameters and constants in 6 tensors, 2\.7 MB; takes \[batch, 784\]\n\Z")
         first = (self.folder / "net.onnx").read_bytes()
         self.exported("--weights", "run/best.safetensors", "--threads", "1")
         self.assertEqual((self.folder / "net.onnx").read_bytes(), first)

@@ -120,6 +120,24 @@ class Training(ImageTest):
         self.assertIn("tensors loaded", out)
         self.refused(1, ["expected weights for the 3 classes", "got weights for 2"], "eval", "resnet20", "images", "--weights", self.two())
 
+    def test_classes_of_any_name(self):
+        names = [os.fsdecode(b"caf\xe9"), "\x1b[31mdog"]
+        self.images(classes=names, train=8)
+        kept = ["\\e[31mdog", "caf\\xe9"]
+        self.done("train", "resnet20", "images", *SMALL, "--lr-schedule", "constant", "--epochs", "1", "--out", "run", "-q")
+        self.assertEqual(Safetensors(self.folder / "run/last.safetensors").state["classes"], kept)
+        # The same folders are the same classes.
+        self.done("train", "resnet20", "images", *SMALL, "--lr-schedule", "constant", "--epochs", "2", "--resume", "run", "-q")
+        self.done("eval", "resnet20", "images", "--weights", "run", "--threads", "1")
+        out = self.done("predict", "resnet20", "--weights", "run", "--threads", "1", self.folder / "images/val" / names[0] / "000.png")
+        for name in kept:
+            self.assertIn(f"%  {name}\n", out)
+        self.assertNotIn("\x1b", out)
+        status, out, err = self.run_program("train", "resnet20", "no\x1b[2Jimages", *SMALL, "--no-out")
+        self.assertEqual(status, 1)
+        self.assertIn("no\\e[2Jimages", err)
+        self.assertNotIn("\x1b", out + err)
+
     def two(self):
         self.done("train", "resnet20", "two", *SMALL, "--epochs", "1", "--out", "of two", "-q")
         return "of two"
@@ -157,7 +175,7 @@ class Resuming(ImageTest):
         train = ["train", "resnet20", "images", *RECIPE, "--out", "run", "--save-every", "2", "-q"]
         log = self.folder / "run/log.jsonl"
         for number, after in ((signal.SIGKILL, 1), (signal.SIGTERM, 4), (signal.SIGKILL, 5)):
-            resume = ["--resume", "run"] if (self.folder / "run/last.safetensors").exists() else []
+            resume = ["--resume", "run"] if (self.folder / "run/last.safetensors").exists() else ["--overwrite"]
             process = self.start(*train, *resume)
             end = time.monotonic() + 60
             while time.monotonic() < end and process.poll() is None:
@@ -168,8 +186,7 @@ class Resuming(ImageTest):
             process.send_signal(number)
             _, err = process.communicate(timeout=60)
             self.assertIn(process.returncode, (-number, 128 + number, 0), err)
-        if (self.folder / "run/last.safetensors").exists():
-            train += ["--resume", "run"]
+        train += ["--resume", "run"] if (self.folder / "run/last.safetensors").exists() else ["--overwrite"]
         status, _, err = self.run_program(*train, timeout=120)
         self.assertEqual(status, 0, err)
         self.assert_same("run", whole)
@@ -211,10 +228,13 @@ class Resuming(ImageTest):
         process.kill()
         process.communicate(timeout=60)
         without = lambda flag: [a for i, a in enumerate(RECIPE) if a != flag and (i == 0 or RECIPE[i - 1] != flag)]
-        for flag, said in (("--mixup", "--mixup 0.3, got 0"), ("--label-smoothing", "--label-smoothing 0.1, got 0"),
-                           ("--color-jitter", "--color-jitter 0.3, got 0"), ("--image-size", "--image-size 8, got 32"),
-                           ("--epochs", "--epochs 3, got 8")):
-            self.refused(1, said, "train", "resnet20", "images", *without(flag), "--resume", "run", "--no-out")
+        for flag, value, said in (("--mixup", "0", "--mixup 0.3, got 0"), ("--label-smoothing", "0", "--label-smoothing 0.1, got 0"),
+                                  ("--color-jitter", "0", "--color-jitter 0.3, got 0"), ("--image-size", "7", "--image-size 8, got 7"),
+                                  ("--epochs", "8", "--epochs 3, got 8")):
+            self.refused(1, said, "train", "resnet20", "images", *without(flag), flag, value, "--resume", "run", "--no-out")
+        # Without the run's own flags, a network's customary ones would be others.
+        (self.folder / "run/config.yaml").unlink()
+        self.refused(1, "--image-size 8, got 32", "train", "resnet20", "images", *without("--image-size"), "--resume", "run", "--no-out")
         self.refused(1, "expected a checkpoint of resnet32, got one of resnet20", "train", "resnet32", "images", *RECIPE, "--resume", "run", "--no-out")
 
 
@@ -234,7 +254,7 @@ class Predicting(ImageTest):
             self.assertNotEqual(name, other)
         (self.folder / "names").write_text("Felis\r\nCanis\n")
         named = self.done("predict", "resnet20", "--weights", "run", "--classes", "names", "--top", "1", "images/val/cat/000.png")
-        self.assertEqual(named, "images/val/cat/000.png\n  " + parts[0][1] + "%  " + {"cat": "Felis", "dog": "Canis"}[parts[0][2]] + "\n")
+        self.assertEqual(named, "resnet20 with run/best.safetensors\nimages/val/cat/000.png\n  " + parts[0][1] + "%  " + {"cat": "Felis", "dog": "Canis"}[parts[0][2]] + "\n")
         for content, said in (("one\n", "got 1"), ("1\n2\n3\n", "got more")):
             (self.folder / "names").write_text(content)
             self.refused(1, ["names: expected 2 class names", said], "predict", "resnet20", "--weights", "run", "--classes", "names", "x.png")
@@ -269,7 +289,8 @@ class Predicting(ImageTest):
 class Refusing(ImageTest):
     def test_data_that_is_missing_or_another(self):
         self.refused(2, ["--data: expected a folder with images", "train.txt", "train.tar.gz"], "train", "resnet20", "--no-out")
-        self.refused(2, "--data: expected a folder with images", "eval", "resnet20", "--weights", self.weights())
+        shutil.copy(self.folder / self.weights() / "last.safetensors", self.folder / "away.safetensors")
+        self.refused(2, "--data: expected a folder with images", "eval", "resnet20", "--weights", "away.safetensors")
         self.refused(1, "nowhere", "train", "resnet20", "nowhere", "--no-out")
         (self.folder / "empty").mkdir()
         self.refused(1, ["empty", "train"], "train", "resnet20", "empty", "--no-out")

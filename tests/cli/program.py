@@ -91,7 +91,6 @@ class ProgramTest(unittest.TestCase):
 
     def environment(self, **changes):
         environment = {k: v for k, v in os.environ.items() if not k.startswith("HALFSTEP_") and k not in ("NO_COLOR", "COLUMNS")}
-        environment.update(OMP_WAIT_POLICY="passive")
         environment.update(changes)
         return environment
 

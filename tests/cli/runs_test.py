@@ -175,7 +175,8 @@ class Log(ProgramTest):
 
     def test_numbers_that_are_none_are_null(self):
         self.data()
-        self.refused(1, "finite loss", "train", "mlp", "data", "--lr", "1e30", "--amp", "f16", "--epochs", "30", "--no-out", "--log-json", "log", "-q")
+        self.refused(1, "finite loss", "train", "mlp", "data", "--lr", "1e30", "--amp", "f16", "--epochs", "30", "--no-out", "--log-json", "log", "-q",
+                     env={"HALFSTEP_LOG": "error"})
         text = (self.folder / "log").read_text()
         self.assertIn('"loss":null', text)
         self.assertNotRegex(text.lower(), r"[:,\[] *-?(nan|inf)")  # as a value: a path may have the letters
@@ -204,7 +205,7 @@ class Log(ProgramTest):
         evaluated = events(self.folder / "eval")[0]
         for key in ("loss", "top1", "top5"):
             self.assertEqual(evaluated[key], trained[key])
-        self.assertRegex(out, r"\Amlp: loss \d\.\d{4}, top1 \d+\.\d\d%, top5 \d+\.\d\d% in \d+\.\d\d s\n\Z")
+        self.assertRegex(out, r"\Aevaluating mlp with run/best.safetensors on data\nmlp: loss \d\.\d{4}, top1 \d+\.\d\d%, top5 \d+\.\d\d% in \d+\.\d\d s\n\Z")
 
 
 class Terminal(ProgramTest):
@@ -296,7 +297,7 @@ class Numbers(ProgramTest):
         self.assertLessEqual(counts[0][0], 2, f"{counts}; the second one loads for the evaluation")
         for (tasks, said), threads in zip(counts, (1, 3, 3)):
             self.assertGreaterEqual(tasks, threads, counts)
-            self.assertIn(said, (None, threads), counts)
+            self.assertIn(said, (None, 1), f"{counts}; oneDNN runs in our threads")
         one, again, three = (self.losses(HALFSTEP_THREADS=n) for n in ("1", "1", "3"))
         self.assertEqual(one, again)
         for a, b in zip(one, three):

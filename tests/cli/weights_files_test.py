@@ -25,6 +25,47 @@ class Files(ProgramTest):
         return {t["name"]: t for t in self.inspected(file)["tensors"]}
 
 
+def legacy(count, elements):
+    """A file of torch.save's before 1.6 with tensors that repeat one value."""
+    def text(value):
+        return b"X" + struct.pack("<I", len(value)) + value
+    def number(value):
+        return b"\x8a\x08" + struct.pack("<q", value)
+    tensor = (b"ctorch._utils\n_rebuild_tensor_v2\n((" + text(b"storage") + b"ctorch\nFloatStorage\n" + text(b"k") + text(b"cpu") + number(1) + b"NtQ"
+              + number(0) + b"(" + number(elements) + b"t(" + number(0) + b"t\x89ccollections\nOrderedDict\n)RtR")
+    head = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.\x80\x02}."
+    items = b"".join(text(f"w{i}".encode()) + tensor for i in range(count))
+    return head + b"\x80\x02}(" + items + b"u.\x80\x02](" + text(b"k") + b"e." + struct.pack("<qf", 1, 1.5)
+
+
+class Limits(Files):
+    def test_a_small_file_that_claims_much(self):
+        (self.folder / "bomb.pth").write_bytes(legacy(50, 1 << 26))
+        self.assertLess((self.folder / "bomb.pth").stat().st_size, 20_000)
+        for verb in (["inspect", "bomb.pth"], ["convert", "bomb.pth", "a.safetensors"], ["eval", "mlp", "--weights", "bomb.pth"],
+                     ["train", "mlp", "--pretrained", "bomb.pth", "--no-out", "--limit", "64"]):
+            self.refused(1, ["bomb.pth: its tensors take 13421772800 bytes", "--max-unpacked"], *verb)
+        (self.folder / "small.pth").write_bytes(legacy(3, 1 << 20))
+        self.assertEqual(len(self.entries("small.pth")), 3)
+        self.refused(1, "--max-unpacked", "inspect", "small.pth", "--max-unpacked", "8M")
+        self.done("inspect", "small.pth", "--max-unpacked", "12M")
+        self.refused(1, "at most 3", "inspect", "small.pth", "--max-bytes", "3")
+        for wrong in ("", "-1", "x", "1.5G", "G", "99999999999T"):
+            self.refused(2, "--max-unpacked", "inspect", "small.pth", "--max-unpacked", wrong)
+
+    def test_names_reach_no_terminal(self):
+        header = json.dumps({"\x1b[2J\n\u009b31m": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        (self.folder / "a\x1b[2J.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+        for out in (self.done("inspect", "a\x1b[2J.safetensors"), self.done("convert", "a\x1b[2J.safetensors", "b\x1b[2J.pth")):
+            self.assertIn("\\e[2J", out)
+            self.assertNotRegex(out, "[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+    def test_what_is_no_file(self):
+        os.mkfifo(self.folder / "pipe")
+        for name, what in (("pipe", "a pipe"), ("/dev/zero", "a device"), (".", "a folder")):
+            self.refused(1, f"expected a file, got {what}", "inspect", name)
+
+
 class Convert(Files):
     def test_there_and_back(self):
         out = self.done("convert", GOLDENS / "module.pth", "a.safetensors")
@@ -105,7 +146,7 @@ class Convert(Files):
         out = self.done("convert", "run/last.safetensors", "a.pth")
         self.assertIn("left out: the state of the training\n", out)
         self.assertFalse([name for name in self.entries("a.pth") if name.startswith("optimizer.")])
-        evaluated = [self.done("eval", "mlp", "--data", "data", "--weights", w).partition(" in ")[0] for w in ("run/last.safetensors", "a.pth")]
+        evaluated = [self.done("eval", "mlp", "--data", "data", "--weights", w).splitlines()[1].partition(" in ")[0] for w in ("run/last.safetensors", "a.pth")]
         self.assertEqual(evaluated[0], evaluated[1])
 
 

@@ -84,6 +84,19 @@ TEST(MnistDataset, RefusesWhatDoesNotFit) {
   expect_error<ShapeError>([&] { dataset.batch({.indices = Indices{-1}}); }, {"0 to 2", "got -1"});
 }
 
+TEST(MnistDataset, RefusesNegativeSizes) {
+  for (const auto& [count, rows, columns] :
+       std::vector<std::array<std::int64_t, 3>>{{-1, 2, 2}, {0, -28, 28}, {2, -2, -2}, {1, std::int64_t{1} << 62, 4}}) {
+    MnistData data = counting(2);
+    data.count = count;
+    data.rows = rows;
+    data.columns = columns;
+    if (count > 0) data.labels.resize(static_cast<std::size_t>(count));
+    data.images.resize(count == 2 ? 8 : 0);
+    expect_error<Error>([&] { MnistDataset{data}; }, {"at least 0"});
+  }
+}
+
 TEST(TensorDataset, GathersRows) {
   std::vector<float> inputs(12);
   std::iota(inputs.begin(), inputs.end(), 0.0F);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/digits.h"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <span>

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/image_archive.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/log.h"
 #include "tests/data/idx_files.h"
 #include "tests/support/test_data.h"
 
@@ -18,7 +20,7 @@ using test::write_file;
 using test::operator+;
 
 /// One entry of a ustar archive: the header that POSIX describes, the contents, zeros up to 512 bytes.
-Bytes entry(const std::string& name, const std::string& contents, char type = '0') {
+Bytes entry(const std::string& name, const std::string& contents, char type = '0', const std::string& link = "") {
   Bytes block(512, 0);
   const auto put = [&](std::size_t at, const std::string& text) {
     std::copy(text.begin(), text.end(), block.begin() + static_cast<std::ptrdiff_t>(at));
@@ -33,6 +35,7 @@ Bytes entry(const std::string& name, const std::string& contents, char type = '0
   put(136, "00000000000");
   put(148, "        ");
   block[156] = static_cast<std::uint8_t>(type);
+  put(157, link);
   put(257, std::string("ustar\0"
                        "00",
                        8));
@@ -117,6 +120,85 @@ TEST(ImageArchive, KeepsToItsLimits) {
   EXPECT_NO_THROW(ImageArchive(usual(), "x", {.max_bytes = 719, .max_files = 3}));
   expect_error<IoError>([] { ImageArchive(usual(), "x", {.max_bytes = 718}); }, {"718 bytes"});
   expect_error<IoError>([] { ImageArchive(usual(), "x", {.max_files = 2}); }, {"2 pictures"});
+}
+
+Bytes hard(const std::string& name, const std::string& target) { return entry(name, "", '1', target); }
+Bytes soft(const std::string& name, const std::string& target) { return entry(name, "", '2', target); }
+
+// What is logged while `f` runs.
+template <class F>
+std::string logged(F&& f) {
+  std::string text;
+  set_log_sink([&](LogLevel, std::string_view line) { text += std::string(line) + '\n'; });
+  f();
+  set_log_sink({});
+  return text;
+}
+
+TEST(ImageArchive, WhatIsUnpackedHasALimit) {
+  // Of zeros, a thousandth of their size: as a picture, and as something else that would be passed over.
+  for (const char* name : {"train/cat/0.jpg", "notes.txt"}) {
+    const Bytes packed = gzip(entry(name, std::string(20'000'000, '\0')) + usual());
+    EXPECT_LT(packed.size(), 100'000u);
+    expect_error<IoError>([&] { ImageArchive(packed, "x", {.max_unpacked = 10'000'000}); }, {"unpacks to more than 8"});
+    EXPECT_NO_THROW(ImageArchive(packed, "x", {.max_unpacked = 20'010'000}));
+  }
+}
+
+TEST(ImageArchive, FollowsLinksInside) {
+  const Bytes bytes = entry("./train/cat/1.jpg", "first") + hard("train/cat/2.jpg", "train/cat/1.jpg") +
+                      hard("train/dog/1.jpg", "./train/cat/1.jpg") + soft("train/dog/2.jpg", "../cat/1.jpg") +
+                      soft("train/dog/3.jpg", "2.jpg") + soft("train/dog/4.jpg", "../../blobs/17") +
+                      soft("train/dog/5.jpg", "../tom/./1.jpg") + soft("train/tom", "cat") +
+                      hard("train/dog/6.jpg", "blobs/17") + entry("blobs/17", "a blob") + ending();
+  for (const Bytes& b : {bytes, gzip(bytes)}) {
+    const std::string said = logged([&] {
+      const ImageArchive archive(b, "x", {.max_bytes = 11});  // links take no room
+      EXPECT_EQ(described(archive),
+                (std::vector<std::string>{"x:./train/cat/1.jpg=first/0", "x:train/cat/2.jpg=first/0",
+                                          "x:train/dog/1.jpg=first/1", "x:train/dog/2.jpg=first/1",
+                                          "x:train/dog/3.jpg=first/1", "x:train/dog/4.jpg=a blob/1",
+                                          "x:train/dog/5.jpg=first/1", "x:train/dog/6.jpg=a blob/1"}));
+    });
+    EXPECT_EQ(said, "");
+  }
+  expect_error<IoError>([&] { ImageArchive(bytes, "x", {.max_files = 7}); }, {"7 pictures"});
+  expect_error<IoError>([&] { ImageArchive(bytes, "x", {.max_bytes = 10}); }, {"10 bytes"});
+}
+
+TEST(ImageArchive, NamesLinksThatLeadOutOfIt) {
+  const TemporaryDir dir;
+  write_file(dir.path() / "secret.jpg", Bytes(10, 's'));
+  const std::string outside = (dir.path() / "secret.jpg").string();
+  const Bytes bytes = entry("train/cat/1.jpg", "first") + soft("train/cat/2.jpg", outside) +
+                      soft("train/cat/3.jpg", "../../../secret.jpg") + hard("train/cat/4.jpg", outside) +
+                      hard("train/cat/5.jpg", "../secret.jpg") + soft("train/cat/6\x1b[31m.jpg", "nothing.jpg") +
+                      soft("train/cat/7.jpg", "") + soft("train/cat/8.jpg", "../cat") + ending();
+  const std::string said = logged([&] {
+    const ImageArchive archive(bytes, "x");
+    EXPECT_EQ(described(archive), (std::vector<std::string>{"x:train/cat/1.jpg=first/0"}));
+  });
+  EXPECT_NE(said.find("7 links to nothing in the archive are left out: "), std::string::npos) << said;
+  EXPECT_NE(said.find("train/cat/2.jpg"), std::string::npos) << said;
+  EXPECT_EQ(said.find('\x1b'), std::string::npos) << said;
+  // Where links are all there is.
+  expect_error<IoError>([&] { ImageArchive(soft("train/cat/1.jpg", outside) + ending(), "x"); }, {"found none"});
+}
+
+TEST(ImageArchive, LinksInACircleAreAnError) {
+  const Bytes picture = entry("train/cat/1.jpg", "first");
+  for (const Bytes& links : {soft("train/cat/a.jpg", "a.jpg"), hard("train/cat/a.jpg", "train/cat/a.jpg"),
+                             soft("train/cat/a.jpg", "b.jpg") + soft("train/cat/b.jpg", "a.jpg"),
+                             soft("train/cat/a.jpg", "../x/1.jpg") + soft("train/x", "y") + soft("train/y", "x"),
+                             soft("train/cat/a.jpg", "../x/1.jpg") + soft("train/x", "x/x")}) {
+    expect_error<IoError>([&] { ImageArchive(picture + links + ending(), "x"); }, {"train/cat/a.jpg", "in a circle"});
+  }
+}
+
+TEST(ImageArchive, ClassesOfAnyNameArePrintable) {
+  const ImageArchive archive(entry("caf\xe9/\x1b[2J.jpg", "first") + entry("b\\c/1.jpg", "second") + ending(), "x\x1b");
+  EXPECT_EQ(archive.classes(), (std::vector<std::string>{"b\\\\c", "caf\\xe9"}));
+  EXPECT_EQ(archive.name(1), "x\\e:caf\\xe9/\\e[2J.jpg");
 }
 
 }  // namespace

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/image_folder.h"
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <mutex>
 
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
+#include "halfstep/data/image.h"
 #include "halfstep/data/image_list.h"
 #include "halfstep/runtime/log.h"
 #include "tests/data/idx_files.h"
@@ -63,7 +68,7 @@ TEST(ImageList, RefusesBadLinesByNumber) {
     expect_error<IoError>([&] { parse_image_list("ok.jpg 1\n\n" + line + "\n", "lists/train.txt"); },
                           {"lists/train.txt:3:", "'" + line + "'"});
   }
-  expect_error<IoError>([] { parse_image_list(std::string_view("a\0b.jpg 1", 9), "x"); }, {"x:1:", "a?b.jpg"});
+  expect_error<IoError>([] { parse_image_list(std::string_view("a\0b.jpg 1", 9), "x"); }, {"x:1:", "a\\x00b.jpg"});
   expect_error<IoError>([] { parse_image_list("\n# nothing\n", "x.txt"); }, {"x.txt", "none"});
   const std::string longer(5000, 'a');
   expect_error<IoError>([&] { parse_image_list(longer, "x"); }, {"aaa..."});
@@ -156,6 +161,57 @@ TEST_F(ImageFolders, FindsWhatThereIs) {
   picture("val/a/1.jpg");
   EXPECT_EQ(contents(*open_images(path(), Split::kTest), 0), "val/a/1.jpg");
   expect_error<IoError>([&] { open_images(path(), Split::kTrain); }, {"found none"});
+}
+
+// Class folders may be called by any bytes but 0 and a slash: what they become is UTF-8, does nothing to a terminal,
+// and is another one for each folder.
+TEST_F(ImageFolders, ClassesOfAnyNameArePrintableAndDifferent) {
+  const std::vector<std::string> raw{"a\nb", "caf\\xe9", "caf\xc3\xa9", "caf\xe9", "\x1b[31mred"};
+  for (const std::string& name : raw) picture(name + "/1.jpg");
+  const Heard heard;
+  const ImageFolder folder(path());
+  EXPECT_EQ(folder.classes(),
+            (std::vector<std::string>{"\\e[31mred", "a\\nb", "caf\\\\xe9", "caf\xc3\xa9", "caf\\xe9"}));
+  std::vector<std::string> back;
+  for (std::int64_t i = 0; i < folder.size(); ++i) {
+    const std::string& name = folder.classes()[static_cast<std::size_t>(folder.label(i))];
+    back.push_back(raw_name(name));
+    EXPECT_EQ(contents(folder, i), back.back() + "/1.jpg");
+    EXPECT_EQ(folder.class_to_index().at(name), folder.label(i));
+    EXPECT_EQ(printable(folder.name(i)), folder.name(i));
+  }
+  std::sort(back.begin(), back.end());
+  std::vector<std::string> sorted = raw;
+  std::sort(sorted.begin(), sorted.end());
+  EXPECT_EQ(back, sorted);
+}
+
+TEST_F(ImageFolders, NamesInMessagesDoNothingToATerminal) {
+  picture("\x1b[2J/1.txt");
+  expect_error<IoError>([&] { ImageFolder(path() / "\x1b[2J"); }, {"\\e[2J"});
+  fs::create_directories(path() / "two" / "b\x1b]0;x\x07");
+  picture("two/a/1.jpg");
+  const Heard heard;
+  const ImageFolder folder(path() / "two");
+  EXPECT_NE(heard.text().find("b\\e]0;x\\x07 first"), std::string::npos) << heard.text();
+  picture("train/caf\xe9/1.jpg");
+  list("train.txt", "train/caf\xe9/1.jpg 0\n");
+  EXPECT_EQ(contents(*open_images(path(), Split::kTrain), 0), "train/caf\xe9/1.jpg");
+  list("train.txt", "nowhere\x1b[2J/1.jpg 0\n");
+  expect_error<IoError>([&] { open_images(path(), Split::kTrain); }, {"nowhere\\e[2J/1.jpg"});
+}
+
+TEST_F(ImageFolders, WhatIsNoFileIsPassedOver) {
+  picture("a/1.jpg");
+  ASSERT_EQ(::mkfifo((path() / "a/pipe.jpg").c_str(), 0600), 0);  // whose writer would be waited for
+  fs::create_directories(path() / "a/folder.jpg");
+  fs::create_symlink("nowhere", path() / "a/lost.jpg");
+  fs::create_symlink("round.jpg", path() / "a/round.jpg");
+  EXPECT_EQ(ImageFolder(path()).size(), 1);
+  Bytes bytes;
+  expect_error<IoError>([&] { read_file(path() / "a/pipe.jpg", 100, bytes); }, {"expected a file"});
+  expect_error<IoError>([&] { read_file("/dev/zero", 100, bytes); }, {"expected a file"});
+  expect_error<IoError>([&] { read_file(path() / std::string(5000, 'x'), 100, bytes); }, {"too long"});
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Real pictures, where the checkout has them.
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <set>
 
 #include "halfstep/data/image_archive.h"

@@ -272,5 +272,35 @@ TEST(ShuffledOrder, IsUniform) {
   for (const auto& [order, n] : counts) EXPECT_NEAR(n, 1000, 155);
 }
 
+// A size() that counts wrongly must not become an epoch of nothing, or of what wraps round.
+class Wrong final : public Dataset {
+ public:
+  std::int64_t size() const override { return count; }
+  Batch batch(const BatchRequest&) const override { return {}; }
+  mutable std::int64_t count = -1;
+};
+TEST(DataLoader, NegativeSizesAreErrors) {
+  for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{-100}, std::numeric_limits<std::int64_t>::min()}) {
+    const auto dataset = std::make_shared<Wrong>();
+    dataset->count = size;
+    test::expect_error<Error>([&] { DataLoader(dataset, {.batch_size = 4}); },
+                              {"at least 0 samples", std::to_string(size)});
+  }
+  // One that changes between epochs.
+  const auto dataset = std::make_shared<Wrong>();
+  dataset->count = 0;
+  DataLoader loader(dataset, {.batch_size = 4, .shuffle = true});
+  EXPECT_EQ(loader.size(), 0);
+  dataset->count = -7;
+  EXPECT_THROW(loader.size(), Error);
+  EXPECT_THROW(loader.begin(), Error);
+  dataset->count = 0;
+  EXPECT_FALSE(loader.begin() != loader.end());
+  EXPECT_THROW(shuffled_order(-1, 0, 0), Error);
+  // And sizes whose epoch has no number.
+  dataset->count = std::numeric_limits<std::int64_t>::max();
+  EXPECT_THROW(DataLoader(dataset, {.batch_size = 1, .repeat = 2}), Error);
+}
+
 }  // namespace
 }  // namespace halfstep::data

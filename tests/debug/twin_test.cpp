@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "halfstep/amp/autocast.h"
 #include "halfstep/core/random.h"
 #include "halfstep/models/mlp.h"

@@ -110,10 +110,10 @@ TEST(Pickle, CopiesOnlySoMuch) {
 }
 
 TEST(Pickle, KnowsUtf8) {
-  for (const char* good : {"", "a", "ü", "€", "𝄞", "\xef\xbf\xbf"}) EXPECT_TRUE(io::is_utf8(good)) << good;
+  for (const char* good : {"", "a", "ü", "€", "𝄞", "\xef\xbf\xbf"}) EXPECT_TRUE(is_utf8(good)) << good;
   for (const char* bad : {"\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf0\x80\x80\x80",
                           "\xf5\x80\x80\x80", "\xf4\x90\x80\x80", "\xc3", "\xe2\x82", "\xff"}) {
-    EXPECT_FALSE(io::is_utf8(bad));
+    EXPECT_FALSE(is_utf8(bad));
   }
 }
 

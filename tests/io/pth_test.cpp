@@ -3,6 +3,7 @@
 #include "halfstep/io/pth.h"
 
 #include <gtest/gtest.h>
+#include <zlib.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -265,7 +266,7 @@ TEST(Pth, RunsNothing) {
                 .find("refers to builtins.eval"),
             std::string::npos);
   // A name that the file chose doesn't write to the terminal.
-  EXPECT_NE(error_of(legacy(global("\x1b[31m", "x"), "", "")).find("refers to ?[31m.x"), std::string::npos);
+  EXPECT_NE(error_of(legacy(global("\x1b[31m", "x"), "", "")).find("refers to \\e[31m.x"), std::string::npos);
   // Names that are allowed are not called either.
   EXPECT_EQ(error_of(legacy(global("torch", "device") + text("cpu") + "\x85R", "", "")), "");
 }
@@ -285,6 +286,95 @@ TEST(Pth, StandsValuesThatGoOnForever) {
   EXPECT_NE(error_of(legacy("(" + laughs + "t", "", "")).find("too many values"), std::string::npos);
   std::string deep = std::string(100'000, ']') + std::string(99'999, 'a');
   EXPECT_NE(error_of(legacy(deep, "", "")).find("nested too deeply"), std::string::npos);
+}
+
+// A file of some kilobytes whose tensors repeat one element each: not one over the limit, but all of them together.
+TEST(Pth, TensorsThatRepeatTheirElementsCountInFull) {
+  std::string dict = "}(";
+  for (int i = 0; i < 50; ++i) {
+    dict +=
+        text("w" + std::to_string(i)) + TensorText{.sizes = {std::uint64_t{1} << 26}, .strides = {0}}.str();  // 256 MB
+  }
+  const std::string file = legacy(dict + "u", text("k"), le(4, 8) + std::string(16, '\0'));
+  EXPECT_LT(file.size(), 20'000u);
+  EXPECT_NE(error_of(file).find("--max-unpacked"), std::string::npos) << error_of(file);
+  const std::span bytes(reinterpret_cast<const unsigned char*>(file.data()), file.size());
+  EXPECT_EQ(io::parse_pth(bytes, "x", {.max_unpacked = std::uint64_t{50} << 28}).tensors.size(), 50u);
+  EXPECT_THROW(io::parse_pth(bytes, "x", {.max_unpacked = std::uint64_t{49} << 28}), IoError);
+  // Weights that are tied several times are no such file.
+  std::string tied = "}(";
+  for (int i = 0; i < 6; ++i)
+    tied += text("w" + std::to_string(i)) + TensorText{.elements = 4000, .sizes = {4000}}.str();
+  const std::string good = legacy(tied + "u", text("k"), le(4000, 8) + std::string(16000, '\0'));
+  const std::span good_bytes(reinterpret_cast<const unsigned char*>(good.data()), good.size());
+  EXPECT_EQ(io::parse_pth(good_bytes, "x", {.max_unpacked = 0}).tensors.size(), 6u);
+}
+
+TEST(Pth, TheLegacyFormIsReadInPieces) {
+  const test::TemporaryDir folder;
+  const fs::path path = folder.path() / "x.pth";
+  // The pickles are longer than what is read at first.
+  const std::string dict =
+      "}(" + text("note") + text(std::string(3'000'000, 'n')) + text("w") + TensorText{}.str() + "u";
+  const float values[] = {1, 2, 3, 4};
+  const std::string data(reinterpret_cast<const char*>(values), sizeof(values));
+  const std::string good = legacy(dict, text("k"), le(4, 8) + data);
+  std::ofstream(path, std::ios::binary) << good;
+  EXPECT_EQ(get(io::load_pth(path).tensors, "w").to_vector<float>(), (std::vector<float>{1, 2, 3, 4}));
+  std::ofstream(path, std::ios::binary) << good.substr(0, good.size() - 1);
+  EXPECT_NE(test::error_of<IoError>([&] { io::load_pth(path); }).find("cut short"), std::string::npos);
+  EXPECT_THROW(io::load_pth(path, {.max_bytes = 10}), IoError);
+}
+
+// A zip archive of one deflated file beside stored ones (PKWARE's APPNOTE.TXT 4.3).
+std::string zipped(const std::vector<std::pair<std::string, std::string>>& files) {
+  std::string archive, directory;
+  for (const auto& [name, content] : files) {
+    std::string packed(compressBound(content.size()) + 64, '\0');
+    z_stream stream{};
+    EXPECT_EQ(deflateInit2(&stream, 9, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY), Z_OK);
+    stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+    stream.avail_in = static_cast<uInt>(content.size());
+    stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+    stream.avail_out = static_cast<uInt>(packed.size());
+    EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+    packed.resize(stream.total_out);
+    deflateEnd(&stream);
+    const auto crc = crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size());
+    const std::string head = le(20, 2) + le(0, 2) + le(8, 2) + le(0, 4) + le(crc, 4) + le(packed.size(), 4) +
+                             le(content.size(), 4) + le(name.size(), 2) + le(0, 2);
+    directory +=
+        "PK\x01\x02" + le(20, 2) + head + le(0, 2) + le(0, 2) + le(0, 2) + le(0, 4) + le(archive.size(), 4) + name;
+    archive += "PK\x03\x04" + head + name + packed;
+  }
+  const std::size_t at = archive.size();
+  return archive + directory + "PK\x05\x06" + le(0, 4) + le(files.size(), 2) + le(files.size(), 2) +
+         le(directory.size(), 4) + le(at, 4) + le(0, 2);
+}
+
+TEST(Pth, CompressedDataHaveALimit) {
+  constexpr std::uint64_t kElements = 4'000'000;
+  const std::string pickle =
+      kProto + "}" + text("w") + TensorText{.elements = kElements, .sizes = {kElements}}.str() + "s.";
+  const std::string file = zipped({{"a/data.pkl", pickle}, {"a/data/k", std::string(4 * kElements, '\0')}});
+  EXPECT_LT(file.size(), 20'000u);
+  const std::span bytes(reinterpret_cast<const unsigned char*>(file.data()), file.size());
+  EXPECT_EQ(parse(file).tensors.size(), 1u);
+  const auto error = [&](const io::ReadLimits& limits) {
+    return test::error_of<IoError>([&] { io::parse_pth(bytes, "x", limits); });
+  };
+  EXPECT_NE(error({.max_unpacked = 1'000'000}).find("16000000 bytes"), std::string::npos)
+      << error({.max_unpacked = 1'000'000});
+  EXPECT_NE(error({.max_bytes = 15'999'999}).find("at most 15999999"), std::string::npos);
+  EXPECT_EQ(error({.max_bytes = 16'000'000}), "");
+  // What calls are given that name none.
+  io::set_read_limits({.max_unpacked = 1'000'000});
+  EXPECT_NE(error_of(file), "");
+  io::set_read_limits({});
+  // A pickle unpacks too.
+  const std::string large = zipped({{"a/data.pkl", kProto + text(std::string(10'000'000, 'x')) + "."}});
+  const std::span large_bytes(reinterpret_cast<const unsigned char*>(large.data()), large.size());
+  EXPECT_THROW(io::parse_pth(large_bytes, "x", {.max_unpacked = 1'000'000}), IoError);
 }
 
 // --- Writing.

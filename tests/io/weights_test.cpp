@@ -2,7 +2,10 @@
 #include "halfstep/io/weights.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <cmath>
+#include <fstream>
 #include <mutex>
 
 #include "halfstep/io/pth.h"
@@ -16,6 +19,8 @@
 
 namespace halfstep {
 namespace {
+
+namespace fs = std::filesystem;
 
 struct Net : nn::Module<Net> {
   nn::Linear body;
@@ -105,6 +110,44 @@ TEST(LoadPretrained, OldFilesHaveNoCountersOfBatches) {
   EXPECT_EQ(io::load_pretrained(net, file).missing, std::vector<std::string>{"bn.num_batches_tracked"});
 }
 
+TEST(LoadPretrained, CountersAreWholeNumbersAndPossible) {
+  const Net net(5);
+  net.body.weight.detach().fill_(7);
+  const auto with = [](const Tensor& counter) {
+    NamedTensors file = filled(Net(5), 2);
+    for (NamedTensor& t : file) {
+      if (t.name == "bn.num_batches_tracked") t.tensor = counter;
+    }
+    return file;
+  };
+  const auto counter = [](std::int64_t value) { return tensor({static_cast<double>(value)}, {}, {.dtype = i64}); };
+  EXPECT_NE(error_of(net, with(full({}, std::nan("")))).find("bn.num_batches_tracked is i64 in the network and f32"),
+            std::string::npos)
+      << error_of(net, with(full({}, std::nan(""))));
+  EXPECT_NE(error_of(net, with(full({}, 3))).find("i64 in the network and f32 in the file"), std::string::npos);
+  EXPECT_NE(error_of(net, with(counter(-1))).find("bn.num_batches_tracked counts to -1"), std::string::npos);
+  EXPECT_NE(error_of(net, with(counter(INT64_MIN))).find("counts to -9223372036854775808"), std::string::npos);
+  EXPECT_NE(error_of(net, with(counter((std::int64_t{1} << 62) + 1024))).find("counts to"), std::string::npos);
+  EXPECT_EQ(net.body.weight.detach().to_vector<float>(), std::vector<float>(12, 7));
+  EXPECT_EQ(error_of(net, with(counter(3))), "");
+  EXPECT_EQ(net.bn.num_batches_tracked.item<std::int64_t>(), 3);
+  // Other whole numbers are only as wide as they need be.
+  EXPECT_EQ(error_of(net, with(tensor({4}, {}, {.dtype = i32}))), "");
+}
+
+// Each dot of a name may end a prefix that all names have: of a hundred thousand dots and names each, hours.
+TEST(LoadPretrained, NamesOfDots) {
+  NamedTensors file;
+  const Tensor weight = zeros({4, 3});
+  std::string dots;
+  for (int i = 0; i < 100'000; ++i) dots += "a.";
+  file.push_back({dots, weight});
+  for (int i = 0; i < 100'000; ++i) file.push_back({"other." + std::to_string(i), weight});
+  const std::string error = error_of(Net(5), file);
+  EXPECT_NE(error.find("and 99995 more"), std::string::npos) << error.substr(0, 1000);
+  EXPECT_LT(error.size(), 3000u);
+}
+
 TEST(LoadPretrained, NamesAllOtherDifferencesAndChangesNothing) {
   const Net net(5);
   net.body.weight.detach().fill_(7);
@@ -165,6 +208,23 @@ TEST(LoadWeightsFile, LeavesOutThePrefixOfDataParallel) {
   ASSERT_EQ(log.lines.size(), 1u);
   EXPECT_NE(log.lines[0].find("info: "), std::string::npos);
   EXPECT_NE(log.lines[0].find("DataParallel"), std::string::npos);
+}
+
+TEST(LoadWeightsFile, OpensFilesOnly) {
+  const test::TemporaryDir dir;
+  const fs::path pipe = dir.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);  // whose writer would be waited for
+  const auto error = [](const fs::path& path) { return test::error_of<IoError>([&] { io::load_weights_file(path); }); };
+  EXPECT_NE(error(pipe).find("expected a file, got a pipe"), std::string::npos) << error(pipe);
+  EXPECT_NE(error("/dev/zero").find("expected a file, got a device"), std::string::npos) << error("/dev/zero");
+  EXPECT_NE(error(dir.path()).find("expected a file, got a folder"), std::string::npos) << error(dir.path());
+  EXPECT_NE(error(dir.path() / "no").find("no such file"), std::string::npos);
+  EXPECT_NE(error(dir.path() / std::string(5000, 'x')).find("too long"), std::string::npos);
+  EXPECT_NE(error(dir.path() / "a\x1b[2J\nb").find("a\\e[2J\\nb: there is no such file"), std::string::npos);
+  for (const char* name : {"empty.pth", "empty.safetensors"}) {
+    std::ofstream file(dir.path() / name);
+    EXPECT_NE(error(dir.path() / name).find("got 0 bytes"), std::string::npos) << error(dir.path() / name);
+  }
 }
 
 }  // namespace

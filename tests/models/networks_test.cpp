@@ -262,7 +262,7 @@ TEST_P(Networks, NormsTakeInWhatFollows) {
   auto graph = graph_of(fused);
   EXPECT_EQ(graph["batch_norm_act"], all - bare);
   EXPECT_EQ(graph["batch_norm"], bare);
-  for (const char* single : {"relu", "clamp", "add"}) EXPECT_EQ(graph[single], 0) << single;
+  for (const char* single : {"relu", "hardtanh", "add"}) EXPECT_EQ(graph[single], 0) << single;
   cross_entropy(fused, labels).backward();
   const auto expected = gradients_of(net);
 
@@ -271,7 +271,7 @@ TEST_P(Networks, NormsTakeInWhatFollows) {
   EXPECT_EQ(seen.count["batch_norm_act"], 0);
   EXPECT_EQ(seen.count["batch_norm"], all);
   const bool mobile = e.op == "mobilenet";
-  EXPECT_GT(seen.count[mobile ? "clamp" : "relu"], 5 * all / 10);
+  EXPECT_GT(seen.count[mobile ? "hardtanh" : "relu"], 5 * all / 10);
   EXPECT_GT(seen.count["add"], 0);
   // The module that they are called in is the norm's.
   const auto& place = seen.places[mobile ? "features.3.conv.3" : "layer1.0.bn1"];

@@ -43,6 +43,18 @@ endif()
 if(EXISTS "${work}/moved/bin/halfstep")
   run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH "${work}/moved/bin/halfstep" --version)
 endif()
+# The simulated device comes along: README's `--device sim` works with what was installed.
+set(plain "${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH --unset=HALFSTEP_PLUGINS --unset=HALFSTEP_PLUGIN_DIR)
+if(EXISTS "${work}/moved/bin/halfstep")
+  run(${plain} "${work}/moved/bin/halfstep" devices)
+  if(NOT output MATCHES "sim:0: Simulated accelerator")
+    message(FATAL_ERROR "the simulated device was not installed, or not found:\n${output}")
+  endif()
+  run(${plain} "${work}/moved/bin/halfstep" train mlp --device sim --epochs 1 --limit 128 --no-out)
+  file(GLOB installed "${work}/moved/lib*/halfstep/plugins/libhalfstep_sim.so"
+       "${work}/moved/lib*/*/halfstep/plugins/libhalfstep_sim.so")
+  file(REMOVE ${installed})
+endif()
 # A device from outside: built from the installed headers, installed beside the library, found there.
 if(SIM)
   run("${CMAKE_COMMAND}" -S "${SIM}" -B "${work}/sim" -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_CXX_COMPILER=${COMPILER}"
@@ -50,8 +62,7 @@ if(SIM)
   run("${CMAKE_COMMAND}" --build "${work}/sim" --parallel 2)
   run("${CMAKE_COMMAND}" --install "${work}/sim" --prefix "${work}/moved")
   if(EXISTS "${work}/moved/bin/halfstep")
-    run("${CMAKE_COMMAND}" -E env --unset=LD_LIBRARY_PATH --unset=HALFSTEP_PLUGINS --unset=HALFSTEP_PLUGIN_DIR
-        "${work}/moved/bin/halfstep" devices)
+    run(${plain} "${work}/moved/bin/halfstep" devices)
     if(NOT output MATCHES "sim:0: Simulated accelerator")
       message(FATAL_ERROR "the installed plug-in was not found:\n${output}")
     endif()

@@ -2,9 +2,17 @@
 #include "halfstep/runtime/parallel.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -14,6 +22,14 @@
 #include <vector>
 
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/processors_internal.h"
+#include "tests/support/test_data.h"
+
+#ifdef __SANITIZE_THREAD__
+#define HALFSTEP_SKIP_FORKS GTEST_SKIP() << "the thread sanitizer doesn't follow threads of a child";
+#else
+#define HALFSTEP_SKIP_FORKS
+#endif
 
 namespace halfstep {
 namespace {
@@ -129,9 +145,177 @@ TEST(Parallel, CallsFromSeveralThreadsDoNotMeet) {
   for (const std::int64_t sum : sums) EXPECT_EQ(sum, 50 * 4950);
 }
 
-TEST(Parallel, RefusesNoThreads) {
+TEST(Parallel, RefusesNoThreadsAndTooMany) {
+  const int before = num_threads();
   EXPECT_THROW(set_num_threads(0), Error);
-  EXPECT_GE(num_threads(), 1);
+  EXPECT_THROW(set_num_threads(100'000), Error);
+  EXPECT_EQ(num_threads(), before);
+}
+
+TEST(Parallel, MoreThreadsThanProcessorsDoTheSame) {
+  const Threads set(64);
+  std::vector<std::atomic<int>> seen(1000);
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    parallel_for(1000, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) ++seen[static_cast<std::size_t>(i)];
+    });
+  }
+  for (const auto& count : seen) EXPECT_EQ(count.load(), 20);
+}
+
+// What a call promises when the system lets no worker run: the caller does everything. A process that may make no
+// thread is such a machine.
+TEST(Parallel, NeedsNoWorker) {
+  HALFSTEP_SKIP_FORKS
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit none = {0, 0};
+    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (getuid() == 0 && setuid(65534) != 0)) _exit(2);  // root has no limit
+    set_num_threads(4);
+    std::atomic<int> sum{0};
+    parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) { sum += static_cast<int>(end - begin); });
+    _exit(sum == 100 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+TEST(Parallel, AChildOfForkHasAPoolOfItsOwn) {
+  HALFSTEP_SKIP_FORKS
+  const Threads set(3);
+  const auto sum = [] {
+    std::atomic<std::int64_t> total{0};
+    parallel_for(999, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) total += i;
+    });
+    return total.load();
+  };
+  EXPECT_EQ(sum(), 999 * 998 / 2);  // the workers are there
+  for (int depth = 0; depth < 3; ++depth) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);  // a hang ends as a failure
+      bool right = true;
+      for (int repeat = 0; repeat < 100; ++repeat) right = right && sum() == 999 * 998 / 2;
+      const pid_t grandchild = fork();
+      if (grandchild == 0) {
+        alarm(60);
+        _exit(sum() == 999 * 998 / 2 ? 0 : 1);
+      }
+      int status = 0;
+      right = right && waitpid(grandchild, &status, 0) == grandchild && status == 0;
+      _exit(right ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(sum(), 999 * 998 / 2);
+  }
+}
+
+// Nobody waits for a range that nobody has begun: with a worker busy elsewhere for ever, calls still end.
+TEST(Parallel, ACallDoesNotWaitForABusyWorker) {
+  const Threads set(2);
+  std::atomic<bool> leave{false}, taken{false};
+  std::jthread other([&] {
+    parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
+      taken = true;
+      while (!leave) std::this_thread::yield();
+    });
+  });
+  while (!taken) std::this_thread::yield();
+  for (int repeat = 0; repeat < 100; ++repeat) {
+    std::atomic<int> items{0};
+    parallel_for(10, 1, [&](std::int64_t begin, std::int64_t end) { items += static_cast<int>(end - begin); });
+    ASSERT_EQ(items.load(), 10);
+  }
+  leave = true;
+}
+
+// Signals whose handlers are the program's own reach the program's own threads.
+TEST(Parallel, WorkersTakeNoSignals) {
+  const Threads set(2);
+  static std::atomic<int> elsewhere{0};
+  static pthread_t self;
+  self = pthread_self();
+  elsewhere = 0;
+  struct sigaction action = {}, before = {};
+  action.sa_handler = [](int) { elsewhere += pthread_equal(pthread_self(), self) ? 0 : 1; };
+  ASSERT_EQ(sigaction(SIGUSR1, &action, &before), 0);
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    parallel_for(2, 1, [&](std::int64_t, std::int64_t) { kill(getpid(), SIGUSR1); });
+  }
+  sigaction(SIGUSR1, &before, nullptr);
+  EXPECT_EQ(elsewhere.load(), 0);
+}
+
+// A fault in a worker is still the program's to report.
+TEST(Parallel, FaultsInWorkersReachTheProgramsHandler) {
+  HALFSTEP_SKIP_FORKS
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    signal(SIGSEGV, [](int) { _exit(42); });
+    set_num_threads(2);
+    static const auto caller = std::this_thread::get_id();
+    for (;;) {
+      parallel_for(2, 1, [](std::int64_t, std::int64_t) {
+        if (std::this_thread::get_id() != caller) raise(SIGSEGV);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      });
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 42) << status;
+}
+
+// --- Quotas of control groups
+
+class Quota : public testing::Test {
+ protected:
+  void put(const std::string& file, const std::string& text) const {
+    const auto path = root_.path() / file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  }
+  double quota(const std::string& groups) const { return detail::processor_quota(groups, root_.path().string()); }
+
+ private:
+  test::TemporaryDir root_;
+};
+
+TEST_F(Quota, IsTheLeastOfTheGroupAndThoseAbove) {
+  EXPECT_EQ(quota("0::/a/b\n"), 0);
+  put("a/b/cpu.max", "max 100000\n");
+  EXPECT_EQ(quota("0::/a/b\n"), 0);
+  put("a/cpu.max", "150000 100000\n");
+  EXPECT_EQ(quota("0::/a/b\n"), 1.5);
+  put("a/b/cpu.max", "50000 100000\n");
+  EXPECT_EQ(quota("0::/a/b\n"), 0.5);
+  EXPECT_EQ(quota("0::/a\n"), 1.5);
+  EXPECT_EQ(quota("0::/\n"), 0);
+}
+
+TEST_F(Quota, OfVersionOneAndOfContainersWhosePathIsTheHosts) {
+  put("cpu,cpuacct/x/cpu.cfs_quota_us", "250000\n");
+  put("cpu,cpuacct/x/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota("5:memory:/x\n4:cpu,cpuacct:/x\n"), 2.5);
+  put("cpu/cpu.cfs_quota_us", "-1\n");
+  put("cpu/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(quota("1:cpu:/docker/0123\n"), 0);
+  put("cpu/cpu.cfs_quota_us", "100000\n");
+  EXPECT_EQ(quota("1:cpu:/docker/0123\n"), 1);
+}
+
+TEST_F(Quota, OfDamagedTextIsNone) {
+  put("cpu.max", "nonsense\n");
+  for (const char* text : {"", "\n\n", "0:", "0::", "::::", "1:cpu", "0::no/slash"}) EXPECT_EQ(quota(text), 0) << text;
+  put("cpu.max", "100000\n");  // no period
+  EXPECT_EQ(quota("0::/\n"), 0);
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ std::vector<OpCase> unary_cases() {
       unary("hardsigmoid", hardsigmoid, -4, 4),
       unary("sigmoid", sigmoid),
       unary("logsigmoid", logsigmoid),
-      unary("clamp", relu6, -2, 8),
+      unary("hardtanh", relu6, -2, 8),
       unary("elu", selu),
       op("gelu", {x({N, 3})}, [](In in) { return gelu(in[0]); }),
       op("gelu_tanh", {x({N, 3})}, [](In in) { return gelu(in[0], GeluForm::tanh); }),
@@ -79,7 +79,8 @@ std::vector<OpCase> unary_cases() {
       op("elu", {x({N, 3})}, [](In in) { return elu(in[0], 0.7); }),
       op("softplus", {x({N, 3})}, [](In in) { return softplus(in[0], 1.5, 2); }),
       op("threshold", {x({N, 3})}, [](In in) { return threshold(in[0], 0.3, -1); }),
-      op("clamp", {x({N, 3})}, [](In in) { return hardtanh(in[0], -0.7, 1.3); }),
+      op("hardtanh", {x({N, 3})}, [](In in) { return hardtanh(in[0], -0.7, 1.3); }),
+      op("clamp", {x({N, 3})}, [](In in) { return clamp(in[0], -0.7, 1.3); }),
       op("nan_to_num", {x({N, 3})}, [](In in) { return nan_to_num(in[0]); }),
   };
 }

@@ -23,7 +23,7 @@ namespace {
 using test::Recorded;
 using test::Regression;
 using test::Samples;
-using train::TrainConfig;
+using training::TrainConfig;
 
 constexpr double kUnit32 = 0x1p-24;
 

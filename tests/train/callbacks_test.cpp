@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -20,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using test::error_of;
-using train::Callback;
-using train::TrainContext;
+using training::Callback;
+using training::TrainContext;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -72,7 +73,7 @@ TEST(LossMonitor, CountsStepsOfTheWholeRun) {
   MadeUpRun r;
   // 938 steps an epoch are MNIST's in batches of 64.
   r.loss = [](std::int64_t step) { return step == 100 ? 2.2883859 : 1.0 / static_cast<double>(step); };
-  r.run(10, 938, train::LossMonitor{100, out});
+  r.run(10, 938, training::LossMonitor{100, out});
   std::vector<std::string> lines;
   std::istringstream in(out.str());
   for (std::string line; std::getline(in, line);) lines.push_back(line);
@@ -89,7 +90,7 @@ TEST(LossMonitor, WritesTheShortestNumberThatReadsBack) {
   MadeUpRun r;
   const double losses[] = {2, 0.1, 1e-7, 0.3333333333333333};
   r.loss = [&](std::int64_t step) { return losses[step - 1]; };
-  r.run(1, 4, train::LossMonitor{1, out});
+  r.run(1, 4, training::LossMonitor{1, out});
   EXPECT_EQ(out.str(),
             "epoch: 1 step: 1, loss is 2.0\nepoch: 1 step: 2, loss is 0.1\nepoch: 1 step: 3, loss is 1e-07\n"
             "epoch: 1 step: 4, loss is 0.33333334\n");
@@ -101,7 +102,7 @@ TEST(LossMonitor, StopsOnALossThatIsNoNumber) {
       std::ostringstream out;
       MadeUpRun r;
       r.loss = [&](std::int64_t step) { return step == 7 ? bad : 1.0; };
-      const std::string error = error_of<Error>([&] { r.run(3, 5, train::LossMonitor{every, out}); });
+      const std::string error = error_of<Error>([&] { r.run(3, 5, training::LossMonitor{every, out}); });
       EXPECT_NE(error.find(std::isnan(bad) ? "got nan in epoch 2, step 2" : "got inf in epoch 2, step 2"),
                 std::string::npos)
           << error;
@@ -115,7 +116,7 @@ TEST(TimeMonitor, LeavesEvaluationOut) {
   std::ostringstream out;
   TrainContext c;
   c.step_in_epoch = 4;
-  train::TimeMonitor monitor(out);
+  training::TimeMonitor monitor(out);
   const auto wait = [](int ms) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
     while (std::chrono::steady_clock::now() < end) {
@@ -137,7 +138,7 @@ TEST(TimeMonitor, LeavesEvaluationOut) {
 }
 
 TEST(History, HasAValueAnEpoch) {
-  train::History history;
+  training::History history;
   MadeUpRun r;
   r.at_epoch_end = [](TrainContext& c) {
     c.epoch_loss = 1.0 / c.epoch;
@@ -168,22 +169,22 @@ TEST(Lambda, CallsItsFunctions) {
   const auto note = [&](char c) { return [&calls, c](TrainContext&) { calls += c; }; };
   MadeUpRun r;
   r.run(2, 2,
-        train::Lambda{{.on_train_begin = note('B'),
-                       .on_train_end = note('E'),
-                       .on_epoch_begin = note('('),
-                       .on_epoch_end = note(')'),
-                       .on_step_begin = note('<'),
-                       .on_step_end = note('>')}},
+        training::Lambda{{.on_train_begin = note('B'),
+                          .on_train_end = note('E'),
+                          .on_epoch_begin = note('('),
+                          .on_epoch_end = note(')'),
+                          .on_step_begin = note('<'),
+                          .on_step_end = note('>')}},
         true);
   EXPECT_EQ(calls, "B(<><>)(<><>)E");
   MadeUpRun silent;
-  silent.run(1, 1, train::Lambda{{}}, true);
+  silent.run(1, 1, training::Lambda{{}}, true);
 }
 
 // Epochs until the run ends, by hand from the rule: `patience` epochs in a row that aren't better end it.
 TEST(EarlyStopping, EndsAfterPatience) {
   struct Case {
-    train::EarlyStoppingOptions options;
+    training::EarlyStoppingOptions options;
     std::vector<double> values;
     int epochs;
   };
@@ -197,7 +198,7 @@ TEST(EarlyStopping, EndsAfterPatience) {
       {{.monitor = "eval_loss", .min_delta = 0.9, .patience = 2}, dip, 4},
       {{.monitor = "eval_loss", .min_delta = 1.5, .patience = 3}, dip, 4},  // 3 is better by 2, but comes too late
       {{.monitor = "eval_accuracy", .patience = 2}, dip, 3},                // larger is better
-      {{.monitor = "eval_accuracy", .patience = 2, .better = train::Better::smaller}, dip, 4},
+      {{.monitor = "eval_accuracy", .patience = 2, .better = training::Better::smaller}, dip, 4},
       {{.monitor = "eval_loss", .patience = 3, .baseline = 3.5}, dip, 3},
       {{.monitor = "eval_loss", .patience = 5, .baseline = 3.5}, dip, 10},
       {{.monitor = "eval_loss", .patience = 2}, {kInf, 3, kInf, kInf, 1}, 4},
@@ -206,12 +207,12 @@ TEST(EarlyStopping, EndsAfterPatience) {
   for (const Case& c : cases) {
     MadeUpRun r;
     r.at_epoch_end = metric(c.options.monitor.substr(5), c.values);
-    r.run(static_cast<int>(c.values.size()), 1, train::EarlyStopping{c.options});
+    r.run(static_cast<int>(c.values.size()), 1, training::EarlyStopping{c.options});
     EXPECT_EQ(r.context.epoch, c.epochs) << "case " << &c - cases;
   }
   MadeUpRun r;
   r.at_epoch_end = metric("loss", dip);
-  r.run(10, 1, train::EarlyStopping{{.patience = 3}});
+  r.run(10, 1, training::EarlyStopping{{.patience = 3}});
   EXPECT_EQ(r.context.stop_reason(),
             "EarlyStopping: eval_loss has not improved for 3 epochs; its best was 3 in epoch 5");
 }
@@ -224,7 +225,7 @@ TEST(EarlyStopping, PutsTheBestWeightsBack) {
       metric("loss", values)(c);
       Tensor(r.net.weight).detach().fill_(c.epoch);
     };
-    r.run(5, 1, train::EarlyStopping{{.patience = 2, .restore_best_weights = restore}});
+    r.run(5, 1, training::EarlyStopping{{.patience = 2, .restore_best_weights = restore}});
     EXPECT_EQ(r.context.epoch, 4);
     EXPECT_EQ(r.net.weight.to_vector<double>()[0], restore ? 2 : 4);
   }
@@ -233,7 +234,7 @@ TEST(EarlyStopping, PutsTheBestWeightsBack) {
 // Rates after each epoch, by hand.
 TEST(ReduceLROnPlateau, LowersTheRate) {
   struct Case {
-    train::PlateauOptions options;
+    training::PlateauOptions options;
     std::vector<double> values, rates;
   };
   const std::vector<double> flat{1, 1, 1, 1, 1, 1, 1};
@@ -254,7 +255,7 @@ TEST(ReduceLROnPlateau, LowersTheRate) {
   };
   for (const Case& c : cases) {
     MadeUpRun r;
-    const Callback callback = train::ReduceLROnPlateau{c.options};
+    const Callback callback = training::ReduceLROnPlateau{c.options};
     std::vector<double> rates;
     const auto give = metric(c.options.monitor.substr(5), c.values);
     r.at_epoch_end = [&](TrainContext& context) {
@@ -280,12 +281,13 @@ std::vector<std::string> files_in(const fs::path& folder) {
 TEST(ModelCheckpoint, KeepsTheNewestFiles) {
   test::TemporaryDir dir;
   MadeUpRun r;
-  r.run(2, 10, train::ModelCheckpoint{{.directory = dir.path() / "new", .prefix = "net", .steps = 4, .keep = 3}}, true);
+  r.run(2, 10, training::ModelCheckpoint{{.directory = dir.path() / "new", .prefix = "net", .steps = 4, .keep = 3}},
+        true);
   // Steps 4, 8, 12, 16 and 20 of the run.
   EXPECT_EQ(files_in(dir.path() / "new"),
             (std::vector<std::string>{"net-2_10.safetensors", "net-2_2.safetensors", "net-2_6.safetensors"}));
   MadeUpRun odd;
-  odd.run(1, 10, train::ModelCheckpoint{{.directory = dir.path() / "odd", .steps = 4, .keep = 0}}, true);
+  odd.run(1, 10, training::ModelCheckpoint{{.directory = dir.path() / "odd", .steps = 4, .keep = 0}}, true);
   // The run's end has a file too.
   EXPECT_EQ(files_in(dir.path() / "odd"),
             (std::vector<std::string>{"CKP-1_10.safetensors", "CKP-1_4.safetensors", "CKP-1_8.safetensors"}));
@@ -302,18 +304,18 @@ TEST(ModelCheckpoint, SavesEpochsAndTheBest) {
   };
   // (Which names can be watched only a Model knows: the run is begun without asking.)
   fs::create_directories(dir.path());
-  r.run(3, 2, train::ModelCheckpoint{{.directory = dir.path(), .best = "eval_accuracy"}});
+  r.run(3, 2, training::ModelCheckpoint{{.directory = dir.path(), .best = "eval_accuracy"}});
   // Nothing is written with the NaN that ended the third epoch.
   EXPECT_EQ(files_in(dir.path()),
             (std::vector<std::string>{"CKP-1_2.safetensors", "CKP-2_2.safetensors", "CKP-best.safetensors"}));
   const auto weight = [&](const char* name) {
     nn::Linear loaded{{.in = 2, .out = 1}};
-    loaded.load_state_dict(train::load_weights(dir.path() / name));
+    loaded.load_state_dict(training::load_weights(dir.path() / name));
     return loaded.weight.to_vector<double>()[0];
   };
   EXPECT_EQ(weight("CKP-1_2.safetensors"), 1);
   EXPECT_EQ(weight("CKP-best.safetensors"), 2);
-  const train::Checkpoint c = train::load_checkpoint(dir.path() / "CKP-2_2.safetensors");
+  const training::Checkpoint c = training::load_checkpoint(dir.path() / "CKP-2_2.safetensors");
   EXPECT_EQ(c.step, 4);
   EXPECT_EQ(c.loader.epoch, 2);
   EXPECT_EQ(c.optimizer_kind, "SGD");
@@ -324,17 +326,18 @@ TEST(Callbacks, RefuseOptionsThatMakeNoSense) {
     const std::string error = error_of<Error>(make);
     EXPECT_NE(error.find(text), std::string::npos) << error;
   };
-  refused([] { train::LossMonitor{-1}; }, "LossMonitor: expected a number of steps, or 0 for silence, got -1");
-  refused([] { train::EarlyStopping{{.patience = -1}}; }, "EarlyStopping: expected a patience of at least 0, got -1");
-  refused([] { train::EarlyStopping{{.min_delta = kNan}}; }, "min_delta");
-  refused([] { train::ReduceLROnPlateau{{.factor = 1}}; }, "above 0 and under 1, got 1");
-  refused([] { train::ReduceLROnPlateau{{.cooldown = -1}}; }, "cooldown");
-  refused([] { train::ReduceLROnPlateau{{.min_lr = -1}}; }, "min_lr");
-  refused([] { train::ModelCheckpoint{{.steps = -1}}; }, "steps of at least 0, got -1");
-  refused([] { train::ModelCheckpoint{{.keep = -1}}; }, "keep of at least 0, got -1");
-  refused([] { train::ModelCheckpoint{{.prefix = "a/b"}}; }, "got \"a/b\"");
-  refused([] { train::TensorBoard("x", {.steps = 0}); }, "steps of at least 1, got 0");
-  refused([] { Callback(std::shared_ptr<train::CallbackBase>()); }, "expected a callback, got none");
+  refused([] { training::LossMonitor{-1}; }, "LossMonitor: expected a number of steps, or 0 for silence, got -1");
+  refused([] { training::EarlyStopping{{.patience = -1}}; },
+          "EarlyStopping: expected a patience of at least 0, got -1");
+  refused([] { training::EarlyStopping{{.min_delta = kNan}}; }, "min_delta");
+  refused([] { training::ReduceLROnPlateau{{.factor = 1}}; }, "above 0 and under 1, got 1");
+  refused([] { training::ReduceLROnPlateau{{.cooldown = -1}}; }, "cooldown");
+  refused([] { training::ReduceLROnPlateau{{.min_lr = -1}}; }, "min_lr");
+  refused([] { training::ModelCheckpoint{{.steps = -1}}; }, "steps of at least 0, got -1");
+  refused([] { training::ModelCheckpoint{{.keep = -1}}; }, "keep of at least 0, got -1");
+  refused([] { training::ModelCheckpoint{{.prefix = "a/b"}}; }, "got \"a/b\"");
+  refused([] { training::TensorBoard("x", {.steps = 0}); }, "steps of at least 1, got 0");
+  refused([] { Callback(std::shared_ptr<training::CallbackBase>()); }, "expected a callback, got none");
 }
 
 }  // namespace

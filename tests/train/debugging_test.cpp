@@ -20,9 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 using test::Regression;
 using test::Samples;
-using train::DebugConfig;
-using train::parse_steps;
-using train::TrainConfig;
+using training::DebugConfig;
+using training::parse_steps;
+using training::TrainConfig;
 
 TEST(Debugging, ReadsRangesOfSteps) {
   constexpr std::int64_t kEnd = std::numeric_limits<std::int64_t>::max();
@@ -49,14 +49,14 @@ class DebuggingRun : public ::testing::Test {
     manual_seed(4);
     const Regression net(12, 6);
     const Samples samples(50, 12, 6, 1);
-    train::TrainCallbacks callbacks;
+    training::TrainCallbacks callbacks;
     test::Recorded result;
-    callbacks.on_step = [&](const train::StepReport& r) { result.steps.push_back(r); };
+    callbacks.on_step = [&](const training::StepReport& r) { result.steps.push_back(r); };
     callbacks.on_debug = [&](const std::string& text) {
       if (reports) reports->push_back(text);
     };
-    const train::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
-    result.report = train::train(config(debug), classifier, samples.dataset(), samples.dataset(), callbacks);
+    const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+    result.report = training::train(config(debug), classifier, samples.dataset(), samples.dataset(), callbacks);
     weights_ = test::values(net);
     return result;
   }
@@ -111,7 +111,7 @@ TEST_F(DebuggingRun, RefusesWhatItDoesNotKnow) {
   EXPECT_THROW(run({.profile_steps = "x"}), Error);
   TrainConfig off = config({.compare = "twin"});
   off.amp = "off";
-  EXPECT_THROW(train::check(off), Error);
+  EXPECT_THROW(training::check(off), Error);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 #include "tests/runtime/on_sim.h"
 #include "tests/support/test_data.h"
 
-namespace halfstep::train {
+namespace halfstep::training {
 namespace {
 
 using DeviceCheck = test::OnSim;
@@ -160,4 +160,4 @@ TEST_F(DeviceRecords, AreOnlyAskedForByPluginsThatSaySo) {
 }
 
 }  // namespace
-}  // namespace halfstep::train
+}  // namespace halfstep::training

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 using test::Recorded;
 using test::Regression;
 using test::Samples;
-using train::TrainConfig;
+using training::TrainConfig;
 
 struct Dropping : nn::Module<Dropping> {
   nn::Linear fc1 = child("fc1", nn::Linear{{.in = 12, .out = 40}});
@@ -119,7 +119,7 @@ TEST_F(TrainFailure, ResumesBitForBitWithDropout) {
       // The best file is the one of the last best evaluation.
       std::int64_t best_step = 0;
       for (const auto& e : whole.evals) best_step = e.best ? e.step : best_step;
-      EXPECT_EQ(train::load_checkpoint(config.out / "best.safetensors").step, best_step);
+      EXPECT_EQ(training::load_checkpoint(config.out / "best.safetensors").step, best_step);
     }
   }
 }
@@ -140,7 +140,7 @@ TEST_F(TrainFailure, ResumingRemembersTheBest) {
   const Recorded rest = test::run(config, net, samples.dataset(), samples.dataset());
   ASSERT_EQ(rest.evals.size(), 2U);
   for (const auto& e : rest.evals) EXPECT_FALSE(e.best);
-  EXPECT_EQ(train::load_checkpoint(config.out / "best.safetensors").step, 4);
+  EXPECT_EQ(training::load_checkpoint(config.out / "best.safetensors").step, 4);
 }
 
 TEST_F(TrainFailure, CheckpointsAreWrittenAsOftenAsAsked) {
@@ -153,7 +153,7 @@ TEST_F(TrainFailure, CheckpointsAreWrittenAsOftenAsAsked) {
   const Recorded r = test::run(config, net, samples.dataset(), samples.dataset());
   EXPECT_EQ(r.checkpoints.size(), 3U) << "after the steps 4 and 8, and at the end";
   EXPECT_EQ(r.report.checkpoint, config.out / "last.safetensors");
-  EXPECT_EQ(train::load_checkpoint(config.out).step, 10);
+  EXPECT_EQ(training::load_checkpoint(config.out).step, 10);
 }
 
 // In float32 nothing can be lowered to mend it: the run ends at once, naming epoch and step, and the checkpoint of
@@ -173,7 +173,7 @@ TEST_F(TrainFailure, ANaNEndsAFloat32RunAtOnce) {
     const std::string error = message<Error>([&] { test::run(config, net, samples.dataset(), samples.dataset()); });
     EXPECT_NE(error.find("finite loss, got nan in epoch 1, step 3"), std::string::npos) << error;
     EXPECT_NE(error.find("last.safetensors"), std::string::npos) << error;
-    const train::Checkpoint last = train::load_checkpoint(config.out);
+    const training::Checkpoint last = training::load_checkpoint(config.out);
     EXPECT_EQ(last.step, 2);
     for (const auto& t : last.weights) {
       for (double v : t.tensor.to_vector<double>()) EXPECT_TRUE(std::isfinite(v)) << t.name;
@@ -256,7 +256,7 @@ TEST_F(TrainFailure, AFullDiskLeavesTheLastGoodCheckpoint) {
   EXPECT_NE(error.find(".safetensors: writing failed"), std::string::npos) << error;
   EXPECT_NE(error.find("what stood there before is unchanged"), std::string::npos) << error;
   EXPECT_EQ(bytes(config.out / "last.safetensors"), good);
-  EXPECT_EQ(train::load_checkpoint(config.out).step, 2);
+  EXPECT_EQ(training::load_checkpoint(config.out).step, 2);
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(config.out)) names.push_back(entry.path().filename());
   std::sort(names.begin(), names.end());
@@ -287,9 +287,9 @@ TEST_F(TrainFailure, CheckpointsOfAnotherSeedOrModelAreRefused) {
   std::string error = message<IoError>([&] { test::run(config, net, samples.dataset(), samples.dataset()); });
   EXPECT_NE(error.find("--batch-size 64 --seed 0, got 64 and 1"), std::string::npos) << error;
   config.seed = 0;
-  train::Checkpoint c = train::load_checkpoint(config.out);
+  training::Checkpoint c = training::load_checkpoint(config.out);
   c.model = "resnet18";
-  train::save_checkpoint(config.out / "last.safetensors", c);
+  training::save_checkpoint(config.out / "last.safetensors", c);
   error = message<IoError>([&] { test::run(config, net, samples.dataset(), samples.dataset()); });
   EXPECT_NE(error.find("expected a checkpoint of mlp, got one of resnet18"), std::string::npos) << error;
 }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <sstream>
 
@@ -14,10 +15,10 @@ namespace halfstep {
 namespace {
 
 using test::error_of;
-using train::Average;
-using train::Metric;
-using train::MetricValue;
-using train::Normalize;
+using training::Average;
+using training::Metric;
+using training::MetricValue;
+using training::Normalize;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -48,8 +49,8 @@ MetricValue after_both(M metric) {
 }
 
 TEST(Metrics, AccuracyCountsSamples) {
-  EXPECT_DOUBLE_EQ(after_both(train::Accuracy{}), 0.6);
-  train::Accuracy accuracy;
+  EXPECT_DOUBLE_EQ(after_both(training::Accuracy{}), 0.6);
+  training::Accuracy accuracy;
   accuracy.update(scores({1}, 3), labels({0}));
   accuracy.clear();
   accuracy.update(scores({1, 2}, 3), labels({1, 2}));
@@ -57,25 +58,25 @@ TEST(Metrics, AccuracyCountsSamples) {
 }
 
 TEST(Metrics, TiesAndNansAreNoHits) {
-  train::Accuracy accuracy;
+  training::Accuracy accuracy;
   // All equal: class 0 is said. NaN for the label is never right; NaN elsewhere takes nothing away.
   accuracy.update(tensor({1, 1, 1, kNan, 5, 0, kNan, 5, 0, kNan, kNan, kNan}, {4, 3}), labels({1, 0, 1, 2}));
   EXPECT_DOUBLE_EQ(accuracy.eval(), 0.25);
   // The first of equal classes is the one that was said; who says nothing at all misses, but raises no false alarm.
-  train::ConfusionMatrix matrix;
+  training::ConfusionMatrix matrix;
   matrix.update(tensor({1, 3, 3, 0, 0, 0}, {2, 3}), labels({2, 1}));
   EXPECT_EQ(matrix.eval().tensor().to_vector<std::int64_t>(), (std::vector<std::int64_t>{0, 0, 0, 1, 0, 0, 0, 1, 0}));
-  train::F1 f1{{.average = Average::none}};
+  training::F1 f1{{.average = Average::none}};
   f1.update(tensor({kNan, kNan, 2, 2, 0, 1}, {3, 2}), labels({0, 0, 1}));
   EXPECT_EQ(f1.eval().tensor().to_vector<double>(), (std::vector<double>{2.0 / 3, 1}));
 }
 
 TEST(Metrics, AccuracyTakesProbabilitiesPixelsAndIgnoredLabels) {
-  train::Accuracy soft;
+  training::Accuracy soft;
   soft.update(scores({0, 2}, 3), tensor({0.6, 0.4, 0, 0.1, 0.7, 0.2}, {2, 3}));
   EXPECT_DOUBLE_EQ(soft.eval(), 0.5);
   // Two pictures of 1x2 pixels, classes along dimension 1: said are (1, 0) and (1, 1).
-  train::Accuracy pixels;
+  training::Accuracy pixels;
   pixels.update(tensor({0, 1, 2, 0, 0, 0, 3, 3}, {2, 2, 1, 2}),
                 tensor(std::vector<std::int64_t>{1, 0, -100, 0}, {2, 1, 2}));
   EXPECT_DOUBLE_EQ(pixels.eval(), 2.0 / 3);
@@ -84,7 +85,7 @@ TEST(Metrics, AccuracyTakesProbabilitiesPixelsAndIgnoredLabels) {
 TEST(Metrics, SeveralLabelsAtOnce) {
   const Tensor target = tensor({1, 0, 1, 0, 1, 0, 1, 1, 0, 0, 0, 1}, {4, 3});
   const Tensor said = tensor({2, -1, 1, -3, 1, 1, -1, 1, -1, -1, 0, 1}, {4, 3});  // above 0: scikit-learn's predictions
-  train::Accuracy accuracy{{.multilabel = true}};
+  training::Accuracy accuracy{{.multilabel = true}};
   accuracy.update(said, target);
   EXPECT_DOUBLE_EQ(accuracy.eval(), 0.5);  // rows 0 and 3
   const auto of = [&](auto metric) {
@@ -92,13 +93,13 @@ TEST(Metrics, SeveralLabelsAtOnce) {
     return metric.eval();
   };
   const auto options = [](Average average) {
-    return train::ClassScoreOptions{.average = average, .classes = {.multilabel = true}};
+    return training::ClassScoreOptions{.average = average, .classes = {.multilabel = true}};
   };
-  EXPECT_DOUBLE_EQ(of(train::Precision{options(Average::macro)}), 8.0 / 9);
-  EXPECT_DOUBLE_EQ(of(train::Recall{options(Average::macro)}), 5.0 / 6);
-  EXPECT_DOUBLE_EQ(of(train::F1{options(Average::micro)}), 5.0 / 6);
-  EXPECT_NEAR(of(train::F1{options(Average::weighted)}), 0.8222222222222223, 1e-15);
-  train::Accuracy half{{.multilabel = true, .threshold = 1.5}};
+  EXPECT_DOUBLE_EQ(of(training::Precision{options(Average::macro)}), 8.0 / 9);
+  EXPECT_DOUBLE_EQ(of(training::Recall{options(Average::macro)}), 5.0 / 6);
+  EXPECT_DOUBLE_EQ(of(training::F1{options(Average::micro)}), 5.0 / 6);
+  EXPECT_NEAR(of(training::F1{options(Average::weighted)}), 0.8222222222222223, 1e-15);
+  training::Accuracy half{{.multilabel = true, .threshold = 1.5}};
   half.update(said, target);
   EXPECT_DOUBLE_EQ(half.eval(), 0);
 }
@@ -109,7 +110,7 @@ TEST(Metrics, TopKCountsTheFirstK) {
   const Tensor target = labels({0, 0, 0, 0, 2});
   const double expected[] = {0.2, 0.4, 0.8, 1};
   for (std::int64_t k = 1; k <= 4; ++k) {
-    train::TopK top{{.k = k}};
+    training::TopK top{{.k = k}};
     top.update(output, target);
     EXPECT_DOUBLE_EQ(top.eval(), expected[k - 1]) << k;
     EXPECT_EQ(top.name(), "top_" + std::to_string(k) + "_accuracy");
@@ -130,20 +131,20 @@ TEST(Metrics, PrecisionRecallAndF1AreScikitLearns) {
     EXPECT_EQ(each.tensor().sizes(), Shape({5}));
     EXPECT_EQ(each.tensor().to_vector<double>(), expected.classes);
   };
-  compare([](Average a) { return train::Precision{{.average = a}}; }, {{0.5, 0.5, 0.75, 0, 0}, 0.4375, 0.6, 0.55});
-  compare([](Average a) { return train::Recall{{.average = a}}; },
+  compare([](Average a) { return training::Precision{{.average = a}}; }, {{0.5, 0.5, 0.75, 0, 0}, 0.4375, 0.6, 0.55});
+  compare([](Average a) { return training::Recall{{.average = a}}; },
           {{1, 1.0 / 3, 0.75, 0, 0}, 0.5208333333333333, 0.6, 0.6});
-  compare([](Average a) { return train::F1{{.average = a}}; },
+  compare([](Average a) { return training::F1{{.average = a}}; },
           {{2.0 / 3, 0.4, 0.75, 0, 0}, 0.45416666666666666, 0.6, 0.5533333333333333});
 }
 
 TEST(Metrics, ConfusionMatrixHasTrueClassesInRows) {
-  const MetricValue counts = after_both(train::ConfusionMatrix{});
+  const MetricValue counts = after_both(training::ConfusionMatrix{});
   EXPECT_EQ(counts.tensor().dtype(), i64);
   EXPECT_EQ(counts.tensor().to_vector<std::int64_t>(),
             (std::vector<std::int64_t>{2, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 3, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
   const auto row = [](Normalize n, std::int64_t r) {
-    return after_both(train::ConfusionMatrix{{.normalize = n}}).tensor()[r].to_vector<double>();
+    return after_both(training::ConfusionMatrix{{.normalize = n}}).tensor()[r].to_vector<double>();
   };
   EXPECT_EQ(row(Normalize::target, 1), (std::vector<double>{1.0 / 3, 1.0 / 3, 1.0 / 3, 0, 0}));
   EXPECT_EQ(row(Normalize::prediction, 1), (std::vector<double>{0.25, 0.5, 0.25, 0, 0}));
@@ -151,8 +152,8 @@ TEST(Metrics, ConfusionMatrixHasTrueClassesInRows) {
 }
 
 TEST(Metrics, ErrorsOfNumbers) {
-  train::MAE mae;
-  train::MSE mse;
+  training::MAE mae;
+  training::MSE mse;
   for (const auto dtype : {f32, f16}) {  // all values fit both
     mae.update(tensor({1, 2, 3, 4}, {2, 2}, {.dtype = dtype}), tensor({1, 0, 3.5, 8}, {2, 2}));
     mse.update(tensor({1, 2, 3, 4}, {2, 2}, {.dtype = dtype}), tensor({1, 0, 3.5, 8}, {2, 2}));
@@ -162,7 +163,7 @@ TEST(Metrics, ErrorsOfNumbers) {
 }
 
 TEST(Metrics, LossIsWeightedBySamples) {
-  train::Loss loss;
+  training::Loss loss;
   loss.update(scalar_tensor(2.0), labels({0, 0, 0}));
   loss.update(scalar_tensor(6.0), labels({0}));
   EXPECT_DOUBLE_EQ(loss.eval(), 3);
@@ -173,32 +174,32 @@ TEST(Metrics, LossIsWeightedBySamples) {
 
 TEST(Metrics, PerplexityOfKnownDistributions) {
   // Equal logits of four classes say 1/4 each: perplexity 4, whatever the labels.
-  train::Perplexity uniform;
+  training::Perplexity uniform;
   uniform.update(zeros({3, 4}), labels({0, 2, 3}));
   EXPECT_NEAR(uniform.eval(), 4, 4 * 3e-7);  // log 4 and the sum are rounded to float32
   // Logits log 3 and 0 say 3/4 and 1/4: e^-(log 3/4 + log 3/4 + log 1/4) / 3; one label is padding.
-  train::Perplexity odds;
+  training::Perplexity odds;
   odds.update(tensor({std::log(3), 0, 0, std::log(3), 0, std::log(3), 1, 2}, {4, 2}), labels({0, 1, 0, -100}));
   EXPECT_NEAR(odds.eval(), std::cbrt(16.0 / 9 * 4), 2e-6);
   // Sequences: classes along dimension 1.
-  train::Perplexity sequence;
+  training::Perplexity sequence;
   sequence.update(zeros({2, 5, 3}), zeros({2, 3}, {.dtype = i64}));
   EXPECT_NEAR(sequence.eval(), 5, 5 * 3e-7);
 }
 
 TEST(Metrics, AreMadeByName) {
-  for (const std::string& name : train::metric_names()) EXPECT_EQ(Metric(name).name(), name);
+  for (const std::string& name : training::metric_names()) EXPECT_EQ(Metric(name).name(), name);
   EXPECT_EQ(Metric("acc")->name(), "accuracy");
   EXPECT_EQ(Metric("topk")->name(), "top_5_accuracy");
   EXPECT_EQ(Metric("f1")->name(), "F1");
-  EXPECT_EQ(Metric("mine", train::MAE{}).name(), "mine");
+  EXPECT_EQ(Metric("mine", training::MAE{}).name(), "mine");
   const std::string error = error_of<Error>([] { Metric("acuracy"); });
   EXPECT_NE(error.find("expected one of accuracy, acc, "), std::string::npos) << error;
   EXPECT_NE(error.find("\"acuracy\""), std::string::npos) << error;
 }
 
 TEST(Metrics, ResultsAreFoundByName) {
-  train::MetricResults results;
+  training::MetricResults results;
   results.set("accuracy", 0.75);
   results.set("recall", tensor({0.5, 1}));
   results.set("accuracy", 0.5);
@@ -244,27 +245,27 @@ TEST(Metrics, RefuseWhatDoesNotFit) {
     EXPECT_NE(error_of<DTypeError>([&] { metric->update(output, zeros({4})); }).find("integers"), std::string::npos);
     EXPECT_NE(error_of<Error>([&] { metric->update({}, target); }).find("an undefined tensor"), std::string::npos);
   }
-  refused(train::MAE{}, output, target, "got f32 [4, 4] and i64 [4]; labels are judged by accuracy");
-  refused(train::MSE{}, zeros({4, 1}), zeros({4}), "of one shape, got f32 [4, 1] and f32 [4]; reshape");
-  refused(train::TopK{}, output, target, "at least 5 classes, got an output of f32 [4, 4]");
-  refused(train::Loss{}, output, target, "a loss of one number, got f32 [4, 4]");
-  refused(train::Perplexity{}, zeros({4}), zeros({4}), "logits [N, classes, ...]");
-  refused(train::Accuracy{{.multilabel = true}}, output, target, "with several labels, got an output of f32 [4, 4]");
-  refused(train::Accuracy{{.multilabel = true}}, zeros({1, 2}), tensor({0, 0.5}, {1, 2}), "zeros and ones");
+  refused(training::MAE{}, output, target, "got f32 [4, 4] and i64 [4]; labels are judged by accuracy");
+  refused(training::MSE{}, zeros({4, 1}), zeros({4}), "of one shape, got f32 [4, 1] and f32 [4]; reshape");
+  refused(training::TopK{}, output, target, "at least 5 classes, got an output of f32 [4, 4]");
+  refused(training::Loss{}, output, target, "a loss of one number, got f32 [4, 4]");
+  refused(training::Perplexity{}, zeros({4}), zeros({4}), "logits [N, classes, ...]");
+  refused(training::Accuracy{{.multilabel = true}}, output, target, "with several labels, got an output of f32 [4, 4]");
+  refused(training::Accuracy{{.multilabel = true}}, zeros({1, 2}), tensor({0, 0.5}, {1, 2}), "zeros and ones");
   // The number of classes changes under way.
-  train::Precision precision;
+  training::Precision precision;
   precision.update(output, target);
   EXPECT_NE(error_of<ShapeError>([&] { precision.update(scores({0}, 5), labels({0})); }).find("4 classes"),
             std::string::npos);
-  EXPECT_NE(error_of<Error>([] { train::TopK{{.k = 0}}; }).find("at least 1"), std::string::npos);
+  EXPECT_NE(error_of<Error>([] { training::TopK{{.k = 0}}; }).find("at least 1"), std::string::npos);
 }
 
 TEST(Metrics, EvalNeedsSamples) {
-  for (const std::string& name : train::metric_names()) {
+  for (const std::string& name : training::metric_names()) {
     const std::string error = error_of<Error>([&] { Metric(name)->eval(); });
     EXPECT_NE(error.find("expected an update() before eval()"), std::string::npos) << name << ": " << error;
   }
-  train::Accuracy ignored;
+  training::Accuracy ignored;
   ignored.update(scores({0}, 2), labels({-100}));
   EXPECT_NE(error_of<Error>([&] { ignored.eval(); }), "");
 }

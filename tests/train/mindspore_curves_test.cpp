@@ -71,16 +71,16 @@ Curve function_style(DType dtype, std::uint64_t seed) {
 Curve model_style(amp::Level level, std::uint64_t seed, int epochs) {
   const auto net = mindspore::initialised(mindspore::Network{}, seed);
   optim::SGD optimizer{net.parameters(), {.lr = 1e-2}};
-  train::Model model{net,
-                     {.loss = nn::CrossEntropyLoss{},
-                      .optimizer = optimizer,
-                      .amp_level = level,
-                      .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+  training::Model model{net,
+                        {.loss = nn::CrossEntropyLoss{},
+                         .optimizer = optimizer,
+                         .amp_level = level,
+                         .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
   Curve curve;
-  const auto loss = [&](train::TrainContext& c) {
+  const auto loss = [&](training::TrainContext& c) {
     record(curve, c.loss.item<double>(), c.overflow.defined() && c.overflow.to(f32).item<float>() != 0);
   };
-  model.train(epochs, mindspore::batches(*digits(), seed), {train::Lambda{{.on_step_end = loss}}});
+  model.train(epochs, mindspore::batches(*digits(), seed), {training::Lambda{{.on_step_end = loss}}});
   return curve;
 }
 

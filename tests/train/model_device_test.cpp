@@ -35,18 +35,18 @@ test::Regression fresh(Device device) {
 }
 
 TEST_F(ModelOnSim, TrainsAndEvaluatesAsOnTheCpu) {
-  std::vector<train::History> histories;
+  std::vector<training::History> histories;
   std::vector<double> accuracies;
   for (const Device device : {Device{}, sim}) {
     const test::Regression net = fresh(device);
     optim::SGD optimizer{net.parameters(), {.lr = 0.3}};
-    train::Model model{net,
-                       {.loss = nn::CrossEntropyLoss{},
-                        .optimizer = optimizer,
-                        .metrics = {"accuracy"},
-                        .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+    training::Model model{net,
+                          {.loss = nn::CrossEntropyLoss{},
+                           .optimizer = optimizer,
+                           .metrics = {"accuracy"},
+                           .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
     std::ostringstream out;
-    histories.push_back(model.fit(2, loader(), loader(), {train::LossMonitor{5, out}, train::TimeMonitor{out}}));
+    histories.push_back(model.fit(2, loader(), loader(), {training::LossMonitor{5, out}, training::TimeMonitor{out}}));
     EXPECT_NE(out.str().find("epoch: 1 step: 5, loss is 0.9"), std::string::npos) << out.str();
     EXPECT_NE(out.str().find("epoch: 2 step: 3, loss is "), std::string::npos) << out.str();
     accuracies.push_back(model.eval(loader())["accuracy"]);
@@ -71,11 +71,11 @@ TEST_F(ModelOnSim, FindsANanWhenALineIsDue) {
     const auto loss = [&](const Tensor& output, const Tensor& target) {
       return ++step == 2 ? cross_entropy(output, target) * std::nan("") : cross_entropy(output, target);
     };
-    train::Model model{net,
-                       {.loss = loss, .optimizer = optimizer, .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+    training::Model model{
+        net, {.loss = loss, .optimizer = optimizer, .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
     std::ostringstream out;
     const std::string error = test::error_of<Error>([&] {
-      model.train(2, loader(), {train::LossMonitor{every, out}});
+      model.train(2, loader(), {training::LossMonitor{every, out}});
     });
     EXPECT_NE(error.find("got nan in epoch 1, step 2"), std::string::npos) << error;
     EXPECT_EQ(step, every == 0 ? 7 : 4);  // the epoch's end
@@ -85,8 +85,8 @@ TEST_F(ModelOnSim, FindsANanWhenALineIsDue) {
 // A step that is replayed writes its loss to one place.
 TEST_F(ModelOnSim, RemembersLossesThatAreOverwritten) {
   std::ostringstream out;
-  train::LossMonitor monitor(3, out);
-  train::TrainContext context;
+  training::LossMonitor monitor(3, out);
+  training::TrainContext context;
   context.loss = ones({}, {.device = sim});
   const auto step = [&](double loss) {
     context.step = ++context.step_in_epoch;

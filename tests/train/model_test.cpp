@@ -25,9 +25,9 @@ namespace {
 using test::error_of;
 using test::Regression;
 using test::Samples;
-using train::Model;
-using train::ModelOptions;
-using train::TrainContext;
+using training::Model;
+using training::ModelOptions;
+using training::TrainContext;
 
 const Samples& training_samples() {
   static const Samples samples(100, 6, 3, 1);
@@ -71,7 +71,7 @@ TEST(Model, TrainsAsALoopDoes) {
   Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer}};
   data::DataLoader batches = loader();
   std::ostringstream out;
-  const train::History history = model.train(3, batches, {train::LossMonitor{5, out}});
+  const training::History history = model.train(3, batches, {training::LossMonitor{5, out}});
   EXPECT_EQ(test::values(net), test::values(by_loop));
   EXPECT_EQ(history.epochs(), 3);
   EXPECT_EQ(history.steps(), 21);  // 7 an epoch
@@ -95,16 +95,16 @@ TEST(Model, ScalesLossesAtLevelO2) {
   Model model{net,
               {.loss = nn::CrossEntropyLoss{},
                .optimizer = optimizer,
-               .metrics = {train::Accuracy{}},
+               .metrics = {training::Accuracy{}},
                .amp_level = amp::Level::O2,
                .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
   data::DataLoader batches = loader(), test = loader(test_samples());
   double scale = 0, overflows = 0;
   DType output = f64;
-  const train::History history = model.train(8, batches, {train::Lambda{{.on_step_end = [&](TrainContext& c) {
-                                               scale = c.scale.item<double>();
-                                               overflows += c.overflow.item<double>();
-                                             }}}});
+  const training::History history = model.train(8, batches, {training::Lambda{{.on_step_end = [&](TrainContext& c) {
+                                                  scale = c.scale.item<double>();
+                                                  overflows += c.overflow.item<double>();
+                                                }}}});
   EXPECT_EQ(scale, 1024);
   EXPECT_EQ(overflows, 0);
   EXPECT_LT(history["loss"].back(), 0.5 * history["loss"].front());
@@ -134,9 +134,10 @@ TEST(Model, ReplaysStepsWhenAsked) {
                  .capture = captured}};
     data::DataLoader batches = loader(), test = loader(test_samples());
     std::ostringstream out;
-    losses.push_back(model.fit(4, batches, test,
-                               {train::LossMonitor{3, out},
-                                train::ReduceLROnPlateau{{.monitor = "loss", .patience = 1, .min_delta = 9}}})["loss"]);
+    losses.push_back(
+        model.fit(4, batches, test,
+                  {training::LossMonitor{3, out},
+                   training::ReduceLROnPlateau{{.monitor = "loss", .patience = 1, .min_delta = 9}}})["loss"]);
     weights.push_back(test::values(net));
     const CaptureStats stats = model.capture_stats();
     EXPECT_EQ(stats.plain + stats.recorded + stats.replayed, captured ? 28u : 0u);
@@ -158,8 +159,8 @@ TEST(Model, CountsSkippedSteps) {
   Model model{net, {.loss = loss, .optimizer = optimizer, .loss_scale_manager = amp::FixedLossScaleManager{8}}};
   data::DataLoader batches = loader();
   std::vector<std::vector<std::vector<double>>> weights{test::values(net)};
-  const train::History history = model.train(
-      2, batches, {train::Lambda{{.on_step_end = [&](TrainContext&) { weights.push_back(test::values(net)); }}}});
+  const training::History history = model.train(
+      2, batches, {training::Lambda{{.on_step_end = [&](TrainContext&) { weights.push_back(test::values(net)); }}}});
   EXPECT_EQ(history["skipped"], (std::vector<double>{1, 1}));
   EXPECT_EQ(weights[3], weights[2]);
   EXPECT_NE(weights[4], weights[3]);
@@ -168,14 +169,14 @@ TEST(Model, CountsSkippedSteps) {
 
 TEST(Model, EvaluatesAsTheTrainerDoes) {
   const Regression net = fresh();
-  Model model{
-      net,
-      {.loss = nn::CrossEntropyLoss{},
-       .metrics = {"acc", train::Metric("top2", train::TopK{{.k = 2}}), "loss", "confusion_matrix", "perplexity"}}};
+  Model model{net,
+              {.loss = nn::CrossEntropyLoss{},
+               .metrics = {"acc", training::Metric("top2", training::TopK{{.k = 2}}), "loss", "confusion_matrix",
+                           "perplexity"}}};
   data::DataLoader test = loader(test_samples(), 16);  // 16, 16, 16 and 2
-  const train::MetricResults results = model.eval(test);
-  const train::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
-  const train::EvalReport report = train::evaluate(classifier, test_samples().dataset(), std::nullopt);
+  const training::MetricResults results = model.eval(test);
+  const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+  const training::EvalReport report = training::evaluate(classifier, test_samples().dataset(), std::nullopt);
   EXPECT_DOUBLE_EQ(results["acc"], report.top1);
   EXPECT_GT(results["top2"], report.top1);
   // Losses are means in float32 of other batches: 50 terms under 3, off by 50 roundings each way at most.
@@ -195,17 +196,17 @@ TEST(Model, FitWatchesTheValidation) {
   test::TemporaryDir dir;
   std::string calls;
   std::vector<std::string> watchable;
-  const train::History mine;
+  const training::History mine;
   const auto note = [&](char c) { return [&calls, c](TrainContext&) { calls += c; }; };
-  const train::History history =
+  const training::History history =
       model.fit(5, batches, test,
-                {train::Lambda{{.on_epoch_begin = [&](TrainContext& c) { watchable = c.watchable(); },
-                                .on_epoch_end = note(')'),
-                                .on_eval_begin = note('['),
-                                .on_eval_end = note(']')}},
-                 train::ModelCheckpoint{{.directory = dir.path(), .prefix = "net", .keep = 1, .best = "accuracy"}},
-                 mine, train::ReduceLROnPlateau{{.monitor = "eval_loss"}},
-                 train::EarlyStopping{{.monitor = "accuracy", .patience = 9}}},
+                {training::Lambda{{.on_epoch_begin = [&](TrainContext& c) { watchable = c.watchable(); },
+                                   .on_epoch_end = note(')'),
+                                   .on_eval_begin = note('['),
+                                   .on_eval_end = note(']')}},
+                 training::ModelCheckpoint{{.directory = dir.path(), .prefix = "net", .keep = 1, .best = "accuracy"}},
+                 mine, training::ReduceLROnPlateau{{.monitor = "eval_loss"}},
+                 training::EarlyStopping{{.monitor = "accuracy", .patience = 9}}},
                 {.every = 2});
   EXPECT_EQ(watchable, (std::vector<std::string>{"loss", "eval_loss", "eval_accuracy"}));
   EXPECT_EQ(calls, ")[]))[])[])");  // after epochs 2, 4 and the last
@@ -224,13 +225,14 @@ TEST(Model, StopsWhenACallbackAsks) {
   Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer}};
   data::DataLoader batches = loader();
   int ends = 0;
-  const train::History history = model.train(3, batches,
-                                             {train::Lambda{{.on_train_end = [&](TrainContext&) { ++ends; },
-                                                             .on_epoch_end = [&](TrainContext&) { ++ends; },
-                                                             .on_step_end =
-                                                                 [](TrainContext& c) {
-                                                                   if (c.step == 9) c.request_stop("nine are enough");
-                                                                 }}}});
+  const training::History history = model.train(3, batches,
+                                                {training::Lambda{{.on_train_end = [&](TrainContext&) { ++ends; },
+                                                                   .on_epoch_end = [&](TrainContext&) { ++ends; },
+                                                                   .on_step_end =
+                                                                       [](TrainContext& c) {
+                                                                         if (c.step == 9)
+                                                                           c.request_stop("nine are enough");
+                                                                       }}}});
   EXPECT_EQ(history.steps(), 9);
   EXPECT_EQ(history.epochs(), 2);
   EXPECT_EQ(history.stop_reason(), "nine are enough");
@@ -239,7 +241,7 @@ TEST(Model, StopsWhenACallbackAsks) {
   // What a callback throws ends the run, and the network is as it was.
   const std::string error = error_of<Error>([&] {
     net.eval();
-    model.train(1, batches, {train::Lambda{{.on_step_end = [](TrainContext&) { throw Error("mine"); }}}});
+    model.train(1, batches, {training::Lambda{{.on_step_end = [](TrainContext&) { throw Error("mine"); }}}});
   });
   EXPECT_EQ(error, "mine");
   EXPECT_FALSE(net.is_training());
@@ -257,9 +259,9 @@ TEST(Model, GoesOnFromACheckpoint) {
     if (restore) model.restore(dir.path() / "CKP-2_7.safetensors");
     data::DataLoader l = batches();
     double scale = 0;
-    std::vector<train::Callback> callbacks{
-        train::Lambda{{.on_step_end = [&](TrainContext& c) { scale = c.scale.item<double>(); }}}};
-    if (save) callbacks.push_back(train::ModelCheckpoint{{.directory = dir.path()}});
+    std::vector<training::Callback> callbacks{
+        training::Lambda{{.on_step_end = [&](TrainContext& c) { scale = c.scale.item<double>(); }}}};
+    if (save) callbacks.push_back(training::ModelCheckpoint{{.directory = dir.path()}});
     model.train(epochs, l, callbacks);
     auto all = test::values(net);
     all.push_back({scale});
@@ -289,9 +291,10 @@ TEST(Model, LeavesModesAsTheyWere) {
   data::DataLoader batches = loader(), test = loader(test_samples());
   const auto buffers = norm.buffers()[0].tensor.to_vector<double>();
   bool norm_training = false, eval_training = true;
-  model.fit(2, batches, test,
-            {train::Lambda{{.on_step_end = [&](TrainContext&) { norm_training = norm_training || norm.is_training(); },
-                            .on_eval_begin = [&](TrainContext&) { eval_training = net.is_training(); }}}});
+  model.fit(
+      2, batches, test,
+      {training::Lambda{{.on_step_end = [&](TrainContext&) { norm_training = norm_training || norm.is_training(); },
+                         .on_eval_begin = [&](TrainContext&) { eval_training = net.is_training(); }}}});
   EXPECT_FALSE(norm_training);
   EXPECT_FALSE(eval_training);
   EXPECT_EQ(norm.buffers()[0].tensor.to_vector<double>(), buffers);
@@ -326,7 +329,7 @@ TEST(Model, WritesForTensorBoard) {
   optim::SGD optimizer{net.parameters(), {.lr = 0.3}};
   Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer, .metrics = {"accuracy"}}};
   data::DataLoader batches = loader(), test = loader(test_samples());
-  model.fit(2, batches, test, {train::TensorBoard{dir.path(), {.steps = 5}}});
+  model.fit(2, batches, test, {training::TensorBoard{dir.path(), {.steps = 5}}});
   std::vector<std::filesystem::path> files;
   for (const auto& e : std::filesystem::directory_iterator(dir.path())) files.push_back(e.path());
   ASSERT_EQ(files.size(), 1u);
@@ -358,7 +361,7 @@ TEST(Model, SaysWhatIsMissingOrDoesNotFit) {
   refused([&] { Model(net, {.optimizer = optimizer}); }, "Model: expected a loss beside the optimizer, got none");
   refused([&] { Model(net, {.loss = loss, .optimizer = others}); },
           "the optimizer holds 'fc.weight' [3, 6], which is no parameter of this network; was it made of another one?");
-  refused([&] { Model(net, {.metrics = {"acc", train::Accuracy{}, "acc"}}); }, "different names, got \"acc\" twice");
+  refused([&] { Model(net, {.metrics = {"acc", training::Accuracy{}, "acc"}}); }, "different names, got \"acc\" twice");
   refused([&] { Model(net, {.metrics = {"loss"}}); }, "expected a loss for the metric \"loss\", got none");
   Model bare{net, {.loss = loss}};
   data::DataLoader batches = loader(), test = loader(test_samples());
@@ -370,13 +373,14 @@ TEST(Model, SaysWhatIsMissingOrDoesNotFit) {
   refused([&] { model.fit(1, batches, test, {}, {.every = 0}); }, "Model::fit: expected at least 1 epoch between");
   refused([&] { model.train(1, std::vector<data::Batch>{}); }, "expected at least one batch an epoch, got none");
   refused([&] { model.eval(std::vector<data::Batch>{}); }, "Model::eval: expected at least one batch, got none");
-  refused([&] { model.train(1, batches, {train::EarlyStopping{}}); },
+  refused([&] { model.train(1, batches, {training::EarlyStopping{}}); },
           "EarlyStopping: expected one of loss to watch, got \"eval_loss\"; there is no validation in train(), but in "
           "fit()");
-  refused([&] { model.fit(1, batches, test, {train::ModelCheckpoint{{.directory = "never", .best = "eval_acc"}}}); },
+  refused([&] { model.fit(1, batches, test, {training::ModelCheckpoint{{.directory = "never", .best = "eval_acc"}}}); },
           "ModelCheckpoint: expected one of loss, eval_loss, eval_accuracy to watch, got \"eval_acc\"");
   EXPECT_FALSE(std::filesystem::exists("never"));
-  refused([&] { model.fit(1, batches, test, {train::ReduceLROnPlateau{{.monitor = "eval_f1"}}}); }, "got \"eval_f1\"");
+  refused([&] { model.fit(1, batches, test, {training::ReduceLROnPlateau{{.monitor = "eval_f1"}}}); },
+          "got \"eval_f1\"");
   // A metric that doesn't fit the output.
   Model wrong{net, {.loss = loss, .metrics = {"mae"}}};
   refused([&] { wrong.eval(test); }, "mae: expected output and target of one shape, got f32 [16, 3] and i64 [16]");

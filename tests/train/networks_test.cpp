@@ -13,47 +13,47 @@
 namespace halfstep {
 namespace {
 
-using train::ImageDataOptions;
+using training::ImageDataOptions;
 
 TEST(TrainNetworks, HaveTheNumbersOfTheirPapers) {
-  for (const std::string& name : train::network_names()) {
-    const train::TrainConfig c = train::default_config(name);
-    EXPECT_NO_THROW(train::check(c)) << name;
+  for (const std::string& name : training::network_names()) {
+    const training::TrainConfig c = training::default_config(name);
+    EXPECT_NO_THROW(training::check(c)) << name;
     EXPECT_EQ(c.model, name);
-    EXPECT_NO_THROW(train::parse_rate_rule(c.lr_schedule)) << name;
+    EXPECT_NO_THROW(training::parse_rate_rule(c.lr_schedule)) << name;
   }
   // The ImageNet script's: 0.1 for 256 images, a tenth every 30 epochs.
-  const train::TrainConfig large = train::default_config("resnet50", 256);
+  const training::TrainConfig large = training::default_config("resnet50", 256);
   EXPECT_DOUBLE_EQ(large.lr, 0.1);
   EXPECT_EQ(large.lr_schedule, "step:30,0.1");
   EXPECT_EQ(large.momentum, 0.9);
   EXPECT_EQ(large.weight_decay, 1e-4);
   EXPECT_EQ(large.epochs, 90);
-  EXPECT_DOUBLE_EQ(train::default_config("resnet50", 64).lr, 0.025);
-  EXPECT_EQ(train::default_config("resnet50").eval_batch_size, train::default_config("resnet50").batch_size);
-  EXPECT_EQ(train::default_config("resnet20").lr_schedule, "onecycle");
+  EXPECT_DOUBLE_EQ(training::default_config("resnet50", 64).lr, 0.025);
+  EXPECT_EQ(training::default_config("resnet50").eval_batch_size, training::default_config("resnet50").batch_size);
+  EXPECT_EQ(training::default_config("resnet20").lr_schedule, "onecycle");
   // The mlp's are the library's.
-  const train::TrainConfig mlp = train::default_config("mlp"), plain;
+  const training::TrainConfig mlp = training::default_config("mlp"), plain;
   EXPECT_EQ(mlp.lr, plain.lr);
   EXPECT_EQ(mlp.batch_size, plain.batch_size);
   EXPECT_EQ(mlp.momentum, 0);
-  EXPECT_THROW(train::default_config("resnet19"), Error);
+  EXPECT_THROW(training::default_config("resnet19"), Error);
 }
 
 TEST(TrainNetworks, SeeImagesAsTheyWereMadeFor) {
-  EXPECT_FALSE(train::network_input("mlp").images);
-  EXPECT_TRUE(train::network_input("resnet20").images);
-  EXPECT_EQ(train::network_input("resnet20").image_size, 32);
-  EXPECT_EQ(train::network_input("resnet50").image_size, 224);
-  const auto photo = train::eval_transform(train::default_images("resnet50"), "resnet50");
+  EXPECT_FALSE(training::network_input("mlp").images);
+  EXPECT_TRUE(training::network_input("resnet20").images);
+  EXPECT_EQ(training::network_input("resnet20").image_size, 32);
+  EXPECT_EQ(training::network_input("resnet50").image_size, 224);
+  const auto photo = training::eval_transform(training::default_images("resnet50"), "resnet50");
   EXPECT_EQ(photo.size, 224);
   EXPECT_EQ(photo.resize, 256);
-  EXPECT_EQ(train::default_images("resnet50", 160).resize, 183);  // 160 * 256 / 224 = 182.9
-  const auto small = train::train_transform(train::default_images("resnet20"), "resnet20");
+  EXPECT_EQ(training::default_images("resnet50", 160).resize, 183);  // 160 * 256 / 224 = 182.9
+  const auto small = training::train_transform(training::default_images("resnet20"), "resnet20");
   EXPECT_EQ(small.size, 32);
   EXPECT_EQ(small.crop, data::CropKind::padded);
   EXPECT_EQ(small.normalization.mean, data::kCifarNormalization.mean);
-  const auto crop = train::train_transform(train::default_images("resnet18"), "resnet18");
+  const auto crop = training::train_transform(training::default_images("resnet18"), "resnet18");
   EXPECT_EQ(crop.crop, data::CropKind::random_resized);
   EXPECT_EQ(crop.normalization.mean, data::kImageNetNormalization.mean);
   EXPECT_EQ(crop.jitter.brightness, 0);
@@ -62,27 +62,27 @@ TEST(TrainNetworks, SeeImagesAsTheyWereMadeFor) {
 TEST(TrainNetworks, ClassesAreTheRowsOfTheLastLayer) {
   manual_seed(1);
   std::shared_ptr<const void> holder;
-  const train::Classifier net = train::make_classifier("resnet20", holder, {.classes = 7});
-  EXPECT_EQ(train::classes_of("resnet20", net.module->state_dict()), 7);
-  EXPECT_EQ(train::classes_of("resnet50", {}), 1000);
+  const training::Classifier net = training::make_classifier("resnet20", holder, {.classes = 7});
+  EXPECT_EQ(training::classes_of("resnet20", net.module->state_dict()), 7);
+  EXPECT_EQ(training::classes_of("resnet50", {}), 1000);
   EXPECT_EQ(net.forward(zeros({1, 3, 8, 8})).sizes(), (Shape{1, 7}));
   // Each residual block begins as its shortcut.
-  const train::Classifier zero = train::make_classifier("resnet20", holder, {.zero_init_residual = true});
+  const training::Classifier zero = training::make_classifier("resnet20", holder, {.zero_init_residual = true});
   int blank = 0;
   for (const auto& t : zero.module->state_dict()) {
     if (t.name.ends_with("bn2.weight")) blank += t.tensor.to_vector<float>()[0] == 0 ? 1 : 0;
   }
   EXPECT_EQ(blank, 9);
-  EXPECT_THROW(train::make_classifier("mlp", holder, {.zero_init_residual = true}), Error);
+  EXPECT_THROW(training::make_classifier("mlp", holder, {.zero_init_residual = true}), Error);
 }
 
 TEST(TrainData, OptionsOutOfRangeAreNamed) {
   const auto error = [](auto&& change) -> std::string {
-    ImageDataOptions o = train::default_images("resnet50");
+    ImageDataOptions o = training::default_images("resnet50");
     o.folder = "somewhere";
     change(o);
     try {
-      train::check(o);
+      training::check(o);
     } catch (const Error& e) {
       return e.what();
     }

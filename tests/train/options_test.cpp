@@ -11,7 +11,7 @@ namespace {
 
 using test::Regression;
 using test::Samples;
-using train::TrainConfig;
+using training::TrainConfig;
 
 // Softmax regression by hand: parameters (weights [C, D], then biases) after `steps` batches of the whole set.
 std::vector<double> by_hand(const TrainConfig& c, const Samples& s, std::size_t classes, std::vector<double> w,
@@ -129,17 +129,17 @@ TEST(TrainOptions, EvaluationCountsSamples) {
   }
   const auto dataset = std::make_shared<data::TensorDataset>(tensor(x, {150, 7}), tensor(y, {150}));
   const nn::Sequential nothing;
-  const train::Classifier classifier{.module = &nothing, .forward = [](const Tensor& logits) { return logits; }};
+  const training::Classifier classifier{.module = &nothing, .forward = [](const Tensor& logits) { return logits; }};
   for (const bool mode : {true, false}) {
     nothing.train(mode);
     const auto seen = [&](const Tensor& logits) {
       EXPECT_FALSE(nothing.is_training());
       return logits;
     };
-    train::evaluate({.module = &nothing, .forward = seen}, dataset, std::nullopt);
+    training::evaluate({.module = &nothing, .forward = seen}, dataset, std::nullopt);
     EXPECT_EQ(nothing.is_training(), mode) << "left as it was";
   }
-  const auto report = train::evaluate(classifier, dataset, std::nullopt, 64);
+  const auto report = training::evaluate(classifier, dataset, std::nullopt, 64);
   // Means of 64 and fewer losses under 10 in float32.
   EXPECT_NEAR(report.loss, loss, 70 * 0x1p-24 * 10);
   EXPECT_DOUBLE_EQ(report.top1, top1 / 150.0);
@@ -148,20 +148,20 @@ TEST(TrainOptions, EvaluationCountsSamples) {
   EXPECT_LT(top5, 150);
   // No number is no hit, whatever the others are.
   const auto broken = std::make_shared<data::TensorDataset>(full({3, 7}, NAN), zeros({3}, {.dtype = i64}));
-  EXPECT_EQ(train::evaluate(classifier, broken, std::nullopt).top5, 0);
+  EXPECT_EQ(training::evaluate(classifier, broken, std::nullopt).top5, 0);
 }
 
 TEST(TrainOptions, ScalersFollowPrecisionAndLossScale) {
   TrainConfig config;
   for (const auto& [amp, enabled] : {std::pair{"off", false}, {"bf16", false}, {"f16", true}}) {
     config.amp = amp;
-    EXPECT_EQ(train::scaler_options(config).enabled, enabled) << amp;
+    EXPECT_EQ(training::loss_scale_policy(config).has_value(), enabled) << amp;
+    EXPECT_EQ(training::make_scaler(config).is_enabled(), enabled) << amp;
   }
-  EXPECT_TRUE(train::scaler_options(config).dynamic);
+  EXPECT_TRUE(training::loss_scale_policy(config)->rules().dynamic);
   config.amp = "bf16";
   config.loss_scale = "mindspore:1024,4,50";
-  const auto options = train::scaler_options(config);
-  EXPECT_TRUE(options.enabled);
+  const auto options = training::loss_scale_policy(config).value().rules();
   EXPECT_EQ(options.init_scale, 1024);
   EXPECT_EQ(options.growth_factor, 4);
   EXPECT_EQ(options.backoff_factor, 0.25);

@@ -20,28 +20,28 @@ namespace {
 
 using test::Recorded;
 using test::Samples;
-using train::RateRule;
-using train::TrainConfig;
+using training::RateRule;
+using training::TrainConfig;
 
 TEST(RateRules, AreReadAsTheyAreWritten) {
-  EXPECT_EQ(train::parse_rate_rule("constant").kind, RateRule::Kind::constant);
-  const RateRule step = train::parse_rate_rule("step", 2.5);
+  EXPECT_EQ(training::parse_rate_rule("constant").kind, RateRule::Kind::constant);
+  const RateRule step = training::parse_rate_rule("step", 2.5);
   EXPECT_EQ(step.kind, RateRule::Kind::step);
   EXPECT_EQ(step.step_epochs, 30);
   EXPECT_EQ(step.factor, 0.1);
   EXPECT_EQ(step.warmup_epochs, 2.5);
-  EXPECT_EQ(train::parse_rate_rule("step:7").step_epochs, 7);
-  EXPECT_EQ(train::parse_rate_rule("step:7,0.5").factor, 0.5);
-  EXPECT_EQ(train::parse_rate_rule("cosine", 1).kind, RateRule::Kind::cosine);
-  EXPECT_EQ(train::parse_rate_rule("onecycle").pct_start, 0.3);
-  EXPECT_EQ(train::parse_rate_rule("onecycle:0.25").pct_start, 0.25);
+  EXPECT_EQ(training::parse_rate_rule("step:7").step_epochs, 7);
+  EXPECT_EQ(training::parse_rate_rule("step:7,0.5").factor, 0.5);
+  EXPECT_EQ(training::parse_rate_rule("cosine", 1).kind, RateRule::Kind::cosine);
+  EXPECT_EQ(training::parse_rate_rule("onecycle").pct_start, 0.3);
+  EXPECT_EQ(training::parse_rate_rule("onecycle:0.25").pct_start, 0.25);
   for (const char* bad : {"", "x", "step:", "step:0", "step:1.5", "step:2,0", "step:2,2", "step:1,1,1", "cosine:3",
                           "constant:1", "onecycle:1", "onecycle:0", "onecycle:-1", "step:nan", "Step"}) {
-    EXPECT_THROW(train::parse_rate_rule(bad), Error) << bad;
+    EXPECT_THROW(training::parse_rate_rule(bad), Error) << bad;
   }
-  EXPECT_THROW(train::parse_rate_rule("onecycle", 1), Error);
-  EXPECT_THROW(train::parse_rate_rule("cosine", -1), Error);
-  EXPECT_THROW(train::parse_rate_rule("cosine", NAN), Error);
+  EXPECT_THROW(training::parse_rate_rule("onecycle", 1), Error);
+  EXPECT_THROW(training::parse_rate_rule("cosine", -1), Error);
+  EXPECT_THROW(training::parse_rate_rule("cosine", NAN), Error);
 }
 
 // The rate of each step of a run of three epochs with five steps (four batches and a smaller one).
@@ -180,18 +180,18 @@ TEST(TrainSchedules, AnEvaluationThatIsStoppedIsMadeAgain) {
   const Normed net;
   std::atomic<bool> stop{false};
   int batches = 0, evaluations = 0;
-  train::TrainCallbacks callbacks;
-  callbacks.on_eval_batch = [&](const train::EvalProgress& p) {
+  training::TrainCallbacks callbacks;
+  callbacks.on_eval_batch = [&](const training::EvalProgress& p) {
     EXPECT_EQ(p.batches, 9);
     stop = ++batches == 9 + 4;
   };
-  callbacks.on_eval = [&](const train::EvalReport&) { ++evaluations; };
-  const train::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
-  const auto report = train::train(config, classifier, samples.dataset(), others.dataset(), callbacks, &stop);
+  callbacks.on_eval = [&](const training::EvalReport&) { ++evaluations; };
+  const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+  const auto report = training::train(config, classifier, samples.dataset(), others.dataset(), callbacks, &stop);
   EXPECT_TRUE(report.interrupted);
   EXPECT_EQ(evaluations, 1);
   EXPECT_EQ(report.epochs, 1);
-  const train::Checkpoint saved = train::load_checkpoint(config.out);
+  const training::Checkpoint saved = training::load_checkpoint(config.out);
   EXPECT_EQ(saved.step, 26);
   EXPECT_EQ(saved.loader, (data::LoaderState{.epoch = 1, .batch = 13}));
   config.resume = config.out;
@@ -200,7 +200,7 @@ TEST(TrainSchedules, AnEvaluationThatIsStoppedIsMadeAgain) {
   EXPECT_EQ(rest.steps.size(), 0U);
   ASSERT_EQ(rest.evals.size(), 1U);
   EXPECT_EQ(rest.report.epochs, 2);
-  EXPECT_EQ(rest.evals[0].loss, train::evaluate(classifier, others.dataset(), std::nullopt, 10).loss);
+  EXPECT_EQ(rest.evals[0].loss, training::evaluate(classifier, others.dataset(), std::nullopt, 10).loss);
 }
 
 TEST(TrainSchedules, RunsGoOnWithTheirOwnRecipeOnly) {
@@ -240,8 +240,8 @@ TEST(TrainSchedules, RunsGoOnWithTheirOwnRecipeOnly) {
   says([](TrainConfig& c) { c.data_flags = {{"image-size", "64"}}; }, "--image-size 32, got 64");
   says([](TrainConfig& c) { c.classes = {"a", "c"}; }, "the run had 2 classes, a to b, got 2, a to c");
   EXPECT_EQ(error([](TrainConfig&) {}), "no error");
-  EXPECT_EQ(train::load_checkpoint(config.resume).classes, config.classes);
-  EXPECT_EQ(train::load_saved_weights(config.resume).recipe.at("image-size"), "32");
+  EXPECT_EQ(training::load_checkpoint(config.resume).classes, config.classes);
+  EXPECT_EQ(training::load_saved_weights(config.resume).recipe.at("image-size"), "32");
 }
 
 // Smoothed cross entropy is the mean of the plain one with share 1 - e and that over all classes with share e.
@@ -288,7 +288,7 @@ TEST(TrainOptimizer, NormsAndBiasesNeedNotDecay) {
         const NoGrad no_grad;
         for (const auto& p : net.parameters()) Tensor(p.tensor).fill_(1);
       }
-      const auto optimizer = train::make_optimizer(config, net.parameters());
+      const auto optimizer = training::make_optimizer(config, net.parameters());
       EXPECT_EQ(optimizer->num_groups(), all ? 1 : 2);
       std::vector<Tensor> none;
       for (const auto& p : optimizer->named_parameters()) none.push_back(zeros(p.tensor.sizes()));

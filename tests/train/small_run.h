@@ -46,9 +46,9 @@ struct Regression : nn::Module<Regression> {
 
 /// What a run reported.
 struct Recorded {
-  train::RunReport report;
-  std::vector<train::StepReport> steps;
-  std::vector<train::EvalReport> evals;
+  training::RunReport report;
+  std::vector<training::StepReport> steps;
+  std::vector<training::EvalReport> evals;
   std::vector<std::filesystem::path> checkpoints;
   std::vector<double> losses() const {
     std::vector<double> result;
@@ -58,21 +58,21 @@ struct Recorded {
 };
 
 template <class Net>
-Recorded run(const train::TrainConfig& config, const Net& net, const std::shared_ptr<const data::Dataset>& training,
+Recorded run(const training::TrainConfig& config, const Net& net, const std::shared_ptr<const data::Dataset>& training,
              const std::shared_ptr<const data::Dataset>& evaluation, std::int64_t stop_after = 0,
              const std::function<void()>& after_step = {}) {
   std::atomic<bool> stop{false};
   Recorded result;
-  train::TrainCallbacks callbacks;
-  callbacks.on_step = [&](const train::StepReport& r) {
+  training::TrainCallbacks callbacks;
+  callbacks.on_step = [&](const training::StepReport& r) {
     result.steps.push_back(r);
     if (after_step) after_step();
     if (r.step == stop_after) stop = true;
   };
-  callbacks.on_eval = [&](const train::EvalReport& r) { result.evals.push_back(r); };
+  callbacks.on_eval = [&](const training::EvalReport& r) { result.evals.push_back(r); };
   callbacks.on_checkpoint = [&](const std::filesystem::path& p) { result.checkpoints.push_back(p); };
-  const train::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
-  result.report = train::train(config, classifier, training, evaluation, callbacks, &stop);
+  const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+  result.report = training::train(config, classifier, training, evaluation, callbacks, &stop);
   return result;
 }
 

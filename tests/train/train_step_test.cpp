@@ -22,7 +22,7 @@ namespace {
 
 using amp::Level;
 using test::error_of;
-using train::build_train_network;
+using training::build_train_network;
 
 struct Net : nn::Module<Net> {
   nn::Linear fc1 = child("fc1", nn::Linear{{.in = 6, .out = 16}});
@@ -110,7 +110,7 @@ TEST(TrainStep, WithoutDroppingAndWithoutScalingTheStepIsTheSame) {
   for (const int kind : {0, 1, 2}) {
     const Net net = nn::clone(start);
     optim::SGD optimizer{net.parameters(), {.lr = 0.1, .momentum = 0.5}};
-    train::TrainNetworkOptions options;
+    training::TrainNetworkOptions options;
     if (kind == 1) options.loss_scale_manager = amp::FixedLossScaleManager{1024, false};
     if (kind == 2) options.loss_scale_manager = amp::FixedLossScaleManager{1024};
     auto step = build_train_network(net, optimizer, nn::CrossEntropyLoss{}, options);
@@ -153,7 +153,7 @@ TEST(TrainStep, CapturedItGivesTheSameBits) {
 }
 
 TEST(TrainStep, PresetsAndWhatIsGivenInTheirPlace) {
-  const auto shown = [](const train::TrainNetworkOptions& options) {
+  const auto shown = [](const training::TrainNetworkOptions& options) {
     const Net net;
     optim::SGD optimizer{net.parameters(), {.lr = 0.1}};
     const auto step = build_train_network(net, optimizer, nn::CrossEntropyLoss{}, options);

@@ -16,7 +16,7 @@ namespace halfstep {
 namespace {
 
 namespace fs = std::filesystem;
-using train::TrainConfig;
+using training::TrainConfig;
 
 class Train : public ::testing::Test {
  protected:
@@ -31,23 +31,23 @@ class Train : public ::testing::Test {
   }
 
   struct Result {
-    train::RunReport report;
+    training::RunReport report;
     NamedTensors weights;
     std::vector<double> losses, scales;
   };
   Result run(const TrainConfig& config, std::int64_t stop_after = 0) {
     manual_seed(config.seed);
     std::shared_ptr<const void> holder;
-    const train::Classifier classifier = train::make_classifier("mlp", holder);
+    const training::Classifier classifier = training::make_classifier("mlp", holder);
     std::atomic<bool> stop{false};
     Result result;
-    train::TrainCallbacks callbacks;
-    callbacks.on_step = [&](const train::StepReport& r) {
+    training::TrainCallbacks callbacks;
+    callbacks.on_step = [&](const training::StepReport& r) {
       result.losses.push_back(r.loss);
       result.scales.push_back(r.scale);
       if (r.step == stop_after) stop = true;
     };
-    result.report = train::train(config, classifier, training_, test_, callbacks, &stop);
+    result.report = training::train(config, classifier, training_, test_, callbacks, &stop);
     for (const auto& t : classifier.module->state_dict()) result.weights.push_back({t.name, t.tensor.detach().clone()});
     return result;
   }
@@ -124,9 +124,9 @@ TEST_F(Train, CheckpointsOfOtherRunsAreRefused) {
   other.batch_size = 32;
   EXPECT_NE(error_of(other).find("--batch-size"), std::string::npos);
   other.batch_size = 64;
-  train::Checkpoint c = train::load_checkpoint(folder_ / "a");
+  training::Checkpoint c = training::load_checkpoint(folder_ / "a");
   c.weights[0].tensor = zeros({3, 3});  // another network's
-  train::save_checkpoint(folder_ / "wrong.safetensors", c);
+  training::save_checkpoint(folder_ / "wrong.safetensors", c);
   other.resume = folder_ / "wrong.safetensors";
   EXPECT_NE(error_of(other).find("wrong.safetensors"), std::string::npos);
   io::save_safetensors(folder_ / "plain.safetensors", {{"x", zeros({1})}});
@@ -150,7 +150,7 @@ TEST_F(Train, ALossThatIsNoNumberEndsTheRunAndKeepsTheCheckpoint) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("finite loss"), std::string::npos) << e.what();
   }
-  EXPECT_NO_THROW(train::load_checkpoint(folder_ / "a"));
+  EXPECT_NO_THROW(training::load_checkpoint(folder_ / "a"));
 }
 
 TEST_F(Train, OverflowsAreSkippedAndTheScaleRecovers) {
@@ -165,24 +165,134 @@ TEST_F(Train, OverflowsAreSkippedAndTheScaleRecovers) {
   EXPECT_LT(r.losses.back(), r.losses.front());
 }
 
+void expect_same(const amp::LossScaleRules& got, const amp::LossScaleRules& wanted, const std::string& text) {
+  EXPECT_EQ(got.init_scale, wanted.init_scale) << text;
+  EXPECT_EQ(got.dynamic, wanted.dynamic) << text;
+  EXPECT_EQ(got.growth_factor, wanted.growth_factor) << text;
+  EXPECT_EQ(got.backoff_factor, wanted.backoff_factor) << text;
+  EXPECT_EQ(got.growth_interval, wanted.growth_interval) << text;
+  EXPECT_EQ(got.floor, wanted.floor) << text;
+  EXPECT_EQ(got.cap, wanted.cap) << text;
+  EXPECT_EQ(got.hysteresis, wanted.hysteresis) << text;
+  EXPECT_EQ(got.refill_on_good_step, wanted.refill_on_good_step) << text;
+  EXPECT_EQ(got.late_growth, wanted.late_growth) << text;
+  EXPECT_EQ(got.error_at_floor, wanted.error_at_floor) << text;
+  EXPECT_EQ(got.overflow_limit, wanted.overflow_limit) << text;
+}
+
+// Every policy that the library has is one of the flag's, with its defaults, with all values in order, and by name.
+TEST(TrainConfig, EveryLossScalePolicyHasAName) {
+  using P = amp::LossScalePolicy;
+  const std::pair<const char*, P> cases[] = {
+      {"dynamic", P::torch()},
+      {"torch", P::torch()},
+      {"torch:8,4,0.25,7",
+       P::torch({.init_scale = 8, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 7})},
+      {"dynamic:growth_interval=7", P::torch({.growth_interval = 7})},
+      {"mindspore", P::mindspore()},
+      {"mindspore:8", P::mindspore(8)},
+      {"mindspore:8,4,7", P::mindspore(8, 4, 7)},
+      {"apex", P::apex()},
+      {"apex:8,4,7,2,16",
+       P::apex({.init_scale = 8, .scale_factor = 4, .scale_window = 7, .min_loss_scale = 2, .max_loss_scale = 16})},
+      {"apex:max_loss_scale=1e6", P::apex({.max_loss_scale = 1e6})},
+      {"keras", P::keras()},
+      {"keras:8,7", P::keras({.initial_scale = 8, .dynamic_growth_steps = 7})},
+      {"jmp", P::jmp()},
+      {"jmp:8,7,4,2", P::jmp({.loss_scale = 8, .period = 7, .factor = 4, .min_loss_scale = 2})},
+      {"deepspeed", P::deepspeed()},
+      {"deepspeed:8,4,7,2,3,true,no", P::deepspeed({.init_scale = 8,
+                                                    .scale_factor = 4,
+                                                    .scale_window = 7,
+                                                    .min_scale = 2,
+                                                    .hysteresis = 3,
+                                                    .consecutive_hysteresis = true,
+                                                    .raise_error_at_min_scale = false})},
+      {"deepspeed:65536,hysteresis=4,consecutive_hysteresis=1",
+       P::deepspeed({.hysteresis = 4, .consecutive_hysteresis = true})},
+      {"megatron", P::megatron()},
+      {"megatron:8,2,4,0.25,7,3", P::megatron({.initial_scale = 8,
+                                               .min_scale = 2,
+                                               .growth_factor = 4,
+                                               .backoff_factor = 0.25,
+                                               .growth_interval = 7,
+                                               .hysteresis = 3})},
+      {"megatron:hysteresis=4,initial_scale=16", P::megatron({.initial_scale = 16, .hysteresis = 4})},
+      {"fixed:8", P::fixed(8)},
+      {"8", P::fixed(8)},
+  };
+  for (const auto& [text, policy] : cases) {
+    const auto got = training::parse_loss_scale(text);
+    ASSERT_TRUE(got.has_value()) << text;
+    expect_same(got->rules(), policy.rules(), text);
+    // The run's scaler is one of these, and the error of a wrong word names them all.
+    training::TrainConfig config;
+    config.loss_scale = text;
+    expect_same(training::make_scaler(config).policy().rules(), policy.rules(), text);
+    const std::string name = std::string(text).substr(0, std::string(text).find(':'));
+    if (name != "8") EXPECT_NE(training::loss_scale_forms().find(name), std::string::npos);
+  }
+}
+
 TEST(TrainConfig, LossScales) {
-  EXPECT_FALSE(train::parse_loss_scale("none").enabled);
-  EXPECT_FALSE(train::parse_loss_scale("1024").dynamic);
-  EXPECT_EQ(train::parse_loss_scale("fixed:8").init_scale, 8);
-  const auto d = train::parse_loss_scale("dynamic:1048576,4,0.25,50");
+  const auto rules = [](const char* text) { return training::parse_loss_scale(text).value().rules(); };
+  EXPECT_FALSE(training::parse_loss_scale("none").has_value());
+  EXPECT_FALSE(rules("1024").dynamic);
+  EXPECT_EQ(rules("fixed:8").init_scale, 8);
+  const auto d = rules("dynamic:1048576,4,0.25,50");
   EXPECT_EQ(d.init_scale, 1048576);
   EXPECT_EQ(d.growth_factor, 4);
   EXPECT_EQ(d.backoff_factor, 0.25);
   EXPECT_EQ(d.growth_interval, 50);
-  const auto m = train::parse_loss_scale("mindspore:1024,2,50");
+  const auto m = rules("mindspore:1024,2,50");
   EXPECT_EQ(m.floor, 1);
   EXPECT_EQ(m.backoff_factor, 0.5);
-  for (const char* bad : {"", "x", "dynamic:", "dynamic:1,2", "dynamic:1,2,3,4", "dynamic:-1", "fixed", "fixed:0",
-                          "mindspore:1,1,1", "mindspore:0.5,2,50", "dynamic:1,2,0.5,1.5", "1e400", "nan"}) {
-    EXPECT_THROW(train::parse_loss_scale(bad), Error) << bad;
+  for (const char* bad : {"",
+                          "x",
+                          "dynamic:",
+                          "dynamic:1,2",
+                          "dynamic:1,2,3,4",
+                          "dynamic:-1",
+                          "fixed",
+                          "fixed:0",
+                          "mindspore:1,1,1",
+                          "mindspore:0.5,2,50",
+                          "dynamic:1,2,0.5,1.5",
+                          "1e400",
+                          "nan",
+                          "none:",
+                          "none:1",
+                          "apex:",
+                          "apex:1,2,3,4,5,6",
+                          "keras:1,0",
+                          "jmp:1,2000,0.5",
+                          "deepspeed:hysteresis",
+                          "megatron:=1",
+                          "megatron:hysteresis=0",
+                          "megatron:hysteresis=2,hysteresis=3",
+                          "deepspeed:hysteresis=4,65536",
+                          "deepspeed:1,init_scale=2",
+                          "deepspeed:raise_error_at_min_scale=maybe",
+                          "apex:hysteresis=2",
+                          "megatron:65536,1,2,0.5,1e10",
+                          "Apex",
+                          "apex ",
+                          "megatron:nan"}) {
+    EXPECT_THROW(training::parse_loss_scale(bad), Error) << bad;
   }
-  EXPECT_THROW(train::amp_dtype("O2"), Error);
-  EXPECT_THROW(train::amp_dtype("f8"), Error);
+  for (const char* bad :
+       {"x", "megatron:hysteresis=0", "apex:hysteresis=2", "deepspeed:raise_error_at_min_scale=maybe"}) {
+    try {
+      training::parse_loss_scale(bad);
+      ADD_FAILURE() << bad;
+    } catch (const Error& e) {
+      const std::string text = e.what();
+      EXPECT_EQ(text.find("--loss-scale: expected "), 0U) << text;
+      EXPECT_NE(text.find(bad), std::string::npos) << text;
+    }
+  }
+  EXPECT_THROW(training::amp_dtype("O2"), Error);
+  EXPECT_THROW(training::amp_dtype("f8"), Error);
 }
 
 }  // namespace

@@ -125,7 +125,8 @@ struct EluBackward : Heavy {
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
     const V low = hn::Mul(wide_exp(d, x), value<D, V>(d, a * b));
-    return hn::Mul(g, hn::IfThenElse(positive(d, x), value<D, V>(d, b), low));
+    // At NaN the slope of the positive side, as PyTorch.
+    return hn::Mul(g, hn::IfThenElse(hn::Le(x, hn::Zero(d)), low, value<D, V>(d, b)));
   }
 };
 template <class C>
@@ -248,7 +249,8 @@ struct HardswishBackward : Cheap {
   HWY_INLINE V operator()(D d, V g, V x) const {
     const V three = value<D, V>(d, 3);
     const V middle = hn::Mul(g, hn::Add(hn::Div(x, three), value<D, V>(d, 0.5)));
-    return hn::IfThenZeroElse(hn::Le(x, hn::Neg(three)), hn::IfThenElse(hn::Ge(x, three), g, middle));
+    // At NaN the slope of the upper side, as PyTorch.
+    return hn::IfThenZeroElse(hn::Le(x, hn::Neg(three)), hn::IfThenElse(hn::Lt(x, three), middle, g));
   }
 };
 template <class C>

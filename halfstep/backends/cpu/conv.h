@@ -33,13 +33,13 @@ enum class ConvRoad : std::uint8_t {
 /// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
 HS_API ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept;
 
-/// Images in a block when 16-bit images are widened: as many as leave each thread's share of them in its cache, at
-/// least one, and no block much smaller than the others. A function of shape and number of threads alone.
-HS_API std::int64_t conv_block_images(const ConvGeometry& geometry, int threads) noexcept;
-
 /// Computes the part by the road that was chosen, or by a given one.
 HS_API Status convolve(KernelContext* context, ConvCall& call);
 HS_API Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call);
+
+/// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit
+/// dtype. Unsupported, with nothing written, where it has no kernel that may run.
+Status convolve_onednn(KernelContext* context, ConvCall& call, DType compute);
 
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);

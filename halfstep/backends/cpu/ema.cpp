@@ -16,6 +16,7 @@ constexpr std::int64_t kBlock = 1024;
 // The difference is scaled, not the two values, so that an average of equal values is that value.
 template <class T>
 void move_towards(T* __restrict average, const T* __restrict value, T share, std::int64_t n) {
+  if (share == T(0)) return;  // also where the value is infinite
   if (share == T(1)) {
     std::copy(value, value + n, average);
     return;

@@ -2,7 +2,6 @@
 #include "halfstep/backends/cpu/gemm.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <limits>
 
@@ -22,14 +21,6 @@ constexpr double kWorkPerThread = 150'000;
 constexpr double kNarrowPerThread = 40'000;
 // Multiply-adds under which a call of a primitive costs more than it saves.
 constexpr double kWorkForOneDnn = 64 * 64 * 64;
-// Multiply-adds from which oneDNN's float32 routine is the faster.
-constexpr double kWorkForSgemm = 1'000'000;
-// Conversions per multiply-add up to which operands are converted apart.
-constexpr double kConversions = 0.0045;
-// Length of the sum under which conversions of 16-bit operands would be seen next to the writing of results.
-constexpr std::int64_t kShortSum = 64;
-// Rows up to which the turned operand is read in place by ours.
-constexpr std::int64_t kRowsInPlace = 128;
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -106,21 +97,17 @@ int threads_for(const GemmArgs& g, GemmRoad road) {
 std::size_t workspace_for(const GemmArgs& g, GemmRoad road, int threads) {
   if (road == GemmRoad::blocked) return blocked_workspace(g, threads);
   if (road == GemmRoad::narrow) return narrow_workspace(g, threads);
-  if (road == GemmRoad::widened) return widened_workspace(g);
   return 0;
 }
 
-bool run(const GemmArgs& g, GemmRoad road, int threads, void* workspace) {
+void run(const GemmArgs& g, GemmRoad road, int threads, void* workspace) {
   if (road == GemmRoad::blocked) {
     gemm_blocked(g, threads, workspace);
   } else if (road == GemmRoad::narrow) {
     gemm_narrow(g, threads, workspace);
-  } else if (road == GemmRoad::widened) {
-    return gemm_widened(g, workspace);
   } else {
     gemm_reference(g);
   }
-  return true;
 }
 
 /// Sums of nothing.
@@ -144,7 +131,7 @@ void empty_sums(const GemmArgs& g) {
 }
 
 Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
-  if (road == GemmRoad::onednn) return onednn_gemm(context, g);
+  if (road == GemmRoad::onednn) return gemm_onednn(context, g);
   GemmArgs one = g;
   one.batch = 1;
   // Either the items are shared out among threads, or the threads work on one item after the other.
@@ -165,10 +152,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
       return Status::failed;
     }
   }
-  std::atomic<bool> done{true};
-  const auto run_item = [&](std::int64_t i, int with, void* memory) {
-    if (!run(item(g, i), road, with, memory)) done.store(false, std::memory_order_relaxed);
-  };
+  const auto run_item = [&](std::int64_t i, int with, void* memory) { run(item(g, i), road, with, memory); };
   if (!share_items) {
     for (std::int64_t i = 0; i < g.batch; ++i) run_item(i, inner, workspace);
   } else {
@@ -181,23 +165,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
       }
     });
   }
-  if (done.load(std::memory_order_relaxed)) return Status::ok;
-  context->set_error(context, "matrix product: oneDNN failed, which is when memory runs out");
-  return Status::failed;
-}
-
-/// oneDNN's routine wins by a tenth to a quarter where it has work enough. But ours reads a [n, k] operand in place
-/// where oneDNN turns it first, and converts 16 bits while it packs: that costs less than conversions of their own
-/// unless they are few next to the multiplications.
-bool is_for_onednn_sgemm(const GemmArgs& g) {
-  if (work(g) < kWorkForSgemm) return false;
-  if (g.k <= kShortSum && (g.a.dtype != DType::f32 || g.b.dtype != DType::f32)) return false;
-  const bool turned_b = g.b.row_stride == 1 && g.b.col_stride != 1;
-  if (turned_b && g.m <= kRowsInPlace) return false;
-  const auto share = [](const DType dtype, std::int64_t reuse) {
-    return dtype == DType::f32 ? 0 : 1 / static_cast<double>(reuse);
-  };
-  return share(g.a.dtype, g.n) + share(g.b.dtype, g.m) + share(g.c_dtype, g.k) <= kConversions;
+  return Status::ok;
 }
 
 /// The largest magnitude in an operand with a contiguous dimension; infinity for others.
@@ -238,7 +206,7 @@ GemmRoad choose_road(const GemmArgs& g, Isa isa) noexcept {
   if ((bf16_units || f16_units) && onednn_serves(g) && work(g) * static_cast<double>(g.batch) >= kWorkForOneDnn) {
     return GemmRoad::onednn;
   }
-  return is_for_onednn_sgemm(g) ? GemmRoad::widened : GemmRoad::blocked;
+  return GemmRoad::blocked;
 }
 
 Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {

@@ -54,7 +54,6 @@ enum class GemmRoad : std::uint8_t {
   reference,  ///< plain loops: f64 and integers
   narrow,     ///< few rows or a short sum: memory is the limit, operands are read in place
   blocked,    ///< our float32 kernel on packed blocks; 16-bit operands are widened while they are packed
-  widened,    ///< oneDNN's float32 routine between conversions of 16-bit operands and results
   onednn,     ///< 16-bit units of the processor, through oneDNN
 };
 

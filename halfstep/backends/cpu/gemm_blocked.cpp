@@ -15,10 +15,11 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kMaxSteps = 512;               // of the sum in one go: a packed panel of these fits half of L2
+constexpr std::int64_t kMaxSteps = 384;               // of the sum in one go: a packed panel of these fits L1 of 48 KiB
 constexpr std::int64_t kTilesPerBlock = 8;            // rows of the scalar side that are worked on at a time
 constexpr std::int64_t kPanelsPerBlock = 16;          // columns, where results wait in scratch memory
 constexpr std::int64_t kPackedFloats = 4 << 20;       // of the vector side at a time, 16 MiB
+constexpr std::int64_t kResultFloats = 512 << 10;     // of sums that wait for the rest of their terms, a thread
 constexpr std::int64_t kOwnPackedFloats = 128 << 10;  // likewise by a thread for itself, half of L2
 constexpr std::int64_t kOwnPackedOnce = 32 << 10;     // likewise where few rows use it
 constexpr std::int64_t kFewPanels = 4;                // under which the scalar side is packed tile by tile, into L1
@@ -54,7 +55,8 @@ struct Plan {
   std::int64_t row_parts, column_parts;  // among threads
   bool own_panels;                       // each thread packs what it needs, even if another needs it too
   std::int64_t block_rows, packed_stride;
-  std::int64_t chunk_panels;  // packed at a time
+  std::int64_t chunk_panels;  // packed at a time, `steps` of them
+  bool deferred;              // sums of several goes wait in scratch memory for all rows of a thread
 };
 
 /// Cycles to pack an element, about.
@@ -137,9 +139,15 @@ Plan make_plan(const GemmArgs& g, int threads) {
   const double packing = part_cols * static_cast<double>(p.k) * pack_cost(p.v);
   const double multiplying = part_cols * static_cast<double>(p.k * part_rows) / static_cast<double>(2 * p.lanes);
   p.own_panels = p.row_parts == 1 || packing < kPackAgain * multiplying;
-  p.chunk_panels = !p.own_panels
-                       ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.k), 1, p.panels)
-                       : std::clamp<std::int64_t>(own / (p.panel * p.k), 1, divide_up(p.panels, p.column_parts));
+  const std::int64_t thread_panels = divide_up(p.panels, p.column_parts);
+  p.chunk_panels = !p.own_panels ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.steps), 1, p.panels)
+                                 : std::clamp<std::int64_t>(own / (p.panel * p.steps), 1, thread_panels);
+  if (p.vectors_in_place) p.chunk_panels = p.own_panels ? thread_panels : p.panels;
+  p.deferred = !p.straight && p.k > p.steps;
+  if (p.deferred) {
+    const std::int64_t most = std::max<std::int64_t>(kResultFloats / (p.panel * part_rows), 1);
+    p.chunk_panels = std::min(p.chunk_panels, p.own_panels ? most : most * p.column_parts);
+  }
   return p;
 }
 
@@ -154,13 +162,16 @@ struct Scratch {
 Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
   Scratch s = {};
   // A last, partial panel is packed even when the others are read in place.
-  s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.k;
+  s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.steps;
   s.packed = carver.floats(s.packed_floats * (p.own_panels ? threads : 1));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
   if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
   if (p.scalars == Scalars::packed_steps) s.scalars_floats = round_up(tiles * p.steps * p.packed_stride, 16);
-  s.results_floats = p.straight ? p.max_rows * p.panel : p.block_rows * std::min(p.panels, kPanelsPerBlock) * p.panel;
+  s.results_floats = p.straight   ? p.max_rows * p.panel
+                     : p.deferred ? (divide_up(p.rows, p.row_parts) + 15) * p.panel *
+                                        (p.own_panels ? p.chunk_panels : divide_up(p.chunk_panels, p.column_parts))
+                                  : p.block_rows * std::min(p.panels, kPanelsPerBlock) * p.panel;
   s.results_floats = round_up(s.results_floats, 16);
   s.scalars = carver.floats(s.scalars_floats * threads);
   s.results = carver.floats(s.results_floats * threads);
@@ -174,8 +185,7 @@ class Blocked {
 
   void run() {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
-    const std::int64_t threads = p_.row_parts * p_.column_parts;
-    const std::int64_t chunk = p_.vectors_in_place ? p_.panels : p_.chunk_panels;
+    const std::int64_t threads = p_.row_parts * p_.column_parts, chunk = p_.chunk_panels;
     if (p_.own_panels) {
       // Just before they are used.
       parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -188,9 +198,11 @@ class Blocked {
           const bool once = r1 - r0 <= p_.block_rows && p_.steps == p_.k;
           if (once) pack_scalars(scalars_of(t), r0, r1, tile_rows_of(r1 - r0), 0, p_.k);
           for (std::int64_t q = first_panel(column); q < last; q += chunk) {
-            const Panels panels = {packed, q, q, std::min(q + chunk, last)};
-            pack_panels(panels);
-            compute(t, panels, r0, r1, once);
+            for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
+              const Panels panels = {packed, q, q, std::min(q + chunk, last), k0, std::min(p_.steps, p_.k - k0)};
+              pack_panels(panels);
+              compute(t, panels, r0, r1, once);
+            }
           }
         }
       });
@@ -199,26 +211,29 @@ class Blocked {
     // Others share the packing, and wait for each other.
     for (std::int64_t first = 0; first < p_.panels; first += chunk) {
       const std::int64_t last = std::min(first + chunk, p_.panels), count = last - first;
-      parallel_for(count, divide_up(count, threads), [&](std::int64_t begin, std::int64_t end) {
-        pack_panels({scratch_.packed, first, first + begin, first + end});
-      });
-      parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) {
-          const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-          compute(t,
-                  {scratch_.packed, first, first + count * column / p_.column_parts,
-                   first + count * (column + 1) / p_.column_parts},
-                  first_row(row), first_row(row + 1), false);
-        }
-      });
+      for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
+        const std::int64_t steps = std::min(p_.steps, p_.k - k0);
+        parallel_for(count, divide_up(count, threads), [&](std::int64_t begin, std::int64_t end) {
+          pack_panels({scratch_.packed, first, first + begin, first + end, k0, steps});
+        });
+        parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t t = begin; t < end; ++t) {
+            const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
+            compute(t,
+                    {scratch_.packed, first, first + count * column / p_.column_parts,
+                     first + count * (column + 1) / p_.column_parts, k0, steps},
+                    first_row(row), first_row(row + 1), false);
+          }
+        });
+      }
     }
   }
 
  private:
-  /// Panels [begin, end) of the vector side, packed from `first` on at `packed`.
+  /// Panels [begin, end) of the vector side, `steps` of the sum from k0 on, packed from panel `first` on at `packed`.
   struct Panels {
     float* packed;
-    std::int64_t first, begin, end;
+    std::int64_t first, begin, end, k0, steps;
   };
 
   std::int64_t width(std::int64_t panel) const { return std::min(p_.panel, p_.cols - panel * p_.panel); }
@@ -232,13 +247,13 @@ class Blocked {
   std::int64_t first_panel(std::int64_t part) const { return p_.panels * part / p_.column_parts; }
 
   float* packed(const Panels& panels, std::int64_t q) const {
-    return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.k;
+    return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.steps;
   }
 
   void pack_panels(const Panels& panels) const {
     for (std::int64_t q = panels.begin; q < panels.end; ++q) {
       if (in_place(q)) continue;
-      kernels_.pack(p_.v.dtype, p_.v.at(q * p_.panel, 0), p_.v.outer, p_.v.k, width(q), p_.k, p_.panel,
+      kernels_.pack(p_.v.dtype, p_.v.at(q * p_.panel, panels.k0), p_.v.outer, p_.v.k, width(q), panels.steps, p_.panel,
                     packed(panels, q));
     }
   }
@@ -247,33 +262,31 @@ class Blocked {
   /// Rows of a tile where `rows` are cut into as few tiles as can be, all but the last alike.
   std::int64_t tile_rows_of(std::int64_t rows) const { return divide_up(rows, divide_up(rows, p_.max_rows)); }
 
-  /// These panels of rows [r0, r1) by thread t.
+  /// These panels and steps of rows [r0, r1) by thread t.
   void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1, bool scalars_packed) const {
     if (r0 == r1 || panels.begin == panels.end) return;
     float* const scalars = scalars_of(t);
     float* const results = scratch_.results + t * scratch_.results_floats;
-    const std::int64_t group = p_.straight ? panels.end - panels.begin : kPanelsPerBlock;
+    const std::int64_t all = panels.end - panels.begin, group = p_.straight || p_.deferred ? all : kPanelsPerBlock;
     for (std::int64_t b0 = r0; b0 < r1; b0 += p_.block_rows) {
       const std::int64_t b1 = std::min(b0 + p_.block_rows, r1);
       const std::int64_t tile_rows = tile_rows_of(b1 - b0);
       for (std::int64_t g0 = panels.begin; g0 < panels.end; g0 += group) {
-        const std::int64_t g1 = std::min(g0 + group, panels.end);
+        const std::int64_t g1 = std::min(g0 + group, panels.end), ld = (g1 - g0) * p_.panel;
+        // Sums of the group: of this block, or of all rows of the thread where other steps will add to them.
+        float* const sums = p_.deferred ? results + (b0 - r0) * ld : results;
         const std::int64_t stride = g1 - g0 <= kFewPanels && !scalars_packed ? tile_rows : b1 - b0;
-        for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
-          const std::int64_t steps = std::min(p_.steps, p_.k - k0);
-          for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
-            const std::int64_t s1 = std::min(s0 + stride, b1);
-            if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
-            for (std::int64_t q = g0; q < g1; ++q) {
-              for (std::int64_t r = s0; r < s1; r += tile_rows) {
-                const std::int64_t ld = (g1 - g0) * p_.panel;
-                tile(panels, q, s0, r, std::min(tile_rows, b1 - r), tile_rows, k0, steps, scalars,
-                     p_.straight ? results : results + (r - b0) * ld + (q - g0) * p_.panel, ld);
-              }
+        for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
+          const std::int64_t s1 = std::min(s0 + stride, b1);
+          if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, panels.k0, panels.steps);
+          for (std::int64_t q = g0; q < g1; ++q) {
+            for (std::int64_t r = s0; r < s1; r += tile_rows) {
+              tile(panels, q, s0, r, std::min(tile_rows, b1 - r), tile_rows, scalars,
+                   p_.straight ? results : sums + (r - b0) * ld + (q - g0) * p_.panel, ld);
             }
           }
         }
-        if (!p_.straight) finish(results, (g1 - g0) * p_.panel, b0, b1, g0, g1);
+        if (!p_.straight && panels.k0 + panels.steps == p_.k) finish(sums, ld, b0, b1, g0, g1);
       }
     }
   }
@@ -294,8 +307,8 @@ class Blocked {
 
   /// Rows [r, r + rows) of panel q; scalars are packed from row s0 on.
   void tile(const Panels& panels, std::int64_t q, std::int64_t s0, std::int64_t r, std::int64_t rows,
-            std::int64_t tile_rows, std::int64_t k0, std::int64_t steps, const float* scalars, float* results,
-            std::int64_t results_ld) const {
+            std::int64_t tile_rows, const float* scalars, float* results, std::int64_t results_ld) const {
+    const std::int64_t k0 = panels.k0, steps = panels.steps;
     GemmTile t = {};
     t.k = steps;
     switch (p_.scalars) {
@@ -321,7 +334,7 @@ class Blocked {
       t.v = reinterpret_cast<const float*>(p_.v.at(q * p_.panel, k0));
       t.v_stride = p_.v.k;
     } else {
-      t.v = packed(panels, q) + k0 * p_.panel;
+      t.v = packed(panels, q);
       t.v_stride = p_.panel;
     }
     const std::int64_t columns = width(q);

@@ -33,10 +33,10 @@ void gemm_blocked(const GemmArgs& args, int threads, void* workspace);
 std::size_t narrow_workspace(const GemmArgs& args, int threads);
 void gemm_narrow(const GemmArgs& args, int threads, void* workspace);
 
-std::size_t widened_workspace(const GemmArgs& args);
-/// False where oneDNN fails.
-bool gemm_widened(const GemmArgs& args, void* workspace);
-
 void gemm_reference(const GemmArgs& args);
+
+/// By oneDNN's kernels for 16-bit units, each thread with a product of its own. Unsupported, with nothing written,
+/// where there is no kernel.
+Status gemm_onednn(KernelContext* context, const GemmArgs& args);
 
 }  // namespace halfstep::cpu

@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 
-// The gradient of what the activation got: as relu's and clamp's, also where the result is NaN.
+// The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN.
 template <int kActivation, class D, class T, class Lanes>
 HWY_INLINE hn::Vec<D> before_activation(D d, const T* g, const T* y, std::size_t i, const Lanes& part) {
   const auto v = part.read(d, g + i);
@@ -38,7 +38,7 @@ HWY_INLINE hn::Vec<D> before_activation(D d, const T* g, const T* y, std::size_t
     const auto result = part.read(d, y + i);
     if constexpr (kActivation == 1) return hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), v);
     const auto six = hn::Set(d, static_cast<hn::TFromD<D>>(6));
-    return hn::IfThenElseZero(hn::And(hn::Gt(result, hn::Zero(d)), hn::Lt(result, six)), v);
+    return hn::IfThenZeroElse(hn::Or(hn::Le(result, hn::Zero(d)), hn::Ge(result, six)), v);
   }
 }
 

@@ -3,18 +3,21 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include <dnnl.hpp>
-#ifndef HALFSTEP_STD_THREADS
+#ifndef HALFSTEP_NO_OPENMP
 #include <omp.h>
 #endif
 
@@ -43,28 +46,58 @@ dnnl::cpu_isa cap_of(Isa isa) {
   return dnnl::cpu_isa::isa_default;
 }
 
-/// Before every use: oneDNN works with the threads of parallel_for, and never above the cap of HALFSTEP_ISA.
-void prepare() {
-  // The cap takes effect only before oneDNN's first use.
-  static const bool capped = [] {
-    return compute_isa() != detected_isa() && dnnl::set_max_cpu_isa(cap_of(compute_isa())) == dnnl::status::success;
-  }();
-  (void)capped;
-#ifndef HALFSTEP_STD_THREADS
-  if (omp_get_max_threads() != num_threads()) omp_set_num_threads(num_threads());
+/// While it lives, oneDNN makes and runs its primitives on the calling thread alone: whoever wants more calls it from
+/// the ranges of a parallel_for. (The OpenMP threads of the program's own code are as they were afterwards.)
+class OneThread {
+ public:
+  OneThread() {
+    // The cap of HALFSTEP_ISA takes effect only before oneDNN's first use.
+    static const bool capped = [] {
+      return compute_isa() != detected_isa() && dnnl::set_max_cpu_isa(cap_of(compute_isa())) == dnnl::status::success;
+    }();
+    (void)capped;
+#ifndef HALFSTEP_NO_OPENMP
+    before_ = omp_get_max_threads();
+    if (before_ != 1) omp_set_num_threads(1);
 #endif
-}
+  }
+  ~OneThread() {
+#ifndef HALFSTEP_NO_OPENMP
+    if (before_ != 1) omp_set_num_threads(before_);
+#endif
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
 
-struct Engine {
-  Engine() : engine(dnnl::engine::kind::cpu, 0), stream(engine) {}
-  dnnl::engine engine;
-  dnnl::stream stream;
+ private:
+  [[maybe_unused]] int before_ = 1;
 };
 
-Engine& engine() {
-  // A stream belongs to one thread at a time.
-  static thread_local Engine e;
+const dnnl::engine& engine() {
+  static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
   return e;
+}
+
+dnnl::stream& stream() {
+  // A stream belongs to one thread at a time.
+  static thread_local dnnl::stream s(engine());
+  return s;
+}
+
+/// Passes over implementations that must not run. `gemm`: float32 products of AVX-512 (and the products made of them)
+/// use the stack pointer for something else, so that a signal's handler writes over the heap (tests/backends/
+/// signal_test.cpp). `ref`: plain loops, a hundred times slower than ours. `jit_1x1:avx2` with strides: it packs whole
+/// vectors of channels behind the end of its memory where there are fewer (tests/backends/onednn_test.cpp). False: no
+/// other is left.
+template <class Description>
+bool choose_implementation(Description& description, bool strided = false) {
+  for (;;) {
+    const std::string_view name = description.impl_info_str();
+    const bool refused =
+        name.starts_with("gemm") || name.starts_with("ref") || (strided && name.starts_with("jit_1x1:avx2"));
+    if (!refused) return true;
+    if (!description.next_impl()) return false;
+  }
 }
 
 std::optional<Memory::data_type> type_of(DType dtype) {
@@ -81,7 +114,7 @@ std::optional<Memory::data_type> type_of(DType dtype) {
 }
 
 /// What a primitive depends on.
-using Key = std::array<std::int64_t, 15>;
+using Key = std::array<std::int64_t, 14>;
 struct HashKey {
   std::size_t operator()(const Key& key) const noexcept {
     std::uint64_t hash = 0xcbf29ce484222325u;
@@ -122,10 +155,11 @@ Product make(const GemmArgs& g) {
     ops.append_sum(1.0f);
     attributes.set_post_ops(ops);
   }
-  const dnnl::engine& e = engine().engine;
-  const dnnl::matmul::primitive_desc description = g.bias != nullptr
-                                                       ? dnnl::matmul::primitive_desc(e, a, b, bias, c, attributes)
-                                                       : dnnl::matmul::primitive_desc(e, a, b, c, attributes);
+  const dnnl::engine& e = engine();
+  dnnl::matmul::primitive_desc description = g.bias != nullptr
+                                                 ? dnnl::matmul::primitive_desc(e, a, b, bias, c, attributes)
+                                                 : dnnl::matmul::primitive_desc(e, a, b, c, attributes);
+  if (!choose_implementation(description)) throw dnnl::error(dnnl_unimplemented, "matmul: no implementation for us");
   Product p;
   p.matmul = dnnl::matmul(description);
   p.a = Memory(a, e, DNNL_MEMORY_NONE);
@@ -153,8 +187,7 @@ Product& product_for(const GemmArgs& g) {
                    g.c_batch_stride,
                    static_cast<std::int64_t>(g.a.dtype) | static_cast<std::int64_t>(g.c_dtype) << 8 |
                        static_cast<std::int64_t>(g.bias_dtype) << 16 | std::int64_t{g.bias != nullptr} << 24,
-                   g.beta != 0,
-                   num_threads()};
+                   g.beta != 0};
   if (const auto found = products.find(key); found != products.end()) return found->second;
   if (products.size() >= kMost) products.clear();
   return products.emplace(key, make(g)).first->second;
@@ -162,22 +195,20 @@ Product& product_for(const GemmArgs& g) {
 
 /// After rounding, which gives the same as before it; oneDNN's own would turn a NaN into 0.
 void relu(const GemmArgs& g) {
-  parallel_for(g.batch * g.m, std::max<std::int64_t>(1, 32768 / g.n), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t at = row / g.m * g.c_batch_stride + row % g.m * g.ldc;
-      if (g.c_dtype == DType::f32) {
-        float* c = static_cast<float*>(g.c) + at;
-        for (std::int64_t j = 0; j < g.n; ++j) c[j] = c[j] < 0 ? 0.0f : c[j];
-      } else {
-        const std::uint16_t infinity = g.c_dtype == DType::bf16 ? 0x7F80 : 0x7C00;
-        std::uint16_t* c = static_cast<std::uint16_t*>(g.c) + at;
-        for (std::int64_t j = 0; j < g.n; ++j) {
-          const bool negative = c[j] > 0x8000 && (c[j] & 0x7FFF) <= infinity;
-          c[j] = negative ? std::uint16_t{0} : c[j];
-        }
+  for (std::int64_t row = 0; row < g.batch * g.m; ++row) {
+    const std::int64_t at = row / g.m * g.c_batch_stride + row % g.m * g.ldc;
+    if (g.c_dtype == DType::f32) {
+      float* c = static_cast<float*>(g.c) + at;
+      for (std::int64_t j = 0; j < g.n; ++j) c[j] = c[j] < 0 ? 0.0f : c[j];
+    } else {
+      const std::uint16_t infinity = g.c_dtype == DType::bf16 ? 0x7F80 : 0x7C00;
+      std::uint16_t* c = static_cast<std::uint16_t*>(g.c) + at;
+      for (std::int64_t j = 0; j < g.n; ++j) {
+        const bool negative = c[j] > 0x8000 && (c[j] & 0x7FFF) <= infinity;
+        c[j] = negative ? std::uint16_t{0} : c[j];
       }
     }
-  });
+  }
 }
 
 }  // namespace
@@ -189,18 +220,19 @@ bool onednn_serves(const GemmArgs& g) noexcept {
          g.a.row_stride >= 1 && g.a.col_stride >= 1 && g.b.row_stride >= 1 && g.b.col_stride >= 1;
 }
 
-Status onednn_gemm(KernelContext* context, const GemmArgs& g) noexcept {
+std::optional<std::size_t> onednn_product_scratch(const GemmArgs& g) noexcept {
   try {
-    prepare();
+    const OneThread one;
+    return product_for(g).scratch.get_desc().get_size();
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+bool onednn_product(const GemmArgs& g, void* scratch) noexcept {
+  try {
+    const OneThread one;
     Product& p = product_for(g);
-    void* scratch = nullptr;
-    if (const std::size_t bytes = p.scratch.get_desc().get_size(); bytes > 0) {
-      scratch = context->workspace(context, bytes);
-      if (scratch == nullptr) {
-        context->set_error(context, "matrix product: out of memory for the workspace");
-        return Status::failed;
-      }
-    }
     p.a.set_data_handle(const_cast<void*>(g.a.data));
     p.b.set_data_handle(const_cast<void*>(g.b.data));
     p.c.set_data_handle(g.c);
@@ -209,26 +241,10 @@ Status onednn_gemm(KernelContext* context, const GemmArgs& g) noexcept {
     std::unordered_map<int, Memory> arguments = {
         {DNNL_ARG_SRC, p.a}, {DNNL_ARG_WEIGHTS, p.b}, {DNNL_ARG_DST, p.c}, {DNNL_ARG_SCRATCHPAD, p.scratch}};
     if (g.bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, p.bias);
-    p.matmul.execute(engine().stream, arguments);
-    engine().stream.wait();
+    p.matmul.execute(stream(), arguments);
+    stream().wait();
     if (g.activation == GemmActivation::relu) relu(g);
-    return Status::ok;
-  } catch (const dnnl::error& error) {
-    if (error.status == dnnl_unimplemented || error.status == dnnl_invalid_arguments) return Status::unsupported;
-    context->set_error(context, error.what());
-    return Status::failed;
-  } catch (const std::exception& error) {
-    context->set_error(context, error.what());
-    return Status::failed;
-  }
-}
-
-bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, std::int64_t n, std::int64_t k,
-                  float beta, float* c, std::int64_t ldc) noexcept {
-  try {
-    prepare();
-    return dnnl_sgemm(a.turned ? 'T' : 'N', b.turned ? 'T' : 'N', m, n, k, 1.0f, a.data, a.ld, b.data, b.ld, beta, c,
-                      ldc) == dnnl_success;
+    return true;
   } catch (const std::exception&) {
     return false;
   }
@@ -242,6 +258,7 @@ struct OneDnnConv::Impl {
   Memory::dims weight_dims;
   Memory::data_type weight_type;
   std::int64_t weight_order = 0;
+  std::string implementation;
   dnnl::primitive primitive;
 };
 
@@ -278,7 +295,7 @@ std::int64_t number_of(const Memory::desc& order) {
   return found - known.begin();
 }
 
-using ConvKey = std::array<std::int64_t, 23>;
+using ConvKey = std::array<std::int64_t, 22>;
 
 }  // namespace
 
@@ -291,7 +308,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
   static thread_local std::map<ConvKey, std::shared_ptr<OneDnnConv>> made;
   if (!small_enough(g)) return nullptr;
   try {
-    prepare();
+    const OneThread one;
     const ConvKey key = {g.n,
                          g.c,
                          g.h,
@@ -313,8 +330,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
                          static_cast<std::int64_t>(part),
                          static_cast<std::int64_t>(operands),
                          static_cast<std::int64_t>(result),
-                         bias,
-                         num_threads()};
+                         bias};
     if (const auto found = made.find(key); found != made.end()) return found->second;
     if (made.size() >= kMost) made.clear();
     auto conv = std::make_shared<OneDnnConv>();
@@ -332,12 +348,16 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
     if (bias) c.bias = Memory::desc({g.o}, Memory::data_type::f32, Memory::format_tag::a);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const auto keep = [&](const auto& description) {
+    const auto keep = [&](auto description) {
+      if (!choose_implementation(description, g.stride[0] > 1 || g.stride[1] > 1)) {
+        throw dnnl::error(dnnl_unimplemented, "convolution: no implementation for us");
+      }
+      c.implementation = description.impl_info_str();
       c.scratch = description.scratchpad_desc();
       c.primitive = dnnl::primitive(description.get());
       return description;
     };
-    const dnnl::engine& e = engine().engine;
+    const dnnl::engine& e = engine();
     constexpr auto kDirect = dnnl::algorithm::convolution_direct;
     if (part == ConvPart::output) {
       const auto d = keep(
@@ -380,26 +400,69 @@ bool OneDnnConv::takes(const std::int64_t* strides) const {
   return impl_->weight == weight_desc(impl_->weight_dims, impl_->weight_type, strides);
 }
 
-bool OneDnnConv::pack(const void* weight, const std::int64_t* strides, void* packed) noexcept {
+const char* OneDnnConv::implementation() const { return impl_->implementation.c_str(); }
+
+namespace {
+
+// Channels of the first dimension that an order keeps together.
+std::int64_t block_of(const Memory::desc& order) {
+  std::int64_t block = 1;
+  const Memory::dims sizes = order.get_inner_blks(), dims = order.get_inner_idxs();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (dims[i] == 0) block *= sizes[i];
+  }
+  return block;
+}
+
+// Copies between two orders of the same elements, threads taking shares of the output channels.
+bool reorder(const Memory::desc& from, const void* data, const Memory::desc& to, void* result) noexcept {
+  constexpr std::int64_t kGrain = 1 << 16;  // elements worth a thread
   try {
-    Engine& e = engine();
-    Memory from(weight_desc(impl_->weight_dims, impl_->weight_type, strides), e.engine, const_cast<void*>(weight)),
-        to(impl_->weight, e.engine, packed);
-    dnnl::reorder(from, to).execute(e.stream, from, to);
-    e.stream.wait();
+    const auto copy = [&](const Memory::desc& source_order, const Memory::desc& target_order) {
+      const OneThread one;
+      Memory source(source_order, engine(), const_cast<void*>(data)), target(target_order, engine(), result);
+      dnnl::reorder(source, target).execute(stream(), source, target);
+      stream().wait();
+    };
+    const Memory::dims dims = from.get_dims();
+    const std::int64_t channels = dims[0], block = std::lcm(block_of(from), block_of(to));
+    std::int64_t elements = 1;
+    for (const std::int64_t n : dims) elements *= n;
+    const std::int64_t blocks = (channels + block - 1) / block;
+    std::atomic<bool> done{true};
+    parallel_for(blocks, std::max<std::int64_t>(1, kGrain * blocks / std::max<std::int64_t>(elements, 1)),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   try {
+                     Memory::dims offsets(dims.size(), 0), part = dims;
+                     offsets[0] = begin * block;
+                     part[0] = std::min(end * block, channels) - offsets[0];
+                     if (part[0] == channels) return copy(from, to);
+                     copy(from.submemory_desc(part, offsets), to.submemory_desc(part, offsets));
+                   } catch (const std::exception&) {
+                     done.store(false, std::memory_order_relaxed);
+                   }
+                 });
+    if (!done.load(std::memory_order_relaxed)) copy(from, to);  // an order that can't be divided
     return true;
   } catch (const std::exception&) {
     return false;
   }
 }
-bool OneDnnConv::unpack(const void* packed, void* weight, const std::int64_t* strides) noexcept {
+
+}  // namespace
+
+bool OneDnnConv::pack(const void* weight, const std::int64_t* strides, void* packed) noexcept {
+  const Impl& c = *impl_;
   try {
-    Engine& e = engine();
-    Memory from(impl_->weight, e.engine, const_cast<void*>(packed)),
-        to(weight_desc(impl_->weight_dims, impl_->weight_type, strides), e.engine, weight);
-    dnnl::reorder(from, to).execute(e.stream, from, to);
-    e.stream.wait();
-    return true;
+    return reorder(weight_desc(c.weight_dims, c.weight_type, strides), weight, c.weight, packed);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+bool OneDnnConv::unpack(const void* packed, void* weight, DType dtype, const std::int64_t* strides) noexcept {
+  const Impl& c = *impl_;
+  try {
+    return reorder(c.weight, packed, weight_desc(c.weight_dims, *type_of(dtype), strides), weight);
   } catch (const std::exception&) {
     return false;
   }
@@ -407,20 +470,19 @@ bool OneDnnConv::unpack(const void* packed, void* weight, const std::int64_t* st
 
 bool OneDnnConv::run(void* input, void* packed_weight, void* output, const float* bias, void* scratch) noexcept {
   try {
-    Engine& e = engine();
+    const OneThread one;
+    const dnnl::engine& e = engine();
     const Impl& c = *impl_;
-    const Memory x(c.input, e.engine, input), w(c.weight, e.engine, packed_weight), y(c.output, e.engine, output);
+    const Memory x(c.input, e, input), w(c.weight, e, packed_weight), y(c.output, e, output);
     const bool back = c.part != ConvPart::output;
     std::unordered_map<int, Memory> arguments = {
         {c.part == ConvPart::input ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC, x},
         {c.part == ConvPart::weight ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS, w},
         {back ? DNNL_ARG_DIFF_DST : DNNL_ARG_DST, y},
-        {DNNL_ARG_SCRATCHPAD, Memory(c.scratch, e.engine, scratch)}};
-    if (bias != nullptr) {
-      arguments.emplace(DNNL_ARG_BIAS, Memory(c.bias, e.engine, const_cast<float*>(bias)));
-    }
-    c.primitive.execute(e.stream, arguments);
-    e.stream.wait();
+        {DNNL_ARG_SCRATCHPAD, Memory(c.scratch, e, scratch)}};
+    if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, Memory(c.bias, e, const_cast<float*>(bias)));
+    c.primitive.execute(stream(), arguments);
+    stream().wait();
     return true;
   } catch (const std::exception&) {
     return false;

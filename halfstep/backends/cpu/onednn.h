@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/core/export.h"
@@ -16,19 +17,11 @@ namespace halfstep::cpu {
 /// f32. It computes f16 with AVX512-FP16 only, and bf16 slowly where it has to emulate it.
 bool onednn_serves(const GemmArgs& args) noexcept;
 
-/// The product by oneDNN's matmul primitive, which is kept for its shape. Returns unsupported where oneDNN refuses.
-Status onednn_gemm(KernelContext* context, const GemmArgs& args) noexcept;
-
-/// A float32 matrix whose rows (or, turned, columns) are contiguous and `ld` apart.
-struct OneDnnMatrix {
-  const float* data;
-  std::int64_t ld;
-  bool turned;
-};
-
-/// c[m, n] = a[m, k] * b[k, n] + beta * c, c by rows. False where oneDNN fails, which is when memory runs out.
-bool onednn_sgemm(const OneDnnMatrix& a, const OneDnnMatrix& b, std::int64_t m, std::int64_t n, std::int64_t k,
-                  float beta, float* c, std::int64_t ldc) noexcept;
+/// Scratch memory that such a product needs on the calling thread; none where oneDNN has no kernel that may run. Its
+/// matrices must be dense.
+std::optional<std::size_t> onednn_product_scratch(const GemmArgs& args) noexcept;
+/// The product by oneDNN's matmul primitive, which is kept for its shape, on the calling thread. False where it fails.
+bool onednn_product(const GemmArgs& args, void* scratch) noexcept;
 
 /// Which tensor of a convolution is computed from the other two.
 enum class ConvPart : std::uint8_t { output, input, weight };
@@ -40,11 +33,13 @@ struct ConvGeometry {
   std::int64_t stride[2], dilation[2], before[2], after[2];
 };
 
-/// A convolution of dense channels-last images, compiled for one geometry. Its weights have an order of their own.
-class OneDnnConv {
+/// A convolution of dense channels-last images, compiled for one geometry and computed on the calling thread. Its
+/// weights have an order of their own. Several threads may run it at once.
+class HS_API OneDnnConv {
  public:
-  /// The one for this part, geometry and dtypes, made when it is new; null where oneDNN has none. `bias`: float32
-  /// numbers are added to the output. It belongs to the calling thread.
+  /// The one for this part, geometry and dtypes, made when it is new; null where oneDNN has none that may run (plain
+  /// loops, and products by its float32 routine, during which a signal would corrupt memory). `bias`: float32 numbers
+  /// are added to the output.
   static std::shared_ptr<OneDnnConv> find(ConvPart part, const ConvGeometry& geometry, DType operands, DType result,
                                           bool bias) noexcept;
 
@@ -58,9 +53,11 @@ class OneDnnConv {
   std::int64_t weight_order() const;
   /// Whether weights with these strides are in that order as they are.
   bool takes(const std::int64_t* weight_strides) const;
-  /// Weights of any strides into their own order, and back. False where oneDNN fails.
+  /// oneDNN's name of the kernel, such as "brgconv:avx512_core_bf16".
+  const char* implementation() const;
+  /// Weights of any strides into their own order, and back, rounded to `dtype`. False where oneDNN fails.
   bool pack(const void* weight, const std::int64_t* strides, void* packed) noexcept;
-  bool unpack(const void* packed, void* weight, const std::int64_t* strides) noexcept;
+  bool unpack(const void* packed, void* weight, DType dtype, const std::int64_t* strides) noexcept;
   /// Computes the part. False where oneDNN fails.
   bool run(void* input, void* packed_weight, void* output, const float* bias, void* scratch) noexcept;
 

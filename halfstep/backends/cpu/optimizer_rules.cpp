@@ -52,7 +52,13 @@ void sgd(const SgdRule& rule, T* p, const T* g, T* const* states, std::int64_t n
   const ComputeTag<T> d;
   const auto set = [&](double v) { return hn::Set(d, static_cast<T>(v)); };
   const auto lr = set(rule.lr), decay = set(rule.weight_decay), sign = set(rule.sign);
-  const auto direction = [&](auto value, auto gradient) { return hn::MulAdd(decay, value, hn::Mul(sign, gradient)); };
+  // A term whose factor is 0 isn't there: 0 times an infinite weight would be NaN. The branches go the same way in
+  // every turn of the loops.
+  const bool decays = rule.weight_decay != 0, nesterov = rule.nesterov;
+  const auto direction = [&](auto value, auto gradient) {
+    const auto signed_gradient = hn::Mul(sign, gradient);
+    return decays ? hn::MulAdd(decay, value, signed_gradient) : signed_gradient;
+  };
   if (rule.momentum == 0) {
     each_vector(d, n, [&](auto at) {
       const auto value = at.read(p), updated = hn::NegMulAdd(lr, direction(value, at.read(g)), value);
@@ -62,13 +68,13 @@ void sgd(const SgdRule& rule, T* p, const T* g, T* const* states, std::int64_t n
     return;
   }
   const auto rate = set(rule.rate), kept = set(rule.kept);
-  // Nesterov looks a step of the buffer ahead.
-  const auto ahead = set(rule.nesterov ? rule.momentum : 1), own = set(rule.nesterov ? 1 : 0);
+  const auto momentum = set(rule.momentum);
   T* const b = states[0];
   each_vector(d, n, [&](auto at) {
     const auto value = at.read(p), to = direction(value, at.read(g));
     const auto buffer = hn::MulAdd(kept, at.read(b), hn::Mul(rate, to));
-    const auto updated = hn::NegMulAdd(lr, hn::MulAdd(ahead, buffer, hn::Mul(own, to)), value);
+    // Nesterov looks a step of the buffer ahead.
+    const auto updated = hn::NegMulAdd(lr, nesterov ? hn::MulAdd(momentum, buffer, to) : buffer, value);
     at.write(buffer, b);
     at.write(updated, p);
     at.write(updated, copy);
@@ -82,10 +88,12 @@ void adam(const AdamRule& rule, T* p, const T* g, T* const* states, std::int64_t
   const auto b1 = set(rule.beta1), b2 = set(rule.beta2), r1 = set(1 - rule.beta1), r2 = set(1 - rule.beta2);
   const auto eps = set(rule.eps), step_size = set(rule.step_size), root = set(rule.root);
   const auto shrink = set(rule.shrink), decay = set(rule.decay), sign = set(rule.sign);
+  const bool decays = rule.decay != 0;  // see sgd
   T *const m = states[0], *const v = states[1], *const top = states[2];
   const auto run = [&](auto at, auto&& largest) {
     const auto value = hn::Mul(at.read(p), shrink);
-    const auto gradient = hn::MulAdd(decay, value, hn::Mul(sign, at.read(g)));
+    const auto signed_gradient = hn::Mul(sign, at.read(g));
+    const auto gradient = decays ? hn::MulAdd(decay, value, signed_gradient) : signed_gradient;
     const auto first = hn::MulAdd(b1, at.read(m), hn::Mul(r1, gradient));
     const auto second = hn::MulAdd(b2, at.read(v), hn::Mul(hn::Mul(r2, gradient), gradient));
     at.write(first, m);

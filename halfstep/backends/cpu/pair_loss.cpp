@@ -71,8 +71,9 @@ void with_loss(const PairLossAttributes& a, F&& f) {
                [](C x, C y, C) { return std::log(y) + 1 - x; });
     case PairLoss::bce_with_logits:
       return f([](C x, C y, C w) { return (1 - y) * x + (1 + (w - 1) * y) * negative_softplus(x); },
-               [](C x, C y, C w) { return (1 - y) - (1 + (w - 1) * y) * sigmoid_of_negative(x); },
-               [](C x, C, C w) { return (w - 1) * negative_softplus(x) - x; });
+               // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
+               [](C x, C y, C w) { return (1 - y) * sigmoid_of_negative(-x) - w * y * sigmoid_of_negative(x); },
+               [](C x, C, C w) { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; });
     case PairLoss::bce:
       return f(
           [](C x, C y, C) { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); },

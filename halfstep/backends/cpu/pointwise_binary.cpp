@@ -27,6 +27,7 @@ enum class PointwiseOp {
   scalar_pow,
   clamp,
   clamp_backward,
+  hardtanh_backward,
   lerp,
   lerp_scalar,
   addcmul,
@@ -264,19 +265,39 @@ struct Clamp : NumericFunctor {
   }
   C scalar(C v) const { return v < low ? (low < high ? low : high) : v > high ? high : v; }
 };
-/// The gradient where the input lies inside the bounds, 0 on them and beyond.
 template <class C>
-struct ClampBackward : FloatingFunctor {
+struct ClampGradient : FloatingFunctor {
   C low, high;
-  explicit ClampBackward(const void* state) {
+  explicit ClampGradient(const void* state) {
     const auto& a = *static_cast<const ClampAttributes*>(state);
     low = static_cast<C>(a.min);
     high = static_cast<C>(a.max);
   }
+};
+/// The gradient where the input lies inside the bounds, 0 on them and beyond. An infinite bound is none: what lies
+/// there was not clamped.
+template <class C>
+struct ClampBackward : ClampGradient<C> {
+  using ClampGradient<C>::ClampGradient;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V grad, V x) const {
-    const auto inside = hn::And(hn::Gt(x, hn::Set(d, low)), hn::Lt(x, hn::Set(d, high)));
-    return hn::IfThenElseZero(inside, grad);
+    const auto bound = [&](C value) { return hn::Set(d, static_cast<hn::TFromD<D>>(value)); };
+    constexpr C kInfinity = std::numeric_limits<C>::infinity(), kNever = std::numeric_limits<C>::quiet_NaN();
+    const V open_low = bound(this->low == -kInfinity ? this->low : kNever);
+    const V open_high = bound(this->high == kInfinity ? this->high : kNever);
+    const auto above = hn::Or(hn::Gt(x, bound(this->low)), hn::Eq(x, open_low));
+    const auto below = hn::Or(hn::Lt(x, bound(this->high)), hn::Eq(x, open_high));
+    return hn::IfThenElseZero(hn::And(above, below), grad);
+  }
+};
+/// 0 on the bounds and beyond, the gradient elsewhere: where the input is NaN too.
+template <class C>
+struct HardtanhBackward : ClampGradient<C> {
+  using ClampGradient<C>::ClampGradient;
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V grad, V x) const {
+    const auto outside = hn::Or(hn::Le(x, hn::Set(d, this->low)), hn::Ge(x, hn::Set(d, this->high)));
+    return hn::IfThenZeroElse(outside, grad);
   }
 };
 
@@ -357,6 +378,8 @@ const Runs& pointwise_runs(PointwiseOp op, DType dtype) {
       return runs_of<Clamp, 1>(dtype);
     case PointwiseOp::clamp_backward:
       return runs_of<ClampBackward, 2>(dtype);
+    case PointwiseOp::hardtanh_backward:
+      return runs_of<HardtanhBackward, 2>(dtype);
     case PointwiseOp::lerp:
       return runs_of<Lerp, 3>(dtype);
     case PointwiseOp::lerp_scalar:
@@ -403,6 +426,8 @@ const RegisterCpuKernel registered[] = {
     {"hypot", kFloatingDTypes, kernel<PointwiseOp::hypot, 2>},
     {"clamp", kNumericDTypes, kernel<PointwiseOp::clamp, 1>},
     {"clamp_backward", kFloatingDTypes, kernel<PointwiseOp::clamp_backward, 2>},
+    {"hardtanh", kFloatingDTypes, kernel<PointwiseOp::clamp, 1>},
+    {"hardtanh_backward", kFloatingDTypes, kernel<PointwiseOp::hardtanh_backward, 2>},
     {"lerp", kFloatingDTypes, kernel<PointwiseOp::lerp, 3>},
     {"lerp_scalar", kFloatingDTypes, kernel<PointwiseOp::lerp_scalar, 2>},
     {"addcmul", kNumericDTypes, kernel<PointwiseOp::addcmul, 3>},

@@ -59,6 +59,7 @@ enum class F2 {
   kMaximum,
   kMinimum,
   kClampBackward,
+  kHardtanhBackward,
   kLeakyReluBackward,
   kHardswishBackward,
   kPrelu,
@@ -223,11 +224,17 @@ struct Cheap2 {
       case F2::kMinimum:
         return a < b || a != a ? a : b;
       case F2::kClampBackward:
-        return b > n.a && b < n.b ? a : C{0};
+        // An infinite bound is none: what lies there was not clamped.
+        return (b > n.a || b == -std::numeric_limits<C>::infinity()) && b >= n.a &&
+                       (b < n.b || b == std::numeric_limits<C>::infinity()) && b <= n.b
+                   ? a
+                   : C{0};
+      case F2::kHardtanhBackward:
+        return b <= n.a || b >= n.b ? C{0} : a;  // NaN passes
       case F2::kLeakyReluBackward:
         return b > 0 ? a : a * n.a;
       case F2::kHardswishBackward:
-        return b <= -3 ? C{0} : b >= 3 ? a : a * (b / C{3} + C{0.5});
+        return b <= -3 ? C{0} : b < 3 ? a * (b / C{3} + C{0.5}) : a;
       case F2::kPrelu:
         return a > 0 ? a : a * b;
       case F2::kDivOrZero:
@@ -261,7 +268,7 @@ template <class C>
     case F2::kLogsigmoidBackward:
       return a * math::sigmoid(-b);
     case F2::kEluBackward:  // p: alpha times scale, q: scale
-      return a * (b > 0 ? q : std::exp(b) * p);
+      return a * (b <= 0 ? std::exp(b) * p : q);
     default: {  // kSoftplusBackward; p: beta, q: threshold
       const C scaled = b * p;
       return scaled > q ? a : a * math::sigmoid(scaled);
@@ -366,6 +373,7 @@ constexpr KernelDef kKernels[] = {
     kernel<F1::kLeakyRelu, Has::kActivation>("leaky_relu"),
     kernel<F1::kThreshold, Has::kActivation>("threshold"),
     kernel<F1::kClamp, Has::kClamp>("clamp"),
+    kernel<F1::kClamp, Has::kClamp>("hardtanh"),
     kernel<F1::kHardswish>("hardswish"),
     kernel<F1::kHardsigmoid>("hardsigmoid"),
     kernel<F1::kSign>("sign"),
@@ -407,6 +415,7 @@ constexpr KernelDef kKernels[] = {
     kernel<F2::kMaximum>("maximum"),
     kernel<F2::kMinimum>("minimum"),
     kernel<F2::kClampBackward, Has::kClamp>("clamp_backward"),
+    kernel<F2::kHardtanhBackward, Has::kClamp>("hardtanh_backward"),
     kernel<F2::kLeakyReluBackward, Has::kActivation>("leaky_relu_backward"),
     kernel<F2::kHardswishBackward>("hardswish_backward"),
     kernel<F2::kPrelu>("prelu"),

@@ -170,21 +170,23 @@ struct Sgd {
   template <class T>
   struct Formula {
     static constexpr int kStates = 1;
-    T lr, decay, sign, rate, kept, ahead, own;
+    T lr, decay, sign, rate, kept, momentum;
+    bool nesterov;
     __device__ __forceinline__ Formula(const Sgd& s, const Rates& r)
         : lr(static_cast<T>(r.a)),
           decay(static_cast<T>(s.weight_decay)),
           sign(static_cast<T>(s.sign)),
           rate(static_cast<T>(r.b)),
           kept(static_cast<T>(r.c)),
-          ahead(static_cast<T>(s.nesterov ? s.momentum : 1)),
-          own(static_cast<T>(s.nesterov ? 1 : 0)) {}
+          momentum(static_cast<T>(s.momentum)),
+          nesterov(s.nesterov) {}
     /// `has`: the states that there are.
     __device__ __forceinline__ T operator()(T p, T g, T (&state)[kStates], int has) const {
-      const T d = fma(decay, p, sign * g);
+      // A term whose factor is 0 isn't there: 0 times an infinite weight would be NaN.
+      const T d = decay != 0 ? fma(decay, p, sign * g) : sign * g;
       if (has == 0) return fma(-lr, d, p);
       state[0] = fma(kept, state[0], rate * d);
-      return fma(-lr, fma(ahead, state[0], own * d), p);
+      return fma(-lr, nesterov ? fma(momentum, state[0], d) : state[0], p);
     }
   };
 };
@@ -215,7 +217,7 @@ struct Adam {
           sign(static_cast<T>(s.sign)) {}
     __device__ __forceinline__ T operator()(T p, T g, T (&state)[kStates], int has) const {
       p *= shrink;
-      g = fma(decay, p, sign * g);
+      g = decay != 0 ? fma(decay, p, sign * g) : sign * g;  // see Sgd
       const T first = fma(b1, state[0], r1 * g), second = fma(b2, state[1], r2 * g * g);
       state[0] = first;
       state[1] = second;
@@ -503,7 +505,8 @@ template <class A>
 struct MoveTowards {
   A share;
   __device__ __forceinline__ A operator()(A value, A average) const {
-    return share == A{1} ? value : fma(share, value - average, average);
+    // Also where the value is infinite, a share of 0 of it is none.
+    return share == A{1} ? value : share == A{0} ? average : fma(share, value - average, average);
   }
 };
 

@@ -63,8 +63,9 @@ template <class C>
       if (p != 0) return by_y ? std::exp(y) * (y - x + C{1}) : -std::exp(y);
       return by_y ? std::log(y) + C{1} - x : -y;
     case HALFSTEP_LOSS_BCE_WITH_LOGITS:
-      if (by_y) return (pos_weight - C{1}) * negative_softplus(x) - x;
-      return (C{1} - y) - (C{1} + (pos_weight - C{1}) * y) * sigmoid_of_negative(x);
+      if (by_y) return pos_weight == C{1} ? -x : (pos_weight - C{1}) * negative_softplus(x) - x;
+      // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
+      return (C{1} - y) * sigmoid_of_negative(-x) - pos_weight * y * sigmoid_of_negative(x);
     default: {
       if (by_y) return log_at_least(std::log1p(-x)) - log_at_least(std::log(x));
       const C variance = (C{1} - x) * x, least = static_cast<C>(1e-12f);

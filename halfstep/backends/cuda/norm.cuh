@@ -104,7 +104,7 @@ struct Activate {
 /// Whether the gradient passes, where the result is y.
 template <class C>
 __device__ __forceinline__ bool passes(int activation, C y) {
-  return activation == 2 ? y > 0 && y < 6 : !(y <= 0);
+  return activation == 2 ? !(y <= 0 || y >= 6) : !(y <= 0);
 }
 
 }  // namespace hscuda

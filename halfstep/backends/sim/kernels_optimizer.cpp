@@ -56,7 +56,9 @@ struct Sgd {
   void run(double* p, const double* g, double (*states)[kBlock], int64_t n) const {
     double* buffer = states[0];
     for (int64_t i = 0; i < n; ++i) {
-      double d = sign * g[i] + weight_decay * p[i];
+      // A term whose factor is 0 isn't there: 0 times an infinite weight would be NaN.
+      double d = sign * g[i];
+      if (weight_decay != 0) d += weight_decay * p[i];
       if (momentum != 0) {
         // The buffer begins as the first gradient.
         buffer[i] = first ? d : momentum * buffer[i] + (1 - dampening) * d;
@@ -83,7 +85,7 @@ struct Adam {
   void run(double* p, const double* g, double (*states)[kBlock], int64_t n) const {
     double *m = states[0], *v = states[1], *top = states[2];
     for (int64_t i = 0; i < n; ++i) {
-      const double value = p[i] * shrink, gradient = sign * g[i] + decay * value;
+      const double value = p[i] * shrink, gradient = decay != 0 ? sign * g[i] + decay * value : sign * g[i];
       m[i] = beta1 * m[i] + (1 - beta1) * gradient;
       v[i] = beta2 * v[i] + (1 - beta2) * gradient * gradient;
       double second = v[i];

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/run_config.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string_view>
+
+#include "cli/config_file.h"
+#include "halfstep/core/error.h"
+#include "halfstep/io/atomic_file.h"
+
+namespace halfstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Stands there as a comment, as it belongs to the machine more than to the run.
+int threads_of(const std::string& text) {
+  constexpr std::string_view kBefore = "# It computed on ";
+  const std::size_t at = text.find(kBefore);
+  if (at == std::string::npos) return 0;
+  int threads = 0;
+  std::from_chars(text.data() + at + kBefore.size(), text.data() + text.size(), threads);
+  return threads;
+}
+
+}  // namespace
+
+std::string RunConfig::value(const std::string& flag) const {
+  const auto it = values.find(flag);
+  return it == values.end() ? std::string() : it->second;
+}
+
+fs::path RunConfig::data() const {
+  fs::path folder = value("data");
+  std::error_code error;
+  if (!folder.empty() && !fs::exists(folder, error)) {
+    throw IoError(fmt::format("{}: the run's data, as {} says, are not there any more; --data names where they are{}",
+                              folder.string(), file.string(),
+                              folder.is_relative() ? " (the path is seen from where the program is started)" : ""));
+  }
+  return folder;
+}
+
+RunConfig read_run_config(const fs::path& run) {
+  std::error_code error;
+  const fs::path folder = fs::is_directory(run, error) ? run : run.parent_path();
+  RunConfig config;
+  const fs::path file = folder / "config.yaml";
+  if (!fs::exists(file, error)) return config;
+  config.file = file;
+  config.values = config_values(file);
+  constexpr std::uintmax_t kMostBytes = 1 << 20;
+  config.threads = threads_of(io::read_file(file, kMostBytes));
+  return config;
+}
+
+}  // namespace halfstep::cli

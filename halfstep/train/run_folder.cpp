@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/train/run_folder.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <string>
+#include <utility>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/runtime/log.h"
+
+namespace halfstep::training {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLock = "run.lock";
+
+[[noreturn]] void cannot_be_made(const fs::path& path, int error) {
+  fail<IoError>("{}: can't be made: {}", path.string(), std::strerror(error));
+}
+
+// "who": what the holder wrote into the lock.
+[[noreturn]] void in_use(const fs::path& folder, int lock) {
+  char text[200];
+  const ssize_t n = ::pread(lock, text, sizeof text, 0);
+  std::string who(text, n > 0 ? static_cast<std::size_t>(n) : 0);
+  for (char& c : who) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
+  while (!who.empty() && who.back() == ' ') who.pop_back();
+  fail<IoError>("{}: another program writes a run there{}{}; wait for it, or give another folder", folder.string(),
+                who.empty() ? "" : ": ", who);
+}
+
+std::string this_program() {
+  char host[256] = {};
+  if (::gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
+  return fmt::format("process {} on {} since {:%Y-%m-%d %H:%M:%S}\n", ::getpid(), host,
+                     fmt::localtime(std::time(nullptr)));
+}
+
+bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
+
+void check_free(const fs::path& folder, Occupied occupied) {
+  if (occupied != Occupied::refuse) return;
+  const auto files = run_files(folder);
+  if (files.empty()) return;
+  const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
+  fail<IoError>("{}: holds a run already ({}); {}", folder.string(), files[0].string(),
+                saved ? fmt::format("--resume {} goes on with it, --overwrite replaces it", folder.string())
+                      : "it has no checkpoint to go on from; --overwrite replaces it");
+}
+
+}  // namespace
+
+std::vector<fs::path> run_files(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const char* name : {"last.safetensors", "best.safetensors", "config.yaml", "log.jsonl"}) {
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(folder / name, error))) found.push_back(folder / name);
+  }
+  return found;
+}
+
+bool is_run_in(const fs::path& resume, const fs::path& folder) {
+  if (resume.empty()) return false;
+  std::error_code error;
+  fs::path from = fs::is_directory(resume, error) ? resume : resume.parent_path();
+  if (from.empty()) from = ".";
+  return fs::equivalent(from, folder, error) && !error;
+}
+
+void RunFolder::check(const fs::path& path, Occupied occupied) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) cannot_be_made(path, errno);
+    fs::path above = path;
+    do {
+      above = above.has_parent_path() ? above.parent_path() : fs::path(".");
+    } while (::lstat(above.c_str(), &info) != 0 && errno == ENOENT && above != "." && above != "/");
+    if (::access(above.c_str(), W_OK | X_OK) != 0 || !fs::is_directory(above)) {
+      cannot_be_made(path, fs::is_directory(above) ? errno : ENOTDIR);
+    }
+    return;
+  }
+  if (S_ISLNK(info.st_mode) && ::stat(path.c_str(), &info) != 0) {
+    fail<IoError>("{}: can't be made: it is a link to {}, which is not there", path.string(),
+                  fs::read_symlink(path).string());
+  }
+  if (!S_ISDIR(info.st_mode)) cannot_be_made(path, ENOTDIR);
+  if (::access(path.c_str(), W_OK | X_OK) != 0) {
+    fail<IoError>("{}: can't be written: {}", path.string(), std::strerror(errno));
+  }
+  check_free(path, occupied);
+  const int lock = ::open((path / kLock).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return;
+  const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  try {
+    if (held) in_use(path, lock);
+  } catch (...) {
+    ::close(lock);
+    throw;
+  }
+  ::close(lock);
+}
+
+void RunFolder::make_folders(const fs::path& path) {
+  std::vector<fs::path> missing;
+  for (fs::path at = path; !at.empty(); at = at.parent_path()) {
+    struct stat info {};
+    if (::stat(at.c_str(), &info) == 0) {
+      if (!S_ISDIR(info.st_mode)) cannot_be_made(path, ENOTDIR);
+      break;
+    }
+    if (errno != ENOENT) cannot_be_made(path, errno);
+    missing.push_back(at);
+    if (at == at.parent_path()) break;
+  }
+  for (; !missing.empty(); missing.pop_back()) {
+    // "a/" has an empty last part.
+    if (!missing.back().has_filename()) continue;
+    if (::mkdir(missing.back().c_str(), 0777) == 0) {
+      made_.push_back(missing.back());
+    } else if (const int error = errno; error != EEXIST || !fs::is_directory(missing.back())) {
+      cannot_be_made(path, error);
+    }
+  }
+}
+
+void RunFolder::lock() {
+  const fs::path file = path_ / kLock;
+  // Whoever lets a folder go removes the lock's name: a lock is one only while the name leads to it.
+  for (int tries = 0; tries < 100; ++tries) {
+    const int lock = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (lock < 0 && errno == ENOENT) {  // another start that failed took the empty folder with it
+      make_folders(path_);
+      continue;
+    }
+    if (lock < 0) fail<IoError>("{}: can't be written: {}", path_.string(), std::strerror(errno));
+    if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
+      const int error = errno;
+      if (error == EINTR) {
+        ::close(lock);
+        continue;
+      }
+      if (error != EWOULDBLOCK) {
+        log(LogLevel::warning,
+            fmt::format("{}: can't be locked ({}): two programs that write there would not notice each other",
+                        path_.string(), std::strerror(error)));
+        ::close(lock);
+        ::unlink(file.c_str());
+        return;
+      }
+      try {
+        in_use(path_, lock);
+      } catch (...) {
+        ::close(lock);
+        throw;
+      }
+    }
+    struct stat open {
+    }, named{};
+    if (::fstat(lock, &open) == 0 && ::stat(file.c_str(), &named) == 0 && same_file(open, named)) {
+      lock_ = lock;
+      // Only for the message that others give: a full disk may take it.
+      const std::string who = this_program();
+      if (::ftruncate(lock, 0) == 0 && ::pwrite(lock, who.data(), who.size(), 0) < 0) errno = 0;
+      return;
+    }
+    ::close(lock);
+  }
+  fail<IoError>("{}: can't be locked: others come and go there", path_.string());
+}
+
+RunFolder::RunFolder(const fs::path& path, Occupied occupied) : path_(path) {
+  check(path, occupied);
+  try {
+    make_folders(path_);
+    lock();
+    check_free(path_, occupied);
+  } catch (...) {
+    release();
+    throw;
+  }
+}
+
+RunFolder RunFolder::make(const fs::path& path) {
+  constexpr int kMostTries = 10000;
+  RunFolder folder;
+  try {
+    if (path.has_parent_path()) folder.make_folders(path.parent_path());
+    for (int number = 1; number < kMostTries; ++number) {
+      folder.path_ = path;
+      if (number > 1) folder.path_ += fmt::format("-{}", number);
+      if (::mkdir(folder.path_.c_str(), 0777) == 0) {
+        folder.made_.push_back(folder.path_);
+        folder.lock();
+        return folder;
+      }
+      if (errno == EEXIST) continue;
+      if (errno != ENOENT) break;
+      folder.make_folders(path.parent_path());  // as above: it was there and was empty
+    }
+    cannot_be_made(folder.path_, errno);
+  } catch (...) {
+    folder.release();
+    throw;
+  }
+}
+
+void RunFolder::release() {
+  if (lock_ >= 0) {
+    ::unlink((path_ / kLock).c_str());
+    ::close(std::exchange(lock_, -1));
+  }
+  // The system removes empty folders only.
+  for (; !made_.empty(); made_.pop_back()) {
+    if (::rmdir(made_.back().c_str()) != 0) break;
+  }
+  made_.clear();
+}
+
+RunFolder::~RunFolder() { release(); }
+
+RunFolder::RunFolder(RunFolder&& other) noexcept
+    : path_(std::move(other.path_)), made_(std::move(other.made_)), lock_(std::exchange(other.lock_, -1)) {
+  other.path_.clear();
+  other.made_.clear();
+}
+
+RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
+  if (this == &other) return *this;
+  release();
+  path_ = std::exchange(other.path_, {});
+  made_ = std::exchange(other.made_, {});
+  lock_ = std::exchange(other.lock_, -1);
+  return *this;
+}
+
+void RunFolder::remove_run(const std::vector<fs::path>& keep) {
+  for (const fs::path& file : run_files(path_)) {
+    std::error_code error;
+    const auto same = [&](const fs::path& other) { return file == other || fs::equivalent(file, other, error); };
+    if (std::any_of(keep.begin(), keep.end(), same)) continue;
+    fs::remove(file, error);
+    if (error) fail<IoError>("{}: can't be removed: {}", file.string(), error.message());
+  }
+}
+
+}  // namespace halfstep::training

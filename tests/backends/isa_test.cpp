@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Names and caps of instruction sets, and the roads of products that are chosen by them.
+#include "halfstep/backends/cpu/isa.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "halfstep/backends/cpu/gemm.h"
+#include "halfstep/core/error.h"
+
+namespace halfstep::cpu {
+namespace {
+
+/// Caps the instruction set for one test.
+class IsaGuard {
+ public:
+  explicit IsaGuard(Isa isa) { set_isa_for_test(isa); }
+  ~IsaGuard() { set_isa_for_test(detected_isa()); }
+};
+
+TEST(Gemm, RoadFollowsShapeDtypeAndInstructionSet) {
+  GemmArgs g;
+  const auto road = [&](DType a, DType b, DType c, Isa isa) {
+    g.a.dtype = a, g.b.dtype = b, g.c_dtype = c;
+    return choose_road(g, isa);
+  };
+  const std::vector<Isa> all = {Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::avx512_fp16, Isa::amx};
+  g.m = g.n = g.k = 96;
+  g.a.row_stride = g.b.row_stride = g.ldc = 96;
+  for (const Isa isa : all) {
+    EXPECT_EQ(road(f32, f32, f32, isa), GemmRoad::blocked);
+    EXPECT_EQ(road(f64, f64, f64, isa), GemmRoad::reference);
+    EXPECT_EQ(road(i32, i32, i32, isa), GemmRoad::reference);
+    const bool bf16_units = isa >= Isa::avx512_bf16, f16_units = isa >= Isa::avx512_fp16;
+    EXPECT_EQ(road(bf16, bf16, bf16, isa), bf16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
+    EXPECT_EQ(road(bf16, bf16, f32, isa), bf16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
+    EXPECT_EQ(road(f16, f16, f16, isa), f16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
+    EXPECT_EQ(road(bf16, f32, f32, isa), GemmRoad::blocked);
+    EXPECT_EQ(road(bf16, bf16, f16, isa), GemmRoad::blocked);
+  }
+  g.m = g.n = g.k = 16;  // A primitive's call costs more.
+  EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::blocked);
+  g.batch = 4096;
+  EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::onednn);
+  g.batch = 1, g.m = g.n = g.k = 256;
+  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
+  EXPECT_EQ(road(bf16, f32, f32, Isa::amx), GemmRoad::blocked);
+  EXPECT_EQ(road(bf16, bf16, bf16, Isa::avx512_vnni), GemmRoad::blocked);
+  g.m = 64, g.b.row_stride = 1, g.b.col_stride = 256;  // A linear layer's weights.
+  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
+  g.m = 1, g.n = g.k = 512;
+  for (const Isa isa : all) EXPECT_EQ(road(bf16, bf16, bf16, isa), GemmRoad::narrow);
+}
+
+TEST(Isa, NamesGoBothWays) {
+  for (const Isa isa : {Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::avx512_fp16, Isa::amx}) {
+    EXPECT_EQ(isa_from_string(name(isa)), isa);
+  }
+  try {
+    isa_from_string("sse9");
+    FAIL() << "expected an error";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("avx512_bf16"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("sse9"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Isa, CapHoldsForEveryDtype) {
+  {
+    const IsaGuard guard(Isa::avx2);
+    EXPECT_EQ(compute_isa(), Isa::avx2);
+    for (const DType dtype : {f32, bf16, f16, i8}) EXPECT_EQ(compute_isa(dtype), Isa::avx2);
+  }
+  EXPECT_EQ(compute_isa(), detected_isa());
+  EXPECT_LE(compute_isa(f32), Isa::avx512);
+  EXPECT_LE(compute_isa(i8), detected_isa());
+}
+
+}  // namespace
+}  // namespace halfstep::cpu

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// The folder of a run: one run in it, one writer; for programs that call train() as much as for `halfstep train`.
+#include "halfstep/train/run_folder.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/json_log.h"
+#include "tests/support/test_data.h"
+#include "tests/train/small_run.h"
+
+namespace halfstep {
+namespace {
+
+namespace fs = std::filesystem;
+using test::Regression;
+using test::Samples;
+using training::Occupied;
+using training::RunFolder;
+
+void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
+std::string read(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Folders : public ::testing::Test {
+ protected:
+  test::TemporaryDir temporary_;
+  const fs::path folder_ = temporary_.path();
+};
+
+TEST_F(Folders, AreLockedWhileTheyAreHeld) {
+  const fs::path path = folder_ / "a/b";
+  {
+    RunFolder first(path, Occupied::refuse);
+    EXPECT_TRUE(fs::exists(path / "run.lock"));
+    try {
+      RunFolder second(path, Occupied::go_on);
+      ADD_FAILURE() << "two at once";
+    } catch (const IoError& e) {
+      const std::string text = e.what();
+      EXPECT_NE(text.find("another program writes a run there: process " + std::to_string(getpid()) + " on "),
+                std::string::npos)
+          << text;
+    }
+    RunFolder moved = std::move(first);
+    EXPECT_THROW(RunFolder::check(path, Occupied::replace), IoError) << "held by the one it was moved to";
+    write(path / "log.jsonl", "{}");
+  }
+  EXPECT_FALSE(fs::exists(path / "run.lock"));
+  EXPECT_TRUE(fs::exists(path / "log.jsonl"));
+  EXPECT_THROW(RunFolder(path, Occupied::refuse), IoError);
+  EXPECT_TRUE(RunFolder(path, Occupied::go_on));
+  // Empty ones that were made go, with those above.
+  { const RunFolder folder(folder_ / "x/y/z", Occupied::refuse); }
+  EXPECT_FALSE(fs::exists(folder_ / "x"));
+  fs::create_directory(folder_ / "mine");
+  { const RunFolder folder(folder_ / "mine/y", Occupied::refuse); }
+  EXPECT_TRUE(fs::exists(folder_ / "mine")) << "it was there before";
+}
+
+TEST_F(Folders, AProcessThatIsKilledHoldsNone) {
+  const fs::path path = folder_ / "a";
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    const RunFolder folder(path, Occupied::refuse);
+    (void)!::write(ready[1], "x", 1);
+    for (;;) pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_THROW(RunFolder(path, Occupied::refuse), IoError);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(fs::exists(path / "run.lock"));
+  EXPECT_TRUE(RunFolder(path, Occupied::refuse)) << "its file means nothing any more";
+  EXPECT_FALSE(fs::exists(path / "run.lock"));
+  close(ready[0]), close(ready[1]);
+}
+
+// Folders come and go under those who want them; no two ever hold one.
+TEST_F(Folders, ManyAtOnce) {
+  const fs::path path = folder_ / "a/b";
+  std::atomic<int> holders{0}, held{0};
+  std::atomic<bool> two{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        try {
+          const RunFolder folder(path, Occupied::refuse);
+          two = two || ++holders > 1;
+          ++held;
+          --holders;
+        } catch (const IoError&) {
+        }
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_FALSE(two);
+  EXPECT_GT(held, 0);
+  // Where who made a folder is not who leaves it last, it stays, empty.
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) EXPECT_TRUE(entry.is_directory()) << entry.path();
+  // Those that are made anew have all names of their own.
+  threads.clear();
+  std::mutex mutex;
+  std::vector<RunFolder> folders;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 5; ++i) {
+        RunFolder folder = RunFolder::make(folder_ / "c/d");
+        const std::scoped_lock lock(mutex);
+        folders.push_back(std::move(folder));
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  std::set<fs::path> names;
+  for (const RunFolder& f : folders) names.insert(f.path());
+  EXPECT_EQ(names.size(), 20U);
+  EXPECT_TRUE(names.contains(folder_ / "c/d") && names.contains(folder_ / "c/d-20"));
+}
+
+TEST_F(Folders, TrainWritesOverNoRun) {
+  const Samples samples(32, 4, 2, 1);
+  training::TrainConfig config;
+  config.out = folder_ / "run";
+  config.log_json = config.out / "log.jsonl";
+  config.batch_size = 16;
+  const Regression net(4, 2);
+  test::run(config, net, samples.dataset(), samples.dataset());
+  const std::string log = read(config.log_json);
+  config.seed = 1;
+  EXPECT_THROW(test::run(config, net, samples.dataset(), samples.dataset()), IoError);
+  EXPECT_EQ(read(config.log_json), log);
+  config.overwrite = true;
+  write(config.out / "notes", "mine");
+  write(config.out / "config.yaml", "seed: 0");
+  test::run(config, net, samples.dataset(), samples.dataset());
+  EXPECT_EQ(training::load_checkpoint(config.out).loader_seed, 1U);
+  EXPECT_EQ(read(config.out / "notes"), "mine");
+  EXPECT_FALSE(fs::exists(config.out / "config.yaml")) << "of the run before";
+  EXPECT_NE(read(config.log_json), log);
+  // A start that is refused changes nothing, and is told to nobody.
+  config.overwrite = false;
+  config.resume = config.out;
+  config.seed = 2;
+  const std::string now = read(config.log_json);
+  EXPECT_THROW(test::run(config, net, samples.dataset(), samples.dataset()), IoError);
+  EXPECT_EQ(read(config.log_json), now);
+  EXPECT_FALSE(fs::exists(config.out / "run.lock"));
+}
+
+TEST_F(Folders, LogsLoseWhatComesAgain) {
+  const fs::path path = folder_ / "log";
+  const auto step = [](int n) {
+    return fmt::format("{{\"event\":\"step\",\"epoch\":{},\"step\":{}}}\n", (n + 1) / 2, n);
+  };
+  const auto eval = [](int n) { return fmt::format("{{\"event\":\"eval\",\"epoch\":{},\"step\":{}}}\n", n, 2 * n); };
+  const std::string start = "{\"event\":\"start\",\"step\":0}\n", end = "{\"event\":\"end\",\"step\":4}\n";
+  const std::string whole = start + step(1) + step(2) + eval(1) + step(3) + step(4) + eval(2) + end;
+  struct Case {
+    std::string before;
+    std::int64_t step, epochs;
+    std::string after;
+    std::int64_t torn, repeated;
+  };
+  const Case cases[] = {
+      {whole, 4, 2, whole, 0, 0},
+      {whole, 3, 1, start + step(1) + step(2) + eval(1) + step(3) + end, 0, 2},
+      {whole, 2, 0, start + step(1) + step(2) + end, 0, 4},
+      {whole, 0, 0, start + end, 0, 6},
+      {start + step(1) + step(2), 1, 0, start + step(1), 0, 1},
+      {start + step(1) + "{\"eve", 1, 0, start + step(1), 1, 0},
+      {start + step(1).substr(0, step(1).size() - 1), 1, 0, start + step(1), 0, 0},
+      {start + step(1) + "{\"event\":\"st" + start + step(2), 2, 0, start + step(1) + start + step(2), 1, 0},
+      {start + "garbage\n\n" + step(1), 1, 0, start + "\n" + step(1), 1, 0},
+      {"", 0, 0, "", 0, 0},
+  };
+  for (const Case& c : cases) {
+    write(path, c.before);
+    const training::LogRepair repair = training::prepare_log(path, c.step, c.epochs);
+    EXPECT_EQ(read(path), c.after) << c.before;
+    EXPECT_EQ(repair.torn, c.torn) << c.before;
+    EXPECT_EQ(repair.repeated, c.repeated) << c.before;
+  }
+  EXPECT_EQ(training::prepare_log(folder_ / "none", 1, 1).first, 0);
+  EXPECT_FALSE(fs::exists(folder_ / "none"));
+}
+
+TEST_F(Folders, LogsAreStartedWithTheirFirstLine) {
+  const fs::path path = folder_ / "log";
+  write(path, "before\n");
+  { const training::JsonLog log(path); }
+  EXPECT_EQ(read(path), "before\n");
+  {
+    training::JsonLog log(path);
+    log.write("start", {});
+    log.write("end", {{"loss", std::nan("")}});
+  }
+  EXPECT_EQ(read(path), "{\"event\":\"start\"}\n{\"event\":\"end\",\"loss\":null}\n");
+  { const training::JsonLog log(folder_ / "new"); }
+  EXPECT_FALSE(fs::exists(folder_ / "new"));
+}
+
+TEST(Logs, ReplaceNothingElse) {
+  const test::TemporaryDir dir;
+  const auto write = [&](const char* name, const char* text) {
+    std::ofstream(dir.path() / name) << text;
+    return dir.path() / name;
+  };
+  EXPECT_THROW(training::check_log(write("weights.safetensors", "8 bytes and a header"), {}), IoError);
+  EXPECT_THROW(training::check_log(write("recipe.yaml", "model: mlp\n"), {}), IoError);
+  for (const char* own : {"last.safetensors", "best.safetensors", "config.yaml", "run.lock"}) {
+    EXPECT_THROW(training::check_log(dir.path() / own, dir.path()), IoError) << own;
+  }
+  training::check_log(write("log.jsonl", "{\"event\": \"start\"}\n"), dir.path());
+  training::check_log(write("empty", ""), dir.path());
+  training::check_log(dir.path() / "new", dir.path());
+  training::check_log("/dev/null", {});
+}
+
+}  // namespace
+}  // namespace halfstep
