@@ -11,6 +11,8 @@ usage: check_layers.py [--root DIR]
 - the library takes no address of a tensor for good, which would end what is kept of a user's weights: it reads by
   const_raw_data() and data<const T>(), and writes by write_data() of core/write_internal.h;
 - sources are shorter than MAX_LINES, start with the SPDX line, and headers with #pragma once;
+- no line of prose in Markdown is wider than MAX_COLUMNS, outside tables, code, headings and HTML; a single link or
+  code span that is wider by itself may stand alone;
 - no file names a path of one person's machine, and none holds words that mark unfinished work.
 
 Prints one line a finding, as `file:line: what`, and exits with 1 if there is any.
@@ -31,6 +33,9 @@ BACKEND_HEADERS = {"halfstep/ops/op.h", "halfstep/ops/attributes.h",
 INTERNAL_HEADER = re.compile(r"^halfstep/(core/fail\.h|backends/.*|.*-inl\.h|.*_internal\.h)$|^(?!halfstep/)")
 C_HEADERS_FOR_C_INTERFACES = {"stddef.h", "stdint.h", "stdbool.h"}
 MAX_LINES = 600
+MAX_COLUMNS = 120
+# What prose is not broken inside of.
+CODE_SPAN_OR_LINK = re.compile(r"(`+).+?\1|\[[^\]]*\]\([^)]*\)|<[^>]*>")
 # Only Tensor itself gives addresses away.
 ADDRESS = re.compile(r"(?:\.|->)(?:raw_data\(\)|data<(?!const\b))")
 TAKES_NO_ADDRESS = re.compile(r"^(?:halfstep/(?!core/)|cli/)")
@@ -107,6 +112,19 @@ def check_code(path, lines, report, dnnl_users):
             report(number, f"public header includes <{included}>; third-party headers belong in .cpp files")
 
 
+def check_prose(lines, report):
+    fence = ""
+    for number, line in enumerate(lines, 1):
+        text = line.lstrip(" ")
+        if text.startswith(fence or ("```", "~~~")):
+            fence = "" if fence else text[:3]
+        if fence or len(line) <= MAX_COLUMNS or text.startswith(("|", "#", "<", "```", "~~~")):
+            continue
+        words = CODE_SPAN_OR_LINK.sub("x", text.lstrip("-*>0123456789. ")).split()
+        if len(words) > 1:
+            report(number, f"{len(line)} columns of prose; break the line (limit {MAX_COLUMNS})")
+
+
 def check_file(root, file, findings, dnnl_users):
     path = file.relative_to(root).as_posix()
 
@@ -128,6 +146,8 @@ def check_file(root, file, findings, dnnl_users):
             report(number, "names a path of one machine")
         if UNFINISHED.search(line):
             report(number, "holds a word that marks unfinished work")
+    if suffix == ".md":
+        check_prose(lines, report)
     if suffix in CODE:
         check_code(path, lines, report, dnnl_users)
 

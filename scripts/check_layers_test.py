@@ -76,6 +76,16 @@ class CheckLayers(unittest.TestCase):
         self.expect({"docs/x.md": "see /ro" "ot/x\n"}, "a path of one machine")
         self.expect({"halfstep/core/x.cpp": SPDX + "// TO" "DO: more\n"}, "unfinished work")
 
+    def test_the_width_of_prose(self):
+        words, span, link = "word " * 24 + "x", "`" + "c " * 70 + "`", "[t](https://x.org/" + "p" * 120 + ")"
+        self.assertEqual(len(words), 121)
+        for line in (words, "- " + words, "> " + words, "1. " + link + " word", "word " + span, "- x\n  " + words):
+            self.expect({"docs/x.md": line + "\n"}, "columns of prose")
+            self.expect({"README.md": "```cpp\nint x;\n```\n" + line + "\n"}, "columns of prose")
+            self.expect({"README.md": "```text\n~~~\n" + line + "\n```\n"})
+        for line in (words[1:], "| " + words + " |", "# " + words, "<!-- " + words + " -->", "- " + span, "1. " + link):
+            self.expect({"docs/x.md": line + "\n"})
+
 
 if __name__ == "__main__":
     unittest.main()
