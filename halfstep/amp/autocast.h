@@ -20,17 +20,17 @@ struct OpOverride {
 
 /// Another precision for a module and all below it inside a region.
 struct ModuleOverride {
-  std::string path;                 ///< such as `encoder.layer1`; `*` stands for one name of the path
-  bool enabled = true;              ///< false: it runs without autocast (type promotion makes float32 of mixed inputs)
+  std::string path;     ///< such as `encoder.layer1`; `*` matches one name of the path
+  bool enabled = true;  ///< false: it runs without autocast (type promotion turns mixed inputs into float32)
   std::optional<DType> dtype = {};  ///< another 16-bit dtype
 };
 
 /// Options of a region.
 struct AutocastOptions {
   DType dtype = f16;                         ///< f16 or bf16
-  std::optional<Device> device = {};         ///< one kind of device; all unless named
+  std::optional<Device> device = {};         ///< one kind of device; by default all
   bool enabled = true;                       ///< false: ops run in the dtypes of their inputs
-  bool cache = true;                         ///< keep the casts of weights for further uses in the region
+  bool cache = true;                         ///< cache the casts of weights for further uses in the region
   std::vector<OpOverride> ops = {};          ///< differences from the policy table
   std::vector<ModuleOverride> modules = {};  ///< differences by module path
 };
@@ -39,10 +39,10 @@ namespace detail {
 struct Region;
 }
 
-/// The state of a region, to be taken over by another thread.
+/// The state of a region, to be restored on another thread.
 class HS_API AutocastSnapshot {
  public:
-  /// What this thread runs under now.
+  /// The calling thread's current state.
   AutocastSnapshot();
 
  private:
@@ -50,19 +50,19 @@ class HS_API AutocastSnapshot {
   AutocastState state_;
 };
 
-/// While it lives, ops on this thread run in the precision that the policy table gives them: matrix products in
-/// `dtype`, sensitive ops in float32. Regions nest: the inner one's options hold, overrides of the outer one stay
-/// unless overridden again. Exceptions restore the outer state. Threads start without a region; hand an
-/// AutocastSnapshot over to give them one. Only forward pass and loss belong inside; backward() needs no region.
+/// For its lifetime, ops on this thread run in the precision given by the policy table: matrix products in `dtype`,
+/// sensitive ops in float32. Regions nest: the inner one's options apply, and overrides of the outer one stay in effect
+/// unless overridden again. Exceptions restore the outer state. Threads start without a region; pass an
+/// AutocastSnapshot to give them one. Only forward pass and loss belong inside; backward() needs no region.
 ///
-/// Guards that go in another order than they came, or on another thread, never leave autocast on: a region that is
-/// closed before one inside it ends together with that, and one closed by another thread ends with the next op of its
-/// own. An error in the log says so.
+/// Guards destroyed out of order or on another thread never leave autocast enabled: a region closed before a region
+/// nested in it ends when that one does, and a region closed by another thread ends at its own thread's next op. The
+/// log reports an error.
 ///
 ///     amp::Autocast autocast{{.dtype = f16}};
 ///
 /// PyTorch's torch.autocast with its CUDA list on every device. Throws AmpError for a dtype other than f16 and bf16, an
-/// unknown op in an override, or an override that asks for the impossible.
+/// unknown op in an override, or an override that can't be satisfied.
 class HS_API Autocast {
  public:
   [[nodiscard]] explicit Autocast(const AutocastOptions& options = {});
@@ -75,7 +75,7 @@ class HS_API Autocast {
   std::shared_ptr<detail::Region> region_;
 };
 
-/// Whether this thread is in a region that is on.
+/// Whether this thread is in an enabled region.
 HS_API bool is_autocast_enabled();
 /// The 16-bit dtype of this thread's region.
 HS_API DType autocast_dtype();
@@ -91,14 +91,14 @@ struct HS_API Decision {
   std::string str() const;   ///< one line
 };
 
-/// Runs `function` and says, for each op that it called under autocast, in which dtype it ran and why.
+/// Runs `function` and reports, for each op that it called under autocast, the dtype in which it ran and why.
 HS_API std::vector<Decision> explain(const std::function<void()>& function);
 /// What a region with these options would do with a call of `op` on inputs of these dtypes, and why. Throws AmpError
 /// for an unknown op.
 HS_API Decision explain(std::string_view op, const std::vector<DType>& inputs, const AutocastOptions& options = {});
 
 /// For modules: the name of the module whose forward runs. Applies the region's overrides by path, then the module's
-/// own precision, which is nearer.
+/// own precision, which takes precedence.
 class HS_API ModuleScope {
  public:
   explicit ModuleScope(std::string_view name, const ModulePrecision* precision = nullptr);
@@ -110,8 +110,8 @@ class HS_API ModuleScope {
   void enter(const ModulePrecision& precision);
 
   std::size_t length_;
-  std::shared_ptr<detail::Region> by_path_;    // what the region says of modules by path
-  std::shared_ptr<detail::Region> precision_;  // and the module's own, inside that
+  std::shared_ptr<detail::Region> by_path_;    // the region's overrides by module path
+  std::shared_ptr<detail::Region> precision_;  // and the module's own precision, inside that
 };
 /// Path of the module whose forward runs on this thread, such as `encoder.fc1`; empty outside.
 HS_API const std::string& module_path();

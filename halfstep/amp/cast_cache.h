@@ -10,8 +10,8 @@
 
 namespace halfstep::amp {
 
-/// `source` in `dtype`: through the cache for a float32 leaf that requires grad and whose address nobody holds, else a
-/// cast of its own. Recorded as the thread's mode says.
+/// `source` in `dtype`: through the cache for a float32 leaf that requires grad and whose address has not been handed
+/// out, else an uncached cast. Recorded according to the thread's mode.
 HS_API Tensor cached_cast(const Tensor& source, DType dtype);
 /// Called as regions open and close on this thread.
 void enter_region();
@@ -19,13 +19,13 @@ void leave_region();
 /// Whether this thread is inside one, on or off.
 HS_API bool in_region();
 
-/// From now on the 16-bit copy of this parameter outlives regions; its optimizer rewrites it at each step.
+/// From now on the 16-bit copy of this parameter outlives regions; the optimizer rewrites it at each step.
 HS_API void keep_copy(const Tensor& parameter, bool keep);
-/// The kept copy of a parameter for its optimizer to write: memory of its own with the parameter's layout, or undefined
-/// when there is none (it was never cast), it is out of date or may be at any time, or someone's graph still holds it.
-/// Call copy_written() afterwards, also when the step leaves both as they were.
+/// The cached copy of a parameter, for its optimizer to write: separate memory with the parameter's layout, or
+/// undefined if there is none (it was never cast), it is or may become stale, or a graph still holds it. Call
+/// copy_written() afterwards, even if the step leaves both unchanged.
 HS_API Tensor kept_copy(const Tensor& parameter);
-/// The copy now holds the parameter's present contents.
+/// The copy now holds the parameter's current contents.
 HS_API void copy_written(const Tensor& parameter);
 
 /// How many casts this thread's cached_cast made, and how many uses found one ready; for tests and statistics.

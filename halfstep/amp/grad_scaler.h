@@ -34,51 +34,52 @@ class HS_API ScalerError : public AmpError {
   Kind kind_;
 };
 
-/// What a scaler needs of an optimizer; optim::Optimizer is one.
+/// What a scaler requires of an optimizer; optim::Optimizer implements it.
 class HS_API Steppable {
  public:
   Steppable();
-  /// A copy is another optimizer; one that moves stays the one it is.
+  /// A copy is a different optimizer; moving preserves identity.
   Steppable(const Steppable&) : Steppable() {}
   Steppable(Steppable&& other) noexcept : Steppable() { std::swap(serial_, other.serial_); }
   Steppable& operator=(const Steppable&);
   Steppable& operator=(Steppable&& other) noexcept;
   virtual ~Steppable() = default;
-  /// A number that no other optimizer of this run has had: addresses come back, these don't.
+  /// A number that is unique among all optimizers of this run; unlike addresses, it is never reused.
   std::uint64_t serial() const { return serial_; }
   /// All parameters of all groups, with their names.
   virtual const NamedTensors& named_parameters() const = 0;
-  /// Updates the parameters from their grad(), but leaves them and all state as they are where `found_inf` (f32, one
+  /// Updates the parameters from their grad(), but leaves them and all state unchanged if `found_inf` (f32, one
   /// element, on the parameters' device; undefined for none) is not 0. The device decides; the host doesn't wait.
   ///
-  /// `scale` is undefined, or (only where unscales() says so) f32, one element: the gradients are still multiplied by
-  /// it. Then each grad() is divided by it in the same pass, also when the step is not made; f16 gradients become f32.
+  /// `scale` is undefined, or (only if unscales() is true) f32, one element, by which the gradients are still
+  /// multiplied. Then each grad() is divided by it in the same pass, even if the step is skipped; f16 gradients become
+  /// f32.
   virtual void step_unless(const Tensor& found_inf, const Tensor& scale) = 0;
-  /// Whether step_unless() takes a scale. A GradScaler unscales in a pass of its own for those that don't.
+  /// Whether step_unless() takes a scale. For optimizers that don't, a GradScaler unscales in a separate pass.
   virtual bool unscales() const { return false; }
-  /// One step of an optimizer that evaluates the loss itself. The others throw Error.
+  /// One step of an optimizer that evaluates the loss itself. Others throw Error.
   virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
 
  private:
   std::uint64_t serial_;
 };
 
-/// Options of GradScaler; the defaults are PyTorch's. For scales that move in other ways, a GradScaler is made from a
+/// Options of GradScaler; the defaults are PyTorch's. For other update rules, construct a GradScaler from a
 /// LossScalePolicy instead.
 struct GradScalerOptions {
   double init_scale = 65536;    ///< first scale, above 0
   double growth_factor = 2;     ///< above 1
   double backoff_factor = 0.5;  ///< between 0 and 1
   int growth_interval = 2000;   ///< steps in a row without overflow before the scale grows
-  bool enabled = true;          ///< false: every call passes through
+  bool enabled = true;          ///< false: losses, gradients and steps pass through unchanged
   bool dynamic = true;          ///< false: the scale stays, overflowing steps are still skipped
-  double floor = 0;  ///< the scale never falls below this (0: 2^-126); reaching it is said in the log, loudly
-  double cap = 0;    ///< the scale never grows above this; 0: the largest finite float
+  double floor = 0;             ///< the scale never falls below this (0: 2^-126); reaching it is logged
+  double cap = 0;               ///< the scale never grows above this; 0: the largest finite float
 };
 
-/// What became of a step. Reading it waits for the device. Scaler, clipping, optimizers and averages leave it there;
-/// what reads it is optim::Schedule::step(result), which counts steps that ran, and the command line's training loop,
-/// which logs them.
+/// The result of a step. Reading it waits for the device. Scaler, clipping, optimizers and averages don't read it;
+/// optim::Schedule::step(result), which counts the steps that ran, and the command line's training loop, which logs
+/// them, do.
 class HS_API StepResult {
  public:
   StepResult() = default;
@@ -109,15 +110,15 @@ struct UnscaleOptions {
 
 /// Scales losses so that small gradients survive 16 bits, unscales gradients before the optimizer sees them, skips
 /// steps whose gradients overflowed, and adapts the scale. PyTorch's torch.amp.GradScaler: same state machine, same
-/// defaults. Scale, growth count and overflow flags live on the device; all arithmetic on them is float32, whatever the
-/// dtype of the gradients.
+/// defaults. Scale, growth count and overflow flags live on the device and are computed in float32, whatever the dtype
+/// of the gradients.
 ///
 ///     scaler.scale(loss).backward();
 ///     auto step = scaler.step(optimizer);
 ///     scaler.update();
 class HS_API GradScaler {
  public:
-  /// Throws AmpError for factors and scales that make no sense. A disabled scaler doesn't look at them.
+  /// Throws AmpError for invalid factors and scales. A disabled scaler doesn't validate them.
   explicit GradScaler(const GradScalerOptions& options = {});
   /// With a scale that follows `policy`: MindSpore's, Megatron's, a fixed one...
   explicit GradScaler(const LossScalePolicy& policy);
@@ -128,45 +129,46 @@ class HS_API GradScaler {
   /// loss * scale, in float32 (f64 for f64), so that a 16-bit loss doesn't overflow. Recorded.
   Tensor scale(const Tensor& loss);
   std::vector<Tensor> scale(const std::vector<Tensor>& losses);
-  /// Divides the gradients of the optimizer's parameters by the scale, in one pass that also notes those that aren't
-  /// finite. For clipping before step(), which calls it otherwise. f16 gradients become f32 ones, since an unscaled
-  /// value may not fit f16. Returns the norm when asked for, else undefined. Where no parameter has a gradient it does
-  /// nothing (the norm is 0), and step() says so. Throws ScalerError when called twice before update() or after step().
+  /// Divides the gradients of the optimizer's parameters by the scale, in one pass that also detects non-finite ones.
+  /// Call it to clip before step(), which otherwise calls it itself. f16 gradients become f32 ones, since an unscaled
+  /// value may not fit f16. Returns the norm if requested, else undefined. If no parameter has a gradient it does
+  /// nothing (the norm is 0), and step() reports it. Throws ScalerError when called twice before update() or after
+  /// step().
   Tensor unscale_(Steppable& optimizer, const UnscaleOptions& options = {});
   /// The optimizer's step, unless a gradient isn't finite. Throws ScalerError when called twice before update(), or
   /// when there are no gradients.
   StepResult step(Steppable& optimizer);
   /// For optimizers that evaluate the loss several times (LBFGS): `closure` zeroes gradients, computes the loss, calls
-  /// backward on scale(loss) and returns the unscaled loss. When an evaluation overflows, the parameters go back to
-  /// where they were and the step counts as skipped.
+  /// backward on scale(loss) and returns the unscaled loss. If an evaluation overflows, the parameters are restored and
+  /// the step counts as skipped.
   StepResult step(Steppable& optimizer, const std::function<Tensor()>& closure);
-  /// Adapts the scale to what the steps since the last update found. Throws ScalerError when there were none, and on
-  /// the CPU OverflowError when overflows went beyond the policy's limits.
+  /// Updates the scale from the overflows found by the steps since the last update. Throws ScalerError if there were
+  /// none, and on the CPU OverflowError if overflows exceeded the policy's limits.
   void update();
   /// Sets the scale instead (above 0); the growth count stays.
   void update(double new_scale);
 
-  /// The scale now (1 when disabled). Waits for the device. Throws OverflowError when overflows went beyond the
-  /// policy's limits.
+  /// The scale now (1 when disabled). Waits for the device. Throws OverflowError if overflows exceeded the policy's
+  /// limits.
   double get_scale() const;
   /// The scale as a tensor on the device; undefined before the first scale() and when disabled.
   Tensor scale_tensor() const;
   /// Steps without overflow since the scale last changed. Waits for the device.
   int growth_tracker() const;
   bool is_enabled() const;
-  /// What it was made of; of a policy the part that options can say.
+  /// Its options; for a policy, the part that options can express.
   const GradScalerOptions& options() const;
-  /// What the scale follows, with what set_growth_factor() and its like changed.
+  /// The scale's policy, including changes by set_growth_factor() and similar functions.
   const LossScalePolicy& policy() const;
   void set_growth_factor(double value);
   void set_backoff_factor(double value);
   void set_growth_interval(int value);
 
-  /// PyTorch's keys `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, and what else
-  /// the policy counts (see LossScale::state_dict); empty when disabled. To be taken after update().
+  /// PyTorch's keys `scale`, `growth_factor`, `backoff_factor`, `growth_interval` and `_growth_tracker`, and the
+  /// policy's further counters (see LossScale::state_dict); empty when disabled. Call it after update().
   std::map<std::string, double> state_dict() const;
-  /// Throws ScalerError for an empty or incomplete state, AmpError for one whose numbers make no sense. A disabled
-  /// scaler ignores it.
+  /// Throws ScalerError for an empty or incomplete state, AmpError for one with invalid numbers. A disabled scaler
+  /// ignores it.
   void load_state_dict(const std::map<std::string, double>& state);
 
  private:

@@ -16,13 +16,13 @@
 namespace halfstep::amp {
 
 /// How much of a network runs in 16 bits. Parameters stay float32 at every level: ops read their 16-bit copies, and the
-/// optimizer updates the float32 values, which so are the master weights.
+/// optimizer updates the float32 values, which thus are the master weights.
 enum class Level : std::uint8_t {
   O0,         ///< nothing
   O1,         ///< what is on the white list; all else in float32
   O2,         ///< all but what is on the black list: norms stay float32
   O3,         ///< everything
-  automatic,  ///< op by op, as the policy table says: what Autocast does
+  automatic,  ///< op by op according to the policy table, like Autocast
 };
 
 /// `O0`, `O1`, `O2`, `O3`, `auto`.
@@ -30,14 +30,14 @@ HS_API const char* name(Level level);
 /// The level of that name. Throws AmpError naming the choices.
 HS_API Level parse_level(std::string_view text);
 
-/// What runs in 16 bits at O1: kinds of modules (`Linear`) and ops (`matmul`), as MindSpore has them. A copy.
+/// What runs in 16 bits at O1: kinds of modules (`Linear`) and ops (`matmul`), as in MindSpore. Returns a copy.
 HS_API std::vector<std::string> white_list();
-/// What stays float32 at O2: kinds of modules (`BatchNorm2d`) and their ops. MindSpore's list, and the other norms. A
-/// copy.
+/// What stays float32 at O2: kinds of modules (`BatchNorm2d`) and their ops. MindSpore's list, and the other norms.
+/// Returns a copy.
 HS_API std::vector<std::string> black_list();
 
 /// Options of custom_mixed_precision: entries are kinds of modules (`Linear`), paths of modules (`encoder.fc1`; `*`
-/// stands for one name of the path) or ops (`softmax`).
+/// matches one name of the path) or ops (`softmax`).
 struct PrecisionLists {
   std::vector<std::string> white = {};  ///< runs in 16 bits; all else in float32
   std::vector<std::string> black = {};  ///< stays float32; without a white list all else runs in 16 bits
@@ -49,15 +49,15 @@ HS_API void apply_lists(const Castable& root, const PrecisionLists& lists);
 [[noreturn]] HS_API void refuse_function(Level level);
 }  // namespace detail
 
-/// auto_mixed_precision() of a network whose type is known no more.
+/// Type-erased auto_mixed_precision().
 HS_API void set_level(const Castable& network, Level level, DType dtype);
 
-/// Runs a network at a level from now on, whatever region it is called in, and returns it (a handle on the same one).
-/// What it returns is float32. Casts happen where a value is read in another dtype, so between neighbours in 16 bits
-/// there are none, and norms on the black list read and write 16 bits directly: they compute in float32 inside, as a
-/// pair of casts around them would have it. Modules inside that were given a dtype by to_float keep it; one that was
-/// given to `model` itself goes. A second call takes the place of the first and says so in the log, unless the level is
-/// O0, which takes levels away.
+/// Sets a network to a level, whatever region it is called in, and returns it (a handle on the same network). The
+/// network's results are float32. Casts happen where a value is read in another dtype, so adjacent modules in 16 bits
+/// need none, and norms on the black list read and write 16 bits directly: they compute in float32 internally, with the
+/// same result as a pair of casts around them. Submodules whose dtype was set by to_float keep it; a dtype set on
+/// `model` itself is removed. A second call replaces the first, which is logged, unless the level is O0, which removes
+/// levels.
 ///
 /// MindSpore's amp.auto_mixed_precision. Throws AmpError for a dtype other than f16 and bf16.
 template <std::derived_from<Castable> M>
@@ -72,8 +72,8 @@ M auto_mixed_precision(const M& model, std::string_view level, DType dtype = f16
   return auto_mixed_precision(model, parse_level(level), dtype);
 }
 
-/// For a function: it runs in a region of its own. Throws AmpError for another level than `automatic`, since lists are
-/// of modules.
+/// For a function, which then runs in its own region. Throws AmpError for another level than `automatic`, since lists
+/// apply to modules.
 template <class F>
 requires(!std::derived_from<std::remove_cvref_t<F>, Castable>) auto auto_mixed_precision(F function, Level level,
                                                                                          DType dtype = f16) {
@@ -85,13 +85,13 @@ requires(!std::derived_from<std::remove_cvref_t<F>, Castable>) auto auto_mixed_p
   };
 }
 
-/// Runs a network by lists of one's own: with a white list what is on it runs in 16 bits and all else in float32; with
-/// a black list all but what is on it runs in 16 bits; with both, the black list takes out of the white one. A path
-/// says more than a kind. Returns the network, which returns float32.
+/// Runs a network with custom lists: with a white list, its entries run in 16 bits and everything else in float32; with
+/// a black list, everything except its entries runs in 16 bits; with both, the black list removes entries from the
+/// white one. A path takes precedence over a kind. Returns the network, which returns float32.
 ///
-/// MindSpore's amp.custom_mixed_precision, which takes kinds only. Throws AmpError when both lists are empty or say
-/// opposite things of one module or op, for an entry that is neither a kind in the network, nor a path, nor an op, and
-/// for a dtype other than f16 and bf16.
+/// MindSpore's amp.custom_mixed_precision, which takes kinds only. Throws AmpError if both lists are empty or
+/// contradict each other about a module or op, for an entry that is neither a kind in the network, nor a path, nor an
+/// op, and for a dtype other than f16 and bf16.
 template <std::derived_from<Castable> M>
 M custom_mixed_precision(const M& model, const PrecisionLists& lists) {
   detail::apply_lists(model, lists);

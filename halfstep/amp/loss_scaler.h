@@ -8,12 +8,12 @@
 
 namespace halfstep::amp {
 
-/// Whether no value of any tensor is an infinity or NaN: bool [], on the tensors' device. One launch, and the host
-/// doesn't wait. Undefined tensors are passed over, integers are finite; of no tensors at all it is true, on the CPU.
-/// MindSpore's all_finite. Throws DeviceError when the tensors are on several devices.
+/// Whether no value of any tensor is an infinity or NaN: bool [], on the tensors' device. One kernel launch; the host
+/// doesn't wait. Undefined tensors are skipped and integers are finite; without any tensors it is true, on the CPU.
+/// MindSpore's all_finite. Throws DeviceError if the tensors are on several devices.
 HS_API Tensor all_finite(const std::vector<Tensor>& tensors);
 
-/// Scales losses and unscales gradients in a training step written as a function, as MindSpore's LossScaler:
+/// Scales losses and unscales gradients in a training step written as a function, like MindSpore's LossScaler:
 ///
 ///     amp::DynamicLossScaler scaler{1024, 2, 50};
 ///     const auto forward = [&](const Tensor& x, const Tensor& y) {
@@ -26,10 +26,10 @@ HS_API Tensor all_finite(const std::vector<Tensor>& tensors);
 ///     optimizer.step(scaler.unscale(gradients), {.unless = logical_not(finite)});
 ///     scaler.adjust(finite);
 ///
-/// All arithmetic is float32 (float64 for f64): what comes in 16 bits goes out as f32, so that neither the scaled value
-/// overflows nor the reciprocal of the scale underflows. (MindSpore's computes in the tensor's dtype: f16 times 2^16 is
-/// infinite there, and f16 divided by 2^25 is 0.) The scale lives on the device of the first tensor that comes, and
-/// nothing here makes the host wait but value().
+/// Everything is computed in float32 (float64 for f64), and 16-bit tensors are returned as f32, so that neither the
+/// scaled value overflows nor the reciprocal of the scale underflows. (MindSpore's computes in the tensor's dtype: f16
+/// times 2^16 is infinite there, and f16 divided by 2^25 is 0.) The scale lives on the device of the first tensor, and
+/// only value() makes the host wait.
 class HS_API LossScaler {
  public:
   virtual ~LossScaler() = default;
@@ -41,15 +41,15 @@ class HS_API LossScaler {
   /// Each of them; undefined ones stay undefined.
   std::vector<Tensor> scale(const std::vector<Tensor>& tensors);
   /// tensor / scale, computed as PyTorch's: times the reciprocal, rounded to float32. Recorded where the tensor
-  /// requires grad. A value that isn't finite stays so.
+  /// requires grad. A non-finite value stays non-finite.
   Tensor unscale(const Tensor& tensor);
-  /// Each of them, in one launch where none requires grad; undefined ones stay undefined.
+  /// Each of them, in one kernel launch if none requires grad; undefined ones stay undefined.
   std::vector<Tensor> unscale(const std::vector<Tensor>& tensors);
-  /// Moves the scale: `finite`, bool of one element on the scale's device, says whether the gradients were all finite.
-  /// Returns whether the scale can move at all: false for a static one.
+  /// Updates the scale: `finite`, bool of one element on the scale's device, tells whether all gradients were finite.
+  /// Returns whether the scale is dynamic: false for a static one.
   bool adjust(const Tensor& finite);
 
-  /// The scale as a tensor, f32 []; undefined before the first tensor came.
+  /// The scale as a tensor, f32 []; undefined before the first tensor.
   const Tensor& scale_tensor() const { return state_.tensor(); }
   /// The scale now. Waits for the device.
   double scale_value() const { return state_.value(); }
@@ -64,7 +64,7 @@ class HS_API LossScaler {
   LossScale state_;
 };
 
-/// A scale that stays. MindSpore's StaticLossScaler.
+/// A constant scale. MindSpore's StaticLossScaler.
 class HS_API StaticLossScaler : public LossScaler {
  public:
   /// Throws AmpError for a scale below 1.
@@ -72,7 +72,7 @@ class HS_API StaticLossScaler : public LossScaler {
 };
 
 /// A scale that grows by `scale_factor` after `scale_window` finite steps in a row, and falls by it, but never below 1,
-/// at every one that isn't. MindSpore's DynamicLossScaler.
+/// at every step that isn't finite. MindSpore's DynamicLossScaler.
 class HS_API DynamicLossScaler : public LossScaler {
  public:
   /// Throws AmpError for a scale below 1, a factor that is not above 1 or a window below 1.
@@ -81,13 +81,13 @@ class HS_API DynamicLossScaler : public LossScaler {
   int counter() const { return state().growth_tracker(); }
 };
 
-/// What training::Model and build_train_network() are told about loss scaling: how the scale moves, and whether steps
-/// that overflow are dropped. A value; a policy of any kind becomes one.
+/// The loss-scaling configuration for training::Model and build_train_network(): the scale's policy, and whether steps
+/// that overflow are dropped. A value type; any policy converts to it.
 class HS_API LossScaleManager {
  public:
-  /// With `drop_overflow_update` false gradients are not looked at: every step is made, and the scale stays.
+  /// With `drop_overflow_update` false gradients are not checked: every step runs, and the scale is constant.
   LossScaleManager(const LossScalePolicy& policy, bool drop_overflow_update = true);
-  /// How the scale moves.
+  /// The scale's policy.
   const LossScalePolicy& policy() const { return policy_; }
   /// Whether steps whose gradients aren't finite are dropped.
   bool drop_overflow_update() const { return drop_overflow_update_; }
@@ -97,16 +97,16 @@ class HS_API LossScaleManager {
   bool drop_overflow_update_;
 };
 
-/// One scale for the whole training. MindSpore's FixedLossScaleManager, but the optimizer need not be told of the scale
-/// when overflows are not dropped: gradients are always unscaled.
+/// One scale for the whole training. MindSpore's FixedLossScaleManager, but the optimizer needs no loss scale when
+/// overflows are not dropped: gradients are always unscaled.
 class HS_API FixedLossScaleManager : public LossScaleManager {
  public:
   /// Throws AmpError for a scale below 1.
   explicit FixedLossScaleManager(double loss_scale = 128, bool drop_overflow_update = true);
 };
 
-/// A scale that moves as DynamicLossScaler's. MindSpore's DynamicLossScaleManager. More than 1000 overflows in a row
-/// are an AmpError: thrown in the step on the CPU, elsewhere when the scale is next read.
+/// A scale that follows DynamicLossScaler's rules. MindSpore's DynamicLossScaleManager. More than 1000 overflows in a
+/// row are an AmpError: thrown in the step on the CPU, elsewhere when the scale is next read.
 class HS_API DynamicLossScaleManager : public LossScaleManager {
  public:
   /// Throws AmpError for a scale below 1, a factor that is not above 1 or a window below 1.

@@ -18,7 +18,7 @@ enum class Policy : std::uint8_t {
   float32_output,   ///< inputs stay; the result is f32 unless the caller named a dtype
   widest,           ///< cast to the widest dtype among the inputs
   pass_through,     ///< left as they are; mixed dtypes follow type promotion
-  banned,           ///< an error with advice
+  banned,           ///< an error with a suggestion
 };
 
 /// `lower precision`, `float32`, `float32 output`, `widest`, `pass through`, `banned`.
@@ -30,17 +30,17 @@ HS_API std::optional<Policy> parse_policy(std::string_view text);
 struct PolicyRow {
   std::string op;
   Policy policy;
-  std::string reason;  ///< why; for banned ops the advice
+  std::string reason;  ///< why; for banned ops the suggestion
 };
 
 /// The table for all devices, by class and name: PyTorch's CUDA list plus the deviations that docs/mixed-precision.md
-/// gives reasons for.
+/// explains.
 HS_API std::vector<PolicyRow> policy_table();
-/// The row of an op; ops without one (a program's own) pass through.
+/// The row of an op; ops without one (custom ops) pass through.
 HS_API PolicyRow policy_row(const Op& op);
 /// The policy of an op, from the table.
 HS_API Policy policy_of(const Op& op);
-/// Gives an op of the program's own a row. Throws AmpError when the op doesn't exist or has a row already.
+/// Adds a row for a custom op. Throws AmpError when the op doesn't exist or has a row already.
 HS_API void add_policy(std::string_view op, Policy policy, std::string_view reason);
 
 }  // namespace halfstep::amp

@@ -19,13 +19,13 @@ namespace halfstep {
 
 /// How the calls of a captured step ran.
 struct CaptureStats {
-  std::uint64_t plain = 0;     ///< as any function
-  std::uint64_t recorded = 0;  ///< as any function, and remembered
-  std::uint64_t replayed = 0;  ///< kernel by kernel from memory
+  std::uint64_t plain = 0;     ///< normally
+  std::uint64_t recorded = 0;  ///< normally, while being recorded
+  std::uint64_t replayed = 0;  ///< replayed kernel by kernel
 };
 
-/// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A type of
-/// the program's own takes part with a function of this name in its namespace.
+/// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A custom
+/// type can participate by providing a function of this name in its namespace.
 template <class V>
 void visit_tensors(Tensor& t, V&& visit) {
   visit(t);
@@ -48,10 +48,10 @@ void visit_tensors(std::tuple<T...>& all, V&& visit) {
   std::apply([&](auto&... t) { (visit_tensors(t, visit), ...); }, all);
 }
 
-/// A step as a function of lists of tensors; capture() makes one of any function.
+/// A step as a function of lists of tensors; capture() converts any function to it.
 class HS_API CapturedStep {
  public:
-  /// What a run gives: its tensors, and what they stand in.
+  /// The result of a run: its tensors, and the value that contains them.
   struct Result {
     std::vector<Tensor> tensors;
     std::any frame = {};
@@ -67,10 +67,10 @@ class HS_API CapturedStep {
 
   /// Whether the last call was a replay.
   bool replayed() const;
-  /// Why steps like the last call's can't be captured; empty when they can.
+  /// Why steps like the last call's can't be captured; empty if they can.
   const std::string& why_not() const;
   const CaptureStats& stats() const;
-  /// Forgets what was captured.
+  /// Discards all recordings.
   void reset();
 
  private:
@@ -88,8 +88,8 @@ class Captured {
  public:
   explicit Captured(F step) : step_(std::make_unique<F>(std::move(step))) {}
 
-  /// The step's result, for tensors of any shapes and dtypes, as many as at the first call. Throws Error for another
-  /// number of them, and what the step throws.
+  /// The step's result, for tensors of any shapes and dtypes, as many as at the first call. Throws Error for a
+  /// different number of them, and whatever the step throws.
   template <class... Inputs>
   auto operator()(const Inputs&... inputs) {
     static_assert((std::is_convertible_v<const Inputs&, const Tensor&> && ...), "a captured step takes tensors");
@@ -113,10 +113,10 @@ class Captured {
 
   /// Whether the last call was a replay.
   bool replayed() const { return captured_ && captured_->replayed(); }
-  /// Why steps like the last call's can't be captured; empty when they can.
+  /// Why steps like the last call's can't be captured; empty if they can.
   std::string why_not() const { return captured_ ? captured_->why_not() : std::string(); }
   CaptureStats stats() const { return captured_ ? captured_->stats() : CaptureStats(); }
-  /// Forgets what was captured.
+  /// Discards all recordings.
   void reset() {
     if (captured_) captured_->reset();
   }
@@ -140,9 +140,10 @@ class Captured {
   std::size_t arity_ = 0;
 };
 
-/// A step (forward pass, backward pass, optimizer, loss scaler, or any part of them) that is run once for each set of
-/// shapes and from then on replayed: the same kernels on the same memory, without shape rules, records and allocations.
-/// What the jit of MindSpore and of JAX is to a train step, made by running it instead of by reading its source.
+/// A step (forward pass, backward pass, optimizer, loss scaler, or any part of them) that is recorded once for each set
+/// of shapes and then replayed: the same kernels on the same memory, without shape inference, autograd recording and
+/// allocations. It does for a training step what the jit of MindSpore and JAX does, but by running it instead of
+/// analysing its source.
 ///
 ///     auto step = capture([&](const Tensor& x, const Tensor& y) {
 ///       auto [loss, gradients] = grad_fn(x, y);
@@ -151,18 +152,18 @@ class Captured {
 ///     });
 ///     for (auto [images, labels] : loader) losses.push_back(step(images, labels));
 ///
-/// The step takes tensors and returns tensors (or a vector, pair or tuple of them, or nothing). It runs as it is at the
-/// first call with certain shapes, dtypes and strides (state such as momenta is made then) and at the second, which is
-/// recorded. Replays read the inputs where they lie and follow learning rates, loss scales, generators, parameters
-/// changed in place and running statistics. What depends on the host is as it was when it was recorded: branches of the
-/// step, numbers in it, and which tensors the variables hold that it reads. A change of a module's mode or precision,
-/// or of an optimizer's or scaler's state by loading, makes a new recording. Results are copies without history; grad()
-/// of parameters is the same memory in every replay.
+/// The step takes tensors and returns tensors (or a vector, pair or tuple of them, or nothing). It runs normally at the
+/// first call with given shapes, dtypes and strides (when state such as momenta is created) and at the second, which is
+/// recorded. Replays read the inputs in place and follow changes of learning rates, loss scales, generators, parameters
+/// changed in place and running statistics. Anything that depends on the host stays as recorded: branches of the step,
+/// numbers in it, and which tensors its variables refer to. Changing a module's mode or precision, or loading an
+/// optimizer's or scaler's state, causes a new recording. Results are copies without history; grad() of parameters is
+/// the same memory in every replay.
 ///
-/// A step that can't be replayed runs as it is: one that reads values on the host (item(), to_vector(), data()), calls
+/// A step that can't be replayed runs normally: one that reads values on the host (item(), to_vector(), data()), calls
 /// gradient hooks, seeds a generator, sets a learning rate, keeps tensors for later, or computes on another device than
-/// the CPU. why_not() and a line in the log say the reason. So does a step while debugging or profiling watches ops,
-/// for as long as it does. One thread at a time.
+/// the CPU. why_not() and a line in the log give the reason. A step also runs normally while debugging or profiling
+/// observes ops. One thread at a time.
 template <class F>
 Captured<std::decay_t<F>> capture(F&& step) {
   return Captured<std::decay_t<F>>(std::forward<F>(step));

@@ -13,20 +13,20 @@ namespace halfstep {
 
 /// Options of checkpoint().
 struct CheckpointOptions {
-  bool preserve_random_state = true;  ///< run again with the same random numbers (of default_generator())
+  bool preserve_random_state = true;  ///< recompute with the same random numbers (of default_generator())
 };
 
 /// Activation checkpointing: runs `function` without keeping the tensors that its operations would save for the
-/// backward pass, and runs it again when the backward pass needs the first of them. Memory for time: peak memory of the
-/// forward pass is what lies between checkpoints.
+/// backward pass, and runs it again when the backward pass needs the first of them. This trades time for memory: the
+/// peak memory of the forward pass is that between two checkpoints.
 ///
 /// The second run sees the autocast state and the random numbers of the first one. Gradients reach the inputs and
 /// everything else that `function` uses. Checkpoints nest, and second derivatives work. `function` must do the same
-/// each time; what it does beside computing (counting, updating running statistics) happens twice. Threads that draw
-/// from default_generator() during a backward pass disturb it; turn preserve_random_state off there.
+/// each time; its side effects (counting, updating running statistics) happen twice. Threads that draw from
+/// default_generator() during a backward pass disturb it; turn preserve_random_state off there.
 ///
-/// Throws AutogradError, in the backward pass, when an input or a parameter was changed in place since, or the second
-/// run did something else than the first. PyTorch's torch.utils.checkpoint with use_reentrant=False.
+/// Throws AutogradError, in the backward pass, if an input or a parameter was changed in place since, or the second run
+/// did not repeat the first. PyTorch's torch.utils.checkpoint with use_reentrant=False.
 HS_API std::vector<Tensor> checkpoint(const TensorFunction& function, const std::vector<Tensor>& inputs,
                                       const CheckpointOptions& options = {});
 

@@ -8,11 +8,11 @@
 
 namespace halfstep {
 
-/// A function of any number of tensors, to be checked or to be run again.
+/// A function of any number of tensors, to be checked or recomputed.
 using TensorFunction = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
 /// Runs the backward pass from several tensors together. `gradients` has one for each (undefined for tensors of one
-/// element: 1). Gradients add up in the leaves' grad(). Throws AutogradError when a tensor has no history, a saved
+/// element: 1). Gradients accumulate in the leaves' grad(). Throws AutogradError when a tensor has no history, a saved
 /// tensor was changed, or the graph was freed.
 HS_API void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients = {},
                      const BackwardOptions& options = {});
@@ -26,7 +26,7 @@ struct GradOptions {
       false;  ///< an undefined gradient for an input that the outputs don't depend on, instead of an error
 };
 
-/// The gradients of the sum of `outputs` (weighted by grad_outputs) with respect to `inputs`, without touching any
+/// The gradients of the sum of `outputs` (weighted by grad_outputs) with respect to `inputs`, without modifying any
 /// grad(). PyTorch's torch.autograd.grad. Throws AutogradError for an input that doesn't require grad or is unused.
 HS_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                                 const GradOptions& options = {});

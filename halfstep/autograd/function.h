@@ -18,7 +18,7 @@
 
 namespace halfstep {
 
-/// What forward() of a custom function leaves for its backward().
+/// State passed from a custom function's forward() to its backward().
 class HS_API FunctionContext {
  public:
   FunctionContext();
@@ -38,9 +38,9 @@ class HS_API FunctionContext {
 
   /// In forward: these outputs have no gradient. (Outputs that aren't floating never have.)
   void mark_non_differentiable(std::vector<Tensor> outputs) { non_differentiable_ = std::move(outputs); }
-  /// Whether the gradient of the i-th tensor argument is asked for.
+  /// Whether the gradient of the i-th tensor argument is requested.
   bool needs_input_grad(std::size_t i) const { return i < needs_.size() && needs_[i]; }
-  /// In forward: whether backward gets zeros for outputs that no gradient came for (the default), or undefined tensors.
+  /// In forward: whether backward gets zeros for outputs that received no gradient (the default), or undefined tensors.
   void set_materialize_grads(bool on) { materialize_ = on; }
 
  private:
@@ -62,8 +62,8 @@ class HS_API FunctionCall {
   FunctionCall(const FunctionCall&) = delete;
   FunctionCall& operator=(const FunctionCall&) = delete;
 
-  /// Takes the next argument of forward(), in order, and returns what forward() is to get: tensors, optional tensors
-  /// and lists of them come back cast to `cast_inputs` inside an enabled autocast region, anything else as it is.
+  /// Takes the next argument of forward(), in order, and returns what to pass to forward(): tensors, optional tensors
+  /// and lists of them cast to `cast_inputs` inside an enabled autocast region, anything else unchanged.
   template <class A>
   decltype(auto) argument(A&& a) {
     using T = std::remove_cvref_t<A>;
@@ -89,11 +89,11 @@ class HS_API FunctionCall {
       return std::forward<A>(a);
     }
   }
-  /// What is handed to forward() and, for a recorded call, kept for backward(). Lives as long as this call.
+  /// Passed to forward() and, for a recorded call, kept for backward(). Lives as long as this call.
   FunctionContext& context();
-  /// Gives the outputs their history.
+  /// Attaches the history to the outputs.
   void finish(const std::vector<Tensor*>& outputs);
-  /// Runs forward() unrecorded, with autocast off where inputs were cast.
+  /// Runs forward() unrecorded, with autocast off if inputs were cast.
   template <class F>
   auto run(F&& forward) {
     prepare();
@@ -125,7 +125,7 @@ void collect_outputs(Tuple& tuple, std::vector<Tensor*>& into) {
 }
 }  // namespace detail
 
-/// Base of functions with a gradient of their own.
+/// Base of custom functions with their own gradient.
 ///
 ///     struct Scale : Function<Scale> {
 ///       static Tensor forward(FunctionContext& c, const Tensor& x, double k) {
@@ -139,15 +139,15 @@ void collect_outputs(Tuple& tuple, std::vector<Tensor*>& into) {
 ///     Tensor y = Scale::apply(x, 2.0);
 ///
 /// forward() takes tensors, optional tensors, lists of tensors and plain values, and returns a tensor, a vector, array,
-/// pair or tuple of them. It isn't recorded. An output that lies in the memory of an input is copied; an input that
+/// pair or tuple of them. It isn't recorded. An output that shares memory with an input is copied; an input that
 /// requires grad must not be changed in place.
 ///
-/// backward() gets one gradient for each output and returns one for each tensor argument (for each argument is fine
-/// too: undefined for those that are none); undefined means none. It runs in the autocast state of the forward call.
-/// Written with recorded operations it can be differentiated again.
+/// backward() gets one gradient for each output and returns one for each tensor argument (one for each argument is
+/// accepted too, undefined for those that aren't tensors); undefined means none. It runs in the autocast state of the
+/// forward call. Written with recorded operations it can be differentiated again.
 ///
 /// `static constexpr DType cast_inputs = f32;` in the function: in an enabled autocast region f32, f16 and bf16 inputs
-/// are cast to that dtype and forward() runs with autocast off; outside it does nothing. PyTorch's custom_fwd and
+/// are cast to that dtype and forward() runs with autocast off; outside it has no effect. PyTorch's custom_fwd and
 /// custom_bwd.
 template <class T>
 struct Function {

@@ -12,7 +12,7 @@ namespace halfstep {
 
 /// Options of gradcheck and gradgradcheck; the defaults are PyTorch's.
 struct GradcheckOptions {
-  double eps = 1e-6;   ///< each element is moved up and down by this
+  double eps = 1e-6;   ///< step by which each element is moved up and down
   double atol = 1e-5;  ///< |analytical - numerical| <= atol + rtol * |numerical|
   double rtol = 1e-3;
   bool check_determinism = true;  ///< the function and its backward pass must give the same bits when run again

@@ -22,14 +22,14 @@ struct Edge {
   std::uint32_t index = 0;
 };
 
-/// What the forward call gave: the shape that a gradient coming into a node has.
+/// Metadata of a forward output: the shape that an incoming gradient must have.
 struct OutputMeta {
   Shape sizes;
   DType dtype;
   Device device;
 };
 
-/// One recorded call. apply() takes the gradients of its outputs and gives those of its inputs.
+/// One recorded call. apply() takes the gradients of its outputs and returns those of its inputs.
 class HS_API Node {
  public:
   Node();
@@ -41,7 +41,7 @@ class HS_API Node {
   virtual std::string name() const = 0;
   /// `grads`: one for each output of the forward call, undefined where none came. `results`: one for each edge.
   virtual void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) = 0;
-  /// Lets go of saved tensors; a later apply() throws AutogradError.
+  /// Releases saved tensors; a later apply() throws AutogradError.
   virtual void release_saved() {}
 
   std::vector<Edge> edges;          ///< one for each input; without a node where no gradient is needed
@@ -50,23 +50,23 @@ class HS_API Node {
   bool accepts_float32 =
       false;  ///< the output is a 16-bit cast of a float32 tensor: gradients may stay float32, and several add up in it
 
-  /// The module whose forward made the node; kept only while calls are observed, else null.
+  /// The module whose forward created the node; set only while calls are observed, else null.
   std::shared_ptr<const std::string> module;
 
-  /// A user's function that sees the gradient of output `index` before it is used.
+  /// A user's function called with the gradient of output `index` before it is used.
   struct Hook {
     std::uint64_t id;
     std::uint32_t index;
     std::function<Tensor(const Tensor&)> function;
   };
-  /// An output that is no leaf and keeps its gradient all the same.
+  /// A non-leaf output that retains its gradient.
   struct Retained {
     std::uint32_t index;
     TensorImpl* tensor;
   };
   std::mutex mutex;  ///< guards the lists below
   std::vector<Hook> hooks;
-  std::vector<Retained> retained;  ///< tensors that keep their gradient
+  std::vector<Retained> retained;  ///< tensors that retain their gradient
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
   void release() {
@@ -78,7 +78,7 @@ class HS_API Node {
   std::atomic<std::uint32_t> refs_{1};
 };
 
-/// The 16-bit copy of a parameter that autocast made (amp/cast_cache.h has the rules).
+/// Autocast's 16-bit copy of a parameter (amp/cast_cache.h has the rules).
 struct CastSlot {
   std::mutex mutex;
   Tensor data;                   ///< the copy, without history
@@ -89,7 +89,7 @@ struct CastSlot {
   bool kept = false;         ///< an optimizer rewrites the copy at each step, so that it outlives the region
 };
 
-/// A pointer to something made at its first use, which several threads may make at the same time: the first one stays.
+/// A lazily created object that several threads may create at the same time: the first one is kept.
 template <class T, class Deleter = std::default_delete<T>>
 class OncePtr {
  public:
@@ -103,7 +103,7 @@ class OncePtr {
   explicit operator bool() const { return get() != nullptr; }
   T* operator->() const { return get(); }
   T& operator*() const { return *get(); }
-  /// Takes `made` over, or drops it where another thread was faster; returns what is there.
+  /// Takes ownership of `made`, or drops it if another thread was faster; returns the stored one.
   T* set(T* made) {
     T* expected = nullptr;
     if (p_.compare_exchange_strong(expected, made, std::memory_order_acq_rel)) return made;
@@ -115,7 +115,7 @@ class OncePtr {
   std::atomic<T*> p_{nullptr};
 };
 
-/// What autograd keeps beside a tensor.
+/// Autograd's data for a tensor.
 class HS_API AutogradMeta final : public GradSlot {
  public:
   explicit AutogradMeta(TensorImpl* self) : self(self) {}
@@ -125,7 +125,7 @@ class HS_API AutogradMeta final : public GradSlot {
   static void* operator new(std::size_t bytes);
   static void operator delete(void* p);
 
-  /// The tensor that this belongs to, and the gradient added up in it.
+  /// The tensor that this belongs to, and its accumulated gradient.
   TensorImpl* self;
   Tensor grad;
   Ref<Node> grad_fn;  ///< the call that made it; none for a leaf
@@ -141,7 +141,7 @@ class HS_API AutogradMeta final : public GradSlot {
   std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> post_accumulate_hooks;
 };
 
-/// The tensor's AutogradMeta, made when it has none.
+/// The tensor's AutogradMeta, created if it has none.
 HS_API AutogradMeta& autograd_meta(const Tensor& tensor);
 /// The same without making one.
 HS_API AutogradMeta* autograd_meta_or_null(const Tensor& tensor);
@@ -151,12 +151,12 @@ HS_API Edge gradient_edge(const Tensor& tensor);
 HS_API void set_history(const Tensor& tensor, Ref<Node> node, std::uint32_t index);
 /// As set_history after an in-place write; a view's base is given its history too.
 HS_API void rebase_history(const Tensor& tensor, Ref<Node> node);
-/// Brings a gradient to sizes and dtype (f32 is left where `keep_float32`): sums what was broadcast. Throws
-/// AutogradError naming `node`.
+/// Converts a gradient to these sizes and this dtype (f32 is left where `keep_float32`): sums broadcast dimensions.
+/// Throws AutogradError naming `node`.
 HS_API Tensor fit_gradient(const Tensor& gradient, const Shape& sizes, DType dtype, bool keep_float32,
                            const std::string& node);
 
-/// Where a saved tensor comes from that was not kept: it is computed again.
+/// The source of a saved tensor that was not kept but is recomputed.
 class HS_API SavedSlot {
  public:
   virtual ~SavedSlot() = default;
@@ -166,11 +166,11 @@ class HS_API SavedSlot {
   Edge edge;
 };
 
-/// Sees what the calls on a thread save, while it is set there (autograd/checkpoint.cpp).
+/// Intercepts what calls on a thread save while it is set there (autograd/checkpoint.cpp).
 class HS_API SavingHook {
  public:
   virtual ~SavingHook() = default;
-  /// A place to get the tensor from later, so that it need not be kept; or null to keep it.
+  /// A source to get the tensor from later, so that it need not be kept; or null to keep it.
   virtual std::shared_ptr<SavedSlot> save(const Tensor& tensor, bool is_output, std::uint32_t version) = 0;
   /// A recorded call reads these.
   virtual void read(std::span<const Tensor* const> inputs) = 0;
@@ -182,8 +182,8 @@ HS_API SavingHook*& saving_hook();
 class HS_API SavedTensor {
  public:
   SavedTensor() = default;
-  /// `output_of`: the node whose output the tensor is: it's kept without its history, which would be a cycle.
-  /// `version_lag`: how many in-place writes since the value that is meant.
+  /// `output_of`: the node whose output the tensor is: it is kept without its history, which would form a cycle.
+  /// `version_lag`: the number of in-place writes since the intended value.
   SavedTensor(const Tensor& tensor, bool is_output, std::uint32_t version_lag = 0);
   /// The tensor again; throws AutogradError, naming `op` and which tensor it was, when it was changed in place since.
   Tensor unpack(const Ref<Node>& self, std::uint32_t output, const char* op, const char* role, int index) const;

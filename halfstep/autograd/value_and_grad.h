@@ -64,7 +64,7 @@ void detach_in_place(T& value) {
   }
 }
 
-/// An argument as it goes to the function: a tensor whose gradient is asked for as a new leaf, which `leaves` keeps.
+/// An argument as passed to the function: a tensor whose gradient is requested becomes a new leaf, stored in `leaves`.
 template <class Arg>
 decltype(auto) prepared(Arg&& argument, int index, const std::vector<int>& positions, std::vector<Tensor>& leaves) {
   for (std::size_t k = 0; k < positions.size(); ++k) {
@@ -105,19 +105,20 @@ auto run_value_and_grad(Fn& fn, const std::vector<int>& positions, const std::ve
 
 }  // namespace detail
 
-/// `fn` as a function that also differentiates: called with the same arguments, it returns what `fn` returns, and the
-/// gradients of its first result with respect to `parameters` (NamedTensors or vector of Tensor), in their order.
+/// Turns `fn` into a function that also differentiates: called with the same arguments, it returns the results of `fn`
+/// and the gradients of its first result with respect to `parameters` (NamedTensors or vector of Tensor), in their
+/// order.
 ///
 ///     const auto step = value_and_grad(forward, net.parameters());
 ///     auto [value, gradients] = step(images, labels);
 ///
-/// `fn` returns a loss (a floating tensor of one element), or a pair or tuple of a loss and anything else, such as
-/// the network's output: only the first is differentiated. (MindSpore's value_and_grad differentiates the sum of all
-/// outputs unless has_aux is set.) What comes back is detached. No grad() is touched; gradients are recorded also where
-/// recording is off. Parameters that the loss does not depend on, or that don't require grad, get an undefined
-/// gradient, which optimizers and amp::all_finite() pass over.
+/// `fn` returns a loss (a floating tensor of one element), or a pair or tuple of a loss and anything else, such as the
+/// network's output: only the first is differentiated. (MindSpore's value_and_grad differentiates the sum of all
+/// outputs unless has_aux is set.) The returned values are detached. No grad() is modified; gradients are computed even
+/// if recording is off. Parameters that the loss does not depend on, or that don't require grad, get an undefined
+/// gradient, which optimizers and amp::all_finite() skip.
 ///
-/// Called, it throws AutogradError or ShapeError when the first result is no loss.
+/// Called, it throws AutogradError or ShapeError if the first result is not a loss.
 template <class Fn>
 auto value_and_grad(Fn fn, const std::vector<Tensor>& parameters) {
   return [fn = std::move(fn), parameters](auto&&... args) {
@@ -152,8 +153,8 @@ auto value_and_grad(Fn fn, std::initializer_list<int> positions) {
   return value_and_grad(std::move(fn), std::vector<int>(positions));
 }
 
-/// The same with respect to arguments and parameters: `gradients` is a pair, of what the arguments' form gives and of
-/// what the parameters' form gives.
+/// The same with respect to arguments and parameters: `gradients` is a pair: the result of the arguments' form and that
+/// of the parameters' form.
 template <class Fn, class Parameters>
 auto value_and_grad(Fn fn, int position, const Parameters& parameters) {
   return [fn = value_and_grad(std::move(fn), std::vector<int>{position}, parameters)](auto&&... args) {

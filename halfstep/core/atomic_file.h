@@ -9,17 +9,17 @@
 
 namespace halfstep {
 
-/// A file that is there whole or not at all: written under a random name in the same folder, synced and renamed by
-/// commit(). Whatever stood there before stays until then; when writing fails or commit() is not reached, the
-/// unfinished file is removed, and what killed processes left of the same file is removed when writing begins.
+/// A file that is written atomically: it is created under a random name in the same folder, synced and renamed by
+/// commit(). Any existing file stays until then. If writing fails or commit() is not reached, the unfinished file is
+/// removed; leftovers of killed processes for the same file are removed when writing begins.
 ///
-/// - A file that is replaced gives its mode to the new one, and owner and group where the process may set them. A new
-///   one has mode 0666 less the umask.
-/// - A link stays: the file that it leads to is written, also one that is not there yet.
-/// - Devices, pipes and what lies under /proc (`/dev/null`, `/dev/stdout`, a named pipe) are written into as the data
-///   come; a pipe waits for its reader.
+/// - A replaced file's mode is kept, as are owner and group where the process may set them. A new file has mode 0666
+///   less the umask.
+/// - A symbolic link stays: its target is written, even if it does not exist yet.
+/// - Devices, pipes and files under /proc (`/dev/null`, `/dev/stdout`, a named pipe) are written into as the data
+///   arrive; a pipe waits for its reader.
 ///
-/// The folder may be renamed and the working folder changed meanwhile. All members throw IoError naming the file.
+/// The folder may be renamed and the working directory changed meanwhile. All members throw IoError naming the file.
 class HS_API AtomicFile {
  public:
   /// With `durable` off nothing is synced: after a power failure the file may be damaged.

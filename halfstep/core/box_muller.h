@@ -6,7 +6,7 @@
 
 #include "halfstep/core/philox.h"
 
-/// Standard normal numbers from random words (Box and Muller, 1958), to be included where they are computed.
+/// Standard normal numbers from random words (Box and Muller, 1958), to be included by the code that computes them.
 ///
 /// The angle is split into quadrant and remainder in integers, so that sine and cosine keep their relative precision
 /// next to their zeros, and everything is done in double: rounded to a float or less the result is within 1 unit of the

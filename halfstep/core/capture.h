@@ -10,20 +10,21 @@
 
 namespace halfstep {
 
-/// What a thread tells of a step that is being captured on it (autograd/capture.h). Ops see more of it: ops/recorder.h.
+/// What a thread reports about a step that is being captured on it (autograd/capture.h). Ops see more of it:
+/// ops/recorder.h.
 class HS_API CaptureSink {
  public:
   virtual ~CaptureSink();
-  /// Where the CPU's memory comes from meanwhile; null: from where it always does.
+  /// Where the CPU's memory comes from during the capture; null: the usual allocator.
   virtual Allocator* memory() = 0;
-  /// The step did something that a replay could not do again. It goes on; the first reason counts.
+  /// The step did something that a replay could not repeat. It continues; the first reason is kept.
   virtual void refuse(std::string why) = 0;
 };
 
-/// This thread's, or null.
+/// The calling thread's, or null.
 HS_API CaptureSink*& capture_sink();
 
-/// Nothing is captured on this thread while it lives.
+/// Disables capture on this thread for its lifetime.
 class HS_API CapturePause {
  public:
   CapturePause() : was_(capture_sink()) { capture_sink() = nullptr; }
@@ -35,8 +36,8 @@ class HS_API CapturePause {
   CaptureSink* was_;
 };
 
-/// Raised when something changes on the host that captured steps may have looked at, such as a module's mode: they are
-/// captured anew.
+/// Incremented when host state changes that captured steps may have read, such as a module's mode: they are then
+/// captured again.
 HS_API std::atomic<std::uint64_t>& capture_generation();
 
 }  // namespace halfstep

@@ -14,8 +14,8 @@ inline constexpr int kMaxDeviceTypes = 16;
 /// At most this many devices of one kind.
 inline constexpr int kMaxDevices = 64;
 
-/// A place where tensors live: a kind of device and the number of the device among its kind. The CPU is `Device{}`.
-/// Kinds are known by name, so that a plug-in can add one.
+/// Where a tensor lives: a kind of device and the index of the device within its kind. The CPU is `Device{}`. Kinds are
+/// identified by name, so that a plug-in can add one.
 struct HS_API Device {
   std::uint8_t type = 0;   ///< kind; 0 is the CPU
   std::uint8_t index = 0;  ///< which of that kind
@@ -23,8 +23,8 @@ struct HS_API Device {
   constexpr Device() = default;
   constexpr Device(std::uint8_t type, std::uint8_t index) : type(type), index(index) {}
 
-  /// Parses `cpu`, `cuda`, `cuda:1`, ...; a name without a number means number 0. A kind that isn't known yet is looked
-  /// for among the plug-ins. Throws DeviceError with the known names when there is no such kind or number.
+  /// Parses `cpu`, `cuda`, `cuda:1`, ...; a name without a number means number 0. An unknown kind is looked up among
+  /// the plug-ins. Throws DeviceError with the known names when there is no such kind or number.
   explicit Device(std::string_view name);
 
   /// Whether it is the CPU.
@@ -35,19 +35,18 @@ struct HS_API Device {
   friend constexpr bool operator==(Device, Device) = default;
 };
 
-/// The number of the kind called `name`, made when it is new. Throws DeviceError when kMaxDeviceTypes are taken.
+/// The number of the kind called `name`, registered if it is new. Throws DeviceError when kMaxDeviceTypes are taken.
 HS_API std::uint8_t register_device_type(std::string_view name);
-/// For the runtime: `load` is called when a name is asked for that isn't known, and may register it; `count` says how
-/// many devices of a kind there are (-1: anybody's guess).
+/// For the runtime: `load` is called when an unknown name is requested, and may register it; `count` returns how many
+/// devices of a kind there are (-1: unknown).
 HS_API void set_device_finder(void (*load)(), int (*count)(std::uint8_t type));
 
-/// Where new tensors are made when nobody says where: this thread's DeviceGuard, else set_default_device(), else the
-/// CPU.
+/// The device of new tensors if none is given: this thread's DeviceGuard, else set_default_device(), else the CPU.
 HS_API Device default_device();
 /// Changes it for all threads without a guard.
 HS_API void set_default_device(Device device);
 
-/// Makes `device` the default one on this thread while it lives; guards nest.
+/// Makes `device` the default on this thread for the guard's lifetime; guards nest.
 class HS_API DeviceGuard {
  public:
   explicit DeviceGuard(Device device);

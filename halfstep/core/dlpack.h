@@ -1,7 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0
-// Tensors in and out by DLPack, without a copy. The structs have the layout of DLPack's C ABI (dlpack.h of versions 0.8
-// and 1.x; https://dmlc.github.io/dlpack/latest/c_api.html), so that pointers to them and to dlpack.h's may be cast to
-// each other.
+// SPDX-License-Identifier: Apache-2.0 Exchange of tensors through DLPack, without a copy. The structs have the layout
+// of DLPack's C ABI (dlpack.h of versions 0.8 and 1.x; https://dmlc.github.io/dlpack/latest/c_api.html), so that
+// pointers to them and to dlpack.h's may be cast to each other.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,7 @@ struct TensorInfo {
   std::int64_t* strides;  ///< in elements; null for row-major
   std::uint64_t byte_offset;
 };
-/// DLManagedTensor: a tensor and how to let go of it. Used by protocols before 1.0.
+/// DLManagedTensor: a tensor and its deleter. Used by protocols before 1.0.
 struct ManagedTensor {
   TensorInfo tensor;
   void* manager_context;
@@ -58,11 +57,11 @@ inline constexpr std::uint64_t kReadOnly = 1, kIsCopied = 2;
 /// The tensor for another library, which calls the result's deleter once; the memory lives until then. Throws
 /// AutogradError for a tensor that requires grad (detach it), Error for a device that DLPack does not know.
 HS_API dlpack::ManagedTensor* to_dlpack(const Tensor& tensor);
-/// The same in the struct of DLPack 1.0.
+/// The same, in the struct of DLPack 1.0.
 HS_API dlpack::ManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
 
 /// Another library's tensor; its deleter is called when the last tensor on its memory is gone. When this throws (an
-/// element type or device that Halfstep has not, negative strides, read-only memory, another major version), the
+/// element type or device that Halfstep does not have, negative strides, read-only memory, another major version), the
 /// caller still owns it.
 HS_API Tensor from_dlpack(dlpack::ManagedTensor* managed);
 HS_API Tensor from_dlpack(dlpack::ManagedTensorVersioned* managed);

@@ -116,7 +116,7 @@ constexpr const char* name(DType dtype) noexcept {
   return index < kNumDTypes ? kNames[index] : "unknown";
 }
 
-/// Reads a short name or the long one that PyTorch uses ("float32", "half", "torch.bfloat16"); none if it is neither.
+/// Parses a short name or the long one that PyTorch uses ("float32", "half", "torch.bfloat16"); none if it is neither.
 HS_API std::optional<DType> parse_dtype(std::string_view text) noexcept;
 
 /// f32, f64, f16, bf16 and the two f8 formats.
@@ -128,8 +128,8 @@ constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f
 constexpr bool is_float8(DType dtype) noexcept { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
 
 /// The dtype that an op computes in when its operands have dtypes `a` and `b`: torch.promote_types. A floating dtype
-/// wins over an integral one, bool yields to everything, f16 with bf16 gives f32. An f8 dtype mixes with no other:
-/// none is returned, and the op says so. One deviation: i8 with u8 gives i32, for there is no i16.
+/// wins over an integral one, bool yields to everything, f16 with bf16 gives f32. An f8 dtype mixes with no other: none
+/// is returned, and the op reports it. One deviation: i8 with u8 gives i32, because there is no i16.
 constexpr std::optional<DType> promote_types(DType a, DType b) noexcept {
   if (a == b) return a;
   if (is_float8(a) || is_float8(b)) return std::nullopt;
@@ -237,7 +237,7 @@ constexpr decltype(auto) visit_dtype(DType dtype, F&& f) {
   detail::fail_visit(dtype, "a known dtype");
 }
 
-/// Another name for visit_dtype, for places where it stands beside visit_floating.
+/// Another name for visit_dtype, for code that also uses visit_floating.
 template <class F>
 constexpr decltype(auto) visit_all(DType dtype, F&& f) {
   return visit_dtype(dtype, static_cast<F&&>(f));

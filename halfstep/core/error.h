@@ -8,8 +8,9 @@
 
 namespace halfstep {
 
-/// A mistake of the caller: wrong shapes, dtypes, devices, arguments or files. The text has the form
-/// `op: what was expected, what came; hint`. Every other error class below except InternalError is one of these.
+/// A mistake by the caller: wrong shapes, dtypes, devices, arguments or files. The text has the form
+/// `op: what was expected, what was received; hint`. Every other error class below except InternalError is one of
+/// these.
 class HS_API Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -21,7 +22,7 @@ class HS_API ShapeError : public Error {
   using Error::Error;
 };
 
-/// A dtype that the op does not take, or dtypes that don't go together.
+/// A dtype that the op does not accept, or incompatible dtypes.
 class HS_API DTypeError : public Error {
  public:
   using Error::Error;
@@ -33,20 +34,20 @@ class HS_API DeviceError : public Error {
   using Error::Error;
 };
 
-/// A device has no memory left; the text lists what is held there.
+/// A device is out of memory; the text lists what is allocated there.
 class HS_API OutOfMemoryError : public DeviceError {
  public:
   using DeviceError::DeviceError;
 };
 
-/// A device that failed for good: everything that is there is lost. A program goes on by loading its last checkpoint on
+/// A device failed permanently: everything on it is lost. A program can continue by loading its last checkpoint on
 /// another device.
 class HS_API DeviceLostError : public DeviceError {
  public:
   using DeviceError::DeviceError;
 };
 
-/// Misuse of the automatic differentiation: a freed graph, a saved tensor that was changed, no gradient to be had.
+/// Misuse of the automatic differentiation: a freed graph, a saved tensor that was modified, no gradient available.
 class HS_API AutogradError : public Error {
  public:
   using Error::Error;

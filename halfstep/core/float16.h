@@ -10,12 +10,12 @@
 /// binary32), Float8E4M3 and Float8E5M2 (the two formats of "FP8 Formats for Deep Learning", arXiv 2209.05433; E4M3 is
 /// the finite-only kind, E4M3FN, with a maximum of 448).
 ///
-/// They store, they do not compute: arithmetic is done in float or double and rounded once on the way back.
-/// Conversions to them round to nearest even, keep subnormals and read the source type itself, so that no value is
-/// rounded twice (a double is never narrowed to a float first, an int64 never to a double). NaN stays a quiet NaN with
-/// its sign and the upper bits of its payload, which is what the conversion instructions of x86 do, so that scalar and
-/// vector code give the same bits. Overflow gives infinity, except in Float8E4M3, which has none and saturates at +-448
-/// (infinities too). None of this depends on the rounding mode of the thread.
+/// They are storage types only: arithmetic is done in float or double and rounded once when stored. Conversions to them
+/// round to nearest even, keep subnormals and convert directly from the source type, so that no value is rounded twice
+/// (a double is never narrowed to a float first, an int64 never to a double). NaN stays a quiet NaN with its sign and
+/// the upper bits of its payload, which is what the conversion instructions of x86 do, so that scalar and vector code
+/// give the same bits. Overflow gives infinity, except in Float8E4M3, which has none and saturates at +-448 (infinities
+/// too). None of this depends on the rounding mode of the thread.
 namespace halfstep {
 namespace detail {
 

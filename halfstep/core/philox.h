@@ -4,18 +4,18 @@
 #include <array>
 #include <cstdint>
 
-/// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-/// 1, 2, 3" (SC11), and what turns its words into numbers.
+/// Philox4x32-10, the counter-based generator of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1,
+/// 2, 3" (SC11), and the conversion of its words into numbers.
 ///
-/// A random tensor's element i is a function of (seed, offset, i) alone: which thread or device computes it does not
-/// matter, and skipping ahead costs nothing. Words, uniforms, integers and bernoullis are integer arithmetic and exact
-/// conversions, so they are the same bits on every device; normals are in core/box_muller.h.
+/// A random tensor's element i is a function of (seed, offset, i) only: it does not matter which thread or device
+/// computes it, and skipping ahead costs nothing. Words, uniforms, integers and bernoullis are integer arithmetic and
+/// exact conversions, so they are the same bits on every device; normals are in core/box_muller.h.
 namespace halfstep {
 
 /// Four random words, one evaluation of the generator.
 using PhiloxBlock = std::array<std::uint32_t, 4>;
 
-/// Where a stream of random numbers stands. `offset` counts blocks. A plain struct, so that a kernel can be given a
+/// The position of a stream of random numbers. `offset` counts blocks. A plain struct, so that a kernel can be given a
 /// pointer to it and a captured graph can be replayed with another.
 struct PhiloxState {
   std::uint64_t seed = 0;
@@ -37,8 +37,8 @@ constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, std::array<std::uint32_
   return counter;
 }
 
-/// Block `index` of the stream that starts at `state`. `attempt` selects an independent block for the same index: what
-/// rejection sampling draws next.
+/// Block `index` of the stream that starts at `state`. `attempt` selects an independent block for the same index: the
+/// next draw of rejection sampling.
 constexpr PhiloxBlock philox_block(PhiloxState state, std::uint64_t index, std::uint32_t attempt = 0) noexcept {
   const std::uint64_t block = state.offset + index;
   return philox4x32_10({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), attempt, 0},
@@ -85,7 +85,7 @@ constexpr std::uint64_t bernoulli_threshold(double p) noexcept {
 
 namespace detail {
 /// Maps a uniform 64-bit word to [0, n): the upper half of the product. False if the word is one of the few that would
-/// favour some results and must be refused (Lemire, "Fast random integer generation in an interval", TOMACS 2019).
+/// bias the result and must be rejected (Lemire, "Fast random integer generation in an interval", TOMACS 2019).
 constexpr bool map_below(std::uint64_t word, std::uint64_t n, std::uint64_t& result) noexcept {
   __extension__ using Wide = unsigned __int128;
   const Wide product = Wide{word} * n;
@@ -95,18 +95,18 @@ constexpr bool map_below(std::uint64_t word, std::uint64_t n, std::uint64_t& res
 }
 }  // namespace detail
 
-/// Element `i` of a stream of integers in [0, n), n > 0, each with probability exactly 1 / n. A refused word is
-/// replaced from another counter of the same element, so that the stream needs philox_blocks64(count) blocks whatever
-/// happens.
+/// Element `i` of a stream of integers in [0, n), n > 0, each with probability exactly 1 / n. A rejected word is
+/// replaced from another counter of the same element, so that the stream needs philox_blocks64(count) blocks in any
+/// case.
 constexpr std::uint64_t integer_below(PhiloxState state, std::uint64_t i, std::uint64_t n) noexcept {
   std::uint64_t result = 0;
   for (std::uint32_t attempt = 0; !detail::map_below(philox_word64(state, i, attempt), n, result);) ++attempt;
   return result;
 }
 
-/// A seed of its own for the pair (a, b), such as epoch and sample, under `seed`.
+/// A seed derived from `seed` for the pair (a, b), such as epoch and sample.
 constexpr std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t a, std::uint64_t b = 0) noexcept {
-  // The key is not the seed's own, so that derived seeds are no part of the seed's stream.
+  // The key differs from the seed's, so that derived seeds are not part of the seed's stream.
   const PhiloxBlock block = philox4x32_10({static_cast<std::uint32_t>(a), static_cast<std::uint32_t>(a >> 32),
                                            static_cast<std::uint32_t>(b), static_cast<std::uint32_t>(b >> 32)},
                                           {~static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-// Internal: small objects that are made and dropped at every op call come from a list that each thread keeps.
+// SPDX-License-Identifier: Apache-2.0 Internal: small objects that are created and destroyed at every op call come from
+// a per-thread free list.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace halfstep {
 
-/// A free list of blocks of one size for one thread. What one thread frees, another may have made; each list is bounded
-/// and gives the rest back to the system.
+/// A free list of blocks of one size for one thread. A block may be freed on another thread than the one that allocated
+/// it; each list is bounded and returns the rest to the system.
 template <std::size_t kSize>
 class ThreadPool {
  public:
@@ -41,7 +41,7 @@ class ThreadPool {
 
  private:
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  static constexpr bool kPassThrough = true;  // a kept block would hide its use after it was freed
+  static constexpr bool kPassThrough = true;  // a cached block would hide a use after free
 #else
   static constexpr bool kPassThrough = false;
 #endif
@@ -74,12 +74,12 @@ class ThreadPool {
   }
 };
 
-/// Memory for one object of type T from the calling thread's list, and its way back.
+/// Memory for one object of type T from the calling thread's list.
 template <class T>
 void* pool_allocate() {
   return ThreadPool<(sizeof(T) + 63) / 64 * 64>::allocate();
 }
-/// Gives back what pool_allocate() returned.
+/// Returns memory from pool_allocate().
 template <class T>
 void pool_deallocate(void* p) {
   ThreadPool<(sizeof(T) + 63) / 64 * 64>::deallocate(p);

@@ -12,8 +12,8 @@
 namespace halfstep {
 
 /// Hands out parts of one Philox stream. Any thread may call any member. An op reserves as many blocks as its output
-/// needs, and the kernel computes element i from the state that it got, so results depend on the order of the ops, not
-/// on the number of threads.
+/// needs, and the kernel computes element i from the state it received, so results depend on the order of the ops but
+/// not on the number of threads.
 class HS_API Generator {
  public:
   explicit Generator(std::uint64_t seed = 0) noexcept : state_{seed, 0} {}
@@ -26,12 +26,12 @@ class HS_API Generator {
   std::uint64_t seed() const noexcept { return state().seed; }
   /// Blocks handed out so far.
   std::uint64_t offset() const noexcept { return state().offset; }
-  /// Seed and offset together, for a checkpoint, and back.
+  /// Seed and offset together, for checkpoints.
   PhiloxState state() const noexcept;
   void set_state(PhiloxState state) noexcept;
   /// Takes the next `n_blocks` blocks of four words and returns where they start.
   PhiloxState reserve(std::uint64_t n_blocks) noexcept;
-  /// A captured step draws from it: when it goes, the step is captured anew.
+  /// A captured step draws from it: when it is destroyed, the step is captured again.
   void note_captured() noexcept { captured_.store(true, std::memory_order_relaxed); }
 
  private:
@@ -54,16 +54,16 @@ constexpr std::uint64_t randperm_blocks(std::int64_t n) noexcept {
   return philox_blocks64(n > 0 ? static_cast<std::uint64_t>(n) : 0);
 }
 
-/// One number after another, for code on the host that is no kernel, such as the augmentation of an image. It meets
-/// UniformRandomBitGenerator, but unlike the distributions of the standard library its own members give the same
-/// numbers with every standard library. Not to be shared between threads; derive a seed for each instead.
+/// A sequential generator for host code outside kernels, such as image augmentation. It satisfies
+/// UniformRandomBitGenerator; unlike the standard library's distributions, its members give the same numbers with every
+/// standard library. Do not share it between threads; derive a seed for each instead.
 class HS_API RandomStream {
  public:
   using result_type = std::uint32_t;
   explicit RandomStream(std::uint64_t seed, std::uint64_t offset = 0) noexcept : state_{seed, offset} {}
   explicit RandomStream(PhiloxState state) noexcept : state_(state) {}
 
-  /// The range of a word, as UniformRandomBitGenerator asks, and the next word.
+  /// The range of a word, as required by UniformRandomBitGenerator, and the next word.
   static constexpr result_type min() noexcept { return 0; }
   static constexpr result_type max() noexcept { return std::numeric_limits<result_type>::max(); }
   result_type operator()() noexcept {

@@ -8,9 +8,9 @@
 
 namespace halfstep {
 
-/// A number of the program's own beside tensors, as in `x * 2`. It is a floating-point number, an integer or a bool,
-/// and in type promotion only that kind counts, not its width (PyTorch's rule): an f16 tensor times 2.5 stays f16, an
-/// i64 tensor times 2.5 becomes f32.
+/// A number used together with tensors, as in `x * 2`. It is a floating-point number, an integer or a bool, and in type
+/// promotion only that kind counts, not its width (PyTorch's rule): an f16 tensor times 2.5 stays f16, an i64 tensor
+/// times 2.5 becomes f32.
 class Scalar {
  public:
   enum class Kind : std::uint8_t { boolean, integer, floating };
@@ -27,7 +27,7 @@ class Scalar {
   constexpr bool is_floating() const { return kind_ == Kind::floating; }
   /// The value as a double.
   constexpr double to_double() const { return floating_; }
-  /// The integer or bool; for a floating-point number its value cut toward zero (0 for what doesn't fit).
+  /// The integer or bool; for a floating-point number its value truncated toward zero (0 if it doesn't fit).
   constexpr std::int64_t to_int() const { return is_floating() ? convert<std::int64_t>(floating_) : integer_; }
 
  private:

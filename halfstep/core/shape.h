@@ -15,8 +15,7 @@ namespace halfstep {
 /// The largest number of dimensions of a tensor.
 inline constexpr int kMaxDims = 8;
 
-/// Up to kMaxDims integers held in place: sizes, strides, lists of dimensions. Throws ShapeError when it would hold
-/// more.
+/// Up to kMaxDims integers held in place: sizes, strides, lists of dimensions. Throws ShapeError if it would hold more.
 class HS_API Shape {
  public:
   constexpr Shape() = default;
@@ -47,13 +46,13 @@ class HS_API Shape {
     v_[static_cast<std::size_t>(n_++)] = value;
   }
   void pop_back() { --n_; }
-  /// Puts `value` before position `i` (0 to size()).
+  /// Inserts `value` before position `i` (0 to size()).
   void insert(int i, std::int64_t value) {
     push_back(0);
     for (int j = n_ - 1; j > i; --j) (*this)[j] = (*this)[j - 1];
     (*this)[i] = value;
   }
-  /// Takes position `i` out.
+  /// Removes position `i`.
   void erase(int i) {
     for (int j = i; j + 1 < n_; ++j) (*this)[j] = (*this)[j + 1];
     --n_;
@@ -89,9 +88,9 @@ class HS_API Shape {
   int n_ = 0;
 };
 
-/// How the elements of a dense tensor lie in memory.
+/// How the elements of a dense tensor are laid out in memory.
 enum class MemoryFormat : std::uint8_t {
-  contiguous,     ///< row-major: the last dimension is next to itself
+  contiguous,     ///< row-major: the last dimension is contiguous
   channels_last,  ///< NHWC strides under NCHW sizes (4 dimensions)
   preserve,       ///< as the source, if that is dense; otherwise contiguous
 };
@@ -100,15 +99,15 @@ enum class MemoryFormat : std::uint8_t {
 HS_API Shape contiguous_strides(const Shape& sizes);
 /// NHWC strides under NCHW sizes; `sizes` has 4 dimensions.
 HS_API Shape channels_last_strides(const Shape& sizes);
-/// Whether elements of a tensor with these sizes and strides lie row-major without gaps.
+/// Whether a tensor with these sizes and strides is row-major without gaps.
 HS_API bool is_contiguous(const Shape& sizes, const Shape& strides);
 /// Whether the elements fill one block of memory without gaps or overlap, in any order of dimensions.
 HS_API bool is_dense(const Shape& sizes, const Shape& strides);
 /// Dense strides for `sizes` in the order of dimensions that `like` has (a dense or strided tensor of the same sizes).
 HS_API Shape strides_like(const Shape& sizes, const Shape& like);
-/// The common shape of two under NumPy's broadcasting. Throws ShapeError, naming `op`, when there is none.
+/// The common shape of two shapes under NumPy's broadcasting rules. Throws ShapeError, naming `op`, when there is none.
 HS_API Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);
-/// Strides of a tensor of `sizes` and `strides` seen as the larger shape `target` (0 where it is repeated).
+/// Strides of a tensor of `sizes` and `strides` broadcast to the shape `target` (0 where it is repeated).
 HS_API Shape broadcast_strides(const Shape& sizes, const Shape& strides, const Shape& target);
 /// A dimension counted from the end when negative, as a number from 0 to ndim-1 (0-d tensors take 0 and -1). Throws
 /// ShapeError, naming `op`.

@@ -20,7 +20,7 @@ template <class T>
 class Ref {
  public:
   Ref() = default;
-  /// Takes over one count that the caller holds.
+  /// Takes ownership of one count held by the caller.
   static Ref adopt(T* p) {
     Ref r;
     r.p_ = p;
@@ -52,18 +52,18 @@ class Ref {
   T* p_ = nullptr;
 };
 
-/// Where the memory of a device comes from. Implementations are thread-safe and live to the end of the program.
+/// Where the memory of a device comes from. Implementations are thread-safe and live until the program ends.
 class HS_API Allocator {
  public:
   virtual ~Allocator() = default;
   /// At least `bytes` bytes, aligned to 64; throws DeviceError when there are none left. `bytes` may be 0.
   virtual void* allocate(std::size_t bytes) = 0;
-  /// Gives back what allocate(bytes) returned.
+  /// Frees memory returned by allocate(bytes).
   virtual void deallocate(void* data, std::size_t bytes) noexcept = 0;
-  /// The device's queue whose work may use fresh memory at once, where use by it has not to be told to used_on(); null
-  /// on the CPU, and where only the allocator knows whose memory it is.
+  /// The device queue that may use fresh memory immediately, without calling used_on(); null on the CPU, and where only
+  /// the allocator knows which queue owns the memory.
   virtual void* home_queue() { return nullptr; }
-  /// Work of another queue than the home queue uses the memory: it is not handed out again before that is done.
+  /// Work on a queue other than the home queue uses the memory: it is not reused before that work is done.
   virtual void used_on(void* data, void* queue) noexcept {
     (void)data;
     (void)queue;
@@ -75,48 +75,49 @@ HS_API Allocator& allocator_for(Device device);
 /// Makes `allocator` the device's.
 HS_API void set_allocator(Device device, Allocator* allocator);
 
-/// A block of memory of one device that tensors share, with the version that every write through a tensor raises.
+/// A block of device memory shared by tensors, with a version that every write through a tensor increments.
 class HS_API Storage {
  public:
   /// Fresh memory, not cleared.
   static Ref<Storage> allocate(std::size_t bytes, Device device);
-  /// Memory of someone else's; `deleter` (may be empty) runs when the last tensor lets go.
+  /// External memory; `deleter` (may be empty) runs when the last tensor releases it.
   static Ref<Storage> wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter);
 
-  /// The block's start, its size and where it lies. For the library and for extensions: who writes through this address
-  /// raises the version afterwards, or calls give_address().
+  /// The block's start, size and device. For the library and for extensions: code that writes through this address must
+  /// increment the version afterwards, or call give_address().
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  /// The queue whose use of the memory goes without saying (Allocator::home_queue()); null for none.
+  /// The queue whose use of the memory need not be reported (Allocator::home_queue()); null for none.
   void* home_queue() const { return home_queue_; }
   /// Work of `queue` uses the memory: called for every tensor of a call on a device.
   void use_on(void* queue) {
     if (queue != home_queue_ && allocator_) [[unlikely]]
       allocator_->used_on(data_, queue);
   }
-  /// How many writes there were; a saved tensor whose storage has another version than when it was saved was changed.
+  /// The number of writes so far; a saved tensor whose storage has a different version than when it was saved was
+  /// modified.
   std::uint32_t version() const { return version_.load(std::memory_order_relaxed); }
   void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-  /// No floating value in the block is larger in magnitude, nor NaN; infinity where nothing is known. Said by kernels
-  /// that know from their inputs, so that a gradient scaler needn't read what was just written.
+  /// No floating value in the block is larger in magnitude, nor NaN; infinity if no bound is known. Reported by kernels
+  /// that can derive it from their inputs, so that a gradient scaler needn't read what was just written.
   float magnitude_bound() const {
     const std::uint64_t b = bound_.load(std::memory_order_relaxed);
     return b >> 32 == version() ? std::bit_cast<float>(static_cast<std::uint32_t>(b)) : kNoBound;
   }
-  /// Holds until the next write, or until someone gets the address (forget_magnitude_bound()).
+  /// Valid until the next write, or until the address is handed out (forget_magnitude_bound()).
   void set_magnitude_bound(float bound) {
     bound_.store(std::uint64_t{version()} << 32 | std::bit_cast<std::uint32_t>(bound), std::memory_order_relaxed);
   }
   void forget_magnitude_bound() { set_magnitude_bound(kNoBound); }
 
-  /// Someone has the block's address and may write through it without a word, for as long as the block lives: nothing
-  /// is known of the contents, and nothing derived from them is kept any more.
+  /// The block's address has been handed out and may be written through unnoticed for as long as the block lives:
+  /// nothing is known about the contents, and nothing derived from them is cached any more.
   void give_address() {
     forget_magnitude_bound();
     if (!address_given_.load(std::memory_order_relaxed)) address_given_.store(true, std::memory_order_relaxed);
   }
-  /// The same until return_address(): for holders that say when they are done, such as DLPack's.
+  /// The same until return_address(): for holders that report when they are done, such as DLPack's.
   void lend_address() {
     forget_magnitude_bound();
     lendings_.fetch_add(1, std::memory_order_relaxed);
@@ -128,30 +129,31 @@ class HS_API Storage {
     forget_derived();
     holders_.fetch_sub(1, std::memory_order_relaxed);
   }
-  /// Whether someone may write through an address now, so that what was read before may be out of date at any time.
+  /// Whether someone may currently write through an address, so that values read before may be stale at any time.
   bool address_held() const {
     return address_given_.load(std::memory_order_relaxed) || holders_.load(std::memory_order_relaxed) != 0;
   }
-  /// A number that two reads share only if no write came between them, through a tensor or through a lent address,
-  /// while address_held() is false at both.
+  /// Two reads return the same number only if no write happened between them, through a tensor or a lent address,
+  /// provided that address_held() is false at both.
   std::uint64_t contents() const { return std::uint64_t{lendings_.load(std::memory_order_relaxed)} << 32 | version(); }
-  /// What a kernel made of the contents, such as weights in an order of its own: a number for the order, and which part
-  /// of the block it was made of.
+  /// Identifies data that a kernel derived from the contents, such as weights in its own layout: a number for the
+  /// layout, and the part of the block it was derived from.
   using DerivedKey = std::array<std::int64_t, 12>;
-  /// What keep_derived() kept under `key`, if nothing was written since; else null. Any number of threads may ask.
+  /// The data stored by keep_derived() under `key` if nothing was written since, else null. Any number of threads may
+  /// call it.
   Ref<Storage> derived(const DerivedKey& key);
-  /// Whether it pays to keep something under `key`: it was asked before, with the same contents, whose changes are seen
-  /// (address_held()), and there is room: at most four a block.
+  /// Whether it is worth storing something under `key`: it was requested before with the same contents, changes are
+  /// noticed (address_held()), and there is room (at most four per block).
   bool keeps_derived(const DerivedKey& key);
-  /// Keeps `data`, made of the contents as they are, until the next write or the block's end.
+  /// Stores `data`, derived from the current contents, until the next write or the end of the block's life.
   void keep_derived(const DerivedKey& key, Ref<Storage> data);
-  /// The contents were written without raising the version.
+  /// The contents were written without incrementing the version.
   void forget_derived() {
     if (derived_.load(std::memory_order_relaxed)) [[unlikely]]
       drop_derived();
   }
 
-  /// A number that no other storage of this run has had: addresses come back, these don't.
+  /// A number that is unique among all storages of this run; unlike addresses, it is never reused.
   std::uint64_t id() const { return id_; }
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -169,7 +171,7 @@ class HS_API Storage {
   std::atomic<std::uint32_t> refs_{1};
   std::atomic<std::uint32_t> version_{0};
   static constexpr float kNoBound = std::numeric_limits<float>::infinity();
-  std::atomic<std::uint64_t> bound_{std::bit_cast<std::uint32_t>(kNoBound)};  // the version it is of, and the bound
+  std::atomic<std::uint64_t> bound_{std::bit_cast<std::uint32_t>(kNoBound)};  // its version, and the bound
   void* data_;
   std::size_t bytes_;
   Allocator* allocator_;
@@ -179,7 +181,7 @@ class HS_API Storage {
   std::atomic<Derived*> derived_{nullptr};
   Device device_;
   std::atomic<bool> address_given_;
-  std::atomic<std::uint32_t> holders_{0};   // of lent addresses, now
+  std::atomic<std::uint32_t> holders_{0};   // of lent addresses, currently
   std::atomic<std::uint32_t> lendings_{0};  // so far
 };
 

@@ -22,7 +22,7 @@ namespace halfstep {
 class TensorImpl;
 class Tensor;
 
-/// What autograd keeps beside a tensor: its gradient and the node that made it. Core only gives it a place.
+/// Autograd's data for a tensor: its gradient and the node that produced it. Core only provides the slot.
 class HS_API GradSlot {
  public:
   virtual ~GradSlot() = default;
@@ -39,8 +39,8 @@ struct TensorOptions {
 
 /// Options of Tensor::to.
 struct ToOptions {
-  /// Return before the copy is done, where the device can: from and to pinned memory. What is copied must not be
-  /// changed before, and what arrives on the CPU not be read before synchronize().
+  /// Return before the copy is done, if the device supports it: from and to pinned memory. Do not modify the source, or
+  /// read a result on the CPU, before synchronize().
   bool non_blocking = false;
   bool copy = false;  ///< a new tensor even when nothing changes
   MemoryFormat memory_format = MemoryFormat::preserve;
@@ -48,21 +48,21 @@ struct ToOptions {
 
 /// Options of Tensor::backward.
 struct BackwardOptions {
-  bool retain_graph = false;  ///< keep the saved tensors, so that the same graph can be run again
+  bool retain_graph = false;  ///< keep the saved tensors, so that the graph can be run again
   bool create_graph = false;  ///< record the backward pass too, for second derivatives
 };
 
 /// An n-dimensional array: a cheap handle on shared storage with sizes, strides, dtype and device. Copies of a Tensor
-/// are the same tensor; views share storage. A default-made Tensor is undefined: it stands for "none". Reading from
-/// several threads is safe; one thread at a time may write.
+/// are the same tensor; views share storage. A default-constructed Tensor is undefined: it stands for "none". Reading
+/// from several threads is safe; one thread at a time may write.
 ///
-/// Methods that compute are declared here and live with their ops (ops/, autograd/).
+/// Methods that compute are declared here and defined with their ops (ops/, autograd/).
 class HS_API Tensor {
  public:
   Tensor() = default;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
 
-  /// Whether there is a tensor at all.
+  /// Whether this refers to a tensor at all.
   bool defined() const { return static_cast<bool>(impl_); }
   explicit operator bool() const = delete;  // ask defined() or item<bool>()
 
@@ -81,16 +81,16 @@ class HS_API Tensor {
   const Ref<Storage>& storage() const;
   std::size_t item_size() const { return halfstep::item_size(dtype()); }
   bool is_floating() const { return halfstep::is_floating(dtype()); }
-  /// Whether the elements lie without gaps in the order that the format says.
+  /// Whether the elements are laid out in this format without gaps.
   bool is_contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
-  /// Raised by every in-place write through any tensor of this storage.
+  /// Incremented by every in-place write through any tensor of this storage.
   std::uint32_t version() const { return storage()->version(); }
   /// Whether two handles are the same tensor (not: equal values).
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
 
-  /// The first element. Memory of another device than the CPU must not be read through it. Who has this address may
-  /// write at any time, so the library keeps nothing that it made of the contents, such as a weight's 16-bit copy, from
-  /// one call to the next: read through const_raw_data(), write with copy_(), and it does.
+  /// The first element. Memory of a device other than the CPU must not be accessed through it. Code that has this
+  /// address may write at any time, so the library stops caching anything derived from the contents between calls, such
+  /// as a weight's 16-bit copy. To keep such caches, read through const_raw_data() and write with copy_().
   void* raw_data() const;
   /// The first element, for reading only.
   const void* const_raw_data() const;
@@ -118,7 +118,7 @@ class HS_API Tensor {
   /// All elements in row-major order, converted to `T` (float, double or std::int64_t); waits for the device.
   template <class T>
   std::vector<T> to_vector() const;
-  /// Text as PyTorch users expect it: values in aligned columns, cut in the middle when there are over 1,000.
+  /// Text as PyTorch users expect it: values in aligned columns, abbreviated in the middle if there are over 1,000.
   std::string str() const;
 
   // --- Conversions and copies (ops/copy.cpp). Recorded.
@@ -127,12 +127,12 @@ class HS_API Tensor {
   Tensor to(DType dtype, const ToOptions& options = {}) const;
   Tensor to(Device device, const ToOptions& options = {}) const;
   Tensor to(Device device, DType dtype, const ToOptions& options = {}) const;
-  /// A copy in host memory that devices read by themselves, so that to(device, {.non_blocking = true}) doesn't wait;
-  /// itself when it is pinned already. `device`: whose kind is meant (by default the first there is); on a machine
-  /// without a device an ordinary copy. Throws DeviceError for a tensor that is not on the CPU.
+  /// A copy in pinned host memory, so that to(device, {.non_blocking = true}) doesn't wait; itself if it is already
+  /// pinned. `device`: the kind of device (by default the first one present); on a machine without a device it is an
+  /// ordinary copy. Throws DeviceError for a tensor that is not on the CPU.
   Tensor pin_memory(std::optional<Device> device = {}) const;
   bool is_pinned() const;
-  /// A copy with storage of its own.
+  /// A copy with its own storage.
   Tensor clone(MemoryFormat format = MemoryFormat::preserve) const;
   /// Itself if dense in that format, else a copy that is.
   Tensor contiguous(MemoryFormat format = MemoryFormat::contiguous) const;
@@ -176,16 +176,16 @@ class HS_API Tensor {
   bool is_leaf() const;
   /// The gradient that backward passes have added up here; undefined before the first.
   Tensor grad() const;
-  /// Puts a gradient in place (undefined: none). Throws when shape or device don't fit.
+  /// Sets the gradient (undefined: none). Throws when shape or device don't fit.
   void set_grad(const Tensor& grad) const;
   /// Runs the backward pass from this tensor; a tensor of one element needs no `gradient`.
   void backward(const Tensor& gradient = {}, const BackwardOptions& options = {}) const;
   /// The same data without history.
   Tensor detach() const;
-  /// Keeps the gradient of a tensor that is not a leaf.
+  /// Retains the gradient of a non-leaf tensor.
   void retain_grad() const;
-  /// `hook` sees each gradient of this tensor before it is used and may return another in its place (or an undefined
-  /// one to leave it). Returns a number for remove_hook.
+  /// `hook` is called with each gradient of this tensor before it is used and may return a replacement (or an undefined
+  /// tensor to keep it). Returns a number for remove_hook.
   std::uint64_t register_hook(std::function<Tensor(const Tensor&)> hook) const;
   /// For leaves: `hook` runs after a gradient was added to grad().
   std::uint64_t register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const;

@@ -14,47 +14,48 @@ namespace halfstep {
 struct MemoryStats {
   std::uint64_t allocated = 0;       ///< handed out now
   std::uint64_t allocated_peak = 0;  ///< the most that was handed out at a time
-  std::uint64_t reserved = 0;        ///< taken from the system or device now: handed out or kept for later
+  std::uint64_t reserved = 0;        ///< taken from the system or device now: handed out or cached
   std::uint64_t reserved_peak = 0;
   std::uint64_t allocations = 0;  ///< calls
-  std::uint64_t cache_hits = 0;   ///< calls served from a kept block
+  std::uint64_t cache_hits = 0;   ///< calls served from a cached block
   // Of devices only:
   std::uint64_t blocks = 0;         ///< handed out now
   std::uint64_t segments = 0;       ///< taken from the device now
-  std::uint64_t split = 0;          ///< free bytes of segments that are in use in part: kept, but can't be given back
+  std::uint64_t split = 0;          ///< free bytes of partly used segments: cached, but can't be released
   std::uint64_t held_back = 0;      ///< bytes that are free once another queue's work is done
-  std::uint64_t retries = 0;        ///< the device had no memory left until kept blocks were given back
+  std::uint64_t retries = 0;        ///< how often the device ran out of memory until cached blocks were released
   std::uint64_t out_of_memory = 0;  ///< calls that failed
   std::uint64_t limit = 0;          ///< set_memory_limit(); 0: none
 };
 
 /// A block of a device's memory.
 struct MemoryBlock {
-  std::uint64_t segment = 0;  ///< number of the segment that it is a part of
+  std::uint64_t segment = 0;  ///< number of its segment
   std::uint64_t offset = 0;   ///< in bytes, in the segment
   std::uint64_t bytes = 0;
-  std::uint64_t requested = 0;  ///< what was asked for; 0 for a free one
+  std::uint64_t requested = 0;  ///< requested size; 0 for a free one
   bool in_use = false;          ///< handed out
   bool held_back = false;       ///< free once another queue's work is done
-  std::string made_by;          ///< the op that it was made for; empty when unknown
+  std::string made_by;          ///< the op that it was allocated for; empty if unknown
 };
 
 /// Statistics of a device's allocator. Here and below: the CPU's unless a device is named. Throws DeviceError.
 HS_API MemoryStats memory_stats(Device device = {});
-/// Starts the peaks anew from what is held now.
+/// Resets the peaks to what is held now.
 HS_API void reset_peak_memory(Device device = {});
-/// Gives all kept blocks back to the system; on a device it waits until its work is done.
+/// Returns all cached blocks to the system; on a device it waits until its work is done.
 HS_API void empty_memory_cache(Device device = {});
-/// Turns keeping of blocks on or off (default on; HALFSTEP_NO_CACHE=1 turns it off, which memory checkers want).
+/// Turns caching of blocks on or off (default on; HALFSTEP_NO_CACHE=1 turns it off, which is useful with memory
+/// checkers).
 HS_API void set_memory_caching(bool on, Device device = {});
 /// The most bytes that the allocator of a device takes from it; 0: no limit of ours. Allocations beyond it fail as if
 /// the device had no more. Throws DeviceError for the CPU.
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
-/// All blocks that are held of a device's memory, for debugging; empty for the CPU.
+/// All blocks of a device's memory, for debugging; empty for the CPU.
 HS_API std::vector<MemoryBlock> memory_snapshot(Device device);
 
-/// The op for which this thread allocates, said in out-of-memory errors and snapshots; for the op layer. The text lives
-/// as long as the program; null: unknown.
+/// The op for which this thread allocates, reported in out-of-memory errors and snapshots; for the op layer. The text
+/// must live as long as the program; null: unknown.
 HS_API const char*& allocation_label();
 
 }  // namespace halfstep

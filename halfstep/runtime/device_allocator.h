@@ -14,11 +14,11 @@ namespace halfstep {
 
 class DeviceBackend;
 
-/// Takes memory from the device in segments and hands out parts of them, which are split on the way out and joined with
-/// free neighbours on the way back. A block belongs to the queue that it was made for: that queue's later work may
-/// write to it as soon as it is free, since it comes after. What other queues did with it is waited for by events
-/// before it is handed out again. Sizes are those of the CUDA allocator that its users know: multiples of 512 bytes, up
-/// to 1 MiB out of segments of 2 MiB, up to 10 MiB out of segments of 20 MiB, larger ones in multiples of 2 MiB.
+/// Takes memory from the device in segments and hands out blocks of them, which are split when allocated and merged
+/// with free neighbours when freed. A block belongs to the queue that it was allocated for: that queue's later work may
+/// write to it as soon as it is free, since it comes after. Use by other queues is tracked with events, which are
+/// waited for before it is reused. Sizes are those of the CUDA allocator that its users know: multiples of 512 bytes,
+/// up to 1 MiB out of segments of 2 MiB, up to 10 MiB out of segments of 20 MiB, larger ones in multiples of 2 MiB.
 class HS_API DeviceAllocator final : public Allocator {
  public:
   DeviceAllocator(DeviceBackend& backend, int index);
@@ -26,8 +26,8 @@ class HS_API DeviceAllocator final : public Allocator {
 
   void* allocate(std::size_t bytes) override;
   void deallocate(void* data, std::size_t bytes) noexcept override;
-  /// Null for another queue than the default one: it can go, and its address be that of another one later, so that
-  /// only the allocator knows whose its blocks are.
+  /// Null for queues other than the default one: such a queue can be destroyed and its address reused by another one,
+  /// so that only the allocator knows which queue owns its blocks.
   void* home_queue() override;
   void used_on(void* data, void* queue) noexcept override;
 

@@ -19,7 +19,7 @@ namespace halfstep {
 
 class DeviceAllocator;
 
-/// The entries of one plug-in and the state of its devices. Lives to the end of the program.
+/// The entries of one plug-in and the state of its devices. Lives until the program ends.
 class HS_API DeviceBackend {
  public:
   /// `table` has been checked; entries that the plug-in lacks are null. Throws DeviceError when a device can't be
@@ -29,7 +29,7 @@ class HS_API DeviceBackend {
   DeviceBackend(const DeviceBackend&) = delete;
   DeviceBackend& operator=(const DeviceBackend&) = delete;
 
-  /// The plug-in's entries, whole: what it was compiled without is null.
+  /// The plug-in's full table: entries that it was compiled without are null.
   const halfstep_plugin_table table;
   const std::string path;   ///< of the library
   const std::string kind;   ///< `cuda`
@@ -42,47 +42,47 @@ class HS_API DeviceBackend {
   bool has_graphs() const { return table.graph_begin && table.graph_end && table.graph_launch && table.graph_destroy; }
   bool has_collectives() const;
 
-  /// One of the devices, what its plug-in says of it, and what hands out its memory.
+  /// One of the devices, its description by the plug-in, and its allocator.
   Device device(int index) const { return Device(type, static_cast<std::uint8_t>(index)); }
   const halfstep_device_info& info(int index) const { return infos_[static_cast<std::size_t>(index)]; }
   DeviceAllocator& allocator(int index) const { return *allocators_[static_cast<std::size_t>(index)]; }
-  /// The queue that work goes to when nobody says otherwise; made at its first use.
+  /// The default queue, created at its first use.
   halfstep_queue* default_queue(int index);
-  /// The same for who cleans up: doesn't throw what defer() has put aside, which would get lost there.
+  /// The same for cleanup code: doesn't throw an error stored by defer(), which would be lost there.
   halfstep_queue* default_queue_unchecked(int index);
   /// Null before its first use.
   halfstep_queue* known_default_queue(int index) const {
     return default_queues_[static_cast<std::size_t>(index)].load(std::memory_order_acquire);
   }
 
-  /// Throws what a failed call of a plug-in means: OutOfMemoryError, DeviceLostError or DeviceError with the plug-in's
-  /// reason and, for asynchronous work, the op that it failed in. `what`: the call or op that is under way.
+  /// Throws the error for a failed plug-in call: OutOfMemoryError, DeviceLostError or DeviceError with the plug-in's
+  /// reason and, for asynchronous work, the op that it failed in. `what`: the current call or op.
   void check(halfstep_status status, const char* what, int index) {
     if (status != HALFSTEP_OK) [[unlikely]]
       raise(status, what, index);
   }
   [[noreturn]] void raise(halfstep_status status, const char* what, int index);
-  /// Throws DeviceLostError when the device has been lost, and what defer() has put aside.
+  /// Throws DeviceLostError if the device has been lost, and any error stored by defer().
   void check_alive(const char* what, int index) {
     if (trouble_[static_cast<std::size_t>(index)].load(std::memory_order_relaxed) != 0) [[unlikely]]
       raise_trouble(what, index);
   }
-  /// Puts the failure of a call that can't throw aside, for the next call that can: a failure of asynchronous work is
-  /// reported only once by the plug-in and must not get lost.
+  /// Stores the failure of a call that can't throw, for the next call that can: the plug-in reports a failure of
+  /// asynchronous work only once, so it must not be lost.
   void defer(halfstep_status status, int index) noexcept;
 
-  /// A number for a call of `name` (which lives as long as the program), by which it is known later.
+  /// A number that identifies a call of `name` (which must live as long as the program).
   std::uint64_t begin_call(const char* name, int index);
-  /// The name of call `number`; null when it is too long ago.
+  /// The name of call `number`; null if it is too old.
   const char* call_name(std::uint64_t number, int index) const;
-  /// What was enqueued since the device was last waited for, oldest first, for errors that have no number.
+  /// The calls enqueued since the device was last waited for, oldest first, for errors without a number.
   std::string recent_calls(int index) const;
   /// The device has been waited for: earlier calls are done.
   void passed(int index);
 
-  /// The kernel of an op, or null when the plug-in has none; asked once, then remembered in the table.
+  /// The kernel of an op, or null if the plug-in has none; looked up once, then cached in the table.
   KernelFn kernel(const KernelTable& op, DType dtype);
-  /// Asks the plug-in anew, for lists and warnings: whether there is a kernel, and if not why.
+  /// Queries the plug-in again, for lists and warnings: whether there is a kernel, and if not, why.
   struct Answer {
     bool native = false;
     bool strided = false;
@@ -90,8 +90,8 @@ class HS_API DeviceBackend {
   };
   Answer ask(const std::string& op, int version, DType dtype) const;
 
-  /// Ends the use of the plug-in at the end of the program. What is called later throws, and what is destroyed later
-  /// leaves the plug-in alone.
+  /// Shuts the plug-in down at the end of the program. Later calls throw, and objects destroyed later no longer call
+  /// the plug-in.
   void shutdown();
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
@@ -120,7 +120,7 @@ class HS_API DeviceBackend {
 
 /// The plug-in of a kind of device; null for the CPU and for kinds that no plug-in has.
 HS_API DeviceBackend* backend_of(std::uint8_t device_type);
-/// The same for a device that must have one; throws DeviceError, naming `what` was to be done.
+/// The same for a device that must have one; throws DeviceError, naming the attempted operation `what`.
 HS_API DeviceBackend& backend_for(Device device, const char* what);
 /// All of them, in the order in which they were loaded.
 HS_API std::vector<DeviceBackend*> backends();

@@ -21,13 +21,13 @@ struct DeviceInfo {
   std::uint64_t memory_total = 0;    ///< bytes
   std::uint64_t memory_free = 0;     ///< bytes
   std::vector<DType> dtypes;         ///< that tensors there may have
-  std::vector<DType> native_dtypes;  ///< whose matrix products run in units of their own
+  std::vector<DType> native_dtypes;  ///< whose matrix products run in dedicated units
   int priorities = 1;                ///< of queues
   bool pinned = false;               ///< has pinned host memory
   bool graphs = false;               ///< can record and replay
   bool collectives = false;
-  bool lost = false;     ///< failed for good; what it has free isn't known then
-  bool profile = false;  ///< tells how long its work took
+  bool lost = false;     ///< failed permanently; its free memory is then unknown
+  bool profile = false;  ///< reports how long its work took
 };
 
 /// The CPU and every device of every plug-in, which are loaded for it.
@@ -46,8 +46,7 @@ struct OpSupport {
 /// Asks the plug-in of `device` about an op's kernel; on the CPU looks into its table.
 HS_API OpSupport op_support(Device device, std::string_view op, DType dtype);
 
-/// What isn't in the plug-in interface, by name: a function or an object of the plug-in's; null when it has no such
-/// thing.
+/// A function or object of the plug-in that is not part of the interface, by name; null if it has no such extension.
 HS_API void* device_extension(Device device, const char* name);
 
 }  // namespace halfstep

@@ -18,8 +18,8 @@
 
 namespace halfstep {
 
-/// A tensor as a kernel sees it; halfstep_tensor of plugin.h. The op layer owns everything it points to, for the time
-/// of the call.
+/// A tensor as a kernel sees it; halfstep_tensor of plugin.h. The op layer owns everything it points to, for the
+/// duration of the call.
 struct TensorView {
   void* data;  ///< first element, in the device's memory; null for an absent optional input and for empty tensors
   const std::int64_t* sizes;    ///< `ndim` of them
@@ -35,14 +35,14 @@ struct TensorView {
 /// How a kernel or another call of a device ended.
 enum class Status : std::int32_t {
   ok = 0,
-  unsupported = 1,  ///< this combination is not handled here: another road (the CPU) may be taken
-  failed = 2,       ///< it went wrong; the context has the reason
+  unsupported = 1,  ///< this combination is not supported: the caller may fall back (to the CPU)
+  failed = 2,       ///< it failed; the context has the reason
   out_of_memory = 3,
   lost = 4,       ///< the device is gone
-  not_ready = 5,  ///< of a query: the work is not done yet
+  not_ready = 5,  ///< from a query: the work is not done yet
 };
 
-/// What a kernel may ask for while it runs; halfstep_context of plugin.h.
+/// Services for a kernel while it runs; halfstep_context of plugin.h.
 struct KernelContext {
   std::uint32_t size = sizeof(KernelContext);  ///< of this struct, for plug-ins compiled with another version
   std::int32_t device = 0;                     ///< the device's index among its kind
@@ -51,37 +51,37 @@ struct KernelContext {
   /// Scratch memory of the device, aligned to 64 bytes, freed when the kernel's work is done; null when there is none
   /// left.
   void* (*workspace)(KernelContext* context, std::uint64_t bytes) = nullptr;
-  /// Records why the kernel returns something else than ok; the text is copied.
+  /// Records why the kernel returns a status other than ok; the text is copied.
   void (*set_error)(KernelContext* context, const char* text) = nullptr;
-  /// Says that no value of the first output is larger in magnitude than `bound`, nor NaN. Null where nobody asks, and
-  /// for a kernel to pass over as it likes; one that can tell from inputs much smaller than its output spares a
-  /// gradient scaler the reading of it.
+  /// Reports that no value of the first output is larger in magnitude than `bound`, or NaN. Null if not requested;
+  /// reporting is optional. A kernel that can derive the bound from inputs much smaller than its output saves a
+  /// gradient scaler from reading it.
   void (*set_magnitude_bound)(KernelContext* context, float bound) = nullptr;
   void* owner = nullptr;  ///< the op layer's own
-  void* state = nullptr;  ///< what a plug-in gave with the kernel; on the CPU null or a CpuKernelState
+  void* state = nullptr;  ///< state that a plug-in supplied with the kernel; on the CPU null or a CpuKernelState
 };
 
-/// What the CPU's kernels may use beside, as KernelContext::state.
+/// Additional state for CPU kernels, passed as KernelContext::state.
 struct CpuKernelState {
-  /// The memory that input `index` lies in; null for an input that isn't there.
+  /// The storage of input `index`; null for an absent input.
   Storage* (*storage)(KernelContext* context, int index) = nullptr;
 };
 
 /// A kernel: reads `in[0..n)`, writes `out[0..m)`, which have been allocated with the shapes, strides and dtypes that
 /// the op's shape rule gave. `attributes` points to the op's struct in ops/attributes.h (null for ops without). It
-/// neither allocates (but workspace) nor throws. Inputs and outputs overlap only where the op's in-place form is
+/// neither allocates (except workspace) nor throws. Inputs and outputs overlap only where the op's in-place form is
 /// called, and then exactly.
 using KernelFn = Status (*)(KernelContext* context, const TensorView* in, int n, TensorView* out, int m,
                             const void* attributes);
 
 /// The kernels of one op: a function for each kind of device and each dtype (that of the op's key input, see ops/op.h).
-/// Those of the CPU are there when the program starts; a device's are asked for when they are first needed.
+/// The CPU's are registered when the program starts; a device's are looked up when first needed.
 struct KernelTable {
   std::string name;
   int version = 1;  ///< of the op, for plug-ins
-  // Mutable: what a plug-in answers is remembered when it is first asked.
+  // Mutable: a plug-in's answers are cached on first use.
   mutable std::array<std::array<std::atomic<KernelFn>, kNumDTypes>, kMaxDeviceTypes> kernels = {};
-  /// What a plug-in wants to be handed to its kernel.
+  /// Plug-in state to be passed to its kernel.
   mutable std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
   /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
   mutable std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
@@ -90,8 +90,8 @@ struct KernelTable {
   }
 };
 
-/// The table of the op called `name`, made when it is new; the reference stays valid. Ops and kernels meet here by
-/// name, so that neither needs the other to be loaded first.
+/// The table of the op called `name`, created if it is new; the reference stays valid. Ops and kernels are matched here
+/// by name, so that neither needs the other to be loaded first.
 HS_API KernelTable& kernel_table(std::string_view name);
 
 /// Registers a CPU kernel for some dtypes when a program starts: a namespace-scope constant in a backend's .cpp file.

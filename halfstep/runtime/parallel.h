@@ -9,14 +9,14 @@
 
 namespace halfstep {
 
-/// Threads that a parallel_for of this thread uses at most, at least 1. It starts as HALFSTEP_THREADS, else
-/// OMP_NUM_THREADS, else the number of processors that this process may use: those of its affinity, or fewer where its
-/// control group has a quota (1.5 processors count as 2).
+/// The maximum number of threads that a parallel_for on this thread uses, at least 1. Initially HALFSTEP_THREADS, else
+/// OMP_NUM_THREADS, else the number of processors that this process may use: those in its affinity mask, or fewer if
+/// its cgroup has a quota (1.5 processors count as 2).
 HS_API int num_threads() noexcept;
 
 /// Sets the number of threads for every later parallel_for, and so for all kernels. Throws Error unless n is 1 to 4096.
-/// Threads are created when they are first needed and stay until the process ends. Where the system gives fewer, fewer
-/// do the work, with the same results. They block signals other than faults and SIGPROF.
+/// Threads are created when first needed and live until the process ends. If the system provides fewer, fewer do the
+/// work, with the same results. They block signals other than faults and SIGPROF.
 HS_API void set_num_threads(int n);
 
 /// Whether the calling thread is inside the body of a parallel_for.
@@ -25,15 +25,16 @@ HS_API bool in_parallel_region() noexcept;
 namespace detail {
 using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end);
 HS_API void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context);
-/// How many ranges parallel_for makes of n items: the threads, or fewer where a range would get less than a grain.
+/// The number of ranges into which parallel_for divides n items: the number of threads, or fewer if a range would get
+/// less than a grain.
 HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
 }  // namespace detail
 
-/// Calls `f(begin, end)` on ranges that together are [0, n), one range a thread.
+/// Calls `f(begin, end)` on ranges that together cover [0, n), one range per thread.
 ///
-/// The ranges run at the same time where there are processors for them, and in turn where there are not: whichever
-/// thread of the process's pool is free takes the next one, the caller among them, so that a call never waits for a
-/// thread that the system lets no longer run. A range must therefore not wait for another.
+/// The ranges run concurrently if there are processors for them, and otherwise one after the other: each free thread of
+/// the process's pool, including the caller, takes the next one, so that a call never waits for a descheduled thread
+/// that has not started a range. A range must therefore not wait for another.
 ///
 /// `grain` is the number of items that is worth a thread: about 10 microseconds of work, since offering ranges and
 /// waiting for the last takes 1 to 5. With fewer than two grains, with one thread, or inside another parallel_for,

@@ -46,7 +46,7 @@ HALFSTEP_BOTH_SIDES constexpr uint64_t item_size(int dtype) {
   constexpr uint64_t kSizes[] = {4, 8, 2, 2, 1, 1, 8, 4, 1, 1, 1};
   return kSizes[dtype];
 }
-/// Whether a dtype is a floating one, of 8 bits too.
+/// Whether a dtype is a floating-point one, including the 8-bit ones.
 HALFSTEP_BOTH_SIDES constexpr bool is_floating(int dtype) { return dtype <= HALFSTEP_F8E5M2; }
 /// The name that Halfstep prints.
 inline const char* dtype_name(int dtype) {
@@ -55,7 +55,7 @@ inline const char* dtype_name(int dtype) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// Widening, exact. Both 16-bit forms are without branches, so that loops over them become vector code.
+// Widening, exact. Both 16-bit conversions are branch-free, so that loops over them vectorise.
 
 /// The value as float32 (double for double), exactly.
 HALFSTEP_BOTH_SIDES inline float widen(Half x) {
@@ -137,8 +137,8 @@ HALFSTEP_BOTH_SIDES inline void narrow(float value, Float8E5M2* to) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// From wider types, by way of a float32 that was rounded to odd: what it dropped is in its last bit, so that the second
-// rounding, to at least two bits fewer, is that of the exact value.
+// From wider types, through a float32 rounded to odd: its last bit records the dropped bits, so that the second
+// rounding, to at least two bits fewer, equals that of the exact value.
 
 /// Rounded to odd.
 HALFSTEP_BOTH_SIDES inline float to_odd_float(double value) {
@@ -160,11 +160,11 @@ template <class T>
 inline constexpr bool kNarrow = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16> ||
                                 std::is_same_v<T, Float8E4M3> || std::is_same_v<T, Float8E5M2>;
 
-/// What an element computes in.
+/// The type that an element is computed in.
 template <class T>
 using Compute = std::conditional_t<kNarrow<T>, float, std::conditional_t<std::is_same_v<T, Bool>, bool, T>>;
 
-/// An element as what it computes in, exactly.
+/// An element converted exactly to the type that it is computed in.
 template <class T>
 HALFSTEP_BOTH_SIDES Compute<T> load(T value) {
   if constexpr (kNarrow<T>) {

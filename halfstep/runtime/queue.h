@@ -12,33 +12,32 @@ class Event;
 
 /// Options of Queue.
 struct QueueOptions {
-  /// 0 is the lowest; a device that has fewer takes its highest.
+  /// 0 is the lowest; a device with fewer priorities uses its highest.
   int priority = 0;
 };
 
 /// An in-order sequence of work on a device (a CUDA stream). Ops go to the queue that is current on their thread and
-/// return before they are done; reading a value waits. Queues of one device run side by side: what one makes and
-/// another reads is put in order by an Event. On the CPU everything is done when the call returns, and queues are empty
-/// shells.
+/// return before they are done; reading a value waits. Queues of one device run concurrently; use an Event to order
+/// work on one queue after work on another. On the CPU all work is done when the call returns, and queues do nothing.
 ///
-/// Handles are cheap; the device's queue goes when the last one does, after its work.
+/// Handles are cheap; the device's queue is destroyed with the last one, after its work is done.
 class HS_API Queue {
  public:
   /// A new queue. Throws DeviceError.
   explicit Queue(Device device, const QueueOptions& options = {});
-  /// The one that is used when none is said.
+  /// The default queue.
   static Queue default_queue(Device device);
-  /// This thread's: the innermost QueueGuard's, else the default one.
+  /// The current queue of this thread: the innermost QueueGuard's, else the default one.
   static Queue current(Device device);
 
-  /// What it was made with.
+  /// The options it was created with.
   Device device() const;
   int priority() const;
   /// Waits until its work is done. Throws DeviceError with the op that failed, if one did.
   void synchronize() const;
   /// Whether its work is done.
   bool query() const;
-  /// Work that comes later waits for what `event` has recorded.
+  /// Later work waits for what `event` has recorded.
   void wait(const Event& event) const;
   /// The plug-in's queue; null on the CPU.
   void* native() const;
@@ -52,7 +51,7 @@ class HS_API Queue {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Makes a queue current on this thread while it lives.
+/// Makes a queue current on this thread for the guard's lifetime.
 class HS_API QueueGuard {
  public:
   explicit QueueGuard(const Queue& queue);
@@ -81,9 +80,9 @@ class HS_API Event {
   void record(const Queue& queue) const;
   /// Marks this thread's current queue.
   void record() const;
-  /// Whether the mark was passed; true before the first record().
+  /// Whether the mark has been reached; true before the first record().
   bool query() const;
-  /// Waits until it was. Throws DeviceError with the op that failed, if one did.
+  /// Waits until it has been reached. Throws DeviceError with the op that failed, if one did.
   void synchronize() const;
   /// Milliseconds from this mark to `end`'s, on the device's clock (on the CPU: the host's). Both must have timing;
   /// waits for both. Throws DeviceError.
@@ -100,9 +99,9 @@ class HS_API Event {
 /// Waits until all work on a device is done. Throws DeviceError with the op that failed, if one did. Nothing on the
 /// CPU.
 HS_API void synchronize(Device device);
-/// The queue of the plug-in that is current on this thread; null on the CPU. For the library: no handle is made.
+/// The plug-in's queue that is current on this thread; null on the CPU. For the library: no handle is created.
 HS_API void* current_native_queue(Device device);
-/// Whether every op waits until it is done, so that an error comes from the call that made it (default: off, or
+/// Whether every op waits until it is done, so that an error comes from the call that caused it (default: off, or
 /// HALFSTEP_SYNC=1).
 HS_API bool synchronous();
 HS_API void set_synchronous(bool on);

@@ -12,7 +12,7 @@
 
 namespace halfstep {
 
-/// Is told of finished ranges, on the thread that made them; several threads may call at once.
+/// Receives finished ranges, on the thread that created them; several threads may call at once.
 class HS_API TraceListener {
  public:
   virtual ~TraceListener() = default;
@@ -20,7 +20,7 @@ class HS_API TraceListener {
   virtual void range(std::string_view name, std::string_view category, std::uint64_t start_ns,
                      std::uint64_t end_ns) = 0;
 };
-/// Adds or takes away a listener. Taking away waits for calls of it that are under way on other threads.
+/// Adds or removes a listener. Removing waits for its ongoing calls on other threads.
 HS_API void add_trace_listener(TraceListener* listener);
 HS_API void remove_trace_listener(TraceListener* listener);
 /// Nanoseconds of CLOCK_MONOTONIC.
@@ -31,12 +31,12 @@ HS_API extern std::atomic<int> trace_listeners;
 HS_API void end_trace_range(std::string_view name, std::string_view category, std::uint64_t start_ns);
 }  // namespace detail
 
-/// A named stretch of time, from its construction to its end. Ranges of one thread nest.
+/// A named time range, from construction to destruction. Ranges of one thread nest.
 ///
 ///     debug::Range range{"augmentation"};
 class HS_API TraceRange {
  public:
-  /// Both texts are copied only while somebody listens. `category` groups ranges; `loader` is the data loader's.
+  /// Both texts are copied only if there is a listener. `category` groups ranges; `loader` is the data loader's.
   explicit TraceRange(std::string_view name, std::string_view category = "range") {
     if (detail::trace_listeners.load(std::memory_order_relaxed) != 0) [[unlikely]]
       start(name, category);
