@@ -14,28 +14,28 @@ namespace halfstep::data {
 /// What one step trains on: `auto [images, labels] = batch;`.
 struct Batch {
   Tensor input;   ///< the samples along dimension 0
-  Tensor target;  ///< what belongs to them, along dimension 0
+  Tensor target;  ///< their targets, along dimension 0
 };
 
 /// Which samples a batch is made of.
 struct BatchRequest {
   /// Positions in [0, size()).
   std::span<const std::int64_t> indices;
-  /// For data sets that change their samples at random: keyed by these two and the sample's index, the change is the
-  /// same whichever thread makes the batch.
+  /// For data sets with random transformations: keyed by these two and the sample's index, the transformation is the
+  /// same whichever thread produces the batch.
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
 };
 
-/// Samples that are read by position, a whole batch at a time, so that a batch is written once to where it is used.
+/// Samples read by index, a whole batch at a time, so that a batch is written only once, directly to its destination.
 class HS_API Dataset {
  public:
   virtual ~Dataset() = default;
 
-  /// Number of samples, at least 0: what reads a data set throws Error where it is negative.
+  /// Number of samples, at least 0: code that reads a data set throws Error if it is negative.
   virtual std::int64_t size() const = 0;
 
-  /// Makes a batch of its own memory. Called by several threads at once; an exception reaches the loop over the loader.
+  /// Creates a batch in fresh memory. Called by several threads at once; an exception reaches the loop over the loader.
   virtual Batch batch(const BatchRequest& request) const = 0;
 };
 
@@ -43,7 +43,7 @@ class HS_API Dataset {
 class HS_API TensorDataset final : public Dataset {
  public:
   /// `inputs` [N, ...] and `targets` [N, ...] of any dtype, on the CPU. They are kept without a copy when contiguous.
-  /// Throws ShapeError when they have no dimension or unlike N, DeviceError when they are not on the CPU.
+  /// Throws ShapeError if they have no dimensions or different N, DeviceError when they are not on the CPU.
   TensorDataset(const Tensor& inputs, const Tensor& targets);
 
   std::int64_t size() const override { return inputs_.size(0); }
@@ -54,7 +54,7 @@ class HS_API TensorDataset final : public Dataset {
   Tensor targets_;
 };
 
-/// What MnistDataset makes of a pixel and an image.
+/// How MnistDataset converts pixels and images.
 struct ImageOptions {
   /// [N, rows * columns] instead of [N, 1, rows, columns].
   bool flatten = false;
@@ -63,7 +63,7 @@ struct ImageOptions {
   double std = 1;
 };
 
-/// MNIST, its kin, or the built-in digits: `MnistDataset{load_mnist(folder, Split::kTrain)}`,
+/// MNIST, data sets in its format, or the built-in digits: `MnistDataset{load_mnist(folder, Split::kTrain)}`,
 /// `MnistDataset{make_digits(Split::kTrain)}`.
 ///
 /// A batch has the images as float32 and the labels as int64 [N]. p / 255 is exact to float32's last place; with mean

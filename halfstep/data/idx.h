@@ -32,25 +32,25 @@ struct IdxArray {
   std::vector<std::uint8_t> data;
 };
 
-/// What a reader accepts before it allocates anything.
+/// Limits that a reader checks before it allocates anything.
 struct IdxLimits {
   /// The largest array, in bytes. The default is room for 2.7 million images of 28x28.
   std::uint64_t max_bytes = std::uint64_t{2} << 30;
 };
 
-/// Reads an IDX file, plain or compressed with gzip (told apart by the contents, not by the name).
+/// Reads an IDX file, plain or compressed with gzip (detected from the contents, not from the name).
 ///
 /// The format is the one of the MNIST database: two zero bytes, a type code, the number of dimensions, the dimensions
 /// as big-endian 32-bit integers, then the elements.
 ///
-/// The file is not trusted: the shape in the header is checked against the limit and against what the file can hold
-/// before memory is taken, and a compressed file is never unpacked beyond what its header announces.
+/// The file is not trusted: the shape in the header is checked against the limit and against the file's size before
+/// memory is allocated, and a compressed file is never unpacked beyond the size its header announces.
 ///
-/// Throws IoError that names the file, what was expected and what came: for a file that is missing, is no IDX file, is
-/// cut short or damaged, has bytes behind its end, or is larger than the limit.
+/// Throws IoError that names the file, what was expected and what was found: for a file that is missing, not an IDX
+/// file, truncated or damaged, has trailing bytes, or is larger than the limit.
 HS_API IdxArray read_idx(const std::filesystem::path& path, const IdxLimits& limits = {});
 
-/// The same for bytes in memory; `name` stands for the file in the errors.
+/// The same for bytes in memory; `name` identifies them in errors.
 HS_API IdxArray parse_idx(std::span<const std::uint8_t> bytes, std::string_view name, const IdxLimits& limits = {});
 
 }  // namespace halfstep::data

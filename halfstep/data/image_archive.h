@@ -13,30 +13,30 @@
 
 namespace halfstep::data {
 
-/// What an archive may hold.
+/// Limits of an archive.
 struct ArchiveLimits {
-  /// Bytes of all pictures together; they are held in memory. Larger sets belong in folders.
+  /// Bytes of all images together, which are held in memory. Larger sets belong in folders.
   std::uint64_t max_bytes = std::uint64_t{8} << 30;
   /// Pictures.
   std::int64_t max_files = std::int64_t{1} << 26;
-  /// By how many bytes what is unpacked, pictures and all else, may exceed eight times the archive's own size.
+  /// The number of bytes by which the unpacked contents, images and everything else, may exceed eight times the
+  /// archive's size.
   std::uint64_t max_unpacked = std::uint64_t{1} << 30;
 };
 
-/// Pictures in a tar archive, plain or compressed by gzip, bzip2, xz or zstd (told from the contents), read into memory
-/// once as they are, still as JPEG or PNG.
+/// Images in a tar archive, plain or compressed by gzip, bzip2, xz or zstd (detected from the contents), read into
+/// memory once in their encoded form (JPEG or PNG).
 ///
-/// A picture's class is the folder it lies in, as in `train/CLASS/0001.jpg`; classes are sorted byte by byte, pictures
-/// by class and path. What is no regular file or no picture by its name is passed over. Hard links and symbolic links
-/// that are called as pictures are followed inside the archive and take no memory of their own; those that lead out of
-/// it or to nothing in it are left out and named by a warning, as are links to folders.
+/// An image's class is its folder, as in `train/CLASS/0001.jpg`; classes are sorted bytewise, images by class and path.
+/// Entries that are not regular files, or not images by name, are skipped. Hard and symbolic links with an image's name
+/// are followed inside the archive and take no memory of their own; links that lead out of it or to nothing in it are
+/// skipped and named in a warning, as are links to folders.
 class HS_API ImageArchive final : public ImageSource {
  public:
-  /// Throws IoError for a file that is missing, no archive, damaged or cut short, for one over the limits, one without
-  /// pictures, for classes that lie in more than one folder (`train/cat` and `test/cat`), and for links that lead round
-  /// in a circle.
+  /// Throws IoError for a file that is missing, not an archive, damaged or truncated, for one over the limits or
+  /// without images, for classes in more than one folder (`train/cat` and `test/cat`), and for cyclic links.
   explicit ImageArchive(const std::filesystem::path& path, const ArchiveLimits& limits = {});
-  /// The same for bytes in memory; `name` stands for the file in the errors.
+  /// The same for bytes in memory; `name` identifies them in errors.
   ImageArchive(std::span<const std::uint8_t> bytes, std::string_view name, const ArchiveLimits& limits = {});
 
   std::int64_t size() const override { return static_cast<std::int64_t>(files_.size()); }

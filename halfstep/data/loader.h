@@ -17,31 +17,31 @@ namespace halfstep::data {
 
 /// Options of DataLoader.
 struct LoaderOptions {
-  /// Samples a batch, at least 1; the last batch of an epoch may hold fewer.
+  /// Samples per batch, at least 1; the last batch of an epoch may hold fewer.
   std::int64_t batch_size = 1;
   /// A new order every epoch; otherwise the samples come as they are stored.
   bool shuffle = false;
-  /// Leaves out the last batch of an epoch when it is smaller than the others.
+  /// Drops the last batch of an epoch if it is smaller than the others.
   bool drop_last = false;
-  /// Threads that make batches ahead of the loop; 0: the loop makes them itself.
+  /// Threads that prefetch batches; 0: the loop creates them itself.
   int workers = 1;
-  /// Batches that are made ahead at most, per worker.
+  /// Maximum number of prefetched batches per worker.
   int prefetch = 4;
-  /// Keys the order (and what a data set does at random).
+  /// Seed of the order (and of a data set's random transformations).
   std::uint64_t seed = 0;
-  /// Where the loop gets its batches. For another device than the CPU the workers leave them in pinned memory, and the
-  /// next batch is copied on a queue of its own while the loop computes with this one; that takes the memory of one
-  /// more batch there.
+  /// The device of the batches. For devices other than the CPU the workers put them into pinned memory, and the next
+  /// batch is copied on a separate queue while the loop computes with the current one; this needs the memory of one
+  /// additional batch there.
   Device device = {};
-  /// Passes over the data that make an epoch, at least 1. Each has the order and the batches that an epoch by itself
-  /// would have: pass p of epoch e those of epoch e * repeat + p.
+  /// Passes over the data that make an epoch, at least 1. Each has the order and the batches of a separate epoch: pass
+  /// p of epoch e those of epoch e * repeat + p.
   std::int64_t repeat = 1;
 };
 
-/// Where a loader stands, for checkpoints.
+/// A loader's position, for checkpoints.
 struct LoaderState {
   std::int64_t epoch = 0;
-  /// Batches of this epoch that were handed out, the one that the loop is working on included.
+  /// Batches of this epoch returned so far, including the one that the loop is working on.
   std::int64_t batch = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
@@ -50,7 +50,7 @@ struct LoaderState {
 /// shuffle with Philox numbers).
 HS_API std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t seed, std::int64_t epoch);
 
-/// Hands out a data set in batches, one epoch a loop:
+/// Returns a data set in batches, one epoch per loop:
 ///
 ///     data::DataLoader loader{dataset, {.batch_size = 64, .shuffle = true}};
 ///     for (int epoch = 0; epoch < 10; ++epoch) {
@@ -58,14 +58,14 @@ HS_API std::vector<std::int64_t> shuffled_order(std::int64_t n, std::uint64_t se
 ///     }
 ///
 /// Which samples a batch holds depends on the seed, the epoch and its number only, never on the number of workers. A
-/// loop that is left early ends its epoch: the next loop begins the next one. What a worker throws is thrown by the
-/// loop when the turn comes to the batch that failed. One loop at a time; a loader belongs to one thread.
+/// loop that is left early ends its epoch: the next loop begins the next one. An exception in a worker is thrown by the
+/// loop when it reaches the failed batch. One loop at a time; a loader belongs to one thread.
 class HS_API DataLoader {
  public:
   class Iterator;
 
   /// Throws Error for a batch size, prefetch or number of workers out of range, and for a data set whose size is
-  /// negative (so does every later use that asks it).
+  /// negative (so does every later use that reads the size).
   explicit DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options = {});
   /// Takes a data set by value.
   template <std::derived_from<Dataset> D>
@@ -84,11 +84,11 @@ class HS_API DataLoader {
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 
-  /// The epoch (from 0) and batch to go on with: `seek(saved)` in a new program hands out the same batches as this one
-  /// will. After a loop has ended it is the start of the next epoch.
+  /// The epoch (from 0) and batch to continue with: `seek(saved)` in a new program returns the same batches that this
+  /// one will. After a loop has ended it is the start of the next epoch.
   LoaderState state() const;
-  /// The next loop goes on there; with `batch == size()` it has no batches left. Throws Error when there is no such
-  /// place, or inside a loop.
+  /// The next loop continues there; with `batch == size()` it has no batches left. Throws Error if there is no such
+  /// position, or inside a loop.
   void seek(const LoaderState& state);
 
  private:
@@ -96,7 +96,7 @@ class HS_API DataLoader {
   std::shared_ptr<Impl> impl_;  // shared with an iterator, which may outlive the loader
 };
 
-/// Goes once over the rest of an epoch. Stops the workers when it goes.
+/// Iterates once over the rest of an epoch. Stops the workers when destroyed.
 class HS_API DataLoader::Iterator {
  public:
   using value_type = Batch;

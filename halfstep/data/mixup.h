@@ -14,7 +14,7 @@ namespace halfstep::data {
 
 /// Options of mixup.
 struct MixupOptions {
-  double alpha = 0.2;        ///< the share of the one sample is drawn from Beta(alpha, alpha); over 0
+  double alpha = 0.2;        ///< lambda is drawn from Beta(alpha, alpha); above 0
   std::int64_t classes = 0;  ///< number of classes, for soft targets
 };
 
@@ -23,7 +23,7 @@ struct Mixed {
   Tensor input;       ///< lambda * input + (1 - lambda) * partner; dtype and layout of the input
   Tensor target_a;    ///< the samples' own labels [N]
   Tensor target_b;    ///< their partners' labels [N]
-  double lambda = 1;  ///< one share for the whole batch
+  double lambda = 1;  ///< the same for the whole batch
 };
 
 /// Mixes `batch` (floating input [N, ...], labels [N]) on the CPU. Computed in float32, rounded once. Throws Error,
@@ -31,17 +31,17 @@ struct Mixed {
 HS_API Mixed mixup(const Batch& batch, const MixupOptions& options, RandomStream& random);
 
 /// [N, classes] of float32: lambda in the column of target_a plus 1 - lambda in that of target_b, which cross_entropy
-/// takes as probabilities (with `label_smoothing` beside it). Throws Error for a label that is no class.
+/// takes as probabilities (together with `label_smoothing`). Throws Error for a label that is not a class.
 HS_API Tensor soft_targets(const Tensor& target_a, const Tensor& target_b, double lambda, std::int64_t classes);
 
 /// A number from Beta(a, a), by two of Marsaglia and Tsang's gamma numbers.
 HS_API double beta(double a, RandomStream& random);
 
-/// A data set whose batches are mixed, with soft targets [N, classes]. The share and the order are keyed by the
-/// request's seed and epoch and the batch's first index, so they don't depend on the number of workers.
+/// A data set whose batches are mixed, with soft targets [N, classes]. Lambda and the order are keyed by the request's
+/// seed and epoch and the batch's first index, so they don't depend on the number of workers.
 class HS_API MixupDataset final : public Dataset {
  public:
-  /// Throws Error for options that make no sense.
+  /// Throws Error for invalid options.
   MixupDataset(std::shared_ptr<const Dataset> dataset, const MixupOptions& options);
 
   std::int64_t size() const override { return dataset_->size(); }

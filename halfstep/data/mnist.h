@@ -17,7 +17,7 @@ enum class Split { kTrain, kTest };
 /// "train" or "test".
 HS_API const char* split_name(Split split);
 
-/// Grey pictures with labels in memory, as MNIST and its kin come: one byte a pixel, 0 is background.
+/// Grey images with labels in memory, in MNIST's format: one byte per pixel, 0 is background.
 struct MnistData {
   std::int64_t count = 0;
   std::int64_t rows = 28;
@@ -34,7 +34,7 @@ struct MnistData {
   }
 };
 
-/// What load_mnist expects; 0 accepts any size.
+/// The image size that load_mnist expects; 0 accepts any size.
 struct MnistOptions {
   std::int64_t rows = 28;
   std::int64_t columns = 28;
@@ -44,13 +44,13 @@ struct MnistOptions {
 
 /// Reads one part of MNIST or of a set in its format (Fashion-MNIST, KMNIST, ...) from a folder.
 ///
-/// The files are looked for in the folder itself, in its train/ or test/, and where torchvision puts them (raw/,
-/// MNIST/raw/), under the names that are in use: train-images-idx3-ubyte, t10k-images-idx3-ubyte or
-/// test-images-idx3-ubyte, with a dot before idx3 too, each plain or with .gz; a plain file wins over a compressed one.
+/// The files are searched for in the folder itself, in its train/ or test/, and where torchvision puts them (raw/,
+/// MNIST/raw/), under the usual names: train-images-idx3-ubyte, t10k-images-idx3-ubyte or test-images-idx3-ubyte, with
+/// a dot before idx3 too, each plain or with .gz; a plain file takes precedence over a compressed one.
 ///
-/// Throws IoError, in one line that names the file: all that read_idx refuses, a folder without the files, labels where
-/// images are expected or the other way round, images of another size, no images at all, unlike counts of images and
-/// labels, and labels out of range.
+/// Throws IoError, in one line that names the file: anything that read_idx rejects, a folder without the files, labels
+/// where images are expected or vice versa, images of a different size, no images at all, different numbers of images
+/// and labels, and labels out of range.
 HS_API MnistData load_mnist(const std::filesystem::path& folder, Split split, const MnistOptions& options = {});
 
 /// True when the folder has the images of the part where load_mnist looks for them.

@@ -22,34 +22,34 @@ enum class Column { input = 0, target = 1, image = 0, label = 1 };
 
 /// Options of Pipeline::shuffle.
 struct ShuffleOptions {
-  /// Keys the order, and what functions of map draw at random.
+  /// Seed of the order, and of the random numbers of functions passed to map.
   std::uint64_t seed = 0;
 };
 
 /// Options of Pipeline::batch.
 struct BatchOptions {
-  bool drop_last = false;  ///< leaves out a last batch that is smaller than the others
-  int workers = 1;         ///< threads that make batches ahead of the loop; 0: the loop makes them itself
-  int prefetch = 4;        ///< batches that each of them makes ahead
-  Device device = {};      ///< where the loop gets its batches
+  bool drop_last = false;  ///< drops a last batch that is smaller than the others
+  int workers = 1;         ///< threads that prefetch batches; 0: the loop creates them itself
+  int prefetch = 4;        ///< batches that each of them prefetches
+  Device device = {};      ///< the device of the batches
 };
 
-/// What Pipeline::batch makes: a DataLoader, for a range-for and wherever a DataLoader is taken.
+/// The result of Pipeline::batch: a DataLoader, for a range-for and wherever a DataLoader is accepted.
 class HS_API PipelineLoader : public DataLoader {
  public:
-  /// Throws Error for what DataLoader refuses.
+  /// Throws Error for anything that DataLoader rejects.
   explicit PipelineLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options = {});
 
-  /// An epoch is `count` passes over the data, each shuffled anew: it has the batches of as many epochs without it.
-  /// `repeat(2).repeat(3)` are six passes. The result starts at epoch 0. Throws Error for a count below 1: an epoch
-  /// ends, and what shall go on without end is a loop around it.
+  /// An epoch is `count` passes over the data, each shuffled separately: it has the batches of that many epochs without
+  /// repeat. `repeat(2).repeat(3)` gives six passes. The result starts at epoch 0. Throws Error for a count below 1: an
+  /// epoch is finite; for endless iteration, loop over epochs.
   PipelineLoader repeat(std::int64_t count) const;
 
  private:
   std::shared_ptr<const Dataset> shared_;
 };
 
-/// What becomes of the samples of a data set, step by step:
+/// Transformations of a data set's samples, step by step:
 ///
 ///     auto train = data::Pipeline{data::MnistDataset{data::load_mnist(folder, data::Split::kTrain)}}
 ///                      .map({data::Rescale{1.0 / 255}, data::Normalize{{0.1307}, {0.3081}}, data::HWC2CHW{}},
@@ -60,42 +60,41 @@ class HS_API PipelineLoader : public DataLoader {
 ///                      .repeat(1);
 ///     for (auto [images, labels] : train) { ... }
 ///
-/// Each call gives a new value and leaves this one as it is; copies share the data. map() tries its transforms on the
-/// first sample, so that one that doesn't fit is refused there, not by a worker later. All run in the loader's threads.
-/// shuffle() may stand before or after map(): samples are changed one by one, so that both are the same.
+/// Each call returns a new pipeline and leaves this one unchanged; copies share the data. map() tries its transforms on
+/// the first sample, so that one that doesn't fit is rejected there, not later by a worker. All run in the loader's
+/// threads. shuffle() may come before or after map(), with the same result: samples are transformed one by one.
 class HS_API Pipeline {
  public:
-  /// Begins with the samples as the data set gives them. Throws Error without a data set, or without a sample in it.
+  /// Starts with the samples as the data set returns them. Throws Error without a data set, or without a sample in it.
   explicit Pipeline(std::shared_ptr<const Dataset> source);
   /// Takes a data set by value.
   template <std::derived_from<Dataset> D>
   explicit Pipeline(D source)
       : Pipeline(std::shared_ptr<const Dataset>(std::make_shared<const D>(std::move(source)))) {}
-  /// Begins with the pixels as they are, u8 [rows, columns, 1], and labels i64 [], as MindSpore's MnistDataset does.
+  /// Starts with raw pixels, u8 [rows, columns, 1], and labels i64 [], like MindSpore's MnistDataset.
   explicit Pipeline(MnistData pictures);
-  /// The same. Throws Error when the data set has options: scaling and layout belong to map() here.
+  /// The same. Throws Error if the data set has options: scaling and layout belong in map() here.
   explicit Pipeline(const MnistDataset& pictures);
 
-  /// Sends one column through the transforms, one after the other. Throws ShapeError or DTypeError, naming the
-  /// transform and what it would be applied to, when one of them can't be; Error when the data set has no such column;
-  /// and what a function throws for the first sample.
+  /// Applies the transforms to one column, one after the other. Throws ShapeError or DTypeError, naming the transform
+  /// and its input, if one of them can't be applied; Error if the data set has no such column; and whatever a function
+  /// throws for the first sample.
   Pipeline map(std::initializer_list<ColumnTransform> transforms, Column column = Column::input) const;
   Pipeline map(const ColumnTransform& transform, Column column = Column::input) const {
     return map({transform}, column);
   }
 
-  /// Every epoch, and every pass of repeat(), takes all samples in a new order. There is no buffer whose size would
-  /// have to be said.
+  /// Every epoch, and every pass of repeat(), takes all samples in a new order. There is no buffer size to choose.
   Pipeline shuffle(const ShuffleOptions& options = {}) const;
 
-  /// Batches of `size` samples. Throws Error for what DataLoader refuses.
+  /// Batches of `size` samples. Throws Error for anything that DataLoader rejects.
   PipelineLoader batch(std::int64_t size, const BatchOptions& options = {}) const;
 
   /// Number of samples.
   std::int64_t size() const { return source_->size(); }
-  /// What a sample's column is after the steps so far; none when the data set has no such column.
+  /// The type of a sample's column after the steps so far; none if the data set has no such column.
   const std::optional<ColumnType>& type(Column column) const { return types_[static_cast<std::size_t>(column)]; }
-  /// The samples after the steps so far, for what takes a data set.
+  /// The samples after the steps so far, as a data set.
   std::shared_ptr<const Dataset> dataset() const;
 
  private:

@@ -19,7 +19,7 @@
 
 namespace halfstep::data {
 
-/// What one column of a sample is.
+/// The type of one column of a sample.
 struct ColumnType {
   Shape sizes;                     ///< of one sample, without the dimension of the batch
   DType dtype = f32;               ///< of its elements
@@ -28,7 +28,7 @@ struct ColumnType {
 };
 
 /// x becomes x * scale + shift, computed in float64 and rounded once to float32 (float64 stays float64).
-/// `Rescale{1.0 / 255}` makes 0 to 1 of pixels, `Rescale{1 / 127.5, -1}` -1 to 1.
+/// `Rescale{1.0 / 255}` maps pixels to 0 to 1, `Rescale{1 / 127.5, -1}` to -1 to 1.
 struct Rescale {
   double scale = 1;
   double shift = 0;
@@ -43,24 +43,24 @@ struct Normalize {
 };
 
 /// [H, W, C] becomes [C, H, W]. Nothing is copied: a batch has channels-last strides, the layout that convolutions
-/// want.
+/// prefer.
 struct HWC2CHW {};
 
-/// Another dtype, with the conversions of Tensor::to: to nearest even; to integers towards zero, and what doesn't fit
-/// becomes the nearest value that does.
+/// Another dtype, with the conversions of Tensor::to: to nearest even; to integers towards zero, saturating.
 struct TypeCast {
   DType dtype;
 };
 
-/// One step of Pipeline::map: one of the above, or a function of one sample, `Tensor(const Tensor& sample)`. Whatever
-/// such a function does at random it draws from a second parameter, `const SampleKey& key` (seed, epoch and position of
-/// the sample), so that the same run sees the same samples with any number of workers. It is called by several threads
-/// at once, with neither recording nor autocast.
+/// One step of Pipeline::map: one of the above, or a function of one sample, `Tensor(const Tensor& sample)`. Such a
+/// function derives any randomness from a second parameter, `const SampleKey& key` (seed, epoch and index of the
+/// sample), so that the same run sees the same samples with any number of workers. It is called by several threads at
+/// once, without gradient recording or autocast.
 class HS_API ColumnTransform {
  public:
   /// Throws Error when the numbers are not finite.
   ColumnTransform(const Rescale& rescale);
-  /// Throws Error when there are none or unlike many numbers, or one is not finite, or a deviation not above 0.
+  /// Throws Error if there are none or different numbers of them, if one is not finite, or if a deviation is not
+  /// above 0.
   ColumnTransform(const Normalize& normalize);
   ColumnTransform(HWC2CHW);
   ColumnTransform(TypeCast cast);
@@ -70,10 +70,10 @@ class HS_API ColumnTransform {
            std::is_invocable_r_v<Tensor, const F&, const Tensor&, const SampleKey&>) ColumnTransform(F function)
       : ColumnTransform(Function(with_key(std::move(function))), 0) {}
 
-  /// The part's name, as in `Rescale`.
+  /// The step's name, as in `Rescale`.
   const std::string& name() const;
-  /// What becomes of the samples of a batch, [N, ...] on the CPU; `request` says which they are. Throws ShapeError or
-  /// DTypeError, naming the transform, when it can't be applied to such samples, and what a function throws.
+  /// Transforms the samples of a batch, [N, ...] on the CPU, selected by `request`. Throws ShapeError or DTypeError,
+  /// naming the transform, when it can't be applied to such samples, and what a function throws.
   Tensor apply(const Tensor& batch, const BatchRequest& request) const;
 
   struct Impl;

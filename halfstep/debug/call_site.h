@@ -9,7 +9,7 @@
 
 namespace halfstep::debug {
 
-/// Where a call of an op was made, for reports.
+/// Where an op was called, for reports.
 struct HS_API CallSite {
   std::uint64_t number = 0;      ///< among the calls that the observer saw, from 1
   std::string op;                ///< or the kernel that runs by itself
@@ -21,13 +21,13 @@ struct HS_API CallSite {
 
   /// `encoder.fc1: mm (backward of linear)`.
   std::string str() const;
-  /// `forward`, `backward`, or `in no pass` for what runs outside of both, as an optimizer does.
+  /// `forward`, `backward`, or `in no pass` for calls outside both, such as an optimizer's.
   const char* pass() const;
 };
 /// The call that runs on this thread.
 HS_API CallSite call_site(const ObservedCall& call, std::uint64_t number);
 
-/// What a tensor holds, in short. Of integers and bools too.
+/// Summary statistics of a tensor, including integers and bools.
 struct HS_API Statistics {
   Shape sizes;
   DType dtype = DType::f32;
@@ -47,7 +47,7 @@ struct HS_API Statistics {
   /// `f16 [2, 3]: min -1, max 2, mean 0.5, sum|x| 7; 1 nan, 2 zero`; counts of 0 are left out.
   std::string str() const;
 };
-/// Statistics of a tensor of any device; sums in float64. Waits for the device.
+/// Statistics of a tensor on any device; sums in float64. Waits for the device.
 HS_API Statistics statistics(const Tensor& tensor);
 
 }  // namespace halfstep::debug

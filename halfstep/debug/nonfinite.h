@@ -11,7 +11,7 @@
 
 namespace halfstep::debug {
 
-/// Thrown by NonFinite, out of the op that made the infinity or NaN.
+/// Thrown by NonFinite, from the op that produced the infinity or NaN.
 class HS_API NonFiniteError : public Error {
  public:
   using Error::Error;
@@ -20,8 +20,8 @@ class HS_API NonFiniteError : public Error {
 /// What NonFinite does with what it finds.
 enum class OnNonFinite : std::uint8_t {
   raise,    ///< throws NonFiniteError
-  log,      ///< warns through the log, once for each op and module; a later object warns anew
-  collect,  ///< keeps quiet
+  log,      ///< logs a warning, once for each op and module; a later object warns again
+  collect,  ///< is silent
 };
 
 /// Options of NonFinite.
@@ -31,29 +31,30 @@ struct NonFiniteOptions {
   bool all_threads = false;  ///< else only the calls of the thread that made it
 };
 
-/// An op that made infinities or NaNs out of finite inputs.
+/// An op that produced infinities or NaNs from finite inputs.
 struct HS_API NonFiniteFinding {
   CallSite site;
   std::vector<Statistics> inputs = {};  ///< of the floating inputs, as they were before the call
   Statistics output = {};
   int output_index = 0;
-  /// The largest magnitude of the result computed in float64 from the same inputs; infinite or NaN when that is no
-  /// number either, and none when the op can't be run again.
+  /// The largest magnitude of the result computed in float64 from the same inputs; infinite or NaN if that is not
+  /// finite either, and none if the op can't be run again.
   std::optional<double> exact = {};
 
-  /// Several sentences: which op of which module, what it got and made, and what may help.
+  /// Several sentences: which op of which module, its inputs and results, and what may help.
   std::string str() const;
 };
 
-/// While it lives, looks at the results of all ops, forward and backward, and finds those that made an infinity or a
-/// NaN out of finite inputs; what only passes one on is left out. So the first finding is where the trouble begins:
+/// For its lifetime, checks the results of all ops, forward and backward, and reports those that produced an infinity
+/// or NaN from finite inputs; ops that only pass one on are not reported. So the first finding is where the problem
+/// starts:
 ///
 ///     debug::NonFinite watch{{.action = debug::OnNonFinite::raise}};
 ///     loss.backward();
 ///
-/// Works with tensors of any device (their values are copied to the host), in-place ops included. Filling with an
-/// infinity that the program asked for (`full`, `masked_fill`) is no finding. An op whose only inputs are numbers of
-/// the program has nothing finite to begin with and is left out too.
+/// Works with tensors on any device (their values are copied to the host), including in-place ops. Filling with an
+/// infinity requested by the program (`full`, `masked_fill`) is not a finding. An op whose only inputs are scalars has
+/// no finite tensor inputs and is not reported either.
 class HS_API NonFinite {
  public:
   explicit NonFinite(const NonFiniteOptions& options = {});
@@ -63,9 +64,9 @@ class HS_API NonFinite {
 
   /// In the order of the calls.
   std::vector<NonFiniteFinding> findings() const;
-  /// How many there were, those over NonFiniteOptions::most included.
+  /// Their number, including those beyond NonFiniteOptions::most.
   std::uint64_t count() const;
-  /// Calls that were looked at.
+  /// Number of calls checked.
   std::uint64_t calls() const;
 
  private:

@@ -13,12 +13,13 @@
 
 namespace halfstep::debug {
 
-/// A stretch of the program's own in the profile: `debug::Range range{"augmentation"};`
+/// A user-defined range in the profile: `debug::Range range{"augmentation"};`
 using Range = TraceRange;
 
 /// Options of Profiler.
 struct ProfilerOptions {
-  std::uint64_t most_events = 1'000'000;  ///< calls and ranges that are kept; tables and trace leave later ones out
+  std::uint64_t most_events =
+      1'000'000;  ///< maximum number of calls and ranges recorded; tables and trace omit later ones
 };
 
 /// One line of a table. Times in nanoseconds.
@@ -26,17 +27,17 @@ struct ProfileRow {
   std::string name = {};          ///< of the op, or path of the module (empty: outside of modules)
   std::string dtype = {};         ///< of op rows: the first result's
   std::uint64_t calls = 0;        ///< of ops
-  std::uint64_t self_ns = 0;      ///< host time without what was called inside
-  std::uint64_t total_ns = 0;     ///< with it; for a module: with the modules inside it
-  std::uint64_t device_ns = 0;    ///< on the device, where it keeps records; for a module: with those inside
+  std::uint64_t self_ns = 0;      ///< host time without nested calls
+  std::uint64_t total_ns = 0;     ///< including them; for a module: including its submodules
+  std::uint64_t device_ns = 0;    ///< on the device, if it records it; for a module: including its submodules
   std::uint64_t bytes = 0;        ///< read and written
   std::uint64_t casts = 0;        ///< calls that only converted a dtype
   std::uint64_t backward_ns = 0;  ///< of module rows: the part of total_ns that computed gradients
 };
 
-/// While it lives and is not stopped, records what every op costs, on all threads: calls, host time, device time where
-/// the device's plug-in keeps records, bytes read and written, dtypes and casts, for each op and each module; and the
-/// ranges of the program and the data loader.
+/// Until it is stopped or destroyed, records the cost of every op, on all threads: calls, host time, device time if the
+/// device's plug-in records it, bytes read and written, dtypes and casts, for each op and each module; and the ranges
+/// of the program and of the data loader.
 ///
 /// On the CPU an op's host time is its kernel's; on a device it is the time to enqueue it. Bytes are those of the
 /// tensors that a call reads and writes, each once; repeated (expanded) elements count once.
@@ -53,12 +54,12 @@ class HS_API Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  /// Ends recording and waits for devices; the second call does nothing. What reads results stops first.
+  /// Ends recording and waits for devices; the second call does nothing. Functions that read results stop it first.
   void stop();
 
-  /// A row for each op and result dtype, the largest self time (device time, where there is any) first.
+  /// A row for each op and result dtype, sorted by self time (device time if available), largest first.
   std::vector<ProfileRow> ops();
-  /// A row for each module whose ops ran, by path. A module's total has the modules inside it.
+  /// A row for each module whose ops ran, by path. A module's total includes its submodules.
   std::vector<ProfileRow> modules();
   /// From the start to stop(), in nanoseconds.
   std::uint64_t duration_ns();

@@ -12,8 +12,8 @@ namespace halfstep::io {
 
 using halfstep::AtomicFile;
 
-/// Reads a whole file; throws IoError when it is missing, no regular file, larger than `limit` bytes, or becomes
-/// shorter while it is read.
+/// Reads a whole file; throws IoError if it is missing, not a regular file, larger than `limit` bytes, or truncated
+/// while it is read.
 HS_API std::string read_file(const std::filesystem::path& path, std::uintmax_t limit);
 
 }  // namespace halfstep::io

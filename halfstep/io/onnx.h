@@ -17,10 +17,10 @@ namespace halfstep::io {
 /// Options of export_onnx.
 struct OnnxOptions {
   int opset = 17;             ///< version of ONNX's operators, 17 to 21
-  bool dynamic_batch = true;  ///< dimension 0 of the inputs is any number, called `batch`; otherwise the example's
-  DType dtype = f32;          ///< of all floating tensors in the file, inputs and outputs too: f32 or f16
-  std::vector<std::string> input_names = {};   ///< by default `input`; `input_0`, `input_1`, ... of several
-  std::vector<std::string> output_names = {};  ///< by default `output`; `output_0`, `output_1`, ... of several
+  bool dynamic_batch = true;  ///< dimension 0 of the inputs is dynamic, named `batch`; otherwise the example's
+  DType dtype = f32;          ///< of all floating-point tensors in the file, including inputs and outputs: f32 or f16
+  std::vector<std::string> input_names = {};   ///< by default `input`, or `input_0`, `input_1`, ... for several
+  std::vector<std::string> output_names = {};  ///< by default `output`, or `output_0`, `output_1`, ... for several
 };
 
 /// What export_onnx wrote.
@@ -31,26 +31,26 @@ struct OnnxSummary {
   std::int64_t bytes = 0;         ///< of the file
 };
 
-/// A network as a function of its inputs, for modules of several inputs or outputs.
+/// A network as a function of its inputs, for modules with several inputs or outputs.
 using OnnxForward = std::function<std::vector<Tensor>(std::span<const Tensor> inputs)>;
 
 /// Writes what `forward` computes as an ONNX file. `forward` runs on copies of `inputs` in evaluation mode, without
-/// gradients and without autocast, and the calls of ops that the outputs need become nodes. With a dynamic batch it
-/// runs twice, on two and on three samples (those of `inputs`, from the first again where there are fewer), so that
-/// sizes that follow the batch are told from those that don't. Parameters and buffers of `module` become initializers
-/// under the names of its state_dict(); all other tensors, and what is computed from them alone, are written as
-/// constants. Sizes other than the batch's are the example's. What the program computes from values that it reads back
-/// from a tensor (item(), to_vector()) is not seen.
+/// gradients and without autocast, and the op calls that the outputs depend on become nodes. With a dynamic batch it
+/// runs twice, on two and on three samples (those of `inputs`, repeated from the first if there are fewer), to
+/// distinguish sizes that depend on the batch from those that don't. Parameters and buffers of `module` become
+/// initializers under the names of its state_dict(); all other tensors, and values computed only from them, are written
+/// as constants. Sizes other than the batch's are the example's. Computations on values read back from a tensor
+/// (item(), to_vector()) are not recorded.
 ///
-/// The bytes depend on the arguments alone. The file is there whole or not at all (AtomicFile). Modules keep their
-/// mode. Throws Error naming op and module for what ONNX has no operators for, for ops that write a part of a tensor in
-/// place, for random numbers, and for sizes that follow the batch in another way than as a multiple; IoError for files
-/// over 2 GiB and for what AtomicFile throws.
+/// The bytes depend only on the arguments. The file is written atomically (AtomicFile). Modules keep their mode. Throws
+/// Error naming op and module for ops without an ONNX operator, for ops that write part of a tensor in place, for
+/// random numbers, and for sizes that depend on the batch other than as a multiple; IoError for files over 2 GiB and
+/// for what AtomicFile throws.
 HS_API OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase& module,
                                const OnnxForward& forward, std::span<const Tensor> inputs,
                                const OnnxOptions& options = {});
 
-/// The same for a module of one input and one output:
+/// The same for a module with one input and one output:
 ///
 ///     io::export_onnx("net.onnx", net, zeros({1, 784}));
 template <nn::TensorModule M>
@@ -61,7 +61,7 @@ OnnxSummary export_onnx(const std::filesystem::path& path, const M& module, cons
       std::span<const Tensor>(&input, 1), options);
 }
 
-/// The names of the ops that have a form in ONNX, in alphabetical order. Functions made of other ops aren't among them.
+/// The names of the ops supported in ONNX, in alphabetical order, without functions composed of other ops.
 HS_API std::vector<std::string> onnx_ops();
 
 }  // namespace halfstep::io

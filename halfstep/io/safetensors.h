@@ -17,16 +17,16 @@ struct Safetensors {
   std::map<std::string, std::string> metadata;
 };
 
-/// Reads a safetensors file (8-byte length, JSON header, data). Every dtype that Halfstep has. The data go from the
-/// file to their tensors, which are all the memory that is taken. Throws IoError, naming file and fault, for a file
-/// that is missing, cut short, damaged, over the limits, written while it is read, has trailing bytes, gaps, overlaps,
-/// names twice, a header over 100 MB, unknown dtypes, or sizes that don't agree.
+/// Reads a safetensors file (8-byte length, JSON header, data). Supports every dtype that Halfstep has. The data are
+/// read directly into the tensors, which are the only memory allocated for them. Throws IoError, naming file and fault,
+/// for a file that is missing, truncated, damaged, over the limits, written while it is read, has trailing bytes, gaps,
+/// overlaps, duplicate names, a header over 100 MB, unknown dtypes, or sizes that don't agree.
 HS_API Safetensors load_safetensors(const std::filesystem::path& path, const ReadLimits& limits = read_limits());
 /// The same from memory; `name` is for messages.
 HS_API Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::string& name,
                                      const ReadLimits& limits = read_limits());
 /// Writes a file atomically (AtomicFile): row-major tensors, larger dtypes first and then by name, as the format's own
-/// writer orders them. Throws IoError, and Error for a name twice and for names and texts that are no UTF-8.
+/// writer orders them. Throws IoError, and Error for duplicate names and for names and texts that are not UTF-8.
 HS_API void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata = {});
 

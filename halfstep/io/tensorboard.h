@@ -13,30 +13,29 @@ namespace halfstep::io {
 
 /// Options of TensorBoardWriter.
 struct TensorBoardOptions {
-  std::string suffix = {};  ///< end of the file's name
+  std::string suffix = {};  ///< suffix of the file's name
 };
 
-/// Writes a file of events that TensorBoard shows: `tensorboard --logdir FOLDER`. Each writer makes a file of its own,
-/// named `events.out.tfevents.SECONDS.HOST.PROCESS.NUMBER`; TensorBoard shows all files of a folder as one run. The
-/// file grows while it is written, so that a running training can be watched. All members throw IoError naming the
-/// file.
+/// Writes an event file for TensorBoard: `tensorboard --logdir FOLDER`. Each writer creates its own file, named
+/// `events.out.tfevents.SECONDS.HOST.PROCESS.NUMBER`; TensorBoard shows all files of a folder as one run. The file
+/// grows as it is written, so that a training run can be followed. All members throw IoError naming the file.
 class HS_API TensorBoardWriter {
  public:
-  /// Makes the folder if it isn't there, and the file in it.
+  /// Creates the folder if it doesn't exist, and the file in it.
   explicit TensorBoardWriter(const std::filesystem::path& folder, const TensorBoardOptions& options = {});
-  /// Writes out what is left.
+  /// Flushes the file.
   ~TensorBoardWriter();
   TensorBoardWriter(TensorBoardWriter&&) noexcept;
   TensorBoardWriter& operator=(TensorBoardWriter&&) noexcept;
 
   /// A point of the curve `tag`, kept as float32: at `step`, and at `wall_time` (seconds since 1970; now unless given).
   void scalar(const std::string& tag, double value, std::int64_t step, std::optional<double> wall_time = {});
-  /// How the elements of a tensor (any device, any dtype) are spread, in TensorBoard's buckets, which grow by a tenth
-  /// from 1e-12 to 1e20 on both sides of 0. Elements that aren't finite are left out; where there are any, their number
-  /// becomes the scalar `TAG/nonfinite`.
+  /// The distribution of a tensor's elements (any device, any dtype), in TensorBoard's buckets, which grow by a tenth
+  /// from 1e-12 to 1e20 on both sides of 0. Non-finite elements are left out; if there are any, their number becomes
+  /// the scalar `TAG/nonfinite`.
   void histogram(const std::string& tag, const Tensor& values, std::int64_t step, std::optional<double> wall_time = {});
-  /// Hands everything to the system, so that others see it. It also happens by itself, at the latest with the first
-  /// event a second after the last time.
+  /// Hands everything to the system, so that other programs see it. This also happens automatically, at the latest with
+  /// the first event a second after the previous flush.
   void flush();
   /// The file.
   const std::filesystem::path& path() const;
