@@ -4,7 +4,7 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-# Vector code is written as such; CMake's own -O3 would only add size. Flags that were given count.
+# Vector code is written explicitly; CMake's default -O3 would only add size. User-supplied flags take precedence.
 if(CMAKE_CXX_FLAGS_RELEASE STREQUAL "-O3 -DNDEBUG")
   set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 endif()
@@ -22,15 +22,15 @@ if(HALFSTEP_SANITIZE)
     list(APPEND halfstep_sanitize_options -fno-sanitize-recover=undefined)
   endif()
 endif()
-# OpenMP is oneDNN's, whose kernels are told to run on the thread that calls them. libFuzzer's clang has no headers for it,
-# and what is fuzzed computes nothing.
+# OpenMP is used only to make oneDNN's kernels run on the calling thread. The clang used for libFuzzer has no OpenMP
+# headers, and the fuzz targets compute nothing.
 set(HALFSTEP_NO_OPENMP OFF)
 if(HALFSTEP_BUILD_FUZZERS)
   set(HALFSTEP_NO_OPENMP ON)
 endif()
 
-# Options of every target of this project. Contraction into fused multiply-adds is off, so that a result doesn't depend
-# on how the compiler happened to group an expression; kernels ask for fused operations by name.
+# Options of every target of this project. Contraction into fused multiply-adds is off, so that results don't depend on
+# how the compiler groups expressions; kernels use fused operations explicitly.
 function(halfstep_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -ffp-contract=off ${halfstep_sanitize_options})
   if(HALFSTEP_WERROR)
@@ -51,8 +51,8 @@ function(halfstep_compile_options target)
   set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 endfunction()
 
-# halfstep_precompile(TARGET HEADERS...): other people's headers, the standard library's among them, which take most of the
-# time of compiling a file. None of ours: each file includes what it uses of them, and a build without this shows it.
+# halfstep_precompile(TARGET HEADERS...): third-party and standard library headers, which take most of the compile time
+# of a file. None of the project's own: each file includes the ones it uses, which a build without this option verifies.
 function(halfstep_precompile target)
   if(HALFSTEP_PRECOMPILE)
     target_precompile_headers(${target} PRIVATE ${ARGN} <algorithm> <cmath> <filesystem> <functional> <map> <memory> <mutex>
@@ -60,13 +60,13 @@ function(halfstep_precompile target)
   endif()
 endfunction()
 
-# CPU kernels. On x86 the oldest machine served has AVX2 (x86-64-v3); Highway compiles each kernel for AVX2 and for
-# AVX-512 and chooses at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
+# CPU kernels. On x86 the minimum is AVX2 (x86-64-v3); Highway compiles each kernel for AVX2 and for AVX-512 and chooses
+# at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
 function(halfstep_cpu_kernel_options)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "^halfstep/(backends/cpu/|data/resize_kernels\\.cpp)")
   if(kernels)
-    # Precompiled headers are for files that are compiled with the same options.
+    # Precompiled headers work only for files that are compiled with the same options.
     set_property(SOURCE ${kernels} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
   endif()
   if(kernels AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

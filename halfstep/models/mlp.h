@@ -13,8 +13,8 @@ struct MLPOptions {
   std::int64_t classes = 10;
 };
 
-/// The MNIST network of the mixed-precision tutorials: in-hidden-hidden-classes with ReLU between. Takes [N, ...] of
-/// `in` values a sample, gives logits [N, classes]. Calls throw ShapeError for samples of another size.
+/// The MNIST network of the mixed-precision tutorials: in-hidden-hidden-classes with ReLU between. Takes [N, ...] with
+/// `in` values per sample and returns logits [N, classes]. Calls throw ShapeError for samples of a different size.
 class HS_API MLP : public nn::Module<MLP> {
  public:
   explicit MLP(const MLPOptions& options = {});

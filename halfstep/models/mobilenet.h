@@ -56,7 +56,7 @@ struct MobileNetV2Options {
 
 /// MobileNetV2 for images [N, 3, H, W] of 224x224 (any from 32 on) in any layout (it computes in channels-last), to
 /// logits [N, classes]. Convolutions start normal with variance 2 / fan out, the last layer normal with standard
-/// deviation 0.01. Throws Error for options that don't fit, ShapeError for images that don't.
+/// deviation 0.01. Throws Error for invalid options, ShapeError for unsuitable images.
 class HS_API MobileNetV2 : public nn::Module<MobileNetV2> {
  public:
   explicit MobileNetV2(const MobileNetV2Options& options = {});

@@ -13,44 +13,44 @@
 
 namespace halfstep::models {
 
-/// What a network is made for, and so which data and transforms it is given when nothing else is said.
+/// The kind of images a network is designed for, which selects its default data and transforms.
 enum class DataKind : std::uint8_t {
   digits,    ///< 28x28, one channel: MNIST and the like
   cifar,     ///< 32x32, three channels
   imagenet,  ///< photographs, cropped to 224x224, three channels
 };
 
-/// What is known of a network without making it.
+/// What is known about a network without creating it.
 struct ModelInfo {
   std::string name;         ///< such as `resnet50`
   std::string description;  ///< one line
   DataKind data;
-  std::int64_t image_size;  ///< height and width of the images that it is made for
+  std::int64_t image_size;  ///< height and width of the images that it is designed for
   std::int64_t channels;    ///< of an image
-  std::int64_t classes;     ///< unless others are asked for
+  std::int64_t classes;     ///< unless others are requested
   std::string head;         ///< prefix of the last layer's parameters, such as `fc.`: the part that depends on classes
 };
 
 /// Options of make_model. Networks that don't have an option refuse it with an Error.
 struct ModelOptions {
   std::optional<std::int64_t> classes = {};  ///< logits; by default the network's own
-  bool zero_init_residual = false;           ///< residual blocks start as their shortcuts
+  bool zero_init_residual = false;           ///< residual blocks start as identity mappings
 };
 
-/// A network and how it is called.
+/// A network and its call function.
 struct Model {
   std::shared_ptr<const nn::ModuleBase> module;  ///< parameters, state and mode
   std::function<Tensor(const Tensor&)> forward;  ///< logits [N, classes]; keeps the module alive
-  ModelInfo info;                                ///< with the classes that it was made with
+  ModelInfo info;                                ///< with the number of classes that it was created with
 };
 
 /// All networks, in the order in which they are listed to users.
 HS_API const std::vector<ModelInfo>& all_models();
 /// Their names.
 HS_API std::vector<std::string> model_names();
-/// What is known of the network called `name`. Throws Error naming the choices, and the one that was probably meant.
+/// The description of the network called `name`. Throws Error naming the choices and the closest match.
 HS_API const ModelInfo& model_info(std::string_view name);
-/// Makes it with fresh weights from the default generator (core/random.h).
+/// Creates it with fresh weights from the default generator (core/random.h).
 HS_API Model make_model(std::string_view name, const ModelOptions& options = {});
 
 }  // namespace halfstep::models

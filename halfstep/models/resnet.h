@@ -11,7 +11,7 @@
 
 namespace halfstep::models {
 
-/// What a residual network is made of.
+/// The kind of block of a residual network.
 enum class ResNetBlock : std::uint8_t {
   basic,       ///< 3x3, 3x3
   bottleneck,  ///< 1x1, 3x3, 1x1 with four times the channels; the 3x3 has the stride (v1.5)
@@ -24,8 +24,8 @@ struct ResidualBlockOptions {
   std::int64_t stride = 1;             ///< of the block
 };
 
-/// Two 3x3 convolutions beside a shortcut, ReLU after the first and after the sum: [N, in, H, W] to
-/// [N, width, H / stride, W / stride].
+/// Two 3x3 convolutions with a shortcut, ReLU after the first and after the sum: [N, in, H, W] to [N, width, H /
+/// stride, W / stride].
 class HS_API BasicBlock : public nn::Module<BasicBlock> {
  public:
   static constexpr std::int64_t kExpansion = 1;  ///< channels of the output for each of `width`
@@ -41,8 +41,8 @@ class HS_API BasicBlock : public nn::Module<BasicBlock> {
   nn::Sequential downsample;  ///< 1x1 convolution and batch norm where the shapes differ, else empty: the input itself
 };
 
-/// 1x1, 3x3 and 1x1 convolutions beside a shortcut, ReLU after the first, the second and after the sum: [N, in, H, W]
-/// to [N, 4 width, H / stride, W / stride].
+/// 1x1, 3x3 and 1x1 convolutions with a shortcut, ReLU after the first, the second and after the sum: [N, in, H, W] to
+/// [N, 4 width, H / stride, W / stride].
 class HS_API Bottleneck : public nn::Module<Bottleneck> {
  public:
   static constexpr std::int64_t kExpansion = 4;  ///< channels of the output for each of `width`
@@ -66,14 +66,14 @@ struct ResNetOptions {
   Shape layers = {3, 4, 6, 3};  ///< blocks of each stage, 1 to 4 stages; each halves the image but the first
   std::int64_t width = 64;      ///< of the stem and the first stage; each next stage doubles it
   std::int64_t classes = 1000;  ///< logits
-  bool cifar_stem = false;      ///< a 3x3 convolution of stride 1 and no pooling, in place of 7x7, stride 2 and pooling
+  bool cifar_stem = false;      ///< a 3x3 convolution of stride 1 and no pooling, instead of 7x7, stride 2 and pooling
   bool zero_init_residual =
       false;  ///< the last weight of batch norm in each block starts at 0: blocks begin as shortcuts
 };
 
 /// A residual network of images [N, 3, H, W] in any layout (it computes in channels-last), to logits [N, classes].
-/// Convolutions start normal with variance 2 / fan out, batch norms at 1 and 0, the last layer as nn::Linear.
-/// Throws Error for options that don't fit, ShapeError for images that don't.
+/// Convolutions start normal with variance 2 / fan out, batch norms at 1 and 0, the last layer as nn::Linear. Throws
+/// Error for invalid options, ShapeError for unsuitable images.
 class HS_API ResNet : public nn::Module<ResNet> {
  public:
   explicit ResNet(const ResNetOptions& options = {});

@@ -7,7 +7,7 @@
 
 namespace halfstep::nn {
 
-/// A module that takes a tensor and gives one, with the name it is to have in a Sequential.
+/// A module that maps one tensor to another, with its name in a Sequential.
 struct HS_API NamedModule {
   template <TensorModule M>
   NamedModule(std::string given_name, const M& m)
@@ -17,7 +17,7 @@ struct HS_API NamedModule {
 
   std::string name;                    ///< its part of the parameters' names: unique in the container, without dots
   std::shared_ptr<ModuleBase> module;  ///< a handle on the module given, whose parameters it shares
-  /// Calls `module` as what it is: its type is known here only.
+  /// Calls `module` with its concrete type, which is known only here.
   Tensor (*call)(const ModuleBase& module, const Tensor& input);
 };
 
@@ -28,26 +28,26 @@ struct HS_API NamedModule {
 class HS_API Sequential : public Module<Sequential> {
  public:
   Sequential() = default;
-  /// Any modules of one tensor; a single Sequential is shared, not wrapped.
+  /// Any modules that map one tensor to another; a single Sequential is shared, not wrapped.
   template <TensorModule... Ms>
   requires(sizeof...(Ms) > 1 || (... && !std::derived_from<Ms, Sequential>)) explicit Sequential(const Ms&... modules) {
     (push_back(modules), ...);
   }
   Sequential(std::initializer_list<NamedModule> modules);
 
-  /// One more at the end. Throws Error for a name with dots or one that is taken.
+  /// Appends a module. Throws Error for a name that contains dots or is taken.
   template <TensorModule M>
   void push_back(const M& module) {
     push_back(NamedModule(std::to_string(size()), module));
   }
   void push_back(NamedModule module);
 
-  /// The modules' results from the first to the last; without modules the input.
+  /// Applies the modules in order; without modules, returns the input.
   Tensor forward(const Tensor& input) const;
   std::size_t size() const { return modules_.size(); }
   /// Module number `i`; throws Error when there are fewer.
   const ModuleBase& operator[](std::size_t i) const;
-  /// The same as what it is: `net.at<nn::Linear>(0).weight`. Throws Error when it is something else.
+  /// The same with its concrete type: `net.at<nn::Linear>(0).weight`. Throws Error if the type is different.
   template <class M>
   const M& at(std::size_t i) const {
     const auto* module = dynamic_cast<const M*>(&(*this)[i]);
@@ -84,7 +84,7 @@ class ModuleList : public Module<ModuleList<M>> {
   /// Module number `i`, which must be there.
   const M& operator[](std::size_t i) const { return *modules_.at(i); }
 
-  /// Goes over the modules.
+  /// Iterates over the modules.
   class Iterator {
    public:
     explicit Iterator(const std::shared_ptr<M>* at) : at_(at) {}

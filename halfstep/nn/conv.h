@@ -33,8 +33,8 @@ class HS_API Padding {
   bool same_ = false;
 };
 
-/// What a convolution sees beyond the input's borders: zeros, the input mirrored at the outermost element, that element
-/// again, or the input from the other side.
+/// How a convolution pads its input: zeros, the input mirrored at the outermost element, that element repeated, or the
+/// input wrapped around.
 enum class PaddingMode : std::uint8_t { zeros, reflect, replicate, circular };
 
 /// Options of Conv1d and Conv2d.
@@ -42,14 +42,14 @@ struct ConvOptions {
   std::int64_t in = kNotGiven;   ///< channels of an input, a multiple of groups
   std::int64_t out = kNotGiven;  ///< channels of an output, a multiple of groups
   Shape kernel = {};             ///< sizes of the window, at least 1; must be given
-  Shape stride = {1};            ///< places between windows
+  Shape stride = {1};            ///< step between windows
   Padding padding = 0;           ///< on either side
-  Shape dilation = {1};          ///< places between the elements of a window
+  Shape dilation = {1};          ///< step between the elements of a window
   std::int64_t groups = 1;
   bool bias = true;
   PaddingMode padding_mode = PaddingMode::zeros;
   DType dtype = f32;
-  bool initialise = true;  ///< false: the weight is all zeros, for who fills it otherwise and need not wait for this
+  bool initialise = true;  ///< false: the weight is left at zero, to save time if it is filled in afterwards
 };
 
 /// Options of ConvTranspose1d and ConvTranspose2d.

@@ -25,11 +25,11 @@ namespace halfstep::nn {
 
 class ModuleBase;
 
-/// What a number of a module's options is before the caller gives it; the module's constructor then throws Error.
+/// The value of a required module option that was not set; the module's constructor then throws Error.
 inline constexpr std::int64_t kNotGiven = std::numeric_limits<std::int64_t>::min();
 
-/// A tensor that belongs to a module. A plain Tensor in all else; what is assigned to it is what the module's
-/// parameters() and state_dict() show.
+/// A tensor that belongs to a module, otherwise a plain Tensor; a tensor assigned to it appears in the module's
+/// parameters() and state_dict().
 class HS_API Parameter : public Tensor {
  public:
   Parameter();
@@ -37,9 +37,9 @@ class HS_API Parameter : public Tensor {
   Parameter(Parameter&& other) noexcept;
   ~Parameter();
   Parameter& operator=(const Parameter& other) { return *this = static_cast<const Tensor&>(other); }
-  /// One that parameter() or buffer() has just made becomes this member, so that a constructor may assign it.
+  /// A result of parameter() or buffer() becomes this member, so that a constructor may assign it.
   Parameter& operator=(Parameter&& other);
-  /// Another tensor in its place.
+  /// Replaces the tensor.
   Parameter& operator=(Tensor tensor) {
     static_cast<Tensor&>(*this) = std::move(tensor);
     ++capture_generation();
@@ -54,13 +54,13 @@ class HS_API Parameter : public Tensor {
 /// A tensor that belongs to a module's state but isn't trained, such as running statistics.
 using Buffer = Parameter;
 
-/// What load_state_dict did not find or did not know.
+/// The mismatches found by load_state_dict.
 struct LoadReport {
   std::vector<std::string> missing;     ///< in the module, not in the state
   std::vector<std::string> unexpected;  ///< in the state, not in the module
 };
 
-/// What all modules have. Derive from Module<T>.
+/// The common base of all modules. Derive from Module<T>.
 ///
 /// A module is a handle, as a tensor is: copies share parameters, buffers and mode; moving copies; clone() makes an
 /// independent one.
@@ -70,14 +70,13 @@ class HS_API ModuleBase : public amp::Castable {
   ModuleBase(const ModuleBase& other);
   ModuleBase(ModuleBase&& other) : ModuleBase(static_cast<const ModuleBase&>(other)) {}
   ModuleBase& operator=(const ModuleBase& other);
-  /// One that child() has just made becomes this member, so that a constructor may assign it.
+  /// A result of child() becomes this member, so that a constructor may assign it.
   ModuleBase& operator=(ModuleBase&& other);
   ~ModuleBase() override;
 
-  /// All parameters, also of the modules inside, with names such as `fc1.weight`; one that appears twice is listed
-  /// once. Throws Error when a member with tensors was never registered by child(), parameter() or buffer(), here or in
-  /// a module inside: it would not be trained, moved or saved. So do state_dict(), buffers() and the module's first
-  /// call.
+  /// All parameters, including those of submodules, with names such as `fc1.weight`; one that appears twice is listed
+  /// once. Throws Error if a member with tensors was never registered by child(), parameter() or buffer(), here or in a
+  /// submodule: it would not be trained, moved or saved. So do state_dict(), buffers() and the module's first call.
   NamedTensors parameters() const;
   /// Those that require grad.
   NamedTensors trainable_parameters() const;
@@ -86,11 +85,11 @@ class HS_API ModuleBase : public amp::Castable {
   /// Parameters and buffers under PyTorch's names and in its order. The tensors are the module's own, not copies.
   NamedTensors state_dict() const;
   /// Copies values into the parameters and buffers of the same names, converting dtypes. Strict: throws Error naming
-  /// what is missing, unexpected or of another shape, before anything is changed. Not strict: loads what fits the names
-  /// and reports the rest; other shapes are still an error.
+  /// missing, unexpected and differently shaped tensors, before anything is changed. Not strict: loads matching names
+  /// and reports the rest; different shapes are still an error.
   LoadReport load_state_dict(const NamedTensors& state, bool strict = true) const;
 
-  /// Training mode on or off, for this module and all inside.
+  /// Turns training mode on or off, for this module and all submodules.
   void train(bool on = true) const;
   void eval() const { train(false); }
   bool is_training() const;
@@ -102,24 +101,24 @@ class HS_API ModuleBase : public amp::Castable {
   /// since running statistics need more.
   void to(DType dtype) const;
   void to(Device device) const;
-  /// Puts images' weights, parameters and buffers of 4 dimensions, in this layout in place: channels-last saves
-  /// convolutions a reordering. The values stay. Before the optimizer is made, whose state takes the layout that it
+  /// Converts image weights (4-d parameters and buffers) to this layout in place: channels-last saves convolutions a
+  /// reorder. The values don't change. Call it before creating the optimizer, whose state takes the layout that it
   /// finds. Throws Error for MemoryFormat::preserve.
   void to(MemoryFormat format) const;
-  /// Calls `function` for this module and all inside, with their paths (empty for this one).
+  /// Calls `function` for this module and all submodules, with their paths (empty for this one).
   void apply(const std::function<void(const std::string& path, const ModuleBase& module)>& function) const;
-  /// The modules directly inside, with their names.
+  /// The direct submodules, with their names.
   std::vector<std::pair<std::string, const ModuleBase*>> children() const;
   /// This module's own parameter or buffer of that name; undefined when there is none. Unlike parameters(), it doesn't
   /// look inside.
   Tensor own_tensor(std::string_view name) const;
 
-  /// What stands in brackets behind the kind when it is printed: `784, 512`.
+  /// The text in brackets after the kind when it is printed: `784, 512`.
   virtual std::string describe() const { return ""; }
-  /// Whether it does something else in training than in evaluation though it has no tensors, as Dropout does: then it
-  /// has to be registered too, or eval() doesn't reach it.
+  /// Whether it behaves differently in training and evaluation although it has no tensors, like Dropout: then it must
+  /// be registered too, or eval() doesn't reach it.
   virtual bool depends_on_mode() const { return false; }
-  /// The tree of modules as text; behind those with a precision of their own or of a module around them stands which:
+  /// The tree of modules as text; modules with a precision of their own or inherited from an enclosing module show it:
   /// `Linear(784, 512) [f16]`.
   std::string str() const { return str_under(""); }
   /// Name under which it was given to its parent.
@@ -131,25 +130,25 @@ class HS_API ModuleBase : public amp::Castable {
 
   /// A new handle on the same parameters; for containers.
   virtual std::shared_ptr<ModuleBase> copy() const = 0;
-  /// Gives this handle parameters, buffers and mode of its own; clone() does it to a copy.
+  /// Gives this handle independent parameters, buffers and mode; clone() applies it to a copy.
   virtual void unshare();
 
  protected:
-  /// Registers a module inside: the initialiser of a member, or what the constructor assigns to one.
+  /// Registers a submodule: used to initialise a member, or assigned to one in the constructor.
   template <class M>
   M child(std::string name, M module) {
     static_assert(std::derived_from<M, ModuleBase>, "child() takes a module");
     announce(std::move(name));
-    // Made in place of the member, whose address its base then finds out.
+    // Constructed in the member itself, so that its base can determine the address.
     return M(std::as_const(module));
   }
-  /// Registers a trainable tensor: the initialiser of a Parameter member, or what the constructor assigns to one. An
+  /// Registers a trainable tensor: used to initialise a Parameter member, or assigned to one in the constructor. An
   /// undefined tensor stands for an absent one.
   Parameter parameter(std::string_view name, Tensor tensor) { return Parameter(this, name, std::move(tensor), false); }
   /// Registers a tensor that isn't trained.
   Buffer buffer(std::string_view name, Tensor tensor) { return Parameter(this, name, std::move(tensor), true); }
 
-  /// Modules that a container holds beside the registered ones.
+  /// Modules that a container holds in addition to the registered ones.
   virtual std::vector<std::pair<std::string, ModuleBase*>> held() const { return {}; }
   /// Gives a held module its name in the path.
   static void set_name(ModuleBase& module, std::string name) { module.name_ = std::move(name); }
@@ -162,8 +161,7 @@ class HS_API ModuleBase : public amp::Castable {
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
-    /// An argument of the call as forward() is to have it: a tensor in the module's dtype where it has one, of which
-    /// `held` is the owner.
+    /// An argument of the call, converted for forward(): a tensor in the module's dtype if it has one, owned by `held`.
     template <class A>
     A&& entered(A&& argument, Tensor& held) const {
       if constexpr (std::is_same_v<std::remove_cvref_t<A>, Tensor>) {
@@ -174,8 +172,8 @@ class HS_API ModuleBase : public amp::Castable {
       }
       return std::forward<A>(argument);
     }
-    /// Brings what forward() returned to float32 where a level wants it: a tensor, or those in a vector, array,
-    /// optional, pair or tuple. A type of the program's own stays as it is.
+    /// Converts the result of forward() to float32 if a level requires it: a tensor, or those in a vector, array,
+    /// optional, pair or tuple. Custom types are left unchanged.
     template <class R>
     void leave(R& result) const {
       if (float32_output_) [[unlikely]]
@@ -207,7 +205,7 @@ class HS_API ModuleBase : public amp::Castable {
       widen(results.second);
     }
     template <class T>
-    static void widen(T&) {}  // a type of the program's own
+    static void widen(T&) {}  // a custom type
 
     static const Scope*& innermost_scope();
 
@@ -233,8 +231,8 @@ class HS_API ModuleBase : public amp::Castable {
     State(const State& other) : training(other.training), precision(other.precision) {}
     bool training = true;
     amp::PrecisionSlot precision = {};
-    std::atomic<bool> checked = false;  // its members have been looked through
-    std::atomic<bool> placed = false;   // it belongs to the module that calls it, or that has been said
+    std::atomic<bool> checked = false;  // its members have been checked
+    std::atomic<bool> placed = false;   // it belongs to the calling module, or a warning has been given
   };
 
   /// Size in bytes of the object that has this base; 0 when it isn't known.
@@ -270,7 +268,7 @@ class HS_API ModuleBase : public amp::Castable {
 ///       Tensor forward(const Tensor& x) const { return relu(fc1(x)); }
 ///     };
 ///
-/// Several of one family share a `Base`, itself derived from ModuleBase.
+/// Related modules may share a `Base`, itself derived from ModuleBase.
 template <class T, class Base = ModuleBase>
 class Module : public Base {
  public:
@@ -282,9 +280,9 @@ class Module : public Base {
     const ModuleBase::Scope scope(*this);
     return run(scope, std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
   }
-  /// Gives this module, and those inside that have none of their own, a precision: it computes in `dtype` (f16, bf16 or
-  /// f32) whatever is around it; see amp::set_precision. Returns a handle on it, so that it can stand where a member is
-  /// made: `nn::Linear fc = child("fc", nn::Linear{{.in = 784, .out = 10}}.to_float(f16));`. Throws AmpError.
+  /// Sets the precision of this module and of submodules without one of their own: it computes in `dtype` (f16, bf16 or
+  /// f32) whatever surrounds it; see amp::set_precision. Returns a handle on it, for use in member initialisers:
+  /// `nn::Linear fc = child("fc", nn::Linear{{.in = 784, .out = 10}}.to_float(f16));`. Throws AmpError.
   T to_float(DType dtype) const {
     amp::set_precision(*this, dtype);
     return T(static_cast<const T&>(*this));
@@ -309,13 +307,13 @@ class Module : public Base {
   }
 };
 
-/// A module that takes one tensor and gives one.
+/// A module that maps one tensor to another.
 template <class M>
 concept TensorModule = std::derived_from<M, ModuleBase> && requires(const M& m, const Tensor& x) {
   { m.forward(x) } -> std::convertible_to<Tensor>;
 };
 
-/// Puts a module and all inside into evaluation mode while it lives; then each has the mode again that it had.
+/// Puts a module and all submodules into evaluation mode for the guard's lifetime, then restores each one's mode.
 class HS_API EvalMode {
  public:
   explicit EvalMode(const ModuleBase& module);
@@ -327,7 +325,7 @@ class HS_API EvalMode {
   std::vector<std::shared_ptr<ModuleBase::State>> training_;  // of those that were training
 };
 
-/// An independent copy: parameters, buffers and mode of its own.
+/// An independent copy, with its own parameters, buffers and mode.
 template <class M>
 M clone(const M& module) {
   M result(module);
@@ -335,8 +333,8 @@ M clone(const M& module) {
   return result;
 }
 
-/// Puts other contents (dtype, device, values) into a tensor that others hold too; its gradient is dropped when it no
-/// longer fits.
+/// Replaces the contents (dtype, device, values) of a tensor shared with other handles; its gradient is dropped if it
+/// no longer fits.
 HS_API void replace_contents(const Tensor& tensor, const Tensor& contents);
 
 HS_API std::ostream& operator<<(std::ostream& out, const ModuleBase& module);

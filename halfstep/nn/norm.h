@@ -72,13 +72,13 @@ class HS_API GroupNorm : public Module<GroupNorm> {
 struct BatchNormOptions {
   std::int64_t channels = kNotGiven;
   double eps = 1e-5;
-  std::optional<double> momentum = 0.1;  ///< share of the batch in the running statistics; none: a plain mean of all
+  std::optional<double> momentum = 0.1;  ///< weight of the batch in the running statistics; none: a plain mean of all
   bool affine = true;
   bool track_running_stats = true;  ///< false: the batch's statistics in evaluation too
   DType dtype = f32;
 };
-/// What BatchNorm1d and BatchNorm2d share: parameters `weight` and `bias`, buffers `running_mean`, `running_var` and
-/// `num_batches_tracked` (i64), as PyTorch names them.
+/// The common base of BatchNorm1d and BatchNorm2d: parameters `weight` and `bias`, buffers `running_mean`,
+/// `running_var` and `num_batches_tracked` (i64), as PyTorch names them.
 class HS_API BatchNormBase : public ModuleBase {
  public:
   std::string describe() const override;

@@ -15,7 +15,7 @@ HS_API Tensor sub(const Tensor& input, Scalar other);
 /// Elementwise product.
 HS_API Tensor mul(const Tensor& input, const Tensor& other);
 HS_API Tensor mul(const Tensor& input, Scalar other);
-/// Elementwise quotient, correctly rounded (by a number too); integers are divided as f32.
+/// Elementwise quotient, correctly rounded (also when dividing by a scalar); integers are divided as f32.
 HS_API Tensor div(const Tensor& input, const Tensor& other);
 HS_API Tensor div(const Tensor& input, Scalar other);
 /// -input.

@@ -30,7 +30,7 @@ struct IntList {
   Shape shape() const { return Shape(std::span<const std::int64_t>(values, static_cast<std::size_t>(size))); }
 };
 
-/// A number of the program's own: `kind` 0 bool, 1 integer, 2 floating.
+/// A scalar: `kind` 0 bool, 1 integer, 2 floating-point.
 struct ScalarValue {
   double floating = 0;
   std::int64_t integer = 0;
@@ -118,7 +118,7 @@ struct EmbeddingAttributes {
   bool zero_padding = false;      ///< read zeros for the row padding_idx
   OptionalDType dtype = {};       ///< of the gradient, when it is not that of what comes in
 };
-/// sort: NaN counts as the greatest value.
+/// sort: NaN counts as the largest value.
 struct SortAttributes {
   std::int64_t dim = -1;
   bool descending = false;
@@ -151,16 +151,16 @@ struct ScaleUpdateAttributes {
   double growth_factor = 2;
   double backoff_factor = 0.5;
   std::int32_t growth_interval = 2000;
-  std::int32_t hysteresis = 1;  ///< the scale falls with this overflow since the hysteresis was last whole
-  std::int32_t restart = 0;     ///< what the growth count is after an overflow
+  std::int32_t hysteresis = 1;  ///< the scale falls at this overflow since the hysteresis was last reset
+  std::int32_t restart = 0;     ///< the growth count after an overflow
   float floor = 0;
   float cap = 3.4028234663852886e38f;
-  bool refill_on_good_step = false;  ///< any good step makes the hysteresis whole, not only growth
+  bool refill_on_good_step = false;  ///< any good step resets the hysteresis, not only growth
 };
 /// The counters that amp_update_scale keeps, i32 [5].
 namespace scale_counter {
 inline constexpr int kGrowth = 0;   ///< good steps counted towards growth
-inline constexpr int kUsed = 1;     ///< overflows since the hysteresis was last whole, at most the hysteresis
+inline constexpr int kUsed = 1;     ///< overflows since the hysteresis was last reset, at most the hysteresis
 inline constexpr int kInARow = 2;   ///< overflows since the last good step
 inline constexpr int kAtFloor = 3;  ///< overflows, in all, after which the scale was at its floor
 inline constexpr int kStuck = 4;    ///< overflows, in all, that should have lowered a scale at its floor
@@ -261,8 +261,8 @@ struct PairLossAttributes {
   bool want_target = true;
   OptionalDType dtype = {};  ///< of the input's gradient
 };
-/// layer_norm, rms_norm, group_norm and their backward pass: `rows` rows have statistics of their own; `inner` elements
-/// in a row share a parameter; after `groups` rows the parameters start again.
+/// layer_norm, rms_norm, group_norm and their backward pass: each of `rows` rows has its own statistics; `inner`
+/// elements in a row share a parameter; after `groups` rows the parameters repeat.
 struct RowNormAttributes {
   double eps = 1e-5;  ///< negative: that of the input's dtype
   std::int64_t rows = 1;
@@ -274,7 +274,7 @@ struct RowNormAttributes {
   bool want_bias = true;
   OptionalDType dtype = {};  ///< of the input's gradient
 };
-/// batch_norm and its backward pass; `count` values a channel.
+/// batch_norm and its backward pass; `count` values per channel.
 struct BatchNormAttributes {
   double eps = 1e-5;
   double momentum = 0.1;

@@ -56,8 +56,8 @@ HS_API Tensor where(const Tensor& condition, Scalar input, const Tensor& other);
 /// what they are; mask_value() is the safe constant before a softmax.
 HS_API Tensor masked_fill(const Tensor& input, const Tensor& mask, Scalar value);
 HS_API Tensor& masked_fill_(Tensor& input, const Tensor& mask, Scalar value);
-/// The lowest finite value of a floating dtype: what masks scores before a softmax. Where -infinity would make a wholly
-/// masked row NaN, this makes it uniform.
+/// The lowest finite value of a floating dtype: what masks scores before a softmax. -infinity would turn a fully masked
+/// row into NaN; this makes it uniform.
 HS_API double mask_value(DType dtype);
 
 }  // namespace halfstep

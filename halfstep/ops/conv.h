@@ -2,8 +2,8 @@
 // Convolutions of images and sequences.
 //
 // Images keep their layout: where input or weight is channels-last, so is the result, and nothing is reordered on the
-// way. Channels-last is the fast layout. Under autocast they run in the lower precision; sums are float32 whatever the
-// storage (float64 for float64).
+// way. Channels-last is the fast layout. Under autocast they run in the lower precision; sums are float32 regardless of
+// the storage dtype (float64 for float64).
 #pragma once
 
 #include "halfstep/core/tensor.h"
@@ -15,7 +15,7 @@ struct ConvOptions {
   Shape stride = {1};       ///< places between windows
   Shape padding = {0};      ///< zeros on either side
   Shape dilation = {1};     ///< places between the elements of a window
-  std::int64_t groups = 1;  ///< channels are divided into so many groups that don't see each other
+  std::int64_t groups = 1;  ///< number of independent channel groups
 };
 
 /// Options of conv_transpose1d and conv_transpose2d; lists as in ConvOptions.
@@ -36,9 +36,9 @@ HS_API Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bi
 HS_API Tensor conv1d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
                      const ConvOptions& options = {});
 
-/// What conv2d's gradient does to `input` [N, C, H, W] (or [C, H, W]), with `weight` [C, O / groups, KH, KW] and `bias`
-/// [O]: [N, O, (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, ...]. Semantics:
-/// torch.nn.functional.conv_transpose2d.
+/// The operation of conv2d's input gradient, applied to `input` [N, C, H, W] (or [C, H, W]), with `weight` [C, O /
+/// groups, KH, KW] and `bias` [O]: [N, O, (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, ...].
+/// Semantics: torch.nn.functional.conv_transpose2d.
 HS_API Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
                                const ConvTransposeOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]) and `weight` [C, O / groups, K].

@@ -13,11 +13,11 @@ namespace halfstep {
 HS_API Tensor full(const Shape& sizes, Scalar value, const TensorOptions& options = {});
 HS_API Tensor zeros(const Shape& sizes, const TensorOptions& options = {});
 HS_API Tensor ones(const Shape& sizes, const TensorOptions& options = {});
-/// As `other` in sizes, dtype, device and layout.
+/// With the sizes, dtype, device and layout of `other`.
 HS_API Tensor zeros_like(const Tensor& other);
 HS_API Tensor ones_like(const Tensor& other);
 HS_API Tensor full_like(const Tensor& other, Scalar value);
-/// As `other` in sizes, device and layout, with another dtype.
+/// With the sizes, device and layout of `other`, and another dtype.
 HS_API Tensor zeros_like(const Tensor& other, DType dtype);
 HS_API Tensor ones_like(const Tensor& other, DType dtype);
 HS_API Tensor full_like(const Tensor& other, Scalar value, DType dtype);
@@ -33,7 +33,7 @@ HS_API Tensor tensor(std::initializer_list<std::initializer_list<std::initialize
                      const TensorOptions& options = {});
 HS_API Tensor tensor_from_integers(const std::vector<std::int64_t>& values, const Shape& sizes,
                                    const TensorOptions& options = {.dtype = i64});
-/// The same for a vector of integers, without a detour over double. (Lists in braces mean numbers and take the form
+/// The same for a vector of integers, without converting through double. (Brace lists hold numbers and use the form
 /// above.)
 template <std::same_as<std::vector<std::int64_t>> Values>
 Tensor tensor(const Values& values, const Shape& sizes, const TensorOptions& options = {.dtype = i64}) {
@@ -49,8 +49,8 @@ HS_API Tensor arange(std::int64_t end);
 namespace detail {
 HS_API Tensor arange_floating(double start, double end, double step, const TensorOptions& options);
 }  // namespace detail
-/// The same with numbers of which one at least is floating: f32 by default. Element i is start + i * step, computed in
-/// float64.
+/// The same if at least one of the numbers is floating-point: f32 by default. Element i is start + i * step, computed
+/// in float64.
 template <class A, class B, class C = int>
 requires(std::floating_point<A> || std::floating_point<B> || std::floating_point<C>) Tensor
     arange(A start, B end, C step = 1, const TensorOptions& options = {}) {

@@ -10,15 +10,15 @@
 
 namespace halfstep {
 
-/// Einstein's sum convention: `einsum("bij,bjk->bik", {a, b})`. Each operand has one letter (a-z, A-Z) a dimension; the
-/// result has the letters behind `->`, and all others are summed over. Without `->` the result has the letters that
-/// come once, in alphabetical order (capitals first), behind the dimensions of the ellipsis. A letter that an operand
-/// has twice means its diagonal. `...` stands for any number of dimensions, which broadcast. Dimensions of size 1
+/// Einstein's sum convention: `einsum("bij,bjk->bik", {a, b})`. Each operand has one letter (a-z, A-Z) per dimension;
+/// the result has the letters after `->`, and all others are summed over. Without `->` the result has the letters that
+/// occur once, in alphabetical order (capitals first), after the dimensions of the ellipsis. A letter that occurs twice
+/// in an operand takes its diagonal. `...` stands for any number of dimensions, which broadcast. Dimensions of size 1
 /// broadcast against others of their letter. Spaces are ignored.
 ///
-/// Several operands are contracted in pairs, the pair first whose result is smallest against what it replaces. Products
-/// are matrix products, which sum in float32 (float64 for f64); under autocast they run in lower precision. Throws
-/// Error for a malformed equation and ShapeError for sizes that disagree.
+/// Several operands are contracted in pairs, starting with the pair whose result is smallest compared with its
+/// operands. Products are matrix products, which sum in float32 (float64 for f64); under autocast they run in lower
+/// precision. Throws Error for a malformed equation and ShapeError for sizes that disagree.
 HS_API Tensor einsum(std::string_view equation, std::span<const Tensor> operands);
 inline Tensor einsum(std::string_view equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::span<const Tensor>(operands.begin(), operands.size()));

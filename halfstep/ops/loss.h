@@ -6,9 +6,9 @@
 
 namespace halfstep {
 
-/// What becomes of the terms of a loss.
+/// How the terms of a loss are reduced.
 enum class Reduction : std::int32_t {
-  none = 0,       ///< one term an element or sample
+  none = 0,       ///< one term per element or sample
   mean = 1,       ///< their mean (weighted, where there are class weights)
   sum = 2,        ///< their sum
   batchmean = 3,  ///< kl_div only: the sum over the first size, which is the divergence's definition
@@ -18,15 +18,15 @@ enum class Reduction : std::int32_t {
 struct CrossEntropyOptions {
   Tensor weight = {};                     ///< a factor for each class, [C]
   Reduction reduction = Reduction::mean;  ///< what becomes of the terms
-  std::int64_t ignore_index = -100;       ///< samples of this class count nothing, in the mean neither
-  double label_smoothing = 0;             ///< 0 to 1: the share of the target that is spread over all classes
+  std::int64_t ignore_index = -100;       ///< samples of this class are ignored, also in the mean
+  double label_smoothing = 0;             ///< 0 to 1: the fraction of the target spread over all classes
 };
 /// Cross entropy between logits and targets. `input` is [C], [N, C] or [N, C, d1, ...]; `target` has class indices
-/// (i64, i32 or u8; [], [N] or [N, d1, ...]) or probabilities (floating, the input's shape). The result is a number, or
-/// has one term a sample without a reduction. The mean is over the weights of the samples' classes for indices, over
-/// the number of samples for probabilities; it is NaN when all samples are ignored. One pass over the logits; the
-/// backward pass keeps them and one number a sample. As torch.nn.functional.cross_entropy. Throws ShapeError,
-/// DTypeError, and Error for an index that is no class, naming the sample.
+/// (i64, i32 or u8; [], [N] or [N, d1, ...]) or probabilities (floating, the input's shape). The result is 0-d, or has
+/// one term per sample without a reduction. The mean is over the weights of the samples' classes for indices, over the
+/// number of samples for probabilities; it is NaN when all samples are ignored. One pass over the logits; they and one
+/// number per sample are kept for the backward pass. As torch.nn.functional.cross_entropy. Throws ShapeError,
+/// DTypeError, and Error for an index that is not a class, naming the sample.
 HS_API Tensor cross_entropy(const Tensor& input, const Tensor& target, const CrossEntropyOptions& options = {});
 
 /// Options of nll_loss.
@@ -44,8 +44,8 @@ struct LossOptions {
   Reduction reduction = Reduction::mean;  ///< what becomes of the terms
 };
 /// (input - target)^2. `target` must have the input's shape: PyTorch broadcasts with a warning, which hides the mistake
-/// of [N, 1] against [N]; expand it yourself where that is meant. Mixed dtypes follow type promotion. So do the losses
-/// below.
+/// of [N, 1] against [N]; expand it explicitly if that is intended. Mixed dtypes follow type promotion. The same
+/// applies to the losses below.
 HS_API Tensor mse_loss(const Tensor& input, const Tensor& target, const LossOptions& options = {});
 /// |input - target|.
 HS_API Tensor l1_loss(const Tensor& input, const Tensor& target, const LossOptions& options = {});

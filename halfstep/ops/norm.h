@@ -39,12 +39,12 @@ struct BatchNormOptions {
   Tensor running_mean = {};  ///< [C], f32 (f64); updated in place when training
   Tensor running_var = {};   ///< [C], with the unbiased variance
   bool training = false;     ///< the batch's statistics are used; else the running ones
-  double momentum = 0.1;     ///< share of the batch in the running statistics; 1 / (batches so far) for a plain mean
+  double momentum = 0.1;     ///< weight of the batch in the running statistics; 1 / (batches so far) for a plain mean
   double eps = 1e-5;
 };
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel of [N, C, ...] in any layout (channels-last stays
-/// so). Running statistics may be left out when training. Throws ShapeError for parameters that don't fit, or when
-/// there is only one value a channel to train on.
+/// so). Running statistics may be left out when training. Throws ShapeError for parameters that don't fit, or if there
+/// is only one value per channel in training.
 HS_API Tensor batch_norm(const Tensor& input, const BatchNormOptions& options = {});
 
 }  // namespace halfstep

@@ -18,12 +18,12 @@ HS_API const char* name(Activation activation);
 /// reads the input and the residual and writes the result, and in the backward pass one that sums and one that writes
 /// the gradients of input and residual. In 16 bits it is rounded once where the three ops would round two or three
 /// times. The backward pass keeps the input, the result and the channels' mean and deviation: no more than the ops
-/// before and after keep anyway. Observers, and gradients that are themselves recorded, see the ops that it is made of;
-/// a device without a kernel of it runs them too, with their roundings. The gradient of relu and relu6 is 0 on their
-/// bounds, as theirs is.
+/// before and after keep anyway. Observers, and gradients that are themselves recorded, see the component ops; a device
+/// without a fused kernel runs those too, with their roundings. The gradient of relu and relu6 is 0 on their bounds, as
+/// for the separate ops.
 ///
-/// `residual`, which may be absent, has the input's sizes; one of another dtype is added by an op of its own, with that
-/// op's promotion. Throws as batch_norm, and ShapeError for a residual of other sizes.
+/// `residual`, which may be absent, has the input's sizes; one of a different dtype is added by a separate op, with
+/// that op's promotion. Throws as batch_norm, and ShapeError for a residual of other sizes.
 HS_API Tensor batch_norm_act(const Tensor& input, const BatchNormOptions& norm,
                              Activation activation = Activation::relu, const Tensor& residual = {});
 

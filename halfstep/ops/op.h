@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an op is: its declaration, how a call runs, and the slots that autograd and autocast fill.
 //
-// A call goes: autocast hook (casts inputs as the policy says), shape rule, kernel of the device and dtype (else the
-// CPU's, with copies there and back), autograd record. Observers (ops/observer.h) see it beside the path.
+// The path of a call: autocast hook (casts inputs according to the policy), shape rule, kernel for the device and dtype
+// (else the CPU's, with copies to it and back), autograd record. Observers (ops/observer.h) are notified along the way.
 #pragma once
 
 #include <array>
@@ -22,9 +22,9 @@ struct Op;
 class InferContext;
 class GradContext;
 
-/// Shape and dtype rule: checks the inputs and says what the outputs are. Throws the user's errors.
+/// Shape and dtype rule: checks the inputs and declares the outputs. Throws user-facing errors.
 using InferFn = void (*)(InferContext&);
-/// Gradient rule, written with recorded ops, so that it can be differentiated itself.
+/// Gradient rule, written with recorded ops, so that it is itself differentiable.
 using GradFn = void (*)(GradContext&);
 
 /// For Op::saves: the op's inputs `i...`.
@@ -54,12 +54,11 @@ struct Op {
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;
-  /// The autocast hook's own: what it found for this op, read and written atomically.
+  /// Private to the autocast hook: its cached lookup for this op, read and written atomically.
   mutable std::int8_t autocast_class = -1;
 };
 
-/// Adds an op to the table of ops and returns the reference that calls are made with. Throws Error when the name is
-/// taken.
+/// Adds an op to the table of ops and returns the reference used for calls. Throws Error if the name is taken.
 HS_API const Op& define_op(const Op& declaration);
 /// The op of that name, or null.
 HS_API const Op* find_op(std::string_view name);
@@ -69,7 +68,7 @@ HS_API std::vector<const Op*> all_ops();
 /// The largest number of outputs of an op.
 inline constexpr int kMaxOutputs = 8;
 
-/// What the shape rule sees and says.
+/// The shape rule's inputs and results.
 class HS_API InferContext {
  public:
   InferContext(const Op& op, std::span<const Tensor* const> inputs, const void* attributes)
@@ -82,7 +81,7 @@ class HS_API InferContext {
   int size() const { return static_cast<int>(inputs_.size()); }
   const Tensor& input(int i) const { return *inputs_[static_cast<std::size_t>(i)]; }
   bool has(int i) const { return i < size() && input(i).defined(); }
-  /// The attributes of the call, which are of the type that the op declared.
+  /// The attributes of the call, of the type that the op declared.
   template <class A>
   const A& attributes() const {
     return *static_cast<const A*>(attributes_);
@@ -90,14 +89,15 @@ class HS_API InferContext {
 
   /// Adds an output, row-major.
   void output(const Shape& sizes, DType dtype);
-  /// Adds an output with strides of its own.
+  /// Adds an output with explicit strides.
   void output(const Shape& sizes, const Shape& strides, DType dtype);
   /// For views: the output's place in the first input's storage (offset in elements from the storage's start).
   void view(const Shape& sizes, const Shape& strides, std::int64_t offset);
-  /// Converts the inputs whose bit is set in `mask` to `dtype` before the kernel sees them (undefined ones are left).
+  /// Converts the inputs whose bit is set in `mask` to `dtype` before the kernel sees them (undefined ones are
+  /// skipped).
   void cast(DType dtype, std::uint64_t mask = ~std::uint64_t{0}) { cast_dtype = dtype, cast_mask = mask; }
 
-  /// What the rule said, for call_op().
+  /// The rule's results, for call_op().
   struct Output {
     Shape sizes;
     Shape strides;
@@ -121,15 +121,15 @@ HS_API void infer_elementwise(InferContext& ctx, DType dtype);
 /// The dtype that inputs of these dtypes compute in, by PyTorch's promotion: tensors with dimensions count before 0-d
 /// ones of the same kind. Throws DTypeError, naming `op`.
 HS_API DType result_type(std::span<const Tensor* const> inputs, const char* op);
-/// As above with a number of the program's own.
+/// As above, with a scalar.
 HS_API DType result_type(const Tensor& input, const Scalar& number);
 /// Throws DTypeError unless the dtype is f32, f64, f16 or bf16.
 HS_API void check_floating(const Tensor& input, const char* op);
-/// Throws Error when the tensor is undefined, naming what was to be given.
+/// Throws Error if the tensor is undefined, naming the argument.
 HS_API void check_defined(const Tensor& input, const char* op, const char* what);
 
-/// What a gradient rule sees and says. Gradients set here may be of any dtype and of a broadcast shape: the engine sums
-/// and casts them to fit the input.
+/// A gradient rule's inputs and results. Gradients set here may be of any dtype and of a broadcast shape: the engine
+/// sums and casts them to fit the input.
 class HS_API GradContext {
  public:
   struct Input {
@@ -161,7 +161,7 @@ class HS_API GradContext {
     return *static_cast<const A*>(attributes_);
   }
   int size() const { return static_cast<int>(metas_.size()); }
-  /// Whether the gradient of input i is asked for.
+  /// Whether the gradient of input i is requested.
   bool needs(int i) const { return i < size() && metas_[static_cast<std::size_t>(i)].needs_grad; }
   const Shape& input_sizes(int i) const { return metas_[static_cast<std::size_t>(i)].sizes; }
   DType input_dtype(int i) const { return metas_[static_cast<std::size_t>(i)].dtype; }
@@ -173,11 +173,11 @@ class HS_API GradContext {
   /// The gradient of output i; undefined when the output was not used (output 0 of a one-output op always has one).
   const Tensor& grad(int i = 0) const { return grads_[static_cast<std::size_t>(i)]; }
   int num_outputs() const { return static_cast<int>(grads_.size()); }
-  /// Gives the gradient of input i.
+  /// Sets the gradient of input i.
   void set(int i, Tensor gradient) { results_[static_cast<std::size_t>(i)] = std::move(gradient); }
 
-  /// Whether the backward pass is recorded: a fused backward op without a gradient of its own must then step aside for
-  /// recorded ops.
+  /// Whether the backward pass is recorded: a fused backward op without its own gradient must then give way to recorded
+  /// ops.
   const bool create_graph;
 
  private:
@@ -263,13 +263,13 @@ Tensor& call_out(const Op& op, Tensor& destination, std::initializer_list<const 
 
 /// Runs the kernel of the table called for `device` and `dtype` on tensors as they are: no casts, no record. For passes
 /// over many tensors, such as optimizers. Undefined tensors become absent inputs. A kernel that the device lacks runs
-/// on the CPU, with copies there and back. `attributes` (null for none) is a struct of `attributes_bytes` bytes; with 0
-/// bytes it is one that lives as long as whatever runs the kernel, and a captured step reads it anew in every replay.
-/// Throws DeviceError when there is no kernel, or tensors are elsewhere than on `device`.
+/// on the CPU, with copies to it and back. `attributes` (null for none) is a struct of `attributes_bytes` bytes; with 0
+/// bytes it must live as long as the caller of the kernel, and a captured step reads it again in every replay. Throws
+/// DeviceError when there is no kernel, or tensors are elsewhere than on `device`.
 HS_API void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                        std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
                        const void* attributes, std::size_t attributes_bytes);
-/// The same with a struct of this call's own, or none.
+/// The same with a struct local to this call, or none.
 template <class A = NoAttributes>
 void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                 std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
@@ -282,8 +282,8 @@ void run_kernel(const KernelTable& table, const char* name, Device device, DType
   }
 }
 
-/// Asks kernels for bounds of what they write (Storage::magnitude_bound), or takes the request back: a gradient scaler
-/// does so for as long as it lives. Calls count.
+/// Requests that kernels report bounds of their results (Storage::magnitude_bound), or withdraws the request; a
+/// gradient scaler does so for its lifetime. Requests are counted.
 HS_API void want_magnitude_bounds(bool wanted);
 
 // ----------------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ struct AutocastState {
   std::shared_ptr<const void> overrides;  ///< amp's
 };
 
-/// What a thread is doing: whether calls are recorded, and in what precision they run.
+/// A thread's mode: whether calls are recorded, and in what precision they run.
 struct ThreadState {
   bool grad_enabled = true;
   AutocastState autocast;
@@ -308,9 +308,9 @@ HS_API ThreadState& thread_state();
 /// What the autocast hook may change about a call.
 struct AutocastCall {
   const Op& op;
-  std::span<const Tensor*> inputs;  ///< pointers may be turned to tensors in `storage`
+  std::span<const Tensor*> inputs;  ///< pointers may be redirected to tensors in `storage`
   std::span<Tensor> storage;        ///< as many as inputs
-  void* attributes;                 ///< a copy that may be changed (null for ops without)
+  void* attributes;                 ///< a modifiable copy (null for ops without)
 };
 
 /// The slots. Set once, when the library is loaded.
@@ -325,7 +325,7 @@ struct OpHooks {
 };
 HS_API OpHooks& op_hooks();
 
-/// Turns autocast off on this thread while it lives: inside a composite its policy has been applied already.
+/// Turns autocast off on this thread for its lifetime: inside a composite the policy has already been applied.
 class HS_API AutocastOff {
  public:
   AutocastOff() : was_(thread_state().autocast.enabled) { thread_state().autocast.enabled = false; }
@@ -337,7 +337,7 @@ class HS_API AutocastOff {
   bool was_;
 };
 
-/// A function of other ops that has a row of its own in the policy table: applies that row to the inputs and runs
+/// A function composed of other ops that has its own row in the policy table: applies that row to the inputs and runs
 /// `body` (which takes a `std::span<const Tensor>`) with autocast off.
 template <class F>
 auto composite(const Op& op, std::initializer_list<const Tensor*> inputs, F&& body) {

@@ -12,9 +12,10 @@ namespace halfstep {
 
 // --- of one tensor; each keeps the layout of its input. Throw DTypeError for dtypes that have no such function.
 
-/// The absolute value; the lowest integer of a dtype, whose own has no room, stays as it is. The gradient at 0 is 0.
+/// The absolute value; the lowest integer of a dtype, whose absolute value is not representable, stays unchanged. The
+/// gradient at 0 is 0.
 HS_API Tensor abs(const Tensor& input);
-/// -1, 0 or 1; 0 for NaN. The gradient is 0, as with all step functions here.
+/// -1, 0 or 1; 0 for NaN. The gradient is 0, as for all step functions here.
 HS_API Tensor sign(const Tensor& input);
 HS_API Tensor square(const Tensor& input);
 HS_API Tensor floor(const Tensor& input);
@@ -78,7 +79,7 @@ HS_API Tensor& trunc_(Tensor& input);
 /// The larger of two; NaN if either is. Where they are equal each gets half of the gradient.
 HS_API Tensor maximum(const Tensor& input, const Tensor& other);
 HS_API Tensor minimum(const Tensor& input, const Tensor& other);
-/// The remainder of the division that cuts toward zero, with the sign of `input`. Throws Error when an integer is
+/// The remainder of the division that truncates toward zero, with the sign of `input`. Throws Error when an integer is
 /// divided by zero (as remainder and floor_divide do); floats give NaN.
 HS_API Tensor fmod(const Tensor& input, const Tensor& other);
 HS_API Tensor fmod(const Tensor& input, Scalar other);
@@ -115,10 +116,10 @@ HS_API Tensor& addcmul_(Tensor& input, const Tensor& tensor1, const Tensor& tens
 HS_API Tensor addcdiv(const Tensor& input, const Tensor& tensor1, const Tensor& tensor2, Scalar value = 1);
 HS_API Tensor& addcdiv_(Tensor& input, const Tensor& tensor1, const Tensor& tensor2, Scalar value = 1);
 
-/// Brings values into [min, max]; an absent bound does not bind, NaN stays. With numbers as bounds the gradient is 0
-/// where a value lies on a bound or beyond, or is NaN; with tensors a value that equals a bound shares the gradient with
-/// it by halves (both as PyTorch 2.15 has it). An infinite bound is none: the gradient of an infinite value there is 1,
-/// where PyTorch has 0. `min` above `max` gives `max`. Throws Error without any bound.
+/// Brings values into [min, max]; an absent bound has no effect, NaN stays. With numbers as bounds the gradient is 0
+/// where a value lies on a bound or beyond, or is NaN; with tensors a value that equals a bound shares the gradient
+/// with it equally (both as in PyTorch 2.15). An infinite bound has no effect: the gradient of an infinite value there
+/// is 1, where PyTorch gives 0. `min` above `max` gives `max`. Throws Error without any bound.
 HS_API Tensor clamp(const Tensor& input, std::optional<Scalar> min, std::optional<Scalar> max = {});
 HS_API Tensor clamp(const Tensor& input, const Tensor& min, const Tensor& max);
 HS_API Tensor clamp_min(const Tensor& input, Scalar min);

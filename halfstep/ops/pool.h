@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pooling of images and sequences.
 //
-// The result lies in memory as the input does; channels-last is the fast layout. Averages add up in float32 (float64
-// for float64) and are rounded once; maxima keep the bits of the largest. All go by their input's dtype, also under
+// The result has the input's memory layout; channels-last is the fast one. Averages are accumulated in float32 (float64
+// for float64) and rounded once; maxima keep the bits of the largest. All run in their input's dtype, also under
 // autocast. Each list has one number for all dimensions, or one for each: height, then width.
 #pragma once
 
@@ -17,7 +17,7 @@ struct MaxPoolOptions {
   Shape stride = {};       ///< places between windows; none: the window's size
   Shape padding = {0};     ///< places beyond either side, never the largest; at most half of the kernel
   Shape dilation = {1};    ///< places between the elements of a window
-  bool ceil_mode = false;  ///< a last window that begins inside may end outside
+  bool ceil_mode = false;  ///< a last window that begins inside may extend outside
 };
 /// The largest value of each window of `kernel` places of `input` [N, C, H, W] (or [C, H, W]):
 /// [N, C, (H + 2 padding - dilation (kernel - 1) - 1) / stride + 1, ...]. NaN counts as the largest. The gradient goes
@@ -41,7 +41,7 @@ HS_API MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& k
 struct AvgPoolOptions {
   Shape stride = {};              ///< places between windows; none: the window's size
   Shape padding = {0};            ///< zeros on either side, at most half of the kernel
-  bool ceil_mode = false;         ///< a last window that begins inside may end outside
+  bool ceil_mode = false;         ///< a last window that begins inside may extend outside
   bool count_include_pad = true;  ///< whether padding counts among the places that the sum is divided by
   std::optional<std::int64_t> divisor_override = {};  ///< what it is divided by instead; not 0
 };

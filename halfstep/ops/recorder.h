@@ -20,23 +20,23 @@ struct KernelCall;
 /// Every CaptureSink is one.
 class HS_API KernelRecorder : public CaptureSink {
  public:
-  /// A kernel ran on the CPU. `bounded`: it may have said a bound of its first output.
+  /// A kernel ran on the CPU. `bounded`: it may have reported a bound of its first output.
   virtual void kernel(const detail::KernelCall& call, KernelFn function, bool bounded) = 0;
-  /// Work of the host that comes here in every replay.
+  /// Host work to run at this point in every replay.
   virtual void host(std::function<void()> work) = 0;
-  /// Work before every replay; it says false when the capture no longer fits what it was made of.
+  /// Work before every replay; it returns false if the recording is no longer valid.
   virtual void before(std::function<bool()> work) = 0;
   /// The host wrote this tensor: its memory stays.
   virtual void keep(const Tensor& tensor) = 0;
-  /// The memory of this tensor is kept by others, who see to it (with before()) that replays find it.
+  /// The memory of this tensor is owned elsewhere; the owner ensures (with before()) that replays find it.
   virtual void manage(const Tensor& tensor) = 0;
-  /// The step uses a parameter that no kernel was given.
+  /// The step uses a parameter that was not passed to any kernel.
   virtual void uses(const Tensor& parameter) = 0;
-  /// Where a replay finds the bound of what this tensor holds now (Storage::magnitude_bound); null: there is none.
+  /// Where a replay finds the bound of this tensor's current contents (Storage::magnitude_bound); null: there is none.
   virtual const float* bound_of(const Tensor& tensor) = 0;
 };
 
-/// This thread's, or null.
+/// The calling thread's, or null.
 inline KernelRecorder* kernel_recorder() { return static_cast<KernelRecorder*>(capture_sink()); }
 
 /// A tensor on `device` of `count` numbers that `make(T*)` writes, now and again in every replay of a captured step:

@@ -10,7 +10,7 @@
 
 namespace halfstep {
 
-/// Sums what broadcasting would repeat, so that the result has `sizes`; `op` is named when it can't be done. The
+/// Sums over the dimensions that broadcasting would repeat, so that the result has `sizes`; errors name `op`. The
 /// inverse of expand.
 HS_API Tensor sum_to(const Tensor& input, const Shape& sizes, const char* op = "sum_to");
 
@@ -21,10 +21,10 @@ struct ReduceOptions {
 };
 /// Sum over the dimensions given; 0 over nothing.
 HS_API Tensor sum(const Tensor& input, const Shape& dims = {}, const ReduceOptions& options = {});
-/// Mean over the dimensions given; NaN over nothing. Floating inputs, unless a floating dtype is asked for.
+/// Mean over the dimensions given; NaN over nothing. Floating-point inputs, unless a floating-point dtype is requested.
 HS_API Tensor mean(const Tensor& input, const Shape& dims = {}, const ReduceOptions& options = {});
-/// Product over the dimensions given (any number of them, unlike PyTorch's one); 1 over nothing. The gradient is right
-/// where factors are 0.
+/// Product over the dimensions given (any number of them, unlike PyTorch's one); 1 over nothing. The gradient is also
+/// correct where factors are 0.
 HS_API Tensor prod(const Tensor& input, const Shape& dims = {}, const ReduceOptions& options = {});
 
 /// Options of var, std and var_mean.
@@ -32,12 +32,12 @@ struct VarOptions {
   double correction = 1;  ///< the divisor is n - correction: 1 for the unbiased estimate, 0 for the mean square
   bool keepdim = false;   ///< reduced dimensions stay, with size 1
 };
-/// Variance, in two passes: no digits are lost where the mean is large.
+/// Variance, in two passes: no precision is lost if the mean is large.
 HS_API Tensor var(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 /// Square root of var. The gradient is 0 where it is 0, as in PyTorch.
 HS_API Tensor std(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
-/// The same as std(), under a name that means nothing else: after `using namespace halfstep` an unqualified `std(x)` is
-/// ambiguous with the standard library's namespace.
+/// The same as std(), under an unambiguous name: after `using namespace halfstep` an unqualified `std(x)` is ambiguous
+/// with the standard library's namespace.
 HS_API Tensor stddev(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 /// Variance and mean.
 HS_API std::pair<Tensor, Tensor> var_mean(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});

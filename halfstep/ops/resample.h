@@ -15,16 +15,15 @@ enum class InterpolateMode {
   bilinear,       ///< the four pixels around, by their distance
 };
 
-/// Options of interpolate: `size` or `scale_factor` has to be given, with one number or one for height and one for
-/// width.
+/// Options of interpolate: `size` or `scale_factor` is required, with one number or one each for height and width.
 struct InterpolateOptions {
   Shape size = {};                        ///< of the result
   std::vector<double> scale_factor = {};  ///< the result is floor(scale times the input's size)
   InterpolateMode mode = InterpolateMode::nearest;
   /// For bilinear: the corner pixels' centres are the ends, so that their values stay; else the pixels' edges are.
   bool align_corners = false;
-  /// With scale_factor: coordinates go by the quotient of the sizes instead of by the factor, which matters where the
-  /// size had to be rounded down.
+  /// With scale_factor: coordinates use the quotient of the sizes instead of the factor, which matters if the size had
+  /// to be rounded down.
   bool recompute_scale_factor = false;
 };
 /// `input` [N, C, H, W] (or [C, H, W]) with another height and width, in the input's layout. Floating dtypes; weights

@@ -54,8 +54,8 @@ HS_API Tensor transpose(const Tensor& input, std::int64_t dim0, std::int64_t dim
 HS_API Tensor permute(const Tensor& input, const Shape& dims);
 /// The last two dimensions exchanged (the gradient rules' matrix transpose).
 HS_API Tensor matrix_transpose(const Tensor& input);
-/// Any sizes, strides and offset (in elements) on the input's storage; throws ShapeError when they leave it. It has a
-/// gradient, overlapping places included, when the input is dense and the places lie in it.
+/// Any sizes, strides and offset (in elements) on the input's storage; throws ShapeError when they leave it. It is
+/// differentiable, including overlapping elements, if the input is dense and contains all the elements.
 HS_API Tensor as_strided(const Tensor& input, const Shape& sizes, const Shape& strides, std::int64_t offset);
 /// Zeros of `sizes` with `gradient` written where slice(dim, start, end, step) would read: the gradient of slice.
 HS_API Tensor slice_backward(const Tensor& gradient, const Shape& sizes, std::int64_t dim, std::int64_t start,

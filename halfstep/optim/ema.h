@@ -11,7 +11,7 @@ namespace halfstep::optim {
 
 /// Options of EMA.
 struct EMAOptions {
-  double decay = 0.999;  ///< share of the average that stays at an update, 0 to 1
+  double decay = 0.999;  ///< fraction of the average retained at an update, 0 to 1
   double warmup = 0;   ///< above 0: the decay is decay * (1 - exp(-updates / warmup)), so that early updates count more
   bool equal = false;  ///< all updates weigh the same instead (stochastic weight averaging); decay is ignored
 };
@@ -23,11 +23,11 @@ class HS_API EMA {
  public:
   explicit EMA(const NamedTensors& parameters, const EMAOptions& options = {});
 
-  /// Takes the parameters' values in, in one pass over all of them.
+  /// Updates the averages from the parameters, in one pass over all of them.
   void update() { update_unless({}); }
   /// The same if the step ran: the device decides, the host doesn't wait.
   void update(const amp::StepResult& result) { update_unless(result.found_inf()); }
-  /// The same where `found_inf` (f32 or bool, one element; undefined for none) is 0.
+  /// The same if `found_inf` (f32 or bool, one element; undefined for none) is 0.
   void update_unless(const Tensor& found_inf);
 
   /// The averages, by the parameters' names.
@@ -35,9 +35,9 @@ class HS_API EMA {
   /// Updates that counted. Waits for the device.
   std::int64_t updates() const;
   /// Exchanges the parameters' values with the averages, rounded to the parameters' dtype, for an evaluation; a second
-  /// call puts the very same values back.
+  /// call restores exactly the same values.
   void swap();
-  /// Whether the parameters hold the averages now. While they do, update() throws Error.
+  /// Whether the parameters currently hold the averages. While they do, update() throws Error.
   bool is_swapped() const { return !kept_.empty(); }
 
   /// The averages (the tensors themselves, not copies) and the number of updates, for a checkpoint; the same whether

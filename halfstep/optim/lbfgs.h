@@ -18,14 +18,14 @@ struct LBFGSOptions {
   std::int64_t max_eval = 0;        ///< evaluations of the closure in a step; 0: max_iter * 5 / 4
   double tolerance_grad = 1e-7;     ///< a step ends when no gradient is larger
   double tolerance_change = 1e-9;   ///< a step ends when loss and parameters move less
-  std::int64_t history_size = 100;  ///< pairs that are kept, each two vectors as large as all parameters
+  std::int64_t history_size = 100;  ///< number of stored pairs, each two vectors as large as all parameters
   LineSearch line_search = LineSearch::none;
 };
 
 /// L-BFGS (Liu and Nocedal, 1989), as PyTorch's torch.optim.LBFGS: one group, and the closure is evaluated several
-/// times a step. Vectors are float32 on the host (float64 when a parameter is f64), their products float64; 16-bit
-/// parameters have float32 master weights. Parameters without a gradient count as having a gradient of zero. When the
-/// closure throws (a scaler does so at an overflow), parameters and state are as before the step.
+/// times per step. Vectors are float32 on the host (float64 when a parameter is f64), their products float64; 16-bit
+/// parameters have float32 master weights. Parameters without a gradient count as having a gradient of zero. If the
+/// closure throws (a scaler does so at an overflow), parameters and state are restored to before the step.
 class HS_API LBFGS : public Optimizer {
  public:
   LBFGS(const NamedTensors& parameters, const LBFGSOptions& options = {});
@@ -50,7 +50,7 @@ class HS_API LBFGS : public Optimizer {
   void load_numbers(int group, const std::map<std::string, double>& numbers) override;
 
  private:
-  // Tensors in it are never written to, so that a copy is a way back.
+  // Tensors in it are never written to, so that a copy allows a rollback.
   struct State {
     std::int64_t iterations = 0;
     std::int64_t evaluations = 0;
@@ -72,7 +72,7 @@ class HS_API LBFGS : public Optimizer {
   Tensor gather(bool gradients) const;
   Tensor start() const;
   void write(const Tensor& weights) const;
-  // At most `limit` evaluations after the first; the chosen length comes back in `length`.
+  // At most `limit` evaluations after the first; the chosen length is returned in `length`.
   Point search(const std::function<Point(double)>& at, const Tensor& direction, const Point& start, std::int64_t limit,
                double* length) const;
 

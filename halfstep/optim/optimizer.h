@@ -16,8 +16,8 @@ namespace halfstep::optim {
 enum class LowPrecision : std::uint8_t {
   master_weights,  ///< a float32 copy is updated, the parameter is its rounding (8 more bytes a parameter for Adam are
                    ///< float32 too)
-  stochastic_rounding,  ///< no copy: the update is rounded up or down at random, right on average
-  kahan,                ///< no float32 copy: a 16-bit compensation keeps what rounding cut off
+  stochastic_rounding,  ///< no copy: the update is rounded stochastically, unbiased
+  kahan,                ///< no float32 copy: a 16-bit compensation term keeps the rounding error
   nearest,              ///< no copy, rounded to nearest: updates under half a unit of the last place are lost
 };
 
@@ -32,15 +32,15 @@ struct OptimizerState {
   std::map<std::string, double> numbers;
 };
 
-/// What all optimizers have. Parameters come with their names; the 16-bit copies that autocast made of float32
-/// parameters are rewritten in the pass that updates them, so that the next forward pass casts nothing.
+/// The common base of all optimizers. Parameters are named; autocast's 16-bit copies of float32 parameters are
+/// rewritten in the pass that updates them, so that the next forward pass casts nothing.
 class HS_API Optimizer : public amp::Steppable {
  public:
   ~Optimizer() override;
 
-  /// Updates the parameters from their grad(); those without one are left.
+  /// Updates the parameters from their grad(); those without one are skipped.
   void step() { step_unless({}, {}); }
-  /// Updates from the gradients given, one for each parameter in the order of named_parameters() (undefined: left),
+  /// Updates from the given gradients, one for each parameter in the order of named_parameters() (undefined: skipped),
   /// without touching grad().
   void step(const std::vector<Tensor>& gradients, const StepOptions& options = {});
   /// For optimizers that evaluate the loss themselves (LBFGS): `closure` zeroes gradients, computes the loss, calls
@@ -53,18 +53,18 @@ class HS_API Optimizer : public amp::Steppable {
   double lr(int group = 0) const;
   void set_lr(double lr);
   void set_lr(int group, double lr);
-  /// The rate that schedules start from: what lr(group) was when this was first asked.
+  /// The rate that schedules start from: the value of lr(group) when this was first called.
   double base_lr(int group = 0);
-  /// Momentum (SGD) or first beta (Adam), for schedules that move it. Throws Error where there is none.
+  /// Momentum (SGD) or first beta (Adam), for schedules that change it. Throws Error where there is none.
   virtual double momentum(int group = 0) const;
   virtual void set_momentum(int group, double value);
   int num_groups() const { return static_cast<int>(groups_.size()); }
 
-  /// Everything a later run needs to go on bit for bit.
+  /// Everything a later run needs to resume bit-exactly.
   virtual OptimizerState state_dict() const;
-  /// Goes on from a state: tensors go where the parameters are, and options such as the learning rate come with it, in
-  /// place of those that the optimizer was made with. Throws Error when the state is of other parameters; then nothing
-  /// has changed.
+  /// Restores a state: tensors are moved to the parameters' device, and options such as the learning rate replace those
+  /// that the optimizer was created with. Throws Error, without changing anything, if the state belongs to other
+  /// parameters.
   virtual void load_state_dict(const OptimizerState& state);
   /// Name of its kind, such as `SGD`.
   virtual std::string kind() const = 0;
@@ -72,7 +72,7 @@ class HS_API Optimizer : public amp::Steppable {
   // amp::Steppable
   const NamedTensors& named_parameters() const override { return all_; }
   void step_unless(const Tensor& found_inf, const Tensor& scale) override;
-  /// A derived class whose step looks at gradients before they come here says false.
+  /// A derived class whose step inspects gradients before they get here returns false.
   bool unscales() const override { return true; }
   Tensor step_closure(const std::function<Tensor()>& closure) override;
 
@@ -81,8 +81,8 @@ class HS_API Optimizer : public amp::Steppable {
   struct Slot {
     std::vector<Tensor> tensors;
     Tensor master;                 ///< float32 master weight
-    std::uint64_t storage_id = 0;  ///< where the parameter was when the master weight was rounded to it
-    std::uint64_t contents = 0;    ///< and what (Storage::contents()) it held then
+    std::uint64_t storage_id = 0;  ///< the parameter's storage when the master weight was rounded to it
+    std::uint64_t contents = 0;    ///< and its contents (Storage::contents()) then
     Tensor compensation;           ///< for LowPrecision::kahan
   };
   struct Group {
@@ -109,7 +109,7 @@ class HS_API Optimizer : public amp::Steppable {
   virtual void load_numbers(int group, const std::map<std::string, double>& numbers) = 0;
 
   NamedTensors all_;
-  std::vector<Slot> slots_;  ///< beside all_
+  std::vector<Slot> slots_;  ///< parallel to all_
   std::vector<Group> groups_;
 
  private:

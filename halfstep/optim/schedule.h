@@ -13,37 +13,37 @@
 
 namespace halfstep::optim {
 
-/// A schedule: after each step() the optimizer's groups have the rate that the rule gives for the number of steps made.
-/// Made of a rule of the user's it is PyTorch's LambdaLR (whose function gives a factor; this one gives the rate). The
-/// optimizer must outlive it.
+/// A schedule: after each step() the optimizer's groups have the rate that the rule returns for the number of steps so
+/// far. With a user-supplied rule it is PyTorch's LambdaLR (whose function returns a factor; this one returns the
+/// rate). The optimizer must outlive it.
 class HS_API Schedule {
  public:
-  /// The rate after `step` steps, for a group whose rate was `base` when its first schedule was made.
+  /// The rate after `step` steps, for a group whose rate was `base` when its first schedule was created.
   using Rule = std::function<double(double base, std::int64_t step)>;
 
-  /// Sets the rates of step 0 at once.
+  /// Sets the rates of step 0 immediately.
   Schedule(Optimizer& optimizer, Rule rule);
   virtual ~Schedule();
   Schedule(const Schedule&) = default;
   Schedule& operator=(const Schedule&) = default;
 
-  /// One step on; to be called after the optimizer's.
+  /// Advances by one step; call it after the optimizer's.
   void step();
-  /// One step on if the optimizer's step ran. A step that a scaler skipped doesn't count, so that schedule and
+  /// Advances by one step if the optimizer's step ran. A step that a scaler skipped doesn't count, so that schedule and
   /// optimizer stay together. Waits for the device.
   void step(const amp::StepResult& result);
   /// Steps made.
   std::int64_t steps() const { return steps_; }
-  /// The rates of all groups as they were set last.
+  /// The most recently set rates of all groups.
   std::vector<double> rates() const;
 
   /// `steps`, and `group0.base_lr` for each group.
   std::map<std::string, double> state_dict() const;
-  /// Goes on from a saved state and sets its rates. Throws Error when it is of another number of groups.
+  /// Restores a saved state and sets its rates. Throws Error if it has a different number of groups.
   void load_state_dict(const std::map<std::string, double>& state);
 
  protected:
-  /// For schedules that also move the momentum.
+  /// For schedules that also change the momentum.
   Schedule(Optimizer& optimizer, Rule rule, std::function<double(std::int64_t step)> momentum);
 
  private:
@@ -139,7 +139,7 @@ struct OneCycleLROptions {
   std::int64_t total_steps;  ///< at least 2; the rates of steps 0 to total_steps - 1 are defined
   double pct_start = 0.3;    ///< part of the cycle that rises
   Anneal anneal = Anneal::cosine;
-  bool cycle_momentum = true;  ///< momentum (first beta of Adam) moves against the rate
+  bool cycle_momentum = true;  ///< momentum (first beta of Adam) varies inversely with the rate
   double base_momentum = 0.85;
   double max_momentum = 0.95;
   double div_factor = 25;         ///< first rate: max_lr / div_factor
@@ -161,7 +161,7 @@ enum class ThresholdMode : std::uint8_t { relative, absolute };
 struct ReduceLROnPlateauOptions {
   PlateauMode mode = PlateauMode::min;
   double factor = 0.1;         ///< under 1
-  std::int64_t patience = 10;  ///< steps without improvement that are borne
+  std::int64_t patience = 10;  ///< number of steps without improvement that are tolerated
   double threshold = 1e-4;     ///< what counts as an improvement
   ThresholdMode threshold_mode = ThresholdMode::relative;
   std::int64_t cooldown = 0;  ///< steps after a reduction that don't count
@@ -172,7 +172,7 @@ struct ReduceLROnPlateauOptions {
 class HS_API ReduceLROnPlateau {
  public:
   ReduceLROnPlateau(Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
-  /// One step on with the metric's new value.
+  /// Advances by one step with the metric's new value.
   void step(double metric);
   /// Best value so far.
   double best() const { return best_; }

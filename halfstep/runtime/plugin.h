@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The plug-in interface: what a maker of a device implements, in C, so that Halfstep trains on it.
+ * The plug-in interface: what a device vendor implements, in C, so that Halfstep trains on the device.
  *
- * A plug-in is a shared library that exports one function, halfstep_plugin(). Halfstep opens the libraries that
- * HALFSTEP_PLUGINS names (files or folders, separated by colons), then those called libhalfstep_*.so in the folder
- * halfstep/plugins beside libhalfstep.so, when a device that it does not know is first asked for.
+ * A plug-in is a shared library that exports one function, halfstep_plugin(). When an unknown device is first
+ * requested, Halfstep loads the libraries named by HALFSTEP_PLUGINS (files or folders, separated by colons), then those
+ * named libhalfstep_*.so in the folder halfstep/plugins next to libhalfstep.so.
  *
  * Rules
- * - Every struct that may grow begins with its size as the one who made it knows it. Nobody reads past that size; an
- *   entry behind the end, or a null one, is absent.
- * - A minor version adds entries at the end. The same major version with any minor works: what one side does not know,
- *   it does not use. Another major version is refused.
- * - No call throws, exits or prints. A call that fails returns a status, and halfstep_plugin_table.error tells the
+ * - Every struct that may grow begins with its size as known to its creator. Neither side reads past that size; an
+ *   entry beyond the end, or a null one, is absent.
+ * - A minor version adds entries at the end. The same major version with any minor works: neither side uses
+ *   entries that it does not know. A different major version is refused.
+ * - No call throws, exits or prints. A call that fails returns a status, and halfstep_plugin_table.error returns the
  *   reason on the same thread.
  * - Entries are called from several threads at once; one queue is used by one thread at a time.
- * - After HALFSTEP_LOST every call on that device returns it, at once; those that destroy or free still let go of what
- * the host holds.
+ * - After HALFSTEP_LOST every call on that device returns it immediately; calls that destroy or free still release
+ *   host resources.
  * - Addresses of device memory are opaque to the host: it does arithmetic on them within one allocation and never reads
  *   through them.
  *
- * An entry is marked [mandatory] or [optional]. Optional ones come in groups; a group counts as present when all of its
+ * An entry is marked [mandatory] or [optional]. Optional ones come in groups; a group counts as present if all of its
  * entries are.
  */
 #pragma once
@@ -37,7 +37,7 @@ extern "C" {
 #define HALFSTEP_PLUGIN_MAJOR 1
 #define HALFSTEP_PLUGIN_MINOR 0
 
-/* The most dimensions that a tensor has. */
+/* The maximum number of dimensions of a tensor. */
 #define HALFSTEP_MAX_DIMS 8
 
 /* How a call ended. */
@@ -66,7 +66,7 @@ enum {
   HALFSTEP_BOOL = 10 /* one byte, 0 or 1 */
 };
 
-/* Plug-ins' own; Halfstep only passes pointers to them. */
+/* Private to plug-ins; Halfstep only passes pointers to them. */
 typedef struct halfstep_queue halfstep_queue;
 typedef struct halfstep_event halfstep_event;
 typedef struct halfstep_graph halfstep_graph;
@@ -75,8 +75,9 @@ typedef struct halfstep_group halfstep_group;
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* Kernels */
 
-/* A tensor as a kernel sees it. What it points to (sizes and strides too) belongs to Halfstep and lasts for the call: a
- * kernel that only enqueues its work copies what it needs. This struct does not grow within a major version. */
+/* A tensor as a kernel sees it. What it points to (including sizes and strides) belongs to Halfstep and is valid during
+ * the call: a kernel that only enqueues its work must copy what it needs. This struct does not grow within a major
+ * version. */
 typedef struct halfstep_tensor {
   void* data;             /* the first element in device memory; not to be used for an absent or empty tensor */
   const int64_t* sizes;   /* ndim of them */
@@ -89,32 +90,32 @@ typedef struct halfstep_tensor {
   uint8_t reserved;
 } halfstep_tensor;
 
-/* What a kernel is given beside its tensors, for the time of the call. */
+/* What a kernel is given in addition to its tensors, for the duration of the call. */
 typedef struct halfstep_context {
   uint32_t size;  /* of this struct, in bytes */
   int32_t device; /* the device's index among its kind */
   uint64_t call;  /* the number of this call. Asynchronous work that fails is reported with it (halfstep_error.call) */
   halfstep_queue* queue; /* where the work goes; null on the CPU */
-  /* Device memory for the time until the work enqueued by this call is done (when it is recorded into a graph: as long
-   * as the graph), aligned to 64 bytes; null: none left. */
+  /* Device memory until the work enqueued by this call is done (if it is recorded into a graph: for the life of the
+   * graph), aligned to 64 bytes; null: none left. */
   void* (*workspace)(struct halfstep_context* context, uint64_t bytes);
   /* The reason for a status other than HALFSTEP_OK; the text is copied. */
   void (*set_error)(struct halfstep_context* context, const char* text);
-  /* Null, or: no value of output 0 is larger in magnitude than `bound`, nor NaN. A kernel may pass it over. */
+  /* Null, or reports that no value of output 0 is larger in magnitude than `bound`, or NaN. Optional for a kernel. */
   void (*set_magnitude_bound)(struct halfstep_context* context, float bound);
   void* owner; /* Halfstep's */
   void* state; /* halfstep_kernel.state of this kernel */
 } halfstep_context;
 
 /* A kernel: reads in[0..n), writes out[0..m), which have been allocated with the shapes, strides and dtypes that the
- * op's rule gives. Inputs of elementwise ops come with their own shapes, which broadcast to the output's as NumPy's do.
+ * op's rule gives. Inputs of elementwise ops have their own shapes, which broadcast to the output's by NumPy's rules.
  * `attributes` points to the op's struct below, or is null. Inputs and outputs overlap only where an op works in place,
- * and then exactly. Work goes to context->queue, behind what is there; the call need not wait for it. With any status
- * but HALFSTEP_OK the kernel has written and enqueued nothing. */
+ * and then exactly. Work goes to context->queue, after what is already there; the call need not wait for it. With any
+ * status but HALFSTEP_OK the kernel has written and enqueued nothing. */
 typedef halfstep_status (*halfstep_kernel_fn)(halfstep_context* context, const halfstep_tensor* in, int n,
                                               halfstep_tensor* out, int m, const void* attributes);
 
-/* Which layouts a kernel takes. Halfstep brings tensors of other layouts into a contiguous one before the call. */
+/* The layouts a kernel supports. Halfstep makes tensors with other layouts contiguous before the call. */
 enum {
   HALFSTEP_LAYOUT_CONTIGUOUS = 1, /* row-major without gaps (an empty mask means this too) */
   HALFSTEP_LAYOUT_STRIDED = 2     /* any strides */
@@ -130,7 +131,7 @@ typedef struct halfstep_kernel {
 } halfstep_kernel;
 
 /* ---------------------------------------------------------------------------------------------------------------- */
-/* What devices, errors and records of the profiler look like */
+/* Devices, errors and profiler records */
 
 /* A device, as halfstep_plugin_table.device_info describes it. */
 typedef struct halfstep_device_info {
@@ -142,7 +143,7 @@ typedef struct halfstep_device_info {
   int32_t priorities;  /* queues take priorities from 0 (lowest) to priorities - 1; at least 1 */
 } halfstep_device_info;
 
-/* What went wrong, as halfstep_plugin_table.error tells it. */
+/* What went wrong, as returned by halfstep_plugin_table.error. */
 typedef struct halfstep_error {
   uint32_t size;  /* of this struct as Halfstep knows it */
   int32_t status; /* what failed: a status from above */
@@ -150,7 +151,7 @@ typedef struct halfstep_error {
   char text[256];
 } halfstep_error;
 
-/* A stretch of time on a device, for the profiler. */
+/* A time range on a device, for the profiler. */
 typedef struct halfstep_record {
   uint64_t call; /* of the kernel; 0 for a copy */
   int32_t device;
@@ -167,7 +168,7 @@ enum { HALFSTEP_LOG_DEBUG = 0, HALFSTEP_LOG_INFO = 1, HALFSTEP_LOG_WARNING = 2, 
 /* ---------------------------------------------------------------------------------------------------------------- */
 /* The table */
 
-/* What a plug-in is made of: see the rules above. */
+/* A plug-in's entries: see the rules above. */
 typedef struct halfstep_plugin_table {
   uint32_t size;  /* of this struct as the plug-in was compiled with it */
   uint32_t major; /* HALFSTEP_PLUGIN_MAJOR */
@@ -183,10 +184,10 @@ typedef struct halfstep_plugin_table {
   /* [mandatory] Fills in `info` up to info->size. */
   halfstep_status (*device_info)(int32_t device, halfstep_device_info* info);
   /* [mandatory] The last failure on this thread, cleared by the call; status HALFSTEP_OK when there was none. The text
-   * is the reason alone: Halfstep says which op failed and on which device. */
+   * is only the reason: Halfstep adds which op failed and on which device. */
   void (*error)(halfstep_error* error);
   /* [mandatory] Waits for all queues of a device. Failures of asynchronous work since the last wait are reported here,
-   * or by whichever call that waits comes first, once. */
+   * or by the first call that waits, once. */
   halfstep_status (*synchronize)(int32_t device);
 
   /* --- memory */
@@ -196,12 +197,12 @@ typedef struct halfstep_plugin_table {
   halfstep_status (*deallocate)(int32_t device, void* data, uint64_t bytes);
   /* [mandatory] */
   halfstep_status (*memory_info)(int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
-  /* [optional group: pinned] Host memory that the device reads and writes by itself, so that copies are asynchronous.
+  /* [optional group: pinned] Host memory that the device accesses directly, so that copies are asynchronous.
    */
   halfstep_status (*host_allocate)(uint64_t bytes, void** data);
   halfstep_status (*host_deallocate)(void* data, uint64_t bytes);
 
-  /* --- copies, on a queue, behind the work that is there */
+  /* --- copies, on a queue, after the work that is already there */
   /* [mandatory] `kind` is HALFSTEP_COPY_...; the host's end may be any host memory and stays valid until the queue has
    * passed the copy, except that from and to memory that is not pinned the call may wait until it is done. */
   halfstep_status (*copy)(halfstep_queue* queue, void* destination, const void* source, uint64_t bytes, int32_t kind);
@@ -209,7 +210,7 @@ typedef struct halfstep_plugin_table {
   halfstep_status (*copy_peer)(halfstep_queue* queue, int32_t to_device, void* destination, const void* source,
                                uint64_t bytes);
 
-  /* --- queues: each does its work in order; several run side by side */
+  /* --- queues: each does its work in order; several run concurrently */
   /* [mandatory] `priority` from 0 to halfstep_device_info.priorities - 1. */
   halfstep_status (*queue_create)(int32_t device, int32_t priority, halfstep_queue** queue);
   /* [mandatory] Waits for the work that is in it. */
@@ -224,7 +225,7 @@ typedef struct halfstep_plugin_table {
   /* --- events */
   /* [mandatory] `flags`: HALFSTEP_EVENT_TIMING or 0. */
   halfstep_status (*event_create)(int32_t device, uint32_t flags, halfstep_event** event);
-  /* [mandatory] Valid also while a queue has still to pass the event. */
+  /* [mandatory] Valid even while a queue has yet to reach the event. */
   halfstep_status (*event_destroy)(halfstep_event* event);
   /* [mandatory] Marks the place in the queue; a second record moves the event. */
   halfstep_status (*event_record)(halfstep_event* event, halfstep_queue* queue);
@@ -241,7 +242,7 @@ typedef struct halfstep_plugin_table {
    * is none, and kernel->reason may say why. Asked once for each combination; which ops a device has may depend on the
    * device's index only through HALFSTEP_UNSUPPORTED of the kernel itself.
    *
-   * Everything that an op lacks here runs on the CPU with copies there and back. Worth having first: `to`, `clone`
+   * Ops without a kernel run on the CPU, with copies to it and back. Worth having first: `to`, `clone`
    * and `copy` (casts, layouts, broadcasts: one kernel, strided and converting, serves all three, for the source is
    * their last input; `copy` has its destination as input 0, which is where its dtype comes from), `fill`, and for
    * gradient scaling `amp_unscale` and `amp_check` (unscale and check many gradients at once) and `amp_update_scale`;
@@ -250,15 +251,15 @@ typedef struct halfstep_plugin_table {
    * their numbers are the same on every device. */
   halfstep_status (*kernel)(const char* op, int32_t version, int32_t dtype, halfstep_kernel* kernel);
 
-  /* --- [optional] Everything that has no entry here, by name; null when there is no such thing. */
+  /* --- [optional] Extensions without an entry here, by name; null if there is no such extension. */
   void* (*extension)(const char* name);
-  /* [optional] Called once, before the program ends or the library is given up; no other entry is called after it. */
+  /* [optional] Called once, before the program ends or the library is abandoned; no other entry is called after it. */
   void (*shutdown)(void);
 
   /* --- [optional group: profile] */
   halfstep_status (*profile_start)(int32_t device);
   halfstep_status (*profile_stop)(int32_t device);
-  /* Moves up to `capacity` finished records to `records` and says how many; called until there are none. */
+  /* Moves up to `capacity` finished records to `records` and returns how many; called until there are none. */
   halfstep_status (*profile_read)(int32_t device, halfstep_record* records, uint64_t capacity, uint64_t* count);
 
   /* --- [optional group: graph] Work of a queue recorded once and replayed. */
@@ -283,17 +284,17 @@ typedef struct halfstep_plugin_table {
                                     int64_t count, int32_t dtype, int32_t reduce);
 } halfstep_plugin_table;
 
-/* What Halfstep offers to a plug-in; lives as long as the program. */
+/* What Halfstep provides to a plug-in; lives as long as the program. */
 typedef struct halfstep_host {
   uint32_t size; /* of this struct as Halfstep knows it */
   uint32_t major;
   uint32_t minor;
   const char* version; /* of Halfstep */
-  /* Says something through Halfstep's log; `level` is HALFSTEP_LOG_... */
+  /* Writes to Halfstep's log; `level` is HALFSTEP_LOG_... */
   void (*log)(int32_t level, const char* text);
 } halfstep_host;
 
-/* The one function that a plug-in exports. Returns a table that lives as long as the library, or null when the plug-in
+/* The one function that a plug-in exports. Returns a table that lives as long as the library, or null if the plug-in
  * can't be used with this host. Called once. */
 typedef const halfstep_plugin_table* (*halfstep_plugin_fn)(const halfstep_host* host);
 #define HALFSTEP_PLUGIN_SYMBOL "halfstep_plugin"

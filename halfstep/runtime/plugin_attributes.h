@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The attributes of ops as kernels of a plug-in get them; part of plugin.h, which includes it. A struct here has the
+ * The attributes of ops as a plug-in's kernels receive them; part of plugin.h, which includes it. A struct here has the
  * layout of the one of the same name in ops/attributes.h, where the library checks it. An op whose attributes change
  * gets another version (halfstep_plugin_table.kernel). Ops that are not named here have none.
  */
@@ -18,7 +18,7 @@ typedef struct halfstep_int_list {
   int32_t size;
 } halfstep_int_list;
 
-/* A number of the program's own: `kind` 0 bool, 1 integer, 2 floating. */
+/* A scalar: `kind` 0 bool, 1 integer, 2 floating-point. */
 typedef struct halfstep_scalar {
   double floating;
   int64_t integer;
@@ -131,7 +131,7 @@ typedef struct halfstep_embedding_attributes {
   int8_t dtype;         /* of the gradient, when it is not that of what comes in; a dtype or -1 */
 } halfstep_embedding_attributes;
 
-/* sort: NaN counts as the greatest value. */
+/* sort: NaN counts as the largest value. */
 typedef struct halfstep_sort_attributes {
   int64_t dim;
   uint8_t descending;
@@ -281,8 +281,8 @@ typedef struct halfstep_pair_loss_attributes {
   int8_t dtype; /* of the input's gradient; a dtype or -1 */
 } halfstep_pair_loss_attributes;
 
-/* layer_norm, rms_norm, group_norm and their backward pass: `rows` rows have statistics of their own; `inner`
- * elements in a row share a parameter; after `groups` rows the parameters start again. */
+/* layer_norm, rms_norm, group_norm and their backward pass: each of `rows` rows has its own statistics;
+ * `inner` elements in a row share a parameter; after `groups` rows the parameters repeat. */
 typedef struct halfstep_row_norm_attributes {
   double eps; /* negative: that of the input's dtype */
   int64_t rows;
@@ -295,7 +295,7 @@ typedef struct halfstep_row_norm_attributes {
   int8_t dtype; /* of the input's gradient; a dtype or -1 */
 } halfstep_row_norm_attributes;
 
-/* batch_norm and its backward pass; `count` values a channel. */
+/* batch_norm and its backward pass; `count` values per channel. */
 typedef struct halfstep_batch_norm_attributes {
   double eps;
   double momentum;

@@ -17,10 +17,10 @@
 
 namespace halfstep::training {
 
-/// How a run stands, as callbacks see it. Tensors are on the network's device: reading one waits for it.
+/// The state of a run, as callbacks see it. Tensors are on the network's device: reading one waits for it.
 class HS_API TrainContext {
  public:
-  int epoch = 0;                    ///< from 1; 0 in an evaluation of its own
+  int epoch = 0;                    ///< from 1; 0 in a standalone evaluation
   int epochs = 0;                   ///< of the run
   std::int64_t step = 0;            ///< from 1, over the whole run
   std::int64_t step_in_epoch = 0;   ///< from 1
@@ -40,19 +40,19 @@ class HS_API TrainContext {
   std::int64_t skipped = 0;  ///< at the end of an epoch: steps of the run so far whose gradients overflowed
   MetricResults metrics;     ///< of the evaluation after this epoch, or of the one that ends; empty if there was none
 
-  /// What can be watched: `loss` (the epoch's), and with validation `eval_loss` and `eval_NAME` for each metric. All of
-  /// them, or those that have a value now.
+  /// The quantities that can be monitored: `loss` (the epoch's), and with validation `eval_loss` and `eval_NAME` for
+  /// each metric. All of them, or those that have a value now.
   const std::vector<std::string>& watchable() const { return watchable_; }
   /// The value of one of them, or nothing if there is none now. `NAME` stands for `eval_NAME` too.
   std::optional<double> watched(const std::string& name) const;
-  /// Throws Error naming the choices when `name` can't be watched in this run; `who` asks.
+  /// Throws Error naming the choices if `name` can't be monitored in this run; `who` is the caller's name.
   void check_watchable(const std::string& who, const std::string& name) const;
 
   /// Ends the run after this step; `reason` may be shown to the user.
   void request_stop(std::string reason = "");
-  /// Whether someone has.
+  /// Whether this has been requested.
   bool stop_requested() const { return stop_; }
-  /// What the first one gave.
+  /// The first reason given.
   const std::string& stop_reason() const { return reason_; }
 
  private:
@@ -62,8 +62,8 @@ class HS_API TrainContext {
   std::string reason_;
 };
 
-/// What all callbacks have; each function does nothing unless it is overridden. They are called in the order in which
-/// the callbacks were given; what one throws ends the run.
+/// The common base of all callbacks; each function does nothing unless overridden. They are called in the order in
+/// which the callbacks were given; an exception ends the run.
 class HS_API CallbackBase {
  public:
   virtual ~CallbackBase();
@@ -73,21 +73,21 @@ class HS_API CallbackBase {
   /// Before the first step of an epoch, and after its last one and the evaluation.
   virtual void on_epoch_begin(TrainContext& context);
   virtual void on_epoch_end(TrainContext& context);
-  /// Before and after a step. The numbers of the context are those of this step.
+  /// Before and after a step. The context's values are those of this step.
   virtual void on_step_begin(TrainContext& context);
   virtual void on_step_end(TrainContext& context);
-  /// Before and after an evaluation, within a run or of its own.
+  /// Before and after an evaluation, within a run or standalone.
   virtual void on_eval_begin(TrainContext& context);
   virtual void on_eval_end(TrainContext& context);
 };
 
-/// Any callback, by value. Copies share the callback. To look at one after the run, keep a handle such as History, or a
+/// Any callback, by value. Copies share the callback. To inspect one after the run, keep a handle such as History, or a
 /// shared_ptr.
 class HS_API Callback {
  public:
   template <std::derived_from<CallbackBase> C>
   Callback(C callback) : Callback(std::shared_ptr<CallbackBase>(std::make_shared<C>(std::move(callback)))) {}
-  /// One that the caller keeps a hold of.
+  /// One that the caller keeps a handle on.
   Callback(std::shared_ptr<CallbackBase> callback);
   CallbackBase* operator->() const { return callback_.get(); }
 

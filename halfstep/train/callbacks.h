@@ -23,7 +23,8 @@ namespace halfstep::training {
 ///
 /// Epoch and step count from 1, the step within its epoch, so that the tenth epoch of 938 steps begins with step 58.
 /// Throws Error when a loss is NaN or infinite, which ends the run: on the CPU after that step; on other devices, where
-/// each look would make the queue wait, when the next line is due or the epoch ends, and the message names the step.
+/// each check would make the queue wait, when the next line is due or the epoch ends, with a message that names the
+/// step.
 class HS_API LossMonitor : public CallbackBase {
  public:
   explicit LossMonitor(std::int64_t every = 1);
@@ -46,7 +47,7 @@ class HS_API LossMonitor : public CallbackBase {
   std::vector<Pending> pending_;
 };
 
-/// Prints at the end of each epoch how long it took, evaluation left out, and its mean step:
+/// Prints at the end of each epoch how long it took, without evaluation, and its mean step:
 ///
 ///     epoch time: 4199.746 ms, per step time: 4.477 ms
 class HS_API TimeMonitor : public CallbackBase {
@@ -66,7 +67,7 @@ class HS_API TimeMonitor : public CallbackBase {
   Clock::duration evaluation_ = {};
 };
 
-/// What a run came to, epoch by epoch: `loss`, `lr` (of group 0 at the epoch's end), `skipped`, and `eval_NAME` for
+/// The results of a run, epoch by epoch: `loss`, `lr` (of group 0 at the epoch's end), `skipped`, and `eval_NAME` for
 /// every metric that is a number (NaN for epochs without evaluation). A handle: keep a copy to read it after the run.
 /// Model::train returns one.
 class HS_API History : public CallbackBase {
@@ -125,7 +126,7 @@ class HS_API Lambda : public CallbackBase {
   LambdaOptions functions_;
 };
 
-/// Whether what is watched is better when it is smaller or larger.
+/// Whether the monitored quantity is better when it is smaller or larger.
 enum class Better : std::uint8_t {
   automatic,  ///< larger for names with `acc`, `precision`, `recall` or `f1` in them, smaller for others
   smaller,
@@ -133,7 +134,7 @@ enum class Better : std::uint8_t {
 };
 
 namespace detail {
-/// The best value so far of what is watched.
+/// The best value so far of the monitored quantity.
 class HS_API Best {
  public:
   Best(std::string name, Better better);
@@ -155,13 +156,13 @@ class HS_API Best {
 /// Options of EarlyStopping.
 struct EarlyStoppingOptions {
   std::string monitor = "eval_loss";    ///< what is watched, see TrainContext::watchable
-  double min_delta = 0;                 ///< smaller improvements are none
+  double min_delta = 0;                 ///< smaller improvements don't count
   int patience = 0;                     ///< epochs in a row without improvement that end the run; 0 is as 1
   Better better = Better::automatic;    ///< which way is up
-  std::optional<double> baseline = {};  ///< epochs that aren't better than this count as without improvement
-  bool restore_best_weights = false;    ///< puts the weights of the best epoch back when it ends the run
+  std::optional<double> baseline = {};  ///< epochs that aren't better than this count as not improved
+  bool restore_best_weights = false;    ///< restores the weights of the best epoch when it ends the run
 };
-/// Ends the run when what is watched has stopped improving. Epochs without an evaluation don't count; NaN is no
+/// Ends the run when the monitored quantity has stopped improving. Epochs without an evaluation don't count; NaN is no
 /// improvement.
 class HS_API EarlyStopping : public CallbackBase {
  public:
@@ -183,12 +184,13 @@ struct PlateauOptions {
   double factor = 0.1;                ///< of each reduction; above 0, under 1
   int patience = 10;                  ///< epochs in a row without improvement before a reduction; 0 is as 1
   Better better = Better::automatic;  ///< which way is up
-  double min_delta = 1e-4;            ///< smaller improvements are none (a difference, not a share)
+  double min_delta = 1e-4;            ///< smaller improvements don't count (a difference, not a share)
   int cooldown = 0;                   ///< epochs after a reduction that don't count
   double min_lr = 0;                  ///< no rate falls below this
 };
-/// Lowers the rates of all groups when what is watched has stopped improving, as MindSpore's and Keras's callbacks do.
-/// (optim::ReduceLROnPlateau is PyTorch's: its threshold is a share of the best value, and it waits one epoch longer.)
+/// Lowers the rates of all groups when the monitored quantity has stopped improving, as MindSpore's and Keras's
+/// callbacks do. (optim::ReduceLROnPlateau is PyTorch's: its threshold is relative to the best value, and it waits one
+/// epoch longer.)
 class HS_API ReduceLROnPlateau : public CallbackBase {
  public:
   explicit ReduceLROnPlateau(const PlateauOptions& options = {});
@@ -207,15 +209,15 @@ struct ModelCheckpointOptions {
   std::filesystem::path directory = ".";  ///< made if it isn't there
   std::string prefix = "CKP";             ///< begin of the files' names
   std::int64_t steps = 0;                 ///< of the run between two files (one more at its end); 0: one an epoch
-  int keep = 5;                           ///< of the run's files the newest so many stay; 0: all
+  int keep = 5;                           ///< number of the run's newest files to keep; 0: all
   std::string best = "";                  ///< what is watched, see TrainContext::watchable; empty: nothing
   Better better = Better::automatic;      ///< which way is up
 };
-/// Writes checkpoints `PREFIX-EPOCH_STEP.safetensors` (the step within its epoch): weights, the states of the
-/// optimizer and the loss scale and where the run stood, with a checksum, there whole or not at all; older files go
-/// when the new one is there. With `best` the weights of the best epoch are in `PREFIX-best.safetensors` too.
-/// Model::restore, load_weights and every reader of safetensors read them. Nothing is saved while the loss isn't
-/// finite. Throws IoError.
+/// Writes checkpoints `PREFIX-EPOCH_STEP.safetensors` (the step within its epoch): weights, the states of the optimizer
+/// and the loss scale and the run's position, with a checksum, written atomically; older files are removed once the new
+/// one is complete. With `best` the weights of the best epoch are in `PREFIX-best.safetensors` too. Model::restore,
+/// load_weights and every reader of safetensors read them. Nothing is saved while the loss isn't finite. Throws
+/// IoError.
 class HS_API ModelCheckpoint : public CallbackBase {
  public:
   explicit ModelCheckpoint(const ModelCheckpointOptions& options = {});

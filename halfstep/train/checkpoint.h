@@ -13,7 +13,7 @@
 
 namespace halfstep::training {
 
-/// Everything a run needs to go on bit for bit, but for the data.
+/// Everything a run needs to resume bit-exactly, except the data.
 struct Checkpoint {
   std::string model;           ///< name of the network
   NamedTensors weights;        ///< its state_dict
@@ -40,7 +40,7 @@ struct Checkpoint {
   std::map<std::string, std::string> data_checksums = {};  ///< see TrainConfig
 };
 
-/// Weights without a training state, and what their file says of them; all but the tensors may be empty.
+/// Weights without a training state, and their file's metadata; everything but the tensors may be empty.
 struct SavedWeights {
   NamedTensors tensors;
   std::string model;
@@ -52,12 +52,12 @@ struct SavedWeights {
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
-/// safetensors finds them; the optimizer's tensors behind the prefix "optimizer."; the rest as JSON in the metadata,
-/// with a checksum (CRC-32) of all. Throws IoError.
+/// safetensors finds them; the optimizer's tensors with the prefix "optimizer."; the rest as JSON in the metadata, with
+/// a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
-/// Reads one; a folder stands for its `last.safetensors`, or, where the disk was full or a kill came between the two,
-/// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors
-/// file that is no checkpoint, for a checksum that doesn't agree, and for numbers that no run leaves behind.
+/// Reads one; a folder stands for its `last.safetensors`, or, if a full disk or a kill came between the two,
+/// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors file that is not a checkpoint, for
+/// a wrong checksum, and for numbers that no run produces.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
 /// The weights of a checkpoint or of any safetensors or .pth file (io::load_weights_file); a folder stands for its
 /// `best.safetensors`, or else `last.safetensors`. With a `model`, a checkpoint of another one is refused.

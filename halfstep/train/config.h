@@ -16,7 +16,7 @@
 
 namespace halfstep::training {
 
-/// What a training run is made of; the flags of `halfstep train`.
+/// The configuration of a training run; the flags of `halfstep train`.
 struct TrainConfig {
   std::string model = "mlp";
   std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
@@ -30,7 +30,7 @@ struct TrainConfig {
   bool nesterov = false;                 ///< of sgd
   double weight_decay = 0;
   bool norm_decay = true;             ///< whether biases and the weights of normalisation decay too
-  double label_smoothing = 0;         ///< share of the target that is spread over all classes
+  double label_smoothing = 0;         ///< fraction of the target spread over all classes
   double mixup = 0;                   ///< alpha of mixup (data/mixup.h); 0: none
   std::string amp = "off";            ///< off, f16, bf16 (autocast), O0, O1, O2, O3 or auto (levels)
   std::string amp_dtype = "";         ///< f16 or bf16, of a level; empty: f16
@@ -41,25 +41,25 @@ struct TrainConfig {
   std::filesystem::path resume = {};  ///< checkpoint or the folder with one
   int start_epoch = 0;                ///< epoch, from 0, to begin with; a checkpoint says that itself
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
-  bool overwrite = false;             ///< a run that is in `out` already makes place for this one
+  bool overwrite = false;             ///< an existing run in `out` is replaced by this one
   std::filesystem::path log_json = {};
   std::uint64_t seed = 0;
   Device device = {};      ///< where it trains
   int workers = 1;         ///< threads that load batches
-  std::int64_t limit = 0;  ///< at most so many training samples; 0: all
-  int prefetch = 4;        ///< batches that each worker makes ahead
+  std::int64_t limit = 0;  ///< maximum number of training samples; 0: all
+  int prefetch = 4;        ///< batches that each worker prefetches
   std::int64_t eval_batch_size = 1000;
   bool train_accuracy = false;   ///< count top-1 and top-5 of the training batches
   std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
   /// Names of the classes, which go into the checkpoints; may be empty.
   std::vector<std::string> classes = {};
-  /// What else the run's data are made by, such as the size of the images, as flag (without dashes) and value: saved
-  /// with the checkpoints, and a run goes on with the same only.
+  /// Further settings that determine the run's data, such as the image size, as flag (without dashes) and value: saved
+  /// with the checkpoints, and a run resumes only with the same ones.
   std::map<std::string, std::string> data_flags = {};
-  /// Of the data's parts, such as `train` and `test`: what tells them from others. Saved with the checkpoints, and a
-  /// run goes on with the same only.
+  /// Of the data's parts, such as `train` and `test`: an identifier of their contents. Saved with the checkpoints, and
+  /// a run resumes only with the same ones.
   std::map<std::string, std::string> data_checksums = {};
-  DebugConfig debug = {};  ///< what is dumped, compared, watched and profiled
+  DebugConfig debug = {};  ///< what is dumped, compared, monitored and profiled
 };
 
 /// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of
@@ -68,20 +68,20 @@ struct TrainConfig {
 /// `mindspore:INIT,FACTOR,WINDOW`, `apex`, `keras`, `jmp`, `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for
 /// `none`. Throws Error naming what was expected.
 HS_API std::optional<amp::LossScalePolicy> parse_loss_scale(const std::string& text);
-/// What parse_loss_scale takes, for messages.
+/// What parse_loss_scale accepts, for messages.
 HS_API std::string loss_scale_forms();
-/// What a run's scale follows: what loss_scale says, else PyTorch's policy for f16 and none for other precisions.
+/// The policy of a run's loss scale: the one given by loss_scale, else PyTorch's for f16 and none for other precisions.
 HS_API std::optional<amp::LossScalePolicy> loss_scale_policy(const TrainConfig& config);
 /// A scaler of that policy, or a disabled one.
 HS_API amp::GradScaler make_scaler(const TrainConfig& config);
-/// loss_scale, or what it comes to where it is empty, in words of parse_loss_scale.
+/// loss_scale, or its default if it is empty, in the syntax of parse_loss_scale.
 HS_API std::string loss_scale_text(const TrainConfig& config);
-/// The rules that a run goes on with only, by name; of a dynamic scale all but the first scale.
+/// The rules that must match for a run to resume, by name; for a dynamic scale all but the first scale.
 HS_API std::map<std::string, double> loss_scale_rules(const amp::LossScalePolicy& policy);
-/// The dtype of a region `amp`, or none for off. Throws Error naming the choices, which a level is none of.
+/// The dtype of a region `amp`, or none for off. Throws Error naming the choices, which don't include levels.
 HS_API std::optional<DType> amp_dtype(const std::string& amp);
 
-/// What `amp` and `amp_dtype` come to.
+/// The meaning of `amp` and `amp_dtype`.
 struct AmpMode {
   std::optional<DType> region = {};   ///< of autocast around forward pass and loss: f16 and bf16
   amp::Level level = amp::Level::O0;  ///< that the network is put at: O0 to auto
@@ -94,8 +94,8 @@ struct AmpMode {
 HS_API AmpMode amp_mode(const TrainConfig& config);
 /// As text: `off`, `f16`, `O2`, `O2 bf16`.
 HS_API std::string amp_text(const TrainConfig& config);
-/// What a run goes on with only, flag (without dashes) and value: of the optimizer, the schedule, the loss and the
-/// data.
+/// The settings that must match for a run to resume, flag (without dashes) and value: of the optimizer, the schedule,
+/// the loss and the data.
 HS_API std::map<std::string, std::string> recipe(const TrainConfig& config);
 /// Throws Error, naming the option, when a number is out of its range.
 HS_API void check(const TrainConfig& config);

@@ -17,40 +17,40 @@
 
 namespace halfstep::training {
 
-/// Where images come from and what is done to them; the flags of `halfstep train`.
+/// The source and the preprocessing of images; the flags of `halfstep train`.
 struct ImageDataOptions {
   std::filesystem::path folder = {};    ///< with the parts train and val (or test)
   std::int64_t image_size = 224;        ///< pixels of a side that the network sees
-  std::int64_t resize = 256;            ///< of the shorter side in evaluation; 0: the whole picture, whatever its shape
+  std::int64_t resize = 256;            ///< of the shorter side in evaluation; 0: the whole image, whatever its shape
   std::string crop = "random-resized";  ///< random-resized, padded or none
   double min_area = 0.08;               ///< of random-resized
   double color_jitter = 0;              ///< of brightness, contrast and saturation
-  std::int64_t max_damaged = 100;       ///< pictures that can't be read before it is an error
-  std::int64_t limit = 0;               ///< at most so many training pictures; 0: all
+  std::int64_t max_damaged = 100;       ///< number of unreadable images before it is an error
+  std::int64_t limit = 0;               ///< maximum number of training images; 0: all
 };
 
-/// What is customary for the network of that name: 224 pixels of random parts, or 32 of a picture that is shifted.
-/// With an `image_size` other than 0 the rest follows from that. Throws Error for a name that is none.
+/// The usual settings for the network of that name: random crops of 224 pixels, or shifted images of 32. With an
+/// `image_size` other than 0 the rest follows from that. Throws Error for an unknown name.
 HS_API ImageDataOptions default_images(const std::string& model, std::int64_t image_size = 0);
 /// Throws Error, naming the flag, when an option is out of its range.
 HS_API void check(const ImageDataOptions& options);
-/// What a run goes on with only, flag (without dashes) and value.
+/// The settings that must match for a run to resume, flag (without dashes) and value.
 HS_API std::map<std::string, std::string> data_flags(const ImageDataOptions& options);
 /// The transforms; colours are normalised as the network's kind has it (CIFAR's or ImageNet's mean).
 HS_API data::TrainTransform train_transform(const ImageDataOptions& options, const std::string& model);
 HS_API data::EvalTransform eval_transform(const ImageDataOptions& options, const std::string& model);
 
-/// The CRC-32 of pictures and labels, as hexadecimal digits.
+/// The CRC-32 of images and labels, as hexadecimal digits.
 HS_API std::string checksum(const data::MnistData& pictures);
 
 /// A part of a data set.
 struct LoadedImages {
   std::shared_ptr<const data::Dataset> dataset;
   std::vector<std::string> classes;       ///< their names
-  std::function<std::int64_t()> damaged;  ///< pictures that could not be read so far
+  std::function<std::int64_t()> damaged;  ///< images that could not be read so far
   std::string checksum;                   ///< of the part's names and labels, wherever its folder lies
 };
-/// The training or the test part of a folder, with the transform that belongs to it. Throws IoError.
+/// The training or the test part of a folder, with its transform. Throws IoError.
 HS_API LoadedImages load_images(const ImageDataOptions& options, const std::string& model, data::Split split);
 
 }  // namespace halfstep::training

@@ -20,7 +20,7 @@ struct StepRange {
 /// `12`, `10-12`, `10-` (to the end) or `all`. Throws Error naming `flag`.
 HS_API StepRange parse_steps(const std::string& text, const std::string& flag);
 
-/// What a run watches and records; nothing unless said.
+/// What a run monitors and records; by default nothing.
 struct DebugConfig {
   std::filesystem::path dump = {};   ///< folder for debug::Dump
   std::string level = "statistics";  ///< of the dump: statistics, first or whole
@@ -34,8 +34,8 @@ struct DebugConfig {
 /// Throws Error, naming the flag of `halfstep train`, when a value is none of the choices.
 HS_API void check(const DebugConfig& config);
 
-/// The observers of a run: each lives in its range of steps. What it finds is given to `say` when the range, or the
-/// run, ends, and written beside the checkpoints.
+/// The observers of a run, each active in its range of steps. Findings are passed to `say` when the range, or the run,
+/// ends, and written next to the checkpoints.
 class HS_API StepDebugging {
  public:
   /// `out`: folder for reports; empty: none are written.
@@ -49,7 +49,7 @@ class HS_API StepDebugging {
   void before_step(std::int64_t number);
   /// After all of it did.
   void after_step(std::int64_t number);
-  /// Whether step `number` is to be run in float32 beside its own precision first.
+  /// Whether step `number` is first to be run both in float32 and in its own precision.
   bool wants_twin(std::int64_t number) const;
   /// Runs `step` with debug::twin, in float32 and in `dtype`.
   void twin(const std::function<void()>& step, DType dtype);

@@ -18,9 +18,9 @@ struct HS_API DeviceCheckLine {
   double worst = 0;                   ///< largest error of all cases, in units of its case's bound; above 1 is too much
   std::string worst_case;             ///< the case that it was found in
   std::string bound;                  ///< its bound, in words
-  std::vector<std::string> on_cpu;    ///< ops that ran on the CPU in the device's place; empty: all native
-  std::vector<std::string> problems;  ///< what went wrong, a case each; empty: the line is ok
-  double seconds = 0;                 ///< that it took, the CPU's part included
+  std::vector<std::string> on_cpu;    ///< ops that ran on the CPU instead of the device; empty: all native
+  std::vector<std::string> problems;  ///< what went wrong, one entry per case; empty: the line is ok
+  double seconds = 0;                 ///< including the CPU's part
   /// Whether nothing went wrong.
   bool passed() const { return problems.empty(); }
 };
@@ -30,7 +30,7 @@ struct HS_API DeviceCheckReport {
   Device device;                       ///< that was checked
   std::vector<DeviceCheckLine> lines;  ///< in the order in which they were run
   double seconds = 0;                  ///< of all
-  bool lost = false;                   ///< the device failed for good, so that later lines are missing
+  bool lost = false;                   ///< the device failed permanently, so that later lines are missing
   /// Whether all lines have passed.
   bool passed() const;
 };
@@ -42,7 +42,7 @@ struct DeviceCheckOptions {
 };
 
 /// Compares a device with the CPU: casts of every 16-bit pattern, copies of odd strides, every family of ops forward
-/// and backward in f32, f16, bf16 and some in f64, random numbers, gradient scaling with planted infinities and NaNs,
+/// and backward in f32, f16, bf16 and some in f64, random numbers, gradient scaling with injected infinities and NaNs,
 /// optimizers with master weights, a few training steps of two networks, queues, events and pinned memory, and that a
 /// wrong index is reported. Takes about a minute. Inputs are always the same.
 ///
@@ -53,10 +53,10 @@ struct DeviceCheckOptions {
 ///
 /// with r the roundings that the result goes through in its dtype (1, in a backward pass 1 more for each saved result),
 /// n those in float32 (of a product of matrices: the length of the sum; of a reduction over n: 2 sqrt(n) + 16, which a
-/// blocked sum keeps), and S the sum of the magnitudes of what is added up. What is only moved, compared, rounded once
-/// or drawn must be the same bits. A network's error after some steps may be 4 times that of the CPU in the same
-/// precision. Throws DeviceError for a device that isn't there. Everything that it sets (float32 precision, fallback,
-/// random state) is put back.
+/// blocked sum keeps), and S the sum of the magnitudes of what is added up. Results of ops that only move, compare,
+/// round once or draw random numbers must be bit-identical. A network's error after some steps may be 4 times that of
+/// the CPU in the same precision. Throws DeviceError for a device that isn't there. All settings that it changes
+/// (float32 precision, fallback, random state) are restored.
 HS_API DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options = {});
 
 }  // namespace halfstep::training

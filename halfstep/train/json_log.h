@@ -12,16 +12,16 @@
 
 namespace halfstep::training {
 
-/// One JSON object a line: `{"event":"step","epoch":1,...}`. NaN and infinities are null. Each line is written out at
-/// once, and is there whole or not at all: what a full disk took half of is cut off again.
+/// One JSON object a line: `{"event":"step","epoch":1,...}`. NaN and infinities are null. Each line is written
+/// immediately and atomically: a line cut off by a full disk is removed again.
 class HS_API JsonLog {
  public:
   using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
   JsonLog() = default;
-  /// Starts the file anew with the first line, and until then leaves it as it is; with `append` goes on behind what is
-  /// there. Throws IoError when it can't be written.
+  /// Truncates the file at the first line and leaves it unchanged until then; with `append` it continues after the
+  /// existing lines. Throws IoError when it can't be written.
   explicit JsonLog(const std::filesystem::path& path, bool append = false);
-  /// A file that was made and got no line is removed.
+  /// A file that was created but got no line is removed.
   ~JsonLog();
   JsonLog(JsonLog&& other) noexcept;
   JsonLog& operator=(JsonLog&& other) noexcept;
@@ -33,25 +33,25 @@ class HS_API JsonLog {
 
   std::filesystem::path path_;
   int file_ = -1;
-  bool anew_ = false;  // what is there goes with the first line
-  bool made_ = false;  // the file was not there and has no line yet
+  bool anew_ = false;  // existing contents are dropped with the first line
+  bool made_ = false;  // the file did not exist and has no line yet
 };
 
 /// How much of a log was taken out by prepare_log.
 struct LogRepair {
   std::int64_t torn = 0;      ///< lines that were not whole
-  std::int64_t repeated = 0;  ///< lines of what the run does again
+  std::int64_t repeated = 0;  ///< lines of work that the run repeats
   std::int64_t first = 0;     ///< number of the first line that changed, from 1; 0: none
 };
 
 /// Whether `log` may be written as the log of a run in `out` (may be empty): a new file, a log, or no regular file at
-/// all. Throws IoError for the files that the run itself writes, and for what holds something else.
+/// all. Throws IoError for the files that the run itself writes, and for files with other contents.
 HS_API void check_log(const std::filesystem::path& log, const std::filesystem::path& out);
 
-/// Makes a log ready for a run that goes on after `step` steps and `epochs` evaluated epochs: takes out the lines of
-/// steps, evaluations and checkpoints that come again, and what a full disk or a kill left of a line; a last line that
-/// lacks its end only gets it. A file that is missing, or no regular one, is left alone. Throws IoError; then nothing
-/// has changed.
+/// Prepares a log for a run that resumes after `step` steps and `epochs` evaluated epochs: removes the lines of steps,
+/// evaluations and checkpoints that will be repeated, and partial lines left by a full disk or a kill; a last line that
+/// only lacks its newline gets one. A file that is missing or not a regular file is left alone. Throws IoError, without
+/// changing anything.
 HS_API LogRepair prepare_log(const std::filesystem::path& path, std::int64_t step, std::int64_t epochs);
 
 }  // namespace halfstep::training

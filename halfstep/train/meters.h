@@ -23,7 +23,7 @@ struct Meter {
   double mean() const { return count > 0 ? sum / count : 0; }
 };
 
-/// Samples whose class is the first, or among the first five, of what a network says.
+/// Counts samples whose class is the network's first prediction, or among its first five.
 struct Hits {
   std::int64_t top1 = 0;
   std::int64_t top5 = 0;
@@ -34,8 +34,8 @@ struct Hits {
   }
 };
 
-/// Counts over rows of `classes` scores, one for each label. A score that isn't a number never hits; ties count
-/// against the label, lower classes first, so that a network that says the same of all doesn't look right.
+/// Counts over rows of `classes` scores, one for each label. A score that isn't a number never hits; ties count against
+/// the label, lower classes first, so that a network with constant output doesn't appear correct.
 HS_API Hits count_hits(std::span<const float> scores, std::span<const std::int64_t> labels);
 
 }  // namespace halfstep::training

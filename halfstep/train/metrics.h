@@ -16,7 +16,7 @@
 
 namespace halfstep::training {
 
-/// What a metric came to: a number, or a tensor of them (one a class, a confusion matrix).
+/// The value of a metric: a number, or a tensor (one value per class, a confusion matrix).
 class HS_API MetricValue {
  public:
   MetricValue(double value);
@@ -38,7 +38,7 @@ HS_API std::ostream& operator<<(std::ostream& out, const MetricValue& value);
 class HS_API MetricResults {
  public:
   using Entry = std::pair<std::string, MetricValue>;
-  /// The value of that name. Throws Error naming those that there are.
+  /// The value of that name. Throws Error naming the existing ones.
   const MetricValue& operator[](std::string_view name) const;
   /// Whether there is such a value.
   bool contains(std::string_view name) const;
@@ -56,7 +56,7 @@ class HS_API MetricResults {
 };
 HS_API std::ostream& operator<<(std::ostream& out, const MetricResults& results);
 
-/// What all metrics have. Derive from it for a metric of your own; a Model takes it by value. Tensors may be on any
+/// The common base of all metrics. Derive from it for a custom metric; a Model takes it by value. Tensors may be on any
 /// device and of any dtype; sums are kept in float64 and counts as integers.
 class HS_API MetricBase {
  public:
@@ -65,16 +65,16 @@ class HS_API MetricBase {
   virtual std::string name() const = 0;
   /// Forgets all batches.
   virtual void clear() = 0;
-  /// One more batch: what the network said, and what was to be said. Throws ShapeError or DTypeError for tensors that
-  /// the metric can't judge.
+  /// Adds a batch: the network's output and the target. Throws ShapeError or DTypeError for tensors that the metric
+  /// can't evaluate.
   virtual void update(const Tensor& output, const Tensor& target) = 0;
   /// The value over all batches since clear(). Throws Error when there was none.
   virtual MetricValue eval() const = 0;
-  /// Whether `output` is to be the loss of the batch and not what the network said.
+  /// Whether `output` is the loss of the batch instead of the network's output.
   virtual bool takes_loss() const { return false; }
 };
 
-/// Any metric, by value: of a metric's object, or of a name (metric_names()). Copies share the metric.
+/// Any metric, by value: from a metric object, or from a name (metric_names()). Copies share the metric.
 class HS_API Metric {
  public:
   Metric(const char* name) : Metric(std::string(name)) {}
@@ -82,7 +82,7 @@ class HS_API Metric {
   Metric(const std::string& name);
   template <std::derived_from<MetricBase> M>
   Metric(M metric) : Metric(std::shared_ptr<MetricBase>(std::make_shared<M>(std::move(metric)))) {}
-  /// One that the caller keeps a hold of.
+  /// One that the caller keeps a handle on.
   Metric(std::shared_ptr<MetricBase> metric);
   /// The metric under another name: `training::Metric("acc", training::Accuracy{})`.
   template <std::derived_from<MetricBase> M>
@@ -101,9 +101,9 @@ class HS_API Metric {
 /// confusion_matrix, mae, mse, loss, perplexity.
 HS_API std::vector<std::string> metric_names();
 
-/// Options of metrics of classes.
+/// Options of classification metrics.
 struct ClassOptions {
-  /// Several classes may be right at once: `output` and `target` are [N, C], the target holds zeros and ones, and a
+  /// Several classes may be correct at once: `output` and `target` are [N, C], the target holds zeros and ones, and a
   /// class is predicted where its output is above `threshold`.
   bool multilabel = false;
   double threshold = 0;              ///< 0 for logits; for probabilities 0.5 is meant
@@ -115,9 +115,9 @@ namespace detail {
 struct ClassRows;
 }  // namespace detail
 
-/// Share of the samples whose class is the likeliest in the output. `output` [N, C] or [N, C, d1, ...]; `target` has
+/// Fraction of samples whose class is the most likely in the output. `output` [N, C] or [N, C, d1, ...]; `target` has
 /// class indices ([N] or [N, d1, ...], integers) or probabilities of the output's shape. Among equal outputs the first
-/// class is the likeliest, and NaN never is. With several labels a sample counts when all its classes are right.
+/// class is taken; NaN never is. With several labels a sample counts if all its classes are correct.
 class HS_API Accuracy : public MetricBase {
  public:
   explicit Accuracy(const ClassOptions& options = {}) : options_(options) {}
@@ -137,7 +137,7 @@ struct TopKOptions {
   std::int64_t k = 5;                ///< at least 1
   std::int64_t ignore_index = -100;  ///< labels that count nothing
 };
-/// Share of the samples whose class is among the `k` likeliest; tensors as for Accuracy. Its name is `top_5_accuracy`.
+/// Fraction of samples whose class is among the `k` most likely; tensors as for Accuracy. Its name is `top_5_accuracy`.
 class HS_API TopK : public MetricBase {
  public:
   explicit TopK(const TopKOptions& options = {});
@@ -152,12 +152,12 @@ class HS_API TopK : public MetricBase {
   std::int64_t total_ = 0;
 };
 
-/// How the values of classes become one.
+/// How the values of the classes are averaged.
 enum class Average : std::uint8_t {
   macro,     ///< their mean, over the classes that occur in targets or predictions
   micro,     ///< from the counts of all classes together
   weighted,  ///< their mean, weighted by how often each class is in the targets
-  none,      ///< one value a class, [C]; 0 where nothing can be said
+  none,      ///< one value per class, [C]; 0 where undefined
 };
 /// Options of Precision, Recall and F1.
 struct ClassScoreOptions {
@@ -165,7 +165,8 @@ struct ClassScoreOptions {
   ClassOptions classes = {};         ///< what is a class
 };
 
-/// What Precision, Recall and F1 have in common: hits, false alarms and misses by class.
+/// The common base of Precision, Recall and F1: true positives (hits), false positives (false alarms) and false
+/// negatives (misses) by class.
 class HS_API ClassScore : public MetricBase {
  public:
   void clear() override;
@@ -181,8 +182,8 @@ class HS_API ClassScore : public MetricBase {
   ClassScoreOptions options_;
   std::vector<std::int64_t> hits_, false_alarms_, misses_;
 };
-/// Of what was said to be of a class, the share that is: hits / (hits + false alarms), 0 where nothing was said to be.
-/// Tensors as for Accuracy.
+/// The fraction of predictions of a class that are correct: hits / (hits + false alarms), 0 if there are no
+/// predictions. Tensors as for Accuracy.
 class HS_API Precision : public ClassScore {
  public:
   explicit Precision(const ClassScoreOptions& options = {}) : ClassScore(options) {}
@@ -191,7 +192,7 @@ class HS_API Precision : public ClassScore {
  protected:
   double score(double hits, double false_alarms, double misses) const override;
 };
-/// Of what is of a class, the share that was found: hits / (hits + misses), 0 where there is nothing of it.
+/// The fraction of a class's samples that were found: hits / (hits + misses), 0 if there are none.
 class HS_API Recall : public ClassScore {
  public:
   explicit Recall(const ClassScoreOptions& options = {}) : ClassScore(options) {}
@@ -213,8 +214,8 @@ class HS_API F1 : public ClassScore {
 /// What the counts of a confusion matrix are divided by.
 enum class Normalize : std::uint8_t {
   none,        ///< counts, as i64
-  target,      ///< the samples of the row's class: shares of what is
-  prediction,  ///< the samples of the column's class: shares of what was said
+  target,      ///< the samples of the row's class: fractions of the targets
+  prediction,  ///< the samples of the column's class: fractions of the predictions
   all,         ///< all samples
 };
 /// Options of ConfusionMatrix.
@@ -222,7 +223,7 @@ struct ConfusionMatrixOptions {
   Normalize normalize = Normalize::none;  ///< what becomes of the counts
   std::int64_t ignore_index = -100;       ///< labels that count nothing
 };
-/// How often (row) a class was taken for (column) a class, [C, C]: i64, or f64 when normalised (0 where nothing is).
+/// How often a class (row) was predicted as a class (column), [C, C]: i64, or f64 when normalised (0 where nothing is).
 /// Tensors as for Accuracy. Samples whose output is all NaN are left out, which is logged.
 class HS_API ConfusionMatrix : public MetricBase {
  public:
@@ -238,7 +239,7 @@ class HS_API ConfusionMatrix : public MetricBase {
   std::int64_t classes_ = 0;
 };
 
-/// Mean of |output - target| over all elements. Both must have one shape: [N, 1] against [N] is refused.
+/// Mean of |output - target| over all elements. Both must have the same shape: [N, 1] against [N] is rejected.
 class HS_API MAE : public MetricBase {
  public:
   std::string name() const override { return "mae"; }

@@ -18,8 +18,8 @@
 
 namespace halfstep::training {
 
-/// Anything that is looped over in batches and knows their number, one loop an epoch: data::DataLoader, a vector of
-/// data::Batch. It is referred to, not copied; calls of Model take it as it is.
+/// Anything that can be iterated in batches and knows their number, one loop per epoch: data::DataLoader, a vector of
+/// data::Batch. It is referenced, not copied; pass it to calls of Model directly.
 class HS_API Batches {
  public:
   template <class L>
@@ -36,11 +36,11 @@ class HS_API Batches {
     };
   }
 
-  /// Sees a batch, and says whether it wants the next one.
+  /// Receives a batch, and returns whether it wants the next one.
   using Visitor = std::function<bool(const data::Batch&)>;
   /// Batches in an epoch.
   std::int64_t size() const { return size_; }
-  /// Shows the batches of an epoch.
+  /// Iterates over the batches of an epoch.
   void each(const Visitor& visit) const { each_(visit); }
 
  private:
@@ -48,23 +48,23 @@ class HS_API Batches {
   std::function<void(const Visitor&)> each_;
 };
 
-/// Options of Model; all may be left out, but then not everything can be done with it.
+/// Options of Model; all are optional, but some calls need them.
 struct ModelOptions {
   /// Of the network's output (float32) and the target: nn::CrossEntropyLoss{}, or any function. For training, and for
   /// the metric `loss`.
   LossFunction loss = {};
   /// For training; made of the network's parameters, and it must outlive the model.
   std::optional<std::reference_wrapper<optim::Optimizer>> optimizer = {};
-  /// What eval() says: objects such as Accuracy{}, or names such as "accuracy".
+  /// The metrics of eval(): objects such as Accuracy{}, or names such as "accuracy".
   std::vector<Metric> metrics = {};
   /// What runs in 16 bits, in training, evaluation and prediction alike.
   amp::Level amp_level = amp::Level::O0;
-  /// Loss scaling; unless given, what the level brings along (TrainNetworkOptions).
+  /// Loss scaling; by default the level's (TrainNetworkOptions).
   std::optional<amp::LossScaleManager> loss_scale_manager = {};
   std::optional<bool> keep_batchnorm_fp32 = {};  ///< see TrainNetworkOptions
   std::optional<DType> cast_model_type = {};     ///< f16 or bf16, see TrainNetworkOptions
-  /// Replays training steps from memory where they can be (capture()): then the loss must be made of ops, and what a
-  /// program counts or decides in it happens when a step is recorded.
+  /// Replays training steps from memory where possible (capture()): then the loss must be composed of ops, and
+  /// host-side counters or decisions in it run only when a step is recorded.
   bool capture = false;
 };
 
@@ -73,8 +73,8 @@ struct FitOptions {
   int every = 1;  ///< epochs between evaluations
 };
 
-/// A network with its loss, optimizer, metrics and precision, which trains, evaluates and predicts without loops in the
-/// user's program: MindSpore's Model.
+/// A network with its loss, optimizer, metrics and precision, which trains, evaluates and predicts without hand-written
+/// loops: MindSpore's Model.
 ///
 ///     training::Model model{net, {.loss = nn::CrossEntropyLoss{},
 ///                              .optimizer = optimizer,
@@ -84,8 +84,8 @@ struct FitOptions {
 ///     model.train(10, loader, {training::LossMonitor{100}, training::TimeMonitor{}});
 ///     std::cout << model.eval(test)["accuracy"];
 ///
-/// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called by
-/// itself. Batches may be on any device: they are moved to the network's.
+/// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called
+/// directly. Batches may be on any device: they are moved to the network's.
 class HS_API Model {
  public:
   /// Throws Error for a loss scale manager or precision options without an optimizer, an optimizer without a loss or of
@@ -96,24 +96,24 @@ class HS_API Model {
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
-  /// Trains for `epochs` epochs and says what they came to. Steps count from 1 in each call. A run ends early when a
-  /// callback asks for it; what a callback throws ends it too. The network is in training mode meanwhile, then as it
-  /// was. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
+  /// Trains for `epochs` epochs and returns their results. Steps count from 1 in each call. A run ends early if a
+  /// callback requests it or throws. The network is in training mode during the run and then returns to its previous
+  /// mode. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
   History train(int epochs, const Batches& training, const std::vector<Callback>& callbacks = {});
-  /// The same with an evaluation on `validation` at the end of epochs: callbacks can watch `eval_loss` and `eval_NAME`
-  /// for each metric.
+  /// The same with an evaluation on `validation` at the end of epochs: callbacks can monitor `eval_loss` and
+  /// `eval_NAME` for each metric.
   History fit(int epochs, const Batches& training, const Batches& validation,
               const std::vector<Callback>& callbacks = {}, const FitOptions& options = {});
   /// The metrics over a data set, with the network in evaluation mode and nothing recorded. Throws Error without
-  /// metrics or batches, and what a metric throws that doesn't fit the output.
+  /// metrics or batches, and whatever a metric that doesn't fit the output throws.
   MetricResults eval(const Batches& data, const std::vector<Callback>& callbacks = {});
-  /// What the network says to a batch, in evaluation mode and without a gradient, on the network's device.
+  /// The network's output for a batch, in evaluation mode and without gradient recording, on the network's device.
   Tensor predict(const Tensor& input) const;
 
-  /// Takes weights and the states of the optimizer and the loss scale from a file that ModelCheckpoint wrote. Throws
-  /// Error when it is of another network or kind of optimizer, IoError when it can't be read.
+  /// Restores weights and the states of the optimizer and the loss scale from a file written by ModelCheckpoint. Throws
+  /// Error if it is from another network or kind of optimizer, IoError if it can't be read.
   void restore(const std::filesystem::path& checkpoint);
-  /// How the training steps so far ran, with ModelOptions::capture; all 0 without.
+  /// How the training steps so far ran, with ModelOptions::capture; otherwise all 0.
   CaptureStats capture_stats() const;
   /// The network; it shares its parameters with the one that was given.
   const nn::ModuleBase& network() const;

@@ -13,7 +13,7 @@
 
 namespace halfstep::training {
 
-/// A network that classifies, seen as a function of a batch.
+/// A classification network as a function of a batch.
 struct Classifier {
   const nn::ModuleBase* module;                  ///< for parameters, state and mode
   std::function<Tensor(const Tensor&)> forward;  ///< logits [N, classes]
@@ -33,19 +33,19 @@ HS_API Classifier make_classifier(const std::string& model, std::shared_ptr<cons
 /// Classes of a network of that name with these weights: the rows of its last layer.
 HS_API std::int64_t classes_of(const std::string& model, const NamedTensors& weights);
 
-/// What a network takes.
+/// The input of a network.
 struct NetworkInput {
   bool images = false;           ///< colour images [N, 3, H, W]; otherwise MNIST's pictures as [N, 784]
   std::int64_t image_size = 28;  ///< pixels of a side, customarily
 };
-/// What the network of that name takes. Throws Error naming the choices.
+/// The input of the network of that name. Throws Error naming the choices.
 HS_API NetworkInput network_input(const std::string& model);
 /// Names of all networks.
 HS_API std::vector<std::string> network_names();
 
-/// How the network of that name is customarily trained: number of epochs, batch size, rate, schedule, momentum, decay.
-/// `batch_size` 0: its usual one, on a CPU a smaller one for networks of large images. Networks of images have a rate
-/// in proportion to the batch size (Goyal et al., Accurate, Large Minibatch SGD, 2017).
+/// The usual training settings of the network of that name: number of epochs, batch size, rate, schedule, momentum,
+/// decay. `batch_size` 0: its usual one; on a CPU, a smaller one for networks with large images. Image networks scale
+/// the rate linearly with the batch size (Goyal et al., Accurate, Large Minibatch SGD, 2017).
 HS_API TrainConfig default_config(const std::string& model, std::int64_t batch_size = 0, Device device = {});
 
 }  // namespace halfstep::training

@@ -11,14 +11,14 @@
 
 namespace halfstep::training {
 
-/// Throws IoError, naming `file` and the flag, when a run of this configuration, with this optimizer, scaler and number
-/// of training samples, is not the one that the checkpoint is of: it would go on differently, or flags would do nothing
-/// in silence. Warns when the precision is another one.
+/// Throws IoError, naming `file` and the flag, if the checkpoint is not from a run with this configuration, optimizer,
+/// scaler and number of training samples: the run would continue differently, or flags would silently have no effect.
+/// Warns if the precision differs.
 HS_API void check_resume(const Checkpoint& checkpoint, const TrainConfig& config, const optim::Optimizer& optimizer,
                          const amp::GradScaler& scaler, std::int64_t samples, const std::string& file);
 
-/// Throws IoError, naming `file` and the tensor, when whole numbers of the network or the optimizer are saved as others
-/// or the other way round, and for counters that no run leaves behind.
+/// Throws IoError, naming `file` and the tensor, if integers of the network or the optimizer are saved as
+/// floating-point values or vice versa, and for counters that no run produces.
 HS_API void check_state(const Checkpoint& checkpoint, const nn::ModuleBase& module, const optim::Optimizer& optimizer,
                         const std::string& file);
 

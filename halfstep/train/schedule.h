@@ -9,7 +9,7 @@
 
 namespace halfstep::training {
 
-/// How the learning rate goes over a run; epochs count from 0.
+/// The course of the learning rate over a run; epochs count from 0.
 struct RateRule {
   /// What it follows after the warm-up.
   enum class Kind : std::uint8_t { constant, step, cosine, one_cycle };

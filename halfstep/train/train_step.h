@@ -15,10 +15,10 @@
 
 namespace halfstep::training {
 
-/// The loss of what the network gives and what it should; one element.
+/// The loss of the network's output and the target; one element.
 using LossFunction = std::function<Tensor(const Tensor& output, const Tensor& target)>;
 
-/// Options of build_train_network. A level presets the others as MindSpore's does; what is given here wins:
+/// Options of build_train_network. A level sets the same defaults as MindSpore's; values given here take precedence:
 ///
 /// | level        | cast_model_type | keep_batchnorm_fp32 | loss_scale_manager               |
 /// | ------------ | --------------- | ------------------- | -------------------------------- |
@@ -29,11 +29,11 @@ using LossFunction = std::function<Tensor(const Tensor& output, const Tensor& ta
 struct TrainNetworkOptions {
   amp::Level level = amp::Level::O0;             ///< what runs in 16 bits
   std::optional<bool> keep_batchnorm_fp32 = {};  ///< norms stay float32: at O2 and O3, and with a type at O0
-  std::optional<DType> cast_model_type = {};     ///< f16 or bf16, in place of the level's; f32: the level O0
+  std::optional<DType> cast_model_type = {};     ///< f16 or bf16, instead of the level's; f32: the level O0
   std::optional<amp::LossScaleManager> loss_scale_manager = {};
 };
 
-/// What a step gives; all on the network's device, for the host to read or not.
+/// The results of a step, all on the network's device.
 struct TrainStepResult {
   Tensor loss;      ///< f32 or f64 [], unscaled
   Tensor overflow;  ///< bool []: whether gradients overflowed, so that the step was dropped
@@ -51,18 +51,18 @@ void visit_tensors(TrainStepResult& result, V&& visit) {
 /// copies are the same step. Made by build_train_network(); `capture(step)` replays it.
 class HS_API TrainStep {
  public:
-  /// Trains on a batch. Gradients of before are dropped, those of the step stay. Throws what the network, the loss and
-  /// the optimizer throw, Error for a loss of more than one element, and AmpError when overflows went beyond the
-  /// manager's limit.
+  /// Trains on a batch. Previous gradients are dropped, those of the step stay. Throws what the network, the loss and
+  /// the optimizer throw, Error for a loss of more than one element, and AmpError if overflows exceeded the manager's
+  /// limit.
   TrainStepResult operator()(const Tensor& input, const Tensor& target);
 
-  /// The network's output in evaluation mode, without a record; the mode is restored.
+  /// The network's output in evaluation mode, without gradient recording; the mode is restored.
   Tensor predict(const Tensor& input) const;
-  /// The loss that the step takes, of an output of the network.
+  /// The step's loss for an output of the network.
   Tensor loss(const Tensor& output, const Tensor& target) const;
   const nn::ModuleBase& network() const;
   optim::Optimizer& optimizer() const;
-  /// What scales the loss; null without a manager. Its state belongs into checkpoints.
+  /// The loss scaler; null without a manager. Its state belongs in checkpoints.
   amp::GradScaler* scaler() const;
 
  private:
@@ -73,20 +73,19 @@ class HS_API TrainStep {
   std::shared_ptr<Impl> impl_;
 };
 
-/// build_train_network() of a network whose type is known no more.
+/// Type-erased build_train_network().
 HS_API TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward,
                                  optim::Optimizer& optimizer, LossFunction loss, const TrainNetworkOptions& options);
 
 /// A network, its loss and its optimizer as one step, at a level of mixed precision. MindSpore's
 /// amp.build_train_network. The network is put at the level (amp::auto_mixed_precision) and trained in place;
-/// parameters are float32 at every level, the master weights of their 16-bit copies. The loss is taken of float32. The
-/// optimizer has to live as long as the step.
+/// parameters are float32 at every level, the master weights of their 16-bit copies. The loss is computed in float32.
+/// The optimizer must outlive the step.
 ///
 ///     auto step = training::build_train_network(net, optimizer, nn::CrossEntropyLoss{}, {.level = amp::Level::O2});
 ///     const auto [loss, overflow, scale] = step(images, labels);
 ///
-/// Throws Error when the optimizer holds parameters that are not the network's, AmpError for options that don't fit
-/// each other.
+/// Throws Error if the optimizer holds parameters that are not the network's, AmpError for inconsistent options.
 template <nn::TensorModule M>
 TrainStep build_train_network(const M& network, optim::Optimizer& optimizer, LossFunction loss,
                               const TrainNetworkOptions& options = {}) {

@@ -19,7 +19,7 @@
 
 namespace halfstep::training {
 
-/// How the run stands after a step.
+/// The state of the run after a step.
 struct StepReport {
   int epoch;                   ///< from 1
   std::int64_t step;           ///< from 1, over the whole run
@@ -49,10 +49,10 @@ struct EvalReport {
   double train_loss = NAN;   ///< mean over the epoch's training samples; NaN outside of training
   double scale = 1;          ///< loss scale that comes next, 1 without scaling
   std::int64_t skipped = 0;  ///< steps skipped so far
-  bool interrupted = false;  ///< EvalOptions::stop was set: the numbers say nothing
+  bool interrupted = false;  ///< EvalOptions::stop was set: the numbers are meaningless
 };
 
-/// How an evaluation stands after a batch; means are over the samples so far.
+/// The state of an evaluation after a batch; means are over the samples so far.
 struct EvalProgress {
   std::int64_t batch;  ///< from 1
   std::int64_t batches;
@@ -66,9 +66,9 @@ struct EvalOptions {
   std::optional<DType> dtype = {};  ///< of autocast; none: float32
   std::int64_t batch_size = 1000;
   int workers = 1;
-  int prefetch = 4;  ///< batches that each worker makes ahead
+  int prefetch = 4;  ///< batches that each worker prefetches
   std::function<void(const EvalProgress&)> on_batch = {};
-  const std::atomic<bool>* stop = nullptr;  ///< gives up when it becomes true
+  const std::atomic<bool>* stop = nullptr;  ///< aborts when it becomes true
 };
 
 /// How a run ended.
@@ -81,16 +81,16 @@ struct RunReport {
   double loss = NAN;       ///< of the last evaluation; NaN where none was made
   double top1 = NAN;
   double top5 = NAN;
-  std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU in place of the device
-  bool nothing_left = false;                  ///< the run that was resumed had all its epochs already
+  std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU instead of the device
+  bool nothing_left = false;                  ///< the resumed run had already finished all its epochs
   bool interrupted = false;                   ///< stop was set; a checkpoint was written if there is a folder for it
   std::filesystem::path checkpoint = {};      ///< the last one written
 };
 
-/// What a run tells its caller; any may be empty.
+/// Callbacks of a run to its caller; any may be empty.
 struct TrainCallbacks {
-  /// Everything was checked; the folder and the log are there. Called once, before a file is written or changed, and
-  /// not when there is nothing left to do.
+  /// Called once, after all checks and with the folder and the log ready, before a file is written or changed; not
+  /// called if there is nothing left to do.
   std::function<void()> on_start = {};
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvalReport&)> on_eval;
@@ -99,17 +99,18 @@ struct TrainCallbacks {
   std::function<void(const std::string& report)> on_debug;  ///< what TrainConfig::debug found: lines of text
 };
 
-/// Trains as the configuration says: autocast around forward pass and loss, loss scaling, accumulation (the last,
-/// smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and `best.safetensors` in
-/// `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there ahead
-/// of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step (or gives up the
-/// evaluation, which a resumed run makes again), writes a checkpoint and returns. Throws Error for a loss that isn't
+/// Trains according to the configuration: autocast around forward pass and loss, loss scaling, accumulation (the last,
+/// smaller group of an epoch with its own weighting), clipping, checkpoints `last.safetensors` and `best.safetensors`
+/// in `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there
+/// ahead of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step (or aborts
+/// the evaluation, which a resumed run repeats), writes a checkpoint and returns. Throws Error for a loss that isn't
 /// finite, and IoError. No checkpoint is written over another one while the losses aren't finite: the last good one
 /// stays.
 ///
-/// Checks come first and files last: a run that is refused changes none. `out` is made where it isn't there and locked
-/// (train/run_folder.h), unless the caller has done that and gives `folder`; one with a run in it is refused, unless it
-/// is the one that is resumed or `overwrite` is set. The log of a run that goes on loses the lines that come again.
+/// All checks run before any file is written: a rejected run changes no files. `out` is created if needed and locked
+/// (train/run_folder.h), unless the caller has done that and passes `folder`; a folder with a run in it is rejected,
+/// unless it is the one being resumed or `overwrite` is set. The log of a resumed run loses the lines that will be
+/// repeated.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,
@@ -122,7 +123,7 @@ HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const d
 HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                            const EvalOptions& options);
 
-/// The most memory that this process had in use, in 10^6 bytes.
+/// The peak memory use of this process, in 10^6 bytes.
 HS_API double peak_rss_mb();
 
 }  // namespace halfstep::training
