@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 16-bit copies of parameters. Inside a region, all uses of a parameter share one cast: one copy, one node in the
-// graph, whose gradients add up in float32. A copy is good for one storage and its contents, so an in-place change
-// makes a new one. Where somebody holds the parameter's address (Storage::address_held()), who can write without a
-// word, each use makes a copy of its own. When the outermost region ends the copies are dropped, but for those that an
-// optimizer keeps: it rewrites them in the pass that updates the parameter, and the next forward pass finds them ready.
+// graph, whose gradients are summed in float32. A copy is valid for one storage and its contents, so an in-place change
+// creates a new one. If the parameter's address has been handed out (Storage::address_held()), writes through it go
+// unnoticed, so each use makes its own copy. When the outermost region ends the copies are dropped, except those that
+// an optimizer maintains: it rewrites them in the pass that updates the parameter, and the next forward pass finds them
+// ready.
 #pragma once
 
 #include "halfstep/core/tensor.h"

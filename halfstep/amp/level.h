@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MindSpore's way to say what runs in 16 bits: by level, by lists, or module by module.
+// MindSpore's ways to select what runs in 16 bits: by level, by lists, or module by module.
 #pragma once
 
 #include <concepts>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The graph that recording makes: a node for each recorded call, edges to the nodes that made its inputs. For the
-// library and for extensions.
+// The recorded graph: a node for each recorded call, edges to the nodes that produced its inputs. For the library and
+// for extensions.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Exchange of tensors through DLPack, without a copy. The structs have the layout
-// of DLPack's C ABI (dlpack.h of versions 0.8 and 1.x; https://dmlc.github.io/dlpack/latest/c_api.html), so that
-// pointers to them and to dlpack.h's may be cast to each other.
+// SPDX-License-Identifier: Apache-2.0
+// Exchange of tensors through DLPack, without a copy. The structs have the layout of DLPack's C ABI (dlpack.h of
+// versions 0.8 and 1.x; https://dmlc.github.io/dlpack/latest/c_api.html), so that pointers to them and to dlpack.h's
+// may be cast to each other.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 Internal: small objects that are created and destroyed at every op call come from
-// a per-thread free list.
+// SPDX-License-Identifier: Apache-2.0
+// Internal: small objects that are created and destroyed at every op call come from a per-thread free list.
 #pragma once
 
 #include <cstddef>

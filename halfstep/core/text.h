@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Text from outside (names of files, folders and tensors, which may be any bytes) made fit to be shown and kept.
+// Text from outside (names of files, folders and tensors, which may be any bytes) made safe to display and store.
 #pragma once
 
 #include <filesystem>

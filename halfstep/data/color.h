@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changes of a picture's colours as torchvision makes them of Pillow's pictures: on 8-bit values, rounded after each.
+// Colour adjustments of images, as torchvision applies them to Pillow images: on 8-bit values, rounded after each.
 #pragma once
 
 #include "halfstep/core/export.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data sets put together in MindSpore's style: a source, map, shuffle, batch, repeat.
+// Data pipelines in MindSpore's style: a source, map, shuffle, batch, repeat.
 #pragma once
 
 #include <concepts>

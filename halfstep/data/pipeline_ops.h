@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a pipeline does to a column of its samples: MindSpore's Rescale, Normalize, HWC2CHW and TypeCast, and functions.
+// The operations of a pipeline on a column of its samples: MindSpore's Rescale, Normalize, HWC2CHW and TypeCast, and
+// functions.
 #pragma once
 
 #include <cstdint>

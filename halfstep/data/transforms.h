@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the bytes of a picture to what a network sees. The rules are torchvision's.
+// From an image's bytes to a network's input. The rules are torchvision's.
 #pragma once
 
 #include <array>

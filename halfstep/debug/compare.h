@@ -23,8 +23,8 @@ struct HS_API Comparison {
   int output = 0;
   DType dtype = DType::f32;
   Shape sizes = {};
-  /// Largest error in units in the last place of the exact value in the result's dtype; infinite if only one of them is
-  /// finite; for integers and bools the largest difference.
+  /// Largest error in units in the last place of the exact value in the result's dtype; infinite if one of them is not
+  /// finite and they differ; for integers and bools the largest difference.
   double max_ulp = 0;
   /// Largest error in units of the expected rounding: as max_ulp, but for matrix products and sums the unit is one in
   /// the last place plus 2^-24 sum |a||b| (terms summed in float32), since few digits remain when terms cancel.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Networks as ONNX files, for other programs to run.
+// Export of networks as ONNX files, to be run by other programs.
 #pragma once
 
 #include <cstdint>

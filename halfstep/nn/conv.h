@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convolutions of ops/conv.h as modules. Weights start uniform in +-1/sqrt(fan in), fan in being a weight's
-// elements a channel of its first dimension, and biases in the same interval: PyTorch's defaults. Lists of sizes have
-// one number for all dimensions, or one for each (height, then width).
+// The convolutions of ops/conv.h as modules. Weights start uniform in +-1/sqrt(fan in), where fan in is the weight's
+// number of elements per channel of its first dimension, and biases in the same interval: PyTorch's defaults. Lists of
+// sizes have one number for all dimensions, or one for each (height, then width).
 #pragma once
 
 #include <concepts>

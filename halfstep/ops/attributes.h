@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attributes of ops, as kernels receive them: one trivially copyable struct an op that needs any. What changes from
-// step to step (learning rate, loss scale, Philox offset) is not here: it comes as a tensor.
+// The attributes of ops, as kernels receive them: one trivially copyable struct for each op that needs any. Values that
+// change from step to step (learning rate, loss scale, Philox offset) are not here: they are passed as tensors.
 #pragma once
 
 #include <cstdint>

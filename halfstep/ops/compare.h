@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comparisons, logic and selection, all with broadcasting and without gradients but for where and masked_fill. Throw
+// Comparisons, logic and selection, all with broadcasting, and without gradients except where and masked_fill. Throw
 // ShapeError for shapes that don't broadcast.
 #pragma once
 

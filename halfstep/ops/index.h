@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading and writing by index. Indices are i64 (i32 is converted). Every index is checked: an Error names its value,
-// its position and the bound. Negative indices count from the end in `index`, `index_put` and their kin only, as in
-// PyTorch. Sums over indices that come more than once are taken in a fixed order, so that results are the same bits
-// from run to run, and in float32 for f16 and bf16, rounded once.
+// its position and the bound. Negative indices count from the end in `index`, `index_put` and related functions only,
+// as in PyTorch. Sums over repeated indices are taken in a fixed order, so that results are bit-identical from run to
+// run, and in float32 for f16 and bf16, rounded once.
 //
 // Functions whose names end in `_` write into their first argument, which may be a view, and return it.
 #pragma once

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Losses. All compute in float32 (float64 for float64) whatever the storage, and under autocast give float32.
+// Losses. All compute in float32 (float64 for float64) regardless of the storage dtype, and return float32 under
+// autocast.
 #pragma once
 
 #include "halfstep/core/tensor.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Normalisation. Mean and variance are taken in float32 (float64 for float64) whatever the storage, in two passes, so
-// that no digits are lost where the mean is large; the result is rounded once to the input's dtype. Affine parameters
-// of a 16-bit input may be float32.
+// Normalisation. Mean and variance are computed in float32 (float64 for float64) regardless of the storage dtype, in
+// two passes, so that no precision is lost if the mean is large; the result is rounded once to the input's dtype.
+// Affine parameters of a 16-bit input may be float32.
 #pragma once
 
 #include "halfstep/core/tensor.h"

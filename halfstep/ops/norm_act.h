@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batch normalisation with what follows it in image networks, in one pass.
+// Batch normalisation fused with the ops that follow it in image networks.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What debugging, profiles and statistics see of calls: an observer beside the path, which costs one load of a counter
-// while there is none.
+// The observer interface for debugging, profiling and statistics. Without observers it costs one load of a counter per
+// call.
 #pragma once
 
 #include <cstdint>

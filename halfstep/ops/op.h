@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an op is: its declaration, how a call runs, and the slots that autograd and autocast fill.
+// Ops: their declaration, how a call runs, and the hooks that autograd and autocast fill.
 //
 // The path of a call: autocast hook (casts inputs according to the policy), shape rule, kernel for the device and dtype
 // (else the CPU's, with copies to it and back), autograd record. Observers (ops/observer.h) are notified along the way.

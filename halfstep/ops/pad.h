@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors made larger at their edges, or smaller.
+// Padding and cropping of tensors.
 #pragma once
 
 #include <vector>

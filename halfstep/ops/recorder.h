@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step that is being captured (autograd/capture.h) is told by ops: which kernels ran on what, and what the host
-// did between them that a replay has to do too. For code that runs kernels and keeps numbers on the host.
+// What ops report to a step that is being captured (autograd/capture.h): which kernels ran on which tensors, and the
+// host work between them that a replay has to repeat. For code that runs kernels and keeps numbers on the host.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions. Unless one says otherwise: `dims` are counted from the end when negative, none means all of them; 16-bit
-// inputs are taken in float32 and the result is rounded once; sums over n elements have the error of a blocked sum, not
-// of n additions; a result doesn't depend on the number of threads. NaN spreads as in PyTorch.
+// inputs are computed in float32 and the result is rounded once; sums over n elements have the error of a blocked sum,
+// not of n additions; a result doesn't depend on the number of threads. NaN propagates as in PyTorch.
 #pragma once
 
 #include <utility>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images made larger and smaller.
+// Resizing of images.
 #pragma once
 
 #include <vector>

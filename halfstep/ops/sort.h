@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorting along a dimension. NaN counts as the greatest value, -0 equals 0, and equal values keep their order.
+// Sorting along a dimension. NaN counts as the largest value, -0 equals 0, and equal values keep their order.
 #pragma once
 
 #include <optional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Learning-rate schedules, with PyTorch's names and values (torch.optim.lr_scheduler). They are computed in closed form
-// from the number of steps made, so that nothing drifts and a saved count is a whole state.
+// from the number of steps made, so that nothing drifts and a saved count is the complete state.
 #pragma once
 
 #include <functional>

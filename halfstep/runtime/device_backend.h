@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kind of device that a plug-in brought, as the runtime holds it. For the library; programs use runtime/devices.h.
+// The runtime's representation of a kind of device provided by a plug-in. For the library; programs use
+// runtime/devices.h.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel contract: what the op layer hands to a kernel of any device, and the table in which kernels are
+// The kernel contract: what the op layer passes to a kernel of any device, and the table in which kernels are
 // registered. Plain structs and C functions, so that a kernel may live in a plug-in.
 #pragma once
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // For plug-ins written in C++: element types of tensors as C++ types, and exact conversions between them: to nearest
-// even, once; subnormals, NaN and infinities are kept. Beside plugin.h it needs nothing. Under a CUDA compiler all of
-// it is there on both sides.
+// even, once; subnormals, NaN and infinities are kept. It depends only on plugin.h. With a CUDA compiler everything is
+// available on both host and device.
 #pragma once
 
 #include <bit>

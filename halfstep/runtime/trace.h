@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stretches of time on the host that a profile shows beside the ops: a loader making a batch, a loop waiting for one,
-// a program's own. Free while nobody listens.
+// Time ranges on the host that a profile shows next to the ops: a loader preparing a batch, a loop waiting for one,
+// user-defined ranges. Free if there is no listener.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Model tells while it trains and evaluates, and to whom. The callbacks that there are stand in callbacks.h.
+// The callback interface of a Model during training and evaluation. The built-in callbacks are in callbacks.h.
 #pragma once
 
 #include <concepts>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images for a network of a given name: which transforms they go through, and data sets made with them.
+// Images for a network of a given name: the transforms, and data sets that use them.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells how good a network is, with the protocol of MindSpore's metrics: clear(), update() a batch, eval().
+// Metrics of a network's quality, with the protocol of MindSpore's metrics: clear(), update() a batch, eval().
 #pragma once
 
 #include <concepts>

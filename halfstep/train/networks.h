@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The networks that are trained by name: what they take, and how they are customarily trained.
+// The networks that can be trained by name: their inputs and usual training settings.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The folder that a run writes into: one run in it, and one program that writes.
+// The folder that a run writes into: it holds one run, and one program writes to it.
 #pragma once
 
 #include <filesystem>

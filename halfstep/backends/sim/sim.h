@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the simulated accelerator offers beyond the plug-in interface, through its `extension` entry: faults that a test
- * orders, and counters. docs/sim.md tells how the device works.
+ * orders, and counters. docs/sim.md describes the device.
  *
  * Orders of faults, also read from HALFSTEP_SIM_FAULTS when the library is loaded:
  *
  *   orders      = order { ";" order }
- *   order       = "fail" on              the kernel fails on the queue: the next call that waits says so, once
+ *   order       = "fail" on              the kernel fails on the queue: the next call that waits reports it, once
  *               | "refuse" on            the kernel's call returns HALFSTEP_FAILED, nothing is written
  *               | "unsupported" on       the kernel's call returns HALFSTEP_UNSUPPORTED, nothing is written
- *               | "corrupt" on           one value of the kernel's first output comes out wrong; nobody is told
+ *               | "corrupt" on           one value of the kernel's first output is wrong; no error is reported
  *               | "delay" on ":" time    the kernel starts so much later
  *               | "oom" ":" which        an allocation of device memory finds none
  *               | "lost" ":" number      a kernel's call finds the device gone: it and all later calls on the device
  *                                        return HALFSTEP_LOST, and the work that was queued is dropped
- *               | "clear"                takes back all orders that are left
+ *               | "clear"                removes all remaining orders
  *               | "restore"              brings lost devices back (no hardware does that; for tests in one process)
  *   on          = ":" op ":" which
  *   op          = the name of an op | "matmul" (mm, bmm or linear) | "*" (any)
