@@ -9,7 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <span>
+#include <string_view>
+#include <system_error>
 
 #include "cli/options.h"
 #include "cli/suggest.h"
@@ -39,17 +42,32 @@ void catch_signals() {
   if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
+namespace {
+
+std::string_view without_blanks(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  const std::size_t first = text.find_first_not_of(kBlanks);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+}  // namespace
+
 void refuse_many_processes(const char* verb) {
   // Of Open MPI, MPICH and Intel MPI, MVAPICH, Slurm, and torchrun and its like.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE",
                            "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
     const char* value = std::getenv(name);
-    if (!value) continue;
-    const std::string_view text = value;
-    // What is no number says nothing.
-    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) continue;
+    // An empty one is how shells take a variable away for one command.
+    if (!value || *value == '\0') continue;
+    const std::string_view text = without_blanks(value);
     const std::size_t first = text.find_first_not_of('0');
-    if (first == std::string_view::npos || text.substr(first) == "1") continue;
+    if (text.find_first_not_of("0123456789") != std::string_view::npos || first == std::string_view::npos) {
+      throw UsageError(
+          fmt::format("{0}: {1}: expected the number of processes that a launcher started, at least 1, got '{2}'; "
+                      "unset {1} if there was none",
+                      verb, name, value));
+    }
+    if (text.substr(first) == "1") continue;
     throw UsageError(
         fmt::format("{0}: {1}={2} says that this is one of {2} processes, and training on several is not there yet: "
                     "each would do all the work and write the same files; start one process, or unset {1} if it is one",

@@ -245,10 +245,18 @@ class Processes(FolderTest):
                 self.unchanged(".", 2, [f"{name}=4", "one of 4 processes", f"unset {name}"], *verb, env={name: "4"})
             self.refused(2, f"{name}=0016", "train", "mlp", env={name: "0016"})
             self.refused(2, name, "train", "mlp", env={name: "99999999999999999999999"})
+            for blanks in ("2 ", " 2", "\t2\n"):
+                self.refused(2, [f"{name}=2 says", "one of 2 processes"], "train", "mlp", env={name: blanks})
 
-    def test_one_alone_and_what_is_no_number(self):
+    def test_what_is_no_number_of_processes(self):
+        for name in self.NAMES:
+            for value in ("0", "00", "many", "-4", "+2", "2.5", "4x", "0x2", "2 2", "2,2", " ", "1e1", "\u0662"):
+                self.unchanged(".", 2, [f"train: {name}: expected the number of processes", f"got '{value}'", f"unset {name}"], "train", "mlp",
+                               env={name: value})
+
+    def test_one_alone(self):
         self.data()
-        for value in ("1", "0", "01", "", "many", "-4", "2.5", "4x", " "):
+        for value in ("1", "01", "", " 1", "1\n"):
             self.train("data", "--no-out", "-q", "--limit", "64", env={name: value for name in self.NAMES})
         for verb in (["devices"], ["data", "fetch", "list"], ["--help"]):
             self.assertEqual(self.run_program(*verb, env={"WORLD_SIZE": "4"})[0], 0)
