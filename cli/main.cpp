@@ -105,13 +105,30 @@ std::string later(std::span<const Later> all, std::string_view name) {
   return {};
 }
 
-// A file that is opened would otherwise take the place of a closed standard output, and get what is printed.
-void open_standard_files() {
+// A file that is opened would otherwise take the place of a closed standard file, and get what is printed. What stands
+// in goes the other way, as in gnulib: reading from it or writing to it stays an error. Returns whether all are taken.
+bool open_standard_files() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
-    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
-      (void)::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
-    }
+    if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
+    int file = ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
+    // Where /dev is missing: a folder that can be neither read nor written.
+    if (file < 0) file = ::open("/", O_PATH);
+    if (file != descriptor) return false;
   }
+  return true;
+}
+
+// A reader that went away, where its signal is caught, ends the program as the signal would have.
+int output_failed() {
+  if (g_signal == SIGPIPE) return 128 + SIGPIPE;
+  complain("standard output can't be written");
+  return kFailed;
+}
+
+// What fmt throws when standard output takes nothing more.
+bool is_of_output(const std::exception& e) {
+  return std::ferror(stdout) && dynamic_cast<const std::system_error*>(&e) != nullptr &&
+         dynamic_cast<const std::filesystem::filesystem_error*>(&e) == nullptr;
 }
 
 // The library warns of such values and goes on; who starts a program by hand wants to know.
@@ -192,7 +209,7 @@ std::string usage_text(const CLI::App& program, const CLI::ParseError& e) {
 
 int run(int argc, char** argv) {
   g_arguments.assign(argv + std::min(argc, 1), argv + argc);
-  open_standard_files();
+  if (!open_standard_files()) return kFailed;
   // Over a limit, writing shall fail, not the program.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App program{"Halfstep trains neural networks in mixed precision."};
@@ -232,15 +249,13 @@ int run(int argc, char** argv) {
     complain("out of memory");
     return kFailed;
   } catch (const std::exception& e) {
-    complain(std::ferror(stdout) ? "standard output can't be written" : e.what());
+    if (is_of_output(e)) return output_failed();
+    complain(e.what());
     return kFailed;
   }
   if (status > 128) return status;  // a signal, of which all was said
   // Output that a full disk or a closed pipe swallowed is no success.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
-    complain("standard output can't be written");
-    return kFailed;
-  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) return output_failed();
   return status;
 }
 
