@@ -23,7 +23,8 @@ struct LoaderOptions {
   bool shuffle = false;
   /// Leaves out the last batch of an epoch when it is smaller than the others.
   bool drop_last = false;
-  /// Threads that make batches ahead of the loop; 0: the loop makes them itself.
+  /// Threads that make batches ahead of the loop; 0: the loop makes them itself, as it does with a warning where the
+  /// system gives no thread. Where it gives fewer, those make them.
   int workers = 1;
   /// Batches that are made ahead at most, per worker.
   int prefetch = 4;
