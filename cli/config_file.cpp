@@ -12,6 +12,7 @@
 
 #include "cli/suggest.h"
 #include "cli/verbs.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
@@ -36,7 +37,7 @@ std::map<std::string, CLI::Option*> flags_of(CLI::App& verb) {
 }
 
 std::string place(const fs::path& file, const YAML::Mark& mark) {
-  return mark.line < 0 ? file.string() : fmt::format("{}:{}", file.string(), mark.line + 1);
+  return mark.line < 0 ? shown_path(file) : fmt::format("{}:{}", shown_path(file), mark.line + 1);
 }
 
 // Not by YAML::LoadAll: on a text that begins with a comma it finds documents without end.
@@ -63,11 +64,11 @@ YAML::Node read_mapping(const fs::path& file) {
   const std::string text = io::read_file(file, kMostBytes);
   // What YAML's reader does not mind, and nobody means.
   if (const std::size_t zero = text.find('\0'); zero != std::string::npos) {
-    throw UsageError(fmt::format("{}: expected text, got a zero byte at offset {}", file.string(), zero));
+    throw UsageError(fmt::format("{}: expected text, got a zero byte at offset {}", shown_path(file), zero));
   }
   try {
     if (has_second_document(text)) {
-      throw UsageError(fmt::format("{}: expected one document, got more", file.string()));
+      throw UsageError(fmt::format("{}: expected one document, got more", shown_path(file)));
     }
     YAML::Node document = YAML::Load(text);
     if (document.IsNull()) return {};

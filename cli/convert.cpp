@@ -31,7 +31,7 @@ bool to_pth(const fs::path& path) {
   if (extension == ".pth" || extension == ".pt") return true;
   if (extension == ".safetensors") return false;
   throw UsageError(
-      fmt::format("convert: expected a target that ends in .safetensors, .pth or .pt, got '{}'", path.string()));
+      fmt::format("convert: expected a target that ends in .safetensors, .pth or .pt, got '{}'", shown_path(path)));
 }
 
 std::optional<DType> parse_dtype(const std::string& name) {
@@ -45,12 +45,12 @@ std::optional<DType> parse_dtype(const std::string& name) {
 void check_target(const Options& o) {
   std::error_code error;
   if (fs::equivalent(o.from, o.to, error)) {
-    throw UsageError(fmt::format("convert: {} is the source; give the target another name", o.to.string()));
+    throw UsageError(fmt::format("convert: {} is the source; give the target another name", shown_path(o.to)));
   }
   const auto there = fs::symlink_status(o.to, error);
-  if (fs::is_directory(there)) throw UsageError(fmt::format("convert: {} is a folder", o.to.string()));
+  if (fs::is_directory(there)) throw UsageError(fmt::format("convert: {} is a folder", shown_path(o.to)));
   if (fs::exists(there) && !o.force) {
-    throw UsageError(fmt::format("convert: {} is there already; --force replaces it", o.to.string()));
+    throw UsageError(fmt::format("convert: {} is there already; --force replaces it", shown_path(o.to)));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/image_source.h"
 #include "halfstep/data/mnist.h"
 #include "halfstep/io/atomic_file.h"
@@ -138,7 +139,7 @@ class Fetcher {
   void say(const std::string& text) {
     bar_.clear();
     if (options_.quiet) return;
-    fmt::print("{}\n", text);
+    fmt::print("{}\n", printable_lines(text));
     std::fflush(stdout);
   }
 
@@ -147,12 +148,12 @@ class Fetcher {
     const auto sums = read_sums(options_.checksums, [&](int number, const std::string& line) {
       if (line.empty() || line.starts_with('#')) return;
       throw IoError(fmt::format("{}:{}: expected a SHA-256 sum, two spaces and a file, as sha256sum prints them",
-                                options_.checksums.string(), number));
+                                shown_path(options_.checksums), number));
     });
     for (RemoteFile& file : set_.files) {
       const auto it = sums.find(file.name);
       if (it == sums.end()) {
-        throw IoError(fmt::format("{}: expected the sum of {}, found none", options_.checksums.string(), file.name));
+        throw IoError(fmt::format("{}: expected the sum of {}, found none", shown_path(options_.checksums), file.name));
       }
       if (it->second != file.sha256) file.size = 0;
       file.sha256 = it->second;
@@ -162,12 +163,15 @@ class Fetcher {
   void fetch(const RemoteFile& file, Record& record) {
     if (!options_.force) {
       if (record.holds(file, folder_)) {
-        say(fmt::format("{}: is there, unchanged", fmt::join(paths(file), ", ")));
+        std::vector<std::string> names;
+        for (const fs::path& path : paths(file)) names.push_back(shown_path(path));
+        say(fmt::format("{}: is there, unchanged", fmt::join(names, ", ")));
         return;
       }
-      for (const std::string& path : paths(file)) {
+      for (const fs::path& path : paths(file)) {
         if (!record.began(file) && fs::exists(path)) {
-          throw IoError(fmt::format("{}: is there, and was not fetched by this program; --force replaces it", path));
+          throw IoError(
+              fmt::format("{}: is there, and was not fetched by this program; --force replaces it", shown_path(path)));
         }
       }
     }
@@ -209,9 +213,9 @@ class Fetcher {
     }
   }
 
-  std::vector<std::string> paths(const RemoteFile& file) const {
-    std::vector<std::string> result;
-    for (const std::string& name : unpacked_names(file)) result.push_back((folder_ / name).string());
+  std::vector<fs::path> paths(const RemoteFile& file) const {
+    std::vector<fs::path> result;
+    for (const std::string& name : unpacked_names(file)) result.push_back(folder_ / name);
     return result;
   }
 
@@ -223,8 +227,8 @@ class Fetcher {
                                                 ? data::load_mnist(folder_, split).count
                                                 : data::open_images(folder_, split)->size();
     }
-    say(fmt::format("{}: {} pictures for training, {} for the test; try: {}", folder_.string(), counts[0], counts[1],
-                    fmt::format(fmt::runtime(set_.train), folder_.string())));
+    say(fmt::format("{}: {} pictures for training, {} for the test; try: {}", shown_path(folder_), counts[0], counts[1],
+                    fmt::format(fmt::runtime(set_.train), shown_path(folder_))));
   }
 
   const FetchOptions& options_;
@@ -274,7 +278,7 @@ int run(const FetchOptions& o) {
     complain("interrupted; what came is kept, and the same command goes on");
     return 128 + g_signal.load();
   } catch (const fs::filesystem_error& e) {
-    throw IoError(fmt::format("{}: {}", e.path1().string(), e.code().message()));
+    throw IoError(fmt::format("{}: {}", shown_path(e.path1()), e.code().message()));
   }
   return kDone;
 }

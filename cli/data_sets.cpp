@@ -15,6 +15,7 @@
 
 #include "cli/download.h"
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
@@ -30,8 +31,8 @@ void check_stop(const std::atomic<bool>* stop) {
 }
 
 void gunzip(const fs::path& from, const fs::path& to, const std::atomic<bool>* stop) {
-  const std::string name = from.string();
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(name.c_str(), "rb"), gzclose);
+  const std::string name = shown_path(from);
+  const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(from.c_str(), "rb"), gzclose);
   if (!file) throw IoError(fmt::format("{}: can't be read: {}", name, std::strerror(errno)));
   io::AtomicFile out(to);
   std::vector<char> buffer(1 << 20);
@@ -80,11 +81,11 @@ std::string problem_of(archive* a) {
 
 // The batches in the archive, by the last part of their paths.
 std::map<std::string, Bytes> read_batches(const fs::path& path, const std::atomic<bool>* stop) {
-  const std::string name = path.string();
+  const std::string name = shown_path(path);
   const std::unique_ptr<archive, ReadClose> a(archive_read_new());
   archive_read_support_format_tar(a.get());
   archive_read_support_filter_gzip(a.get());
-  if (archive_read_open_filename(a.get(), name.c_str(), 1 << 16) != ARCHIVE_OK) {
+  if (archive_read_open_filename(a.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) {
     throw IoError(fmt::format("{}: expected a tar.gz archive: {}", name, problem_of(a.get())));
   }
   std::map<std::string, Bytes> batches;

@@ -21,6 +21,7 @@
 
 #include "cli/sha256.h"
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::cli {
 namespace {
@@ -50,8 +51,8 @@ std::string sum_of(int file, const std::string& name, const std::atomic<bool>* s
 // The file while it grows. Nobody else writes it.
 class PartFile {
  public:
-  explicit PartFile(const fs::path& path) : path_(path.string()) {
-    file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  explicit PartFile(const fs::path& path) : path_(shown_path(path)) {
+    file_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (file_ < 0) fail("can't be written", errno);
     struct stat info {};
     if (::fstat(file_, &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -97,7 +98,7 @@ class PartFile {
     if (file_ >= 0) ::close(std::exchange(file_, -1));
   }
 
-  std::string path_;
+  std::string path_;  // as it is shown
   int file_ = -1;
   std::uint64_t size_ = 0;
 };
@@ -416,9 +417,9 @@ void download(const Download& what) {
 
 std::string sha256_of(const fs::path& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw IoError(fmt::format("{}: can't be read: {}", path.string(), std::strerror(errno)));
+  if (file < 0) throw IoError(fmt::format("{}: can't be read: {}", shown_path(path), std::strerror(errno)));
   try {
-    std::string sum = sum_of(file, path.string(), nullptr);
+    std::string sum = sum_of(file, shown_path(path), nullptr);
     ::close(file);
     return sum;
   } catch (...) {

@@ -28,6 +28,7 @@ int run(Options& o) {
   if (o.data.empty()) o.data = take_model_for_path(o.model);
   const Device device = apply_common(o);
   if (!o.log_json.empty()) refuse_many_processes("eval");
+  training::check_log(o.log_json, {}, {o.weights, o.data});
   const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
   const Loaded loaded = load_classifier(o.model, o.weights);
   const bool images = training::network_input(o.model).images;

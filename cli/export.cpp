@@ -5,6 +5,7 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/onnx.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/train/networks.h"
@@ -32,10 +33,10 @@ DType parse_dtype(const std::string& name) {
 void check_target(const Options& o) {
   std::error_code error;
   if (std::filesystem::is_directory(o.onnx, error)) {
-    throw UsageError(fmt::format("--onnx: expected a file to write, got the folder {}", o.onnx.string()));
+    throw UsageError(fmt::format("--onnx: expected a file to write, got the folder {}", shown_path(o.onnx)));
   }
   if (std::filesystem::equivalent(o.weights, o.onnx, error)) {
-    throw UsageError(fmt::format("--onnx: {} is the file of weights; give another name", o.onnx.string()));
+    throw UsageError(fmt::format("--onnx: {} is the file of weights; give another name", shown_path(o.onnx)));
   }
   // Most likely a slip, and --weights may be the folder that it is in.
   for (const char* extension : {".safetensors", ".pth", ".pt"}) {
@@ -43,7 +44,7 @@ void check_target(const Options& o) {
       throw UsageError(
           fmt::format("--onnx: expected the name of an ONNX file, got {}, which is one of weights; "
                       "`halfstep convert` writes those",
-                      o.onnx.string()));
+                      shown_path(o.onnx)));
     }
   }
 }
@@ -72,7 +73,7 @@ int run(Options& o) {
       io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
   fmt::print("{}\n", loaded.text(o.model));
-  fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", o.onnx.string(),
+  fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
              fmt::join(sizes.begin() + 1, sizes.end(), ", "));

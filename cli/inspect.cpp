@@ -136,15 +136,10 @@ int run(const std::filesystem::path& path, bool as_json) {
   if (as_json) {
     ordered_json others = ordered_json::array();
     for (const NamedTensor& t : file.others) others.push_back(t.name);
-    fmt::print("{}\n", ordered_json({{"file", path.string()},
-                                     {"format", format},
-                                     {"tensors", entries},
-                                     {"others", others},
-                                     {"parameters", total.parameters},
-                                     {"values", total.values},
-                                     {"bytes", bytes},
-                                     {"metadata", file.metadata}})
-                           .dump(-1, ' ', false, ordered_json::error_handler_t::replace));
+    const ordered_json all = {
+        {"file", path.string()},          {"format", format},       {"tensors", entries}, {"others", others},
+        {"parameters", total.parameters}, {"values", total.values}, {"bytes", bytes},     {"metadata", file.metadata}};
+    fmt::print("{}\n", all.dump(-1, ' ', false, ordered_json::error_handler_t::replace));
     return kDone;
   }
   fmt::print("{}",

@@ -9,7 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <span>
+#include <string_view>
+#include <system_error>
 
 #include "cli/options.h"
 #include "cli/suggest.h"
@@ -39,17 +42,32 @@ void catch_signals() {
   if (std::signal(SIGHUP, handler) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);
 }
 
+namespace {
+
+std::string_view without_blanks(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n\v\f\r";
+  const std::size_t first = text.find_first_not_of(kBlanks);
+  return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
+}  // namespace
+
 void refuse_many_processes(const char* verb) {
   // Of Open MPI, MPICH and Intel MPI, MVAPICH, Slurm, and torchrun and its like.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE",
                            "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
     const char* value = std::getenv(name);
-    if (!value) continue;
-    const std::string_view text = value;
-    // What is no number says nothing.
-    if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) continue;
+    // An empty one is how shells take a variable away for one command.
+    if (!value || *value == '\0') continue;
+    const std::string_view text = without_blanks(value);
     const std::size_t first = text.find_first_not_of('0');
-    if (first == std::string_view::npos || text.substr(first) == "1") continue;
+    if (text.find_first_not_of("0123456789") != std::string_view::npos || first == std::string_view::npos) {
+      throw UsageError(
+          fmt::format("{0}: {1}: expected the number of processes that a launcher started, at least 1, got '{2}'; "
+                      "unset {1} if there was none",
+                      verb, name, value));
+    }
+    if (text.substr(first) == "1") continue;
     throw UsageError(
         fmt::format("{0}: {1}={2} says that this is one of {2} processes, and training on several is not there yet: "
                     "each would do all the work and write the same files; start one process, or unset {1} if it is one",
@@ -87,13 +105,30 @@ std::string later(std::span<const Later> all, std::string_view name) {
   return {};
 }
 
-// A file that is opened would otherwise take the place of a closed standard output, and get what is printed.
-void open_standard_files() {
+// A file that is opened would otherwise take the place of a closed standard file, and get what is printed. What stands
+// in goes the other way, as in gnulib: reading from it or writing to it stays an error. Returns whether all are taken.
+bool open_standard_files() {
   for (int descriptor = 0; descriptor <= 2; ++descriptor) {
-    if (::fcntl(descriptor, F_GETFD) == -1 && errno == EBADF) {
-      (void)::open("/dev/null", descriptor == 0 ? O_RDONLY : O_WRONLY);
-    }
+    if (::fcntl(descriptor, F_GETFD) != -1 || errno != EBADF) continue;
+    int file = ::open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY);
+    // Where /dev is missing: a folder that can be neither read nor written.
+    if (file < 0) file = ::open("/", O_PATH);
+    if (file != descriptor) return false;
   }
+  return true;
+}
+
+// A reader that went away, where its signal is caught, ends the program as the signal would have.
+int output_failed() {
+  if (g_signal == SIGPIPE) return 128 + SIGPIPE;
+  complain("standard output can't be written");
+  return kFailed;
+}
+
+// What fmt throws when standard output takes nothing more.
+bool is_of_output(const std::exception& e) {
+  return std::ferror(stdout) && dynamic_cast<const std::system_error*>(&e) != nullptr &&
+         dynamic_cast<const std::filesystem::filesystem_error*>(&e) == nullptr;
 }
 
 // The library warns of such values and goes on; who starts a program by hand wants to know.
@@ -174,7 +209,7 @@ std::string usage_text(const CLI::App& program, const CLI::ParseError& e) {
 
 int run(int argc, char** argv) {
   g_arguments.assign(argv + std::min(argc, 1), argv + argc);
-  open_standard_files();
+  if (!open_standard_files()) return kFailed;
   // Over a limit, writing shall fail, not the program.
   std::signal(SIGXFSZ, SIG_IGN);
   CLI::App program{"Halfstep trains neural networks in mixed precision."};
@@ -214,15 +249,13 @@ int run(int argc, char** argv) {
     complain("out of memory");
     return kFailed;
   } catch (const std::exception& e) {
-    complain(std::ferror(stdout) ? "standard output can't be written" : e.what());
+    if (is_of_output(e)) return output_failed();
+    complain(e.what());
     return kFailed;
   }
   if (status > 128) return status;  // a signal, of which all was said
   // Output that a full disk or a closed pipe swallowed is no success.
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
-    complain("standard output can't be written");
-    return kFailed;
-  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout)) return output_failed();
   return status;
 }
 

@@ -11,6 +11,7 @@
 
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/digits.h"
 #include "halfstep/io/read_limits.h"
 #include "halfstep/runtime/float32_precision.h"
@@ -161,7 +162,7 @@ void make_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (!error && !std::filesystem::is_directory(folder)) error = std::make_error_code(std::errc::not_a_directory);
-  if (error) throw IoError(fmt::format("{}: can't be made: {}", folder.string(), error.message()));
+  if (error) throw IoError(fmt::format("{}: can't be made: {}", shown_path(folder), error.message()));
 }
 
 Loaded load_classifier(std::string& model, const fs::path& weights) {
@@ -173,10 +174,11 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
   if (model.empty()) model = saved.model;
   if (model.empty()) {
     throw UsageError(
-        fmt::format("MODEL: {} doesn't say which network its weights are of; name it", saved.file.string()));
+        fmt::format("MODEL: {} doesn't say which network its weights are of; name it", shown_path(saved.file)));
   }
   if (!is_network(model)) {
-    throw IoError(fmt::format("{}: expected weights of a network that is known, got '{}'", saved.file.string(), model));
+    throw IoError(
+        fmt::format("{}: expected weights of a network that is known, got '{}'", shown_path(saved.file), model));
   }
   Loaded loaded{.classifier = {},
                 .holder = {},
@@ -190,17 +192,17 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
   try {
     loaded.classifier.module->load_state_dict(saved.tensors);
   } catch (const Error& e) {
-    throw IoError(fmt::format("{}: no weights of {}: {}", weights.string(), model, e.what()));
+    throw IoError(fmt::format("{}: no weights of {}: {}", shown_path(weights), model, e.what()));
   }
   if (static_cast<std::int64_t>(loaded.classes.size()) != loaded.num_classes) loaded.classes.clear();
   return loaded;
 }
 
-std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, file.string()); }
+std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, shown_path(file)); }
 
 std::string DataPlace::text(const Loaded& loaded) const {
-  const std::string what = folder.empty() ? "the built-in digits" : folder.string();
-  if (from_run) return fmt::format("{}, as {} says", what, loaded.run.file.string());
+  const std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
+  if (from_run) return fmt::format("{}, as {} says", what, shown_path(loaded.run.file));
   return what;
 }
 
@@ -210,7 +212,7 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   place.folder = loaded.run.data();
   place.from_run = true;
   const std::string said = loaded.run.value("seed");
-  if (!seed && !said.empty()) place.seed = parse_whole(loaded.run.file.string() + ": seed", said, 0, kMostSeed);
+  if (!seed && !said.empty()) place.seed = parse_whole(shown_path(loaded.run.file) + ": seed", said, 0, kMostSeed);
   return place;
 }
 
@@ -222,8 +224,8 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const char* p
   throw IoError(
       fmt::format("{}: the {} part is not that of the run {} any more (its checksum was {}, now it is {}); --data {} "
                   "takes it all the same",
-                  place.folder.string(), part, loaded.run.file.parent_path().string(), saved->second, checksum,
-                  place.folder.string()));
+                  shown_path(place.folder), part, shown_path(loaded.run.file.parent_path()), saved->second, checksum,
+                  shown_path(place.folder)));
 }
 
 void add_image_size(CLI::App& verb, EvalImageOptions& o) {
@@ -257,15 +259,15 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
 void check_classes(const Loaded& loaded, const std::vector<std::string>& classes, const fs::path& weights,
                    const fs::path& folder) {
   if (static_cast<std::int64_t>(classes.size()) > loaded.num_classes) {
-    throw IoError(fmt::format("{}: expected weights for the {} classes in {}, got weights for {}", weights.string(),
-                              classes.size(), folder.string(), loaded.num_classes));
+    throw IoError(fmt::format("{}: expected weights for the {} classes in {}, got weights for {}", shown_path(weights),
+                              classes.size(), shown_path(folder), loaded.num_classes));
   }
   if (loaded.classes.empty() || loaded.classes == classes) return;
   const auto other = std::mismatch(classes.begin(), classes.end(), loaded.classes.begin());
   log(LogLevel::warning,
       fmt::format("{}: its classes have other names than those in {}, the first is {} there and {} here; the numbers "
                   "below say little",
-                  weights.string(), folder.string(), other.first == classes.end() ? "none" : *other.first,
+                  shown_path(weights), shown_path(folder), other.first == classes.end() ? "none" : *other.first,
                   *other.second));
 }
 

@@ -11,6 +11,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/idx.h"
 #include "halfstep/ops/softmax.h"
 #include "halfstep/train/checkpoint.h"
@@ -44,9 +45,9 @@ data::MnistData pictures_of(const PredictOptions& o, const DataPlace& place) {
     const data::IdxArray file = data::read_idx(path);
     if (file.type != data::IdxType::kUint8 || file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
       throw IoError(fmt::format("{}: expected an IDX file of bytes with the shape [N, 28, 28], got {} with [{}]",
-                                path.string(), type_name(file.type), fmt::join(file.shape, ", ")));
+                                shown_path(path), type_name(file.type), fmt::join(file.shape, ", ")));
     }
-    if (file.shape[0] == 0) throw IoError(fmt::format("{}: expected at least one picture, got none", path.string()));
+    if (file.shape[0] == 0) throw IoError(fmt::format("{}: expected at least one picture, got none", shown_path(path)));
     all.count += file.shape[0];
     all.images.insert(all.images.end(), file.data.begin(), file.data.end());
   }

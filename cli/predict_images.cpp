@@ -20,7 +20,7 @@ namespace {
 std::vector<std::string> read_names(const std::filesystem::path& path, std::int64_t expected) {
   std::ifstream file(path);
   if (!file || std::filesystem::is_directory(path)) {
-    throw IoError(fmt::format("{}: expected a file with one class name a line, it can't be read", path.string()));
+    throw IoError(fmt::format("{}: expected a file with one class name a line, it can't be read", shown_path(path)));
   }
   std::vector<std::string> names;
   for (std::string line; std::getline(file, line);) {
@@ -31,8 +31,8 @@ std::vector<std::string> read_names(const std::filesystem::path& path, std::int6
   while (!names.empty() && names.back().empty()) names.pop_back();
   if (static_cast<std::int64_t>(names.size()) != expected) {
     throw IoError(fmt::format(
-        "{}: expected {} class names, one a line, as many as the network has classes, got {}", path.string(), expected,
-        static_cast<std::int64_t>(names.size()) > expected ? "more" : std::to_string(names.size())));
+        "{}: expected {} class names, one a line, as many as the network has classes, got {}", shown_path(path),
+        expected, static_cast<std::int64_t>(names.size()) > expected ? "more" : std::to_string(names.size())));
   }
   return names;
 }
@@ -76,7 +76,7 @@ int predict_images(PredictOptions& o) {
     }
     const auto p = softmax(logits.to(f32), 1).to_vector<float>();
     if (std::any_of(p.begin(), p.end(), [](float v) { return std::isnan(v); })) {
-      complain(fmt::format("{}: the network gives numbers that are none", path.string()));
+      complain(fmt::format("{}: the network gives numbers that are none", shown_path(path)));
       status = kFailed;
       continue;
     }

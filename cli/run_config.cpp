@@ -8,6 +8,7 @@
 
 #include "cli/config_file.h"
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
@@ -37,7 +38,7 @@ fs::path RunConfig::data() const {
   std::error_code error;
   if (!folder.empty() && !fs::exists(folder, error)) {
     throw IoError(fmt::format("{}: the run's data, as {} says, are not there any more; --data names where they are{}",
-                              folder.string(), file.string(),
+                              shown_path(folder), shown_path(file),
                               folder.is_relative() ? " (the path is seen from where the program is started)" : ""));
   }
   return folder;

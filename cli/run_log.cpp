@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "halfstep/core/error.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
@@ -122,10 +123,10 @@ class Reading {
 
 RunLog read_run_log(const fs::path& given) {
   const fs::path path = fs::is_directory(given) ? given / "log.jsonl" : given;
-  if (!fs::exists(path)) throw IoError(fmt::format("{}: expected the log of a run, or its folder", path.string()));
+  if (!fs::exists(path)) throw IoError(fmt::format("{}: expected the log of a run, or its folder", shown_path(path)));
   constexpr std::uintmax_t kMostBytes = std::uintmax_t{4} << 30;
   const std::string text = io::read_file(path, kMostBytes);
-  Reading reading(path.string());
+  Reading reading(shown_path(path));
   std::int64_t number = 0;
   for (std::size_t begin = 0; begin < text.size();) {
     const std::size_t end = std::min(text.find('\n', begin), text.size());
@@ -134,7 +135,7 @@ RunLog read_run_log(const fs::path& given) {
     begin = end + 1;
   }
   RunLog log = std::move(reading.log);
-  if (log.starts == 0) throw IoError(fmt::format("{}: no run was started in this log", path.string()));
+  if (log.starts == 0) throw IoError(fmt::format("{}: no run was started in this log", shown_path(path)));
   // log.jsonl is called after its folder, whichever was given.
   const fs::path folder = fs::absolute(path).lexically_normal().parent_path();
   log.name = (path.filename() == "log.jsonl" ? folder.filename() : path.stem()).string();

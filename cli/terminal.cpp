@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "halfstep/core/text.h"
+
 namespace halfstep::cli {
 namespace {
 
@@ -314,7 +316,7 @@ std::string table(const std::vector<std::string>& header, const std::vector<std:
   std::vector<int> widths;
   const auto measure = [&](const std::vector<std::string>& row) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(row[i]));
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], display_width(printable(row[i])));
   };
   measure(header);
   for (const auto& row : rows) measure(row);
@@ -322,8 +324,9 @@ std::string table(const std::vector<std::string>& header, const std::vector<std:
   std::string text;
   const auto add = [&](const std::vector<std::string>& row) {
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string space(static_cast<std::size_t>(widths[i] - display_width(row[i])), ' ');
-      text += i == 0 ? row[i] + space : "  " + space + row[i];
+      const std::string cell = printable(row[i]);
+      const std::string space(static_cast<std::size_t>(widths[i] - display_width(cell)), ' ');
+      text += i == 0 ? cell + space : "  " + space + cell;
     }
     end_line(text);
   };

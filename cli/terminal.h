@@ -88,7 +88,7 @@ struct DigitPicture {
 std::string draw_digits(const std::vector<DigitPicture>& pictures, const TerminalStyle& style = style_of(1));
 
 /// A table of aligned columns: the first to the left, the others to the right, the header underlined. A header without
-/// any text is left out. Rows may be shorter than the header.
+/// any text is left out. Rows may be shorter than the header. Names in cells may be any bytes.
 std::string table(const std::vector<std::string>& header, const std::vector<std::vector<std::string>>& rows,
                   const TerminalStyle& style = style_of(1));
 

@@ -113,7 +113,7 @@ Data load_data(const TrainOptions& o) {
         fmt::format("{}: expected the same classes in the training and the test part, got {} and {}; the first that "
                     "differs: {} and "
                     "{}",
-                    c.data.string(), a.size(), b.size(), x == a.end() ? "none" : *x, y == b.end() ? "none" : *y));
+                    shown_path(c.data), a.size(), b.size(), x == a.end() ? "none" : *x, y == b.end() ? "none" : *y));
   }
   return data;
 }
@@ -130,7 +130,7 @@ void say_damaged(const Data& data) {
 // Values of a file for a network to begin with.
 void load_pretrained(const TrainOptions& o, const training::Classifier& classifier) {
   const training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
-  const std::string file = o.pretrained.string();
+  const std::string file = shown_path(o.pretrained);
   try {
     const io::PretrainedReport report = io::load_pretrained(*classifier.module, saved.tensors);
     if (o.quiet) return;
@@ -141,7 +141,7 @@ void load_pretrained(const TrainOptions& o, const training::Classifier& classifi
 }
 
 void print_line(const std::string& line) {
-  fmt::print("{}\n", line);
+  fmt::print("{}\n", printable_lines(line));
   std::fflush(stdout);
 }
 
@@ -161,6 +161,15 @@ int evaluate(const TrainOptions& o, const Data& data) {
   if (mode.level != amp::Level::O0) {
     amp::set_level(*loaded.classifier.module, mode.level, mode.level_dtype);
   }
+  const auto interrupted = [] {
+    complain("interrupted in the evaluation");
+    return 128 + g_signal.load();
+  };
+  training::JsonLog log;
+  if (!c.log_json.empty()) {
+    log = training::JsonLog(c.log_json, false, &g_stop);
+    if (!log) return interrupted();
+  }
   training::EvalOptions options{.dtype = mode.region,
                                 .batch_size = c.eval_batch_size,
                                 .workers = std::max(c.workers, 1),
@@ -170,14 +179,9 @@ int evaluate(const TrainOptions& o, const Data& data) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
   const training::EvalReport report = training::evaluate(loaded.classifier, data.test, options);
-  if (report.interrupted) {
-    complain("interrupted in the evaluation");
-    return 128 + g_signal.load();
-  }
+  if (report.interrupted) return interrupted();
   print_line(accuracy_line(report));
-  if (!c.log_json.empty()) {
-    training::JsonLog(c.log_json).write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
-  }
+  log.write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
   say_damaged(data);
   return kDone;
 }
@@ -200,7 +204,7 @@ class Reporter {
     result.on_debug = [this](const std::string& text) {
       bar_.clear();
       if (options_.quiet) return;
-      fmt::print("{}", text);
+      fmt::print("{}", printable_lines(text));
       std::fflush(stdout);
     };
     return result;
@@ -319,8 +323,8 @@ void print_resumed(const TrainOptions& o) {
     file = resume / "last.safetensors";
     if (!fs::exists(file)) file = resume / "best.safetensors";
   }
-  print_line(fmt::format("going on from {}{}", file.string(),
-                         o.run ? fmt::format(", with what {} says", o.run.file.string()) : std::string()));
+  print_line(fmt::format("going on from {}{}", shown_path(file),
+                         o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));
   for (const std::string& line : changes(o)) print_line("  " + line);
 }
 
@@ -330,6 +334,7 @@ int run(TrainOptions& o) {
   const bool images = training::network_input(c.model).images;
   catch_signals();
   Place place(o);
+  training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
@@ -356,7 +361,9 @@ int run(TrainOptions& o) {
   place.claim();
   Reporter reporter(o, terminal, images);
   training::TrainCallbacks callbacks = reporter.callbacks();
+  bool began = false;
   callbacks.on_start = [&] {
+    began = true;
     place.write_config();
     if (!c.resume.empty() && !o.quiet) print_resumed(o);
   };
@@ -370,6 +377,7 @@ int run(TrainOptions& o) {
   }
   reporter.bar().clear();
   say_damaged(data);
+  if (report.interrupted && !began) return stopped_early();
   if (report.interrupted) {
     complain(c.out.empty()
                  ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
@@ -377,7 +385,7 @@ int run(TrainOptions& o) {
     return 128 + g_signal.load();
   }
   if (report.nothing_left) {
-    complain(fmt::format("{}: all {} epochs are done; a larger --epochs goes on", c.resume.string(), report.epochs));
+    complain(fmt::format("{}: all {} epochs are done; a larger --epochs goes on", shown_path(c.resume), report.epochs));
     return kDone;
   }
   if (!o.quiet) {

@@ -9,6 +9,7 @@
 
 #include "cli/config_file.h"
 #include "cli/suggest.h"
+#include "halfstep/core/text.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/run_folder.h"
@@ -46,7 +47,7 @@ void name_model(TrainOptions& o) {
     if (!o.model.empty() && o.model != o.arch) {
       if (!o.config.data.empty()) {
         throw UsageError(fmt::format("--arch: {} is the network, so '{}' would be a second folder with data beside {}",
-                                     o.arch, o.model, o.config.data.string()));
+                                     o.arch, o.model, shown_path(o.config.data)));
       }
       o.config.data = o.model;
     }
@@ -54,7 +55,7 @@ void name_model(TrainOptions& o) {
   }
   if (o.model.empty() && !o.config.resume.empty() && !o.run) {
     throw UsageError(
-        fmt::format("train: MODEL is required: {} has no config.yaml that names it", o.config.resume.string()));
+        fmt::format("train: MODEL is required: {} has no config.yaml that names it", shown_path(o.config.resume)));
   }
   if (o.model.empty()) throw UsageError("train: MODEL is required; see `halfstep train --help`");
   const auto names = training::network_names();
@@ -113,7 +114,7 @@ void check_flags(const TrainOptions& o) {
   belongs("--overwrite", "--out", !c.overwrite || o.count("--out") > 0);
   if (c.overwrite && training::is_run_in(c.resume, c.out)) {
     throw UsageError(fmt::format("--overwrite: --resume goes on with the run in {}, which is not to be replaced then",
-                                 c.out.string()));
+                                 shown_path(c.out)));
   }
   belongs("--no-norm-decay", "--weight-decay", c.weight_decay > 0);
   if (!training::network_input(o.model).images) {
@@ -130,10 +131,10 @@ void check_flags(const TrainOptions& o) {
     // As those scripts have it, the flag stood alone before the folder with the data.
     if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / "last.safetensors") &&
         !fs::exists(o.pretrained / "best.safetensors")) {
-      throw UsageError(fmt::format("{}; got the folder {}", kNoDownload, o.pretrained.string()));
+      throw UsageError(fmt::format("{}; got the folder {}", kNoDownload, shown_path(o.pretrained)));
     }
     if (!fs::exists(o.pretrained)) {
-      throw UsageError(fmt::format("--pretrained: {} does not exist", o.pretrained.string()));
+      throw UsageError(fmt::format("--pretrained: {} does not exist", shown_path(o.pretrained)));
     }
   }
   const std::string extension = c.resume.extension().string();
@@ -141,7 +142,7 @@ void check_flags(const TrainOptions& o) {
     throw UsageError(
         fmt::format("--resume: expected a checkpoint of this program, got {}; --pretrained takes the weights of a "
                     "PyTorch file",
-                    c.resume.string()));
+                    shown_path(c.resume)));
   }
   if (o.evaluate && c.resume.empty() && o.pretrained.empty()) {
     throw UsageError("--evaluate: expected the weights to evaluate, by --resume or --pretrained");
@@ -261,14 +262,14 @@ void read_file(CLI::App& verb, TrainOptions& o) {
 void read_run(CLI::App& verb, TrainOptions& o) {
   const training::TrainConfig& c = o.config;
   if (c.resume.empty()) return;
-  if (!fs::exists(c.resume)) throw UsageError(fmt::format("--resume: {} does not exist", c.resume.string()));
+  if (!fs::exists(c.resume)) throw UsageError(fmt::format("--resume: {} does not exist", shown_path(c.resume)));
   o.run = read_run_config(c.resume);
   if (!o.run) return;
   model_for_data(verb, o);
   const std::string model = o.arch.empty() ? o.model : o.arch, trained = o.run.value("model");
   if (!model.empty() && !trained.empty() && is_network(model) && model != trained) {
-    throw IoError(fmt::format("{}: expected a checkpoint of {}, got one of {}, as {} says", c.resume.string(), model,
-                              trained, o.run.file.string()));
+    throw IoError(fmt::format("{}: expected a checkpoint of {}, got one of {}, as {} says", shown_path(c.resume), model,
+                              trained, shown_path(o.run.file)));
   }
   auto displaced = kDisplaced;
   // A loss scale belongs to its precision.

@@ -10,6 +10,7 @@ usage: check_layers.py [--root DIR]
 - dnnl.hpp is included by one file pair;
 - the library takes no address of a tensor for good, which would end what is kept of a user's weights: it reads by
   const_raw_data() and data<const T>(), and writes by write_data() of core/write_internal.h;
+- messages show paths by shown_path() of core/text.h, which lets no byte of a name reach a terminal, not by string();
 - sources are shorter than MAX_LINES, start with the SPDX line, and headers with #pragma once;
 - no line of prose in Markdown is wider than MAX_COLUMNS, outside tables, code, headings and HTML; a single link or
   code span that is wider by itself may stand alone;
@@ -39,6 +40,11 @@ CODE_SPAN_OR_LINK = re.compile(r"(`+).+?\1|\[[^\]]*\]\([^)]*\)|<[^>]*>")
 # Only Tensor itself gives addresses away.
 ADDRESS = re.compile(r"(?:\.|->)(?:raw_data\(\)|data<(?!const\b))")
 TAKES_NO_ADDRESS = re.compile(r"^(?:halfstep/(?!core/)|cli/)")
+
+# What is thrown, printed or logged, and literals, whose parentheses don't count.
+MESSAGE = re.compile(r"\b(?:fail<\w+>|throw\s+(?:\w+::)*\w+|complain|print_line|say|fmt::print|log|log_once)\s*\(")
+LITERAL = re.compile(r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|//[^\n]*', re.DOTALL)
+SHOWS_RAW_PATH = re.compile(r"\.(?:string|native|generic_string)\(\)")
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
@@ -85,6 +91,18 @@ def include_problem(path, included):
     return ""
 
 
+def check_messages(lines, report):
+    # Literals become as long a nothing, so that lines keep their numbers.
+    code = LITERAL.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), "\n".join(lines))
+    for call in MESSAGE.finditer(code):
+        end, depth = call.end(), 1
+        while depth > 0 and end < len(code):
+            depth += {"(": 1, ")": -1}.get(code[end], 0)
+            end += 1
+        for raw in SHOWS_RAW_PATH.finditer(code, call.end(), end):
+            report(code.count("\n", 0, raw.start()) + 1, "a message shows a path as it is; use shown_path()")
+
+
 def check_code(path, lines, report, dnnl_users):
     header = path.endswith((".h", ".cuh"))
     public = path.startswith("halfstep/") and header and not INTERNAL_HEADER.match(path)
@@ -92,6 +110,8 @@ def check_code(path, lines, report, dnnl_users):
         report(1, f"{len(lines)} lines; split it by what it is about (limit {MAX_LINES})")
     if header and not path.endswith("-inl.h") and "#pragma once" not in lines:
         report(1, "header without #pragma once")
+    if path.startswith(("halfstep/", "cli/")):
+        check_messages(lines, report)
     for number, line in enumerate(lines, 1):
         if TAKES_NO_ADDRESS.match(path) and ADDRESS.search(line) and not line.lstrip().startswith("//"):
             report(number, "takes a tensor's address for good; read by const_raw_data() or data<const T>(), write by "

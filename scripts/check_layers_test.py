@@ -68,6 +68,15 @@ class CheckLayers(unittest.TestCase):
         self.expect({"halfstep/io/x.cpp": SPDX + "t.data<const T>();\nt.const_raw_data();\nto.set_raw_data(t);\n"
                                                  "write_data<T>(t);\n/// t.data<float>()\n"})
 
+    def test_paths_in_messages(self):
+        for text in ('fail<IoError>("{}: no (file", path.string());', 'throw IoError(\nfmt::format("{}", a.path().string()));',
+                     'complain(o.file.native());', 'print_line(fmt::format("{}", f(x).string()));'):
+            self.expect({"cli/x.cpp": SPDX + text + "\n"}, "a message shows a path as it is")
+        self.expect({"halfstep/io/x.cpp": SPDX + "\n\nlog(LogLevel::warning,\n    path.string());\n"}, "x.cpp:5: a message")
+        self.expect({"cli/x.cpp": SPDX + 'fail<IoError>("{}", shown_path(p));\nconst auto s = p.string();\n'
+                                         "// fail<IoError>(p.string())\nfail(')', \"(\");\nopen(p.string());\n",
+                     "tests/io/x_test.cpp": SPDX + "fail<IoError>(p.string());\n"})
+
     def test_the_files_themselves(self):
         self.expect({"halfstep/core/x.h": SPDX}, "#pragma once")
         self.expect({"halfstep/core/x.cpp": "int x;\n"}, "SPDX")

@@ -148,6 +148,31 @@ std::optional<fs::path> follow(fs::path path, const std::string& shown) {
   fail<IoError>("{}: can't be written: {}", shown, reason(ELOOP));
 }
 
+// A process that was killed while it wrote `name` leaves its temporary file behind, without a lock.
+void clear_away(int folder, const std::string& name) {
+  const std::string prefix = temporary_prefix(name);
+  const int listed = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* const entries = listed < 0 ? nullptr : ::fdopendir(listed);
+  if (entries == nullptr) {
+    if (listed >= 0) ::close(listed);
+    return;
+  }
+  std::vector<std::string> names;
+  while (const dirent* entry = ::readdir(entries)) {
+    if (is_temporary(entry->d_name, prefix)) names.emplace_back(entry->d_name);
+  }
+  ::closedir(entries);
+  for (const std::string& left : names) {
+    const Descriptor file(::openat(folder, left.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    struct stat info {
+    }, same{};
+    if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
+    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    if (::fstatat(folder, left.c_str(), &same, AT_SYMLINK_NOFOLLOW) != 0 || same.st_ino != info.st_ino) continue;
+    ::unlinkat(folder, left.c_str(), 0);
+  }
+}
+
 const char* kind_of(mode_t mode) { return S_ISSOCK(mode) ? "a socket" : "a folder"; }
 
 }  // namespace
@@ -187,7 +212,7 @@ void AtomicFile::begin(const fs::path& target, const void* there) {
   folder_ = ::open(folder_of(target).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
   if (folder_ < 0) fail<IoError>("{}: can't be written: {}", shown_path(path_), reason(errno));
   if (name_.size() > 255) fail_errno("naming it", ENAMETOOLONG);
-  remove_leftovers();
+  clear_away(folder_, name_);
   if (there == nullptr) {
     open_temporary(0666);
     return;
@@ -227,29 +252,11 @@ void AtomicFile::open_temporary(unsigned mode) {
   fail<IoError>("{}: can't be written: no free name for a temporary file", shown_path(path_));
 }
 
-// A process that was killed while it wrote leaves its temporary file behind, without a lock.
-void AtomicFile::remove_leftovers() const {
-  const std::string prefix = temporary_prefix(name_);
-  const int listed = ::openat(folder_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* const entries = listed < 0 ? nullptr : ::fdopendir(listed);
-  if (entries == nullptr) {
-    if (listed >= 0) ::close(listed);
-    return;
-  }
-  std::vector<std::string> names;
-  while (const dirent* entry = ::readdir(entries)) {
-    if (is_temporary(entry->d_name, prefix)) names.emplace_back(entry->d_name);
-  }
-  ::closedir(entries);
-  for (const std::string& name : names) {
-    const Descriptor file(::openat(folder_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    struct stat info {
-    }, same{};
-    if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    if (::fstatat(folder_, name.c_str(), &same, AT_SYMLINK_NOFOLLOW) != 0 || same.st_ino != info.st_ino) continue;
-    ::unlinkat(folder_, name.c_str(), 0);
-  }
+void AtomicFile::remove_leftovers(const fs::path& path) {
+  const auto target = follow(path, shown_path(path));
+  if (!target) return;
+  const Descriptor folder(::open(folder_of(*target).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() >= 0) clear_away(folder.get(), target->filename().native());
 }
 
 AtomicFile::~AtomicFile() {

@@ -32,10 +32,12 @@ class HS_API AtomicFile {
   /// Puts the file in its place. Nothing may be written after it.
   void commit();
 
+  /// Removes what killed processes left of that file, which need not be there itself; what others are writing stays.
+  static void remove_leftovers(const std::filesystem::path& path);
+
  private:
   void begin(const std::filesystem::path& target, const void* there);
   void open_temporary(unsigned mode);
-  void remove_leftovers() const;
   void write_through(const char* data, std::size_t bytes);
   void flush();
   void discard() noexcept;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/loader.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -11,11 +13,13 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <system_error>
 #include <thread>
 
 #include "halfstep/core/error.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/philox.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 
@@ -93,13 +97,21 @@ class Workers {
       : plan_(plan), next_(first), taken_(first), end_(end), places_(static_cast<std::size_t>(ahead)) {
     const auto useful = std::min<std::int64_t>(threads, end - first);
     try {
+      threads_.reserve(static_cast<std::size_t>(useful));
       for (std::int64_t i = 0; i < useful; ++i) threads_.emplace_back([this] { run(); });
+    } catch (const std::system_error& e) {
+      log_once(LogLevel::warning, "DataLoader: no thread",
+               fmt::format("DataLoader: {} of {} workers could be started ({}){}", threads_.size(), useful,
+                           e.code().message(), threads_.empty() ? "; the loop makes its batches itself" : ""));
     } catch (...) {
       stop();  // the threads that did start wait for work that will not be asked for
       throw;
     }
   }
   ~Workers() { stop(); }
+
+  /// Whether no thread could be started: nobody makes a batch.
+  bool empty() const { return threads_.empty(); }
 
   /// Whether take(number) has something without waiting.
   bool ready(std::int64_t number) {
@@ -318,6 +330,7 @@ DataLoader::Iterator DataLoader::begin() {
   if (impl.options.workers > 0 && impl.state.batch < batches) {
     impl.workers.emplace(*impl.plan, impl.state.batch, batches, impl.options.workers,
                          std::int64_t{impl.options.workers} * impl.options.prefetch);
+    if (impl.workers->empty()) impl.workers.reset();
   }
   if (!impl.options.device.is_cpu()) impl.stage.emplace(impl.options.device).start(impl.state.batch);
   iterator.advance();

@@ -23,7 +23,8 @@ struct LoaderOptions {
   bool shuffle = false;
   /// Drops the last batch of an epoch if it is smaller than the others.
   bool drop_last = false;
-  /// Threads that prefetch batches; 0: the loop creates them itself.
+  /// Threads that prefetch batches; 0: the loop creates them itself, which it also does, with a warning, if no thread
+  /// can be started. If only some can, those prefetch.
   int workers = 1;
   /// Maximum number of prefetched batches per worker.
   int prefetch = 4;

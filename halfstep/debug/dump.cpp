@@ -5,6 +5,7 @@
 #include <cctype>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/debug/attributes_internal.h"
 #include "halfstep/debug/files_internal.h"
 #include "halfstep/debug/replay_internal.h"
@@ -131,7 +132,7 @@ struct Dump::Impl final : detail::CallObserver {
     part += ".part";
     std::error_code error;
     fs::create_directory(part, error);
-    if (error) fail<IoError>("{}: can't be made: {}", part.string(), error.message());
+    if (error) fail<IoError>("{}: can't be made: {}", shown_path(part), error.message());
     try {
       detail::write_text(part / "call.json", json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
       detail::write_text(part / "call.txt", text);
@@ -141,7 +142,7 @@ struct Dump::Impl final : detail::CallObserver {
         writer(part / "tensors.safetensors", whole, {{"op", site.op}, {"module", site.module}});
       }
       fs::rename(part, place, error);
-      if (error) fail<IoError>("{}: can't be renamed: {}", part.string(), error.message());
+      if (error) fail<IoError>("{}: can't be renamed: {}", shown_path(part), error.message());
     } catch (...) {
       fs::remove_all(part, error);
       throw;

@@ -6,6 +6,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/checkpoint.h"
 
@@ -138,7 +139,7 @@ void ModelCheckpoint::on_train_begin(TrainContext& context) {
   if (!options_.best.empty()) context.check_watchable("ModelCheckpoint", options_.best);
   std::error_code error;
   fs::create_directories(options_.directory, error);
-  if (error) fail<IoError>("{}: can't be made: {}", options_.directory.string(), error.message());
+  if (error) fail<IoError>("{}: can't be made: {}", shown_path(options_.directory), error.message());
   best_.reset();
   written_.clear();
   saved_step_ = 0;

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/debug/compare.h"
 #include "halfstep/debug/dump.h"
 #include "halfstep/debug/nonfinite.h"
@@ -97,7 +98,7 @@ struct StepDebugging::Impl {
 
   void end_steps() {
     if (dump) {
-      const std::string text = fmt::format("{} calls dumped in {}\n", dump->calls(), dump->folder().string());
+      const std::string text = fmt::format("{} calls dumped in {}\n", dump->calls(), shown_path(dump->folder()));
       dump.reset();
       if (say) say(text);
     }
@@ -113,12 +114,12 @@ struct StepDebugging::Impl {
     profiler->stop();
     std::error_code error;
     fs::create_directories(config.profile, error);
-    if (error) fail<IoError>("{}: can't be made: {}", config.profile.string(), error.message());
+    if (error) fail<IoError>("{}: can't be made: {}", shown_path(config.profile), error.message());
     profiler->write_trace(config.profile / "trace.json");
     const std::string text = profiler->table();
     profiler.reset();
     write(config.profile / "profile.txt", text);
-    if (say) say(text + fmt::format("profile and trace in {}\n", config.profile.string()));
+    if (say) say(text + fmt::format("profile and trace in {}\n", shown_path(config.profile)));
   }
 
   void finish(bool whole) {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
 namespace halfstep::training {
@@ -69,7 +70,7 @@ void save_device_record(const DeviceRecord& record, const fs::path& folder) {
   if (folder.empty()) fail<IoError>("save_device_record: there is neither XDG_STATE_HOME nor HOME");
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) fail<IoError>("{}: can't be made: {}", folder.string(), error.message());
+  if (error) fail<IoError>("{}: can't be made: {}", shown_path(folder), error.message());
   const nlohmann::ordered_json json = {{"kind", record.kind},       {"hardware", record.hardware},
                                        {"version", record.version}, {"halfstep", record.halfstep},
                                        {"date", record.date},       {"seconds", record.seconds}};

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "halfstep/core/export.h"
 
@@ -19,19 +21,25 @@ class HS_API JsonLog {
   using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
   JsonLog() = default;
   /// Truncates the file at the first line and leaves it unchanged until then; with `append` it continues after the
-  /// existing lines. Throws IoError when it can't be written.
-  explicit JsonLog(const std::filesystem::path& path, bool append = false);
+  /// existing lines. A named pipe waits for its reader, and the library's log says so; if `stop` is given and becomes
+  /// true meanwhile, the log stays without a file. Throws IoError when it can't be written.
+  explicit JsonLog(const std::filesystem::path& path, bool append = false, const std::atomic<bool>* stop = nullptr);
   /// A file that was created but got no line is removed.
   ~JsonLog();
   JsonLog(JsonLog&& other) noexcept;
   JsonLog& operator=(JsonLog&& other) noexcept;
-  /// Writes a line; nothing without a file. Throws IoError when the disk is full.
+  /// Whether there is a file to write to.
+  explicit operator bool() const { return file_ >= 0; }
+  /// Writes a line; nothing without a file. A pipe or terminal that takes nothing is waited for; once `stop` is true
+  /// for a second only, and then the log ends there with a warning. Throws IoError when the disk is full.
   void write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields);
 
  private:
   void close();
+  bool takes_a_line() const;
 
   std::filesystem::path path_;
+  const std::atomic<bool>* stop_ = nullptr;
   int file_ = -1;
   bool anew_ = false;  // existing contents are dropped with the first line
   bool made_ = false;  // the file did not exist and has no line yet
@@ -44,9 +52,12 @@ struct LogRepair {
   std::int64_t first = 0;     ///< number of the first line that changed, from 1; 0: none
 };
 
-/// Whether `log` may be written as the log of a run in `out` (may be empty): a new file, a log, or no regular file at
-/// all. Throws IoError for the files that the run itself writes, and for files with other contents.
-HS_API void check_log(const std::filesystem::path& log, const std::filesystem::path& out);
+/// Whether `log` may be written as the log of a run in `out` (may be empty): a new file, an empty one, a log, or no
+/// regular file at all. Throws IoError for the files that the run itself writes, for those that the same command reads
+/// (`reads`: files, and folders of runs; a checkpoint's config.yaml is among them), for the log of a run in another
+/// folder, and for files with other contents.
+HS_API void check_log(const std::filesystem::path& log, const std::filesystem::path& out,
+                      const std::vector<std::filesystem::path>& reads = {});
 
 /// Prepares a log for a run that resumes after `step` steps and `epochs` evaluated epochs: removes the lines of steps,
 /// evaluations and checkpoints that will be repeated, and partial lines left by a full disk or a kill; a last line that

@@ -7,6 +7,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/ops/join.h"
 #include "halfstep/train/checkpoint.h"
 
@@ -284,7 +285,7 @@ void Model::restore(const std::filesystem::path& checkpoint) {
     optim::Optimizer& optimizer = impl_->options.optimizer->get();
     if (c.optimizer_kind != optimizer.kind()) {
       fail<Error>("Model::restore: expected a checkpoint of a run with {}, got one with {}: {}", optimizer.kind(),
-                  c.optimizer_kind.empty() ? "no optimizer" : c.optimizer_kind, checkpoint.string());
+                  c.optimizer_kind.empty() ? "no optimizer" : c.optimizer_kind, shown_path(checkpoint));
     }
   }
   impl_->parts.module->load_state_dict(c.weights);

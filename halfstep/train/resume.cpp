@@ -63,7 +63,7 @@ void check_data(const Checkpoint& c, const TrainConfig& config, const std::strin
   for (const auto& [part, given] : config.data_checksums) {
     const auto saved = c.data_checksums.find(part);
     if (saved == c.data_checksums.end() || saved->second == given) continue;
-    const std::string data = config.data.empty() ? "the built-in digits" : "--data " + config.data.string();
+    const std::string data = config.data.empty() ? "the built-in digits" : "--data " + shown_path(config.data);
     fail<IoError>(
         "{}: the run had other data: its {} part had the checksum {}, that of {} has {}; pass the --data of "
         "the first run",

@@ -9,12 +9,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <ctime>
 #include <string>
+#include <thread>
 #include <utility>
 
+#include "halfstep/core/atomic_file.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::training {
@@ -23,19 +27,24 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLock = "run.lock";
+constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml", "log.jsonl"};
+constexpr std::chrono::milliseconds kMoment{5};
 
 [[noreturn]] void cannot_be_made(const fs::path& path, int error) {
-  fail<IoError>("{}: can't be made: {}", path.string(), std::strerror(error));
+  fail<IoError>("{}: can't be made: {}", shown_path(path), std::strerror(error));
 }
 
-// "who": what the holder wrote into the lock.
+// "who": what the holder wrote into the lock, a moment after it took it.
 [[noreturn]] void in_use(const fs::path& folder, int lock) {
   char text[200];
-  const ssize_t n = ::pread(lock, text, sizeof text, 0);
+  ssize_t n = 0;
+  for (int tries = 0; tries < 10 && (n = ::pread(lock, text, sizeof text, 0)) == 0; ++tries) {
+    std::this_thread::sleep_for(kMoment);
+  }
   std::string who(text, n > 0 ? static_cast<std::size_t>(n) : 0);
   for (char& c : who) c = static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
   while (!who.empty() && who.back() == ' ') who.pop_back();
-  fail<IoError>("{}: another program writes a run there{}{}; wait for it, or give another folder", folder.string(),
+  fail<IoError>("{}: another program writes a run there{}{}; wait for it, or give another folder", shown_path(folder),
                 who.empty() ? "" : ": ", who);
 }
 
@@ -53,16 +62,30 @@ void check_free(const fs::path& folder, Occupied occupied) {
   const auto files = run_files(folder);
   if (files.empty()) return;
   const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
-  fail<IoError>("{}: holds a run already ({}); {}", folder.string(), files[0].string(),
-                saved ? fmt::format("--resume {} goes on with it, --overwrite replaces it", folder.string())
+  fail<IoError>("{}: holds a run already ({}); {}", shown_path(folder), shown_path(files[0]),
+                saved ? fmt::format("--resume {} goes on with it, --overwrite replaces it", shown_path(folder))
                       : "it has no checkpoint to go on from; --overwrite replaces it");
+}
+
+// Only looks: the lock is let go at once.
+void check_unlocked(const fs::path& folder) {
+  const int lock = ::open((folder / kLock).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return;
+  const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  try {
+    if (held) in_use(folder, lock);
+  } catch (...) {
+    ::close(lock);
+    throw;
+  }
+  ::close(lock);
 }
 
 }  // namespace
 
 std::vector<fs::path> run_files(const fs::path& folder) {
   std::vector<fs::path> found;
-  for (const char* name : {"last.safetensors", "best.safetensors", "config.yaml", "log.jsonl"}) {
+  for (const char* name : kFiles) {
     std::error_code error;
     if (fs::exists(fs::symlink_status(folder / name, error))) found.push_back(folder / name);
   }
@@ -91,24 +114,16 @@ void RunFolder::check(const fs::path& path, Occupied occupied) {
     return;
   }
   if (S_ISLNK(info.st_mode) && ::stat(path.c_str(), &info) != 0) {
-    fail<IoError>("{}: can't be made: it is a link to {}, which is not there", path.string(),
-                  fs::read_symlink(path).string());
+    fail<IoError>("{}: can't be made: it is a link to {}, which is not there", shown_path(path),
+                  shown_path(fs::read_symlink(path)));
   }
   if (!S_ISDIR(info.st_mode)) cannot_be_made(path, ENOTDIR);
   if (::access(path.c_str(), W_OK | X_OK) != 0) {
-    fail<IoError>("{}: can't be written: {}", path.string(), std::strerror(errno));
+    fail<IoError>("{}: can't be written: {}", shown_path(path), std::strerror(errno));
   }
+  check_unlocked(path);
+  // What the one who writes there has written so far is no finished run to go on with or to replace.
   check_free(path, occupied);
-  const int lock = ::open((path / kLock).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (lock < 0) return;
-  const bool held = ::flock(lock, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-  try {
-    if (held) in_use(path, lock);
-  } catch (...) {
-    ::close(lock);
-    throw;
-  }
-  ::close(lock);
 }
 
 void RunFolder::make_folders(const fs::path& path) {
@@ -137,13 +152,15 @@ void RunFolder::make_folders(const fs::path& path) {
 void RunFolder::lock() {
   const fs::path file = path_ / kLock;
   // Whoever lets a folder go removes the lock's name: a lock is one only while the name leads to it.
+  constexpr int kMostLooks = 20;
+  int looks = 0;
   for (int tries = 0; tries < 100; ++tries) {
     const int lock = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (lock < 0 && errno == ENOENT) {  // another start that failed took the empty folder with it
       make_folders(path_);
       continue;
     }
-    if (lock < 0) fail<IoError>("{}: can't be written: {}", path_.string(), std::strerror(errno));
+    if (lock < 0) fail<IoError>("{}: can't be written: {}", shown_path(path_), std::strerror(errno));
     if (::flock(lock, LOCK_EX | LOCK_NB) != 0) {
       const int error = errno;
       if (error == EINTR) {
@@ -153,10 +170,16 @@ void RunFolder::lock() {
       if (error != EWOULDBLOCK) {
         log(LogLevel::warning,
             fmt::format("{}: can't be locked ({}): two programs that write there would not notice each other",
-                        path_.string(), std::strerror(error)));
+                        shown_path(path_), std::strerror(error)));
         ::close(lock);
         ::unlink(file.c_str());
         return;
+      }
+      // Who only looks has it for a moment.
+      if (++looks < kMostLooks) {
+        ::close(lock);
+        std::this_thread::sleep_for(kMoment);
+        continue;
       }
       try {
         in_use(path_, lock);
@@ -176,7 +199,7 @@ void RunFolder::lock() {
     }
     ::close(lock);
   }
-  fail<IoError>("{}: can't be locked: others come and go there", path_.string());
+  fail<IoError>("{}: can't be locked: others come and go there", shown_path(path_));
 }
 
 RunFolder::RunFolder(const fs::path& path, Occupied occupied) : path_(path) {
@@ -250,8 +273,13 @@ void RunFolder::remove_run(const std::vector<fs::path>& keep) {
     const auto same = [&](const fs::path& other) { return file == other || fs::equivalent(file, other, error); };
     if (std::any_of(keep.begin(), keep.end(), same)) continue;
     fs::remove(file, error);
-    if (error) fail<IoError>("{}: can't be removed: {}", file.string(), error.message());
+    if (error) fail<IoError>("{}: can't be removed: {}", shown_path(file), error.message());
   }
+}
+
+void RunFolder::remove_leftovers() {
+  if (lock_ < 0) return;
+  for (const char* name : kFiles) AtomicFile::remove_leftovers(path_ / name);
 }
 
 }  // namespace halfstep::training

@@ -43,6 +43,9 @@ class HS_API RunFolder {
   explicit operator bool() const { return !path_.empty(); }
   /// Removes the files of the existing run, except those to keep. Throws IoError.
   void remove_run(const std::vector<std::filesystem::path>& keep);
+  /// Removes what a killed process left of files of a run that it was writing; nothing unless the folder is locked.
+  /// Throws IoError.
+  void remove_leftovers();
 
   /// Throws what constructing one would throw, as far as that can be determined without changing anything.
   static void check(const std::filesystem::path& path, Occupied occupied);

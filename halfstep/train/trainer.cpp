@@ -11,6 +11,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
 #include "halfstep/data/mixup.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/loss.h"
@@ -97,7 +98,7 @@ class Run {
       step_ = config.start_epoch * steps_per_epoch_;
       report_.epochs = config.start_epoch;
     }
-    check_log(config.log_json, config.out);
+    check_log(config.log_json, config.out, {config.resume, config.data});
     const bool claims = !config.out.empty() && !folder;
     const bool goes_on = is_run_in(config.resume, config.out);
     const Occupied occupied = goes_on ? Occupied::go_on : config.overwrite ? Occupied::replace : Occupied::refuse;
@@ -113,13 +114,15 @@ class Run {
     const fs::path own = config.out / "log.jsonl";
     appends_ = !config.resume.empty() &&
                !(replaces_ && (config.log_json == own || fs::equivalent(config.log_json, own, error)));
-    if (!config.log_json.empty() && !nothing_left()) log_ = JsonLog(config.log_json, appends_);
+    if (!config.log_json.empty() && !nothing_left()) log_ = JsonLog(config.log_json, appends_, stop_);
   }
 
   RunReport run() {
     const auto start = Clock::now();
-    if (nothing_left()) {
-      report_.nothing_left = true;
+    // Stopped while the log waited for its reader: nothing has begun.
+    report_.interrupted = !nothing_left() && !config_.log_json.empty() && !log_;
+    if (nothing_left() || report_.interrupted) {
+      report_.nothing_left = nothing_left();
       report_.steps = step_;
       report_.skipped = skipped_;
       report_.peak_rss_mb = peak_rss_mb();
@@ -179,9 +182,10 @@ class Run {
       if (callbacks_.on_start) keep.push_back(config_.out / "config.yaml");  // the caller's own
       folder_->remove_run(keep);
     }
+    folder_->remove_leftovers();
     if (!appends_ || config_.log_json.empty()) return;
     const LogRepair repair = prepare_log(config_.log_json, step_, report_.epochs);
-    const std::string file = config_.log_json.string();
+    const std::string file = shown_path(config_.log_json);
     if (repair.torn > 0) {
       log(LogLevel::warning, fmt::format("{}: {} line{} not whole, the first is line {}; what was left of {} is "
                                          "removed",
@@ -195,7 +199,7 @@ class Run {
                                          repair.repeated == 1 ? "is" : "are"));
     }
     // Another file may have taken the log's place.
-    if (repair.first > 0) log_ = JsonLog(config_.log_json, true);
+    if (repair.first > 0) log_ = JsonLog(config_.log_json, true, stop_);
   }
 
   bool stopped() const { return stop_ && stop_->load(std::memory_order_relaxed); }
@@ -276,7 +280,7 @@ class Run {
     if (scores.defined()) hits += count_hits(scores.to_vector<float>(), labels_of(labels));
     bad_losses_ = std::isfinite(value) ? 0 : bad_losses_ + 1;
     if (bad_losses_ > (scaler_.is_enabled() && scaler_.options().dynamic ? kMaxBadLosses : 0)) {
-      const std::string last = report_.checkpoint.empty() ? "none was written" : report_.checkpoint.string();
+      const std::string last = report_.checkpoint.empty() ? "none was written" : shown_path(report_.checkpoint);
       fail<Error>(
           "train: expected a finite loss, got {} in epoch {}, step {}; last checkpoint: {}; a smaller --lr may help",
           std::isnan(value) ? std::string("nan") : fmt::format("{}", value), number, step_ + 1, last);
@@ -445,7 +449,7 @@ class Run {
 
   void resume() {
     const Checkpoint c = load_checkpoint(config_.resume);
-    const std::string file = config_.resume.string();
+    const std::string file = shown_path(config_.resume);
     check_resume(c, config_, *optimizer_, scaler_, samples_, file);
     check_state(c, *classifier_.module, *optimizer_, file);
     try {

@@ -195,9 +195,9 @@ class Locks(FolderTest):
     def test_who_writes_is_named(self):
         process = self.running()
         holder = f"run: another program writes a run there: process {process.pid} on {socket.gethostname()} since 20"
-        for flags in (["--resume", "run"], ["--out", "run", "--overwrite"], ["--resume", "run/last.safetensors", "--epochs", "9"]):
+        # Who only gives --out learns it too: a run that is being written is none to go on with or to replace.
+        for flags in (["--resume", "run"], ["--out", "run", "--overwrite"], ["--resume", "run/last.safetensors", "--epochs", "9"], ["--out", "run"]):
             self.refused(1, holder, "train", "mlp", "data", "-q", *flags)
-        self.refused(1, "holds a run already", "train", "mlp", "data", "-q", "--out", "run")
         # Reading is free.
         self.assertEqual(self.run_program("eval", "--weights", "run")[0], 0)
         process.terminate()
@@ -232,6 +232,62 @@ class Locks(FolderTest):
             shutil.rmtree(self.folder / "same")
 
 
+    def test_several_starts_with_one_folder(self):
+        """One of them trains without end; all others say who does."""
+        self.data()
+        for number in range(3):
+            out = f"new {number}"
+            runs = [self.start(*ENDLESS, "--out", out) for _ in range(4)]
+            for run in runs:
+                self.addCleanup(run.communicate)
+                self.addCleanup(run.kill)
+            wait_for(lambda: sum(run.poll() is None for run in runs) <= 1)
+            winners = [run for run in runs if run.poll() is None]
+            self.assertEqual(len(winners), 1)
+            for run in runs:
+                if run is winners[0]:
+                    continue
+                self.assertEqual(run.wait(), 1)
+                self.assertTrue(run.stderr.read().startswith(f"halfstep: {out}: another program writes a run there: process {winners[0].pid} on "))
+            winners[0].terminate()
+            self.assertEqual(winners[0].wait(timeout=30), 128 + signal.SIGTERM)
+
+
+class Leftovers(FolderTest):
+    OURS = [f"{name}.tmp0123456789abcdef" for name in ("last.safetensors", "best.safetensors", "config.yaml", "log.jsonl")]
+    OTHERS = ["last.safetensors.tmp0123456789abcde", "last.safetensors.tmp0123456789ABCDEF", "last.safetensors.tmp", "last.safetensors.tmp0123456789abcdef0",
+              "notes.tmp0123456789abcdef", "xlast.safetensors.tmp0123456789abcdef"]
+
+    def setUp(self):
+        super().setUp()
+        self.data()
+        self.train("data", "--out", "run", "-q")
+        for name in self.OURS + self.OTHERS:
+            (self.folder / "run" / name).write_text("x")
+
+    def left(self):
+        return sorted(p.name for p in (self.folder / "run").iterdir() if ".tmp" in p.name)
+
+    def test_who_goes_on_or_replaces_removes_them(self):
+        for arguments in (["--resume", "run", "--epochs", "2"], ["data", "--out", "run", "--overwrite"]):
+            for name in self.OURS:
+                (self.folder / "run" / name).write_text("x")
+            self.train(*arguments, "-q")
+            self.assertEqual(self.left(), sorted(self.OTHERS))
+
+    def test_who_is_refused_leaves_them(self):
+        self.unchanged("run", 1, "holds a run already", "train", "mlp", "data", "--out", "run", "-q")
+        self.unchanged("run", 1, "--lr 0.01, got 0.5", "train", "--resume", "run", "--lr", "0.5", "--epochs", "2", "-q")
+        self.assertEqual(self.run_program("eval", "--weights", "run")[0], 0)
+        self.assertEqual(self.left(), sorted(self.OURS + self.OTHERS))
+
+    def test_what_another_program_is_writing_stays(self):
+        with open(self.folder / "run" / self.OURS[3]) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.train("--resume", "run", "--epochs", "2", "-q")
+        self.assertEqual(self.left(), sorted([self.OURS[3], *self.OTHERS]))
+
+
 class Processes(FolderTest):
     NAMES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
 
@@ -245,10 +301,18 @@ class Processes(FolderTest):
                 self.unchanged(".", 2, [f"{name}=4", "one of 4 processes", f"unset {name}"], *verb, env={name: "4"})
             self.refused(2, f"{name}=0016", "train", "mlp", env={name: "0016"})
             self.refused(2, name, "train", "mlp", env={name: "99999999999999999999999"})
+            for blanks in ("2 ", " 2", "\t2\n"):
+                self.refused(2, [f"{name}=2 says", "one of 2 processes"], "train", "mlp", env={name: blanks})
 
-    def test_one_alone_and_what_is_no_number(self):
+    def test_what_is_no_number_of_processes(self):
+        for name in self.NAMES:
+            for value in ("0", "00", "many", "-4", "+2", "2.5", "4x", "0x2", "2 2", "2,2", " ", "1e1", "\u0662"):
+                self.unchanged(".", 2, [f"train: {name}: expected the number of processes", f"got '{value}'", f"unset {name}"], "train", "mlp",
+                               env={name: value})
+
+    def test_one_alone(self):
         self.data()
-        for value in ("1", "0", "01", "", "many", "-4", "2.5", "4x", " "):
+        for value in ("1", "01", "", " 1", "1\n"):
             self.train("data", "--no-out", "-q", "--limit", "64", env={name: value for name in self.NAMES})
         for verb in (["devices"], ["data", "fetch", "list"], ["--help"]):
             self.assertEqual(self.run_program(*verb, env={"WORLD_SIZE": "4"})[0], 0)

@@ -184,6 +184,11 @@ TEST(DrawDigits, HandlesAnEmptyPictureAndNone) {
   EXPECT_EQ(draw_digits({}, kAscii), "");
 }
 
+TEST(Table, CellsAreShown) {
+  EXPECT_EQ(table({"", "a\x1b[31m"}, {{"x\xff\n", "1"}}, {}),
+            "         a\\e[31m\n-------  -------\nx\\xff\\n        1\n");
+}
+
 TEST(Table, AlignsColumns) {
   EXPECT_EQ(table({"", "f16", "float32"}, {{"accuracy", "98.1%", "98.2%"}, {"é", "1", "12345678"}}, kPlain),
             "            f16   float32\n"

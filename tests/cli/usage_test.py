@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments and environment: what is refused, with which status and in which words."""
 import os
+import signal
 import unittest
 
-from program import ProgramTest
+from program import ProgramTest, events
 
 
 class Arguments(ProgramTest):
@@ -107,22 +108,111 @@ class Environment(ProgramTest):
             self.assertRegex(out, r'"ms_per_step_median":\d+\.\d+')
 
 
-class Output(ProgramTest):
-    def test_a_full_disk_behind_standard_output_is_an_error(self):
-        with open("/dev/full", "w") as full:
-            for arguments in (["ops"], ["devices"], ["--help"], ["bench", "mlp", "--steps", "1", "--warmup", "0"]):
-                self.refused(1, "standard output can't be written", *arguments, stdout=full)
+class Names(ProgramTest):
+    """Names of any bytes: no message and no line of output hands them to a terminal as they are."""
+    ODD = "a\x1b[31m\udcff\n"
 
-    def test_a_closed_standard_output_gets_nothing_and_spoils_no_file(self):
-        data = self.data()
-        status, _, err = self.run_program("train", "mlp", data, "--out", "run", stdout=None,
-                                          preexec_fn=lambda: os.close(1))
-        self.assertEqual((status, err), (0, ""))
-        for line in (self.folder / "run/log.jsonl").read_text().splitlines():
-            self.assertTrue(line.startswith('{"event":'), line)
+    def shown(self, status, *arguments, out=r"a\e[31m\xff\n", err=""):
+        got, stdout, stderr = self.run_program(*arguments)
+        self.assertEqual(got, status, stdout + stderr)
+        for text, part in ((stdout, out), (stderr, err)):
+            self.assertIn(part, text)
+            self.assertFalse(set(text) - {"\n", "\t"} & {chr(c) for c in (*range(32), *range(127, 160))}, repr(text))
+        return stdout
+
+    def test_in_what_is_printed(self):
+        odd = self.ODD
+        self.data(odd)
+        self.shown(0, "train", "mlp", odd, "--out", f"{odd}1")
+        self.shown(0, "train", "mlp", odd, "--resume", f"{odd}1", "--epochs", "2")
+        self.shown(0, "train", "mlp", odd, "--no-out", "--pretrained", f"{odd}1/last.safetensors")
+        self.shown(0, "train", "mlp", odd, "--no-out", "--debug-dump", f"{odd}d", "--debug-steps", "1", "--profile", f"{odd}p")
+        self.shown(0, "eval", "mlp", odd, "--weights", f"{odd}1")
+        self.shown(0, "predict", "mlp", f"{odd}/t10k-images-idx3-ubyte", "--weights", f"{odd}1", "--count", "1")
+        self.shown(0, "export", "--weights", f"{odd}1", "--onnx", f"{odd}.onnx")
+        self.shown(0, "convert", f"{odd}1/last.safetensors", f"{odd}.pth")
+        self.shown(0, "inspect", f"{odd}1/last.safetensors")
+        self.train(odd, "--out", f"{odd}2", "-q", "--lr", "0.02")
+        self.shown(0, "compare", f"{odd}1", f"{odd}2")
+
+    def test_in_what_is_refused(self):
+        odd, err = self.ODD, r"a\e[31m\xff\n"
+        (self.folder / odd).mkdir()
+        (self.folder / f"{odd}.yaml").write_text("- x\n")
+        for status, arguments in ((1, ["train", "mlp", odd]), (2, ["train", "mlp", "--resume", f"{odd}x"]), (2, ["train", "mlp", "--config", f"{odd}.yaml"]),
+                                  (2, ["train", "mlp", "--pretrained", f"{odd}x"]), (1, ["train", "mlp", "--out", f"{odd}.yaml"]),
+                                  (1, ["train", "mlp", "--no-out", "--log-json", f"{odd}.yaml"]), (1, ["eval", "--weights", f"{odd}x"]),
+                                  (1, ["compare", f"{odd}x", f"{odd}x"]), (1, ["inspect", f"{odd}x"]), (2, ["convert", "x", f"{odd}x"]),
+                                  (1, ["data", "fetch", "mnist", "--out", f"{odd}.yaml"])):
+            self.shown(status, *arguments, out="", err=err)
+
+
+class Output(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.data()
+        self.train("data", "--out", "run", "-q")
+
+    def commands(self):
+        return (["train", "mlp", "data", "--no-out"], ["train", "mlp", "data", "--evaluate", "--resume", "run"], ["eval", "--weights", "run"],
+                ["predict", "--weights", "run"], ["bench", "mlp", "--steps", "1", "--warmup", "0"], ["compare", "run", "run"],
+                ["data", "fetch", "list"], ["convert", "run/last.safetensors", "x.pth", "--force"], ["inspect", "run/last.safetensors"],
+                ["inspect", "run/last.safetensors", "--json"], ["export", "--weights", "run", "--onnx", "x.onnx"], ["ops"], ["ops", "mm"],
+                ["devices"], ["--help"], ["--help-all"], ["train", "--help"], ["--version"])
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for arguments in self.commands():
+            with self.subTest(arguments):
+                with open("/dev/full", "w") as full:
+                    self.refused(1, "standard output can't be written", *arguments, stdout=full)
+                self.refused(1, "standard output can't be written", *arguments, preexec_fn=lambda: os.close(1))
+
+    def test_a_reader_that_has_gone(self):
+        """As head leaves programs: ended by SIGPIPE, or, where that is ignored, an error."""
+        def gone():
+            reader, writer = os.pipe()
+            os.close(reader)
+            return writer
+
+        for arguments in self.commands():
+            with self.subTest(arguments), os.fdopen(gone(), "w") as pipe:
+                status, _, err = self.run_program(*arguments, stdout=pipe)
+                expected = (128 + signal.SIGPIPE,) if arguments[0] == "train" and "--help" not in arguments else (-signal.SIGPIPE,)
+                self.assertIn(status, expected, err)
+                if arguments[0] != "train":
+                    self.assertEqual(err, "")
+                    self.refused(1, "standard output can't be written", *arguments, stdout=pipe, restore_signals=False,
+                                 preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN))
+
+    def test_another_error_is_not_hidden(self):
+        (self.folder / "broken").mkdir()
+        for closed in (lambda: os.close(1), None):
+            self.refused(1, "broken", "train", "mlp", "broken", "--no-out", preexec_fn=closed)
+
+    def test_closed_files_are_taken_by_no_other(self):
+        """Whatever the program opens: nothing is printed, warned or logged into it."""
+        def close(descriptors):
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+        run = ["train", "mlp", "data", "--threads", "1", "--seed", "3", "--epochs", "2", "--out"]
+        self.assertEqual(self.run_program(*run, "open")[0], 0)
+        whole = {p.name: p.read_bytes() for p in (self.folder / "open").iterdir() if p.name.endswith(".safetensors")}
+        for descriptors in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)):
+            with self.subTest(descriptors):
+                out = "closed " + "".join(map(str, descriptors))
+                status, _, err = self.run_program(*run, out, env={"HALFSTEP_LOG": "debug"}, preexec_fn=lambda: close(descriptors))
+                self.assertEqual(status, 1 if 1 in descriptors else 0, err)
+                folder = self.folder / out
+                self.assertEqual({p.name: p.read_bytes() for p in folder.iterdir() if p.name.endswith(".safetensors")}, whole)
+                self.assertEqual([e["event"] for e in events(folder / "log.jsonl")], [e["event"] for e in events(self.folder / "open/log.jsonl")])
+                lines = [(self.folder / f / "config.yaml").read_text().splitlines()[1:] for f in ("open", out)]
+                self.assertEqual(*lines)
+                # What is quiet needs no standard output.
+                self.assertEqual(self.run_program(*run, out, "--overwrite", "-q", preexec_fn=lambda: close(descriptors))[0], 0)
 
     def test_quiet_prints_nothing(self):
-        self.assertEqual(self.train(self.data(), "--no-out", "--quiet"), "")
+        self.assertEqual(self.train("data", "--no-out", "--quiet"), "")
 
 
 if __name__ == "__main__":

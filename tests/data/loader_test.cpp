@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/data/loader.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -12,6 +16,7 @@
 #include <thread>
 
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/log.h"
 #include "tests/data/idx_files.h"
 
 namespace halfstep::data {
@@ -221,6 +226,34 @@ TEST(Loader, WithoutWorkersStaysInTheCallersThread) {
   DataLoader threaded{Counting{10, elsewhere}, {.batch_size = 2, .workers = 2}};
   run_epoch(threaded);
   EXPECT_FALSE(elsewhere->threads.contains(std::this_thread::get_id()));
+}
+
+TEST(Loader, WithoutAThreadToBeHadMakesItsBatchesItself) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer doesn't follow threads of a child";
+#endif
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit none = {0, 0};
+    if ((getuid() == 0 && setuid(65534) != 0) || setrlimit(RLIMIT_NPROC, &none) != 0) _exit(2);  // root has no limit
+    std::vector<std::string> said;
+    set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+    const auto seen = std::make_shared<Seen>();
+    DataLoader loader{Counting{10, seen}, {.batch_size = 2, .shuffle = true, .workers = 3, .seed = 7}};
+    DataLoader alone{Counting{10}, {.batch_size = 2, .shuffle = true, .workers = 0, .seed = 7}};
+    bool good = true;
+    for (int epoch = 0; epoch < 3; ++epoch) good = good && run_epoch(loader) == run_epoch(alone);
+    good = good && seen->threads == std::set{std::this_thread::get_id()};
+    // Said once, not each epoch.
+    good = good && said.size() == 1 && said[0].find("0 of 3 workers could be started") != std::string::npos &&
+           said[0].find("the loop makes its batches itself") != std::string::npos;
+    _exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 2) GTEST_SKIP() << "threads can't be forbidden here";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(Loader, SeeksToTheEndOfAnEpoch) {

@@ -225,6 +225,24 @@ TEST_F(AtomicFiles, WhatTheDeadLeftIsRemovedAndWhatTheLivingWriteIsNot) {
   EXPECT_FALSE(fs::exists(living));
 }
 
+TEST_F(AtomicFiles, WhatTheDeadLeftIsRemovedOnDemand) {
+  const fs::path dead = put("x.tmp0123456789abcdef", "half"), other = put("y.tmp0123456789abcdef", "half");
+  const fs::path living = put("x.tmpfedcba9876543210", "half");
+  const int held = ::open(living.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(::flock(held, LOCK_EX | LOCK_NB), 0);
+  io::AtomicFile::remove_leftovers(folder_ / "x");
+  EXPECT_EQ(names(), (std::vector<std::string>{"x.tmpfedcba9876543210", "y.tmp0123456789abcdef"}));
+  ::close(held);
+  // Where a link leads, as it is written.
+  put("y", "old");
+  fs::create_directory(folder_ / "links");
+  fs::create_symlink("../y", folder_ / "links/x");
+  io::AtomicFile::remove_leftovers(folder_ / "links/x");
+  EXPECT_EQ(names(), (std::vector<std::string>{"links", "x.tmpfedcba9876543210", "y"}));
+  EXPECT_EQ(text_of(folder_ / "y"), "old");
+  EXPECT_NO_THROW(io::AtomicFile::remove_leftovers(folder_ / "no/such"));
+}
+
 TEST_F(AtomicFiles, AFullDiskLeavesWhatWasThere) {
   const fs::path disk = folder_ / "disk";
   fs::create_directory(disk);

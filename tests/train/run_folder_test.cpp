@@ -2,12 +2,16 @@
 // The folder of a run: one run in it, one writer; for programs that call train() as much as for `halfstep train`.
 #include "halfstep/train/run_folder.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <fstream>
@@ -15,8 +19,10 @@
 #include <set>
 #include <thread>
 
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/json_log.h"
+#include "tests/support/errors.h"
 #include "tests/support/test_data.h"
 #include "tests/train/small_run.h"
 
@@ -24,6 +30,7 @@ namespace halfstep {
 namespace {
 
 namespace fs = std::filesystem;
+using test::error_of;
 using test::Regression;
 using test::Samples;
 using training::Occupied;
@@ -69,6 +76,56 @@ TEST_F(Folders, AreLockedWhileTheyAreHeld) {
   fs::create_directory(folder_ / "mine");
   { const RunFolder folder(folder_ / "mine/y", Occupied::refuse); }
   EXPECT_TRUE(fs::exists(folder_ / "mine")) << "it was there before";
+}
+
+// A run that is being written is none to go on with or to replace yet.
+TEST_F(Folders, WhoWritesComesBeforeWhatIsThere) {
+  const fs::path path = folder_ / "a";
+  const RunFolder first(path, Occupied::refuse);
+  write(path / "config.yaml", "model: mlp\n");
+  const std::string holder = "another program writes a run there: process " + std::to_string(getpid()) + " on ";
+  for (const Occupied occupied : {Occupied::refuse, Occupied::go_on, Occupied::replace}) {
+    EXPECT_NE(error_of<IoError>([&] { RunFolder::check(path, occupied); }).find(holder), std::string::npos);
+    EXPECT_NE(error_of<IoError>([&] { RunFolder(path, occupied); }).find(holder), std::string::npos);
+  }
+}
+
+// check() of another program holds the lock for a moment.
+TEST_F(Folders, ALookKeepsNobodyOut) {
+  const fs::path path = folder_ / "a";
+  fs::create_directory(path);
+  write(path / "run.lock", "process 1 on nowhere\n");
+  std::atomic<bool> done{false};
+  std::thread looks([&] {
+    while (!done) {
+      const int lock = ::open((path / "run.lock").c_str(), O_RDONLY | O_CLOEXEC);
+      if (lock < 0) continue;
+      ::flock(lock, LOCK_SH | LOCK_NB);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      ::close(lock);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_NO_THROW(RunFolder(path, Occupied::refuse));
+    // Gone with the one who held it; one that was killed leaves its own.
+    write(path / "run.lock", "process 1 on nowhere\n");
+  }
+  done = true;
+  looks.join();
+}
+
+TEST_F(Folders, LeftoversGoWithTheLock) {
+  const fs::path ours = folder_ / "best.safetensors.tmp0123456789abcdef", other = folder_ / "x.tmp0123456789abcdef";
+  write(ours, "half"), write(other, "half");
+  RunFolder().remove_leftovers();
+  {
+    RunFolder folder(folder_, Occupied::refuse);
+    EXPECT_TRUE(fs::exists(ours)) << "the start may still be refused";
+    folder.remove_leftovers();
+  }
+  EXPECT_FALSE(fs::exists(ours));
+  EXPECT_TRUE(fs::exists(other));
 }
 
 TEST_F(Folders, AProcessThatIsKilledHoldsNone) {
@@ -233,6 +290,105 @@ TEST(Logs, ReplaceNothingElse) {
   training::check_log(write("empty", ""), dir.path());
   training::check_log(dir.path() / "new", dir.path());
   training::check_log("/dev/null", {});
+  for (const char* text : {"{\"name\": 1}\n", "{\"event\":\"click\"}\n", "[]\n", "{\"event\":1}\n", "\n"}) {
+    EXPECT_THROW(training::check_log(write("other.json", text), {}), IoError) << text;
+  }
+  for (const char* text :
+       {"{\"ev", "{\"event\":\"eval\",\"lo", "{\"event\":\"st{\"event\":\"start\",\"model\":\"mlp\"}\n"}) {
+    training::check_log(write("log.jsonl", text), {});
+  }
+  // What the same command reads, and the log of another run.
+  write("empty.yaml", "");
+  EXPECT_THROW(training::check_log(dir.path() / "." / "empty.yaml", {}, {dir.path() / "empty.yaml"}), IoError);
+  EXPECT_THROW(training::check_log(dir.path() / "config.yaml", {}, {dir.path()}), IoError);
+  EXPECT_THROW(training::check_log(dir.path() / "config.yaml", {}, {dir.path() / "best.safetensors"}), IoError);
+  training::check_log(dir.path() / "empty.yaml", {}, {dir.path() / "config.yaml", {}});
+  write("last.safetensors", "");
+  training::check_log(dir.path() / "log.jsonl", dir.path(), {dir.path()});
+  EXPECT_THROW(training::check_log(dir.path() / "log.jsonl", {}, {}), IoError);
+  EXPECT_THROW(training::check_log(dir.path() / "log.jsonl", dir.path() / "b", {}), IoError);
+}
+
+TEST(Logs, WaitForTheReaderOfAPipeUntilTheyAreStopped) {
+  const test::TemporaryDir dir;
+  const fs::path path = dir.path() / "pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+  std::atomic<bool> stop{false};
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    stop = true;
+  });
+  {
+    training::JsonLog log(path, false, &stop);
+    EXPECT_FALSE(log);
+    log.write("start", {});
+  }
+  stopper.join();
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_NE(said[0].find("pipe: waiting for a reader of this pipe"), std::string::npos) << said[0];
+  std::string got;
+  std::thread reader([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    got = read(path);
+  });
+  {
+    stop = false;
+    training::JsonLog log(path, false, &stop);
+    EXPECT_TRUE(log);
+    log.write("start", {});
+    log.write("end", {});
+  }
+  reader.join();
+  set_log_sink({});
+  EXPECT_EQ(got, "{\"event\":\"start\"}\n{\"event\":\"end\"}\n");
+}
+
+TEST(Logs, EndWhereAReaderTakesNothingMoreAndTheRunIsToStop) {
+  const test::TemporaryDir dir;
+  const fs::path path = dir.path() / "pipe";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const int reader = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  std::atomic<bool> stop{false};
+  training::JsonLog log(path, false, &stop);
+  ASSERT_TRUE(log);
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+  std::thread stopper([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    stop = true;
+  });
+  // A pipe holds 64 KiB unless it was told otherwise.
+  for (int line = 0; log && line < 100000; ++line) log.write("step", {{"step", std::int64_t{line}}});
+  stopper.join();
+  set_log_sink({});
+  EXPECT_FALSE(log);
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_NE(said[0].find("its reader takes nothing more"), std::string::npos) << said[0];
+  ::close(reader);
+}
+
+// Whoever shows a message lets no byte of a name reach a terminal.
+TEST(Logs, NamesInMessagesAreShown) {
+  const test::TemporaryDir dir;
+  const fs::path odd = dir.path() / "a\x1b[31m\xff\n";
+  const auto shown = [](const std::string& text) {
+    EXPECT_NE(text.find("a\\e[31m\\xff\\n"), std::string::npos) << text;
+    EXPECT_EQ(text.find_first_of("\x1b\xff\n"), std::string::npos) << text;
+  };
+  std::ofstream(odd) << "no log";
+  shown(error_of<IoError>([&] { training::check_log(odd, {}); }));
+  shown(error_of<IoError>([&] { training::check_log(odd, {}, {odd}); }));
+  shown(error_of<IoError>([&] { training::JsonLog(odd / "log"); }));
+  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::refuse); }));
+  fs::remove(odd);
+  fs::create_directory(odd);
+  shown(error_of<IoError>([&] { training::JsonLog log(odd); }));
+  std::ofstream(odd / "log.jsonl") << "{}";
+  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::refuse); }));
+  const RunFolder folder(odd, Occupied::go_on);
+  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::go_on); }));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include "queue.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace sim {
@@ -30,6 +32,15 @@ class Wait : public Work {
  private:
   std::shared_ptr<Ticket> ticket_;
 };
+
+template <class F>
+std::thread start_thread(F function) {
+  try {
+    return std::thread(std::move(function));
+  } catch (const std::system_error& e) {
+    throw std::runtime_error("a queue needs a thread, and none could be started: " + e.code().message());
+  }
+}
 
 }  // namespace
 
@@ -63,7 +74,7 @@ void Event::set_ticket(std::shared_ptr<Ticket> ticket) {
 }
 
 Queue::Queue(Device& device, uint32_t number, int32_t priority)
-    : device_(device), number_(number), priority_(priority), thread_([this] { loop(); }) {}
+    : device_(device), number_(number), priority_(priority), thread_(start_thread([this] { loop(); })) {}
 
 Queue::~Queue() { stop(); }
 
