@@ -49,12 +49,56 @@ std::string parameter_name(const NamedTensor& p, std::size_t index) {
   return fmt::format("parameter {} {}", index, p.tensor.sizes().str());
 }
 
-// Where a gradient begins: two that do so at one place are one, whoever else has other parts of the same memory.
-using Place = std::pair<std::uint64_t, std::int64_t>;  // of a storage, by its number, and the offset in bytes
+// The bytes of a storage that a gradient lies in, gaps between its elements included.
+struct Extent {
+  std::uint64_t storage;  // its number
+  std::int64_t begin, end;
 
-Place place_of(const Tensor& gradient) {
-  return {gradient.storage()->id(), gradient.storage_offset() * static_cast<std::int64_t>(gradient.item_size())};
-}
+  explicit Extent(const Tensor& gradient) : storage(gradient.storage()->id()) {
+    std::int64_t first = gradient.storage_offset(), last = first;
+    for (int d = 0; d < gradient.dim(); ++d) {
+      const std::int64_t reach = (gradient.size(d) - 1) * gradient.stride(d);
+      (reach < 0 ? first : last) += reach;
+    }
+    const auto size = static_cast<std::int64_t>(gradient.item_size());
+    begin = first * size;
+    end = gradient.numel() == 0 ? begin : (last + 1) * size;
+  }
+};
+
+// Memory of gradients, each with the parameter whose it was first.
+class Extents {
+ public:
+  // The parameter that has a byte of this one, if any.
+  const std::string* owner_of(const Extent& e) const {
+    if (e.begin == e.end) return nullptr;
+    auto after = places_.lower_bound({e.storage, e.end});
+    if (after == places_.begin()) return nullptr;
+    const auto& [place, known] = *--after;
+    return place.first == e.storage && known.end > e.begin ? &known.owner : nullptr;
+  }
+  void add(Extent e, std::string owner) {
+    if (e.begin == e.end) return;
+    // Those that it touches become one with it, so that no two overlap and the last before a place tells.
+    for (auto at = places_.lower_bound({e.storage, e.end}); at != places_.begin();) {
+      const auto& [place, known] = *--at;
+      if (place.first != e.storage || known.end <= e.begin) break;
+      e.begin = std::min(e.begin, place.second);
+      e.end = std::max(e.end, known.end);
+      owner = known.owner;
+      at = places_.erase(at);
+    }
+    places_.insert_or_assign({e.storage, e.begin}, Known{e.end, std::move(owner)});
+  }
+  void clear() { places_.clear(); }
+
+ private:
+  struct Known {
+    std::int64_t end;
+    std::string owner;
+  };
+  std::map<std::pair<std::uint64_t, std::int64_t>, Known> places_;  // by storage and first byte
+};
 
 // What overflowed in a step: names of parameters, to be read only when they are wanted.
 struct Findings {
@@ -161,7 +205,7 @@ struct GradScaler::Impl {
   GradScalerOptions options;
   LossScale scale;                                     // on the device, from the first use on
   std::map<std::uint64_t, OptimizerState> optimizers;  // by their serial numbers
-  std::map<Place, std::string> unscaled;               // gradients that were, since the last update, and whose they are
+  Extents unscaled;                                    // gradients that were, since the last update
 
   void start(Device device) {
     if (scale.started()) return;
@@ -189,19 +233,17 @@ struct GradScaler::Impl {
     options.growth_interval = growth_interval;
   }
 
-  void note_unscaled(const Tensor& gradient, const std::string& name) {
-    unscaled.insert_or_assign(place_of(gradient), name);
-  }
-
   struct Gradients {
     std::vector<Tensor> dense;  // the gradients that there are, or copies of those that aren't dense
     std::vector<const NamedTensor*> owners;
+    std::vector<bool> shares;  // whether it has memory in common with one before it
   };
   /// The gradients of an optimizer, none of which was unscaled yet; makes the tensors of `state`, with 0 for found.
   Gradients gather(Steppable& optimizer, OptimizerState& state, const char* call);
   void unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call);
-  /// Finds out what isn't finite and leaves the gradients scaled.
-  void check(Steppable& optimizer, OptimizerState& state, const char* call);
+  /// Finds out what isn't finite and leaves the gradients scaled. False, and nothing was done, where gradients share
+  /// memory: a pass that divides one after the other must not run on them.
+  bool check(Steppable& optimizer, OptimizerState& state, const char* call);
 };
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options, policy_of(options))) {}
@@ -234,19 +276,23 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, Optim
   result.owners.reserve(parameters.size());
   auto names = std::make_shared<std::vector<std::string>>();
   names->reserve(parameters.size());
+  Extents own;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const NamedTensor& p = parameters[i];
     Tensor gradient = p.tensor.grad();
     if (!gradient.defined()) continue;
     names->push_back(parameter_name(p, i));
     check_floating(gradient, call);
+    const Extent place(gradient);
     // Whatever was done to it since, such as clipping.
-    if (const auto known = unscaled.find(place_of(gradient)); known != unscaled.end() && gradient.numel() != 0) {
+    if (const std::string* known = unscaled.owner_of(place)) {
       misuse(Misuse::shared_gradient,
-             "{}: the gradient of {} was unscaled already since the last update, as that of {}: two optimizers share "
-             "this parameter; let only one of them have it",
-             call, names->back(), known->second);
+             "{}: the gradient of {} lies in memory that was unscaled already since the last update, as the gradient "
+             "of {}: two optimizers share this parameter or this memory; let only one of them have it",
+             call, names->back(), *known);
     }
+    result.shares.push_back(own.owner_of(place));
+    own.add(place, {});
     if (!gradient.is_contiguous(MemoryFormat::preserve)) gradient = gradient.contiguous();
     result.dense.push_back(std::move(gradient));
     result.owners.push_back(&p);
@@ -266,12 +312,17 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, Optim
 void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call) {
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
-  const Gradients gradients = gather(optimizer, state, call);
+  Gradients gradients = gather(optimizer, state, call);
   const Device device = gradients.dense[0].device();
   if (norm) state.norm = zeros({}, {.dtype = f32, .device = device});
   std::vector<Tensor> to;
-  // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
-  for (const Tensor& g : gradients.dense) to.push_back(g.dtype() == DType::f16 ? empty_like(g, DType::f32) : g);
+  for (std::size_t i = 0; i < gradients.dense.size(); ++i) {
+    Tensor& g = gradients.dense[i];
+    // What two gradients share would be divided twice.
+    if (gradients.shares[i]) g = g.clone();
+    // An unscaled f16 gradient may underflow or, for scales under 1, overflow: float32 holds it.
+    to.push_back(g.dtype() == DType::f16 ? empty_like(g, DType::f32) : g);
+  }
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
   for (const Tensor& t : gradients.dense) in.push_back(&t);
   for (const Tensor& t : to) out.push_back(&t);
@@ -280,15 +331,16 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
     to[i].storage()->bump_version();
     const Tensor& owner = gradients.owners[i]->tensor;
     if (!owner.grad().is_same(to[i])) owner.set_grad(to[i]);
-    note_unscaled(to[i], (*state.names)[i]);
+    unscaled.add(Extent(to[i]), (*state.names)[i]);
   }
   state.stage = Stage::unscaled;
 }
 
-void GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const char* call) {
+bool GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const char* call) {
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
   const Gradients gradients = gather(optimizer, state, call);
+  if (std::find(gradients.shares.begin(), gradients.shares.end(), true) != gradients.shares.end()) return false;
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter};
   for (const Tensor& t : gradients.dense) {
     in.push_back(&t);
@@ -296,6 +348,7 @@ void GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const 
   const Tensor bounds = magnitude_bounds(gradients.dense, scale_now.device());
   in.push_back(&bounds);
   run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out);
+  return true;
 }
 
 Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options) {
@@ -338,13 +391,12 @@ StepResult GradScaler::step(Steppable& optimizer) {
   }
   if (state.stage == Stage::unscaled) {
     optimizer.step_unless(state.found, {});
-  } else if (optimizer.unscales()) {
+  } else if (optimizer.unscales() && s.check(optimizer, state, "step")) {
     // One pass that only reads, and the optimizer's own: gradients are not written in between. Nothing is remembered of
     // a step that fails here.
-    s.check(optimizer, state, "step");
     optimizer.step_unless(state.found, s.scale.tensor());
     for (std::size_t i = 0; const NamedTensor& p : optimizer.named_parameters()) {
-      if (const Tensor g = p.tensor.grad(); g.defined()) s.note_unscaled(g, parameter_name(p, i));
+      if (const Tensor g = p.tensor.grad(); g.defined()) s.unscaled.add(Extent(g), parameter_name(p, i));
       ++i;
     }
   } else {

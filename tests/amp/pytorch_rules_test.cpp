@@ -367,6 +367,58 @@ TEST(PyTorchRules, AGradientThatTwoOptimizersShareIsRefused) {
   }
 }
 
+// PyTorch divides what they share twice.
+TEST(PyTorchRules, GradientsOfOneOptimizerThatOverlapAreUnscaledOnce) {
+  const auto flat = [] { return tensor({4, 8, 12}, {3}); };
+  Tensor memory = flat();
+  const std::pair<Tensor, Tensor> pairs[] = {
+      {narrow(memory, 0, 0, 2), narrow(memory, 0, 1, 2)},  // in part
+      {memory, narrow(memory, 0, 1, 1)},                   // one in the other
+      {memory, memory},                                    // one gradient for two parameters
+  };
+  for (const auto& [first, second] : pairs) {
+    for (const bool unscaled_before : {false, true}) {
+      memory.copy_(flat());
+      const Values expected[] = {mul(first, 0.25).to_vector<double>(), mul(second, 0.25).to_vector<double>()};
+      const Tensor p = zeros(first.sizes(), {.requires_grad = true}),
+                   q = zeros(second.sizes(), {.requires_grad = true});
+      p.set_grad(first);
+      q.set_grad(second);
+      optim::SGD optimizer({{"p", p}, {"q", q}}, {.lr = 1});
+      GradScaler scaler{{.init_scale = 4}};
+      scaler.scale(zeros({}));
+      if (unscaled_before) scaler.unscale_(optimizer);
+      scaler.step(optimizer);
+      EXPECT_EQ(p.grad().to_vector<double>(), expected[0]);
+      EXPECT_EQ(q.grad().to_vector<double>(), expected[1]);
+      EXPECT_EQ(neg(p).to_vector<double>(), expected[0]);
+      EXPECT_EQ(neg(q).to_vector<double>(), expected[1]);
+    }
+  }
+}
+
+TEST(PyTorchRules, GradientsOfTwoOptimizersThatOverlapInPartAreRefused) {
+  for (const bool apart : {false, true}) {
+    const Tensor memory = tensor({4, 8, 12, 16}, {4});
+    const Tensor p = parameter({0, 0}), q = parameter({0, 0});
+    p.set_grad(narrow(memory, 0, 1, 2));
+    q.set_grad(narrow(memory, 0, apart ? 2 : 0, 2));
+    optim::SGD first({{"p", p}}, {.lr = 1}), second({{"q", q}}, {.lr = 1});
+    GradScaler scaler{{.init_scale = 4}};
+    scaler.scale(zeros({}));
+    scaler.unscale_(first);
+    try {
+      scaler.unscale_(second);
+      ADD_FAILURE() << "expected a ScalerError";
+    } catch (const amp::ScalerError& e) {
+      EXPECT_EQ(e.kind(), shared_gradient);
+      EXPECT_NE(std::string(e.what()).find("the gradient of q lies in memory"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("the gradient of p"), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(memory.to_vector<double>(), (Values{4, 2, 3, 16})) << "what was refused is as it was";
+  }
+}
+
 TEST(PyTorchRules, AnOptimizerMadeAnewAtTheSameAddressIsAnother) {
   const Tensor p = parameter({1});
   GradScaler scaler{{.init_scale = 4}};
