@@ -116,9 +116,10 @@ HS_API Tensor addcdiv(const Tensor& input, const Tensor& tensor1, const Tensor& 
 HS_API Tensor& addcdiv_(Tensor& input, const Tensor& tensor1, const Tensor& tensor2, Scalar value = 1);
 
 /// Brings values into [min, max]; an absent bound does not bind, NaN stays. With numbers as bounds the gradient is 0
-/// where a value lies on a bound or beyond, or is NaN; with tensors a value that equals a bound shares the gradient with
-/// it by halves (both as PyTorch 2.15 has it). An infinite bound is none: the gradient of an infinite value there is 1,
-/// where PyTorch has 0. `min` above `max` gives `max`. Throws Error without any bound.
+/// where a value lies on a bound or beyond, or is NaN; with tensors a value that equals a bound shares the gradient
+/// with it by halves (both as PyTorch 2.15 has it). An infinite bound is none: the gradient of an infinite value there
+/// is 1, where PyTorch has 0. A bound that is NaN makes all elements NaN; with numbers as bounds the gradient is 0
+/// then. `min` above `max` gives `max`. Throws Error without any bound.
 HS_API Tensor clamp(const Tensor& input, std::optional<Scalar> min, std::optional<Scalar> max = {});
 HS_API Tensor clamp(const Tensor& input, const Tensor& min, const Tensor& max);
 HS_API Tensor clamp_min(const Tensor& input, Scalar min);

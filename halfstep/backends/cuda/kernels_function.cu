@@ -103,8 +103,9 @@ struct Cheap1 {
       case F1::kThreshold:
         return x <= n.a ? n.b : x;
       case F1::kClamp: {
-        const C raised = x < n.a ? n.a : x;  // NaN stays
-        return raised > n.b ? n.b : raised;
+        // A NaN stays, and a bound that is one makes all elements NaN.
+        const C raised = x >= n.a || x != x ? x : n.a;
+        return raised <= n.b || raised != raised ? raised : n.b;
       }
       case F1::kHardswish:
         return x <= -3 ? C{0} : x >= 3 ? x : x * (x + C{3}) / C{6};
