@@ -386,5 +386,13 @@ TEST(Range, SecondDerivativesOfAtan2AndHypot) {
   }
 }
 
+// A square that overflows makes no reciprocal vanish.
+TEST(Range, NegativePowers) {
+  for (const double v : {1e19, 3e19, 1e20, 1e22, 1e-19}) {
+    const double x = static_cast<double>(static_cast<float>(v));
+    expect_close(pow(tensor(Values{x}), -2).item<double>(), 1 / (Real{x} * Real{x}), f32, 2.1L, std::to_string(v));
+  }
+}
+
 }  // namespace
 }  // namespace halfstep

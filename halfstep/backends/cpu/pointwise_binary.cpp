@@ -218,7 +218,7 @@ struct PowScalar : LibraryFunctor {
     if (e == T(3)) return hn::Mul(hn::Mul(a, a), a);
     if (e == T(-1)) return hn::Div(one, a);
     if (e == T(-0.5)) return hn::Div(one, hn::Sqrt(a));
-    if (e == T(-2)) return hn::Div(one, hn::Mul(a, a));
+    if (e == T(-2)) return hn::Div(hn::Div(one, a), a);
     return by_lane(
         d, [e](T x) { return std::pow(x, e); }, a);
   }

@@ -205,7 +205,7 @@ template <class C>
       if (a == C{3}) return x * x * x;
       if (a == C{-1}) return C{1} / x;
       if (a == C{-0.5}) return C{1} / std::sqrt(x);
-      if (a == C{-2}) return C{1} / (x * x);
+      if (a == C{-2}) return C{1} / x / x;
       return std::pow(x, a);
     case F1::kScalarPow:
       return std::pow(a, x);
