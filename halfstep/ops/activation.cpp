@@ -120,9 +120,12 @@ const Op& gelu_tanh_op = define_unary(
       if (c.create_graph) {
         constexpr double kTwice = 2 * std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
         constexpr double kCubic = 0.044715;
-        const Tensor s = sigmoid((x(c) + pow(x(c), 3) * kCubic) * kTwice);
-        const Tensor slope = square(x(c)) * (3 * kCubic * kTwice) + kTwice;
-        c.set(0, g(c) * (s + x(c) * slope * (s * (1 - s))));
+        // Beyond 50 s is 0 or 1 in any dtype, and an infinite square would make NaN of s (1 - s), of which 16 bits have
+        // few digits.
+        const Tensor near = clamp(is_low_precision(c.input_dtype(0)) ? x(c).to(f32) : x(c), -50, 50);
+        const Tensor s = sigmoid((near + pow(near, 3) * kCubic) * kTwice);
+        const Tensor slope = square(near) * (3 * kCubic * kTwice) + kTwice;
+        c.set(0, g(c) * (s + near * slope * (s * (1 - s))));
       } else {
         c.set(0, call(gelu_tanh_backward_op, {&g(c), &x(c)}));
       }

@@ -34,7 +34,8 @@ HS_API Tensor silu(const Tensor& input);
 HS_API Tensor& silu_(Tensor& input);
 /// input * tanh(softplus(input))
 HS_API Tensor mish(const Tensor& input);
-/// Brings values into [min, max]; the gradient is 0 on the bounds and beyond.
+/// Brings values into [min, max]; the gradient is 0 on the bounds and beyond. A bound that is NaN makes all elements
+/// NaN, and the gradient is that of the other bound (as PyTorch has both).
 HS_API Tensor hardtanh(const Tensor& input, double min = -1, double max = 1);
 /// input * relu6(input + 3) / 6
 HS_API Tensor hardswish(const Tensor& input);

@@ -5,6 +5,7 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/ratio.h"
 
 namespace halfstep {
 namespace {
@@ -108,7 +109,7 @@ const Op& div_op = define_op({
     .grad =
         [](GradContext& c) {
           if (c.needs(0)) c.set(0, c.grad() / c.input(1));
-          if (c.needs(1)) c.set(1, neg(c.grad() * ((c.input(0) / c.input(1)) / c.input(1))));
+          if (c.needs(1)) c.set(1, detail::div_backward(c.grad(), c.input(0), c.input(1)));
         },
     .saves = {in(1), in(0, 1)},
 });
@@ -124,7 +125,7 @@ const Op& rdiv_scalar_op = define_op({
     .name = "rdiv_scalar",
     .signature = "number / input",
     .infer = infer_div_scalar,
-    .grad = [](GradContext& c) { c.set(0, neg(c.grad() * (c.output() / c.input(0)))); },
+    .grad = [](GradContext& c) { c.set(0, neg(detail::scaled_ratio(c.grad(), c.output(), c.input(0)))); },
     .saves = {in(0) | out(0)},
     .attributes_size = sizeof(ScalarAttributes),
 });

@@ -2,6 +2,7 @@
 #include "halfstep/ops/pointwise.h"
 
 #include <deque>
+#include <numbers>
 #include <string>
 
 #include "halfstep/core/fail.h"
@@ -9,6 +10,7 @@
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise_internal.h"
+#include "halfstep/ops/ratio.h"
 
 namespace halfstep {
 namespace detail {
@@ -120,6 +122,11 @@ void step_gradient(GradContext& c) {
 const Tensor& g(GradContext& c) { return c.grad(); }
 const Tensor& x(GradContext& c) { return c.input(0); }
 const Tensor& y(GradContext& c) { return c.output(); }
+Tensor number_like(const Tensor& t, double v) { return full({}, v, {.dtype = t.dtype(), .device = t.device()}); }
+
+// Products go from the gradient on, factor by factor: where all factors are above 1, or all below, nothing on the way
+// is farther from the result than the gradient is. A square by itself would leave the range first, that of 16 bits
+// soon.
 
 const Op& abs_op = define_unary(
     "abs", infer_unary_numeric, [](GradContext& c) { c.set(0, g(c) * sign(x(c))); }, in(0));
@@ -141,9 +148,14 @@ const Op& square_op = define_unary(
 const Op& sqrt_op = define_unary(
     "sqrt", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (y(c) * 2)); }, out(0));
 const Op& rsqrt_op = define_unary(
-    "rsqrt", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * pow(y(c), 3) * -0.5); }, out(0));
+    "rsqrt", infer_unary_floating,
+    [](GradContext& c) {
+      // -g y^3 / 2 as -g y / (sqrt(2) / y)^2
+      c.set(0, detail::div_backward(g(c), y(c), std::numbers::sqrt2 / y(c)));
+    },
+    out(0));
 const Op& reciprocal_op = define_unary(
-    "reciprocal", infer_unary_floating, [](GradContext& c) { c.set(0, neg(g(c) * square(y(c)))); }, out(0));
+    "reciprocal", infer_unary_floating, [](GradContext& c) { c.set(0, neg(g(c) * y(c) * y(c))); }, out(0));
 const Op& exp_op = define_unary(
     "exp", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * y(c)); }, out(0));
 const Op& exp2_op = define_unary(
@@ -153,9 +165,11 @@ const Op& expm1_op = define_unary(
 const Op& log_op = define_unary(
     "log", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / x(c)); }, in(0));
 const Op& log2_op = define_unary(
-    "log2", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (x(c) * kLn2)); }, in(0));
+    "log2", infer_unary_floating,
+    [](GradContext& c) { c.set(0, detail::scaled_ratio(g(c), number_like(x(c), 1 / kLn2), x(c))); }, in(0));
 const Op& log10_op = define_unary(
-    "log10", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (x(c) * kLn10)); }, in(0));
+    "log10", infer_unary_floating,
+    [](GradContext& c) { c.set(0, detail::scaled_ratio(g(c), number_like(x(c), 1 / kLn10), x(c))); }, in(0));
 const Op& log1p_op = define_unary(
     "log1p", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (x(c) + 1)); }, in(0));
 const Op& sin_op = define_unary(
@@ -163,21 +177,28 @@ const Op& sin_op = define_unary(
 const Op& cos_op = define_unary(
     "cos", infer_unary_floating, [](GradContext& c) { c.set(0, neg(g(c) * sin(x(c)))); }, in(0));
 const Op& tan_op = define_unary(
-    "tan", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * (square(y(c)) + 1)); }, out(0));
+    "tan", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * y(c) * y(c) + g(c)); }, out(0));
 const Op& asin_op = define_unary(
     "asin", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * rsqrt(1 - square(x(c)))); }, in(0));
 const Op& acos_op = define_unary(
     "acos", infer_unary_floating, [](GradContext& c) { c.set(0, neg(g(c) * rsqrt(1 - square(x(c))))); }, in(0));
 const Op& atan_op = define_unary(
-    "atan", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (square(x(c)) + 1)); }, in(0));
+    "atan", infer_unary_floating,
+    [](GradContext& c) { c.set(0, detail::atan2_backward(g(c), x(c), number_like(x(c), 1))); }, in(0));
 const Op& sinh_op = define_unary(
     "sinh", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * cosh(x(c))); }, in(0));
 const Op& cosh_op = define_unary(
     "cosh", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * sinh(x(c))); }, in(0));
 const Op& asinh_op = define_unary(
-    "asinh", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * rsqrt(square(x(c)) + 1)); }, in(0));
+    "asinh", infer_unary_floating,
+    [](GradContext& c) { c.set(0, detail::hypot_backward(g(c), number_like(x(c), 1), x(c))); }, in(0));
 const Op& acosh_op = define_unary(
-    "acosh", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) * rsqrt(square(x(c)) - 1)); }, in(0));
+    "acosh", infer_unary_floating,
+    [](GradContext& c) {
+      const Tensor magnitude = abs(x(c));
+      c.set(0, g(c) / (sqrt(magnitude - 1) * sqrt(magnitude + 1)));
+    },
+    in(0));
 const Op& atanh_op = define_unary(
     "atanh", infer_unary_floating, [](GradContext& c) { c.set(0, g(c) / (1 - square(x(c)))); }, in(0));
 const Op& erf_op = define_unary(

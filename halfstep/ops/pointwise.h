@@ -119,7 +119,8 @@ HS_API Tensor& addcdiv_(Tensor& input, const Tensor& tensor1, const Tensor& tens
 /// Brings values into [min, max]; an absent bound has no effect, NaN stays. With numbers as bounds the gradient is 0
 /// where a value lies on a bound or beyond, or is NaN; with tensors a value that equals a bound shares the gradient
 /// with it equally (both as in PyTorch 2.15). An infinite bound has no effect: the gradient of an infinite value there
-/// is 1, where PyTorch gives 0. `min` above `max` gives `max`. Throws Error without any bound.
+/// is 1, where PyTorch gives 0. A NaN bound makes all elements NaN; with numbers as
+/// bounds the gradient is then 0. `min` above `max` gives `max`. Throws Error without any bound.
 HS_API Tensor clamp(const Tensor& input, std::optional<Scalar> min, std::optional<Scalar> max = {});
 HS_API Tensor clamp(const Tensor& input, const Tensor& min, const Tensor& max);
 HS_API Tensor clamp_min(const Tensor& input, Scalar min);

@@ -9,6 +9,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/pointwise_internal.h"
+#include "halfstep/ops/ratio.h"
 
 namespace halfstep {
 namespace {
@@ -127,12 +128,8 @@ const Op& atan2_op = define_op({
     .infer = detail::infer_common_floating,
     .grad =
         [](GradContext& c) {
-          // 0 at the origin, as in PyTorch; the length instead of its square, which would leave the range of 16 bits.
-          const Tensor &a = c.input(0), &b = c.input(1);
-          const Tensor length = hypot(a, masked_fill(b, logical_and(eq(a, 0), eq(b, 0)), 1));
-          const Tensor scaled = c.grad() / length;
-          if (c.needs(0)) c.set(0, scaled * (b / length));
-          if (c.needs(1)) c.set(1, neg(scaled * (a / length)));
+          if (c.needs(0)) c.set(0, detail::atan2_backward(c.grad(), c.input(0), c.input(1)));
+          if (c.needs(1)) c.set(1, neg(detail::atan2_backward(c.grad(), c.input(1), c.input(0))));
         },
     .saves = {in(0, 1), in(0, 1)},
 });
@@ -142,10 +139,10 @@ const Op& hypot_op = define_op({
     .infer = detail::infer_common_floating,
     .grad =
         [](GradContext& c) {
-          if (c.needs(0)) c.set(0, c.grad() * (c.input(0) / c.output()));
-          if (c.needs(1)) c.set(1, c.grad() * (c.input(1) / c.output()));
+          if (c.needs(0)) c.set(0, detail::hypot_backward(c.grad(), c.input(0), c.input(1)));
+          if (c.needs(1)) c.set(1, detail::hypot_backward(c.grad(), c.input(1), c.input(0)));
         },
-    .saves = {in(0) | out(0), in(1) | out(0)},
+    .saves = {in(0, 1), in(0, 1)},
 });
 const Op& lerp_op = define_op({
     .name = "lerp",
@@ -201,7 +198,7 @@ const Op& addcdiv_op = define_op({
           const Scalar value = number_of(c.attributes<ScalarAttributes>().value);
           if (c.needs(0)) c.set(0, c.grad());
           if (c.needs(1)) c.set(1, c.grad() * value / c.input(2));
-          if (c.needs(2)) c.set(2, neg(c.grad() * (c.input(1) * value / c.input(2) / c.input(2))));
+          if (c.needs(2)) c.set(2, detail::div_backward(c.grad(), c.input(1), c.input(2)) * value);
         },
     .saves = {0, in(2), in(1, 2)},
     .attributes_size = sizeof(ScalarAttributes),

@@ -9,6 +9,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/ratio.h"
 #include "halfstep/ops/reduce_inl.h"
 #include "halfstep/ops/softmax.h"
 
@@ -47,8 +48,12 @@ namespace {
 
 using detail::div_or_zero;
 using detail::kept;
+using detail::mul_wide;
 using detail::reduced_numel;
 using detail::reduced_sizes;
+
+// What a gradient rule of several ops takes 16 bits in.
+Tensor wide(const Tensor& x) { return is_low_precision(x.dtype()) ? x.to(f32) : x; }
 
 template <class A>
 Shape dims_of(const A& a) {
@@ -170,7 +175,7 @@ const Op& prod_op = define_op({
     .infer = infer_sum,
     .grad =
         [](GradContext& c) {
-          const Tensor x = is_low_precision(c.input_dtype(0)) ? c.input(0).to(f32) : c.input(0);
+          const Tensor x = wide(c.input(0));
           Shape order, moved;
           const Tensor flat = gather_dims(x, dims_of(c), &order, &moved);
           Tensor others;
@@ -256,13 +261,13 @@ void infer_var(InferContext& ctx) {
 Tensor centred(const GradContext& c, double* divisor) {
   const auto& a = c.attributes<VarAttributes>();
   *divisor = static_cast<double>(reduced_numel(c.input_sizes(0), dims_of(a), "var")) - a.correction;
-  const Tensor x = is_low_precision(c.input_dtype(0)) ? c.input(0).to(f32) : c.input(0);
+  const Tensor x = wide(c.input(0));
   return x - mean(x, dims_of(a), {.keepdim = true});
 }
 Tensor var_gradient(const GradContext& c, const Tensor& gradient) {
   double divisor;
   const Tensor difference = centred(c, &divisor);
-  return difference * (kept(gradient, c.input_sizes(0), dims_of(c.attributes<VarAttributes>())) * (2 / divisor));
+  return difference * kept(wide(gradient) * (2 / divisor), c.input_sizes(0), dims_of(c.attributes<VarAttributes>()));
 }
 const Op& var_op = define_op({
     .name = "var",
@@ -280,8 +285,8 @@ const Op& std_op = define_op({
         [](GradContext& c) {
           double divisor;
           const Tensor difference = centred(c, &divisor);
-          const Tensor ratio = div_or_zero(c.grad(), c.output() * divisor);
-          c.set(0, difference * kept(ratio, c.input_sizes(0), dims_of(c.attributes<VarAttributes>())));
+          const Tensor ratio = div_or_zero(c.grad(), c.output()) / divisor;
+          c.set(0, mul_wide(difference, kept(ratio, c.input_sizes(0), dims_of(c.attributes<VarAttributes>()))));
         },
     .saves = {in(0) | out(0)},
     .attributes_size = sizeof(VarAttributes),
@@ -297,7 +302,7 @@ const Op& var_mean_op = define_op({
           if (c.grad(1).defined()) {
             const Shape dims = dims_of(c.attributes<VarAttributes>());
             const auto n = static_cast<double>(reduced_numel(c.input_sizes(0), dims, "var_mean"));
-            const Tensor part = kept(c.grad(1) / n, c.input_sizes(0), dims);
+            const Tensor part = kept(wide(c.grad(1)) / n, c.input_sizes(0), dims);
             total = total.defined() ? total + part : part.expand(c.input_sizes(0));
           }
           c.set(0, total);
@@ -368,7 +373,10 @@ VarAttributes var_attributes(const Tensor& input, const Shape& dims, const VarOp
 
 }  // namespace
 
-Tensor detail::div_or_zero(const Tensor& a, const Tensor& b) { return call(div_or_zero_op, {&a, &b}); }
+Tensor detail::div_or_zero(const Tensor& a, const Tensor& b) {
+  const Tensor x = a.to(f64), y = b.to(f64);
+  return call(div_or_zero_op, {&x, &y});
+}
 
 Tensor sum(const Tensor& input, const Shape& dims, const ReduceOptions& options) {
   return reduce(sum_op, input, dims, options.keepdim, options.dtype);

@@ -32,9 +32,12 @@ struct VarOptions {
   double correction = 1;  ///< the divisor is n - correction: 1 for the unbiased estimate, 0 for the mean square
   bool keepdim = false;   ///< reduced dimensions stay, with size 1
 };
-/// Variance, in two passes: no precision is lost if the mean is large.
+/// Variance, in two passes: no precision is lost if the mean is large. Sums and squares of 16-bit and float32 elements
+/// have float64's range here and in the following functions: a result that its dtype can represent is correct, whatever
+/// the squares are.
 HS_API Tensor var(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
-/// Square root of var. The gradient is 0 where it is 0, as in PyTorch.
+/// Square root of var, taken before var is rounded: it may be in range where var isn't. The gradient is 0 where it is
+/// 0, as in PyTorch.
 HS_API Tensor std(const Tensor& input, const Shape& dims = {}, const VarOptions& options = {});
 /// The same as std(), under an unambiguous name: after `using namespace halfstep` an unqualified `std(x)` is ambiguous
 /// with the standard library's namespace.
@@ -73,7 +76,8 @@ HS_API Tensor all(const Tensor& input, const Shape& dims = {}, const KeepOptions
 HS_API Tensor count_nonzero(const Tensor& input, const Shape& dims = {});
 
 /// Vector norm: (sum |x|^p)^(1/p); the largest |x| for p = infinity, the smallest for -infinity, the number of nonzero
-/// elements for 0. As torch.linalg.vector_norm. The gradient is 0 where the norm is 0.
+/// elements for 0. As torch.linalg.vector_norm, but that powers of 16-bit and float32 elements have float64's range.
+/// The gradient is 0 where the norm is 0.
 HS_API Tensor norm(const Tensor& input, double p = 2, const Shape& dims = {}, const ReduceOptions& options = {});
 /// log(sum(exp(x))) without overflow.
 HS_API Tensor logsumexp(const Tensor& input, const Shape& dims, const KeepOptions& options = {});

@@ -6,6 +6,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/ratio.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/reduce_inl.h"
 
@@ -14,6 +15,7 @@ namespace {
 
 using detail::div_or_zero;
 using detail::kept;
+using detail::mul_wide;
 using detail::reduced_sizes;
 
 // --- norm
@@ -68,10 +70,12 @@ const Op& norm_op = define_op({
             return c.set(0, call(*find_op("extreme_weights"), {&x, &y}, weights) * kept(c.grad(), sizes, dims));
           }
           if (a.p == 1) return c.set(0, signed_pow(x, 0) * kept(c.grad(), sizes, dims));
-          if (a.p == 2) return c.set(0, x * kept(div_or_zero(c.grad(), y), sizes, dims));
+          if (a.p == 2) return c.set(0, mul_wide(x, kept(div_or_zero(c.grad(), y), sizes, dims)));
+          // Of x / y, which is near 1 where the gradient counts: powers of x and y would leave the range.
           const Tensor wide = is_low_precision(x.dtype()) ? x.to(f32) : x;
-          const Tensor scale = div_or_zero(c.grad(), signed_pow(y, a.p - 1));
-          c.set(0, signed_pow(wide, a.p - 1) * kept(scale, sizes, dims));
+          const Tensor one = full({}, 1, {.dtype = f64, .device = y.device()});
+          const Tensor ratio = mul_wide(wide, kept(div_or_zero(one, y), sizes, dims));
+          c.set(0, signed_pow(ratio, a.p - 1) * kept(c.grad(), sizes, dims));
         },
     .saves = {in(0) | out(0)},
     .attributes_size = sizeof(NormAttributes),

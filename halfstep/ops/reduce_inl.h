@@ -14,7 +14,7 @@ Shape reduced_sizes(const Shape& sizes, const Shape& dims, bool keepdim, const c
 std::int64_t reduced_numel(const Shape& sizes, const Shape& dims, const char* op);
 /// A gradient of the reduced shape, seen with the reduced dimensions as size 1.
 Tensor kept(const Tensor& gradient, const Shape& sizes, const Shape& dims);
-/// a / b, and 0 where b is 0. Recorded.
+/// a / b in float64, and 0 where b is 0. Recorded.
 Tensor div_or_zero(const Tensor& a, const Tensor& b);
 
 }  // namespace halfstep::detail

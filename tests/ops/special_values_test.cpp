@@ -13,6 +13,7 @@
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/join.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/reduce.h"
@@ -70,6 +71,10 @@ const std::vector<Row>& rows() {
        [](const Tensor& x) { return selu(x); },
        {0, 0, 0.064401425, 0.175061224, 1.293537206, 3.516198682, 3.516198682, 2.101401975, 2.101401975, 2.101401975,
         2.101401975, 2.101401975, 2.101401975, 2.101401975}},
+      {"gelu, tanh",
+       [](const Tensor& x) { return gelu(x, GeluForm::tanh); },
+       // PyTorch has NaN at the infinities.
+       {0, 0, -6.702464e-4, -0.023168333, -0.165928168, 1, 1, 2.165928168, 2.023168333, 2.000670246, 2, 2, 2, kNaN}},
       {"leaky_relu",
        [](const Tensor& x) { return leaky_relu(x); },
        {0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 2, 2, 2, 2, 2, 2, 0.02}},
@@ -132,6 +137,56 @@ TEST(SpecialValues, InfiniteBoundsOfClampDoNotBind) {
     EXPECT_EQ(slopes(clamp(x, -kInf, 0.0)), (Values{1, 1, 0, 0, 0}));
     EXPECT_EQ(slopes(clamp(x, -kInf, kInf)), (Values{1, 1, 1, 1, 0}));
   }
+}
+
+// torch.clamp and torch.nn.functional.hardtanh as PyTorch 2.15 prints them: a bound that is NaN makes everything NaN.
+// The gradient of clamp is 0 then, that of hardtanh is what the other bound says.
+TEST(SpecialValues, NaNBoundsMakeEverythingNaN) {
+  const auto all_nan = [](const Tensor& y) {
+    for (const double v : y.detach().to_vector<double>()) {
+      if (!std::isnan(v)) return false;
+    }
+    return true;
+  };
+  for (const DType dtype : {f64, f32, f16, bf16}) {
+    for (const std::int64_t times : {1, 7}) {
+      for (const bool strided : {false, true}) {
+        const Tensor once = tensor(Values{-kInf, -1, 0, 2, kInf, kNaN}, {.dtype = dtype});
+        Tensor x = repeat(once, {times});
+        if (strided) x = x.unsqueeze(1).expand({6 * times, 3}).contiguous().select(1, 0);
+        x.requires_grad_();
+        const auto check = [&](const Tensor& y, const Values& slopes) {
+          EXPECT_TRUE(all_nan(y)) << y;
+          for (const bool recorded : {false, true}) {
+            const Tensor g = grad({y}, {x},
+                                  {.grad_outputs = {ones(y.sizes(), {.dtype = dtype})},
+                                   .create_graph = recorded,
+                                   .retain_graph = true})[0];
+            Values expected;
+            for (std::int64_t i = 0; i < times; ++i) expected.insert(expected.end(), slopes.begin(), slopes.end());
+            EXPECT_EQ(g.detach().to_vector<double>(), expected) << name(dtype) << recorded;
+          }
+        };
+        const Values none(6, 0);
+        check(clamp(x, kNaN), none);
+        check(clamp(x, std::nullopt, kNaN), none);
+        check(clamp(x, 0.0, kNaN), none);
+        check(clamp(x, kNaN, 1.0), none);
+        check(clamp(x, kNaN, kNaN), none);
+        check(clamp(x, -kInf, kNaN), none);
+        check(clamp_min(x, kNaN), none);
+        check(clamp_max(x, kNaN), none);
+        check(hardtanh(x, 0, kNaN), {0, 0, 0, 1, 1, 1});
+        check(hardtanh(x, kNaN, 1), {1, 1, 1, 0, 0, 1});
+        check(clamp_min(x, full({}, kNaN, {.dtype = dtype})), Values(6, 1));
+        Tensor y = x.detach().clone();
+        EXPECT_TRUE(all_nan(clamp_(y, kNaN)));
+      }
+    }
+  }
+  const Tensor integers = tensor_from_integers({1, 2, 3}, {3}, {.dtype = i64});
+  EXPECT_TRUE(all_nan(clamp(integers, kNaN)));
+  EXPECT_TRUE(all_nan(hardtanh(integers, 0, kNaN)));
 }
 
 // d logsumexp / dx is softmax: 0 for finite elements beside an infinite one, NaN where the limit depends on the way.

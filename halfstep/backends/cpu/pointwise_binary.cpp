@@ -218,7 +218,7 @@ struct PowScalar : LibraryFunctor {
     if (e == T(3)) return hn::Mul(hn::Mul(a, a), a);
     if (e == T(-1)) return hn::Div(one, a);
     if (e == T(-0.5)) return hn::Div(one, hn::Sqrt(a));
-    if (e == T(-2)) return hn::Div(one, hn::Mul(a, a));
+    if (e == T(-2)) return hn::Div(hn::Div(one, a), a);
     return by_lane(
         d, [e](T x) { return std::pow(x, e); }, a);
   }
@@ -253,13 +253,17 @@ C bound(double floating, std::int64_t integer) {
 template <class C>
 struct Clamp : NumericFunctor {
   C low, high;
+  bool undefined = false;  // a bound is NaN
   explicit Clamp(const void* state) {
     const auto& a = *static_cast<const ClampAttributes*>(state);
     low = bound<C>(a.min, a.integer_min);
     high = bound<C>(a.max, a.integer_max);
+    if constexpr (std::is_floating_point_v<C>) undefined = std::isnan(low) || std::isnan(high);
   }
   template <class D, class V>
   HWY_INLINE V operator()(D d, V v) const {
+    // What Max and Min make of a NaN differs between instruction sets.
+    if (undefined) return hn::Set(d, std::numeric_limits<hn::TFromD<D>>::quiet_NaN());
     const V clamped = hn::Min(hn::Max(v, hn::Set(d, low)), hn::Set(d, high));
     return hn::IfThenElse(hn::IsNaN(v), v, clamped);
   }
@@ -274,8 +278,8 @@ struct ClampGradient : FloatingFunctor {
     high = static_cast<C>(a.max);
   }
 };
-/// The gradient where the input lies inside the bounds, 0 on them and beyond. An infinite bound is none: what lies
-/// there was not clamped.
+/// The gradient where the input lies inside the bounds, 0 on them and beyond, and everywhere where one is NaN. An
+/// infinite bound is none: what lies there was not clamped.
 template <class C>
 struct ClampBackward : ClampGradient<C> {
   using ClampGradient<C>::ClampGradient;

@@ -3,161 +3,24 @@
 //
 // Inputs are read as blocks of float32 (float64 for float64). A block of some hundred elements a lane is added up in
 // that type, blocks are added up in float64, and long reductions are cut into pieces that depend on the shape only: so
-// the error grows with the block and not with the length, and no result depends on the number of threads.
+// the error grows with the block and not with the length, and no result depends on the number of threads. A block whose
+// terms leave the range of float32 is taken again in float64, which has room for their squares.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/fold.h"
 #include "halfstep/backends/cpu/reduce_plan.h"
 #include "halfstep/backends/cpu/visit.h"
 
 namespace halfstep::cpu {
 namespace {
 
-template <class C>
-using Vec [[gnu::vector_size(32)]] = C;
+using namespace fold;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// What is folded: `fold` takes an element (or a vector of them) into an accumulator, `combine` joins two results.
-// `shift` is a number that goes with the output.
-struct Sum {
-  static constexpr double kInit = 0;
-  static constexpr bool kScalar = false;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc + x;
-  }
-  double combine(double a, double b) const { return a + b; }
-};
-template <class V>
-V absolute(V x) {
-  return x < 0 ? -x : x;
-}
-struct SumAbs : Sum {
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc + absolute(x);
-  }
-};
-struct SumSquares : Sum {
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc + x * x;
-  }
-};
-// Second pass of the variance.
-struct SumSquaredDistances : Sum {
-  template <class V>
-  V fold(V acc, V x, V shift) const {
-    return acc + (x - shift) * (x - shift);
-  }
-};
-struct CountNonzero : Sum {
-  static constexpr bool kScalar = true;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc + (x != 0 ? V(1) : V(0));
-  }
-};
-struct SumPowers : Sum {
-  static constexpr bool kScalar = true;
-  double p;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc + std::pow(std::abs(x), static_cast<V>(p));
-  }
-};
-// Second pass of logsumexp; the shift is the largest element.
-struct SumExponentials : Sum {
-  static constexpr bool kScalar = true;
-  template <class V>
-  V fold(V acc, V x, V shift) const {
-    return acc + std::exp(x - shift);
-  }
-};
-struct Product {
-  static constexpr double kInit = 1;
-  static constexpr bool kScalar = false;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return acc * x;
-  }
-  double combine(double a, double b) const { return a * b; }
-};
-// NaN wins over everything, as in PyTorch.
-struct Max {
-  static constexpr double kInit = -kInfinity;
-  static constexpr bool kScalar = false;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    const V larger = acc > x ? acc : x;  // x where either is NaN
-    return acc != acc ? acc : larger;
-  }
-  double combine(double a, double b) const { return fold(a, b, 0.0); }
-};
-struct Min {
-  static constexpr double kInit = kInfinity;
-  static constexpr bool kScalar = false;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    const V smaller = acc < x ? acc : x;
-    return acc != acc ? acc : smaller;
-  }
-  double combine(double a, double b) const { return fold(a, b, 0.0); }
-};
-struct MaxAbs : Max {
-  static constexpr double kInit = 0;
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return Max::fold(acc, absolute(x), x);
-  }
-};
-struct MinAbs : Min {
-  template <class V>
-  V fold(V acc, V x, V) const {
-    return Min::fold(acc, absolute(x), x);
-  }
-};
-
-// One block of contiguous elements.
-template <class Op, class C>
-double fold_block(const Op& op, const C* x, std::int64_t n, C shift) {
-  if constexpr (!Op::kScalar) {
-    constexpr int kLanes = 32 / sizeof(C);
-    double total = Op::kInit;
-    std::int64_t i = 0;
-    if (n >= 4 * kLanes) {
-      using V = Vec<C>;
-      const V shifts = V{} + shift, first = V{} + static_cast<C>(Op::kInit);
-      V acc[4] = {first, first, first, first};
-      for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-        for (int k = 0; k < 4; ++k) {
-          V v;
-          std::memcpy(&v, x + i + k * kLanes, sizeof v);
-          acc[k] = op.fold(acc[k], v, shifts);
-        }
-      }
-      for (int l = 0; l < kLanes; ++l) {
-        for (const V& a : acc) total = op.combine(total, static_cast<double>(a[l]));
-      }
-    }
-    C rest = static_cast<C>(Op::kInit);
-    for (; i < n; ++i) rest = op.fold(rest, x[i], shift);
-    return op.combine(total, static_cast<double>(rest));
-  } else {
-    double total = Op::kInit;
-    for (std::int64_t i = 0; i < n; i += 64) {
-      C part = static_cast<C>(Op::kInit);
-      for (std::int64_t j = i; j < std::min(i + 64, n); ++j) part = op.fold(part, x[j], shift);
-      total = op.combine(total, static_cast<double>(part));
-    }
-    return total;
-  }
-}
-
 constexpr std::int64_t kBlock = 2048;  // elements of a buffer
 
 template <class T, class C>
@@ -220,37 +83,73 @@ double fold_range(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
 
 constexpr std::int64_t kColumns = 256;  // columns folded side by side
 
+// Calls f(row) for rows [begin, end) of `columns` elements that lie next to each other.
+template <class C, class F>
+void for_rows(const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin, std::int64_t end,
+              std::int64_t columns, const F& f) {
+  C buffer[kColumns];
+  reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::int64_t at = base + offset + i * stride;
+      if (!x.direct) x.function(x.data, at, 1, columns, buffer);
+      f(x.direct ? x.at(at) : buffer);
+    }
+  });
+}
+
+// Takes in float64 those of the columns whose float32 sum `acc` of rows [begin, end) is spoilt: none depends on its
+// neighbours.
+template <class Op>
+[[gnu::noinline]] void fold_columns_again(const Op& op, const Reader<float>& x, std::int64_t base,
+                                          const DimGroup& reduced, std::int64_t begin, std::int64_t end,
+                                          std::int64_t columns, const float* shifts, double* acc) {
+  int again[kColumns] = {}, any = 0;
+  for_rows(x, base, reduced, begin, end, columns, [&](const float* row) {
+    for (std::int64_t c = 0; c < columns; ++c) again[c] |= row[c] != shifts[c];
+  });
+  for (std::int64_t c = 0; c < columns; ++c) any |= again[c] &= spoilt<Op>(static_cast<float>(acc[c]), end - begin);
+  if (!any) return;
+  double wide[kColumns];
+  std::fill_n(wide, columns, Op::kInit);
+  for_rows(x, base, reduced, begin, end, columns, [&](const float* row) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      wide[c] = op.fold(wide[c], static_cast<double>(row[c]), static_cast<double>(shifts[c]));
+    }
+  });
+  for (std::int64_t c = 0; c < columns; ++c) {
+    if (again[c]) acc[c] = wide[c];
+  }
+}
+
 // Rows [begin, end) of `columns` outputs that lie next to each other.
 template <class Op, class C>
 void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
                   std::int64_t end, std::int64_t columns, const double* shift, double* total) {
-  C acc[kColumns], buffer[kColumns], shifts[kColumns];
+  constexpr std::int64_t kRows = 128;
+  C acc[kColumns], shifts[kColumns];
   for (std::int64_t c = 0; c < columns; ++c) {
     total[c] = Op::kInit;
-    acc[c] = static_cast<C>(Op::kInit);
     shifts[c] = shift ? static_cast<C>(shift[c]) : C(0);
   }
-  std::int64_t rows = 0;
-  const auto flush = [&] {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      total[c] = op.combine(total[c], static_cast<double>(acc[c]));
-      acc[c] = static_cast<C>(Op::kInit);
-    }
-    rows = 0;
-  };
-  reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const C* row = buffer;
-      if (x.direct) {
-        row = x.at(base + offset + i * stride);
-      } else {
-        x.function(x.data, base + offset + i * stride, 1, columns, buffer);
-      }
+  for (std::int64_t first = begin; first < end; first += kRows) {
+    const std::int64_t last = std::min(first + kRows, end);
+    std::fill_n(acc, columns, static_cast<C>(Op::kInit));
+    for_rows(x, base, reduced, first, last, columns, [&](const C* row) {
       for (std::int64_t c = 0; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
-      if (++rows == 128) flush();
+    });
+    if constexpr (std::is_same_v<C, float> && Op::kTerms != Terms::kept) {
+      int again = 0;
+      for (std::int64_t c = 0; c < columns; ++c) again |= spoilt<Op>(acc[c], last - first);
+      if (again) {
+        double sums[kColumns];
+        std::copy_n(acc, columns, sums);
+        fold_columns_again(op, x, base, reduced, first, last, columns, shifts, sums);
+        for (std::int64_t c = 0; c < columns; ++c) total[c] = op.combine(total[c], sums[c]);
+        continue;
+      }
     }
-  });
-  flush();
+    for (std::int64_t c = 0; c < columns; ++c) total[c] = op.combine(total[c], static_cast<double>(acc[c]));
+  }
 }
 
 // Folds every output and hands `finish(first output, values, count)` the results. False: out of memory.

@@ -77,7 +77,16 @@ enum class F2 {
   kEluBackward,
   kSoftplusBackward
 };
-enum class F3 { kLerp, kAddcmul, kAddcdiv };
+enum class F3 {
+  kLerp,
+  kAddcmul,
+  kAddcdiv,
+  // dear
+  kScaledRatio,
+  kDivBackward,
+  kHypotBackward,
+  kAtan2Backward
+};
 
 /// The numbers of an op's attributes, in what is computed in.
 template <class C>
@@ -103,8 +112,9 @@ struct Cheap1 {
       case F1::kThreshold:
         return x <= n.a ? n.b : x;
       case F1::kClamp: {
-        const C raised = x < n.a ? n.a : x;  // NaN stays
-        return raised > n.b ? n.b : raised;
+        // A NaN stays, and a bound that is one makes all elements NaN.
+        const C raised = x >= n.a || x != x ? x : n.a;
+        return raised <= n.b || raised != raised ? raised : n.b;
       }
       case F1::kHardswish:
         return x <= -3 ? C{0} : x >= 3 ? x : x * (x + C{3}) / C{6};
@@ -195,7 +205,7 @@ template <class C>
       if (a == C{3}) return x * x * x;
       if (a == C{-1}) return C{1} / x;
       if (a == C{-0.5}) return C{1} / std::sqrt(x);
-      if (a == C{-2}) return C{1} / (x * x);
+      if (a == C{-2}) return C{1} / x / x;
       return std::pow(x, a);
     case F1::kScalarPow:
       return std::pow(a, x);
@@ -297,6 +307,35 @@ struct Three {
     }
   }
 };
+/// x times a factor that may be out of its range.
+template <class C>
+struct MulWide {
+  __device__ __forceinline__ C operator()(C x, double factor) const {
+    if constexpr (std::is_same_v<C, float>) {
+      const auto narrow = static_cast<float>(factor);
+      if (math::is_normal(narrow) || factor == 0) return x * narrow;
+    }
+    return static_cast<C>(static_cast<double>(x) * factor);
+  }
+};
+template <class C>
+[[gnu::noinline]] __device__ C dear(F3 f, C g, C a, C b) {
+  switch (f) {
+    case F3::kScaledRatio:
+      return math::scaled_ratio(g, a, b);
+    case F3::kDivBackward:
+      return math::div_backward(g, a, b);
+    case F3::kHypotBackward:
+      return math::hypot_backward(g, a, b);
+    default:
+      return math::atan2_backward(g, a, b);
+  }
+}
+template <class C>
+struct Dear3 {
+  F3 f;
+  __device__ __forceinline__ C operator()(C g, C a, C b) const { return dear(f, g, a, b); }
+};
 
 // What the attributes hold.
 enum class Has { kNothing, kScalar, kClamp, kActivation, kElu, kNanToNum };
@@ -354,8 +393,20 @@ void run_one(Call& call, F3 f, Has has) {
   with_floating(call.in[0].dtype, [&](auto zero) {
     using T = decltype(zero);
     using C = Compute<T>;
-    map<T, T, T, T>(call, Three<C>{f, numbers<C>(call, has).a}, call.out[0], call.in[0], call.in[1], call.in[2]);
+    if (f < F3::kScaledRatio) {
+      map<T, T, T, T>(call, Three<C>{f, numbers<C>(call, has).a}, call.out[0], call.in[0], call.in[1], call.in[2]);
+    } else {
+      map<T, T, T, T>(call, Dear3<C>{f}, call.out[0], call.in[0], call.in[1], call.in[2]);
+    }
   });
+}
+
+halfstep_status mul_wide(Call& call) {
+  with_floating(call.in[0].dtype, [&](auto zero) {
+    using T = decltype(zero);
+    map<T, T, double>(call, MulWide<Compute<T>>{}, call.out[0], call.in[0], call.in[1]);
+  });
+  return call.launched();
 }
 
 template <auto f, Has has>
@@ -434,6 +485,11 @@ constexpr KernelDef kKernels[] = {
     kernel<F3::kLerp>("lerp"),
     kernel<F3::kAddcmul, Has::kScalar>("addcmul"),
     kernel<F3::kAddcdiv, Has::kScalar>("addcdiv"),
+    {.op = "mul_wide", .dtypes = kFloating, .layouts = kStrided, .attributes = false, .run = mul_wide},
+    kernel<F3::kScaledRatio>("scaled_ratio"),
+    kernel<F3::kDivBackward>("div_backward"),
+    kernel<F3::kHypotBackward>("hypot_backward"),
+    kernel<F3::kAtan2Backward>("atan2_backward"),
 };
 
 }  // namespace

@@ -290,6 +290,69 @@ __device__ __forceinline__ T integer_pow(T base, T exponent) {
   return static_cast<T>(result);
 }
 
+// A gradient times a ratio: where products and squares leave the range of float32, in float64, which has room for them.
+// Those of float64 itself are taken of numbers that are scaled by powers of two.
+__device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
+/// Neither 0 nor subnormal, infinite or NaN.
+__device__ __forceinline__ bool is_normal(float x) {
+  return std::fabs(x) >= std::numeric_limits<float>::min() && std::fabs(x) <= std::numeric_limits<float>::max();
+}
+/// g a / d 2^e, whatever the factors are.
+__device__ inline double scaled_product(double g, double a, double d, int e) {
+  int eg = 0, ea = 0, ed = 0;
+  if (is_finite(g) && is_finite(a) && is_finite(d)) {
+    g = std::frexp(g, &eg);
+    a = std::frexp(a, &ea);
+    d = std::frexp(d, &ed);
+  }
+  return std::ldexp(g * (a / d), eg + ea - ed + e);
+}
+/// The sum of the squares of a and b, divided by 2^(2 e).
+__device__ inline double scaled_squares(double a, double b, int* e) {
+  const double larger = std::fmax(std::fabs(a), std::fabs(b));
+  *e = larger > 0 && is_finite(a) && is_finite(b) ? std::ilogb(larger) : 0;
+  a = std::ldexp(a, -*e);
+  b = std::ldexp(b, -*e);
+  return a * a + b * b;
+}
+/// g a / b
+__device__ inline double scaled_ratio(double g, double a, double b) { return scaled_product(g, a, b, 0); }
+__device__ inline float scaled_ratio(float g, float a, float b) {
+  const float ratio = a / b;
+  if (is_normal(ratio)) return g * ratio;
+  return static_cast<float>(double{g} * (double{a} / double{b}));
+}
+/// -g a / b^2
+__device__ inline double div_backward(double g, double a, double b) {
+  int e = 0;
+  if (is_finite(b)) b = std::frexp(b, &e);
+  return -scaled_product(g, a, b * b, -2 * e);
+}
+__device__ inline float div_backward(float g, float a, float b) {
+  const float product = g * a, square = b * b;
+  if (is_normal(product) && is_normal(square)) return -product / square;
+  return static_cast<float>(-(double{g} * double{a}) / (double{b} * double{b}));
+}
+/// g a / sqrt(a^2 + b^2)
+__device__ inline double hypot_backward(double g, double a, double b) {
+  int e;
+  const double sum = scaled_squares(a, b, &e);
+  return scaled_product(g, a, std::sqrt(sum), -e);
+}
+__device__ inline float hypot_backward(float g, float a, float b) {
+  return static_cast<float>(double{g} * (double{a} / std::sqrt(double{a} * double{a} + double{b} * double{b})));
+}
+/// g b / (a^2 + b^2), and 0 at the origin.
+__device__ inline double atan2_backward(double g, double a, double b) {
+  int e;
+  const double sum = scaled_squares(a, b, &e);
+  return sum == 0 ? 0 : scaled_product(g, b, sum, -2 * e);
+}
+__device__ inline float atan2_backward(float g, float a, float b) {
+  const double sum = double{a} * double{a} + double{b} * double{b};
+  return sum == 0 ? 0.0f : static_cast<float>(double{g} * (double{b} / sum));
+}
+
 /// a + weight (b - a), from the nearer end, so that weights 0 and 1 give the ends exactly.
 template <class C>
 __device__ __forceinline__ C interpolate(C a, C b, C weight) {

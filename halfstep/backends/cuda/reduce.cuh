@@ -3,34 +3,15 @@
 //
 // A thread adds up blocks of at most 128 elements in float32 (float64 for float64) and the blocks in float64; threads
 // and blocks are joined in float64 too, by trees that depend on shape and GPU only. So the error grows with the block,
-// not with the length, and the same call gives the same bits.
+// not with the length, and the same call gives the same bits. A block whose terms leave float32's range is read again,
+// in float64.
 #pragma once
 
 #include <cmath>
-#include <limits>
 
-#include "rows.cuh"
+#include "fold.cuh"
 
 namespace hscuda {
-
-/// What is folded.
-enum FoldKind : int {
-  kFoldSum,
-  kFoldProduct,
-  kFoldMax,
-  kFoldMin,
-  kFoldNonzero,
-  // The rest are for floating types only.
-  kFoldAbs,
-  kFoldSquares,
-  kFoldPowers,
-  kFoldMaxAbs,
-  kFoldMinAbs,
-  kFoldDistances,     ///< squares of the distances from the output's shift
-  kFoldExponentials,  ///< of x - shift
-  kFoldEqual,         ///< how many are equal to the shift, NaN to NaN
-  kFoldEqualAbs       ///< how many magnitudes are
-};
 
 /// What becomes of a result v.
 enum FinishKind : int {
@@ -60,172 +41,6 @@ struct ReduceResult {
 };
 
 namespace reduction {
-
-constexpr int kUnroll = 4;  // accesses of a thread that are under way together
-constexpr int kFlush = 32;  // rounds of them in a block of the sum
-
-template <class Total>
-__host__ __device__ constexpr Total identity(int kind) {
-  using Limits = std::numeric_limits<Total>;
-  switch (kind) {
-    case kFoldProduct:
-      return Total{1};
-    case kFoldMax:
-      return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
-    case kFoldMin:
-    case kFoldMinAbs:
-      return Limits::has_infinity ? Limits::infinity() : Limits::max();
-    default:
-      return Total{0};
-  }
-}
-
-__device__ __forceinline__ int64_t wrapping_add(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-__device__ __forceinline__ int64_t wrapping_multiply(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
-}
-template <class C>
-__device__ __forceinline__ C plus(C a, C b) {
-  if constexpr (std::is_integral_v<C>) {
-    return wrapping_add(a, b);
-  } else {
-    return a + b;
-  }
-}
-template <class C>
-__device__ __forceinline__ C times(C a, C b) {
-  if constexpr (std::is_integral_v<C>) {
-    return wrapping_multiply(a, b);
-  } else {
-    return a * b;
-  }
-}
-
-/// Joins two results.
-struct Join {
-  int kind;
-  template <class Total>
-  __device__ __forceinline__ Total operator()(Total a, Total b) const {
-    switch (kind) {
-      case kFoldProduct:
-        return times(a, b);
-      case kFoldMax:
-      case kFoldMaxAbs:
-        return Largest{}(a, b);
-      case kFoldMin:
-      case kFoldMinAbs:
-        return Smallest{}(a, b);
-      default:
-        return plus(a, b);
-    }
-  }
-};
-
-// fold(acc, v, shift): v[u][j] goes into acc[j], for each u; shift[j] belongs to it.
-struct FoldSum {
-  static constexpr bool kShifted = false;
-  __host__ __device__ constexpr int kind() const { return kFoldSum; }
-  __device__ constexpr bool slow() const { return false; }
-  __host__ __device__ constexpr const double* shift() const { return nullptr; }
-  template <int m, int n, class C, class Shift>
-  __device__ __forceinline__ void fold(C* acc, const C (&v)[m][n], const Shift&) const {
-#pragma unroll
-    for (int u = 0; u < m; ++u) {
-#pragma unroll
-      for (int j = 0; j < n; ++j) acc[j] += v[u][j];
-    }
-  }
-};
-/// The others share their kernels: which it is, is asked once for some packs.
-class FoldAny {
- public:
-  static constexpr bool kShifted = true;
-  FoldAny(int kind, double p, const double* shift) : kind_(kind), p_(p), shift_(shift) {}
-  __host__ __device__ int kind() const { return kind_; }
-  /// Takes so long that it isn't worth its code to do several at once.
-  __device__ bool slow() const { return kind_ == kFoldPowers || kind_ == kFoldExponentials; }
-  __host__ __device__ const double* shift() const { return shift_; }
-  template <int m, int n, class C, class Shift>
-  __device__ __forceinline__ void fold(C* acc, const C (&v)[m][n], const Shift& shift) const {
-    const auto each = [&](auto f) {
-#pragma unroll
-      for (int u = 0; u < m; ++u) {
-#pragma unroll
-        for (int j = 0; j < n; ++j) acc[j] = f(acc[j], v[u][j], shift[j]);
-      }
-    };
-    if constexpr (std::is_integral_v<C>) {
-      switch (kind_) {
-        case kFoldSum:
-          return each([](C a, C x, C) { return wrapping_add(a, x); });
-        case kFoldProduct:
-          return each([](C a, C x, C) { return wrapping_multiply(a, x); });
-        case kFoldMax:
-          return each([](C a, C x, C) { return a > x ? a : x; });
-        case kFoldMin:
-          return each([](C a, C x, C) { return a < x ? a : x; });
-        default:
-          return each([](C a, C x, C) { return a + (x != 0 ? 1 : 0); });
-      }
-    } else {
-      switch (kind_) {
-        case kFoldMax:
-          return each([](C a, C x, C) { return Largest{}(a, x); });
-        case kFoldMin:
-          return each([](C a, C x, C) { return Smallest{}(a, x); });
-        case kFoldNonzero:
-          return each([](C a, C x, C) { return a + (x != 0 ? C(1) : C(0)); });
-        case kFoldAbs:
-          return each([](C a, C x, C) { return a + std::fabs(x); });
-        case kFoldSquares:
-          return each([](C a, C x, C) { return a + x * x; });
-        case kFoldDistances:
-          return each([](C a, C x, C s) { return a + (x - s) * (x - s); });
-        default:
-          if constexpr (n == 1) fold_single<m == 1>(each);
-      }
-    }
-  }
-
- private:
-  // What has no kernel that reads packs; `kOne`: comes alone, as what is slow does.
-  template <bool kOne, class Each>
-  __device__ __forceinline__ void fold_single(const Each& each) const {
-    switch (kind_) {
-      case kFoldSum:
-        return each([](auto a, auto x, auto) { return a + x; });
-      case kFoldProduct:
-        return each([](auto a, auto x, auto) { return a * x; });
-      case kFoldMaxAbs:
-        return each([](auto a, auto x, auto) { return Largest{}(a, std::fabs(x)); });
-      case kFoldMinAbs:
-        return each([](auto a, auto x, auto) { return Smallest{}(a, std::fabs(x)); });
-      case kFoldEqual:
-        return each([](auto a, auto x, auto s) {
-          return a + (x == s || (x != x && s != s) ? decltype(a)(1) : decltype(a)(0));
-        });
-      case kFoldEqualAbs:
-        return each([](auto a, auto x, auto s) {
-          return a + (std::fabs(x) == s || (x != x && s != s) ? decltype(a)(1) : decltype(a)(0));
-        });
-      case kFoldPowers:
-        if constexpr (kOne) {
-          each([power = p_](auto a, auto x, auto) {
-            return a + std::pow(std::fabs(x), static_cast<decltype(x)>(power));
-          });
-        }
-        return;
-      default:
-        if constexpr (kOne) each([](auto a, auto x, auto s) { return a + std::exp(x - s); });
-    }
-  }
-
-  int kind_;
-  double p_;
-  const double* shift_;  ///< one a result, row-major
-};
 
 template <class Total>
 __device__ __forceinline__ Total finished(const Finish& how, Total v, double shift) {
@@ -342,40 +157,114 @@ struct Source {
   }
 };
 
-/// Folds packs begin, begin + step, ... below end. The loads of a round are all under way before the first is used.
-template <class T, class C, int kWidth, class Fold, class Shift, class PackAt, class Flush>
-__device__ __forceinline__ void fold_packs(const Fold& fold, C* acc, const Shift& shift, int64_t begin, int64_t end,
-                                           int64_t step, const PackAt& pack_at, const Flush& flush) {
-  int rounds = 0;
-  int64_t i = begin;
-  for (; !fold.slow() && i + (kUnroll - 1) * step < end; i += kUnroll * step) {
-    Pack<ElementOf<T>, kWidth> loaded[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) loaded[u] = pack_at(i + u * step);
-    C v[kUnroll][kWidth];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) widen_pack(loaded[u], v[u]);
-    fold.fold(acc, v, shift);
-    if (++rounds == kFlush) {
-      flush();
-      rounds = 0;
-    }
+/// The packs of one output, or of neighbours: number i lies `apart` i elements of the reduced dimensions behind
+/// `first`.
+template <class T>
+struct Packs {
+  Source<T> x;
+  const Layout<1>* reduced;
+  int64_t first, apart;
+  template <int kWidth>
+  __device__ __forceinline__ Pack<ElementOf<T>, kWidth> at(int64_t i) const {
+    return x.template at<kWidth>(first + walk_place(*reduced, i * apart));
   }
+};
+
+/// Whether a block in float32 can be spoilt: in packs f16 has sums and squares only, which are well in range.
+template <class T, class C, int kWidth>
+inline constexpr bool kMaySpoil = std::is_same_v<C, float> && (kWidth == 1 || !std::is_same_v<T, Half>);
+
+/// A block in float64. Called, not inlined: the registers are needed for what is common.
+template <class T, int kWidth, class Fold>
+[[gnu::noinline]] __device__ void fold_again(const Fold& fold, const float* shift, const Packs<T>& packs, int64_t begin,
+                                             int64_t end, int64_t step, double* sum) {
+  for (int j = 0; j < kWidth; ++j) sum[j] = 0;
 #pragma unroll 1
-  for (; i < end; i += step) {
-    C v[1][kWidth];
-    widen_pack(pack_at(i), v[0]);
-    fold.fold(acc, v, shift);
-    if (++rounds == kFlush) {
-      flush();
-      rounds = 0;
+  for (int64_t i = begin; i < end; i += step) {
+    float v[kWidth];
+    widen_pack(packs.template at<kWidth>(i), v);
+    for (int j = 0; j < kWidth; ++j) {
+      sum[j] = fold.again(sum[j], static_cast<double>(v[j]), static_cast<double>(shift[j]));
     }
   }
 }
 
+/// Folds packs begin, begin + step, ... below end, and calls add(j, sum) for each block's results. The loads of a round
+/// are all under way before the first is used.
+template <class T, class C, int kWidth, class Fold, class Shift, class Add>
+__device__ __forceinline__ void fold_packs(const Fold& fold, const Shift& shift, int64_t begin, int64_t end,
+                                           int64_t step, const Packs<T>& packs, const Add& add) {
+  C acc[kWidth];
+#pragma unroll
+  for (C& a : acc) a = identity<C>(fold.kind());
+  int rounds = 0;
+  int64_t i = begin, block = begin;
+  const auto flush = [&] {
+    if constexpr (kMaySpoil<T, C, kWidth>) {
+      bool spoilt = false;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) spoilt |= fold.spoilt(acc[j]);
+      if (spoilt) {
+        const Fold own_fold = fold;
+        const Packs<T> own_packs = packs;
+        float shifts[kWidth];
+        double wide[kWidth];
+        for (int j = 0; j < kWidth; ++j) shifts[j] = shift[j];
+        fold_again<T, kWidth>(own_fold, shifts, own_packs, block, i, step, wide);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          add(j, fold.spoilt(acc[j]) ? wide[j] : static_cast<double>(acc[j]));
+          acc[j] = 0;
+        }
+        block = i;
+        rounds = 0;
+        return;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      add(j, static_cast<TotalOf<C>>(acc[j]));
+      acc[j] = identity<C>(fold.kind());
+    }
+    block = i;
+    rounds = 0;
+  };
+  while (!fold.slow() && i + (kUnroll - 1) * step < end) {
+    Pack<ElementOf<T>, kWidth> loaded[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) loaded[u] = packs.template at<kWidth>(i + u * step);
+    C v[kUnroll][kWidth];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) widen_pack(loaded[u], v[u]);
+    fold.fold(acc, v, shift);
+    i += kUnroll * step;
+    if (++rounds == kFlush) flush();
+  }
+#pragma unroll 1
+  while (i < end) {
+    C v[1][kWidth];
+    widen_pack(packs.template at<kWidth>(i), v[0]);
+    fold.fold(acc, v, shift);
+    i += step;
+    if (++rounds == kFlush) flush();
+  }
+  flush();
+}
+/// The same for a single element.
+template <class C, class Fold, class Shift>
+__device__ __forceinline__ TotalOf<C> fold_one(const Fold& fold, const Shift& shift, C x) {
+  const C v[1][1] = {{x}};
+  C acc[1] = {identity<C>(fold.kind())};
+  fold.fold(acc, v, shift);
+  if constexpr (std::is_same_v<C, float>) {
+    if (fold.spoilt(acc[0])) return fold.again(0, static_cast<double>(x), static_cast<double>(shift[0]));
+  }
+  return static_cast<TotalOf<C>>(acc[0]);
+}
+
 template <class T, class C, class Fold, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    reduce_rows(Reduction plan, Fold fold, Source<T> x, Target<TotalOf<C>> target) {
+    reduce_rows(const __grid_constant__ Reduction plan, Fold fold, Source<T> x, Target<TotalOf<C>> target) {
   using Total = TotalOf<C>;
   const int lanes = plan.lanes, lane = lane_of_thread(lanes);
   const int64_t row = row_of_thread(lanes);
@@ -401,29 +290,16 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t first = blockIdx.y * (plan.part_length / kWidth);
     int64_t end = first + plan.part_length / kWidth;
     if (end > packs) end = packs;
-    C acc[kWidth];
-#pragma unroll
-    for (C& a : acc) a = identity<C>(fold.kind());
-    const auto flush = [&] {
-#pragma unroll
-      for (C& a : acc) {
-        total = join(total, static_cast<Total>(a));
-        a = identity<C>(fold.kind());
-      }
-    };
-    const auto pack_at = [&](int64_t pack) {
-      return x.template at<kWidth>(at[0] + head + walk_place(plan.reduced, pack * kWidth));
-    };
-    fold_packs<T, C, kWidth>(fold, acc, shift, first + lane, end, lanes, pack_at, flush);
+    const auto add = [&](int, Total sum) { total = join(total, sum); };
+    fold_packs<T, C, kWidth>(fold, shift, first + lane, end, lanes, Packs<T>{x, &plan.reduced, at[0] + head, kWidth},
+                             add);
     if (kWidth > 1 && blockIdx.y == 0) {
       const auto single = [&](int64_t i) {
-        const C v[1][1] = {{static_cast<C>(value_of(x.template at<1>(at[0] + i).values[0]))}};
-        fold.fold(acc, v, shift);
+        add(0, fold_one(fold, shift, static_cast<C>(value_of(x.template at<1>(at[0] + i).values[0]))));
       };
       for (int64_t i = lane; i < head; i += lanes) single(i);
       for (int64_t i = head + packs * kWidth + lane; i < length; i += lanes) single(i);
     }
-    flush();
   }
   total = row_reduce(total, join, identity<Total>(fold.kind()), lanes);
   if (exists && lane == 0) target.put(blockIdx.y, plan.kept.numel, row, at[1], total);
@@ -431,7 +307,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class T, class C, class Fold, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    reduce_columns(Reduction plan, Fold fold, Source<T> x, Target<TotalOf<C>> target) {
+    reduce_columns(const __grid_constant__ Reduction plan, Fold fold, Source<T> x, Target<TotalOf<C>> target) {
   using Total = TotalOf<C>;
   __shared__ Total storage[kWidth][kThreads];
   const int me = static_cast<int>(threadIdx.x), lanes = plan.lanes;
@@ -445,28 +321,18 @@ __global__ void __launch_bounds__(kThreads)
   for (Total& t : total) t = identity<Total>(fold.kind());
   if (exists) {
     walk_places(plan.kept, column, at);
-    C acc[kWidth], shift[kWidth] = {};
+    C shift[kWidth] = {};
     if constexpr (Fold::kShifted && std::is_floating_point_v<C>) {
       if (fold.shift()) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) shift[j] = static_cast<C>(fold.shift()[at[1] + j * plan.kept.strides[0][1]]);
       }
     }
-#pragma unroll
-    for (C& a : acc) a = identity<C>(fold.kind());
-    const auto flush = [&] {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        total[j] = join(total[j], static_cast<Total>(acc[j]));
-        acc[j] = identity<C>(fold.kind());
-      }
-    };
+    const auto add = [&](int j, Total sum) { total[j] = join(total[j], sum); };
     const int64_t first = blockIdx.y * plan.part_length;
     int64_t end = first + plan.part_length;
     if (end > plan.reduced.numel) end = plan.reduced.numel;
-    const auto pack_at = [&](int64_t r) { return x.template at<kWidth>(at[0] + walk_place(plan.reduced, r)); };
-    fold_packs<T, C, kWidth>(fold, acc, shift, first + down, end, height, pack_at, flush);
-    flush();
+    fold_packs<T, C, kWidth>(fold, shift, first + down, end, height, Packs<T>{x, &plan.reduced, at[0], 1}, add);
   }
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) storage[j][me] = total[j];
