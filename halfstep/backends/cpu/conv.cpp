@@ -66,6 +66,7 @@ Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call) {
     if (status != Status::unsupported) return status;
     // Where the units have no kernel (f16 weight gradients, for one) the float32 roads are taken.
     if (native) return convolve_by(float32_road(call), context, call);
+    if (products_serve(call)) return weight_by_products(context, call);
   }
   double* bias = nullptr;
   if (call.bias != nullptr) {

@@ -39,7 +39,7 @@ HS_API Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call)
 
 /// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit
 /// dtype. Unsupported, with nothing written, where it has no kernel that may run.
-Status convolve_onednn(KernelContext* context, ConvCall& call, DType compute);
+HS_API Status convolve_onednn(KernelContext* context, ConvCall& call, DType compute);
 
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);

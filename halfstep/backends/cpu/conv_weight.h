@@ -10,7 +10,7 @@ namespace halfstep::cpu {
 /// Whether weight_by_products() serves the call: one group, images channels-last, dtypes of at most 32 bits.
 bool products_serve(const ConvCall& call) noexcept;
 /// Whether it is the faster way, by shape alone.
-bool products_suit(const ConvGeometry& geometry) noexcept;
+HS_API bool products_suit(const ConvGeometry& geometry) noexcept;
 
 /// The weight's gradient [O, KH KW C]: the sum over all output places of gradient [O] times the window of the input
 /// [KH KW C] there. A share of the places is widened to float32 in the second-level cache, multiplied with the tiles of

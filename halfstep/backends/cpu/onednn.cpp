@@ -290,9 +290,9 @@ std::int64_t number_of(const Memory::desc& order) {
   static std::mutex mutex;
   static std::vector<Memory::desc> known;
   const std::lock_guard lock(mutex);
-  const auto found = std::find(known.begin(), known.end(), order);
-  if (found == known.end()) known.push_back(order);
-  return found - known.begin();
+  const std::int64_t number = std::find(known.begin(), known.end(), order) - known.begin();
+  if (number == static_cast<std::int64_t>(known.size())) known.push_back(order);
+  return number;
 }
 
 using ConvKey = std::array<std::int64_t, 22>;
