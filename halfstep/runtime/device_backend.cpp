@@ -66,6 +66,7 @@ DeviceBackend::DeviceBackend(const halfstep_plugin_table& entries, std::string f
     infos_.push_back(ask_info(table, i));
     calls_.push_back(std::make_unique<Calls>());
     deferred_.emplace_back();
+    lost_.emplace_back();
   }
   g_backends[type].store(this, std::memory_order_release);
   for (int i = 0; i < count; ++i) {
@@ -133,7 +134,11 @@ void DeviceBackend::raise_trouble(const char* what, int index) {
     if (state & kEnded)
       fail<DeviceError>("{}: device {} is not used any more: the program ends", what, device(index).str());
     if (!(state & kDeferred)) {
-      if (state & kLost) raise_lost(what, index, "it was lost before");
+      if (state & kLost) {
+        std::lock_guard lost_lock(lost_mutex_);
+        const std::string& why = lost_[static_cast<std::size_t>(index)];
+        raise_lost(what, index, why.empty() ? "it was lost before" : "it was lost before (" + why + ")");
+      }
       return;  // another thread has thrown it
     }
     error = deferred_[static_cast<std::size_t>(index)];
@@ -148,6 +153,12 @@ void DeviceBackend::raise_error(const halfstep_error& reported, halfstep_status 
   std::string why = error.text;
   if (why.empty()) why = status == HALFSTEP_OUT_OF_MEMORY ? "out of memory" : fmt::format("status {}", status);
   if (status == HALFSTEP_LOST || error.status == HALFSTEP_LOST) {
+    {
+      // Whoever meets the lost device next may be the one who tells the user.
+      std::lock_guard lock(lost_mutex_);
+      std::string& known = lost_[static_cast<std::size_t>(index)];
+      if (known.empty()) known = why;
+    }
     trouble_[static_cast<std::size_t>(index)].fetch_or(kLost);
     raise_lost(what, index, why);
   }

@@ -114,6 +114,8 @@ class HS_API DeviceBackend {
   static constexpr std::uint8_t kLost = 1, kDeferred = 2, kEnded = 4;
   std::array<std::atomic<std::uint8_t>, kMaxDevices> trouble_{};
   std::vector<halfstep_error> deferred_;  // one a device, under the mutex
+  std::mutex lost_mutex_;                 // taken last
+  std::vector<std::string> lost_;         // why, one a device, under lost_mutex_
   std::array<std::atomic<halfstep_queue*>, kMaxDevices> default_queues_{};
   std::atomic<bool> ended_{false};
   std::mutex mutex_;
