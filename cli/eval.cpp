@@ -59,7 +59,8 @@ int run(Options& o) {
   training::EvalOptions options{.dtype = dtype,
                                 .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
                                 .workers = std::max(o.workers, 1),
-                                .prefetch = usual.prefetch};
+                                .prefetch = usual.prefetch,
+                                .read_every = o.print_freq > 0 ? static_cast<int>(o.print_freq) : 100};
   if (images && o.print_freq > 0) {
     options.on_batch = [&](const training::EvalProgress& p) {
       if ((p.batch - 1) % o.print_freq != 0 && p.batch != p.batches) return;
@@ -70,15 +71,13 @@ int run(Options& o) {
   const auto start = std::chrono::steady_clock::now();
   const auto report = training::evaluate(loaded.classifier, test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (images) fmt::print("{}\n", accuracy_line(report));
+  if (images) fmt::print("{}\n", accuracy_line(report.metrics));
   if (damaged && damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
-  fmt::print("{}: loss {:.4f}, top1 {:.2f}%, top5 {:.2f}% in {:.2f} s\n", o.model, report.loss, 100 * report.top1,
-             100 * report.top5, seconds);
-  log.write("eval", {{"loss", report.loss},
-                     {"top1", report.top1},
-                     {"top5", report.top5},
-                     {"seconds", seconds},
-                     {"peak_rss_mb", training::peak_rss_mb()}});
+  fmt::print("{}: {} in {:.2f} s\n", o.model, results_text(report.metrics), seconds);
+  training::JsonLog::Fields fields;
+  for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
+  fields.insert(fields.end(), {{"seconds", seconds}, {"peak_rss_mb", training::peak_rss_mb()}});
+  log.write("eval", fields);
   return kDone;
 }
 

@@ -10,11 +10,16 @@
 namespace halfstep::cli {
 
 /// `Epoch: [0][  10/5005]\tTime  0.302 ( 0.315)\tData ...\tLoss 6.9078e+00 (6.9112e+00)\tAcc@1   0.00 (  0.12)\tAcc@5
-/// ...`: last value and mean of the epoch. Epochs count from 0 here, as in those scripts.
+/// ...`: last value and mean of the epoch, the parts of the task behind the loss. Epochs count from 0 here, as in those
+/// scripts.
 std::string step_line(const training::StepReport& report);
 /// `Test: [ 10/782]\tTime ...\tLoss ...\tAcc@1 ...\tAcc@5 ...`.
 std::string eval_line(const training::EvalProgress& progress);
 /// ` * Acc@1 76.130 Acc@5 92.862`.
-std::string accuracy_line(const training::EvalReport& report);
+std::string accuracy_line(const training::MetricResults& results);
+/// `top1 97.86%`, `loss 0.0712`.
+std::string result_text(const std::string& name, double value);
+/// `loss 0.0712, top1 97.86%, top5 99.91%`: the numbers among the results; shares of right answers in percent.
+std::string results_text(const training::MetricResults& results);
 
 }  // namespace halfstep::cli

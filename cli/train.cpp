@@ -174,14 +174,17 @@ int evaluate(const TrainOptions& o, const Data& data) {
                                 .batch_size = c.eval_batch_size,
                                 .workers = std::max(c.workers, 1),
                                 .prefetch = c.prefetch,
+                                .read_every = c.read_every,
                                 .stop = &g_stop};
   options.on_batch = [&](const training::EvalProgress& p) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
   const training::EvalReport report = training::evaluate(loaded.classifier, data.test, options);
   if (report.interrupted) return interrupted();
-  print_line(accuracy_line(report));
-  log.write("eval", {{"loss", report.loss}, {"top1", report.top1}, {"top5", report.top5}});
+  print_line(accuracy_line(report.metrics));
+  training::JsonLog::Fields fields;
+  for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
+  log.write("eval", fields);
   say_damaged(data);
   return kDone;
 }
@@ -221,9 +224,10 @@ class Reporter {
       print_line(step_line(r));
     }
     if (!terminal_) return;
-    bar_.update(fmt::format("epoch {}/{}", r.epoch, options_.config.epochs), r.step_in_epoch, r.steps_in_epoch,
-                fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
-                            r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped)));
+    bar_.update(
+        fmt::format("epoch {}/{}", r.epoch, options_.config.epochs), r.step_in_epoch, r.steps_in_epoch,
+        fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
+                    r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped_steps)));
   }
 
   void eval_batch(const training::EvalProgress& p) {
@@ -235,11 +239,10 @@ class Reporter {
   void eval(const training::EvalReport& r) {
     bar_.clear();
     if (options_.quiet) return;
-    if (images_) print_line(accuracy_line(r));
+    if (images_) print_line(accuracy_line(r.metrics));
     // Of an epoch that was only evaluated here, after its last step elsewhere, no speed is known.
     print_line(fmt::format(
-        "epoch {}/{}: loss {:.4f}, test loss {:.4f}, top1 {:.2f}%, top5 {:.2f}%{}{}", r.epoch, options_.config.epochs,
-        r.train_loss, std::isnan(r.loss) ? std::fabs(r.loss) : r.loss, 100 * r.top1, 100 * r.top5,
+        "epoch {}/{}: loss {:.4f}, test {}{}{}", r.epoch, options_.config.epochs, r.train_loss, results_text(r.metrics),
         last_.epoch == r.epoch ? fmt::format(", {:.0f} samples/s", last_.samples_per_s) : std::string(),
         scaled_ ? fmt::format(", scale {}, skipped {}", r.scale, r.skipped) : std::string()));
   }
@@ -389,10 +392,9 @@ int run(TrainOptions& o) {
     return kDone;
   }
   if (!o.quiet) {
-    fmt::print(
-        "{} epoch{} completed in {:.3f} hours ({:.1f} s): top1 {:.2f}%, {} steps skipped, peak memory {:.0f} MB\n",
-        report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds, 100 * report.top1,
-        report.skipped, report.peak_rss_mb);
+    fmt::print("{} epoch{} completed in {:.3f} hours ({:.1f} s): {}, {} steps skipped, peak memory {:.0f} MB\n",
+               report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds,
+               result_text(report.best_by, report.best_value()), report.skipped, report.peak_rss_mb);
     print_fallbacks(report.fallbacks, c.device);
     if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", shown_path(c.out));
   }

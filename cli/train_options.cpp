@@ -188,6 +188,7 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
            training::loss_scale_forms() + " (default: dynamic for f16, none otherwise)");
   add_whole(verb, "--accumulate", c.accumulate, 1, kMostCount, "Batches whose gradients make one step");
   add_real(verb, "--clip-norm", c.clip_norm, "Largest norm of all gradients together; 0: no clipping");
+  verb.add_flag("--no-capture", o.no_capture, "Run every step by itself instead of replaying captured ones");
   auto* pretrained = verb.add_option_function<std::string>(
       "--pretrained",
       [&o](const std::string& text) {
@@ -302,11 +303,14 @@ void resolve(TrainOptions& o) {
     c.amp = "f16";
   }
   c.norm_decay = !o.no_norm_decay;
+  c.capture = !o.no_capture;
   fill_in(o);
   as_usage([&] { training::check(c); });
   check_flags(o);
   if (training::network_input(o.model).images) as_usage([&] { training::check(o.images); });
   c.train_accuracy = o.print_freq > 0 && !o.quiet;
+  constexpr std::int64_t kReadEvery = 100;  // where nothing is printed
+  c.read_every = static_cast<int>(o.print_freq > 0 ? std::min(o.print_freq, kReadEvery) : kReadEvery);
 }
 
 namespace {
@@ -342,6 +346,7 @@ std::vector<std::pair<std::string, std::string>> effective(const TrainOptions& o
   put("loss-scale", training::loss_scale_text(c));
   put("accumulate", c.accumulate);
   put("clip-norm", c.clip_norm);
+  put("no-capture", !c.capture);
   put("save-every", c.save_every);
   put("seed", c.seed);
   put("device", c.device.str());

@@ -24,6 +24,7 @@ struct TrainOptions : CommonOptions {
   std::int64_t print_freq = -1;  ///< under 0: by the network
   bool pyamp = false;
   bool no_norm_decay = false;
+  bool no_capture = false;
   bool zero_init_residual = false;
   bool evaluate = false;
   bool pretrained_given = false;

@@ -77,9 +77,8 @@ struct GradScalerOptions {
   double cap = 0;               ///< the scale never grows above this; 0: the largest finite float
 };
 
-/// The result of a step. Reading it waits for the device. Scaler, clipping, optimizers and averages don't read it;
-/// optim::Schedule::step(result), which counts the steps that ran, and the command line's training loop, which logs
-/// them, do.
+/// The result of a step. Reading it waits for the device. Scaler, clipping, optimizers, averages and the training loop
+/// don't read it; optim::Schedule::step(result), which counts the steps that ran, does.
 class HS_API StepResult {
  public:
   StepResult() = default;
@@ -94,6 +93,10 @@ class HS_API StepResult {
   const Tensor& loss() const { return loss_; }
   /// On the device, f32 of one element: not 0 when the step was skipped. Undefined when nothing was checked.
   const Tensor& found_inf() const { return found_; }
+  /// On the device, f32 [gradients]: not 0 for each gradient that wasn't finite; undefined when nothing was checked.
+  const Tensor& overflow_flags() const { return per_parameter_; }
+  /// Names of the parameters of overflow_flags(), in their order; null when nothing was checked.
+  const std::shared_ptr<const std::vector<std::string>>& gradient_names() const { return names_; }
 
  private:
   friend class GradScaler;

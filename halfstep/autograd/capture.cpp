@@ -215,6 +215,13 @@ CapturedStep::Result CapturedStep::operator()(std::span<const Tensor> inputs) {
 bool CapturedStep::replayed() const { return impl_->replayed; }
 const std::string& CapturedStep::why_not() const { return impl_->why_not; }
 const CaptureStats& CapturedStep::stats() const { return impl_->stats; }
+void CapturedStep::release() {
+  for (auto& [key, entry] : impl_->entries) {
+    entry.recording.reset();
+    entry.frame.reset();
+    entry.renewals = 0;
+  }
+}
 void CapturedStep::reset() {
   impl_->watched.clear();
   impl_->entries.clear();

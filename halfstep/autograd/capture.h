@@ -70,6 +70,9 @@ class HS_API CapturedStep {
   /// Why steps like the last call's can't be captured; empty if they can.
   const std::string& why_not() const;
   const CaptureStats& stats() const;
+  /// Frees the memory of all recordings except what gradients and results still use. The next call with inputs of a
+  /// known kind records the step again.
+  void release();
   /// Discards all recordings.
   void reset();
 

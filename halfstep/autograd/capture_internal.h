@@ -28,17 +28,19 @@ class CaptureArena final : public Allocator {
   bool owns(const void* data) const;
   /// Blocks in use.
   std::size_t in_use() const;
-  /// The recording lets go.
-  void release() noexcept;
+  /// The recording lets go: what nobody uses goes back now, the rest when it is freed.
+  void close() noexcept;
 
  private:
   CaptureArena() = default;
-  ~CaptureArena() override;
+  ~CaptureArena() override = default;
+  void release(std::unique_lock<std::mutex> lock) noexcept;
 
   mutable std::mutex mutex_;
   std::map<std::size_t, std::vector<void*>> free_;  // by size
   std::map<const char*, std::size_t> blocks_;       // all that was taken from the system
   std::uint64_t users_ = 1;                         // blocks in use, and the recording
+  bool closed_ = false;
 };
 
 /// A recorded run of a step.

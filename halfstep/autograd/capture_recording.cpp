@@ -37,11 +37,15 @@ void* CaptureArena::allocate(std::size_t bytes) {
 }
 
 void CaptureArena::deallocate(void* data, std::size_t) noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    free_[blocks_.at(static_cast<const char*>(data))].push_back(data);
+  std::unique_lock lock(mutex_);
+  const auto block = blocks_.find(static_cast<const char*>(data));
+  if (closed_) {
+    allocator_for(Device{}).deallocate(data, block->second);
+    blocks_.erase(block);
+  } else {
+    free_[block->second].push_back(data);
   }
-  release();
+  release(std::move(lock));
 }
 
 bool CaptureArena::owns(const void* data) const {
@@ -57,16 +61,23 @@ std::size_t CaptureArena::in_use() const {
   return users_ - 1;
 }
 
-void CaptureArena::release() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (--users_ > 0) return;
+void CaptureArena::close() noexcept {
+  std::unique_lock lock(mutex_);
+  closed_ = true;
+  for (const auto& [size, list] : free_) {
+    for (void* data : list) {
+      allocator_for(Device{}).deallocate(data, size);
+      blocks_.erase(static_cast<const char*>(data));
+    }
   }
-  delete this;
+  free_.clear();
+  release(std::move(lock));
 }
 
-CaptureArena::~CaptureArena() {
-  for (const auto& [data, bytes] : blocks_) allocator_for(Device{}).deallocate(const_cast<char*>(data), bytes);
+void CaptureArena::release(std::unique_lock<std::mutex> lock) noexcept {
+  if (--users_ > 0) return;
+  lock.unlock();
+  delete this;
 }
 
 Tensor gradient_of(const TensorImpl& leaf) {
@@ -97,7 +108,7 @@ Recording::~Recording() {
   before_.clear();
   steps_.clear();
   for (const auto& [data, bytes] : workspace_) allocator_for(Device{}).deallocate(data, bytes);
-  if (arena_) arena_->release();
+  if (arena_) arena_->close();
 }
 
 void Recording::refuse(std::string why) {

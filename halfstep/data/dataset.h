@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "halfstep/core/export.h"
 #include "halfstep/core/tensor.h"
@@ -13,9 +17,31 @@ namespace halfstep::data {
 
 /// What one step trains on: `auto [images, labels] = batch;`.
 struct Batch {
-  Tensor input;   ///< the samples along dimension 0
-  Tensor target;  ///< their targets, along dimension 0
+  Tensor input;                   ///< the samples along dimension 0
+  Tensor target;                  ///< what belongs to them, along dimension 0
+  std::vector<Tensor> more = {};  ///< what else the task needs, such as masks, lengths or indices
+
+  /// For structured bindings, which see input and target.
+  template <std::size_t I>
+  Tensor& get() & {
+    return I == 0 ? input : target;
+  }
+  template <std::size_t I>
+  const Tensor& get() const& {
+    return I == 0 ? input : target;
+  }
+  template <std::size_t I>
+  Tensor&& get() && {
+    return std::move(I == 0 ? input : target);
+  }
 };
+/// Calls `visit` for each tensor of a batch: input, target, more.
+template <class V>
+void visit_tensors(Batch& batch, V&& visit) {
+  visit(batch.input);
+  visit(batch.target);
+  for (Tensor& t : batch.more) visit(t);
+}
 
 /// Which samples a batch is made of.
 struct BatchRequest {
@@ -90,3 +116,10 @@ class HS_API MnistDataset final : public Dataset {
 };
 
 }  // namespace halfstep::data
+
+template <>
+struct std::tuple_size<halfstep::data::Batch> : std::integral_constant<std::size_t, 2> {};
+template <std::size_t I>
+struct std::tuple_element<I, halfstep::data::Batch> {
+  using type = halfstep::Tensor;
+};

@@ -75,9 +75,9 @@ class Plan {
   Batch request(std::span<const std::int64_t> indices, std::int64_t pass) const {
     Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = pass});
     if (options_.device.is_cpu()) return batch;
-    for (Tensor* t : {&batch.input, &batch.target}) {
-      if (t->defined() && t->device().is_cpu()) *t = t->pin_memory(options_.device);
-    }
+    visit_tensors(batch, [&](Tensor& t) {
+      if (t.defined() && t.device().is_cpu()) t = t.pin_memory(options_.device);
+    });
     return batch;
   }
 
@@ -221,8 +221,10 @@ class DeviceStage {
     try {
       const Batch host = make();
       const QueueGuard guard(queue_);
-      const auto send = [&](const Tensor& t) { return t.defined() ? t.to(device_, {.non_blocking = true}) : t; };
-      s.batch = {send(host.input), send(host.target)};
+      s.batch = host;
+      visit_tensors(s.batch, [&](Tensor& t) {
+        if (t.defined()) t = t.to(device_, {.non_blocking = true});
+      });
       s.arrived.emplace(device_);
       s.arrived->record(queue_);
     } catch (...) {

@@ -27,6 +27,10 @@ std::string loss_text(double loss, DType dtype) {
 
 }  // namespace
 
+double RunState::mean_loss() const {
+  return loss_samples > 0 ? loss_sum / static_cast<double>(loss_samples) : std::nan("");
+}
+
 std::optional<double> TrainContext::watched(const std::string& name) const {
   if (name == "loss") return epoch_loss;
   const std::string metric = name.starts_with("eval_") ? name.substr(5) : name;
@@ -55,8 +59,10 @@ void CallbackBase::on_epoch_begin(TrainContext&) {}
 void CallbackBase::on_epoch_end(TrainContext&) {}
 void CallbackBase::on_step_begin(TrainContext&) {}
 void CallbackBase::on_step_end(TrainContext&) {}
+void CallbackBase::on_values(TrainContext& /*context*/, std::span<const StepRecord> /*steps*/) {}
 void CallbackBase::on_eval_begin(TrainContext&) {}
 void CallbackBase::on_eval_end(TrainContext&) {}
+void CallbackBase::on_eval_batch(TrainContext& /*context*/, const EvalProgress& /*progress*/) {}
 
 Callback::Callback(std::shared_ptr<CallbackBase> callback) : callback_(std::move(callback)) {
   if (!callback_) fail<Error>("Callback: expected a callback, got none");

@@ -198,10 +198,10 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"skipped", c.skipped},
       {"loss_sum", c.loss_sum},
       {"loss_samples", c.loss_samples},
-      {"best_top1", c.best_top1},
+      {"best", c.best ? json(*c.best) : json(nullptr)},
+      {"best_by", c.best_by},
       {"amp", c.amp},
-      {"top1_hits", c.hits.top1},
-      {"top5_hits", c.hits.top5},
+      {"parts", c.parts},
       {"classes", printable_all(c.classes)},
       {"recipe", c.recipe},
       {"scale_rules", c.scale_rules},
@@ -251,15 +251,22 @@ Checkpoint load_checkpoint(const fs::path& given) {
   c.skipped = get_count(state, "skipped", 0, file, c.step);
   c.loss_sum = get_real(state, "loss_sum", file);
   c.loss_samples = get_count(state, "loss_samples", 0, file, samples);
-  c.best_top1 = get_real(state, "best_top1", file);
-  if (c.best_top1 != -1 && !(c.best_top1 >= 0 && c.best_top1 <= 1)) {
-    damaged(file, "a fraction of 1, or -1", "best_top1", at(state, "best_top1"));
+  if (state.contains("best_top1")) {  // files of before have one kind of task, and -1 for none
+    c.best_by = "top1";
+    const double best = get_real(state, "best_top1", file);
+    if (best != -1) c.best = best;
+  } else {
+    c.best_by = get_text(state, "best_by", file);
+    if (!at(state, "best").is_null()) c.best = get_real(state, "best", file);
   }
   c.amp = get_text(state, "amp", file);
   // Files of before had none of these.
   if (state.contains("top1_hits")) {
-    c.hits = {get_count(state, "top1_hits", 0, file, samples), get_count(state, "top5_hits", 0, file, samples)};
+    for (const char* name : {"top1", "top5"}) {
+      c.parts[name] = static_cast<double>(get_count(state, fmt::format("{}_hits", name).c_str(), 0, file, samples));
+    }
   }
+  if (state.contains("parts")) c.parts = get_reals(state, "parts", file);
   if (state.contains("classes")) c.classes = get_list(state, "classes", file);
   if (state.contains("recipe")) c.recipe = get_texts(state, "recipe", file);
   if (state.contains("scale_rules")) c.scale_rules = get_reals(state, "scale_rules", file);

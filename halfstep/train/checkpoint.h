@@ -3,13 +3,13 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "halfstep/core/philox.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/optim/optimizer.h"
-#include "halfstep/train/meters.h"
 
 namespace halfstep::training {
 
@@ -30,9 +30,10 @@ struct Checkpoint {
   std::int64_t skipped = 0;     ///< steps that overflowed so far
   double loss_sum = 0;          ///< over the samples of the epoch so far
   std::int64_t loss_samples = 0;
-  double best_top1 = -1;                           ///< of all evaluations so far; -1 before the first
+  std::optional<double> best = {};                 ///< of all evaluations so far; none before the first
+  std::string best_by = {};                        ///< name of the metric that `best` is of
   std::string amp;                                 ///< precision of the run, for a hint when it changes
-  Hits hits = {};                                  ///< in the training batches of the epoch so far
+  std::map<std::string, double> parts = {};        ///< of the task, sums over the epoch's samples so far
   std::vector<std::string> classes = {};           ///< names; may be empty
   std::map<std::string, std::string> recipe = {};  ///< of the run, see recipe() in train/config.h
   /// Of the loss scale, see loss_scale_rules() in train/config.h; empty: no loss scaling, or a file of before.

@@ -103,7 +103,7 @@ bool JsonLog::takes_a_line() const {
   }
 }
 
-void JsonLog::write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields) {
+void JsonLog::write(const char* event, const Fields& fields) {
   if (file_ < 0) return;
   nlohmann::ordered_json line = {{"event", event}};
   for (const auto& field : fields) {

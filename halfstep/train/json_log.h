@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
-#include <initializer_list>
 #include <string>
 #include <utility>
 #include <variant>
@@ -30,9 +29,11 @@ class HS_API JsonLog {
   JsonLog& operator=(JsonLog&& other) noexcept;
   /// Whether there is a file to write to.
   explicit operator bool() const { return file_ >= 0; }
+  /// Names and values, in the order of the line.
+  using Fields = std::vector<std::pair<std::string, Value>>;
   /// Writes a line; nothing without a file. A pipe or terminal that takes nothing is waited for; once `stop` is true
   /// for a second only, and then the log ends there with a warning. Throws IoError when the disk is full.
-  void write(const char* event, std::initializer_list<std::pair<const char*, Value>> fields);
+  void write(const char* event, const Fields& fields);
 
  private:
   void close();

@@ -2,19 +2,17 @@
 #include "halfstep/train/model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
-#include "halfstep/ops/join.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/evaluate.h"
+#include "halfstep/train/loop_internal.h"
 
 namespace halfstep::training {
 namespace {
-
-constexpr std::size_t kMostPending = 1000;
 
 // Training mode for as long as something lasts; then every module has the mode that it had.
 class TrainMode {
@@ -34,66 +32,46 @@ class TrainMode {
   std::vector<std::pair<const nn::ModuleBase*, bool>> was_;
 };
 
-// Losses and overflow flags of an epoch. On the CPU they are read at once, elsewhere many in one go: the queue isn't to
-// wait for the host at every step.
-class Tally {
+// The metrics of a Model as the evaluation of a task.
+class MetricsTask final : public Task {
  public:
-  void add(const TrainStepResult& step, std::int64_t samples) {
-    samples_.push_back(samples);
-    keep(losses_, step.loss);
-    if (step.overflow.defined()) keep(overflows_, step.overflow);
-    if (step.loss.device().is_cpu() || samples_.size() >= kMostPending) read();
+  MetricsTask(std::shared_ptr<const nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward,
+              LossFunction loss, std::vector<Metric> metrics)
+      : network_(std::move(network)),
+        forward_(std::move(forward)),
+        loss_(std::move(loss)),
+        given_(std::move(metrics)) {}
+
+  /// Whether the loss is among the results also where no metric asks for it.
+  void set_with_loss(bool with_loss) { with_loss_ = with_loss; }
+  const nn::ModuleBase& network() const override { return *network_; }
+  TaskLoss loss(const data::Batch& /*batch*/) override { fail<InternalError>("MetricsTask: is only evaluated"); }
+  void begin_evaluation() override {
+    metrics_ = given_;
+    const auto is_loss = [](const Metric& m) { return m.name() == "loss"; };
+    if (with_loss_ && std::none_of(metrics_.begin(), metrics_.end(), is_loss)) {
+      metrics_.insert(metrics_.begin(), Loss{});
+    }
+    for (const Metric& m : metrics_) m->clear();
   }
-  // Mean loss since reset(), NaN when no loss was finite.
-  double mean() {
-    read();
-    return weight_ > 0 ? sum_ / weight_ : std::nan("");
+  TaskLoss evaluate(const data::Batch& batch) override {
+    const bool needs_loss =
+        std::any_of(metrics_.begin(), metrics_.end(), [](const Metric& m) { return m->takes_loss(); });
+    const Tensor output = forward_(batch.input);
+    const Tensor loss = needs_loss ? loss_(output, batch.target) : Tensor();
+    for (const Metric& m : metrics_) m->update(m->takes_loss() ? loss : output, batch.target);
+    return {};
   }
-  std::int64_t skipped() {
-    read();
-    return skipped_;
-  }
-  void next_epoch() {
-    read();
-    sum_ = weight_ = 0;
+  void end_evaluation(MetricResults& results) override {
+    for (const Metric& m : metrics_) results.set(m.name(), m->eval());
   }
 
  private:
-  static void keep(std::vector<Tensor>& list, const Tensor& t) {
-    // A step that is replayed writes its results where those of the one before were.
-    list.push_back(t.device().is_cpu() ? t : t.detach().clone());
-  }
-
-  static std::vector<double> values(std::vector<Tensor>& list) {
-    std::vector<double> result;
-    if (list.size() == 1) {
-      result.push_back(list[0].item<double>());
-    } else if (!list.empty()) {
-      for (Tensor& t : list) t = t.detach().reshape({});
-      result = stack(list).to_vector<double>();
-    }
-    list.clear();
-    return result;
-  }
-
-  void read() {
-    const NoGrad no_grad;
-    const std::vector<double> losses = values(losses_);
-    for (std::size_t i = 0; i < losses.size(); ++i) {
-      // One overflowing batch is not to take the epoch's mean with it.
-      if (!std::isfinite(losses[i])) continue;
-      sum_ += losses[i] * static_cast<double>(samples_[i]);
-      weight_ += static_cast<double>(samples_[i]);
-    }
-    for (double found : values(overflows_)) skipped_ += found != 0;
-    samples_.clear();
-  }
-
-  std::vector<Tensor> losses_, overflows_;
-  std::vector<std::int64_t> samples_;
-
-  double sum_ = 0, weight_ = 0;
-  std::int64_t skipped_ = 0;
+  std::shared_ptr<const nn::ModuleBase> network_;
+  std::function<Tensor(const Tensor&)> forward_;
+  LossFunction loss_;
+  std::vector<Metric> given_, metrics_;
+  bool with_loss_ = false;
 };
 
 Device device_of(const nn::ModuleBase& network) {
@@ -101,18 +79,29 @@ Device device_of(const nn::ModuleBase& network) {
   return state.empty() ? Device{} : state[0].tensor.device();
 }
 
-std::int64_t rows(const Tensor& t) { return t.dim() > 0 ? t.size(0) : 1; }
-
 }  // namespace
 
 struct Model::Impl {
-  Parts parts;
-  ModelOptions options;
-  std::optional<Captured<TrainStep>> captured = {};
+  std::function<Tensor(const Tensor&)> forward = {};  // empty for a task
+  std::optional<TrainStep> step = {};
+  ModelOptions options = {};
+  std::shared_ptr<MetricsTask> metrics = {};  // null for a task
 
-  TrainStepResult step(const Tensor& input, const Tensor& target) {
-    return captured ? (*captured)(input, target) : (*parts.step)(input, target);
+  const nn::ModuleBase& network() const { return metrics ? metrics->network() : step->network(); }
+  Task& evaluation(bool with_loss) const {
+    if (!metrics) return step->task();
+    metrics->set_with_loss(with_loss);
+    return *metrics;
   }
+  /// A context of this model; in a run, with an optimizer.
+  TrainContext context() const {
+    TrainContext c;
+    c.network = &network();
+    if (step) c.optimizer = &step->optimizer();
+    return c;
+  }
+  History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,
+              const FitOptions& fit);
 };
 
 // A low type without a level is the whole network in it, as in build_train_network.
@@ -149,149 +138,94 @@ void Model::check(const ModelOptions& options) {
 }
 
 Model::Model(const Parts& parts, const ModelOptions& options)
-    : impl_(std::make_unique<Impl>(Impl{.parts = parts, .options = options})) {
-  if (options.capture && parts.step) impl_->captured.emplace(capture(*parts.step));
-}
+    : impl_(std::make_unique<Impl>(Impl{
+          .forward = parts.forward,
+          .step = parts.step,
+          .options = options,
+          .metrics = std::make_shared<MetricsTask>(parts.module, parts.forward, options.loss, options.metrics)})) {}
+Model::Model(TrainStep step, bool capture)
+    : impl_(std::make_unique<Impl>(Impl{.step = std::move(step), .options = {.capture = capture}})) {}
 Model::~Model() = default;
 Model::Model(Model&&) noexcept = default;
 Model& Model::operator=(Model&&) noexcept = default;
 
-CaptureStats Model::capture_stats() const { return impl_->captured ? impl_->captured->stats() : CaptureStats(); }
+CaptureStats Model::capture_stats() const { return impl_->step ? impl_->step->capture_stats() : CaptureStats(); }
 
-const nn::ModuleBase& Model::network() const { return *impl_->parts.module; }
+const nn::ModuleBase& Model::network() const { return impl_->network(); }
 
-History Model::train(int epochs, const Batches& training, const std::vector<Callback>& callbacks) {
-  return run(epochs, training, nullptr, callbacks, 1);
+History Model::train(int epochs, const Batches& training, const std::vector<Callback>& callbacks,
+                     const FitOptions& options) {
+  return impl_->run(epochs, training, nullptr, callbacks, options);
 }
 
 History Model::fit(int epochs, const Batches& training, const Batches& validation,
                    const std::vector<Callback>& callbacks, const FitOptions& options) {
-  if (options.every < 1)
-    fail<Error>("Model::fit: expected at least 1 epoch between evaluations, got {}", options.every);
-  return run(epochs, training, &validation, callbacks, options.every);
+  return impl_->run(epochs, training, &validation, callbacks, options);
 }
 
-History Model::run(int epochs, const Batches& training, const Batches* validation,
-                   const std::vector<Callback>& callbacks, int every) {
+History Model::Impl::run(int epochs, const Batches& training, const Batches* validation,
+                         const std::vector<Callback>& callbacks, const FitOptions& fit) {
   const char* who = validation ? "Model::fit" : "Model::train";
-  if (!impl_->parts.step) {
+  if (!step) {
     fail<Error>("{}: expected a model with an optimizer, got one without; ModelOptions has a place for it", who);
   }
   if (epochs < 1) fail<Error>("{}: expected at least 1 epoch, got {}", who, epochs);
   if (training.size() < 1) fail<Error>("{}: expected at least one batch an epoch, got none", who);
-  const nn::ModuleBase& network = *impl_->parts.module;
-  const Device device = device_of(network);
-  const TrainMode mode(network);
-  TrainContext context;
-  context.epochs = epochs;
-  context.steps_in_epoch = training.size();
-  context.network = &network;
-  context.optimizer = &impl_->options.optimizer->get();
-  context.scaler = impl_->parts.step->scaler();
-  context.watchable_ = {"loss"};
+  const TrainMode mode(network());
+  TrainContext running = context();
+  running.scaler = step->scaler();
+  running.watchable_ = {"loss"};
   if (validation) {
-    context.watchable_.push_back("eval_loss");
-    for (const Metric& m : impl_->options.metrics) {
-      if (m.name() != "loss") context.watchable_.push_back("eval_" + m.name());
+    running.watchable_.push_back("eval_loss");
+    for (const Metric& m : options.metrics) {
+      if (m.name() != "loss") running.watchable_.push_back("eval_" + m.name());
     }
+    if (!metrics && step->task().best_by() != "loss") running.watchable_.push_back("eval_" + step->task().best_by());
   }
   // The history sees the rates that an epoch was trained with, before another callback changes them.
   History history;
   std::vector<Callback> all{history};
   all.insert(all.end(), callbacks.begin(), callbacks.end());
-  Tally tally;
-  for (const Callback& c : all) c->on_train_begin(context);
-  while (context.epoch < epochs && !context.stop_requested()) {
-    ++context.epoch;
-    context.step_in_epoch = 0;
-    context.metrics = {};
-    tally.next_epoch();
-    for (const Callback& c : all) c->on_epoch_begin(context);
-    training.each([&](const data::Batch& batch) {
-      if (context.stop_requested()) return false;
-      ++context.step;
-      ++context.step_in_epoch;
-      context.batch_size = rows(batch.input);
-      for (const Callback& c : all) c->on_step_begin(context);
-      const TrainStepResult done = impl_->step(batch.input.to(device), batch.target.to(device));
-      context.loss = done.loss;
-      context.overflow = done.overflow;
-      context.scale = done.scale;
-      tally.add(done, context.batch_size);
-      for (const Callback& c : all) c->on_step_end(context);
-      return !context.stop_requested();
-    });
-    if (context.step_in_epoch == 0 && !context.stop_requested())
-      fail<Error>("{}: expected at least one batch an epoch, got none", who);
-    context.epoch_loss = tally.mean();
-    context.skipped = tally.skipped();
-    if (validation && !context.stop_requested() && (context.epoch % every == 0 || context.epoch == epochs)) {
-      evaluate(*validation, true, all, context);
-    }
-    for (const Callback& c : all) c->on_epoch_end(context);
-  }
-  for (const Callback& c : all) c->on_train_end(context);
+  Loop loop(*step, evaluation(true), running, all, fit, options.capture, who);
+  loop.run(epochs, training, validation);
   return history;
 }
 
-// Leaves the results in the context.
-void Model::evaluate(const Batches& data, bool with_loss, const std::vector<Callback>& callbacks,
-                     TrainContext& context) {
-  const Parts& parts = impl_->parts;
-  std::vector<Metric> metrics = impl_->options.metrics;
-  const auto is_loss = [](const Metric& m) { return m.name() == "loss"; };
-  if (with_loss && std::none_of(metrics.begin(), metrics.end(), is_loss)) metrics.insert(metrics.begin(), Loss{});
-  const bool needs_loss = std::any_of(metrics.begin(), metrics.end(), [](const Metric& m) { return m->takes_loss(); });
-  const Device device = device_of(*parts.module);
-  const NoGrad no_grad;
-  const nn::EvalMode mode(*parts.module);
-  context.metrics = {};
-  for (const Callback& c : callbacks) c->on_eval_begin(context);
-  for (const Metric& m : metrics) m->clear();
-  std::int64_t batches = 0;
-  data.each([&](const data::Batch& batch) {
-    const Tensor output = parts.forward(batch.input.to(device)), target = batch.target.to(device);
-    const Tensor loss = needs_loss ? impl_->options.loss(output, target) : Tensor();
-    for (const Metric& m : metrics) m->update(m->takes_loss() ? loss : output, target);
-    ++batches;
-    return true;
-  });
-  if (batches == 0) fail<Error>("Model::eval: expected at least one batch, got none");
-  for (const Metric& m : metrics) context.metrics.set(m.name(), m->eval());
-  for (const Callback& c : callbacks) c->on_eval_end(context);
-}
-
 MetricResults Model::eval(const Batches& data, const std::vector<Callback>& callbacks) {
-  if (impl_->options.metrics.empty()) {
+  if (impl_->metrics && impl_->options.metrics.empty()) {
     fail<Error>("Model::eval: expected a model with metrics, got one without; ModelOptions has a place for them");
   }
-  TrainContext context;
-  context.network = impl_->parts.module.get();
-  if (impl_->options.optimizer) context.optimizer = &impl_->options.optimizer->get();
-  evaluate(data, false, callbacks, context);
+  TrainContext context = impl_->context();
+  const nn::EvalMode mode(impl_->network());
+  for (const Callback& c : callbacks) c->on_eval_begin(context);
+  EvaluationOptions options{.who = "Model::eval"};
+  if (impl_->step) options.autocast = impl_->step->options().autocast;
+  evaluate(impl_->evaluation(false), data, context.metrics, options);
+  for (const Callback& c : callbacks) c->on_eval_end(context);
   return context.metrics;
 }
 
 Tensor Model::predict(const Tensor& input) const {
   if (!input.defined()) fail<ShapeError>("Model::predict: expected a batch, got an undefined tensor");
+  if (!impl_->forward) fail<Error>("Model::predict: expected a model of a network, got one of a task");
   const NoGrad no_grad;
-  const nn::EvalMode mode(*impl_->parts.module);
-  return impl_->parts.forward(input.to(device_of(*impl_->parts.module)));
+  const nn::EvalMode mode(impl_->network());
+  return impl_->forward(input.to(device_of(impl_->network())));
 }
 
 void Model::restore(const std::filesystem::path& checkpoint) {
   const Checkpoint c = load_checkpoint(checkpoint);
-  if (impl_->options.optimizer) {
-    optim::Optimizer& optimizer = impl_->options.optimizer->get();
+  if (impl_->step) {
+    optim::Optimizer& optimizer = impl_->step->optimizer();
     if (c.optimizer_kind != optimizer.kind()) {
       fail<Error>("Model::restore: expected a checkpoint of a run with {}, got one with {}: {}", optimizer.kind(),
                   c.optimizer_kind.empty() ? "no optimizer" : c.optimizer_kind, shown_path(checkpoint));
     }
   }
-  impl_->parts.module->load_state_dict(c.weights);
-  if (impl_->options.optimizer) impl_->options.optimizer->get().load_state_dict(c.optimizer);
-  if (impl_->parts.step && impl_->parts.step->scaler() && !c.scaler.empty()) {
-    impl_->parts.step->scaler()->load_state_dict(c.scaler);
+  impl_->network().load_state_dict(c.weights);
+  if (impl_->step) impl_->step->optimizer().load_state_dict(c.optimizer);
+  if (impl_->step && impl_->step->scaler() && !c.scaler.empty()) {
+    impl_->step->scaler()->load_state_dict(c.scaler);
   }
 }
 

@@ -1,54 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "halfstep/autograd/capture.h"
-#include "halfstep/data/dataset.h"
+#include "halfstep/train/batches.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/train_step.h"
 
 namespace halfstep::training {
 
-/// Anything that can be iterated in batches and knows their number, one loop per epoch: data::DataLoader, a vector of
-/// data::Batch. It is referenced, not copied; pass it to calls of Model directly.
-class HS_API Batches {
- public:
-  template <class L>
-  requires(!std::same_as<std::remove_cvref_t<L>, Batches> &&
-           requires(std::remove_reference_t<L> & loader) {
-             { *loader.begin() } -> std::convertible_to<const data::Batch&>;
-             { loader.size() } -> std::convertible_to<std::int64_t>;
-           }) Batches(L&& loader)
-      : size_(static_cast<std::int64_t>(loader.size())) {
-    each_ = [&loader](const Visitor& visit) {
-      for (const data::Batch& batch : loader) {
-        if (!visit(batch)) break;
-      }
-    };
-  }
-
-  /// Receives a batch, and returns whether it wants the next one.
-  using Visitor = std::function<bool(const data::Batch&)>;
-  /// Batches in an epoch.
-  std::int64_t size() const { return size_; }
-  /// Iterates over the batches of an epoch.
-  void each(const Visitor& visit) const { each_(visit); }
-
- private:
-  std::int64_t size_;
-  std::function<void(const Visitor&)> each_;
-};
-
-/// Options of Model; all are optional, but some calls need them.
+/// Options of Model; all may be left out, but then not everything can be done with it.
 struct ModelOptions {
   /// Of the network's output (float32) and the target: nn::CrossEntropyLoss{}, or any function. For training, and for
   /// the metric `loss`.
@@ -68,9 +37,17 @@ struct ModelOptions {
   bool capture = false;
 };
 
-/// Options of Model::fit.
+/// Options of Model::train and Model::fit.
 struct FitOptions {
-  int every = 1;  ///< epochs between evaluations
+  int every = 1;       ///< epochs between evaluations
+  int accumulate = 1;  ///< batches whose gradients make one step; at an epoch's end fewer, with their own weight
+  /// Steps between two reads of the values of steps on another device than the CPU, where each read would make the
+  /// queue wait for the host; CallbackBase::on_values gets them.
+  int read_every = 100;
+  /// Ends the run after the step, or gives up the evaluation, when it becomes true.
+  const std::atomic<bool>* stop = nullptr;
+  /// Where a run goes on, as TrainContext::state() said it; the loader has to stand there (data::DataLoader::seek).
+  RunState from = {};
 };
 
 /// A network with its loss, optimizer, metrics and precision, which trains, evaluates and predicts without hand-written
@@ -84,30 +61,37 @@ struct FitOptions {
 ///     model.train(10, loader, {training::LossMonitor{100}, training::TimeMonitor{}});
 ///     std::cout << model.eval(test)["accuracy"];
 ///
-/// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called
-/// directly. Batches may be on any device: they are moved to the network's.
+/// The network is shared, as a copy of a module is; it runs at `amp_level` from then on, also when it is called by
+/// itself. Batches may be on any device: they are moved to the network's.
+///
+/// A network with a loss of more than an output and a target, or with batches of more tensors, is a Task: a Model of
+/// the step of one (make_train_step) runs the same loop.
 class HS_API Model {
  public:
   /// Throws Error for a loss scale manager or precision options without an optimizer, an optimizer without a loss or of
   /// another network's parameters, and two metrics of one name.
   template <nn::TensorModule M>
   explicit Model(const M& network, const ModelOptions& options = {});
+  /// Of a task's step; `capture` as in ModelOptions.
+  explicit Model(TrainStep step, bool capture = false);
   ~Model();
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
-  /// Trains for `epochs` epochs and returns their results. Steps count from 1 in each call. A run ends early if a
-  /// callback requests it or throws. The network is in training mode during the run and then returns to its previous
-  /// mode. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
-  History train(int epochs, const Batches& training, const std::vector<Callback>& callbacks = {});
-  /// The same with an evaluation on `validation` at the end of epochs: callbacks can monitor `eval_loss` and
-  /// `eval_NAME` for each metric.
+  /// Trains for `epochs` epochs and says what they came to. Steps count from 1 in each call. A run ends early when a
+  /// callback asks for it; what a callback throws ends it too. The network is in training mode meanwhile, then as it
+  /// was. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
+  History train(int epochs, const Batches& training, const std::vector<Callback>& callbacks = {},
+                const FitOptions& options = {});
+  /// The same with an evaluation on `validation` at the end of epochs: callbacks can watch `eval_loss` and `eval_NAME`
+  /// for each metric.
   History fit(int epochs, const Batches& training, const Batches& validation,
               const std::vector<Callback>& callbacks = {}, const FitOptions& options = {});
   /// The metrics over a data set, with the network in evaluation mode and nothing recorded. Throws Error without
   /// metrics or batches, and whatever a metric that doesn't fit the output throws.
   MetricResults eval(const Batches& data, const std::vector<Callback>& callbacks = {});
-  /// The network's output for a batch, in evaluation mode and without gradient recording, on the network's device.
+  /// What the network says to a batch, in evaluation mode and without a gradient, on the network's device. Throws Error
+  /// for a Model of a Task.
   Tensor predict(const Tensor& input) const;
 
   /// Restores weights and the states of the optimizer and the loss scale from a file written by ModelCheckpoint. Throws
@@ -130,9 +114,6 @@ class HS_API Model {
   explicit Model(const Parts& parts, const ModelOptions& options);
   static amp::Level level_of(const ModelOptions& options);
   static void check(const ModelOptions& options);
-  History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,
-              int every);
-  void evaluate(const Batches& data, bool with_loss, const std::vector<Callback>& callbacks, TrainContext& context);
   std::unique_ptr<Impl> impl_;
 
   template <class M>

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/train_step.h"
 
+#include <algorithm>
+#include <any>
 #include <set>
 
+#include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/optim/clip.h"
 
 namespace halfstep::training {
 namespace {
@@ -18,11 +22,11 @@ constexpr const char* kName = "build_train_network";
 bool low(std::optional<DType> dtype) { return dtype && is_low_precision(*dtype); }
 
 // The level and dtype that the options come to.
-struct Precision {
+struct Resolved {
   amp::Level level;
   DType dtype;
 };
-Precision resolve(const TrainNetworkOptions& o) {
+Resolved resolve(const TrainNetworkOptions& o) {
   using amp::Level;
   if (o.cast_model_type && *o.cast_model_type != f32 && !low(o.cast_model_type)) {
     fail<AmpError>("{}: expected a cast_model_type of f16, bf16 or f32, got {}", kName, name(*o.cast_model_type));
@@ -41,90 +45,268 @@ Precision resolve(const TrainNetworkOptions& o) {
   return {level, dtype};
 }
 
-void check_parameters(const nn::ModuleBase& network, const optim::Optimizer& optimizer) {
+void check_parameters(const nn::ModuleBase& network, const optim::Optimizer& optimizer, const char* who) {
   std::set<const TensorImpl*> own;
   for (const auto& p : network.parameters()) own.insert(p.tensor.impl());
   for (const auto& p : optimizer.named_parameters()) {
     if (own.contains(p.tensor.impl())) continue;
     fail<Error>("{}: the optimizer holds {} {}, which is no parameter of this network; was it made of another one?",
-                kName, p.name.empty() ? "a parameter" : "'" + p.name + "'", p.tensor.sizes().str());
+                who, p.name.empty() ? "a parameter" : "'" + p.name + "'", p.tensor.sizes().str());
+  }
+}
+
+/// A network as a function and a loss of its output: what build_train_network() is given.
+class OutputTask final : public Task {
+ public:
+  OutputTask(std::shared_ptr<nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward, LossFunction loss)
+      : network_(std::move(network)), forward_(std::move(forward)), loss_(std::move(loss)) {}
+  const nn::ModuleBase& network() const override { return *network_; }
+  TaskLoss loss(const data::Batch& batch) override {
+    TaskLoss made;
+    made.output = forward_(batch.input);
+    made.loss = take_loss(made.output, batch.target);
+    return made;
+  }
+  Tensor forward(const Tensor& input) const { return forward_(input); }
+  Tensor take_loss(const Tensor& output, const Tensor& target) const { return wide(loss_(wide(output), wide(target))); }
+
+ private:
+  static Tensor wide(const Tensor& t) { return t.defined() && is_low_precision(t.dtype()) ? t.to(f32) : t; }
+
+  std::shared_ptr<nn::ModuleBase> network_;
+  std::function<Tensor(const Tensor&)> forward_;
+  LossFunction loss_;
+};
+
+void check_loss(const Tensor& loss) {
+  check_defined(loss, "train_step", "a loss");
+  if (loss.numel() != 1) {
+    fail<ShapeError>("train_step: expected a loss of one element, got {}; take its mean?", loss.sizes().str());
   }
 }
 
 }  // namespace
 
 struct TrainStep::Impl {
-  std::shared_ptr<nn::ModuleBase> network;
-  std::function<Tensor(const Tensor&)> forward;
+  std::shared_ptr<Task> task;
   optim::Optimizer& optimizer;
-  LossFunction loss;
-  std::optional<amp::GradScaler> scaler;
+  std::optional<amp::GradScaler> scaler = {};
+  StepOptions options = {};
   bool drop = true;
-  Tensor never = {}, one = {};  // overflow and scale where there are none
+  NamedTensors parameters = {};  // of the network, in its order: what is clipped
+  Tensor never = {}, one = {};   // overflow and scale where there are none
+  std::unique_ptr<CapturedStep> captured = {};
+  std::uint64_t plain = 0;           // calls of run_captured() that `captured` didn't see
+  std::int64_t largest = 0;          // samples of a step
+  std::size_t tensors_in_batch = 0;  // of the calls that `captured` takes
 
-  Tensor take_loss(const Tensor& output, const Tensor& target) const {
-    const auto wide = [](const Tensor& t) { return t.defined() && is_low_precision(t.dtype()) ? t.to(f32) : t; };
-    Tensor result = loss(wide(output), wide(target));
-    check_defined(result, "train_step", "a loss");
-    if (result.numel() != 1) {
-      fail<ShapeError>("train_step: expected a loss of one element, got {}; take its mean?", result.sizes().str());
-    }
-    return wide(result);
-  }
   void constants(Device device) {
     if (never.defined() && never.device() == device) return;
-    never = zeros({}, {.dtype = boolean, .device = device});
+    never = zeros({}, {.device = device});
     one = ones({}, {.device = device});
+  }
+  /// Forward and backward pass of a batch that is `weight` of the step.
+  void add(const data::Batch& batch, double weight, StepValues& values);
+  /// The optimizer's part.
+  void update(StepValues& values);
+  StepValues run(std::span<const data::Batch> batches);
+  const OutputTask& output_task(const char* call) const {
+    const auto* own = dynamic_cast<const OutputTask*>(task.get());
+    if (!own) fail<Error>("TrainStep::{}: expected a step of build_train_network(), got one of a Task", call);
+    return *own;
   }
 };
 
-TrainStepResult TrainStep::operator()(const Tensor& input, const Tensor& target) {
-  Impl& s = *impl_;
-  s.optimizer.zero_grad();
-  Tensor loss;
+Tensor StepValues::loss() const {
+  if (losses.size() == 1) return losses[0];
+  const NoGrad no_grad;
+  Tensor sum;
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const Tensor part = losses[i] * weights[i];
+    sum = sum.defined() ? sum + part : part;
+  }
+  return sum;
+}
+
+void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& values) {
+  TaskLoss made;
   {
     const EnableGrad on;
-    loss = s.take_loss(s.forward(input), target);
-    (s.scaler ? s.scaler->scale(loss) : loss).backward();
+    {
+      std::optional<amp::Autocast> region;
+      if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
+      made = task->loss(batch);
+    }
+    check_loss(made.loss);
+    const Tensor share = weight == 1 ? made.loss : made.loss * weight;
+    (scaler ? scaler->scale(share) : share).backward();
   }
   const NoGrad no_grad;
-  s.constants(loss.device());
-  TrainStepResult result{.loss = loss.detach(), .overflow = s.never.clone(), .scale = s.one.clone()};
-  if (!s.scaler) {
-    s.optimizer.step();
-    return result;
-  }
-  result.scale = s.scaler->scale_tensor().clone();
-  if (s.drop) {
-    result.overflow = ne(s.scaler->step(s.optimizer).found_inf(), 0);
-    s.scaler->update();
-  } else if (s.optimizer.unscales()) {
-    s.optimizer.step_unless({}, s.scaler->scale_tensor());
-  } else {
-    for (const auto& p : s.optimizer.named_parameters()) {
-      if (const Tensor g = p.tensor.grad(); g.defined()) p.tensor.set_grad(g.to(f32) / result.scale);
+  values.losses.push_back(made.loss.detach());
+  task->count(made, batch);
+  if (made.count_later) values.count_later.push_back(std::move(made.count_later));
+  for (NamedTensor& part : made.parts) {
+    const auto same = [&](const NamedTensor& known) { return known.name == part.name; };
+    const auto known = std::find_if(values.parts.begin(), values.parts.end(), same);
+    if (known == values.parts.end()) {
+      values.parts.push_back({part.name, part.tensor.detach()});
+    } else {
+      known->tensor = known->tensor + part.tensor.detach();
     }
-    s.optimizer.step();
   }
-  return result;
 }
+
+void TrainStep::Impl::update(StepValues& values) {
+  const NoGrad no_grad;
+  constants(values.losses[0].device());
+  values.overflow = never.clone();
+  values.scale = scaler ? scaler->scale_tensor().clone() : one.clone();
+  if (options.clip_norm > 0) {
+    const Tensor norm = scaler ? scaler->unscale_(optimizer, {.norm = true}) : Tensor();
+    optim::clip_grad_norm_(parameters, options.clip_norm, {.norm = norm});
+  }
+  if (!scaler) {
+    optimizer.step();
+  } else if (drop) {
+    const amp::StepResult done = scaler->step(optimizer);
+    values.overflow = done.found_inf();
+    values.overflow_flags = done.overflow_flags();
+    values.gradient_names = done.gradient_names();
+    scaler->update();
+  } else if (optimizer.unscales()) {
+    optimizer.step_unless({}, scaler->scale_tensor());
+  } else {
+    for (const auto& p : optimizer.named_parameters()) {
+      if (const Tensor g = p.tensor.grad(); g.defined()) p.tensor.set_grad(g.to(f32) / values.scale);
+    }
+    optimizer.step();
+  }
+}
+
+StepValues TrainStep::Impl::run(std::span<const data::Batch> batches) {
+  if (batches.empty()) fail<Error>("train_step: expected at least one batch, got none");
+  optimizer.zero_grad();
+  StepValues values;
+  std::vector<std::int64_t> samples;
+  for (const data::Batch& batch : batches) {
+    samples.push_back(task->samples(batch));
+    values.samples += samples.back();
+  }
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    // In float64, so that the only batch of a step weighs 1 exactly.
+    values.weights.push_back(static_cast<double>(samples[i]) / static_cast<double>(values.samples));
+    add(batches[i], values.weights[i], values);
+  }
+  update(values);
+  return values;
+}
+
+TrainStepResult TrainStep::operator()(const Tensor& input, const Tensor& target) {
+  const data::Batch batch{input, target};
+  StepValues values = impl_->run({&batch, 1});
+  return {.loss = values.losses[0], .overflow = ne(values.overflow, 0), .scale = values.scale};
+}
+
+StepValues TrainStep::run(std::span<const data::Batch> batches) { return impl_->run(batches); }
+
+StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
+  Impl& s = *impl_;
+  if (batches.empty()) return s.run(batches);  // which says so
+  std::vector<Tensor> inputs;
+  const auto add = [&](const Tensor& t) { inputs.push_back(t); };
+  for (const data::Batch& batch : batches) {
+    visit_tensors(const_cast<data::Batch&>(batch), add);
+    if (&batch == &batches[0] && s.tensors_in_batch != inputs.size()) {
+      s.tensors_in_batch = inputs.size();
+      s.captured.reset();
+    }
+  }
+  std::int64_t samples = 0;
+  for (const data::Batch& batch : batches) samples += s.task->samples(batch);
+  const bool smaller = samples < s.largest;
+  s.largest = std::max(s.largest, samples);
+  // An epoch's last, smaller step isn't worth a recording, whose memory stays, beside that of the others; and batches
+  // of several kinds are no list of like ones.
+  if (smaller || inputs.size() != s.tensors_in_batch * batches.size()) {
+    release_captured();
+    ++s.plain;
+    return s.run(batches);
+  }
+  if (!s.captured) {
+    s.captured = std::make_unique<CapturedStep>([&s](std::span<const Tensor> given) {
+      std::vector<data::Batch> parts(given.size() / s.tensors_in_batch);
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        parts[i].more.resize(s.tensors_in_batch - 2);
+        visit_tensors(parts[i], [&, at = i * s.tensors_in_batch](Tensor& t) mutable { t = given[at++]; });
+      }
+      StepValues values = s.run(parts);
+      CapturedStep::Result made;
+      visit_tensors(values, [&](Tensor& t) { made.tensors.push_back(std::exchange(t, Tensor())); });
+      made.frame = std::move(values);
+      return made;
+    });
+  }
+  // A recording would keep the gradients of before for as long as it is made.
+  s.optimizer.zero_grad();
+  CapturedStep::Result made = (*s.captured)(inputs);
+  auto values = std::any_cast<StepValues>(std::move(made.frame));
+  std::size_t i = 0;
+  visit_tensors(values, [&](Tensor& t) { t = std::move(made.tensors[i++]); });
+  return values;
+}
+
+void TrainStep::release_captured() {
+  if (impl_->captured) impl_->captured->release();
+}
+CaptureStats TrainStep::capture_stats() const {
+  CaptureStats stats = impl_->captured ? impl_->captured->stats() : CaptureStats();
+  stats.plain += impl_->plain;
+  return stats;
+}
+std::string TrainStep::why_not_captured() const { return impl_->captured ? impl_->captured->why_not() : std::string(); }
 
 Tensor TrainStep::predict(const Tensor& input) const {
+  const OutputTask& own = impl_->output_task("predict");
   const NoGrad no_grad;
-  const nn::EvalMode mode(*impl_->network);
-  return impl_->forward(input);
+  const nn::EvalMode mode(own.network());
+  return own.forward(input);
 }
 
-Tensor TrainStep::loss(const Tensor& output, const Tensor& target) const { return impl_->take_loss(output, target); }
-const nn::ModuleBase& TrainStep::network() const { return *impl_->network; }
+Tensor TrainStep::loss(const Tensor& output, const Tensor& target) const {
+  const Tensor loss = impl_->output_task("loss").take_loss(output, target);
+  check_loss(loss);
+  return loss;
+}
+Task& TrainStep::task() const { return *impl_->task; }
+const nn::ModuleBase& TrainStep::network() const { return impl_->task->network(); }
 optim::Optimizer& TrainStep::optimizer() const { return impl_->optimizer; }
 amp::GradScaler* TrainStep::scaler() const { return impl_->scaler ? &*impl_->scaler : nullptr; }
+const StepOptions& TrainStep::options() const { return impl_->options; }
+
+TrainStep make_train_step(std::shared_ptr<Task> task, optim::Optimizer& optimizer,
+                          std::optional<amp::GradScaler> scaler, const StepOptions& options) {
+  if (!task) fail<Error>("train_step: expected a task, got none");
+  if (options.autocast && !is_low_precision(*options.autocast)) {
+    fail<AmpError>("train_step: expected f16 or bf16 for autocast, got {}", name(*options.autocast));
+  }
+  if (!(options.clip_norm >= 0)) {
+    fail<Error>("train_step: expected a clip_norm of at least 0, got {}", options.clip_norm);
+  }
+  check_parameters(task->network(), optimizer, "train_step");
+  if (scaler && !scaler->is_enabled()) scaler.reset();
+  NamedTensors parameters = task->network().parameters();
+  return TrainStep(std::make_shared<TrainStep::Impl>(TrainStep::Impl{.task = std::move(task),
+                                                                     .optimizer = optimizer,
+                                                                     .scaler = std::move(scaler),
+                                                                     .options = options,
+                                                                     .parameters = std::move(parameters)}));
+}
 
 TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward,
                           optim::Optimizer& optimizer, LossFunction loss, const TrainNetworkOptions& options) {
   if (!loss) fail<Error>("{}: expected a loss function, got none", kName);
-  const Precision precision = resolve(options);
-  check_parameters(*network, optimizer);
+  const Resolved precision = resolve(options);
+  check_parameters(*network, optimizer, kName);
   if (precision.level != amp::Level::O0) {
     amp::set_level(*network, precision.level, precision.dtype);
   }
@@ -133,11 +315,8 @@ TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function
   if (!manager && options.level == amp::Level::O2 && precision.level != amp::Level::O0 && precision.dtype == f16) {
     manager = amp::DynamicLossScaleManager();
   }
-  auto impl = std::make_shared<TrainStep::Impl>(TrainStep::Impl{.network = std::move(network),
-                                                                .forward = std::move(forward),
-                                                                .optimizer = optimizer,
-                                                                .loss = std::move(loss),
-                                                                .scaler = {}});
+  auto task = std::make_shared<OutputTask>(std::move(network), std::move(forward), std::move(loss));
+  auto impl = std::make_shared<TrainStep::Impl>(TrainStep::Impl{.task = std::move(task), .optimizer = optimizer});
   if (manager) {
     impl->scaler.emplace(manager->policy());
     impl->drop = manager->drop_overflow_update();

@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/amp/level.h"
 #include "halfstep/amp/loss_scaler.h"
+#include "halfstep/autograd/capture.h"
 #include "halfstep/nn/module.h"
 #include "halfstep/optim/optimizer.h"
+#include "halfstep/train/task.h"
 
 namespace halfstep::training {
 
@@ -47,31 +53,87 @@ void visit_tensors(TrainStepResult& result, V&& visit) {
   visit(result.scale);
 }
 
-/// A training step as one function: forward pass, loss, backward pass, unscaling, check, optimizer, scale. A handle:
-/// copies are the same step. Made by build_train_network(); `capture(step)` replays it.
+/// What a step on several batches, or of a Task, gives; all tensors are on the network's device, for the host to read
+/// or not.
+struct StepValues {
+  std::vector<Tensor> losses = {};   ///< f32 or f64 [], unscaled: of each batch
+  std::vector<double> weights = {};  ///< of each batch: its share of the step's samples
+  std::int64_t samples = 0;          ///< of all batches
+  Tensor overflow = {};              ///< f32 []: not 0 where gradients overflowed, so that the step was dropped
+  Tensor scale = {};                 ///< f32 []: the loss scale that the step used; 1 without scaling
+  NamedTensors parts = {};           ///< TaskLoss::parts, added up over the batches
+  Tensor overflow_flags = {};        ///< f32 [gradients]: not 0 for those that overflowed; undefined without scaling
+  std::shared_ptr<const std::vector<std::string>> gradient_names = {};  ///< of overflow_flags
+  /// TaskLoss::count_later of the batches.
+  std::vector<std::function<void(std::map<std::string, double>&)>> count_later = {};
+
+  /// The step's loss: of its only batch, or the mean over its samples.
+  Tensor loss() const;
+};
+/// For capture().
+template <class V>
+void visit_tensors(StepValues& values, V&& visit) {
+  for (Tensor& t : values.losses) visit(t);
+  for (NamedTensor& t : values.parts) visit(t.tensor);
+  visit(values.overflow);
+  visit(values.scale);
+  visit(values.overflow_flags);
+}
+
+/// Options of make_train_step for a Task.
+struct StepOptions {
+  /// Dtype of the autocast region around Task::loss; none: the caller's own region, or none. Networks at a level of
+  /// mixed precision need none.
+  std::optional<DType> autocast = {};
+  double clip_norm = 0;  ///< largest 2-norm of all gradients together; 0: no clipping
+};
+
+/// A training step as one function: forward pass, loss, backward pass, unscaling, check, clipping, optimizer, scale. A
+/// handle: copies are the same step. Made by build_train_network() or make_train_step(); `capture(step)` replays it.
 class HS_API TrainStep {
  public:
   /// Trains on a batch. Previous gradients are dropped, those of the step stay. Throws what the network, the loss and
   /// the optimizer throw, Error for a loss of more than one element, and AmpError if overflows exceeded the manager's
   /// limit.
   TrainStepResult operator()(const Tensor& input, const Tensor& target);
+  /// One step on several batches, whose gradients are added up: each loss counts by its share of the samples. Nothing
+  /// is read by the host. Throws as above, and Error without batches.
+  StepValues run(std::span<const data::Batch> batches);
+  /// The same, replayed from memory where it can be (autograd/capture.h): then the loss must be made of ops.
+  StepValues run_captured(std::span<const data::Batch> batches);
+  /// Frees the memory that replays need, as far as gradients don't lie in it: an evaluation takes its place. The next
+  /// run_captured() records the step again.
+  void release_captured();
+  /// How the calls of run_captured() ran, and why the last one was no replay; empty when it was or may come to be.
+  CaptureStats capture_stats() const;
+  std::string why_not_captured() const;
 
-  /// The network's output in evaluation mode, without gradient recording; the mode is restored.
+  /// The network's output in evaluation mode, without gradient recording; the mode is restored. Throws Error for a step
+  /// of a Task, which has no output of an input alone.
   Tensor predict(const Tensor& input) const;
-  /// The step's loss for an output of the network.
+  /// The step's loss for an output of the network. Throws as predict() does.
   Tensor loss(const Tensor& output, const Tensor& target) const;
+  Task& task() const;
   const nn::ModuleBase& network() const;
   optim::Optimizer& optimizer() const;
-  /// The loss scaler; null without a manager. Its state belongs in checkpoints.
+  /// The loss scaler; null without loss scaling. Its state belongs in checkpoints.
   amp::GradScaler* scaler() const;
+  const StepOptions& options() const;
 
  private:
   friend HS_API TrainStep make_train_step(std::shared_ptr<nn::ModuleBase>, std::function<Tensor(const Tensor&)>,
                                           optim::Optimizer&, LossFunction, const TrainNetworkOptions&);
+  friend HS_API TrainStep make_train_step(std::shared_ptr<Task>, optim::Optimizer&, std::optional<amp::GradScaler>,
+                                          const StepOptions&);
   struct Impl;
   explicit TrainStep(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
 };
+
+/// The step of a task. The optimizer, which may hold a part of the network's parameters only, has to live as long as
+/// the step. A scaler that is disabled is as none. Throws Error for parameters that are not the network's.
+HS_API TrainStep make_train_step(std::shared_ptr<Task> task, optim::Optimizer& optimizer,
+                                 std::optional<amp::GradScaler> scaler = {}, const StepOptions& options = {});
 
 /// Type-erased build_train_network().
 HS_API TrainStep make_train_step(std::shared_ptr<nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward,

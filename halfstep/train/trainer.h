@@ -3,70 +3,53 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdint>
+#include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "halfstep/data/loader.h"
-#include "halfstep/nn/module.h"
+#include "halfstep/autograd/capture.h"
+#include "halfstep/data/dataset.h"
 #include "halfstep/runtime/fallback.h"
+#include "halfstep/train/callback.h"
 #include "halfstep/train/config.h"
-#include "halfstep/train/meters.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/run_folder.h"
+#include "halfstep/train/task.h"
 
 namespace halfstep::training {
 
-/// The state of the run after a step.
-struct StepReport {
-  int epoch;                   ///< from 1
-  std::int64_t step;           ///< from 1, over the whole run
-  std::int64_t step_in_epoch;  ///< from 1
-  std::int64_t steps_in_epoch;
-  double loss;       ///< mean over the samples of the step
-  double mean_loss;  ///< mean over the epoch so far
-  double lr;
-  double scale;          ///< loss scale that the step used, 1 without scaling
-  std::int64_t skipped;  ///< steps skipped so far
-  std::string overflow;  ///< parameter whose gradient overflowed, if the step was skipped
-  double samples_per_s;  ///< of the epoch so far, evaluation left out
-  Meter seconds = {};  ///< of a step, waiting for data included; the mean is of the epoch since it was begun or resumed
-  Meter data_seconds = {};  ///< of waiting for data
-  Meter top1 = {};          ///< fractions of 1, over the epoch so far; with TrainConfig::train_accuracy
-  Meter top5 = {};
+/// How the run stands after a step whose values were read.
+struct StepReport : StepRecord {
+  std::int64_t steps_in_epoch = 0;
+  Meter step_seconds = {};                       ///< the mean is of the epoch since it was begun or resumed
+  Meter step_data_seconds = {};                  ///< of waiting for data
+  std::map<std::string, Meter> part_means = {};  ///< of StepRecord::parts, per sample, over the epoch so far
 };
 
 /// Result of an evaluation.
 struct EvalReport {
-  int epoch;
-  std::int64_t step;
-  double loss;
-  double top1;  ///< fractions of 1
-  double top5;
-  bool best;                 ///< the best so far in this run
-  double train_loss = NAN;   ///< mean over the epoch's training samples; NaN outside of training
-  double scale = 1;          ///< loss scale that comes next, 1 without scaling
-  std::int64_t skipped = 0;  ///< steps skipped so far
-  bool interrupted = false;  ///< EvalOptions::stop was set: the numbers are meaningless
+  int epoch = 0;
+  std::int64_t step = 0;
+  MetricResults metrics = {};  ///< loss first, then those of the task; of classification top1 and top5, fractions of 1
+  bool best = false;           ///< the best so far in this run
+  double train_loss = NAN;     ///< mean over the epoch's training samples; NaN outside of training
+  double scale = 1;            ///< loss scale that comes next, 1 without scaling
+  std::int64_t skipped = 0;    ///< steps skipped so far
+  bool interrupted = false;    ///< EvalOptions::stop was set: there are no numbers
 };
 
-/// The state of an evaluation after a batch; means are over the samples so far.
-struct EvalProgress {
-  std::int64_t batch;  ///< from 1
-  std::int64_t batches;
-  Meter seconds = {};
-  Meter loss = {};
-  Meter top1 = {};  ///< fractions of 1
-  Meter top5 = {};
-};
-/// Options of evaluate.
+/// Options of evaluate for a classifier.
 struct EvalOptions {
   std::optional<DType> dtype = {};  ///< of autocast; none: float32
   std::int64_t batch_size = 1000;
   int workers = 1;
-  int prefetch = 4;  ///< batches that each worker prefetches
+  int prefetch = 4;    ///< batches that each worker makes ahead
+  int read_every = 1;  ///< batches between two reads of a device's values
   std::function<void(const EvalProgress&)> on_batch = {};
   const std::atomic<bool>* stop = nullptr;  ///< aborts when it becomes true
 };
@@ -77,14 +60,17 @@ struct RunReport {
   std::int64_t steps = 0;
   std::int64_t skipped = 0;
   double seconds = 0;
-  double peak_rss_mb = 0;  ///< of the process, in 10^6 bytes
-  double loss = NAN;       ///< of the last evaluation; NaN where none was made
-  double top1 = NAN;
-  double top5 = NAN;
-  std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU instead of the device
-  bool nothing_left = false;                  ///< the resumed run had already finished all its epochs
+  double peak_rss_mb = 0;        ///< of the process, in 10^6 bytes
+  MetricResults metrics = {};    ///< of the last evaluation; empty where none was made
+  std::string best_by = "loss";  ///< name of the metric that tells which evaluation was the best
+  /// Its value in the last evaluation; NaN where none was made.
+  double best_value() const { return metrics.contains(best_by) ? static_cast<double>(metrics[best_by]) : NAN; }
+  std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU in place of the device
+  bool nothing_left = false;                  ///< the run that was resumed had all its epochs already
   bool interrupted = false;                   ///< stop was set; a checkpoint was written if there is a folder for it
   std::filesystem::path checkpoint = {};      ///< the last one written
+  CaptureStats captured = {};                 ///< how the steps ran
+  std::string why_not_captured = {};          ///< why steps weren't replayed, where they weren't
 };
 
 /// Callbacks of a run to its caller; any may be empty.
@@ -99,18 +85,22 @@ struct TrainCallbacks {
   std::function<void(const std::string& report)> on_debug;  ///< what TrainConfig::debug found: lines of text
 };
 
-/// Trains according to the configuration: autocast around forward pass and loss, loss scaling, accumulation (the last,
-/// smaller group of an epoch with its own weighting), clipping, checkpoints `last.safetensors` and `best.safetensors`
-/// in `out`, JSON lines in `log_json`. The module is moved to the configuration's device; batches are copied there
-/// ahead of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the step (or aborts
-/// the evaluation, which a resumed run repeats), writes a checkpoint and returns. Throws Error for a loss that isn't
-/// finite, and IoError. No checkpoint is written over another one while the losses aren't finite: the last good one
-/// stays.
+/// Trains as the configuration says, a Model with callbacks: autocast around the task's loss, loss scaling,
+/// accumulation (the last, smaller group of an epoch with its own weight), clipping, checkpoints `last.safetensors` and
+/// `best.safetensors` in `out`, JSON lines in `log_json`. The network is moved to the configuration's device; batches
+/// are copied there ahead of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the
+/// step (or gives up the evaluation, which a resumed run makes again), writes a checkpoint and returns. Throws Error
+/// for a loss that isn't finite (on other devices than the CPU when it is read), and IoError. No checkpoint is written
+/// over another one while the losses aren't finite: the last good one stays.
 ///
-/// All checks run before any file is written: a rejected run changes no files. `out` is created if needed and locked
-/// (train/run_folder.h), unless the caller has done that and passes `folder`; a folder with a run in it is rejected,
-/// unless it is the one being resumed or `overwrite` is set. The log of a resumed run loses the lines that will be
-/// repeated.
+/// Checks come first and files last: a run that is refused changes none. `out` is made where it isn't there and locked
+/// (train/run_folder.h), unless the caller has done that and gives `folder`; one with a run in it is refused, unless it
+/// is the one that is resumed or `overwrite` is set. The log of a run that goes on loses the lines that come again.
+HS_API RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
+                       std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
+                       const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,
+                       RunFolder* folder = nullptr);
+/// The same for a classifier, with the configuration's label smoothing.
 HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,

@@ -190,7 +190,7 @@ class Checkpoints(ProgramTest):
     def test_states_that_no_run_leaves_behind(self):
         for key, value in (("step", -5), ("skipped", -1), ("epoch", -5), ("epoch", 2**63), ("batch", -1), ("batch", 10**9), ("loss_samples", -1),
                            ("batch_size", 0), ("accumulate", 0), ("samples", 1.5), ("model", 5), ("optimizer", "a"), ("optimizer", {}),
-                           ("optimizer", {"group0.lr": None}), ("loss_sum", None), ("best_top1", "x"), ("version", 9), ("random_seed", -1)):
+                           ("optimizer", {"group0.lr": None}), ("loss_sum", None), ("best", "x"), ("version", 9), ("random_seed", -1)):
             file = Safetensors(self.good)
             file.set_state(**{key: value})
             file.write(self.bad)

@@ -130,7 +130,7 @@ class Log(ProgramTest):
         self.assertFalse((self.folder / "run/log.jsonl").exists())
         kinds = [e["event"] for e in log]
         per_epoch = ["step"] * 4 + ["eval", "checkpoint"]
-        self.assertEqual([k for k in kinds if k != "checkpoint"], ["start"] + (["step"] * 4 + ["eval"]) * 2 + ["end"])
+        self.assertEqual([k for k in kinds if k != "checkpoint"], ["start"] + (["step"] * 4 + ["eval"]) * 2 + ["capture", "end"])
         self.assertEqual(kinds[1:7], per_epoch)
         n, words = self.NUMBER, str
         self.check(log[0], {"model": words, "epochs": int, "batch_size": int, "samples": int, "lr": n, "optimizer": words, "amp": words, "device": words, "scale": n,

@@ -12,6 +12,7 @@
 // And the loss follows the logits with at most sqrt 2, the norm of a residual.
 #include <gtest/gtest.h>
 
+#include "halfstep/data/loader.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
@@ -155,13 +156,13 @@ TEST(TrainBounds, MixedPrecisionFollowsFloat32) {
           << amp << " step " << t;
       EXPECT_EQ(low.steps[t].scale, dtype == f16 ? 65536 : 1);
     }
-    EXPECT_LT(low.evals.back().loss, 0.9 * low.steps.front().loss);
+    EXPECT_LT(low.evals.back().metrics["loss"], 0.9 * low.steps.front().loss);
     // Evaluation runs in the same dtype.
     const std::vector<std::int64_t> all = data::shuffled_order(20, 0, 0);
     const auto [tx, ty] = others.dataset()->batch({.indices = all});
-    EXPECT_NEAR(low.evals.back().loss, loss_with_casts(low_net, tx, ty, dtype), exact.loss(20)) << amp;
+    EXPECT_NEAR(low.evals.back().metrics["loss"], loss_with_casts(low_net, tx, ty, dtype), exact.loss(20)) << amp;
     if (dtype == bf16) {  // f16 is too close to float32 to tell by this mean
-      EXPECT_GT(std::abs(low.evals.back().loss - loss_with_casts(low_net, tx, ty, f32)), exact.loss(20));
+      EXPECT_GT(std::abs(low.evals.back().metrics["loss"] - loss_with_casts(low_net, tx, ty, f32)), exact.loss(20));
     }
   }
 }

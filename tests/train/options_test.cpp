@@ -141,14 +141,14 @@ TEST(TrainOptions, EvaluationCountsSamples) {
   }
   const auto report = training::evaluate(classifier, dataset, std::nullopt, 64);
   // Means of 64 and fewer losses under 10 in float32.
-  EXPECT_NEAR(report.loss, loss, 70 * 0x1p-24 * 10);
-  EXPECT_DOUBLE_EQ(report.top1, top1 / 150.0);
-  EXPECT_DOUBLE_EQ(report.top5, top5 / 150.0);
+  EXPECT_NEAR(report.metrics["loss"], loss, 70 * 0x1p-24 * 10);
+  EXPECT_DOUBLE_EQ(report.metrics["top1"], top1 / 150.0);
+  EXPECT_DOUBLE_EQ(report.metrics["top5"], top5 / 150.0);
   EXPECT_LT(top1, top5);
   EXPECT_LT(top5, 150);
   // No number is no hit, whatever the others are.
   const auto broken = std::make_shared<data::TensorDataset>(full({3, 7}, NAN), zeros({3}, {.dtype = i64}));
-  EXPECT_EQ(training::evaluate(classifier, broken, std::nullopt).top5, 0);
+  EXPECT_EQ(training::evaluate(classifier, broken, std::nullopt).metrics["top5"], 0);
 }
 
 TEST(TrainOptions, ScalersFollowPrecisionAndLossScale) {

@@ -68,7 +68,7 @@ struct Machine {
   Faults faults;
   std::atomic<uint32_t> queues_made{0};
   std::atomic<uint64_t> kernels{0}, failed_kernels{0}, copies{0}, copied_bytes{0}, waiting_copies{0}, allocations{0},
-      graph_launches{0};
+      host_reads{0}, graph_launches{0};
 
   /// The device of that index, or null (and a failure is noted).
   Device* device(int32_t index) const;

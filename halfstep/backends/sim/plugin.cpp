@@ -175,6 +175,7 @@ halfstep_status copy(halfstep_queue* handle, void* destination, const void* sour
     if (to_device) work->touches.push_back({to, to + bytes});
     if (from_device) work->touches.push_back({from, from + bytes});
     const uint64_t number = queue.push(std::move(work));
+    if (!to_device) machine().host_reads.fetch_add(1, std::memory_order_relaxed);
     if (!waits) return HALFSTEP_OK;
     machine().waiting_copies.fetch_add(1, std::memory_order_relaxed);
     queue.wait(number);
@@ -424,7 +425,8 @@ void stats(halfstep_sim_stats* to) {
                                   m.copied_bytes.load(),
                                   m.waiting_copies.load(),
                                   m.allocations.load(),
-                                  m.graph_launches.load()};
+                                  m.graph_launches.load(),
+                                  m.host_reads.load()};
   std::memcpy(to, &all, std::min<std::size_t>(to->size, sizeof all));
 }
 

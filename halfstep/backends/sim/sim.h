@@ -49,6 +49,7 @@ typedef struct halfstep_sim_stats {
   uint64_t waiting_copies; /* those whose call waited, because the host's memory was not pinned */
   uint64_t allocations;    /* of device memory, that succeeded */
   uint64_t graph_launches;
+  uint64_t host_reads; /* copies to the host's memory */
 } halfstep_sim_stats;
 
 /* extension("sim_stats"): fills in `stats` up to stats->size. */

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/train/classification.h"
+
+#include <cmath>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/ops/compare.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/index.h"
+#include "halfstep/ops/loss.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep::training {
+
+TopHits count_top_hits(const Tensor& scores, const Tensor& target) {
+  const NoGrad no_grad;
+  if (scores.dim() != 2 || target.dim() < 1 || target.dim() > 2 || target.size(0) != scores.size(0)) {
+    fail<ShapeError>(
+        "count_top_hits: expected scores [N, classes] and labels [N] or shares [N, classes], got {} and {}",
+        scores.sizes().str(), target.sizes().str());
+  }
+  const Tensor wide = scores.detach().to(f32);
+  const std::int64_t classes = wide.size(1);
+  const Tensor given = target.dim() == 1 ? target.to(i64) : argmax(target, 1);
+  const Tensor known = logical_and(ge(given, 0), lt(given, classes));
+  const Tensor label = where(known, given, 0).unsqueeze(1);
+  const Tensor own = gather(wide, 1, label);
+  const Tensor place = arange(0, classes, 1, {.dtype = i64, .device = wide.device()});
+  const Tensor above = sum(logical_or(gt(wide, own), logical_and(eq(wide, own), lt(place, label))), {1});
+  const Tensor counts = logical_and(known, eq(own, own).squeeze(1));
+  const auto hits = [&](std::int64_t first) { return sum(logical_and(counts, lt(above, first))).to(f32); };
+  return {hits(1), hits(5)};
+}
+
+namespace {
+
+// On the CPU by ops, which steps can be captured with; elsewhere on the host, once the scores are there: a dozen small
+// kernels are more than a copy, and a device that is being brought up may lack them.
+void add_hits(TaskLoss& made, const Tensor& target) {
+  if (made.output.device().is_cpu()) {
+    const TopHits hits = count_top_hits(made.output, target);
+    made.parts.push_back({"top1", hits.top1});
+    made.parts.push_back({"top5", hits.top5});
+    return;
+  }
+  made.count_later = [scores = made.output.detach().to(Device{}, f32, {.non_blocking = true}),
+                      labels = target.to(Device{}, {.non_blocking = true})](std::map<std::string, double>& parts) {
+    const TopHits hits = count_top_hits(scores, labels);
+    parts["top1"] += hits.top1.item<double>();
+    parts["top5"] += hits.top5.item<double>();
+  };
+}
+
+}  // namespace
+
+TaskLoss ClassificationTask::loss(const data::Batch& batch) {
+  TaskLoss made;
+  made.output = classifier_.forward(batch.input);
+  made.loss = cross_entropy(made.output, batch.target, {.label_smoothing = options_.label_smoothing});
+  return made;
+}
+
+void ClassificationTask::count(TaskLoss& made, const data::Batch& batch) {
+  if (options_.train_accuracy) add_hits(made, batch.target);
+}
+
+TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
+  TaskLoss made;
+  made.output = classifier_.forward(batch.input);
+  made.loss = cross_entropy(made.output, batch.target);
+  add_hits(made, batch.target);
+  return made;
+}
+
+void ClassificationTask::check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
+                                     std::optional<double> best) const {
+  for (const auto& [name, hits] : parts) {
+    if (hits >= 0 && hits <= static_cast<double>(samples) && hits == std::floor(hits)) continue;
+    fail<Error>("expected a whole number from 0 to {} for parts.{}, got {}", samples, name, hits);
+  }
+  if (best && !(*best >= 0 && *best <= 1)) fail<Error>("expected a fraction of 1 for the best top1, got {}", *best);
+}
+
+}  // namespace halfstep::training

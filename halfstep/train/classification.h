@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Classification as a task: cross entropy, and how often the label is among the likeliest classes.
+#pragma once
+
+#include "halfstep/train/networks.h"
+#include "halfstep/train/task.h"
+
+namespace halfstep::training {
+
+/// Samples of a batch whose label ranks first, and among the first five, as f32 [] on the device of `scores`.
+struct TopHits {
+  Tensor top1;
+  Tensor top5;
+};
+/// Counts the rows of `scores` [N, classes] (any floating dtype) whose label is the likeliest class, or among the five
+/// likeliest. `target`: labels [N] of i64, or soft targets [N, classes], whose largest share is the label. Ties count
+/// against the label, lower classes first, so that a network that gives every class the same score isn't right; a NaN
+/// never hits, and neither does a label that is no class. Made of ops: nothing is read by the host. Not differentiable.
+HS_API TopHits count_top_hits(const Tensor& scores, const Tensor& target);
+
+/// Options of ClassificationTask.
+struct ClassificationOptions {
+  double label_smoothing = 0;   ///< share of the target that is spread over all classes, in training
+  bool train_accuracy = false;  ///< count hits in training batches too
+};
+
+/// A classifier with cross entropy. Batches hold inputs and labels [N] (i64) or soft targets [N, classes]. The parts
+/// are `top1` and `top5`; the best evaluation is the one with the largest `top1`.
+class HS_API ClassificationTask final : public Task {
+ public:
+  /// `classifier.module` has to live as long as the task.
+  explicit ClassificationTask(Classifier classifier, const ClassificationOptions& options = {})
+      : classifier_(std::move(classifier)), options_(options) {}
+
+  const nn::ModuleBase& network() const override { return *classifier_.module; }
+  TaskLoss loss(const data::Batch& batch) override;
+  void count(TaskLoss& made, const data::Batch& batch) override;
+  TaskLoss evaluate(const data::Batch& batch) override;
+  std::string best_by() const override { return "top1"; }
+  bool larger_is_better() const override { return true; }
+  void check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
+                   std::optional<double> best) const override;
+
+ private:
+  Classifier classifier_;
+  ClassificationOptions options_;
+};
+
+}  // namespace halfstep::training

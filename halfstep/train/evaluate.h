@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "halfstep/core/dtype.h"
+#include "halfstep/train/batches.h"
+#include "halfstep/train/callback.h"
+#include "halfstep/train/task.h"
+
+namespace halfstep::training {
+
+/// Options of evaluate.
+struct EvaluationOptions {
+  std::optional<DType> autocast = {};  ///< dtype of the region around Task::evaluate; none: the caller's own, or none
+  int read_every = 1;                  ///< batches between two reads of a device's values; on the CPU each is read
+  std::function<void(const EvalProgress&)> on_batch = {};  ///< after each batch whose values were read
+  std::function<bool()> stop = {};                         ///< gives up before the next batch when it says true
+  const char* who = "evaluate";                            ///< the caller, for messages
+};
+
+/// Evaluates a task on a data set, with the network in evaluation mode (the mode is restored) and without recording.
+/// Adds `loss` and the task's parts to `results` as means over all samples, then what Task::end_evaluation() adds.
+/// Returns false, and leaves `results` as they were, when it was stopped. Throws Error without batches.
+HS_API bool evaluate(Task& task, const Batches& batches, MetricResults& results, const EvaluationOptions& options = {});
+
+}  // namespace halfstep::training

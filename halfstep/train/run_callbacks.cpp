@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
+#include "halfstep/train/run_callbacks_internal.h"
+
+namespace halfstep::training {
+namespace {
+
+// A forward pass that leaves float16's range gives such a loss once in a while; when lowering the scale doesn't end it,
+// nothing will.
+constexpr int kMaxBadLosses = 20;
+
+constexpr const char* kLast = "last.safetensors";
+constexpr const char* kBest = "best.safetensors";
+
+double scale_of(const amp::GradScaler* scaler) { return scaler ? scaler->get_scale() : 1; }
+
+}  // namespace
+
+// --------------------------------------------------------------------------------------------------------------- log
+
+void LogCallback::on_train_begin(TrainContext& context) {
+  log_.write("start", {{"model", config_.model},
+                       {"epochs", std::int64_t{config_.epochs}},
+                       {"batch_size", config_.batch_size},
+                       {"samples", samples_},
+                       {"lr", config_.lr},
+                       {"optimizer", config_.optimizer},
+                       {"amp", amp_text(config_)},
+                       {"device", config_.device.str()},
+                       {"scale", scale_of(context.scaler)},
+                       {"seed", config_.seed},
+                       {"step", context.state().step}});
+}
+
+void LogCallback::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
+  for (const StepRecord& r : steps) {
+    JsonLog::Fields fields = {{"epoch", std::int64_t{r.epoch}}, {"step", r.step}, {"loss", r.loss}};
+    for (const auto& [name, sum] : r.parts) fields.emplace_back(name, sum / static_cast<double>(r.samples));
+    fields.insert(fields.end(), {{"lr", r.lr},
+                                 {"scale", r.scale},
+                                 {"skipped", r.skipped_steps},
+                                 {"samples_per_s", r.samples_per_s},
+                                 {"peak_rss_mb", peak_rss_mb()}});
+    log_.write("step", fields);
+  }
+}
+
+void LogCallback::on_eval_end(TrainContext& context) {
+  JsonLog::Fields fields = {{"epoch", std::int64_t{context.epoch}}, {"step", context.state().step}};
+  for (const auto& [name, value] : context.metrics) {
+    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
+  }
+  fields.insert(
+      fields.end(),
+      {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}, {"peak_rss_mb", peak_rss_mb()}});
+  log_.write("eval", fields);
+}
+
+void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
+  const CaptureStats& c = report.captured;
+  if (c.plain + c.recorded + c.replayed > 0) {
+    JsonLog::Fields fields = {{"plain", static_cast<std::int64_t>(c.plain)},
+                              {"recorded", static_cast<std::int64_t>(c.recorded)},
+                              {"replayed", static_cast<std::int64_t>(c.replayed)}};
+    if (!report.why_not_captured.empty()) fields.emplace_back("why_not", report.why_not_captured);
+    log.write("capture", fields);
+  }
+  for (const FallbackCount& f : report.fallbacks) {
+    log.write("fallback", {{"op", f.op},
+                           {"calls", static_cast<std::int64_t>(f.calls)},
+                           {"bytes_to_host", static_cast<std::int64_t>(f.bytes_to_host)},
+                           {"bytes_to_device", static_cast<std::int64_t>(f.bytes_to_device)},
+                           {"seconds", f.seconds},
+                           {"failures", static_cast<std::int64_t>(f.failures)}});
+  }
+  JsonLog::Fields fields = {{"epochs", std::int64_t{report.epochs}},
+                            {"step", report.steps},
+                            {"seconds", report.seconds},
+                            {"skipped", report.skipped},
+                            {"scale", scale_of(step.scaler())}};
+  // Compared by name with other runs: also where there was no evaluation.
+  const Task& task = step.task();
+  for (const std::string& name : {std::string("loss"), task.best_by()}) {
+    if (!report.metrics.contains(name)) fields.emplace_back(name, double{NAN});
+  }
+  for (const auto& [name, value] : report.metrics) {
+    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
+  }
+  fields.insert(fields.end(), {{"interrupted", report.interrupted}, {"peak_rss_mb", report.peak_rss_mb}});
+  log.write("end", fields);
+}
+
+// ------------------------------------------------------------------------------------------------------------- saver
+
+void RunSaver::resume(const Checkpoint& c) {
+  if (c.best_by == step_.task().best_by()) best_ = c.best;
+  last_file_ = config_.resume;
+}
+
+bool RunSaver::offer(double value) {
+  const bool better = !best_ ? !std::isnan(value) : (step_.task().larger_is_better() ? value > *best_ : value < *best_);
+  if (better) best_ = value;
+  return better;
+}
+
+bool RunSaver::save(const std::filesystem::path& file) const {
+  if (bad_losses > 0 && std::filesystem::exists(file)) return false;
+  const amp::GradScaler* scaler = step_.scaler();
+  optim::Optimizer& optimizer = step_.optimizer();
+  save_checkpoint(file, {.model = config_.model,
+                         .weights = step_.network().state_dict(),
+                         .optimizer_kind = optimizer.kind(),
+                         .optimizer = optimizer.state_dict(),
+                         .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
+                         .loader = loader_.state(),
+                         .loader_seed = config_.seed,
+                         .batch_size = config_.batch_size,
+                         .samples = samples_,
+                         .accumulate = config_.accumulate,
+                         .random = default_generator().state(),
+                         .step = state_.step,
+                         .skipped = state_.skipped,
+                         .loss_sum = state_.loss_sum,
+                         .loss_samples = state_.loss_samples,
+                         .best = best_,
+                         .best_by = step_.task().best_by(),
+                         .amp = amp_text(config_),
+                         .parts = state_.parts,
+                         .classes = config_.classes,
+                         .recipe = recipe(config_),
+                         .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
+                         .data_checksums = config_.data_checksums});
+  return true;
+}
+
+void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
+  const amp::GradScaler* scaler = step_.scaler();
+  const int most = scaler && scaler->policy().rules().dynamic ? kMaxBadLosses : 0;
+  for (const StepRecord& r : steps) {
+    for (const double loss : r.losses) {
+      saver_.bad_losses = std::isfinite(loss) ? 0 : saver_.bad_losses + 1;
+      if (saver_.bad_losses <= most) continue;
+      const std::string last = saver_.last_file().empty() ? "none was written" : shown_path(saver_.last_file());
+      fail<Error>(
+          "train: expected a finite loss, got {} in epoch {}, step {}; last checkpoint: {}; a smaller --lr may help",
+          std::isnan(loss) ? std::string("nan") : fmt::format("{}", loss), r.epoch, r.step, last);
+    }
+  }
+}
+
+void SaveCallback::save(const char* name, const TrainContext& context) {
+  if (saver_.folder().empty()) return;
+  const std::filesystem::path file = saver_.folder() / name;
+  if (!saver_.save(file)) return;
+  log_.write("checkpoint",
+             {{"epoch", std::int64_t{context.epoch}}, {"step", saver_.state().step}, {"file", file.string()}});
+  // Only the last one is told to the caller: the best one is a copy of some last one.
+  if (name != kLast) return;
+  saver_.set_last_file(file);
+  if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+}
+
+void SaveCallback::on_step_end(TrainContext& context) {
+  saver_.set_state(context.state());
+  const std::int64_t every = saver_.save_every();
+  // An epoch's end is a place of its own to save at.
+  if (every == 0 || context.step % every != 0 || context.step_in_epoch == context.steps_in_epoch) return;
+  context.read_values();
+  saver_.set_state(context.state());
+  save(kLast, context);
+}
+
+void SaveCallback::on_eval_end(TrainContext& context) {
+  saver_.set_state(context.state());
+  const std::string by = reports_.task().best_by();
+  best_ = context.metrics.contains(by) && saver_.offer(static_cast<double>(context.metrics[by]));
+  evaluated_ = true;
+  reports_.report(context, best_);
+}
+
+void SaveCallback::on_epoch_end(TrainContext& context) {
+  saver_.set_state(context.state());
+  if (!std::exchange(evaluated_, false)) return;  // it was stopped
+  // In this order: killed between the two, the run that goes on makes this evaluation again.
+  if (best_) save(kBest, context);
+  save(kLast, context);
+}
+
+void SaveCallback::on_train_end(TrainContext& context) {
+  saver_.set_state(context.state());
+  if (context.state().epoch < saver_.epochs()) save(kLast, context);
+}
+
+// ----------------------------------------------------------------------------------------------------------- reports
+
+void ReportCallback::on_epoch_begin(TrainContext& context) {
+  seconds_ = data_seconds_ = {};
+  parts_ = context.state().parts;
+  samples_ = context.state().samples;
+}
+
+void ReportCallback::on_values(TrainContext& context, std::span<const StepRecord> steps) {
+  for (const StepRecord& r : steps) {
+    seconds_.add(r.seconds);
+    data_seconds_.add(r.data_seconds);
+    samples_ += r.samples;
+    for (const auto& [name, sum] : r.parts) parts_[name] += sum;
+    if (!callbacks_.on_step) continue;
+    StepReport report{r, context.steps_in_epoch, seconds_, data_seconds_};
+    for (const auto& [name, sum] : r.parts) {
+      report.part_means[name] = {
+          .last = sum / static_cast<double>(r.samples), .sum = parts_[name], .count = static_cast<double>(samples_)};
+    }
+    callbacks_.on_step(report);
+  }
+}
+
+void ReportCallback::on_eval_batch(TrainContext& /*context*/, const EvalProgress& progress) {
+  if (callbacks_.on_eval_batch) callbacks_.on_eval_batch(progress);
+}
+
+void ReportCallback::report(TrainContext& context, bool best) {
+  last_metrics_ = context.metrics;
+  if (!callbacks_.on_eval) return;
+  callbacks_.on_eval({.epoch = context.epoch,
+                      .step = context.state().step,
+                      .metrics = context.metrics,
+                      .best = best,
+                      .train_loss = context.state().mean_loss(),
+                      .scale = scale_of(context.scaler),
+                      .skipped = context.state().skipped});
+}
+
+// --------------------------------------------------------------------------------------------------------- debugging
+
+void DebugCallback::on_step_begin(TrainContext& context) {
+  debugging_.before_step(context.step);
+  if (debugging_.wants_twin(context.step)) twin(context.batches[0]);
+}
+
+// The batch in float32 and in the run's precision. Leaves weights, buffers and gradients as they were: it runs where
+// gradients are clear.
+void DebugCallback::twin(const data::Batch& batch) {
+  const nn::ModuleBase& network = step_.network();
+  std::vector<Tensor> buffers;
+  for (const NamedTensor& b : network.buffers()) buffers.push_back(b.tensor.clone());
+  const auto restore = [&] {
+    const NoGrad no_grad;
+    std::size_t i = 0;
+    for (const NamedTensor& b : network.buffers()) Tensor(b.tensor).copy_(buffers[i++]);
+    step_.optimizer().zero_grad();
+  };
+  debugging_.twin(
+      [&] {
+        restore();
+        const Tensor loss = step_.task().loss(batch).loss;
+        (step_.scaler() ? step_.scaler()->scale(loss) : loss).backward();
+      },
+      *step_.options().autocast);
+  restore();
+}
+
+}  // namespace halfstep::training

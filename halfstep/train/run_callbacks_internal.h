@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a run of the program adds to the loop: rates by the schedule, the JSON log, reports, observers, checkpoints.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "halfstep/data/loader.h"
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/debugging.h"
+#include "halfstep/train/json_log.h"
+#include "halfstep/train/schedule.h"
+#include "halfstep/train/train_step.h"
+#include "halfstep/train/trainer.h"
+
+namespace halfstep::training {
+
+/// Sets the rate of the next step, by its place in the run: skipped steps count.
+class ScheduleCallback final : public CallbackBase {
+ public:
+  explicit ScheduleCallback(RateSchedule& schedule) : schedule_(schedule) {}
+  void on_epoch_begin(TrainContext& context) override { set(context); }
+  void on_step_end(TrainContext& context) override { set(context); }
+
+ private:
+  void set(const TrainContext& c) { schedule_.set((c.epoch - 1) * c.steps_in_epoch + c.step_in_epoch); }
+  RateSchedule& schedule_;
+};
+
+/// The lines `start`, `step` and `eval` of the log.
+class LogCallback final : public CallbackBase {
+ public:
+  LogCallback(JsonLog& log, const TrainConfig& config, std::int64_t samples)
+      : log_(log), config_(config), samples_(samples) {}
+  void on_train_begin(TrainContext& context) override;
+  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
+  void on_eval_end(TrainContext& context) override;
+
+ private:
+  JsonLog& log_;
+  const TrainConfig& config_;
+  std::int64_t samples_;
+};
+/// The lines `capture`, `fallback` and `end`.
+void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
+
+/// Keeps the state of the run in files.
+class RunSaver {
+ public:
+  RunSaver(const TrainConfig& config, TrainStep& step, data::DataLoader& loader, std::int64_t samples)
+      : config_(config), step_(step), loader_(loader), samples_(samples) {}
+  /// Takes over what a checkpoint says of the run so far.
+  void resume(const Checkpoint& c);
+  /// Where the run stands from now on.
+  void set_state(const RunState& state) { state_ = state; }
+  const RunState& state() const { return state_; }
+  /// Whether `value` of the task's best_by() is better than all before; remembers it then.
+  bool offer(double value);
+  /// Losses in a row that weren't finite.
+  int bad_losses = 0;
+
+  /// Writes the file unless it would take the place of a good one: with weights that give no finite loss nobody can go
+  /// on. Returns whether it did.
+  bool save(const std::filesystem::path& file) const;
+  std::filesystem::path folder() const { return config_.out; }
+  std::int64_t save_every() const { return config_.save_every; }
+  int epochs() const { return config_.epochs; }
+  /// The last one that was written to go on from, or gone on from.
+  const std::filesystem::path& last_file() const { return last_file_; }
+  void set_last_file(const std::filesystem::path& file) { last_file_ = file; }
+
+ private:
+  const TrainConfig& config_;
+  TrainStep& step_;
+  data::DataLoader& loader_;
+  std::int64_t samples_;
+  RunState state_;
+  std::optional<double> best_;
+  std::filesystem::path last_file_;
+};
+
+/// Ends the run at a loss that lowering the scale doesn't mend.
+class FiniteLoss final : public CallbackBase {
+ public:
+  FiniteLoss(TrainStep& step, RunSaver& saver) : step_(step), saver_(saver) {}
+  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
+
+ private:
+  TrainStep& step_;
+  RunSaver& saver_;
+};
+
+/// Tells the caller of train() how the run stands.
+class ReportCallback final : public CallbackBase {
+ public:
+  ReportCallback(const TrainCallbacks& callbacks, const Task& task) : callbacks_(callbacks), task_(task) {}
+  void on_epoch_begin(TrainContext& context) override;
+  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
+  void on_eval_batch(TrainContext& context, const EvalProgress& progress) override;
+  /// What SaveCallback calls: it knows whether the evaluation was the best.
+  void report(TrainContext& context, bool best);
+  const MetricResults& last_metrics() const { return last_metrics_; }
+  const Task& task() const { return task_; }
+
+ private:
+  const TrainCallbacks& callbacks_;
+  const Task& task_;
+  Meter seconds_ = {}, data_seconds_ = {};
+  std::map<std::string, double> parts_;  // of the epoch so far
+  std::int64_t samples_ = 0;
+  MetricResults last_metrics_;
+};
+
+/// The observers of debugging and profiling, in their ranges of steps.
+class DebugCallback final : public CallbackBase {
+ public:
+  DebugCallback(StepDebugging& debugging, TrainStep& step) : debugging_(debugging), step_(step) {}
+  void on_step_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override { debugging_.after_step(context.step); }
+
+ private:
+  void twin(const data::Batch& batch);
+  StepDebugging& debugging_;
+  TrainStep& step_;
+};
+
+/// Writes `last.safetensors` and `best.safetensors`.
+class SaveCallback final : public CallbackBase {
+ public:
+  SaveCallback(RunSaver& saver, JsonLog& log, const TrainCallbacks& callbacks, ReportCallback& reports)
+      : saver_(saver), log_(log), callbacks_(callbacks), reports_(reports) {}
+  void on_train_begin(TrainContext& context) override { saver_.set_state(context.state()); }
+  void on_step_end(TrainContext& context) override;
+  void on_eval_end(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+  void on_train_end(TrainContext& context) override;
+
+ private:
+  void save(const char* name, const TrainContext& context);
+  RunSaver& saver_;
+  JsonLog& log_;
+  const TrainCallbacks& callbacks_;
+  ReportCallback& reports_;
+  bool best_ = false;       // the evaluation of this epoch
+  bool evaluated_ = false;  // this epoch
+};
+
+}  // namespace halfstep::training

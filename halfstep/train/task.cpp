@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/train/task.h"
+
+namespace halfstep::training {
+
+Task::~Task() = default;
+void Task::count(TaskLoss& /*made*/, const data::Batch& /*batch*/) {}
+void Task::begin_evaluation() {}
+TaskLoss Task::evaluate(const data::Batch& batch) {
+  TaskLoss made = loss(batch);
+  count(made, batch);
+  return made;
+}
+void Task::end_evaluation(MetricResults& /*results*/) {}
+std::string Task::best_by() const { return "loss"; }
+bool Task::larger_is_better() const { return false; }
+void Task::check_saved(const std::map<std::string, double>& /*parts*/, std::int64_t /*samples*/,
+                       std::optional<double> /*best*/) const {}
+std::int64_t Task::samples(const data::Batch& batch) const { return batch.input.dim() > 0 ? batch.input.size(0) : 1; }
+
+}  // namespace halfstep::training

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is trained: a network with its loss, the numbers of a batch and the evaluation of a data set. The loop
+// (train/model.h) knows nothing else of it, so that classification, detection and text are trained by the same one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "halfstep/core/tensor.h"
+#include "halfstep/data/dataset.h"
+#include "halfstep/nn/module.h"
+#include "halfstep/train/metrics.h"
+
+namespace halfstep::training {
+
+/// What a batch came to; every tensor has one element and is on the network's device.
+struct TaskLoss {
+  Tensor loss;              ///< mean over the batch's samples; in training the backward pass starts here
+  NamedTensors parts = {};  ///< sums over the batch's samples: parts of the loss, counts of right answers
+  Tensor output = {};       ///< what the network gave, of any size, for Task::count(); may be undefined
+  /// Adds further parts to the others when the values of the batch are read: counted on the host, from copies that are
+  /// under way there since. For devices without the kernels that counting takes; steps with it are not captured.
+  std::function<void(std::map<std::string, double>& parts)> count_later = {};
+};
+
+/// A problem to train on. A step calls loss() and count() of every batch; an evaluation calls begin_evaluation(),
+/// evaluate() of every batch and end_evaluation(). Batches are on the network's device.
+///
+/// A step can only be captured where loss() and count() are made of ops and leave values on the device.
+class HS_API Task {
+ public:
+  Task() = default;
+  virtual ~Task();
+  Task(const Task&) = delete;
+  Task& operator=(const Task&) = delete;
+
+  /// The network: parameters, buffers and mode. The same object in every call.
+  virtual const nn::ModuleBase& network() const = 0;
+  /// Forward pass and loss of a batch in training, with recording on and inside the run's autocast region.
+  virtual TaskLoss loss(const data::Batch& batch) = 0;
+  /// Adds to `made.parts` what is counted of a batch but not part of its loss. After the backward pass, without
+  /// recording and outside of the region.
+  virtual void count(TaskLoss& made, const data::Batch& batch);
+
+  /// Before the first batch of an evaluation.
+  virtual void begin_evaluation();
+  /// A batch of an evaluation, in evaluation mode, without recording, inside the run's region: loss() and count()
+  /// unless overridden. An undefined loss is left out of the results.
+  virtual TaskLoss evaluate(const data::Batch& batch);
+  /// After the last one. `results` holds `loss` and the parts as means over all samples; a task with metrics of the
+  /// whole data set, such as mean average precision, adds them.
+  virtual void end_evaluation(MetricResults& results);
+  /// Name of the result by which the best evaluation of a run is chosen; `loss` unless overridden.
+  virtual std::string best_by() const;
+  /// Whether a larger value of it is better; false unless overridden.
+  virtual bool larger_is_better() const;
+
+  /// Throws Error for what no run of this task leaves in a checkpoint: sums of parts over `samples` samples, and the
+  /// best value of best_by() so far, if there is one.
+  virtual void check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
+                           std::optional<double> best) const;
+
+  /// Samples in a batch: dimension 0 of its input unless overridden.
+  virtual std::int64_t samples(const data::Batch& batch) const;
+};
+
+}  // namespace halfstep::training
