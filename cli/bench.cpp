@@ -8,16 +8,15 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "halfstep/amp/autocast.h"
-#include "halfstep/amp/grad_scaler.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/create.h"
-#include "halfstep/ops/loss.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/train/classification.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
@@ -33,6 +32,7 @@ struct Options : CommonOptions {
   std::vector<std::string> amp{"off"};
   int steps = 200, warmup = 20;
   std::string optimizer = "sgd", loss_scale;
+  bool no_capture = false;
 };
 
 // One training step after another, each timed; in turn over the precisions, so that drift of the machine hits all.
@@ -42,22 +42,14 @@ struct Run {
   training::Classifier net;
   std::shared_ptr<const void> holder;
   std::unique_ptr<optim::Optimizer> optimizer;
-  amp::GradScaler scaler;
-  std::vector<double> ms;
+  std::optional<training::TrainStep> train_step = {};
+  std::vector<double> ms = {};
   double loss_first = 0, loss_last = 0;
 
-  double step(const Tensor& images, const Tensor& labels) {
+  double step(const data::Batch& batch, bool captured) {
     const auto start = std::chrono::steady_clock::now();
-    Tensor loss;
-    {
-      const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
-      loss = cross_entropy(net.forward(images), labels);
-    }
-    scaler.scale(loss).backward();
-    scaler.step(*optimizer);
-    scaler.update();
-    optimizer->zero_grad();
-    loss_last = loss.item<double>();
+    const training::StepValues values = captured ? train_step->run_captured({&batch, 1}) : train_step->run({&batch, 1});
+    loss_last = values.loss().item<double>();
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
 };
@@ -91,9 +83,7 @@ int run(const Options& o) {
           .dtype = as_usage([&] { return training::amp_dtype(amp); }),
           .net = {},
           .holder = nullptr,
-          .optimizer = nullptr,
-          .scaler = training::make_scaler(config),
-          .ms = {}};
+          .optimizer = nullptr};
     r.net = training::make_classifier(o.model, r.holder);
     r.net.module->to(device);
     const NamedTensors parameters = r.net.module->parameters();
@@ -104,6 +94,8 @@ int run(const Options& o) {
     } else {
       r.optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 1e-3});
     }
+    r.train_step = training::make_train_step(std::make_shared<training::ClassificationTask>(r.net), *r.optimizer,
+                                             training::make_scaler(config), {.autocast = r.dtype});
     runs.push_back(std::move(r));
   }
   RandomStream random(1);
@@ -116,9 +108,10 @@ int run(const Options& o) {
   if (input.images) images = images.contiguous(MemoryFormat::channels_last);
   pixels = {};
   const Tensor labels = tensor(wanted, {o.batch_size}, {.dtype = i64, .device = device});
+  const data::Batch batch{images, labels};
   for (int s = 0; s < o.warmup + o.steps; ++s) {
     for (Run& r : runs) {
-      const double ms = r.step(images, labels);
+      const double ms = r.step(batch, !o.no_capture);
       if (s == 0) r.loss_first = r.loss_last;
       if (s >= o.warmup) r.ms.push_back(ms);
     }
@@ -132,6 +125,7 @@ int run(const Options& o) {
                                          {"image_size", size},
                                          {"device", device.str()},
                                          {"optimizer", o.optimizer},
+                                         {"replayed", r.train_step->capture_stats().replayed},
                                          {"ms_per_step_median", median},
                                          {"ms_per_step_min", r.ms.front()},
                                          {"ms_per_step_max", r.ms.back()},
@@ -161,6 +155,7 @@ void add_bench(CLI::App& program, int& status) {
   add_whole(*verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
   add_word(*verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(*verb, "--loss-scale", o->loss_scale, "As in train");
+  verb->add_flag("--no-capture", o->no_capture, "Run every step by itself, as in train");
   verb->callback([o, &status] { status = run(*o); });
 }
 

@@ -10,15 +10,15 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "halfstep/runtime/log.h"
-#include "halfstep/train/device_check.h"
-#include "halfstep/train/device_record.h"
+#include "halfstep/conformance/device_check.h"
+#include "halfstep/conformance/device_record.h"
 
 namespace halfstep::cli {
 namespace {
 
 constexpr std::size_t kMostNamed = 4;
 
-std::string where(const training::DeviceCheckLine& line) {
+std::string where(const conformance::DeviceCheckLine& line) {
   if (line.on_cpu.empty()) return "native";
   std::vector<std::string> named(
       line.on_cpu.begin(), line.on_cpu.begin() + static_cast<std::ptrdiff_t>(std::min(kMostNamed, line.on_cpu.size())));
@@ -26,7 +26,7 @@ std::string where(const training::DeviceCheckLine& line) {
   return fmt::format("on the CPU: {}", fmt::join(named, ", "));
 }
 
-void print_line(const training::DeviceCheckLine& line) {
+void print_line(const conformance::DeviceCheckLine& line) {
   std::string error = std::isinf(line.worst)          ? "wrong"
                       : line.bound == "the same bits" ? "same"
                                                       : fmt::format("{:.3f}", line.worst);
@@ -50,9 +50,9 @@ int run_check(const std::string& name, bool quick) {
              "ran where (error: in units of the bound)");
   // An op that runs on the CPU is named in its line; planted infinities need no warning.
   set_log_level(LogLevel::error);
-  const training::DeviceCheckReport report = training::check_device(device, {.quick = quick, .on_line = print_line});
+  const conformance::DeviceCheckReport report = conformance::check_device(device, {.quick = quick, .on_line = print_line});
   std::size_t failed = 0;
-  for (const training::DeviceCheckLine& l : report.lines) failed += l.passed() ? 0 : 1;
+  for (const conformance::DeviceCheckLine& l : report.lines) failed += l.passed() ? 0 : 1;
   if (!report.passed()) {
     fmt::print("{}: FAILED: {} of {} lines{}, {:.0f} s\n", device.str(), failed, report.lines.size(),
                report.lost ? ", and the device was lost before the end" : "", report.seconds);
@@ -62,25 +62,25 @@ int run_check(const std::string& name, bool quick) {
   if (quick) {
     fmt::print("No record is kept of a quick check.\n");
   } else if (!device.is_cpu()) {
-    const auto folder = training::device_records_folder();
+    const auto folder = conformance::device_records_folder();
     if (folder.empty()) {
       fmt::print("No record is kept: there is neither XDG_STATE_HOME nor HOME.\n");
     } else {
-      training::save_device_record(training::make_device_record(info, report.seconds), folder);
+      conformance::save_device_record(conformance::make_device_record(info, report.seconds), folder);
     }
   }
   return kDone;
 }
 
 std::string check_state(const DeviceInfo& info) {
-  const auto record = training::load_device_record(info, training::device_records_folder());
-  const std::string how = fmt::format("run halfstep devices --check {}", training::kind_of(info.device));
-  if (record && training::is_current(*record, info)) return fmt::format("checked {}", record->date);
+  const auto record = conformance::load_device_record(info, conformance::device_records_folder());
+  const std::string how = fmt::format("run halfstep devices --check {}", conformance::kind_of(info.device));
+  if (record && conformance::is_current(*record, info)) return fmt::format("checked {}", record->date);
   if (record) {
     return fmt::format("checked {} with version {} and Halfstep {}: {}", record->date,
                        record->version.empty() ? "unknown" : record->version, record->halfstep, how);
   }
-  return training::needs_check(info.device) ? fmt::format("untested on this hardware: {}", how) : std::string();
+  return conformance::needs_check(info.device) ? fmt::format("untested on this hardware: {}", how) : std::string();
 }
 
 }  // namespace halfstep::cli

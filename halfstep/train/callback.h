@@ -52,7 +52,7 @@ struct EvalProgress {
 };
 
 /// Where a run stands, as far as its values were read: what a checkpoint keeps and a run goes on from.
-struct RunState {
+struct HS_API RunState {
   int epoch = 0;                             ///< finished epochs
   std::int64_t batch = 0;                    ///< of the next epoch: batches that were trained on
   std::int64_t step = 0;                     ///< over the whole run

@@ -55,7 +55,7 @@ void visit_tensors(TrainStepResult& result, V&& visit) {
 
 /// What a step on several batches, or of a Task, gives; all tensors are on the network's device, for the host to read
 /// or not.
-struct StepValues {
+struct HS_API StepValues {
   std::vector<Tensor> losses = {};   ///< f32 or f64 [], unscaled: of each batch
   std::vector<double> weights = {};  ///< of each batch: its share of the step's samples
   std::int64_t samples = 0;          ///< of all batches

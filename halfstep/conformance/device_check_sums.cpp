@@ -19,9 +19,9 @@
 #include "halfstep/ops/softmax.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/float32_precision.h"
-#include "halfstep/train/device_check_internal.h"
+#include "halfstep/conformance/device_check_internal.h"
 
-namespace halfstep::training::detail {
+namespace halfstep::conformance::detail {
 namespace {
 
 const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
@@ -423,4 +423,4 @@ void check_losses(Checker& c) {
   c.family("losses", kUsual, cases);
 }
 
-}  // namespace halfstep::training::detail
+}  // namespace halfstep::conformance::detail

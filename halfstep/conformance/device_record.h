@@ -8,7 +8,7 @@
 #include "halfstep/core/export.h"
 #include "halfstep/runtime/devices.h"
 
-namespace halfstep::training {
+namespace halfstep::conformance {
 
 /// A record that a device has passed check_device() on this machine, for this user.
 struct HS_API DeviceRecord {
@@ -37,4 +37,4 @@ HS_API bool needs_check(Device device);
 /// The kind of a device: `cuda` of cuda:1.
 HS_API std::string kind_of(Device device);
 
-}  // namespace halfstep::training
+}  // namespace halfstep::conformance

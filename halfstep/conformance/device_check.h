@@ -8,7 +8,7 @@
 #include "halfstep/core/device.h"
 #include "halfstep/core/export.h"
 
-namespace halfstep::training {
+namespace halfstep::conformance {
 
 /// One line of a check: a family of cases in one dtype.
 struct HS_API DeviceCheckLine {
@@ -59,4 +59,4 @@ struct DeviceCheckOptions {
 /// (float32 precision, fallback, random state) are restored.
 HS_API DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options = {});
 
-}  // namespace halfstep::training
+}  // namespace halfstep::conformance

@@ -21,9 +21,9 @@
 #include "halfstep/ops/triangle.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/train/device_check_internal.h"
+#include "halfstep/conformance/device_check_internal.h"
 
-namespace halfstep::training::detail {
+namespace halfstep::conformance::detail {
 namespace {
 
 const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
@@ -261,4 +261,4 @@ void check_elementwise(Checker& c) {
   });
 }
 
-}  // namespace halfstep::training::detail
+}  // namespace halfstep::conformance::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "halfstep/train/device_check.h"
+#include "halfstep/conformance/device_check.h"
 
 #include <algorithm>
 #include <chrono>
@@ -17,9 +17,9 @@
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/train/device_check_internal.h"
+#include "halfstep/conformance/device_check_internal.h"
 
-namespace halfstep::training {
+namespace halfstep::conformance {
 namespace detail {
 namespace {
 
@@ -332,4 +332,4 @@ DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options)
   return report;
 }
 
-}  // namespace halfstep::training
+}  // namespace halfstep::conformance

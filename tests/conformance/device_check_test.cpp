@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The self-check of a device: it passes on one that computes rightly and names what is wrong on one that doesn't.
-#include "halfstep/train/device_check.h"
+#include "halfstep/conformance/device_check.h"
 
 #include <gtest/gtest.h>
 
@@ -12,11 +12,11 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/runtime/float32_precision.h"
-#include "halfstep/train/device_record.h"
+#include "halfstep/conformance/device_record.h"
 #include "tests/runtime/on_sim.h"
 #include "tests/support/test_data.h"
 
-namespace halfstep::training {
+namespace halfstep::conformance {
 namespace {
 
 using DeviceCheck = test::OnSim;
@@ -160,4 +160,4 @@ TEST_F(DeviceRecords, AreOnlyAskedForByPluginsThatSaySo) {
 }
 
 }  // namespace
-}  // namespace halfstep::training
+}  // namespace halfstep::conformance

@@ -9,9 +9,9 @@
 
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor.h"
-#include "halfstep/train/device_check.h"
+#include "halfstep/conformance/device_check.h"
 
-namespace halfstep::training::detail {
+namespace halfstep::conformance::detail {
 
 using Tensors = std::vector<Tensor>;
 
@@ -100,4 +100,4 @@ void check_optimizers(Checker& c);
 void check_networks(Checker& c);
 void check_queues(Checker& c);
 
-}  // namespace halfstep::training::detail
+}  // namespace halfstep::conformance::detail

@@ -24,9 +24,9 @@
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/train/device_check_internal.h"
+#include "halfstep/conformance/device_check_internal.h"
 
-namespace halfstep::training::detail {
+namespace halfstep::conformance::detail {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -435,4 +435,4 @@ void check_queues(Checker& c) {
   });
 }
 
-}  // namespace halfstep::training::detail
+}  // namespace halfstep::conformance::detail

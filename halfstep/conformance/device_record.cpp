@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "halfstep/train/device_record.h"
+#include "halfstep/conformance/device_record.h"
 
 #include <cctype>
 #include <cstdlib>
@@ -10,7 +10,7 @@
 #include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 
-namespace halfstep::training {
+namespace halfstep::conformance {
 namespace {
 
 namespace fs = std::filesystem;
@@ -111,4 +111,4 @@ bool is_current(const DeviceRecord& record, const DeviceInfo& device) {
 
 bool needs_check(Device device) { return !device.is_cpu() && device_extension(device, "needs_check") != nullptr; }
 
-}  // namespace halfstep::training
+}  // namespace halfstep::conformance

@@ -16,9 +16,9 @@
 #include "halfstep/ops/sort.h"
 #include "halfstep/ops/triangle.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/train/device_check_internal.h"
+#include "halfstep/conformance/device_check_internal.h"
 
-namespace halfstep::training::detail {
+namespace halfstep::conformance::detail {
 
 void check_indexing(Checker& c) {
   const Tensor table = c.normal({301, 65}), rows = c.integers(301, {c.size(4099, 515)}),
@@ -164,4 +164,4 @@ void check_random(Checker& c) {
   });
 }
 
-}  // namespace halfstep::training::detail
+}  // namespace halfstep::conformance::detail
