@@ -138,6 +138,10 @@ MixupDataset::MixupDataset(std::shared_ptr<const Dataset> dataset, const MixupOp
 
 Batch MixupDataset::batch(const BatchRequest& request) const {
   const Batch plain = dataset_->batch(request);
+  if (!plain.more.empty()) {
+    fail<Error>("MixupDataset: expected batches of an input and a target, got {} more tensors, which can't be mixed",
+                plain.more.size());
+  }
   constexpr std::uint64_t kPurpose = 0x6D6978757000;  // keeps these numbers apart from other uses of seed and epoch
   const std::uint64_t epoch = derive_seed(request.seed, static_cast<std::uint64_t>(request.epoch), kPurpose);
   const std::int64_t first = request.indices.empty() ? 0 : request.indices.front();

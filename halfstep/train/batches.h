@@ -4,6 +4,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <type_traits>
 
 #include "halfstep/data/loader.h"
@@ -15,7 +16,8 @@ namespace halfstep::training {
 class HS_API Batches {
  public:
   template <class L>
-  requires(!std::same_as<std::remove_cvref_t<L>, Batches> && !std::same_as<std::remove_cvref_t<L>, data::DataLoader> &&
+  requires(!std::same_as<std::remove_cvref_t<L>, Batches> &&
+           !std::derived_from<std::remove_cvref_t<L>, data::DataLoader> &&
            requires(std::remove_reference_t<L> & loader) {
              { *loader.begin() } -> std::convertible_to<const data::Batch&>;
              { loader.size() } -> std::convertible_to<std::int64_t>;
@@ -37,6 +39,8 @@ class HS_API Batches {
   std::int64_t size() const { return size_; }
   /// Shows the batches of an epoch, or the rest of it where a loader stands inside of one.
   void each(const Visitor& visit) const { each_(visit); }
+  /// Where a loader stands; nothing for other batches.
+  std::optional<data::LoaderState> position() const { return position_ ? std::optional(position_()) : std::nullopt; }
   /// The epoch is over: all its batches were seen, and evaluated if they are to be. The next each() begins the next
   /// one.
   void finish_epoch() const {
@@ -47,6 +51,7 @@ class HS_API Batches {
   std::int64_t size_;
   std::function<void(const Visitor&)> each_;
   std::function<void()> finish_;
+  std::function<data::LoaderState()> position_;
 };
 
 }  // namespace halfstep::training

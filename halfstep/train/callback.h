@@ -73,8 +73,9 @@ class HS_API TrainContext {
   int epochs = 0;                   ///< of the run
   std::int64_t step = 0;            ///< from 1, over the whole run
   std::int64_t step_in_epoch = 0;   ///< from 1
-  std::int64_t steps_in_epoch = 0;  ///< batches of an epoch
-  std::int64_t batch_size = 0;      ///< samples of the last batch
+  std::int64_t steps_in_epoch = 0;  ///< steps of an epoch
+  std::int64_t accumulate = 1;      ///< batches of a step, but the last one of an epoch
+  std::int64_t batch_size = 0;      ///< samples of the last step
 
   std::span<const data::Batch> batches;  ///< of the step, from on_step_begin to on_step_end
 
@@ -144,8 +145,8 @@ class HS_API CallbackBase {
   /// Before and after an evaluation, within a run or of its own.
   virtual void on_eval_begin(TrainContext& context);
   virtual void on_eval_end(TrainContext& context);
-  /// While an evaluation goes on: on the CPU after each batch, elsewhere every FitOptions::read_every batches and after
-  /// the last one.
+  /// For each batch of an evaluation once its values are read: on the CPU at once, elsewhere those of
+  /// FitOptions::read_every batches together.
   virtual void on_eval_batch(TrainContext& context, const EvalProgress& progress);
 };
 

@@ -228,7 +228,7 @@ class HS_API ModelCheckpoint : public CallbackBase {
 
  private:
   void save(const TrainContext& context, const std::string& name) const;
-  void save_and_clean(const TrainContext& context);
+  void save_and_clean(TrainContext& context);
 
   ModelCheckpointOptions options_;
   detail::Best best_;

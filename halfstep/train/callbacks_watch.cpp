@@ -147,22 +147,29 @@ void ModelCheckpoint::on_train_begin(TrainContext& context) {
 
 void ModelCheckpoint::save(const TrainContext& c, const std::string& name) const {
   const bool ended = c.step_in_epoch == c.steps_in_epoch;
-  Checkpoint saved{.model = "",
-                   .weights = c.network->state_dict(),
-                   .optimizer_kind = c.optimizer ? c.optimizer->kind() : "",
-                   .optimizer = c.optimizer ? c.optimizer->state_dict() : optim::OptimizerState{},
-                   .scaler = c.scaler ? c.scaler->state_dict() : std::map<std::string, double>{},
-                   .loader = {.epoch = ended ? c.epoch : c.epoch - 1, .batch = ended ? 0 : c.step_in_epoch},
-                   .batch_size = std::max<std::int64_t>(c.batch_size, 1),
-                   .random = default_generator().state(),
-                   .step = c.step,
-                   .skipped = c.skipped,
-                   .amp = ""};
+  const RunState& state = c.state();
+  Checkpoint saved{
+      .model = "",
+      .weights = c.network->state_dict(),
+      .optimizer_kind = c.optimizer ? c.optimizer->kind() : "",
+      .optimizer = c.optimizer ? c.optimizer->state_dict() : optim::OptimizerState{},
+      .scaler = c.scaler ? c.scaler->state_dict() : std::map<std::string, double>{},
+      .loader = {.epoch = ended ? c.epoch : c.epoch - 1, .batch = ended ? 0 : c.step_in_epoch * c.accumulate},
+      .batch_size = std::max<std::int64_t>(c.batch_size, 1),
+      .accumulate = c.accumulate,
+      .random = default_generator().state(),
+      .step = c.step,
+      .skipped = std::max(state.skipped, c.skipped),
+      .loss_sum = state.loss_sum,
+      .loss_samples = state.loss_samples,
+      .amp = "",
+      .parts = state.parts};
   save_checkpoint(options_.directory / name, saved);
 }
 
-void ModelCheckpoint::save_and_clean(const TrainContext& c) {
+void ModelCheckpoint::save_and_clean(TrainContext& c) {
   if (saved_step_ == c.step || lost(c)) return;
+  c.read_values();
   const std::string name = fmt::format("{}-{}_{}.safetensors", options_.prefix, c.epoch, c.step_in_epoch);
   save(c, name);
   saved_step_ = c.step;

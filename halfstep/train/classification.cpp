@@ -45,7 +45,7 @@ void add_hits(TaskLoss& made, const Tensor& target) {
     made.parts.push_back({"top5", hits.top5});
     return;
   }
-  made.count_later = [scores = made.output.detach().to(Device{}, f32, {.non_blocking = true}),
+  made.count_later = [scores = made.output.detach().to(Device{}, {.non_blocking = true}),
                       labels = target.to(Device{}, {.non_blocking = true})](std::map<std::string, double>& parts) {
     const TopHits hits = count_top_hits(scores, labels);
     parts["top1"] += hits.top1.item<double>();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/evaluate.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -10,29 +12,37 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/runtime/queue.h"
 
 namespace halfstep::training {
 namespace {
 
-// What batches came to, read when it is wanted: the first read waits for the device, the others find it done.
+// The values of batches, read when they are wanted: the first read waits for the device, the others find it done.
 class Sums {
  public:
-  void add(const TaskLoss& made, std::int64_t samples) {
-    Entry entry{
-        .samples = static_cast<double>(samples), .loss = made.loss, .parts = made.parts, .later = made.count_later};
-    pending_.push_back(std::move(entry));
+  void add(const TaskLoss& made, std::int64_t samples, double seconds) {
+    pending_.push_back({static_cast<double>(samples), seconds, made.loss, made.parts, made.count_later});
   }
-  void read(EvalProgress& progress) {
+  std::size_t pending() const { return pending_.size(); }
+  /// Reads what is pending; `seen` is called after each batch.
+  void read(Device device, EvalProgress& progress, const std::function<void(const EvalProgress&)>& seen) {
     for (const Entry& e : pending_) {
+      ++progress.batch;
       samples_ += e.samples;
+      progress.seconds.add(e.seconds);
       if (e.loss.defined()) progress.loss.add(e.loss.item<double>(), e.samples);
       std::map<std::string, double> sums;
       for (const NamedTensor& p : e.parts) sums[p.name] = p.tensor.item<double>();
-      if (e.later) e.later(sums);
+      if (e.later) {
+        // Its copies have arrived when a value behind them was read.
+        if (!e.loss.defined() && e.parts.empty() && !device.is_cpu()) Queue::current(device).synchronize();
+        e.later(sums);
+      }
       for (const auto& [name, sum] : sums) {
         progress.parts[name].add(sum / e.samples, e.samples);
         part(name) += sum;
       }
+      if (seen) seen(progress);
     }
     pending_.clear();
   }
@@ -44,7 +54,7 @@ class Sums {
 
  private:
   struct Entry {
-    double samples;
+    double samples, seconds;
     Tensor loss;
     NamedTensors parts;
     std::function<void(std::map<std::string, double>&)> later;
@@ -63,12 +73,22 @@ class Sums {
 
 }  // namespace
 
+Device device_of(const nn::ModuleBase& network) {
+  const NamedTensors state = network.state_dict();
+  return state.empty() ? Device{} : state[0].tensor.device();
+}
+
 bool evaluate(Task& task, const Batches& batches, MetricResults& results, const EvaluationOptions& options) {
   using Clock = std::chrono::steady_clock;
   const NoGrad no_grad;
   const nn::EvalMode mode(task.network());
-  const NamedTensors state = task.network().state_dict();
-  const Device device = state.empty() ? Device{} : state[0].tensor.device();
+  if (options.read_every < 1) {
+    fail<Error>("{}: expected at least 1 batch between reads, got {}", options.who, options.read_every);
+  }
+  // Copies of outputs wait on the host until they are counted.
+  constexpr int kMostPending = 100;
+  const auto read_every = static_cast<std::size_t>(std::min(options.read_every, kMostPending));
+  const Device device = device_of(task.network());
   Sums sums;
   EvalProgress progress{.batches = batches.size()};
   auto start = Clock::now();
@@ -89,18 +109,14 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
       made = task.evaluate(batch);
     }
-    sums.add(made, task.samples(batch));
-    ++progress.batch;
-    const bool read = device.is_cpu() || progress.batch % options.read_every == 0 || progress.batch == progress.batches;
-    if (read) sums.read(progress);
-    progress.seconds.add(std::chrono::duration<double>(Clock::now() - start).count());
-    if (read && options.on_batch) options.on_batch(progress);
+    sums.add(made, task.samples(batch), std::chrono::duration<double>(Clock::now() - start).count());
+    if (device.is_cpu() || sums.pending() >= read_every) sums.read(device, progress, options.on_batch);
     start = Clock::now();
     return true;
   });
   if (stopped) return false;
+  sums.read(device, progress, options.on_batch);
   if (progress.batch == 0) fail<Error>("{}: expected at least one batch, got none", options.who);
-  sums.read(progress);
   batches.finish_epoch();
   MetricResults made = results;
   sums.results(progress, made);

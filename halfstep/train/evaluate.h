@@ -11,18 +11,23 @@
 
 namespace halfstep::training {
 
+/// The device of a network's first parameter or buffer; the CPU for one without any.
+HS_API Device device_of(const nn::ModuleBase& network);
+
 /// Options of evaluate.
 struct EvaluationOptions {
   std::optional<DType> autocast = {};  ///< dtype of the region around Task::evaluate; none: the caller's own, or none
-  int read_every = 1;                  ///< batches between two reads of a device's values; on the CPU each is read
-  std::function<void(const EvalProgress&)> on_batch = {};  ///< after each batch whose values were read
+  int read_every = 1;  ///< batches between two reads of a device's values, at least 1, at most 100 count; on the
+                       ///< CPU each is read
+  std::function<void(const EvalProgress&)> on_batch = {};  ///< for each batch once its values are read
   std::function<bool()> stop = {};                         ///< gives up before the next batch when it says true
   const char* who = "evaluate";                            ///< the caller, for messages
 };
 
 /// Evaluates a task on a data set, with the network in evaluation mode (the mode is restored) and without recording.
 /// Adds `loss` and the task's parts to `results` as means over all samples, then what Task::end_evaluation() adds.
-/// Returns false, and leaves `results` as they were, when it was stopped. Throws Error without batches.
+/// Returns false, and leaves `results` as they were, when it was stopped. Throws Error without batches and for a
+/// read_every below 1.
 HS_API bool evaluate(Task& task, const Batches& batches, MetricResults& results, const EvaluationOptions& options = {});
 
 }  // namespace halfstep::training

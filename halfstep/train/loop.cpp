@@ -8,13 +8,11 @@
 namespace halfstep::training {
 namespace {
 
+// No run has so many.
+constexpr std::int64_t kMostSteps = std::int64_t{1} << 60;
+
 double seconds_between(std::chrono::steady_clock::time_point a, std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
-}
-
-Device device_of(const nn::ModuleBase& network) {
-  const NamedTensors state = network.state_dict();
-  return state.empty() ? Device{} : state[0].tensor.device();
 }
 
 }  // namespace
@@ -33,6 +31,12 @@ Loop::Loop(TrainStep& step, Task& evaluation, TrainContext& context, const std::
   if (options.accumulate < 1) fail<Error>("{}: expected at least 1 batch a step, got {}", who, options.accumulate);
   if (options.read_every < 1)
     fail<Error>("{}: expected at least 1 step between reads, got {}", who, options.read_every);
+  const RunState& from = options.from;
+  if (from.epoch < 0 || from.batch < 0 || from.step < 0 || from.skipped < 0 || from.loss_samples < 0 ||
+      from.samples < 0 || from.step > kMostSteps) {
+    fail<Error>("{}: expected a state to go on from that TrainContext::state() gave, got epoch {}, batch {}, step {}",
+                who, from.epoch, from.batch, from.step);
+  }
   context_.state_ = options.from;
   context_.epoch = options.from.epoch;
   context_.step = options.from.step;
@@ -46,7 +50,13 @@ bool Loop::stopped() {
 
 void Loop::run(int epochs, const Batches& training, const Batches* validation) {
   context_.epochs = epochs;
+  context_.accumulate = options_.accumulate;
   context_.steps_in_epoch = (training.size() + options_.accumulate - 1) / options_.accumulate;
+  if (const auto at = training.position(); at && (context_.state_.epoch > 0 || context_.state_.batch > 0) &&
+                                           *at != data::LoaderState{context_.state_.epoch, context_.state_.batch}) {
+    fail<Error>("{}: expected a loader at epoch {}, batch {}, where the run goes on, got one at epoch {}, batch {}",
+                who_, context_.state_.epoch, context_.state_.batch, at->epoch, at->batch);
+  }
   tell(&CallbackBase::on_train_begin);
   while (context_.state_.epoch < epochs && !stopped()) epoch(training, validation);
   tell(&CallbackBase::on_train_end);
@@ -68,7 +78,7 @@ void Loop::epoch(const Batches& training, const Batches* validation) {
   context_.epoch_loss = state.mean_loss();
   context_.skipped = state.skipped;
   const bool due = validation && (context_.epoch % options_.every == 0 || context_.epoch == context_.epochs);
-  // Who goes on with an epoch that was stopped before its evaluation makes that.
+  // A resumed run makes the evaluation that was stopped.
   bool over = whole && !(due && stopped());
   if (over && due) {
     step_.release_captured();
@@ -155,13 +165,15 @@ void Loop::step(std::vector<data::Batch>& group) {
 void Loop::read() {
   std::vector<StepRecord> records = reader_.take();
   if (records.empty()) return;
+  // Reading the scale looks at the limits of its policy, which the CPU does in every step.
+  if (!device_.is_cpu() && step_.scaler()) step_.scaler()->get_scale();
   RunState& state = context_.state_;
   for (StepRecord& r : records) {
     state.step = r.step;
     r.skipped_steps = state.skipped += r.skipped ? 1 : 0;
     state.samples += r.samples;
-    for (const auto& [name, sum] : r.parts) state.parts[name] += sum;
-    // One overflowing batch is not to take the epoch's mean with it.
+    // One overflowing batch is not to take the epoch's means with it.
+    for (const auto& [name, sum] : r.parts) state.parts[name] += std::isfinite(sum) ? sum : 0;
     if (std::isfinite(r.loss)) {
       state.loss_sum += r.loss * static_cast<double>(r.samples);
       state.loss_samples += r.samples;

@@ -35,23 +35,19 @@ class TrainMode {
 // The metrics of a Model as the evaluation of a task.
 class MetricsTask final : public Task {
  public:
+  /// `with_loss`: the loss is among the results also where no metric asks for it.
   MetricsTask(std::shared_ptr<const nn::ModuleBase> network, std::function<Tensor(const Tensor&)> forward,
-              LossFunction loss, std::vector<Metric> metrics)
-      : network_(std::move(network)),
-        forward_(std::move(forward)),
-        loss_(std::move(loss)),
-        given_(std::move(metrics)) {}
+              LossFunction loss, const std::vector<Metric>& metrics, bool with_loss)
+      : network_(std::move(network)), forward_(std::move(forward)), loss_(std::move(loss)), metrics_(metrics) {
+    const auto is_loss = [](const Metric& m) { return m.name() == "loss"; };
+    if (with_loss && std::none_of(metrics_.begin(), metrics_.end(), is_loss)) {
+      metrics_.insert(metrics_.begin(), Loss{});
+    }
+  }
 
-  /// Whether the loss is among the results also where no metric asks for it.
-  void set_with_loss(bool with_loss) { with_loss_ = with_loss; }
   const nn::ModuleBase& network() const override { return *network_; }
   TaskLoss loss(const data::Batch& /*batch*/) override { fail<InternalError>("MetricsTask: is only evaluated"); }
   void begin_evaluation() override {
-    metrics_ = given_;
-    const auto is_loss = [](const Metric& m) { return m.name() == "loss"; };
-    if (with_loss_ && std::none_of(metrics_.begin(), metrics_.end(), is_loss)) {
-      metrics_.insert(metrics_.begin(), Loss{});
-    }
     for (const Metric& m : metrics_) m->clear();
   }
   TaskLoss evaluate(const data::Batch& batch) override {
@@ -70,14 +66,8 @@ class MetricsTask final : public Task {
   std::shared_ptr<const nn::ModuleBase> network_;
   std::function<Tensor(const Tensor&)> forward_;
   LossFunction loss_;
-  std::vector<Metric> given_, metrics_;
-  bool with_loss_ = false;
+  std::vector<Metric> metrics_;
 };
-
-Device device_of(const nn::ModuleBase& network) {
-  const NamedTensors state = network.state_dict();
-  return state.empty() ? Device{} : state[0].tensor.device();
-}
 
 }  // namespace
 
@@ -85,13 +75,13 @@ struct Model::Impl {
   std::function<Tensor(const Tensor&)> forward = {};  // empty for a task
   std::optional<TrainStep> step = {};
   ModelOptions options = {};
-  std::shared_ptr<MetricsTask> metrics = {};  // null for a task
+  std::shared_ptr<MetricsTask> metrics = {};    // null for a task
+  std::shared_ptr<MetricsTask> with_loss = {};  // the same, and the loss where no metric asks for it
 
   const nn::ModuleBase& network() const { return metrics ? metrics->network() : step->network(); }
-  Task& evaluation(bool with_loss) const {
+  Task& evaluation(bool in_a_run) const {
     if (!metrics) return step->task();
-    metrics->set_with_loss(with_loss);
-    return *metrics;
+    return in_a_run && with_loss ? *with_loss : *metrics;
   }
   /// A context of this model; in a run, with an optimizer.
   TrainContext context() const {
@@ -142,7 +132,10 @@ Model::Model(const Parts& parts, const ModelOptions& options)
           .forward = parts.forward,
           .step = parts.step,
           .options = options,
-          .metrics = std::make_shared<MetricsTask>(parts.module, parts.forward, options.loss, options.metrics)})) {}
+          .metrics = std::make_shared<MetricsTask>(parts.module, parts.forward, options.loss, options.metrics, false),
+          .with_loss = options.loss ? std::make_shared<MetricsTask>(parts.module, parts.forward, options.loss,
+                                                                    options.metrics, true)
+                                    : nullptr})) {}
 Model::Model(TrainStep step, bool capture)
     : impl_(std::make_unique<Impl>(Impl{.step = std::move(step), .options = {.capture = capture}})) {}
 Model::~Model() = default;

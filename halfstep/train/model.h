@@ -78,13 +78,14 @@ class HS_API Model {
   Model(Model&&) noexcept;
   Model& operator=(Model&&) noexcept;
 
-  /// Trains for `epochs` epochs and says what they came to. Steps count from 1 in each call. A run ends early when a
-  /// callback asks for it; what a callback throws ends it too. The network is in training mode meanwhile, then as it
-  /// was. Throws Error without an optimizer, for less than one epoch, or when there are no batches.
+  /// Trains until `epochs` epochs are done and returns their results. Epochs and steps count from 1, or go on from
+  /// FitOptions::from. A run ends early if a callback requests it or throws. The network is in training mode during the
+  /// run and then returns to its previous mode. Throws Error without an optimizer, for less than one epoch, when there
+  /// are no batches, and for a loader that doesn't stand where `from` says.
   History train(int epochs, const Batches& training, const std::vector<Callback>& callbacks = {},
                 const FitOptions& options = {});
   /// The same with an evaluation on `validation` at the end of epochs: callbacks can watch `eval_loss` and `eval_NAME`
-  /// for each metric.
+  /// for each metric; of a Task, `eval_loss` and Task::best_by().
   History fit(int epochs, const Batches& training, const Batches& validation,
               const std::vector<Callback>& callbacks = {}, const FitOptions& options = {});
   /// The metrics over a data set, with the network in evaluation mode and nothing recorded. Throws Error without

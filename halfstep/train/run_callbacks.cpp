@@ -117,7 +117,8 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .optimizer_kind = optimizer.kind(),
                          .optimizer = optimizer.state_dict(),
                          .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
-                         .loader = loader_.state(),
+                         // Not where the loader stands: a batch that was taken may not have been trained on.
+                         .loader = {.epoch = state_.epoch, .batch = state_.batch},
                          .loader_seed = config_.seed,
                          .batch_size = config_.batch_size,
                          .samples = samples_,
@@ -209,7 +210,7 @@ void ReportCallback::on_values(TrainContext& context, std::span<const StepRecord
     seconds_.add(r.seconds);
     data_seconds_.add(r.data_seconds);
     samples_ += r.samples;
-    for (const auto& [name, sum] : r.parts) parts_[name] += sum;
+    for (const auto& [name, sum] : r.parts) parts_[name] += std::isfinite(sum) ? sum : 0;
     if (!callbacks_.on_step) continue;
     StepReport report{r, context.steps_in_epoch, seconds_, data_seconds_};
     for (const auto& [name, sum] : r.parts) {
@@ -243,8 +244,8 @@ void DebugCallback::on_step_begin(TrainContext& context) {
   if (debugging_.wants_twin(context.step)) twin(context.batches[0]);
 }
 
-// The batch in float32 and in the run's precision. Leaves weights, buffers and gradients as they were: it runs where
-// gradients are clear.
+// The batch in float32 and in the run's precision. Leaves weights and buffers as they were, and no gradients, which a
+// step drops anyway.
 void DebugCallback::twin(const data::Batch& batch) {
   const nn::ModuleBase& network = step_.network();
   std::vector<Tensor> buffers;

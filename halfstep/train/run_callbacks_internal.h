@@ -49,8 +49,8 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
 /// Keeps the state of the run in files.
 class RunSaver {
  public:
-  RunSaver(const TrainConfig& config, TrainStep& step, data::DataLoader& loader, std::int64_t samples)
-      : config_(config), step_(step), loader_(loader), samples_(samples) {}
+  RunSaver(const TrainConfig& config, TrainStep& step, std::int64_t samples)
+      : config_(config), step_(step), samples_(samples) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
   /// Where the run stands from now on.
@@ -74,7 +74,6 @@ class RunSaver {
  private:
   const TrainConfig& config_;
   TrainStep& step_;
-  data::DataLoader& loader_;
   std::int64_t samples_;
   RunState state_;
   std::optional<double> best_;

@@ -30,7 +30,7 @@ void StepReader::fill(StepRecord& record, const Pending& kept, const double* num
   for (const std::string& part : kept.parts) record.parts[part] = *next++;
   for (const auto& count : kept.count_later) count(record.parts);
   if (!record.skipped || !kept.flags.defined()) return;
-  // Overflows are rare: who reads one more tensor then loses nothing.
+  // Overflows are rare: one more read is no loss then.
   const auto flags = kept.flags.to_vector<float>();
   const auto first = std::find_if(flags.begin(), flags.end(), [](float flag) { return flag != 0; });
   if (first != flags.end() && kept.names) {

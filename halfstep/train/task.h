@@ -17,13 +17,13 @@
 
 namespace halfstep::training {
 
-/// What a batch came to; every tensor has one element and is on the network's device.
+/// The results of a batch; every tensor has one element and is on the network's device.
 struct TaskLoss {
   Tensor loss;              ///< mean over the batch's samples; in training the backward pass starts here
   NamedTensors parts = {};  ///< sums over the batch's samples: parts of the loss, counts of right answers
   Tensor output = {};       ///< what the network gave, of any size, for Task::count(); may be undefined
-  /// Adds further parts to the others when the values of the batch are read: counted on the host, from copies that are
-  /// under way there since. For devices without the kernels that counting takes; steps with it are not captured.
+  /// Adds further parts when the values of the batch are read: counted on the host, from copies to it that were
+  /// enqueued with the step. For devices without the kernels that counting needs; steps that set it are not captured.
   std::function<void(std::map<std::string, double>& parts)> count_later = {};
 };
 

@@ -8,6 +8,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
@@ -93,13 +94,30 @@ struct TrainStep::Impl {
   std::optional<amp::GradScaler> scaler = {};
   StepOptions options = {};
   bool drop = true;
-  NamedTensors parameters = {};  // of the network, in its order: what is clipped
+  NamedTensors parameters = {};  // of the network, in its order
   Tensor never = {}, one = {};   // overflow and scale where there are none
   std::unique_ptr<CapturedStep> captured = {};
-  std::uint64_t plain = 0;           // calls of run_captured() that `captured` didn't see
+  CaptureStats before = {};          // of calls of run_captured() that `captured` didn't see
+  std::string why_plain = {};        // of the last call
   std::int64_t largest = 0;          // samples of a step
+  int since_smaller = 0;             // steps in a row that weren't smaller
   std::size_t tensors_in_batch = 0;  // of the calls that `captured` takes
 
+  /// Also those that the optimizer doesn't have: they would grow from step to step.
+  void drop_gradients() {
+    optimizer.zero_grad();
+    for (const NamedTensor& p : parameters) p.tensor.set_grad({});
+  }
+  /// The optimizer's parameters in the order of the network, which the norm's sum keeps.
+  NamedTensors clipped() const {
+    std::set<const TensorImpl*> own;
+    for (const NamedTensor& p : optimizer.named_parameters()) own.insert(p.tensor.impl());
+    NamedTensors result;
+    for (const NamedTensor& p : parameters) {
+      if (own.contains(p.tensor.impl())) result.push_back(p);
+    }
+    return result;
+  }
   void constants(Device device) {
     if (never.defined() && never.device() == device) return;
     never = zeros({}, {.device = device});
@@ -163,7 +181,7 @@ void TrainStep::Impl::update(StepValues& values) {
   values.scale = scaler ? scaler->scale_tensor().clone() : one.clone();
   if (options.clip_norm > 0) {
     const Tensor norm = scaler ? scaler->unscale_(optimizer, {.norm = true}) : Tensor();
-    optim::clip_grad_norm_(parameters, options.clip_norm, {.norm = norm});
+    optim::clip_grad_norm_(clipped(), options.clip_norm, {.norm = norm});
   }
   if (!scaler) {
     optimizer.step();
@@ -185,11 +203,14 @@ void TrainStep::Impl::update(StepValues& values) {
 
 StepValues TrainStep::Impl::run(std::span<const data::Batch> batches) {
   if (batches.empty()) fail<Error>("train_step: expected at least one batch, got none");
-  optimizer.zero_grad();
+  drop_gradients();
   StepValues values;
   std::vector<std::int64_t> samples;
   for (const data::Batch& batch : batches) {
     samples.push_back(task->samples(batch));
+    if (samples.back() < 1) {
+      fail<Error>("train_step: expected at least one sample in each batch, got {}", samples.back());
+    }
     values.samples += samples.back();
   }
   for (std::size_t i = 0; i < batches.size(); ++i) {
@@ -213,23 +234,29 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   Impl& s = *impl_;
   if (batches.empty()) return s.run(batches);  // which says so
   std::vector<Tensor> inputs;
-  const auto add = [&](const Tensor& t) { inputs.push_back(t); };
   for (const data::Batch& batch : batches) {
-    visit_tensors(const_cast<data::Batch&>(batch), add);
+    inputs.push_back(batch.input);
+    inputs.push_back(batch.target);
+    inputs.insert(inputs.end(), batch.more.begin(), batch.more.end());
     if (&batch == &batches[0] && s.tensors_in_batch != inputs.size()) {
       s.tensors_in_batch = inputs.size();
+      if (s.captured) s.before = capture_stats();
       s.captured.reset();
     }
   }
   std::int64_t samples = 0;
   for (const data::Batch& batch : batches) samples += s.task->samples(batch);
-  const bool smaller = samples < s.largest;
+  // An epoch's last, smaller step isn't worth a recording of its own, whose memory stays, and runs in that of the
+  // others. Smaller steps that come often are recorded like any other.
+  constexpr int kOften = 3;
+  const bool smaller = samples < s.largest, rare = smaller && s.since_smaller >= kOften;
   s.largest = std::max(s.largest, samples);
-  // An epoch's last, smaller step isn't worth a recording, whose memory stays, beside that of the others; and batches
-  // of several kinds are no list of like ones.
-  if (smaller || inputs.size() != s.tensors_in_batch * batches.size()) {
+  s.since_smaller = smaller ? 0 : std::min(s.since_smaller + 1, kOften);
+  s.why_plain.clear();
+  if (rare || inputs.size() != s.tensors_in_batch * batches.size()) {
+    s.why_plain = rare ? "it has fewer samples than the steps before it" : "its batches have unlike numbers of tensors";
     release_captured();
-    ++s.plain;
+    ++s.before.plain;
     return s.run(batches);
   }
   if (!s.captured) {
@@ -240,14 +267,15 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
         visit_tensors(parts[i], [&, at = i * s.tensors_in_batch](Tensor& t) mutable { t = given[at++]; });
       }
       StepValues values = s.run(parts);
+      if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
       visit_tensors(values, [&](Tensor& t) { made.tensors.push_back(std::exchange(t, Tensor())); });
       made.frame = std::move(values);
       return made;
     });
   }
-  // A recording would keep the gradients of before for as long as it is made.
-  s.optimizer.zero_grad();
+  // A recording would keep the previous gradients for as long as it is made.
+  s.drop_gradients();
   CapturedStep::Result made = (*s.captured)(inputs);
   auto values = std::any_cast<StepValues>(std::move(made.frame));
   std::size_t i = 0;
@@ -260,10 +288,15 @@ void TrainStep::release_captured() {
 }
 CaptureStats TrainStep::capture_stats() const {
   CaptureStats stats = impl_->captured ? impl_->captured->stats() : CaptureStats();
-  stats.plain += impl_->plain;
+  stats.plain += impl_->before.plain;
+  stats.recorded += impl_->before.recorded;
+  stats.replayed += impl_->before.replayed;
   return stats;
 }
-std::string TrainStep::why_not_captured() const { return impl_->captured ? impl_->captured->why_not() : std::string(); }
+std::string TrainStep::why_not_captured() const {
+  if (!impl_->why_plain.empty() || !impl_->captured) return impl_->why_plain;
+  return impl_->captured->why_not();
+}
 
 Tensor TrainStep::predict(const Tensor& input) const {
   const OutputTask& own = impl_->output_task("predict");

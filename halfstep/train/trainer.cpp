@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "halfstep/amp/autocast.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
@@ -77,7 +78,7 @@ class Run {
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs),
-        saver_(config, step_, loader_, samples_),
+        saver_(config, step_, samples_),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
     if (amp_.level != amp::Level::O0) amp::set_level(task->network(), amp_.level, amp_.level_dtype);
@@ -120,6 +121,9 @@ class Run {
       return report;
     }
     begin_files();
+    // Without a region of its own the run has none, whatever its caller has.
+    std::optional<amp::Autocast> outside;
+    if (!amp_.region) outside.emplace(amp::AutocastOptions{.enabled = false});
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
     std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_)),
@@ -253,13 +257,14 @@ RunReport train(const TrainConfig& config, const Classifier& classifier, std::sh
 
 EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                     const EvalOptions& options) {
-  const NamedTensors state = classifier.module->state_dict();
   data::DataLoader loader(std::move(test), {.batch_size = options.batch_size,
                                             .workers = options.workers,
                                             .prefetch = options.prefetch,
-                                            .device = state.empty() ? Device{} : state[0].tensor.device()});
+                                            .device = device_of(*classifier.module)});
   ClassificationTask task(classifier);
   EvalReport report;
+  std::optional<amp::Autocast> outside;
+  if (!options.dtype) outside.emplace(amp::AutocastOptions{.enabled = false});
   const auto stopped = [&] { return options.stop && options.stop->load(std::memory_order_relaxed); };
   report.interrupted = !evaluate(
       task, loader, report.metrics,

@@ -114,9 +114,10 @@ TEST_F(ModelOnSim, ReadsTheDeviceOnlyWhenValuesAreDue) {
   };
   model.train(1, batches, {training::Callback(watch)}, {.read_every = 8});
   EXPECT_EQ(read_at, (std::vector<std::int64_t>{8, 16, 21}));
-  // Between the beginnings of two steps: one read of the ring, and one of the flags of each skipped step.
+  // Between the beginnings of two steps: one read of the ring, one of the scale, and one of the flags of each skipped
+  // step.
   for (std::size_t i = 1; i < reads.size(); ++i) {
-    EXPECT_EQ(reads[i] - reads[i - 1], i == 8 || i == 16 ? 1u + 8u : 0u) << "step " << i;
+    EXPECT_EQ(reads[i] - reads[i - 1], i == 8 || i == 16 ? 1u + 1u + 8u : 0u) << "step " << i;
   }
   ASSERT_EQ(records.size(), 21u);
   for (std::size_t i = 0; i < records.size(); ++i) {
