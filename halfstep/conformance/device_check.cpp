@@ -9,6 +9,7 @@
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/conformance/device_check_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/pointwise.h"
@@ -17,7 +18,6 @@
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/conformance/device_check_internal.h"
 
 namespace halfstep::conformance {
 namespace detail {

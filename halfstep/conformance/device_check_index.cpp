@@ -2,6 +2,7 @@
 // The parts of check_device() for reading and writing by index, joining and sorting, and random numbers.
 #include <cmath>
 
+#include "halfstep/conformance/device_check_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
@@ -16,7 +17,6 @@
 #include "halfstep/ops/sort.h"
 #include "halfstep/ops/triangle.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/conformance/device_check_internal.h"
 
 namespace halfstep::conformance::detail {
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/conformance/device_check.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor.h"
-#include "halfstep/conformance/device_check.h"
 
 namespace halfstep::conformance::detail {
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "halfstep/conformance/device_check_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/write_internal.h"
 #include "halfstep/ops/activation.h"
@@ -21,7 +22,6 @@
 #include "halfstep/ops/triangle.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/conformance/device_check_internal.h"
 
 namespace halfstep::conformance::detail {
 namespace {

@@ -7,6 +7,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/conformance/device_check_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/container.h"
@@ -24,7 +25,6 @@
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/conformance/device_check_internal.h"
 
 namespace halfstep::conformance::detail {
 namespace {

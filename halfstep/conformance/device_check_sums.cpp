@@ -3,6 +3,7 @@
 // attention and losses.
 #include <cmath>
 
+#include "halfstep/conformance/device_check_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attention.h"
@@ -19,7 +20,6 @@
 #include "halfstep/ops/softmax.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/float32_precision.h"
-#include "halfstep/conformance/device_check_internal.h"
 
 namespace halfstep::conformance::detail {
 namespace {

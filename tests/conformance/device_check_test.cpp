@@ -8,11 +8,11 @@
 #include <fstream>
 #include <map>
 
+#include "halfstep/conformance/device_record.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/runtime/float32_precision.h"
-#include "halfstep/conformance/device_record.h"
 #include "tests/runtime/on_sim.h"
 #include "tests/support/test_data.h"
 
