@@ -9,9 +9,7 @@
 
 #include "benchmarks/server/layers.h"
 #include "benchmarks/server/server.h"
-#include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
-#include "halfstep/autograd/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/models/registry.h"
@@ -24,7 +22,6 @@
 #include "halfstep/ops/attention.h"
 #include "halfstep/ops/conv.h"
 #include "halfstep/ops/create.h"
-#include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/view.h"
@@ -32,6 +29,8 @@
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/queue.h"
+#include "halfstep/train/classification.h"
+#include "halfstep/train/train_step.h"
 
 namespace halfstep::bench {
 namespace {
@@ -51,24 +50,17 @@ Prepared on_device(Device device, std::function<void()> run) {
 // A training step under autocast: f16 with a scaler, bf16 without.
 template <class Net>
 struct Step {
-  std::function<Tensor(const Tensor&)> forward;
   std::shared_ptr<Net> net;
   std::unique_ptr<optim::Optimizer> optimizer;
-  amp::GradScaler scaler;
-  std::optional<DType> low;
-  Tensor input, target;
+  std::optional<training::TrainStep> step;
+  data::Batch batch;
 
-  void train() {
-    optimizer->zero_grad();
-    Tensor loss;
-    {
-      const amp::Autocast autocast{{.dtype = low.value_or(f16), .enabled = low.has_value()}};
-      loss = cross_entropy(forward(input), target);
-    }
-    scaler.scale(loss).backward();
-    scaler.step(*optimizer);
-    scaler.update();
+  void start(const nn::ModuleBase& module, std::function<Tensor(const Tensor&)> forward, std::optional<DType> low) {
+    const training::Classifier classifier{.module = &module, .forward = std::move(forward)};
+    step = training::make_train_step(std::make_shared<training::ClassificationTask>(classifier), *optimizer,
+                                     amp::GradScaler({.enabled = low == f16}), {.autocast = low});
   }
+  void train() { step->run({&batch, 1}); }
 };
 
 using LowPrecision = std::optional<DType>;
@@ -79,13 +71,11 @@ Prepared prepare_resnet(Device device, LowPrecision low, std::int64_t batch, std
   step->net = std::make_shared<models::Model>(models::make_model("resnet50"));
   step->net->module->to(MemoryFormat::channels_last);
   step->net->module->to(device);
-  step->forward = step->net->forward;
   step->optimizer =
       std::make_unique<optim::SGD>(step->net->module->parameters(), optim::SGDOptions{.lr = 0.01, .momentum = 0.9});
-  step->scaler = amp::GradScaler({.enabled = low == f16});
-  step->low = low;
-  step->input = randn({batch, 3, size, size}, {.device = device}).contiguous(MemoryFormat::channels_last);
-  step->target = randint(0, 1000, {batch}, {.dtype = i64, .device = device});
+  step->start(*step->net->module, step->net->forward, low);
+  step->batch = {randn({batch, 3, size, size}, {.device = device}).contiguous(MemoryFormat::channels_last),
+                 randint(0, 1000, {batch}, {.dtype = i64, .device = device})};
   return on_device(device, [step] { step->train(); });
 }
 
@@ -94,21 +84,12 @@ Prepared prepare_mlp(Device device, LowPrecision low, std::int64_t batch, bool c
   const auto step = std::make_shared<Step<models::MLP>>();
   step->net = std::make_shared<models::MLP>();
   step->net->to(device);
-  step->forward = [net = step->net](const Tensor& x) { return (*net)(x); };
   step->optimizer = std::make_unique<optim::SGD>(step->net->parameters(), optim::SGDOptions{.lr = 0.01});
-  step->scaler = amp::GradScaler({.enabled = low == f16});
-  step->low = low;
-  step->input = randn({batch, 784}, {.device = device});
-  step->target = randint(0, 10, {batch}, {.dtype = i64, .device = device});
-  if (!captured) return on_device(device, [step] { step->train(); });
-  const auto train = [step](const Tensor& x, const Tensor& y) {
-    step->input = x, step->target = y;
-    step->train();
-    return step->scaler.is_enabled() ? step->scaler.scale_tensor() : x;
-  };
-  const Tensor x = step->input, y = step->target;
-  const auto capturing = std::make_shared<Captured<decltype(train)>>(train);
-  return on_device(device, [capturing, x, y] { (*capturing)(x, y); });
+  step->start(
+      *step->net, [net = step->net](const Tensor& x) { return (*net)(x); }, low);
+  step->batch = {randn({batch, 784}, {.device = device}), randint(0, 10, {batch}, {.dtype = i64, .device = device})};
+  if (captured) return on_device(device, [step] { step->step->run_captured({&step->batch, 1}); });
+  return on_device(device, [step] { step->train(); });
 }
 
 // The small GPT: blocks of norm, attention, norm and a network four times as wide; positions are learnt.
@@ -162,12 +143,11 @@ Prepared prepare_gpt(Device device, LowPrecision low, std::int64_t batch) {
   const auto step = std::make_shared<Step<Gpt>>();
   step->net = std::make_shared<Gpt>(kWords, kLength, kWidth, kLayers);
   step->net->to(device);
-  step->forward = [net = step->net](const Tensor& x) { return (*net)(x); };
   step->optimizer = std::make_unique<optim::AdamW>(step->net->parameters(), optim::AdamWOptions{.lr = 1e-3});
-  step->scaler = amp::GradScaler({.enabled = low == f16});
-  step->low = low;
-  step->input = randint(0, kWords, {batch, kLength}, {.dtype = i64, .device = device});
-  step->target = randint(0, kWords, {batch * kLength}, {.dtype = i64, .device = device});
+  step->start(
+      *step->net, [net = step->net](const Tensor& x) { return (*net)(x); }, low);
+  step->batch = {randint(0, kWords, {batch, kLength}, {.dtype = i64, .device = device}),
+                 randint(0, kWords, {batch * kLength}, {.dtype = i64, .device = device})};
   return on_device(device, [step] { step->train(); });
 }
 

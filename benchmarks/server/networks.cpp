@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of image networks, written as a user writes them: f32, and bf16 and f16 under autocast, channels-last.
+// Training steps of image networks, those that Model and the program run: f32, and bf16 and f16 under autocast,
+// channels-last.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,10 +15,11 @@
 #include "halfstep/core/random.h"
 #include "halfstep/debug/profiler.h"
 #include "halfstep/models/registry.h"
-#include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
+#include "halfstep/train/classification.h"
+#include "halfstep/train/train_step.h"
 
 namespace halfstep::bench {
 
@@ -40,16 +42,14 @@ class Training {
       : low_(low),
         net_(models::make_model(network.model)),
         optimizer_(net_.module->parameters(), {.lr = 0.01, .momentum = 0.9}),
-        scaler_({.enabled = low == f16}),
-        images_(randn({network.batch, 3, network.size, network.size}).contiguous(MemoryFormat::channels_last)),
-        labels_(randint(0, network.classes, {network.batch})) {}
+        task_(std::make_shared<training::ClassificationTask>(
+            training::Classifier{.module = net_.module.get(), .forward = net_.forward})),
+        step_(
+            training::make_train_step(task_, optimizer_, amp::GradScaler({.enabled = low == f16}), {.autocast = low})),
+        batch_{randn({network.batch, 3, network.size, network.size}).contiguous(MemoryFormat::channels_last),
+               randint(0, network.classes, {network.batch})} {}
 
-  void step() {
-    optimizer_.zero_grad();
-    scaler_.scale(loss()).backward();
-    scaler_.step(optimizer_);
-    scaler_.update();
-  }
+  void step() { step_.run({&batch_, 1}); }
 
   // What the forward pass leaves behind for the backward pass, and the part of a step that is not in convolutions. The
   // profiler takes fused passes apart and so makes the step longer: the whole is taken without it, in turns with it.
@@ -75,7 +75,7 @@ class Training {
         if (row.name.starts_with("conv")) in_convolutions += static_cast<double>(row.self_ns);
       }
     }
-    std::map<std::string, double> found = {{"images", static_cast<double>(images_.size(0))},
+    std::map<std::string, double> found = {{"images", static_cast<double>(batch_.input.size(0))},
                                            {"handed_out_bytes", static_cast<double>(so_far.allocated_peak)},
                                            {"reserved_bytes", static_cast<double>(so_far.reserved_peak)},
                                            {"saved_bytes", saved}};
@@ -87,14 +87,15 @@ class Training {
  private:
   Tensor loss() {
     const amp::Autocast autocast{{.dtype = low_.value_or(f16), .enabled = low_.has_value()}};
-    return cross_entropy(net_.forward(images_), labels_);
+    return task_->loss(batch_).loss;
   }
 
   std::optional<DType> low_;
   models::Model net_;
   optim::SGD optimizer_;
-  amp::GradScaler scaler_;
-  Tensor images_, labels_;
+  std::shared_ptr<training::Task> task_;
+  training::TrainStep step_;
+  data::Batch batch_;
 };
 
 Prepared prepare(const Network& network, std::optional<DType> low) {

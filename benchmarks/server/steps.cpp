@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole training steps of the MLP, written as a user writes them, and the parts of a step on their own.
+// Whole training steps of the MLP, those that Model and the program run, and the parts of a step on their own.
 #include <fmt/format.h>
 
 #include <memory>
 #include <optional>
 
 #include "benchmarks/server/server.h"
-#include "halfstep/amp/autocast.h"
 #include "halfstep/amp/grad_scaler.h"
-#include "halfstep/autograd/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/ops/create.h"
-#include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/train/classification.h"
+#include "halfstep/train/train_step.h"
 
 namespace halfstep::bench {
 namespace {
@@ -43,36 +42,21 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& kind, const 
 struct Step {
   models::MLP net;
   std::unique_ptr<optim::Optimizer> optimizer;
-  amp::GradScaler scaler;
-  std::optional<DType> low;
-  Tensor images, labels;
-
-  Tensor train(const Tensor& x, const Tensor& y) {
-    optimizer->zero_grad();
-    Tensor loss;
-    {
-      const amp::Autocast autocast{{.dtype = low.value_or(f16), .enabled = low.has_value()}};
-      loss = cross_entropy(net(x), y);
-    }
-    scaler.scale(loss).backward();
-    scaler.step(*optimizer);
-    scaler.update();
-    return loss;
-  }
+  std::optional<training::TrainStep> step;
+  data::Batch batch;
 };
 
 Prepared prepare_step(const StepKind& kind, const std::string& optimizer, std::int64_t batch) {
   manual_seed(1);
-  auto step = std::make_shared<Step>();
-  step->optimizer = make_optimizer(optimizer, step->net.parameters());
-  step->scaler = amp::GradScaler({.enabled = kind.scaled});
-  step->low = kind.low;
-  step->images = randn({batch, 784});
-  step->labels = randint(0, 10, {batch});
-  if (!kind.captured) return {[step] { step->train(step->images, step->labels); }};
-  const auto train = [step](const Tensor& x, const Tensor& y) { return step->train(x, y); };
-  auto captured = std::make_shared<Captured<decltype(train)>>(train);
-  return {[step, captured] { (*captured)(step->images, step->labels); }};
+  auto s = std::make_shared<Step>();
+  s->optimizer = make_optimizer(optimizer, s->net.parameters());
+  const training::Classifier classifier{.module = &s->net,
+                                        .forward = [net = &s->net](const Tensor& x) { return (*net)(x); }};
+  s->step = training::make_train_step(std::make_shared<training::ClassificationTask>(classifier), *s->optimizer,
+                                      amp::GradScaler({.enabled = kind.scaled}), {.autocast = kind.low});
+  s->batch = {randn({batch, 784}), randint(0, 10, {batch})};
+  if (kind.captured) return {[s] { s->step->run_captured({&s->batch, 1}); }};
+  return {[s] { s->step->run({&s->batch, 1}); }};
 }
 
 // Multiplications and additions of the products: forward, gradients of the weights, gradients of the hidden values.
