@@ -79,7 +79,7 @@ void close_region(const std::shared_ptr<Region>& region) noexcept {
   if (!ours) {
     return say(
         "autocast: a region was closed on another thread than it was opened on; there it ends with the next op. Give "
-        "each thread a region of its own, made of an AutocastSnapshot");
+        "each thread its own region, made from an AutocastSnapshot");
   }
   if (!innermost) {
     say("autocast: a region was closed before one that was opened inside it; the inner one holds until it is closed, "

@@ -28,7 +28,7 @@ class CaptureArena final : public Allocator {
   bool owns(const void* data) const;
   /// Blocks in use.
   std::size_t in_use() const;
-  /// The recording lets go: what nobody uses goes back now, the rest when it is freed.
+  /// Called by the recording at its end: unused blocks are returned now, the others when they are freed.
   void close() noexcept;
 
  private:

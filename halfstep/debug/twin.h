@@ -68,7 +68,7 @@ struct HS_API TwinReport {
 ///   sums of magnitudes and of squares, since a few wrong elements, such as at relu's kink, spread in the next product.
 ///
 /// Results of the float32 run are kept until the end, so memory for a copy of all of them is needed. Throws AmpError
-/// for another dtype, and Error when the first run has 16-bit results: the step has a region of its own, or its weights
+/// for another dtype, and Error when the first run has 16-bit results: the step opens its own region, or its weights
 /// are in 16 bits.
 HS_API TwinReport twin(const std::function<void()>& step, const TwinOptions& options = {});
 /// The same for two arbitrary functions, such as with regions of their own.

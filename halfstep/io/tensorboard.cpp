@@ -122,7 +122,7 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, const TensorBoardOp
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) fail<IoError>("{}: can't be made: {}", shown_path(folder), error.message());
-  // Processes of two containers may have the same host, number and second: the file is whose who makes it.
+  // Processes of two containers may have the same host, number and second: whoever creates the file owns it.
   int file = -1;
   do {
     impl_->path = folder / fmt::format("events.out.tfevents.{}.{}.{}.{}{}", static_cast<std::int64_t>(now()), host(),

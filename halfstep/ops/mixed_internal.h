@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Internal: amp is told of calls whose inputs of different dtypes are promoted outside of autocast.
+// Internal: notifies amp of calls whose inputs of different dtypes are promoted outside of autocast.
 #pragma once
 
 #include <span>

@@ -84,7 +84,7 @@ void Optimizer::prepare(Group&, std::size_t parameter, std::size_t count) {
 }
 
 // A parameter that others wrote since the last step (weights that were loaded, or put back) is its own master weight
-// from here on. Who holds its address may have written, which shows where the master weight isn't rounded to it.
+// from here on. A holder of its address may have written to it; that shows where it isn't the rounded master weight.
 void Optimizer::follow(std::size_t parameter) {
   Slot& slot = slots_[parameter];
   const Tensor& p = all_[parameter].tensor;

@@ -251,7 +251,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
   c.skipped = get_count(state, "skipped", 0, file, c.step);
   c.loss_sum = get_real(state, "loss_sum", file);
   c.loss_samples = get_count(state, "loss_samples", 0, file, samples);
-  if (state.contains("best_top1")) {  // files of before have one kind of task, and -1 for none
+  if (state.contains("best_top1")) {  // earlier files: one kind of task, and -1 for none
     c.best_by = "top1";
     const double best = get_real(state, "best_top1", file);
     if (best != -1) c.best = best;

@@ -171,7 +171,7 @@ bool comes_again(std::string_view line, std::int64_t step, std::int64_t epochs) 
   return eval && number_of(line, R"("epoch":)").value_or(0) > epochs;
 }
 
-// What becomes of a log: `keep` is told the lines that stay.
+// Goes through a log; `keep` is called with each line that stays.
 LogRepair look_through(const fs::path& path, std::int64_t step, std::int64_t epochs,
                        const std::function<void(std::string_view line, std::uintmax_t offset)>& keep) {
   std::ifstream file(path, std::ios::binary);

@@ -160,7 +160,7 @@ void SaveCallback::save(const char* name, const TrainContext& context) {
   if (!saver_.save(file)) return;
   log_.write("checkpoint",
              {{"epoch", std::int64_t{context.epoch}}, {"step", saver_.state().step}, {"file", file.string()}});
-  // Only the last one is told to the caller: the best one is a copy of some last one.
+  // The caller is notified of the last one only: the best one is a copy of some last one.
   if (name != kLast) return;
   saver_.set_last_file(file);
   if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);

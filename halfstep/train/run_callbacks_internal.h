@@ -53,7 +53,7 @@ class RunSaver {
       : config_(config), step_(step), samples_(samples) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
-  /// Where the run stands from now on.
+  /// The state that the next checkpoint holds.
   void set_state(const RunState& state) { state_ = state; }
   const RunState& state() const { return state_; }
   /// Whether `value` of the task's best_by() is better than all before; remembers it then.
@@ -61,8 +61,8 @@ class RunSaver {
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
 
-  /// Writes the file unless it would take the place of a good one: with weights that give no finite loss nobody can go
-  /// on. Returns whether it did.
+  /// Writes the file unless it would take the place of a good one: a run can't be resumed from
+  /// weights whose loss isn't finite. Returns whether it did.
   bool save(const std::filesystem::path& file) const;
   std::filesystem::path folder() const { return config_.out; }
   std::int64_t save_every() const { return config_.save_every; }
@@ -91,7 +91,7 @@ class FiniteLoss final : public CallbackBase {
   RunSaver& saver_;
 };
 
-/// Tells the caller of train() how the run stands.
+/// Reports the state of the run to the caller of train().
 class ReportCallback final : public CallbackBase {
  public:
   ReportCallback(const TrainCallbacks& callbacks, const Task& task) : callbacks_(callbacks), task_(task) {}
