@@ -62,25 +62,24 @@ endfunction()
 
 # CPU kernels. On x86 the minimum is AVX2 (x86-64-v3); Highway compiles each kernel for AVX2 and for AVX-512 and chooses
 # at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
-function(halfstep_cpu_kernel_options)
-  set(kernels ${ARGN})
-  list(FILTER kernels INCLUDE REGEX "^halfstep/(backends/cpu/|data/resize_kernels\\.cpp)")
-  if(kernels)
-    # Precompiled headers work only for files that are compiled with the same options.
-    set_property(SOURCE ${kernels} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
+function(halfstep_cpu_kernel_options target)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    target_compile_options(${target} PRIVATE -march=x86-64-v3 -maes -mpclmul)
+    target_compile_definitions(${target} PRIVATE "HWY_DISABLED_TARGETS=(~(HWY_AVX2|HWY_AVX3))")
   endif()
-  if(kernels AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O3 -fno-math-errno -march=x86-64-v3 -maes -mpclmul)
-    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_DEFINITIONS
-                 "HWY_DISABLED_TARGETS=(~(HWY_AVX2|HWY_AVX3))")
+  # Vector code is written explicitly. Of what -O3 would add, only the vectors of plain loops are worth their time: the
+  # rest takes half as long again to compile.
+  target_compile_options(${target} PRIVATE -fno-math-errno)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-fvect-cost-model=dynamic>)
   endif()
-  if(kernels AND HALFSTEP_BUILD_FUZZERS)
+  if(HALFSTEP_BUILD_FUZZERS)
     # Fuzz targets read files and compute nothing: without sanitizers kernels take a fraction of the time to compile.
-    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -O1 -fno-sanitize=all)
+    target_compile_options(${target} PRIVATE -O1 -fno-sanitize=all)
   endif()
-  if(kernels AND HALFSTEP_SANITIZE MATCHES "undefined")
+  if(HALFSTEP_SANITIZE MATCHES "undefined")
     # Measured: with both sanitizers a kernel takes three times as long to compile as with none, with the address
     # sanitizer alone less than twice, and memory is where kernels go wrong.
-    set_property(SOURCE ${kernels} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined)
+    target_compile_options(${target} PRIVATE -fno-sanitize=undefined)
   endif()
 endfunction()

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
 
@@ -198,38 +199,45 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
 
 // --- the result
 
-template <int kActivation, class D>
-HWY_INLINE hn::Vec<D> activate(D d, hn::Vec<D> v) {
-  if constexpr (kActivation == 1) return hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
-  if constexpr (kActivation == 2) {
-    const auto six = hn::Set(d, static_cast<hn::TFromD<D>>(6));
-    return hn::IfThenElse(hn::IsNaN(v), v, hn::Min(hn::Max(v, hn::Zero(d)), six));
+/// What follows a normalisation: nothing, or relu and relu6, which set what is at most 0 to 0 and what is at least
+/// `bound` to `bound`. A bound that is NaN is none. NaN stays NaN.
+struct Unchanged {
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D, hn::Vec<D> v) const {
+    return v;
   }
-  return v;
-}
+};
+struct Rectified {
+  float bound;
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
+    const auto most = hn::Set(d, static_cast<hn::TFromD<D>>(bound));
+    return hn::IfThenElse(hn::Ge(v, most), most, hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v));
+  }
+};
 
-template <int kActivation, class T, class P>
+template <class T, class P, class Activation>
 HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
-                          const P& offset) {
+                          const P& offset, const Activation& activate) {
   const ComputeTag<T> d;
   if (residual) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
       const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
       const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
-      part.write(activate<kActivation>(d, hn::Add(v, part.read(d, residual + i))), d, y + i);
+      part.write(activate(d, hn::Add(v, part.read(d, residual + i))), d, y + i);
     });
     return;
   }
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
     const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
-    part.write(activate<kActivation>(d, v), d, y + i);
+    part.write(activate(d, v), d, y + i);
   });
 }
 
-template <int kActivation, class T, class C>
+template <class T, class C, class Activation>
 void normalise_all(const BatchNormForward& f, const ChannelWalk& walk, const C* centre, const C* factor,
-                   const C* offset) {
+                   const C* offset, const Activation& activate) {
   const TensorView& x = *f.x;
   const TensorView none{};
   const Strips<T> in(x, x, walk), residual(f.residual ? *f.residual : none, x, walk);
@@ -239,8 +247,8 @@ void normalise_all(const BatchNormForward& f, const ChannelWalk& walk, const C* 
     with_parameters<C>(
         walk, s,
         [&](const auto& c, const auto& k, const auto& o) {
-          normalise<kActivation>(in.read(s, in_block), residual.read(s, residual_block), out.target(s, out_block),
-                                 s.numel(), c, k, o);
+          normalise<T>(in.read(s, in_block), residual.read(s, residual_block), out.target(s, out_block), s.numel(), c,
+                       k, o, activate);
         },
         centre, factor, offset);
     out.written(s, out_block);
@@ -291,14 +299,9 @@ bool forward(KernelContext* context, const BatchNormForward& f) {
   visit_strips(x.dtype, direct, [&](auto tag) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-      switch (a.activation) {
-        case 0:
-          return normalise_all<0, T>(f, walk, centre, factor, offset);
-        case 1:
-          return normalise_all<1, T>(f, walk, centre, factor, offset);
-        default:
-          return normalise_all<2, T>(f, walk, centre, factor, offset);
-      }
+      if (a.activation == 0) return normalise_all<T>(f, walk, centre, factor, offset, Unchanged{});
+      const float bound = a.activation == 1 ? std::numeric_limits<float>::quiet_NaN() : 6.0F;
+      normalise_all<T>(f, walk, centre, factor, offset, Rectified{bound});
     }
   });
   return true;

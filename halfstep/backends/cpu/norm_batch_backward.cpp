@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
 
@@ -28,27 +29,31 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 
-// The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN.
-template <int kActivation, class D, class T, class Lanes>
-HWY_INLINE hn::Vec<D> before_activation(D d, const T* g, const T* y, std::size_t i, const Lanes& part) {
-  const auto v = part.read(d, g + i);
-  if constexpr (kActivation == 0) {
-    return v;
-  } else {
-    const auto result = part.read(d, y + i);
-    if constexpr (kActivation == 1) return hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), v);
-    const auto six = hn::Set(d, static_cast<hn::TFromD<D>>(6));
-    return hn::IfThenZeroElse(hn::Or(hn::Le(result, hn::Zero(d)), hn::Ge(result, six)), v);
+// The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
+// activation it is g; with one the gradient is 0 where the result is at most 0 or at least `bound` (NaN: it has no
+// upper bound).
+struct Unchanged {
+  template <class D, class T, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T*, std::size_t i, const Lanes& part) const {
+    return part.read(d, g + i);
   }
-}
+};
+struct Rectified {
+  float bound;
+  template <class D, class T, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T* y, std::size_t i, const Lanes& part) const {
+    const auto result = part.read(d, y + i), most = hn::Set(d, static_cast<hn::TFromD<D>>(bound));
+    return hn::IfThenZeroElse(hn::Or(hn::Le(result, hn::Zero(d)), hn::Ge(result, most)), part.read(d, g + i));
+  }
+};
 
 // s1 += g, s2 += g (x - mean), element by element.
-template <int kActivation, class T, class C, class P>
+template <class T, class C, class P, class Before>
 HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n, const P& mean, C* HWY_RESTRICT s1,
-                             C* HWY_RESTRICT s2) {
+                             C* HWY_RESTRICT s2, const Before& before) {
   const ComputeTag<T> d;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-    const auto v = before_activation<kActivation>(d, g, y, i, part);
+    const auto v = before(d, g, y, i, part);
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
     part.write(hn::Add(part.read(d, s1 + i), v), d, s1 + i);
     part.write(hn::MulAdd(v, difference, part.read(d, s2 + i)), d, s2 + i);
@@ -56,12 +61,10 @@ HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n,
 }
 
 // x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. Without x: scale g.
-template <int kActivation, class T, class P>
+template <class T, class P, class Before>
 HWY_INLINE void write_gradients(const T* g, const T* x, const T* y, T* x_grad, T* residual_grad, std::int64_t n,
-                                const P& scale, const P& mean_g, const P& mean, const P& slope) {
+                                const P& scale, const P& mean_g, const P& mean, const P& slope, const Before& before) {
   const ComputeTag<T> d;
-  const auto before = [&](std::size_t i, const auto& part)
-                          HWY_ATTR { return before_activation<kActivation>(d, g, y, i, part); };
   const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
     const auto inner = hn::NegMulAdd(difference, part.get(d, slope, i), hn::Sub(v, part.get(d, mean_g, i)));
@@ -69,17 +72,17 @@ HWY_INLINE void write_gradients(const T* g, const T* x, const T* y, T* x_grad, T
   };
   if (x && residual_grad) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto v = before(i, part);
+      const auto v = before(d, g, y, i, part);
       part.write(v, d, residual_grad + i);
       part.write(gradient(v, i, part), d, x_grad + i);
     });
   } else if (x) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      part.write(gradient(before(i, part), i, part), d, x_grad + i);
+      part.write(gradient(before(d, g, y, i, part), i, part), d, x_grad + i);
     });
   } else {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto v = before(i, part);
+      const auto v = before(d, g, y, i, part);
       if (residual_grad) part.write(v, d, residual_grad + i);
       if (x_grad) part.write(hn::Mul(part.get(d, scale, i), v), d, x_grad + i);
     });
@@ -101,9 +104,9 @@ struct Operands {
 };
 
 // Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on.
-template <int kActivation, class T, class C>
+template <class T, class C, class Before>
 void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
-              const C* mean, double* sum_g, double* sum_gx) {
+              const C* mean, double* sum_g, double* sum_gx, const Before& before) {
   alignas(64) C s1[kStrip], s2[kStrip];
   alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip];
   const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
@@ -117,8 +120,8 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
       with_parameters<C>(
           walk, s,
           [&](const auto& m) {
-            add_products<kActivation>(t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), s.numel(), m,
-                                      s1, s2);
+            add_products<T>(t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), s.numel(), m, s1, s2,
+                            before);
           },
           mean);
       first += s.count;
@@ -128,15 +131,15 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
   }
 }
 
-template <int kActivation, class T, class C>
-void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, double* parts) {
+template <class T, class C, class Before>
+void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, double* parts, const Before& before) {
   const std::int64_t channels = walk.channels, blocks = walk.blocks();
   parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
       double* part = parts + 2 * channels * k + channel;
-      sum_part<kActivation>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), mean, part,
-                            part + channels);
+      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), mean, part,
+                  part + channels, before);
     }
   });
   for (std::int64_t k = 1; k < walk.chunks; ++k) {
@@ -144,17 +147,17 @@ void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, doubl
   }
 }
 
-template <int kActivation, class T, class C>
+template <class T, class C, class Before>
 void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const C* scale, const C* mean_g, const C* mean,
-               const C* slope) {
+               const C* slope, const Before& before) {
   for_strips_backwards(walk, [&](const Strip& s) {
     alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], x_grad_block[kStrip], residual_block[kStrip];
     with_parameters<C>(
         walk, s,
         [&](const auto& k, const auto& mg, const auto& m, const auto& sl) {
-          write_gradients<kActivation>(t.g.read(s, g_block), with_x ? t.x.read(s, x_block) : nullptr,
-                                       t.y.read(s, y_block), t.x_grad.target(s, x_grad_block),
-                                       t.residual_grad.target(s, residual_block), s.numel(), k, mg, m, sl);
+          write_gradients<T>(t.g.read(s, g_block), with_x ? t.x.read(s, x_block) : nullptr, t.y.read(s, y_block),
+                             t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), k,
+                             mg, m, sl, before);
         },
         scale, mean_g, mean, slope);
     t.x_grad.written(s, x_grad_block);
@@ -162,8 +165,8 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const C* sc
   });
 }
 
-template <int kActivation, class T, class C>
-bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk) {
+template <class T, class C, class Before>
+bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk, const Before& before) {
   const BatchNormAttributes& a = *f.attributes;
   const std::int64_t channels = walk.channels, size = repeated_size(walk);
   Operands<T> t(f, walk);
@@ -178,7 +181,7 @@ bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelW
   std::copy_n(given, channels, mean);
   repeat(walk, mean);
   std::fill_n(parts, 2 * channels, 0.0);
-  if (sums_wanted && walk.places > 0) sum_all<kActivation>(t, walk, mean, parts);
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, mean, parts, before);
   const double n = static_cast<double>(std::max<std::int64_t>(walk.places, 1));
   for (std::int64_t c = 0; c < channels; ++c) {
     // sum(g z), z = (x - mean) rstd
@@ -191,7 +194,7 @@ bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelW
   }
   if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return true;
   for (C* values : {scale, mean_g, slope}) repeat(walk, values);
-  write_all<kActivation>(t, walk, a.training && t.x_grad.present(), scale, mean_g, mean, slope);
+  write_all<T>(t, walk, a.training && t.x_grad.present(), scale, mean_g, mean, slope, before);
   return true;
 }
 
@@ -205,16 +208,10 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
       [&](auto tag) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-          switch (f.y ? f.attributes->activation : 0) {
-            case 0:
-              ok = backward<0, T, C>(context, f, walk);
-              break;
-            case 1:
-              ok = backward<1, T, C>(context, f, walk);
-              break;
-            default:
-              ok = backward<2, T, C>(context, f, walk);
-          }
+          const int activation = f.y ? f.attributes->activation : 0;
+          const float bound = activation == 1 ? std::numeric_limits<float>::quiet_NaN() : 6.0F;
+          ok = activation == 0 ? backward<T, C>(context, f, walk, Unchanged{})
+                               : backward<T, C>(context, f, walk, Rectified{bound});
         }
       });
   return ok;
