@@ -28,7 +28,7 @@ configure_main = @scripts/cuda_options.sh "$(CUDA)" "$(CUDA_ARCHITECTURES)" "$(C
 	{ [ -e $(BUILD)/build.ninja ] || [ -e $(BUILD)/Makefile ]; } && [ $(BUILD)/configured -nt $(BUILD)/cuda.cmake ] || \
 	{ cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -C $(BUILD)/cuda.cmake $(CMAKE_FLAGS) && touch $(BUILD)/configured; }
 
-.PHONY: all setup demo test slow bench bench-kernels lint tidy format docs fuzz asan tsan install clean distclean help
+.PHONY: all setup demo test cuda-emulated slow bench bench-kernels lint tidy tidy-changed format docs fuzz asan asan-part tsan install clean distclean help
 
 all: setup  ## build the library, the program, the examples and the tests (the default)
 	$(configure_main)
@@ -44,6 +44,12 @@ demo: setup  ## install what is missing, build, and train a network in f16 besid
 
 test: all  ## install what is missing, build, and run the tests
 	@$(call CTEST,$(BUILD)) -LE slow
+
+cuda-emulated: setup  ## run the tests of ops, gradients, AMP, modules and optimizers on the CUDA plug-in compiled for the CPU
+	$(configure_main)
+	@cmake -DHALFSTEP_CUDA_EMULATED=ON $(BUILD) >/dev/null
+	@cmake --build $(BUILD) -j $(JOBS)
+	@$(call CTEST,$(BUILD)) -R '^emulated_cuda\.'
 
 slow: all  ## run the tests that take minutes
 	@$(call CTEST,$(BUILD)) -L slow
@@ -66,6 +72,10 @@ tidy: all  ## run clang-tidy (minutes)
 	@scripts/setup.sh tidy
 	@scripts/tidy.sh $(BUILD)
 
+tidy-changed: all
+	@scripts/setup.sh tidy
+	@scripts/tidy.sh $(BUILD) --changed
+
 format:  ## rewrite the sources in the project's format
 	@scripts/setup.sh lint
 	@scripts/lint.sh --fix
@@ -82,10 +92,17 @@ fuzz: setup  ## run every fuzz target for FUZZ_SECONDS (60)
 	@cmake --build build-fuzz -j $(JOBS) --target fuzzers
 	@scripts/fuzz.sh build-fuzz/fuzz $(FUZZ_SECONDS)
 
+configure_asan = $(call configure,build-asan,-DHALFSTEP_SANITIZE=address$(comma)undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+
 asan: setup  ## run the tests under the address and undefined-behaviour sanitizers
-	$(call configure,build-asan,-DHALFSTEP_SANITIZE=address$(comma)undefined -DCMAKE_CXX_FLAGS_RELEASE=-O1)
+	$(configure_asan)
+	@cmake -DHALFSTEP_CUDA_EMULATED=ON build-asan >/dev/null
 	@cmake --build build-asan -j $(JOBS)
 	@$(call CTEST,build-asan) -LE 'slow|lint|package|nosan'
+
+asan-part: setup
+	$(configure_asan)
+	@scripts/asan_part.sh build-asan $(JOBS)
 
 tsan: setup  ## run the tests under the thread sanitizer
 	$(call configure,build-tsan,-DHALFSTEP_SANITIZE=thread -DCMAKE_CXX_FLAGS_RELEASE=-O1)

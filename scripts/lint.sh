@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -t sources < <(find halfstep cli examples tests benchmarks fuzz -name '*.h' -o -name '*.c' -o -name '*.cpp' | sort)
+mapfile -t sources < <(find halfstep cli examples tests benchmarks fuzz -name '*.h' -o -name '*.c' -o -name '*.cpp' \
+  -o -name '*.cu' -o -name '*.cuh' | sort)
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${sources[@]}"
   exit
