@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Public data sets that `halfstep data fetch` knows.
+// Internal: the public data sets that fetch() knows, and what becomes of their files.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace halfstep::cli {
+namespace halfstep::data::detail {
 
 /// What is made of a file that was fetched.
 enum class Unpack {
@@ -34,7 +34,7 @@ struct DataSet {
 };
 
 /// All of them.
-const std::vector<DataSet>& data_sets();
+const std::vector<DataSet>& known_data_sets();
 
 /// What unpacking a file makes, as paths in the data set's folder.
 std::vector<std::string> unpacked_names(const RemoteFile& file);
@@ -44,4 +44,13 @@ std::vector<std::string> unpacked_names(const RemoteFile& file);
 void unpack(const RemoteFile& file, const std::filesystem::path& fetched, const std::filesystem::path& folder,
             const std::function<void(std::int64_t done, std::int64_t total)>& progress, const std::atomic<bool>* stop);
 
-}  // namespace halfstep::cli
+/// Unpacks an archive (zip, tar, or tar compressed by gzip, bzip2, xz or zstd) into the folder and returns its files as
+/// paths in it. Each file is written whole or not at all. Folders are made; links and special files are left out.
+/// Throws IoError, naming the archive, for a damaged one, for names that lead out of the folder, and where the files
+/// have more than `max_bytes` bytes together; Interrupted. `before` is called with each file's path before it is
+/// written.
+std::vector<std::string> unpack_archive(const std::filesystem::path& archive, const std::filesystem::path& folder,
+                                        std::uint64_t max_bytes, const std::atomic<bool>* stop,
+                                        const std::function<void(const std::filesystem::path& file)>& before);
+
+}  // namespace halfstep::data::detail

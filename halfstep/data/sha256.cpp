@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/sha256.h"
+#include "halfstep/data/sha256_internal.h"
 
 #include <openssl/evp.h>
 
@@ -7,7 +7,7 @@
 
 #include "halfstep/core/fail.h"
 
-namespace halfstep::cli {
+namespace halfstep::data::detail {
 
 struct Sha256::State {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -34,4 +34,4 @@ std::string Sha256::finish() {
   return text;
 }
 
-}  // namespace halfstep::cli
+}  // namespace halfstep::data::detail

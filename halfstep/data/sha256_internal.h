@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-namespace halfstep::cli {
+namespace halfstep::data::detail {
 
 /// SHA-256 (FIPS 180-4) of bytes that come piece by piece; OpenSSL's.
 class Sha256 {
@@ -22,4 +22,4 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace halfstep::cli
+}  // namespace halfstep::data::detail

@@ -7,17 +7,18 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
-namespace halfstep::cli {
+#include "halfstep/data/fetch.h"
+
+namespace halfstep::data::detail {
 
 /// What to fetch.
 struct Download {
   std::vector<std::string> urls;      ///< tried one after the other; http and https
   std::filesystem::path file;         ///< where it goes; what stands there from an earlier try is gone on from
-  std::string sha256;                 ///< 64 hexadecimal digits in lower case
+  std::string sha256;                 ///< 64 hexadecimal digits in lower case; empty: any sum is right
   std::optional<std::uint64_t> size;  ///< where it is known
   /// Where it isn't, more is refused.
   std::uint64_t most_bytes = std::uint64_t{1} << 32;
@@ -32,12 +33,6 @@ struct Download {
   const std::atomic<bool>* stop = nullptr;  ///< ends it with Interrupted
 };
 
-/// The program was asked to stop.
-class Interrupted : public std::runtime_error {
- public:
-  Interrupted() : std::runtime_error("interrupted") {}
-};
-
 /// Fetches a file. When it returns, the file is whole, has that sum and is on the disk. An unfinished one stays, for
 /// the next call to go on from: by a range, if the server has ranges. Bytes whose sum is wrong don't stay. Throws
 /// IoError, naming the URL and what was wrong, and Interrupted.
@@ -46,4 +41,4 @@ void download(const Download& what);
 /// SHA-256 of a file. Throws IoError.
 std::string sha256_of(const std::filesystem::path& file);
 
-}  // namespace halfstep::cli
+}  // namespace halfstep::data::detail

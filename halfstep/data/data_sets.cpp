@@ -1,24 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/data_sets.h"
+#include "halfstep/data/data_sets_internal.h"
 
 #include <archive.h>
 #include <archive_entry.h>
 #include <fmt/format.h>
 #include <zlib.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 
-#include "cli/download.h"
+#include "halfstep/core/atomic_file.h"
 #include "halfstep/core/error.h"
 #include "halfstep/core/text.h"
-#include "halfstep/io/atomic_file.h"
+#include "halfstep/data/fetch.h"
 
-namespace halfstep::cli {
+namespace halfstep::data::detail {
 namespace {
 
 namespace fs = std::filesystem;
@@ -34,7 +36,7 @@ void gunzip(const fs::path& from, const fs::path& to, const std::atomic<bool>* s
   const std::string name = shown_path(from);
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(from.c_str(), "rb"), gzclose);
   if (!file) throw IoError(fmt::format("{}: can't be read: {}", name, std::strerror(errno)));
-  io::AtomicFile out(to);
+  AtomicFile out(to);
   std::vector<char> buffer(1 << 20);
   std::uint64_t all = 0;
   while (true) {
@@ -171,7 +173,7 @@ Bytes png_of(std::span<const std::uint8_t> record) {
 
 la_ssize_t write_callback(archive* a, void* file, const void* data, std::size_t bytes) {
   try {
-    static_cast<io::AtomicFile*>(file)->write(data, bytes);
+    static_cast<AtomicFile*>(file)->write(data, bytes);
     return static_cast<la_ssize_t>(bytes);
   } catch (const std::exception& e) {  // must not fly through C
     archive_set_error(a, EIO, "%s", e.what());
@@ -211,7 +213,7 @@ class PictureArchive {
     if (code != ARCHIVE_OK) throw IoError(problem_of(tar_.get()));
   }
 
-  io::AtomicFile file_;
+  AtomicFile file_;
   std::string part_;
   std::unique_ptr<archive, WriteClose> tar_;
   int number_ = 0;
@@ -240,9 +242,80 @@ void unpack_cifar10(const fs::path& from, const fs::path& folder,
   }
 }
 
+// A path inside the folder, or nothing for names that lead out of it.
+std::string path_inside(const std::string& name) {
+  const fs::path path = fs::path(name).lexically_normal();
+  if (name.find('\0') != std::string::npos || path.is_absolute() || path.empty()) return {};
+  for (const fs::path& part : path) {
+    if (part == "..") return {};
+  }
+  return path.generic_string();
+}
+
+// One file's contents. Returns its bytes.
+std::uint64_t unpack_entry(archive* a, const std::string& name, const fs::path& to, std::uint64_t most,
+                           std::uint64_t max_bytes, const std::atomic<bool>* stop) {
+  AtomicFile out(to);
+  std::vector<char> buffer(1 << 16);
+  std::uint64_t bytes = 0;
+  while (true) {
+    check_stop(stop);
+    const la_ssize_t n = archive_read_data(a, buffer.data(), buffer.size());
+    if (n < 0) throw IoError(fmt::format("{}: {}: {}", name, shown_path(to), problem_of(a)));
+    if (n == 0) break;
+    bytes += static_cast<std::uint64_t>(n);
+    if (bytes > most) throw IoError(fmt::format("{}: expected at most {} bytes in it, got more", name, max_bytes));
+    out.write(buffer.data(), static_cast<std::size_t>(n));
+  }
+  out.commit();
+  return bytes;
+}
+
 }  // namespace
 
-const std::vector<DataSet>& data_sets() {
+std::vector<std::string> unpack_archive(const fs::path& path, const fs::path& folder, std::uint64_t max_bytes,
+                                        const std::atomic<bool>* stop,
+                                        const std::function<void(const fs::path& file)>& before) {
+  const std::string name = shown_path(path);
+  const std::unique_ptr<archive, ReadClose> a(archive_read_new());
+  archive_read_support_format_zip_seekable(a.get());
+  archive_read_support_format_tar(a.get());
+  archive_read_support_filter_gzip(a.get());
+  archive_read_support_filter_bzip2(a.get());
+  archive_read_support_filter_xz(a.get());
+  archive_read_support_filter_zstd(a.get());
+  const auto refuse = [&] {
+    throw IoError(fmt::format("{}: expected a zip or tar archive: {}", name, problem_of(a.get())));
+  };
+  if (archive_read_open_filename(a.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) refuse();
+  std::vector<std::string> files;
+  std::set<std::string> known;
+  std::uint64_t all = 0;
+  archive_entry* entry = nullptr;
+  for (int code; (code = archive_read_next_header(a.get(), &entry)) != ARCHIVE_EOF;) {
+    check_stop(stop);
+    if (code != ARCHIVE_OK && code != ARCHIVE_WARN) refuse();
+    if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry) != nullptr) continue;
+    const char* given = archive_entry_pathname(entry);
+    const std::string inside = given == nullptr ? std::string() : path_inside(given);
+    if (inside.empty()) {
+      throw IoError(fmt::format("{}: expected names inside the folder, got '{}'", name,
+                                printable(given == nullptr ? "" : given)));
+    }
+    const fs::path to = folder / inside;
+    // A link that was there before must not lead a file elsewhere.
+    for (fs::path at = to.parent_path(); at != folder && !at.empty(); at = at.parent_path()) {
+      if (fs::is_symlink(at)) throw IoError(fmt::format("{}: expected a folder, got a link", shown_path(at)));
+    }
+    fs::create_directories(to.parent_path());
+    if (before) before(to);
+    all += unpack_entry(a.get(), name, to, max_bytes - all, max_bytes, stop);
+    if (known.insert(inside).second) files.push_back(inside);
+  }
+  return files;
+}
+
+const std::vector<DataSet>& known_data_sets() {
   // Sizes and sums of the files as their makers published them.
   static const std::vector<DataSet> kAll = {
       {.name = "mnist",
@@ -296,4 +369,4 @@ void unpack(const RemoteFile& file, const fs::path& fetched, const fs::path& fol
   }
 }
 
-}  // namespace halfstep::cli
+}  // namespace halfstep::data::detail
