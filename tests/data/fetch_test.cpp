@@ -64,7 +64,7 @@ class Server {
         if (n <= 0) break;
         request.append(block, static_cast<std::size_t>(n));
       }
-      const std::string path = request.substr(0, request.find(' ', 4)).substr(4);
+      const std::string path = request.substr(4, request.find_first_of(" ?", 4) - 4);
       const auto file = files_.find(path.substr(path.rfind('/') + 1));
       const std::string body = file == files_.end() ? "nothing here" : file->second;
       const std::string answer = std::string("HTTP/1.1 ") + (file == files_.end() ? "404 Not Found" : "200 OK") +
