@@ -261,7 +261,7 @@ std::uint64_t unpack_entry(archive* a, const std::string& name, const fs::path& 
   while (true) {
     check_stop(stop);
     const la_ssize_t n = archive_read_data(a, buffer.data(), buffer.size());
-    if (n < 0) throw IoError(fmt::format("{}: {}: {}", name, shown_path(to), problem_of(a)));
+    if (n < 0) throw IoError(fmt::format("{}: {}: {}", name, shown_path(to), printable(problem_of(a))));
     if (n == 0) break;
     bytes += static_cast<std::uint64_t>(n);
     if (bytes > most) throw IoError(fmt::format("{}: expected at most {} bytes in it, got more", name, max_bytes));
@@ -285,7 +285,7 @@ std::vector<std::string> unpack_archive(const fs::path& path, const fs::path& fo
   archive_read_support_filter_xz(a.get());
   archive_read_support_filter_zstd(a.get());
   const auto refuse = [&] {
-    throw IoError(fmt::format("{}: expected a zip or tar archive: {}", name, problem_of(a.get())));
+    throw IoError(fmt::format("{}: expected a zip or tar archive: {}", name, printable(problem_of(a.get()))));
   };
   if (archive_read_open_filename(a.get(), path.c_str(), 1 << 16) != ARCHIVE_OK) refuse();
   std::vector<std::string> files;

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/core/export.h"
+
 namespace halfstep::data::detail {
 
 /// What is made of a file that was fetched.
@@ -49,8 +51,9 @@ void unpack(const RemoteFile& file, const std::filesystem::path& fetched, const 
 /// Throws IoError, naming the archive, for a damaged one, for names that lead out of the folder, and where the files
 /// have more than `max_bytes` bytes together; Interrupted. `before` is called with each file's path before it is
 /// written.
-std::vector<std::string> unpack_archive(const std::filesystem::path& archive, const std::filesystem::path& folder,
-                                        std::uint64_t max_bytes, const std::atomic<bool>* stop,
-                                        const std::function<void(const std::filesystem::path& file)>& before);
+HS_API std::vector<std::string> unpack_archive(const std::filesystem::path& archive,
+                                               const std::filesystem::path& folder, std::uint64_t max_bytes,
+                                               const std::atomic<bool>* stop,
+                                               const std::function<void(const std::filesystem::path& file)>& before);
 
 }  // namespace halfstep::data::detail
