@@ -79,10 +79,12 @@ std::map<std::string, std::string> read_sums(const fs::path& file, F&& other) {
   return sums;
 }
 
+constexpr const char* kRecordName = "fetched.sha256";
+
 // What was fetched into a folder: the sums of the downloads and of the files made from them.
 class Record {
  public:
-  Record(const fs::path& folder, std::string name) : folder_(folder), file_(folder / "fetched.sha256"), name_(name) {
+  Record(const fs::path& folder, std::string name) : folder_(folder), file_(folder / kRecordName), name_(name) {
     if (!fs::exists(file_)) return;
     made_ = read_sums(file_, [this](int, const std::string& line) {
       std::istringstream words(line);
@@ -337,7 +339,7 @@ FetchReport fetch(std::string_view what, const fs::path& folder, const FetchOpti
     const std::string_view path = what.substr(0, what.find_first_of("?#"));
     const std::string name(path.substr(path.rfind('/') + 1));
     const bool has_path = path.find('/', what.find("://") + 3) != std::string_view::npos;
-    if (!has_path || name.empty() || name == "." || name == "..") {
+    if (!has_path || name.empty() || name == "." || name == ".." || name == kRecordName) {
       fail<Error>("fetch: expected a URL that ends in a file's name, got '{}'", what);
     }
     return fetch_url(std::string(what), folder.empty() ? fs::path("data") / fs::path(name).stem() : folder, name,
