@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures Halfstep beside PyTorch on a GPU, in turns, each row with its physical limit (docs/benchmarks.md).
+"""Measures Halfstep beside PyTorch on a GPU, in turns, each row with its physical limit (docs/reference/benchmarks.md).
 
 usage: benchmarks/gpu.py --server build/bin/bench_server [--device cuda] [--python PYTHON] [--seconds 240] [--out FILE]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures Halfstep beside PyTorch and JAX on the CPU, in turns, and prints a table (docs/benchmarks.md says how to read it).
+"""Measures Halfstep beside PyTorch and JAX on the CPU, in turns, and prints a table (docs/reference/benchmarks.md says how to read it).
 
 usage: benchmarks/run.py --server build/bin/bench_server [options]
 
@@ -38,7 +38,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 QUIET_LOAD = 0.5
 BUSY_PROCESSORS = 0.1
 # glibc's allocator gives large blocks back at once, and the system clears their pages anew when they are taken again. These
-# settings keep them (docs/performance.md).
+# settings keep them (docs/reference/performance.md).
 PAGES_KEPT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 

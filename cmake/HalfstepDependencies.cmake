@@ -23,6 +23,9 @@ halfstep_require(JPEG libjpeg62-turbo-dev)
 halfstep_require(PNG libpng-dev)
 halfstep_require(LibArchive libarchive-dev)
 halfstep_require(Protobuf "libprotobuf-dev protobuf-compiler")
+# Downloads (data::fetch); without them the library is built all the same, and says so where they are asked for.
+find_package(CURL QUIET)
+find_package(OpenSSL QUIET)
 
 # oneDNN: a given prefix, the shared download folder, the system's, or a download into the build folder.
 if(HALFSTEP_ONEDNN_ROOT)

@@ -33,7 +33,7 @@ struct Arguments {
 inline data::PipelineLoader batches(const data::MnistData& digits, std::uint64_t seed = 0) {
   return data::Pipeline{digits}
       .map({data::Rescale{1.0 / 255}, data::Normalize{{0.1307}, {0.3081}}, data::HWC2CHW{}}, data::Column::image)
-      .map(data::TypeCast{i64}, data::Column::label)
+      .map(data::TypeCast{i32}, data::Column::label)
       .shuffle({.seed = seed})
       .batch(64);
 }

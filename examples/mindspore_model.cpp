@@ -18,7 +18,7 @@ Run run(const mindspore::Arguments& arguments, amp::Level level, int epochs) {
   const auto net = mindspore::initialised(mindspore::Network{}, 1);
   optim::SGD optimizer{net.parameters(), {.lr = 1e-2}};
   std::optional<amp::LossScaleManager> manager;
-  if (level != amp::Level::O0) manager = amp::FixedLossScaleManager{1024};
+  if (level != amp::Level::O0) manager = amp::FixedLossScaleManager{};  // 128
 
   training::Model model{net,
                         {.loss = nn::CrossEntropyLoss{},

@@ -36,6 +36,7 @@
 #include "halfstep/data/color.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/digits.h"
+#include "halfstep/data/fetch.h"
 #include "halfstep/data/idx.h"
 #include "halfstep/data/image.h"
 #include "halfstep/data/image_archive.h"

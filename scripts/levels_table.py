@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the levels of mixed precision cost and reach: the table in docs/mindspore.md.
+"""What the levels of mixed precision cost and reach: the table in docs/guide/mindspore.md.
 
 usage: scripts/levels_table.py PROGRAM --data DIR [--epochs N] [--seeds N] [--threads N] [--write]
 
 DIR holds mnist/ and fashion-mnist/. `PROGRAM train mlp --amp LEVEL` trains on each, level after level and then the next
 seed, so that what else the machine does meets all levels alike. Prints the table so far after each seed; with --write
-it takes the place of the one in docs/mindspore.md. Exit status 1 when a level's accuracy is more than 0.3 points below
-float32's.
+it takes the place of the one in docs/guide/mindspore.md. Exit status 1 when a level's accuracy is more than 0.3 points
+below float32's.
 """
 
 import argparse
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 
-DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "mindspore.md"
+DOCUMENT = pathlib.Path(__file__).resolve().parent.parent / "docs" / "guide" / "mindspore.md"
 BEGIN, END = "<!-- levels: made by scripts/levels_table.py -->\n", "<!-- levels: end -->"
 BASE = ("O0", "")
 LEVELS = [BASE] + [(level, dtype) for dtype in ("f16", "bf16") for level in ("O1", "O2", "O3", "auto")]
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--epochs", default="5")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/mindspore.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/guide/mindspore.md")
     options = parser.parse_args()
 
     runs: dict[tuple[str, str], dict[str, list[Run]]] = {level: {name: [] for name in DATA} for level in LEVELS}

@@ -13,6 +13,9 @@ fi
 status=0
 unformatted=()
 python3 scripts/check_layers.py || status=1
+python3 scripts/check_links.py || status=1
+python3 scripts/api_index.py || status=1
+python3 scripts/check_figures.py || status=1
 for source in "${sources[@]}"; do
   clang-format --dry-run -Werror "$source" 2>/dev/null || unformatted+=("$source")
 done

@@ -225,7 +225,8 @@ def _networks(machine: Machine) -> Section:
                    ("network", "dtype"), tuple(rows), kind="images", alone=True,
                    note="MB are 1e6 bytes. Peak: the most memory of the process; before: what it had when the case began; tensors: "
                         "the most that our allocator had handed out; saved: what\na forward pass keeps for the backward pass. "
-                        "Outside: the share of a step that is not in convolutions. docs/performance.md says how each is taken.")
+                        "Outside: the share of a step that is not in convolutions. docs/reference/performance.md "
+                        "says how each is taken.")
 
 
 def _loader() -> Section:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ResNet-50 layer by layer: what each convolution and each pass between them takes, what it moves, and what the machine
-// could do at most in that moment. docs/performance.md says how to read it.
+// could do at most in that moment. docs/reference/performance.md says how to read it.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -14,7 +14,7 @@ One repetition is K calls in a row, K chosen on the case's first request so that
 times are milliseconds for one call. The first request sets the case up and warms it up; its state (weights, compiled functions)
 is kept until another family of cases is asked for, so later turns only measure. While waiting for a line the script uses no CPU.
 Facts are `peak_bytes`, the most memory the process ever had (a case's own only where no other was asked for), `before_bytes`, what
-it had before the case was set up, and what the case itself has to say (docs/performance.md).
+it had before the case was set up, and what the case itself has to say (docs/reference/performance.md).
 Standard error is free for the peer's own messages. Other work on the same cores makes the peers' thread barriers ten to a hundred
 times slower (PyTorch's above all): times taken then say nothing, not even as ratios.
 """

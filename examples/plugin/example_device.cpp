@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The least that makes a device of Halfstep: memory, one queue and four kernels. docs/bring-up-a-device.md walks
-// through it. Everything that it lacks runs on the CPU, and the MNIST network trains.
+// The least that makes a device of Halfstep: memory, one queue and four kernels. docs/devices/bring-up-a-device.md
+// walks through it. Everything that it lacks runs on the CPU, and the MNIST network trains.
 //
 // "Device memory" is memory of the host here, and work is done before the call that orders it returns. A driver puts
 // its own calls in their places; the comments say where that makes a difference.

@@ -33,8 +33,8 @@ struct PolicyRow {
   std::string reason;  ///< why; for banned ops the suggestion
 };
 
-/// The table for all devices, by class and name: PyTorch's CUDA list plus the deviations that docs/mixed-precision.md
-/// explains.
+/// The table for all devices, by class and name: PyTorch's CUDA list plus the deviations that
+/// docs/guide/mixed-precision.md explains.
 HS_API std::vector<PolicyRow> policy_table();
 /// The row of an op; ops without one (custom ops) pass through.
 HS_API PolicyRow policy_row(const Op& op);

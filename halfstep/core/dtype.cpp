@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/core/dtype.h"
 
+#include <cmath>
+
 #include "halfstep/core/fail.h"
 
 namespace halfstep {
@@ -50,6 +52,13 @@ std::optional<DType> parse_dtype(std::string_view text) noexcept {
     if (text == alias.text) return alias.dtype;
   }
   return std::nullopt;
+}
+
+double FloatInfo::spacing(double x) const {
+  const double size = std::abs(x);
+  if (!(size <= max)) fail<Error>("spacing: expected a magnitude of at most {}, got {}", max, x);
+  if (size < smallest_normal) return smallest_subnormal;
+  return std::ldexp(eps, std::ilogb(size));
 }
 
 const FloatInfo& finfo(DType dtype) {

@@ -151,6 +151,11 @@ struct FloatInfo {
   double smallest_subnormal;
   double eps;
   int digits;
+
+  /// Distance from |x| to the next larger value of the dtype (at `max`, where there is none, to the next smaller one):
+  /// eps at 1, 1 at 1024 in f16. Rounding to nearest errs by at most half of it. Throws Error if |x| is above `max` or
+  /// NaN.
+  HS_API double spacing(double x) const;
 };
 
 /// Limits of a floating dtype. Throws DTypeError for others.

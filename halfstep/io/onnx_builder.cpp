@@ -352,7 +352,7 @@ OnnxGraph OnnxBuilder::build() {
     }
     call_ = &call;
     const auto it = onnx_translators().find(call.op);
-    if (it == onnx_translators().end()) refuse("has no form in ONNX here; docs/onnx.md lists the ops that have");
+    if (it == onnx_translators().end()) refuse("has no form in ONNX here; docs/guide/onnx.md lists the ops that have");
     it->second(*this);
     for (int v : call.outputs) {
       if (needed_[static_cast<std::size_t>(v)] && !names_.contains(v)) {

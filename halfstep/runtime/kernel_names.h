@@ -9,7 +9,8 @@
 namespace halfstep {
 
 /// The names of all kernel tables, in alphabetical order: one for each op (including those without kernels: views, and
-/// ops composed of others) and one for each kernel that runs by itself. docs/kernels.md documents those with kernels.
+/// ops composed of others) and one for each kernel that runs by itself. docs/devices/kernels.md documents those with
+/// kernels.
 HS_API std::vector<std::string> kernel_names();
 
 }  // namespace halfstep

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rules of docs/pytorch.md, "Mixed precision, rule by rule", that no other test holds. What is expected is what
-// PyTorch 2 does, or the deviation that the page states.
+// The rules of docs/guide/pytorch.md, "Mixed precision, rule by rule", that no other test holds. What is expected is
+// what PyTorch 2 does, or the deviation that the page states.
 #include <gtest/gtest.h>
 
 #include <cmath>

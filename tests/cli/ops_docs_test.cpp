@@ -19,13 +19,13 @@ TEST(OpsDocs, AreWhatTheProgramPrints) {
   std::array<char, 4096> block;
   while (const std::size_t n = std::fread(block.data(), 1, block.size(), pipe)) printed.append(block.data(), n);
   ASSERT_EQ(pclose(pipe), 0);
-  std::ifstream file(test::goldens_dir() / "../../docs/ops.md");
+  std::ifstream file(test::goldens_dir() / "../../docs/reference/ops.md");
   std::stringstream text;
   text << file.rdbuf();
   const std::size_t table = text.str().find("| op |");
   ASSERT_NE(table, std::string::npos);
   EXPECT_EQ(text.str().substr(table), printed)
-      << "docs/ops.md is stale: write what `halfstep ops --markdown` prints below its heading";
+      << "docs/reference/ops.md is stale: write what `halfstep ops --markdown` prints below its heading";
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/sha256.h"
+#include "halfstep/data/sha256_internal.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 
-namespace halfstep::cli {
+namespace halfstep::data::detail {
 namespace {
 
 std::string sum(const std::string& text) {
@@ -39,4 +39,4 @@ TEST(Sha256, TakesPieces) {
 }
 
 }  // namespace
-}  // namespace halfstep::cli
+}  // namespace halfstep::data::detail

@@ -7,12 +7,16 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "halfstep/core/error.h"
+#include "tests/support/test_data.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -433,6 +437,49 @@ TEST(DTypes, LimitsOfFloatingTypes) {
   EXPECT_EQ(finfo(f8e5m2).max, 57344.0);
   EXPECT_THROW(finfo(i64), DTypeError);
   EXPECT_THROW(finfo(boolean), DTypeError);
+}
+
+// Closed forms: a format of p significand bits has 2^(p-1) values in [2^e, 2^(e+1)).
+TEST(FloatInfo, SpacingIsTheDistanceToTheNextValue) {
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float x : {1.0F, 1.5F, 1024.0F, 1e-30F, 1e-44F, 0.0F, 3e38F, -7.0F}) {
+    EXPECT_EQ(finfo(f32).spacing(x), static_cast<double>(std::nextafter(std::abs(x), inf)) - std::abs(x)) << x;
+  }
+  EXPECT_EQ(finfo(f64).spacing(1024), std::nextafter(1024.0, 2000.0) - 1024);
+  EXPECT_EQ(finfo(f16).spacing(1), 0x1p-10);
+  EXPECT_EQ(finfo(f16).spacing(1024), 1);
+  EXPECT_EQ(finfo(f16).spacing(65504), 32);
+  EXPECT_EQ(finfo(f16).spacing(0x1p-20), 0x1p-24);
+  EXPECT_EQ(finfo(bf16).spacing(1), 0x1p-7);
+  EXPECT_EQ(finfo(bf16).spacing(1024), 8);
+  EXPECT_EQ(finfo(bf16).spacing(finfo(bf16).max), 0x1p120);
+  EXPECT_EQ(finfo(f8e4m3).spacing(1), 0.125);
+  EXPECT_EQ(finfo(f8e4m3).spacing(448), 32);
+  EXPECT_EQ(finfo(f8e5m2).spacing(1024), 256);
+  EXPECT_EQ(finfo(f8e5m2).spacing(57344), 8192);
+  EXPECT_THROW(finfo(f8e4m3).spacing(1024), Error);
+  EXPECT_THROW(finfo(f16).spacing(std::nan("")), Error);
+}
+
+std::string power_text(double x) { return "2^" + std::to_string(std::ilogb(x)); }
+std::string number_text(double x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.5g", x);
+  return text;
+}
+
+TEST(FloatInfo, ThePageOfFormatsHasTheseNumbers) {
+  std::ifstream file(test::goldens_dir() / "../../docs/reference/number-formats.md");
+  std::stringstream page;
+  page << file.rdbuf();
+  for (const DType dtype : {f64, f32, f16, bf16, f8e4m3, f8e5m2}) {
+    const FloatInfo& i = finfo(dtype);
+    const std::string row =
+        "| `" + std::string(name(dtype)) + "` | " + std::to_string(i.digits) + " | " + number_text(i.max) + " | " +
+        power_text(i.smallest_normal) + " | " + power_text(i.smallest_subnormal) + " | " + power_text(i.spacing(1)) +
+        " | " + (i.max < 1024 ? "none" : power_text(i.spacing(1024))) + " | " + power_text(i.spacing(i.max)) + " |\n";
+    EXPECT_NE(page.str().find(row), std::string::npos) << "docs/reference/number-formats.md lacks the row\n" << row;
+  }
 }
 
 TEST(DTypes, LowestFiniteValueSurvivesStorage) {

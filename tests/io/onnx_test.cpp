@@ -308,7 +308,8 @@ TEST_F(Onnx, OutputsThatAreInputsOrTwiceTheSame) {
 TEST_F(Onnx, NamesWhatHasNoForm) {
   const Outer net(Function([](const Tensor& x, const Tensor&) { return relu(sort(x).values); }));
   const std::string text = test::error_of<Error>([&] { written(net, zeros({2, 3})); });
-  EXPECT_EQ(text, "export_onnx: sort in module inner: has no form in ONNX here; docs/onnx.md lists the ops that have");
+  EXPECT_EQ(text,
+            "export_onnx: sort in module inner: has no form in ONNX here; docs/guide/onnx.md lists the ops that have");
   EXPECT_FALSE(fs::exists(path_));
 }
 

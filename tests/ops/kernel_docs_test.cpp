@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Holds docs/kernels.md against the kernels that there are and the calls that are made. A row's inputs and outputs
-// become a pattern of dtypes, which the tensors of every observed call have to match.
+// Holds docs/devices/kernels.md against the kernels that there are and the calls that are made. A row's inputs and
+// outputs become a pattern of dtypes, which the tensors of every observed call have to match.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -70,7 +70,7 @@ std::string letters_of(const std::string& types, DType key) {
         result += kLetters[i];
         known = true;
       }
-      EXPECT_TRUE(known) << "docs/kernels.md: no dtype is called " << type;
+      EXPECT_TRUE(known) << "docs/devices/kernels.md: no dtype is called " << type;
     }
   }
   return result;
@@ -81,7 +81,7 @@ class Pattern {
  public:
   Pattern(const std::string& text, DType key) : text_(text), key_(key) {
     expression = list();
-    EXPECT_EQ(at_, text_.size()) << "docs/kernels.md: can't read `" << text << "`";
+    EXPECT_EQ(at_, text_.size()) << "docs/devices/kernels.md: can't read `" << text << "`";
   }
   std::string expression;
   std::vector<bool> optional;  ///< of the tensors before the first one that repeats or may be missing
@@ -120,7 +120,7 @@ class Pattern {
       return text_.substr(from, at_ - from);
     };
     word();
-    EXPECT_GT(at_, begin) << "docs/kernels.md: can't read `" << text_ << "`";
+    EXPECT_GT(at_, begin) << "docs/devices/kernels.md: can't read `" << text_ << "`";
     std::string letters = letters_of(take(":") ? word() : "", key_);
     const bool absent = take("?");
     if (absent) letters += kAbsent;
@@ -153,7 +153,7 @@ std::string without(std::string s, char c) {
 const std::vector<Row>& rows() {
   static const std::vector<Row> all = [] {
     std::vector<Row> result;
-    std::ifstream file(test::goldens_dir() / "../../docs/kernels.md");
+    std::ifstream file(test::goldens_dir() / "../../docs/devices/kernels.md");
     for (std::string line; std::getline(file, line);) {
       if (!line.starts_with("| `")) continue;
       std::vector<std::string> cells;
@@ -180,7 +180,7 @@ std::map<std::string, const Row*> rows_by_name() {
   std::map<std::string, const Row*> result;
   for (const Row& row : rows()) {
     for (const std::string& name : row.names) {
-      EXPECT_TRUE(result.emplace(name, &row).second) << "docs/kernels.md has two rows for " << name;
+      EXPECT_TRUE(result.emplace(name, &row).second) << "docs/devices/kernels.md has two rows for " << name;
     }
   }
   return result;
@@ -230,8 +230,9 @@ TEST(KernelDocs, HaveEveryKernel) {
     const std::string dtypes = dtypes_of(table);
     if (dtypes.empty() || name.starts_with("test_")) continue;
     there.insert(name);
-    EXPECT_TRUE(documented.contains(name)) << name << " has no row in docs/kernels.md";
-    EXPECT_EQ(table.version, 1) << "docs/kernels.md says that all kernels are of version 1; " << name << " isn't";
+    EXPECT_TRUE(documented.contains(name)) << name << " has no row in docs/devices/kernels.md";
+    EXPECT_EQ(table.version, 1) << "docs/devices/kernels.md says that all kernels are of version 1; " << name
+                                << " isn't";
     if (!documented.contains(name)) continue;
     std::string said;
     std::stringstream stream(without(documented.at(name)->dtypes, ' '));
@@ -243,7 +244,8 @@ TEST(KernelDocs, HaveEveryKernel) {
     EXPECT_EQ(ordered, dtypes) << name << " (letters of dtypes: " << kLetters << ")";
   }
   for (const auto& [name, row] : documented) {
-    EXPECT_TRUE(there.contains(name)) << "docs/kernels.md has a row for " << name << ", which no kernel is called";
+    EXPECT_TRUE(there.contains(name)) << "docs/devices/kernels.md has a row for " << name
+                                      << ", which no kernel is called";
   }
 }
 
@@ -280,7 +282,7 @@ class Checker : public OpObserver {
     if (name.starts_with("test_")) return;
     const auto it = rows_.find(name);
     if (it == rows_.end()) {
-      ADD_FAILURE() << "docs/kernels.md has no row for " << name;
+      ADD_FAILURE() << "docs/devices/kernels.md has no row for " << name;
       return;
     }
     const Row& row = *it->second;
@@ -346,7 +348,7 @@ class Checker : public OpObserver {
     }
     EXPECT_TRUE(std::regex_match(letters, it->second))
         << name << " was called with " << what << " `" << letters << "` (letters of dtypes: " << kLetters
-        << "), docs/kernels.md says `" << text << "`";
+        << "), docs/devices/kernels.md says `" << text << "`";
   }
   static void expect_both(const Row& row, const char* what, const std::string& text, const Missing& missing) {
     const Pattern pattern(text, f32);

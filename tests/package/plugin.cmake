@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D BUILD=build folder -D SOURCE=examples/plugin -D COMPILER=C++ compiler -P plugin.cmake
-# The device of docs/bring-up-a-device.md as a project of someone else's: built against an installed Halfstep, found by
+# The device of docs/devices/bring-up-a-device.md as an outside project: built against an installed Halfstep, found by
 # the installed program, trained on.
 
 # run(EXPECTED_STATUS COMMAND...): leaves what it says in `output`.

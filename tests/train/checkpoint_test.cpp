@@ -33,8 +33,8 @@ struct Normed : nn::Module<Normed> {
   Tensor forward(const Tensor& x) const { return last(norm(fc(x))); }
 };
 
-// A file whose checksum is right, so that what it says is looked at: as docs/getting-started.md and checkpoint.cpp have
-// it, over the state, then name, dtype, sizes and data of each tensor by name.
+// A file whose checksum is right, so that what it says is looked at: as docs/guide/getting-started.md and
+// checkpoint.cpp have it, over the state, then name, dtype, sizes and data of each tensor by name.
 void write(const fs::path& path, const std::string& state, NamedTensors tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   uLong crc = crc32(0, reinterpret_cast<const Bytef*>(state.data()), static_cast<uInt>(state.size()));

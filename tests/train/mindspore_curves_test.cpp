@@ -41,7 +41,7 @@ void record(Curve& curve, double loss, bool skipped) {
 // An epoch as examples/mindspore_function.cpp has it.
 Curve function_style(DType dtype, std::uint64_t seed) {
   const auto net = mindspore::initialised(mindspore::Network{}, seed);
-  if (dtype != f32) amp::auto_mixed_precision(net, amp::Level::O1, dtype);
+  if (dtype != f32) amp::auto_mixed_precision(net, amp::Level::O2, dtype);
   optim::SGD optimizer{net.parameters(), {.lr = 1e-2}};
   amp::DynamicLossScaler scaler{1024, 2, 50};
   const auto forward = [&](const Tensor& images, const Tensor& labels) {
@@ -75,7 +75,7 @@ Curve model_style(amp::Level level, std::uint64_t seed, int epochs) {
                         {.loss = nn::CrossEntropyLoss{},
                          .optimizer = optimizer,
                          .amp_level = level,
-                         .loss_scale_manager = amp::FixedLossScaleManager{1024}}};
+                         .loss_scale_manager = amp::FixedLossScaleManager{}}};
   Curve curve;
   const auto loss = [&](training::TrainContext& c) {
     record(curve, c.loss.item<double>(), c.overflow.defined() && c.overflow.to(f32).item<float>() != 0);

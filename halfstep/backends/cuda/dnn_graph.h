@@ -81,8 +81,8 @@ struct DnnPlan {
   cudnnBackendDescriptor_t get() const { return parts.back().get(); }
 };
 
-/// Whether an engine keeps what docs/kernels.md promises: the same bits in every run, sums in float32, products of
-/// the values as they are (in TF32 where the problem allows it).
+/// Whether an engine keeps what docs/devices/kernels.md promises: the same bits in every run, sums in float32, products
+/// of the values as they are (in TF32 where the problem allows it).
 bool engine_fits(const ConvProblem& problem, const std::vector<cudnnBackendNumericalNote_t>& notes);
 
 struct DnnLimits {

@@ -69,7 +69,7 @@ constexpr uint32_t kFloating = dtypes({HALFSTEP_F32, HALFSTEP_F64, HALFSTEP_F16,
 constexpr uint32_t kIntegers = dtypes({HALFSTEP_I64, HALFSTEP_I32, HALFSTEP_I8, HALFSTEP_U8});
 constexpr uint32_t kFlag = dtypes({HALFSTEP_BOOL});
 constexpr uint32_t kNumeric = kFloating | kIntegers;
-constexpr uint32_t kComputed = kNumeric | kFlag;  // "value" in docs/kernels.md
+constexpr uint32_t kComputed = kNumeric | kFlag;  // "value" in docs/devices/kernels.md
 constexpr uint32_t kAll = kComputed | dtypes({HALFSTEP_F8E4M3, HALFSTEP_F8E5M2});
 constexpr uint32_t kStrided = HALFSTEP_LAYOUT_STRIDED, kContiguous = HALFSTEP_LAYOUT_CONTIGUOUS;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the simulated accelerator offers beyond the plug-in interface, through its `extension` entry: faults that a test
- * orders, and counters. docs/sim.md describes the device.
+ * orders, and counters. docs/devices/sim.md describes the device.
  *
  * Orders of faults, also read from HALFSTEP_SIM_FAULTS when the library is loaded:
  *
