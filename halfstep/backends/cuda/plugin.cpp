@@ -11,10 +11,10 @@
 #include <string>
 #include <string_view>
 
-#include "collectives.h"
-#include "device.h"
-#include "errors.h"
-#include "kernel.h"
+#include "host/device.h"
+#include "host/errors.h"
+#include "host/kernel.h"
+#include "libraries/collectives.h"
 
 namespace hscuda {
 namespace {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/kernel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string_view>
+
+namespace hscuda {
+namespace {
+
+halfstep_status run(halfstep_context* context, const halfstep_tensor* in, int n, halfstep_tensor* out, int m,
+                    const void* attributes) {
+  const auto& def = *static_cast<const KernelDef*>(context->state);
+  Call call(context, in, n, out, m, attributes);
+  if (context->queue == nullptr) return call.fail(HALFSTEP_FAILED, "no queue was given");
+  Device& device = call.device();
+  if (device.lost.load(std::memory_order_relaxed)) return call.fail(HALFSTEP_LOST, "the device is lost");
+  if (def.attributes && attributes == nullptr) return call.fail(HALFSTEP_FAILED, "its attributes are missing");
+  // Which device a launch goes to is the thread's own state in CUDA.
+  if (const auto status = check(cudaSetDevice(device.ordinal), "cudaSetDevice", context->call)) return status;
+  return def.run(call);
+}
+
+}  // namespace
+
+halfstep_status Call::fail(halfstep_status status, const char* text) const {
+  context_->set_error(context_, text);
+  return hscuda::fail(status, context_->call, "%s", text);
+}
+
+halfstep_status Call::launched() const {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return HALFSTEP_OK;
+  context_->set_error(context_, cudaGetErrorString(error));
+  const halfstep_status status = check(error, "launch", context_->call);
+  if (status == HALFSTEP_LOST) device().lost.store(true, std::memory_order_relaxed);
+  return status;
+}
+
+halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
+  const auto answered = [&](const KernelDef* found, const char* reason) -> halfstep_status {
+    const halfstep_kernel all = {answer->size, found ? found->layouts : 0, found ? run : nullptr, reason,
+                                 const_cast<KernelDef*>(found)};
+    std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
+    return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
+  };
+  // One a line.
+  // clang-format off
+  const std::span<const KernelDef> families[] = {
+      copy_kernels(),
+      matmul_kernels(),
+      attention_kernels(),
+      conv_kernels(),
+      arithmetic_kernels(),
+      activation_kernels(),
+      unary_kernels(),
+      binary_kernels(),
+      ratio_kernels(),
+      integer_kernels(),
+      compare_kernels(),
+      where_kernels(),
+      pair_loss_kernels(),
+      random_kernels(),
+      amp_kernels(),
+      optimizer_kernels(),
+      join_kernels(),
+      triangle_kernels(),
+      index_kernels(),
+      index_scatter_kernels(),
+      index_nonzero_kernels(),
+      reduce_kernels(),
+      softmax_kernels(),
+      loss_kernels(),
+      scan_kernels(),
+      sort_kernels(),
+      norm_batch_kernels(),
+      norm_batch_backward_kernels(),
+      norm_kernels(),
+      norm_backward_kernels(),
+      max_pool_kernels(),
+      pool_kernels(),
+      resample_kernels(),
+      pad_kernels(),
+  };
+  // clang-format on
+  const char* reason = "no CUDA kernel";
+  for (const auto family : families) {
+    for (const KernelDef& def : family) {
+      if (std::string_view(def.op) != op) continue;
+      if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");
+      if (dtype >= 0 && dtype <= HALFSTEP_BOOL && (def.dtypes >> dtype & 1)) return answered(&def, nullptr);
+      // Another family may have the op for this dtype.
+      reason = def.missing ? def.missing : "no CUDA kernel for this dtype";
+    }
+  }
+  return answered(nullptr, reason);
+}
+
+}  // namespace hscuda
