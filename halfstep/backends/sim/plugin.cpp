@@ -507,6 +507,10 @@ const char* setting(const char* name, const char* otherwise) {
 
 /// Makes the devices from the environment, or returns what is wrong with it.
 std::string make_machine(const halfstep_host* host) {
+  if (host == nullptr || host->size < offsetof(halfstep_host, cpu_kernel) + sizeof host->cpu_kernel ||
+      host->cpu_kernel == nullptr) {
+    return "it computes with the CPU's kernels, which a host lends from version 1.1 of the plug-in interface on";
+  }
   const std::string memory = setting("HALFSTEP_SIM_MEMORY", "1G"), count = setting("HALFSTEP_SIM_DEVICES", "2");
   const auto bytes = parse_bytes(memory);
   if (!bytes) return "HALFSTEP_SIM_MEMORY: expected bytes such as 512M or 2G, at most 16384G, got '" + memory + "'";
