@@ -9,7 +9,6 @@
 #include <string>
 #include <string_view>
 
-#include "errors.h"
 #include "halfstep/runtime/plugin_numbers.h"
 #include "queue.h"
 
@@ -17,14 +16,6 @@ namespace sim {
 namespace {
 
 using namespace halfstep_plugin_numbers;
-
-/// Bytes from the first element to the end of the last.
-uint64_t extent(const halfstep_tensor& t) {
-  if (t.numel == 0) return 0;
-  int64_t last = 0;
-  for (int i = 0; i < t.ndim; ++i) last += (t.sizes[i] - 1) * t.strides[i];
-  return (static_cast<uint64_t>(last) + 1) * item_size(t.dtype);
-}
 
 /// What a kernel of the CPU is given while it runs. Its workspace comes from the device memory that the call took, and
 /// from the host beyond that: the registers and caches of a chip.
@@ -121,12 +112,6 @@ class KernelWork final : public Work {
   const int32_t device_;
 };
 
-/// Notes a failure and tells it to the host in both ways that there are. The host knows op and device, and says them.
-halfstep_status refuse(halfstep_context* context, halfstep_status status, const std::string& text) {
-  context->set_error(context, text.c_str());
-  return fail(status, context->call, "%s", text.c_str());
-}
-
 struct Absent {
   std::string_view op;
   const char* reason;
@@ -154,7 +139,8 @@ halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* c
                         int n, halfstep_tensor* out, int m, const void* attributes) {
   return guarded([&]() -> halfstep_status {
     auto* queue = reinterpret_cast<Queue*>(context->queue);
-    if (queue == nullptr) return refuse(context, HALFSTEP_FAILED, "no queue was given");
+    const std::string wrong = wrong_call(def.layouts, def.attribute_bytes > 0, *context, in, n, out, m, attributes);
+    if (!wrong.empty()) return refuse(context, HALFSTEP_FAILED, wrong.c_str());
     Device& device = queue->device();
     if (device.lost()) return refuse(context, HALFSTEP_LOST, "the device is lost");
 
@@ -169,18 +155,17 @@ halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* c
     for (int i = 0; i < n + m; ++i) {
       const auto at = static_cast<std::size_t>(i);
       halfstep_tensor& t = i < n ? call.in[at] : call.out[at - static_cast<std::size_t>(n)];
-      const std::string which = (i < n ? "input " : "output ") + std::to_string(i < n ? i : i - n);
-      const uint64_t bytes = t.defined ? extent(t) : 0;
+      const uint64_t bytes = extent(t);
       if (bytes == 0) {
         t.data = nullptr;
       } else {
         char* data = device.memory.translate(t.data, bytes);
-        if (data == nullptr) return refuse(context, HALFSTEP_FAILED, which + " is not in the memory of this device");
+        if (data == nullptr) {
+          const std::string which = (i < n ? "input " : "output ") + std::to_string(i < n ? i : i - n);
+          return refuse(context, HALFSTEP_FAILED, (which + " is not in the memory of this device").c_str());
+        }
         t.data = data;
         work->touches.push_back({data, data + bytes});
-      }
-      if (!(def.layouts & HALFSTEP_LAYOUT_STRIDED) && t.defined && !t.contiguous && t.numel > 0) {
-        return refuse(context, HALFSTEP_FAILED, which + " is not contiguous");
       }
       if (t.defined) {
         std::copy_n(t.sizes, t.ndim, call.geometry[2 * at].begin());
@@ -190,7 +175,6 @@ halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* c
       t.strides = call.geometry[2 * at + 1].data();
     }
     if (def.attribute_bytes > 0) {
-      if (attributes == nullptr) return refuse(context, HALFSTEP_FAILED, "its attributes are missing");
       call.attributes.resize((def.attribute_bytes + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
       std::memcpy(call.attributes.data(), attributes, def.attribute_bytes);
     }
@@ -220,26 +204,22 @@ halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* c
 }
 
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
-  const auto answered = [&](halfstep_kernel_fn run, uint32_t layouts, const char* reason) -> halfstep_status {
-    const halfstep_kernel all = {answer->size, layouts, run, reason, nullptr};
-    std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
-    return run != nullptr ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
-  };
+  const char* reason = "the device has no such kernel";
   for (const Absent& absent : kAbsent) {
-    if (absent.op == op) return answered(nullptr, 0, absent.reason);
+    if (absent.op == op) reason = absent.reason;
   }
-  for (const Kernel& k : kernels()) {
-    const KernelDef& def = *k.def;
-    if (std::string_view(def.op) != op) continue;
-    if (version != 1) return answered(nullptr, 0, "this plug-in knows version 1 of the op");
-    if (dtype < 0 || dtype > HALFSTEP_BOOL || !(def.dtypes >> dtype & 1)) {
-      return answered(nullptr, 0, def.missing ? def.missing : "no unit for this dtype");
-    }
-    halfstep_kernel cpu = {};
-    if (cpu_kernel(def, dtype, &cpu) != HALFSTEP_OK) return answered(nullptr, 0, cpu.reason);
-    return answered(k.functions[static_cast<std::size_t>(dtype)], def.layouts, nullptr);
-  }
-  return answered(nullptr, 0, "the device has no such kernel");
+  const std::span<const Kernel> families[] = {kernels()};
+  return halfstep_plugin_helpers::find_kernel<Kernel>(
+      families, op, version, dtype, answer,
+      [&](const Kernel& k, halfstep_kernel& kernel) {
+        halfstep_kernel cpu = {};
+        if (cpu_kernel(k, dtype, &cpu) == HALFSTEP_OK) {
+          kernel.run = k.functions[static_cast<std::size_t>(dtype)];
+        } else {
+          kernel.reason = cpu.reason;
+        }
+      },
+      reason, "no unit for this dtype");
 }
 
 }  // namespace sim

@@ -6,14 +6,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <utility>
 #include <vector>
 
-#include "halfstep/runtime/plugin.h"
+#include "halfstep/runtime/plugin_helpers.h"
 
 namespace sim {
+
+using namespace halfstep_plugin_helpers;
 
 /// A call, copied: what the host passed lasts for the call only, the work for longer.
 struct Call {
@@ -22,17 +23,6 @@ struct Call {
   std::vector<std::array<int64_t, HALFSTEP_MAX_DIMS>> geometry;  ///< what their sizes and strides point to
   std::vector<std::max_align_t> attributes;
 };
-
-constexpr uint32_t dtypes(std::initializer_list<int> list) {
-  uint32_t mask = 0;
-  for (int d : list) mask |= 1u << d;
-  return mask;
-}
-constexpr uint32_t kFloating = dtypes({HALFSTEP_F32, HALFSTEP_F64, HALFSTEP_F16, HALFSTEP_BF16});
-constexpr uint32_t kIntegers = dtypes({HALFSTEP_I64, HALFSTEP_I32, HALFSTEP_I8, HALFSTEP_U8});
-constexpr uint32_t kNumeric = kFloating | kIntegers;
-constexpr uint32_t kComputed = kNumeric | dtypes({HALFSTEP_BOOL});
-constexpr uint32_t kAll = kComputed | dtypes({HALFSTEP_F8E4M3, HALFSTEP_F8E5M2});
 
 /// A kernel for some dtypes.
 struct KernelDef {
@@ -51,8 +41,7 @@ halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* c
                         int n, halfstep_tensor* out, int m, const void* attributes);
 
 /// A kernel and the functions that the host calls, one a dtype.
-struct Kernel {
-  const KernelDef* def;
+struct Kernel : KernelDef {
   std::array<halfstep_kernel_fn, HALFSTEP_BOOL + 1> functions;
 };
 
@@ -63,7 +52,7 @@ halfstep_status entry(halfstep_context* context, const halfstep_tensor* in, int 
 }
 template <const KernelDef& def>
 constexpr Kernel kernel = []<int32_t... dtype>(std::integer_sequence<int32_t, dtype...>) {
-  return Kernel{&def, {entry<def, dtype>...}};
+  return Kernel{def, {entry<def, dtype>...}};
 }
 (std::make_integer_sequence<int32_t, HALFSTEP_BOOL + 1>());
 

@@ -6,7 +6,6 @@
 namespace sim {
 namespace {
 
-constexpr uint32_t kStrided = HALFSTEP_LAYOUT_STRIDED, kContiguous = HALFSTEP_LAYOUT_CONTIGUOUS;
 constexpr uint32_t kAlpha = sizeof(halfstep_alpha_attributes), kScalar = sizeof(halfstep_scalar_attributes);
 
 // --- copies. `to` and `clone` have the source only; `copy` has its destination as input 0 when it is called as the op
@@ -30,8 +29,7 @@ constexpr KernelDef kMulScalar{
 constexpr KernelDef kDivScalar{
     .op = "div_scalar", .dtypes = kFloating, .layouts = kStrided, .attribute_bytes = kScalar};
 // Of flags; other dtypes are for the CPU.
-constexpr KernelDef kLogicalNot{
-    .op = "logical_not", .dtypes = dtypes({HALFSTEP_BOOL}), .layouts = kStrided, .attribute_bytes = 0};
+constexpr KernelDef kLogicalNot{.op = "logical_not", .dtypes = kFlag, .layouts = kStrided, .attribute_bytes = 0};
 constexpr KernelDef kRelu{.op = "relu",
                           .dtypes = kNumeric & ~dtypes({HALFSTEP_BF16}),
                           .layouts = kStrided,

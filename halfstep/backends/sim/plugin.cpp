@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 
-#include "errors.h"
 #include "kernel.h"
 #include "queue.h"
 #include "sim.h"
@@ -31,13 +30,12 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     const Device* device = machine().device(index);
     if (device == nullptr) return HALFSTEP_FAILED;
     halfstep_device_info all = {};
-    all.size = info->size;
     all.dtypes = kAll;
     all.memory = device->memory.total_bytes();
     std::strncpy(all.name, "Simulated accelerator", sizeof all.name - 1);
     all.low_dtypes = dtypes({HALFSTEP_F16, HALFSTEP_BF16});
     all.priorities = kPriorities;
-    std::memcpy(info, &all, std::min<std::size_t>(info->size, sizeof all));
+    answer(info, all);
     return HALFSTEP_OK;
   });
 }
@@ -427,7 +425,7 @@ void stats(halfstep_sim_stats* to) {
                                   m.allocations.load(),
                                   m.graph_launches.load(),
                                   m.host_reads.load()};
-  std::memcpy(to, &all, std::min<std::size_t>(to->size, sizeof all));
+  answer(to, all);
 }
 
 void* extension(const char* name) {

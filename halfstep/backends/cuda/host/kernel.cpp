@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host/kernel.h"
 
-#include <algorithm>
-#include <cstring>
-#include <iterator>
-#include <string_view>
+#include <string>
 
 namespace hscuda {
 namespace {
@@ -13,10 +10,11 @@ halfstep_status run(halfstep_context* context, const halfstep_tensor* in, int n,
                     const void* attributes) {
   const auto& def = *static_cast<const KernelDef*>(context->state);
   Call call(context, in, n, out, m, attributes);
-  if (context->queue == nullptr) return call.fail(HALFSTEP_FAILED, "no queue was given");
+  const std::string wrong =
+      halfstep_plugin_helpers::wrong_call(def.layouts, def.attributes, *context, in, n, out, m, attributes);
+  if (!wrong.empty()) return call.fail(HALFSTEP_FAILED, wrong.c_str());
   Device& device = call.device();
   if (device.lost.load(std::memory_order_relaxed)) return call.fail(HALFSTEP_LOST, "the device is lost");
-  if (def.attributes && attributes == nullptr) return call.fail(HALFSTEP_FAILED, "its attributes are missing");
   // Which device a launch goes to is the thread's own state in CUDA.
   if (const auto status = check(cudaSetDevice(device.ordinal), "cudaSetDevice", context->call)) return status;
   return def.run(call);
@@ -25,8 +23,7 @@ halfstep_status run(halfstep_context* context, const halfstep_tensor* in, int n,
 }  // namespace
 
 halfstep_status Call::fail(halfstep_status status, const char* text) const {
-  context_->set_error(context_, text);
-  return hscuda::fail(status, context_->call, "%s", text);
+  return halfstep_plugin_helpers::refuse(context_, status, text);
 }
 
 halfstep_status Call::launched() const {
@@ -39,12 +36,6 @@ halfstep_status Call::launched() const {
 }
 
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
-  const auto answered = [&](const KernelDef* found, const char* reason) -> halfstep_status {
-    const halfstep_kernel all = {answer->size, found ? found->layouts : 0, found ? run : nullptr, reason,
-                                 const_cast<KernelDef*>(found)};
-    std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
-    return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
-  };
   // One a line.
   // clang-format off
   const std::span<const KernelDef> families[] = {
@@ -84,17 +75,13 @@ halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, half
       pad_kernels(),
   };
   // clang-format on
-  const char* reason = "no CUDA kernel";
-  for (const auto family : families) {
-    for (const KernelDef& def : family) {
-      if (std::string_view(def.op) != op) continue;
-      if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");
-      if (dtype >= 0 && dtype <= HALFSTEP_BOOL && (def.dtypes >> dtype & 1)) return answered(&def, nullptr);
-      // Another family may have the op for this dtype.
-      reason = def.missing ? def.missing : "no CUDA kernel for this dtype";
-    }
-  }
-  return answered(nullptr, reason);
+  return halfstep_plugin_helpers::find_kernel<KernelDef>(
+      families, op, version, dtype, answer,
+      [](const KernelDef& def, halfstep_kernel& kernel) {
+        kernel.run = run;
+        kernel.state = const_cast<KernelDef*>(&def);
+      },
+      "no CUDA kernel", "no CUDA kernel for this dtype");
 }
 
 }  // namespace hscuda

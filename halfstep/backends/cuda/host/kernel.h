@@ -5,10 +5,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 
-#include "halfstep/runtime/plugin.h"
+#include "halfstep/runtime/plugin_helpers.h"
 #include "host/device.h"
 #include "host/errors.h"
 
@@ -60,18 +59,15 @@ class Call {
   const void* attributes_;
 };
 
-constexpr uint32_t dtypes(std::initializer_list<int> list) {
-  uint32_t mask = 0;
-  for (int d : list) mask |= 1u << d;
-  return mask;
-}
-constexpr uint32_t kFloating = dtypes({HALFSTEP_F32, HALFSTEP_F64, HALFSTEP_F16, HALFSTEP_BF16});
-constexpr uint32_t kIntegers = dtypes({HALFSTEP_I64, HALFSTEP_I32, HALFSTEP_I8, HALFSTEP_U8});
-constexpr uint32_t kFlag = dtypes({HALFSTEP_BOOL});
-constexpr uint32_t kNumeric = kFloating | kIntegers;
-constexpr uint32_t kComputed = kNumeric | kFlag;  // "value" in docs/kernels.md
-constexpr uint32_t kAll = kComputed | dtypes({HALFSTEP_F8E4M3, HALFSTEP_F8E5M2});
-constexpr uint32_t kStrided = HALFSTEP_LAYOUT_STRIDED, kContiguous = HALFSTEP_LAYOUT_CONTIGUOUS;
+using halfstep_plugin_helpers::dtypes;
+using halfstep_plugin_helpers::kAll;
+using halfstep_plugin_helpers::kComputed;
+using halfstep_plugin_helpers::kContiguous;
+using halfstep_plugin_helpers::kFlag;
+using halfstep_plugin_helpers::kFloating;
+using halfstep_plugin_helpers::kIntegers;
+using halfstep_plugin_helpers::kNumeric;
+using halfstep_plugin_helpers::kStrided;
 
 /// A kernel for some dtypes (of the key input). `run` checks nothing that the op's rule has checked; it is not called
 /// with inputs of other layouts than it says, nor without attributes where it has said that it needs them.
