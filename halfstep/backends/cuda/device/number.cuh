@@ -9,6 +9,10 @@
 #include <cuda_fp16.h>
 #endif
 
+#include <bit>
+#include <cmath>
+#include <limits>
+
 #include "halfstep/runtime/plugin_numbers.h"
 
 namespace hscuda {
