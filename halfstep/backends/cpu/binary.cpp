@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions of two and three tensors, and clamp.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/pointwise_binary.cpp"
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/binary.cpp"
 #include <hwy/foreach_target.h>
 
 #include "halfstep/backends/cpu/runs-inl.h"

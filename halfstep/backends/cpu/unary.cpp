@@ -2,7 +2,7 @@
 // Functions of one tensor. In float32 what networks use much has a vector form; the rest, and everything in float64,
 // calls the C library for each lane.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/pointwise.cpp"
+#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/unary.cpp"
 #include <hwy/foreach_target.h>
 
 #include "halfstep/backends/cpu/runs-inl.h"
