@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loss scaling and clipping: all gradients in a few launches, and nothing that the host has to read.
-#include <cmath>
+// Loss scaling: all gradients in a few launches, and nothing that the host has to read.
 #include <limits>
 
-#include "device/block.cuh"
-#include "device/chunks.cuh"
+#include "device/gradients.cuh"
 
 namespace hscuda {
 namespace {
-
-constexpr int kFrom = 0, kTo = 1;  // columns
 
 /// f(zero) for the type that `dtype` is unscaled to: f32 for f16, whose range quotients may leave, else its own.
 template <class T>
@@ -79,88 +75,6 @@ __global__ void __launch_bounds__(kThreads) finite_kernel(const __grid_constant_
   if (bad) all->bits = 0;
 }
 
-// ------------------------------------------------------------------------------------------------------------------
-// Norms: a sum in float64 for each block, and one block that adds those up in their order.
-
-/// What is added up: squares, or else magnitudes, powers of magnitudes, or the largest magnitude.
-template <bool kSquares>
-struct Magnitudes {
-  double exponent;
-  double* total;
-  template <class T>
-  __device__ __forceinline__ T operator()(T value) const {
-    const auto v = fabs(static_cast<double>(value));
-    if constexpr (kSquares) {
-      *total = fma(v, v, *total);
-    } else if (exponent == 1) {
-      *total += v;
-    } else if (exponent == std::numeric_limits<double>::infinity()) {
-      *total = Largest()(*total, v);
-    } else {
-      *total += pow(v, exponent);
-    }
-    return value;
-  }
-};
-
-__device__ double block_total(double value, double exponent) {
-  if (exponent == std::numeric_limits<double>::infinity()) return block_reduce(value, Largest(), 0.0);
-  return block_reduce(value, Sum(), 0.0);
-}
-
-template <bool kSquares>
-__global__ void __launch_bounds__(kThreads)
-    norm_kernel(const __grid_constant__ ChunkTable table, double exponent, double* sums) {
-  const Chunk chunk = table.at(blockIdx.x);
-  double total = 0;
-  with_floating(chunk.dtype(kFrom), [&](auto zero) {
-    using T = decltype(zero);
-    map_chunk(chunk, Magnitudes<kSquares>{exponent, &total}, static_cast<Nothing*>(nullptr),
-              table.address<const T>(chunk, kFrom));
-  });
-  total = block_total(total, exponent);
-  if (threadIdx.x == 0) sums[blockIdx.x] = total;
-}
-
-constexpr int kFinishThreads = 1024;
-__global__ void __launch_bounds__(kFinishThreads)
-    finish_norm(const double* sums, int64_t n, double exponent, void* norm, bool wide) {
-  double total = 0;
-  const bool largest = exponent == std::numeric_limits<double>::infinity();
-  for (int64_t i = threadIdx.x; i < n; i += kFinishThreads)
-    total = largest ? Largest()(total, sums[i]) : total + sums[i];
-  total = block_total(total, exponent);
-  if (threadIdx.x != 0) return;
-  if (!largest) total = exponent == 2 ? sqrt(total) : pow(total, 1 / exponent);
-  if (wide) {
-    *static_cast<double*>(norm) = total;
-  } else {
-    *static_cast<float*>(norm) = static_cast<float>(total);
-  }
-}
-
-int64_t chunks_of(const Tensor* tensors, int n) {
-  int64_t chunks = 0;
-  for (int i = 0; i < n; ++i) chunks += divide_up(tensors[i].numel, kChunkElements);
-  return chunks;
-}
-
-void finish(const Call& call, const double* sums, int64_t n, double exponent, const Tensor& norm) {
-  launch(call, {.grid = 1, .block = kFinishThreads}, finish_norm, sums, n, exponent, norm.data,
-         norm.dtype == HALFSTEP_F64);
-}
-
-/// Calls run(table) for tables of `from` and, where it isn't null, `to`.
-template <class Run>
-void for_each_pair(const Tensor* from, const Tensor* to, int n, Run&& run) {
-  const auto describe = [&](int i, ChunkColumns& columns) {
-    columns.add(kFrom, from[i]);
-    if (to) columns.add(kTo, to[i]);
-    return from[i].numel;
-  };
-  for_each_table(n, kChunkElements, describe, run);
-}
-
 halfstep_status amp_unscale(Call& call) {
   const int n = call.n - 1;
   const Tensor &norm = call.out[2], *from = call.in + 1, *to = call.out + 3;
@@ -202,73 +116,6 @@ halfstep_status all_finite(Call& call) {
   launch(call, {.grid = 1, .block = 1, .alone = true}, set_flag, all);
   for_each_pair(call.in, nullptr, call.n,
                 [&](const ChunkTable& table) { launch_chunks(call, table, true, finite_kernel, table, all); });
-  return call.launched();
-}
-
-halfstep_status multi_norm(Call& call) {
-  const double exponent = call.attributes<halfstep_clip_attributes>().norm_type;
-  const int64_t chunks = chunks_of(call.in, call.n);
-  double* sums = nullptr;
-  if (chunks > 0) {
-    sums = call.workspace<double>(chunks);
-    if (!sums) return call.no_memory();
-  }
-  // Minus infinity is the largest magnitude too, as on the CPU.
-  const double kind = std::isinf(exponent) ? std::numeric_limits<double>::infinity() : exponent;
-  int64_t first = 0;
-  for_each_pair(call.in, nullptr, call.n, [&](const ChunkTable& table) {
-    launch_chunks(call, table, false, kind == 2 ? norm_kernel<true> : norm_kernel<false>, table, kind, sums + first);
-    first += table.blocks();
-  });
-  finish(call, sums, chunks, kind, call.out[0]);
-  return call.launched();
-}
-
-// ------------------------------------------------------------------------------------------------------------------
-
-template <class T>
-struct Scale {
-  T factor;
-  __device__ __forceinline__ T operator()(T value) const { return value * factor; }
-};
-/// A NaN passes both comparisons and stays.
-template <class T>
-struct Clamp {
-  T limit;
-  __device__ __forceinline__ T operator()(T value) const {
-    const T low = value > limit ? limit : value;
-    return low < -limit ? -limit : low;
-  }
-};
-
-__global__ void __launch_bounds__(kThreads)
-    clip_kernel(const __grid_constant__ ChunkTable table, const void* norm, bool wide, double limit) {
-  const Chunk chunk = table.at(blockIdx.x);
-  double factor = 1;
-  if (norm) {
-    const double value =
-        wide ? *static_cast<const double*>(norm) : static_cast<double>(*static_cast<const float*>(norm));
-    factor = limit / (value + 1e-6);
-    if (factor >= 1) return;
-  }
-  with_floating(chunk.dtype(kFrom), [&](auto zero) {
-    using T = decltype(zero);
-    using C = Compute<T>;
-    T* data = table.address<T>(chunk, kFrom);
-    if (norm) {
-      map_chunk(chunk, Scale<C>{static_cast<C>(factor)}, data, data);
-    } else {
-      map_chunk(chunk, Clamp<C>{static_cast<C>(limit)}, data, data);
-    }
-  });
-}
-
-halfstep_status multi_clip(Call& call) {
-  const Tensor& norm = call.in[0];
-  for_each_pair(call.out, nullptr, call.m, [&](const ChunkTable& table) {
-    launch_chunks(call, table, true, clip_kernel, table, norm.defined ? norm.data : nullptr, norm.dtype == HALFSTEP_F64,
-                  call.attributes<halfstep_clip_attributes>().limit);
-  });
   return call.launched();
 }
 
@@ -360,8 +207,6 @@ constexpr KernelDef kKernels[] = {
     {.op = "amp_check", .dtypes = kF32, .layouts = kStrided, .attributes = false, .run = amp_check},
     {.op = "all_finite", .dtypes = kF32, .layouts = kStrided, .attributes = false, .run = all_finite},
     {.op = "amp_update_scale", .dtypes = kF32, .layouts = kStrided, .attributes = true, .run = amp_update_scale},
-    {.op = "multi_norm", .dtypes = kF32, .layouts = kStrided, .attributes = true, .run = multi_norm},
-    {.op = "multi_clip", .dtypes = kF32, .layouts = kStrided, .attributes = true, .run = multi_clip},
 };
 
 }  // namespace
