@@ -30,12 +30,12 @@ LAYERS = ["core", "runtime", "ops", "autograd", "amp", "debug", "nn", "optim", "
 BACKEND_LAYERS = {"core", "runtime"}
 BACKEND_HEADERS = {"halfstep/ops/op.h", "halfstep/ops/attributes.h",
                    "halfstep/ops/attention_attributes.h"}
-# The folders of the CUDA plug-in, from left to right as the layers are; plugin.cpp beside them includes all.
-CUDA = "halfstep/backends/cuda"
-CUDA_FOLDERS = ["host", "libraries", "device", "kernels"]
 # Headers that are not installed, and so may use third-party libraries; public headers may not include them.
 INTERNAL_HEADER = re.compile(r"^halfstep/(core/fail\.h|backends/.*|.*-inl\.h|.*_internal\.h)$|^(?!halfstep/)")
 C_HEADERS_FOR_C_INTERFACES = {"stddef.h", "stdint.h", "stdbool.h"}
+# The folders of the CUDA plug-in, from left to right as the layers are; plugin.cpp beside them includes all.
+CUDA = "halfstep/backends/cuda"
+CUDA_FOLDERS = ["host", "libraries", "device", "kernels"]
 MAX_LINES = 600
 MAX_COLUMNS = 120
 # What prose is not broken inside of.
