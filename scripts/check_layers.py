@@ -5,7 +5,7 @@
 usage: check_layers.py [--root DIR]
 
 - a layer includes only layers to its left in LAYERS; a backend includes core, runtime and the op declarations;
-  nothing includes a backend;
+  nothing includes a backend; what CUDA's folders include of each other goes to the left in CUDA_FOLDERS;
 - a public header includes the C++ standard library and public headers of the project only;
 - dnnl.hpp is included by one file pair;
 - the library takes no address of a tensor for good, which would end what is kept of a user's weights: it reads by
@@ -33,6 +33,9 @@ BACKEND_HEADERS = {"halfstep/ops/op.h", "halfstep/ops/attributes.h",
 # Headers that are not installed, and so may use third-party libraries; public headers may not include them.
 INTERNAL_HEADER = re.compile(r"^halfstep/(core/fail\.h|backends/.*|.*-inl\.h|.*_internal\.h)$|^(?!halfstep/)")
 C_HEADERS_FOR_C_INTERFACES = {"stddef.h", "stdint.h", "stdbool.h"}
+# The folders of the CUDA plug-in, from left to right as the layers are; plugin.cpp beside them includes all.
+CUDA = "halfstep/backends/cuda"
+CUDA_FOLDERS = ["host", "libraries", "device", "kernels"]
 MAX_LINES = 600
 MAX_COLUMNS = 120
 # What prose is not broken inside of.
@@ -69,8 +72,18 @@ def layer_of(path):
     return parts[1]
 
 
+def cuda_problem(path, included):
+    """The same as include_problem for a header that the CUDA plug-in names from its own folder on."""
+    folder, other = path[len(CUDA) + 1:].split("/")[0], included.split("/")[0]
+    if folder not in CUDA_FOLDERS or other not in CUDA_FOLDERS:
+        return ""
+    return f"{other} stands to the right of {folder}" if CUDA_FOLDERS.index(other) > CUDA_FOLDERS.index(folder) else ""
+
+
 def include_problem(path, included):
     """Why the file at `path` may not include the project's header `included`; empty if it may."""
+    if path.startswith(CUDA + "/") and not included.startswith("halfstep/"):
+        return cuda_problem(path, included)
     own, other = layer_of(path), layer_of(included)
     if own == other or not other:
         return ""

@@ -53,6 +53,16 @@ class CheckLayers(unittest.TestCase):
         self.expect({"halfstep/backends/cpu/x.cpp": SPDX + '#include "halfstep/backends/sim/queue.h"\n'},
                     "nothing includes a backend")
 
+    def test_folders_of_the_cuda_plugin(self):
+        cuda = "halfstep/backends/cuda/"
+        self.expect({cuda + "plugin.cpp": SPDX + '#include "kernels/copy.h"\n',
+                     cuda + "kernels/copy.cu": SPDX + '#include "device/view.h"\n#include "kernels/copy.h"\n',
+                     cuda + "libraries/blas.cpp": SPDX + '#include "host/device.h"\n'})
+        self.expect({cuda + "device/view.h": HEADER + '#include "kernels/copy.h"\n'},
+                    "view.h:3: includes kernels/copy.h: kernels stands to the right of device")
+        self.expect({cuda + "host/device.cpp": SPDX + '#include "libraries/blas.h"\n'},
+                    "libraries stands to the right of host")
+
     def test_third_party_headers(self):
         self.expect({"halfstep/core/x.h": HEADER + "#include <fmt/format.h>\n"}, "includes <fmt/format.h>")
         self.expect({"halfstep/core/x.h": HEADER + '#include "halfstep/core/fail.h"\n'}, "which is not installed")

@@ -6,16 +6,16 @@
 // its own calls in their places; the comments say where that makes a difference.
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <chrono>
-#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <span>
 
-#include "halfstep/runtime/plugin.h"
+#include "halfstep/runtime/plugin_helpers.h"
+#include "halfstep/runtime/plugin_numbers.h"
 
 // What the handles of the interface stand for. They are ours alone; Halfstep passes the pointers on.
 struct halfstep_queue {};
@@ -25,29 +25,10 @@ struct halfstep_event {
 
 namespace {
 
-// ------------------------------------------------------------------------------------------------------------------
-// Errors: every call that fails leaves its reason here, and the host asks for it on the same thread.
-
-thread_local halfstep_error last_error;
-
-halfstep_status fail(halfstep_status status, const char* text) {
-  last_error = {};  // its `call` is for kernels that fail after their call has returned: halfstep_context.call
-  last_error.status = status;
-  std::snprintf(last_error.text, sizeof last_error.text, "%s", text);
-  return status;
-}
-
-/// Copies what both sides know of a struct: the caller's may be older and shorter, or newer and longer.
-template <class Struct>
-void answer(Struct* to, Struct from) {
-  from.size = to->size;
-  std::memcpy(to, &from, std::min<size_t>(to->size, sizeof from));
-}
-
-void error(halfstep_error* to) {
-  answer(to, last_error);
-  last_error = {};
-}
+// Errors, checks and the answer to "which kernel" as every plug-in has them, and element types with their conversions.
+// Every call that fails leaves its reason with fail() or refuse(), and the host asks for it on the same thread.
+using namespace halfstep_plugin_helpers;
+using namespace halfstep_plugin_numbers;
 
 // ------------------------------------------------------------------------------------------------------------------
 // Identity and memory. Halfstep caches memory: these calls are rare and may be slow.
@@ -76,7 +57,7 @@ halfstep_status allocate(int32_t, uint64_t bytes, void** data) {
   if (memory_in_use.fetch_add(taken) + taken <= kMemory) *data = std::aligned_alloc(256, taken);
   if (*data != nullptr) return HALFSTEP_OK;
   memory_in_use -= taken;
-  return fail(HALFSTEP_OUT_OF_MEMORY, "the memory is full");
+  return fail(HALFSTEP_OUT_OF_MEMORY, 0, "the memory is full");
 }
 
 halfstep_status deallocate(int32_t, void* data, uint64_t bytes) {
@@ -115,7 +96,7 @@ halfstep_status queue_wait(halfstep_queue*, halfstep_event*) { return HALFSTEP_O
 
 halfstep_status event_create(int32_t, uint32_t, halfstep_event** event) {
   *event = new (std::nothrow) halfstep_event{};
-  return *event != nullptr ? HALFSTEP_OK : fail(HALFSTEP_FAILED, "the host has no memory left");
+  return *event != nullptr ? HALFSTEP_OK : fail(HALFSTEP_FAILED, 0, "the host has no memory left");
 }
 halfstep_status event_destroy(halfstep_event* event) {
   delete event;
@@ -133,45 +114,8 @@ halfstep_status event_elapsed(halfstep_event* start, halfstep_event* end, double
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// Elements. 16-bit floats are stored in 16 bits, computed with in float32 and rounded once, to nearest even.
-
-struct Half {
-  uint16_t bits;
-};
-struct BFloat16 {
-  uint16_t bits;
-};
-
-float widen(float x) { return x; }
-float widen(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
-float widen(Half x) {
-  // Exponent and mantissa in their places; the multiplication corrects the exponent's bias, also of subnormals.
-  const uint32_t shifted = (x.bits & 0x7fffu) << 13;
-  const float magnitude = std::bit_cast<float>(shifted) * 0x1p112f;
-  const uint32_t bits = shifted >= 0x1fu << 23 ? shifted | 0x7f800000u : std::bit_cast<uint32_t>(magnitude);
-  return std::bit_cast<float>(bits | (x.bits & 0x8000u) << 16);
-}
-
-void narrow(float x, float* to) { *to = x; }
-void narrow(float x, BFloat16* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const bool nan = std::isnan(x);
-  to->bits = static_cast<uint16_t>(nan ? bits >> 16 | 0x40u : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-void narrow(float x, Half* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x) & 0x7fffffffu;
-  uint32_t magnitude;
-  if (std::isnan(x)) {
-    magnitude = 0x7e00u | (bits >> 13 & 0x3ffu);  // what a NaN carries stays
-  } else if (bits >= 0x477ff000u) {               // 65520, halfway between the largest value and the next power of two
-    magnitude = 0x7c00;
-  } else if (bits < 113u << 23) {  // below 2^-14: a multiple of 2^-24, which the processor rounds to
-    magnitude = static_cast<uint32_t>(std::lrint(std::fabs(x) * 0x1p24f));
-  } else {
-    magnitude = ((bits + 0xfffu + (bits >> 13 & 1)) >> 13) - (112u << 10);
-  }
-  to->bits = static_cast<uint16_t>(magnitude | (std::signbit(x) ? 0x8000u : 0u));
-}
+// Elements. 16-bit floats are stored in 16 bits, computed with in float32 and rounded once, to nearest even:
+// plugin_numbers.h has the conversions.
 
 /// Calls f with an element of a floating dtype that this device computes in; false for others.
 template <class F>
@@ -181,9 +125,6 @@ bool with_float(int dtype, F f) {
   if (dtype == HALFSTEP_BF16) return f(BFloat16{}), true;
   return false;
 }
-
-/// Of an element of each dtype, in the order of their numbers.
-constexpr int64_t kBytes[] = {4, 8, 2, 2, 1, 1, 8, 4, 1, 1, 1};
 
 /// Calls f with the places of each element in two tensors of the same sizes, whatever their strides.
 template <class F>
@@ -206,11 +147,6 @@ void each_element(const halfstep_tensor& a, const halfstep_tensor& b, F f) {
 // Kernels. What a kernel is given belongs to Halfstep and lasts for the call: one that enqueues its work copies the
 // sizes, strides and attributes that it needs, and remembers context->call for its errors.
 
-halfstep_status refuse(halfstep_context* context, halfstep_status status, const char* why) {
-  context->set_error(context, why);
-  return status;
-}
-
 /// `to`, `clone` and `copy`: from any layout into any other, and between the dtypes that this device computes in. The
 /// source comes last: `copy` has its destination's old values before it.
 halfstep_status copy(halfstep_context* context, const halfstep_tensor* in, int n, halfstep_tensor* out, int,
@@ -220,7 +156,7 @@ halfstep_status copy(halfstep_context* context, const halfstep_tensor* in, int n
     return refuse(context, HALFSTEP_UNSUPPORTED, "the sizes differ");  // Halfstep takes the CPU for this call
   }
   if (from.dtype == to.dtype) {  // the bits, whatever they mean
-    const int64_t bytes = kBytes[to.dtype];
+    const int64_t bytes = static_cast<int64_t>(item_size(to.dtype));
     each_element(to, from, [&](int64_t y, int64_t x) {
       std::memmove(static_cast<char*>(to.data) + y * bytes, static_cast<const char*>(from.data) + x * bytes, bytes);
     });
@@ -231,7 +167,7 @@ halfstep_status copy(halfstep_context* context, const halfstep_tensor* in, int n
     done = with_float(from.dtype, [&](auto x_type) {
       auto* y = static_cast<decltype(y_type)*>(to.data);
       const auto* x = static_cast<const decltype(x_type)*>(from.data);
-      each_element(to, from, [&](int64_t at_y, int64_t at_x) { narrow(widen(x[at_x]), &y[at_y]); });
+      each_element(to, from, [&](int64_t at_y, int64_t at_x) { y[at_y] = convert<decltype(y_type)>(load(x[at_x])); });
     });
   });
   return done ? HALFSTEP_OK : refuse(context, HALFSTEP_UNSUPPORTED, "no conversion between these dtypes");
@@ -247,7 +183,7 @@ halfstep_status fill(halfstep_context* context, const halfstep_tensor*, int, hal
     return refuse(context, HALFSTEP_UNSUPPORTED, "a number that float32 doesn't hold would be rounded twice");
   }
   with_float(out[0].dtype, [&](auto element) {
-    narrow(number, &element);
+    element = convert<decltype(element)>(number);
     auto* y = static_cast<decltype(element)*>(out[0].data);
     each_element(out[0], out[0], [=](int64_t at, int64_t) { y[at] = element; });
   });
@@ -260,8 +196,8 @@ halfstep_status relu(halfstep_context*, const halfstep_tensor* in, int, halfstep
     const auto* x = static_cast<const decltype(zero)*>(in[0].data);
     auto* y = static_cast<decltype(zero)*>(out[0].data);
     for (int64_t i = 0; i < out[0].numel; ++i) {
-      const float value = widen(x[i]);
-      narrow(value <= 0 ? 0 : value, &y[i]);  // a NaN stays one
+      const float value = load(x[i]);
+      y[i] = convert<decltype(zero)>(value <= 0 ? 0 : value);  // a NaN stays one
     }
   });
   return HALFSTEP_OK;
@@ -275,7 +211,7 @@ const float* as_floats(halfstep_context* context, const halfstep_tensor& t) {
   if (floats == nullptr) return nullptr;
   with_float(t.dtype, [&](auto zero) {
     const auto* x = static_cast<const decltype(zero)*>(t.data);
-    for (int64_t i = 0; i < t.numel; ++i) floats[i] = widen(x[i]);
+    for (int64_t i = 0; i < t.numel; ++i) floats[i] = load(x[i]);
   });
   return floats;
 }
@@ -314,7 +250,7 @@ halfstep_status linear(halfstep_context* context, const halfstep_tensor* in, int
     auto* y = static_cast<decltype(zero)*>(out[0].data);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        narrow(dot(x + i * k, w + j * k, k) + (has_bias ? bias[j] : 0.f), &y[i * n + j]);
+        y[i * n + j] = convert<decltype(zero)>(dot(x + i * k, w + j * k, k) + (has_bias ? bias[j] : 0.f));
       }
     }
   });
@@ -324,31 +260,25 @@ halfstep_status linear(halfstep_context* context, const halfstep_tensor* in, int
 // ------------------------------------------------------------------------------------------------------------------
 // Which kernel for which op and dtype.
 
-constexpr uint32_t kFloats = 1u << HALFSTEP_F32 | 1u << HALFSTEP_F16 | 1u << HALFSTEP_BF16;
-constexpr uint32_t kAll = (1u << (HALFSTEP_BOOL + 1)) - 1;
+constexpr uint32_t kFloats = dtypes({HALFSTEP_F32, HALFSTEP_F16, HALFSTEP_BF16});
 
-constexpr struct {
+struct Row {
   const char* op;
   uint32_t dtypes;
   uint32_t layouts;
   halfstep_kernel_fn run;
-} kKernels[] = {
-    {"to", kAll, HALFSTEP_LAYOUT_STRIDED, copy},         {"clone", kAll, HALFSTEP_LAYOUT_STRIDED, copy},
-    {"copy", kAll, HALFSTEP_LAYOUT_STRIDED, copy},       {"fill", kFloats, HALFSTEP_LAYOUT_STRIDED, fill},
-    {"relu", kFloats, HALFSTEP_LAYOUT_CONTIGUOUS, relu}, {"linear", kFloats, HALFSTEP_LAYOUT_CONTIGUOUS, linear},
+  const char* missing = "computed in f32, f16 and bf16 only";
+};
+constexpr Row kRows[] = {
+    {"to", kAll, kStrided, copy},      {"clone", kAll, kStrided, copy},      {"copy", kAll, kStrided, copy},
+    {"fill", kFloats, kStrided, fill}, {"relu", kFloats, kContiguous, relu}, {"linear", kFloats, kContiguous, linear},
 };
 
 halfstep_status kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* to) {
-  halfstep_kernel found = {};
-  for (const auto& k : kKernels) {
-    if (std::strcmp(k.op, op) != 0) continue;
-    const bool computes = version == 1 && (k.dtypes >> dtype & 1) != 0;
-    if (computes) found.run = k.run, found.layouts = k.layouts;
-    if (!computes)
-      found.reason = version == 1 ? "computed in f32, f16 and bf16 only" : "made for another version of it";
-  }
-  answer(to, found);
-  return found.run != nullptr ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
+  const std::span<const Row> rows[] = {kRows};
+  return find_kernel<Row>(
+      rows, op, version, dtype, to, [](const Row& row, halfstep_kernel& found) { found.run = row.run; }, nullptr,
+      nullptr);
 }
 
 // What is not set is null, and so absent: everything optional.
@@ -362,7 +292,7 @@ halfstep_plugin_table make_table() {
   t.version = "1.0";
   t.device_count = device_count;
   t.device_info = device_info;
-  t.error = error;
+  t.error = take_error;
   t.synchronize = synchronize;
   t.allocate = allocate;
   t.deallocate = deallocate;

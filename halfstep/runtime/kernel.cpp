@@ -61,6 +61,13 @@ KernelTable& kernel_table(std::string_view name) {
   return *it->second;
 }
 
+const KernelTable* find_kernel_table(std::string_view name) {
+  Tables& all = tables();
+  std::lock_guard lock(all.mutex);
+  const auto it = all.by_name.find(name);
+  return it == all.by_name.end() ? nullptr : it->second.get();
+}
+
 std::vector<std::string> kernel_names() {
   Tables& all = tables();
   std::lock_guard lock(all.mutex);

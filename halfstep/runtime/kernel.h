@@ -93,6 +93,8 @@ struct KernelTable {
 /// The table of the op called `name`, created if it is new; the reference stays valid. Ops and kernels are matched here
 /// by name, so that neither needs the other to be loaded first.
 HS_API KernelTable& kernel_table(std::string_view name);
+/// The same without creating it: null if there is none.
+HS_API const KernelTable* find_kernel_table(std::string_view name);
 
 /// Registers a CPU kernel for some dtypes when a program starts: a namespace-scope constant in a backend's .cpp file.
 struct HS_API RegisterCpuKernel {

@@ -35,7 +35,7 @@ extern "C" {
 
 /* The version of this header. */
 #define HALFSTEP_PLUGIN_MAJOR 1
-#define HALFSTEP_PLUGIN_MINOR 0
+#define HALFSTEP_PLUGIN_MINOR 1
 
 /* The maximum number of dimensions of a tensor. */
 #define HALFSTEP_MAX_DIMS 8
@@ -292,6 +292,13 @@ typedef struct halfstep_host {
   const char* version; /* of Halfstep */
   /* Writes to Halfstep's log; `level` is HALFSTEP_LOG_... */
   void (*log)(int32_t level, const char* text);
+  /* Since 1.1. The CPU's kernel of an op, for devices that the processor computes for: simulated ones, and those whose
+   * memory it can read. Answers as halfstep_plugin_table.kernel does; `version` is the op's, `dtype` that of its key
+   * input. The kernel's `run` computes before it returns, on the calling thread and Halfstep's threads, in any thread
+   * of the plug-in. Its context is the plug-in's: `state` as in the answer, `queue` null, `workspace` memory of the
+   * host until the call returns, `set_error` for what goes wrong, `set_magnitude_bound` null or not. Its tensors lie
+   * where the processor reads them, and are otherwise as a kernel of a plug-in gets them. */
+  halfstep_status (*cpu_kernel)(const char* op, int32_t version, int32_t dtype, halfstep_kernel* kernel);
 } halfstep_host;
 
 /* The one function that a plug-in exports. Returns a table that lives as long as the library, or null if the plug-in

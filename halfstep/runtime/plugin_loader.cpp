@@ -11,10 +11,12 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_backend.h"
 #include "halfstep/runtime/float32_precision_internal.h"
+#include "halfstep/runtime/kernel.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep {
@@ -226,6 +228,46 @@ void log_for_plugin(std::int32_t level, const char* text) {
   }
 }
 
+// The CPU's kernels take a state of their own; here it is the kernel itself. They may throw what a thread of theirs has
+// thrown, which must not unwind through C.
+halfstep_status run_cpu_kernel(halfstep_context* context, const halfstep_tensor* in, int n, halfstep_tensor* out, int m,
+                               const void* attributes) {
+  void* const state = std::exchange(context->state, nullptr);
+  const auto run = reinterpret_cast<halfstep_kernel_fn>(state);
+  halfstep_status status = HALFSTEP_FAILED;
+  try {
+    status = run(context, in, n, out, m, attributes);
+  } catch (const std::exception& e) {
+    context->set_error(context, e.what());
+  } catch (...) {
+    context->set_error(context, "an exception of unknown type");
+  }
+  context->state = state;
+  return status;
+}
+
+halfstep_status cpu_kernel(const char* op, std::int32_t version, std::int32_t dtype, halfstep_kernel* kernel) {
+  const KernelTable* table = find_kernel_table(op);
+  const char* reason = !table                      ? "the CPU has no kernel for the op"
+                       : table->version != version ? "the op has another version"
+                                                   : "the CPU has no kernel for this dtype";
+  KernelFn run = nullptr;
+  if (table && table->version == version && dtype >= 0 && dtype < kNumDTypes) {
+    run = table->find(Device{}, static_cast<DType>(dtype));
+  }
+  halfstep_kernel answer{};
+  answer.size = kernel->size;
+  if (run) {
+    answer.layouts = HALFSTEP_LAYOUT_STRIDED;
+    answer.run = run_cpu_kernel;
+    answer.state = reinterpret_cast<void*>(run);
+  } else {
+    answer.reason = reason;
+  }
+  std::memcpy(kernel, &answer, std::min<std::size_t>(kernel->size, sizeof(answer)));
+  return run ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
+}
+
 [[maybe_unused]] const bool installed = [] {
   set_device_finder(load_plugins, [](std::uint8_t type) {
     const DeviceBackend* backend = backend_of(type);
@@ -241,7 +283,8 @@ const halfstep_host& plugin_host() {
                                      .major = HALFSTEP_PLUGIN_MAJOR,
                                      .minor = HALFSTEP_PLUGIN_MINOR,
                                      .version = HALFSTEP_VERSION,
-                                     .log = log_for_plugin};
+                                     .log = log_for_plugin,
+                                     .cpu_kernel = cpu_kernel};
   return host;
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // For plug-ins written in C++: element types of tensors as C++ types, and exact conversions between them: to nearest
-// even, once; subnormals, NaN and infinities are kept. It depends only on plugin.h. With a CUDA compiler everything is
-// available on both host and device.
+// even, once; subnormals, NaN and infinities are kept. It depends only on plugin.h and core/float16.h. With a CUDA
+// compiler everything is available on both host and device (nvcc needs --expt-relaxed-constexpr).
 #pragma once
 
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
+#include "halfstep/core/float16.h"
 #include "halfstep/runtime/plugin.h"
 
 namespace halfstep_plugin_numbers {
@@ -55,105 +54,35 @@ inline const char* dtype_name(int dtype) {
 }
 
 // ------------------------------------------------------------------------------------------------------------------
-// Widening, exact. Both 16-bit conversions are branch-free, so that loops over them vectorise.
+// The narrow formats, by the conversions that the library itself uses (core/float16.h).
 
-/// The value as float32 (double for double), exactly.
-HALFSTEP_BOTH_SIDES inline float widen(Half x) {
-  const uint32_t sign = uint32_t{x.bits & 0x8000u} << 16;
-  const uint32_t magnitude = x.bits & 0x7fffu;
-  // Exponent and mantissa in their places; the exponent's bias differs by 112, and for infinities by 224.
-  const uint32_t normal = (magnitude << 13) + (112u << 23) + (magnitude >= 0x7c00u ? 112u << 23 : 0u);
-  // A subnormal is its mantissa times 2^-24, which float32 holds.
-  const uint32_t small = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-  return std::bit_cast<float>((magnitude < 0x400u ? small : normal) | sign);
-}
-HALFSTEP_BOTH_SIDES inline float widen(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
-
-/// A format of 8 bits: sign, exponent, `kMantissa` bits of mantissa.
-template <int kMantissa, int kBias>
-HALFSTEP_BOTH_SIDES float widen_byte(uint8_t bits) {
-  const int exponent = (bits & 0x7f) >> kMantissa, mantissa = bits & ((1 << kMantissa) - 1);
-  const int value = exponent == 0 ? mantissa : mantissa + (1 << kMantissa);
-  const float magnitude = std::ldexp(static_cast<float>(value), (exponent == 0 ? 1 : exponent) - kBias - kMantissa);
-  return bits & 0x80 ? -magnitude : magnitude;
-}
-HALFSTEP_BOTH_SIDES inline float widen(Float8E4M3 x) {
-  if ((x.bits & 0x7f) == 0x7f)
-    return std::copysign(std::numeric_limits<float>::quiet_NaN(), x.bits & 0x80 ? -1.f : 1.f);
-  return widen_byte<3, 7>(x.bits);
-}
-HALFSTEP_BOTH_SIDES inline float widen(Float8E5M2 x) { return widen(Half{static_cast<uint16_t>(x.bits << 8)}); }
+/// The value as float32 (double for double), exactly. A signalling NaN becomes quiet.
+HALFSTEP_BOTH_SIDES inline float widen(Half x) { return halfstep::detail::widen_half(x.bits); }
+HALFSTEP_BOTH_SIDES inline float widen(BFloat16 x) { return halfstep::detail::widen_bfloat16(x.bits); }
+HALFSTEP_BOTH_SIDES inline float widen(Float8E4M3 x) { return halfstep::detail::widen_e4m3(x.bits); }
+HALFSTEP_BOTH_SIDES inline float widen(Float8E5M2 x) { return halfstep::detail::widen_e5m2(x.bits); }
 HALFSTEP_BOTH_SIDES inline float widen(float x) { return x; }
 HALFSTEP_BOTH_SIDES inline double widen(double x) { return x; }
 
-// ------------------------------------------------------------------------------------------------------------------
-// Narrowing from float32.
-
-/// Rounds to nearest even into `to`.
-HALFSTEP_BOTH_SIDES inline void narrow(float value, float* to) { *to = value; }
-HALFSTEP_BOTH_SIDES inline void narrow(float value, BFloat16* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  const uint32_t nan = bits >> 16 | 0x40u;
-  to->bits = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-HALFSTEP_BOTH_SIDES inline void narrow(float value, Half* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t magnitude = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
-  // From the half of the largest step on everything is infinite; the addition carries into the exponent as it should.
-  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  // Under 2^-14 the last place is 2^-24: adding 0.5 puts it in float32's last place, and the processor rounds.
-  const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-  const uint32_t nan = 0x7e00u | (magnitude >> 13 & 0x3ffu);
-  uint32_t result = magnitude < (113u << 23) ? small : normal;
-  result = magnitude >= 0x477ff000u ? 0x7c00u : result;
-  result = magnitude > 0x7f800000u ? nan : result;
-  to->bits = static_cast<uint16_t>(result | sign);
-}
-
-/// The bits of a magnitude in a format with `kMantissa` bits of mantissa; may be more than its largest value.
-template <int kMantissa, int kBias>
-HALFSTEP_BOTH_SIDES uint32_t narrow_byte(float magnitude) {
-  if (magnitude == 0) return 0;
-  int exponent = std::ilogb(magnitude);
-  exponent = exponent < 1 - kBias ? 1 - kBias : exponent;
-  // 1 to 2 in units of the last place, rounded to nearest even; a mantissa that overflows raises the exponent.
-  const auto units = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, kMantissa - exponent)));
-  return (static_cast<uint32_t>(exponent + kBias - 1) << kMantissa) + units;
-}
-HALFSTEP_BOTH_SIDES inline void narrow(float value, Float8E4M3* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 24 & 0x80u;
-  const float magnitude = std::fabs(value);
-  // There are no infinities: what is too large becomes the largest value.
-  const uint32_t result = value != value ? 0x7fu : magnitude >= 448 ? 0x7eu : narrow_byte<3, 7>(magnitude);
-  to->bits = static_cast<uint8_t>(sign | result);
-}
-HALFSTEP_BOTH_SIDES inline void narrow(float value, Float8E5M2* to) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value), sign = bits >> 24 & 0x80u;
-  const float magnitude = std::fabs(value);
-  const uint32_t nan = 0x7eu | (bits >> 21 & 3u);
-  const uint32_t result = value != value ? nan : magnitude >= 61440 ? 0x7cu : narrow_byte<2, 15>(magnitude);
-  to->bits = static_cast<uint8_t>(sign | result);
-}
-
-// ------------------------------------------------------------------------------------------------------------------
-// From wider types, through a float32 rounded to odd: its last bit records the dropped bits, so that the second
-// rounding, to at least two bits fewer, equals that of the exact value.
-
-/// Rounded to odd.
-HALFSTEP_BOTH_SIDES inline float to_odd_float(double value) {
-  const auto nearest = static_cast<float>(value);
-  const uint32_t bits = std::bit_cast<uint32_t>(nearest);
-  if (static_cast<double>(nearest) == value || value != value || (bits & 1u) != 0) return nearest;
-  return std::bit_cast<float>(std::fabs(static_cast<double>(nearest)) > std::fabs(value) ? bits - 1 : bits + 1);
-}
-HALFSTEP_BOTH_SIDES inline float to_odd_float(int64_t value) {
-  uint64_t magnitude = value < 0 ? uint64_t{0} - static_cast<uint64_t>(value) : static_cast<uint64_t>(value);
-  // More bits than a double has: the lowest are folded into one that is kept.
-  if (magnitude >> 53 != 0) magnitude = (magnitude >> 11 | uint64_t{(magnitude & 0x7ffu) != 0}) << 11;
-  const auto exact = static_cast<double>(magnitude);
-  return to_odd_float(value < 0 ? -exact : exact);
-}
+/// The format of a narrow element type.
+template <class T>
+struct FormatOf;
+template <>
+struct FormatOf<Half> {
+  using Type = halfstep::detail::HalfFormat;  ///< what the conversions take
+};
+template <>
+struct FormatOf<BFloat16> {
+  using Type = halfstep::detail::BFloat16Format;  ///< what the conversions take
+};
+template <>
+struct FormatOf<Float8E4M3> {
+  using Type = halfstep::detail::Float8E4M3Format;  ///< what the conversions take
+};
+template <>
+struct FormatOf<Float8E5M2> {
+  using Type = halfstep::detail::Float8E5M2Format;  ///< what the conversions take
+};
 
 /// Whether an element is narrower than the float32 that it computes in.
 template <class T>
@@ -186,15 +115,12 @@ HALFSTEP_BOTH_SIDES To convert(From value) {
   } else if constexpr (std::is_same_v<To, Bool>) {
     return Bool{static_cast<uint8_t>(value != From{0})};
   } else if constexpr (kNarrow<To>) {
-    To result;
-    if constexpr (std::is_same_v<From, float>) {
-      narrow(value, &result);
-    } else if constexpr (std::is_same_v<From, double>) {
-      narrow(to_odd_float(value), &result);
+    using Format = typename FormatOf<To>::Type;
+    if constexpr (std::is_floating_point_v<From>) {
+      return To{halfstep::detail::narrow<Format>(value)};
     } else {
-      narrow(to_odd_float(static_cast<int64_t>(value)), &result);
+      return To{halfstep::detail::narrow_integer<Format>(static_cast<int64_t>(value))};
     }
-    return result;
   } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
     using Limits = std::numeric_limits<To>;
     // The largest value need not be a float, one more is a power of two.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How lists of tensors are cut into the blocks of a few launches.
-#include "halfstep/backends/cuda/chunks.h"
+#include "halfstep/backends/cuda/device/chunks.h"
 
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "halfstep/backends/cuda/conv_plan.h"
-#include "halfstep/backends/cuda/dnn_graph.h"
+#include "halfstep/backends/cuda/libraries/conv_plan.h"
+#include "halfstep/backends/cuda/libraries/dnn_graph.h"
 
 namespace hscuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams, events, memory and failures of the CPU's stand-in for CUDA (halfstep/backends/cuda/emulator).
+// Streams, events, memory and failures of the CPU's stand-in for CUDA (tests/cuda_emulator).
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "halfstep/backends/cuda/emulator/launch.h"
-#include "halfstep/backends/cuda/emulator/machine.h"
+#include "tests/cuda_emulator/launch.h"
+#include "tests/cuda_emulator/machine.h"
 
 namespace hscuda::emulator {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels on the CPU's stand-in for a GPU (halfstep/backends/cuda/emulator): what their threads do together, and that
+// Kernels on the CPU's stand-in for a GPU (tests/cuda_emulator): what their threads do together, and that
 // what a GPU leaves undefined is found.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "halfstep/backends/cuda/block.cuh"
-#include "halfstep/backends/cuda/emulator/launch.h"
+#include "halfstep/backends/cuda/device/block.cuh"
+#include "tests/cuda_emulator/launch.h"
 
 namespace hscuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "halfstep/backends/cuda/geometry.h"
+#include "halfstep/backends/cuda/device/geometry.h"
 
 namespace hscuda {
 namespace {

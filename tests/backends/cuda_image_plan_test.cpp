@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "halfstep/backends/cuda/image_plan.h"
+#include "halfstep/backends/cuda/device/window_plan.h"
 
 namespace hscuda {
 namespace {

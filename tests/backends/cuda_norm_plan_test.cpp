@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "halfstep/backends/cuda/norm_plan.h"
+#include "halfstep/backends/cuda/device/norm_plan.h"
 
 namespace hscuda {
 namespace {

@@ -6,9 +6,9 @@
 #include <set>
 #include <vector>
 
-#include "halfstep/backends/cuda/attention.h"
-#include "halfstep/backends/cuda/product.h"
-#include "halfstep/backends/cuda/product_batches.h"
+#include "halfstep/backends/cuda/kernels/attention.h"
+#include "halfstep/backends/cuda/libraries/product.h"
+#include "halfstep/backends/cuda/libraries/product_batches.h"
 
 namespace hscuda {
 namespace {

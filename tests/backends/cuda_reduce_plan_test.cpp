@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the CUDA plug-in shares out reductions: arithmetic that needs no GPU.
-#include "halfstep/backends/cuda/reduce_plan.h"
+#include "halfstep/backends/cuda/device/reduce_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -355,32 +355,38 @@ TEST_F(SimKernels, SumsOverAnyDimensionsAndLayouts) {
     call("sum", f.dtype, {x}, {mid}, &middle);
     call("mean", f.dtype, {x}, {mean}, &outer);
     call("sum", f.dtype, {x}, {wide}, &last);
-    const auto expect = [&](double got, double exact) {
-      ASSERT_NEAR(got, exact, std::ldexp(std::abs(exact), -f.mantissa - 1) * 1.001 + 1e-9);
+    // Half a unit of the result, and of float32 for each addition: neighbours are added up in 32 lanes, at most 256 in
+    // each, and five more join the lanes; columns one by one. Beyond that additions are in float64.
+    const auto expect = [&](double got, double exact, double magnitude, int64_t additions) {
+      ASSERT_NEAR(got, exact,
+                  std::ldexp(std::abs(exact), -f.mantissa - 1) * 1.001 +
+                      std::ldexp(magnitude * static_cast<double>(additions), -24) + 1e-9);
     };
-    double total = 0;
-    for (double e : v) total += e;
-    expect(doubles(all)[0], total);
+    const auto in_lanes = [](int64_t n) { return std::min<int64_t>((n + 31) / 32, 256) + 5; };
+    double total = 0, total_magnitude = 0;
+    for (double e : v) total += e, total_magnitude += std::abs(e);
+    expect(doubles(all)[0], total, total_magnitude, in_lanes(kA * kB * kC));
     const auto r = doubles(rows), m = doubles(mid), mean_values = doubles(mean), w = doubles(wide);
     for (int64_t i = 0; i < kA; ++i) {
       for (int64_t j = 0; j < kB; ++j) {
-        double sum = 0;
-        for (int64_t k = 0; k < kC; ++k) sum += at(i, j, k);
-        expect(r[static_cast<std::size_t>(i * kB + j)], sum);
+        double sum = 0, magnitude = 0;
+        for (int64_t k = 0; k < kC; ++k) sum += at(i, j, k), magnitude += std::abs(at(i, j, k));
+        expect(r[static_cast<std::size_t>(i * kB + j)], sum, magnitude, in_lanes(kC));
         ASSERT_NEAR(w[static_cast<std::size_t>(i * kB + j)], sum, 1e-12);
       }
       for (int64_t k = 0; k < kC; ++k) {
-        double sum = 0;
-        for (int64_t j = 0; j < kB; ++j) sum += at(i, j, k);
-        expect(m[static_cast<std::size_t>(i * kC + k)], sum);
+        double sum = 0, magnitude = 0;
+        for (int64_t j = 0; j < kB; ++j) sum += at(i, j, k), magnitude += std::abs(at(i, j, k));
+        expect(m[static_cast<std::size_t>(i * kC + k)], sum, magnitude, kB);
       }
     }
     for (int64_t j = 0; j < kB; ++j) {
-      double sum = 0;
+      constexpr auto kCount = static_cast<double>(kA * kC);
+      double sum = 0, magnitude = 0;
       for (int64_t i = 0; i < kA; ++i) {
-        for (int64_t k = 0; k < kC; ++k) sum += at(i, j, k);
+        for (int64_t k = 0; k < kC; ++k) sum += at(i, j, k), magnitude += std::abs(at(i, j, k));
       }
-      expect(mean_values[static_cast<std::size_t>(j)], sum / static_cast<double>(kA * kC));
+      expect(mean_values[static_cast<std::size_t>(j)], sum / kCount, magnitude / kCount, in_lanes(kA * kC));
     }
   }
 }

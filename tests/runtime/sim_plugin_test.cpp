@@ -462,14 +462,19 @@ TEST_F(SimPlugin, GraphsDoTheirWorkWhenLaunched) {
 /// A copy of the library, which is loaded for itself, with settings of its own.
 class OtherSim {
  public:
-  OtherSim(const char* name, const char* value)
+  OtherSim(const char* name, const char* value, uint32_t host_size = sizeof(halfstep_host))
       : file_(std::filesystem::temp_directory_path() / ("libhalfstep_sim_" + std::to_string(getpid()) + ".so")) {
     std::filesystem::copy_file(HALFSTEP_SIM_PLUGIN, file_, std::filesystem::copy_options::overwrite_existing);
     static std::string* text = nullptr;
     said_.clear();
     text = &said_;
-    static const halfstep_host host = {sizeof(halfstep_host), HALFSTEP_PLUGIN_MAJOR, HALFSTEP_PLUGIN_MINOR, "test",
-                                       [](int32_t, const char* message) { *text = message; }};
+    static halfstep_host host = {sizeof(halfstep_host),
+                                 HALFSTEP_PLUGIN_MAJOR,
+                                 HALFSTEP_PLUGIN_MINOR,
+                                 "test",
+                                 [](int32_t, const char* message) { *text = message; },
+                                 plugin_host().cpu_kernel};
+    host.size = host_size;
     setenv(name, value, 1);
     library_ = dlopen(file_.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library_ != nullptr) {
@@ -503,6 +508,14 @@ TEST_F(SimPlugin, SettingsThatMakeNoSenseAreSaidAndRefused) {
     EXPECT_EQ(other.table, nullptr) << name << '=' << value;
     EXPECT_EQ(other.said().find(std::string("sim: ") + name + ": "), 0u) << other.said();
   }
+}
+
+// A Halfstep of version 1.0 of the interface: its table ends before cpu_kernel.
+TEST_F(SimPlugin, AHostThatLendsNoKernelsIsRefused) {
+  const OtherSim other("HALFSTEP_SIM_DEVICES", "1", offsetof(halfstep_host, cpu_kernel));
+  EXPECT_EQ(other.table, nullptr);
+  EXPECT_EQ(other.said().find("sim: it computes with the CPU's kernels, which a host lends from version 1.1"), 0u)
+      << other.said();
 }
 
 TEST_F(SimPlugin, SettingsAreRead) {

@@ -15,6 +15,7 @@
 
 #include "halfstep/backends/sim/sim.h"
 #include "halfstep/runtime/plugin.h"
+#include "halfstep/runtime/plugin_loader.h"
 
 namespace halfstep::test {
 
@@ -24,8 +25,12 @@ inline const halfstep_plugin_table& sim() {
     void* library = dlopen(HALFSTEP_SIM_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     if (library == nullptr) throw std::runtime_error(dlerror());
     const auto open = reinterpret_cast<halfstep_plugin_fn>(dlsym(library, HALFSTEP_PLUGIN_SYMBOL));
-    static const halfstep_host host = {sizeof(halfstep_host), HALFSTEP_PLUGIN_MAJOR, HALFSTEP_PLUGIN_MINOR, "test",
-                                       [](int32_t, const char* text) { ADD_FAILURE() << text; }};
+    static const halfstep_host host = {sizeof(halfstep_host),
+                                       HALFSTEP_PLUGIN_MAJOR,
+                                       HALFSTEP_PLUGIN_MINOR,
+                                       "test",
+                                       [](int32_t, const char* text) { ADD_FAILURE() << text; },
+                                       plugin_host().cpu_kernel};
     return open(&host);
   }();
   return *table;

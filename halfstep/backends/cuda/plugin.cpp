@@ -11,13 +11,17 @@
 #include <string>
 #include <string_view>
 
-#include "collectives.h"
-#include "device.h"
-#include "errors.h"
-#include "kernel.h"
+#include "host/device.h"
+#include "host/errors.h"
+#include "host/kernel.h"
+#include "libraries/collectives.h"
 
 namespace hscuda {
 namespace {
+
+using halfstep_plugin_helpers::answer;
+using halfstep_plugin_helpers::guarded;
+using halfstep_plugin_helpers::take_error;
 
 #if defined(HALFSTEP_CUDA_QUICK)
 constexpr bool kQuick = true;  // to see whether the kernels compile; they are slow
@@ -33,18 +37,6 @@ struct Event {
 
 Queue& queue_of(halfstep_queue* queue) { return *reinterpret_cast<Queue*>(queue); }
 Event& event_of(halfstep_event* event) { return *reinterpret_cast<Event*>(event); }
-
-/// Calls f: no exception crosses the interface.
-template <class F>
-halfstep_status guarded(F&& f) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    return fail(HALFSTEP_FAILED, 0, "the host has no memory left");
-  } catch (const std::exception& e) {
-    return fail(HALFSTEP_FAILED, 0, "%s", e.what());
-  }
-}
 
 /// The GPU, ready and current; f(device) when it is.
 template <class F>
@@ -70,7 +62,6 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     const Device* device = device_at(index);
     if (device == nullptr) return HALFSTEP_FAILED;
     halfstep_device_info all = {};
-    all.size = info->size;
     all.dtypes = kAll;
     all.memory = device->properties.totalGlobalMem;
     std::snprintf(all.name, sizeof all.name, "%.127s", device->properties.name);
@@ -78,7 +69,7 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     // Which priorities a device has is asked of the current one, and that would start CUDA on it: every GPU that this
     // plug-in serves has at least these.
     all.priorities = 3;
-    std::memcpy(info, &all, std::min<std::size_t>(info->size, sizeof all));
+    answer(info, all);
     return HALFSTEP_OK;
   });
 }

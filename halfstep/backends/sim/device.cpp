@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "errors.h"
 #include "queue.h"
 
 namespace sim {

@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "faults.h"
-#include "halfstep/runtime/plugin.h"
+#include "halfstep/runtime/plugin_helpers.h"
 #include "memory.h"
 
 namespace sim {
+
+using namespace halfstep_plugin_helpers;
 
 class Queue;
 

@@ -2,63 +2,96 @@
 #include "kernel.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <cstring>
-#include <iterator>
 #include <memory>
+#include <string>
 #include <string_view>
 
-#include "errors.h"
+#include "halfstep/runtime/plugin_numbers.h"
 #include "queue.h"
 
 namespace sim {
 namespace {
 
-/// Bytes from the first element to the end of the last.
-uint64_t extent(const halfstep_tensor& t) {
-  if (t.numel == 0) return 0;
-  int64_t last = 0;
-  for (int i = 0; i < t.ndim; ++i) last += (t.sizes[i] - 1) * t.strides[i];
-  return (static_cast<uint64_t>(last) + 1) * item_size(t.dtype);
-}
+using namespace halfstep_plugin_numbers;
 
-/// False when the tensor's elements are not all in this device's memory.
-bool copy_view(const Device& device, const halfstep_tensor& t, View* view, std::vector<Span>* touches) {
-  view->data = nullptr;
-  view->numel = t.numel;
-  view->ndim = t.ndim;
-  view->dtype = t.dtype;
-  view->defined = t.defined != 0;
-  view->contiguous = t.contiguous != 0;
-  if (!view->defined) return true;
-  std::copy_n(t.sizes, t.ndim, view->sizes);
-  std::copy_n(t.strides, t.ndim, view->strides);
-  const uint64_t bytes = extent(t);
-  if (bytes == 0) return true;
-  view->data = device.memory.translate(t.data, bytes);
-  if (view->data == nullptr) return false;
-  touches->push_back({view->data, view->data + bytes});
-  return true;
-}
+/// What a kernel of the CPU is given while it runs. Its workspace comes from the device memory that the call took, and
+/// from the host beyond that: the registers and caches of a chip.
+class Run {
+ public:
+  Run(int32_t device, uint64_t call, char* memory, uint64_t bytes) : memory_(memory), left_(bytes) {
+    context_.size = sizeof context_;
+    context_.device = device;
+    context_.call = call;
+    context_.owner = this;
+    context_.workspace = [](halfstep_context* context, uint64_t wanted) {
+      return static_cast<Run*>(context->owner)->workspace(wanted);
+    };
+    context_.set_error = [](halfstep_context* context, const char* text) {
+      static_cast<Run*>(context->owner)->error_ = text;
+    };
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  /// Returns what went wrong, or an empty text.
+  std::string operator()(const halfstep_kernel& kernel, std::span<const halfstep_tensor> in,
+                         std::vector<halfstep_tensor> out, const void* attributes) {
+    context_.state = kernel.state;
+    const halfstep_status status = kernel.run(&context_, in.data(), static_cast<int>(in.size()), out.data(),
+                                              static_cast<int>(out.size()), attributes);
+    if (status == HALFSTEP_OK) return {};
+    return error_.empty() ? "its kernel ended with status " + std::to_string(status) : error_;
+  }
+
+ private:
+  static constexpr uint64_t kAlignment = 64;
+  void* workspace(uint64_t bytes) {
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    if (bytes <= left_) {
+      left_ -= bytes;
+      return std::exchange(memory_, memory_ + bytes);
+    }
+    blocks_.emplace_back(std::aligned_alloc(kAlignment, std::max(bytes, kAlignment)), std::free);
+    return blocks_.back().get();
+  }
+
+  halfstep_context context_ = {};
+  char* memory_;
+  uint64_t left_;
+  std::vector<std::unique_ptr<void, void (*)(void*)>> blocks_;
+  std::string error_;
+};
 
 class KernelWork final : public Work {
  public:
-  KernelWork(const KernelDef& def, uint64_t call) : Work(Kind::kernel, call), def_(def) {}
+  KernelWork(const KernelDef& def, int32_t device, uint64_t call)
+      : Work(Kind::kernel, call), def_(def), device_(device) {}
   Call call_data;
+  halfstep_kernel kernel = {};
+  char* workspace = nullptr;
 
-  std::string run() const override { return def_.run(call_data); }
+  std::string run() const override {
+    std::span<const halfstep_tensor> in = call_data.in;
+    if (def_.source_of != nullptr) in = in.last(1);
+    return Run(device_, call, workspace, def_.workspace)(
+        kernel, in, call_data.out, def_.attribute_bytes > 0 ? call_data.attributes.data() : nullptr);
+  }
   const char* op() const override { return def_.op; }
   // The element in the middle of the first output that has any: half as large again, or one more.
   void corrupt() const override {
-    for (const View& view : call_data.out) {
-      if (view.data == nullptr) continue;
-      int64_t rest = view.numel / 2, at = 0;
-      for (int i = view.ndim - 1; i >= 0; --i) {
-        at += rest % view.sizes[i] * view.strides[i];
-        rest /= view.sizes[i];
+    for (const halfstep_tensor& to : call_data.out) {
+      if (to.data == nullptr) continue;
+      int64_t rest = to.numel / 2, at = 0;
+      for (int i = to.ndim - 1; i >= 0; --i) {
+        at += rest % to.sizes[i] * to.strides[i];
+        rest /= to.sizes[i];
       }
-      with_type(view.dtype, [&](auto zero) {
+      with_type(to.dtype, [&](auto zero) {
         using T = decltype(zero);
-        T* value = view.at<T>(at);
+        T* value = static_cast<T*>(to.data) + at;
         if constexpr (std::is_same_v<T, Bool>) {
           value->bits ^= 1;
         } else if constexpr (std::is_integral_v<T>) {
@@ -76,13 +109,8 @@ class KernelWork final : public Work {
 
  private:
   const KernelDef& def_;
+  const int32_t device_;
 };
-
-/// Notes a failure and tells it to the host in both ways that there are. The host knows op and device, and says them.
-halfstep_status refuse(halfstep_context* context, halfstep_status status, const std::string& text) {
-  context->set_error(context, text.c_str());
-  return fail(status, context->call, "%s", text.c_str());
-}
 
 struct Absent {
   std::string_view op;
@@ -100,34 +128,55 @@ constexpr Absent kAbsent[] = {
     {"conv2d", "no convolution unit"},
 };
 
+halfstep_status cpu_kernel(const KernelDef& def, int32_t dtype, halfstep_kernel* kernel) {
+  kernel->size = sizeof *kernel;
+  return machine().host->cpu_kernel(def.source_of != nullptr ? def.source_of : def.op, 1, dtype, kernel);
+}
+
 }  // namespace
 
-halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const halfstep_tensor* in, int n,
-                        halfstep_tensor* out, int m, const void* attributes) {
+halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* context, const halfstep_tensor* in,
+                        int n, halfstep_tensor* out, int m, const void* attributes) {
   return guarded([&]() -> halfstep_status {
     auto* queue = reinterpret_cast<Queue*>(context->queue);
-    if (queue == nullptr) return refuse(context, HALFSTEP_FAILED, "no queue was given");
+    const std::string wrong = wrong_call(def.layouts, def.attribute_bytes > 0, *context, in, n, out, m, attributes);
+    if (!wrong.empty()) return refuse(context, HALFSTEP_FAILED, wrong.c_str());
     Device& device = queue->device();
     if (device.lost()) return refuse(context, HALFSTEP_LOST, "the device is lost");
 
-    auto work = std::make_shared<KernelWork>(def, context->call);
+    auto work = std::make_shared<KernelWork>(def, device.index, context->call);
+    if (cpu_kernel(def, dtype, &work->kernel) != HALFSTEP_OK) {
+      return refuse(context, HALFSTEP_UNSUPPORTED, work->kernel.reason);
+    }
     Call& call = work->call_data;
-    call.in.resize(static_cast<std::size_t>(n));
-    call.out.resize(static_cast<std::size_t>(m));
+    call.in.assign(in, in + n);
+    call.out.assign(out, out + m);
+    call.geometry.resize(2 * static_cast<std::size_t>(n + m));
     for (int i = 0; i < n + m; ++i) {
-      const halfstep_tensor& from = i < n ? in[i] : out[i - n];
-      View& to = i < n ? call.in[static_cast<std::size_t>(i)] : call.out[static_cast<std::size_t>(i - n)];
-      const std::string which = (i < n ? "input " : "output ") + std::to_string(i < n ? i : i - n);
-      if (!copy_view(device, from, &to, &work->touches)) {
-        return refuse(context, HALFSTEP_FAILED, which + " is not in the memory of this device");
+      const auto at = static_cast<std::size_t>(i);
+      halfstep_tensor& t = i < n ? call.in[at] : call.out[at - static_cast<std::size_t>(n)];
+      const uint64_t bytes = extent(t);
+      if (bytes == 0) {
+        t.data = nullptr;
+      } else {
+        char* data = device.memory.translate(t.data, bytes);
+        if (data == nullptr) {
+          const std::string which = (i < n ? "input " : "output ") + std::to_string(i < n ? i : i - n);
+          return refuse(context, HALFSTEP_FAILED, (which + " is not in the memory of this device").c_str());
+        }
+        t.data = data;
+        work->touches.push_back({data, data + bytes});
       }
-      if (!(def.layouts & HALFSTEP_LAYOUT_STRIDED) && to.defined && !to.contiguous && to.numel > 0) {
-        return refuse(context, HALFSTEP_FAILED, which + " is not contiguous");
+      if (t.defined) {
+        std::copy_n(t.sizes, t.ndim, call.geometry[2 * at].begin());
+        std::copy_n(t.strides, t.ndim, call.geometry[2 * at + 1].begin());
       }
+      t.sizes = call.geometry[2 * at].data();
+      t.strides = call.geometry[2 * at + 1].data();
     }
     if (def.attribute_bytes > 0) {
-      if (attributes == nullptr) return refuse(context, HALFSTEP_FAILED, "its attributes are missing");
-      std::memcpy(call.attribute_bytes, attributes, def.attribute_bytes);
+      call.attributes.resize((def.attribute_bytes + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
+      std::memcpy(call.attributes.data(), attributes, def.attribute_bytes);
     }
     if (def.refuses != nullptr) {
       if (const char* why = def.refuses(call)) return refuse(context, HALFSTEP_UNSUPPORTED, why);
@@ -140,15 +189,14 @@ halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const h
     }
     if (faults.unsupported) return refuse(context, HALFSTEP_UNSUPPORTED, "not supported, as ordered");
     if (faults.refuse) return refuse(context, HALFSTEP_FAILED, "refused, as ordered");
-    const uint64_t bytes = def.workspace != nullptr ? def.workspace(call) : 0;
-    if (bytes > 0) {
-      const void* space = context->workspace(context, bytes);
+    if (def.workspace > 0) {
+      const void* space = context->workspace(context, def.workspace);
       if (space == nullptr) return refuse(context, HALFSTEP_OUT_OF_MEMORY, "no memory for its workspace");
-      call.workspace = device.memory.translate(space, bytes);
-      if (call.workspace == nullptr) {
+      work->workspace = device.memory.translate(space, def.workspace);
+      if (work->workspace == nullptr) {
         return refuse(context, HALFSTEP_FAILED, "its workspace is not in the memory of this device");
       }
-      work->touches.push_back({call.workspace, call.workspace + bytes});
+      work->touches.push_back({work->workspace, work->workspace + def.workspace});
     }
     queue->push(std::move(work), faults);
     return HALFSTEP_OK;
@@ -156,27 +204,22 @@ halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const h
 }
 
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer) {
-  const auto answered = [&](const Kernel* found, const char* reason) -> halfstep_status {
-    halfstep_kernel all = {answer->size, found ? found->def->layouts : 0, found ? found->function : nullptr, reason,
-                           nullptr};
-    std::memcpy(answer, &all, std::min<std::size_t>(answer->size, sizeof all));
-    return found ? HALFSTEP_OK : HALFSTEP_UNSUPPORTED;
-  };
+  const char* reason = "the device has no such kernel";
   for (const Absent& absent : kAbsent) {
-    if (absent.op == op) return answered(nullptr, absent.reason);
+    if (absent.op == op) reason = absent.reason;
   }
-  for (const auto family : {copy_kernels(), arithmetic_kernels(), matmul_kernels(), reduce_kernels(), loss_kernels(),
-                            amp_kernels(), optimizer_kernels()}) {
-    for (const Kernel& k : family) {
-      if (std::string_view(k.def->op) != op) continue;
-      if (version != 1) return answered(nullptr, "this plug-in knows version 1 of the op");
-      if (dtype < 0 || dtype > HALFSTEP_BOOL || !(k.def->dtypes >> dtype & 1)) {
-        return answered(nullptr, k.def->missing ? k.def->missing : "no unit for this dtype");
-      }
-      return answered(&k, nullptr);
-    }
-  }
-  return answered(nullptr, "the device has no such kernel");
+  const std::span<const Kernel> families[] = {kernels()};
+  return halfstep_plugin_helpers::find_kernel<Kernel>(
+      families, op, version, dtype, answer,
+      [&](const Kernel& k, halfstep_kernel& kernel) {
+        halfstep_kernel cpu = {};
+        if (cpu_kernel(k, dtype, &cpu) == HALFSTEP_OK) {
+          kernel.run = k.functions[static_cast<std::size_t>(dtype)];
+        } else {
+          kernel.reason = cpu.reason;
+        }
+      },
+      reason, "no unit for this dtype");
 }
 
 }  // namespace sim

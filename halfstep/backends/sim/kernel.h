@@ -1,58 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel of this device is, and how its calls get into a queue.
+// What a kernel of this device is, and how its calls get into a queue. The arithmetic is the CPU's: the host lends its
+// kernels (halfstep_host.cpu_kernel), which queues run on the device's memory.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
-#include "halfstep/runtime/plugin.h"
-#include "numbers.h"
+#include "halfstep/runtime/plugin_helpers.h"
 
 namespace sim {
 
-/// A tensor of a call, copied: what the host passed lasts for the call only, the work for longer.
-struct View {
-  char* data;  ///< where queues find the first element; null for absent and empty tensors
-  int64_t sizes[HALFSTEP_MAX_DIMS];
-  int64_t strides[HALFSTEP_MAX_DIMS];
-  int64_t numel;
-  int32_t ndim;
-  uint8_t dtype;
-  bool defined, contiguous;
+using namespace halfstep_plugin_helpers;
 
-  template <class T>
-  T* at(int64_t element = 0) const {
-    return reinterpret_cast<T*>(data) + element;
-  }
-};
-
-constexpr std::size_t kMaxAttributes = 128;
-
+/// A call, copied: what the host passed lasts for the call only, the work for longer.
 struct Call {
-  std::vector<View> in, out;
-  alignas(16) unsigned char attribute_bytes[kMaxAttributes];
-  char* workspace = nullptr;
-
-  template <class A>
-  const A& attributes() const {
-    static_assert(sizeof(A) <= kMaxAttributes);
-    return *reinterpret_cast<const A*>(attribute_bytes);
-  }
+  /// Their data is where queues find the first element; null for absent and empty tensors.
+  std::vector<halfstep_tensor> in, out;
+  std::vector<std::array<int64_t, HALFSTEP_MAX_DIMS>> geometry;  ///< what their sizes and strides point to
+  std::vector<std::max_align_t> attributes;
 };
-
-constexpr uint32_t dtypes(std::initializer_list<int> list) {
-  uint32_t mask = 0;
-  for (int d : list) mask |= 1u << d;
-  return mask;
-}
-constexpr uint32_t kFloating = dtypes({HALFSTEP_F32, HALFSTEP_F64, HALFSTEP_F16, HALFSTEP_BF16});
-constexpr uint32_t kIntegers = dtypes({HALFSTEP_I64, HALFSTEP_I32, HALFSTEP_I8, HALFSTEP_U8});
-constexpr uint32_t kNumeric = kFloating | kIntegers;
-constexpr uint32_t kComputed = kNumeric | dtypes({HALFSTEP_BOOL});
-constexpr uint32_t kAll = kComputed | dtypes({HALFSTEP_F8E4M3, HALFSTEP_F8E5M2});
 
 /// A kernel for some dtypes.
 struct KernelDef {
@@ -60,39 +30,34 @@ struct KernelDef {
   uint32_t dtypes;
   uint32_t layouts;
   uint32_t attribute_bytes;
-  /// The work itself, on a queue's thread; returns what went wrong, or an empty text.
-  std::string (*run)(const Call& call);
   const char* missing = nullptr;                       ///< why the other dtypes are missing
   const char* (*refuses)(const Call& call) = nullptr;  ///< why this call can't be done here; null when it can
-  uint64_t (*workspace)(const Call& call) = nullptr;   ///< bytes of device memory that it needs beside its tensors
+  const char* source_of = nullptr;  ///< null, or the op of the CPU that does this one, from the last input alone
+  uint64_t workspace = 0;           ///< bytes of device memory that it takes beside its tensors
 };
 
-/// A kernel and the function that the host calls.
-struct Kernel {
-  const KernelDef* def;
-  halfstep_kernel_fn function;
+/// Checks the call and puts it into its queue.
+halfstep_status enqueue(const KernelDef& def, int32_t dtype, halfstep_context* context, const halfstep_tensor* in,
+                        int n, halfstep_tensor* out, int m, const void* attributes);
+
+/// A kernel and the functions that the host calls, one a dtype.
+struct Kernel : KernelDef {
+  std::array<halfstep_kernel_fn, HALFSTEP_BOOL + 1> functions;
 };
 
-halfstep_status enqueue(const KernelDef& def, halfstep_context* context, const halfstep_tensor* in, int n,
-                        halfstep_tensor* out, int m, const void* attributes);
-
-/// The host's calls carry nothing that tells kernels apart, so each has a function of its own.
-template <const KernelDef& def>
+template <const KernelDef& def, int32_t dtype>
 halfstep_status entry(halfstep_context* context, const halfstep_tensor* in, int n, halfstep_tensor* out, int m,
                       const void* attributes) {
-  return enqueue(def, context, in, n, out, m, attributes);
+  return enqueue(def, dtype, context, in, n, out, m, attributes);
 }
 template <const KernelDef& def>
-constexpr Kernel kernel = {&def, entry<def>};
+constexpr Kernel kernel = []<int32_t... dtype>(std::integer_sequence<int32_t, dtype...>) {
+  return Kernel{def, {entry<def, dtype>...}};
+}
+(std::make_integer_sequence<int32_t, HALFSTEP_BOOL + 1>());
 
-// The families, a file each.
-std::span<const Kernel> copy_kernels();
-std::span<const Kernel> arithmetic_kernels();
-std::span<const Kernel> matmul_kernels();
-std::span<const Kernel> reduce_kernels();
-std::span<const Kernel> loss_kernels();
-std::span<const Kernel> amp_kernels();
-std::span<const Kernel> optimizer_kernels();
+/// All of them.
+std::span<const Kernel> kernels();
 
 /// Answers the table's `kernel`.
 halfstep_status find_kernel(const char* op, int32_t version, int32_t dtype, halfstep_kernel* answer);

@@ -10,7 +10,6 @@
 #include <string>
 #include <string_view>
 
-#include "errors.h"
 #include "kernel.h"
 #include "queue.h"
 #include "sim.h"
@@ -31,13 +30,12 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     const Device* device = machine().device(index);
     if (device == nullptr) return HALFSTEP_FAILED;
     halfstep_device_info all = {};
-    all.size = info->size;
     all.dtypes = kAll;
     all.memory = device->memory.total_bytes();
     std::strncpy(all.name, "Simulated accelerator", sizeof all.name - 1);
     all.low_dtypes = dtypes({HALFSTEP_F16, HALFSTEP_BF16});
     all.priorities = kPriorities;
-    std::memcpy(info, &all, std::min<std::size_t>(info->size, sizeof all));
+    answer(info, all);
     return HALFSTEP_OK;
   });
 }
@@ -427,7 +425,7 @@ void stats(halfstep_sim_stats* to) {
                                   m.allocations.load(),
                                   m.graph_launches.load(),
                                   m.host_reads.load()};
-  std::memcpy(to, &all, std::min<std::size_t>(to->size, sizeof all));
+  answer(to, all);
 }
 
 void* extension(const char* name) {
@@ -507,6 +505,10 @@ const char* setting(const char* name, const char* otherwise) {
 
 /// Makes the devices from the environment, or returns what is wrong with it.
 std::string make_machine(const halfstep_host* host) {
+  if (host == nullptr || host->size < offsetof(halfstep_host, cpu_kernel) + sizeof host->cpu_kernel ||
+      host->cpu_kernel == nullptr) {
+    return "it computes with the CPU's kernels, which a host lends from version 1.1 of the plug-in interface on";
+  }
   const std::string memory = setting("HALFSTEP_SIM_MEMORY", "1G"), count = setting("HALFSTEP_SIM_DEVICES", "2");
   const auto bytes = parse_bytes(memory);
   if (!bytes) return "HALFSTEP_SIM_MEMORY: expected bytes such as 512M or 2G, at most 16384G, got '" + memory + "'";
