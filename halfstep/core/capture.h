@@ -10,7 +10,7 @@
 
 namespace halfstep {
 
-/// What a thread reports about a step that is being captured on it (autograd/capture.h). Ops see more of it:
+/// What a thread reports about a step that is being captured on it (capture/capture.h). Ops see more of it:
 /// ops/recorder.h.
 class HS_API CaptureSink {
  public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ops report to a step that is being captured (autograd/capture.h): which kernels ran on which tensors, and the
+// What ops report to a step that is being captured (capture/capture.h): which kernels ran on which tensors, and the
 // host work between them that a replay has to repeat. For code that runs kernels and keeps numbers on the host.
 #pragma once
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/train/callback.h"

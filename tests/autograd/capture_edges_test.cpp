@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "halfstep/amp/autocast.h"
-#include "halfstep/autograd/capture.h"
 #include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/ops/arithmetic.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Captured steps give the same bits as the same steps run as they are, whatever happens between calls.
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 
 #include <gtest/gtest.h>
 

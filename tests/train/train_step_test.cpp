@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/loss.h"
 #include "halfstep/nn/norm.h"

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <mutex>
 
-#include "halfstep/autograd/capture_internal.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/recording_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/call_internal.h"
 

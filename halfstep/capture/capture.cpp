@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 
 #include <map>
 #include <set>
 
-#include "halfstep/autograd/capture_internal.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/recording_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
