@@ -1,84 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+// What a run of a step leaves to be repeated.
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
-#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/capture/recording_internal.h"
-#include "halfstep/core/fail.h"
 #include "halfstep/ops/call_internal.h"
 
 namespace halfstep::detail {
-namespace {
-
-constexpr std::size_t kAlignment = 64;
-std::size_t rounded(std::size_t bytes) {
-  return (std::max<std::size_t>(bytes, 1) + kAlignment - 1) & ~(kAlignment - 1);
-}
-
-}  // namespace
-
-void* CaptureArena::allocate(std::size_t bytes) {
-  const std::size_t size = rounded(bytes);
-  const std::lock_guard lock(mutex_);
-  // The smallest free block that it fits in, unless most of that would lie idle.
-  const auto found = free_.lower_bound(size);
-  if (found != free_.end() && found->first <= 2 * size) {
-    void* data = found->second.back();
-    found->second.pop_back();
-    if (found->second.empty()) free_.erase(found);
-    ++users_;
-    return data;
-  }
-  void* data = allocator_for(Device{}).allocate(size);
-  blocks_.emplace(static_cast<const char*>(data), size);
-  ++users_;
-  return data;
-}
-
-void CaptureArena::deallocate(void* data, std::size_t) noexcept {
-  std::unique_lock lock(mutex_);
-  const auto block = blocks_.find(static_cast<const char*>(data));
-  if (closed_) {
-    allocator_for(Device{}).deallocate(data, block->second);
-    blocks_.erase(block);
-  } else {
-    free_[block->second].push_back(data);
-  }
-  release(std::move(lock));
-}
-
-bool CaptureArena::owns(const void* data) const {
-  const std::lock_guard lock(mutex_);
-  auto after = blocks_.upper_bound(static_cast<const char*>(data));
-  if (after == blocks_.begin()) return false;
-  --after;
-  return static_cast<const char*>(data) < after->first + after->second;
-}
-
-std::size_t CaptureArena::in_use() const {
-  const std::lock_guard lock(mutex_);
-  return users_ - 1;
-}
-
-void CaptureArena::close() noexcept {
-  std::unique_lock lock(mutex_);
-  closed_ = true;
-  for (const auto& [size, list] : free_) {
-    for (void* data : list) {
-      allocator_for(Device{}).deallocate(data, size);
-      blocks_.erase(static_cast<const char*>(data));
-    }
-  }
-  free_.clear();
-  release(std::move(lock));
-}
-
-void CaptureArena::release(std::unique_lock<std::mutex> lock) noexcept {
-  if (--users_ > 0) return;
-  lock.unlock();
-  delete this;
-}
 
 Tensor gradient_of(const TensorImpl& leaf) {
   const auto* meta = static_cast<const AutogradMeta*>(leaf.grad_slot.get());
@@ -86,7 +14,7 @@ Tensor gradient_of(const TensorImpl& leaf) {
 }
 
 Recording::Recording(std::span<const Tensor> inputs, const std::vector<Ref<TensorImpl>>& leaves)
-    : arena_(CaptureArena::make()) {
+    : arena_(CaptureArena::make(Device{})) {
   for (const auto& leaf : leaves) start_.emplace_back(leaf, gradient_of(*leaf));
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!inputs[i].defined()) {
@@ -94,6 +22,8 @@ Recording::Recording(std::span<const Tensor> inputs, const std::vector<Ref<Tenso
       continue;
     }
     const TensorImpl& p = *inputs[i].impl();
+    // The alias is no allocator's.
+    if (const Device device = p.storage->device(); !device.is_cpu()) p.storage->use_on(current_native_queue(device));
     auto storage = Storage::wrap(p.storage->data(), p.storage->bytes(), p.storage->device(), [held = p.storage] {});
     inputs_.emplace_back(storage.get(), i);
     aliases_.emplace_back(TensorImpl::make(std::move(storage), p.offset, p.sizes, p.strides, p.dtype));
@@ -102,13 +32,48 @@ Recording::Recording(std::span<const Tensor> inputs, const std::vector<Ref<Tenso
 }
 
 Recording::~Recording() {
+  drop_graphs();
   results_.clear();
   gradients_.clear();
   kept_.clear();
   before_.clear();
   steps_.clear();
-  for (const auto& [data, bytes] : workspace_) allocator_for(Device{}).deallocate(data, bytes);
-  if (arena_) arena_->close();
+  for (CaptureArena* arena : {arena_, device_arena_, own_arena_}) {
+    if (arena) arena->close();
+  }
+}
+
+Allocator* Recording::memory(Device device) {
+  if (!arena_ || !refusal_.empty()) return nullptr;
+  if (device.is_cpu()) return arena_;
+  if (!use_device(device, current_native_queue(device))) return nullptr;
+  if (!device_arena_) {
+    device_arena_ = CaptureArena::make(device);
+    own_arena_ = CaptureArena::make(device, false);
+  }
+  return own_memory_ ? own_arena_ : device_arena_;
+}
+
+bool Recording::use_device(Device device, void* queue) {
+  if (!queue_) {
+    device_ = device;
+    backend_ = &backend_for(device, "capture");
+    queue_ = Queue::current(device);
+  }
+  if (device != device_) {
+    refuse("it computes on " + device_.str() + " and on " + device.str());
+  } else if (queue != queue_->native()) {
+    refuse("it computes on several queues");
+  }
+  return refusal_.empty();
+}
+
+bool Recording::owns(const void* data) const {
+  return arena_->owns(data) || (device_arena_ && (device_arena_->owns(data) || own_arena_->owns(data)));
+}
+
+std::size_t Recording::blocks_in_use() const {
+  return arena_->in_use() + (device_arena_ ? device_arena_->in_use() + own_arena_->in_use() : 0);
 }
 
 void Recording::refuse(std::string why) {
@@ -132,50 +97,73 @@ void Recording::note_leaf(const Tensor& tensor) {
 
 void Recording::manage(const Tensor& tensor) { managed_.insert(tensor.storage().get()); }
 
-void Recording::uses(const Tensor& parameter) { note_leaf(parameter); }
+void Recording::note_mode(const Tensor& tensor) {
+  const Ref<TensorImpl>& base = tensor.impl()->base;
+  const Ref<TensorImpl> root = base ? base : Ref<TensorImpl>::share(tensor.impl());
+  modes_.try_emplace(root.get(), root, root->requires_grad);
+}
+
+void Recording::uses(const Tensor& tensor) {
+  if (!tensor.defined()) return;
+  note_leaf(tensor);
+  const TensorImpl& p = *tensor.impl();
+  if (!arena_ || !refusal_.empty() || managed_.contains(p.storage.get()) || owns(p.storage->address())) return;
+  const auto is_it = [&](const auto& input) { return input.first == p.storage.get(); };
+  if (p.numel == 0 || std::any_of(inputs_.begin(), inputs_.end(), is_it)) return;
+  outside_.emplace(p.storage.get(), p.storage);
+  note_mode(tensor);
+}
+
+Storage* Recording::place(const Ref<Storage>& storage, const void* data, bool written, Step& step) {
+  Storage* const s = storage.get();
+  const auto input = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& i) { return i.first == s; });
+  if (input != inputs_.end()) {
+    relocations_.push_back({views_.size(), input->second,
+                            static_cast<const char*>(data) - static_cast<const char*>(input_data_[input->second])});
+    if (written) step.written_inputs.push_back(input->second);
+    return nullptr;
+  }
+  if (!data || owns(data)) return nullptr;
+  if (!managed_.contains(s)) outside_.emplace(s, storage);
+  if (written) step.written.push_back(s);
+  return s;
+}
 
 void Recording::add_view(const Tensor& tensor, bool written, Step& step) {
   TensorView view = view_of(tensor);
-  Storage* place = nullptr;
+  Storage* outside = nullptr;
   if (tensor.defined()) {
     const TensorImpl& p = *tensor.impl();
     shapes_.push_back(p.sizes);
     view.sizes = shapes_.back().data();
     shapes_.push_back(p.strides);
     view.strides = shapes_.back().data();
-    Storage* storage = p.storage.get();
-    const auto input = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& i) { return i.first == storage; });
-    if (input != inputs_.end()) {
-      relocations_.push_back(
-          {views_.size(), input->second,
-           static_cast<const char*>(view.data) - static_cast<const char*>(input_data_[input->second])});
-      if (written) step.written_inputs.push_back(input->second);
-    } else if (view.data && !arena_->owns(view.data)) {
-      if (!managed_.contains(storage)) {
-        outside_.emplace(storage, p.storage);
-        const Ref<TensorImpl> root = p.base ? p.base : Ref<TensorImpl>::share(tensor.impl());
-        modes_.try_emplace(root.get(), root, root->requires_grad);
-      }
-      place = storage;
-      if (written) step.written.push_back(storage);
-    }
+    outside = place(p.storage, view.data, written, step);
+    if (outside && !managed_.contains(outside)) note_mode(tensor);
   }
   views_.push_back(view);
-  storages_.push_back(place);
+  storages_.push_back(outside);
 }
 
-void Recording::kernel(const KernelCall& call, KernelFn function, bool bounded) {
+void Recording::kernel(const KernelCall& call, const KernelRun& run) {
   for (const auto list : {call.inputs, call.outputs}) {
     for (const Tensor* t : list) {
       if (t->defined()) note_leaf(*t);
     }
   }
+  if (!call.device.is_cpu() && !use_device(call.device, run.queue)) return;
   if (!arena_ || !refusal_.empty()) return;
   Step& step = steps_.emplace_back();
-  step.function = function;
+  step.device = call.device;
+  step.function = run.function;
+  step.state = run.state;
+  step.table = &call.table;
   step.name = call.name;
+  step.dtype = call.dtype;
   step.attributes = call.attributes;
-  if (call.attributes && call.attributes_bytes) {
+  if (call.live) {
+    step.live_bytes = call.attributes_bytes;
+  } else if (call.attributes && call.attributes_bytes) {
     attributes_.push_back(std::make_unique<unsigned char[]>(call.attributes_bytes));
     std::memcpy(attributes_.back().get(), call.attributes, call.attributes_bytes);
     step.attributes = attributes_.back().get();
@@ -183,20 +171,44 @@ void Recording::kernel(const KernelCall& call, KernelFn function, bool bounded) 
   step.first_view = views_.size();
   step.inputs = static_cast<int>(call.inputs.size());
   step.outputs = static_cast<int>(call.outputs.size());
-  step.bounded = bounded;
+  step.bounded = run.bounded;
   for (const Tensor* t : call.inputs) add_view(*t, false, step);
   for (const Tensor* t : call.outputs) {
     add_view(*t, true, step);
     if (t->defined()) bounds_.erase(t->storage().get());
   }
-  if (bounded) {
+  if (run.bounded) {
     step.bound = call.outputs[0]->storage()->magnitude_bound();
     bounds_[call.outputs[0]->storage().get()] = &step.bound;
   }
 }
 
+void Recording::copy(const Bytes& to, const Bytes& from, std::size_t count, bool non_blocking) {
+  const Device device = to.storage->device().is_cpu() ? from.storage->device() : to.storage->device();
+  if (!use_device(device, current_native_queue(device)) || !arena_ || count == 0) return;
+  Step& step = steps_.emplace_back();
+  step.kind = Step::Kind::copy;
+  step.from = from.storage->device();
+  step.to = to.storage->device();
+  step.bytes = count;
+  step.non_blocking = non_blocking;
+  step.first_view = views_.size();
+  for (const Bytes* part : {&from, &to}) {
+    TensorView view = view_of({});
+    view.data = static_cast<char*>(const_cast<void*>(part->storage->address())) + part->begin;
+    Storage* const outside = place(part->storage, view.data, part == &to, step);
+    views_.push_back(view);
+    storages_.push_back(outside);
+  }
+  step.early = own_arena_ && own_arena_->owns(views_.back().data);
+  bounds_.erase(to.storage.get());
+}
+
 void Recording::host(std::function<void()> work) {
-  if (arena_ && refusal_.empty()) steps_.emplace_back().work = std::move(work);
+  if (!arena_ || !refusal_.empty()) return;
+  Step& step = steps_.emplace_back();
+  step.kind = Step::Kind::host;
+  step.work = std::move(work);
 }
 
 void Recording::before(std::function<bool()> work) {
@@ -212,8 +224,20 @@ const float* Recording::bound_of(const Tensor& tensor) {
   return found == bounds_.end() ? nullptr : found->second;
 }
 
+void Recording::settle(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves) {
+  const auto bring = [](const Tensor& t) {
+    if (t.defined()) t.storage()->data();
+  };
+  for (const Tensor& t : results) bring(t);
+  for (const Tensor& t : kept_) bring(t);
+  for (const auto* list : {&leaves, static_cast<const std::vector<Ref<TensorImpl>>*>(&leaves_)}) {
+    for (const auto& leaf : *list) bring(gradient_of(*leaf));
+  }
+}
+
 bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves,
                        std::span<const Tensor> inputs) {
+  if (queue_ && current_native_queue(device_) != queue_->native()) refuse("it computes on a queue of its own");
   for (const Step& step : steps_) {
     for (const std::size_t i : step.written_inputs) {
       inputs[i].storage()->bump_version();
@@ -249,15 +273,19 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
   inputs_.clear();
   std::set<const Storage*> ours;
   const auto count = [&](const Tensor& t) {
-    if (t.defined() && arena_->owns(t.impl()->data())) ours.insert(t.storage().get());
+    if (t.defined() && owns(t.storage()->address())) ours.insert(t.storage().get());
   };
   for (const Tensor& t : results_) count(t);
   for (const Tensor& t : kept_) count(t);
   for (const auto& [leaf, gradient] : gradients_) count(gradient);
-  return arena_->in_use() <= ours.size();
+  for (const CaptureArena* arena : {arena_, device_arena_}) {
+    if (arena && arena->ran_short()) refuse("there is not enough memory to keep all of its own");
+  }
+  return blocks_in_use() <= ours.size();
 }
 
 bool Recording::valid() const {
+  if (queue_ && current_native_queue(device_) != queue_->native()) return false;  // the caller's
   for (const auto& [impl, held] : modes_) {
     if (impl->requires_grad != held.second) return false;
     // Nobody but us uses it any more: neither the tensor, nor its memory by another.
@@ -275,103 +303,6 @@ bool Recording::valid() const {
 
 bool Recording::ready() {
   return std::all_of(before_.begin(), before_.end(), [](const auto& work) { return work(); });
-}
-
-// What a kernel asks for in a replay.
-struct Recording::Context : KernelContext {
-  Recording& recording;
-  Step* step = nullptr;
-  std::size_t block = 0;  // of the workspace
-  std::size_t used = 0;
-  std::string error;
-  CpuKernelState storages;
-
-  explicit Context(Recording& r) : recording(r) {
-    owner = this;
-    workspace = [](KernelContext* context, std::uint64_t bytes) -> void* {
-      return static_cast<Context*>(context->owner)->take(bytes);
-    };
-    set_error = [](KernelContext* context, const char* text) { static_cast<Context*>(context->owner)->error = text; };
-    storages.storage = [](KernelContext* context, int index) -> Storage* {
-      const auto& self = *static_cast<Context*>(context->owner);
-      return self.recording.storages_[self.step->first_view + static_cast<std::size_t>(index)];
-    };
-    state = &storages;
-  }
-
-  void begin(Step& s) {
-    step = &s;
-    block = used = 0;
-    s.bound = std::numeric_limits<float>::infinity();
-    set_magnitude_bound = s.bounded ? [](KernelContext* context,
-                                         float bound) { static_cast<Context*>(context->owner)->step->bound = bound; }
-                                    : static_cast<void (*)(KernelContext*, float)>(nullptr);
-  }
-
-  // Scratch is the same memory for all kernels, kept from replay to replay.
-  void* take(std::uint64_t bytes) {
-    const std::size_t size = rounded(bytes);
-    auto& blocks = recording.workspace_;
-    while (block < blocks.size() && used + size > blocks[block].second) ++block, used = 0;
-    if (block == blocks.size()) {
-      try {
-        const std::size_t fresh = std::max<std::size_t>(size, std::size_t{1} << 20);
-        blocks.reserve(blocks.size() + 1);
-        blocks.emplace_back(allocator_for(Device{}).allocate(fresh), fresh);
-      } catch (const std::exception& e) {
-        error = e.what();
-        return nullptr;
-      }
-    }
-    void* data = static_cast<char*>(blocks[block].first) + used;
-    used += size;
-    return data;
-  }
-};
-
-std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
-  for (const Relocation& r : relocations_) {
-    views_[r.view].data = static_cast<char*>(inputs[r.input].impl()->data()) + r.offset;
-  }
-  Context context(*this);
-  for (Step& step : steps_) {
-    if (!step.function) {
-      step.work();
-      continue;
-    }
-    const auto count = static_cast<std::size_t>(step.inputs + step.outputs);
-    // Kernels may change the views that they are given.
-    scratch_.assign(views_.begin() + static_cast<std::ptrdiff_t>(step.first_view),
-                    views_.begin() + static_cast<std::ptrdiff_t>(step.first_view + count));
-    context.begin(step);
-    const Status status = step.function(&context, scratch_.data(), step.inputs, scratch_.data() + step.inputs,
-                                        step.outputs, step.attributes);
-    if (status != Status::ok) {
-      fail<Error>("{}: {}, in the replay of a captured step", step.name,
-                  context.error.empty() ? "its kernel refused these inputs" : context.error);
-    }
-    for (Storage* storage : step.written) {
-      storage->bump_version();
-      storage->forget_derived();
-    }
-    for (const std::size_t i : step.written_inputs) {
-      inputs[i].storage()->bump_version();
-      inputs[i].storage()->forget_derived();
-    }
-  }
-  for (const auto& [leaf, gradient] : gradients_) {
-    const Tensor parameter(leaf);
-    const Tensor now = gradient_of(*leaf);
-    if (now.defined() != gradient.defined() || (now.defined() && !now.is_same(gradient))) {
-      parameter.set_grad(gradient);
-    }
-    if (gradient.defined()) gradient.storage()->bump_version();
-  }
-  const NoGrad no_grad;
-  std::vector<Tensor> results;
-  results.reserve(results_.size());
-  for (const Tensor& t : results_) results.push_back(t.defined() ? t.clone() : t);
-  return results;
 }
 
 }  // namespace halfstep::detail
