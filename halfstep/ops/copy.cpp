@@ -115,7 +115,10 @@ Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
   KernelRecorder* const recorder = kernel_recorder();
   if (recorder && !device.is_cpu() && !dense.device().is_cpu()) [[unlikely]]
     recorder->refuse("it copies from device to device");
-  Tensor result = empty_strided(dense.sizes(), dense.strides(), {.dtype = dense.dtype(), .device = device});
+  Tensor result = [&] {
+    const OwnMemory own;  // a replay copies there before its kernels are enqueued
+    return empty_strided(dense.sizes(), dense.strides(), {.dtype = dense.dtype(), .device = device});
+  }();
   if (!dense.device().is_cpu()) dense.storage()->use_on(current_native_queue(dense.device()));
   if (non_blocking && device.is_cpu() && !recorder) {
     // Into memory that the device writes by itself; ordinary memory would have to be waited for.

@@ -85,9 +85,7 @@ Tensor host_numbers(std::int64_t count, Device device, F make) {
     recorder->keep(numbers);
     recorder->host([at, make] { make(at); });
   }
-  if (device.is_cpu()) return numbers;
-  const OwnMemory own;
-  return numbers.to(device);
+  return device.is_cpu() ? numbers : numbers.to(device);
 }
 
 }  // namespace halfstep

@@ -151,10 +151,15 @@ class Faults(ProgramTest):
         self.assertEqual(self.train_with("oom:2").returncode, 0, "one failure is made good by giving back what is kept")
 
     def test_a_lost_device_ends_the_run(self):
-        out = self.train_with("lost:100")
-        self.assertEqual(out.returncode, 1)
-        self.assertRegex(out.stderr, r"sim:0 is lost")
-        self.assertIn("checkpoint", out.stderr)
+        # In a graph, in a replay kernel by kernel, and in a step by itself.
+        for flags, environment in ([], {}), ([], {"HALFSTEP_GRAPHS": "0"}), (["--no-capture"], {}):
+            out = self.train_with("lost:150", *flags, **environment)
+            self.assertEqual(out.returncode, 1)
+            self.assertRegex(out.stderr, r"sim:0 is lost: .*; go on from the last checkpoint")
+            # The same for a failure on the queue, which a later step finds.
+            out = self.train_with("fail:linear:20", *flags, **environment)
+            self.assertEqual(out.returncode, 1)
+            self.assertRegex(out.stderr, r"linear \((call \d+|in a captured step)\): failed on sim:0: a failure was ordered")
 
     def test_delays_change_nothing(self):
         out = self.train_with("delay:linear:1:always:1ms")

@@ -397,22 +397,6 @@ TEST_F(CaptureOnSim, ACallThatIsNotSupportedRunsAsItDoesByItself) {
   }
 }
 
-TEST_F(CaptureOnSim, ALostDeviceIsSaid) {
-  for (const How how : {How::plain, How::one_by_one, How::graphs}) {
-    set_device_graphs(how == How::graphs);
-    const Failing f(sim);
-    auto fast = capture(f.step);
-    const auto run = [&] { return how == How::plain ? f.step(f.x, f.y) : fast(f.x, f.y); };
-    for (int i = 0; i < 5; ++i) run();
-    test::order_fault("lost:3");
-    const std::string lost = thrown<DeviceLostError>([&] { run(); });
-    EXPECT_NE(lost.find("device sim:0 is lost"), std::string::npos) << lost;
-    EXPECT_NE(lost.find("go on from the last checkpoint"), std::string::npos) << lost;
-    EXPECT_NE(thrown<DeviceLostError>([&] { run(); }), "nothing") << "and again";
-    test::order_fault("clear;restore");
-  }
-}
-
 TEST_F(CaptureOnSim, WhereMemoryIsShortTheStepRunsByItself) {
   // A recording keeps what the step frees: 6 MB and then 11 MB together don't fit in 16 MiB, one after the other they
   // do.
