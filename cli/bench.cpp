@@ -15,6 +15,7 @@
 #include "halfstep/runtime/machine.h"
 #include "halfstep/train/classification.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"
@@ -38,7 +39,7 @@ struct Options : CommonOptions {
 // One training step after another, each timed; in turn over the precisions, so that drift of the machine hits all.
 struct Run {
   std::string amp;
-  std::optional<DType> dtype;
+  training::AmpMode mode;
   training::Classifier net;
   std::shared_ptr<const void> holder;
   std::unique_ptr<optim::Optimizer> optimizer;
@@ -72,20 +73,21 @@ int run(const Options& o) {
                                  kMostValues / values, values, o.batch_size));
   }
   std::vector<Run> runs;
-  for (const std::string& amp : o.amp) {
+  for (const std::string& precision : o.amp) {
     training::TrainConfig config;
-    config.amp = amp;
+    config.amp = precision;
     config.loss_scale = o.loss_scale;
     config.optimizer = o.optimizer;
     as_usage([&] { training::check(config); });
     manual_seed(0);
-    Run r{.amp = amp,
-          .dtype = as_usage([&] { return training::amp_dtype(amp); }),
+    Run r{.amp = precision,
+          .mode = as_usage([&] { return training::amp_mode(config); }),
           .net = {},
           .holder = nullptr,
           .optimizer = nullptr};
     r.net = training::make_classifier(o.model, r.holder);
     r.net.module->to(device);
+    if (r.mode.level != amp::Level::O0) amp::set_level(*r.net.module, r.mode.level, r.mode.level_dtype);
     const NamedTensors parameters = r.net.module->parameters();
     if (o.optimizer == "sgd") {
       // Networks of images are trained with momentum: its traffic belongs to the step.
@@ -95,7 +97,7 @@ int run(const Options& o) {
       r.optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 1e-3});
     }
     r.train_step = training::make_train_step(std::make_shared<training::ClassificationTask>(r.net), *r.optimizer,
-                                             training::make_scaler(config), {.autocast = r.dtype});
+                                             training::make_scaler(config), {.autocast = r.mode.region});
     runs.push_back(std::move(r));
   }
   RandomStream random(1);
@@ -119,23 +121,25 @@ int run(const Options& o) {
   for (Run& r : runs) {
     std::sort(r.ms.begin(), r.ms.end());
     const double median = r.ms[r.ms.size() / 2];
-    const nlohmann::ordered_json line = {{"model", o.model},
-                                         {"batch", o.batch_size},
-                                         {"dtype", r.dtype ? name(*r.dtype) : "f32"},
-                                         {"image_size", size},
-                                         {"device", device.str()},
-                                         {"optimizer", o.optimizer},
-                                         {"replayed", r.train_step->capture_stats().replayed},
-                                         {"ms_per_step_median", median},
-                                         {"ms_per_step_min", r.ms.front()},
-                                         {"ms_per_step_max", r.ms.back()},
-                                         {"samples_per_s", 1000 * static_cast<double>(o.batch_size) / median},
-                                         {"peak_rss_mb", training::peak_rss_mb()},
-                                         {"loss_first", r.loss_first},
-                                         {"loss_last", r.loss_last},
-                                         {"isa", machine().isa},
-                                         {"cpu", machine().cpu},
-                                         {"threads", machine().threads}};
+    nlohmann::ordered_json line = {{"model", o.model},
+                                   {"batch", o.batch_size},
+                                   {"dtype", r.mode.dtype() ? name(*r.mode.dtype()) : "f32"},
+                                   {"image_size", size},
+                                   {"device", device.str()},
+                                   {"optimizer", o.optimizer},
+                                   {"replayed", r.train_step->capture_stats().replayed},
+                                   {"ms_per_step_median", median},
+                                   {"ms_per_step_min", r.ms.front()},
+                                   {"ms_per_step_max", r.ms.back()},
+                                   {"samples_per_s", 1000 * static_cast<double>(o.batch_size) / median},
+                                   {"peak_rss_mb", training::peak_rss_mb()},
+                                   {"loss_first", r.loss_first},
+                                   {"loss_last", r.loss_last},
+                                   {"isa", machine().isa},
+                                   {"cpu", machine().cpu},
+                                   {"threads", machine().threads}};
+    if (r.amp.starts_with('O') || r.amp == "auto") line["level"] = r.amp;
+    if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);
     fmt::print("{}\n", line.dump());
   }
   return kDone;
@@ -150,7 +154,9 @@ void add_bench(CLI::App& program, int& status) {
   add_whole(*verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
       ->type_name("N");
   add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
-  verb->add_option("--amp", o->amp, "Precisions, such as off,bf16,f16")->delimiter(',')->type_name("TEXT=off");
+  verb->add_option("--amp", o->amp, "Precisions and levels, such as off,bf16,O2")
+      ->delimiter(',')
+      ->type_name("TEXT=off");
   add_whole(*verb, "--steps", o->steps, 1, kMostCount, "Timed steps");
   add_whole(*verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
   add_word(*verb, "--optimizer", o->optimizer, "sgd or adam");

@@ -215,6 +215,7 @@ int run(const CompareOptions& o) {
   rows.add("time", a.seconds, b.seconds, {.digits = 2, .unit = " s", .ratio = true});
   rows.add("samples a second", rate(a), rate(b), {.digits = 0, .ratio = true});
   rows.add("peak memory", a.peak_mb, b.peak_mb, {.digits = 0, .unit = " MB", .ratio = true});
+  rows.add("peak device memory", a.device_peak_mb, b.device_peak_mb, {.digits = 0, .unit = " MB", .ratio = true});
   const auto scale = [](const RunLog& log) { return log.last_scale ? scale_text(*log.last_scale) : std::string("-"); };
   rows.rows.push_back({"loss scale at the end", scale(a), scale(b), ""});
   rows.add("skipped steps", a.skipped, b.skipped, {.digits = 0});

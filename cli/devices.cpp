@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "cli/devices_check.h"
+#include "cli/devices_watch.h"
 #include "cli/options.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -22,6 +23,7 @@ struct Options {
   std::vector<std::string> ops;
   bool list_ops = false;
   bool check = false;
+  std::string watch;  // seconds; empty: not asked for
   bool quick = false;
 };
 
@@ -119,7 +121,12 @@ int run(const Options& o) {
   if (o.check) {
     if (o.device.empty()) throw UsageError("--check: expected the device to check, as NAME or NAME:INDEX");
     if (o.list_ops) throw UsageError("--check: --ops is given too; each is a command of its own");
+    if (!o.watch.empty()) throw UsageError("--check: --watch is given too; each is a command of its own");
     return run_check(o.device, o.quick);
+  }
+  if (!o.watch.empty()) {
+    if (o.list_ops) throw UsageError("--watch: --ops is given too; each is a command of its own");
+    return watch_devices(o.device, parse_real("--watch", o.watch));
   }
   if (o.quick) throw UsageError("--quick: belongs to --check, which is not given");
   std::vector<Device> chosen;
@@ -170,6 +177,8 @@ void add_devices(CLI::App& program, int& status) {
   verb->add_flag(
       "--check", o->check,
       "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept when all is well");
+  add_choice(*verb, "--watch", o->watch, "1",
+             "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)");
   verb->add_flag("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   verb->callback([o, verb, &status] {
     o->list_ops = verb->count("--ops") > 0;

@@ -5,8 +5,10 @@
 #include <chrono>
 
 #include "cli/options.h"
+#include "cli/precision.h"
 #include "cli/progress.h"
 #include "cli/verbs.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/trainer.h"
@@ -17,7 +19,7 @@ namespace {
 struct Options : CommonOptions {
   EvalImageOptions pictures;
   std::filesystem::path weights, data, log_json;
-  std::string amp = "off";
+  std::string amp;
   std::int64_t batch_size = 0;
   std::int64_t print_freq = 10;
   int workers = 1;
@@ -29,13 +31,14 @@ int run(Options& o) {
   const Device device = apply_common(o);
   if (!o.log_json.empty()) refuse_many_processes("eval");
   training::check_log(o.log_json, {}, {o.weights, o.data});
-  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
+  check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const Precision precision = set_precision(loaded, o.amp);
   const bool images = training::network_input(o.model).images;
   const training::TrainConfig usual = training::default_config(o.model, o.batch_size, device);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
-  fmt::print("evaluating {} on {}\n", loaded.text(o.model), place.text(loaded));
+  fmt::print("evaluating {} on {}{}\n", loaded.text(o.model), place.text(loaded), precision.said);
   std::fflush(stdout);
   loaded.classifier.module->to(device);
   std::shared_ptr<const data::Dataset> test;
@@ -56,7 +59,7 @@ int run(Options& o) {
   }
   training::JsonLog log;
   if (!o.log_json.empty()) log = training::JsonLog(o.log_json);
-  training::EvalOptions options{.dtype = dtype,
+  training::EvalOptions options{.dtype = precision.region,
                                 .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
                                 .workers = std::max(o.workers, 1),
                                 .prefetch = usual.prefetch,
@@ -77,6 +80,7 @@ int run(Options& o) {
   training::JsonLog::Fields fields;
   for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
   fields.insert(fields.end(), {{"seconds", seconds}, {"peak_rss_mb", training::peak_rss_mb()}});
+  if (!device.is_cpu()) fields.emplace_back("device_peak_mb", training::device_peak_mb(device));
   log.write("eval", fields);
   return kDone;
 }
@@ -95,7 +99,7 @@ void add_eval(CLI::App& program, int& status) {
   add_image_size(*verb, o->pictures);
   add_whole(*verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
   add_whole(*verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
-  add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
+  add_word(*verb, "--amp", o->amp, kPrecisionHelp);
   add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
   add_path(*verb, "--log-json", o->log_json, "File for the result as a JSON line");

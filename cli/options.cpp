@@ -9,6 +9,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cli/chosen_device.h"
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/text.h"
@@ -126,7 +127,7 @@ void add_common(CLI::App& verb, CommonOptions& o, bool model_required) {
           },
           "Device, as NAME or NAME:INDEX (see `halfstep devices`)")
       ->type_name("TEXT=" + o.device);
-  add_whole(verb, "--gpu", o.gpu, 0, 1023, "The same as --device cuda:N")->type_name("N");
+  add_whole(verb, "--gpu", o.gpu, 0, 1023, "Device N of the only accelerator there is")->type_name("N");
   add_whole(verb, "--threads", o.threads, 1, kMostThreads, "Threads that compute (default: all processors)");
   verb.add_flag("--tf32", o.tf32, "Devices that can may compute float32 products and convolutions in TF32");
 }
@@ -137,11 +138,7 @@ Device apply_common(const CommonOptions& o) {
     throw UsageError(
         fmt::format("MODEL: expected {}, got '{}'{}", fmt::join(names, ", "), o.model, did_you_mean(o.model, names)));
   }
-  if (o.gpu >= 0 && o.device_given && o.device != fmt::format("cuda:{}", o.gpu)) {
-    throw UsageError(fmt::format("--gpu: means --device cuda:{}, and --device {} is given", o.gpu, o.device));
-  }
-  const std::string name = o.gpu >= 0 ? fmt::format("cuda:{}", o.gpu) : o.device;
-  const Device device = as_usage([&] { return Device(name); });
+  const Device device = chosen_device(o.device, o.device_given, o.gpu);
   if (o.threads > 0) set_num_threads(o.threads);
   if (o.tf32) set_float32_precision(Float32Precision::high);
   return device;
@@ -185,6 +182,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
                 .num_classes = training::classes_of(model, saved.tensors),
                 .classes = std::move(saved.classes),
                 .recipe = std::move(saved.recipe),
+                .amp = std::move(saved.amp),
                 .data_checksums = std::move(saved.data_checksums),
                 .file = saved.file,
                 .run = std::move(run)};

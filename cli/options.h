@@ -97,6 +97,7 @@ struct Loaded {
   std::int64_t num_classes = 0;
   std::vector<std::string> classes;                   ///< names; may be empty
   std::map<std::string, std::string> recipe;          ///< flags of its training; may be empty
+  std::string amp = {};                               ///< precision of its training, as `O2 bf16`; may be empty
   std::map<std::string, std::string> data_checksums;  ///< of its training's data; may be empty
   std::filesystem::path file;                         ///< of the weights
   RunConfig run;                                      ///< that they are of, where that is known

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cli/precision.h"
 #include "cli/predict.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
@@ -63,14 +64,16 @@ int run(PredictOptions& o) {
   for (const char* flag : {"--image-size", "--resize", "--classes", "--top"}) {
     if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
   }
-  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
+  check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const Precision precision = set_precision(loaded, o.amp);
   const training::Classifier& classifier = loaded.classifier;
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = o.inputs.empty() ? place_of_data(loaded, o.data, seed) : DataPlace{};
   const data::MnistData pictures = pictures_of(o, place);
   if (o.inputs.empty()) check_same_data(loaded, place, "test", training::checksum(pictures));
-  fmt::print("{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string());
+  fmt::print("{}{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string(),
+             precision.said);
   std::vector<std::int64_t> chosen = o.indices;
   for (std::int64_t i : chosen) {
     if (i >= pictures.count) {
@@ -87,7 +90,7 @@ int run(PredictOptions& o) {
   const data::Batch batch = make_dataset(pictures)->batch({.indices = chosen});
   Tensor logits;
   {
-    const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
+    const amp::Autocast autocast{{.dtype = precision.region.value_or(f16), .enabled = precision.region.has_value()}};
     logits = classifier.forward(batch.input.to(device));
   }
   const auto p = softmax(logits.to(f32), 1).to_vector<float>();
@@ -135,7 +138,7 @@ void add_predict(CLI::App& program, int& status) {
   add_path(*verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
   add_image_size(*verb, o->pictures);
   add_whole(*verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
-  add_word(*verb, "--amp", o->amp, "Mixed precision: off, bf16 or f16");
+  add_word(*verb, "--amp", o->amp, kPrecisionHelp);
   add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
   verb->callback([o, &status] { status = run(*o); });
 }

@@ -16,7 +16,7 @@ struct PredictOptions : CommonOptions {
   std::filesystem::path weights, data, classes;
   std::vector<std::filesystem::path> inputs;
   std::vector<std::int64_t> indices;
-  std::string amp = "off";
+  std::string amp;
   int count = 8;
   int top = 5;
   std::uint64_t seed = 0;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "cli/precision.h"
 #include "cli/predict.h"
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
@@ -41,7 +42,7 @@ std::vector<std::string> read_names(const std::filesystem::path& path, std::int6
 
 int predict_images(PredictOptions& o) {
   const Device device = apply_common(o);
-  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
+  check_precision(o.amp);
   for (const char* flag : {"--data", "--index", "--count"}) {
     if (o.pictures.count(flag) > 0) {
       throw UsageError(
@@ -50,8 +51,9 @@ int predict_images(PredictOptions& o) {
   }
   if (o.inputs.empty()) throw UsageError("INPUT: expected at least one image, .jpg or .png");
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const Precision precision = set_precision(loaded, o.amp);
   resolve_images(o.pictures, o.model, loaded);
-  fmt::print("{}\n", loaded.text(o.model));
+  fmt::print("{}{}\n", loaded.text(o.model), precision.said);
   o.pictures.images.folder = ".";  // none is needed here
   as_usage([&] { training::check(o.pictures.images); });
   const std::vector<std::string> names = o.classes.empty() ? loaded.classes : read_names(o.classes, loaded.num_classes);
@@ -71,7 +73,7 @@ int predict_images(PredictOptions& o) {
     }
     Tensor logits;
     {
-      const amp::Autocast autocast{{.dtype = dtype.value_or(f16), .enabled = dtype.has_value()}};
+      const amp::Autocast autocast{{.dtype = precision.region.value_or(f16), .enabled = precision.region.has_value()}};
       logits = loaded.classifier.forward(input.to(device));
     }
     const auto p = softmax(logits.to(f32), 1).to_vector<float>();

@@ -79,7 +79,8 @@ class Reading {
       LoggedEval eval{.step = count(event, "step"), .metrics = {}};
       for (const auto& [key, value] : event.items()) {
         const bool of_the_run = key == "epoch" || key == "step" || key == "scale" || key == "skipped" ||
-                                key == "peak_rss_mb" || key == "seconds" || key == "samples_per_s";
+                                key == "peak_rss_mb" || key == "device_peak_mb" || key == "seconds" ||
+                                key == "samples_per_s";
         if (!of_the_run && (value.is_number() || value.is_null())) eval.metrics[key] = number(event, key.c_str());
       }
       log.evals[count(event, "epoch")] = std::move(eval);
@@ -114,6 +115,9 @@ class Reading {
 
   void memory(const json& event) {
     if (const auto mb = some(number(event, "peak_rss_mb"))) log.peak_mb = std::max(log.peak_mb.value_or(0), *mb);
+    if (const auto mb = some(number(event, "device_peak_mb"))) {
+      log.device_peak_mb = std::max(log.device_peak_mb.value_or(0), *mb);
+    }
   }
 
   std::string file_;

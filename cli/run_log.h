@@ -35,6 +35,7 @@ struct RunLog {
   std::map<std::int64_t, LoggedEval> evals;  ///< by epoch
   std::optional<double> seconds;             ///< of all parts of the run that came to an end
   std::optional<double> peak_mb;
+  std::optional<double> device_peak_mb;
   std::optional<double> last_scale;
   std::optional<double> skipped;
   int starts = 0;

@@ -392,9 +392,11 @@ int run(TrainOptions& o) {
     return kDone;
   }
   if (!o.quiet) {
-    fmt::print("{} epoch{} completed in {:.3f} hours ({:.1f} s): {}, {} steps skipped, peak memory {:.0f} MB\n",
-               report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds,
-               result_text(report.best_by, report.best_value()), report.skipped, report.peak_rss_mb);
+    fmt::print(
+        "{} epoch{} completed in {:.3f} hours ({:.1f} s): {}, {} steps skipped, peak memory {:.0f} MB{}\n",
+        report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds,
+        result_text(report.best_by, report.best_value()), report.skipped, report.peak_rss_mb,
+        report.device_peak_mb > 0 ? fmt::format(", {:.0f} MB on {}", report.device_peak_mb, c.device.str()) : "");
     print_fallbacks(report.fallbacks, c.device);
     if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", shown_path(c.out));
   }

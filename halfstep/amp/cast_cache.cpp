@@ -59,6 +59,7 @@ void refresh_before(KernelRecorder& recorder, const Tensor& source, const Tensor
     if (is_copy_of(slot, *source.storage())) return true;
     Tensor to = copy;
     copy_unrecorded(to, source);
+    to.storage()->data();  // on the device, too
     note_copy_of(slot, *source.storage());
     return true;
   });

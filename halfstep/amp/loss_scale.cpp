@@ -181,6 +181,8 @@ void LossScale::update(const std::vector<Tensor>& found, std::function<std::stri
   // On the CPU the counters lie here: no wait, and nothing of the step depends on them. Elsewhere looking would make
   // the host wait; it is done when somebody reads the scale.
   if (!scale_.device().is_cpu()) {
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->host([this, culprits] { culprits_ = culprits; });
     culprits_ = std::move(culprits);
     return;
   }

@@ -10,13 +10,13 @@
 
 namespace halfstep {
 
-/// What a thread reports about a step that is being captured on it (autograd/capture.h). Ops see more of it:
+/// What a thread reports about a step that is being captured on it (capture/capture.h). Ops see more of it:
 /// ops/recorder.h.
 class HS_API CaptureSink {
  public:
   virtual ~CaptureSink();
-  /// Where the CPU's memory comes from during the capture; null: the usual allocator.
-  virtual Allocator* memory() = 0;
+  /// Where memory of `device` comes from during the capture; null: the usual allocator.
+  virtual Allocator* memory(Device device) = 0;
   /// The step did something that a replay could not repeat. It continues; the first reason is kept.
   virtual void refuse(std::string why) = 0;
 };

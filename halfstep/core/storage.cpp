@@ -55,8 +55,8 @@ Storage::Storage(void* data, std::size_t bytes, Device device, Allocator* alloca
 
 Ref<Storage> Storage::allocate(std::size_t bytes, Device device) {
   Allocator* from = nullptr;
-  if (CaptureSink* sink = capture_sink(); sink && device.is_cpu()) [[unlikely]]
-    from = sink->memory();
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    from = sink->memory(device);
   Allocator& allocator = from ? *from : allocator_for(device);
   void* data = bytes ? allocator.allocate(bytes) : nullptr;
   auto storage = Ref<Storage>::adopt(new (pool_allocate<Storage>()) Storage(data, bytes, device, &allocator, nullptr));
@@ -122,7 +122,49 @@ void Storage::drop_derived() {
   d->entries.clear();
 }
 
+struct Storage::HostCopy {
+  Ref<Storage> storage;
+  Bring how;
+};
+
+namespace {
+// One for all: a copy waits for its device anyway.
+std::mutex& host_copy_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+}  // namespace
+
+void Storage::keep_on_host(Ref<Storage> copy, const Bring& how) {
+  auto fresh = std::make_unique<HostCopy>(HostCopy{std::move(copy), how});
+  const std::lock_guard lock(host_copy_mutex());
+  delete host_copy_.exchange(fresh.release(), std::memory_order_acq_rel);
+}
+
+Ref<Storage> Storage::host_copy() const {
+  if (!host_copy_.load(std::memory_order_acquire)) return {};
+  const std::lock_guard lock(host_copy_mutex());
+  const HostCopy* const copy = host_copy_.load(std::memory_order_relaxed);
+  return copy ? copy->storage : Ref<Storage>();
+}
+
+void Storage::bring() const {
+  std::unique_lock lock(host_copy_mutex());
+  std::unique_ptr<HostCopy> copy(host_copy_.load(std::memory_order_relaxed));
+  if (!copy) return;  // another thread has done it
+  try {
+    copy->how.copy(copy->how, *this, data_, *copy->storage);
+  } catch (...) {
+    copy.release();
+    throw;
+  }
+  host_copy_.store(nullptr, std::memory_order_release);
+  lock.unlock();
+  copy->how.copied(copy->how, const_cast<Storage&>(*this), *copy->storage);
+}
+
 void Storage::destroy() {
+  delete host_copy_.load(std::memory_order_relaxed);
   delete derived_.load(std::memory_order_relaxed);
   if (allocator_ && data_) allocator_->deallocate(data_, bytes_);
   if (deleter_) {

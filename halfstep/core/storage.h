@@ -84,8 +84,15 @@ class HS_API Storage {
   static Ref<Storage> wrap(void* data, std::size_t bytes, Device device, std::function<void()> deleter);
 
   /// The block's start, size and device. For the library and for extensions: code that writes through this address must
-  /// increment the version afterwards, or call give_address().
-  void* data() const { return data_; }
+  /// increment the version afterwards, or call give_address(). Contents that are still on the host (keep_on_host()) are
+  /// brought to the device first.
+  void* data() const {
+    if (host_copy_.load(std::memory_order_acquire)) [[unlikely]]
+      bring();
+    return data_;
+  }
+  /// The block's start, to be compared with other addresses only.
+  const void* address() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
   /// The queue whose use of the memory need not be reported (Allocator::home_queue()); null for none.
@@ -153,6 +160,20 @@ class HS_API Storage {
       drop_derived();
   }
 
+  /// How contents of the host get into a device's memory, for keep_on_host().
+  struct Bring {
+    const char* made_by;  ///< the op that they are the result of; lives as long as the program
+    /// Copies them; the device's later work on any queue sees them.
+    void (*copy)(const Bring& how, const Storage& block, void* to, const Storage& from);
+    /// Called afterwards, when data() gives the address again.
+    void (*copied)(const Bring& how, Storage& block, Storage& from);
+  };
+  /// The contents of the whole block are in `copy`, a block of the CPU of the same size, and come to the device when
+  /// data() is called; who writes them anew writes there, too. Not for blocks whose address is held.
+  void keep_on_host(Ref<Storage> copy, const Bring& how);
+  /// That copy; null where the contents are on the device.
+  Ref<Storage> host_copy() const;
+
   /// A number that is unique among all storages of this run; unlike addresses, it is never reused.
   std::uint64_t id() const { return id_; }
 
@@ -164,7 +185,9 @@ class HS_API Storage {
 
  private:
   struct Derived;
+  struct HostCopy;
   void drop_derived();
+  void bring() const;
   Storage(void* data, std::size_t bytes, Device device, Allocator* allocator, std::function<void()>* deleter);
   void destroy();
 
@@ -178,6 +201,7 @@ class HS_API Storage {
   std::function<void()>* deleter_;
   std::uint64_t id_;
   void* home_queue_ = nullptr;
+  mutable std::atomic<HostCopy*> host_copy_{nullptr};
   std::atomic<Derived*> derived_{nullptr};
   Device device_;
   std::atomic<bool> address_given_;

@@ -34,6 +34,7 @@ struct ProfileEvent {
   std::uint64_t self_ns = 0;
   std::uint64_t device_ns = 0;
   std::uint64_t bytes = 0;
+  std::uint32_t inside = 0;  ///< of a call: the innermost range of its thread around it
 };
 
 /// A stretch of time of a device's queue.
@@ -63,11 +64,14 @@ struct Recording {
   }
   /// Gives each call the time of its records.
   void assign_device_times();
+  /// Gives each call the range that it ran in.
+  void assign_ranges();
 };
 
-/// Both tables for people.
+/// The tables for people.
 std::string profile_text(const std::vector<ProfileRow>& ops, const std::vector<ProfileRow>& modules,
-                         std::uint64_t duration_ns, std::uint64_t left_out, std::size_t most);
+                         const std::vector<ProfileRow>& ranges, std::uint64_t duration_ns, std::uint64_t left_out,
+                         std::size_t most);
 /// The recording in Chrome's trace event format.
 std::string chrome_trace(const Recording& recording);
 

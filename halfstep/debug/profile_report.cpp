@@ -58,8 +58,35 @@ void Recording::assign_device_times() {
   }
 }
 
+void Recording::assign_ranges() {
+  // Outer ones first where they begin together.
+  std::vector<const ProfileEvent*> ranges;
+  std::vector<ProfileEvent*> calls;
+  for (ProfileEvent& e : events) {
+    if (!e.range) {
+      calls.push_back(&e);
+    } else if (texts[e.category] != "loader") {
+      ranges.push_back(&e);
+    }
+  }
+  std::stable_sort(ranges.begin(), ranges.end(), [](const ProfileEvent* a, const ProfileEvent* b) {
+    return std::pair(a->start_ns, b->end_ns) < std::pair(b->start_ns, a->end_ns);
+  });
+  std::stable_sort(calls.begin(), calls.end(),
+                   [](const ProfileEvent* a, const ProfileEvent* b) { return a->start_ns < b->start_ns; });
+  std::map<std::uint32_t, std::vector<const ProfileEvent*>> open;  // by thread, innermost last
+  auto next = ranges.begin();
+  for (ProfileEvent* e : calls) {
+    for (; next != ranges.end() && (*next)->start_ns <= e->start_ns; ++next) open[(*next)->thread].push_back(*next);
+    auto& around = open[e->thread];
+    while (!around.empty() && around.back()->end_ns < e->end_ns) around.pop_back();
+    if (!around.empty()) e->inside = around.back()->name;
+  }
+}
+
 std::string profile_text(const std::vector<ProfileRow>& ops, const std::vector<ProfileRow>& modules,
-                         std::uint64_t duration_ns, std::uint64_t left_out, std::size_t most) {
+                         const std::vector<ProfileRow>& ranges, std::uint64_t duration_ns, std::uint64_t left_out,
+                         std::size_t most) {
   std::uint64_t host = 0, device = 0, calls = 0, casts = 0, bytes = 0;
   for (const ProfileRow& r : ops) {
     host += r.self_ns;
@@ -88,6 +115,14 @@ std::string profile_text(const std::vector<ProfileRow>& ops, const std::vector<P
     rows.push_back({r.name.empty() ? "(outside)" : r.name, std::to_string(r.calls), milliseconds(r.self_ns),
                     milliseconds(r.total_ns), percent(r.total_ns, host), milliseconds(r.backward_ns),
                     device ? milliseconds(r.device_ns) : "-", megabytes(r.bytes), std::to_string(r.casts)});
+  }
+  text += "\n" + aligned(rows, 1);
+  if (ranges.empty()) return text;
+  rows = {{"range", "count", "total ms", "total %", "calls", "self ms", "device ms", "MB"}};
+  for (const ProfileRow& r : ranges) {
+    rows.push_back({r.name, std::to_string(r.count), milliseconds(r.total_ns), percent(r.total_ns, duration_ns),
+                    std::to_string(r.calls), milliseconds(r.self_ns), device ? milliseconds(r.device_ns) : "-",
+                    megabytes(r.bytes)});
   }
   return text + "\n" + aligned(rows, 1);
 }

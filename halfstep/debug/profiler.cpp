@@ -178,6 +178,7 @@ struct Profiler::Impl final : OpObserver, TraceListener {
     end_observing();
     for (const Device device : profiled) read_records(device);
     data.assign_device_times();
+    data.assign_ranges();
   }
 
   void read_records(Device device) {
@@ -264,7 +265,8 @@ std::vector<ProfileRow> Profiler::modules() {
   std::map<std::string, ProfileRow> own;
   for (const ProfileEvent& e : data.events) {
     if (e.range) continue;
-    const std::string& path = data.texts[e.module];
+    const std::string outside = e.inside == 0 ? "" : "(" + data.texts[e.inside] + ")";
+    const std::string& path = e.module == 0 ? outside : data.texts[e.module];
     // The modules around it have a row too, though no op may run in them.
     for (std::size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.', dot + 1)) {
       own[path.substr(0, dot)];
@@ -281,7 +283,7 @@ std::vector<ProfileRow> Profiler::modules() {
   for (const auto& [path, row] : own) {
     ProfileRow sum{.name = path, .self_ns = row.self_ns};
     for (const auto& [other, part] : own) {
-      if (path.empty() ? !other.empty() : !inside(other, path)) continue;
+      if (path.empty() || path[0] == '(' ? other != path : !inside(other, path)) continue;
       sum.calls += part.calls;
       sum.total_ns += part.self_ns;
       sum.device_ns += part.device_ns;
@@ -294,9 +296,40 @@ std::vector<ProfileRow> Profiler::modules() {
   return result;
 }
 
+std::vector<ProfileRow> Profiler::ranges() {
+  stop();
+  const Recording& data = impl_->data;
+  std::vector<const ProfileEvent*> spans;
+  std::map<std::uint32_t, std::size_t> places;
+  for (const ProfileEvent& e : data.events) {
+    if (e.range && data.texts[e.category] != "loader") spans.push_back(&e);
+  }
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const ProfileEvent* a, const ProfileEvent* b) { return a->start_ns < b->start_ns; });
+  std::vector<ProfileRow> result;
+  for (const ProfileEvent* e : spans) {
+    const auto [place, fresh] = places.try_emplace(e->name, result.size());
+    if (fresh) result.push_back({.name = data.texts[e->name]});
+    ProfileRow& row = result[place->second];
+    row.count += 1;
+    row.total_ns += e->end_ns - e->start_ns;
+  }
+  for (const ProfileEvent& e : data.events) {
+    const auto place = e.range ? places.end() : places.find(e.inside);
+    if (place == places.end()) continue;
+    ProfileRow& row = result[place->second];
+    row.calls += 1;
+    row.self_ns += e.self_ns;
+    row.device_ns += e.device_ns;
+    row.bytes += e.bytes;
+    row.casts += e.cast ? 1 : 0;
+  }
+  return result;
+}
+
 std::string Profiler::table(std::size_t rows) {
   const auto all = ops();
-  return detail::profile_text(all, modules(), duration_ns(), impl_->data.left_out, rows);
+  return detail::profile_text(all, modules(), ranges(), duration_ns(), impl_->data.left_out, rows);
 }
 
 std::string Profiler::trace_json() {

@@ -24,11 +24,12 @@ struct ProfilerOptions {
 
 /// One line of a table. Times in nanoseconds.
 struct ProfileRow {
-  std::string name = {};          ///< of the op, or path of the module (empty: outside of modules)
+  std::string name = {};          ///< of the op, path of the module (empty: outside of modules), or of the range
   std::string dtype = {};         ///< of op rows: the first result's
   std::uint64_t calls = 0;        ///< of ops
+  std::uint64_t count = 0;        ///< of range rows: how often it was entered
   std::uint64_t self_ns = 0;      ///< host time without nested calls
-  std::uint64_t total_ns = 0;     ///< including them; for a module: including its submodules
+  std::uint64_t total_ns = 0;     ///< including them; for a module: including its submodules; for a range: all of it
   std::uint64_t device_ns = 0;    ///< on the device, if it records it; for a module: including its submodules
   std::uint64_t bytes = 0;        ///< read and written
   std::uint64_t casts = 0;        ///< calls that only converted a dtype
@@ -59,11 +60,15 @@ class HS_API Profiler {
 
   /// A row for each op and result dtype, sorted by self time (device time if available), largest first.
   std::vector<ProfileRow> ops();
-  /// A row for each module whose ops ran, by path. A module's total includes its submodules.
+  /// A row for each module whose ops ran, by path. A module's total includes its submodules. Ops outside of modules are
+  /// under the name of the range around them in brackets, such as `(step)` for an optimizer's and the loss scaler's.
   std::vector<ProfileRow> modules();
+  /// A row for each range of the program, such as the `data`, `forward`, `loss`, `backward` and `step` of a training
+  /// step, with the ops that ran in it on its thread; in the order in which they were first entered.
+  std::vector<ProfileRow> ranges();
   /// From the start to stop(), in nanoseconds.
   std::uint64_t duration_ns();
-  /// Both tables as text, at most `rows` rows of ops.
+  /// The tables as text, at most `rows` rows of ops.
   std::string table(std::size_t rows = 30);
   /// The trace in Chrome's JSON format: a track for each host thread (ops, ranges), data loader thread and device
   /// queue.

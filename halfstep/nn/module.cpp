@@ -241,10 +241,11 @@ void ModuleBase::apply(const std::function<void(const std::string&, const Module
   visit("", *this);
 }
 
-void ModuleBase::train(bool on) const {
+const ModuleBase& ModuleBase::train(bool on) const {
   bool changed = false;
   apply([&](const std::string&, const ModuleBase& m) { changed |= std::exchange(m.state_->training, on) != on; });
   if (changed) ++capture_generation();
+  return *this;
 }
 bool ModuleBase::is_training() const { return state_->training; }
 
@@ -258,23 +259,25 @@ void ModuleBase::zero_grad() const {
   for (const NamedTensor& p : parameters()) p.tensor.set_grad({});
 }
 
-void ModuleBase::to(DType dtype) const {
+const ModuleBase& ModuleBase::to(DType dtype) const {
   if (!is_floating(dtype)) fail<DTypeError>("module.to: expected a floating dtype, got {}", halfstep::name(dtype));
   const NoGrad no_grad;
   // Running statistics would stall in 16 bits: a small step on a large value is rounded away.
   for (const NamedTensor& t : is_low_precision(dtype) || is_float8(dtype) ? parameters() : state_dict()) {
     if (t.tensor.is_floating() && t.tensor.dtype() != dtype) replace_contents(t.tensor, t.tensor.to(dtype));
   }
+  return *this;
 }
 
-void ModuleBase::to(Device device) const {
+const ModuleBase& ModuleBase::to(Device device) const {
   const NoGrad no_grad;
   for (const NamedTensor& t : state_dict()) {
     if (t.tensor.device() != device) replace_contents(t.tensor, t.tensor.to(device));
   }
+  return *this;
 }
 
-void ModuleBase::to(MemoryFormat format) const {
+const ModuleBase& ModuleBase::to(MemoryFormat format) const {
   if (format == MemoryFormat::preserve) fail<Error>("module.to: expected contiguous or channels_last, got preserve");
   const NoGrad no_grad;
   for (const NamedTensor& t : state_dict()) {
@@ -282,6 +285,7 @@ void ModuleBase::to(MemoryFormat format) const {
       replace_contents(t.tensor, t.tensor.detach().contiguous(format));
     }
   }
+  return *this;
 }
 
 Tensor ModuleBase::own_tensor(std::string_view name) const {

@@ -89,9 +89,10 @@ class HS_API ModuleBase : public amp::Castable {
   /// and reports the rest; different shapes are still an error.
   LoadReport load_state_dict(const NamedTensors& state, bool strict = true) const;
 
-  /// Turns training mode on or off, for this module and all submodules.
-  void train(bool on = true) const;
-  void eval() const { train(false); }
+  /// Turns training mode on or off, for this module and all submodules. train(), eval() and to() return the module:
+  /// `net.to(device).eval()`.
+  const ModuleBase& train(bool on = true) const;
+  const ModuleBase& eval() const { return train(false); }
   bool is_training() const;
   /// Freezes (false) or unfreezes all parameters.
   void requires_grad_(bool on = true) const;
@@ -99,12 +100,12 @@ class HS_API ModuleBase : public amp::Castable {
   void zero_grad() const;
   /// Converts floating parameters and buffers in place; buffers stay as they are when the dtype has 16 bits or fewer,
   /// since running statistics need more.
-  void to(DType dtype) const;
-  void to(Device device) const;
+  const ModuleBase& to(DType dtype) const;
+  const ModuleBase& to(Device device) const;
   /// Converts image weights (4-d parameters and buffers) to this layout in place: channels-last saves convolutions a
   /// reorder. The values don't change. Call it before creating the optimizer, whose state takes the layout that it
   /// finds. Throws Error for MemoryFormat::preserve.
-  void to(MemoryFormat format) const;
+  const ModuleBase& to(MemoryFormat format) const;
   /// Calls `function` for this module and all submodules, with their paths (empty for this one).
   void apply(const std::function<void(const std::string& path, const ModuleBase& module)>& function) const;
   /// The direct submodules, with their names.
@@ -280,6 +281,12 @@ class Module : public Base {
     const ModuleBase::Scope scope(*this);
     return run(scope, std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
   }
+  /// As those of ModuleBase, with the module's own type.
+  const T& train(bool on = true) const { return own(Base::train(on)); }
+  const T& eval() const { return own(Base::eval()); }                       ///< see train()
+  const T& to(DType dtype) const { return own(Base::to(dtype)); }           ///< see train()
+  const T& to(Device device) const { return own(Base::to(device)); }        ///< see train()
+  const T& to(MemoryFormat format) const { return own(Base::to(format)); }  ///< see train()
   /// Sets the precision of this module and of submodules without one of their own: it computes in `dtype` (f16, bf16 or
   /// f32) whatever surrounds it; see amp::set_precision. Returns a handle on it, for use in member initialisers:
   /// `nn::Linear fc = child("fc", nn::Linear{{.in = 784, .out = 10}}.to_float(f16));`. Throws AmpError.
@@ -291,6 +298,7 @@ class Module : public Base {
   std::shared_ptr<ModuleBase> copy() const override { return std::make_shared<T>(static_cast<const T&>(*this)); }
 
  private:
+  const T& own(const ModuleBase& /*this module*/) const { return static_cast<const T&>(*this); }
   std::size_t extent() const override { return typeid(*this) == typeid(T) ? sizeof(T) : 0; }
   template <std::size_t... I, class... Args>
   decltype(auto) run(const ModuleBase::Scope& scope, std::index_sequence<I...>, Args&&... args) const {

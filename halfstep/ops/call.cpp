@@ -86,6 +86,16 @@ std::string describe(std::span<const Tensor* const> inputs) {
   return text;
 }
 
+std::string describe(std::span<const TensorView> inputs) {
+  std::string text;
+  for (const TensorView& t : inputs) {
+    if (!text.empty()) text += ", ";
+    const Shape sizes(std::span(t.sizes, static_cast<std::size_t>(t.ndim)));
+    text += t.defined ? fmt::format("{} {}", name(t.dtype), sizes.str()) : std::string("none");
+  }
+  return text;
+}
+
 void run_on_cpu(const KernelCall& call) {
   const KernelFn kernel = call.table.find(Device{}, call.dtype);
   if (!kernel) [[unlikely]] {
@@ -105,7 +115,7 @@ void run_on_cpu(const KernelCall& call) {
     fail<Error>("{}: {}, got ({})", call.name, why, describe(call.inputs));
   }
   if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
-    recorder->kernel(call, kernel, context.first_output != nullptr);
+    recorder->kernel(call, {.function = kernel, .bounded = context.first_output != nullptr});
 }
 
 }  // namespace detail
@@ -113,10 +123,8 @@ void run_on_cpu(const KernelCall& call) {
 namespace {
 
 Road run_unobserved(const detail::KernelCall& call, std::uint64_t& number) {
-  if (!call.device.is_cpu()) [[unlikely]] {
-    if (CaptureSink* sink = capture_sink()) sink->refuse("it computes on device " + call.device.str());
+  if (!call.device.is_cpu()) [[unlikely]]
     return detail::run_on_device(call, number);
-  }
   detail::run_on_cpu(call);
   return Road::native;
 }
@@ -415,7 +423,7 @@ void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const
 
 void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                 std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs, const void* attributes,
-                std::size_t attributes_bytes) {
+                std::size_t attributes_bytes, bool live) {
   for (const auto list : {inputs, outputs}) {
     for (const Tensor* t : list) {
       if (t->defined() && t->device() != device) [[unlikely]] {
@@ -432,7 +440,8 @@ void run_kernel(const KernelTable& table, const char* name, Device device, DType
        .inputs = inputs,
        .outputs = outputs,
        .attributes = attributes,
-       .attributes_bytes = attributes_bytes},
+       .attributes_bytes = attributes_bytes,
+       .live = live},
       nullptr, false);
   for (const Tensor* t : outputs) {
     if (t->defined()) t->storage()->forget_derived();

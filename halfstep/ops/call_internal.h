@@ -21,8 +21,9 @@ struct KernelCall {
   std::span<const Tensor* const> inputs;
   std::span<const Tensor* const> outputs;
   const void* attributes;
-  std::size_t attributes_bytes = 0;  ///< 0: the struct lives as long as what runs kernels with it
-  bool fresh = false;                ///< the outputs were made for this call: nothing of them has to be kept
+  std::size_t attributes_bytes = 0;
+  bool fresh = false;  ///< the outputs were made for this call: nothing of them has to be kept
+  bool live = false;   ///< the attributes live as long as what runs kernels with them, and may change
 };
 
 /// The tensor as a kernel sees it.
@@ -57,12 +58,19 @@ class Views {
 
 /// Inputs as text, for errors: `f32 [2, 3], none`.
 std::string describe(std::span<const Tensor* const> inputs);
+std::string describe(std::span<const TensorView> inputs);
 /// Runs the CPU's kernel. Throws DTypeError or DeviceError when there is none, Error when it fails.
 void run_on_cpu(const KernelCall& call);
 /// Runs the kernel of another device, or the CPU's in its place. Throws DeviceError.
 Road run_on_device(const KernelCall& call, std::uint64_t& number);
+/// Throws the error for a kernel of a device that has refused a call: with its own reason, or the plug-in's.
+[[noreturn]] void raise_launch(Device device, const char* name, Status status, const std::string& error,
+                               const std::string& inputs);
 /// Runs the CPU's kernel on copies of device tensors and copies the results back.
 void run_fallback(const KernelCall& call, const std::string& reason, bool failed);
+/// The same for tensors of which only this is known; `call` has none.
+void run_fallback(const KernelCall& call, std::span<const TensorView> inputs, std::span<const TensorView> outputs,
+                  const std::string& reason);
 /// Whether kernels are asked for bounds of what they write.
 bool magnitude_bounds_wanted();
 

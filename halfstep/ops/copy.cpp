@@ -2,12 +2,12 @@
 // Conversion, cloning and copying.
 #include "halfstep/ops/copy.h"
 
-#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/observer.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/device_backend.h"
 #include "halfstep/runtime/plugin_loader.h"
 #include "halfstep/runtime/queue.h"
@@ -79,17 +79,48 @@ const Op& to_device_op() {
 }
 [[maybe_unused]] const Op& to_device_defined = to_device_op();
 
+// The tensor on the CPU, where the result of an op that ran there has stayed; else undefined.
+Tensor still_on_host(const Tensor& t) {
+  if (t.device().is_cpu()) return {};
+  Ref<Storage> host = t.storage()->host_copy();
+  KernelRecorder* const recorder = kernel_recorder();
+  if (!host || (recorder && !recorder->owns(*t.storage()))) return {};
+  backend_for(t.device(), "copy to host").check_alive("copy to host", t.device().index);
+  const TensorImpl& p = *t.impl();
+  return Tensor(TensorImpl::make(std::move(host), p.offset, p.sizes, p.strides, p.dtype));
+}
+
+// Tells a recorder that all elements of a dense tensor were copied between the CPU and a device.
+void note_copy(KernelRecorder& recorder, const Tensor& to, const Tensor& from, bool non_blocking) {
+  const auto item = static_cast<std::int64_t>(from.item_size());
+  recorder.uses(from);
+  recorder.uses(to);
+  recorder.copy({to.storage(), to.storage_offset() * item}, {from.storage(), from.storage_offset() * item},
+                static_cast<std::size_t>(from.numel() * item), non_blocking);
+}
+
 // The same elements on another device, in the layout that they have (row-major when they have gaps).
 Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
+  if (const Tensor here = device.is_cpu() ? still_on_host(source) : Tensor(); here.defined()) {
+    Tensor result = empty_strided(here.sizes(), strides_like(here.sizes(), here.strides()), {.dtype = here.dtype()});
+    copy_unrecorded(result, here);
+    return result;
+  }
   const Tensor dense = source.is_contiguous(MemoryFormat::preserve) ? source : [&] {
     Tensor copy = empty_strided(source.sizes(), contiguous_strides(source.sizes()),
                                 {.dtype = source.dtype(), .device = source.device()});
     copy_unrecorded(copy, source);
     return copy;
   }();
-  Tensor result = empty_strided(dense.sizes(), dense.strides(), {.dtype = dense.dtype(), .device = device});
+  KernelRecorder* const recorder = kernel_recorder();
+  if (recorder && !device.is_cpu() && !dense.device().is_cpu()) [[unlikely]]
+    recorder->refuse("it copies from device to device");
+  Tensor result = [&] {
+    const OwnMemory own;  // a replay copies there before its kernels are enqueued
+    return empty_strided(dense.sizes(), dense.strides(), {.dtype = dense.dtype(), .device = device});
+  }();
   if (!dense.device().is_cpu()) dense.storage()->use_on(current_native_queue(dense.device()));
-  if (non_blocking && device.is_cpu()) {
+  if (non_blocking && device.is_cpu() && !recorder) {
     // Into memory that the device writes by itself; ordinary memory would have to be waited for.
     const auto bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
     void* pinned = allocate_pinned(dense.device(), bytes);
@@ -97,6 +128,8 @@ Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
   }
   copy_memory(result.impl()->data(), device, dense.impl()->data(), dense.device(),
               static_cast<std::size_t>(dense.numel()) * dense.item_size(), non_blocking);
+  if (recorder) [[unlikely]]
+    note_copy(*recorder, result, dense, non_blocking);
   return result;
 }
 
@@ -143,6 +176,9 @@ Tensor cast_unrecorded(const Tensor& source, DType dtype) {
 
 void copy_unrecorded(Tensor& destination, const Tensor& source) {
   if (destination.device() != source.device()) {
+    if (const Tensor here = destination.device().is_cpu() ? still_on_host(source) : Tensor(); here.defined()) {
+      return copy_unrecorded(destination, here);
+    }
     if (destination.dtype() == source.dtype() && destination.sizes() == source.sizes() &&
         destination.strides() == source.strides() && source.is_contiguous(MemoryFormat::preserve)) {
       for (const Tensor* t : {&source, static_cast<const Tensor*>(&destination)}) {
@@ -150,6 +186,8 @@ void copy_unrecorded(Tensor& destination, const Tensor& source) {
       }
       copy_memory(destination.impl()->data(), destination.device(), source.impl()->data(), source.device(),
                   static_cast<std::size_t>(source.numel()) * source.item_size());
+      if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+        note_copy(*recorder, destination, source, false);
       destination.storage()->forget_magnitude_bound();
       destination.storage()->forget_derived();
       return;
@@ -198,6 +236,8 @@ Tensor Tensor::pin_memory(std::optional<Device> device) const {
     fail<DeviceError>("pin_memory: expected a tensor of the CPU, got one of {}", this->device().str());
   }
   if (is_pinned()) return *this;
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("it pins memory");
   if (!device) {
     load_plugins();
     for (DeviceBackend* b : backends()) {
@@ -239,10 +279,12 @@ Scalar Tensor::item_scalar() const {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
     sink->refuse("it reads a value with item()");
   if (numel() != 1) fail<ShapeError>("item: expected a tensor of one element, got {}", sizes().str());
+  const Tensor here = still_on_host(*this);
+  const Tensor& from = here.defined() ? here : *this;
   return visit_all(dtype(), [&](auto tag) -> Scalar {
     using T = typename decltype(tag)::type;
     T value;
-    read_memory(&value, impl()->data(), device(), sizeof(T));
+    read_memory(&value, from.impl()->data(), from.device(), sizeof(T));
     if constexpr (std::is_same_v<T, bool>) {
       return Scalar(value);
     } else if constexpr (std::is_integral_v<T>) {

@@ -60,7 +60,10 @@ Tensor from_values(const std::vector<T>& values, const Shape& sizes, const Tenso
   if (sizes.numel() != static_cast<std::int64_t>(values.size())) {
     fail<ShapeError>("tensor: expected {} values for {}, got {}", sizes.numel(), sizes.str(), values.size());
   }
-  Tensor result = empty(sizes, plain(options));
+  Tensor result = [&] {
+    const OwnMemory own;
+    return empty(sizes, plain(options));
+  }();
   if (!values.empty()) {
     Tensor source;
     if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {

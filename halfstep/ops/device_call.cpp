@@ -7,6 +7,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/call_internal.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/device_backend.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/queue.h"
@@ -18,6 +19,15 @@ std::string refusal(const KernelCall& call) {
   const DeviceBackend& backend = backend_for(call.device, call.name);
   const std::string why = backend.ask(call.table.name, call.table.version, call.dtype).reason;
   return fmt::format("no kernel for {}{}", name(call.dtype), why.empty() ? "" : ": " + why);
+}
+
+void note(const KernelCall& call, KernelFn kernel, const CallContext& context) {
+  if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]] {
+    recorder->kernel(call, {.function = kernel,
+                            .state = context.state,
+                            .queue = context.queue,
+                            .bounded = context.first_output != nullptr});
+  }
 }
 
 // The kernel takes row-major tensors only: others are copied into such ones, and results out of them.
@@ -62,6 +72,16 @@ Status run_contiguous(const KernelCall& call, KernelFn kernel, CallContext& cont
   const Status status = kernel(&context, views.in(), static_cast<int>(inputs.size()), views.out(),
                                static_cast<int>(outputs.size()), call.attributes);
   if (status != Status::ok) return status;
+  note({.table = call.table,
+        .name = call.name,
+        .device = call.device,
+        .dtype = call.dtype,
+        .inputs = inputs,
+        .outputs = outputs,
+        .attributes = call.attributes,
+        .attributes_bytes = call.attributes_bytes,
+        .live = call.live},
+       kernel, context);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i] == call.outputs[i]) continue;
     Tensor destination = *call.outputs[i];
@@ -88,6 +108,15 @@ bool writes_over_inputs(const KernelCall& call) {
 
 }  // namespace
 
+void raise_launch(Device device, const char* name, Status status, const std::string& error, const std::string& inputs) {
+  DeviceBackend& backend = backend_for(device, name);
+  if (error.empty() || status == Status::lost) backend.raise(static_cast<halfstep_status>(status), name, device.index);
+  if (status == Status::out_of_memory) {
+    fail<OutOfMemoryError>("{}: {}, on {}, got ({})", name, error, device.str(), inputs);
+  }
+  fail<DeviceError>("{}: {}, on {}, got ({})", name, error, device.str(), inputs);
+}
+
 Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   DeviceBackend& backend = backend_for(call.device, call.name);
   const int index = call.device.index;
@@ -105,6 +134,9 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
     return Road::fallback;
   }
   const FallbackOptions options = fallback_options();
+  const bool waits = options.failing || synchronous();
+  if (CaptureSink* sink = capture_sink(); sink && waits) [[unlikely]]
+    sink->refuse("every op waits until it is done");
   const bool contiguous =
       !call.table.strided[call.device.type][static_cast<std::size_t>(call.dtype)].load(std::memory_order_relaxed) &&
       needs_contiguous(call);
@@ -127,6 +159,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
     Views views(call.inputs, call.outputs);
     status = kernel(&context, views.in(), static_cast<int>(call.inputs.size()), views.out(),
                     static_cast<int>(call.outputs.size()), call.attributes);
+    if (status == Status::ok) note(call, kernel, context);
   }
   if (status == Status::unsupported) {
     run_fallback(call, "no kernel for these inputs" + (context.error.empty() ? "" : ": " + context.error), false);
@@ -134,18 +167,8 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   }
   const bool started = status == Status::ok;
   try {
-    if (status != Status::ok) {
-      if (context.error.empty() || status == Status::lost) {
-        backend.check(static_cast<halfstep_status>(status), call.name, index);
-      } else if (status == Status::out_of_memory) {
-        fail<OutOfMemoryError>("{}: {}, on {}, got ({})", call.name, context.error, call.device.str(),
-                               describe(call.inputs));
-      } else {
-        fail<DeviceError>("{}: {}, on {}, got ({})", call.name, context.error, call.device.str(),
-                          describe(call.inputs));
-      }
-    }
-    if (options.failing || synchronous()) {
+    if (status != Status::ok) raise_launch(call.device, call.name, status, context.error, describe(call.inputs));
+    if (waits) {
       backend.check(backend.table.synchronize(index), call.name, index);
       backend.passed(index);
     }

@@ -263,12 +263,12 @@ Tensor& call_out(const Op& op, Tensor& destination, std::initializer_list<const 
 
 /// Runs the kernel of the table called for `device` and `dtype` on tensors as they are: no casts, no record. For passes
 /// over many tensors, such as optimizers. Undefined tensors become absent inputs. A kernel that the device lacks runs
-/// on the CPU, with copies to it and back. `attributes` (null for none) is a struct of `attributes_bytes` bytes; with 0
-/// bytes it must live as long as the caller of the kernel, and a captured step reads it again in every replay. Throws
+/// on the CPU, with copies to it and back. `attributes` (null for none) is a struct of `attributes_bytes` bytes; a
+/// `live` one lives as long as the caller of the kernel, and a captured step reads it again in every replay. Throws
 /// DeviceError when there is no kernel, or tensors are elsewhere than on `device`.
 HS_API void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,
                        std::span<const Tensor* const> inputs, std::span<const Tensor* const> outputs,
-                       const void* attributes, std::size_t attributes_bytes);
+                       const void* attributes, std::size_t attributes_bytes, bool live = false);
 /// The same with a struct local to this call, or none.
 template <class A = NoAttributes>
 void run_kernel(const KernelTable& table, const char* name, Device device, DType dtype,

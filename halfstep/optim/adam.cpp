@@ -65,7 +65,9 @@ const KernelTable* Adam::kernel() const {
   static const KernelTable& table = kernel_table("adam_step");
   return &table;
 }
-const void* Adam::attributes(int group) { return &options_[static_cast<std::size_t>(group)]; }
+std::span<const std::byte> Adam::attributes(int group) {
+  return std::as_bytes(std::span(&options_[static_cast<std::size_t>(group)], 1));
+}
 
 std::map<std::string, double> Adam::numbers(int group) const {
   const AdamAttributes& o = options_[static_cast<std::size_t>(group)];

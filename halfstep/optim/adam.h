@@ -47,7 +47,7 @@ class HS_API Adam : public Optimizer {
   std::vector<std::string> state_names(int group) const override;
   const KernelTable* kernel() const override;
   const char* kernel_name() const override { return "adam_step"; }
-  const void* attributes(int group) override;
+  std::span<const std::byte> attributes(int group) override;
   std::map<std::string, double> numbers(int group) const override;
   void load_numbers(int group, const std::map<std::string, double>& numbers) override;
 

@@ -390,7 +390,7 @@ std::map<std::string, double> LBFGS::numbers(int) const {
 std::vector<std::string> LBFGS::state_names(int) const { return {}; }
 const KernelTable* LBFGS::kernel() const { fail<InternalError>("LBFGS: has no kernel"); }
 const char* LBFGS::kernel_name() const { return "none"; }
-const void* LBFGS::attributes(int) { return nullptr; }
+std::span<const std::byte> LBFGS::attributes(int) { return {}; }
 void LBFGS::load_numbers(int, const std::map<std::string, double>&) {}
 
 }  // namespace halfstep::optim

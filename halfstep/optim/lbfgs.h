@@ -44,7 +44,7 @@ class HS_API LBFGS : public Optimizer {
   std::vector<std::string> state_names(int group) const override;
   const KernelTable* kernel() const override;
   const char* kernel_name() const override;
-  const void* attributes(int group) override;
+  std::span<const std::byte> attributes(int group) override;
   void update(const std::vector<Tensor>& gradients, const Tensor& unless) override;
   std::map<std::string, double> numbers(int group) const override;
   void load_numbers(int group, const std::map<std::string, double>& numbers) override;

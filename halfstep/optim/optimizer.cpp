@@ -184,7 +184,8 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
                                         });
     in[1] = &random;
   }
-  run_kernel(*kernel(), kernel_name(), device, dtype, in, out, attributes(g), 0);
+  const std::span<const std::byte> rule = attributes(g);
+  run_kernel(*kernel(), kernel_name(), device, dtype, in, out, rule.data(), rule.size(), true);
   for (std::size_t i : group.parameters) {
     if (gradients[i].defined()) all_[i].tensor.storage()->bump_version();
   }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -98,10 +100,10 @@ class HS_API Optimizer : public amp::Steppable {
   int add_group(const NamedTensors& parameters, double lr);
   /// Names of the state tensors that a parameter needs with the options of `group`.
   virtual std::vector<std::string> state_names(int group) const = 0;
-  /// The kernel's table, its name and its attributes for a group.
+  /// The kernel's table, its name and its attributes for a group, which lie at one place until a group is added.
   virtual const KernelTable* kernel() const = 0;
   virtual const char* kernel_name() const = 0;
-  virtual const void* attributes(int group) = 0;
+  virtual std::span<const std::byte> attributes(int group) = 0;
   /// Steps on all groups with these gradients (one for each parameter of all_).
   virtual void update(const std::vector<Tensor>& gradients, const Tensor& unless);
   /// Numbers of the options that are saved and loaded, for one group.

@@ -45,7 +45,9 @@ const KernelTable* SGD::kernel() const {
   static const KernelTable& table = kernel_table("sgd_step");
   return &table;
 }
-const void* SGD::attributes(int group) { return &options_[static_cast<std::size_t>(group)]; }
+std::span<const std::byte> SGD::attributes(int group) {
+  return std::as_bytes(std::span(&options_[static_cast<std::size_t>(group)], 1));
+}
 
 std::map<std::string, double> SGD::numbers(int group) const {
   const SgdAttributes& o = options_[static_cast<std::size_t>(group)];

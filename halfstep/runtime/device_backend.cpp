@@ -166,7 +166,8 @@ void DeviceBackend::raise_error(const halfstep_error& reported, halfstep_status 
   std::string place;
   if (error.call != 0) {
     const char* name = call_name(error.call, index);
-    place = fmt::format("{} (call {})", name ? name : "an op", error.call);
+    const std::string which = error.call & kGraphCall ? "in a captured step" : fmt::format("call {}", error.call);
+    place = fmt::format("{} ({})", name ? name : "an op", which);
   }
   const std::string where = device(index).str();
   if (status == HALFSTEP_OUT_OF_MEMORY)
@@ -186,7 +187,20 @@ std::uint64_t DeviceBackend::begin_call(const char* name, int index) {
   return number;
 }
 
+std::uint64_t DeviceBackend::graph_call(const char* name) {
+  const std::lock_guard lock(graph_mutex_);
+  auto known =
+      std::find_if(graph_names_.begin(), graph_names_.end(), [&](const char* n) { return std::strcmp(n, name) == 0; });
+  if (known == graph_names_.end()) known = graph_names_.insert(known, name);
+  return kGraphCall | static_cast<std::uint64_t>(known - graph_names_.begin());
+}
+
 const char* DeviceBackend::call_name(std::uint64_t number, int index) const {
+  if (number & kGraphCall) {
+    const std::lock_guard lock(graph_mutex_);
+    const std::uint64_t place = number & ~kGraphCall;
+    return place < graph_names_.size() ? graph_names_[place] : nullptr;
+  }
   const Calls& calls = *calls_[static_cast<std::size_t>(index)];
   const std::uint64_t next = calls.next.load(std::memory_order_relaxed);
   if (number == 0 || number >= next || next - number > kRemembered) return nullptr;

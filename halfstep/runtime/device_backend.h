@@ -74,6 +74,8 @@ class HS_API DeviceBackend {
 
   /// A number that identifies a call of `name` (which must live as long as the program).
   std::uint64_t begin_call(const char* name, int index);
+  /// A number for calls of `name` that a graph repeats: it stays known for as long as the program runs.
+  std::uint64_t graph_call(const char* name);
   /// The name of call `number`; null if it is too old.
   const char* call_name(std::uint64_t number, int index) const;
   /// The calls enqueued since the device was last waited for, oldest first, for errors without a number.
@@ -102,6 +104,7 @@ class HS_API DeviceBackend {
   [[noreturn]] void raise_lost(const char* what, int index, const std::string& why) const;
 
   static constexpr std::size_t kRemembered = 4096;
+  static constexpr std::uint64_t kGraphCall = std::uint64_t{1} << 63;  // in the numbers of calls of graphs
   struct Calls {
     std::atomic<std::uint64_t> next{1};
     std::atomic<std::uint64_t> passed{0};
@@ -119,6 +122,8 @@ class HS_API DeviceBackend {
   std::array<std::atomic<halfstep_queue*>, kMaxDevices> default_queues_{};
   std::atomic<bool> ended_{false};
   std::mutex mutex_;
+  mutable std::mutex graph_mutex_;        // taken last
+  std::vector<const char*> graph_names_;  // of graph_call(), under graph_mutex_
 };
 
 /// The plug-in of a kind of device; null for the CPU and for kinds that no plug-in has.

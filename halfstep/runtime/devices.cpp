@@ -90,6 +90,14 @@ OpSupport op_support(Device device, std::string_view op, DType dtype) {
   return {.native = answer.native, .strided = answer.strided, .reason = std::move(answer.reason)};
 }
 
+std::optional<double> device_busy_seconds(Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  void* const extension = device_extension(device, "busy_time");
+  if (!extension) return std::nullopt;
+  const auto busy_time = reinterpret_cast<std::uint64_t (*)(std::int32_t)>(extension);
+  return static_cast<double>(busy_time(device.index)) * 1e-9;
+}
+
 void* device_extension(Device device, const char* name) {
   DeviceBackend& backend = backend_for(device, "device_extension");
   return backend.table.extension ? backend.table.extension(name) : nullptr;

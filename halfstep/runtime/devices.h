@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,10 @@ struct OpSupport {
 };
 /// Asks the plug-in of `device` about an op's kernel; on the CPU looks into its table.
 HS_API OpSupport op_support(Device device, std::string_view op, DType dtype);
+
+/// Seconds that the queues of a device have worked so far, if its plug-in says so (extension "busy_time"): the
+/// difference of two calls by the time between them is the share of a queue that was used.
+HS_API std::optional<double> device_busy_seconds(Device device);
 
 /// A function or object of the plug-in that is not part of the interface, by name; null if it has no such extension.
 HS_API void* device_extension(Device device, const char* name);

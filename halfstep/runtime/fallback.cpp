@@ -39,6 +39,17 @@ Counts& counts() {
   return instance;
 }
 
+// Under the mutex.
+FallbackCount& count_of(std::string_view op) {
+  auto& ops = counts().ops;
+  auto it = ops.find(op);
+  if (it == ops.end()) {
+    it = ops.emplace(std::string(op), FallbackCount{}).first;
+    it->second.op = op;
+  }
+  return it->second;
+}
+
 }  // namespace
 
 FallbackOptions fallback_options() {
@@ -53,19 +64,20 @@ void set_fallback_options(const FallbackOptions& options) {
 
 void count_fallback(std::string_view op, std::uint64_t bytes_to_host, std::uint64_t bytes_to_device, double seconds,
                     bool failure) {
-  Counts& all = counts();
-  std::lock_guard lock(all.mutex);
-  auto it = all.ops.find(op);
-  if (it == all.ops.end()) {
-    it = all.ops.emplace(std::string(op), FallbackCount{}).first;
-    it->second.op = op;
-  }
-  FallbackCount& c = it->second;
+  std::lock_guard lock(counts().mutex);
+  FallbackCount& c = count_of(op);
   ++c.calls;
   c.bytes_to_host += bytes_to_host;
   c.bytes_to_device += bytes_to_device;
   c.seconds += seconds;
   if (failure) ++c.failures;
+}
+
+void count_fallback_result(std::string_view op, std::uint64_t bytes, double seconds) {
+  std::lock_guard lock(counts().mutex);
+  FallbackCount& c = count_of(op);
+  c.bytes_to_device += bytes;
+  c.seconds += seconds;
 }
 
 std::vector<FallbackCount> fallback_counts() {

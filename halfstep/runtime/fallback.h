@@ -26,7 +26,7 @@ struct FallbackCount {
   std::string op;
   std::uint64_t calls = 0;
   std::uint64_t bytes_to_host = 0;
-  std::uint64_t bytes_to_device = 0;
+  std::uint64_t bytes_to_device = 0;  ///< of results that a kernel of the device read, or that were part of a block
   double seconds = 0;          ///< copies and computing
   std::uint64_t failures = 0;  ///< calls that fell back because the device's kernel had failed
 };
@@ -36,5 +36,7 @@ HS_API void reset_fallback_counts();
 /// For the op layer: adds one call.
 HS_API void count_fallback(std::string_view op, std::uint64_t bytes_to_host, std::uint64_t bytes_to_device,
                            double seconds, bool failure);
+/// For the op layer: a result of an earlier call came to the device.
+HS_API void count_fallback_result(std::string_view op, std::uint64_t bytes, double seconds);
 
 }  // namespace halfstep

@@ -262,10 +262,16 @@ typedef struct halfstep_plugin_table {
   /* Moves up to `capacity` finished records to `records` and returns how many; called until there are none. */
   halfstep_status (*profile_read)(int32_t device, halfstep_record* records, uint64_t capacity, uint64_t* count);
 
-  /* --- [optional group: graph] Work of a queue recorded once and replayed. */
+  /* --- [optional group: graph] Work of a queue recorded once and replayed: what a captured step does. */
+  /* Until graph_end, kernels called for the queue do nothing but become part of the graph. Between the two calls
+   * Halfstep calls only kernels that it has called before with tensors of these shapes. */
   halfstep_status (*graph_begin)(halfstep_queue* queue);
+  /* With another status than HALFSTEP_OK, or when a kernel refused, Halfstep does without graphs of this step. */
   halfstep_status (*graph_end)(halfstep_queue* queue, halfstep_graph** graph);
+  /* Enqueues all kernels of the graph, with the addresses and attributes of their calls; on the same queue. With
+   * HALFSTEP_UNSUPPORTED nothing was enqueued: Halfstep calls the kernels one by one. */
   halfstep_status (*graph_launch)(halfstep_graph* graph, halfstep_queue* queue);
+  /* Its work is done. */
   halfstep_status (*graph_destroy)(halfstep_graph* graph);
 
   /* --- [optional group: collectives] Between processes, one rank a device; asynchronous on the queue. */

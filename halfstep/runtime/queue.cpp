@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_allocator.h"
 #include "halfstep/runtime/device_backend.h"
@@ -61,9 +62,19 @@ std::shared_ptr<Queue::Impl> current_impl(Device device) {
   return nullptr;
 }
 
+// What the host does with queues is not repeated by a replay.
+void refuse_capture(const char* what) {
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse(what);
+}
+
 std::atomic<bool> g_synchronous{[] {
   const char* value = std::getenv("HALFSTEP_SYNC");
   return value && *value && std::strcmp(value, "0") != 0;
+}()};
+std::atomic<bool> g_graphs{[] {
+  const char* value = std::getenv("HALFSTEP_GRAPHS");
+  return !value || std::strcmp(value, "0") != 0;
 }()};
 
 }  // namespace
@@ -109,6 +120,7 @@ void* Queue::native() const { return impl_->native; }
 
 void Queue::synchronize() const {
   if (!impl_->backend) return;
+  refuse_capture("it waits for a queue");
   impl_->backend->check_alive("synchronize", impl_->device.index);
   impl_->backend->check(impl_->backend->table.queue_synchronize(impl_->native), "synchronize", impl_->device.index);
 }
@@ -124,6 +136,7 @@ bool Queue::query() const {
 
 void Queue::wait(const Event& event) const {
   if (!event.native()) return;
+  refuse_capture("it makes a queue wait");
   if (event.device().type != impl_->device.type) {
     event.synchronize();  // one kind of device can't wait for another, and the CPU's work is done by the host itself
     return;
@@ -178,6 +191,7 @@ void Event::record(const Queue& queue) const {
     impl_->time = std::chrono::steady_clock::now();
     return;
   }
+  refuse_capture("it records an event");
   impl_->backend->check_alive("event.record", impl_->device.index);
   impl_->backend->check(impl_->backend->table.event_record(impl_->native, static_cast<halfstep_queue*>(queue.native())),
                         "event.record", impl_->device.index);
@@ -196,6 +210,7 @@ bool Event::query() const {
 
 void Event::synchronize() const {
   if (!impl_->backend) return;
+  refuse_capture("it waits for an event");
   impl_->backend->check_alive("event.synchronize", impl_->device.index);
   impl_->backend->check(impl_->backend->table.event_synchronize(impl_->native), "event.synchronize",
                         impl_->device.index);
@@ -228,6 +243,7 @@ double Event::elapsed_ms(const Event& end) const {
 
 void synchronize(Device device) {
   if (device.is_cpu()) return;
+  refuse_capture("it waits for a device");
   DeviceBackend& backend = backend_for(device, "synchronize");
   backend.check_alive("synchronize", device.index);
   backend.check(backend.table.synchronize(device.index), "synchronize", device.index);
@@ -244,5 +260,7 @@ void* current_native_queue(Device device) {
 
 bool synchronous() { return g_synchronous.load(std::memory_order_relaxed); }
 void set_synchronous(bool on) { g_synchronous.store(on, std::memory_order_relaxed); }
+bool device_graphs() { return g_graphs.load(std::memory_order_relaxed); }
+void set_device_graphs(bool on) { g_graphs.store(on, std::memory_order_relaxed); }
 
 }  // namespace halfstep

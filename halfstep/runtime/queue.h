@@ -105,5 +105,9 @@ HS_API void* current_native_queue(Device device);
 /// HALFSTEP_SYNC=1).
 HS_API bool synchronous();
 HS_API void set_synchronous(bool on);
+/// Whether captured steps are replayed through a device's graphs where its plug-in has them, or kernel by kernel
+/// (default: graphs, unless HALFSTEP_GRAPHS=0).
+HS_API bool device_graphs();
+HS_API void set_device_graphs(bool on);
 
 }  // namespace halfstep

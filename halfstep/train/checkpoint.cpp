@@ -297,6 +297,7 @@ SavedWeights load_saved_weights(const fs::path& given, const std::string& model)
     }
     weights.step = get_count(state, "step", 0, file);
     if (state.contains("classes")) weights.classes = get_list(state, "classes", file);
+    if (state.contains("amp")) weights.amp = get_text(state, "amp", file);
     if (state.contains("recipe")) weights.recipe = get_texts(state, "recipe", file);
     if (state.contains("data")) weights.data_checksums = get_texts(state, "data", file);
     std::erase_if(content.tensors, [](const NamedTensor& t) { return t.name.starts_with(kOptimizer); });

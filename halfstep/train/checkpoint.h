@@ -47,6 +47,7 @@ struct SavedWeights {
   std::string model;
   std::vector<std::string> classes;                   ///< names
   std::map<std::string, std::string> recipe;          ///< such as `image-size`
+  std::string amp;                                    ///< precision of the run, as `O2 bf16`
   std::map<std::string, std::string> data_checksums;  ///< of the run, see TrainConfig
   std::filesystem::path file;                         ///< that they were read from
   std::int64_t step = -1;                             ///< of the run; -1: no checkpoint

@@ -11,6 +11,7 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
+#include "halfstep/runtime/trace.h"
 
 namespace halfstep::training {
 
@@ -57,7 +58,11 @@ void add_hits(TaskLoss& made, const Tensor& target) {
 
 TaskLoss ClassificationTask::loss(const data::Batch& batch) {
   TaskLoss made;
-  made.output = classifier_.forward(batch.input);
+  {
+    const TraceRange range("forward");
+    made.output = classifier_.forward(batch.input);
+  }
+  const TraceRange range("loss");
   made.loss = cross_entropy(made.output, batch.target, {.label_smoothing = options_.label_smoothing});
   return made;
 }

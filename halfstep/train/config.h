@@ -50,7 +50,7 @@ struct TrainConfig {
   int prefetch = 4;        ///< batches that each worker prefetches
   std::int64_t eval_batch_size = 1000;
   bool train_accuracy = false;   ///< count top-1 and top-5 of the training batches
-  bool capture = true;           ///< replay steps from memory where they can be (autograd/capture.h)
+  bool capture = true;           ///< replay steps from memory where they can be (capture/capture.h)
   int read_every = 1;            ///< steps between two reads of a device's losses, see FitOptions
   std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
   /// Names of the classes, which go into the checkpoints; may be empty.

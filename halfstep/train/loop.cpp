@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/runtime/trace.h"
 #include "halfstep/train/loop_internal.h"
 
 namespace halfstep::training {
@@ -110,6 +113,7 @@ bool Loop::steps(const Batches& training) {
   data_seconds_ = 0;
   epoch_start_ = step_start_ = Clock::now();
   auto waiting_since = epoch_start_;
+  std::optional<TraceRange> data(std::in_place, "data");
   training.each([&](const data::Batch& batch) {
     if (group.empty() && stopped()) return false;
     data_seconds_ += seconds_between(waiting_since, Clock::now());
@@ -117,6 +121,7 @@ bool Loop::steps(const Batches& training) {
     visit_tensors(group.back(), [&](Tensor& t) {
       if (t.defined()) t = t.to(device_);
     });
+    data.reset();
     ++at;
     if (at % options_.accumulate == 0 || at >= batches) {
       step(group);
@@ -124,8 +129,10 @@ bool Loop::steps(const Batches& training) {
       data_seconds_ = 0;
     }
     waiting_since = Clock::now();
+    data.emplace("data");
     return group.empty() ? !stopped() || at >= batches : true;
   });
+  data.reset();
   if (!group.empty()) step(group);  // the loop had fewer batches than it said
   if (context_.step_in_epoch == 0 && !resumed && !stopped()) {
     fail<Error>("{}: expected at least one batch an epoch, got none", who_);

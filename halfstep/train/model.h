@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/train/batches.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/train_step.h"

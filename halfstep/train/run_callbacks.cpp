@@ -5,6 +5,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/run_callbacks_internal.h"
 
 namespace halfstep::training {
@@ -18,6 +19,11 @@ constexpr const char* kLast = "last.safetensors";
 constexpr const char* kBest = "best.safetensors";
 
 double scale_of(const amp::GradScaler* scaler) { return scaler ? scaler->get_scale() : 1; }
+
+void add_memory(JsonLog::Fields& fields, Device device) {
+  fields.emplace_back("peak_rss_mb", peak_rss_mb());
+  if (!device.is_cpu()) fields.emplace_back("device_peak_mb", device_peak_mb(device));
+}
 
 }  // namespace
 
@@ -41,11 +47,9 @@ void LogCallback::on_values(TrainContext& /*context*/, std::span<const StepRecor
   for (const StepRecord& r : steps) {
     JsonLog::Fields fields = {{"epoch", std::int64_t{r.epoch}}, {"step", r.step}, {"loss", r.loss}};
     for (const auto& [name, sum] : r.parts) fields.emplace_back(name, sum / static_cast<double>(r.samples));
-    fields.insert(fields.end(), {{"lr", r.lr},
-                                 {"scale", r.scale},
-                                 {"skipped", r.skipped_steps},
-                                 {"samples_per_s", r.samples_per_s},
-                                 {"peak_rss_mb", peak_rss_mb()}});
+    fields.insert(fields.end(),
+                  {{"lr", r.lr}, {"scale", r.scale}, {"skipped", r.skipped_steps}, {"samples_per_s", r.samples_per_s}});
+    add_memory(fields, config_.device);
     log_.write("step", fields);
   }
 }
@@ -55,9 +59,8 @@ void LogCallback::on_eval_end(TrainContext& context) {
   for (const auto& [name, value] : context.metrics) {
     if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
   }
-  fields.insert(
-      fields.end(),
-      {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}, {"peak_rss_mb", peak_rss_mb()}});
+  fields.insert(fields.end(), {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}});
+  add_memory(fields, config_.device);
   log_.write("eval", fields);
 }
 
@@ -67,6 +70,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
     JsonLog::Fields fields = {{"plain", static_cast<std::int64_t>(c.plain)},
                               {"recorded", static_cast<std::int64_t>(c.recorded)},
                               {"replayed", static_cast<std::int64_t>(c.replayed)}};
+    if (c.graphs > 0) fields.emplace_back("graphs", static_cast<std::int64_t>(c.graphs));
     if (!report.why_not_captured.empty()) fields.emplace_back("why_not", report.why_not_captured);
     log.write("capture", fields);
   }
@@ -92,6 +96,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
     if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
   }
   fields.insert(fields.end(), {{"interrupted", report.interrupted}, {"peak_rss_mb", report.peak_rss_mb}});
+  if (report.device_peak_mb > 0) fields.emplace_back("device_peak_mb", report.device_peak_mb);
   log.write("end", fields);
 }
 

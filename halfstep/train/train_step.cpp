@@ -14,6 +14,7 @@
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/optim/clip.h"
+#include "halfstep/runtime/trace.h"
 
 namespace halfstep::training {
 namespace {
@@ -64,7 +65,11 @@ class OutputTask final : public Task {
   const nn::ModuleBase& network() const override { return *network_; }
   TaskLoss loss(const data::Batch& batch) override {
     TaskLoss made;
-    made.output = forward_(batch.input);
+    {
+      const TraceRange range("forward");
+      made.output = forward_(batch.input);
+    }
+    const TraceRange range("loss");
     made.loss = take_loss(made.output, batch.target);
     return made;
   }
@@ -156,6 +161,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
       made = task->loss(batch);
     }
     check_loss(made.loss);
+    const TraceRange range("backward");
     const Tensor share = weight == 1 ? made.loss : made.loss * weight;
     (scaler ? scaler->scale(share) : share).backward();
   }
@@ -175,6 +181,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
 }
 
 void TrainStep::Impl::update(StepValues& values) {
+  const TraceRange range("step");
   const NoGrad no_grad;
   constants(values.losses[0].device());
   values.overflow = never.clone();

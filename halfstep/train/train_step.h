@@ -14,7 +14,7 @@
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/amp/level.h"
 #include "halfstep/amp/loss_scaler.h"
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/nn/module.h"
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/task.h"
@@ -99,7 +99,7 @@ class HS_API TrainStep {
   /// One step on several batches, whose gradients are added up: each loss counts by its share of the samples. Nothing
   /// is read by the host. Throws as above, and Error without batches.
   StepValues run(std::span<const data::Batch> batches);
-  /// The same, replayed from memory where it can be (autograd/capture.h): then the loss must be made of ops.
+  /// The same, replayed from memory where it can be (capture/capture.h): then the loss must be made of ops.
   StepValues run_captured(std::span<const data::Batch> batches);
   /// Frees the memory that replays need, as far as gradients don't lie in it: an evaluation takes its place. The next
   /// run_captured() records the step again.

@@ -13,6 +13,7 @@
 #include "halfstep/data/mixup.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/classification.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/model.h"
@@ -145,6 +146,7 @@ class Run {
     report.skipped = end.skipped;
     report.seconds = std::chrono::duration<double>(Clock::now() - start).count();
     report.peak_rss_mb = peak_rss_mb();
+    report.device_peak_mb = device_peak_mb(config_.device);
     report.metrics = reports->last_metrics();
     report.checkpoint = saver_.last_file();
     report.fallbacks = fallback_counts();

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/train/callback.h"
@@ -61,6 +61,7 @@ struct RunReport {
   std::int64_t skipped = 0;
   double seconds = 0;
   double peak_rss_mb = 0;        ///< of the process, in 10^6 bytes
+  double device_peak_mb = 0;     ///< of tensors on the device; 0 on the CPU
   MetricResults metrics = {};    ///< of the last evaluation; empty where none was made
   std::string best_by = "loss";  ///< name of the metric that tells which evaluation was the best
   /// Its value in the last evaluation; NaN where none was made.

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "halfstep/amp/autocast.h"
-#include "halfstep/autograd/capture.h"
 #include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/ops/arithmetic.h"
@@ -24,11 +24,7 @@
 namespace halfstep {
 namespace {
 
-#define NEEDS_CPU() \
-  if (!default_device().is_cpu()) GTEST_SKIP() << "steps on other devices run as they are"
-
 TEST(CaptureEdges, ViewsOfAnInputsMemoryThatOthersHoldStayWhereTheyAre) {
-  NEEDS_CPU();
   const Tensor all = arange(8).to(f32);
   auto step = capture([&](const Tensor& x) { return sum(x) + sum(all) * 100; });
   for (int i = 0; i < 6; ++i) {
@@ -38,7 +34,6 @@ TEST(CaptureEdges, ViewsOfAnInputsMemoryThatOthersHoldStayWhereTheyAre) {
 }
 
 TEST(CaptureEdges, WritesToAnInputAreSeenOutside) {
-  NEEDS_CPU();
   const nn::Linear layer{{.in = 3, .out = 2}};
   auto step = capture([](const Tensor& t) {
     const NoGrad no_grad;
@@ -58,7 +53,6 @@ TEST(CaptureEdges, WritesToAnInputAreSeenOutside) {
 }
 
 TEST(CaptureEdges, CheckpointsDrawTheirNumbersAgain) {
-  NEEDS_CPU();
   Tensor w = ones({64});
   w.requires_grad_();
   auto step = capture([&](const Tensor& x) {
@@ -80,7 +74,6 @@ TEST(CaptureEdges, CheckpointsDrawTheirNumbersAgain) {
 }
 
 TEST(CaptureEdges, WhatIsRegisteredSeededOrReplacedBetweenCallsCounts) {
-  NEEDS_CPU();
   Tensor w = ones({2});
   w.requires_grad_();
   auto step = capture([&](const Tensor& x) {
@@ -133,7 +126,6 @@ TEST(CaptureEdges, WhatIsRegisteredSeededOrReplacedBetweenCallsCounts) {
 }
 
 TEST(CaptureEdges, FreezingAndUnfreezingCounts) {
-  NEEDS_CPU();
   // In 16 bits kernels may see the copies of the parameters only; the optimizer that keeps them isn't part of the step.
   for (const bool low : {false, true}) {
     const nn::Linear layer{{.in = 3, .out = 2}};
@@ -157,7 +149,6 @@ TEST(CaptureEdges, FreezingAndUnfreezingCounts) {
 }
 
 TEST(CaptureEdges, RegionsOfOtherKindsAreOtherCalls) {
-  NEEDS_CPU();
   const Tensor a = ones({2, 2}), b = ones({2, 2});
   auto product = capture([](const Tensor& l, const Tensor& r) { return mm(l, r); });
   for (int i = 0; i < 12; ++i) {
@@ -176,7 +167,6 @@ TEST(CaptureEdges, RegionsOfOtherKindsAreOtherCalls) {
 }
 
 TEST(CaptureEdges, ResultsAreCopiesOfWhatStaysToo) {
-  NEEDS_CPU();
   Tensor kept = zeros({2});
   auto step = capture([&](const Tensor& x) {
     kept.add_(x);

@@ -2,6 +2,7 @@
 """Runs on another device than the CPU: the simulated one. Results, fallback, faults, checkpoints, lists."""
 import json
 import re
+import signal
 import unittest
 
 from program import ProgramTest, Safetensors, events
@@ -28,6 +29,60 @@ class Runs(ProgramTest):
                     for a, b in zip(here, there):
                         self.assertAlmostEqual(a, b, delta=64 * rounding)
                     self.assertEqual(events(self.folder / "sim/log.jsonl")[0]["device"], "sim:0")
+
+    def test_captured_steps_give_the_same_bits(self):
+        """The step is replayed through the device's graphs, kernel by kernel, or not at all; some of its steps are skipped."""
+        self.data(train=512)
+        flags = ["data", "--epochs", "2", "--batch-size", "64", "--amp", "f16", "--optimizer", "adam", "--loss-scale", "dynamic:1e9", "--device", "sim"]
+        kinds = {"graphs": ([], {}), "switched-off": ([], {"HALFSTEP_GRAPHS": "0"}), "without": ([], {"HALFSTEP_SIM_GRAPHS": "0"}),
+                 "plain": (["--no-capture"], {})}
+        runs = {}
+        for name, (more, environment) in kinds.items():
+            out = self.run_program("train", "mlp", *flags, *more, "--out", name, env=environment)
+            self.assertEqual(out.returncode, 0, out.stderr)
+            log = events(self.folder / name / "log.jsonl")
+            captured = next((e for e in log if e["event"] == "capture"), {})
+            self.assertEqual(captured.get("replayed", 0) > 8, name != "plain", captured)
+            self.assertEqual("graphs" in captured, name == "graphs", captured)
+            runs[name] = ([(e["loss"], e["scale"], e["skipped"]) for e in log if e["event"] == "step"],
+                          Safetensors(self.folder / name / "last.safetensors").data)
+        self.assertEqual(len(runs["plain"][0]), 16)
+        self.assertGreater(runs["plain"][0][-1][2], 0, "steps were skipped")
+        self.assertLess(runs["plain"][0][-1][2], 16)
+        for name in kinds:
+            self.assertEqual(runs[name], runs["plain"], name)
+
+    def test_the_devices_memory_stands_beside_the_process_s(self):
+        self.data()
+        peaks = {}
+        for device in ("cpu", "sim"):
+            out = self.run_program("train", "mlp", "data", "--device", device, "--out", device, "--epochs", "1")
+            self.assertEqual(out.returncode, 0, out.stderr)
+            self.assertEqual(bool(re.search(r"peak memory \d+ MB, \d+ MB on sim:0$", out.stdout, re.M)), device == "sim", out.stdout)
+            log = [e for e in events(self.folder / device / "log.jsonl") if e["event"] in ("step", "eval", "end")]
+            self.assertEqual({"device_peak_mb" in e for e in log}, {device == "sim"})
+            peaks[device] = [e.get("device_peak_mb") for e in log]
+        self.assertEqual(peaks["sim"], sorted(peaks["sim"]), "a peak")
+        # 669,706 parameters and their gradients in float32, and not much more.
+        self.assertTrue(2 * 4 * 0.67 < peaks["sim"][-1] < 60, peaks["sim"][-1])
+        rows = self.run_program("compare", "cpu", "sim").stdout
+        self.assertRegex(rows, r"(?m)^peak device memory +- +\d+ MB +-$")
+        bench = [json.loads(self.run_program("bench", "mlp", "--device", d, "--steps", "2", "--warmup", "1").stdout) for d in ("cpu", "sim")]
+        self.assertEqual(["device_peak_mb" in b for b in bench], [False, True])
+
+    def test_gpu_is_the_device_of_the_only_accelerator(self):
+        self.data()
+        out = self.run_program("train", "mlp", "data", "--gpu", "1", "--no-out", "--epochs", "1", "--limit", "64")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertIn("(device sim:1)", out.stdout)
+        out = self.run_program("train", "mlp", "data", "--gpu", "0", "--device", "sim", "--no-out", "--epochs", "1", "--limit", "64")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.refused(2, "there are 2 devices of kind sim", "train", "mlp", "data", "--gpu", "2")
+        self.refused(2, "--gpu: means device 1 of the accelerator, and --device sim:0 is given", "train", "mlp", "--gpu", "1", "--device", "sim:0")
+        self.refused(2, "--gpu: means device 0 of the accelerator, and --device cpu is given", "bench", "mlp", "--gpu", "0", "--device", "cpu")
+        out = self.run_program("train", "mlp", "data", "--gpu", "0", env={"HALFSTEP_SIM_DEVICES": "0"})
+        self.assertEqual(out.returncode, 2)
+        self.assertIn("--gpu 0: there is no accelerator here", out.stderr)
 
     def test_resume_bit_for_bit_and_on_another_device(self):
         self.data()
@@ -96,10 +151,15 @@ class Faults(ProgramTest):
         self.assertEqual(self.train_with("oom:2").returncode, 0, "one failure is made good by giving back what is kept")
 
     def test_a_lost_device_ends_the_run(self):
-        out = self.train_with("lost:100")
-        self.assertEqual(out.returncode, 1)
-        self.assertRegex(out.stderr, r"sim:0 is lost")
-        self.assertIn("checkpoint", out.stderr)
+        # In a graph, in a replay kernel by kernel, and in a step by itself.
+        for flags, environment in ([], {}), ([], {"HALFSTEP_GRAPHS": "0"}), (["--no-capture"], {}):
+            out = self.train_with("lost:150", *flags, **environment)
+            self.assertEqual(out.returncode, 1)
+            self.assertRegex(out.stderr, r"sim:0 is lost: .*; go on from the last checkpoint")
+            # The same for a failure on the queue, which a later step finds.
+            out = self.train_with("fail:linear:20", *flags, **environment)
+            self.assertEqual(out.returncode, 1)
+            self.assertRegex(out.stderr, r"linear \((call \d+|in a captured step)\): failed on sim:0: a failure was ordered")
 
     def test_delays_change_nothing(self):
         out = self.train_with("delay:linear:1:always:1ms")
@@ -179,6 +239,20 @@ class Lists(ProgramTest):
         self.assertRegex(out.stdout, r"(?m)^view +a view")
         everything = self.run_program("devices", "sim", "--ops").stdout
         self.assertGreater(len(everything.splitlines()), 150)
+
+    def test_watch(self):
+        watch = self.start("devices", "--watch", "0.05")
+        lines = [watch.stdout.readline() for _ in range(9)]
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=20)
+        self.assertEqual(watch.returncode, 128 + signal.SIGINT)
+        text = "".join(lines)
+        self.assertRegex(text, r"(?m)^\d\d:\d\d:\d\d$")
+        self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +- +ready$")
+        self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +0 % +ready$", "the second time")
+        self.refused(2, "--watch: expected a number of seconds", "devices", "--watch", "0")
+        self.refused(2, "--watch: expected a device other than the CPU", "devices", "cpu", "--watch")
+        self.refused(2, "--ops is given too", "devices", "--watch", "1", "--ops")
 
     def test_bad_names(self):
         for arguments, text in ((("simm",), "sim, got 'simm'"), (("sim:7",), "there are 2 devices of kind sim"),

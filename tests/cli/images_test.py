@@ -315,7 +315,7 @@ class Refusing(ImageTest):
 
     def test_the_call_of_the_original_program(self):
         """Its accelerator is the third: where there is none, that is what is said."""
-        err = self.refused(2, "cuda:2", "train", "--gpu", "2", "--arch", "resnet50", "--epoch", "8", "--workers", "10", "/data/datasets/imagenet/")
+        err = self.refused(2, "sim:2", "train", "--gpu", "2", "--arch", "resnet50", "--epoch", "8", "--workers", "10", "/data/datasets/imagenet/")
         self.assertNotIn("flag", err)
         self.refused(2, "--data: expected a folder", "train", "--arch", "resnet50", "--epoch", "8", "--workers", "10")
         self.refused(1, "/data/datasets/imagenet/", "train", "--arch", "resnet50", "--epoch", "8", "--workers", "10", "--no-out", "/data/datasets/imagenet/")

@@ -155,8 +155,8 @@ class Resuming(RunTest):
         self.assertEqual(list((self.folder / "empty").iterdir()), [])
 
     def test_gpu_and_device(self):
-        self.refused(2, "--gpu: means --device cuda:3, and --device cpu is given", "train", "mlp", "--gpu", "3", "--device", "cpu")
-        self.refused(2, "--gpu: means --device cuda:3, and --device cuda:1 is given", "eval", "mlp", "--weights", "x", "--gpu", "3", "--device", "cuda:1")
+        self.refused(2, "--gpu: means device 3 of the accelerator, and --device cpu is given", "train", "mlp", "--gpu", "3", "--device", "cpu")
+        self.refused(2, "--gpu: means device 3 of the accelerator, and --device sim:1 is given", "eval", "mlp", "--weights", "x", "--gpu", "3", "--device", "sim:1")
 
 
 class Weights(RunTest):

@@ -173,6 +173,31 @@ class Log(ProgramTest):
                 again = self.run_program("train", "--config", f"run-{level}/config.yaml", "--epochs", "2", "--resume", f"run-{level}", "-q")
                 self.assertEqual((again.returncode, again.stderr), (0, ""))
 
+    def test_what_was_trained_at_a_level_is_used_at_it(self):
+        self.data()
+        for level, dtype, said in (("O2", "bf16", "O2 bf16"), ("O3", "f16", "O3"), ("O1", "f16", "O1")):
+            with self.subTest(level):
+                self.train("data", "--epochs", "1", "--amp", level, "--amp-dtype", dtype, "--out", f"run-{level}", "-q")
+                trained = [e["loss"] for e in events(self.folder / f"run-{level}/log.jsonl") if e["event"] == "eval"]
+                # The file alone says it, too.
+                (self.folder / f"{level}.safetensors").write_bytes((self.folder / f"run-{level}/last.safetensors").read_bytes())
+                losses = {}
+                for name, arguments in (("run", [f"run-{level}"]), ("file", [f"{level}.safetensors"]), ("off", [f"run-{level}", "--amp", "off"]),
+                                        ("given", [f"run-{level}", "--amp", level])):
+                    out = self.run_program("eval", "mlp", "data", "--weights", *arguments, "--log-json", "eval")
+                    self.assertEqual((out.returncode, out.stderr), (0, ""))
+                    self.assertEqual(f", {said}, as it was trained\n" in out.stdout, name in ("run", "file"), out.stdout)
+                    losses[name] = events(self.folder / "eval")[0]["loss"]
+                self.assertEqual([losses["run"], losses["file"]], trained * 2)
+                self.assertNotEqual(losses["off"], trained[0])
+                if dtype == "f16":
+                    self.assertEqual(losses["given"], trained[0])
+                out = self.run_program("predict", "mlp", "--data", "data", "--weights", f"run-{level}", "--count", "1")
+                self.assertIn(f", {said}, as it was trained\n", out.stdout)
+        self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O4'", "eval", "mlp", "--weights", "run-O2", "--amp", "O4")
+        lines = [json.loads(line) for line in self.run_program("bench", "mlp", "--amp", "off,f16,O2", "--steps", "1", "--warmup", "1").stdout.splitlines()]
+        self.assertEqual([(line["dtype"], line.get("level")) for line in lines], [("f32", None), ("f16", None), ("f16", "O2")])
+
     def test_numbers_that_are_none_are_null(self):
         self.data()
         self.refused(1, "finite loss", "train", "mlp", "data", "--lr", "1e30", "--amp", "f16", "--epochs", "30", "--no-out", "--log-json", "log", "-q",

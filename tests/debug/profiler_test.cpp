@@ -147,6 +147,47 @@ TEST(Profiler, SumsUpModules) {
   }
 }
 
+TEST(Profiler, OpsAreInTheRangesOfTheProgram) {
+  const Whole net;
+  const Tensor x = ones({4, 3});
+  Profiler profiler;
+  for (int i = 0; i < 2; ++i) {
+    const debug::Range step{"step"};
+    Tensor loss;
+    {
+      const debug::Range forward{"forward"};
+      loss = sum(net(x));
+    }
+    {
+      const debug::Range backward{"backward"};
+      loss.backward();
+    }
+    x + x;  // of the step itself
+    x* x;
+  }
+  x - x;  // of none
+  const auto ranges = profiler.ranges(), modules = profiler.modules(), ops = profiler.ops();
+  ASSERT_EQ(ranges.size(), 3u);
+  EXPECT_EQ(ranges[0].name, "step");
+  EXPECT_EQ(ranges[1].name, "forward");
+  EXPECT_EQ(ranges[2].name, "backward");
+  for (const ProfileRow& r : ranges) EXPECT_EQ(r.count, 2u) << r.name;
+  EXPECT_EQ(ranges[0].calls, 2u * 2u);
+  EXPECT_GE(ranges[0].total_ns, ranges[1].total_ns + ranges[2].total_ns);
+  std::uint64_t calls = 0, inside = 0;
+  for (const ProfileRow& r : ops) calls += r.calls;
+  for (const ProfileRow& r : ranges) inside += r.calls;
+  EXPECT_EQ(calls, inside + 1);
+  // What belongs to no module stands under its range.
+  const auto row = [&](const std::string& name) {
+    const auto it = std::find_if(modules.begin(), modules.end(), [&](const ProfileRow& r) { return r.name == name; });
+    return it == modules.end() ? ProfileRow{} : *it;
+  };
+  EXPECT_EQ(row("(step)").calls, 4u);
+  EXPECT_EQ(row("").calls, 1u);
+  EXPECT_NE(profiler.table().find("range"), std::string::npos);
+}
+
 // Complete events of one track, as [start, end) in nanoseconds: each lies inside or outside of another, never across.
 void expect_nested(const json& trace) {
   std::map<std::pair<int, int>, std::vector<std::pair<std::int64_t, std::int64_t>>> tracks;

@@ -239,6 +239,19 @@ TEST(Module, FreezingAndConversionInPlace) {
   EXPECT_FALSE(held.grad().defined());
 }
 
+TEST(Module, ModesAndMovesCanBeChained) {
+  const Net net;
+  const Net& same = net.to(f64).to(default_device()).to(MemoryFormat::contiguous).eval();
+  EXPECT_EQ(&same, &net);
+  EXPECT_EQ(net.head.weight.dtype(), f64);
+  EXPECT_FALSE(net.is_training());
+  EXPECT_EQ(&net.train(), &net);
+  EXPECT_TRUE(net.is_training());
+  EXPECT_EQ(net.to(f32).eval()(ones({2, 3})).sizes(), (Shape{2, 2}));
+  const nn::ModuleBase& base = net;
+  EXPECT_EQ(&base.to(f16).train(false), &base);
+}
+
 TEST(Module, PrintsItsTree) {
   EXPECT_EQ(Net{}.str(),
             "Module(\n  (fc1): Linear(3, 4)\n  (block): Block(\n    (inner): Linear(4, 4)\n  )\n  (head): Linear(4, 2, "

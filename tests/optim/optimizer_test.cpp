@@ -13,9 +13,9 @@
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/amp/cast_cache.h"
-#include "halfstep/autograd/capture.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/capture.h"
 #include "halfstep/core/dlpack.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/arithmetic.h"

@@ -103,9 +103,73 @@ TEST_F(Fallback, IsSaidOnceAndCounted) {
   EXPECT_EQ(c.op, "cosh");
   EXPECT_EQ(c.calls, 3u);
   EXPECT_EQ(c.bytes_to_host, 3u * 4000u) << "the input; the fresh output has nothing to keep";
-  EXPECT_EQ(c.bytes_to_device, 3u * 4000u);
+  EXPECT_EQ(c.bytes_to_device, 0u) << "nobody has read a result on the device";
   EXPECT_GT(c.seconds, 0);
   EXPECT_EQ(c.failures, 0u);
+}
+
+// Of ops in a row that run on the CPU, only the first one's input and the last one's result travel, and that when a
+// kernel of the device wants it.
+TEST_F(Fallback, ResultsStayOnTheHostUntilTheDeviceReadsThem) {
+  const Tensor x = tensor({0.5, -1, 2, 0}, {.device = sim});
+  synchronize(sim);
+  auto copies = [this, before = test::sim_stats()]() mutable {
+    synchronize(sim);
+    const auto now = test::sim_stats();
+    const auto were = std::exchange(before, now);
+    return std::pair(now.host_reads - were.host_reads, now.copied_bytes - were.copied_bytes);
+  };
+  using Copies = std::pair<std::uint64_t, std::uint64_t>;
+  copies();
+  Tensor y = softmax(sigmoid(cosh(x)), 0);
+  sigmoid_(y);
+  EXPECT_EQ(y.device(), sim);
+  EXPECT_EQ(copies(), Copies(1, 16)) << "x, to the host";
+  const auto values = y.to_vector<double>();
+  EXPECT_EQ(y.to(Device{}).to_vector<double>(), values);
+  EXPECT_EQ(y.select(0, 1).item<double>(), values[1]);
+  EXPECT_EQ(copies(), Copies(0, 0)) << "the host reads what it has";
+  const Tensor twice = y * 2;
+  EXPECT_EQ((y + y).to_vector<double>(), twice.to_vector<double>());
+  const auto [reads, bytes] = copies();
+  EXPECT_EQ(reads, 2u) << "the two sums";
+  EXPECT_EQ(bytes, 16u + 2 * 16u) << "y, once";
+  EXPECT_EQ(twice.to_vector<float>()[1], static_cast<float>(2 * values[1]));
+  std::uint64_t counted = 0;
+  for (const FallbackCount& c : fallback_counts()) counted += c.bytes_to_device;
+  EXPECT_EQ(counted, 16u);
+  // A part that is written, a part that is read, an address that is given away, and results that nobody wants.
+  Tensor z = cosh(x);
+  z.narrow(0, 1, 2).copy_(x.narrow(0, 0, 2));
+  EXPECT_NEAR(z.to_vector<double>()[0], std::cosh(0.5), 1e-6);
+  EXPECT_EQ(z.to_vector<float>()[2], -1);
+  Tensor part = cosh(x).narrow(0, 2, 2);
+  EXPECT_NEAR((part * 1).to_vector<double>()[0], std::cosh(2.0), 1e-6);
+  sigmoid_(part);
+  EXPECT_NEAR(part.to_vector<double>()[1], 1 / (1 + std::exp(-1.0)), 1e-6);
+  Tensor held = cosh(x);
+  EXPECT_NE(held.raw_data(), nullptr);
+  copies();
+  sigmoid_(held);
+  EXPECT_EQ(copies(), Copies(1, 32)) << "who has the address finds it there";
+  cosh(x);
+  EXPECT_EQ(copies(), Copies(1, 16));
+}
+
+// An event recorded after the op covers its result on every queue.
+TEST_F(Fallback, ResultsOnTheHostAreThereForOtherQueues) {
+  const Tensor x = full({1 << 16}, 0.5, {.device = sim});
+  test::order_fault("delay:*:1:always:2ms");
+  const Queue other(sim);
+  for (int i = 0; i < 5; ++i) {
+    const Tensor y = cosh(x);
+    const Event made(sim);
+    made.record();
+    const Tensor here = y * 1;
+    const QueueGuard guard(other);
+    other.wait(made);
+    EXPECT_NEAR((y * 1).to_vector<double>()[65535], std::cosh(0.5), 1e-6);
+  }
 }
 
 TEST_F(Fallback, CanBeForbidden) {

@@ -131,6 +131,39 @@ TEST_F(ModelOnSim, ReadsTheDeviceOnlyWhenValuesAreDue) {
   EXPECT_EQ(net.parameters()[0].tensor.to_vector<double>(), fresh(sim).parameters()[0].tensor.to_vector<double>());
 }
 
+// The tutorial's "loss scale as part of the full graph": the whole step is replayed on the device, skipped ones too.
+TEST_F(ModelOnSim, ReplaysStepsToTheSameBits) {
+  std::vector<training::History> histories;
+  std::vector<std::vector<double>> weights;
+  for (const bool captured : {false, true}) {
+    const test::Regression net = fresh(sim);
+    optim::SGD optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+    training::Model model{net,
+                          {.loss = nn::CrossEntropyLoss{},
+                           .optimizer = optimizer,
+                           .metrics = {"accuracy"},
+                           .amp_level = amp::Level::O2,
+                           .loss_scale_manager = amp::DynamicLossScaleManager{0x1p22, 2, 4},
+                           .capture = captured}};
+    std::vector<data::Batch> batches;
+    for (data::Batch b : loader()) {
+      if (b.input.size(0) == 16) batches.push_back({b.input.to(sim), b.target.to(sim)});
+    }
+    histories.push_back(model.fit(4, batches, batches));
+    const CaptureStats stats = model.capture_stats();
+    // Each epoch's first step is recorded anew: the evaluation had its memory.
+    EXPECT_EQ(stats.replayed, captured ? 4U * 6 - 5 : 0U);
+    EXPECT_GT(stats.graphs, captured ? 11U : 0U);
+    weights.push_back(net.parameters()[0].tensor.to_vector<double>());
+  }
+  EXPECT_EQ(histories[0]["loss"], histories[1]["loss"]);
+  EXPECT_EQ(histories[0]["eval_accuracy"], histories[1]["eval_accuracy"]);
+  EXPECT_EQ(histories[0]["skipped"], histories[1]["skipped"]);
+  EXPECT_GT(histories[0]["skipped"].back(), 0);
+  EXPECT_LT(histories[0]["skipped"].back(), 24);
+  EXPECT_EQ(weights[0], weights[1]);
+}
+
 // A step that is replayed writes its loss to one place.
 TEST_F(ModelOnSim, RemembersLossesThatAreOverwritten) {
   std::ostringstream out;

@@ -51,6 +51,9 @@ class Device {
   void add_record(const halfstep_record& record);
   uint64_t take_records(halfstep_record* records, uint64_t capacity);
 
+  /// How long queues have worked, in nanoseconds.
+  std::atomic<uint64_t> busy_ns{0};
+
  private:
   std::atomic<bool> lost_{false};
   std::atomic<bool> profiling_{false};

@@ -382,7 +382,9 @@ halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handl
         return fail(HALFSTEP_LOST, work->call, "the device was lost, as ordered");
       }
       if (plans.back().refuse || plans.back().unsupported) {
-        return fail(HALFSTEP_FAILED, work->call, "%s: refused, as ordered", work->op());
+        const bool refuse = plans.back().refuse;
+        return fail(refuse ? HALFSTEP_FAILED : HALFSTEP_UNSUPPORTED, work->call, "%s, as ordered",
+                    refuse ? "refused" : "not supported");
       }
     }
     for (std::size_t i = 0; i < plans.size(); ++i) queue.push(graph.work[i], plans[i]);
@@ -428,8 +430,14 @@ void stats(halfstep_sim_stats* to) {
   answer(to, all);
 }
 
+uint64_t busy_time(int32_t index) {
+  const Device* device = machine().device(index);
+  return device == nullptr ? 0 : device->busy_ns.load(std::memory_order_relaxed);
+}
+
 void* extension(const char* name) {
   const std::string_view which = name;
+  if (which == "busy_time") return reinterpret_cast<void*>(busy_time);
   if (which == "sim_order_fault") return reinterpret_cast<void*>(static_cast<halfstep_sim_order_fault_fn>(order_fault));
   if (which == "sim_stats") return reinterpret_cast<void*>(static_cast<halfstep_sim_stats_fn>(stats));
   return nullptr;
@@ -503,6 +511,21 @@ const char* setting(const char* name, const char* otherwise) {
   return text != nullptr && *text != '\0' ? text : otherwise;
 }
 
+/// The table, without the graph entries where the environment says so.
+const halfstep_plugin_table* table() {
+  static const halfstep_plugin_table chosen = [] {
+    halfstep_plugin_table all = kTable;
+    if (std::string_view(setting("HALFSTEP_SIM_GRAPHS", "1")) == "0") {
+      all.graph_begin = nullptr;
+      all.graph_end = nullptr;
+      all.graph_launch = nullptr;
+      all.graph_destroy = nullptr;
+    }
+    return all;
+  }();
+  return &chosen;
+}
+
 /// Makes the devices from the environment, or returns what is wrong with it.
 std::string make_machine(const halfstep_host* host) {
   if (host == nullptr || host->size < offsetof(halfstep_host, cpu_kernel) + sizeof host->cpu_kernel ||
@@ -533,14 +556,14 @@ std::string make_machine(const halfstep_host* host) {
 
 extern "C" [[gnu::visibility("default")]] const halfstep_plugin_table* halfstep_plugin(const halfstep_host* host) {
   // Whoever opens the library a second time gets the same devices.
-  if (sim::is_running()) return &sim::kTable;
+  if (sim::is_running()) return sim::table();
   std::string wrong;
   try {
     wrong = sim::make_machine(host);
   } catch (const std::exception& e) {
     wrong = e.what();
   }
-  if (wrong.empty()) return &sim::kTable;
+  if (wrong.empty()) return sim::table();
   // A setting that can't be meant is better refused than passed over: a test that orders faults counts on them.
   if (host != nullptr) host->log(HALFSTEP_LOG_ERROR, ("sim: " + wrong).c_str());
   return nullptr;

@@ -177,6 +177,7 @@ void Queue::execute(const Item& item) {
   }
   if (item.faults.corrupt && wrong.empty()) work.corrupt();
   const uint64_t end = now_ns();
+  device_.busy_ns.fetch_add(end - start, std::memory_order_relaxed);
   Machine& all = machine();
   if (work.kind == Work::Kind::kernel) {
     all.kernels.fetch_add(1, std::memory_order_relaxed);

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "halfstep/autograd/capture.h"
+#include "halfstep/capture/capture.h"
 
 #include <map>
 #include <set>
 
-#include "halfstep/autograd/capture_internal.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/capture/recording_internal.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/runtime/queue.h"
 
 namespace halfstep {
 namespace {
@@ -40,6 +42,11 @@ Key kind_of(std::span<const Tensor> inputs) {
   key.push_back(state.autocast.device_types);
   key.push_back(state.autocast.cache);
   key.push_back(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(state.autocast.overrides.get())));
+  // How ops run on devices.
+  const FallbackOptions fallback = fallback_options();
+  key.push_back(synchronous());
+  key.push_back(fallback.missing);
+  key.push_back(fallback.failing);
   for (const Tensor& t : inputs) {
     key.push_back(t.defined());
     if (!t.defined()) continue;
@@ -119,6 +126,7 @@ struct CapturedStep::Impl {
     {
       const SinkScope scope(recording.get());
       result = step(recording->aliases());
+      recording->settle(result.tensors, leaves);
     }
     ++stats.recorded;
     // The graph of the results keeps what the step made.
@@ -190,7 +198,9 @@ CapturedStep::Result CapturedStep::Impl::call(std::span<const Tensor> inputs) {
   ++stats.replayed;
   replayed = true;
   entry.renewals = entry.incomplete = 0;
-  return {entry.recording->replay(inputs), entry.frame};
+  std::vector<Tensor> tensors = entry.recording->replay(inputs);
+  stats.graphs += entry.recording->used_graphs() ? 1 : 0;
+  return {std::move(tensors), entry.frame};
 }
 
 void detail::refuse_arity(std::size_t expected, std::size_t got) {

@@ -21,7 +21,8 @@ namespace halfstep {
 struct CaptureStats {
   std::uint64_t plain = 0;     ///< normally
   std::uint64_t recorded = 0;  ///< normally, while being recorded
-  std::uint64_t replayed = 0;  ///< replayed kernel by kernel
+  std::uint64_t replayed = 0;  ///< replayed, kernel by kernel or through graphs of a device
+  std::uint64_t graphs = 0;    ///< those of the replayed ones that went through graphs
 };
 
 /// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A custom
@@ -163,10 +164,14 @@ class Captured {
 /// optimizer's or scaler's state, causes a new recording. Results are copies without history; grad() of parameters is
 /// the same memory in every replay.
 ///
+/// On a device whose plug-in has graphs, a replay launches graphs of its kernels (from the second replay on), after the
+/// host has brought it learning rates, random states and the like; ops that run on the CPU lie between graphs. On other
+/// devices kernels are enqueued one by one. Either way nothing is read back.
+///
 /// A step that can't be replayed runs normally: one that reads values on the host (item(), to_vector(), data()), calls
-/// gradient hooks, seeds a generator, sets a learning rate, keeps tensors for later, or computes on another device than
-/// the CPU. why_not() and a line in the log give the reason. A step also runs normally while debugging or profiling
-/// observes ops. One thread at a time.
+/// gradient hooks, seeds a generator, sets a learning rate, keeps tensors for later, waits for a device, or computes on
+/// several devices or queues. why_not() and a line in the log give the reason. A step also runs normally while
+/// debugging or profiling observes ops, and where every op waits (HALFSTEP_SYNC=1). One thread at a time.
 template <class F>
 Captured<std::decay_t<F>> capture(F&& step) {
   return Captured<std::decay_t<F>>(std::forward<F>(step));

@@ -5,43 +5,20 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "halfstep/autograd/node.h"
+#include "halfstep/capture/arena_internal.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/recorder.h"
+#include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/queue.h"
 
 namespace halfstep::detail {
-
-/// The memory of one recording. What the step frees is used again by what it makes later, in every replay in the same
-/// way. Lives until the recording and all tensors in it have gone.
-class CaptureArena final : public Allocator {
- public:
-  static CaptureArena* make() { return new CaptureArena; }
-  void* allocate(std::size_t bytes) override;
-  void deallocate(void* data, std::size_t bytes) noexcept override;
-  /// Whether the address lies in it.
-  bool owns(const void* data) const;
-  /// Blocks in use.
-  std::size_t in_use() const;
-  /// Called by the recording at its end: unused blocks are returned now, the others when they are freed.
-  void close() noexcept;
-
- private:
-  CaptureArena() = default;
-  ~CaptureArena() override = default;
-  void release(std::unique_lock<std::mutex> lock) noexcept;
-
-  mutable std::mutex mutex_;
-  std::map<std::size_t, std::vector<void*>> free_;  // by size
-  std::map<const char*, std::size_t> blocks_;       // all that was taken from the system
-  std::uint64_t users_ = 1;                         // blocks in use, and the recording
-  bool closed_ = false;
-};
 
 /// A recorded run of a step.
 class Recording final : public KernelRecorder {
@@ -55,16 +32,21 @@ class Recording final : public KernelRecorder {
   Recording& operator=(const Recording&) = delete;
 
   // KernelRecorder
-  Allocator* memory() override { return arena_; }
+  Allocator* memory(Device device) override;
   void refuse(std::string why) override;
-  void kernel(const KernelCall& call, KernelFn function, bool bounded) override;
+  void kernel(const KernelCall& call, const KernelRun& run) override;
+  void copy(const Bytes& to, const Bytes& from, std::size_t count, bool non_blocking) override;
   void host(std::function<void()> work) override;
+  void own_memory(bool on) override { own_memory_ = on; }
   void before(std::function<bool()> work) override;
   void keep(const Tensor& tensor) override;
   void manage(const Tensor& tensor) override;
-  void uses(const Tensor& parameter) override;
+  bool owns(const Storage& block) override { return arena_ && owns(block.address()); }
+  void uses(const Tensor& tensor) override;
   const float* bound_of(const Tensor& tensor) override;
 
+  /// Brings what is left of the step to the device, before the recording ends.
+  void settle(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves);
   /// Ends the recording: takes over what the step returned and the gradients that it left. False when something else
   /// that the step made is still in use: state that it keeps, which a replay would make anew.
   bool finish(const std::vector<Tensor>& results, const std::vector<Ref<TensorImpl>>& leaves,
@@ -80,32 +62,83 @@ class Recording final : public KernelRecorder {
   bool ready();
   /// Runs it again. Throws what kernels and the host's work throw.
   std::vector<Tensor> replay(std::span<const Tensor> inputs);
+  /// Whether the last replay went through graphs of the device.
+  bool used_graphs() const { return used_graphs_; }
 
  private:
   struct Step {
-    KernelFn function = nullptr;  ///< null: work of the host
+    enum class Kind { kernel, copy, host };
+    Kind kind = Kind::kernel;
+    Device device = {};  ///< of a kernel
+    KernelFn function = nullptr;
+    void* state = nullptr;
+    const KernelTable* table = nullptr;
     const char* name = nullptr;
+    DType dtype = DType::f32;
     const void* attributes = nullptr;
+    std::size_t live_bytes = 0;  ///< of attributes that may change
     std::size_t first_view = 0;
     int inputs = 0;
     int outputs = 0;
     bool bounded = false;
     float bound = 0;
-    std::vector<Storage*> written = {};            ///< outside of the arena
+    Device from = {}, to = {};  ///< of a copy
+    std::size_t bytes = 0;
+    bool non_blocking = false;
+    bool early = false;                  ///< a copy of what the host made, to memory that only this copy writes
+    std::vector<Storage*> written = {};  ///< outside of the arenas
     std::vector<std::size_t> written_inputs = {};  ///< that lie there
     std::function<void()> work = {};
+    // Of kernels in a graph:
+    std::vector<unsigned char> baked = {};  ///< live attributes as the graph has them
+    bool alone = false;                     ///< they change too often for one
+
+    bool on_device() const { return kind == Kind::kernel && !device.is_cpu(); }
   };
   struct Relocation {
     std::size_t view;
     std::size_t input;
     std::ptrdiff_t offset;  ///< in bytes, from the input's first element
   };
+  // Steps from `first` to `last`, excluded: what the host has to do for them, then a graph of the device's kernels.
+  struct Segment {
+    std::size_t first, last;
+    halfstep_graph* graph;
+  };
   struct Context;
 
   void add_view(const Tensor& tensor, bool written, Step& step);
+  /// Where the next view lies: in an input, in the arenas, or outside. Returns the storage in the last case.
+  Storage* place(const Ref<Storage>& storage, const void* data, bool written, Step& step);
   void note_leaf(const Tensor& tensor);
+  void note_mode(const Tensor& tensor);
+  /// Sees to it that there is one device and one queue; false when the step has others.
+  bool use_device(Device device, void* queue);
+  bool owns(const void* data) const;
+  std::size_t blocks_in_use() const;
 
-  CaptureArena* arena_ = nullptr;
+  void relocate(std::span<const Tensor> inputs);
+  void wrote(const Step& step, std::span<const Tensor> inputs);
+  void run(Step& step, Context& context, std::span<const Tensor> inputs);
+  void launch(Step& step, Context& context);
+  Status call(Step& step, Context& context);
+
+  // Graphs of the device (graphs.cpp).
+  bool can_have_graphs() const;
+  void make_graphs(Context& context, std::span<const Tensor> inputs);
+  bool find_buffers(const std::vector<std::pair<std::size_t, std::size_t>>& ranges, std::span<const Tensor> inputs);
+  bool add_segment(std::size_t first, std::size_t last, Context& context);
+  bool run_segment(const Segment& segment, Context& context, std::span<const Tensor> inputs);
+  void run_with_graphs(Context& context, std::span<const Tensor> inputs);
+  void drop_graphs() noexcept;
+
+  CaptureArena* arena_ = nullptr;         // of the CPU; null while it only looks
+  CaptureArena* device_arena_ = nullptr;  // of the device; null for none
+  CaptureArena* own_arena_ = nullptr;     // of the device, for own_memory()
+  bool own_memory_ = false;
+  Device device_ = {};
+  DeviceBackend* backend_ = nullptr;  // of the device
+  std::optional<Queue> queue_;        // the one that the step used
   std::string refusal_;
   std::vector<Ref<TensorImpl>> leaves_;
   std::set<const TensorImpl*> known_leaves_;
@@ -133,7 +166,22 @@ class Recording final : public KernelRecorder {
   std::vector<Tensor> results_;
   std::vector<std::pair<Ref<TensorImpl>, Tensor>> gradients_;
   std::vector<TensorView> scratch_;
-  std::vector<std::pair<void*, std::size_t>> workspace_;
+  Scratch workspace_{Device{}};
+  std::optional<Scratch> device_workspace_;
+
+  std::uint64_t replays_ = 0;
+  bool no_graphs_ = false;    // they failed
+  bool graphs_made_ = false;  // as far as there is something to be made
+  bool building_ = false;     // kernels go into a graph
+  bool used_graphs_ = false;  // in the last replay
+  std::vector<Segment> segments_;
+  // Where graphs read inputs: each is copied there before a replay.
+  struct Buffer {
+    std::size_t input;
+    void* data;
+    std::size_t bytes;
+  };
+  std::vector<Buffer> buffers_;
 };
 
 /// The gradient that a leaf holds; undefined for none.
