@@ -93,9 +93,10 @@ DType used_dtype(const Op& op, const Plan& plan, std::size_t input, DType given)
   return plan.cast && eligible(given) && !is_statistics(op, input) ? *plan.cast : given;
 }
 
-OptionalDType* dtype_attribute(const Op& op, void* attributes) {
+// Where the attributes say which dtype the result is to have, if they can.
+std::int8_t* dtype_attribute(const Op& op, void* attributes) {
   if (op.dtype_attribute < 0 || !attributes) return nullptr;
-  return reinterpret_cast<OptionalDType*>(static_cast<char*>(attributes) + op.dtype_attribute);
+  return reinterpret_cast<std::int8_t*>(static_cast<char*>(attributes) + op.dtype_attribute);
 }
 
 std::string reason_for(const Op& op, const AutocastState& state, bool overridden) {
@@ -140,9 +141,9 @@ void hook(AutocastCall& call) {
     if (p) device = p->storage->device();
   }
   if (!(state.device_types >> device.type & 1)) return;
-  OptionalDType* out = dtype_attribute(call.op, call.attributes);
-  const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && out->has_value());
-  if (plan.output_float32 && out) *out = DType::f32;
+  std::int8_t* out = dtype_attribute(call.op, call.attributes);
+  const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && *out != kNoDType);
+  if (plan.output_float32 && out) *out = dtype_code(DType::f32);
   if (plan.cast) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
       const DType used = used_dtype(call.op, plan, i, dtypes[i]);

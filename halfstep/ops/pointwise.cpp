@@ -230,7 +230,7 @@ const Op& nan_to_num_op = define_op({
     .infer = infer_unary_floating,
     .grad = [](GradContext& c) { c.set(0, masked_fill(g(c), logical_not(isfinite(x(c))), 0)); },
     .saves = {in(0)},
-    .attributes_size = sizeof(NanToNumAttributes),
+    .attributes = &attribute_struct<NanToNumAttributes>(),
 });
 
 }  // namespace

@@ -38,13 +38,13 @@ template <class C, class F>
 void with_loss(const PairLossAttributes& a, F&& f) {
   const C p = static_cast<C>(a.parameter);
   switch (a.kind) {
-    case PairLoss::mse:
+    case HALFSTEP_LOSS_MSE:
       return f([](C x, C y, C) { return (x - y) * (x - y); }, [](C x, C y, C) { return 2 * (x - y); },
                [](C x, C y, C) { return 2 * (y - x); });
-    case PairLoss::l1:
+    case HALFSTEP_LOSS_L1:
       return f([](C x, C y, C) { return std::abs(x - y); }, [](C x, C y, C) { return sign_of(x - y); },
                [](C x, C y, C) { return sign_of(y - x); });
-    case PairLoss::smooth_l1: {
+    case HALFSTEP_LOSS_SMOOTH_L1: {
       const auto slope = [p](C d) { return std::abs(d) < p ? d / p : sign_of(d); };
       return f(
           [p](C x, C y, C) {
@@ -53,7 +53,7 @@ void with_loss(const PairLossAttributes& a, F&& f) {
           },
           [slope](C x, C y, C) { return slope(x - y); }, [slope](C x, C y, C) { return slope(y - x); });
     }
-    case PairLoss::huber: {
+    case HALFSTEP_LOSS_HUBER: {
       const auto slope = [p](C d) { return std::abs(d) <= p ? d : p * sign_of(d); };
       return f(
           [p](C x, C y, C) {
@@ -62,19 +62,19 @@ void with_loss(const PairLossAttributes& a, F&& f) {
           },
           [slope](C x, C y, C) { return slope(x - y); }, [slope](C x, C y, C) { return slope(y - x); });
     }
-    case PairLoss::kl_div:
+    case HALFSTEP_LOSS_KL_DIV:
       if (p != 0) {
         return f([](C x, C y, C) { return std::exp(y) * (y - x); }, [](C, C y, C) { return -std::exp(y); },
                  [](C x, C y, C) { return std::exp(y) * (y - x + 1); });
       }
       return f([](C x, C y, C) { return (y == 0 ? C(0) : y * std::log(y)) - y * x; }, [](C, C y, C) { return -y; },
                [](C x, C y, C) { return std::log(y) + 1 - x; });
-    case PairLoss::bce_with_logits:
+    case HALFSTEP_LOSS_BCE_WITH_LOGITS:
       return f([](C x, C y, C w) { return (1 - y) * x + (1 + (w - 1) * y) * negative_softplus(x); },
                // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
                [](C x, C y, C w) { return (1 - y) * sigmoid_of_negative(-x) - w * y * sigmoid_of_negative(x); },
                [](C x, C, C w) { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; });
-    case PairLoss::bce:
+    case HALFSTEP_LOSS_BCE:
       return f(
           [](C x, C y, C) { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); },
           [](C x, C y, C) { return (x - y) / std::max((1 - x) * x, static_cast<C>(1e-12f)); },
@@ -105,7 +105,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
   auto* totals = static_cast<double*>(
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(chunks, 1)) * sizeof(double)));
   if (!totals) return false;
-  const bool probabilities = a.kind == PairLoss::bce;
+  const bool probabilities = a.kind == HALFSTEP_LOSS_BCE;
   std::atomic<bool> outside{false};
   with_loss<C>(a, [&](const auto& term, const auto&, const auto&) {
     parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
