@@ -44,6 +44,7 @@ const Op& define_backward(const char* name, bool parametric = false) {
   Op op{.name = name, .signature = "grad, input or output"};
   op.infer = detail::infer_common_floating;
   if (parametric) op.attributes = &attribute_struct<ActivationAttributes>();
+  op.backward = true;
   return define_op(op);
 }
 
@@ -58,6 +59,7 @@ const Op& relu_backward_op = define_op({
           if (c.needs(1)) c.set(1, zeros(c.input_sizes(1), {.dtype = c.input_dtype(1), .device = c.device(1)}));
         },
     .saves = {in(1)},
+    .backward = true,
 });
 const Op& relu_op = define_unary(
     "relu", infer_unary_numeric,
@@ -187,6 +189,7 @@ const Op& hardtanh_backward_op = define_op({
         },
     .saves = {in(1)},
     .attributes = &attribute_struct<ClampAttributes>(),
+    .backward = true,
 });
 Tensor hardtanh_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes) {
   return call(hardtanh_backward_op, {&grad, &input}, attributes);

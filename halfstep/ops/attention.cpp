@@ -80,6 +80,7 @@ const Op& attention_backward_op = define_op({
         },
     .attributes = &attribute_struct<AttentionAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // [b, heads, ...] with each head repeated so that there are `n`; one head broadcasts by itself.

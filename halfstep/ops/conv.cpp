@@ -114,6 +114,7 @@ const Op& backward_input_op = define_op({
         },
     .saves = {in(1), in(0, 1)},
     .attributes = &attribute_struct<ConvAttributes>(),
+    .backward = true,
 });
 
 // Inputs: gradient of the output, input, and a weight whose layout the result gets (its values aren't read).
@@ -135,6 +136,7 @@ const Op& backward_weight_op = define_op({
         },
     .saves = {in(1), in(0)},
     .attributes = &attribute_struct<ConvAttributes>(),
+    .backward = true,
 });
 
 // Inputs: x [N, C, H, W], weight [C, O / groups, KH, KW], bias [O]; the result's sizes are attributes. x stands where

@@ -251,6 +251,7 @@ const Op& embedding_backward_op = define_op({
         },
     .saves = {in(1)},
     .attributes = &attribute_struct<EmbeddingAttributes>(),
+    .backward = true,
 });
 
 Tensor embedding_backward(const Tensor& gradient, const Tensor& indices, const EmbeddingAttributes& attributes) {

@@ -65,6 +65,7 @@ const Op& cross_entropy_backward_op = define_op({
     .infer = infer_class_loss_backward,
     .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& nll_loss_backward_op = define_op({
     .name = "nll_loss_backward",
@@ -72,6 +73,7 @@ const Op& nll_loss_backward_op = define_op({
     .infer = infer_class_loss_backward,
     .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 // The weight that each sample gives each class: what the loss is linear in.
 const Op& cross_entropy_targets_op = define_op({
@@ -87,6 +89,7 @@ const Op& cross_entropy_targets_op = define_op({
         },
     .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = -1,
+    .backward = true,
 });
 
 Tensor dense_targets(const GradContext& c) {

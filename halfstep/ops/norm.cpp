@@ -44,6 +44,7 @@ const Op& norm_backward_op = define_op({
         },
     .attributes = &attribute_struct<RowNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Of recorded ops, for second derivatives.

@@ -31,6 +31,7 @@ const Op& batch_norm_act_backward_op = define_op({
         },
     .attributes = &attribute_struct<BatchNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 Activation activation_of(GradContext& c) {
@@ -81,6 +82,7 @@ const Op& batch_norm_act_op = define_op({
     .grad = gradient,
     .saves = {in(0, 1) | out(0, 1, 2), in(0, 1) | out(0, 1, 2), out(0), 0, 0, out(0)},
     .attributes = &attribute_struct<BatchNormAttributes>(),
+    .state_inputs = in(3, 4),
 });
 
 // A device without the fused kernels may well have those of the single ops.

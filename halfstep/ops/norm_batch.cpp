@@ -27,6 +27,7 @@ const Op& batch_norm_backward_op = define_op({
     .infer = detail::infer_batch_norm_backward,
     .attributes = &attribute_struct<BatchNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Inputs: x, weight, bias, running mean, running variance.
@@ -41,6 +42,7 @@ const Op& batch_norm_op = define_op({
         },
     .saves = {in(0, 1) | out(1, 2), in(0, 1) | out(1, 2), 0},
     .attributes = &attribute_struct<BatchNormAttributes>(),
+    .state_inputs = in(3, 4),
 });
 
 // Of recorded ops, for second derivatives.

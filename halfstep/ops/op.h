@@ -53,6 +53,9 @@ struct Op {
   int key = 0;                     ///< the input whose dtype chooses the kernel (after casts); -1: output 0
   bool view = false;               ///< the output shares the first input's storage; no kernel runs
   bool composite = false;          ///< made of other ops
+  bool backward = false;           ///< part of a backward pass: called by gradient rules only
+  std::uint32_t state_inputs = 0;  ///< inputs, as in(...), that are a state and no operands: autocast leaves them in
+                                   ///< float32, as 16 bits would lose what many steps have gathered
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;

@@ -66,6 +66,7 @@ const Op& pad_backward_op() {
             c.set(0, call(pad_op(), {&c.grad()}, a));
           },
       .attributes = &attribute_struct<PadAttributes>(),
+      .backward = true,
   });
   return op;
 }

@@ -45,6 +45,7 @@ const Op& pair_loss_backward_op = define_op({
         },
     .attributes = &attribute_struct<PairLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Slopes of recorded ops, for second derivatives.

@@ -216,6 +216,7 @@ const Op& tanh_backward_op = define_op({
     .name = "tanh_backward",
     .signature = "tanh_backward(grad, output)",
     .infer = detail::infer_common_floating,
+    .backward = true,
 });
 const Op& tanh_op = define_unary(
     "tanh", infer_unary_floating,

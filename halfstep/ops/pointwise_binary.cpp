@@ -217,6 +217,7 @@ const Op& clamp_backward_op = define_op({
         },
     .saves = {in(1)},
     .attributes = &attribute_struct<ClampAttributes>(),
+    .backward = true,
 });
 Tensor clamp_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes) {
   return call(clamp_backward_op, {&grad, &input}, attributes);

@@ -107,6 +107,7 @@ AveragePair define_average(const char* name, const char* signature, const char* 
             c.set(0, call(*average_pair<A>().forward, {&c.grad()}, a));
           },
       .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   return pair;
 }
@@ -181,6 +182,7 @@ MaximumOps define_maximum(const MaximumNames& names) {
           },
       .saves = {in(1)},
       .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   ops.pick = &define_op({
       .name = names.pick,
@@ -198,6 +200,7 @@ MaximumOps define_maximum(const MaximumNames& names) {
           },
       .saves = {in(1)},
       .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   return ops;
 }

@@ -129,6 +129,7 @@ const Op& div_or_zero_op = define_op({
           if (c.needs(1)) c.set(1, neg(quotient * c.output()));
         },
     .saves = {in(1), in(1) | out(0)},
+    .backward = true,
 });
 
 // The product of the other elements for each: prod with the element itself replaced by 1. Recorded, on n copies.
@@ -137,6 +138,7 @@ const Op& prod_others_op = define_op({
     .signature = "prod_others(input, dim)",
     .infer = [](InferContext& ctx) { ctx.output(ctx.input(0).sizes(), ctx.input(0).dtype()); },
     .attributes = &attribute_struct<DimAttributes>(),
+    .backward = true,
 });
 // x[..., n] as [..., n, n], where row i has a one in place i.
 Tensor with_ones(const Tensor& x) {
@@ -204,6 +206,7 @@ const Op& extreme_weights_op = define_op({
           ctx.cast(dtype);
         },
     .attributes = &attribute_struct<NormAttributes>(),
+    .backward = true,
 });
 Tensor extreme_weights(const GradContext& c, const Shape& dims, bool magnitudes) {
   NormAttributes a{.dims = int_list(dims)};

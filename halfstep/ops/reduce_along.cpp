@@ -38,6 +38,7 @@ const Op& signed_pow_op() {
           },
       .saves = {in(0)},
       .attributes = &attribute_struct<ScalarAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -135,6 +136,7 @@ const Op& put_along_op() {
           },
       .saves = {in(1)},
       .attributes = &attribute_struct<ViewAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -150,6 +152,7 @@ const Op& pick_along_op() {
           },
       .saves = {in(1)},
       .attributes = &attribute_struct<ViewAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -235,6 +238,7 @@ const Op& cumprod_backward_op = define_op({
         },
     .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& cumprod_op = define_op({
     .name = "cumprod",

@@ -53,6 +53,7 @@ const Op& interpolate_backward_op() {
             c.set(0, call(interpolate_op(), {&c.grad()}, a));
           },
       .attributes = &attribute_struct<InterpolateAttributes>(),
+      .backward = true,
   });
   return op;
 }

@@ -28,6 +28,7 @@ const Op& softmax_backward_op = define_op({
     .infer = infer_softmax_backward,
     .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& log_softmax_backward_op = define_op({
     .name = "log_softmax_backward",
@@ -35,6 +36,7 @@ const Op& log_softmax_backward_op = define_op({
     .infer = infer_softmax_backward,
     .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 Tensor fused_backward(const Op& op, GradContext& c) {

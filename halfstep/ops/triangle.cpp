@@ -102,6 +102,7 @@ const Op& diagonal_backward_op = define_op({
           c.set(0, diagonal(c.grad(), a.diagonal, a.dim1, a.dim2));
         },
     .attributes = &attribute_struct<DiagonalAttributes>(),
+    .backward = true,
 });
 
 }  // namespace

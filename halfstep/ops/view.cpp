@@ -125,6 +125,7 @@ const Op& slice_backward_op = define_op({
           c.set(0, c.grad().slice(a.dim, a.start, a.end, a.step));
         },
     .attributes = &attribute_struct<ViewAttributes>(),
+    .backward = true,
 });
 
 const Op& as_strided_op = define_op({
