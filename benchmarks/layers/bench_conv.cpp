@@ -180,7 +180,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
       parts.push_back({"input gradient",
                        [&] {
                          ConvAttributes a = attributes;
-                         a.sizes = x.sizes();
+                         a.sizes = int_list(x.sizes());
                          call(*find_op("conv2d_backward_input"), {&g, &w}, a);
                        },
                        operations, activations + layer.weight() * width});
@@ -188,8 +188,8 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
     parts.push_back({"weight gradient",
                      [&] {
                        ConvAttributes a = attributes;
-                       a.sizes = w.sizes();
-                       a.dtype = f32;  // as autocast asks for it: the weight is float32
+                       a.sizes = int_list(w.sizes());
+                       a.dtype = dtype_code(f32);  // as autocast asks for it: the weight is float32
                        call(*find_op("conv2d_backward_weight"), {&g, &x, &w}, a);
                      },
                      operations, activations + layer.weight() * 4});

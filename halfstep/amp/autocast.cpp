@@ -47,12 +47,6 @@ Policy effective_policy(const Op& op, const AutocastState& state, bool* overridd
   return policy_of(op);
 }
 
-// Running statistics are a state, not an operand: in 16 bits they would lose what many steps have gathered.
-bool is_statistics(const Op& op, std::size_t input) {
-  static const Op* const norms[] = {find_op("batch_norm"), find_op("batch_norm_act")};
-  return (input == 3 || input == 4) && (&op == norms[0] || &op == norms[1]);
-}
-
 // The widest of the dtypes, whatever their order: f16 and bf16 together are as wide as f32.
 std::optional<DType> widest(std::span<const DType> dtypes) {
   std::optional<DType> result;
@@ -90,12 +84,14 @@ Plan plan_for(const Op& op, Policy policy, DType low, std::span<const DType> dty
 
 // What a call is made of one of its inputs.
 DType used_dtype(const Op& op, const Plan& plan, std::size_t input, DType given) {
-  return plan.cast && eligible(given) && !is_statistics(op, input) ? *plan.cast : given;
+  const bool state = input < 16 && (op.state_inputs >> input & 1) != 0;
+  return plan.cast && eligible(given) && !state ? *plan.cast : given;
 }
 
-OptionalDType* dtype_attribute(const Op& op, void* attributes) {
+// Where the attributes say which dtype the result is to have, if they can.
+std::int8_t* dtype_attribute(const Op& op, void* attributes) {
   if (op.dtype_attribute < 0 || !attributes) return nullptr;
-  return reinterpret_cast<OptionalDType*>(static_cast<char*>(attributes) + op.dtype_attribute);
+  return reinterpret_cast<std::int8_t*>(static_cast<char*>(attributes) + op.dtype_attribute);
 }
 
 std::string reason_for(const Op& op, const AutocastState& state, bool overridden) {
@@ -140,9 +136,9 @@ void hook(AutocastCall& call) {
     if (p) device = p->storage->device();
   }
   if (!(state.device_types >> device.type & 1)) return;
-  OptionalDType* out = dtype_attribute(call.op, call.attributes);
-  const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && out->has_value());
-  if (plan.output_float32 && out) *out = DType::f32;
+  std::int8_t* out = dtype_attribute(call.op, call.attributes);
+  const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && *out != kNoDType);
+  if (plan.output_float32 && out) *out = dtype_code(DType::f32);
   if (plan.cast) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
       const DType used = used_dtype(call.op, plan, i, dtypes[i]);

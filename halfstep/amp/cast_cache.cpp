@@ -103,7 +103,7 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
   Tensor result = same_memory(slot.data);
   if (state.grad_enabled) {
     const Tensor* input = &source;
-    const CastAttributes attributes{dtype};
+    const CastAttributes attributes = cast_attributes(dtype);
     op_hooks().record(cast_op(), {&input, 1}, &attributes, {&result, 1}, false);
   }
   if (slot.region != here.id) here.cached.push_back(source);

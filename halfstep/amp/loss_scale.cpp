@@ -76,8 +76,8 @@ LossScaleRules both_ways(const char* who, double init, double factor, int window
 }
 
 std::vector<int> fresh_counters(const LossScaleRules& rules) {
-  std::vector<int> result(scale_counter::kCount);
-  result[scale_counter::kGrowth] = rules.late_growth ? -1 : 0;
+  std::vector<int> result(HALFSTEP_SCALE_COUNTERS);
+  result[HALFSTEP_SCALE_GROWTH] = rules.late_growth ? -1 : 0;
   return result;
 }
 
@@ -143,7 +143,7 @@ void LossScale::start(Device device) {
   const NoGrad no_grad;
   scale_ = full({}, first_scale_, {.dtype = f32, .device = device});
   counters_ = halfstep::tensor(std::vector<double>(first_counters_.begin(), first_counters_.end()),
-                               {scale_counter::kCount}, {.dtype = i32, .device = device});
+                               {HALFSTEP_SCALE_COUNTERS}, {.dtype = i32, .device = device});
 }
 
 void LossScale::set_policy(const LossScalePolicy& policy) {
@@ -201,7 +201,7 @@ void LossScale::look(const int* counters, float scale, const std::function<std::
     const std::string names = culprits ? culprits() : std::string();
     return names.empty() ? names : ", last in " + names;
   };
-  const int at_floor = counters[scale_counter::kAtFloor], in_a_row = counters[scale_counter::kInARow];
+  const int at_floor = counters[HALFSTEP_SCALE_AT_FLOOR], in_a_row = counters[HALFSTEP_SCALE_IN_A_ROW];
   if (in_a_row < kManyInARow) next_row_ = kManyInARow;
   // The first time, and again when it has happened twice as often: not a line a step.
   if (at_floor >= next_told_) {
@@ -218,7 +218,7 @@ void LossScale::look(const int* counters, float scale, const std::function<std::
             "an infinity or NaN in the data or the weights?",
             in_a_row, scale, what()));
   }
-  if (r.error_at_floor && counters[scale_counter::kStuck] > 0) {
+  if (r.error_at_floor && counters[HALFSTEP_SCALE_STUCK] > 0) {
     fail<OverflowError>(
         "loss_scale: gradients overflow although the loss scale is at its floor of {}{}; expected a loss and a model "
         "whose values 16 bits can hold",
@@ -255,15 +255,15 @@ void LossScale::set(double scale) {
   scale_.fill_(scale);
 }
 
-int LossScale::growth_tracker() const { return counters()[scale_counter::kGrowth]; }
-int LossScale::overflows_in_a_row() const { return counters()[scale_counter::kInARow]; }
+int LossScale::growth_tracker() const { return counters()[HALFSTEP_SCALE_GROWTH]; }
+int LossScale::overflows_in_a_row() const { return counters()[HALFSTEP_SCALE_IN_A_ROW]; }
 
 std::map<std::string, double> LossScale::state_dict() const {
   const LossScaleRules& r = policy_.rules();
   const std::vector<int> now = counters();
-  std::map<std::string, double> state{{"scale", value()}, {kGrowthKey, now[scale_counter::kGrowth]}};
-  if (r.hysteresis > 1) state["hysteresis_used"] = now[scale_counter::kUsed];
-  if (r.overflow_limit > 0) state["overflows_in_a_row"] = now[scale_counter::kInARow];
+  std::map<std::string, double> state{{"scale", value()}, {kGrowthKey, now[HALFSTEP_SCALE_GROWTH]}};
+  if (r.hysteresis > 1) state["hysteresis_used"] = now[HALFSTEP_SCALE_USED];
+  if (r.overflow_limit > 0) state["overflows_in_a_row"] = now[HALFSTEP_SCALE_IN_A_ROW];
   return state;
 }
 
@@ -282,13 +282,13 @@ void LossScale::load_state_dict(const std::map<std::string, double>& state) {
   };
   const double scale = get("scale");
   check_scale(scale);
-  std::vector<int> counters(scale_counter::kCount);
+  std::vector<int> counters(HALFSTEP_SCALE_COUNTERS);
   const char* const growth = state.contains(kOldGrowthKey) && !state.contains(kGrowthKey) ? kOldGrowthKey : kGrowthKey;
-  counters[scale_counter::kGrowth] = whole(growth, get(growth), policy_.rules().late_growth ? -1 : 0);
+  counters[HALFSTEP_SCALE_GROWTH] = whole(growth, get(growth), policy_.rules().late_growth ? -1 : 0);
   // States of policies that don't count these have none.
   const auto optional = [&](const char* key) { return state.contains(key) ? whole(key, get(key), 0) : 0; };
-  counters[scale_counter::kUsed] = std::min(optional("hysteresis_used"), policy_.rules().hysteresis);
-  counters[scale_counter::kInARow] = optional("overflows_in_a_row");
+  counters[HALFSTEP_SCALE_USED] = std::min(optional("hysteresis_used"), policy_.rules().hysteresis);
+  counters[HALFSTEP_SCALE_IN_A_ROW] = optional("overflows_in_a_row");
   first_scale_ = scale;
   first_counters_ = counters;
   next_told_ = 1;
@@ -296,7 +296,7 @@ void LossScale::load_state_dict(const std::map<std::string, double>& state) {
   if (!started()) return;
   const NoGrad no_grad;
   scale_.fill_(scale);
-  counters_.copy_(halfstep::tensor(std::vector<double>(counters.begin(), counters.end()), {scale_counter::kCount},
+  counters_.copy_(halfstep::tensor(std::vector<double>(counters.begin(), counters.end()), {HALFSTEP_SCALE_COUNTERS},
                                    {.dtype = i32, .device = scale_.device()}));
 }
 

@@ -170,7 +170,7 @@ class HS_API LossScale {
 
   LossScalePolicy policy_;
   Tensor scale_;        // f32 []
-  Tensor counters_;     // i32 [scale_counter::kCount]
+  Tensor counters_;     // i32 [HALFSTEP_SCALE_COUNTERS]
   double first_scale_;  // until start()
   std::vector<int> first_counters_;
   mutable int next_told_ = 1;              // number of overflows at the floor at which to log again

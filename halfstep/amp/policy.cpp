@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// THE table: how autocast treats each op, and why. One table for all devices; a test fails when an op has no row.
+// THE table: how autocast treats each op, and why. One table for all devices; a test fails when an op has no row. Those
+// of backward passes need none: Op::backward says what they are.
 #include "halfstep/amp/policy.h"
 
 #include <algorithm>
@@ -107,7 +108,6 @@ constexpr Row kBanned[] = {
 };
 
 constexpr const char* kMoves = "only moves values";
-constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
 constexpr const char* kPlaces = "reads or writes at places: values are only moved";
 constexpr const char* kSums = "adds values to the input's, in float32, rounded once";
 constexpr const char* kRandom = "random numbers in the dtype that the caller named";
@@ -121,7 +121,6 @@ constexpr Row kMoving[] = {
     {"index_select", kPlaces},
     {"index_add", kSums},
     {"embedding", kPlaces},
-    {"embedding_backward", kBackward},
     {"nonzero", "gives integers"},
     {"nonzero_count", "gives an integer"},
     {"sort", kMoves},
@@ -129,7 +128,6 @@ constexpr Row kMoving[] = {
     {"tril", kMoves},
     {"triu", kMoves},
     {"diagonal", kMoves},
-    {"diagonal_backward", kBackward},
     {"uniform", kRandom},
     {"normal", kRandom},
     {"randint", kRandom},
@@ -140,42 +138,23 @@ constexpr Row kMoving[] = {
 
 constexpr const char* kExact = "exact, or rounded once: 16 bits lose nothing more";
 constexpr Row kPassThrough[] = {
-    {"add", kExact},
-    {"sub", kExact},
-    {"mul", kExact},
-    {"div", kExact},
-    {"neg", kExact},
-    {"div_scalar", kExact},
-    {"rdiv_scalar", kExact},
-    {"add_scalar", kExact},
-    {"mul_scalar", kExact},
-    {"to", "the caller named the dtype"},
-    {"clone", kMoves},
-    {"copy", kMoves},
-    {"fill", kMoves},
-    {"view", kMoves},
-    {"squeeze", kMoves},
-    {"unsqueeze", kMoves},
-    {"expand", kMoves},
-    {"permute", kMoves},
-    {"select", kMoves},
-    {"slice", kMoves},
-    {"as_strided", kMoves},
-    {"to_device", kMoves},
-    {"slice_backward", kBackward},
+    {"add", kExact},         {"sub", kExact},
+    {"mul", kExact},         {"div", kExact},
+    {"neg", kExact},         {"div_scalar", kExact},
+    {"rdiv_scalar", kExact}, {"add_scalar", kExact},
+    {"mul_scalar", kExact},  {"to", "the caller named the dtype"},
+    {"clone", kMoves},       {"copy", kMoves},
+    {"fill", kMoves},        {"view", kMoves},
+    {"squeeze", kMoves},     {"unsqueeze", kMoves},
+    {"expand", kMoves},      {"permute", kMoves},
+    {"select", kMoves},      {"slice", kMoves},
+    {"as_strided", kMoves},  {"to_device", kMoves},
 };
 
 // Reductions, softmax, normalisation and losses.
 constexpr Row kPassThroughReductions[] = {
     {"batch_norm", "keeps its input's dtype: statistics and parameters are float32 inside"},
     {"batch_norm_act", "keeps its input's dtype, as batch_norm, and rounds once"},
-    {"scaled_dot_product_attention_backward", kBackward},
-    {"norm_backward", kBackward},
-    {"batch_norm_backward", kBackward},
-    {"conv2d_backward_input", kBackward},
-    {"conv2d_backward_weight", kBackward},
-    {"batch_norm_act_backward", kBackward},
-    {"pair_loss_backward", kBackward},
     {"mean", kExact},
     {"var", kExact},
     {"std", kExact},
@@ -189,23 +168,6 @@ constexpr Row kPassThroughReductions[] = {
     {"any", kExact},
     {"all", kExact},
     {"count_nonzero", kExact},
-    {"div_or_zero", kBackward},
-    {"mul_wide", kBackward},
-    {"scaled_ratio", kBackward},
-    {"div_backward", kBackward},
-    {"hypot_backward", kBackward},
-    {"atan2_backward", kBackward},
-    {"prod_others", kBackward},
-    {"extreme_weights", kBackward},
-    {"signed_pow", kBackward},
-    {"put_along", kBackward},
-    {"pick_along", kBackward},
-    {"cumprod_backward", kBackward},
-    {"softmax_backward", kBackward},
-    {"log_softmax_backward", kBackward},
-    {"cross_entropy_backward", kBackward},
-    {"cross_entropy_targets", kBackward},
-    {"nll_loss_backward", kBackward},
 };
 
 constexpr const char* kInside =
@@ -273,37 +235,12 @@ constexpr Row kPointwise[] = {
     {"bitwise_or", kBool},
     {"bitwise_xor", kBool},
     {"bitwise_not", kBool},
-    {"clamp_backward", kBackward},
-    {"hardtanh_backward", kBackward},
-    {"relu_backward", kBackward},
-    {"leaky_relu_backward", kBackward},
-    {"elu_backward", kBackward},
-    {"gelu_backward", kBackward},
-    {"gelu_tanh_backward", kBackward},
-    {"silu_backward", kBackward},
-    {"mish_backward", kBackward},
-    {"hardswish_backward", kBackward},
-    {"sigmoid_backward", kBackward},
-    {"tanh_backward", kBackward},
-    {"logsigmoid_backward", kBackward},
-    {"softplus_backward", kBackward},
 };
 
 // Pooling, resizing and padding of images.
 constexpr Row kImages[] = {
-    {"max_pool2d", kMoves},
-    {"max_pool2d_backward", kBackward},
-    {"max_pool2d_pick", kBackward},
-    {"adaptive_max_pool2d", kMoves},
-    {"adaptive_max_pool2d_backward", kBackward},
-    {"adaptive_max_pool2d_pick", kBackward},
-    {"avg_pool2d", kExact},
-    {"avg_pool2d_backward", kBackward},
-    {"adaptive_avg_pool2d", kExact},
-    {"adaptive_avg_pool2d_backward", kBackward},
-    {"interpolate_backward", kBackward},
+    {"max_pool2d", kMoves}, {"adaptive_max_pool2d", kMoves}, {"avg_pool2d", kExact}, {"adaptive_avg_pool2d", kExact},
     {"pad", kMoves},
-    {"pad_backward", kBackward},
 };
 
 struct Table {
@@ -332,6 +269,12 @@ Table& table() {
   return instance;
 }
 
+constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
+
+PolicyRow row_without_entry(const Op& op) {
+  return {op.name, Policy::pass_through, op.backward ? kBackward : "not in the table: an op of the program's own"};
+}
+
 constexpr const char* kNames[] = {"lower precision", "float32", "float32 output", "widest", "pass through", "banned"};
 
 }  // namespace
@@ -352,6 +295,9 @@ std::vector<PolicyRow> policy_table() {
   std::shared_lock lock(t.mutex);
   std::vector<PolicyRow> result;
   for (const auto& [name, row] : t.rows) result.push_back(row);
+  for (const Op* op : all_ops()) {
+    if (op->backward && !t.rows.contains(std::string_view(op->name))) result.push_back(row_without_entry(*op));
+  }
   std::sort(result.begin(), result.end(),
             [](const PolicyRow& a, const PolicyRow& b) { return std::tie(a.policy, a.op) < std::tie(b.policy, b.op); });
   return result;
@@ -361,8 +307,7 @@ PolicyRow policy_row(const Op& op) {
   Table& t = table();
   std::shared_lock lock(t.mutex);
   const auto it = t.rows.find(std::string_view(op.name));
-  if (it != t.rows.end()) return it->second;
-  return {op.name, Policy::pass_through, "not in the table: an op of the program's own"};
+  return it != t.rows.end() ? it->second : row_without_entry(op);
 }
 
 Policy policy_of(const Op& op) {
@@ -377,6 +322,7 @@ Policy policy_of(const Op& op) {
 void add_policy(std::string_view op, Policy policy, std::string_view reason) {
   const Op* known = find_op(op);
   if (!known) fail<AmpError>("add_policy: there is no op called {}", op);
+  if (known->backward) fail<AmpError>("add_policy: {} is part of a backward pass: {}", op, kBackward);
   Table& t = table();
   std::lock_guard lock(t.mutex);
   if (!t.rows.emplace(std::string(op), PolicyRow{std::string(op), policy, std::string(reason)}).second) {

@@ -36,11 +36,12 @@ struct PolicyRow {
 /// The table for all devices, by class and name: PyTorch's CUDA list plus the deviations that
 /// docs/guide/mixed-precision.md explains.
 HS_API std::vector<PolicyRow> policy_table();
-/// The row of an op; ops without one (custom ops) pass through.
+/// The row of an op; ops without one (custom ops, those of backward passes) pass through.
 HS_API PolicyRow policy_row(const Op& op);
 /// The policy of an op, from the table.
 HS_API Policy policy_of(const Op& op);
-/// Adds a row for a custom op. Throws AmpError when the op doesn't exist or has a row already.
+/// Adds a row for a custom op. Throws AmpError when the op doesn't exist, has a row already, or is part of a backward
+/// pass (Op::backward).
 HS_API void add_policy(std::string_view op, Policy policy, std::string_view reason);
 
 }  // namespace halfstep::amp

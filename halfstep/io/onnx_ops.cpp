@@ -6,7 +6,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/io/onnx_internal.h"
-#include "halfstep/ops/attention_attributes.h"
+#include "halfstep/ops/attributes.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/triangle.h"
 

@@ -36,14 +36,15 @@ const Op& define_parametric(const char* name, const char* signature, GradFn grad
   op.infer = infer_activation;
   op.grad = grad;
   op.saves[0] = in(0);
-  op.attributes_size = sizeof(ActivationAttributes);
+  op.attributes = &attribute_struct<ActivationAttributes>();
   return define_op(op);
 }
 // Gradient kernels: (grad, x or y).
 const Op& define_backward(const char* name, bool parametric = false) {
   Op op{.name = name, .signature = "grad, input or output"};
   op.infer = detail::infer_common_floating;
-  op.attributes_size = parametric ? sizeof(ActivationAttributes) : 0;
+  if (parametric) op.attributes = &attribute_struct<ActivationAttributes>();
+  op.backward = true;
   return define_op(op);
 }
 
@@ -58,6 +59,7 @@ const Op& relu_backward_op = define_op({
           if (c.needs(1)) c.set(1, zeros(c.input_sizes(1), {.dtype = c.input_dtype(1), .device = c.device(1)}));
         },
     .saves = {in(1)},
+    .backward = true,
 });
 const Op& relu_op = define_unary(
     "relu", infer_unary_numeric,
@@ -186,7 +188,8 @@ const Op& hardtanh_backward_op = define_op({
           if (c.needs(1)) c.set(1, zeros(c.input_sizes(1), {.dtype = c.input_dtype(1), .device = c.device(1)}));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(ClampAttributes),
+    .attributes = &attribute_struct<ClampAttributes>(),
+    .backward = true,
 });
 Tensor hardtanh_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes) {
   return call(hardtanh_backward_op, {&grad, &input}, attributes);
@@ -197,7 +200,7 @@ const Op& hardtanh_op = define_op({
     .infer = infer_activation,
     .grad = [](GradContext& c) { c.set(0, hardtanh_backward(g(c), x(c), c.attributes<ClampAttributes>())); },
     .saves = {in(0)},
-    .attributes_size = sizeof(ClampAttributes),
+    .attributes = &attribute_struct<ClampAttributes>(),
 });
 
 const Op& sigmoid_backward_op = define_backward("sigmoid_backward");

@@ -78,7 +78,7 @@ const Op& add_op = define_op({
           const double alpha = c.attributes<AlphaAttributes>().alpha;
           if (c.needs(1)) c.set(1, alpha == 1 ? c.grad() : c.grad() * alpha_of(c));
         },
-    .attributes_size = sizeof(AlphaAttributes),
+    .attributes = &attribute_struct<AlphaAttributes>(),
 });
 const Op& sub_op = define_op({
     .name = "sub",
@@ -89,7 +89,7 @@ const Op& sub_op = define_op({
           if (c.needs(0)) c.set(0, c.grad());
           if (c.needs(1)) c.set(1, c.grad() * Scalar(-c.attributes<AlphaAttributes>().alpha));
         },
-    .attributes_size = sizeof(AlphaAttributes),
+    .attributes = &attribute_struct<AlphaAttributes>(),
 });
 const Op& mul_op = define_op({
     .name = "mul",
@@ -119,7 +119,7 @@ const Op& div_scalar_op = define_op({
     .signature = "div(input, number)",
     .infer = infer_div_scalar,
     .grad = [](GradContext& c) { c.set(0, c.grad() / number_of(c)); },
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& rdiv_scalar_op = define_op({
     .name = "rdiv_scalar",
@@ -127,7 +127,7 @@ const Op& rdiv_scalar_op = define_op({
     .infer = infer_div_scalar,
     .grad = [](GradContext& c) { c.set(0, neg(detail::scaled_ratio(c.grad(), c.output(), c.input(0)))); },
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& neg_op = define_op({
     .name = "neg",
@@ -140,14 +140,14 @@ const Op& add_scalar_op = define_op({
     .signature = "add(input, number)",
     .infer = infer_scalar,
     .grad = [](GradContext& c) { c.set(0, c.grad()); },
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& mul_scalar_op = define_op({
     .name = "mul_scalar",
     .signature = "mul(input, number)",
     .infer = infer_scalar,
     .grad = [](GradContext& c) { c.set(0, c.grad() * number_of(c)); },
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 
 AlphaAttributes alpha_attributes(Scalar alpha) { return {.alpha = alpha.to_double(), .integer_alpha = alpha.to_int()}; }

@@ -7,7 +7,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
-#include "halfstep/ops/attention_attributes.h"
+#include "halfstep/ops/attributes.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/dropout_internal.h"
@@ -68,7 +68,7 @@ const Op& attention_backward_op = define_op({
           const Shape out = result_sizes(ctx.input(1), ctx.input(2), ctx.input(3));
           for (int i = 0; i < 3; ++i) {
             const Tensor& x = ctx.input(i + 1);
-            const DType wanted = a.dtypes[i].or_else(dtype);
+            const DType wanted = dtype_or(a.dtypes[i], dtype);
             if (!a.want[i]) {
               ctx.output({0}, wanted);
             } else {
@@ -78,8 +78,9 @@ const Op& attention_backward_op = define_op({
           ctx.output(a.want[3] ? Shape{out[0], out[1], out[2], ctx.input(2).size(2)} : Shape{0},
                      accumulate_dtype(dtype));
         },
-    .attributes_size = sizeof(AttentionAttributes),
+    .attributes = &attribute_struct<AttentionAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // [b, heads, ...] with each head repeated so that there are `n`; one head broadcasts by itself.
@@ -137,7 +138,7 @@ void attention_gradient(GradContext& c) {
   if (c.create_graph) return composed_gradient(c);
   AttentionAttributes a = c.attributes<AttentionAttributes>();
   for (int i = 0; i < 4; ++i) a.want[i] = c.needs(i);
-  for (int i = 0; i < 3; ++i) a.dtypes[i] = c.grad_dtype(i);
+  for (int i = 0; i < 3; ++i) a.dtypes[i] = dtype_code(c.grad_dtype(i));
   // The value is not saved when only its own gradient is asked for: anything of its size stands for it.
   const Tensor v = c.input(2).defined()
                        ? c.input(2)
@@ -165,7 +166,7 @@ const Op& attention_op = define_op({
     .grad = attention_gradient,
     .saves = {in(0, 1, 2, 3, 4) | out(1), in(0, 1, 2, 3, 4) | out(1), in(0, 1, 3, 4) | out(1),
               in(0, 1, 2, 3, 4) | out(1)},
-    .attributes_size = sizeof(AttentionAttributes),
+    .attributes = &attribute_struct<AttentionAttributes>(),
 });
 
 [[noreturn]] void refuse(const char* what, const Tensor& q, const Tensor& k, const Tensor& v) {

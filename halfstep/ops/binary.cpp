@@ -103,7 +103,7 @@ const Op& pow_scalar_op = define_op({
           }
         },
     .saves = {in(0)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& scalar_pow_op = define_op({
     .name = "scalar_pow",
@@ -120,7 +120,7 @@ const Op& scalar_pow_op = define_op({
           }
         },
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& atan2_op = define_op({
     .name = "atan2",
@@ -166,7 +166,7 @@ const Op& lerp_scalar_op = define_op({
           if (c.needs(0)) c.set(0, c.grad() * (1 - weight));
           if (c.needs(1)) c.set(1, c.grad() * weight);
         },
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& addcmul_op = define_op({
     .name = "addcmul",
@@ -180,7 +180,7 @@ const Op& addcmul_op = define_op({
           if (c.needs(2)) c.set(2, c.grad() * (c.input(1) * value));
         },
     .saves = {0, in(2), in(1)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 const Op& addcdiv_op = define_op({
     .name = "addcdiv",
@@ -201,7 +201,7 @@ const Op& addcdiv_op = define_op({
           if (c.needs(2)) c.set(2, detail::div_backward(c.grad(), c.input(1), c.input(2)) * value);
         },
     .saves = {0, in(2), in(1, 2)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 
 // Linear in the gradient, and a step function of the input: its own gradient is itself.
@@ -216,7 +216,8 @@ const Op& clamp_backward_op = define_op({
           if (c.needs(1)) c.set(1, zeros(c.input_sizes(1), {.dtype = c.input_dtype(1), .device = c.device(1)}));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(ClampAttributes),
+    .attributes = &attribute_struct<ClampAttributes>(),
+    .backward = true,
 });
 Tensor clamp_backward(const Tensor& grad, const Tensor& input, const ClampAttributes& attributes) {
   return call(clamp_backward_op, {&grad, &input}, attributes);
@@ -227,7 +228,7 @@ const Op& clamp_op = define_op({
     .infer = detail::infer_unary_numeric,
     .grad = [](GradContext& c) { c.set(0, clamp_backward(c.grad(), c.input(0), c.attributes<ClampAttributes>())); },
     .saves = {in(0)},
-    .attributes_size = sizeof(ClampAttributes),
+    .attributes = &attribute_struct<ClampAttributes>(),
 });
 
 ClampAttributes clamp_attributes(const std::optional<Scalar>& min, const std::optional<Scalar>& max) {

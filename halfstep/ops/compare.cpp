@@ -103,7 +103,7 @@ const Op& masked_fill_op = define_op({
         },
     .grad = [](GradContext& c) { c.set(0, masked_fill(c.grad(), c.input(1), 0)); },
     .saves = {in(1)},
-    .attributes_size = sizeof(ScalarAttributes),
+    .attributes = &attribute_struct<ScalarAttributes>(),
 });
 
 }  // namespace

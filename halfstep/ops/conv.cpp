@@ -56,8 +56,8 @@ Tensor backward_input(const Tensor& gradient, const Tensor& weight, ConvAttribut
 Tensor backward_weight(const Tensor& gradient, const Tensor& x, const Tensor& weight, ConvAttributes a);
 
 ConvAttributes with(ConvAttributes a, const Shape& sizes, DType dtype) {
-  a.sizes = sizes;
-  a.dtype = dtype;
+  a.sizes = int_list(sizes);
+  a.dtype = dtype_code(dtype);
   return a;
 }
 Tensor channel_sums(const Tensor& g, DType dtype) { return sum(g, {0, 2, 3}, {.dtype = dtype}); }
@@ -71,11 +71,11 @@ const Op& conv2d_op = define_op({
           const auto& a = ctx.attributes<ConvAttributes>();
           const Tensor &x = ctx.input(0), &w = ctx.input(1);
           // As a gradient of a transposed convolution with output_padding it may have fewer places than fit.
-          const Shape sizes = a.sizes.size > 0 ? a.sizes.shape()
+          const Shape sizes = a.sizes.size > 0 ? shape_of(a.sizes)
                                                : Shape{x.size(0), w.size(0), out_size(a, 0, x.size(2), w.size(2)),
                                                        out_size(a, 1, x.size(3), w.size(3))};
           ctx.output(sizes, layout(sizes, channels_last(x) || channels_last(w)),
-                     a.dtype.or_else(operand_dtype(ctx, 3)));
+                     dtype_or(a.dtype, operand_dtype(ctx, 3)));
         },
     .grad =
         [](GradContext& c) {
@@ -90,7 +90,7 @@ const Op& conv2d_op = define_op({
           if (c.needs(2)) c.set(2, channel_sums(g, c.grad_dtype(2)));
         },
     .saves = {in(1), in(0, 1), 0},
-    .attributes_size = sizeof(ConvAttributes),
+    .attributes = &attribute_struct<ConvAttributes>(),
 });
 
 // Inputs: gradient of the output, weight. Output: gradient of the input, of `sizes`.
@@ -100,9 +100,9 @@ const Op& backward_input_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<ConvAttributes>();
-          const Shape sizes = a.sizes.shape();
+          const Shape sizes = shape_of(a.sizes);
           ctx.output(sizes, layout(sizes, channels_last(ctx.input(0)) || channels_last(ctx.input(1))),
-                     a.dtype.or_else(operand_dtype(ctx, 2)));
+                     dtype_or(a.dtype, operand_dtype(ctx, 2)));
         },
     .grad =
         [](GradContext& c) {
@@ -113,7 +113,8 @@ const Op& backward_input_op = define_op({
           }
         },
     .saves = {in(1), in(0, 1)},
-    .attributes_size = sizeof(ConvAttributes),
+    .attributes = &attribute_struct<ConvAttributes>(),
+    .backward = true,
 });
 
 // Inputs: gradient of the output, input, and a weight whose layout the result gets (its values aren't read).
@@ -123,9 +124,9 @@ const Op& backward_weight_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<ConvAttributes>();
-          const Shape sizes = a.sizes.shape();
+          const Shape sizes = shape_of(a.sizes);
           const bool last = ctx.has(2) && channels_last(ctx.input(2));
-          ctx.output(sizes, layout(sizes, last), a.dtype.or_else(operand_dtype(ctx, 2)));
+          ctx.output(sizes, layout(sizes, last), dtype_or(a.dtype, operand_dtype(ctx, 2)));
         },
     .grad =
         [](GradContext& c) {
@@ -134,7 +135,8 @@ const Op& backward_weight_op = define_op({
           if (c.needs(1)) c.set(1, backward_input(c.input(0), c.grad(), with(a, c.input_sizes(1), c.grad_dtype(1))));
         },
     .saves = {in(1), in(0)},
-    .attributes_size = sizeof(ConvAttributes),
+    .attributes = &attribute_struct<ConvAttributes>(),
+    .backward = true,
 });
 
 // Inputs: x [N, C, H, W], weight [C, O / groups, KH, KW], bias [O]; the result's sizes are attributes. x stands where
@@ -146,9 +148,9 @@ const Op& conv_transpose2d_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<ConvAttributes>();
-          const Shape sizes = a.sizes.shape();
+          const Shape sizes = shape_of(a.sizes);
           ctx.output(sizes, layout(sizes, channels_last(ctx.input(0)) || channels_last(ctx.input(1))),
-                     a.dtype.or_else(operand_dtype(ctx, 3)));
+                     dtype_or(a.dtype, operand_dtype(ctx, 3)));
         },
     .grad =
         [](GradContext& c) {
@@ -161,7 +163,7 @@ const Op& conv_transpose2d_op = define_op({
           if (c.needs(2)) c.set(2, channel_sums(g, c.grad_dtype(2)));
         },
     .saves = {in(1), in(0, 1), 0},
-    .attributes_size = sizeof(ConvAttributes),
+    .attributes = &attribute_struct<ConvAttributes>(),
 });
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, ConvAttributes a) {
@@ -305,7 +307,7 @@ Tensor conv_transpose(const char* op, int dims, const Tensor& input, const Tenso
     }
     sizes.push_back(size);
   }
-  a.sizes = sizes;
+  a.sizes = int_list(sizes);
   const bool last = channels_last(x) || channels_last(w);
   const Tensor dense_x = dense(x, last), dense_w = dense(w, last);
   const Tensor dense_bias = bias.defined() ? bias.contiguous() : bias;

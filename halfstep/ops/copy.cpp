@@ -23,10 +23,11 @@ const Op& to_op = define_op({
         [](InferContext& ctx) {
           check_defined(ctx.input(0), ctx.name(), "a tensor");
           const Tensor& x = ctx.input(0);
-          ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), ctx.attributes<CastAttributes>().dtype);
+          ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()),
+                     static_cast<DType>(ctx.attributes<CastAttributes>().dtype));
         },
     .grad = [](GradContext& c) { c.set(0, cast(c.grad(), c.grad_dtype(0))); },
-    .attributes_size = sizeof(CastAttributes),
+    .attributes = &attribute_struct<CastAttributes>(),
 });
 
 const Op& clone_op = define_op({
@@ -43,7 +44,7 @@ const Op& clone_op = define_op({
           ctx.output(x.sizes(), strides, x.dtype());
         },
     .grad = [](GradContext& c) { c.set(0, c.grad()); },
-    .attributes_size = sizeof(ViewAttributes),
+    .attributes = &attribute_struct<ViewAttributes>(),
 });
 
 // copy_: input 0 is the destination (its old values don't matter), input 1 the source.
@@ -165,7 +166,7 @@ const Op& cast_op() { return to_op; }
 Tensor cast(const Tensor& source, DType dtype) {
   check_defined(source, "to", "a tensor");
   if (source.dtype() == dtype) return source;
-  return call(to_op, {&source}, CastAttributes{dtype});
+  return call(to_op, {&source}, cast_attributes(dtype));
 }
 
 Tensor cast_unrecorded(const Tensor& source, DType dtype) {

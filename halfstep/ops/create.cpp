@@ -24,7 +24,7 @@ const Op& fill_op = define_op({
     .infer = [](InferContext& ctx) { ctx.output(ctx.input(0).sizes(), ctx.input(0).strides(), ctx.input(0).dtype()); },
     .grad =
         [](GradContext& c) { c.set(0, zeros(c.input_sizes(0), {.dtype = c.input_dtype(0), .device = c.device(0)})); },
-    .attributes_size = sizeof(FillAttributes),
+    .attributes = &attribute_struct<FillAttributes>(),
 });
 
 ScalarValue scalar_value(const Scalar& s) {

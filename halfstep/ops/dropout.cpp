@@ -27,7 +27,7 @@ const Op& dropout_op = define_op({
           c.set(0, call(c.op(), {&c.grad(), &c.input(1)}, c.attributes<DropoutAttributes>()));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(DropoutAttributes),
+    .attributes = &attribute_struct<DropoutAttributes>(),
 });
 
 }  // namespace

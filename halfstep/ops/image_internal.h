@@ -18,7 +18,7 @@ namespace halfstep::detail {
 inline IntList geometry(const Shape& sizes, const Shape& strides) {
   Shape both = sizes;
   for (const std::int64_t s : strides) both.push_back(s);
-  return both;
+  return int_list(both);
 }
 /// The `n` strides at the end of geometry().
 inline Shape strides_in(const IntList& list, int n = 4) {

@@ -99,7 +99,7 @@ const Op& gather_op = define_op({
           c.set(0, scatter_add(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(AlongAttributes),
+    .attributes = &attribute_struct<AlongAttributes>(),
 });
 
 const Op& scatter_op = define_op({
@@ -113,7 +113,7 @@ const Op& scatter_op = define_op({
           if (c.needs(2)) c.set(2, gather_for(c.grad(), dim, c.input(1), c.input_sizes(2)));
         },
     .saves = {in(1), 0, in(1)},
-    .attributes_size = sizeof(AlongAttributes),
+    .attributes = &attribute_struct<AlongAttributes>(),
 });
 
 const Op& scatter_value_op = define_op({
@@ -129,7 +129,7 @@ const Op& scatter_value_op = define_op({
           c.set(0, scatter(c.grad(), c.attributes<ScatterValueAttributes>().dim, c.input(1), Scalar(0)));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(ScatterValueAttributes),
+    .attributes = &attribute_struct<ScatterValueAttributes>(),
 });
 
 const Op& scatter_add_op = define_op({
@@ -144,7 +144,7 @@ const Op& scatter_add_op = define_op({
           }
         },
     .saves = {0, 0, in(1)},
-    .attributes_size = sizeof(AlongAttributes),
+    .attributes = &attribute_struct<AlongAttributes>(),
 });
 
 const Op& index_select_op = define_op({
@@ -169,7 +169,7 @@ const Op& index_select_op = define_op({
           c.set(0, index_add(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(AlongAttributes),
+    .attributes = &attribute_struct<AlongAttributes>(),
 });
 
 const Op& index_add_op = define_op({
@@ -204,7 +204,7 @@ const Op& index_add_op = define_op({
           }
         },
     .saves = {0, 0, in(1)},
-    .attributes_size = sizeof(IndexAddAttributes),
+    .attributes = &attribute_struct<IndexAddAttributes>(),
 });
 
 Tensor embedding_backward(const Tensor& gradient, const Tensor& indices, const EmbeddingAttributes& attributes);
@@ -225,11 +225,11 @@ const Op& embedding_op = define_op({
     .grad =
         [](GradContext& c) {
           EmbeddingAttributes a = c.attributes<EmbeddingAttributes>();
-          a.dtype = c.grad_dtype(0);
+          a.dtype = dtype_code(c.grad_dtype(0));
           c.set(0, embedding_backward(c.grad(), c.input(1), a));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(EmbeddingAttributes),
+    .attributes = &attribute_struct<EmbeddingAttributes>(),
 });
 
 // [*, width] and indices [*] -> [rows, width]: the sum of the gradients of each row.
@@ -239,7 +239,7 @@ const Op& embedding_backward_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<EmbeddingAttributes>();
-          ctx.output({a.rows, ctx.input(0).sizes().back()}, a.dtype.or_else(ctx.input(0).dtype()));
+          ctx.output({a.rows, ctx.input(0).sizes().back()}, dtype_or(a.dtype, ctx.input(0).dtype()));
         },
     .grad =
         [](GradContext& c) {
@@ -250,7 +250,8 @@ const Op& embedding_backward_op = define_op({
           c.set(0, call(embedding_op, {&g, &c.input(1)}, a));
         },
     .saves = {in(1)},
-    .attributes_size = sizeof(EmbeddingAttributes),
+    .attributes = &attribute_struct<EmbeddingAttributes>(),
+    .backward = true,
 });
 
 Tensor embedding_backward(const Tensor& gradient, const Tensor& indices, const EmbeddingAttributes& attributes) {

@@ -74,7 +74,7 @@ const Op& index_put_op = define_op({
           if (c.needs(1)) c.set(1, call_index(c.grad(), at));
         },
     .saves = {in(2, 3, 4, 5, 6, 7, 8, 9), in(2, 3, 4, 5, 6, 7, 8, 9)},
-    .attributes_size = sizeof(IndexPutAttributes),
+    .attributes = &attribute_struct<IndexPutAttributes>(),
 });
 
 // How many elements are not zero: an i64 tensor of one element.
@@ -90,7 +90,7 @@ const Op& nonzero_op = define_op({
         [](InferContext& ctx) {
           ctx.output({ctx.attributes<CountAttributes>().count, ctx.input(0).dim()}, DType::i64);
         },
-    .attributes_size = sizeof(CountAttributes),
+    .attributes = &attribute_struct<CountAttributes>(),
 });
 
 Tensor call_index(const Tensor& x, std::span<const Tensor> at) {

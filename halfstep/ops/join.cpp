@@ -82,7 +82,7 @@ const Op& cat_op = define_op({
             at += length;
           }
         },
-    .attributes_size = sizeof(AlongAttributes),
+    .attributes = &attribute_struct<AlongAttributes>(),
 });
 
 const Op& flip_op = define_op({
@@ -93,8 +93,8 @@ const Op& flip_op = define_op({
           const Tensor& x = ctx.input(0);
           ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), x.dtype());
         },
-    .grad = [](GradContext& c) { c.set(0, flip(c.grad(), c.attributes<DimsAttributes>().dims.shape())); },
-    .attributes_size = sizeof(DimsAttributes),
+    .grad = [](GradContext& c) { c.set(0, flip(c.grad(), shape_of(c.attributes<DimsAttributes>().dims))); },
+    .attributes = &attribute_struct<DimsAttributes>(),
 });
 
 // Each dimension once, counted from the front.
@@ -264,7 +264,7 @@ Tensor roll(const Tensor& input, const Shape& shifts, const Shape& dims) {
 
 Tensor flip(const Tensor& input, const Shape& dims) {
   check_defined(input, "flip", "a tensor");
-  return call(flip_op, {&input}, DimsAttributes{.dims = wrap_dims(dims, input.dim(), "flip")});
+  return call(flip_op, {&input}, DimsAttributes{.dims = int_list(wrap_dims(dims, input.dim(), "flip"))});
 }
 
 }  // namespace halfstep

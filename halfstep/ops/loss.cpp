@@ -55,7 +55,7 @@ void infer_class_loss(InferContext& ctx, bool logits) {
 // Inputs: gradient, input, target, weight, divisor (, maxima and sums).
 void infer_class_loss_backward(InferContext& ctx) {
   const Tensor& x = ctx.input(1);
-  ctx.output(x.sizes(), ctx.attributes<ClassLossAttributes>().dtype.or_else(x.dtype()));
+  ctx.output(x.sizes(), dtype_or(ctx.attributes<ClassLossAttributes>().dtype, x.dtype()));
   if (ctx.has(3)) ctx.cast(accumulate_dtype(x.dtype()), 8);
 }
 
@@ -63,15 +63,17 @@ const Op& cross_entropy_backward_op = define_op({
     .name = "cross_entropy_backward",
     .signature = "cross_entropy_backward(gradient, input, target, weight, divisor, parts)",
     .infer = infer_class_loss_backward,
-    .attributes_size = sizeof(ClassLossAttributes),
+    .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& nll_loss_backward_op = define_op({
     .name = "nll_loss_backward",
     .signature = "nll_loss_backward(gradient, input, target, weight, divisor)",
     .infer = infer_class_loss_backward,
-    .attributes_size = sizeof(ClassLossAttributes),
+    .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 // The weight that each sample gives each class: what the loss is linear in.
 const Op& cross_entropy_targets_op = define_op({
@@ -82,17 +84,18 @@ const Op& cross_entropy_targets_op = define_op({
           const auto& a = ctx.attributes<ClassLossAttributes>();
           Shape sizes = ctx.input(0).sizes();
           sizes.insert(1, a.classes);
-          ctx.output(sizes, a.dtype.or_else(DType::f32));
-          if (ctx.has(1)) ctx.cast(a.dtype.or_else(DType::f32), 2);
+          ctx.output(sizes, dtype_or(a.dtype, DType::f32));
+          if (ctx.has(1)) ctx.cast(dtype_or(a.dtype, DType::f32), 2);
         },
-    .attributes_size = sizeof(ClassLossAttributes),
+    .attributes = &attribute_struct<ClassLossAttributes>(),
     .key = -1,
+    .backward = true,
 });
 
 Tensor dense_targets(const GradContext& c) {
   ClassLossAttributes a = c.attributes<ClassLossAttributes>();
   a.classes = c.input_sizes(0)[1];
-  a.dtype = accumulate_dtype(c.input_dtype(0));
+  a.dtype = dtype_code(accumulate_dtype(c.input_dtype(0)));
   return call(cross_entropy_targets_op, {&c.input(1), &c.input(2)}, a);
 }
 // The gradient of one term a sample, [N, 1, ...] or a number.
@@ -112,7 +115,7 @@ const Op& cross_entropy_op = define_op({
           const Tensor &x = c.input(0), &divisor = c.output(2);
           if (!c.create_graph) {
             ClassLossAttributes a = c.attributes<ClassLossAttributes>();
-            a.dtype = c.grad_dtype(0);
+            a.dtype = dtype_code(c.grad_dtype(0));
             c.set(0, call(cross_entropy_backward_op, {&c.grad(), &x, &c.input(1), &c.input(2), &divisor, &c.output(1)},
                           a));
             return;
@@ -122,7 +125,7 @@ const Op& cross_entropy_op = define_op({
           c.set(0, term_gradient(c, divisor) * (sum(q, {1}, {.keepdim = true}) * p - q));
         },
     .saves = {in(0, 1, 2) | out(1, 2)},
-    .attributes_size = sizeof(ClassLossAttributes),
+    .attributes = &attribute_struct<ClassLossAttributes>(),
 });
 const Op& nll_loss_op = define_op({
     .name = "nll_loss",
@@ -134,14 +137,14 @@ const Op& nll_loss_op = define_op({
           const Tensor& divisor = c.output(1);
           if (!c.create_graph) {
             ClassLossAttributes a = c.attributes<ClassLossAttributes>();
-            a.dtype = c.grad_dtype(0);
+            a.dtype = dtype_code(c.grad_dtype(0));
             c.set(0, call(nll_loss_backward_op, {&c.grad(), &c.input(0), &c.input(1), &c.input(2), &divisor}, a));
             return;
           }
           c.set(0, neg(term_gradient(c, divisor) * dense_targets(c)));
         },
     .saves = {in(0, 1, 2) | out(1)},
-    .attributes_size = sizeof(ClassLossAttributes),
+    .attributes = &attribute_struct<ClassLossAttributes>(),
 });
 
 void check_reduction(Reduction reduction, const char* op) {

@@ -26,7 +26,7 @@ DType product_dtype(InferContext& ctx) {
   if (is_float8(dtype) || dtype == DType::boolean) {
     fail<DTypeError>("{}: {} is not supported here; convert with .to()", ctx.name(), name(dtype));
   }
-  return ctx.attributes<MatmulAttributes>().dtype.or_else(dtype);
+  return dtype_or(ctx.attributes<MatmulAttributes>().dtype, dtype);
 }
 
 void infer_mm(InferContext& ctx) {
@@ -65,7 +65,7 @@ void infer_linear(InferContext& ctx) {
 
 MatmulAttributes attributes_of(const MatmulOptions& options) {
   MatmulAttributes a;
-  if (options.dtype) a.dtype = *options.dtype;
+  if (options.dtype) a.dtype = dtype_code(*options.dtype);
   return a;
 }
 
@@ -79,7 +79,7 @@ const Op& mm_op = define_op({
           if (c.needs(1)) c.set(1, mm(matrix_transpose(c.input(0)), c.grad(), {.dtype = c.grad_dtype(1)}));
         },
     .saves = {in(1), in(0)},
-    .attributes_size = sizeof(MatmulAttributes),
+    .attributes = &attribute_struct<MatmulAttributes>(),
 });
 
 const Op& bmm_op = define_op({
@@ -92,7 +92,7 @@ const Op& bmm_op = define_op({
           if (c.needs(1)) c.set(1, bmm(matrix_transpose(c.input(0)), c.grad(), {.dtype = c.grad_dtype(1)}));
         },
     .saves = {in(1), in(0)},
-    .attributes_size = sizeof(MatmulAttributes),
+    .attributes = &attribute_struct<MatmulAttributes>(),
 });
 
 // On matrices; linear() brings other shapes to that.
@@ -108,7 +108,7 @@ const Op& linear_op = define_op({
           if (c.needs(2)) c.set(2, sum(g, {0}, {.dtype = c.grad_dtype(2)}));
         },
     .saves = {in(1), in(0)},
-    .attributes_size = sizeof(MatmulAttributes),
+    .attributes = &attribute_struct<MatmulAttributes>(),
 });
 
 const Op& mv_op = define_op({.name = "mv", .signature = "mv(input, vector)", .composite = true});

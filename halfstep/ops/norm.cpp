@@ -37,13 +37,14 @@ const Op& norm_backward_op = define_op({
           const Tensor& x = ctx.input(1);
           const DType inner = accumulate_dtype(x.dtype());
           const std::int64_t places = a.rows == 0 ? 0 : x.numel() / a.rows / a.inner * a.groups;
-          ctx.output(a.want_input ? x.sizes() : Shape{0}, a.dtype.or_else(x.dtype()));
+          ctx.output(a.want_input ? x.sizes() : Shape{0}, dtype_or(a.dtype, x.dtype()));
           ctx.output({a.want_weight ? places : 0}, inner);
           ctx.output({a.want_bias ? places : 0}, inner);
           cast_parameters(ctx, 2, 2, x.dtype());
         },
-    .attributes_size = sizeof(RowNormAttributes),
+    .attributes = &attribute_struct<RowNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Of recorded ops, for second derivatives.
@@ -97,7 +98,7 @@ void row_norm_gradient(GradContext& c, bool group) {
   a.want_input = c.needs(0);
   a.want_weight = c.needs(1);
   a.want_bias = c.needs(2);
-  a.dtype = c.grad_dtype(0);
+  a.dtype = dtype_code(c.grad_dtype(0));
   const Tensor g = c.grad(0).contiguous();
   const auto d = call_n<3>(norm_backward_op, {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2)}, a);
   if (a.want_input) c.set(0, d[0]);
@@ -111,7 +112,7 @@ Op row_norm_declaration(const char* name, const char* signature, GradFn grad) {
           .infer = infer_row_norm,
           .grad = grad,
           .saves = {in(0, 1) | out(1, 2), in(0, 1) | out(1, 2), 0},
-          .attributes_size = sizeof(RowNormAttributes)};
+          .attributes = &attribute_struct<RowNormAttributes>()};
 }
 const Op& layer_norm_op = define_op(
     row_norm_declaration("layer_norm", "layer_norm(input, normalized_shape, weight=none, bias=none, eps=1e-5)",

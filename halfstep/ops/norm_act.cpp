@@ -29,8 +29,9 @@ const Op& batch_norm_act_backward_op = define_op({
             ctx.output({0}, g.dtype());
           }
         },
-    .attributes_size = sizeof(BatchNormAttributes),
+    .attributes = &attribute_struct<BatchNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 Activation activation_of(GradContext& c) {
@@ -63,7 +64,7 @@ void gradient(GradContext& c) {
   a.want_bias = c.needs(2);
   // Without an activation the residual's gradient is what comes in.
   a.want_residual = c.needs(kResidual) && activation_of(c) != Activation::none;
-  a.dtype = c.grad_dtype(0);
+  a.dtype = dtype_code(c.grad_dtype(0));
   const auto d = call_n<4>(batch_norm_act_backward_op,
                            {&c.grad(0), &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0)}, a);
   c.set(0, d[0]);
@@ -80,7 +81,8 @@ const Op& batch_norm_act_op = define_op({
     .infer = detail::infer_batch_norm,
     .grad = gradient,
     .saves = {in(0, 1) | out(0, 1, 2), in(0, 1) | out(0, 1, 2), out(0), 0, 0, out(0)},
-    .attributes_size = sizeof(BatchNormAttributes),
+    .attributes = &attribute_struct<BatchNormAttributes>(),
+    .state_inputs = in(3, 4),
 });
 
 // A device without the fused kernels may well have those of the single ops.

@@ -25,8 +25,9 @@ const Op& batch_norm_backward_op = define_op({
     .name = "batch_norm_backward",
     .signature = "batch_norm_backward(gradient, input, weight, mean, rstd, training)",
     .infer = detail::infer_batch_norm_backward,
-    .attributes_size = sizeof(BatchNormAttributes),
+    .attributes = &attribute_struct<BatchNormAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Inputs: x, weight, bias, running mean, running variance.
@@ -40,7 +41,8 @@ const Op& batch_norm_op = define_op({
           if (c.grad(0).defined()) detail::batch_norm_gradient(c, c.grad(0));
         },
     .saves = {in(0, 1) | out(1, 2), in(0, 1) | out(1, 2), 0},
-    .attributes_size = sizeof(BatchNormAttributes),
+    .attributes = &attribute_struct<BatchNormAttributes>(),
+    .state_inputs = in(3, 4),
 });
 
 // Of recorded ops, for second derivatives.
@@ -149,7 +151,7 @@ void infer_batch_norm_backward(InferContext& ctx) {
   const Tensor& x = ctx.input(1);
   const DType inner = accumulate_dtype(x.dtype());
   if (a.want_input) {
-    ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), a.dtype.or_else(x.dtype()));
+    ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), dtype_or(a.dtype, x.dtype()));
   } else {
     ctx.output({0}, inner);
   }
@@ -164,7 +166,7 @@ void batch_norm_gradient(GradContext& c, const Tensor& g) {
   a.want_input = c.needs(0);
   a.want_weight = c.needs(1);
   a.want_bias = c.needs(2);
-  a.dtype = c.grad_dtype(0);
+  a.dtype = dtype_code(c.grad_dtype(0));
   const auto d = call_n<3>(batch_norm_backward_op, {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2)}, a);
   if (a.want_input) c.set(0, d[0]);
   if (a.want_weight) c.set(1, d[1]);

@@ -11,6 +11,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
 
 namespace halfstep {
@@ -30,15 +31,17 @@ constexpr std::size_t kMaxAttributes = 512;
 }  // namespace
 
 const Op& define_op(const Op& declaration) {
-  if (declaration.attributes_size > kMaxAttributes) {
-    fail<InternalError>("define_op: attributes of {} take {} bytes, at most {} are allowed", declaration.name,
-                        declaration.attributes_size, kMaxAttributes);
+  const std::uint32_t size = declaration.attributes ? declaration.attributes->size : declaration.attributes_size;
+  if (size > kMaxAttributes) {
+    fail<InternalError>("define_op: attributes of {} take {} bytes, at most {} are allowed", declaration.name, size,
+                        kMaxAttributes);
   }
   OpTable& table = op_table();
   std::lock_guard lock(table.mutex);
   if (table.ops.contains(declaration.name))
     fail<Error>("define_op: there is already an op called {}", declaration.name);
   auto op = std::make_unique<Op>(declaration);
+  op->attributes_size = size;
   KernelTable& table_of_kernels = kernel_table(declaration.name);
   table_of_kernels.version = declaration.version;
   op->table = &table_of_kernels;

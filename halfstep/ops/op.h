@@ -18,6 +18,7 @@
 
 namespace halfstep {
 
+struct AttributeStruct;
 struct Op;
 class InferContext;
 class GradContext;
@@ -40,17 +41,21 @@ constexpr std::uint32_t out(I... i) {
 
 /// Declaration of an op; see define_op.
 struct Op {
-  const char* name;                         ///< as in PyTorch, where it has one
-  int version = 1;                          ///< raised when attributes or meaning change
-  const char* signature = "";               ///< for the docs: `add(input, other, alpha=1)`
-  InferFn infer = nullptr;                  ///< null for composites, which are functions of other ops
-  GradFn grad = nullptr;                    ///< null: not differentiable (or a composite)
-  std::array<std::uint32_t, 8> saves = {};  ///< saves[i]: what the gradient of input i reads, as in(...) | out(...)
-  std::uint32_t attributes_size = 0;        ///< sizeof of its struct in ops/attributes.h
-  int dtype_attribute = -1;                 ///< offset of an OptionalDType there that gives the result's dtype
-  int key = 0;                              ///< the input whose dtype chooses the kernel (after casts); -1: output 0
-  bool view = false;                        ///< the output shares the first input's storage; no kernel runs
-  bool composite = false;                   ///< made of other ops
+  const char* name;                             ///< as in PyTorch, where it has one
+  int version = 1;                              ///< raised when attributes or meaning change
+  const char* signature = "";                   ///< for the docs: `add(input, other, alpha=1)`
+  InferFn infer = nullptr;                      ///< null for composites, which are functions of other ops
+  GradFn grad = nullptr;                        ///< null: not differentiable (or a composite)
+  std::array<std::uint32_t, 8> saves = {};      ///< saves[i]: what the gradient of input i reads, as in(...) | out(...)
+  const AttributeStruct* attributes = nullptr;  ///< &attribute_struct<A>() for one of ops/attributes.h; null: none
+  std::uint32_t attributes_size = 0;            ///< of a struct of the program's own, which has no description
+  int dtype_attribute = -1;        ///< offset of an optional dtype there (a signed byte) that gives the result's dtype
+  int key = 0;                     ///< the input whose dtype chooses the kernel (after casts); -1: output 0
+  bool view = false;               ///< the output shares the first input's storage; no kernel runs
+  bool composite = false;          ///< made of other ops
+  bool backward = false;           ///< part of a backward pass: called by gradient rules only
+  std::uint32_t state_inputs = 0;  ///< inputs, as in(...), that are a state and no operands: autocast leaves them in
+                                   ///< float32, as 16 bits would lose what many steps have gathered
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;

@@ -33,7 +33,7 @@ const Op& pad_op() {
           [](GradContext& c) {
             PadAttributes a = c.attributes<PadAttributes>();
             if (static_cast<PadMode>(a.mode) != PadMode::constant) {
-              a.dtype = c.grad_dtype(0);
+              a.dtype = dtype_code(c.grad_dtype(0));
               return c.set(0, call(pad_backward_op(), {&c.grad()}, a));
             }
             // Cut off what was added, and zeros where something was cut off.
@@ -44,7 +44,7 @@ const Op& pad_op() {
             a.value = {};
             c.set(0, call(pad_op(), {&c.grad()}, a));
           },
-      .attributes_size = sizeof(PadAttributes),
+      .attributes = &attribute_struct<PadAttributes>(),
   });
   return op;
 }
@@ -57,15 +57,16 @@ const Op& pad_backward_op() {
             const Tensor& g = ctx.input(0);
             const auto& a = ctx.attributes<PadAttributes>();
             const Shape sizes = padded(g.sizes(), a, -1);
-            ctx.output(sizes, strides_like(sizes, g.strides()), a.dtype.or_else(g.dtype()));
+            ctx.output(sizes, strides_like(sizes, g.strides()), dtype_or(a.dtype, g.dtype()));
           },
       .grad =
           [](GradContext& c) {
             PadAttributes a = c.attributes<PadAttributes>();
-            a.dtype = {};
+            a.dtype = kNoDType;
             c.set(0, call(pad_op(), {&c.grad()}, a));
           },
-      .attributes_size = sizeof(PadAttributes),
+      .attributes = &attribute_struct<PadAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -93,8 +94,8 @@ Tensor pad(const Tensor& input, const std::vector<std::int64_t>& pads, PadMode m
   check_defined(input, "pad", "an input");
   const Shape& sizes = input.sizes();
   check_pads(sizes, pads, mode);
-  PadAttributes a{.before = Shape::filled(sizes.size(), 0),
-                  .after = Shape::filled(sizes.size(), 0),
+  PadAttributes a{.before = int_list(Shape::filled(sizes.size(), 0)),
+                  .after = int_list(Shape::filled(sizes.size(), 0)),
                   .value = detail::scalar_value(value),
                   .mode = static_cast<std::int32_t>(mode)};
   for (std::size_t i = 0; i < pads.size() / 2; ++i) {

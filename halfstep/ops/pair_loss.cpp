@@ -40,32 +40,33 @@ const Op& pair_loss_backward_op = define_op({
           const auto& a = ctx.attributes<PairLossAttributes>();
           const DType dtype = common_dtype(ctx, 1);
           ctx.cast(dtype, 0b11110);
-          ctx.output(a.want_input ? ctx.input(1).sizes() : Shape{0}, a.dtype.or_else(dtype));
+          ctx.output(a.want_input ? ctx.input(1).sizes() : Shape{0}, dtype_or(a.dtype, dtype));
           ctx.output(a.want_target ? ctx.input(1).sizes() : Shape{0}, dtype);
         },
-    .attributes_size = sizeof(PairLossAttributes),
+    .attributes = &attribute_struct<PairLossAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 // Slopes of recorded ops, for second derivatives.
 Tensor input_slope(const GradContext& c, const PairLossAttributes& a) {
   const Tensor &x = c.input(0), &y = c.input(1);
   switch (a.kind) {
-    case PairLoss::mse:
+    case HALFSTEP_LOSS_MSE:
       return (x - y) * 2;
-    case PairLoss::l1:
+    case HALFSTEP_LOSS_L1:
       return sign(x - y);
-    case PairLoss::smooth_l1:
+    case HALFSTEP_LOSS_SMOOTH_L1:
       return a.parameter == 0 ? sign(x - y) : clamp((x - y) / a.parameter, -1.0, 1.0);
-    case PairLoss::huber:
+    case HALFSTEP_LOSS_HUBER:
       return clamp(x - y, -a.parameter, a.parameter);
-    case PairLoss::kl_div:
+    case HALFSTEP_LOSS_KL_DIV:
       return a.parameter != 0 ? neg(exp(y)) : neg(y);
-    case PairLoss::bce_with_logits: {
+    case HALFSTEP_LOSS_BCE_WITH_LOGITS: {
       // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
       return (1 - y) * sigmoid(x) - (c.input(3).defined() ? c.input(3) * y : y) * sigmoid(neg(x));
     }
-    case PairLoss::bce:
+    case HALFSTEP_LOSS_BCE:
       return (x - y) / clamp(x * (1 - x), static_cast<double>(1e-12f), std::numeric_limits<double>::infinity());
   }
   return {};
@@ -73,12 +74,12 @@ Tensor input_slope(const GradContext& c, const PairLossAttributes& a) {
 Tensor target_slope(const GradContext& c, const PairLossAttributes& a) {
   const Tensor &x = c.input(0), &y = c.input(1);
   switch (a.kind) {
-    case PairLoss::kl_div:
+    case HALFSTEP_LOSS_KL_DIV:
       return a.parameter != 0 ? exp(y) * ((y - x) + 1) : (log(y) + 1) - x;
-    case PairLoss::bce_with_logits:
+    case HALFSTEP_LOSS_BCE_WITH_LOGITS:
       // softplus(-x) = -log(sigmoid(x))
       return c.input(3).defined() ? neg(x) + (c.input(3) - 1) * neg(logsigmoid(x)) : neg(x);
-    case PairLoss::bce: {
+    case HALFSTEP_LOSS_BCE: {
       const double most = std::numeric_limits<double>::infinity();
       return clamp(log(1 - x), -100.0, most) - clamp(log(x), -100.0, most);
     }
@@ -92,7 +93,7 @@ void pair_loss_gradient(GradContext& c) {
   if (!c.create_graph) {
     a.want_input = c.needs(0);
     a.want_target = c.needs(1);
-    a.dtype = c.grad_dtype(0);
+    a.dtype = dtype_code(c.grad_dtype(0));
     const Tensor g = c.grad().contiguous();
     const auto d = call_n<2>(pair_loss_backward_op, {&g, &c.input(0), &c.input(1), &c.input(2), &c.input(3)}, a);
     if (a.want_input) c.set(0, d[0]);
@@ -111,7 +112,7 @@ Op declaration(const char* name, const char* signature) {
           .infer = infer_pair_loss,
           .grad = pair_loss_gradient,
           .saves = {in(0, 1, 2, 3), in(0, 1, 2, 3)},
-          .attributes_size = sizeof(PairLossAttributes)};
+          .attributes = &attribute_struct<PairLossAttributes>()};
 }
 const Op& mse_loss_op = define_op(declaration("mse_loss", "mse_loss(input, target, reduction=mean)"));
 const Op& l1_loss_op = define_op(declaration("l1_loss", "l1_loss(input, target, reduction=mean)"));
@@ -130,7 +131,7 @@ const Op& cosine_similarity_op = define_op({
     .composite = true,
 });
 
-Tensor call_pair_loss(const Op& op, PairLoss kind, const Tensor& input, const Tensor& target, Reduction reduction,
+Tensor call_pair_loss(const Op& op, std::int32_t kind, const Tensor& input, const Tensor& target, Reduction reduction,
                       double parameter = 0, const Tensor& weight = {}, const Tensor& pos_weight = {}) {
   check_defined(input, op.name, "an input");
   check_defined(target, op.name, "a target");
@@ -140,7 +141,7 @@ Tensor call_pair_loss(const Op& op, PairLoss kind, const Tensor& input, const Te
     fail<ShapeError>("{}: expected a target of the input's shape {}, got {}; reshape or expand one?", op.name,
                      input.sizes().str(), target.sizes().str());
   }
-  if (reduction == Reduction::batchmean && kind != PairLoss::kl_div) {
+  if (reduction == Reduction::batchmean && kind != HALFSTEP_LOSS_KL_DIV) {
     fail<Error>("{}: expected reduction none, mean or sum, got batchmean", op.name);
   }
   PairLossAttributes a{.kind = kind, .reduction = static_cast<std::int32_t>(reduction), .parameter = parameter};
@@ -156,29 +157,29 @@ Tensor call_pair_loss(const Op& op, PairLoss kind, const Tensor& input, const Te
 }  // namespace
 
 Tensor mse_loss(const Tensor& input, const Tensor& target, const LossOptions& options) {
-  return call_pair_loss(mse_loss_op, PairLoss::mse, input, target, options.reduction);
+  return call_pair_loss(mse_loss_op, HALFSTEP_LOSS_MSE, input, target, options.reduction);
 }
 Tensor l1_loss(const Tensor& input, const Tensor& target, const LossOptions& options) {
-  return call_pair_loss(l1_loss_op, PairLoss::l1, input, target, options.reduction);
+  return call_pair_loss(l1_loss_op, HALFSTEP_LOSS_L1, input, target, options.reduction);
 }
 Tensor smooth_l1_loss(const Tensor& input, const Tensor& target, const SmoothL1Options& options) {
   if (!(options.beta >= 0)) fail<Error>("smooth_l1_loss: expected a beta of at least 0, got {}", options.beta);
-  return call_pair_loss(smooth_l1_loss_op, PairLoss::smooth_l1, input, target, options.reduction, options.beta);
+  return call_pair_loss(smooth_l1_loss_op, HALFSTEP_LOSS_SMOOTH_L1, input, target, options.reduction, options.beta);
 }
 Tensor huber_loss(const Tensor& input, const Tensor& target, const HuberOptions& options) {
   if (!(options.delta > 0)) fail<Error>("huber_loss: expected a delta above 0, got {}", options.delta);
-  return call_pair_loss(huber_loss_op, PairLoss::huber, input, target, options.reduction, options.delta);
+  return call_pair_loss(huber_loss_op, HALFSTEP_LOSS_HUBER, input, target, options.reduction, options.delta);
 }
 Tensor kl_div(const Tensor& input, const Tensor& target, const KlDivOptions& options) {
-  return call_pair_loss(kl_div_op, PairLoss::kl_div, input, target, options.reduction, options.log_target ? 1 : 0);
+  return call_pair_loss(kl_div_op, HALFSTEP_LOSS_KL_DIV, input, target, options.reduction, options.log_target ? 1 : 0);
 }
 Tensor binary_cross_entropy_with_logits(const Tensor& input, const Tensor& target,
                                         const BceWithLogitsOptions& options) {
-  return call_pair_loss(bce_with_logits_op, PairLoss::bce_with_logits, input, target, options.reduction, 0,
+  return call_pair_loss(bce_with_logits_op, HALFSTEP_LOSS_BCE_WITH_LOGITS, input, target, options.reduction, 0,
                         options.weight, options.pos_weight);
 }
 Tensor binary_cross_entropy(const Tensor& input, const Tensor& target, const BceOptions& options) {
-  return call_pair_loss(bce_op, PairLoss::bce, input, target, options.reduction, 0, options.weight);
+  return call_pair_loss(bce_op, HALFSTEP_LOSS_BCE, input, target, options.reduction, 0, options.weight);
 }
 
 Tensor cosine_similarity(const Tensor& input, const Tensor& other, const CosineSimilarityOptions& options) {

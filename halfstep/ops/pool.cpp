@@ -50,19 +50,19 @@ Shape pooled_sizes(const AdaptivePoolAttributes& a, const Shape&) { return {a.si
 // strides.
 PoolAttributes backward_attributes(const PoolAttributes& a, const Shape&, DType dtype) {
   PoolAttributes result = a;
-  result.dtype = dtype;
+  result.dtype = dtype_code(dtype);
   return result;
 }
 AdaptivePoolAttributes backward_attributes(const AdaptivePoolAttributes& a, const Shape& image, DType dtype) {
-  return {.sizes = geometry(image, strides_in(a.sizes)), .dtype = dtype};
+  return {.sizes = geometry(image, strides_in(a.sizes)), .dtype = dtype_code(dtype)};
 }
 PoolAttributes forward_attributes(const PoolAttributes& a, const Shape&) {
   PoolAttributes result = a;
-  result.dtype = {};
+  result.dtype = kNoDType;
   return result;
 }
 AdaptivePoolAttributes forward_attributes(const AdaptivePoolAttributes& a, const Shape& pooled) {
-  return {.sizes = geometry({pooled[2], pooled[3]}, strides_in(a.sizes)), .dtype = {}};
+  return {.sizes = geometry({pooled[2], pooled[3]}, strides_in(a.sizes)), .dtype = kNoDType};
 }
 
 // --- averages: the forward and the backward pass are each other's gradient
@@ -91,7 +91,7 @@ AveragePair define_average(const char* name, const char* signature, const char* 
             const A a = backward_attributes(c.attributes<A>(), c.input_sizes(0), c.grad_dtype(0));
             c.set(0, call(*average_pair<A>().backward, {&c.grad()}, a));
           },
-      .attributes_size = sizeof(A),
+      .attributes = &attribute_struct<A>(),
   });
   pair.backward = &define_op({
       .name = backward,
@@ -99,14 +99,15 @@ AveragePair define_average(const char* name, const char* signature, const char* 
       .infer =
           [](InferContext& ctx) {
             const auto& a = ctx.attributes<A>();
-            output_like_image(ctx, a.sizes, a.dtype.or_else(ctx.input(0).dtype()));
+            output_like_image(ctx, a.sizes, dtype_or(a.dtype, ctx.input(0).dtype()));
           },
       .grad =
           [](GradContext& c) {
             const A a = forward_attributes(c.attributes<A>(), c.input_sizes(0));
             c.set(0, call(*average_pair<A>().forward, {&c.grad()}, a));
           },
-      .attributes_size = sizeof(A),
+      .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   return pair;
 }
@@ -163,7 +164,7 @@ MaximumOps define_maximum(const MaximumNames& names) {
             c.set(0, call(*maximum_ops<A>().backward, {&c.grad(0), &c.output(1)}, a));
           },
       .saves = {out(1)},
-      .attributes_size = sizeof(A),
+      .attributes = &attribute_struct<A>(),
   });
   ops.backward = &define_op({
       .name = names.backward,
@@ -171,16 +172,17 @@ MaximumOps define_maximum(const MaximumNames& names) {
       .infer =
           [](InferContext& ctx) {
             const auto& a = ctx.attributes<A>();
-            output_like_image(ctx, a.sizes, a.dtype.or_else(ctx.input(0).dtype()));
+            output_like_image(ctx, a.sizes, dtype_or(a.dtype, ctx.input(0).dtype()));
           },
       .grad =
           [](GradContext& c) {
             A a = c.attributes<A>();
-            a.dtype = {};
+            a.dtype = kNoDType;
             c.set(0, call(*maximum_ops<A>().pick, {&c.grad(), &c.input(1)}, a));
           },
       .saves = {in(1)},
-      .attributes_size = sizeof(A),
+      .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   ops.pick = &define_op({
       .name = names.pick,
@@ -193,11 +195,12 @@ MaximumOps define_maximum(const MaximumNames& names) {
       .grad =
           [](GradContext& c) {
             A a = c.attributes<A>();
-            a.dtype = c.grad_dtype(0);
+            a.dtype = dtype_code(c.grad_dtype(0));
             c.set(0, call(*maximum_ops<A>().backward, {&c.grad(), &c.input(1)}, a));
           },
       .saves = {in(1)},
-      .attributes_size = sizeof(A),
+      .attributes = &attribute_struct<A>(),
+      .backward = true,
   });
   return ops;
 }
@@ -297,7 +300,7 @@ AdaptivePoolAttributes adaptive_attributes(const Tensor& x, const Shape& output_
     if (wanted[d] == -1) wanted[d] = x.size(2 + d);
     if (wanted[d] == 0) fail<ShapeError>("{}: expected an output size of at least 1, got {}", op, output_size.str());
   }
-  return {.sizes = geometry({wanted[0], wanted[1]}, x.strides()), .dtype = {}};
+  return {.sizes = geometry({wanted[0], wanted[1]}, x.strides()), .dtype = kNoDType};
 }
 Tensor adaptive_avg_pool(const Tensor& input, const Shape& output_size, const char* op, int dims) {
   detail::check_image(input, op, dims);

@@ -30,7 +30,7 @@ Op fill_declaration(const char* name, const char* signature) {
           .signature = signature,
           .infer = infer_fill,
           .grad = no_gradient,
-          .attributes_size = sizeof(RandomAttributes)};
+          .attributes = &attribute_struct<RandomAttributes>()};
 }
 
 const Op& uniform_op = define_op(fill_declaration("uniform", "uniform_(input, low=0, high=1)"));

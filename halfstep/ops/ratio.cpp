@@ -22,6 +22,7 @@ const Op& mul_wide_op = define_op({
           if (c.needs(1)) c.set(1, c.grad().to(f64) * c.input(0).to(f64));
         },
     .saves = {in(1), in(0)},
+    .backward = true,
 });
 
 const Op& define_ratio(const char* name, const char* signature, GradFn grad) {
@@ -29,6 +30,7 @@ const Op& define_ratio(const char* name, const char* signature, GradFn grad) {
   op.infer = detail::infer_common_floating;
   op.grad = grad;
   op.saves = {in(1, 2), in(0, 1, 2), in(0, 1, 2)};
+  op.backward = true;
   return define_op(op);
 }
 

@@ -57,19 +57,19 @@ Tensor wide(const Tensor& x) { return is_low_precision(x.dtype()) ? x.to(f32) : 
 
 template <class A>
 Shape dims_of(const A& a) {
-  return a.dims.shape();
+  return shape_of(a.dims);
 }
-Shape dims_of(const GradContext& c) { return c.attributes<ReduceAttributes>().dims.shape(); }
+Shape dims_of(const GradContext& c) { return shape_of(c.attributes<ReduceAttributes>().dims); }
 
 void infer_reduce(InferContext& ctx, DType natural) {
   const auto& a = ctx.attributes<ReduceAttributes>();
-  ctx.output(reduced_sizes(ctx.input(0).sizes(), a.dims.shape(), a.keepdim, ctx.name()), a.dtype.or_else(natural));
+  ctx.output(reduced_sizes(ctx.input(0).sizes(), shape_of(a.dims), a.keepdim, ctx.name()), dtype_or(a.dtype, natural));
 }
 DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : DType::i64; }
 
 void infer_sum(InferContext& ctx) {
   const Tensor& x = ctx.input(0);
-  const DType result = ctx.attributes<ReduceAttributes>().dtype.or_else(sum_dtype(x));
+  const DType result = dtype_or(ctx.attributes<ReduceAttributes>().dtype, sum_dtype(x));
   // What isn't added up in its own kind is converted first, as in PyTorch; 16 bits are not, since they add up in f32.
   if (is_floating(result) != is_floating(x.dtype()) || (result == DType::f64 && x.dtype() != DType::f32)) {
     ctx.cast(result);
@@ -95,7 +95,7 @@ const Op& sum_op = define_op({
           const Shape& sizes = c.input_sizes(0);
           c.set(0, kept(c.grad(), sizes, dims_of(c)).expand(sizes));
         },
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
     .dtype_attribute = offsetof(ReduceAttributes, dtype),
 });
 const Op& mean_op = define_op({
@@ -108,7 +108,7 @@ const Op& mean_op = define_op({
           const auto n = static_cast<double>(reduced_numel(sizes, dims_of(c), "mean"));
           c.set(0, kept(c.grad() / n, sizes, dims_of(c)).expand(sizes));
         },
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
     .dtype_attribute = offsetof(ReduceAttributes, dtype),
 });
 
@@ -129,6 +129,7 @@ const Op& div_or_zero_op = define_op({
           if (c.needs(1)) c.set(1, neg(quotient * c.output()));
         },
     .saves = {in(1), in(1) | out(0)},
+    .backward = true,
 });
 
 // The product of the other elements for each: prod with the element itself replaced by 1. Recorded, on n copies.
@@ -136,7 +137,8 @@ const Op& prod_others_op = define_op({
     .name = "prod_others",
     .signature = "prod_others(input, dim)",
     .infer = [](InferContext& ctx) { ctx.output(ctx.input(0).sizes(), ctx.input(0).dtype()); },
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
+    .backward = true,
 });
 // x[..., n] as [..., n, n], where row i has a one in place i.
 Tensor with_ones(const Tensor& x) {
@@ -188,7 +190,7 @@ const Op& prod_op = define_op({
           c.set(0, scatter_dims(others, order, moved) * kept(c.grad(), sizes, dims_of(c)));
         },
     .saves = {in(0)},
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
     .dtype_attribute = offsetof(ReduceAttributes, dtype),
 });
 
@@ -203,10 +205,11 @@ const Op& extreme_weights_op = define_op({
           ctx.output(ctx.input(0).sizes(), dtype);
           ctx.cast(dtype);
         },
-    .attributes_size = sizeof(NormAttributes),
+    .attributes = &attribute_struct<NormAttributes>(),
+    .backward = true,
 });
 Tensor extreme_weights(const GradContext& c, const Shape& dims, bool magnitudes) {
-  NormAttributes a{.dims = dims};
+  NormAttributes a{.dims = int_list(dims)};
   a.p = magnitudes ? 1 : 0;
   return call(extreme_weights_op, {&c.input(0), &c.output()}, a);
 }
@@ -220,7 +223,7 @@ const Op& amax_op = define_op({
     .infer = infer_extreme,
     .grad = extreme_gradient,
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 const Op& amin_op = define_op({
     .name = "amin",
@@ -228,7 +231,7 @@ const Op& amin_op = define_op({
     .infer = infer_extreme,
     .grad = extreme_gradient,
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 
 void infer_bool(InferContext& ctx) { infer_reduce(ctx, DType::boolean); }
@@ -236,19 +239,19 @@ const Op& any_op = define_op({
     .name = "any",
     .signature = "any(input, dims=[], keepdim=false)",
     .infer = infer_bool,
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 const Op& all_op = define_op({
     .name = "all",
     .signature = "all(input, dims=[], keepdim=false)",
     .infer = infer_bool,
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 const Op& count_nonzero_op = define_op({
     .name = "count_nonzero",
     .signature = "count_nonzero(input, dims=[])",
     .infer = [](InferContext& ctx) { infer_reduce(ctx, DType::i64); },
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 
 template <int kOutputs>
@@ -275,7 +278,7 @@ const Op& var_op = define_op({
     .infer = infer_var<1>,
     .grad = [](GradContext& c) { c.set(0, var_gradient(c, c.grad())); },
     .saves = {in(0)},
-    .attributes_size = sizeof(VarAttributes),
+    .attributes = &attribute_struct<VarAttributes>(),
 });
 const Op& std_op = define_op({
     .name = "std",
@@ -289,7 +292,7 @@ const Op& std_op = define_op({
           c.set(0, mul_wide(difference, kept(ratio, c.input_sizes(0), dims_of(c.attributes<VarAttributes>()))));
         },
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(VarAttributes),
+    .attributes = &attribute_struct<VarAttributes>(),
 });
 const Op& var_mean_op = define_op({
     .name = "var_mean",
@@ -308,7 +311,7 @@ const Op& var_mean_op = define_op({
           c.set(0, total);
         },
     .saves = {in(0)},
-    .attributes_size = sizeof(VarAttributes),
+    .attributes = &attribute_struct<VarAttributes>(),
 });
 
 // softmax over several dimensions together: the slope of logsumexp.
@@ -329,7 +332,7 @@ const Op& logsumexp_op = define_op({
           c.set(0, slope * kept(c.grad(), sizes, dims));
         },
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(ReduceAttributes),
+    .attributes = &attribute_struct<ReduceAttributes>(),
 });
 
 const Op& dot_op = define_op({
@@ -356,8 +359,8 @@ const Op& dot_op = define_op({
 });
 
 ReduceAttributes attributes_of(const Shape& dims, bool keepdim, const std::optional<DType>& dtype = {}) {
-  ReduceAttributes a{.dims = dims, .keepdim = keepdim, .dtype = {}};
-  if (dtype) a.dtype = *dtype;
+  ReduceAttributes a{.dims = int_list(dims), .keepdim = keepdim, .dtype = kNoDType};
+  if (dtype) a.dtype = dtype_code(*dtype);
   return a;
 }
 Tensor reduce(const Op& op, const Tensor& input, const Shape& dims, bool keepdim,
@@ -368,7 +371,7 @@ Tensor reduce(const Op& op, const Tensor& input, const Shape& dims, bool keepdim
 VarAttributes var_attributes(const Tensor& input, const Shape& dims, const VarOptions& options, const char* op) {
   check_defined(input, op, "a tensor");
   check_floating(input, op);
-  return {.dims = dims, .keepdim = options.keepdim, .correction = options.correction};
+  return {.dims = int_list(dims), .keepdim = options.keepdim, .correction = options.correction};
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ const Op& interpolate_op() {
           [](GradContext& c) {
             InterpolateAttributes a = c.attributes<InterpolateAttributes>();
             a.sizes = geometry(c.input_sizes(0), strides_in(a.sizes));
-            a.dtype = c.grad_dtype(0);
+            a.dtype = dtype_code(c.grad_dtype(0));
             c.set(0, call(interpolate_backward_op(), {&c.grad()}, a));
           },
-      .attributes_size = sizeof(InterpolateAttributes),
+      .attributes = &attribute_struct<InterpolateAttributes>(),
   });
   return op;
 }
@@ -42,17 +42,18 @@ const Op& interpolate_backward_op() {
       .infer =
           [](InferContext& ctx) {
             const auto& a = ctx.attributes<InterpolateAttributes>();
-            detail::output_like_image(ctx, a.sizes, a.dtype.or_else(ctx.input(0).dtype()));
+            detail::output_like_image(ctx, a.sizes, dtype_or(a.dtype, ctx.input(0).dtype()));
           },
       .grad =
           [](GradContext& c) {
             InterpolateAttributes a = c.attributes<InterpolateAttributes>();
             const Shape& pooled = c.input_sizes(0);
             a.sizes = geometry({pooled[2], pooled[3]}, strides_in(a.sizes));
-            a.dtype = {};
+            a.dtype = kNoDType;
             c.set(0, call(interpolate_op(), {&c.grad()}, a));
           },
-      .attributes_size = sizeof(InterpolateAttributes),
+      .attributes = &attribute_struct<InterpolateAttributes>(),
+      .backward = true,
   });
   return op;
 }

@@ -37,7 +37,8 @@ const Op& signed_pow_op() {
             c.set(0, c.grad() * (signed_pow(c.input(0), 0) * signed_pow(c.input(0), e - 1) * e));
           },
       .saves = {in(0)},
-      .attributes_size = sizeof(ScalarAttributes),
+      .attributes = &attribute_struct<ScalarAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -50,9 +51,9 @@ const Op& norm_op = define_op({
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<NormAttributes>();
           const Tensor& x = ctx.input(0);
-          const DType result = a.dtype.or_else(x.dtype());
+          const DType result = dtype_or(a.dtype, x.dtype());
           if (result == DType::f64 && is_low_precision(x.dtype())) ctx.cast(result);
-          ctx.output(reduced_sizes(x.sizes(), a.dims.shape(), a.keepdim, ctx.name()), result);
+          ctx.output(reduced_sizes(x.sizes(), shape_of(a.dims), a.keepdim, ctx.name()), result);
           if ((std::isinf(a.p) || a.p < 0) && x.numel() == 0 && ctx.outputs[0].sizes.numel() != 0) {
             fail<ShapeError>("norm: expected at least one element for the order {}, got {}", a.p, x.sizes().str());
           }
@@ -60,12 +61,12 @@ const Op& norm_op = define_op({
     .grad =
         [](GradContext& c) {
           const auto& a = c.attributes<NormAttributes>();
-          const Shape dims = a.dims.shape();
+          const Shape dims = shape_of(a.dims);
           const Shape& sizes = c.input_sizes(0);
           const Tensor &x = c.input(0), &y = c.output();
           if (a.p == 0) return c.set(0, zeros(sizes, {.dtype = x.dtype(), .device = x.device()}));
           if (std::isinf(a.p)) {
-            NormAttributes weights{.dims = dims};
+            NormAttributes weights{.dims = int_list(dims)};
             weights.p = 1;
             return c.set(0, call(*find_op("extreme_weights"), {&x, &y}, weights) * kept(c.grad(), sizes, dims));
           }
@@ -78,7 +79,7 @@ const Op& norm_op = define_op({
           c.set(0, signed_pow(ratio, a.p - 1) * kept(c.grad(), sizes, dims));
         },
     .saves = {in(0) | out(0)},
-    .attributes_size = sizeof(NormAttributes),
+    .attributes = &attribute_struct<NormAttributes>(),
     .dtype_attribute = offsetof(NormAttributes, dtype),
 });
 
@@ -134,7 +135,8 @@ const Op& put_along_op() {
             c.set(0, call(pick_along_op(), {&c.grad(), &c.input(1)}, a));
           },
       .saves = {in(1)},
-      .attributes_size = sizeof(ViewAttributes),
+      .attributes = &attribute_struct<ViewAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -149,7 +151,8 @@ const Op& pick_along_op() {
             c.set(0, call(put_along_op(), {&c.grad(), &c.input(1)}, a));
           },
       .saves = {in(1)},
-      .attributes_size = sizeof(ViewAttributes),
+      .attributes = &attribute_struct<ViewAttributes>(),
+      .backward = true,
   });
   return op;
 }
@@ -175,7 +178,7 @@ const Op& max_dim_op = define_op({
     .infer = infer_extreme_along,
     .grad = extreme_along_gradient,
     .saves = {out(1)},
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
 });
 const Op& min_dim_op = define_op({
     .name = "min_dim",
@@ -183,19 +186,19 @@ const Op& min_dim_op = define_op({
     .infer = infer_extreme_along,
     .grad = extreme_along_gradient,
     .saves = {out(1)},
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
 });
 const Op& argmax_op = define_op({
     .name = "argmax",
     .signature = "argmax(input, dim=none, keepdim=false)",
     .infer = infer_arg,
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
 });
 const Op& argmin_op = define_op({
     .name = "argmin",
     .signature = "argmin(input, dim=none, keepdim=false)",
     .infer = infer_arg,
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
 });
 
 // --- scans
@@ -203,7 +206,7 @@ const Op& argmin_op = define_op({
 void infer_scan(InferContext& ctx) {
   const Tensor& x = ctx.input(0);
   const DType natural = is_floating(x.dtype()) ? x.dtype() : DType::i64;
-  const DType result = ctx.attributes<DimAttributes>().dtype.or_else(natural);
+  const DType result = dtype_or(ctx.attributes<DimAttributes>().dtype, natural);
   if (is_floating(result) != is_floating(x.dtype()) || result == DType::f64) ctx.cast(result);
   ctx.output(x.sizes(), result);
 }
@@ -218,7 +221,7 @@ const Op& cumsum_op = define_op({
           const auto& a = c.attributes<DimAttributes>();
           c.set(0, reversed_cumsum(c.grad(), a.dim, !a.reverse));
         },
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .dtype_attribute = offsetof(DimAttributes, dtype),
 });
 Tensor reversed_cumsum(const Tensor& x, std::int64_t dim, bool reverse) {
@@ -233,8 +236,9 @@ const Op& cumprod_backward_op = define_op({
           ctx.output(ctx.input(1).sizes(), ctx.input(1).dtype());
           ctx.cast(ctx.input(1).dtype());
         },
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& cumprod_op = define_op({
     .name = "cumprod",
@@ -258,14 +262,14 @@ const Op& cumprod_op = define_op({
           c.set(0, sum(products * from_i * g.unsqueeze(-2), {-1}).transpose(a.dim, -1));
         },
     .saves = {in(0)},
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .dtype_attribute = offsetof(DimAttributes, dtype),
 });
 
 Tensor call_scan(const Op& op, const Tensor& input, std::int64_t dim, const CumulateOptions& options) {
   check_defined(input, op.name, "a tensor");
   DimAttributes a{.dim = wrap_dim(dim, input.dim(), op.name)};
-  if (options.dtype) a.dtype = *options.dtype;
+  if (options.dtype) a.dtype = dtype_code(*options.dtype);
   return call(op, {&input}, a);
 }
 DimAttributes along(const Op& op, const Tensor& input, std::int64_t dim, const KeepOptions& options) {
@@ -289,9 +293,9 @@ Tensor call_arg(const Op& op, const Tensor& input, std::optional<std::int64_t> d
 Tensor norm(const Tensor& input, double p, const Shape& dims, const ReduceOptions& options) {
   check_defined(input, "norm", "a tensor");
   check_floating(input, "norm");
-  NormAttributes a{.dims = dims, .keepdim = options.keepdim};
+  NormAttributes a{.dims = int_list(dims), .keepdim = options.keepdim};
   a.p = p;
-  if (options.dtype) a.dtype = *options.dtype;
+  if (options.dtype) a.dtype = dtype_code(*options.dtype);
   return call(norm_op, {&input}, a);
 }
 ValuesAndIndices max(const Tensor& input, std::int64_t dim, const KeepOptions& options) {

@@ -14,32 +14,34 @@ namespace {
 
 void infer_softmax(InferContext& ctx) {
   const Tensor& x = ctx.input(0);
-  ctx.output(x.sizes(), ctx.attributes<DimAttributes>().dtype.or_else(x.dtype()));
+  ctx.output(x.sizes(), dtype_or(ctx.attributes<DimAttributes>().dtype, x.dtype()));
 }
 // Inputs: gradient and result.
 void infer_softmax_backward(InferContext& ctx) {
   const Tensor& y = ctx.input(1);
-  ctx.output(y.sizes(), ctx.attributes<DimAttributes>().dtype.or_else(y.dtype()));
+  ctx.output(y.sizes(), dtype_or(ctx.attributes<DimAttributes>().dtype, y.dtype()));
 }
 
 const Op& softmax_backward_op = define_op({
     .name = "softmax_backward",
     .signature = "softmax_backward(gradient, output, dim)",
     .infer = infer_softmax_backward,
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 const Op& log_softmax_backward_op = define_op({
     .name = "log_softmax_backward",
     .signature = "log_softmax_backward(gradient, output, dim)",
     .infer = infer_softmax_backward,
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .key = 1,
+    .backward = true,
 });
 
 Tensor fused_backward(const Op& op, GradContext& c) {
   DimAttributes a = c.attributes<DimAttributes>();
-  a.dtype = c.grad_dtype(0);
+  a.dtype = dtype_code(c.grad_dtype(0));
   return call(op, {&c.grad(), &c.output()}, a);
 }
 
@@ -55,7 +57,7 @@ const Op& softmax_op = define_op({
           c.set(0, y * (c.grad() - sum(c.grad() * y, {dim}, {.keepdim = true})));
         },
     .saves = {out(0)},
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .dtype_attribute = offsetof(DimAttributes, dtype),
 });
 const Op& log_softmax_op = define_op({
@@ -70,7 +72,7 @@ const Op& log_softmax_op = define_op({
           c.set(0, c.grad() - softmax(c.output(), dim) * sum(c.grad(), {dim}, {.keepdim = true}));
         },
     .saves = {out(0)},
-    .attributes_size = sizeof(DimAttributes),
+    .attributes = &attribute_struct<DimAttributes>(),
     .dtype_attribute = offsetof(DimAttributes, dtype),
 });
 
@@ -82,7 +84,7 @@ Tensor call_softmax(const Op& op, const Tensor& input, std::int64_t dim, const S
     if (!is_floating(*options.dtype)) {
       fail<DTypeError>("{}: expected a floating dtype for the result, got {}", op.name, name(*options.dtype));
     }
-    a.dtype = *options.dtype;
+    a.dtype = dtype_code(*options.dtype);
   }
   return call(op, {&input}, a);
 }

@@ -32,7 +32,7 @@ const Op& sort_op = define_op({
         },
     .grad = [](GradContext& c) { gradient_to_places(c, c.attributes<SortAttributes>().dim); },
     .saves = {out(1)},
-    .attributes_size = sizeof(SortAttributes),
+    .attributes = &attribute_struct<SortAttributes>(),
 });
 
 const Op& topk_op = define_op({
@@ -54,7 +54,7 @@ const Op& topk_op = define_op({
         },
     .grad = [](GradContext& c) { gradient_to_places(c, c.attributes<TopKAttributes>().dim); },
     .saves = {out(1)},
-    .attributes_size = sizeof(TopKAttributes),
+    .attributes = &attribute_struct<TopKAttributes>(),
 });
 
 SortResult pick(const SortResult& sorted, std::int64_t dim, std::int64_t at, bool keepdim) {

@@ -24,14 +24,14 @@ const Op& tril_op = define_op({
     .signature = "tril(input, diagonal=0)",
     .infer = infer_triangle,
     .grad = [](GradContext& c) { c.set(0, tril(c.grad(), c.attributes<DiagonalAttributes>().diagonal)); },
-    .attributes_size = sizeof(DiagonalAttributes),
+    .attributes = &attribute_struct<DiagonalAttributes>(),
 });
 const Op& triu_op = define_op({
     .name = "triu",
     .signature = "triu(input, diagonal=0)",
     .infer = infer_triangle,
     .grad = [](GradContext& c) { c.set(0, triu(c.grad(), c.attributes<DiagonalAttributes>().diagonal)); },
-    .attributes_size = sizeof(DiagonalAttributes),
+    .attributes = &attribute_struct<DiagonalAttributes>(),
 });
 
 // The two dimensions of a diagonal, and how many elements it has.
@@ -78,7 +78,7 @@ const Op& diagonal_op = define_op({
           const auto& a = c.attributes<DiagonalAttributes>();
           c.set(0, diagonal_backward(c.grad(), c.input_sizes(0), a.diagonal, a.dim1, a.dim2));
         },
-    .attributes_size = sizeof(DiagonalAttributes),
+    .attributes = &attribute_struct<DiagonalAttributes>(),
     .view = true,
 });
 
@@ -88,7 +88,7 @@ const Op& diagonal_backward_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<DiagonalAttributes>();
-          const Shape sizes = a.sizes.shape();
+          const Shape sizes = shape_of(a.sizes);
           const Shape wanted = Diagonal(sizes, a, ctx.name()).sizes_of(sizes);
           if (ctx.input(0).sizes() != wanted) {
             fail<ShapeError>("diagonal_backward: expected {} for the diagonal of {}, got {}", wanted.str(), sizes.str(),
@@ -101,7 +101,8 @@ const Op& diagonal_backward_op = define_op({
           const auto& a = c.attributes<DiagonalAttributes>();
           c.set(0, diagonal(c.grad(), a.diagonal, a.dim1, a.dim2));
         },
-    .attributes_size = sizeof(DiagonalAttributes),
+    .attributes = &attribute_struct<DiagonalAttributes>(),
+    .backward = true,
 });
 
 }  // namespace
@@ -126,7 +127,7 @@ Tensor diagonal(const Tensor& input, std::int64_t offset, std::int64_t dim1, std
 Tensor diagonal_backward(const Tensor& gradient, const Shape& sizes, std::int64_t offset, std::int64_t dim1,
                          std::int64_t dim2) {
   return call(diagonal_backward_op, {&gradient},
-              DiagonalAttributes{.sizes = sizes, .diagonal = offset, .dim1 = dim1, .dim2 = dim2});
+              DiagonalAttributes{.sizes = int_list(sizes), .diagonal = offset, .dim1 = dim1, .dim2 = dim2});
 }
 
 Tensor diag_embed(const Tensor& input, std::int64_t offset) {

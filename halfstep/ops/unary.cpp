@@ -216,6 +216,7 @@ const Op& tanh_backward_op = define_op({
     .name = "tanh_backward",
     .signature = "tanh_backward(grad, output)",
     .infer = detail::infer_common_floating,
+    .backward = true,
 });
 const Op& tanh_op = define_unary(
     "tanh", infer_unary_floating,
@@ -230,7 +231,7 @@ const Op& nan_to_num_op = define_op({
     .infer = infer_unary_floating,
     .grad = [](GradContext& c) { c.set(0, masked_fill(g(c), logical_not(isfinite(x(c))), 0)); },
     .saves = {in(0)},
-    .attributes_size = sizeof(NanToNumAttributes),
+    .attributes = &attribute_struct<NanToNumAttributes>(),
 });
 
 }  // namespace

@@ -72,13 +72,13 @@ Shape resolve_sizes(const Tensor& x, const Shape& sizes, const char* op) {
 }
 
 ViewAttributes geometry(const Shape& sizes, const Shape& strides, std::int64_t offset) {
-  return {.sizes = sizes, .strides = strides, .offset = offset};
+  return {.sizes = int_list(sizes), .strides = int_list(strides), .offset = offset};
 }
 
 // All views carry their geometry; what differs is the gradient.
 void infer_geometry(InferContext& ctx) {
   const auto& a = ctx.attributes<ViewAttributes>();
-  ctx.view(a.sizes.shape(), a.strides.shape(), a.offset);
+  ctx.view(shape_of(a.sizes), shape_of(a.strides), a.offset);
 }
 
 void reshape_gradient(GradContext& c) { c.set(0, c.grad().reshape(c.input_sizes(0))); }
@@ -88,7 +88,7 @@ Op view_declaration(const char* name, const char* signature, GradFn grad) {
           .signature = signature,
           .infer = infer_geometry,
           .grad = grad,
-          .attributes_size = sizeof(ViewAttributes),
+          .attributes = &attribute_struct<ViewAttributes>(),
           .view = true};
 }
 
@@ -118,13 +118,14 @@ const Op& slice_backward_op = define_op({
     .name = "slice_backward",
     .signature = "slice_backward(gradient, sizes, dim, start, end, step)",
     .infer =
-        [](InferContext& ctx) { ctx.output(ctx.attributes<ViewAttributes>().sizes.shape(), ctx.input(0).dtype()); },
+        [](InferContext& ctx) { ctx.output(shape_of(ctx.attributes<ViewAttributes>().sizes), ctx.input(0).dtype()); },
     .grad =
         [](GradContext& c) {
           const auto& a = c.attributes<ViewAttributes>();
           c.set(0, c.grad().slice(a.dim, a.start, a.end, a.step));
         },
-    .attributes_size = sizeof(ViewAttributes),
+    .attributes = &attribute_struct<ViewAttributes>(),
+    .backward = true,
 });
 
 const Op& as_strided_op = define_op({
@@ -133,12 +134,13 @@ const Op& as_strided_op = define_op({
     .infer =
         [](InferContext& ctx) {
           const auto& a = ctx.attributes<AsStridedAttributes>();
-          ctx.view(a.sizes.shape(), a.strides.shape(), a.offset);
+          ctx.view(shape_of(a.sizes), shape_of(a.strides), a.offset);
         },
     .grad =
         [](GradContext& c) {
           const auto& a = c.attributes<AsStridedAttributes>();
-          const Shape sizes = a.sizes.shape(), strides = a.strides.shape(), input_strides = a.input_strides.shape();
+          const Shape sizes = shape_of(a.sizes), strides = shape_of(a.strides),
+                      input_strides = shape_of(a.input_strides);
           const Shape& input_sizes = c.input_sizes(0);
           if (!is_dense(input_sizes, input_strides)) {
             fail<AutogradError>("as_strided: a gradient is only there for a dense input, got strides {}",
@@ -159,7 +161,7 @@ const Op& as_strided_op = define_op({
           const Tensor flat = zeros({n}, {.dtype = c.grad_dtype(0), .device = c.device(0)});
           c.set(0, as_strided(index_add(flat, 0, places, c.grad().reshape({-1})), input_sizes, input_strides, 0));
         },
-    .attributes_size = sizeof(AsStridedAttributes),
+    .attributes = &attribute_struct<AsStridedAttributes>(),
     .view = true,
 });
 
@@ -358,7 +360,8 @@ Tensor as_strided(const Tensor& input, const Shape& sizes, const Shape& strides,
                      strides.str(), offset, places);
   }
   return call(as_strided_op, {&input},
-              AsStridedAttributes{sizes, strides, offset, input.strides(), input.storage_offset()});
+              AsStridedAttributes{int_list(sizes), int_list(strides), offset, int_list(input.strides()),
+                                  input.storage_offset()});
 }
 
 Tensor view(const Tensor& input, const Shape& sizes) { return input.view(sizes); }
@@ -485,7 +488,7 @@ Tensor matrix_transpose(const Tensor& input) { return input.transpose(-2, -1); }
 Tensor slice_backward(const Tensor& gradient, const Shape& sizes, std::int64_t dim, std::int64_t start,
                       std::int64_t end, std::int64_t step) {
   return call(slice_backward_op, {&gradient},
-              ViewAttributes{.sizes = sizes, .dim = dim, .start = start, .end = end, .step = step});
+              ViewAttributes{.sizes = int_list(sizes), .dim = dim, .start = start, .end = end, .step = step});
 }
 
 }  // namespace halfstep

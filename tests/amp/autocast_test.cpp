@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
@@ -13,6 +14,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm.h"
+#include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/reduce.h"
 
 namespace halfstep {
@@ -260,15 +262,20 @@ TEST(Explain, SaysInAdvanceWhatTheCallThenDoes) {
   for (const amp::Policy policy :
        {amp::Policy::lower_precision, amp::Policy::float32, amp::Policy::widest, amp::Policy::pass_through}) {
     for (const DType given : {f32, f16, bf16}) {
-      const amp::AutocastOptions options{.dtype = f16, .ops = {{"batch_norm", policy}, {"linear", policy}}};
+      const amp::AutocastOptions options{
+          .dtype = f16, .ops = {{"batch_norm", policy}, {"batch_norm_act", policy}, {"linear", policy}}};
       const auto calls = amp::explain([&] {
         const amp::Autocast region(options);
         batch_norm(
             x.to(given),
             {.weight = one, .bias = zero, .running_mean = zero.clone(), .running_var = one.clone(), .training = true});
+        batch_norm_act(
+            x.to(given),
+            {.weight = one, .bias = zero, .running_mean = zero.clone(), .running_var = one.clone(), .training = false},
+            Activation::relu);
         linear(matrix(4).to(given), matrix(4), ones({4}));
       });
-      for (const char* op : {"batch_norm", "linear"}) {
+      for (const char* op : {"batch_norm", "batch_norm_act", "linear"}) {
         const auto call = std::find_if(calls.begin(), calls.end(), [&](const auto& d) { return d.op == op; });
         ASSERT_NE(call, calls.end()) << op;
         const amp::Decision d = amp::explain(op, call->given, options);
@@ -282,6 +289,26 @@ TEST(Explain, SaysInAdvanceWhatTheCallThenDoes) {
   const amp::Decision d = amp::explain("batch_norm", {f16, f32, f32, f32, f32},
                                        {.dtype = f16, .ops = {{"batch_norm", amp::Policy::lower_precision}}});
   EXPECT_EQ(d.used, (std::vector<DType>{f16, f16, f16, f32, f32}));
+}
+
+// The declaration of an op says which of its inputs are a state; no list of names does.
+TEST(Explain, AnOpsOwnStateStaysAsItIs) {
+  const Op& op =
+      define_op({.name = "test_with_state",
+                 .infer = [](InferContext& ctx) { ctx.view(ctx.input(0).sizes(), ctx.input(0).strides(), 0); },
+                 .view = true,
+                 .state_inputs = in(1)});
+  const amp::AutocastOptions options{.dtype = bf16, .ops = {{"test_with_state", amp::Policy::lower_precision}}};
+  const std::vector<DType> expected = {bf16, f32, bf16};
+  EXPECT_EQ(amp::explain("test_with_state", {f32, f32, f32}, options).used, expected);
+  const Tensor x = ones({2}), state = ones({3}), y = ones({2});
+  const auto calls = amp::explain([&] {
+    const amp::Autocast region(options);
+    call(op, {&x, &state, &y});
+  });
+  const auto seen = std::find_if(calls.begin(), calls.end(), [](const auto& d) { return d.op == "test_with_state"; });
+  ASSERT_NE(seen, calls.end());
+  EXPECT_EQ(seen->used, expected);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "halfstep/core/error.h"
 
 namespace halfstep {
@@ -22,6 +24,24 @@ TEST(Policy, EveryOpHasARowAndEveryRowAnOp) {
     EXPECT_NE(find_op(row.op), nullptr) << "amp/policy.cpp has a row for " << row.op << ", which doesn't exist";
     EXPECT_GE(row.reason.size(), 10u) << row.op << " has no reason";
   }
+}
+
+// What a gradient rule calls has nothing for a policy to decide: the op itself says what it is.
+TEST(Policy, OpsOfBackwardPassesNeedNoRow) {
+  int count = 0;
+  for (const Op* op : all_ops()) {
+    if (!std::string_view(op->name).ends_with("_backward")) continue;
+    ++count;
+    EXPECT_TRUE(op->backward) << op->name;
+  }
+  EXPECT_GT(count, 30);
+  const Op& own = define_op({.name = "test_own_backward", .backward = true});
+  EXPECT_EQ(amp::policy_of(own), amp::Policy::pass_through);
+  EXPECT_NE(amp::policy_row(own).reason.find("backward pass"), std::string::npos);
+  const auto rows = amp::policy_table();
+  EXPECT_EQ(std::count_if(rows.begin(), rows.end(), [](const auto& r) { return r.op == "test_own_backward"; }), 1);
+  EXPECT_EQ(std::count_if(rows.begin(), rows.end(), [](const auto& r) { return r.op == "relu_backward"; }), 1);
+  EXPECT_THROW(amp::add_policy("test_own_backward", amp::Policy::float32, "an op of a backward pass"), AmpError);
 }
 
 TEST(Policy, NamesRoundTrip) {

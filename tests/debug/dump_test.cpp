@@ -12,6 +12,7 @@
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/io/safetensors.h"
+#include "halfstep/ops/pool.h"
 #include "halfstep/ops/reduce.h"
 #include "tests/debug/nets.h"
 #include "tests/support/test_data.h"
@@ -43,6 +44,33 @@ class DumpTest : public ::testing::Test {
   test::TemporaryDir temporary_;
   const fs::path folder_ = temporary_.path() / "dump";
 };
+
+// Every field of a call's attributes by its name, each as what it is.
+TEST_F(DumpTest, NamesTheAttributes) {
+  const Tensor x = ones({1, 2, 6, 6});
+  {
+    const Dump dump{{.folder = folder_, .level = DumpLevel::first}};
+    max_pool2d(x, {3, 2}, {.stride = {2, 1}, .ceil_mode = true});
+    sum(x, {1, 3}, {.keepdim = true, .dtype = f64});
+    x.to(bf16);
+    add(x, x, -2);
+  }
+  const auto attributes = [&](const char* call) {
+    return json::parse(text_of(folder_ / call / "call.json"))["attributes"];
+  };
+  EXPECT_EQ(attributes("000001_max_pool2d"), json({{"kernel", {3, 2}},
+                                                   {"stride", {2, 1}},
+                                                   {"padding", {0, 0}},
+                                                   {"dilation", {1, 1}},
+                                                   {"ceil_mode", true},
+                                                   {"count_include_pad", true},
+                                                   {"dtype", nullptr},
+                                                   {"divisor", 0},
+                                                   {"sizes", json::array()}}));
+  EXPECT_EQ(attributes("000002_sum"), json({{"dims", {1, 3}}, {"keepdim", true}, {"dtype", "f64"}}));
+  EXPECT_EQ(attributes("000003_to"), json({{"dtype", "bf16"}}));
+  EXPECT_EQ(attributes("000004_add"), json({{"alpha", -2.0}, {"integer_alpha", -2}}));
+}
 
 // relu(x * 2): two calls with values that anyone can work out.
 TEST_F(DumpTest, HasAFolderACallWithItsValues) {

@@ -24,7 +24,12 @@ struct Extra {
 
 template <class F>
 OpCase op(const char* name, Args args, F f, Extra extra = {}) {
-  OpCase c{name, std::move(args), {}, extra.roundings, extra.sixteen_bits, extra.differences};
+  OpCase c{.op = name,
+           .args = std::move(args),
+           .call = {},
+           .roundings = extra.roundings,
+           .sixteen_bits = extra.sixteen_bits,
+           .differences = extra.differences};
   if constexpr (std::is_same_v<std::invoke_result_t<F, In>, Tensor>) {
     c.call = [f](In in) { return std::vector<Tensor>{f(in)}; };
   } else {
@@ -34,7 +39,9 @@ OpCase op(const char* name, Args args, F f, Extra extra = {}) {
 }
 
 inline OpCase unary(const char* name, Tensor (*f)(const Tensor&), double low = -2, double high = 2) {
-  return op(name, {x({N, 3}, low, high)}, [f](In in) { return f(in[0]); });
+  OpCase c = op(name, {x({N, 3}, low, high)}, [f](In in) { return f(in[0]); });
+  c.function = f;
+  return c;
 }
 
 }  // namespace halfstep::test

@@ -30,6 +30,7 @@ struct OpCase {
   double roundings = 1;      ///< of the result in 16 bits, where it is more than the one that an op is to make
   bool sixteen_bits = true;  ///< whether f16 and bf16 give the f64 result rounded
   bool differences = true;   ///< whether differences find the gradient in float64
+  Tensor (*function)(const Tensor&) = nullptr;  ///< what is called, if that is a function of the one argument
 };
 
 /// Cases by family. Together they are one table.

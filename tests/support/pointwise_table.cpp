@@ -6,6 +6,7 @@
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise.h"
+#include "tests/support/op_cases.h"
 
 namespace halfstep::test {
 namespace {
@@ -24,11 +25,18 @@ std::optional<Scalar> bound(const Entry& e, const char* name) {
   if (!e.has(name)) return std::nullopt;
   return Scalar(e.real(name));
 }
+// Most functions of one tensor are in the table of op cases already.
+std::map<std::string, PointwiseFunction> with_op_cases(std::map<std::string, PointwiseFunction> table) {
+  for (const OpCase& c : unary_cases()) {
+    if (c.function) table.emplace(c.op, unary(c.function));
+  }
+  return table;
+}
 
 }  // namespace
 
 const std::map<std::string, PointwiseFunction>& pointwise_functions() {
-  static const std::map<std::string, PointwiseFunction> table = {
+  static const std::map<std::string, PointwiseFunction> table = with_op_cases({
       {"add", [](const Entry& e, const Inputs& in) { return add(in[0], in[1], Scalar(e.real("alpha", 1.0))); }},
       {"sub", [](const Entry& e, const Inputs& in) { return sub(in[0], in[1], Scalar(e.real("alpha", 1.0))); }},
       {"mul", binary(mul)},
@@ -43,52 +51,12 @@ const std::map<std::string, PointwiseFunction>& pointwise_functions() {
       {"fmod", binary(fmod)},
       {"remainder", binary(remainder)},
       {"floor_divide", binary(floor_divide)},
-      {"exp", unary(exp)},
-      {"expm1", unary(expm1)},
-      {"sin", unary(sin)},
-      {"cos", unary(cos)},
-      {"tan", unary(tan)},
-      {"sinh", unary(sinh)},
-      {"cosh", unary(cosh)},
-      {"tanh", unary(tanh)},
-      {"sigmoid", unary(sigmoid)},
-      {"relu", unary(relu)},
-      {"silu", unary(silu)},
-      {"abs", unary(abs)},
-      {"neg", unary(neg)},
-      {"square", unary(square)},
-      {"erf", unary(erf)},
-      {"atan", unary(atan)},
       {"softplus", [](const Entry& e,
                       const Inputs& in) { return softplus(in[0], e.real("beta", 1.0), e.real("threshold", 20.0)); }},
-      {"sign", unary(sign)},
-      {"floor", unary(floor)},
-      {"ceil", unary(ceil)},
-      {"round", unary(round)},
-      {"trunc", unary(trunc)},
-      {"mish", unary(mish)},
-      {"hardswish", unary(hardswish)},
       {"relu6", unary(relu6)},
       {"elu", [](const Entry& e, const Inputs& in) { return elu(in[0], e.real("alpha", 1.0)); }},
       {"selu", unary(selu)},
-      {"logsigmoid", unary(logsigmoid)},
-      {"asinh", unary(asinh)},
-      {"erfc", unary(erfc)},
-      {"exp2", unary(exp2)},
-      {"hardsigmoid", unary(hardsigmoid)},
       {"hardtanh", [](const Entry&, const Inputs& in) { return hardtanh(in[0]); }},
-      {"log", unary(log)},
-      {"log2", unary(log2)},
-      {"log10", unary(log10)},
-      {"log1p", unary(log1p)},
-      {"sqrt", unary(sqrt)},
-      {"rsqrt", unary(rsqrt)},
-      {"reciprocal", unary(reciprocal)},
-      {"asin", unary(asin)},
-      {"acos", unary(acos)},
-      {"erfinv", unary(erfinv)},
-      {"atanh", unary(atanh)},
-      {"acosh", unary(acosh)},
       {"gelu",
        [](const Entry& e, const Inputs& in) {
          return gelu(in[0], e.text("approximate", "none") == "tanh" ? GeluForm::tanh : GeluForm::exact);
@@ -114,7 +82,7 @@ const std::map<std::string, PointwiseFunction>& pointwise_functions() {
       {"isnan", unary(isnan)},
       {"isinf", unary(isinf)},
       {"isfinite", unary(isfinite)},
-  };
+  });
   return table;
 }
 

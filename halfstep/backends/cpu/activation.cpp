@@ -7,41 +7,6 @@
 #include "halfstep/backends/cpu/runs-inl.h"
 #include "halfstep/backends/cpu/wide-inl.h"
 
-#ifndef HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
-#define HALFSTEP_BACKENDS_CPU_ACTIVATION_OPS_
-#include <cmath>
-
-namespace halfstep::cpu {
-enum class ActivationOp {
-  relu,
-  relu_backward,
-  leaky_relu,
-  leaky_relu_backward,
-  elu,
-  elu_backward,
-  prelu,
-  gelu,
-  gelu_backward,
-  gelu_tanh,
-  gelu_tanh_backward,
-  silu,
-  silu_backward,
-  mish,
-  mish_backward,
-  hardswish,
-  hardswish_backward,
-  hardsigmoid,
-  sigmoid_backward,
-  tanh_backward,
-  logsigmoid,
-  logsigmoid_backward,
-  softplus,
-  softplus_backward,
-  threshold
-};
-}  // namespace halfstep::cpu
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
@@ -357,70 +322,46 @@ void relu_backward_bits(const void*, void* out, const void* const* in, std::int6
   for (; i < n; ++i) to[i] = y[i] > 0 ? g[i] : std::int16_t{0};
 }
 
-const Runs& relu_runs(bool backward, DType dtype) {
-  static constexpr Runs kForward[] = {{relu_bits<0x7c00>}, {relu_bits<0x7f80>}};
-  static constexpr Runs kBackward = {relu_backward_bits};
-  if (is_low_precision(dtype)) return backward ? kBackward : kForward[dtype == DType::bf16];
-  return backward ? runs_of<ReluBackward, 2>(dtype) : runs_of<Relu, 1>(dtype);
+// `runs` with those of the 16-bit dtypes replaced.
+constexpr std::array<Runs, kNumDTypes> with_bits(std::array<Runs, kNumDTypes> runs, RunFn half, RunFn bfloat16) {
+  runs[static_cast<int>(DType::f16)] = {half};
+  runs[static_cast<int>(DType::bf16)] = {bfloat16};
+  return runs;
 }
+constexpr auto kReluRuns = with_bits(kRuns<Relu, 1>, relu_bits<0x7c00>, relu_bits<0x7f80>);
+constexpr auto kReluBackwardRuns = with_bits(kRuns<ReluBackward, 2>, relu_backward_bits, relu_backward_bits);
+
+constexpr ElementwiseOp kActivationOps[] = {
+    {"relu", kNumericDTypes, 1, kReluRuns.data()},
+    {"relu_backward", kFloatingDTypes, 2, kReluBackwardRuns.data()},
+    op_of<LeakyRelu, 1>("leaky_relu", kFloatingDTypes),
+    op_of<LeakyReluBackward, 2>("leaky_relu_backward", kFloatingDTypes),
+    op_of<Elu, 1>("elu", kFloatingDTypes),
+    op_of<EluBackward, 2>("elu_backward", kFloatingDTypes),
+    op_of<Prelu, 2, true>("prelu", kFloatingDTypes),
+    op_of<Gelu, 1>("gelu", kFloatingDTypes),
+    op_of<GeluBackward, 2>("gelu_backward", kFloatingDTypes),
+    op_of<GeluTanh, 1>("gelu_tanh", kFloatingDTypes),
+    op_of<GeluTanhBackward, 2>("gelu_tanh_backward", kFloatingDTypes),
+    op_of<Silu, 1>("silu", kFloatingDTypes),
+    op_of<SiluBackward, 2>("silu_backward", kFloatingDTypes),
+    op_of<Mish, 1>("mish", kFloatingDTypes),
+    op_of<MishBackward, 2>("mish_backward", kFloatingDTypes),
+    op_of<Hardswish, 1>("hardswish", kFloatingDTypes),
+    op_of<HardswishBackward, 2>("hardswish_backward", kFloatingDTypes),
+    op_of<Hardsigmoid, 1>("hardsigmoid", kFloatingDTypes),
+    op_of<SigmoidBackward, 2>("sigmoid_backward", kFloatingDTypes),
+    op_of<TanhBackward, 2>("tanh_backward", kFloatingDTypes),
+    op_of<Logsigmoid, 1>("logsigmoid", kFloatingDTypes),
+    op_of<LogsigmoidBackward, 2>("logsigmoid_backward", kFloatingDTypes),
+    op_of<Softplus, 1>("softplus", kFloatingDTypes),
+    op_of<SoftplusBackward, 2>("softplus_backward", kFloatingDTypes),
+    op_of<Threshold, 1>("threshold", kFloatingDTypes),
+};
 
 }  // namespace
 
-const Runs& activation_runs(ActivationOp op, DType dtype) {
-  switch (op) {
-    case ActivationOp::relu:
-      return relu_runs(false, dtype);
-    case ActivationOp::relu_backward:
-      return relu_runs(true, dtype);
-    case ActivationOp::leaky_relu:
-      return runs_of<LeakyRelu, 1>(dtype);
-    case ActivationOp::leaky_relu_backward:
-      return runs_of<LeakyReluBackward, 2>(dtype);
-    case ActivationOp::elu:
-      return runs_of<Elu, 1>(dtype);
-    case ActivationOp::elu_backward:
-      return runs_of<EluBackward, 2>(dtype);
-    case ActivationOp::prelu:
-      return runs_of<Prelu, 2, true>(dtype);
-    case ActivationOp::gelu:
-      return runs_of<Gelu, 1>(dtype);
-    case ActivationOp::gelu_backward:
-      return runs_of<GeluBackward, 2>(dtype);
-    case ActivationOp::gelu_tanh:
-      return runs_of<GeluTanh, 1>(dtype);
-    case ActivationOp::gelu_tanh_backward:
-      return runs_of<GeluTanhBackward, 2>(dtype);
-    case ActivationOp::silu:
-      return runs_of<Silu, 1>(dtype);
-    case ActivationOp::silu_backward:
-      return runs_of<SiluBackward, 2>(dtype);
-    case ActivationOp::mish:
-      return runs_of<Mish, 1>(dtype);
-    case ActivationOp::mish_backward:
-      return runs_of<MishBackward, 2>(dtype);
-    case ActivationOp::hardswish:
-      return runs_of<Hardswish, 1>(dtype);
-    case ActivationOp::hardswish_backward:
-      return runs_of<HardswishBackward, 2>(dtype);
-    case ActivationOp::hardsigmoid:
-      return runs_of<Hardsigmoid, 1>(dtype);
-    case ActivationOp::sigmoid_backward:
-      return runs_of<SigmoidBackward, 2>(dtype);
-    case ActivationOp::tanh_backward:
-      return runs_of<TanhBackward, 2>(dtype);
-    case ActivationOp::logsigmoid:
-      return runs_of<Logsigmoid, 1>(dtype);
-    case ActivationOp::logsigmoid_backward:
-      return runs_of<LogsigmoidBackward, 2>(dtype);
-    case ActivationOp::softplus:
-      return runs_of<Softplus, 1>(dtype);
-    case ActivationOp::softplus_backward:
-      return runs_of<SoftplusBackward, 2>(dtype);
-    case ActivationOp::threshold:
-      break;
-  }
-  return runs_of<Threshold, 1>(dtype);
-}
+const ElementwiseOp* activation_ops() { return kActivationOps; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
@@ -430,38 +371,9 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(activation_runs);
-const Runs& runs(ActivationOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(activation_runs)(op, dtype); }
-template <ActivationOp op, int N>
-constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
-
-const RegisterCpuKernel registered[] = {
-    {"relu", kNumericDTypes, kernel<ActivationOp::relu, 1>},
-    {"relu_backward", kFloatingDTypes, kernel<ActivationOp::relu_backward, 2>},
-    {"leaky_relu", kFloatingDTypes, kernel<ActivationOp::leaky_relu, 1>},
-    {"leaky_relu_backward", kFloatingDTypes, kernel<ActivationOp::leaky_relu_backward, 2>},
-    {"elu", kFloatingDTypes, kernel<ActivationOp::elu, 1>},
-    {"elu_backward", kFloatingDTypes, kernel<ActivationOp::elu_backward, 2>},
-    {"prelu", kFloatingDTypes, kernel<ActivationOp::prelu, 2>},
-    {"gelu", kFloatingDTypes, kernel<ActivationOp::gelu, 1>},
-    {"gelu_backward", kFloatingDTypes, kernel<ActivationOp::gelu_backward, 2>},
-    {"gelu_tanh", kFloatingDTypes, kernel<ActivationOp::gelu_tanh, 1>},
-    {"gelu_tanh_backward", kFloatingDTypes, kernel<ActivationOp::gelu_tanh_backward, 2>},
-    {"silu", kFloatingDTypes, kernel<ActivationOp::silu, 1>},
-    {"silu_backward", kFloatingDTypes, kernel<ActivationOp::silu_backward, 2>},
-    {"mish", kFloatingDTypes, kernel<ActivationOp::mish, 1>},
-    {"mish_backward", kFloatingDTypes, kernel<ActivationOp::mish_backward, 2>},
-    {"hardswish", kFloatingDTypes, kernel<ActivationOp::hardswish, 1>},
-    {"hardswish_backward", kFloatingDTypes, kernel<ActivationOp::hardswish_backward, 2>},
-    {"hardsigmoid", kFloatingDTypes, kernel<ActivationOp::hardsigmoid, 1>},
-    {"sigmoid_backward", kFloatingDTypes, kernel<ActivationOp::sigmoid_backward, 2>},
-    {"tanh_backward", kFloatingDTypes, kernel<ActivationOp::tanh_backward, 2>},
-    {"logsigmoid", kFloatingDTypes, kernel<ActivationOp::logsigmoid, 1>},
-    {"logsigmoid_backward", kFloatingDTypes, kernel<ActivationOp::logsigmoid_backward, 2>},
-    {"softplus", kFloatingDTypes, kernel<ActivationOp::softplus, 1>},
-    {"softplus_backward", kFloatingDTypes, kernel<ActivationOp::softplus_backward, 2>},
-    {"threshold", kFloatingDTypes, kernel<ActivationOp::threshold, 1>},
-};
+HWY_EXPORT(activation_ops);
+const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(activation_ops)(); }
+const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kActivationOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -126,29 +126,28 @@ bool is_set(const TensorView& flag) {
 
 // in: scale, counters, found of each optimizer; out: scale, counters.
 Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out, int, const void* attributes) {
-  using namespace scale_counter;
   const auto& a = *static_cast<const ScaleUpdateAttributes*>(attributes);
   auto* scale = static_cast<float*>(out[0].data);
   auto* count = static_cast<std::int32_t*>(out[1].data);
   if (std::any_of(in + 2, in + n, is_set)) {
-    count[kGrowth] = a.restart;
-    ++count[kInARow];
-    count[kUsed] = std::min(count[kUsed] + 1, a.hysteresis);
-    if (count[kUsed] == a.hysteresis) {
+    count[HALFSTEP_SCALE_GROWTH] = a.restart;
+    ++count[HALFSTEP_SCALE_IN_A_ROW];
+    count[HALFSTEP_SCALE_USED] = std::min(count[HALFSTEP_SCALE_USED] + 1, a.hysteresis);
+    if (count[HALFSTEP_SCALE_USED] == a.hysteresis) {
       // The factors are doubles, the scale is a float: one rounding, as PyTorch's kernel does it.
       const auto less = static_cast<float>(static_cast<double>(*scale) * a.backoff_factor);
-      count[kStuck] += *scale <= a.floor;
+      count[HALFSTEP_SCALE_STUCK] += *scale <= a.floor;
       *scale = std::max(less, std::min(a.floor, *scale));
-      count[kAtFloor] += *scale <= a.floor;
+      count[HALFSTEP_SCALE_AT_FLOOR] += *scale <= a.floor;
     }
   } else {
-    count[kInARow] = 0;
-    if (a.refill_on_good_step) count[kUsed] = 0;
+    count[HALFSTEP_SCALE_IN_A_ROW] = 0;
+    if (a.refill_on_good_step) count[HALFSTEP_SCALE_USED] = 0;
     // At least the interval, not equal to it: it may have been lowered meanwhile.
-    if (++count[kGrowth] >= a.growth_interval) {
+    if (++count[HALFSTEP_SCALE_GROWTH] >= a.growth_interval) {
       const auto grown = static_cast<float>(static_cast<double>(*scale) * a.growth_factor);
       if (std::isfinite(grown)) *scale = std::max(*scale, std::min(grown, a.cap));
-      count[kGrowth] = count[kUsed] = 0;
+      count[HALFSTEP_SCALE_GROWTH] = count[HALFSTEP_SCALE_USED] = 0;
     }
   }
   return Status::ok;

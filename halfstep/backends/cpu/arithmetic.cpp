@@ -6,13 +6,6 @@
 
 #include "halfstep/backends/cpu/runs-inl.h"
 
-#ifndef HALFSTEP_BACKENDS_CPU_ARITHMETIC_OPS_
-#define HALFSTEP_BACKENDS_CPU_ARITHMETIC_OPS_
-namespace halfstep::cpu {
-enum class ArithmeticOp { add, sub, mul, div, neg, add_scalar, mul_scalar, div_scalar, rdiv_scalar };
-}  // namespace halfstep::cpu
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
@@ -129,31 +122,21 @@ struct RdivScalar : FloatingFunctor {
   }
 };
 
+constexpr ElementwiseOp kArithmeticOps[] = {
+    op_of<Add, 2, true>("add", kComputeDTypes),
+    op_of<Sub, 2, true>("sub", kNumericDTypes),
+    op_of<Mul, 2, true>("mul", kComputeDTypes),
+    op_of<Div, 2, true>("div", kFloatingDTypes),
+    op_of<Neg, 1>("neg", kNumericDTypes),
+    op_of<AddScalar, 1>("add_scalar", kComputeDTypes),
+    op_of<MulScalar, 1>("mul_scalar", kComputeDTypes),
+    op_of<DivScalar, 1>("div_scalar", kFloatingDTypes),
+    op_of<RdivScalar, 1>("rdiv_scalar", kFloatingDTypes),
+};
+
 }  // namespace
 
-const Runs& arithmetic_runs(ArithmeticOp op, DType dtype) {
-  switch (op) {
-    case ArithmeticOp::add:
-      return runs_of<Add, 2, true>(dtype);
-    case ArithmeticOp::sub:
-      return runs_of<Sub, 2, true>(dtype);
-    case ArithmeticOp::mul:
-      return runs_of<Mul, 2, true>(dtype);
-    case ArithmeticOp::div:
-      return runs_of<Div, 2, true>(dtype);
-    case ArithmeticOp::neg:
-      return runs_of<Neg, 1>(dtype);
-    case ArithmeticOp::add_scalar:
-      return runs_of<AddScalar, 1>(dtype);
-    case ArithmeticOp::mul_scalar:
-      return runs_of<MulScalar, 1>(dtype);
-    case ArithmeticOp::div_scalar:
-      return runs_of<DivScalar, 1>(dtype);
-    case ArithmeticOp::rdiv_scalar:
-      break;
-  }
-  return runs_of<RdivScalar, 1>(dtype);
-}
+const ElementwiseOp* arithmetic_ops() { return kArithmeticOps; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
@@ -163,22 +146,9 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(arithmetic_runs);
-const Runs& runs(ArithmeticOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(arithmetic_runs)(op, dtype); }
-template <ArithmeticOp op, int N>
-constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
-
-const RegisterCpuKernel registered[] = {
-    {"add", kComputeDTypes, kernel<ArithmeticOp::add, 2>},
-    {"sub", kNumericDTypes, kernel<ArithmeticOp::sub, 2>},
-    {"mul", kComputeDTypes, kernel<ArithmeticOp::mul, 2>},
-    {"div", kFloatingDTypes, kernel<ArithmeticOp::div, 2>},
-    {"neg", kNumericDTypes, kernel<ArithmeticOp::neg, 1>},
-    {"add_scalar", kComputeDTypes, kernel<ArithmeticOp::add_scalar, 1>},
-    {"mul_scalar", kComputeDTypes, kernel<ArithmeticOp::mul_scalar, 1>},
-    {"div_scalar", kFloatingDTypes, kernel<ArithmeticOp::div_scalar, 1>},
-    {"rdiv_scalar", kFloatingDTypes, kernel<ArithmeticOp::rdiv_scalar, 1>},
-};
+HWY_EXPORT(arithmetic_ops);
+const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(arithmetic_ops)(); }
+const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kArithmeticOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

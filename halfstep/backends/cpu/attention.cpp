@@ -14,7 +14,7 @@
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/core/philox.h"
-#include "halfstep/ops/attention_attributes.h"
+#include "halfstep/ops/attributes.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -396,7 +396,7 @@ class Backward {
   const C* lse_;
   TensorView* out_;
   const Heads dq, dk, dv;
-  const bool* want_;
+  const std::uint8_t* want_;
 };
 
 Status attention(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {

@@ -14,26 +14,6 @@
 #include <limits>
 
 namespace halfstep::cpu {
-enum class PointwiseOp {
-  maximum,
-  minimum,
-  fmod,
-  remainder,
-  floor_divide,
-  pow,
-  atan2,
-  hypot,
-  pow_scalar,
-  scalar_pow,
-  clamp,
-  clamp_backward,
-  hardtanh_backward,
-  lerp,
-  lerp_scalar,
-  addcmul,
-  addcdiv
-};
-
 /// What the runs of integer division get: where to say that a divisor was zero.
 struct DivisionState {
   mutable std::atomic<bool> by_zero{false};
@@ -354,47 +334,34 @@ struct Addcdiv : FloatingFunctor {
   }
 };
 
+constexpr ElementwiseOp kPointwiseOps[] = {
+    op_of<Maximum, 2, true>("maximum", kComputeDTypes),
+    op_of<Minimum, 2, true>("minimum", kComputeDTypes),
+    op_of<Pow, 2>("pow", kNumericDTypes),
+    op_of<PowScalar, 1>("pow_scalar", kComputeDTypes),
+    op_of<ScalarPow, 1>("scalar_pow", kComputeDTypes),
+    op_of<Atan2, 2>("atan2", kFloatingDTypes),
+    op_of<Hypot, 2>("hypot", kFloatingDTypes),
+    op_of<Clamp, 1>("clamp", kNumericDTypes),
+    op_of<ClampBackward, 2>("clamp_backward", kFloatingDTypes),
+    op_of<Clamp, 1>("hardtanh", kFloatingDTypes),
+    op_of<HardtanhBackward, 2>("hardtanh_backward", kFloatingDTypes),
+    op_of<Lerp, 3>("lerp", kFloatingDTypes),
+    op_of<LerpScalar, 2>("lerp_scalar", kFloatingDTypes),
+    op_of<Addcmul, 3>("addcmul", kNumericDTypes),
+    op_of<Addcdiv, 3>("addcdiv", kFloatingDTypes),
+};
+// Their runs get a DivisionState in the place of attributes.
+constexpr ElementwiseOp kDivisionOps[] = {
+    op_of<Fmod, 2>("fmod", kNumericDTypes),
+    op_of<Remainder, 2>("remainder", kNumericDTypes),
+    op_of<FloorDivide, 2>("floor_divide", kNumericDTypes),
+};
+
 }  // namespace
 
-const Runs& pointwise_runs(PointwiseOp op, DType dtype) {
-  switch (op) {
-    case PointwiseOp::maximum:
-      return runs_of<Maximum, 2, true>(dtype);
-    case PointwiseOp::minimum:
-      return runs_of<Minimum, 2, true>(dtype);
-    case PointwiseOp::fmod:
-      return runs_of<Fmod, 2>(dtype);
-    case PointwiseOp::remainder:
-      return runs_of<Remainder, 2>(dtype);
-    case PointwiseOp::floor_divide:
-      return runs_of<FloorDivide, 2>(dtype);
-    case PointwiseOp::pow:
-      return runs_of<Pow, 2>(dtype);
-    case PointwiseOp::atan2:
-      return runs_of<Atan2, 2>(dtype);
-    case PointwiseOp::hypot:
-      return runs_of<Hypot, 2>(dtype);
-    case PointwiseOp::pow_scalar:
-      return runs_of<PowScalar, 1>(dtype);
-    case PointwiseOp::scalar_pow:
-      return runs_of<ScalarPow, 1>(dtype);
-    case PointwiseOp::clamp:
-      return runs_of<Clamp, 1>(dtype);
-    case PointwiseOp::clamp_backward:
-      return runs_of<ClampBackward, 2>(dtype);
-    case PointwiseOp::hardtanh_backward:
-      return runs_of<HardtanhBackward, 2>(dtype);
-    case PointwiseOp::lerp:
-      return runs_of<Lerp, 3>(dtype);
-    case PointwiseOp::lerp_scalar:
-      return runs_of<LerpScalar, 2>(dtype);
-    case PointwiseOp::addcmul:
-      return runs_of<Addcmul, 3>(dtype);
-    case PointwiseOp::addcdiv:
-      break;
-  }
-  return runs_of<Addcdiv, 3>(dtype);
-}
+const ElementwiseOp* pointwise_ops() { return kPointwiseOps; }
+const ElementwiseOp* division_ops() { return kDivisionOps; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
@@ -404,39 +371,19 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(pointwise_runs);
-const Runs& runs(PointwiseOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(pointwise_runs)(op, dtype); }
-template <PointwiseOp op, int N>
-constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
-template <PointwiseOp op>
-Status division(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void*) {
+HWY_EXPORT(pointwise_ops);
+HWY_EXPORT(division_ops);
+const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(pointwise_ops)(); }
+const ElementwiseOp* divisions() { return HWY_DYNAMIC_DISPATCH(division_ops)(); }
+Status divide(const ElementwiseOp& op, KernelContext* context, const TensorView* in, TensorView* out, const void*) {
   const DivisionState state;
-  const Status status = run_elementwise(runs(op, out[0].dtype), &state, in, 2, out);
+  const Status status = run_elementwise(runs_for(op, in), &state, in, op.inputs, out);
   if (!state.by_zero.load(std::memory_order_relaxed)) return status;
   context->set_error(context, "an integer was divided by zero");
   return Status::failed;
 }
-
-const RegisterCpuKernel registered[] = {
-    {"maximum", kComputeDTypes, kernel<PointwiseOp::maximum, 2>},
-    {"minimum", kComputeDTypes, kernel<PointwiseOp::minimum, 2>},
-    {"fmod", kNumericDTypes, division<PointwiseOp::fmod>},
-    {"remainder", kNumericDTypes, division<PointwiseOp::remainder>},
-    {"floor_divide", kNumericDTypes, division<PointwiseOp::floor_divide>},
-    {"pow", kNumericDTypes, kernel<PointwiseOp::pow, 2>},
-    {"pow_scalar", kComputeDTypes, kernel<PointwiseOp::pow_scalar, 1>},
-    {"scalar_pow", kComputeDTypes, kernel<PointwiseOp::scalar_pow, 1>},
-    {"atan2", kFloatingDTypes, kernel<PointwiseOp::atan2, 2>},
-    {"hypot", kFloatingDTypes, kernel<PointwiseOp::hypot, 2>},
-    {"clamp", kNumericDTypes, kernel<PointwiseOp::clamp, 1>},
-    {"clamp_backward", kFloatingDTypes, kernel<PointwiseOp::clamp_backward, 2>},
-    {"hardtanh", kFloatingDTypes, kernel<PointwiseOp::clamp, 1>},
-    {"hardtanh_backward", kFloatingDTypes, kernel<PointwiseOp::hardtanh_backward, 2>},
-    {"lerp", kFloatingDTypes, kernel<PointwiseOp::lerp, 3>},
-    {"lerp_scalar", kFloatingDTypes, kernel<PointwiseOp::lerp_scalar, 2>},
-    {"addcmul", kNumericDTypes, kernel<PointwiseOp::addcmul, 3>},
-    {"addcdiv", kFloatingDTypes, kernel<PointwiseOp::addcdiv, 3>},
-};
+const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kPointwiseOps));
+const RegisterFamily<divisions, divide> registered_divisions(HWY_STATIC_DISPATCH(kDivisionOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -4,17 +4,10 @@
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/compare.cpp"
 #include <hwy/foreach_target.h>
 
-#include "halfstep/backends/cpu/runs-inl.h"
-
-#ifndef HALFSTEP_BACKENDS_CPU_COMPARE_OPS_
-#define HALFSTEP_BACKENDS_CPU_COMPARE_OPS_
 #include <cmath>
 #include <limits>
 
-namespace halfstep::cpu {
-enum class CompareOp { eq, ne, lt, le, gt, ge, isnan, isinf, isfinite };
-}  // namespace halfstep::cpu
-#endif
+#include "halfstep/backends/cpu/runs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
@@ -150,22 +143,32 @@ void compare_run(const void*, void* out, const void* const* in, std::int64_t cou
 }
 
 template <class F, std::size_t... K>
-const Runs& compare_table(DType dtype, std::index_sequence<K...>) {
-  static constexpr Runs kTable[kNumDTypes] = {
-      {compare_run<float, F, K...>},
-      {compare_run<double, F, K...>},
-      {compare_run<Half, F, K...>},
-      {compare_run<BFloat16, F, K...>},
-      {},
-      {},
-      {compare_run<std::int64_t, F, K...>},
-      {compare_run<std::int32_t, F, K...>},
-      {compare_run<std::int8_t, F, K...>},
-      {compare_run<std::uint8_t, F, K...>},
-      {compare_run<bool, F, K...>},
+constexpr std::array<Runs, kNumDTypes> compare_table(std::index_sequence<K...>) {
+  return {
+      Runs{compare_run<float, F, K...>},
+      Runs{compare_run<double, F, K...>},
+      Runs{compare_run<Half, F, K...>},
+      Runs{compare_run<BFloat16, F, K...>},
+      Runs{},
+      Runs{},
+      Runs{compare_run<std::int64_t, F, K...>},
+      Runs{compare_run<std::int32_t, F, K...>},
+      Runs{compare_run<std::int8_t, F, K...>},
+      Runs{compare_run<std::uint8_t, F, K...>},
+      Runs{compare_run<bool, F, K...>},
   };
-  return kTable[static_cast<int>(dtype)];
 }
+template <class F, int N>
+constexpr std::array<Runs, kNumDTypes> kCompareRuns = compare_table<F>(std::make_index_sequence<N>());
+template <class F, int N>
+constexpr ElementwiseOp compare(const char* name) {
+  return {name, kComputeDTypes, N, kCompareRuns<F, N>.data()};
+}
+constexpr ElementwiseOp kCompareOps[] = {
+    compare<Eq, 2>("eq"),       compare<Ne, 2>("ne"),       compare<Lt, 2>("lt"),
+    compare<Le, 2>("le"),       compare<Gt, 2>("gt"),       compare<Ge, 2>("ge"),
+    compare<IsNan, 1>("isnan"), compare<IsInf, 1>("isinf"), compare<IsFinite, 1>("isfinite"),
+};
 
 /// out[i] = mask[i] ? a[i] : b[i], for elements as words of their size.
 template <class U>
@@ -212,31 +215,7 @@ void masked_fill_run(const void* state, void* out, const void* const* in, std::i
 
 }  // namespace
 
-const Runs& compare_runs(CompareOp op, DType dtype) {
-  constexpr auto kOne = std::make_index_sequence<1>();
-  constexpr auto kTwo = std::make_index_sequence<2>();
-  switch (op) {
-    case CompareOp::eq:
-      return compare_table<Eq>(dtype, kTwo);
-    case CompareOp::ne:
-      return compare_table<Ne>(dtype, kTwo);
-    case CompareOp::lt:
-      return compare_table<Lt>(dtype, kTwo);
-    case CompareOp::le:
-      return compare_table<Le>(dtype, kTwo);
-    case CompareOp::gt:
-      return compare_table<Gt>(dtype, kTwo);
-    case CompareOp::ge:
-      return compare_table<Ge>(dtype, kTwo);
-    case CompareOp::isnan:
-      return compare_table<IsNan>(dtype, kOne);
-    case CompareOp::isinf:
-      return compare_table<IsInf>(dtype, kOne);
-    case CompareOp::isfinite:
-      break;
-  }
-  return compare_table<IsFinite>(dtype, kOne);
-}
+const ElementwiseOp* compare_ops() { return kCompareOps; }
 
 /// For elements of `size` bytes: where (`fill` false) and masked_fill.
 const Runs& select_runs(bool fill, std::size_t size) {
@@ -260,13 +239,11 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(compare_runs);
+HWY_EXPORT(compare_ops);
 HWY_EXPORT(select_runs);
 
-template <CompareOp op, int N>
-Status compare(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(compare_runs)(op, in[0].dtype), nullptr, in, N, out);
-}
+const ElementwiseOp* comparisons() { return HWY_DYNAMIC_DISPATCH(compare_ops)(); }
+const RegisterFamily<comparisons> registered_comparisons(HWY_STATIC_DISPATCH(kCompareOps));
 
 Status where(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
   return run_elementwise(HWY_DYNAMIC_DISPATCH(select_runs)(false, item_size(out[0].dtype)), nullptr, in, 3, out);
@@ -362,15 +339,6 @@ constexpr std::initializer_list<DType> kBits = {DType::i64, DType::i32, DType::i
 constexpr std::initializer_list<DType> kBool = {DType::boolean};
 
 const RegisterCpuKernel registered[] = {
-    {"eq", kComputeDTypes, compare<CompareOp::eq, 2>},
-    {"ne", kComputeDTypes, compare<CompareOp::ne, 2>},
-    {"lt", kComputeDTypes, compare<CompareOp::lt, 2>},
-    {"le", kComputeDTypes, compare<CompareOp::le, 2>},
-    {"gt", kComputeDTypes, compare<CompareOp::gt, 2>},
-    {"ge", kComputeDTypes, compare<CompareOp::ge, 2>},
-    {"isnan", kComputeDTypes, compare<CompareOp::isnan, 1>},
-    {"isinf", kComputeDTypes, compare<CompareOp::isinf, 1>},
-    {"isfinite", kComputeDTypes, compare<CompareOp::isfinite, 1>},
     {"logical_and", kBool, bitwise<And, 0, 1>},
     {"logical_or", kBool, bitwise<Or, 0, 1>},
     {"logical_xor", kBool, bitwise<Xor, 0, 1>},

@@ -245,7 +245,7 @@ Status sgd_step(KernelContext* context, const TensorView* in, int n, TensorView*
                 .rate = step == 1 ? 1 : 1 - a.dampening,
                 .kept = step == 1 ? 0 : a.momentum,
                 .sign = a.maximize ? -1.0 : 1.0,
-                .nesterov = a.nesterov}};
+                .nesterov = a.nesterov != 0}};
   });
 }
 
@@ -260,7 +260,7 @@ Status adam_step(KernelContext* context, const TensorView* in, int n, TensorView
                  .shrink = a.decoupled ? 1 - lr * a.weight_decay : 1,
                  .decay = a.decoupled ? 0 : a.weight_decay,
                  .sign = a.maximize ? -1.0 : 1.0,
-                 .amsgrad = a.amsgrad}};
+                 .amsgrad = a.amsgrad != 0}};
   });
 }
 

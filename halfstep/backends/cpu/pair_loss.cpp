@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
+#include <type_traits>
+#include <utility>
 
 #include "halfstep/backends/cpu/row_block.h"
 
@@ -33,54 +36,78 @@ C sigmoid_of_negative(C x) {
   return (x > 0 ? e : C(1)) / (1 + e);
 }
 
-// `term(x, y, pos_weight)`, and the slopes of a term in x and y.
-template <class C, class F>
-void with_loss(const PairLossAttributes& a, F&& f) {
-  const C p = static_cast<C>(a.parameter);
-  switch (a.kind) {
-    case PairLoss::mse:
-      return f([](C x, C y, C) { return (x - y) * (x - y); }, [](C x, C y, C) { return 2 * (x - y); },
-               [](C x, C y, C) { return 2 * (y - x); });
-    case PairLoss::l1:
-      return f([](C x, C y, C) { return std::abs(x - y); }, [](C x, C y, C) { return sign_of(x - y); },
-               [](C x, C y, C) { return sign_of(y - x); });
-    case PairLoss::smooth_l1: {
-      const auto slope = [p](C d) { return std::abs(d) < p ? d / p : sign_of(d); };
-      return f(
-          [p](C x, C y, C) {
-            const C d = std::abs(x - y);
-            return d < p ? C(0.5) * d * d / p : d - C(0.5) * p;
-          },
-          [slope](C x, C y, C) { return slope(x - y); }, [slope](C x, C y, C) { return slope(y - x); });
-    }
-    case PairLoss::huber: {
-      const auto slope = [p](C d) { return std::abs(d) <= p ? d : p * sign_of(d); };
-      return f(
-          [p](C x, C y, C) {
-            const C d = std::abs(x - y);
-            return d <= p ? C(0.5) * d * d : p * (d - C(0.5) * p);
-          },
-          [slope](C x, C y, C) { return slope(x - y); }, [slope](C x, C y, C) { return slope(y - x); });
-    }
-    case PairLoss::kl_div:
-      if (p != 0) {
-        return f([](C x, C y, C) { return std::exp(y) * (y - x); }, [](C, C y, C) { return -std::exp(y); },
-                 [](C x, C y, C) { return std::exp(y) * (y - x + 1); });
-      }
-      return f([](C x, C y, C) { return (y == 0 ? C(0) : y * std::log(y)) - y * x; }, [](C, C y, C) { return -y; },
-               [](C x, C y, C) { return std::log(y) + 1 - x; });
-    case PairLoss::bce_with_logits:
-      return f([](C x, C y, C w) { return (1 - y) * x + (1 + (w - 1) * y) * negative_softplus(x); },
-               // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
-               [](C x, C y, C w) { return (1 - y) * sigmoid_of_negative(-x) - w * y * sigmoid_of_negative(x); },
-               [](C x, C, C w) { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; });
-    case PairLoss::bce:
-      return f(
-          [](C x, C y, C) { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); },
-          [](C x, C y, C) { return (x - y) / std::max((1 - x) * x, static_cast<C>(1e-12f)); },
-          [](C x, C, C) { return log_at_least(x, std::log1p(-x)) - log_at_least(x, std::log(x)); });
+// A loss: the term of input x, target y and positive weight w, and the term's slopes in x and in y.
+template <class C>
+struct Mse {
+  explicit Mse(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return (x - y) * (x - y); }
+  C slope_x(C x, C y, C) const { return 2 * (x - y); }
+  C slope_y(C x, C y, C) const { return 2 * (y - x); }
+};
+template <class C>
+struct L1 {
+  explicit L1(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return std::abs(x - y); }
+  C slope_x(C x, C y, C) const { return sign_of(x - y); }
+  C slope_y(C x, C y, C) const { return sign_of(y - x); }
+};
+template <class C>
+struct SmoothL1 {
+  C beta;
+  explicit SmoothL1(const PairLossAttributes& a) : beta(static_cast<C>(a.parameter)) {}
+  C term(C x, C y, C) const {
+    const C d = std::abs(x - y);
+    return d < beta ? C(0.5) * d * d / beta : d - C(0.5) * beta;
   }
-}
+  C slope(C d) const { return std::abs(d) < beta ? d / beta : sign_of(d); }
+  C slope_x(C x, C y, C) const { return slope(x - y); }
+  C slope_y(C x, C y, C) const { return slope(y - x); }
+};
+template <class C>
+struct Huber {
+  C delta;
+  explicit Huber(const PairLossAttributes& a) : delta(static_cast<C>(a.parameter)) {}
+  C term(C x, C y, C) const {
+    const C d = std::abs(x - y);
+    return d <= delta ? C(0.5) * d * d : delta * (d - C(0.5) * delta);
+  }
+  C slope(C d) const { return std::abs(d) <= delta ? d : delta * sign_of(d); }
+  C slope_x(C x, C y, C) const { return slope(x - y); }
+  C slope_y(C x, C y, C) const { return slope(y - x); }
+};
+template <class C>
+struct KlDiv {
+  explicit KlDiv(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return (y == 0 ? C(0) : y * std::log(y)) - y * x; }
+  C slope_x(C, C y, C) const { return -y; }
+  C slope_y(C x, C y, C) const { return std::log(y) + 1 - x; }
+};
+// Of a target that is a logarithm.
+template <class C>
+struct KlDivLog {
+  explicit KlDivLog(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return std::exp(y) * (y - x); }
+  C slope_x(C, C y, C) const { return -std::exp(y); }
+  C slope_y(C x, C y, C) const { return std::exp(y) * (y - x + 1); }
+};
+template <class C>
+struct BceWithLogits {
+  explicit BceWithLogits(const PairLossAttributes&) {}
+  C term(C x, C y, C w) const { return (1 - y) * x + (1 + (w - 1) * y) * negative_softplus(x); }
+  // 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
+  C slope_x(C x, C y, C w) const { return (1 - y) * sigmoid_of_negative(-x) - w * y * sigmoid_of_negative(x); }
+  C slope_y(C x, C, C w) const { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; }
+};
+template <class C>
+struct Bce {
+  explicit Bce(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); }
+  C slope_x(C x, C y, C) const { return (x - y) / std::max((1 - x) * x, static_cast<C>(1e-12f)); }
+  C slope_y(C x, C, C) const { return log_at_least(x, std::log1p(-x)) - log_at_least(x, std::log(x)); }
+};
+// Whether a loss is of probabilities.
+template <template <class> class Loss>
+constexpr bool kOfProbabilities = std::is_same_v<Loss<float>, Bce<float>>;
 
 // Blocks of the operands, with ones where a weight is absent.
 template <class C>
@@ -99,41 +126,39 @@ struct Operands {
   }
 };
 
-template <class C>
+template <template <class> class Loss, class C>
 bool forward(KernelContext* context, const TensorView* in, TensorView* out, const PairLossAttributes& a) {
   const std::int64_t n = in[0].numel, chunks = (n + kChunk - 1) / kChunk;
   auto* totals = static_cast<double*>(
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(chunks, 1)) * sizeof(double)));
   if (!totals) return false;
-  const bool probabilities = a.kind == PairLoss::bce;
   std::atomic<bool> outside{false};
-  with_loss<C>(a, [&](const auto& term, const auto&, const auto&) {
-    parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
-      Operands<C> o(in);
-      for (std::int64_t k = begin; k < end; ++k) {
-        totals[k] = 0;
-        for (std::int64_t at = k * kChunk; at < std::min(n, (k + 1) * kChunk); at += kBlock) {
-          const std::int64_t count = std::min(kBlock, std::min(n, (k + 1) * kChunk) - at);
-          o.load(in, at, count);
-          if (probabilities) {
-            for (std::int64_t i = 0; i < count; ++i) {
-              if (o.x[i] < 0 || o.x[i] > 1) outside = true;
-            }
-          }
-          if (a.reduction == 0) {
-            for (std::int64_t i = 0; i < count; ++i) {
-              o.x[i] = o.weight[i] * term(o.x[i], o.y[i], o.pos_weight[i]);
-            }
-            write_row(out[0], at, 1, count, o.x);
-          } else if (o.weighted) {
-            totals[k] += sum_terms<C>(
-                count, [&](std::int64_t i) { return o.weight[i] * term(o.x[i], o.y[i], o.pos_weight[i]); });
-          } else {
-            totals[k] += sum_terms<C>(count, [&](std::int64_t i) { return term(o.x[i], o.y[i], o.pos_weight[i]); });
+  parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    const Loss<C> loss(a);
+    Operands<C> o(in);
+    for (std::int64_t k = begin; k < end; ++k) {
+      totals[k] = 0;
+      for (std::int64_t at = k * kChunk; at < std::min(n, (k + 1) * kChunk); at += kBlock) {
+        const std::int64_t count = std::min(kBlock, std::min(n, (k + 1) * kChunk) - at);
+        o.load(in, at, count);
+        if constexpr (kOfProbabilities<Loss>) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            if (o.x[i] < 0 || o.x[i] > 1) outside = true;
           }
         }
+        const auto term = [&](std::int64_t i) { return loss.term(o.x[i], o.y[i], o.pos_weight[i]); };
+        if (a.reduction == 0) {
+          for (std::int64_t i = 0; i < count; ++i) {
+            o.x[i] = o.weight[i] * loss.term(o.x[i], o.y[i], o.pos_weight[i]);
+          }
+          write_row(out[0], at, 1, count, o.x);
+        } else if (o.weighted) {
+          totals[k] += sum_terms<C>(count, [&](std::int64_t i) { return o.weight[i] * term(i); });
+        } else {
+          totals[k] += sum_terms<C>(count, term);
+        }
       }
-    });
+    }
   });
   if (outside) {
     context->set_error(context, "expected probabilities from 0 to 1; for logits use binary_cross_entropy_with_logits");
@@ -148,7 +173,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
   return true;
 }
 
-template <class C>
+template <template <class> class Loss, class C>
 void backward(const TensorView* in, TensorView* out, const PairLossAttributes& a) {
   const TensorView& g = in[0];
   const std::int64_t n = in[1].numel;
@@ -157,54 +182,90 @@ void backward(const TensorView* in, TensorView* out, const PairLossAttributes& a
     read_row(g, 0, 1, 1, &scale);
     scale = static_cast<C>(static_cast<double>(scale) / a.divisor);
   }
-  with_loss<C>(a, [&](const auto&, const auto& slope_x, const auto& slope_y) {
-    parallel_for(n, kChunk, [&](std::int64_t begin, std::int64_t end) {
-      Operands<C> o(in + 1);
-      alignas(64) C gs[kBlock], d[kBlock];
-      std::fill_n(gs, kBlock, scale);
-      for (std::int64_t at = begin; at < end; at += kBlock) {
-        const std::int64_t count = std::min(kBlock, end - at);
-        o.load(in + 1, at, count);
-        if (a.reduction == 0) read_row(g, at, 1, count, gs);
-        const auto write = [&](TensorView& to, const auto& slope) {
-          for (std::int64_t i = 0; i < count; ++i) {
-            d[i] = gs[i] * (o.weight[i] * slope(o.x[i], o.y[i], o.pos_weight[i]));
-          }
-          write_row(to, at, 1, count, d);
-        };
-        if (a.want_input) write(out[0], slope_x);
-        if (a.want_target) write(out[1], slope_y);
+  parallel_for(n, kChunk, [&](std::int64_t begin, std::int64_t end) {
+    const Loss<C> loss(a);
+    Operands<C> o(in + 1);
+    alignas(64) C gs[kBlock], d[kBlock];
+    std::fill_n(gs, kBlock, scale);
+    for (std::int64_t at = begin; at < end; at += kBlock) {
+      const std::int64_t count = std::min(kBlock, end - at);
+      o.load(in + 1, at, count);
+      if (a.reduction == 0) read_row(g, at, 1, count, gs);
+      if (a.want_input) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          d[i] = gs[i] * (o.weight[i] * loss.slope_x(o.x[i], o.y[i], o.pos_weight[i]));
+        }
+        write_row(out[0], at, 1, count, d);
       }
-    });
+      if (a.want_target) {
+        for (std::int64_t i = 0; i < count; ++i) {
+          d[i] = gs[i] * (o.weight[i] * loss.slope_y(o.x[i], o.y[i], o.pos_weight[i]));
+        }
+        write_row(out[1], at, 1, count, d);
+      }
+    }
   });
 }
 
-Status forward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
-  const auto& a = pair_attributes(p);
-  const bool ok =
-      in[0].dtype == DType::f64 ? forward<double>(context, in, out, a) : forward<float>(context, in, out, a);
-  return ok ? Status::ok : Status::failed;
+template <template <class> class Loss>
+bool forward_of(KernelContext* context, const TensorView* in, TensorView* out, const PairLossAttributes& a) {
+  return in[0].dtype == DType::f64 ? forward<Loss, double>(context, in, out, a)
+                                   : forward<Loss, float>(context, in, out, a);
 }
-Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
-  const auto& a = pair_attributes(p);
+template <template <class> class Loss>
+void backward_of(const TensorView* in, TensorView* out, const PairLossAttributes& a) {
   if (in[1].dtype == DType::f64) {
-    backward<double>(in, out, a);
+    backward<Loss, double>(in, out, a);
   } else {
-    backward<float>(in, out, a);
+    backward<Loss, float>(in, out, a);
   }
-  return Status::ok;
+}
+bool kl_div_forward(KernelContext* context, const TensorView* in, TensorView* out, const PairLossAttributes& a) {
+  return (a.parameter != 0 ? forward_of<KlDivLog> : forward_of<KlDiv>)(context, in, out, a);
+}
+void kl_div_backward(const TensorView* in, TensorView* out, const PairLossAttributes& a) {
+  (a.parameter != 0 ? backward_of<KlDivLog> : backward_of<KlDiv>)(in, out, a);
 }
 
-const RegisterCpuKernel registered[] = {
-    {"mse_loss", kFloatingDTypes, forward_kernel},
-    {"l1_loss", kFloatingDTypes, forward_kernel},
-    {"smooth_l1_loss", kFloatingDTypes, forward_kernel},
-    {"huber_loss", kFloatingDTypes, forward_kernel},
-    {"kl_div", kFloatingDTypes, forward_kernel},
-    {"binary_cross_entropy_with_logits", kFloatingDTypes, forward_kernel},
-    {"binary_cross_entropy", kFloatingDTypes, forward_kernel},
-    {"pair_loss_backward", kFloatingDTypes, backward_kernel},
+// All losses: the op and how its attributes call it, with which the one op of all gradients finds it.
+struct LossOp {
+  const char* name;
+  std::int32_t kind;
+  decltype(&kl_div_forward) forward;
+  decltype(&kl_div_backward) backward;
 };
+constexpr LossOp kLosses[] = {
+    {"mse_loss", HALFSTEP_LOSS_MSE, forward_of<Mse>, backward_of<Mse>},
+    {"l1_loss", HALFSTEP_LOSS_L1, forward_of<L1>, backward_of<L1>},
+    {"smooth_l1_loss", HALFSTEP_LOSS_SMOOTH_L1, forward_of<SmoothL1>, backward_of<SmoothL1>},
+    {"huber_loss", HALFSTEP_LOSS_HUBER, forward_of<Huber>, backward_of<Huber>},
+    {"kl_div", HALFSTEP_LOSS_KL_DIV, kl_div_forward, kl_div_backward},
+    {"binary_cross_entropy_with_logits", HALFSTEP_LOSS_BCE_WITH_LOGITS, forward_of<BceWithLogits>,
+     backward_of<BceWithLogits>},
+    {"binary_cross_entropy", HALFSTEP_LOSS_BCE, forward_of<Bce>, backward_of<Bce>},
+};
+
+template <std::size_t i>
+Status forward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  return kLosses[i].forward(context, in, out, pair_attributes(p)) ? Status::ok : Status::failed;
+}
+Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const PairLossAttributes& a = pair_attributes(p);
+  for (const LossOp& loss : kLosses) {
+    if (loss.kind != a.kind) continue;
+    loss.backward(in, out, a);
+    return Status::ok;
+  }
+  return Status::unsupported;
+}
+
+template <std::size_t... I>
+bool register_losses(std::index_sequence<I...>) {
+  (RegisterCpuKernel(kLosses[I].name, kFloatingDTypes, forward_kernel<I>), ...);
+  return true;
+}
+const bool registered = register_losses(std::make_index_sequence<std::size(kLosses)>());
+const RegisterCpuKernel registered_backward{"pair_loss_backward", kFloatingDTypes, backward_kernel};
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -14,8 +14,6 @@
 #include <limits>
 
 namespace halfstep::cpu {
-enum class RatioOp { scaled_ratio, div_backward, hypot_backward, atan2_backward };
-
 /// Whether a number that came of float64 ones kept all its digits.
 inline bool far_from_limits(double v) { return std::abs(v) > 1e-290 && std::abs(v) < 1e290; }
 /// g a / d 2^e, whatever the factors are.
@@ -209,26 +207,20 @@ struct Div : HeavyFunctor {
   }
 };
 
+constexpr std::array<Runs, kNumDTypes> kMulWideRuns = {kMulWide<float>, kMulWide<double>, kMulWide<Half>,
+                                                       kMulWide<BFloat16>};
+
+constexpr ElementwiseOp kRatioOps[] = {
+    {"mul_wide", kFloatingDTypes, 2, kMulWideRuns.data()},
+    op_of<Scaled, 3>("scaled_ratio", kFloatingDTypes),
+    op_of<Div, 3>("div_backward", kFloatingDTypes),
+    op_of<Ratio<HypotBackward>::Functor, 3>("hypot_backward", kFloatingDTypes),
+    op_of<Ratio<Atan2Backward>::Functor, 3>("atan2_backward", kFloatingDTypes),
+};
+
 }  // namespace
 
-const Runs& ratio_runs(RatioOp op, DType dtype) {
-  switch (op) {
-    case RatioOp::scaled_ratio:
-      return runs_of<Scaled, 3>(dtype);
-    case RatioOp::div_backward:
-      return runs_of<Div, 3>(dtype);
-    case RatioOp::hypot_backward:
-      return runs_of<Ratio<HypotBackward>::Functor, 3>(dtype);
-    case RatioOp::atan2_backward:
-      break;
-  }
-  return runs_of<Ratio<Atan2Backward>::Functor, 3>(dtype);
-}
-
-const Runs& mul_wide_runs(DType dtype) {
-  static constexpr const Runs* kTable[] = {&kMulWide<float>, &kMulWide<double>, &kMulWide<Half>, &kMulWide<BFloat16>};
-  return *kTable[static_cast<int>(dtype)];
-}
+const ElementwiseOp* ratio_ops() { return kRatioOps; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
@@ -238,22 +230,9 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(ratio_runs);
-const Runs& runs(RatioOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(ratio_runs)(op, dtype); }
-HWY_EXPORT(mul_wide_runs);
-Status mul_wide(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
-  return run_elementwise(HWY_DYNAMIC_DISPATCH(mul_wide_runs)(out[0].dtype), nullptr, in, 2, out);
-}
-template <RatioOp op>
-constexpr KernelFn kernel = elementwise_kernel<op, 3, runs>;
-
-const RegisterCpuKernel registered[] = {
-    {"mul_wide", kFloatingDTypes, mul_wide},
-    {"scaled_ratio", kFloatingDTypes, kernel<RatioOp::scaled_ratio>},
-    {"div_backward", kFloatingDTypes, kernel<RatioOp::div_backward>},
-    {"hypot_backward", kFloatingDTypes, kernel<RatioOp::hypot_backward>},
-    {"atan2_backward", kFloatingDTypes, kernel<RatioOp::atan2_backward>},
-};
+HWY_EXPORT(ratio_ops);
+const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(ratio_ops)(); }
+const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kRatioOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From arithmetic on vectors to the tables of runs that run_elementwise takes.
+// From arithmetic on vectors to the ops of a family.
+//
+// A family of ops is a file with the functors of its ops and one table, which names each op with its functor.
 //
 // A functor is a template on the scalar that is computed in: `F<float>` and `F<double>` are called with a tag and
 // vectors, F<integer> has `scalar(...)`. It is made from the kernel's attributes, once a run, and says in kIntegers,
@@ -12,6 +14,8 @@
 #else
 #define HALFSTEP_BACKENDS_CPU_RUNS_INL_H_
 #endif
+
+#include <array>
 
 #include "halfstep/backends/cpu/elementwise.h"
 #include "halfstep/backends/cpu/math-inl.h"
@@ -124,24 +128,31 @@ constexpr Runs make_runs(std::index_sequence<K...>) {
   return runs;
 }
 
+template <template <class> class F, bool kRepeated, std::size_t... K>
+constexpr std::array<Runs, kNumDTypes> make_table(std::index_sequence<K...> inputs) {
+  return {
+      make_runs<float, F, kRepeated>(inputs),
+      make_runs<double, F, kRepeated>(inputs),
+      make_runs<Half, F, kRepeated>(inputs),
+      make_runs<BFloat16, F, kRepeated>(inputs),
+      Runs{},
+      Runs{},
+      make_runs<std::int64_t, F, kRepeated>(inputs),
+      make_runs<std::int32_t, F, kRepeated>(inputs),
+      make_runs<std::int8_t, F, kRepeated>(inputs),
+      make_runs<std::uint8_t, F, kRepeated>(inputs),
+      make_runs<bool, F, kRepeated>(inputs),
+  };
+}
+
 /// The runs of functor F with N inputs for each dtype; kRepeated: also with one input repeated.
 template <template <class> class F, int N, bool kRepeated = false>
-const Runs& runs_of(DType dtype) {
-  constexpr auto kInputs = std::make_index_sequence<N>();
-  static constexpr Runs kTable[kNumDTypes] = {
-      make_runs<float, F, kRepeated>(kInputs),
-      make_runs<double, F, kRepeated>(kInputs),
-      make_runs<Half, F, kRepeated>(kInputs),
-      make_runs<BFloat16, F, kRepeated>(kInputs),
-      {},
-      {},
-      make_runs<std::int64_t, F, kRepeated>(kInputs),
-      make_runs<std::int32_t, F, kRepeated>(kInputs),
-      make_runs<std::int8_t, F, kRepeated>(kInputs),
-      make_runs<std::uint8_t, F, kRepeated>(kInputs),
-      make_runs<bool, F, kRepeated>(kInputs),
-  };
-  return kTable[static_cast<int>(dtype)];
+constexpr std::array<Runs, kNumDTypes> kRuns = make_table<F, kRepeated>(std::make_index_sequence<N>());
+
+/// A row of a family's table: the op that functor F computes from N inputs.
+template <template <class> class F, int N, bool kRepeated = false>
+constexpr ElementwiseOp op_of(const char* name, std::initializer_list<DType> dtypes) {
+  return {name, dtypes, N, kRuns<F, N, kRepeated>.data()};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -14,43 +14,6 @@
 #include <limits>
 
 namespace halfstep::cpu {
-enum class UnaryOp {
-  abs,
-  sign,
-  square,
-  floor,
-  ceil,
-  round,
-  trunc,
-  sqrt,
-  rsqrt,
-  reciprocal,
-  exp,
-  exp2,
-  expm1,
-  log,
-  log2,
-  log10,
-  log1p,
-  sin,
-  cos,
-  tan,
-  asin,
-  acos,
-  atan,
-  sinh,
-  cosh,
-  asinh,
-  acosh,
-  atanh,
-  tanh,
-  erf,
-  erfc,
-  erfinv,
-  sigmoid,
-  nan_to_num
-};
-
 /// The inverse of the error function: Winitzki's closed form ("A handy approximation for the error function and its
 /// inverse", 2008), then Halley's steps on erf or erfc.
 inline double erfinv(double y) {
@@ -287,81 +250,46 @@ struct Library {
   };
 };
 
+constexpr ElementwiseOp kUnaryOps[] = {
+    op_of<Abs, 1>("abs", kNumericDTypes),
+    op_of<Sign, 1>("sign", kComputeDTypes),
+    op_of<Square, 1>("square", kNumericDTypes),
+    op_of<Floor, 1>("floor", kNumericDTypes),
+    op_of<Ceil, 1>("ceil", kNumericDTypes),
+    op_of<Round, 1>("round", kNumericDTypes),
+    op_of<Trunc, 1>("trunc", kNumericDTypes),
+    op_of<Sqrt, 1>("sqrt", kFloatingDTypes),
+    op_of<Rsqrt, 1>("rsqrt", kFloatingDTypes),
+    op_of<Reciprocal, 1>("reciprocal", kFloatingDTypes),
+    op_of<Exp, 1>("exp", kFloatingDTypes),
+    op_of<Library<Exp2>::Functor, 1>("exp2", kFloatingDTypes),
+    op_of<Expm1, 1>("expm1", kFloatingDTypes),
+    op_of<Log, 1>("log", kFloatingDTypes),
+    op_of<Library<Log2>::Functor, 1>("log2", kFloatingDTypes),
+    op_of<Library<Log10>::Functor, 1>("log10", kFloatingDTypes),
+    op_of<Log1p, 1>("log1p", kFloatingDTypes),
+    op_of<Library<Sin>::Functor, 1>("sin", kFloatingDTypes),
+    op_of<Library<Cos>::Functor, 1>("cos", kFloatingDTypes),
+    op_of<Library<Tan>::Functor, 1>("tan", kFloatingDTypes),
+    op_of<Library<Asin>::Functor, 1>("asin", kFloatingDTypes),
+    op_of<Library<Acos>::Functor, 1>("acos", kFloatingDTypes),
+    op_of<Library<Atan>::Functor, 1>("atan", kFloatingDTypes),
+    op_of<Library<Sinh>::Functor, 1>("sinh", kFloatingDTypes),
+    op_of<Library<Cosh>::Functor, 1>("cosh", kFloatingDTypes),
+    op_of<Library<Asinh>::Functor, 1>("asinh", kFloatingDTypes),
+    op_of<Library<Acosh>::Functor, 1>("acosh", kFloatingDTypes),
+    op_of<Library<Atanh>::Functor, 1>("atanh", kFloatingDTypes),
+    op_of<Tanh, 1>("tanh", kFloatingDTypes),
+    op_of<Erf, 1>("erf", kFloatingDTypes),
+    op_of<Library<Erfc>::Functor, 1>("erfc", kFloatingDTypes),
+    op_of<Library<Erfinv>::Functor, 1>("erfinv", kFloatingDTypes),
+    op_of<Sigmoid, 1>("sigmoid", kFloatingDTypes),
+    op_of<NanToNum, 1>("nan_to_num", kFloatingDTypes),
+};
+
 }  // namespace
 
-const Runs& unary_runs(UnaryOp op, DType dtype) {
-  switch (op) {
-    case UnaryOp::abs:
-      return runs_of<Abs, 1>(dtype);
-    case UnaryOp::sign:
-      return runs_of<Sign, 1>(dtype);
-    case UnaryOp::square:
-      return runs_of<Square, 1>(dtype);
-    case UnaryOp::floor:
-      return runs_of<Floor, 1>(dtype);
-    case UnaryOp::ceil:
-      return runs_of<Ceil, 1>(dtype);
-    case UnaryOp::round:
-      return runs_of<Round, 1>(dtype);
-    case UnaryOp::trunc:
-      return runs_of<Trunc, 1>(dtype);
-    case UnaryOp::sqrt:
-      return runs_of<Sqrt, 1>(dtype);
-    case UnaryOp::rsqrt:
-      return runs_of<Rsqrt, 1>(dtype);
-    case UnaryOp::reciprocal:
-      return runs_of<Reciprocal, 1>(dtype);
-    case UnaryOp::exp:
-      return runs_of<Exp, 1>(dtype);
-    case UnaryOp::exp2:
-      return runs_of<Library<Exp2>::Functor, 1>(dtype);
-    case UnaryOp::expm1:
-      return runs_of<Expm1, 1>(dtype);
-    case UnaryOp::log:
-      return runs_of<Log, 1>(dtype);
-    case UnaryOp::log2:
-      return runs_of<Library<Log2>::Functor, 1>(dtype);
-    case UnaryOp::log10:
-      return runs_of<Library<Log10>::Functor, 1>(dtype);
-    case UnaryOp::log1p:
-      return runs_of<Log1p, 1>(dtype);
-    case UnaryOp::sin:
-      return runs_of<Library<Sin>::Functor, 1>(dtype);
-    case UnaryOp::cos:
-      return runs_of<Library<Cos>::Functor, 1>(dtype);
-    case UnaryOp::tan:
-      return runs_of<Library<Tan>::Functor, 1>(dtype);
-    case UnaryOp::asin:
-      return runs_of<Library<Asin>::Functor, 1>(dtype);
-    case UnaryOp::acos:
-      return runs_of<Library<Acos>::Functor, 1>(dtype);
-    case UnaryOp::atan:
-      return runs_of<Library<Atan>::Functor, 1>(dtype);
-    case UnaryOp::sinh:
-      return runs_of<Library<Sinh>::Functor, 1>(dtype);
-    case UnaryOp::cosh:
-      return runs_of<Library<Cosh>::Functor, 1>(dtype);
-    case UnaryOp::asinh:
-      return runs_of<Library<Asinh>::Functor, 1>(dtype);
-    case UnaryOp::acosh:
-      return runs_of<Library<Acosh>::Functor, 1>(dtype);
-    case UnaryOp::atanh:
-      return runs_of<Library<Atanh>::Functor, 1>(dtype);
-    case UnaryOp::tanh:
-      return runs_of<Tanh, 1>(dtype);
-    case UnaryOp::erf:
-      return runs_of<Erf, 1>(dtype);
-    case UnaryOp::erfc:
-      return runs_of<Library<Erfc>::Functor, 1>(dtype);
-    case UnaryOp::erfinv:
-      return runs_of<Library<Erfinv>::Functor, 1>(dtype);
-    case UnaryOp::sigmoid:
-      return runs_of<Sigmoid, 1>(dtype);
-    case UnaryOp::nan_to_num:
-      break;
-  }
-  return runs_of<NanToNum, 1>(dtype);
-}
+const ElementwiseOp* unary_ops() { return kUnaryOps; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
@@ -371,47 +299,9 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(unary_runs);
-const Runs& runs(UnaryOp op, DType dtype) { return HWY_DYNAMIC_DISPATCH(unary_runs)(op, dtype); }
-template <UnaryOp op, int N = 1>
-constexpr KernelFn kernel = elementwise_kernel<op, N, runs>;
-
-const RegisterCpuKernel registered[] = {
-    {"abs", kNumericDTypes, kernel<UnaryOp::abs>},
-    {"sign", kComputeDTypes, kernel<UnaryOp::sign>},
-    {"square", kNumericDTypes, kernel<UnaryOp::square>},
-    {"floor", kNumericDTypes, kernel<UnaryOp::floor>},
-    {"ceil", kNumericDTypes, kernel<UnaryOp::ceil>},
-    {"round", kNumericDTypes, kernel<UnaryOp::round>},
-    {"trunc", kNumericDTypes, kernel<UnaryOp::trunc>},
-    {"sqrt", kFloatingDTypes, kernel<UnaryOp::sqrt>},
-    {"rsqrt", kFloatingDTypes, kernel<UnaryOp::rsqrt>},
-    {"reciprocal", kFloatingDTypes, kernel<UnaryOp::reciprocal>},
-    {"exp", kFloatingDTypes, kernel<UnaryOp::exp>},
-    {"exp2", kFloatingDTypes, kernel<UnaryOp::exp2>},
-    {"expm1", kFloatingDTypes, kernel<UnaryOp::expm1>},
-    {"log", kFloatingDTypes, kernel<UnaryOp::log>},
-    {"log2", kFloatingDTypes, kernel<UnaryOp::log2>},
-    {"log10", kFloatingDTypes, kernel<UnaryOp::log10>},
-    {"log1p", kFloatingDTypes, kernel<UnaryOp::log1p>},
-    {"sin", kFloatingDTypes, kernel<UnaryOp::sin>},
-    {"cos", kFloatingDTypes, kernel<UnaryOp::cos>},
-    {"tan", kFloatingDTypes, kernel<UnaryOp::tan>},
-    {"asin", kFloatingDTypes, kernel<UnaryOp::asin>},
-    {"acos", kFloatingDTypes, kernel<UnaryOp::acos>},
-    {"atan", kFloatingDTypes, kernel<UnaryOp::atan>},
-    {"sinh", kFloatingDTypes, kernel<UnaryOp::sinh>},
-    {"cosh", kFloatingDTypes, kernel<UnaryOp::cosh>},
-    {"asinh", kFloatingDTypes, kernel<UnaryOp::asinh>},
-    {"acosh", kFloatingDTypes, kernel<UnaryOp::acosh>},
-    {"atanh", kFloatingDTypes, kernel<UnaryOp::atanh>},
-    {"tanh", kFloatingDTypes, kernel<UnaryOp::tanh>},
-    {"erf", kFloatingDTypes, kernel<UnaryOp::erf>},
-    {"erfc", kFloatingDTypes, kernel<UnaryOp::erfc>},
-    {"erfinv", kFloatingDTypes, kernel<UnaryOp::erfinv>},
-    {"sigmoid", kFloatingDTypes, kernel<UnaryOp::sigmoid>},
-    {"nan_to_num", kFloatingDTypes, kernel<UnaryOp::nan_to_num>},
-};
+HWY_EXPORT(unary_ops);
+const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(unary_ops)(); }
+const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kUnaryOps));
 
 }  // namespace
 }  // namespace halfstep::cpu
