@@ -70,7 +70,7 @@ function(halfstep_cpu_kernel_options target)
   # Sums that the compiler keeps in registers take two to three times as long at -O2. Kernels whose vectors are written
   # out in full don't: measured, they are as fast, and -O3 takes half as long again to compile, or twice.
   target_compile_options(${target} PRIVATE -fno-math-errno -O3)
-  foreach(name activation arithmetic compare copy dropout norm_batch norm_batch_backward pointwise pointwise_binary softmax)
+  foreach(name activation arithmetic compare copy dropout norm_batch norm_batch_backward unary binary softmax)
     set_property(SOURCE "halfstep/backends/cpu/${name}.cpp" APPEND PROPERTY COMPILE_OPTIONS -O2)
   endforeach()
   if(HALFSTEP_BUILD_FUZZERS)
