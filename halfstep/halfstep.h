@@ -57,6 +57,7 @@
 #include "halfstep/debug/profiler.h"
 #include "halfstep/debug/twin.h"
 #include "halfstep/io/atomic_file.h"
+#include "halfstep/io/checkpoint.h"
 #include "halfstep/io/onnx.h"
 #include "halfstep/io/pth.h"
 #include "halfstep/io/read_limits.h"
