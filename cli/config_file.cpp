@@ -32,7 +32,7 @@ std::map<std::string, CLI::Option*> flags_of(CLI::App& verb) {
     }
   }
   // About the program and about this file: no part of a configuration.
-  for (const char* name : {"help", "help-all", "config"}) flags.erase(name);
+  for (const char* name : {"help", "help-all", "config", "markdown"}) flags.erase(name);
   return flags;
 }
 

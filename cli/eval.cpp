@@ -34,37 +34,32 @@ int run(Options& o) {
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const Precision precision = set_precision(loaded, o.amp);
-  const bool images = training::network_input(o.model).images;
-  const training::TrainConfig usual = training::default_config(o.model, o.batch_size, device);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
   fmt::print("evaluating {} on {}{}\n", loaded.text(o.model), place.text(loaded), precision.said);
   std::fflush(stdout);
-  loaded.classifier.module->to(device);
-  std::shared_ptr<const data::Dataset> test;
-  std::function<std::int64_t()> damaged;
-  if (images) {
-    o.pictures.images.folder = place.folder;
+  training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
+  c.data = place.folder;
+  c.seed = place.seed;
+  const training::DataKind& kind = training::data_of(o.model);
+  if (kind.flags == "images") {
     resolve_images(o.pictures, o.model, loaded);
-    as_usage([&] { training::check(o.pictures.images); });
-    training::LoadedImages part = training::load_images(o.pictures.images, o.model, data::Split::kTest);
-    check_classes(loaded, part.classes, o.weights, place.folder);
-    check_same_data(loaded, place, "test", part.checksum);
-    test = part.dataset;
-    damaged = part.damaged;
-  } else {
-    data::MnistData pictures = load_pictures(place.folder, data::Split::kTest, place.seed);
-    check_same_data(loaded, place, "test", training::checksum(pictures));
-    test = make_dataset(std::move(pictures));
+    c.images = o.pictures.images;
   }
+  if (kind.check) as_usage([&] { kind.check(c); });
+  const training::RunData data = training::load_data(c, false);
+  if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
+  check_same_data(loaded, place, "test", data.checksums.at("test"));
+  const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
+  task->network().to(device);
   training::JsonLog log;
   if (!o.log_json.empty()) log = training::JsonLog(o.log_json);
   training::EvalOptions options{.dtype = precision.region,
-                                .batch_size = o.batch_size > 0 ? o.batch_size : usual.eval_batch_size,
+                                .batch_size = o.batch_size > 0 ? o.batch_size : c.eval_batch_size,
                                 .workers = std::max(o.workers, 1),
-                                .prefetch = usual.prefetch,
+                                .prefetch = c.prefetch,
                                 .read_every = o.print_freq > 0 ? static_cast<int>(o.print_freq) : 100};
-  if (images && o.print_freq > 0) {
+  if (kind.lines && o.print_freq > 0) {
     options.on_batch = [&](const training::EvalProgress& p) {
       if ((p.batch - 1) % o.print_freq != 0 && p.batch != p.batches) return;
       fmt::print("{}\n", eval_line(p));
@@ -72,10 +67,12 @@ int run(Options& o) {
     };
   }
   const auto start = std::chrono::steady_clock::now();
-  const auto report = training::evaluate(loaded.classifier, test, options);
+  const auto report = training::evaluate(*task, data.test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (images) fmt::print("{}\n", accuracy_line(report.metrics));
-  if (damaged && damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
+  if (kind.lines) fmt::print("{}\n", accuracy_line(report.metrics));
+  for (const auto& damaged : data.damaged) {
+    if (damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
+  }
   fmt::print("{}: {} in {:.2f} s\n", o.model, results_text(report.metrics), seconds);
   training::JsonLog::Fields fields;
   for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));

@@ -6,15 +6,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <utility>
 
 #include "cli/chosen_device.h"
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/text.h"
-#include "halfstep/data/digits.h"
-#include "halfstep/io/read_limits.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
@@ -22,114 +19,41 @@
 #include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
-namespace {
-
 namespace fs = std::filesystem;
 
-}  // namespace
-
-std::string flag_of(const std::string& names) {
-  const std::size_t dashes = names.find("--");
-  if (dashes == std::string::npos) return names;
-  return names.substr(dashes, names.find(',', dashes) - dashes);
-}
-
-std::uint64_t parse_whole(const std::string& flag, const std::string& text, std::uint64_t least, std::uint64_t most) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || value < least || value > most) {
-    throw UsageError(fmt::format("{}: expected a whole number from {} to {}, got '{}'", flag, least, most, text));
-  }
-  return value;
-}
-
-double parse_real(const std::string& flag, const std::string& text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) {
-    throw UsageError(fmt::format("{}: expected a number, got '{}'{}", flag, text,
-                                 text.find(',') == std::string::npos ? "" : "; decimals follow a point"));
-  }
-  return value;
-}
-
-CLI::Option* add_real(CLI::App& verb, const std::string& names, double& value, const std::string& help) {
-  auto* option = verb.add_option_function<std::string>(
-      names, [flag = flag_of(names), &value](const std::string& text) { value = parse_real(flag, text); }, help);
-  return option->type_name(fmt::format("X={}", value));
-}
-
-CLI::Option* add_word(CLI::App& verb, const std::string& names, std::string& value, const std::string& help) {
-  auto* option = verb.add_option_function<std::string>(
-      names,
-      [flag = flag_of(names), &value](const std::string& text) {
-        if (text.empty()) throw UsageError(fmt::format("{}: expected a value, got an empty one", flag));
-        value = text;
-      },
-      help);
-  return option->type_name(value.empty() ? "TEXT" : "TEXT=" + value);
-}
-
-CLI::Option* add_choice(CLI::App& verb, const std::string& flag, std::string& value, const std::string& standard,
-                        const std::string& help) {
-  auto* option = verb.add_option_function<std::string>(
-      flag, [&value, standard](const std::string& text) { value = text.empty() ? standard : text; }, help);
-  return option->expected(0, 1)->type_name("[TEXT=" + standard + "]");
-}
-
-CLI::Option* add_path(CLI::App& verb, const std::string& names, std::filesystem::path& value, const std::string& help) {
-  auto* option = verb.add_option_function<std::string>(
-      names,
-      [flag = flag_of(names), &value](const std::string& text) {
-        if (text.empty()) throw UsageError(fmt::format("{}: expected a path, got an empty one", flag));
-        value = text;
-      },
-      help);
-  return option->type_name("PATH");
-}
-
-void add_read_limits(CLI::App& verb) {
-  // 512, 512K, 8G: in powers of 1024.
-  const auto parse = [](const std::string& flag, const std::string& text) {
-    constexpr std::string_view kUnits = "KMGT";
-    const std::size_t unit = text.empty() ? std::string_view::npos : kUnits.find(text.back());
-    const bool has_unit = unit != std::string_view::npos;
-    const auto shift = has_unit ? 10 * (unit + 1) : 0;
-    return parse_whole(flag, has_unit ? text.substr(0, text.size() - 1) : text, 0, kMostSeed >> shift) << shift;
-  };
-  const auto add = [&](const std::string& flag, std::uint64_t io::ReadLimits::*limit, const std::string& help) {
-    verb.add_option_function<std::string>(
-            flag,
-            [=](const std::string& text) {
-              io::ReadLimits limits = io::read_limits();
-              limits.*limit = parse(flag, text);
-              io::set_read_limits(limits);
-            },
-            help)
-        ->type_name("SIZE");
-  };
-  add("--max-bytes", &io::ReadLimits::max_bytes,
-      "Most bytes of a file's tensors, such as 512M or 8G (default: the memory there is)");
-  add("--max-unpacked", &io::ReadLimits::max_unpacked,
-      "Most bytes that a file's tensors may take beyond eight times its size (default: 1G)");
+std::vector<Flag> common_flags(CommonOptions& o) {
+  return {{.names = "MODEL",
+           .field = &o.model,
+           .help = fmt::format("Network: {}", fmt::join(training::network_names(), ", ")),
+           .value = "",
+           .resume = FlagResume::same},
+          {.names = "--device",
+           .field = &o.device,
+           .help = "Device, as NAME or NAME:INDEX (see `halfstep devices`)",
+           .resume = FlagResume::reported,
+           .given = [&o] { o.device_given = true; }},
+          {.names = "--gpu",
+           .field = &o.gpu,
+           .help = "Device N of the only accelerator there is",
+           .range = FlagRange::from_to(0, 1023),
+           .value = "N",
+           .kept = FlagKept::never},
+          {.names = "--threads",
+           .field = &o.threads,
+           .help = "Threads that compute (default: all processors)",
+           .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
+           .kept = FlagKept::given},
+          {.names = "--tf32",
+           .field = &o.tf32,
+           .help = "Devices that can may compute float32 products and convolutions in TF32",
+           .resume = FlagResume::reported}};
 }
 
 void add_common(CLI::App& verb, CommonOptions& o, bool model_required) {
-  verb.add_option("MODEL", o.model, fmt::format("Network: {}", fmt::join(training::network_names(), ", ")))
-      ->required(model_required)
-      ->type_name("");
-  verb.add_option_function<std::string>(
-          "--device",
-          [&o](const std::string& text) {
-            if (text.empty()) throw UsageError("--device: expected a value, got an empty one");
-            o.device = text;
-            o.device_given = true;
-          },
-          "Device, as NAME or NAME:INDEX (see `halfstep devices`)")
-      ->type_name("TEXT=" + o.device);
-  add_whole(verb, "--gpu", o.gpu, 0, 1023, "Device N of the only accelerator there is")->type_name("N");
-  add_whole(verb, "--threads", o.threads, 1, kMostThreads, "Threads that compute (default: all processors)");
-  verb.add_flag("--tf32", o.tf32, "Devices that can may compute float32 products and convolutions in TF32");
+  for (const Flag& flag : common_flags(o)) {
+    CLI::Option* option = add_flag(verb, flag);
+    if (flag.names == "MODEL") option->required(model_required);
+  }
 }
 
 Device apply_common(const CommonOptions& o) {
@@ -178,7 +102,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
         fmt::format("{}: expected weights of a network that is known, got '{}'", shown_path(saved.file), model));
   }
   Loaded loaded{.classifier = {},
-                .holder = {},
+                .network = {},
                 .num_classes = training::classes_of(model, saved.tensors),
                 .classes = std::move(saved.classes),
                 .recipe = std::move(saved.recipe),
@@ -186,7 +110,12 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
                 .data_checksums = std::move(saved.data_checksums),
                 .file = saved.file,
                 .run = std::move(run)};
-  loaded.classifier = training::make_classifier(model, loaded.holder, {.classes = loaded.num_classes});
+  training::TrainConfig config;
+  config.model = model;
+  training::RunData data;
+  data.num_classes = loaded.num_classes;
+  loaded.network = training::network_kind(model).make(config, data);
+  loaded.classifier = {.module = loaded.network.module.get(), .forward = loaded.network.forward};
   try {
     loaded.classifier.module->load_state_dict(saved.tensors);
   } catch (const Error& e) {
@@ -267,27 +196,6 @@ void check_classes(const Loaded& loaded, const std::vector<std::string>& classes
                   "below say little",
                   shown_path(weights), shown_path(folder), other.first == classes.end() ? "none" : *other.first,
                   *other.second));
-}
-
-data::MnistData load_pictures(const std::filesystem::path& folder, data::Split split, std::uint64_t seed,
-                              std::int64_t limit) {
-  if (folder.empty()) {
-    constexpr std::int64_t kTrainDigits = 60000;
-    const bool fewer = split == data::Split::kTrain && limit < kTrainDigits;
-    return data::make_digits(split, {.seed = seed, .count = fewer ? limit : 0});
-  }
-  data::MnistData pictures = data::load_mnist(folder, split);
-  if (limit > 0 && limit < pictures.count) {
-    pictures.count = limit;
-    pictures.images.resize(static_cast<std::size_t>(limit * pictures.rows * pictures.columns));
-    pictures.labels.resize(static_cast<std::size_t>(limit));
-  }
-  return pictures;
-}
-
-std::shared_ptr<const data::Dataset> make_dataset(data::MnistData pictures) {
-  return std::make_shared<data::MnistDataset>(std::move(pictures),
-                                              data::ImageOptions{.flatten = true, .mean = 0.1307, .std = 0.3081});
 }
 
 }  // namespace halfstep::cli

@@ -40,7 +40,7 @@ const char* type_name(data::IdxType type) {
 }
 
 data::MnistData pictures_of(const PredictOptions& o, const DataPlace& place) {
-  if (o.inputs.empty()) return load_pictures(place.folder, data::Split::kTest, place.seed);
+  if (o.inputs.empty()) return training::load_pictures(place.folder, data::Split::kTest, place.seed);
   data::MnistData all;
   for (const auto& path : o.inputs) {
     const data::IdxArray file = data::read_idx(path);
@@ -87,7 +87,7 @@ int run(PredictOptions& o) {
   const NoGrad no_grad;
   classifier.module->eval();
   classifier.module->to(device);
-  const data::Batch batch = make_dataset(pictures)->batch({.indices = chosen});
+  const data::Batch batch = training::pictures_dataset(pictures)->batch({.indices = chosen});
   Tensor logits;
   {
     const amp::Autocast autocast{{.dtype = precision.region.value_or(f16), .enabled = precision.region.has_value()}};

@@ -32,10 +32,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kDigitClasses = 10;
-
 // The command that goes on with this run: what was given, with --resume.
 std::string command_to_resume(const fs::path& out) {
+  TrainOptions plain;
+  const std::vector<Flag> rows = train_flags(plain);
   const auto quoted = [](const std::string& text) {
     const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
       return std::isalnum(c) || std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos;
@@ -46,16 +46,14 @@ std::string command_to_resume(const fs::path& out) {
     return result + "'";
   };
   std::string command = "halfstep";
-  // Where the run began is in the checkpoint now.
-  const std::string_view begun[] = {"--resume", "--pretrained", "--start-epoch"};
-  const std::string_view alone[] = {"--overwrite"};
   for (std::size_t i = 0; i < g_arguments.size(); ++i) {
     const std::string& argument = g_arguments[i];
-    const std::string_view flag = std::string_view(argument).substr(0, argument.find('='));
-    if (std::find(std::begin(alone), std::end(alone), flag) != std::end(alone)) continue;
-    if (std::find(std::begin(begun), std::end(begun), flag) == std::end(begun)) {
+    const std::string_view name = std::string_view(argument).substr(0, argument.find('='));
+    const auto row = std::find_if(rows.begin(), rows.end(), [&](const Flag& f) { return f.name() == name; });
+    // Where the run began is in the checkpoint now, and there is nothing to be replaced.
+    if (row == rows.end() || !(row->begins || name == "--overwrite")) {
       command += " " + quoted(argument);
-    } else if (flag == argument) {
+    } else if (name == argument && !row->is_switch()) {
       ++i;
     }
   }
@@ -73,52 +71,7 @@ void print_fallbacks(const std::vector<FallbackCount>& list, Device device) {
   }
 }
 
-// Training and test part, and how many of their pictures could not be read.
-struct Data {
-  std::shared_ptr<const data::Dataset> training, test;
-  std::vector<std::string> classes;  // names; none for digits
-  std::vector<std::function<std::int64_t()>> damaged = {};
-  std::map<std::string, std::string> checksums = {};  // by part
-};
-
-Data load_data(const TrainOptions& o) {
-  const training::TrainConfig& c = o.config;
-  Data data;
-  if (!training::network_input(c.model).images) {
-    const auto load = [&](data::Split split, const char* part, std::int64_t limit) {
-      data::MnistData pictures = load_pictures(c.data, split, c.seed, limit);
-      data.checksums[part] = training::checksum(pictures);
-      return make_dataset(std::move(pictures));
-    };
-    if (!o.evaluate) data.training = load(data::Split::kTrain, "train", c.limit);
-    data.test = load(data::Split::kTest, "test", 0);
-    return data;
-  }
-  if (!o.evaluate) {
-    const training::LoadedImages training = training::load_images(o.images, c.model, data::Split::kTrain);
-    data = {.training = training.dataset, .test = nullptr, .classes = training.classes, .damaged = {training.damaged}};
-    data.checksums["train"] = training.checksum;
-  }
-  const training::LoadedImages test = training::load_images(o.images, c.model, data::Split::kTest);
-  data.test = test.dataset;
-  data.checksums["test"] = test.checksum;
-  data.damaged.push_back(test.damaged);
-  if (o.evaluate) data.classes = test.classes;
-  // Labels are places among the names: other names would be other labels.
-  if (data.classes != test.classes) {
-    const auto& a = data.classes;
-    const auto& b = test.classes;
-    const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
-    throw IoError(
-        fmt::format("{}: expected the same classes in the training and the test part, got {} and {}; the first that "
-                    "differs: {} and "
-                    "{}",
-                    shown_path(c.data), a.size(), b.size(), x == a.end() ? "none" : *x, y == b.end() ? "none" : *y));
-  }
-  return data;
-}
-
-void say_damaged(const Data& data) {
+void say_damaged(const training::RunData& data) {
   std::int64_t count = 0;
   for (const auto& d : data.damaged) count += d();
   if (count > 0) {
@@ -128,11 +81,11 @@ void say_damaged(const Data& data) {
 }
 
 // Values of a file for a network to begin with.
-void load_pretrained(const TrainOptions& o, const training::Classifier& classifier) {
+void load_pretrained(const TrainOptions& o, const nn::ModuleBase& network) {
   const training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
   const std::string file = shown_path(o.pretrained);
   try {
-    const io::PretrainedReport report = io::load_pretrained(*classifier.module, saved.tensors);
+    const io::PretrainedReport report = io::load_pretrained(network, saved.tensors);
     if (o.quiet) return;
     fmt::print("{}: {} tensors loaded\n", file, report.loaded.size());
   } catch (const Error& e) {
@@ -150,16 +103,17 @@ bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
 }
 
 // `--evaluate`: the test part once, as after an epoch.
-int evaluate(const TrainOptions& o, const Data& data) {
+int evaluate(const TrainOptions& o, const training::RunData& data) {
   const training::TrainConfig& c = o.config;
   const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
   std::string model = c.model;
   const Loaded loaded = load_classifier(model, weights);
   check_classes(loaded, data.classes, weights, c.data);
-  loaded.classifier.module->to(c.device);
+  const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
+  task->network().to(c.device);
   const training::AmpMode mode = training::amp_mode(c);
   if (mode.level != amp::Level::O0) {
-    amp::set_level(*loaded.classifier.module, mode.level, mode.level_dtype);
+    amp::set_level(task->network(), mode.level, mode.level_dtype);
   }
   const auto interrupted = [] {
     complain("interrupted in the evaluation");
@@ -179,7 +133,7 @@ int evaluate(const TrainOptions& o, const Data& data) {
   options.on_batch = [&](const training::EvalProgress& p) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
-  const training::EvalReport report = training::evaluate(loaded.classifier, data.test, options);
+  const training::EvalReport report = training::evaluate(*task, data.test, options);
   if (report.interrupted) return interrupted();
   print_line(accuracy_line(report.metrics));
   training::JsonLog::Fields fields;
@@ -192,10 +146,10 @@ int evaluate(const TrainOptions& o, const Data& data) {
 // What the run tells while it goes on.
 class Reporter {
  public:
-  Reporter(const TrainOptions& o, bool terminal, bool images)
+  Reporter(const TrainOptions& o, bool terminal)
       : options_(o),
         terminal_(terminal),
-        images_(images),
+        lines_(training::data_of(o.config.model).lines),
         scaled_(training::loss_scale_policy(o.config).has_value()),
         bar_(terminal) {}
 
@@ -239,7 +193,7 @@ class Reporter {
   void eval(const training::EvalReport& r) {
     bar_.clear();
     if (options_.quiet) return;
-    if (images_) print_line(accuracy_line(r.metrics));
+    if (lines_) print_line(accuracy_line(r.metrics));
     // Of an epoch that was only evaluated here, after its last step elsewhere, no speed is known.
     print_line(fmt::format(
         "epoch {}/{}: loss {:.4f}, test {}{}{}", r.epoch, options_.config.epochs, r.train_loss, results_text(r.metrics),
@@ -248,7 +202,7 @@ class Reporter {
   }
 
   const TrainOptions& options_;
-  bool terminal_, images_, scaled_;
+  bool terminal_, lines_, scaled_;
   ProgressBar bar_;
   bool stepped_ = false;
   training::StepReport last_{};
@@ -334,7 +288,6 @@ void print_resumed(const TrainOptions& o) {
 int run(TrainOptions& o) {
   resolve(o);
   training::TrainConfig& c = o.config;
-  const bool images = training::network_input(c.model).images;
   catch_signals();
   Place place(o);
   training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
@@ -346,23 +299,19 @@ int run(TrainOptions& o) {
                            c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
                            c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
-  const Data data = load_data(o);
+  const training::RunData data = training::load_data(c, !o.evaluate);
   if (o.evaluate) return evaluate(o, data);
   const auto stopped_early = [] {
     complain("interrupted before the first step; nothing was written");
     return 128 + g_signal.load();
   };
   if (g_stop) return stopped_early();
-  c.classes = data.classes;
-  c.num_classes = images ? static_cast<std::int64_t>(data.classes.size()) : kDigitClasses;
-  c.data_checksums = data.checksums;
-  std::shared_ptr<const void> holder;
-  const training::Classifier classifier = training::make_classifier(
-      c.model, holder, {.classes = c.num_classes, .zero_init_residual = o.zero_init_residual});
-  if (!o.pretrained.empty()) load_pretrained(o, classifier);
+  training::describe_data(c, data);
+  const std::shared_ptr<training::Task> task = training::make_task(c, data);
+  if (!o.pretrained.empty()) load_pretrained(o, task->network());
   if (g_stop) return stopped_early();
   place.claim();
-  Reporter reporter(o, terminal, images);
+  Reporter reporter(o, terminal);
   training::TrainCallbacks callbacks = reporter.callbacks();
   bool began = false;
   callbacks.on_start = [&] {
@@ -372,7 +321,7 @@ int run(TrainOptions& o) {
   };
   training::RunReport report;
   try {
-    report = training::train(c, classifier, data.training, data.test, callbacks, &g_stop, place.folder());
+    report = training::train(c, task, data.training, data.test, callbacks, &g_stop, place.folder());
   } catch (...) {
     reporter.bar().clear();
     if (!reporter.stepped()) place.start_failed();

@@ -10,22 +10,17 @@
 #include "cli/options.h"
 #include "cli/run_config.h"
 #include "halfstep/train/config.h"
-#include "halfstep/train/data.h"
 
 namespace halfstep::cli {
 
 /// What `halfstep train` was told.
 struct TrainOptions : CommonOptions {
   training::TrainConfig config;
-  training::ImageDataOptions images;
   std::filesystem::path config_file;
   std::string arch;  ///< --arch, which stands for MODEL
   std::filesystem::path pretrained;
   std::int64_t print_freq = -1;  ///< under 0: by the network
   bool pyamp = false;
-  bool no_norm_decay = false;
-  bool no_capture = false;
-  bool zero_init_residual = false;
   bool evaluate = false;
   bool pretrained_given = false;
   bool quiet = false;
@@ -35,7 +30,10 @@ struct TrainOptions : CommonOptions {
   std::function<std::size_t(const std::string& flag)> count;
 };
 
-/// Adds all flags to the verb.
+/// The rows of all its flags, with the fields of `options`: those of training (train/flag_table.cpp) and the program's
+/// own.
+std::vector<Flag> train_flags(TrainOptions& options);
+/// Adds them to the verb.
 void add_train_options(CLI::App& verb, TrainOptions& options);
 
 /// After parsing: takes the flags of --config that were not given, then those of the run of --resume. Throws UsageError

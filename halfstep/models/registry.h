@@ -13,22 +13,23 @@
 
 namespace halfstep::models {
 
-/// The kind of images a network is designed for, which selects its default data and transforms.
-enum class DataKind : std::uint8_t {
-  digits,    ///< 28x28, one channel: MNIST and the like
-  cifar,     ///< 32x32, three channels
-  imagenet,  ///< photographs, cropped to 224x224, three channels
-};
+/// Names of the kinds of data that these networks are designed for; training::DataKind has what a kind means.
+namespace DataKind {
+inline constexpr const char* digits = "digits";      ///< 28x28, one channel: MNIST and the like
+inline constexpr const char* cifar = "cifar";        ///< 32x32, three channels
+inline constexpr const char* imagenet = "imagenet";  ///< photographs, cropped to 224x224, three channels
+}  // namespace DataKind
 
 /// What is known about a network without creating it.
 struct ModelInfo {
   std::string name;         ///< such as `resnet50`
   std::string description;  ///< one line
-  DataKind data;
+  std::string data;         ///< the kind of data that it takes, which selects its default data and transforms
   std::int64_t image_size;  ///< height and width of the images that it is designed for
   std::int64_t channels;    ///< of an image
   std::int64_t classes;     ///< unless others are requested
   std::string head;         ///< prefix of the last layer's parameters, such as `fc.`: the part that depends on classes
+  std::string task = "classification";  ///< what it is trained for, see training::TaskKind
 };
 
 /// Options of make_model. Networks that don't have an option refuse it with an Error.

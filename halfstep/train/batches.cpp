@@ -5,7 +5,7 @@
 
 namespace halfstep::training {
 
-Batches::Batches(data::DataLoader& loader) : size_(loader.size()) {
+Batches::Batches(data::DataLoader& loader) : size_([&loader] { return loader.size(); }) {
   const auto shown = std::make_shared<std::int64_t>(0);  // epoch
   each_ = [&loader, shown](const Visitor& visit) {
     bool any = false;

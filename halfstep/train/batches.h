@@ -22,7 +22,7 @@ class HS_API Batches {
              { *loader.begin() } -> std::convertible_to<const data::Batch&>;
              { loader.size() } -> std::convertible_to<std::int64_t>;
            }) Batches(L&& loader)
-      : size_(static_cast<std::int64_t>(loader.size())) {
+      : size_([&loader] { return static_cast<std::int64_t>(loader.size()); }) {
     each_ = [&loader](const Visitor& visit) {
       for (const data::Batch& batch : loader) {
         if (!visit(batch)) break;
@@ -35,8 +35,8 @@ class HS_API Batches {
 
   /// Sees a batch, and says whether it wants the next one.
   using Visitor = std::function<bool(const data::Batch&)>;
-  /// Batches in an epoch.
-  std::int64_t size() const { return size_; }
+  /// Batches in the next epoch, or in the one that a loop is in: a data set may change its size between two.
+  std::int64_t size() const { return size_(); }
   /// Shows the batches of an epoch, or the rest of it where a loader stands inside of one.
   void each(const Visitor& visit) const { each_(visit); }
   /// Where a loader stands; nothing for other batches.
@@ -48,7 +48,7 @@ class HS_API Batches {
   }
 
  private:
-  std::int64_t size_;
+  std::function<std::int64_t()> size_;
   std::function<void(const Visitor&)> each_;
   std::function<void()> finish_;
   std::function<data::LoaderState()> position_;

@@ -12,6 +12,7 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/trace.h"
+#include "halfstep/train/built_in_internal.h"
 
 namespace halfstep::training {
 
@@ -56,6 +57,11 @@ void add_hits(TaskLoss& made, const Tensor& target) {
 
 }  // namespace
 
+ClassificationTask::ClassificationTask(const Network& network, const ClassificationOptions& options)
+    : holder_(network.module),
+      classifier_{.module = network.module.get(), .forward = network.forward},
+      options_(options) {}
+
 TaskLoss ClassificationTask::loss(const data::Batch& batch) {
   TaskLoss made;
   {
@@ -82,10 +88,20 @@ TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
 void ClassificationTask::check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
                                      std::optional<double> best) const {
   for (const auto& [name, hits] : parts) {
+    if (name != "top1" && name != "top5") fail<Error>("expected top1 and top5 as parts, got '{}'", name);
     if (hits >= 0 && hits <= static_cast<double>(samples) && hits == std::floor(hits)) continue;
     fail<Error>("expected a whole number from 0 to {} for parts.{}, got {}", samples, name, hits);
   }
   if (best && !(*best >= 0 && *best <= 1)) fail<Error>("expected a fraction of 1 for the best top1, got {}", *best);
+}
+
+TaskKind classification_kind() {
+  return {.name = "classification", .make = [](const TrainConfig& c, const RunData&, const Network& network) {
+            if (!network.forward) fail<Error>("classification: expected a network of one input and one output");
+            const ClassificationOptions options{.label_smoothing = c.label_smoothing,
+                                                .train_accuracy = c.train_accuracy};
+            return std::make_shared<ClassificationTask>(network, options);
+          }};
 }
 
 }  // namespace halfstep::training

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "halfstep/train/networks.h"
+#include "halfstep/train/registry.h"
 #include "halfstep/train/task.h"
 
 namespace halfstep::training {
@@ -31,6 +32,8 @@ class HS_API ClassificationTask final : public Task {
   /// `classifier.module` has to live as long as the task.
   explicit ClassificationTask(Classifier classifier, const ClassificationOptions& options = {})
       : classifier_(std::move(classifier)), options_(options) {}
+  /// Of a network that it keeps.
+  explicit ClassificationTask(const Network& network, const ClassificationOptions& options = {});
 
   const nn::ModuleBase& network() const override { return *classifier_.module; }
   TaskLoss loss(const data::Batch& batch) override;
@@ -42,6 +45,7 @@ class HS_API ClassificationTask final : public Task {
                    std::optional<double> best) const override;
 
  private:
+  std::shared_ptr<const nn::ModuleBase> holder_ = nullptr;
   Classifier classifier_;
   ClassificationOptions options_;
 };

@@ -12,11 +12,12 @@
 #include "halfstep/amp/level.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
+#include "halfstep/train/data.h"
 #include "halfstep/train/debugging.h"
 
 namespace halfstep::training {
 
-/// The configuration of a training run; the flags of `halfstep train`.
+/// The configuration of a training run. What is a flag of `halfstep train` has its row in train/flag_table.cpp.
 struct TrainConfig {
   std::string model = "mlp";
   std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
@@ -49,10 +50,12 @@ struct TrainConfig {
   std::int64_t limit = 0;  ///< maximum number of training samples; 0: all
   int prefetch = 4;        ///< batches that each worker prefetches
   std::int64_t eval_batch_size = 1000;
-  bool train_accuracy = false;   ///< count top-1 and top-5 of the training batches
-  bool capture = true;           ///< replay steps from memory where they can be (capture/capture.h)
-  int read_every = 1;            ///< steps between two reads of a device's losses, see FitOptions
-  std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
+  bool zero_init_residual = false;  ///< see ClassifierOptions
+  ImageDataOptions images = {};     ///< of networks of images; `data` and `limit` stand for its folder and limit
+  bool train_accuracy = false;      ///< count top-1 and top-5 of the training batches
+  bool capture = true;              ///< replay steps from memory where they can be (capture/capture.h)
+  int read_every = 1;               ///< steps between two reads of a device's losses, see FitOptions
+  std::int64_t num_classes = 0;     ///< for mixup; 0: as many as there are names
   /// Names of the classes, which go into the checkpoints; may be empty.
   std::vector<std::string> classes = {};
   /// Further settings that determine the run's data, such as the image size, as flag (without dashes) and value: saved
@@ -66,9 +69,10 @@ struct TrainConfig {
 
 /// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of
 /// amp::LossScalePolicy with as many of its values as are wanted, in the order of its options or by their names:
-/// `dynamic` and `torch` (PyTorch's), `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL`,
-/// `mindspore:INIT,FACTOR,WINDOW`, `apex`, `keras`, `jmp`, `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for
-/// `none`. Throws Error naming what was expected.
+/// `dynamic`, `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL` and by their names all others of
+/// amp::LossScaleRules (`dynamic:1024,hysteresis=4,overflow_limit=100`); `torch`; `mindspore:INIT,FACTOR,WINDOW`,
+/// `apex`, `keras`, `jmp`, `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for `none`. Throws Error naming what was
+/// expected.
 HS_API std::optional<amp::LossScalePolicy> parse_loss_scale(const std::string& text);
 /// What parse_loss_scale accepts, for messages.
 HS_API std::string loss_scale_forms();

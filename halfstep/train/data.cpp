@@ -4,13 +4,14 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/data/digits.h"
 #include "halfstep/data/image_dataset.h"
 #include "halfstep/data/image_source.h"
-#include "halfstep/models/registry.h"
+#include "halfstep/train/flags.h"
+#include "halfstep/train/registry.h"
 
 namespace halfstep::training {
 namespace {
@@ -32,15 +33,6 @@ class Part final : public data::Dataset {
   std::int64_t count_;
 };
 
-bool is_cifar(const std::string& model) { return models::model_info(model).data == models::DataKind::cifar; }
-
-data::CropKind crop_kind(const std::string& name) {
-  if (name == "random-resized") return data::CropKind::random_resized;
-  if (name == "padded") return data::CropKind::padded;
-  if (name == "none") return data::CropKind::none;
-  fail<Error>("--crop: expected random-resized, padded or none, got '{}'", name);
-}
-
 // The same for a folder and an archive of it. The files themselves are not read: that takes as long as an epoch.
 std::string checksum_of(const data::ImageSource& source) {
   uLong crc = crc32_z(0, nullptr, 0);
@@ -57,6 +49,34 @@ std::string checksum_of(const data::ImageSource& source) {
 
 }  // namespace
 
+data::MnistData load_pictures(const std::filesystem::path& folder, data::Split split, std::uint64_t seed,
+                              std::int64_t limit) {
+  if (folder.empty()) {
+    constexpr std::int64_t kTrainDigits = 60000;
+    const bool fewer = split == data::Split::kTrain && limit < kTrainDigits;
+    return data::make_digits(split, {.seed = seed, .count = fewer ? limit : 0});
+  }
+  data::MnistData pictures = data::load_mnist(folder, split);
+  if (limit > 0 && limit < pictures.count) {
+    pictures.count = limit;
+    pictures.images.resize(static_cast<std::size_t>(limit * pictures.rows * pictures.columns));
+    pictures.labels.resize(static_cast<std::size_t>(limit));
+  }
+  return pictures;
+}
+
+std::shared_ptr<const data::Dataset> pictures_dataset(data::MnistData pictures) {
+  return std::make_shared<data::MnistDataset>(std::move(pictures),
+                                              data::ImageOptions{.flatten = true, .mean = 0.1307, .std = 0.3081});
+}
+
+data::CropKind parse_crop(const std::string& name) {
+  if (name == "random-resized") return data::CropKind::random_resized;
+  if (name == "padded") return data::CropKind::padded;
+  if (name == "none") return data::CropKind::none;
+  fail<Error>("--crop: expected random-resized, padded or none, got '{}'", name);
+}
+
 std::string checksum(const data::MnistData& pictures) {
   uLong crc = crc32_z(0, nullptr, 0);
   crc = crc32_z(crc, reinterpret_cast<const Bytef*>(pictures.images.data()), pictures.images.size());
@@ -64,30 +84,9 @@ std::string checksum(const data::MnistData& pictures) {
   return fmt::format("{:08x}", crc);
 }
 
-ImageDataOptions default_images(const std::string& model, std::int64_t image_size) {
-  const models::ModelInfo& info = models::model_info(model);
-  ImageDataOptions o;
-  o.image_size = image_size > 0 ? image_size : info.image_size;
-  if (info.data == models::DataKind::imagenet) {
-    o.resize = (o.image_size * 256 + 112) / 224;  // as 256 is to 224
-  } else {
-    o.resize = o.image_size;
-    o.crop = "padded";
-  }
-  return o;
-}
-
-void check(const ImageDataOptions& o) {
-  if (o.image_size < 1) fail<Error>("--image-size: expected at least 1, got {}", o.image_size);
-  if (o.resize != 0 && o.resize < o.image_size) {
-    fail<Error>("--resize: expected at least the --image-size of {}, or 0, got {}", o.image_size, o.resize);
-  }
-  crop_kind(o.crop);
-  if (!(o.min_area > 0) || o.min_area > 1) fail<Error>("--min-area: expected above 0 to 1, got {}", o.min_area);
-  if (!(o.color_jitter >= 0) || o.color_jitter > 1) {
-    fail<Error>("--color-jitter: expected 0 to 1, got {}", o.color_jitter);
-  }
-  if (o.max_damaged < 0) fail<Error>("--max-damaged: expected at least 0, got {}", o.max_damaged);
+void check(const ImageDataOptions& options) {
+  ImageDataOptions o = options;
+  check(flags(o));
   if (o.folder.empty()) {
     fail<Error>(
         "--data: expected a folder with images: train and val (or test) with class folders, list files such as "
@@ -95,25 +94,17 @@ void check(const ImageDataOptions& o) {
   }
 }
 
-std::map<std::string, std::string> data_flags(const ImageDataOptions& o) {
-  return {{"image-size", fmt::format("{}", o.image_size)},
-          {"resize", fmt::format("{}", o.resize)},
-          {"crop", o.crop},
-          {"min-area", fmt::format("{}", o.min_area)},
-          {"color-jitter", fmt::format("{}", o.color_jitter)}};
-}
-
 data::TrainTransform train_transform(const ImageDataOptions& o, const std::string& model) {
-  data::TrainTransform t = is_cifar(model) ? data::cifar_train_transform() : data::TrainTransform{};
+  data::TrainTransform t = data_of(model).train_transform;
   t.size = o.image_size;
-  t.crop = crop_kind(o.crop);
+  t.crop = parse_crop(o.crop);
   t.min_area = o.min_area;
   t.jitter = {.brightness = o.color_jitter, .contrast = o.color_jitter, .saturation = o.color_jitter};
   return t;
 }
 
 data::EvalTransform eval_transform(const ImageDataOptions& o, const std::string& model) {
-  data::EvalTransform t = is_cifar(model) ? data::cifar_eval_transform() : data::EvalTransform{};
+  data::EvalTransform t = data_of(model).eval_transform;
   t.size = o.image_size;
   t.resize = o.resize;
   return t;

@@ -34,12 +34,18 @@ struct ImageDataOptions {
 HS_API ImageDataOptions default_images(const std::string& model, std::int64_t image_size = 0);
 /// Throws Error, naming the flag, when an option is out of its range.
 HS_API void check(const ImageDataOptions& options);
-/// The settings that must match for a run to resume, flag (without dashes) and value.
-HS_API std::map<std::string, std::string> data_flags(const ImageDataOptions& options);
+/// The kind of a crop by its name. Throws Error naming the choices.
+HS_API data::CropKind parse_crop(const std::string& name);
 /// The transforms; colours are normalised as the network's kind has it (CIFAR's or ImageNet's mean).
 HS_API data::TrainTransform train_transform(const ImageDataOptions& options, const std::string& model);
 HS_API data::EvalTransform eval_transform(const ImageDataOptions& options, const std::string& model);
 
+/// The pictures of a folder in MNIST's format, or the built-in digits when there is no folder; at most `limit` of them
+/// (0: all). Throws IoError.
+HS_API data::MnistData load_pictures(const std::filesystem::path& folder, data::Split split, std::uint64_t seed,
+                                     std::int64_t limit = 0);
+/// As a data set, flattened and normalised as MNIST customarily is.
+HS_API std::shared_ptr<const data::Dataset> pictures_dataset(data::MnistData pictures);
 /// The CRC-32 of images and labels, as hexadecimal digits.
 HS_API std::string checksum(const data::MnistData& pictures);
 

@@ -14,17 +14,18 @@
 #include "halfstep/debug/twin.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/flags.h"
 
 namespace halfstep::training {
 namespace {
 
 namespace fs = std::filesystem;
 
+// Of a name that was checked.
 debug::DumpLevel dump_level(const std::string& text) {
-  if (text == "statistics") return debug::DumpLevel::statistics;
   if (text == "first") return debug::DumpLevel::first;
   if (text == "whole") return debug::DumpLevel::whole;
-  fail<Error>("--debug-level: expected statistics, first or whole, got '{}'", text);
+  return debug::DumpLevel::statistics;
 }
 
 void write(const fs::path& path, const std::string& text) {
@@ -57,16 +58,9 @@ StepRange parse_steps(const std::string& text, const std::string& flag) {
   return range;
 }
 
-void check(const DebugConfig& c) {
-  dump_level(c.level);
-  if (!c.compare.empty() && c.compare != "f64" && c.compare != "f32" && c.compare != "twin") {
-    fail<Error>("--debug-compare: expected f64, f32 or twin, got '{}'", c.compare);
-  }
-  if (!c.nonfinite.empty() && c.nonfinite != "log" && c.nonfinite != "raise") {
-    fail<Error>("--debug-nonfinite: expected log or raise, got '{}'", c.nonfinite);
-  }
-  parse_steps(c.steps, "--debug-steps");
-  parse_steps(c.profile_steps, "--profile-steps");
+void check(const DebugConfig& config) {
+  DebugConfig c = config;
+  check(flags(c));
 }
 
 struct StepDebugging::Impl {

@@ -54,7 +54,7 @@ bool Loop::stopped() {
 void Loop::run(int epochs, const Batches& training, const Batches* validation) {
   context_.epochs = epochs;
   context_.accumulate = options_.accumulate;
-  context_.steps_in_epoch = (training.size() + options_.accumulate - 1) / options_.accumulate;
+  context_.steps_in_epoch = steps_of(training);
   if (const auto at = training.position(); at && (context_.state_.epoch > 0 || context_.state_.batch > 0) &&
                                            *at != data::LoaderState{context_.state_.epoch, context_.state_.batch}) {
     fail<Error>("{}: expected a loader at epoch {}, batch {}, where the run goes on, got one at epoch {}, batch {}",
@@ -65,9 +65,14 @@ void Loop::run(int epochs, const Batches& training, const Batches* validation) {
   tell(&CallbackBase::on_train_end);
 }
 
+std::int64_t Loop::steps_of(const Batches& training) const {
+  return (training.size() + options_.accumulate - 1) / options_.accumulate;
+}
+
 void Loop::epoch(const Batches& training, const Batches* validation) {
   RunState& state = context_.state_;
   context_.epoch = state.epoch + 1;
+  context_.steps_in_epoch = steps_of(training);
   context_.step_in_epoch = (state.batch + options_.accumulate - 1) / options_.accumulate;
   context_.metrics = {};
   if (state.batch == 0) {

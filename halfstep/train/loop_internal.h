@@ -30,6 +30,7 @@ class Loop {
   using Clock = std::chrono::steady_clock;
 
   bool stopped();
+  std::int64_t steps_of(const Batches& training) const;
   void epoch(const Batches& training, const Batches* validation);
   /// All batches of the epoch; false when it was stopped before the last one.
   bool steps(const Batches& training);

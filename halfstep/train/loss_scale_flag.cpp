@@ -13,7 +13,7 @@
 namespace halfstep::training {
 namespace {
 
-enum class Kind { real, whole, yes_no };
+enum class Kind { real, whole, count, yes_no };  // counts begin at 0, other whole numbers at 1
 
 struct Parameter {
   const char* name;
@@ -51,14 +51,45 @@ const std::vector<Form>& all_forms() {
         {"growth_factor", torch.growth_factor},
         {"backoff_factor", torch.backoff_factor},
         {"growth_interval", static_cast<double>(torch.growth_interval), Kind::whole}};
+    // The library's own: all of amp::LossScaleRules, under their names there.
+    const amp::LossScaleRules rules;
+    std::vector<Parameter> of_rules = of_torch;
+    of_rules.insert(of_rules.end(), {{"floor", rules.floor},
+                                     {"cap", rules.cap},
+                                     {"hysteresis", static_cast<double>(rules.hysteresis), Kind::whole},
+                                     {"refill_on_good_step", rules.refill_on_good_step ? 1.0 : 0.0, Kind::yes_no},
+                                     {"late_growth", rules.late_growth ? 1.0 : 0.0, Kind::yes_no},
+                                     {"error_at_floor", rules.error_at_floor ? 1.0 : 0.0, Kind::yes_no},
+                                     {"overflow_limit", static_cast<double>(rules.overflow_limit), Kind::count}});
+    const auto make_rules = [](const Values& v) {
+      return amp::LossScalePolicy({.init_scale = v[0],
+                                   .growth_factor = v[1],
+                                   .backoff_factor = v[2],
+                                   .growth_interval = as_int(v[3]),
+                                   .floor = v[4],
+                                   .cap = v[5],
+                                   .hysteresis = as_int(v[6]),
+                                   .refill_on_good_step = v[7] != 0,
+                                   .late_growth = v[8] != 0,
+                                   .error_at_floor = v[9] != 0,
+                                   .overflow_limit = as_int(v[10])});
+    };
     constexpr double kMindsporeScale = 0x1p24, kMindsporeWindow = 2000;  // the defaults of LossScalePolicy::mindspore
     return std::vector<Form>{
-        {"dynamic", of_torch, {0, 1, 4}, make_torch},
+        {"dynamic", of_rules, {0, 1, 4}, make_rules},
         {"torch", of_torch, {}, make_torch},
         {"mindspore",
-         {{"init_scale", kMindsporeScale}, {"scale_factor", 2}, {"scale_window", kMindsporeWindow, Kind::whole}},
+         {{"init_scale", kMindsporeScale},
+          {"scale_factor", 2},
+          {"scale_window", kMindsporeWindow, Kind::whole},
+          {"overflow_limit", 0, Kind::count}},
          {},
-         [](const Values& v) { return amp::LossScalePolicy::mindspore(v[0], v[1], as_int(v[2])); }},
+         [](const Values& v) {
+           // A limit as amp::DynamicLossScaleManager has one.
+           amp::LossScaleRules r = amp::LossScalePolicy::mindspore(v[0], v[1], as_int(v[2])).rules();
+           r.overflow_limit = as_int(v[3]);
+           return amp::LossScalePolicy(r);
+         }},
         {"apex",
          {{"init_scale", apex.init_scale},
           {"scale_factor", apex.scale_factor},
@@ -168,8 +199,9 @@ double value_of(const Parameter& p, std::string_view text, const std::string& wh
     refuse(fmt::format("true or false for {} in '{}'", p.name, whole), text);
   }
   const double value = number(text, whole);
-  if (p.kind == Kind::whole && (!(value >= 1) || value > 1e9 || value != std::floor(value))) {
-    refuse(fmt::format("a whole number of at least 1 for {} in '{}'", p.name, whole), text);
+  const int least = p.kind == Kind::count ? 0 : 1;
+  if (p.kind != Kind::real && (!(value >= least) || value > 1e9 || value != std::floor(value))) {
+    refuse(fmt::format("a whole number of at least {} for {} in '{}'", least, p.name, whole), text);
   }
   return value;
 }

@@ -1,65 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/networks.h"
 
-#include "halfstep/core/fail.h"
-#include "halfstep/models/registry.h"
+#include "halfstep/train/registry.h"
 
 namespace halfstep::training {
 
-std::vector<std::string> network_names() { return models::model_names(); }
-
 NetworkInput network_input(const std::string& model) {
-  const models::ModelInfo& info = models::model_info(model);
-  return {.images = info.data != models::DataKind::digits, .image_size = info.image_size};
+  const NetworkKind& kind = network_kind(model);
+  const bool images = data_kind(kind.data).flags == "images";
+  return {.images = images, .image_size = kind.image_size > 0 ? kind.image_size : NetworkInput().image_size};
 }
 
 Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder,
                            const ClassifierOptions& options) {
-  models::ModelOptions o{.zero_init_residual = options.zero_init_residual};
-  if (options.classes > 0) o.classes = options.classes;
-  const auto made = std::make_shared<models::Model>(models::make_model(model, o));
+  TrainConfig c;
+  c.model = model;
+  c.zero_init_residual = options.zero_init_residual;
+  RunData data;
+  data.num_classes = options.classes;
+  const auto made = std::make_shared<Network>(network_kind(model).make(c, data));
   holder = made;
   return {.module = made->module.get(), .forward = made->forward};
 }
 
 std::int64_t classes_of(const std::string& model, const NamedTensors& weights) {
-  const models::ModelInfo& info = models::model_info(model);
+  const NetworkKind& kind = network_kind(model);
   for (const NamedTensor& t : weights) {
-    if (t.name == info.head + "weight" && t.tensor.dim() > 0) return t.tensor.size(0);
+    if (!kind.head.empty() && t.name == kind.head + "weight" && t.tensor.dim() > 0) return t.tensor.size(0);
   }
-  return info.classes;
+  return kind.classes;
 }
 
 TrainConfig default_config(const std::string& model, std::int64_t batch_size, Device device) {
-  const models::ModelInfo& info = models::model_info(model);
+  const NetworkKind& kind = network_kind(model);
+  const DataKind& data = data_kind(kind.data);
   TrainConfig c;
   c.model = model;
   c.device = device;
-  if (info.data == models::DataKind::digits) {
-    if (batch_size > 0) c.batch_size = batch_size;
-    return c;
+  if (kind.image_size > 0) c.images.image_size = kind.image_size;
+  if (data.usual) {
+    c.batch_size = batch_size;
+    data.usual(c);
+  } else if (batch_size > 0) {
+    c.batch_size = batch_size;
   }
-  c.momentum = 0.9;
-  c.prefetch = 2;
-  double lr = 0, samples = 0;  // the rate for a batch of so many samples
-  if (info.data == models::DataKind::cifar) {
-    c.batch_size = 128;
-    c.epochs = 8;
-    c.weight_decay = 5e-4;
-    c.lr_schedule = "onecycle";
-    lr = 0.2, samples = 128;
-  } else {
-    // 256 images of 224 x 224 take 40 GB in float32.
-    c.batch_size = device.is_cpu() ? 32 : 256;
-    c.epochs = 90;
-    c.weight_decay = 1e-4;
-    c.lr_schedule = "step:30,0.1";
-    lr = 0.1, samples = 256;
-  }
-  if (batch_size > 0) c.batch_size = batch_size;
-  c.lr = lr * static_cast<double>(c.batch_size) / samples;
-  c.eval_batch_size = c.batch_size;
   return c;
+}
+
+ImageDataOptions default_images(const std::string& model, std::int64_t image_size) {
+  const NetworkKind& kind = network_kind(model);
+  TrainConfig c;
+  c.images.image_size = image_size > 0 ? image_size : kind.image_size;
+  if (const DataKind& data = data_kind(kind.data); data.usual) data.usual(c);
+  return c.images;
 }
 
 }  // namespace halfstep::training

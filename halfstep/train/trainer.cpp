@@ -15,6 +15,7 @@
 #include "halfstep/train/classification.h"
 #include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
+#include "halfstep/train/flags.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/model.h"
 #include "halfstep/train/optimizer.h"
@@ -257,13 +258,29 @@ RunReport train(const TrainConfig& config, const Classifier& classifier, std::sh
   return train(config, task, std::move(training), std::move(test), callbacks, stop, folder);
 }
 
-EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
-                    const EvalOptions& options) {
+RunReport train(TrainConfig config, const TrainCallbacks& callbacks, const std::atomic<bool>* stop, RunFolder* folder) {
+  check(config);
+  manual_seed(config.seed);
+  const RunData data = load_data(config);
+  describe_data(config, data);
+  return train(config, make_task(config, data), data.training, data.test, callbacks, stop, folder);
+}
+
+void describe_data(TrainConfig& config, const RunData& data) {
+  config.classes = data.classes;
+  config.num_classes = data.num_classes;
+  config.data_checksums = data.checksums;
+  const DataKind& kind = data_of(config.model);
+  std::vector<Flag> rows = flags(config);
+  std::erase_if(rows, [&](const Flag& flag) { return flag.data.empty() || flag.data != kind.flags; });
+  for (const auto& [key, value] : recipe(rows)) config.data_flags[key] = value;
+}
+
+EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const EvalOptions& options) {
   data::DataLoader loader(std::move(test), {.batch_size = options.batch_size,
                                             .workers = options.workers,
                                             .prefetch = options.prefetch,
-                                            .device = device_of(*classifier.module)});
-  ClassificationTask task(classifier);
+                                            .device = device_of(task.network())});
   EvalReport report;
   std::optional<amp::Autocast> outside;
   if (!options.dtype) outside.emplace(amp::AutocastOptions{.enabled = false});
@@ -272,6 +289,12 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
       task, loader, report.metrics,
       {.autocast = options.dtype, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
   return report;
+}
+
+EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
+                    const EvalOptions& options) {
+  ClassificationTask task(classifier);
+  return evaluate(task, std::move(test), options);
 }
 
 EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test, std::optional<DType> dtype,

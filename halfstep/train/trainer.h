@@ -18,6 +18,7 @@
 #include "halfstep/train/callback.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/registry.h"
 #include "halfstep/train/run_folder.h"
 #include "halfstep/train/task.h"
 
@@ -107,6 +108,16 @@ HS_API RunReport train(const TrainConfig& config, const Classifier& classifier,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,
                        RunFolder* folder = nullptr);
 
+/// Trains what the configuration names: its network, on its data, for its task (train/registry.h). Seeds the default
+/// generator.
+HS_API RunReport train(TrainConfig config, const TrainCallbacks& callbacks = {},
+                       const std::atomic<bool>* stop = nullptr, RunFolder* folder = nullptr);
+/// Takes over what a configuration says of its data once they are read: classes, checksums, and what a run that resumes
+/// has to have the same of the flags of that kind of data.
+HS_API void describe_data(TrainConfig& config, const RunData& data);
+
+/// The task's results over a data set, on the network's device. Leaves the network's mode as it was.
+HS_API EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const EvalOptions& options = {});
 /// Loss, top-1 and top-5 over a data set, on the module's device, under autocast when a dtype is given. Leaves the
 /// module's mode as it was.
 HS_API EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,

@@ -3,7 +3,6 @@
 // to the state of one, a run either goes on from it or says why not.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <cmath>
@@ -13,6 +12,7 @@
 #include "halfstep/io/safetensors.h"
 #include "halfstep/nn/norm.h"
 #include "halfstep/train/checkpoint.h"
+#include "tests/support/checkpoint_file.h"
 #include "tests/support/test_data.h"
 #include "tests/train/small_run.h"
 
@@ -24,7 +24,7 @@ using nlohmann::json;
 using test::Samples;
 using training::TrainConfig;
 
-constexpr const char* kState = "halfstep_checkpoint";
+constexpr const char* kState = test::kCheckpointState;
 
 struct Normed : nn::Module<Normed> {
   nn::Linear fc = child("fc", nn::Linear{{.in = 4, .out = 6}});
@@ -33,21 +33,7 @@ struct Normed : nn::Module<Normed> {
   Tensor forward(const Tensor& x) const { return last(norm(fc(x))); }
 };
 
-// A file whose checksum is right, so that what it says is looked at: as docs/guide/getting-started.md and
-// checkpoint.cpp have it, over the state, then name, dtype, sizes and data of each tensor by name.
-void write(const fs::path& path, const std::string& state, NamedTensors tensors) {
-  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  uLong crc = crc32(0, reinterpret_cast<const Bytef*>(state.data()), static_cast<uInt>(state.size()));
-  for (const NamedTensor& t : tensors) {
-    const Tensor dense = t.tensor.contiguous();
-    const std::string head = fmt::format("\n{} {} {}\n", t.name, name(dense.dtype()), dense.sizes().str());
-    crc = crc32(crc, reinterpret_cast<const Bytef*>(head.data()), static_cast<uInt>(head.size()));
-    const auto bytes = static_cast<uInt>(static_cast<std::size_t>(dense.numel()) * dense.item_size());
-    if (bytes != 0) crc = crc32(crc, static_cast<const Bytef*>(dense.raw_data()), bytes);
-  }
-  io::save_safetensors(path, tensors,
-                       {{"format", "pt"}, {kState, state}, {"halfstep_crc32", fmt::format("{:08x}", crc)}});
-}
+using test::write_signed_checkpoint;
 
 class Checkpoints : public ::testing::Test {
  protected:
@@ -66,7 +52,7 @@ class Checkpoints : public ::testing::Test {
   }
   // What going on from such a file says; empty when it does.
   std::string go_on(const std::string& state, const NamedTensors& tensors) {
-    write(config_.resume, state, tensors);
+    write_signed_checkpoint(config_.resume, state, tensors);
     const Normed net;
     try {
       test::run(config_, net, samples_.dataset(), samples_.dataset());
@@ -115,7 +101,7 @@ TEST_F(Checkpoints, NumbersThatNoRunLeavesBehind) {
       {"best_by", {null, 1}},
       {"parts",
        {1, json::object({{"top1", -1}}), json::object({{"top1", 41}}), json::object({{"top5", 0.5}}),
-        json::object({{"top5", 1e300}}), json::object({{"top1", null}})}},
+        json::object({{"top5", 1e300}}), json::object({{"top1", null}}), json::object({{"object", 3}})}},
       {"loader_seed", {-1, 0.5, null, "0", true}},
       {"random_seed", {-1, 0.5, null, "0", 1e30}},
       {"random_offset", {-1, 0.5, null}},

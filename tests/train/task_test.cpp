@@ -32,6 +32,7 @@
 #include "halfstep/train/classification.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/model.h"
+#include "halfstep/train/registry.h"
 #include "tests/support/errors.h"
 #include "tests/support/test_data.h"
 #include "tests/train/small_run.h"
@@ -64,7 +65,7 @@ struct Bigram : nn::Module<Bigram> {
   nn::Embedding table;
 };
 
-class NextToken final : public Task {
+class NextToken : public Task {
  public:
   explicit NextToken(const Bigram& net) : net_(net) {}
   const nn::ModuleBase& network() const override { return net_; }
@@ -127,7 +128,7 @@ struct Detector : nn::Module<Detector> {
   nn::Conv2d conv;
 };
 
-class FindDots final : public Task {
+class FindDots : public Task {
  public:
   explicit FindDots(const Detector& net) : net_(net) {}
   const nn::ModuleBase& network() const override { return net_; }
@@ -199,6 +200,124 @@ TEST(Tasks, DetectionIsATaskOfItsOwn) {
   EXPECT_EQ(training::train(config, std::make_shared<FindDots>(net), std::make_shared<Dots>(), std::make_shared<Dots>())
                 .epochs,
             13);
+}
+
+// --------------------------------------------------------------------------------------------------------- by name
+
+// All that a text task and a detection task register: nothing elsewhere knows of them.
+template <class T, class Net>
+struct Holding final : T {
+  explicit Holding(std::shared_ptr<const Net> net) : T(*net), holder(std::move(net)) {}
+  std::shared_ptr<const Net> holder;
+};
+
+template <class Set>
+training::DataKind data_of(const char* name) {
+  return {.name = name, .load = [](const training::TrainConfig&, bool training) {
+            training::RunData data;
+            if (training) data.training = std::make_shared<Set>();
+            data.test = std::make_shared<Set>();
+            data.checksums = {{"train", "1"}, {"test", "1"}};
+            return data;
+          }};
+}
+template <class Net>
+training::NetworkKind network_of(const char* name, const char* task, const char* data) {
+  return {.name = name, .task = task, .data = data, .make = [](const training::TrainConfig&, const training::RunData&) {
+            return training::Network{.module = std::make_shared<Net>()};
+          }};
+}
+template <class T, class Net>
+training::TaskKind task_of(const char* name) {
+  return {.name = name,
+          .make = [](const training::TrainConfig&, const training::RunData&, const training::Network& network) {
+            return std::make_shared<Holding<T, Net>>(network.as<Net>());
+          }};
+}
+
+const bool kRegistered = [] {
+  training::register_data(data_of<Stream>("stream"));
+  training::register_network(network_of<Bigram>("bigram", "next-token", "stream"));
+  training::register_task(task_of<NextToken, Bigram>("next-token"));
+  training::register_data(data_of<Dots>("dots"));
+  training::register_network(network_of<Detector>("dot-detector", "find-dots", "dots"));
+  training::register_task(task_of<FindDots, Detector>("find-dots"));
+  return true;
+}();
+
+TEST(Tasks, TextIsTrainedByItsName) {
+  ASSERT_TRUE(kRegistered);
+  test::TemporaryDir folder;
+  training::TrainConfig config = training::default_config("bigram", 16);
+  EXPECT_EQ(config.batch_size, 16);
+  config.epochs = 20;
+  config.optimizer = "adam";
+  config.lr = 0.1;
+  config.seed = 1;
+  config.out = folder.path() / "run";
+  const training::RunReport report = training::train(config);
+  EXPECT_EQ(report.best_by, "perplexity");
+  EXPECT_LT(report.best_value(), 1.1) << "of 8 equally likely ones";
+  EXPECT_GT(report.captured.replayed, 50u);
+  EXPECT_EQ(training::load_checkpoint(config.out).model, "bigram");
+  // The same as with a task and data sets that are made by hand, and gone on with from its folder.
+  manual_seed(1);
+  const Bigram net;
+  training::TrainConfig by_hand = config;
+  by_hand.out.clear();
+  const auto same = training::train(by_hand, std::make_shared<NextToken>(net), std::make_shared<Stream>(),
+                                    std::make_shared<Stream>());
+  EXPECT_EQ(same.best_value(), report.best_value());
+  config.resume = config.out;
+  config.epochs = 21;
+  EXPECT_EQ(training::train(config).epochs, 21);
+}
+
+TEST(Tasks, DetectionIsTrainedByItsName) {
+  training::TrainConfig config = training::default_config("dot-detector", 8);
+  config.epochs = 12;
+  config.optimizer = "adam";
+  config.lr = 0.2;
+  config.amp = "bf16";
+  config.seed = 2;
+  std::vector<training::StepReport> steps;
+  training::TrainCallbacks callbacks;
+  callbacks.on_step = [&](const training::StepReport& r) { steps.push_back(r); };
+  const training::RunReport report = training::train(config, callbacks);
+  EXPECT_EQ(static_cast<double>(report.metrics["recall"]), 1);
+  ASSERT_EQ(steps.size(), 72u);
+  EXPECT_TRUE(steps.back().parts.contains("object"));
+  // And evaluated, as `eval` does.
+  const training::RunData data = training::load_data(config, false);
+  EXPECT_EQ(data.training, nullptr);
+  const auto task = training::make_task(config, data);
+  EXPECT_TRUE(training::evaluate(*task, data.test).metrics.contains("recall"));
+}
+
+TEST(Tasks, NamesThatDoNotFitAreRefused) {
+  const auto says = [](const auto& f) { return test::error_of<Error>(f); };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(says([] { training::register_data(data_of<Dots>("digits")); }), "a data kind called 'digits'"));
+  EXPECT_TRUE(
+      has(says([] { training::register_network(network_of<Bigram>("mlp", "a", "b")); }), "network called 'mlp'"));
+  EXPECT_TRUE(has(says([] { training::register_task({.name = "classification", .make = {}}); }), "expected a task"));
+  EXPECT_TRUE(has(says([] { training::register_task(task_of<NextToken, Bigram>("")); }), "got ''"));
+  training::TrainConfig config;
+  config.model = "bigrams";
+  EXPECT_TRUE(has(says([&] { training::train(config); }), "'bigrams'"));
+  // A network that is none for its task, and kinds that nobody registered.
+  static const bool registered = [] {
+    training::register_network(network_of<Detector>("mistaken", "next-token", "stream"));
+    training::register_network(network_of<Detector>("without-task", "nothing", "stream"));
+    return true;
+  }();
+  ASSERT_TRUE(registered);
+  config.model = "mistaken";
+  EXPECT_TRUE(has(says([&] { training::train(config); }), "network 'mistaken': its task expects a module"));
+  config.model = "without-task";
+  EXPECT_TRUE(has(says([&] { training::train(config); }), "task: expected one of classification, "));
+  EXPECT_TRUE(
+      has(says([] { training::data_kind("nothing"); }), "data kind: expected one of digits, cifar, imagenet, "));
 }
 
 // ------------------------------------------------------------------------------------------------------- the step

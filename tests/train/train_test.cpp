@@ -4,6 +4,7 @@
 #include <atomic>
 #include <filesystem>
 
+#include "halfstep/amp/loss_scaler.h"
 #include "halfstep/core/random.h"
 #include "halfstep/data/digits.h"
 #include "halfstep/io/safetensors.h"
@@ -244,6 +245,21 @@ TEST(TrainConfig, LossScales) {
   EXPECT_EQ(d.growth_factor, 4);
   EXPECT_EQ(d.backoff_factor, 0.25);
   EXPECT_EQ(d.growth_interval, 50);
+  // Every rule that a policy of the library can have.
+  expect_same(rules("dynamic:1024,floor=4,cap=65536,hysteresis=3,refill_on_good_step=yes,late_growth=1,"
+                    "error_at_floor=true,overflow_limit=100"),
+              {.init_scale = 1024,
+               .floor = 4,
+               .cap = 65536,
+               .hysteresis = 3,
+               .refill_on_good_step = true,
+               .late_growth = true,
+               .error_at_floor = true,
+               .overflow_limit = 100},
+              "dynamic");
+  EXPECT_EQ(rules("dynamic:overflow_limit=0").overflow_limit, 0);
+  expect_same(rules("mindspore:16777216,2,2000,overflow_limit=1000"), amp::DynamicLossScaleManager().policy().rules(),
+              "mindspore");
   const auto m = rules("mindspore:1024,2,50");
   EXPECT_EQ(m.floor, 1);
   EXPECT_EQ(m.backoff_factor, 0.5);
@@ -274,6 +290,11 @@ TEST(TrainConfig, LossScales) {
                           "deepspeed:1,init_scale=2",
                           "deepspeed:raise_error_at_min_scale=maybe",
                           "apex:hysteresis=2",
+                          "dynamic:overflow_limit=-1",
+                          "dynamic:overflow_limit=1.5",
+                          "dynamic:error_at_floor=1",
+                          "dynamic:floor=8,cap=4",
+                          "dynamic:1024,2",
                           "megatron:65536,1,2,0.5,1e10",
                           "Apex",
                           "apex ",

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// The flags of training: one row each, in the order of the help, the documentation and config.yaml.
+#include <iterator>
+#include <utility>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/train/flags.h"
+#include "halfstep/train/schedule.h"
+
+namespace halfstep::training {
+namespace {
+
+constexpr double kMostPixels = 1 << 14;  // of a side
+
+void add(std::vector<Flag>& all, const char* group, std::vector<Flag> rows) {
+  for (Flag& row : rows) {
+    row.group = group;
+    all.push_back(std::move(row));
+  }
+}
+
+void append(std::vector<Flag>& all, std::vector<Flag> rows) {
+  std::move(rows.begin(), rows.end(), std::back_inserter(all));
+}
+
+// What compares a step in 16 bits with float32 needs one.
+void check_twin(const TrainConfig& c, const AmpMode& mode) {
+  if (c.debug.compare != "twin") return;
+  if (mode.level != amp::Level::O0) {
+    fail<Error>(
+        "--debug-compare twin: runs the step without and with autocast, and --amp {} is a precision of the network "
+        "itself; use --amp f16 or bf16",
+        c.amp);
+  }
+  if (!mode.dtype()) {
+    fail<Error>("--debug-compare twin: compares a step in 16 bits with float32, and --amp is off; add --amp f16?");
+  }
+}
+
+bool known_length(const TrainConfig& c) {
+  const auto kind = parse_rate_rule(c.lr_schedule, c.warmup_epochs).kind;
+  return kind == RateRule::Kind::cosine || kind == RateRule::Kind::one_cycle;
+}
+
+std::string saved_amp_dtype(const TrainConfig& c) {
+  const AmpMode mode = amp_mode(c);
+  return c.amp_dtype.empty() && mode.level != amp::Level::O0 ? name(mode.level_dtype) : c.amp_dtype;
+}
+
+}  // namespace
+
+std::vector<Flag> flags(ImageDataOptions& o) {
+  std::vector<Flag> all;
+  add(all, "Images",
+      {{.names = "--image-size",
+        .field = &o.image_size,
+        .help = "Pixels of a side that the network sees",
+        .range = FlagRange::from_to(1, kMostPixels),
+        .by_network = true,
+        .resume = FlagResume::recipe},
+       {.names = "--resize",
+        .field = &o.resize,
+        .help = "Pixels of the shorter side before the middle is cut out, in evaluation; 0: the whole picture",
+        .range = FlagRange::from_to(0, kMostPixels),
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check =
+            [&o] {
+              if (o.resize == 0 || o.resize >= o.image_size) return;
+              fail<Error>("--resize: expected at least the --image-size of {}, or 0, got {}", o.image_size, o.resize);
+            }},
+       {.names = "--crop",
+        .field = &o.crop,
+        .help = "Training pictures: random-resized, padded (4 pixels) or none",
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check = [&o] { parse_crop(o.crop); }},
+       {.names = "--min-area",
+        .field = &o.min_area,
+        .help = "Smallest share of the picture that random-resized takes",
+        .range = FlagRange::above_to(0, 1),
+        .resume = FlagResume::recipe},
+       {.names = "--color-jitter",
+        .field = &o.color_jitter,
+        .help = "Random change of brightness, contrast and saturation",
+        .range = FlagRange::from_to(0, 1),
+        .resume = FlagResume::recipe},
+       {.names = "--max-damaged",
+        .field = &o.max_damaged,
+        .help = "Pictures that may be damaged before the run ends",
+        .range = FlagRange::at_least(0)}});
+  for (Flag& flag : all) flag.data = "images";
+  return all;
+}
+
+std::vector<Flag> flags(DebugConfig& d) {
+  const FlagNeeds dump{"--debug-dump", !d.dump.empty()}, profile{"--profile", !d.profile.empty()};
+  std::vector<Flag> all;
+  add(all, "Debugging",
+      {{.names = "--debug-dump",
+        .field = &d.dump,
+        .help = "Folder for inputs and results of every op call of --debug-steps",
+        .kept = FlagKept::given},
+       {.names = "--debug-level",
+        .field = &d.level,
+        .help = "Detail of the dump: statistics, first (values too) or whole (tensors too)",
+        .choices = {"statistics", "first", "whole"},
+        .kept = FlagKept::given,
+        .needs = dump},
+       {.names = "--debug-compare",
+        .field = &d.compare,
+        .help = "Run every op of --debug-steps again on the CPU in f64 (or f32) and report the worst errors; twin: run "
+                "the first of these steps in float32 too and name the op that departs",
+        .choices = {"f64", "f32", "twin"},
+        .standard = "f64",
+        .kept = FlagKept::given},
+       {.names = "--debug-nonfinite",
+        .field = &d.nonfinite,
+        .help = "Find ops that make infinities or NaNs out of finite inputs, and log them or raise an error",
+        .choices = {"log", "raise"},
+        .standard = "log",
+        .kept = FlagKept::given},
+       {.names = "--debug-steps",
+        .field = &d.steps,
+        .help = "Steps to dump and compare: N, FIRST-LAST, FIRST- or all",
+        .kept = FlagKept::given,
+        .needs = FlagNeeds{"--debug-dump or --debug-compare", !d.dump.empty() || !d.compare.empty()},
+        .check = [&d] { parse_steps(d.steps, "--debug-steps"); }},
+       {.names = "--profile",
+        .field = &d.profile,
+        .help = "Folder for a profile of --profile-steps: profile.txt, and trace.json for chrome://tracing",
+        .kept = FlagKept::given},
+       {.names = "--profile-steps",
+        .field = &d.profile_steps,
+        .help = "Steps to profile: N, FIRST-LAST, FIRST- or all",
+        .kept = FlagKept::given,
+        .needs = profile,
+        .check = [&d] { parse_steps(d.profile_steps, "--profile-steps"); }}});
+  return all;
+}
+
+std::vector<Flag> flags(TrainConfig& c) {
+  std::vector<Flag> all;
+  add(all, "Data",
+      {{.names = "DIR,--data",
+        .field = &c.data,
+        .help = "Folder with the data set: MNIST's format for mlp (default: built-in digits), else train and val with "
+                "class folders, list files or archives",
+        .kept = FlagKept::given,
+        .resume = FlagResume::reported},
+       {.names = "--batch-size,-b",
+        .field = &c.batch_size,
+        .help = "Samples of a batch",
+        .range = FlagRange::at_least(1),
+        .by_network = true,
+        .resume = FlagResume::same},
+       {.names = "--limit",
+        .field = &c.limit,
+        .help = "At most so many training samples; 0: all",
+        .range = FlagRange::at_least(0),
+        .resume = FlagResume::same},
+       {.names = "--workers,-j",
+        .field = &c.workers,
+        .help = "Threads that load data",
+        .range = FlagRange::from_to(0, 256)},
+       {.names = "--seed",
+        .field = &c.seed,
+        .help = "Seed of weights, order, augmentation and built-in data",
+        .resume = FlagResume::same},
+       {.names = "--mixup",
+        .field = &c.mixup,
+        .help = "Mix pairs of samples; alpha of the beta distribution, such as 0.2; 0: off",
+        .range = FlagRange::at_least(0),
+        .resume = FlagResume::recipe,
+        .task = "classification"}});
+  append(all, flags(c.images));
+  add(all, "Optimization",
+      {{.names = "--epochs,--epoch",
+        .field = &c.epochs,
+        .help = "Passes over the training data",
+        .range = FlagRange::at_least(1),
+        .by_network = true,
+        .resume = FlagResume::reported,
+        .in_recipe = [&c] { return known_length(c); }},
+       {.names = "--lr,--learning-rate",
+        .field = &c.lr,
+        .help = "Learning rate, the highest of the run",
+        .range = FlagRange::above(0),
+        .by_network = true,
+        .resume = FlagResume::recipe},
+       {.names = "--lr-schedule",
+        .field = &c.lr_schedule,
+        .help = "constant, step[:EPOCHS[,FACTOR]], cosine or onecycle[:PART that rises]",
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check = [&c] { parse_rate_rule(c.lr_schedule, c.warmup_epochs); }},
+       {.names = "--warmup-epochs",
+        .field = &c.warmup_epochs,
+        .help = "Epochs of a linear rise to the learning rate",
+        .range = FlagRange::at_least(0),
+        .resume = FlagResume::recipe},
+       {.names = "--optimizer",
+        .field = &c.optimizer,
+        .help = "sgd, adam or adamw",
+        .choices = {"sgd", "adam", "adamw"},
+        .resume = FlagResume::same},
+       {.names = "--momentum",
+        .field = &c.momentum,
+        .help = "Momentum of sgd",
+        .range = FlagRange::from_under(0, 1),
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check =
+            [&c] {
+              if (c.momentum == 0 || c.optimizer == "sgd") return;
+              fail<Error>("--momentum: only sgd has it, got {}", c.optimizer);
+            }},
+       {.names = "--nesterov",
+        .field = &c.nesterov,
+        .help = "Nesterov's momentum",
+        .resume = FlagResume::recipe,
+        .check =
+            [&c] {
+              if (!c.nesterov || c.momentum > 0) return;
+              fail<Error>("--nesterov: belongs to sgd with a --momentum above 0");
+            }},
+       {.names = "--weight-decay,--wd",
+        .field = &c.weight_decay,
+        .help = "Weight decay",
+        .range = FlagRange::at_least(0),
+        .by_network = true,
+        .resume = FlagResume::recipe},
+       {.names = "--no-norm-decay",
+        .field = TurnsOff{&c.norm_decay},
+        .help = "No weight decay of biases and of normalisation's weights",
+        .resume = FlagResume::recipe,
+        .needs = FlagNeeds{"--weight-decay", c.weight_decay > 0}},
+       {.names = "--label-smoothing",
+        .field = &c.label_smoothing,
+        .help = "Share of each target that is spread over all classes",
+        .range = FlagRange::from_under(0, 1),
+        .resume = FlagResume::recipe,
+        .task = "classification"},
+       {.names = "--zero-init-residual",
+        .field = &c.zero_init_residual,
+        .help = "Begin with the last weight of normalisation in each residual block as 0",
+        .data = "images"}});
+  add(all, "Precision",
+      {{.names = "--amp",
+        .field = &c.amp,
+        .help = "Mixed precision: off, bf16, f16, or a level O0, O1, O2, O3 or auto",
+        .resume = FlagResume::reported,
+        .check = [&c] { check_twin(c, amp_mode(c)); }},
+       {.names = "--amp-dtype",
+        .field = &c.amp_dtype,
+        .help = "Dtype of a level: f16 (default) or bf16",
+        .kept = FlagKept::given,
+        .resume = FlagResume::reported,
+        .text = [&c] { return saved_amp_dtype(c); }},
+       {.names = "--loss-scale",
+        .field = &c.loss_scale,
+        .help = loss_scale_forms() + " (default: dynamic for f16, none otherwise)",
+        .resume = FlagResume::of_precision,
+        .check = [&c] { loss_scale_policy(c); },
+        .text = [&c] { return loss_scale_text(c); }}});
+  add(all, "Steps",
+      {{.names = "--accumulate",
+        .field = &c.accumulate,
+        .help = "Batches whose gradients make one step",
+        .range = FlagRange::at_least(1),
+        .resume = FlagResume::reported},
+       {.names = "--clip-norm",
+        .field = &c.clip_norm,
+        .help = "Largest norm of all gradients together; 0: no clipping",
+        .range = FlagRange::at_least(0),
+        .resume = FlagResume::recipe},
+       {.names = "--no-capture",
+        .field = TurnsOff{&c.capture},
+        .help = "Run every step by itself instead of replaying captured ones"}});
+  add(all, "Runs",
+      {{.names = "--out",
+        .field = &c.out,
+        .help = "Folder for checkpoints and log (default: runs/MODEL-TIME)",
+        .kept = FlagKept::never},
+       {.names = "--overwrite",
+        .field = &c.overwrite,
+        .help = "Replace the run that is in --out; other files there stay",
+        .kept = FlagKept::never,
+        .needs = FlagNeeds{"--out", !c.overwrite || !c.out.empty()}},
+       {.names = "--save-every",
+        .field = &c.save_every,
+        .help = "Steps between checkpoints; 0: one an epoch",
+        .range = FlagRange::at_least(0)},
+       {.names = "--resume",
+        .field = &c.resume,
+        .help = "Checkpoint, or the folder of a run, to go on from; the run's config.yaml says what isn't given here",
+        .kept = FlagKept::never,
+        .begins = true},
+       {.names = "--start-epoch",
+        .field = &c.start_epoch,
+        .help = "Epoch, from 0, to begin with",
+        .range = FlagRange::at_least(0),
+        .kept = FlagKept::given,
+        .begins = true,
+        .check =
+            [&c] {
+              if (c.start_epoch == 0 || c.resume.empty()) return;
+              fail<Error>("--start-epoch: --resume is given, and its checkpoint says where the run goes on");
+            }},
+       {.names = "--log-json",
+        .field = &c.log_json,
+        .help = "File for one JSON object a step (default: log.jsonl in --out)",
+        .kept = FlagKept::never}});
+  append(all, flags(c.debug));
+  return all;
+}
+
+}  // namespace halfstep::training
