@@ -6,6 +6,7 @@
 
 #include "cli/options.h"
 #include "cli/progress.h"
+#include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
@@ -40,6 +41,7 @@ int run(Options& o) {
   loaded.classifier.module->to(device);
   std::shared_ptr<const data::Dataset> test;
   std::function<std::int64_t()> damaged;
+  std::vector<std::string> classes = loaded.classes;
   if (images) {
     o.pictures.images.folder = place.folder;
     resolve_images(o.pictures, o.model, loaded);
@@ -47,6 +49,7 @@ int run(Options& o) {
     training::LoadedImages part = training::load_images(o.pictures.images, o.model, data::Split::kTest);
     check_classes(loaded, part.classes, o.weights, place.folder);
     check_same_data(loaded, place, "test", part.checksum);
+    if (classes.empty()) classes = part.classes;
     test = part.dataset;
     damaged = part.damaged;
   } else {
@@ -68,11 +71,18 @@ int run(Options& o) {
       std::fflush(stdout);
     };
   }
+  training::ResultTable classes_table;
+  options.classes = classes;
+  options.table = &classes_table;
   const auto start = std::chrono::steady_clock::now();
   const auto report = training::evaluate(loaded.classifier, test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (images) fmt::print("{}\n", accuracy_line(report.metrics));
   if (damaged && damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
+  if (!classes_table.rows.empty()) {
+    fmt::print("{}{}{}\n", table(classes_table.header, classes_table.rows), classes_table.note,
+               classes_table.note.empty() ? "" : "\n");
+  }
   fmt::print("{}: {} in {:.2f} s\n", o.model, results_text(report.metrics), seconds);
   training::JsonLog::Fields fields;
   for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));

@@ -116,6 +116,10 @@ void check_flags(const TrainOptions& o) {
     throw UsageError(fmt::format("--overwrite: --resume goes on with the run in {}, which is not to be replaced then",
                                  shown_path(c.out)));
   }
+  if (c.tensorboard && (o.no_out || o.evaluate)) {
+    throw UsageError(fmt::format("--tensorboard: it writes into the folder of a run, and {} has none",
+                                 o.no_out ? "--no-out" : "--evaluate"));
+  }
   belongs("--no-norm-decay", "--weight-decay", c.weight_decay > 0);
   if (!training::network_input(o.model).images) {
     for (const char* flag : {"--image-size", "--resize", "--crop", "--min-area", "--color-jitter", "--max-damaged",
@@ -226,6 +230,7 @@ void add_train_options(CLI::App& verb, TrainOptions& o) {
   add_whole(verb, "--limit", c.limit, 0, kMostCount, "At most so many training samples; 0: all");
   add_path(verb, "--log-json", c.log_json, "File for one JSON object a step (default: log.jsonl in --out)");
   add_debug_flags(verb, c.debug);
+  verb.add_flag("--tensorboard", c.tensorboard, "Write curves for TensorBoard into the folder of the run");
   verb.add_flag("--quiet,-q", o.quiet, "Print errors only");
   o.count = [&verb](const std::string& flag) { return verb.count(flag); };
 }
@@ -238,6 +243,7 @@ const std::vector<Displacement> kDisplaced = {
     {{"device", "gpu"}, {"device", "gpu"}},
     {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
+    {{"no-out"}, {"tensorboard"}},
     {{"resume"}, {"overwrite"}}};
 
 // A folder in the place of MODEL is one with data where a file names the network.
@@ -348,6 +354,7 @@ std::vector<std::pair<std::string, std::string>> effective(const TrainOptions& o
   put("clip-norm", c.clip_norm);
   put("no-capture", !c.capture);
   put("save-every", c.save_every);
+  put("tensorboard", c.tensorboard);
   put("seed", c.seed);
   put("device", c.device.str());
   if (o.threads > 0) put("threads", o.threads);

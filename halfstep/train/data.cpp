@@ -57,6 +57,21 @@ std::string checksum_of(const data::ImageSource& source) {
 
 }  // namespace
 
+std::optional<PictureForm> picture_form(const std::string& model) {
+  const auto names = models::model_names();
+  if (std::find(names.begin(), names.end(), model) == names.end()) return std::nullopt;
+  switch (models::model_info(model).data) {
+    case models::DataKind::digits:
+      return PictureForm{
+          .channels = 1, .height = 28, .width = 28, .normalization = {.mean = {0.1307F, 0, 0}, .std = {0.3081F, 1, 1}}};
+    case models::DataKind::cifar:
+      return PictureForm{.normalization = data::cifar_eval_transform().normalization};
+    case models::DataKind::imagenet:
+      break;
+  }
+  return PictureForm{.normalization = data::EvalTransform{}.normalization};
+}
+
 std::string checksum(const data::MnistData& pictures) {
   uLong crc = crc32_z(0, nullptr, 0);
   crc = crc32_z(crc, reinterpret_cast<const Bytef*>(pictures.images.data()), pictures.images.size());

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/mnist.h"
 #include "halfstep/data/transforms.h"
+#include "halfstep/train/verdicts.h"
 
 namespace halfstep::training {
 
@@ -39,6 +41,9 @@ HS_API std::map<std::string, std::string> data_flags(const ImageDataOptions& opt
 /// The transforms; colours are normalised as the network's kind has it (CIFAR's or ImageNet's mean).
 HS_API data::TrainTransform train_transform(const ImageDataOptions& options, const std::string& model);
 HS_API data::EvalTransform eval_transform(const ImageDataOptions& options, const std::string& model);
+
+/// How the inputs of the network of that name are drawn; none for networks that the registry doesn't know.
+HS_API std::optional<PictureForm> picture_form(const std::string& model);
 
 /// The CRC-32 of images and labels, as hexadecimal digits.
 HS_API std::string checksum(const data::MnistData& pictures);

@@ -37,6 +37,14 @@ TrainConfig default_config(const std::string& model, std::int64_t batch_size, De
   c.device = device;
   if (info.data == models::DataKind::digits) {
     if (batch_size > 0) c.batch_size = batch_size;
+    if (model == "mlp") return c;  // the tutorials' settings, which are the library's
+    if (batch_size == 0) c.batch_size = 128;
+    c.lr = 0.1 * static_cast<double>(c.batch_size) / 128;
+    c.momentum = 0.9;
+    c.epochs = 3;
+    c.weight_decay = 5e-4;
+    c.lr_schedule = "onecycle";
+    c.eval_batch_size = c.batch_size;
     return c;
   }
   c.momentum = 0.9;
