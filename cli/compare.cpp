@@ -5,10 +5,12 @@
 #include <cmath>
 #include <set>
 
+#include "cli/compare_brief.h"
 #include "cli/options.h"
 #include "cli/run_log.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
+#include "halfstep/core/text.h"
 
 namespace halfstep::cli {
 namespace {
@@ -18,6 +20,8 @@ using Row = std::vector<std::string>;
 struct CompareOptions {
   std::vector<std::string> paths;
   double tolerance = 0.05;
+  bool brief = false;
+  std::filesystem::path figure;
 };
 
 // How a kind of number is printed.
@@ -200,6 +204,10 @@ void print_scales(const RunLog& a, const RunLog& b) {
 }
 
 int run(const CompareOptions& o) {
+  const std::string ending = o.figure.extension().string();
+  if (!o.figure.empty() && ending != ".svg" && ending != ".png") {
+    throw UsageError(fmt::format("--figure: expected a name that ends in .svg or .png, got {}", shown_path(o.figure)));
+  }
   if (!(o.tolerance >= 0) || !std::isfinite(o.tolerance)) {
     throw UsageError(fmt::format("--tolerance: expected a number of at least 0, got {}", o.tolerance));
   }
@@ -207,6 +215,15 @@ int run(const CompareOptions& o) {
   if (a.name == b.name) {
     a.name = o.paths[0];
     b.name = o.paths[1];
+  }
+  if (o.brief || !o.figure.empty()) {
+    RunBrief x = brief_of(a, o.paths[0]), y = brief_of(b, o.paths[1]);
+    label_runs(x, y);
+    if (!o.figure.empty()) draw_comparison(x, y, o.figure);
+    if (o.brief) {
+      fmt::print("{}", brief_text(x, y));
+      return kDone;
+    }
   }
   Rows rows;
   add_settings(rows.rows, a, b);
@@ -232,6 +249,8 @@ void add_compare(CLI::App& program, int& status) {
   auto o = std::make_shared<CompareOptions>();
   verb->add_option("RUN", o->paths, "Folder of a run, or its log")->required()->expected(2);
   add_real(*verb, "--tolerance", o->tolerance, "How far apart the losses of a step may be, as a share of the larger");
+  verb->add_flag("--brief", o->brief, "A line for each quantity: accuracy, memory of tensors, time, skipped steps");
+  add_path(*verb, "--figure", o->figure, "File for a figure of both, .svg or .png");
   verb->callback([o, &status] { status = run(*o); });
 }
 

@@ -9,6 +9,7 @@
 #include "cli/devices_check.h"
 #include "cli/devices_watch.h"
 #include "cli/options.h"
+#include "cli/placement.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "halfstep/ops/op.h"
@@ -25,6 +26,8 @@ struct Options {
   bool check = false;
   std::string watch;  // seconds; empty: not asked for
   bool quick = false;
+  PlacementOptions placement = {};
+  std::string placement_flag;  // the first that was given but --model
 };
 
 constexpr DType kShown[] = {DType::f32, DType::f16, DType::bf16, DType::f64,    DType::i64,
@@ -128,6 +131,14 @@ int run(const Options& o) {
     if (o.list_ops) throw UsageError("--watch: --ops is given too; each is a command of its own");
     return watch_devices(o.device, parse_real("--watch", o.watch));
   }
+  if (!o.placement.model.empty()) {
+    if (o.list_ops) throw UsageError("--model: --ops is given too; each is a command of its own");
+    if (o.device.empty()) throw UsageError("--model: expected the device to train on, as NAME or NAME:INDEX");
+    return print_placement(o.device, o.placement);
+  }
+  if (!o.placement_flag.empty()) {
+    throw UsageError(fmt::format("{}: belongs to --model, which is not given", o.placement_flag));
+  }
   if (o.quick) throw UsageError("--quick: belongs to --check, which is not given");
   std::vector<Device> chosen;
   if (!o.device.empty()) chosen.push_back(as_usage([&] { return Device(o.device); }));
@@ -180,7 +191,16 @@ void add_devices(CLI::App& program, int& status) {
   add_choice(*verb, "--watch", o->watch, "1",
              "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)");
   verb->add_flag("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
+  add_word(*verb, "--model", o->placement.model,
+           "Take a training step of this network on DEVICE and list where each of its ops runs, and why");
+  add_word(*verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
+  add_whole(*verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
+  add_whole(*verb, "--image-size", o->placement.image_size, 1, 4096,
+            "With --model: pixels of a side (default: the network's own, at most 64)");
   verb->callback([o, verb, &status] {
+    for (const char* flag : {"--amp", "--batch-size", "--image-size"}) {
+      if (o->placement_flag.empty() && verb->count(flag) > 0) o->placement_flag = flag;
+    }
     o->list_ops = verb->count("--ops") > 0;
     std::erase(o->ops, "");
     status = run(*o);

@@ -7,6 +7,7 @@
 #include "cli/options.h"
 #include "cli/precision.h"
 #include "cli/progress.h"
+#include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/train/device_memory.h"
 #include "halfstep/train/json_log.h"
@@ -47,9 +48,10 @@ int run(Options& o) {
     c.images = o.pictures.images;
   }
   if (kind.check) as_usage([&] { kind.check(c); });
-  const training::RunData data = training::load_data(c, false);
+  training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
   check_same_data(loaded, place, "test", data.checksums.at("test"));
+  if (!loaded.classes.empty()) data.classes = loaded.classes;
   const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
   task->network().to(device);
   training::JsonLog log;
@@ -66,12 +68,18 @@ int run(Options& o) {
       std::fflush(stdout);
     };
   }
+  training::ResultTable classes_table;
+  options.table = &classes_table;
   const auto start = std::chrono::steady_clock::now();
   const auto report = training::evaluate(*task, data.test, options);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (kind.lines) fmt::print("{}\n", accuracy_line(report.metrics));
   for (const auto& damaged : data.damaged) {
     if (damaged() > 0) complain(fmt::format("{} pictures could not be read", damaged()));
+  }
+  if (!classes_table.rows.empty()) {
+    fmt::print("{}{}{}\n", table(classes_table.header, classes_table.rows), classes_table.note,
+               classes_table.note.empty() ? "" : "\n");
   }
   fmt::print("{}: {} in {:.2f} s\n", o.model, results_text(report.metrics), seconds);
   training::JsonLog::Fields fields;

@@ -227,6 +227,7 @@ int run(int argc, char** argv) {
   add_convert(program, status);
   add_inspect(program, status);
   add_export(program, status);
+  add_summary(program, status);
   add_ops(program, status);
   add_devices(program, status);
   try {

@@ -97,6 +97,10 @@ void check_flags(TrainOptions& o) {
     throw UsageError(fmt::format("--overwrite: --resume goes on with the run in {}, which is not to be replaced then",
                                  shown_path(c.out)));
   }
+  if (c.tensorboard && (o.no_out || o.evaluate)) {
+    throw UsageError(fmt::format("--tensorboard: it writes into the folder of a run, and {} has none",
+                                 o.no_out ? "--no-out" : "--evaluate"));
+  }
   if (o.pretrained_given) {
     if (o.pretrained.empty()) throw UsageError(kNoDownload);
     if (!c.resume.empty()) {
@@ -198,6 +202,7 @@ const std::vector<Displacement> kDisplaced = {
     {{"device", "gpu"}, {"device", "gpu"}},
     {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
+    {{"no-out"}, {"tensorboard"}},
     {{"resume"}, {"overwrite"}}};
 
 // A folder in the place of MODEL is one with data where a file names the network.

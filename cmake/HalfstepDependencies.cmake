@@ -22,6 +22,18 @@ halfstep_require(nlohmann_json nlohmann-json3-dev)
 halfstep_require(JPEG libjpeg62-turbo-dev)
 halfstep_require(PNG libpng-dev)
 halfstep_require(LibArchive libarchive-dev)
+# Neither CMake nor cairo has a file that find_package() finds.
+find_path(HALFSTEP_CAIRO_INCLUDE cairo/cairo.h)
+find_library(HALFSTEP_CAIRO_LIBRARY cairo)
+mark_as_advanced(HALFSTEP_CAIRO_INCLUDE HALFSTEP_CAIRO_LIBRARY)
+if(NOT HALFSTEP_CAIRO_INCLUDE OR NOT HALFSTEP_CAIRO_LIBRARY)
+  halfstep_missing(cairo libcairo2-dev)
+endif()
+if(NOT TARGET halfstep_cairo)
+  add_library(halfstep_cairo UNKNOWN IMPORTED)
+  set_target_properties(halfstep_cairo PROPERTIES IMPORTED_LOCATION "${HALFSTEP_CAIRO_LIBRARY}"
+                        INTERFACE_INCLUDE_DIRECTORIES "${HALFSTEP_CAIRO_INCLUDE}")
+endif()
 halfstep_require(Protobuf "libprotobuf-dev protobuf-compiler")
 # Downloads (data::fetch); without them the library is built all the same, and says so where they are asked for.
 find_package(CURL QUIET)
@@ -54,7 +66,7 @@ endif()
 message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
 
 set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB JPEG::JPEG PNG::PNG
-    LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
+    halfstep_cairo LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
 if(NOT HALFSTEP_NO_OPENMP)
   halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
   list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/models/cnn.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/models/mobilenet.h"
 #include "halfstep/models/resnet.h"
@@ -73,6 +74,11 @@ const std::vector<Entry>& entries() {
        [](const ModelInfo& info, const ModelOptions& o) {
          refuse_zero_init(info, o);
          return model_of(MobileNetV2{{.classes = info.classes}}, info);
+       }},
+      {{"cnn", "three 3x3 convolutions with batch norm, 32-64-128 channels", DataKind::digits, 28, 1, 10, "fc."},
+       [](const ModelInfo& info, const ModelOptions& o) {
+         refuse_zero_init(info, o);
+         return model_of(CNN{{.classes = info.classes}}, info);
        }},
   };
   return all;

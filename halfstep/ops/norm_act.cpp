@@ -54,7 +54,7 @@ Tensor before_activation(GradContext& c) {
 
 void gradient(GradContext& c) {
   if (!c.grad(0).defined()) return;
-  if (c.create_graph || observed() || !c.needs(0)) {
+  if (c.create_graph || observed_in_parts() || !c.needs(0)) {
     const Tensor g = before_activation(c);
     if (c.needs(kResidual)) c.set(kResidual, g);
     return detail::batch_norm_gradient(c, g);
@@ -123,7 +123,7 @@ Tensor batch_norm_act(const Tensor& input, const BatchNormOptions& norm, Activat
   }
   const bool alike = !residual.defined() || residual.dtype() == input.dtype();
   const bool more = residual.defined() || activation != Activation::none;
-  if (!more || !alike || observed() || !fused_on(input.device(), input.dtype())) {
+  if (!more || !alike || observed_in_parts() || !fused_on(input.device(), input.dtype())) {
     const Tensor normalised = batch_norm(input, norm);
     return activate(residual.defined() ? normalised + residual : normalised, activation);
   }

@@ -12,6 +12,7 @@ namespace {
 
 struct Observers {
   std::atomic<int> count{0};
+  std::atomic<int> in_parts{0};
   std::shared_mutex mutex;
   std::vector<OpObserver*> list;
 };
@@ -57,15 +58,20 @@ void add_observer(OpObserver* observer) {
   std::lock_guard lock(all.mutex);
   all.list.push_back(observer);
   all.count.fetch_add(1);
+  if (!observer->takes_fused()) all.in_parts.fetch_add(1);
 }
 
 void remove_observer(OpObserver* observer) {
   Observers& all = observers();
   std::lock_guard lock(all.mutex);
-  if (std::erase(all.list, observer)) all.count.fetch_sub(1);
+  if (std::erase(all.list, observer) == 0) return;
+  all.count.fetch_sub(1);
+  if (!observer->takes_fused()) all.in_parts.fetch_sub(1);
 }
 
 bool observed() { return observers().count.load(std::memory_order_relaxed) != 0 && !t_inside; }
+
+bool observed_in_parts() { return observers().in_parts.load(std::memory_order_relaxed) != 0 && !t_inside; }
 
 Whereabouts& whereabouts() {
   thread_local Whereabouts here;

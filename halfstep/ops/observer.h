@@ -50,6 +50,9 @@ class HS_API OpObserver {
   virtual void before_call(const ObservedCall& call) { (void)call; }
   /// After it ran (on a device: after it was enqueued).
   virtual void after_call(const ObservedCall& call) = 0;
+  /// Whether it takes fused ops as they run. Where an observer doesn't, they run as the ops that they are made of, so
+  /// that it sees the values between these.
+  virtual bool takes_fused() const { return false; }
   /// The call threw after before_call().
   virtual void failed_call(const ObservedCall& call) { (void)call; }
 };
@@ -58,6 +61,8 @@ HS_API void add_observer(OpObserver* observer);
 HS_API void remove_observer(OpObserver* observer);
 /// Whether there is any, for data that is recorded only for observers.
 HS_API bool observed();
+/// Whether there is one that doesn't take fused ops.
+HS_API bool observed_in_parts();
 
 /// The thread's current location, for messages and observers.
 struct Whereabouts {

@@ -248,7 +248,7 @@ class HS_API TensorBoard : public CallbackBase {
  public:
   explicit TensorBoard(std::filesystem::path folder, const TensorBoardCallbackOptions& options = {});
   void on_train_begin(TrainContext& context) override;
-  void on_step_end(TrainContext& context) override;
+  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
   void on_epoch_end(TrainContext& context) override;
   void on_train_end(TrainContext& context) override;
 

@@ -207,11 +207,14 @@ TensorBoard::TensorBoard(fs::path folder, const TensorBoardCallbackOptions& opti
 
 void TensorBoard::on_train_begin(TrainContext&) { writer_ = std::make_shared<io::TensorBoardWriter>(folder_); }
 
-void TensorBoard::on_step_end(TrainContext& context) {
-  if (context.step % options_.steps != 0) return;
-  writer_->scalar("train/loss", context.loss.item<double>(), context.step);
-  if (context.optimizer) writer_->scalar("train/lr", context.optimizer->lr(), context.step);
-  if (context.scale.defined()) writer_->scalar("train/scale", context.scale.item<double>(), context.step);
+// What was read anyway: the device isn't waited for.
+void TensorBoard::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
+  for (const StepRecord& r : steps) {
+    if (r.step % options_.steps != 0) continue;
+    writer_->scalar("train/loss", r.loss, r.step);
+    writer_->scalar("train/lr", r.lr, r.step);
+    writer_->scalar("train/scale", r.scale, r.step);
+  }
 }
 
 void TensorBoard::on_epoch_end(TrainContext& context) {

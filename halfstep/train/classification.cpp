@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/classification.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/io/atomic_file.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/index.h"
@@ -13,6 +15,7 @@
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/built_in_internal.h"
+#include "halfstep/train/data.h"
 
 namespace halfstep::training {
 
@@ -40,15 +43,19 @@ namespace {
 
 // On the CPU by ops, which steps can be captured with; elsewhere on the host, once the scores are there: a dozen small
 // kernels are more than a copy, and a device that is being brought up may lack them.
-void add_hits(TaskLoss& made, const Tensor& target) {
+// `verdicts`: null where they aren't kept.
+void add_hits(TaskLoss& made, const Tensor& target, Verdicts* verdicts) {
   if (made.output.device().is_cpu()) {
+    if (verdicts) verdicts->add(made.output, target);
     const TopHits hits = count_top_hits(made.output, target);
     made.parts.push_back({"top1", hits.top1});
     made.parts.push_back({"top5", hits.top5});
     return;
   }
   made.count_later = [scores = made.output.detach().to(Device{}, {.non_blocking = true}),
-                      labels = target.to(Device{}, {.non_blocking = true})](std::map<std::string, double>& parts) {
+                      labels = target.to(Device{}, {.non_blocking = true}),
+                      verdicts](std::map<std::string, double>& parts) {
+    if (verdicts) verdicts->add(scores, labels);
     const TopHits hits = count_top_hits(scores, labels);
     parts["top1"] += hits.top1.item<double>();
     parts["top5"] += hits.top5.item<double>();
@@ -74,15 +81,46 @@ TaskLoss ClassificationTask::loss(const data::Batch& batch) {
 }
 
 void ClassificationTask::count(TaskLoss& made, const data::Batch& batch) {
-  if (options_.train_accuracy) add_hits(made, batch.target);
+  if (options_.train_accuracy) add_hits(made, batch.target, nullptr);
 }
 
 TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
   TaskLoss made;
   made.output = classifier_.forward(batch.input);
   made.loss = cross_entropy(made.output, batch.target);
-  add_hits(made, batch.target);
+  add_hits(made, batch.target, options_.keep_verdicts ? &verdicts_ : nullptr);
   return made;
+}
+
+ResultTable ClassificationTask::result_table() const {
+  if (verdicts_.size() == 0) return {};
+  constexpr std::size_t kMost = 50, kWorst = 20;
+  std::vector<ClassRow> rows = class_rows(verdicts_, options_.classes);
+  ResultTable table{.header = {"class", "precision", "recall", "F1", "count"}, .rows = {}, .note = {}};
+  if (const std::size_t all = rows.size(); all > kMost) {
+    // A class without samples says nothing of the network.
+    std::erase_if(rows, [](const ClassRow& r) { return r.count == 0; });
+    std::stable_sort(rows.begin(), rows.end(), [](const ClassRow& a, const ClassRow& b) { return a.f1 < b.f1; });
+    rows.resize(std::min(rows.size(), kWorst));
+    table.note = fmt::format("({} of {} classes, those with the lowest F1)", rows.size(), all);
+  }
+  const auto percent = [](double share) { return fmt::format("{:.2f}%", 100 * share); };
+  for (const ClassRow& r : rows) {
+    table.rows.push_back({r.name, percent(r.precision), percent(r.recall), percent(r.f1), std::to_string(r.count)});
+  }
+  return table;
+}
+
+void ClassificationTask::write_results(const ResultPlace& place) const {
+  if (verdicts_.size() == 0) return;
+  const std::string table = class_rows_csv(class_rows(verdicts_, options_.classes));
+  io::AtomicFile file(place.folder / "classes.csv", false);
+  file.write(table.data(), table.size());
+  file.commit();
+  draw_confusion(verdicts_, options_.classes, place.title).save(place.folder / "confusion.svg");
+  if (!options_.pictures || !place.samples) return;
+  draw_predictions(verdicts_, options_.classes, *place.samples, *options_.pictures, place.title)
+      .save(place.folder / "predictions.png");
 }
 
 void ClassificationTask::check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
@@ -96,10 +134,12 @@ void ClassificationTask::check_saved(const std::map<std::string, double>& parts,
 }
 
 TaskKind classification_kind() {
-  return {.name = "classification", .make = [](const TrainConfig& c, const RunData&, const Network& network) {
+  return {.name = "classification", .make = [](const TrainConfig& c, const RunData& data, const Network& network) {
             if (!network.forward) fail<Error>("classification: expected a network of one input and one output");
             const ClassificationOptions options{.label_smoothing = c.label_smoothing,
-                                                .train_accuracy = c.train_accuracy};
+                                                .train_accuracy = c.train_accuracy,
+                                                .classes = data.classes,
+                                                .pictures = picture_form(c.model)};
             return std::make_shared<ClassificationTask>(network, options);
           }};
 }

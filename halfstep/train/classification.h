@@ -5,6 +5,7 @@
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/task.h"
+#include "halfstep/train/verdicts.h"
 
 namespace halfstep::training {
 
@@ -21,8 +22,11 @@ HS_API TopHits count_top_hits(const Tensor& scores, const Tensor& target);
 
 /// Options of ClassificationTask.
 struct ClassificationOptions {
-  double label_smoothing = 0;   ///< share of the target that is spread over all classes, in training
-  bool train_accuracy = false;  ///< count hits in training batches too
+  double label_smoothing = 0;                ///< share of the target that is spread over all classes, in training
+  bool train_accuracy = false;               ///< count hits in training batches too
+  bool keep_verdicts = true;                 ///< keep what was said of each sample of an evaluation, for verdicts()
+  std::vector<std::string> classes = {};     ///< names, for figures and tables; may be empty
+  std::optional<PictureForm> pictures = {};  ///< how samples are drawn; none: they aren't
 };
 
 /// A classifier with cross entropy. Batches hold inputs and labels [N] (i64) or soft targets [N, classes]. The parts
@@ -38,16 +42,25 @@ class HS_API ClassificationTask final : public Task {
   const nn::ModuleBase& network() const override { return *classifier_.module; }
   TaskLoss loss(const data::Batch& batch) override;
   void count(TaskLoss& made, const data::Batch& batch) override;
+  void begin_evaluation() override { verdicts_.clear(); }
   TaskLoss evaluate(const data::Batch& batch) override;
+  /// Precision, recall, F1 and count of each class; of more than 50 the 20 with the lowest F1.
+  ResultTable result_table() const override;
+  /// Writes `classes.csv`, `confusion.svg` and, where samples are pictures, `predictions.png`; nothing unless verdicts
+  /// are kept.
+  void write_results(const ResultPlace& place) const override;
   std::string best_by() const override { return "top1"; }
   bool larger_is_better() const override { return true; }
   void check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
                    std::optional<double> best) const override;
+  /// Of the last evaluation, empty without ClassificationOptions::keep_verdicts.
+  const Verdicts& verdicts() const { return verdicts_; }
 
  private:
   std::shared_ptr<const nn::ModuleBase> holder_ = nullptr;
   Classifier classifier_;
   ClassificationOptions options_;
+  Verdicts verdicts_;
 };
 
 }  // namespace halfstep::training

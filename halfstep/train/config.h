@@ -44,6 +44,7 @@ struct TrainConfig {
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
   bool overwrite = false;             ///< an existing run in `out` is replaced by this one
   std::filesystem::path log_json = {};
+  bool tensorboard = false;  ///< write curves for TensorBoard into `out`/tensorboard
   std::uint64_t seed = 0;
   Device device = {};      ///< where it trains
   int workers = 1;         ///< threads that load batches

@@ -77,6 +77,12 @@ data::CropKind parse_crop(const std::string& name) {
   fail<Error>("--crop: expected random-resized, padded or none, got '{}'", name);
 }
 
+std::optional<PictureForm> picture_form(const std::string& model) {
+  const auto names = network_names();
+  if (std::find(names.begin(), names.end(), model) == names.end()) return std::nullopt;
+  return data_of(model).pictures;
+}
+
 std::string checksum(const data::MnistData& pictures) {
   uLong crc = crc32_z(0, nullptr, 0);
   crc = crc32_z(crc, reinterpret_cast<const Bytef*>(pictures.images.data()), pictures.images.size());

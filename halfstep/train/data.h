@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/mnist.h"
 #include "halfstep/data/transforms.h"
+#include "halfstep/train/verdicts.h"
 
 namespace halfstep::training {
 
@@ -46,6 +48,9 @@ HS_API data::MnistData load_pictures(const std::filesystem::path& folder, data::
                                      std::int64_t limit = 0);
 /// As a data set, flattened and normalised as MNIST customarily is.
 HS_API std::shared_ptr<const data::Dataset> pictures_dataset(data::MnistData pictures);
+/// How the inputs of the network of that name are drawn; none for networks that the registry doesn't know.
+HS_API std::optional<PictureForm> picture_form(const std::string& model);
+
 /// The CRC-32 of images and labels, as hexadecimal digits.
 HS_API std::string checksum(const data::MnistData& pictures);
 

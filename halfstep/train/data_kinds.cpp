@@ -101,23 +101,43 @@ void usual_imagenet(TrainConfig& c) {
   c.images.resize = (c.images.image_size * 256 + 112) / 224;  // as 256 is to 224
 }
 
+// The MLP has the tutorials' settings, which are the library's.
 void usual_digits(TrainConfig& c) {
-  if (c.batch_size == 0) c.batch_size = TrainConfig().batch_size;
+  if (c.model == "mlp") {
+    if (c.batch_size == 0) c.batch_size = TrainConfig().batch_size;
+    return;
+  }
+  const int prefetch = c.prefetch;
+  fill_in(c, {.batch_size = 128, .epochs = 3, .weight_decay = 5e-4, .schedule = "onecycle", .lr = 0.1, .samples = 128});
+  c.prefetch = prefetch;
 }
 
 }  // namespace
 
 std::vector<DataKind> built_in_data() {
   using models::DataKind::cifar, models::DataKind::digits, models::DataKind::imagenet;
-  return {{.name = digits, .load = load_digits, .usual = usual_digits, .lines = false},
+  return {{.name = digits,
+           .load = load_digits,
+           .usual = usual_digits,
+           .lines = false,
+           .pictures = PictureForm{.channels = 1,
+                                   .height = 28,
+                                   .width = 28,
+                                   .normalization = {.mean = {0.1307F, 0, 0}, .std = {0.3081F, 1, 1}}}},
           {.name = cifar,
            .load = load_both,
            .check = check_images,
            .usual = usual_cifar,
            .flags = "images",
            .train_transform = data::cifar_train_transform(),
-           .eval_transform = data::cifar_eval_transform()},
-          {.name = imagenet, .load = load_both, .check = check_images, .usual = usual_imagenet, .flags = "images"}};
+           .eval_transform = data::cifar_eval_transform(),
+           .pictures = PictureForm{.normalization = data::cifar_eval_transform().normalization}},
+          {.name = imagenet,
+           .load = load_both,
+           .check = check_images,
+           .usual = usual_imagenet,
+           .flags = "images",
+           .pictures = PictureForm{.normalization = data::EvalTransform{}.normalization}}};
 }
 
 }  // namespace halfstep::training

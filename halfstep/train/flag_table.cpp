@@ -310,7 +310,10 @@ std::vector<Flag> flags(TrainConfig& c) {
        {.names = "--log-json",
         .field = &c.log_json,
         .help = "File for one JSON object a step (default: log.jsonl in --out)",
-        .kept = FlagKept::never}});
+        .kept = FlagKept::never},
+       {.names = "--tensorboard",
+        .field = &c.tensorboard,
+        .help = "Write curves for TensorBoard into the folder of the run"}});
   append(all, flags(c.debug));
   return all;
 }

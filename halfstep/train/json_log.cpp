@@ -23,6 +23,7 @@
 #include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/run_folder.h"
 
 namespace halfstep::training {
 
@@ -263,8 +264,10 @@ void check_log(const fs::path& log, const fs::path& out, const std::vector<fs::p
   };
   std::error_code error;
   if (!out.empty()) {
-    std::vector<fs::path> own = files_of(out);
-    own.push_back(out / "run.lock");
+    std::vector<fs::path> own = {out / "run.lock"};
+    for (const std::string_view name : run_file_names()) {
+      if (name != "log.jsonl") own.push_back(out / name);
+    }
     for (const fs::path& file : own) {
       if (!same_place(log, file)) continue;
       fail<IoError>("--log-json {}: the run writes that file itself; name another", shown_path(log));

@@ -11,6 +11,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/likeliest_internal.h"
 
 namespace halfstep::training {
 namespace {
@@ -30,15 +31,6 @@ std::string told(const Tensor& t) {
 }
 
 std::string number(double value) { return fmt::format("{:.6g}", value); }
-
-// The class of a row: its largest score, the first of equal ones; -1 when all are NaN.
-std::int64_t likeliest(const double* row, std::int64_t classes) {
-  std::int64_t best = -1;
-  for (std::int64_t c = 0; c < classes; ++c) {
-    if (!std::isnan(row[c]) && (best < 0 || row[c] > row[best])) best = c;
-  }
-  return best;
-}
 
 }  // namespace
 

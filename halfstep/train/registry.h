@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "halfstep/nn/module.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/task.h"
+#include "halfstep/train/verdicts.h"
 
 namespace halfstep::training {
 
@@ -44,6 +46,7 @@ struct DataKind {
   /// Of images: how colours are normalised; the rest follows from the configuration.
   data::TrainTransform train_transform = {};
   data::EvalTransform eval_transform = {};
+  std::optional<PictureForm> pictures = {};  ///< how samples are drawn; none: they aren't
 };
 
 /// A network that was made.

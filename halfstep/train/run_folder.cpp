@@ -27,7 +27,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLock = "run.lock";
-constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml", "log.jsonl"};
+constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml",
+                                  "log.jsonl",        "results.csv",      "curves.svg",
+                                  "classes.csv",      "confusion.svg",    "predictions.png"};
 constexpr std::chrono::milliseconds kMoment{5};
 
 [[noreturn]] void cannot_be_made(const fs::path& path, int error) {
@@ -82,6 +84,8 @@ void check_unlocked(const fs::path& folder) {
 }
 
 }  // namespace
+
+std::span<const char* const> run_file_names() { return kFiles; }
 
 std::vector<fs::path> run_files(const fs::path& folder) {
   std::vector<fs::path> found;
@@ -275,6 +279,14 @@ void RunFolder::remove_run(const std::vector<fs::path>& keep) {
     fs::remove(file, error);
     if (error) fail<IoError>("{}: can't be removed: {}", shown_path(file), error.message());
   }
+  // The curves of two runs would be shown as one.
+  std::error_code error;
+  const fs::path curves = path_ / "tensorboard";
+  for (const auto& entry : fs::directory_iterator(curves, error)) {
+    if (entry.path().filename().string().starts_with("events.out.tfevents.")) fs::remove(entry.path(), error);
+    if (error) fail<IoError>("{}: can't be removed: {}", shown_path(entry.path()), error.message());
+  }
+  if (fs::is_directory(curves, error)) fs::remove(curves, error);  // only when it is empty
 }
 
 void RunFolder::remove_leftovers() {

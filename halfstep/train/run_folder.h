@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "halfstep/core/export.h"
@@ -16,7 +17,10 @@ enum class Occupied {
   replace,  ///< its files are replaced, others stay
 };
 
-/// The files of a run that are in a folder: checkpoints, configuration and log, in this order. None for a folder that
+/// Names of all files that a run writes into its folder, but the lock.
+HS_API std::span<const char* const> run_file_names();
+/// The files of a run that are in a folder: checkpoints, configuration, log and what people look at,
+/// in this order. None for a folder that
 /// isn't there.
 HS_API std::vector<std::filesystem::path> run_files(const std::filesystem::path& folder);
 

@@ -12,6 +12,8 @@ TaskLoss Task::evaluate(const data::Batch& batch) {
   return made;
 }
 void Task::end_evaluation(MetricResults& /*results*/) {}
+ResultTable Task::result_table() const { return {}; }
+void Task::write_results(const ResultPlace& /*place*/) const {}
 std::string Task::best_by() const { return "loss"; }
 bool Task::larger_is_better() const { return false; }
 void Task::check_saved(const std::map<std::string, double>& /*parts*/, std::int64_t /*samples*/,

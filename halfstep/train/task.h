@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/data/dataset.h"
@@ -25,6 +28,20 @@ struct TaskLoss {
   /// Adds further parts when the values of the batch are read: counted on the host, from copies to it that were
   /// enqueued with the step. For devices without the kernels that counting needs; steps that set it are not captured.
   std::function<void(std::map<std::string, double>& parts)> count_later = {};
+};
+
+/// Where a task leaves what people look at after an evaluation.
+struct ResultPlace {
+  std::filesystem::path folder = {};
+  std::string title = {};                             ///< of figures: which run and epoch
+  std::shared_ptr<const data::Dataset> samples = {};  ///< that were evaluated, in this order; null: not known
+};
+
+/// A table of an evaluation, for people: rows of text, the first column to the left.
+struct ResultTable {
+  std::vector<std::string> header = {};
+  std::vector<std::vector<std::string>> rows = {};  ///< empty: there is no table
+  std::string note = {};                            ///< below it
 };
 
 /// A problem to train on. A step calls loss() and count() of every batch; an evaluation calls begin_evaluation(),
@@ -54,6 +71,10 @@ class HS_API Task {
   /// After the last one. `results` holds `loss` and the parts as means over all samples; a task with metrics of the
   /// whole data set, such as mean average precision, adds them.
   virtual void end_evaluation(MetricResults& results);
+  /// What `halfstep eval` prints of the last evaluation besides its results; empty unless overridden.
+  virtual ResultTable result_table() const;
+  /// Writes figures and tables of the last evaluation, if the task has any. Throws IoError.
+  virtual void write_results(const ResultPlace& place) const;
   /// Name of the result by which the best evaluation of a run is chosen; `loss` unless overridden.
   virtual std::string best_by() const;
   /// Whether a larger value of it is better; false unless overridden.

@@ -12,13 +12,16 @@
 #include "halfstep/core/text.h"
 #include "halfstep/data/mixup.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
 #include "halfstep/train/device_memory.h"
+#include "halfstep/train/data.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/flags.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/model.h"
 #include "halfstep/train/optimizer.h"
+#include "halfstep/train/result_files_internal.h"
 #include "halfstep/train/resume.h"
 #include "halfstep/train/run_callbacks_internal.h"
 
@@ -67,6 +70,7 @@ class Run {
         step_(make_train_step(task, *optimizer_, make_scaler(config),
                               {.autocast = amp_.region, .clip_norm = config.clip_norm})),
         samples_(training->size()),
+        test_(test),
         loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
                                                      .shuffle = true,
                                                      .workers = config.workers,
@@ -127,17 +131,25 @@ class Run {
     std::optional<amp::Autocast> outside;
     if (!amp_.region) outside.emplace(amp::AutocastOptions{.enabled = false});
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
+    const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
     std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_)),
                               Callback(std::make_shared<ScheduleCallback>(schedule_)),
                               Callback(first_lines),
+                              Callback(results),
                               Callback(std::make_shared<FiniteLoss>(step_, saver_)),
                               Callback(reports),
                               Callback(std::make_shared<DebugCallback>(debugging_, step_)),
                               Callback(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports))};
+    if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     Model model(step_, config_.capture);
-    model.fit(config_.epochs, loader_, test_loader_, all,
-              {.accumulate = config_.accumulate, .read_every = config_.read_every, .stop = stop_, .from = from_});
+    try {
+      model.fit(config_.epochs, loader_, test_loader_, all,
+                {.accumulate = config_.accumulate, .read_every = config_.read_every, .stop = stop_, .from = from_});
+    } catch (...) {
+      results->run_failed();
+      throw;
+    }
     debugging_.finish();
     const RunState& end = saver_.state();
     // A stop while the last evaluation ended came too late.
@@ -227,6 +239,7 @@ class Run {
   std::unique_ptr<optim::Optimizer> optimizer_;
   TrainStep step_;
   std::int64_t samples_;
+  std::shared_ptr<const data::Dataset> test_;
   data::DataLoader loader_, test_loader_;
   std::int64_t steps_per_epoch_;
   RateSchedule schedule_;
@@ -246,15 +259,20 @@ RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
                 std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                 const TrainCallbacks& callbacks, const std::atomic<bool>* stop, RunFolder* folder) {
   check(config);
+  if (config.tensorboard && config.out.empty()) {
+    fail<Error>("train: expected a folder for the curves that `tensorboard` asks for, got no `out`");
+  }
   return Run(config, task, std::move(training), std::move(test), callbacks, stop, folder).run();
 }
 
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
                 std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks,
                 const std::atomic<bool>* stop, RunFolder* folder) {
-  const auto task = std::make_shared<ClassificationTask>(
-      classifier,
-      ClassificationOptions{.label_smoothing = config.label_smoothing, .train_accuracy = config.train_accuracy});
+  const auto task =
+      std::make_shared<ClassificationTask>(classifier, ClassificationOptions{.label_smoothing = config.label_smoothing,
+                                                                             .train_accuracy = config.train_accuracy,
+                                                                             .classes = config.classes,
+                                                                             .pictures = picture_form(config.model)});
   return train(config, task, std::move(training), std::move(test), callbacks, stop, folder);
 }
 
@@ -288,12 +306,13 @@ EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const
   report.interrupted = !evaluate(
       task, loader, report.metrics,
       {.autocast = options.dtype, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
+  if (options.table) *options.table = task.result_table();
   return report;
 }
 
 EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test,
                     const EvalOptions& options) {
-  ClassificationTask task(classifier);
+  ClassificationTask task(classifier, {.keep_verdicts = options.table != nullptr, .classes = options.classes});
   return evaluate(task, std::move(test), options);
 }
 

@@ -53,6 +53,8 @@ struct EvalOptions {
   int read_every = 1;  ///< batches between two reads of a device's values
   std::function<void(const EvalProgress&)> on_batch = {};
   const std::atomic<bool>* stop = nullptr;  ///< aborts when it becomes true
+  std::vector<std::string> classes = {};    ///< names, for the table
+  ResultTable* table = nullptr;             ///< becomes Task::result_table()
 };
 
 /// How a run ended.

@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from program import ProgramTest, Safetensors, events
+from program import RUN_FILES, ProgramTest, Safetensors, events
 from runs_test import ENDLESS, wait_for
 
 
@@ -63,7 +63,7 @@ class Occupied(FolderTest):
         old = (run / "last.safetensors").read_bytes()
         self.refused(1, "finite loss", "train", "mlp", "data", "--out", "run", "--overwrite", "-q", "--lr", "1e30", "--seed", "2")
         # Nothing of the run before, checkpoints least of all.
-        self.assertEqual(sorted(p.name for p in run.iterdir()), ["config.yaml", "log.jsonl", "notes.txt", "sub"])
+        self.assertEqual(sorted(p.name for p in run.iterdir()), ["config.yaml", "curves.svg", "log.jsonl", "notes.txt", "sub"])
         self.assertEqual(events(run / "log.jsonl")[0]["seed"], 2)
         self.assertEqual([e["event"] for e in events(run / "log.jsonl")].count("start"), 1)
         self.assertIn("seed: 2\n", (run / "config.yaml").read_text())
@@ -179,8 +179,7 @@ class Starts(FolderTest):
         (self.folder / "run/notes").write_text("mine")
         (self.folder / "run/run.lock").write_text("process 1 on nowhere\n")  # of a process that was killed
         self.train("data", "--out", "run", "-q")
-        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()),
-                         ["best.safetensors", "config.yaml", "last.safetensors", "log.jsonl", "notes"])
+        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), sorted([*RUN_FILES, "notes"]))
 
 
 class Locks(FolderTest):
@@ -254,7 +253,7 @@ class Locks(FolderTest):
 
 
 class Leftovers(FolderTest):
-    OURS = [f"{name}.tmp0123456789abcdef" for name in ("last.safetensors", "best.safetensors", "config.yaml", "log.jsonl")]
+    OURS = [f"{name}.tmp0123456789abcdef" for name in ("last.safetensors", "best.safetensors", "config.yaml", "log.jsonl", "results.csv", "predictions.png")]
     OTHERS = ["last.safetensors.tmp0123456789abcde", "last.safetensors.tmp0123456789ABCDEF", "last.safetensors.tmp", "last.safetensors.tmp0123456789abcdef0",
               "notes.tmp0123456789abcdef", "xlast.safetensors.tmp0123456789abcdef"]
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals at any moment: while the program starts, draws its data, trains, evaluates, saves, and once more while it ends. Whatever came when, what is on the
 disk is whole, the status says what happened, and the run that goes on ends with the bits of one that nobody disturbed."""
+import csv
 import json
 import random
 import signal
 import subprocess
 import time
 import unittest
+import xml.etree.ElementTree as ElementTree
 
-from program import ProgramTest, Safetensors, events
+from program import FIGURES, RUN_FILES, STATE, ProgramTest, Safetensors, events
 
 RUN = ["mlp", "--limit", "192", "--batch-size", "16", "--epochs", "6", "--save-every", "3", "--amp", "bf16", "--seed", "4", "--threads", "1", "--momentum", "0.9", "-q"]
 SEED = 15
@@ -51,6 +53,12 @@ class Kills(ProgramTest):
             if name in ("last.safetensors", "best.safetensors"):
                 file = Safetensors(path)
                 self.assertEqual(file.checksum(), file.header["__metadata__"]["halfstep_crc32"])
+            elif name.endswith(".svg"):
+                ElementTree.parse(path)
+            elif name.endswith(".csv"):
+                self.assertTrue(path.read_text().endswith("\n"))
+            elif name == "predictions.png":
+                self.assertTrue(path.read_bytes().endswith(b"IEND\xaeB`\x82"))
             elif name == "config.yaml":
                 self.assertTrue(path.read_text().endswith("quiet: true\n"))
             elif name == "log.jsonl":
@@ -62,7 +70,7 @@ class Kills(ProgramTest):
             else:
                 # What a program that was ended at once was writing; the next one takes it away.
                 self.assertTrue(killed, f"{name} is left")
-                self.assertTrue(name == "run.lock" or any(part in name for part in ("last.safetensors", "best.safetensors", "config.yaml")), name)
+                self.assertTrue(name == "run.lock" or any(part in name for part in (*STATE, *FIGURES)), name)
 
     def check_end(self, run):
         got = Safetensors(self.folder / run / "last.safetensors")
@@ -71,7 +79,11 @@ class Kills(ProgramTest):
         for kind, keys in (("step", ("epoch", "step", "loss", "lr")), ("eval", ("epoch", "step", "loss", "top1"))):
             rows = [[[e[k] for k in keys] for e in events if e["event"] == kind] for events in (log, wanted)]
             self.assertEqual(*rows)
-        self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), ["best.safetensors", "config.yaml", "last.safetensors", "log.jsonl"])
+        self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), RUN_FILES)
+        # Each epoch has its row, once, whatever was killed.
+        tables = [[[line[k] for k in ("epoch", "step", "loss", "eval_loss", "eval_top1", "lr")] for line in csv.DictReader((self.folder / r / "results.csv").read_text().splitlines())]
+                  for r in (run, "whole")]
+        self.assertEqual(*tables)
 
     def test_random_moments(self):
         numbers = random.Random(SEED)

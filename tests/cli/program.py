@@ -15,6 +15,10 @@ import zlib
 
 PROGRAM = os.path.abspath(os.environ.get("HALFSTEP_PROGRAM", "build/bin/halfstep"))
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+# What a run leaves in its folder beside its log: to go on with, and to look at.
+STATE = ["best.safetensors", "config.yaml", "last.safetensors"]
+FIGURES = ["classes.csv", "confusion.svg", "curves.svg", "predictions.png", "results.csv"]
+RUN_FILES = sorted([*STATE, *FIGURES, "log.jsonl"])
 CHECKPOINT, CHECKSUM = "halfstep_checkpoint", "halfstep_crc32"
 
 

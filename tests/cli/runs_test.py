@@ -230,7 +230,7 @@ class Log(ProgramTest):
         evaluated = events(self.folder / "eval")[0]
         for key in ("loss", "top1", "top5"):
             self.assertEqual(evaluated[key], trained[key])
-        self.assertRegex(out, r"\Aevaluating mlp with run/best.safetensors on data\nmlp: loss \d\.\d{4}, top1 \d+\.\d\d%, top5 \d+\.\d\d% in \d+\.\d\d s\n\Z")
+        self.assertRegex(out, r"\Aevaluating mlp with run/best.safetensors on data\nclass +precision +recall +F1 +count\n[^\n]+\n(\d( +\d+\.\d\d%){3} +\d+\n){10}\nmlp: loss \d\.\d{4}, top1 \d+\.\d\d%, top5 \d+\.\d\d% in \d+\.\d\d s\n\Z")
 
 
 class Terminal(ProgramTest):

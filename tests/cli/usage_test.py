@@ -9,7 +9,7 @@ from program import ProgramTest, events
 
 class Arguments(ProgramTest):
     def test_commands(self):
-        self.refused(2, ["expected a command", "train, eval, predict, bench, compare, data, convert, inspect, export, ops, devices"])
+        self.refused(2, ["expected a command", "train, eval, predict, bench, compare, data, convert, inspect, export, summary, ops, devices"])
         self.refused(2, ["there is no command 'trian'", "did you mean train?"], "trian")
         self.refused(2, "there is no command 'xyzzy'; the commands are train", "xyzzy")
         for later in ("quantize",):

@@ -119,6 +119,21 @@ class MLP(nn.Module):
         self.fc1, self.fc2, self.fc3 = nn.Linear(784, 512), nn.Linear(512, 512), nn.Linear(512, classes)
 
 
+class CNN(nn.Module):
+    def __init__(self, width=32, classes=10):
+        super().__init__()
+        self.conv1, self.bn1 = conv(3, 1, width), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = conv(3, width, 2 * width, 2), nn.BatchNorm2d(2 * width)
+        self.conv3, self.bn3 = conv(3, 2 * width, 4 * width, 2), nn.BatchNorm2d(4 * width)
+        self.fc = nn.Linear(4 * width, classes)
+
+    def forward(self, x):
+        x = self.bn1(self.conv1(x.reshape(-1, 1, 28, 28))).relu()
+        x = self.bn2(self.conv2(x)).relu()
+        x = self.bn3(self.conv3(x)).relu()
+        return self.fc(x.mean((2, 3)))
+
+
 # Every network of Halfstep's registry.
 REGISTRY = {
     "mlp": MLP,
@@ -134,6 +149,7 @@ REGISTRY = {
     "resnet110": lambda: ResNet("basic", (18, 18, 18), 16, 10, True),
     "resnet18_cifar": lambda: ResNet("basic", (2, 2, 2, 2), 64, 10, True),
     "mobilenet_v2": MobileNetV2,
+    "cnn": CNN,
 }
 
 

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/nn/summary.h"
+
+#include <fmt/format.h>
+
+#include "cli/options.h"
+#include "cli/placement.h"
+#include "cli/verbs.h"
+#include "halfstep/train/networks.h"
+#include "halfstep/train/trace_step.h"
+
+namespace halfstep::cli {
+namespace {
+
+struct Options : CommonOptions {
+  std::string amp = "off";
+  std::int64_t batch_size = 1;
+  std::int64_t image_size = 0;
+  std::int64_t depth = -1;
+};
+
+int run(const Options& o) {
+  const Device device = apply_common(o);
+  const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
+  const training::NetworkInput input = training::network_input(o.model);
+  if (o.image_size > 0 && !input.images) {
+    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
+  }
+  silence_fallback_warnings();
+  std::shared_ptr<const void> holder;
+  const training::Classifier net = training::make_classifier(o.model, holder);
+  net.module->to(device);
+  const Tensor images = training::random_batch(o.model, o.batch_size, o.image_size).input.to(device);
+  const nn::Summary summary = nn::summary(*net.module, [&] { net.forward(images); }, {.amp = dtype});
+  fmt::print("{} for {} on {}\n\n", o.model, images.sizes().str(), device.str());
+  fmt::print("{}", summary.str(o.depth < 0 ? std::nullopt : std::optional(static_cast<int>(o.depth))));
+  return kDone;
+}
+
+}  // namespace
+
+void add_summary(CLI::App& program, int& status) {
+  auto* verb = program.add_subcommand(
+      "summary", "Modules, shapes, parameters, operations and memory of a network, and where its ops run");
+  auto o = std::make_shared<Options>();
+  add_common(*verb, *o);
+  add_word(*verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
+  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
+  add_whole(*verb, "--image-size", o->image_size, 1, 4096, "Pixels of a side (default: the network's own)");
+  add_whole(*verb, "--depth", o->depth, 0, 100, "Show no modules deeper than that (default: all)");
+  verb->callback([o, &status] { status = run(*o); });
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the ops of a training step run, before a run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "halfstep/data/dataset.h"
+#include "halfstep/debug/call_trace.h"
+#include "halfstep/train/config.h"
+
+namespace halfstep::training {
+
+/// Makes the configuration's network on its device with fresh weights, takes two training steps on random pictures, and
+/// returns the calls of the second one, in which optimizers and caches have what they make once. `image_size`: pixels
+/// of a side, 0 for the network's own; the same ops run for smaller pictures, and sooner. Leaves the default generator
+/// as it was. Throws as train() does.
+HS_API std::vector<debug::TracedCall> trace_step(const TrainConfig& config, std::int64_t image_size = 0);
+
+/// A batch of random pictures for the network of that name, on the CPU: inputs in the layout of its data and labels.
+HS_API data::Batch random_batch(const std::string& model, std::int64_t batch_size, std::int64_t image_size = 0);
+
+}  // namespace halfstep::training
