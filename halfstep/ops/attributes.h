@@ -89,7 +89,7 @@ HS_API std::span<const AttributeStruct> attribute_structs();
 template <class A>
 const AttributeStruct& attribute_struct();
 
-// The structs by their names here.
+/// The structs by their names here.
 #define HALFSTEP_DECLARE(Name, c_name, ...) \
   using Name = c_name;                      \
   template <>                               \

@@ -275,7 +275,9 @@ TEST(Explain, SaysInAdvanceWhatTheCallThenDoes) {
             Activation::relu);
         linear(matrix(4).to(given), matrix(4), ones({4}));
       });
-      for (const char* op : {"batch_norm", "batch_norm_act", "linear"}) {
+      for (const std::string op : {"batch_norm", "batch_norm_act", "linear"}) {
+        // On a device without the fused kernel it is a batch_norm and what follows.
+        if (op == "batch_norm_act" && !x.device().is_cpu()) continue;
         const auto call = std::find_if(calls.begin(), calls.end(), [&](const auto& d) { return d.op == op; });
         ASSERT_NE(call, calls.end()) << op;
         const amp::Decision d = amp::explain(op, call->given, options);

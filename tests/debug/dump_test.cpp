@@ -45,7 +45,7 @@ class DumpTest : public ::testing::Test {
   const fs::path folder_ = temporary_.path() / "dump";
 };
 
-// Every field of a call's attributes by its name, each as what it is.
+// Every field of a call's attributes by its name, each as what it is; `sizes` are the image's, then its strides.
 TEST_F(DumpTest, NamesTheAttributes) {
   const Tensor x = ones({1, 2, 6, 6});
   {
@@ -66,7 +66,7 @@ TEST_F(DumpTest, NamesTheAttributes) {
                                                    {"count_include_pad", true},
                                                    {"dtype", nullptr},
                                                    {"divisor", 0},
-                                                   {"sizes", json::array()}}));
+                                                   {"sizes", {1, 2, 6, 6, 72, 36, 6, 1}}}));
   EXPECT_EQ(attributes("000002_sum"), json({{"dims", {1, 3}}, {"keepdim", true}, {"dtype", "f64"}}));
   EXPECT_EQ(attributes("000003_to"), json({{"dtype", "bf16"}}));
   EXPECT_EQ(attributes("000004_add"), json({{"alpha", -2.0}, {"integer_alpha", -2}}));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Follows docs/adding-an-op.md: adds its op to copies of the files that it names, compiles those, and runs the tests
+"""Follows adding-an-op.md in docs: adds its op to copies of the files that it names, compiles those, and runs the tests
 that hold for every op with what came of it. The source tree and the build folder stay as they are.
 
 usage: adding_an_op.py SOURCE BUILD NINJA COMPILER
@@ -22,9 +22,9 @@ PLACES = {
     "halfstep/backends/cpu/activation.cpp": [r"^struct MishBackward (?:.*\n)*?^};\n", r"^ *op_of<MishBackward, .*\n"],
     "halfstep/amp/policy.cpp": [r'^ *\{"mish", .*\n'],
     "tests/support/op_cases.cpp": [r'^ *unary\("mish", .*\n'],
-    "docs/kernels.md": [r"^\| `prelu` \|.*\n"],
+    "kernels.md": [r"^\| `prelu` \|.*\n"],  # wherever that is in docs
 }
-# What the tests below need besides: where they look for docs/kernels.md is compiled in.
+# What the tests below need besides: where they look for kernels.md is compiled in.
 ALSO = ["tests/support/test_data.cpp"]
 CHECKS = "OpCases.*:GradientsUnary.*:SixteenBitsUnary.*:KernelDocs.HaveEveryKernel:KernelDocs.NameThe*"
 PROGRAM = r"""
@@ -66,10 +66,14 @@ int main() {
 """
 
 
+def in_docs(source, name):
+    return next((source / "docs").rglob(name)).relative_to(source)
+
+
 def page(source):
     """The blocks of the page by the file under whose heading they are, in order."""
     blocks = {}
-    text = (source / "docs/adding-an-op.md").read_text()
+    text = (source / in_docs(source, "adding-an-op.md")).read_text()
     for name, section in re.findall(r"^## \d+\. `([^`]+)`\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL):
         blocks[name] = re.findall(r"^```(?:c\+\+|text)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return blocks
@@ -78,8 +82,9 @@ def page(source):
 def patched(source, scratch):
     blocks = page(source)
     assert len(blocks) <= MOST_FILES, f"the page names {len(blocks)} files, {MOST_FILES} at most are promised"
-    assert list(blocks) == list(PLACES), f"the page's files are {list(blocks)}, this test's {list(PLACES)}"
-    for name, places in PLACES.items():
+    all_places = {str(in_docs(source, n)) if n.endswith(".md") else n: p for n, p in PLACES.items()}
+    assert list(blocks) == list(all_places), f"the page's files are {list(blocks)}, this test's {list(all_places)}"
+    for name, places in all_places.items():
         text = (source / name).read_text()
         assert len(places) == len(blocks[name]), f"{name}: {len(blocks[name])} blocks, expected {len(places)}"
         for place, block in zip(places, blocks[name]):
@@ -124,12 +129,12 @@ class Build:
         run(command, cwd=folder)
         return theirs, ours
 
-    def link(self, target, objects, output, first=()):
-        """Links a target of the build with objects of it replaced, and others before its libraries."""
+    def link(self, target, others, output, first=()):
+        """Links a target of the build to `output`: with others in the place of what it is made of, and `first`."""
         text = run([self.ninja, "-C", str(self.build), "-t", "commands", "-s", target]).strip().splitlines()[-1]
         text = next(part for part in text.split(" && ") if re.search(r" -o \S", part))
         command = shlex.split(text)
-        command = [objects.get(c, c) for c in command]
+        command = [others.get(c, c) for c in command]
         at = command.index("-o") + 1
         command[at] = str(output)
         command[at + 1 : at + 1] = [str(f) for f in first]
@@ -145,19 +150,18 @@ def main():
         made = Build(source, build, scratch, ninja)
         objects = dict(made.compile(n) for n in PLACES if n.endswith(".cpp") and n.startswith("halfstep/"))
         (scratch / "lib").mkdir()
-        library = next((build / "lib").glob("libhalfstep.so.*.*.*"))
-        made.link(f"lib/{library.name}", objects, scratch / "lib" / library.name)
-        soname = library.name.rsplit(".", 1)[0]
-        (scratch / "lib" / soname).symlink_to(library.name)
+        library = next((build / "lib").glob("libhalfstep.so.*.*.*")).name
+        made.link(f"lib/{library}", objects, scratch / "lib" / library)
+        (scratch / "lib" / library.rsplit(".", 1)[0]).symlink_to(library)
         environment = {**os.environ, "LD_LIBRARY_PATH": str(scratch / "lib")}
         # The tests that hold for every op.
         cases = [made.compile(n)[1] for n in ["tests/support/op_cases.cpp", *ALSO]]
-        made.link("tests/test_ops", {}, scratch / "test_ops", first=cases)
+        made.link("tests/test_ops", {f"lib/{library}": str(scratch / "lib" / library)}, scratch / "test_ops", cases)
         print(run([str(scratch / "test_ops"), f"--gtest_filter={CHECKS}"], env=environment)[-1500:])
         # What no test of the library can know: the op's values.
         (scratch / "program.cpp").write_text(PROGRAM)
         run([compiler, "-std=c++20", f"-I{scratch}", f"-I{source}", str(scratch / "program.cpp"), "-o",
-             str(scratch / "program"), f"-L{scratch / 'lib'}", f"-l:{library.name}", "-lfmt"])
+             str(scratch / "program"), f"-L{scratch / 'lib'}", f"-l:{library}"])
         print(run([str(scratch / "program")], env=environment), end="")
 
 
