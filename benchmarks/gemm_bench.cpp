@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products by every road that takes them.
+// Matrix products by every path that takes them.
 //
 //   build/benchmarks/gemm_bench --benchmark_filter=fwd --benchmark_repetitions=5
 //
@@ -80,7 +80,7 @@ struct Context : KernelContext {
   Buffer memory{nullptr, &std::free};
 };
 
-void product(benchmark::State& state, const Shape& s, DType dtype, int road) {
+void product(benchmark::State& state, const Shape& s, DType dtype, int path) {
   const DType result = s.f32_result ? f32 : dtype;
   const Buffer a = filled(s.batch * s.m * s.k, dtype), b = filled(s.batch * s.k * s.n, dtype),
                c = filled(s.batch * s.m * s.n, result);
@@ -92,9 +92,9 @@ void product(benchmark::State& state, const Shape& s, DType dtype, int road) {
   g.batch = s.batch, g.a_batch_stride = s.m * s.k, g.b_batch_stride = s.k * s.n, g.c_batch_stride = s.m * s.n;
   Context context;
   for (auto _ : state) {
-    const Status status = road < 0 ? gemm(&context, g) : gemm_by(static_cast<GemmRoad>(road), &context, g);
+    const Status status = path < 0 ? gemm(&context, g) : gemm_by(static_cast<GemmPath>(path), &context, g);
     if (status != Status::ok) {
-      state.SkipWithError("not by this road");
+      state.SkipWithError("this path does not take it");
       break;
     }
   }
@@ -110,17 +110,17 @@ int main(int argc, char** argv) {
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
   const struct {
     const char* name;
-    int road;
-  } roads[] = {{"chosen", -1},
-               {"narrow", static_cast<int>(GemmRoad::narrow)},
-               {"blocked", static_cast<int>(GemmRoad::blocked)},
-               {"onednn", static_cast<int>(GemmRoad::onednn)}};
+    int path;
+  } paths[] = {{"chosen", -1},
+               {"narrow", static_cast<int>(GemmPath::narrow)},
+               {"blocked", static_cast<int>(GemmPath::blocked)},
+               {"onednn", static_cast<int>(GemmPath::onednn)}};
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {f32, bf16, f16}) {
-      for (const auto& road : roads) {
+      for (const auto& path : paths) {
         benchmark::RegisterBenchmark(
-            fmt::format("{}/{}/{}", shape.name, name(dtype), road.name).c_str(),
-            [&shape, dtype, road](benchmark::State& state) { product(state, shape, dtype, road.road); })
+            fmt::format("{}/{}/{}", shape.name, name(dtype), path.name).c_str(),
+            [&shape, dtype, path](benchmark::State& state) { product(state, shape, dtype, path.path); })
             ->Unit(benchmark::kMicrosecond)
             ->UseRealTime();
       }

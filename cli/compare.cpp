@@ -129,7 +129,7 @@ void add_epochs(Rows& rows, const RunLog& a, const RunLog& b) {
 
 std::string state(const RunLog& log) {
   std::string text = log.interrupted ? "interrupted" : log.ended ? "done" : log.cut_off ? "in a line" : "not ended";
-  if (log.starts > 1) text += fmt::format(", went on {}x", log.starts - 1);
+  if (log.starts > 1) text += fmt::format(", resumed {}x", log.starts - 1);
   return text;
 }
 

@@ -109,7 +109,7 @@ int run(const Arguments& o) {
   try {
     fetch(o, sets[static_cast<std::size_t>(set - names.begin())]);
   } catch (const data::Interrupted&) {
-    complain("interrupted; what came is kept, and the same command goes on");
+    complain("interrupted; what was downloaded is kept, and the same command resumes");
     return 128 + g_signal.load();
   }
   return kDone;

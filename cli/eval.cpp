@@ -56,7 +56,7 @@ int run(Options& o) {
   task->network().to(device);
   training::JsonLog log;
   if (!o.log_json.empty()) log = training::JsonLog(o.log_json);
-  training::EvalOptions options{.dtype = precision.region,
+  training::EvalOptions options{.autocast = precision.region,
                                 .batch_size = o.batch_size > 0 ? o.batch_size : c.eval_batch_size,
                                 .workers = std::max(o.workers, 1),
                                 .prefetch = c.prefetch,

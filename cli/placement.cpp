@@ -48,7 +48,7 @@ int print_placement(const std::string& device, const PlacementOptions& o) {
   std::uint64_t native_calls = 0, moved_calls = 0;
   const auto count = [](std::uint64_t n) { return n == 0 ? std::string() : std::to_string(n); };
   for (const debug::Placement& p : debug::placements(calls)) {
-    const bool away = p.road == Road::fallback, host = p.device != where;
+    const bool away = p.path == ExecutionPath::fallback, host = p.device != where;
     if (!host) {
       (away ? moved : native).insert(p.op);
       (away ? moved_calls : native_calls) += p.calls();

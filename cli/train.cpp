@@ -124,7 +124,7 @@ int evaluate(const TrainOptions& o, const training::RunData& data) {
     log = training::JsonLog(c.log_json, false, &g_stop);
     if (!log) return interrupted();
   }
-  training::EvalOptions options{.dtype = mode.region,
+  training::EvalOptions options{.autocast = mode.region,
                                 .batch_size = c.eval_batch_size,
                                 .workers = std::max(c.workers, 1),
                                 .prefetch = c.prefetch,
@@ -225,9 +225,9 @@ class Place {
     if (c.out.empty()) c.out = ".";
     goes_on_ = training::is_run_in(c.resume, c.out);
     if (goes_on_) {
-      folder_ = training::RunFolder(c.out, training::Occupied::go_on);
+      folder_ = training::RunFolder(c.out, training::ExistingRun::resume);
     } else {
-      training::RunFolder::check(c.out, occupied());
+      training::RunFolder::check(c.out, existing());
     }
   }
 
@@ -236,7 +236,7 @@ class Place {
     training::TrainConfig& c = options_.config;
     if (c.out.empty()) return;
     if (!folder_) {
-      folder_ = named_by_time_ ? training::RunFolder::make(c.out) : training::RunFolder(c.out, occupied());
+      folder_ = named_by_time_ ? training::RunFolder::make(c.out) : training::RunFolder(c.out, existing());
       c.out = folder_.path();
     }
     if (c.log_json.empty()) c.log_json = c.out / "log.jsonl";
@@ -262,8 +262,8 @@ class Place {
   training::RunFolder* folder() { return folder_ ? &folder_ : nullptr; }
 
  private:
-  training::Occupied occupied() const {
-    return options_.config.overwrite ? training::Occupied::replace : training::Occupied::refuse;
+  training::ExistingRun existing() const {
+    return options_.config.overwrite ? training::ExistingRun::replace : training::ExistingRun::refuse;
   }
   fs::path config() const { return folder_.path() / "config.yaml"; }
 
@@ -333,11 +333,12 @@ int run(TrainOptions& o) {
   if (report.interrupted) {
     complain(c.out.empty()
                  ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
-                 : fmt::format("interrupted after step {}; go on with: {}", report.steps, command_to_resume(c.out)));
+                 : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
     return 128 + g_signal.load();
   }
   if (report.nothing_left) {
-    complain(fmt::format("{}: all {} epochs are done; a larger --epochs goes on", shown_path(c.resume), report.epochs));
+    complain(
+        fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume), report.epochs));
     return kDone;
   }
   if (!o.quiet) {

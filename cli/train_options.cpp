@@ -94,7 +94,7 @@ void check_flags(TrainOptions& o) {
     }
   }
   if (c.overwrite && training::is_run_in(c.resume, c.out)) {
-    throw UsageError(fmt::format("--overwrite: --resume goes on with the run in {}, which is not to be replaced then",
+    throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",
                                  shown_path(c.out)));
   }
   if (c.tensorboard && (o.no_out || o.evaluate)) {
@@ -307,7 +307,7 @@ std::string describe(const TrainOptions& o) {
   std::string text =
       fmt::format("# Written by halfstep {} into {}; `halfstep train --config FILE` does the same again.\n",
                   HALFSTEP_VERSION, one_line(c.out.string()));
-  if (!c.resume.empty()) text += fmt::format("# It went on from {}.\n", one_line(c.resume.string()));
+  if (!c.resume.empty()) text += fmt::format("# Resumed from {}.\n", one_line(c.resume.string()));
   if (c.data.empty()) text += "# The data are the built-in digits.\n";
   text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
   for (const auto& [key, value] : effective(o)) text += config_line(key, value);

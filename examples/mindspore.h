@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the examples on MindSpore's road share: the data, the network, and what MindSpore's tutorial prints.
+// What the MindSpore examples share: the data, the network, and what MindSpore's tutorial prints.
 #pragma once
 
 #include <cstring>

@@ -166,7 +166,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
     const Tensor w = (randn({layer.out, layer.in, layer.kernel, layer.kernel}) * 0.05)
                          .to(dtype)
                          .contiguous(MemoryFormat::channels_last);
-    const ConvOptions conv{.stride = {layer.stride}, .padding = {layer.padding}};
+    const ConvFuncOptions conv{.stride = {layer.stride}, .padding = {layer.padding}};
     const Tensor g = image(options.batch, layer.out, layer.out_size(), dtype);
     ConvAttributes attributes;
     attributes.stride[0] = attributes.stride[1] = layer.stride;

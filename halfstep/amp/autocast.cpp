@@ -22,7 +22,7 @@ const Overrides* overrides_of(const AutocastState& state) {
 
 thread_local std::vector<Decision>* t_explanation = nullptr;
 
-std::string& path() { return whereabouts().module_path; }
+std::string& path() { return call_origin().module_path; }
 
 void check_dtype(DType dtype) {
   if (!is_low_precision(dtype)) fail<AmpError>("autocast: expected f16 or bf16, got {}", name(dtype));

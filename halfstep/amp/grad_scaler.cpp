@@ -184,12 +184,12 @@ LossScalePolicy policy_of(const GradScalerOptions& o) {
 
 }  // namespace
 
-Steppable::Steppable() : serial_(next_serial()) {}
-Steppable& Steppable::operator=(const Steppable& other) {
+OptimizerBase::OptimizerBase() : serial_(next_serial()) {}
+OptimizerBase& OptimizerBase::operator=(const OptimizerBase& other) {
   if (this != &other) serial_ = next_serial();
   return *this;
 }
-Steppable& Steppable::operator=(Steppable&& other) noexcept {
+OptimizerBase& OptimizerBase::operator=(OptimizerBase&& other) noexcept {
   if (this != &other) serial_ = std::exchange(other.serial_, next_serial());
   return *this;
 }
@@ -239,11 +239,11 @@ struct GradScaler::Impl {
     std::vector<bool> shares;  // whether it has memory in common with one before it
   };
   /// The gradients of an optimizer, none of which was unscaled yet; makes the tensors of `state`, with 0 for found.
-  Gradients gather(Steppable& optimizer, OptimizerState& state, const char* call);
-  void unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call);
+  Gradients gather(OptimizerBase& optimizer, OptimizerState& state, const char* call);
+  void unscale(OptimizerBase& optimizer, OptimizerState& state, bool norm, const char* call);
   /// Finds out what isn't finite and leaves the gradients scaled. False, and nothing was done, where gradients share
   /// memory: a pass that divides one after the other must not run on them.
-  bool check(Steppable& optimizer, OptimizerState& state, const char* call);
+  bool check(OptimizerBase& optimizer, OptimizerState& state, const char* call);
 };
 
 GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options, policy_of(options))) {}
@@ -269,7 +269,8 @@ std::vector<Tensor> GradScaler::scale(const std::vector<Tensor>& losses) {
   return result;
 }
 
-GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, OptimizerState& state, const char* call) {
+GradScaler::Impl::Gradients GradScaler::Impl::gather(OptimizerBase& optimizer, OptimizerState& state,
+                                                     const char* call) {
   const NamedTensors& parameters = optimizer.named_parameters();
   Gradients result;
   result.dense.reserve(parameters.size());
@@ -309,7 +310,7 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(Steppable& optimizer, Optim
   return result;
 }
 
-void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool norm, const char* call) {
+void GradScaler::Impl::unscale(OptimizerBase& optimizer, OptimizerState& state, bool norm, const char* call) {
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
   Gradients gradients = gather(optimizer, state, call);
@@ -336,7 +337,7 @@ void GradScaler::Impl::unscale(Steppable& optimizer, OptimizerState& state, bool
   state.stage = Stage::unscaled;
 }
 
-bool GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const char* call) {
+bool GradScaler::Impl::check(OptimizerBase& optimizer, OptimizerState& state, const char* call) {
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
   const Gradients gradients = gather(optimizer, state, call);
@@ -351,7 +352,7 @@ bool GradScaler::Impl::check(Steppable& optimizer, OptimizerState& state, const 
   return true;
 }
 
-Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options) {
+Tensor GradScaler::unscale_(OptimizerBase& optimizer, const UnscaleOptions& options) {
   Impl& s = *impl_;
   if (!s.options.enabled) return {};
   s.started("unscale_");
@@ -376,7 +377,7 @@ Tensor GradScaler::unscale_(Steppable& optimizer, const UnscaleOptions& options)
   return norm;
 }
 
-StepResult GradScaler::step(Steppable& optimizer) {
+StepResult GradScaler::step(OptimizerBase& optimizer) {
   Impl& s = *impl_;
   StepResult result;
   if (!s.options.enabled) {
@@ -412,7 +413,7 @@ StepResult GradScaler::step(Steppable& optimizer) {
   return result;
 }
 
-StepResult GradScaler::step(Steppable& optimizer, const std::function<Tensor()>& closure) {
+StepResult GradScaler::step(OptimizerBase& optimizer, const std::function<Tensor()>& closure) {
   Impl& s = *impl_;
   StepResult result;
   if (!s.options.enabled) {

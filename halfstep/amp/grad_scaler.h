@@ -35,15 +35,15 @@ class HS_API ScalerError : public AmpError {
 };
 
 /// What a scaler requires of an optimizer; optim::Optimizer implements it.
-class HS_API Steppable {
+class HS_API OptimizerBase {
  public:
-  Steppable();
+  OptimizerBase();
   /// A copy is a different optimizer; moving preserves identity.
-  Steppable(const Steppable&) : Steppable() {}
-  Steppable(Steppable&& other) noexcept : Steppable() { std::swap(serial_, other.serial_); }
-  Steppable& operator=(const Steppable&);
-  Steppable& operator=(Steppable&& other) noexcept;
-  virtual ~Steppable() = default;
+  OptimizerBase(const OptimizerBase&) : OptimizerBase() {}
+  OptimizerBase(OptimizerBase&& other) noexcept : OptimizerBase() { std::swap(serial_, other.serial_); }
+  OptimizerBase& operator=(const OptimizerBase&);
+  OptimizerBase& operator=(OptimizerBase&& other) noexcept;
+  virtual ~OptimizerBase() = default;
   /// A number that is unique among all optimizers of this run; unlike addresses, it is never reused.
   std::uint64_t serial() const { return serial_; }
   /// All parameters of all groups, with their names.
@@ -137,14 +137,14 @@ class HS_API GradScaler {
   /// value may not fit f16. Returns the norm if requested, else undefined. If no parameter has a gradient it does
   /// nothing (the norm is 0), and step() reports it. Throws ScalerError when called twice before update() or after
   /// step().
-  Tensor unscale_(Steppable& optimizer, const UnscaleOptions& options = {});
+  Tensor unscale_(OptimizerBase& optimizer, const UnscaleOptions& options = {});
   /// The optimizer's step, unless a gradient isn't finite. Throws ScalerError when called twice before update(), or
   /// when there are no gradients.
-  StepResult step(Steppable& optimizer);
+  StepResult step(OptimizerBase& optimizer);
   /// For optimizers that evaluate the loss several times (LBFGS): `closure` zeroes gradients, computes the loss, calls
   /// backward on scale(loss) and returns the unscaled loss. If an evaluation overflows, the parameters are restored and
   /// the step counts as skipped.
-  StepResult step(Steppable& optimizer, const std::function<Tensor()>& closure);
+  StepResult step(OptimizerBase& optimizer, const std::function<Tensor()>& closure);
   /// Updates the scale from the overflows found by the steps since the last update. Throws ScalerError if there were
   /// none, and on the CPU OverflowError if overflows exceeded the policy's limits.
   void update();

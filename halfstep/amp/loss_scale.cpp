@@ -204,8 +204,8 @@ void LossScale::look(const int* counters, float scale, const std::function<std::
   const int at_floor = counters[HALFSTEP_SCALE_AT_FLOOR], in_a_row = counters[HALFSTEP_SCALE_IN_A_ROW];
   if (in_a_row < kManyInARow) next_row_ = kManyInARow;
   // The first time, and again when it has happened twice as often: not a line a step.
-  if (at_floor >= next_told_) {
-    next_told_ = 2 * at_floor;
+  if (at_floor >= next_logged_) {
+    next_logged_ = 2 * at_floor;
     log(LogLevel::warning,
         fmt::format("loss_scale: the loss scale is at its floor of {} and gradients still overflow ({} so far){}; the "
                     "loss or the model produces values that 16 bits can't hold",
@@ -291,7 +291,7 @@ void LossScale::load_state_dict(const std::map<std::string, double>& state) {
   counters[HALFSTEP_SCALE_IN_A_ROW] = optional("overflows_in_a_row");
   first_scale_ = scale;
   first_counters_ = counters;
-  next_told_ = 1;
+  next_logged_ = 1;
   next_row_ = kManyInARow;
   if (!started()) return;
   const NoGrad no_grad;

@@ -173,7 +173,7 @@ class HS_API LossScale {
   Tensor counters_;     // i32 [HALFSTEP_SCALE_COUNTERS]
   double first_scale_;  // until start()
   std::vector<int> first_counters_;
-  mutable int next_told_ = 1;              // number of overflows at the floor at which to log again
+  mutable int next_logged_ = 1;            // number of overflows at the floor at which to log again
   mutable int next_row_;                   // the same for overflows in a row
   std::function<std::string()> culprits_;  // of the last update, if the device is not the CPU
 };

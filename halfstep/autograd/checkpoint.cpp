@@ -101,12 +101,12 @@ class RandomScope {
 class StateScope {
  public:
   StateScope(const ThreadState& state, const std::string& module)
-      : was_(thread_state()), module_(std::exchange(whereabouts().module_path, module)) {
+      : was_(thread_state()), module_(std::exchange(call_origin().module_path, module)) {
     thread_state() = state;
   }
   ~StateScope() {
     thread_state() = std::move(was_);
-    whereabouts().module_path = std::move(module_);
+    call_origin().module_path = std::move(module_);
   }
   StateScope(const StateScope&) = delete;
   StateScope& operator=(const StateScope&) = delete;
@@ -123,7 +123,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
   Frame(const TensorFunction& function, const std::vector<Tensor>& inputs, const CheckpointOptions& options)
       : function_(function),
         state_(thread_state()),
-        module_(whereabouts().module_path),
+        module_(call_origin().module_path),
         random_(std::make_shared<PhiloxState>(default_generator().state())),
         options_(options),
         first_storage_(Storage::wrap(nullptr, 0, {}, {})->id()) {

@@ -28,17 +28,17 @@ struct Incoming {
 // Tells observers whose gradient is computed.
 class BackwardOf {
  public:
-  explicit BackwardOf(const Node& node) : name_(node.name()), outer_(whereabouts()) {
-    whereabouts().backward_of = name_.c_str();
-    whereabouts().backward_module = node.module;
+  explicit BackwardOf(const Node& node) : name_(node.name()), outer_(call_origin()) {
+    call_origin().backward_of = name_.c_str();
+    call_origin().backward_module = node.module;
   }
-  ~BackwardOf() { whereabouts() = outer_; }
+  ~BackwardOf() { call_origin() = outer_; }
   BackwardOf(const BackwardOf&) = delete;
   BackwardOf& operator=(const BackwardOf&) = delete;
 
  private:
   std::string name_;
-  Whereabouts outer_;
+  CallOrigin outer_;
 };
 
 struct Capture {

@@ -114,7 +114,7 @@ class ViewWrite final : public Node {
 
 Node::Node() : sequence(g_sequence.fetch_add(1, std::memory_order_relaxed)) {
   if (observed()) [[unlikely]]
-    module = std::make_shared<const std::string>(whereabouts().module_path);
+    module = std::make_shared<const std::string>(call_origin().module_path);
 }
 Node::~Node() = default;
 

@@ -222,7 +222,7 @@ namespace {
 
 std::vector<OpCase> convolutions(Checker& c, bool last) {
   std::vector<OpCase> cases;
-  const auto add = [&](const char* name, const Shape& x, const Shape& w, bool bias, const ConvOptions& o) {
+  const auto add = [&](const char* name, const Shape& x, const Shape& w, bool bias, const ConvFuncOptions& o) {
     Tensors inputs{c.normal(x), c.normal(w)};
     if (bias) inputs.push_back(c.normal({w[0]}));
     const double forward = static_cast<double>(w[1] * w[2] * w[3]) + 1;

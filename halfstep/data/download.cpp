@@ -312,7 +312,7 @@ class Attempt {
     problem_ = *reason != '\0' ? reason : curl_easy_strerror(code);
     switch (code) {
       case CURLE_OPERATION_TIMEDOUT:
-        problem_ = fmt::format("nothing or next to nothing came for {} s", what_.timeout_s);
+        problem_ = fmt::format("nothing or almost nothing arrived for {} s", what_.timeout_s);
         return Outcome::again;
       case CURLE_PARTIAL_FILE:
       case CURLE_RECV_ERROR:
@@ -389,7 +389,7 @@ void fetch(const Download& what, const std::string& url, PartFile& file) {
     if (tries >= what.tries) {
       throw ServerError(fmt::format("{}: {}; given up after {} tr{}{}", shown(url), problem, what.tries,
                                     what.tries == 1 ? "y" : "ies",
-                                    file.size() > 0 ? ", what came is kept for the next run" : ""));
+                                    file.size() > 0 ? ", what was downloaded is kept for the next run" : ""));
     }
     if (what.retrying) what.retrying(fmt::format("{}: {}; trying again", shown(url), problem));
     wait(what, tries);

@@ -40,8 +40,8 @@ ImageDataset::ImageDataset(std::shared_ptr<const ImageSource> source, const Imag
       options_(options),
       bad_(std::make_shared<Bad>()) {
   if (source_ == nullptr) fail<Error>("ImageDataset: expected a source of pictures, got none");
-  if (options.max_bad_images < 0) {
-    fail<Error>("ImageDataset: expected a limit of damaged pictures of at least 0, got {}", options.max_bad_images);
+  if (options.max_damaged < 0) {
+    fail<Error>("ImageDataset: expected a limit of damaged pictures of at least 0, got {}", options.max_damaged);
   }
 }
 
@@ -70,7 +70,7 @@ Batch ImageDataset::batch(const BatchRequest& request) const {
         *label = source_->label(chosen);
         break;
       } catch (const IoError& error) {
-        bad_->report(*source_, chosen, error.what(), options_.max_bad_images);
+        bad_->report(*source_, chosen, error.what(), options_.max_damaged);
       }
     }
     out += picture_bytes;

@@ -19,7 +19,7 @@ namespace halfstep::data {
 struct ImageDatasetOptions {
   DType dtype = f32;  ///< of the pictures: f32, f16 or bf16
   /// Number of images that may be damaged or missing before it is an error.
-  std::int64_t max_bad_images = 100;
+  std::int64_t max_damaged = 100;
   ImageLimits limits = {};
 };
 
@@ -33,7 +33,7 @@ struct ImageDatasetOptions {
 /// keyed by the request's seed and epoch and the image's index.
 ///
 /// An unreadable image is logged once, counted, and replaced by the next readable one (by index, wrapping from the last
-/// to the first), with that image's label and the random numbers of the replaced position. More than `max_bad_images`
+/// to the first), with that image's label and the random numbers of the replaced position. More than `max_damaged`
 /// different ones throw IoError. Copies share the count.
 class HS_API ImageDataset final : public Dataset {
  public:

@@ -18,13 +18,13 @@ std::string CallSite::str() const {
 const char* CallSite::pass() const {
   if (!backward_of.empty()) return "backward";
   // An optimizer's or a scaler's pass; what is converted inside of a module belongs to its forward pass.
-  return by_itself && module.empty() ? "in no pass" : "forward";
+  return standalone && module.empty() ? "in no pass" : "forward";
 }
 
 CallSite call_site(const ObservedCall& call, std::uint64_t number) {
-  const Whereabouts& here = whereabouts();
+  const CallOrigin& here = call_origin();
   CallSite site{
-      .number = number, .op = call.name, .by_itself = call.op == nullptr, .device = call.device, .road = call.road};
+      .number = number, .op = call.name, .standalone = call.op == nullptr, .device = call.device, .path = call.path};
   if (here.backward_of) {
     site.backward_of = here.backward_of;
     // A module that is entered in a backward pass runs its forward again for a checkpoint.

@@ -15,9 +15,9 @@ struct HS_API CallSite {
   std::string op;                ///< or the kernel that runs by itself
   std::string module = {};       ///< path of the module in whose forward it runs, or whose gradient it computes
   std::string backward_of = {};  ///< the op whose gradient is computed; empty in a forward pass
-  bool by_itself = false;        ///< a kernel that runs by itself, of no op
+  bool standalone = false;       ///< a kernel that runs by itself, of no op
   Device device = {};
-  Road road = Road::native;
+  ExecutionPath path = ExecutionPath::native;
 
   /// `encoder.fc1: mm (backward of linear)`.
   std::string str() const;

@@ -29,7 +29,7 @@ DType kernel_dtype(const ObservedCall& call) {
 }
 
 std::string reason(const TracedCall& call) {
-  if (call.site.road != Road::fallback) return {};
+  if (call.site.path != ExecutionPath::fallback) return {};
   try {
     const OpSupport support = op_support(call.site.device, call.site.op, call.dtype);
     if (support.native) return "its kernel refuses these tensors";
@@ -105,32 +105,32 @@ const std::vector<TracedCall>& CallTrace::calls() {
 }
 
 std::string Placement::str() const {
-  switch (road) {
-    case Road::native:
+  switch (path) {
+    case ExecutionPath::native:
       return "native";
-    case Road::contiguous:
+    case ExecutionPath::contiguous:
       return "native, after copies to row-major";
-    case Road::fallback:
+    case ExecutionPath::fallback:
       return "CPU: " + why;
-    case Road::view:
+    case ExecutionPath::view:
       return "a view";
-    case Road::transfer:
+    case ExecutionPath::transfer:
       return "a copy";
   }
   return "unknown";
 }
 
 std::vector<Placement> placements(std::span<const TracedCall> calls) {
-  std::map<std::tuple<bool, std::string, DType, Road, std::string>, Placement> found;
+  std::map<std::tuple<bool, std::string, DType, ExecutionPath, std::string>, Placement> found;
   for (const TracedCall& c : calls) {
-    if (c.site.road == Road::view) continue;
-    const bool moved = c.site.road == Road::fallback;
-    Placement& p = found[{!moved, c.site.op, c.dtype, c.site.road, c.site.device.str()}];
+    if (c.site.path == ExecutionPath::view) continue;
+    const bool moved = c.site.path == ExecutionPath::fallback;
+    Placement& p = found[{!moved, c.site.op, c.dtype, c.site.path, c.site.device.str()}];
     if (p.calls() == 0) {
       p.op = c.site.op;
       p.dtype = c.dtype;
       p.device = c.site.device;
-      p.road = c.site.road;
+      p.path = c.site.path;
       p.why = reason(c);
     }
     const std::string_view pass = c.site.pass();

@@ -48,7 +48,7 @@ struct HS_API Placement {
   std::string op = {};
   DType dtype = DType::f32;
   Device device = {};  ///< of its tensors
-  Road road = Road::native;
+  ExecutionPath path = ExecutionPath::native;
   std::uint64_t forward = 0;   ///< calls in a forward pass
   std::uint64_t backward = 0;  ///< in a backward pass
   std::uint64_t other = 0;     ///< in neither, such as an optimizer's
@@ -59,7 +59,7 @@ struct HS_API Placement {
   /// `native`, `native, after copies to row-major`, `CPU: no kernel for f64`, `a copy`.
   std::string str() const;
 };
-/// Calls by op, dtype and road: what runs on the CPU in place of its device first, then by op. Views run no kernel and
+/// Calls by op, dtype and path: what runs on the CPU in place of its device first, then by op. Views run no kernel and
 /// are left out.
 HS_API std::vector<Placement> placements(std::span<const TracedCall> calls);
 

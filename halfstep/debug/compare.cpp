@@ -42,7 +42,7 @@ std::vector<double> sums_of_magnitudes(const ObservedCall& call, std::span<const
   if (std::find(std::begin(kSums), std::end(kSums), call.name) == std::end(kSums)) return {};
   std::vector<Tensor> magnitudes;
   {
-    const detail::Aside aside;
+    const detail::Unrecorded unrecorded;
     for (const Tensor& t : inputs) {
       magnitudes.push_back(t.defined() && t.is_floating() ? abs(detail::on_host(t).to(DType::f64)) : t);
     }
@@ -91,7 +91,7 @@ struct Compare::Impl final : detail::CallObserver {
   explicit Impl(const CompareOptions& o) : CallObserver(o.all_threads, true), options(o) {}
 
   void seen(const ObservedCall& call, std::uint64_t number, std::span<const Tensor> inputs) override {
-    if (call.road == Road::view || call.road == Road::transfer) return;
+    if (call.path == ExecutionPath::view || call.path == ExecutionPath::transfer) return;
     const detail::Replay again = detail::replay(call, inputs, options.reference);
     if (!again.skipped.empty()) {
       ++skipped[fmt::format("{}: {}", call.name, again.skipped)];

@@ -25,7 +25,7 @@ std::vector<double> first_values(const Tensor& tensor, std::int64_t n) {
   // Only what is wanted travels from the device.
   Tensor part = tensor;
   if (tensor.numel() > n && tensor.is_contiguous()) {
-    const detail::Aside aside;
+    const detail::Unrecorded unrecorded;
     part = tensor.view({tensor.numel()}).narrow(0, 0, n);
   }
   detail::for_each_value(part, [&](double v) {
@@ -61,7 +61,7 @@ struct Dump::Impl final : detail::CallObserver {
       : CallObserver(o.all_threads, true), options(o), folder(detail::make_new_folder(o.folder)) {}
 
   void seen(const ObservedCall& call, std::uint64_t, std::span<const Tensor> inputs) override {
-    if (call.road == Road::view && !options.views) return;
+    if (call.path == ExecutionPath::view && !options.views) return;
     if (!options.ops.empty() && std::find(options.ops.begin(), options.ops.end(), call.name) == options.ops.end())
       return;
     const CallSite site = call_site(call, written + 1);
@@ -104,13 +104,13 @@ struct Dump::Impl final : detail::CallObserver {
                  {"module", site.module},
                  {"backward_of", site.backward_of.empty() ? Json(nullptr) : Json(site.backward_of)},
                  {"device", site.device.str()},
-                 {"road", name(site.road)},
+                 {"path", name(site.path)},
                  {"in_place", call.in_place},
                  {"attributes", detail::attributes_of(call)},
                  {"inputs", Json::array()},
                  {"outputs", Json::array()}};
     std::string text = fmt::format("call {}: {}, {}, {}{}\n", site.number, site.str(), site.device.str(),
-                                   name(site.road), call.in_place ? ", in place" : "");
+                                   name(site.path), call.in_place ? ", in place" : "");
     if (!json["attributes"].is_null())
       text += "attributes: " + json["attributes"].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     NamedTensors whole;

@@ -33,7 +33,7 @@ struct DumpOptions {
 
 /// For its lifetime, writes the inputs and results of each op, forward and backward: one folder per call,
 /// `<number>_<op>/`, with
-/// - `call.json`: op, version, attributes, module, the op whose gradient it is, device, road, and of each input and
+/// - `call.json`: op, version, attributes, module, the op whose gradient it is, device, path, and of each input and
 ///   result dtype, shape, statistics and first values;
 /// - `call.txt`: the same, human-readable;
 /// - `tensors.safetensors` at level `whole`: `input0`, `input1`, ..., `output0`, ... in row-major order.

@@ -77,7 +77,7 @@ struct NonFinite::Impl final : detail::CallObserver {
   explicit Impl(const NonFiniteOptions& o) : CallObserver(o.all_threads, true), options(o) {}
 
   void seen(const ObservedCall& call, std::uint64_t number, std::span<const Tensor> inputs) override {
-    if (call.road == Road::view || call.road == Road::transfer) return;
+    if (call.path == ExecutionPath::view || call.path == ExecutionPath::transfer) return;
     for (std::size_t i = 0; i < call.outputs.size(); ++i) {
       if (detail::has_nonfinite(*call.outputs[i])) {
         found(call, number, inputs, i);

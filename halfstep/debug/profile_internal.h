@@ -25,7 +25,7 @@ struct ProfileEvent {
   bool view = false;
   bool cast = false;
   bool backward = false;
-  Road road = Road::native;
+  ExecutionPath path = ExecutionPath::native;
   DType dtype = DType::f32;
   Device device = {};
   std::uint64_t number = 0;  ///< of the call on its device

@@ -168,7 +168,7 @@ std::string chrome_trace(const Recording& recording) {
     json["args"] = {{"module", recording.texts[e.module]},
                     {"dtype", name(e.dtype)},
                     {"device", e.device.str()},
-                    {"road", name(e.road)},
+                    {"path", name(e.path)},
                     {"bytes", e.bytes}};
     if (e.backward) json["args"]["backward_of"] = recording.texts[e.backward_of];
     if (e.number) json["args"]["call"] = e.number;

@@ -83,7 +83,7 @@ struct Profiler::Impl final : OpObserver, TraceListener {
   void after_call(const ObservedCall& call) override {
     const std::uint64_t now = trace_clock_ns();
     ProfileEvent event{.start_ns = now, .end_ns = now};
-    if (call.road != Road::view) {
+    if (call.path != ExecutionPath::view) {
       std::uint64_t inside_ns = 0;
       // A view that ran before this object was there has no entry, nor has a call that began then.
       if (!close(call, event.start_ns, inside_ns)) return;
@@ -93,10 +93,10 @@ struct Profiler::Impl final : OpObserver, TraceListener {
       for (const Tensor* t : call.outputs) event.bytes += touched_bytes(*t);
     }
     const CallSite site = call_site(call, 0);
-    event.view = call.road == Road::view;
+    event.view = call.path == ExecutionPath::view;
     event.cast = is_cast(call);
     event.backward = !site.backward_of.empty();
-    event.road = call.road;
+    event.path = call.path;
     event.device = call.device;
     event.number = call.number;
     if (!call.outputs.empty() && call.outputs[0]->defined()) event.dtype = call.outputs[0]->dtype();

@@ -22,7 +22,7 @@ bool is_random(std::string_view op) {
 }  // namespace
 
 Tensor on_host(const Tensor& tensor) {
-  const Aside aside;
+  const Unrecorded unrecorded;
   return tensor.to(Device{}).contiguous();
 }
 
@@ -49,7 +49,7 @@ bool written_over(const ObservedCall& call, std::size_t i) {
 }
 
 std::vector<Tensor> keep_inputs(const ObservedCall& call) {
-  const Aside aside;
+  const Unrecorded unrecorded;
   std::vector<Tensor> inputs;
   inputs.reserve(call.inputs.size());
   for (std::size_t i = 0; i < call.inputs.size(); ++i) {
@@ -64,7 +64,7 @@ bool is_conversion(const ObservedCall& call) {
 }
 
 Replay replay(const ObservedCall& call, std::span<const Tensor> inputs, DType dtype) {
-  const Aside aside;
+  const Unrecorded unrecorded;
   Replay result;
   if (is_conversion(call) && inputs.size() == 1 && call.outputs.size() == 1) {
     result.outputs.push_back(is_floating(inputs[0].dtype()) ? on_host(inputs[0]).to(dtype) : on_host(inputs[0]));

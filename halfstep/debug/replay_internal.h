@@ -19,7 +19,7 @@
 namespace halfstep::debug::detail {
 
 /// Nothing that happens on this thread is recorded or cast while it lives.
-struct Aside {
+struct Unrecorded {
   NoGrad no_grad;
   AutocastOff autocast_off;
 };

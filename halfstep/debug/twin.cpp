@@ -33,7 +33,7 @@ Key key_of(const ObservedCall& call) {
 
 // Casts have no partner; kernels that run by themselves belong to optimizers.
 bool counts(const ObservedCall& call) {
-  return call.op && !call.op->view && call.road != Road::view && call.road != Road::transfer &&
+  return call.op && !call.op->view && call.path != ExecutionPath::view && call.path != ExecutionPath::transfer &&
          !detail::is_conversion(call) && !call.outputs.empty() && call.outputs[0]->defined();
 }
 
@@ -83,7 +83,7 @@ class Reference final : public detail::CallObserver {
   void seen(const ObservedCall& call, std::uint64_t, std::span<const Tensor>) override {
     if (!counts(call)) return;
     Call c{.key = key_of(call), .outputs = {}};
-    const detail::Aside aside;
+    const detail::Unrecorded unrecorded;
     for (const Tensor* t : call.outputs) {
       low |= t->defined() && is_low_precision(t->dtype());
       // A copy: what comes later may write into it.
@@ -101,7 +101,7 @@ class Tested final : public detail::CallObserver {
       : CallObserver(false, true), reference_(reference), options_(options), unit_(finfo(options.dtype).eps / 2) {}
 
   void seen(const ObservedCall& call, std::uint64_t number, std::span<const Tensor> inputs) override {
-    if (call.road == Road::view || call.road == Road::transfer || call.outputs.empty()) return;
+    if (call.path == ExecutionPath::view || call.path == ExecutionPath::transfer || call.outputs.empty()) return;
     double brought = 0;
     for (const Tensor& t : inputs) brought += t.defined() ? error_of(t) : 0;
     if (detail::is_conversion(call)) {

@@ -175,7 +175,7 @@ std::string OnnxBuilder::add_initializer(std::string name, const Tensor& tensor,
 }
 
 // A constant whose sizes follow the batch: one element, repeated.
-std::string OnnxBuilder::spread_constant(const OnnxValue& v, const OnnxDims& dims) {
+std::string OnnxBuilder::broadcast_constant(const OnnxValue& v, const OnnxDims& dims) {
   const Tensor flat = v.tensor.to(Device{}).contiguous().view({v.tensor.numel()});
   const std::string_view bytes = bytes_of(flat);
   const std::size_t n = flat.item_size();
@@ -193,7 +193,7 @@ std::string OnnxBuilder::embed(int value, bool in_float32) {
   const bool named = v.kind == Kind::parameter;
   const OnnxDims dims = dims_of(value);
   if (std::any_of(dims.begin(), dims.end(), [](const OnnxDim& d) { return d.per_batch != 0; })) {
-    const std::string spread = spread_constant(v, dims);
+    const std::string spread = broadcast_constant(v, dims);
     return in_float32 ? node("Cast", {spread}, {{"to", kOnnxFloat}}) : spread;
   }
   if (!named && !in_float32) return constant(v.tensor);

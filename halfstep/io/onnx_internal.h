@@ -184,7 +184,7 @@ class OnnxBuilder {
   std::string name_of(int value, bool in_float32);
   std::string output_name(int value, int i);
   std::string embed(int value, bool in_float32);
-  std::string spread_constant(const OnnxValue& value, const OnnxDims& dims);
+  std::string broadcast_constant(const OnnxValue& value, const OnnxDims& dims);
   Tensor converted(const Tensor& tensor, bool in_float32, const std::string& what);
   std::string add_initializer(std::string name, const Tensor& tensor, std::vector<std::int64_t> dims,
                               std::int32_t type);

@@ -68,7 +68,7 @@ class Tracer final : public OpObserver {
   void after_call(const ObservedCall& call) override {
     if (std::this_thread::get_id() != thread_) return;
     const std::string_view op = call.name;
-    const std::string& module = whereabouts().module_path;
+    const std::string& module = call_origin().module_path;
     const std::string place = place_of(op, module);
     // What is written over doesn't matter to these.
     const bool copies = op == "copy", fills = op == "fill";
@@ -76,7 +76,7 @@ class Tracer final : public OpObserver {
     for (std::size_t i = copies && call.op ? 1 : 0; i < call.inputs.size() && !fills; ++i) {
       c.inputs.push_back(lookup(*call.inputs[i], place));
     }
-    const bool view = call.road == Road::view;
+    const bool view = call.path == ExecutionPath::view;
     if (const int source = passes_through(call, c.inputs); source >= 0) {
       if (!view) written(*call.outputs[0]);
       show(*call.outputs[0], source);
@@ -143,7 +143,8 @@ class Tracer final : public OpObserver {
     const Tensor &from = *call.inputs.back(), &to = *call.outputs[0];
     const bool copies = op == "copy" || op == "to" || op == "clone" || op == "to_device";
     // A view that changes nothing but strides of size 1.
-    const bool unchanged = call.road == Road::view && op != "as_strided" && geometry_of(from) == geometry_of(to);
+    const bool unchanged =
+        call.path == ExecutionPath::view && op != "as_strided" && geometry_of(from) == geometry_of(to);
     if (!unchanged && !(copies && from.sizes() == to.sizes() && same_type(from.dtype(), to.dtype()))) return -1;
     return inputs.back();
   }

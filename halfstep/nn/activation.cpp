@@ -21,11 +21,11 @@ std::string LeakyReLU::describe() const { return fmt::format("{}", options.negat
 
 PReLU::PReLU(const PReLUOptions& o)
     : options(o), weight(parameter("weight", [&] {
-        if (o.num_parameters < 1) fail<Error>("PReLU: expected at least 1 parameter, got {}", o.num_parameters);
-        return full({o.num_parameters}, o.init, {.dtype = o.dtype});
+        if (o.channels < 1) fail<Error>("PReLU: expected at least 1 parameter, got {}", o.channels);
+        return full({o.channels}, o.init, {.dtype = o.dtype});
       }())) {}
 Tensor PReLU::forward(const Tensor& input) const { return prelu(input, weight); }
-std::string PReLU::describe() const { return fmt::format("{}", options.num_parameters); }
+std::string PReLU::describe() const { return fmt::format("{}", options.channels); }
 
 Tensor GELU::forward(const Tensor& input) const { return gelu(input, options.form); }
 std::string GELU::describe() const { return options.form == GeluForm::tanh ? "tanh" : ""; }

@@ -58,11 +58,11 @@ class HS_API LeakyReLU : public Module<LeakyReLU> {
 
 /// Options of PReLU.
 struct PReLUOptions {
-  std::int64_t num_parameters = 1;  ///< 1, or the number of channels
+  std::int64_t channels = 1;  ///< 1, or the number of channels
   double init = 0.25;
   DType dtype = f32;
 };
-/// LeakyReLU with learned slopes: `weight` [num_parameters].
+/// LeakyReLU with learned slopes: `weight` [channels].
 class HS_API PReLU : public Module<PReLU> {
  public:
   explicit PReLU(const PReLUOptions& options = {});

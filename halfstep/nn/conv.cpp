@@ -131,7 +131,7 @@ ConvBase::ConvBase(const ConvOptions& o, int dims, const char* kind)
 Tensor ConvBase::convolve(const Tensor& input) const {
   const int dims = options.kernel.size();
   const auto conv = [&](const Tensor& x, const Shape& padding) {
-    const halfstep::ConvOptions o{
+    const halfstep::ConvFuncOptions o{
         .stride = options.stride, .padding = padding, .dilation = options.dilation, .groups = options.groups};
     return dims == 1 ? conv1d(x, weight, bias, o) : conv2d(x, weight, bias, o);
   };
@@ -169,11 +169,11 @@ ConvTransposeBase::ConvTransposeBase(const ConvTransposeOptions& o, int dims, co
                      o.bias ? uniform_fan_in({o.out}, fan_in(o.out / o.groups, options.kernel), o.dtype) : Tensor())) {}
 
 Tensor ConvTransposeBase::convolve(const Tensor& input) const {
-  const halfstep::ConvTransposeOptions o{.stride = options.stride,
-                                         .padding = options.padding,
-                                         .output_padding = options.output_padding,
-                                         .groups = options.groups,
-                                         .dilation = options.dilation};
+  const halfstep::ConvTransposeFuncOptions o{.stride = options.stride,
+                                             .padding = options.padding,
+                                             .output_padding = options.output_padding,
+                                             .groups = options.groups,
+                                             .dilation = options.dilation};
   return options.kernel.size() == 1 ? conv_transpose1d(input, weight, bias, o)
                                     : conv_transpose2d(input, weight, bias, o);
 }

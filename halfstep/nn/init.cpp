@@ -54,7 +54,7 @@ Fans fans_of(const Tensor& tensor, const char* op) {
 double kaiming_std(const Tensor& tensor, const KaimingOptions& o, const char* op) {
   const Fans fans = fans_of(tensor, op);
   const double fan = o.mode == FanMode::fan_in ? fans.in : fans.out;
-  return fan > 0 ? calculate_gain(o.nonlinearity, o.slope) / std::sqrt(fan) : 0;
+  return fan > 0 ? calculate_gain(o.nonlinearity, o.negative_slope) / std::sqrt(fan) : 0;
 }
 
 double xavier_std(const Tensor& tensor, double gain, const char* op) {

@@ -36,7 +36,7 @@ HS_API Tensor xavier_normal_(Tensor tensor, double gain = 1);
 enum class FanMode : std::uint8_t { fan_in, fan_out };
 /// Options of kaiming_uniform_ and kaiming_normal_.
 struct KaimingOptions {
-  double slope = 0;  ///< of leaky_relu
+  double negative_slope = 0;  ///< of leaky_relu
   FanMode mode = FanMode::fan_in;
   Nonlinearity nonlinearity = Nonlinearity::leaky_relu;
 };

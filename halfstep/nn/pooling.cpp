@@ -7,10 +7,10 @@
 namespace halfstep::nn {
 namespace {
 
-halfstep::MaxPoolOptions of(const MaxPoolOptions& o) {
+halfstep::MaxPoolFuncOptions of(const MaxPoolOptions& o) {
   return {.stride = o.stride, .padding = o.padding, .dilation = o.dilation, .ceil_mode = o.ceil_mode};
 }
-halfstep::AvgPoolOptions of(const AvgPoolOptions& o) {
+halfstep::AvgPoolFuncOptions of(const AvgPoolOptions& o) {
   return {.stride = o.stride,
           .padding = o.padding,
           .ceil_mode = o.ceil_mode,

@@ -44,7 +44,7 @@ class Saved final : public SavingHook, public OpObserver {
     if (copies_.contains(storage)) {
       weight_copies += storage->bytes();
     } else {
-      bytes[whereabouts().module_path] += storage->bytes();
+      bytes[call_origin().module_path] += storage->bytes();
     }
     return nullptr;
   }
@@ -219,7 +219,7 @@ Summary summary(const ModuleBase& module, const std::function<void()>& forward, 
       if (!inside(c.site.module, seen)) continue;
       row.multiply_adds += c.multiply_adds;
       // What a module gives is no counter that it keeps, nor a conversion.
-      if (c.site.by_itself || c.outputs.empty() || !is_floating(c.output_dtypes[0])) continue;
+      if (c.site.standalone || c.outputs.empty() || !is_floating(c.output_dtypes[0])) continue;
       row.called = true;
       row.output = c.outputs[0];
       row.dtype = c.output_dtypes[0];

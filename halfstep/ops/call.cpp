@@ -122,11 +122,11 @@ void run_on_cpu(const KernelCall& call) {
 
 namespace {
 
-Road run_unobserved(const detail::KernelCall& call, std::uint64_t& number) {
+ExecutionPath run_unobserved(const detail::KernelCall& call, std::uint64_t& number) {
   if (!call.device.is_cpu()) [[unlikely]]
     return detail::run_on_device(call, number);
   detail::run_on_cpu(call);
-  return Road::native;
+  return ExecutionPath::native;
 }
 
 // `op` is null for a kernel that runs by itself.
@@ -140,8 +140,8 @@ void run(const detail::KernelCall& call, const Op* op, bool in_place) {
                                      .attributes = call.attributes,
                                      .device = call.device,
                                      .in_place = in_place});
-    const Road road = run_unobserved(call, number);
-    observation.done(road, number);
+    const ExecutionPath path = run_unobserved(call, number);
+    observation.done(path, number);
     return;
   }
   run_unobserved(call, number);
@@ -269,8 +269,8 @@ void call_view(const Op& op, const InferContext& ctx, std::span<const Tensor* co
                          .outputs = {&output, 1},
                          .attributes = attributes,
                          .device = source->storage->device(),
-                         .road = Road::view})
-        .done(Road::view);
+                         .path = ExecutionPath::view})
+        .done(ExecutionPath::view);
   }
 }
 

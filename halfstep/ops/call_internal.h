@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Internal: how kernels are run, shared by the call path and the roads over other devices.
+// Internal: how kernels are run, shared by the CPU call path and those of other devices.
 #pragma once
 
 #include <span>
@@ -62,7 +62,7 @@ std::string describe(std::span<const TensorView> inputs);
 /// Runs the CPU's kernel. Throws DTypeError or DeviceError when there is none, Error when it fails.
 void run_on_cpu(const KernelCall& call);
 /// Runs the kernel of another device, or the CPU's in its place. Throws DeviceError.
-Road run_on_device(const KernelCall& call, std::uint64_t& number);
+ExecutionPath run_on_device(const KernelCall& call, std::uint64_t& number);
 /// Throws the error for a kernel of a device that has refused a call: with its own reason, or the plug-in's.
 [[noreturn]] void raise_launch(Device device, const char* name, Status status, const std::string& error,
                                const std::string& inputs);

@@ -269,7 +269,7 @@ Tensor as_given(const Tensor& t, const Tensor& input, int dims) {
 }
 
 Tensor conv(const char* op, int dims, const Tensor& input, const Tensor& weight, const Tensor& bias,
-            const ConvOptions& o) {
+            const ConvFuncOptions& o) {
   const ConvAttributes a = attributes_of(op, dims, o.stride, o.padding, o.dilation, o.groups);
   check_operands(op, dims, input, weight, bias, o.groups, false);
   for (int d = 0; d < dims; ++d) {
@@ -286,7 +286,7 @@ Tensor conv(const char* op, int dims, const Tensor& input, const Tensor& weight,
 }
 
 Tensor conv_transpose(const char* op, int dims, const Tensor& input, const Tensor& weight, const Tensor& bias,
-                      const ConvTransposeOptions& o) {
+                      const ConvTransposeFuncOptions& o) {
   ConvAttributes a = attributes_of(op, dims, o.stride, o.padding, o.dilation, o.groups);
   std::int64_t extra[2];
   read_list(o.output_padding, dims, 0, 0, op, "an output_padding", extra);
@@ -316,22 +316,22 @@ Tensor conv_transpose(const char* op, int dims, const Tensor& input, const Tenso
 
 }  // namespace
 
-Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvOptions& options) {
+Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvFuncOptions& options) {
   return conv("conv2d", 2, input, weight, bias, options);
 }
 
-Tensor conv1d(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvOptions& options) {
+Tensor conv1d(const Tensor& input, const Tensor& weight, const Tensor& bias, const ConvFuncOptions& options) {
   return composite(conv1d_op, {&input, &weight, &bias},
                    [&](std::span<const Tensor> in) { return conv("conv1d", 1, in[0], in[1], in[2], options); });
 }
 
 Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
-                        const ConvTransposeOptions& options) {
+                        const ConvTransposeFuncOptions& options) {
   return conv_transpose("conv_transpose2d", 2, input, weight, bias, options);
 }
 
 Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const Tensor& bias,
-                        const ConvTransposeOptions& options) {
+                        const ConvTransposeFuncOptions& options) {
   return composite(conv_transpose1d_op, {&input, &weight, &bias}, [&](std::span<const Tensor> in) {
     return conv_transpose("conv_transpose1d", 1, in[0], in[1], in[2], options);
   });

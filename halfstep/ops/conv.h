@@ -11,15 +11,15 @@
 namespace halfstep {
 
 /// Options of conv1d and conv2d. Each list has one number for all dimensions, or one for each: height, then width.
-struct ConvOptions {
+struct ConvFuncOptions {
   Shape stride = {1};       ///< places between windows
   Shape padding = {0};      ///< zeros on either side
   Shape dilation = {1};     ///< places between the elements of a window
   std::int64_t groups = 1;  ///< number of independent channel groups
 };
 
-/// Options of conv_transpose1d and conv_transpose2d; lists as in ConvOptions.
-struct ConvTransposeOptions {
+/// Options of conv_transpose1d and conv_transpose2d; lists as in ConvFuncOptions.
+struct ConvTransposeFuncOptions {
   Shape stride = {1};
   Shape padding = {0};         ///< of the convolution whose gradient this is: it makes the result smaller
   Shape output_padding = {0};  ///< makes one side of the result larger, under stride or dilation
@@ -31,18 +31,18 @@ struct ConvTransposeOptions {
 /// where there is one: [N, O, (H + 2 padding - dilation (KH - 1) - 1) / stride + 1, ...]. Floating dtypes. Throws
 /// ShapeError where sizes don't fit. Semantics: torch.nn.functional.conv2d.
 HS_API Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
-                     const ConvOptions& options = {});
+                     const ConvFuncOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]) and `weight` [O, C / groups, K].
 HS_API Tensor conv1d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
-                     const ConvOptions& options = {});
+                     const ConvFuncOptions& options = {});
 
 /// The operation of conv2d's input gradient, applied to `input` [N, C, H, W] (or [C, H, W]), with `weight` [C, O /
 /// groups, KH, KW] and `bias` [O]: [N, O, (H - 1) stride - 2 padding + dilation (KH - 1) + output_padding + 1, ...].
 /// Semantics: torch.nn.functional.conv_transpose2d.
 HS_API Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
-                               const ConvTransposeOptions& options = {});
+                               const ConvTransposeFuncOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]) and `weight` [C, O / groups, K].
 HS_API Tensor conv_transpose1d(const Tensor& input, const Tensor& weight, const Tensor& bias = {},
-                               const ConvTransposeOptions& options = {});
+                               const ConvTransposeFuncOptions& options = {});
 
 }  // namespace halfstep

@@ -150,7 +150,7 @@ Tensor to_device(const Tensor& source, Device device, bool non_blocking) {
                                      .device = device});
     // Observers read what has come to the CPU.
     result = transferred(source, device, non_blocking && !device.is_cpu());
-    observation.done(Road::transfer);
+    observation.done(ExecutionPath::transfer);
   } else {
     result = transferred(source, device, non_blocking);
   }

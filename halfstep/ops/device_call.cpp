@@ -117,7 +117,7 @@ void raise_launch(Device device, const char* name, Status status, const std::str
   fail<DeviceError>("{}: {}, on {}, got ({})", name, error, device.str(), inputs);
 }
 
-Road run_on_device(const KernelCall& call, std::uint64_t& number) {
+ExecutionPath run_on_device(const KernelCall& call, std::uint64_t& number) {
   DeviceBackend& backend = backend_for(call.device, call.name);
   const int index = call.device.index;
   backend.check_alive(call.name, index);
@@ -131,7 +131,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   const KernelFn kernel = backend.kernel(call.table, call.dtype);
   if (!kernel) {
     run_fallback(call, refusal(call), false);
-    return Road::fallback;
+    return ExecutionPath::fallback;
   }
   const FallbackOptions options = fallback_options();
   const bool waits = options.failing || synchronous();
@@ -143,7 +143,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   // The conversion that would make them contiguous is this very op.
   if (contiguous && std::string_view(call.table.name) == "to") {
     run_fallback(call, fmt::format("a kernel for {} that takes contiguous tensors only", name(call.dtype)), false);
-    return Road::fallback;
+    return ExecutionPath::fallback;
   }
   CallContext context(call);
   context.queue = queue;
@@ -163,7 +163,7 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
   }
   if (status == Status::unsupported) {
     run_fallback(call, "no kernel for these inputs" + (context.error.empty() ? "" : ": " + context.error), false);
-    return Road::fallback;
+    return ExecutionPath::fallback;
   }
   const bool started = status == Status::ok;
   try {
@@ -180,9 +180,9 @@ Road run_on_device(const KernelCall& call, std::uint64_t& number) {
       fail<DeviceError>("{}; it worked in place, so that it can't be done again on the CPU", e.what());
     }
     run_fallback(call, e.what(), true);
-    return Road::fallback;
+    return ExecutionPath::fallback;
   }
-  return contiguous ? Road::contiguous : Road::native;
+  return contiguous ? ExecutionPath::contiguous : ExecutionPath::native;
 }
 
 }  // namespace halfstep::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The road over the CPU: what a call touches is copied to the host, the CPU's kernel runs, and what it wrote is copied
-// back, or stays on the host until somebody asks for it on the device.
+// The fallback to the CPU: what a call touches is copied to the host, the CPU's kernel runs, and what it wrote is
+// copied back, or stays on the host until somebody asks for it on the device.
 #include <algorithm>
 #include <chrono>
 #include <map>

@@ -355,7 +355,7 @@ Tensor index_add_(Tensor input, std::int64_t dim, const Tensor& index, const Ten
                        IndexAddAttributes{.dim = dim, .alpha = detail::scalar_value(alpha)});
 }
 
-Tensor embedding(const Tensor& indices, const Tensor& weight, const EmbeddingOptions& options) {
+Tensor embedding(const Tensor& indices, const Tensor& weight, const EmbeddingFuncOptions& options) {
   check_defined(weight, "embedding", "a weight");
   const Tensor at = detail::index_tensor(indices, "embedding");
   EmbeddingAttributes a;

@@ -51,12 +51,12 @@ HS_API Tensor index_put_(Tensor input, const std::vector<Tensor>& indices, const
 HS_API Tensor masked_select(const Tensor& input, const Tensor& mask);
 
 /// Options of embedding.
-struct EmbeddingOptions {
+struct EmbeddingFuncOptions {
   std::optional<std::int64_t> padding_idx =
       std::nullopt;  ///< a row that gets no gradient; negative counts from the end
 };
 /// Rows of `weight` [rows, width]: indices [*] -> [*, width].
-HS_API Tensor embedding(const Tensor& indices, const Tensor& weight, const EmbeddingOptions& options = {});
+HS_API Tensor embedding(const Tensor& indices, const Tensor& weight, const EmbeddingFuncOptions& options = {});
 
 /// The positions of elements other than zero, [count, dimensions] i64. The host reads the count.
 HS_API Tensor nonzero(const Tensor& input);

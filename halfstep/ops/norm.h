@@ -33,7 +33,7 @@ HS_API Tensor rms_norm(const Tensor& input, const Shape& normalized_shape, const
 HS_API Tensor group_norm(const Tensor& input, std::int64_t num_groups, const NormOptions& options = {});
 
 /// Options of batch_norm.
-struct BatchNormOptions {
+struct BatchNormFuncOptions {
   Tensor weight = {};        ///< factors, [C]; none: 1
   Tensor bias = {};          ///< added last, [C]; none: 0
   Tensor running_mean = {};  ///< [C], f32 (f64); updated in place when training
@@ -45,6 +45,6 @@ struct BatchNormOptions {
 /// (x - mean) / sqrt(variance + eps) * weight + bias for each channel of [N, C, ...] in any layout (channels-last stays
 /// so). Running statistics may be left out when training. Throws ShapeError for parameters that don't fit, or if there
 /// is only one value per channel in training.
-HS_API Tensor batch_norm(const Tensor& input, const BatchNormOptions& options = {});
+HS_API Tensor batch_norm(const Tensor& input, const BatchNormFuncOptions& options = {});
 
 }  // namespace halfstep

@@ -111,7 +111,7 @@ const char* name(Activation activation) {
   return kNames[static_cast<int>(activation)];
 }
 
-Tensor batch_norm_act(const Tensor& input, const BatchNormOptions& norm, Activation activation,
+Tensor batch_norm_act(const Tensor& input, const BatchNormFuncOptions& norm, Activation activation,
                       const Tensor& residual) {
   detail::BatchNormCall call = detail::check_batch_norm(input, norm, "batch_norm_act");
   if (residual.defined()) {

@@ -24,7 +24,7 @@ HS_API const char* name(Activation activation);
 ///
 /// `residual`, which may be absent, has the input's sizes; one of a different dtype is added by a separate op, with
 /// that op's promotion. Throws as batch_norm, and ShapeError for a residual of other sizes.
-HS_API Tensor batch_norm_act(const Tensor& input, const BatchNormOptions& norm,
+HS_API Tensor batch_norm_act(const Tensor& input, const BatchNormFuncOptions& norm,
                              Activation activation = Activation::relu, const Tensor& residual = {});
 
 }  // namespace halfstep

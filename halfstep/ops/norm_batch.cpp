@@ -91,7 +91,7 @@ void check_parameter(const Tensor& p, const Shape& sizes, const char* op, const 
   if (p.sizes() != sizes) fail<ShapeError>("{}: expected a {} {}, got {}", op, what, sizes.str(), p.sizes().str());
 }
 
-BatchNormCall check_batch_norm(const Tensor& input, const BatchNormOptions& options, const char* op) {
+BatchNormCall check_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const char* op) {
   check_defined(input, op, "an input");
   check_floating(input, op);
   const Shape& sizes = input.sizes();
@@ -129,7 +129,7 @@ BatchNormCall check_batch_norm(const Tensor& input, const BatchNormOptions& opti
   return call;
 }
 
-void update_running_statistics(const BatchNormOptions& options, const BatchNormAttributes& attributes,
+void update_running_statistics(const BatchNormFuncOptions& options, const BatchNormAttributes& attributes,
                                const Tensor& mean, const Tensor& var) {
   if (!options.training || !options.running_mean.defined()) return;
   static const KernelTable& table = kernel_table("batch_norm_update");
@@ -175,7 +175,7 @@ void batch_norm_gradient(GradContext& c, const Tensor& g) {
 
 }  // namespace detail
 
-Tensor batch_norm(const Tensor& input, const BatchNormOptions& options) {
+Tensor batch_norm(const Tensor& input, const BatchNormFuncOptions& options) {
   const detail::BatchNormCall call = detail::check_batch_norm(input, options, "batch_norm");
   const auto result = call_n<4>(
       batch_norm_op, {&input, &call.weight, &call.bias, &call.running_mean, &call.running_var}, call.attributes);

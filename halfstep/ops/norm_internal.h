@@ -22,9 +22,9 @@ struct BatchNormCall {
   Tensor weight, bias, running_mean, running_var;
   BatchNormAttributes attributes;
 };
-BatchNormCall check_batch_norm(const Tensor& input, const BatchNormOptions& options, const char* op);
+BatchNormCall check_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const char* op);
 /// Brings the running statistics up to date, where there are any, with the mean and the biased variance of a batch.
-void update_running_statistics(const BatchNormOptions& options, const BatchNormAttributes& attributes,
+void update_running_statistics(const BatchNormFuncOptions& options, const BatchNormAttributes& attributes,
                                const Tensor& mean, const Tensor& var);
 /// The outputs that ops of batch normalisation have: y; mean, 1 / deviation and variance that were used.
 void infer_batch_norm(InferContext& ctx);

@@ -37,17 +37,17 @@ void for_each_observer(F&& f) {
 
 }  // namespace
 
-const char* name(Road road) {
-  switch (road) {
-    case Road::native:
+const char* name(ExecutionPath path) {
+  switch (path) {
+    case ExecutionPath::native:
       return "native";
-    case Road::contiguous:
+    case ExecutionPath::contiguous:
       return "contiguous";
-    case Road::fallback:
+    case ExecutionPath::fallback:
       return "fallback";
-    case Road::view:
+    case ExecutionPath::view:
       return "view";
-    case Road::transfer:
+    case ExecutionPath::transfer:
       return "transfer";
   }
   return "unknown";
@@ -73,19 +73,19 @@ bool observed() { return observers().count.load(std::memory_order_relaxed) != 0 
 
 bool observed_in_parts() { return observers().in_parts.load(std::memory_order_relaxed) != 0 && !t_inside; }
 
-Whereabouts& whereabouts() {
-  thread_local Whereabouts here;
+CallOrigin& call_origin() {
+  thread_local CallOrigin here;
   return here;
 }
 
 detail::Observation::Observation(const ObservedCall& call) : call_(call), active_(observed()) {
-  if (active_ && call_.road != Road::view) for_each_observer([&](OpObserver& o) { o.before_call(call_); });
+  if (active_ && call_.path != ExecutionPath::view) for_each_observer([&](OpObserver& o) { o.before_call(call_); });
 }
 
-void detail::Observation::done(Road road, std::uint64_t number) {
+void detail::Observation::done(ExecutionPath path, std::uint64_t number) {
   done_ = true;
   if (!active_) return;
-  call_.road = road;
+  call_.path = path;
   call_.number = number;
   for_each_observer([&](OpObserver& o) { o.after_call(call_); });
 }

@@ -15,7 +15,7 @@ namespace halfstep {
 struct Op;
 
 /// How a call ran.
-enum class Road : std::uint8_t {
+enum class ExecutionPath : std::uint8_t {
   native,      ///< by a kernel of the tensors' device
   contiguous,  ///< by such a kernel, with copies into the only layout that it supports
   fallback,    ///< on the CPU, with copies to it and back
@@ -23,7 +23,7 @@ enum class Road : std::uint8_t {
   transfer,    ///< a copy from one device to another
 };
 /// `native`, `contiguous`, ...
-HS_API const char* name(Road road);
+HS_API const char* name(ExecutionPath path);
 
 /// A call of an op, a view, a copy between devices, or a standalone kernel (an optimizer's pass, a conversion inside
 /// another call). Valid only during the observer's callback.
@@ -32,12 +32,12 @@ struct ObservedCall {
   const Op* op;      ///< null for a standalone kernel
   std::span<const Tensor* const>
       inputs;  ///< as the kernel receives them: after autocast and conversions; may be undefined
-  std::span<const Tensor* const> outputs;  ///< before the call: not written yet
-  const void* attributes;                  ///< the op's struct, or null
-  Device device;                           ///< where it runs (for a transfer: where to)
-  bool in_place = false;                   ///< the output is written over input 0
-  Road road = Road::native;                ///< known after the call
-  std::uint64_t number = 0;                ///< the device's number of the call; 0 on the CPU
+  std::span<const Tensor* const> outputs;      ///< before the call: not written yet
+  const void* attributes;                      ///< the op's struct, or null
+  Device device;                               ///< where it runs (for a transfer: where to)
+  bool in_place = false;                       ///< the output is written over input 0
+  ExecutionPath path = ExecutionPath::native;  ///< known after the call
+  std::uint64_t number = 0;                    ///< the device's number of the call; 0 on the CPU
 };
 
 /// Observes all calls on all threads. Both functions run on the calling thread and may run concurrently on several
@@ -65,12 +65,12 @@ HS_API bool observed();
 HS_API bool observed_in_parts();
 
 /// The thread's current location, for messages and observers.
-struct Whereabouts {
+struct CallOrigin {
   std::string module_path;                             ///< of the module whose forward runs: `encoder.fc1`
   const char* backward_of = nullptr;                   ///< the op whose gradient is computed; null in a forward pass
   std::shared_ptr<const std::string> backward_module;  ///< the module that op was called in; null when unknown
 };
-HS_API Whereabouts& whereabouts();
+HS_API CallOrigin& call_origin();
 
 namespace detail {
 /// Notifies observers of a call; used by code that runs kernels.
@@ -81,7 +81,7 @@ class HS_API Observation {
   Observation(const Observation&) = delete;
   Observation& operator=(const Observation&) = delete;
   /// The call is done.
-  void done(Road road, std::uint64_t number = 0);
+  void done(ExecutionPath path, std::uint64_t number = 0);
 
  private:
   ObservedCall call_;

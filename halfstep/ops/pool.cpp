@@ -265,7 +265,7 @@ PoolAttributes fitted(PoolAttributes a, const Tensor& x, const char* op) {
   return a;
 }
 
-PoolAttributes max_attributes(const Tensor& input, const Shape& kernel, const MaxPoolOptions& o, const char* op,
+PoolAttributes max_attributes(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& o, const char* op,
                               int dims) {
   PoolAttributes a = pool_attributes(input, {kernel, o.stride, o.padding, o.dilation}, op, dims);
   a.ceil_mode = o.ceil_mode;
@@ -274,13 +274,13 @@ PoolAttributes max_attributes(const Tensor& input, const Shape& kernel, const Ma
   }
   return a;
 }
-Tensor max_pool(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options, const char* op, int dims) {
+Tensor max_pool(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options, const char* op, int dims) {
   const PoolAttributes a = max_attributes(input, kernel, options, op, dims);
   return as_images(input, dims, [&](const Tensor& x) {
     return call_n<2>(*maximum_ops<PoolAttributes>().forward, {&x}, fitted(a, x, op))[0];
   });
 }
-Tensor avg_pool(const Tensor& input, const Shape& kernel, const AvgPoolOptions& o, const char* op, int dims) {
+Tensor avg_pool(const Tensor& input, const Shape& kernel, const AvgPoolFuncOptions& o, const char* op, int dims) {
   PoolAttributes a = pool_attributes(input, {kernel, o.stride, o.padding, Shape{1}}, op, dims);
   a.ceil_mode = o.ceil_mode;
   a.count_include_pad = o.count_include_pad;
@@ -347,16 +347,16 @@ MaxPoolResult with_indices(const Tensor& input, const A& attributes, const Tenso
 
 }  // namespace
 
-Tensor max_pool2d(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options) {
+Tensor max_pool2d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options) {
   return max_pool(input, kernel, options, "max_pool2d", 2);
 }
-Tensor max_pool1d(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options) {
+Tensor max_pool1d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options) {
   return max_pool(input, kernel, options, "max_pool1d", 1);
 }
-Tensor avg_pool2d(const Tensor& input, const Shape& kernel, const AvgPoolOptions& options) {
+Tensor avg_pool2d(const Tensor& input, const Shape& kernel, const AvgPoolFuncOptions& options) {
   return avg_pool(input, kernel, options, "avg_pool2d", 2);
 }
-Tensor avg_pool1d(const Tensor& input, const Shape& kernel, const AvgPoolOptions& options) {
+Tensor avg_pool1d(const Tensor& input, const Shape& kernel, const AvgPoolFuncOptions& options) {
   return avg_pool(input, kernel, options, "avg_pool1d", 1);
 }
 Tensor adaptive_avg_pool2d(const Tensor& input, const Shape& output_size) {
@@ -374,7 +374,7 @@ Tensor adaptive_max_pool2d(const Tensor& input, const Shape& output_size) {
   });
 }
 
-MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options) {
+MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options) {
   const char* op = "max_pool2d_with_indices";
   const PoolAttributes a = max_attributes(input, kernel, options, op, 2);
   const Tensor x = input.dim() == 3 ? input.unsqueeze(0) : input;

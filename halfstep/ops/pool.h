@@ -13,7 +13,7 @@
 namespace halfstep {
 
 /// Options of max_pool1d and max_pool2d.
-struct MaxPoolOptions {
+struct MaxPoolFuncOptions {
   Shape stride = {};       ///< places between windows; none: the window's size
   Shape padding = {0};     ///< places beyond either side, never the largest; at most half of the kernel
   Shape dilation = {1};    ///< places between the elements of a window
@@ -24,9 +24,9 @@ struct MaxPoolOptions {
 /// to the first of equal values, to the last NaN. Floating dtypes. Throws ShapeError where sizes don't fit. Semantics:
 /// torch.nn.functional.max_pool2d. For the backward pass one byte is kept for each result (four for windows of more
 /// than 256 places), not the input.
-HS_API Tensor max_pool2d(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options = {});
+HS_API Tensor max_pool2d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]).
-HS_API Tensor max_pool1d(const Tensor& input, const Shape& kernel, const MaxPoolOptions& options = {});
+HS_API Tensor max_pool1d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options = {});
 
 /// What max_pool2d_with_indices returns.
 struct MaxPoolResult {
@@ -35,10 +35,10 @@ struct MaxPoolResult {
 };
 /// max_pool2d, and where the values come from.
 HS_API MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& kernel,
-                                             const MaxPoolOptions& options = {});
+                                             const MaxPoolFuncOptions& options = {});
 
 /// Options of avg_pool1d and avg_pool2d.
-struct AvgPoolOptions {
+struct AvgPoolFuncOptions {
   Shape stride = {};              ///< places between windows; none: the window's size
   Shape padding = {0};            ///< zeros on either side, at most half of the kernel
   bool ceil_mode = false;         ///< a last window that begins inside may extend outside
@@ -47,9 +47,9 @@ struct AvgPoolOptions {
 };
 /// The mean of each window of `kernel` places of `input` [N, C, H, W] (or [C, H, W]). Floating dtypes. Throws
 /// ShapeError where sizes don't fit. Semantics: torch.nn.functional.avg_pool2d.
-HS_API Tensor avg_pool2d(const Tensor& input, const Shape& kernel, const AvgPoolOptions& options = {});
+HS_API Tensor avg_pool2d(const Tensor& input, const Shape& kernel, const AvgPoolFuncOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]).
-HS_API Tensor avg_pool1d(const Tensor& input, const Shape& kernel, const AvgPoolOptions& options = {});
+HS_API Tensor avg_pool1d(const Tensor& input, const Shape& kernel, const AvgPoolFuncOptions& options = {});
 
 /// Means of windows that divide `input` [N, C, H, W] (or [C, H, W]) evenly into `output_size` (-1: as the input):
 /// window i begins at floor(i H / size) and ends before ceil((i + 1) H / size). Size 1 is the mean of the image.

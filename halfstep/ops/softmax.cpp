@@ -76,7 +76,7 @@ const Op& log_softmax_op = define_op({
     .dtype_attribute = offsetof(DimAttributes, dtype),
 });
 
-Tensor call_softmax(const Op& op, const Tensor& input, std::int64_t dim, const SoftmaxOptions& options) {
+Tensor call_softmax(const Op& op, const Tensor& input, std::int64_t dim, const SoftmaxFuncOptions& options) {
   check_defined(input, op.name, "a tensor");
   check_floating(input, op.name);
   DimAttributes a{.dim = wrap_dim(dim, input.dim(), op.name)};
@@ -91,10 +91,10 @@ Tensor call_softmax(const Op& op, const Tensor& input, std::int64_t dim, const S
 
 }  // namespace
 
-Tensor softmax(const Tensor& input, std::int64_t dim, const SoftmaxOptions& options) {
+Tensor softmax(const Tensor& input, std::int64_t dim, const SoftmaxFuncOptions& options) {
   return call_softmax(softmax_op, input, dim, options);
 }
-Tensor log_softmax(const Tensor& input, std::int64_t dim, const SoftmaxOptions& options) {
+Tensor log_softmax(const Tensor& input, std::int64_t dim, const SoftmaxFuncOptions& options) {
   return call_softmax(log_softmax_op, input, dim, options);
 }
 

@@ -6,7 +6,7 @@
 namespace halfstep {
 
 /// Options of softmax and log_softmax.
-struct SoftmaxOptions {
+struct SoftmaxFuncOptions {
   std::optional<DType> dtype = {};  ///< of the result; by default the input's (float32 under autocast)
 };
 
@@ -14,8 +14,8 @@ struct SoftmaxOptions {
 /// float32 and are rounded once. A row of -infinity only (a fully masked one) gives NaN, as in PyTorch: mask with
 /// lowest_finite(dtype) if such rows can occur. Throws ShapeError for a dimension that isn't there, DTypeError for
 /// integers.
-HS_API Tensor softmax(const Tensor& input, std::int64_t dim, const SoftmaxOptions& options = {});
+HS_API Tensor softmax(const Tensor& input, std::int64_t dim, const SoftmaxFuncOptions& options = {});
 /// log(softmax(x)) along `dim`, without computing small probabilities. As softmax otherwise.
-HS_API Tensor log_softmax(const Tensor& input, std::int64_t dim, const SoftmaxOptions& options = {});
+HS_API Tensor log_softmax(const Tensor& input, std::int64_t dim, const SoftmaxFuncOptions& options = {});
 
 }  // namespace halfstep

@@ -36,7 +36,7 @@ struct OptimizerState {
 
 /// The common base of all optimizers. Parameters are named; autocast's 16-bit copies of float32 parameters are
 /// rewritten in the pass that updates them, so that the next forward pass casts nothing.
-class HS_API Optimizer : public amp::Steppable {
+class HS_API Optimizer : public amp::OptimizerBase {
  public:
   ~Optimizer() override;
 
@@ -71,7 +71,7 @@ class HS_API Optimizer : public amp::Steppable {
   /// Name of its kind, such as `SGD`.
   virtual std::string kind() const = 0;
 
-  // amp::Steppable
+  // amp::OptimizerBase
   const NamedTensors& named_parameters() const override { return all_; }
   void step_unless(const Tensor& found_inf, const Tensor& scale) override;
   /// A derived class whose step inspects gradients before they get here returns false.

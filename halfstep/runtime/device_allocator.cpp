@@ -415,7 +415,7 @@ void DeviceAllocator::used_on(void* data, void* queue) noexcept {
   queues.push_back(queue);
 }
 
-void DeviceAllocator::queue_gone(void* queue) {
+void DeviceAllocator::queue_destroyed(void* queue) {
   State& s = *state_;
   void* heir = nullptr;
   try {

@@ -32,7 +32,7 @@ class HS_API DeviceAllocator final : public Allocator {
   void used_on(void* data, void* queue) noexcept override;
 
   /// The queue is gone and all its work done.
-  void queue_gone(void* queue);
+  void queue_destroyed(void* queue);
 
   /// What runtime/caching_allocator.h offers for a device.
   MemoryStats stats();

@@ -102,7 +102,7 @@ halfstep_queue* DeviceBackend::default_queue_unchecked(int index) {
 }
 
 void DeviceBackend::raise_lost(const char* what, int index, const std::string& why) const {
-  fail<DeviceLostError>("{}: device {} is lost: {}; go on from the last checkpoint", what, device(index).str(), why);
+  fail<DeviceLostError>("{}: device {} is lost: {}; resume from the last checkpoint", what, device(index).str(), why);
 }
 
 void DeviceBackend::raise(halfstep_status status, const char* what, int index) {
@@ -119,18 +119,18 @@ void DeviceBackend::defer(halfstep_status status, int index) noexcept {
   table.error(&error);
   error.status = status;
   std::lock_guard lock(mutex_);
-  auto& trouble = trouble_[static_cast<std::size_t>(index)];
-  if (trouble.load() & kDeferred) return;  // the first one is the cause
+  auto& fault = faults_[static_cast<std::size_t>(index)];
+  if (fault.load() & kDeferred) return;  // the first one is the cause
   deferred_[static_cast<std::size_t>(index)] = error;
-  trouble.fetch_or(kDeferred);
+  fault.fetch_or(kDeferred);
 }
 
-void DeviceBackend::raise_trouble(const char* what, int index) {
+void DeviceBackend::raise_fault(const char* what, int index) {
   halfstep_error error;
   {
     std::lock_guard lock(mutex_);
-    auto& trouble = trouble_[static_cast<std::size_t>(index)];
-    const std::uint8_t state = trouble.load();
+    auto& fault = faults_[static_cast<std::size_t>(index)];
+    const std::uint8_t state = fault.load();
     if (state & kEnded)
       fail<DeviceError>("{}: device {} is not used any more: the program ends", what, device(index).str());
     if (!(state & kDeferred)) {
@@ -142,7 +142,7 @@ void DeviceBackend::raise_trouble(const char* what, int index) {
       return;  // another thread has thrown it
     }
     error = deferred_[static_cast<std::size_t>(index)];
-    trouble.fetch_and(static_cast<std::uint8_t>(~kDeferred));
+    fault.fetch_and(static_cast<std::uint8_t>(~kDeferred));
   }
   raise_error(error, error.status, what, index);
 }
@@ -159,7 +159,7 @@ void DeviceBackend::raise_error(const halfstep_error& reported, halfstep_status 
       std::string& known = lost_[static_cast<std::size_t>(index)];
       if (known.empty()) known = why;
     }
-    trouble_[static_cast<std::size_t>(index)].fetch_or(kLost);
+    faults_[static_cast<std::size_t>(index)].fetch_or(kLost);
     raise_lost(what, index, why);
   }
   // Where the failure belongs: to an earlier, asynchronous call, by its number or somewhere since the last wait.
@@ -262,7 +262,7 @@ DeviceBackend::Answer DeviceBackend::ask(const std::string& op, int version, DTy
 }
 
 void DeviceBackend::shutdown() {
-  for (auto& trouble : trouble_) trouble.fetch_or(kEnded);
+  for (auto& fault : faults_) fault.fetch_or(kEnded);
   if (ended_.exchange(true, std::memory_order_acq_rel)) return;
   if (table.shutdown) table.shutdown();
 }

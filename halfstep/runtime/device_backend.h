@@ -65,8 +65,8 @@ class HS_API DeviceBackend {
   [[noreturn]] void raise(halfstep_status status, const char* what, int index);
   /// Throws DeviceLostError if the device has been lost, and any error stored by defer().
   void check_alive(const char* what, int index) {
-    if (trouble_[static_cast<std::size_t>(index)].load(std::memory_order_relaxed) != 0) [[unlikely]]
-      raise_trouble(what, index);
+    if (faults_[static_cast<std::size_t>(index)].load(std::memory_order_relaxed) != 0) [[unlikely]]
+      raise_fault(what, index);
   }
   /// Stores the failure of a call that can't throw, for the next call that can: the plug-in reports a failure of
   /// asynchronous work only once, so it must not be lost.
@@ -100,7 +100,7 @@ class HS_API DeviceBackend {
 
  private:
   [[noreturn]] void raise_error(const halfstep_error& error, halfstep_status status, const char* what, int index);
-  void raise_trouble(const char* what, int index);
+  void raise_fault(const char* what, int index);
   [[noreturn]] void raise_lost(const char* what, int index, const std::string& why) const;
 
   static constexpr std::size_t kRemembered = 4096;
@@ -115,7 +115,7 @@ class HS_API DeviceBackend {
   std::vector<std::unique_ptr<DeviceAllocator>> allocators_;
   std::vector<std::unique_ptr<Calls>> calls_;
   static constexpr std::uint8_t kLost = 1, kDeferred = 2, kEnded = 4;
-  std::array<std::atomic<std::uint8_t>, kMaxDevices> trouble_{};
+  std::array<std::atomic<std::uint8_t>, kMaxDevices> faults_{};
   std::vector<halfstep_error> deferred_;  // one a device, under the mutex
   std::mutex lost_mutex_;                 // taken last
   std::vector<std::string> lost_;         // why, one a device, under lost_mutex_

@@ -44,7 +44,7 @@ extern "C" {
 typedef int32_t halfstep_status;
 enum {
   HALFSTEP_OK = 0,
-  HALFSTEP_UNSUPPORTED = 1,   /* not handled here, nothing was written: Halfstep takes another road (the CPU) */
+  HALFSTEP_UNSUPPORTED = 1,   /* not handled here, nothing was written: Halfstep runs it on the CPU */
   HALFSTEP_FAILED = 2,        /* it went wrong */
   HALFSTEP_OUT_OF_MEMORY = 3, /* no memory left; Halfstep gives back what it keeps and asks again */
   HALFSTEP_LOST = 4,          /* the device is gone for good; every later use is refused */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // For plug-ins written in C++: what each of them needs around its device and its kernels. Errors of a thread, structs
 // of which both sides may know different lengths, checks of a call, and the answer to "which kernel". It depends only
-// on plugin.h and plugin_numbers.h. docs/bring-up-a-device.md shows it in use.
+// on plugin.h and plugin_numbers.h. docs/devices/bring-up-a-device.md shows it in use.
 #pragma once
 
 #include <algorithm>

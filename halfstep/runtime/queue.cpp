@@ -29,8 +29,8 @@ struct Queue::Impl {
     if (!owned || backend->ended()) return;
     // Its work is done after this: what it used is anybody's.
     backend->defer(backend->table.queue_destroy(native), device.index);
-    backend->allocator(device.index).queue_gone(native);
-    pinned_queue_gone(native);
+    backend->allocator(device.index).queue_destroyed(native);
+    pinned_queue_destroyed(native);
   }
 };
 

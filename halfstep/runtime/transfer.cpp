@@ -100,7 +100,7 @@ class PinnedPool {
   }
 
   // The queue is gone and all its work done.
-  void queue_gone(const halfstep_queue* queue) {
+  void queue_destroyed(const halfstep_queue* queue) {
     std::lock_guard lock(mutex_);
     for (auto& [data, block] : blocks_) std::erase_if(block.uses, [&](const Use& u) { return u.queue == queue; });
   }
@@ -279,7 +279,9 @@ void read_memory(void* destination, const void* source, Device from, std::size_t
 
 void* allocate_pinned(Device device, std::size_t bytes) { return pinned_pool().allocate(device, bytes); }
 void free_pinned(void* data) noexcept { pinned_pool().deallocate(data); }
-void pinned_queue_gone(const void* queue) { pinned_pool().queue_gone(static_cast<const halfstep_queue*>(queue)); }
+void pinned_queue_destroyed(const void* queue) {
+  pinned_pool().queue_destroyed(static_cast<const halfstep_queue*>(queue));
+}
 bool is_pinned_memory(const void* data) { return pinned_pool().use(data, nullptr, 0, nullptr); }
 
 TransferStats transfer_stats() {

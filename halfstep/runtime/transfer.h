@@ -23,7 +23,7 @@ HS_API void read_memory(void* destination, const void* source, Device from, std:
 HS_API void* allocate_pinned(Device device, std::size_t bytes);
 HS_API void free_pinned(void* data) noexcept;
 /// The queue is gone and all its work done: nothing is recorded in it any more.
-void pinned_queue_gone(const void* queue);
+void pinned_queue_destroyed(const void* queue);
 /// Whether the address lies in a block of allocate_pinned() that devices know.
 HS_API bool is_pinned_memory(const void* data);
 

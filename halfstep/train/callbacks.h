@@ -210,12 +210,12 @@ struct ModelCheckpointOptions {
   std::string prefix = "CKP";             ///< begin of the files' names
   std::int64_t steps = 0;                 ///< of the run between two files (one more at its end); 0: one an epoch
   int keep = 5;                           ///< number of the run's newest files to keep; 0: all
-  std::string best = "";                  ///< what is watched, see TrainContext::watchable; empty: nothing
+  std::string monitor = "";               ///< what is watched, see TrainContext::watchable; empty: nothing
   Better better = Better::automatic;      ///< which way is up
 };
 /// Writes checkpoints `PREFIX-EPOCH_STEP.safetensors` (the step within its epoch): weights, the states of the optimizer
 /// and the loss scale and the run's position, with a checksum, written atomically; older files are removed once the new
-/// one is complete. With `best` the weights of the best epoch are in `PREFIX-best.safetensors` too. Model::restore,
+/// one is complete. With `monitor` the weights of the best epoch are in `PREFIX-best.safetensors` too. Model::restore,
 /// load_weights and every reader of safetensors read them. Nothing is saved while the loss isn't finite. Throws
 /// IoError.
 class HS_API ModelCheckpoint : public CallbackBase {

@@ -127,7 +127,7 @@ void ReduceLROnPlateau::on_epoch_end(TrainContext& context) {
 }
 
 ModelCheckpoint::ModelCheckpoint(const ModelCheckpointOptions& options)
-    : options_(options), best_(options.best, options.better) {
+    : options_(options), best_(options.monitor, options.better) {
   if (options.steps < 0) fail<Error>("ModelCheckpoint: expected steps of at least 0, got {}", options.steps);
   if (options.keep < 0) fail<Error>("ModelCheckpoint: expected keep of at least 0, got {}", options.keep);
   if (options.prefix.empty() || options.prefix.find('/') != std::string::npos) {
@@ -136,7 +136,7 @@ ModelCheckpoint::ModelCheckpoint(const ModelCheckpointOptions& options)
 }
 
 void ModelCheckpoint::on_train_begin(TrainContext& context) {
-  if (!options_.best.empty()) context.check_watchable("ModelCheckpoint", options_.best);
+  if (!options_.monitor.empty()) context.check_watchable("ModelCheckpoint", options_.monitor);
   std::error_code error;
   fs::create_directories(options_.directory, error);
   if (error) fail<IoError>("{}: can't be made: {}", shown_path(options_.directory), error.message());
@@ -188,8 +188,8 @@ void ModelCheckpoint::on_step_end(TrainContext& context) {
 
 void ModelCheckpoint::on_epoch_end(TrainContext& context) {
   if (options_.steps == 0) save_and_clean(context);
-  if (options_.best.empty()) return;
-  const std::optional<double> now = context.watched(options_.best);
+  if (options_.monitor.empty()) return;
+  const std::optional<double> now = context.watched(options_.monitor);
   if (now && !lost(context) && best_.offer(*now)) save(context, options_.prefix + "-best.safetensors");
 }
 

@@ -122,7 +122,7 @@ LoadedImages load_images(const ImageDataOptions& o, const std::string& model, da
   const data::ImageTransform transform = split == data::Split::kTrain ? data::ImageTransform(train_transform(o, model))
                                                                       : data::ImageTransform(eval_transform(o, model));
   const auto images = std::make_shared<const data::ImageDataset>(
-      source, transform, data::ImageDatasetOptions{.max_bad_images = o.max_damaged});
+      source, transform, data::ImageDatasetOptions{.max_damaged = o.max_damaged});
   LoadedImages loaded{.dataset = images,
                       .classes = images->classes(),
                       .damaged = [images] { return static_cast<std::int64_t>(images->bad_images().size()); },

@@ -293,7 +293,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .range = FlagRange::at_least(0)},
        {.names = "--resume",
         .field = &c.resume,
-        .help = "Checkpoint, or the folder of a run, to go on from; the run's config.yaml says what isn't given here",
+        .help = "Checkpoint, or the folder of a run, to resume from; the run's config.yaml says what isn't given here",
         .kept = FlagKept::never,
         .begins = true},
        {.names = "--start-epoch",
@@ -305,7 +305,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .check =
             [&c] {
               if (c.start_epoch == 0 || c.resume.empty()) return;
-              fail<Error>("--start-epoch: --resume is given, and its checkpoint says where the run goes on");
+              fail<Error>("--start-epoch: --resume is given, and its checkpoint says where the run resumes");
             }},
        {.names = "--log-json",
         .field = &c.log_json,

@@ -90,7 +90,7 @@ void JsonLog::close() {
   if (std::exchange(made_, false)) ::unlink(path_.c_str());
 }
 
-bool JsonLog::takes_a_line() const {
+bool JsonLog::can_write_line() const {
   constexpr milliseconds kGrace{1000}, kBetween{50};
   std::optional<Clock::time_point> stopped;
   for (;;) {
@@ -129,7 +129,7 @@ void JsonLog::write(const char* event, const Fields& fields) {
     if (error == EPIPE) fail<IoError>("{}: writing failed: the reader of this pipe has gone", shown_path(path_));
     fail<IoError>("{}: writing failed; is the disk full? ({})", shown_path(path_), std::strerror(error));
   };
-  if (!regular && !takes_a_line()) {
+  if (!regular && !can_write_line()) {
     log(LogLevel::warning,
         fmt::format("{}: its reader takes nothing more; the log ends before the line of {}", shown_path(path_), event));
     return close();

@@ -37,7 +37,7 @@ class HS_API JsonLog {
 
  private:
   void close();
-  bool takes_a_line() const;
+  bool can_write_line() const;
 
   std::filesystem::path path_;
   const std::atomic<bool>* stop_ = nullptr;

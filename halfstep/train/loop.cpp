@@ -37,7 +37,7 @@ Loop::Loop(TrainStep& step, Task& evaluation, TrainContext& context, const std::
   const RunState& from = options.from;
   if (from.epoch < 0 || from.batch < 0 || from.step < 0 || from.skipped < 0 || from.loss_samples < 0 ||
       from.samples < 0 || from.step > kMostSteps) {
-    fail<Error>("{}: expected a state to go on from that TrainContext::state() gave, got epoch {}, batch {}, step {}",
+    fail<Error>("{}: expected a state to resume from that TrainContext::state() gave, got epoch {}, batch {}, step {}",
                 who, from.epoch, from.batch, from.step);
   }
   context_.state_ = options.from;
@@ -57,7 +57,7 @@ void Loop::run(int epochs, const Batches& training, const Batches* validation) {
   context_.steps_in_epoch = steps_of(training);
   if (const auto at = training.position(); at && (context_.state_.epoch > 0 || context_.state_.batch > 0) &&
                                            *at != data::LoaderState{context_.state_.epoch, context_.state_.batch}) {
-    fail<Error>("{}: expected a loader at epoch {}, batch {}, where the run goes on, got one at epoch {}, batch {}",
+    fail<Error>("{}: expected a loader at epoch {}, batch {}, where the run resumes, got one at epoch {}, batch {}",
                 who_, context_.state_.epoch, context_.state_.batch, at->epoch, at->batch);
   }
   tell(&CallbackBase::on_train_begin);

@@ -21,7 +21,7 @@ void check_recipe(const Checkpoint& c, const TrainConfig& config, const std::str
   const auto check = [&](const std::string& flag, const std::string& value) {
     const auto saved = c.recipe.find(flag);
     if (saved == c.recipe.end() || saved->second == value) return;
-    fail<IoError>("{}: the run had --{} {}, got {}; a run goes on with the flags that it began with", file, flag,
+    fail<IoError>("{}: the run had --{} {}, got {}; a run resumes with the flags it started with", file, flag,
                   saved->second, value);
   };
   for (const auto& [flag, value] : given) {
@@ -36,7 +36,7 @@ void check_scaler(const Checkpoint& c, const TrainConfig& config, const amp::Gra
   if (c.amp != amp_text(config)) return;  // another precision, another scaler: warned of
   if (c.scaler.empty() != !scaler.is_enabled()) {
     fail<IoError>(
-        "{}: the run was trained {} a loss scale, got --loss-scale {}; a run goes on with the flags that it began "
+        "{}: the run was trained {} a loss scale, got --loss-scale {}; a run resumes with the flags it started "
         "with",
         file, c.scaler.empty() ? "without" : "with", config.loss_scale);
   }
@@ -107,7 +107,8 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
   }
   check_scaler(c, config, scaler, file);
   if (c.amp != amp_text(config)) {
-    log(LogLevel::warning, fmt::format("{}: the run had --amp {}, it goes on with {}", file, c.amp, amp_text(config)));
+    log(LogLevel::warning,
+        fmt::format("{}: the run had --amp {}, it continues with {}", file, c.amp, amp_text(config)));
   }
 }
 

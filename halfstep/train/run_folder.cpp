@@ -59,14 +59,14 @@ std::string this_program() {
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-void check_free(const fs::path& folder, Occupied occupied) {
-  if (occupied != Occupied::refuse) return;
+void check_free(const fs::path& folder, ExistingRun existing) {
+  if (existing != ExistingRun::refuse) return;
   const auto files = run_files(folder);
   if (files.empty()) return;
   const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
   fail<IoError>("{}: holds a run already ({}); {}", shown_path(folder), shown_path(files[0]),
-                saved ? fmt::format("--resume {} goes on with it, --overwrite replaces it", shown_path(folder))
-                      : "it has no checkpoint to go on from; --overwrite replaces it");
+                saved ? fmt::format("--resume {} continues it, --overwrite replaces it", shown_path(folder))
+                      : "it has no checkpoint to resume from; --overwrite replaces it");
 }
 
 // Only looks: the lock is let go at once.
@@ -104,7 +104,7 @@ bool is_run_in(const fs::path& resume, const fs::path& folder) {
   return fs::equivalent(from, folder, error) && !error;
 }
 
-void RunFolder::check(const fs::path& path, Occupied occupied) {
+void RunFolder::check(const fs::path& path, ExistingRun existing) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
     if (errno != ENOENT) cannot_be_made(path, errno);
@@ -127,7 +127,7 @@ void RunFolder::check(const fs::path& path, Occupied occupied) {
   }
   check_unlocked(path);
   // What the one who writes there has written so far is no finished run to go on with or to replace.
-  check_free(path, occupied);
+  check_free(path, existing);
 }
 
 void RunFolder::make_folders(const fs::path& path) {
@@ -206,12 +206,12 @@ void RunFolder::lock() {
   fail<IoError>("{}: can't be locked: others come and go there", shown_path(path_));
 }
 
-RunFolder::RunFolder(const fs::path& path, Occupied occupied) : path_(path) {
-  check(path, occupied);
+RunFolder::RunFolder(const fs::path& path, ExistingRun existing) : path_(path) {
+  check(path, existing);
   try {
     make_folders(path_);
     lock();
-    check_free(path_, occupied);
+    check_free(path_, existing);
   } catch (...) {
     release();
     throw;

@@ -11,9 +11,9 @@
 namespace halfstep::training {
 
 /// What a run does with a folder that already holds a run.
-enum class Occupied {
+enum class ExistingRun {
   refuse,   ///< IoError
-  go_on,    ///< it is the run being resumed
+  resume,   ///< it is the run being resumed
   replace,  ///< its files are replaced, others stay
 };
 
@@ -33,8 +33,8 @@ class HS_API RunFolder {
  public:
   RunFolder() = default;
   /// Creates the folder and its parents if needed, and locks it. Throws IoError if it can't be created or written, if
-  /// it holds a run that `occupied` rejects, and if another program writes there, naming it.
-  RunFolder(const std::filesystem::path& path, Occupied occupied);
+  /// it holds a run that `existing` rejects, and if another program writes there, naming it.
+  RunFolder(const std::filesystem::path& path, ExistingRun existing);
   /// Creates a new folder: `path`, or the first of `path-2`, `path-3`... Throws IoError.
   static RunFolder make(const std::filesystem::path& path);
   /// Releases the lock. Created folders that are still empty are removed.
@@ -52,7 +52,7 @@ class HS_API RunFolder {
   void remove_leftovers();
 
   /// Throws what constructing one would throw, as far as that can be determined without changing anything.
-  static void check(const std::filesystem::path& path, Occupied occupied);
+  static void check(const std::filesystem::path& path, ExistingRun existing);
 
  private:
   void make_folders(const std::filesystem::path& path);

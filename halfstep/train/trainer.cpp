@@ -14,8 +14,8 @@
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
-#include "halfstep/train/device_memory.h"
 #include "halfstep/train/data.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/flags.h"
 #include "halfstep/train/json_log.h"
@@ -96,13 +96,15 @@ class Run {
     check_log(config.log_json, config.out, {config.resume, config.data});
     const bool claims = !config.out.empty() && !folder;
     const bool goes_on = is_run_in(config.resume, config.out);
-    const Occupied occupied = goes_on ? Occupied::go_on : config.overwrite ? Occupied::replace : Occupied::refuse;
+    const ExistingRun existing = goes_on            ? ExistingRun::resume
+                                 : config.overwrite ? ExistingRun::replace
+                                                    : ExistingRun::refuse;
     // Nobody may write the checkpoint that is read.
-    if (claims && goes_on) own_folder_ = RunFolder(config.out, occupied);
+    if (claims && goes_on) own_folder_ = RunFolder(config.out, existing);
     if (!config.resume.empty()) resume();
-    if (claims && !goes_on) own_folder_ = RunFolder(config.out, occupied);
+    if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
     folder_ = folder ? folder : &own_folder_;
-    replaces_ = !config.out.empty() && occupied == Occupied::replace;
+    replaces_ = !config.out.empty() && existing == ExistingRun::replace;
     // The log of a run that is replaced goes with it.
     std::error_code error;
     const fs::path own = config.out / "log.jsonl";
@@ -191,7 +193,7 @@ class Run {
                                          repair.torn == 1 ? "it" : "them"));
     }
     if (repair.repeated > 0) {
-      log(LogLevel::warning, fmt::format("{}: {} line{} from behind step {}, where the run goes on, {} removed: they "
+      log(LogLevel::warning, fmt::format("{}: {} line{} from behind step {}, where the run resumes, {} removed: they "
                                          "come again",
                                          file, repair.repeated, repair.repeated == 1 ? "" : "s", from_.step,
                                          repair.repeated == 1 ? "is" : "are"));
@@ -301,11 +303,11 @@ EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const
                                             .device = device_of(task.network())});
   EvalReport report;
   std::optional<amp::Autocast> outside;
-  if (!options.dtype) outside.emplace(amp::AutocastOptions{.enabled = false});
+  if (!options.autocast) outside.emplace(amp::AutocastOptions{.enabled = false});
   const auto stopped = [&] { return options.stop && options.stop->load(std::memory_order_relaxed); };
   report.interrupted = !evaluate(
       task, loader, report.metrics,
-      {.autocast = options.dtype, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
+      {.autocast = options.autocast, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
   if (options.table) *options.table = task.result_table();
   return report;
 }
@@ -318,7 +320,7 @@ EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Da
 
 EvalReport evaluate(const Classifier& classifier, std::shared_ptr<const data::Dataset> test, std::optional<DType> dtype,
                     std::int64_t batch_size) {
-  return evaluate(classifier, std::move(test), EvalOptions{.dtype = dtype, .batch_size = batch_size});
+  return evaluate(classifier, std::move(test), EvalOptions{.autocast = dtype, .batch_size = batch_size});
 }
 
 double peak_rss_mb() {

@@ -46,7 +46,7 @@ struct EvalReport {
 
 /// Options of evaluate for a classifier.
 struct EvalOptions {
-  std::optional<DType> dtype = {};  ///< of autocast; none: float32
+  std::optional<DType> autocast = {};  ///< of autocast; none: float32
   std::int64_t batch_size = 1000;
   int workers = 1;
   int prefetch = 4;    ///< batches that each worker makes ahead

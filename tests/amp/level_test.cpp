@@ -44,7 +44,7 @@ class Calls final : public OpObserver {
   Calls() { add_observer(this); }
   ~Calls() override { remove_observer(this); }
   void after_call(const ObservedCall& call) override {
-    if (call.road == Road::view) return;
+    if (call.path == ExecutionPath::view) return;
     std::string text = std::string(call.name) + "(";
     for (const Tensor* t : call.inputs) {
       if (!t->defined()) continue;

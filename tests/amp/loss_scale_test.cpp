@@ -240,7 +240,7 @@ TEST(LossScale, AScalersStateHasWhatItsPolicyCounts) {
   EXPECT_EQ(scaler.policy().rules().hysteresis, 2);
   EXPECT_EQ(scaler.options().floor, 1);
   EXPECT_EQ(scaler.options().growth_interval, 1000);
-  // One of PyTorch's has none of it; it goes on with a whole hysteresis.
+  // One of PyTorch's has none of it; it continues with a whole hysteresis.
   amp::GradScaler plain{{.init_scale = 8}};
   EXPECT_FALSE(plain.state_dict().contains("hysteresis_used"));
   scaler.load_state_dict(plain.state_dict());

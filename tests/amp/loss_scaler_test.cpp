@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalers and managers of MindSpore's road.
+// MindSpore's loss scalers and managers.
 #include "halfstep/amp/loss_scaler.h"
 
 #include <gtest/gtest.h>

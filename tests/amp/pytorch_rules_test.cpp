@@ -443,7 +443,7 @@ TEST(PyTorchRules, AnOptimizerMadeAnewAtTheSameAddressIsAnother) {
   EXPECT_EQ(scaler.get_scale(), 2);
 }
 
-struct Mine final : amp::Steppable {
+struct Mine final : amp::OptimizerBase {
   NamedTensors parameters;
   explicit Mine(NamedTensors p) : parameters(std::move(p)) {}
   const NamedTensors& named_parameters() const override { return parameters; }

@@ -13,7 +13,7 @@ namespace halfstep {
 namespace {
 
 // An optimizer of the user's that moves its parameter between evaluations and knows no way back.
-class Walker : public amp::Steppable {
+class Walker : public amp::OptimizerBase {
  public:
   explicit Walker(const Tensor& p, const std::string& name = "w") : parameters_{{name, p}} {}
   const NamedTensors& named_parameters() const override { return parameters_; }

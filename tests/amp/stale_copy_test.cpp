@@ -123,7 +123,7 @@ TEST_F(StaleCopy, NotInsideARegion) {
   }
 }
 
-// The road by which it came up: the best weights are kept aside and put back, and an optimizer keeps the copies.
+// The sequence that exposed it: the best weights are kept aside and put back, and an optimizer keeps the copies.
 template <class Optimizer, class Options>
 void best_weights_come_back(const Options& options) {
   for (const Writer& writer : writers()) {

@@ -131,7 +131,7 @@ TEST(InPlace, ViewsMadeInNoGradAreConstants) {
   EXPECT_EQ(w.grad().to_vector<double>(), (Values{7, 9}));
 }
 
-TEST(InPlace, ChangingASavedWeightIsFoundWhateverTheRoad) {
+TEST(InPlace, ChangingASavedWeightIsFoundOnEveryPath) {
   const Tensor x = leaf({3, 4}, {2}), w = leaf({1, 1}, {2});
   const Tensor y = sum(x * w);
   {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every road of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
-// units' road runs here through oneDNN's emulation of bfloat16, where the processor has none.
+// Every path of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
+// units' path runs here through oneDNN's emulation of bfloat16, where the processor has none.
 #include "halfstep/backends/cpu/conv.h"
 
 #include "halfstep/backends/cpu/conv_shares.h"
@@ -55,10 +55,10 @@ ConvGeometry geometry(std::int64_t n, std::int64_t c, std::int64_t size, std::in
   return {n, c, size, size, o, out, out, k, k, 1, {stride, stride}, {1, 1}, {padding, padding}, {padding, padding}};
 }
 
-const char* const kRoads[] = {"reference", "products", "blocks", "native"};
-static_assert(static_cast<int>(ConvRoad::native) == 3);
+const char* const kPaths[] = {"reference", "products", "blocks", "native"};
+static_assert(static_cast<int>(ConvPath::native) == 3);
 
-TEST(ConvRoads, Agree) {
+TEST(ConvPaths, Agree) {
   manual_seed(1);
   for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(9, 16, 7, 40, 1, 1, 0),
                                 geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3),
@@ -72,7 +72,7 @@ TEST(ConvRoads, Agree) {
                      y = randn({g.n, g.o, g.oh, g.ow}).to(dtype).contiguous(last);
         const Tensor operands[] = {x, w, y};
         const int computed = part == ConvPart::input ? 0 : part == ConvPart::weight ? 1 : 2;
-        const auto solve = [&](ConvRoad road, bool magnitudes) {
+        const auto solve = [&](ConvPath path, bool magnitudes) {
           Tensor t[3];
           for (int i = 0; i < 3; ++i) {
             t[i] = magnitudes ? abs(operands[i].to(DType::f64)) : operands[i];
@@ -81,18 +81,18 @@ TEST(ConvRoads, Agree) {
           }
           ConvCall call{part, g, view(t[0]), view(t[1]), view(t[2])};
           Context context;
-          EXPECT_EQ(convolve_by(road, &context, call), Status::ok) << context.error;
+          EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
           return t[computed].to_vector<double>();
         };
         const double terms = part == ConvPart::output  ? static_cast<double>(g.c * g.kh * g.kw)
                              : part == ConvPart::input ? static_cast<double>(g.o * g.kh * g.kw)
                                                        : static_cast<double>(g.n * g.oh * g.ow);
         const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
-        const auto exact = solve(ConvRoad::reference, false), sizes = solve(ConvRoad::reference, true);
-        for (const ConvRoad road : {ConvRoad::products, ConvRoad::blocks, ConvRoad::native}) {
-          if (road == ConvRoad::products && part != ConvPart::weight) continue;
-          const auto got = solve(road, false);
-          const std::string what = std::string(kRoads[static_cast<int>(road)]) + " part " +
+        const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
+        for (const ConvPath path : {ConvPath::products, ConvPath::blocks, ConvPath::native}) {
+          if (path == ConvPath::products && part != ConvPart::weight) continue;
+          const auto got = solve(path, false);
+          const std::string what = std::string(kPaths[static_cast<int>(path)]) + " part " +
                                    std::to_string(static_cast<int>(part)) + " " + name(dtype);
           ASSERT_EQ(got.size(), exact.size());
           for (std::size_t i = 0; i < got.size(); ++i) {
@@ -106,26 +106,26 @@ TEST(ConvRoads, Agree) {
   }
 }
 
-TEST(ConvRoads, FollowTheShape) {
-  const auto road = [](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
+TEST(ConvPaths, FollowTheShape) {
+  const auto path = [](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
     const Tensor x = empty({g.n, g.c, g.h, g.w}, {.dtype = dtype}), y = empty({g.n, g.o, g.oh, g.ow}, {.dtype = dtype});
     const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
     const Tensor w = empty({g.o, g.c, g.kh, g.kw}, {.dtype = dtype}), a = x.contiguous(format),
                  b = y.contiguous(format);
-    return choose_conv_road({part, g, view(a), view(w), view(b)}, isa);
+    return choose_conv_path({part, g, view(a), view(w), view(b)}, isa);
   };
   const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
-  EXPECT_EQ(road(square, ConvPart::output, DType::f64, true), ConvRoad::reference);
-  EXPECT_EQ(road(square, ConvPart::output, DType::f32, true), ConvRoad::blocks);
-  EXPECT_EQ(road(square, ConvPart::weight, DType::f32, true), ConvRoad::blocks);
-  EXPECT_EQ(road(single, ConvPart::weight, DType::f32, true), ConvRoad::products);
-  EXPECT_EQ(road(single, ConvPart::weight, DType::f32, false), ConvRoad::blocks);
-  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, true), ConvRoad::blocks);
-  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvRoad::native);
-  EXPECT_EQ(road(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvRoad::blocks);
-  EXPECT_EQ(road(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvRoad::native);
-  EXPECT_EQ(road(single, ConvPart::weight, DType::bf16, true, Isa::amx), ConvRoad::native);
-  EXPECT_EQ(road(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvRoad::blocks);
+  EXPECT_EQ(path(square, ConvPart::output, DType::f64, true), ConvPath::reference);
+  EXPECT_EQ(path(square, ConvPart::output, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(square, ConvPart::weight, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(single, ConvPart::weight, DType::f32, true), ConvPath::products);
+  EXPECT_EQ(path(single, ConvPart::weight, DType::f32, false), ConvPath::blocks);
+  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true), ConvPath::blocks);
+  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvPath::blocks);
+  EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
+  EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvPath::blocks);
 }
 
 // Whatever is cut, every output row (input row, where the input is computed) of every image is there once, in the

@@ -161,7 +161,7 @@ __attribute__((no_sanitize("address", "undefined", "thread"))) Product product(c
 
 enum class By { choice, blocked, narrow, onednn, reference };
 
-/// Whether the road took the case; expectations are checked if it did.
+/// Whether the path took the case; expectations are checked if it did.
 bool check(const Case& t, By by = By::choice, std::vector<unsigned char>* bytes = nullptr) {
   SCOPED_TRACE(t.text());
   Matrix a(t.m, t.k, t.a, t.layout_a, 1, t.batch), b(t.k, t.n, t.b, t.layout_b, 2, t.share_b ? 1 : t.batch),
@@ -179,10 +179,10 @@ bool check(const Case& t, By by = By::choice, std::vector<unsigned char>* bytes 
   g.c_batch_stride = c.batch_stride;
   Context context;
   const Status status = by == By::choice    ? gemm(&context, g)
-                        : by == By::blocked ? gemm_by(GemmRoad::blocked, &context, g)
-                        : by == By::narrow  ? gemm_by(GemmRoad::narrow, &context, g)
-                        : by == By::onednn  ? gemm_by(GemmRoad::onednn, &context, g)
-                                            : gemm_by(GemmRoad::reference, &context, g);
+                        : by == By::blocked ? gemm_by(GemmPath::blocked, &context, g)
+                        : by == By::narrow  ? gemm_by(GemmPath::narrow, &context, g)
+                        : by == By::onednn  ? gemm_by(GemmPath::onednn, &context, g)
+                                            : gemm_by(GemmPath::reference, &context, g);
   if (status == Status::unsupported && by != By::choice) return false;
   EXPECT_EQ(status, Status::ok) << context.error;
   const bool integers = is_integral(t.c);
@@ -387,7 +387,7 @@ TEST_P(GemmIsa, NotANumberAndInfinityComeThrough) {
         g.c = c.data(), g.c_dtype = bf16, g.ldc = n;
         g.activation = relu ? GemmActivation::relu : GemmActivation::none;
         Context context;
-        ASSERT_EQ(gemm_by(by == By::narrow ? GemmRoad::narrow : GemmRoad::blocked, &context, g), Status::ok);
+        ASSERT_EQ(gemm_by(by == By::narrow ? GemmPath::narrow : GemmPath::blocked, &context, g), Status::ok);
         for (std::int64_t i = 0; i < m; ++i) {
           for (std::int64_t j = 0; j < n; ++j) {
             const float v = static_cast<float>(c[static_cast<std::size_t>(i * n + j)]);
@@ -420,7 +420,7 @@ TEST_P(GemmIsa, SubnormalsAndOverflowOf16Bits) {
     g.a = {a.data(), f32, 5, 1}, g.b = {b.data(), f32, 20, 1};
     g.c = c.data(), g.c_dtype = f16, g.ldc = n;
     Context context;
-    ASSERT_EQ(gemm_by(GemmRoad::blocked, &context, g), Status::ok);
+    ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
     for (const Half h : c) EXPECT_EQ(static_cast<float>(h), expected[i]);
   }
 }

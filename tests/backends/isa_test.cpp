@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and caps of instruction sets, and the roads of products that are chosen by them.
+// Names and caps of instruction sets, and the paths of products that are chosen by them.
 #include "halfstep/backends/cpu/isa.h"
 
 #include <gtest/gtest.h>
@@ -20,38 +20,38 @@ class IsaGuard {
   ~IsaGuard() { set_isa_for_test(detected_isa()); }
 };
 
-TEST(Gemm, RoadFollowsShapeDtypeAndInstructionSet) {
+TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
   GemmArgs g;
-  const auto road = [&](DType a, DType b, DType c, Isa isa) {
+  const auto path = [&](DType a, DType b, DType c, Isa isa) {
     g.a.dtype = a, g.b.dtype = b, g.c_dtype = c;
-    return choose_road(g, isa);
+    return choose_gemm_path(g, isa);
   };
   const std::vector<Isa> all = {Isa::avx2, Isa::avx512, Isa::avx512_vnni, Isa::avx512_bf16, Isa::avx512_fp16, Isa::amx};
   g.m = g.n = g.k = 96;
   g.a.row_stride = g.b.row_stride = g.ldc = 96;
   for (const Isa isa : all) {
-    EXPECT_EQ(road(f32, f32, f32, isa), GemmRoad::blocked);
-    EXPECT_EQ(road(f64, f64, f64, isa), GemmRoad::reference);
-    EXPECT_EQ(road(i32, i32, i32, isa), GemmRoad::reference);
+    EXPECT_EQ(path(f32, f32, f32, isa), GemmPath::blocked);
+    EXPECT_EQ(path(f64, f64, f64, isa), GemmPath::reference);
+    EXPECT_EQ(path(i32, i32, i32, isa), GemmPath::reference);
     const bool bf16_units = isa >= Isa::avx512_bf16, f16_units = isa >= Isa::avx512_fp16;
-    EXPECT_EQ(road(bf16, bf16, bf16, isa), bf16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
-    EXPECT_EQ(road(bf16, bf16, f32, isa), bf16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
-    EXPECT_EQ(road(f16, f16, f16, isa), f16_units ? GemmRoad::onednn : GemmRoad::blocked) << name(isa);
-    EXPECT_EQ(road(bf16, f32, f32, isa), GemmRoad::blocked);
-    EXPECT_EQ(road(bf16, bf16, f16, isa), GemmRoad::blocked);
+    EXPECT_EQ(path(bf16, bf16, bf16, isa), bf16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);
+    EXPECT_EQ(path(bf16, bf16, f32, isa), bf16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);
+    EXPECT_EQ(path(f16, f16, f16, isa), f16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);
+    EXPECT_EQ(path(bf16, f32, f32, isa), GemmPath::blocked);
+    EXPECT_EQ(path(bf16, bf16, f16, isa), GemmPath::blocked);
   }
   g.m = g.n = g.k = 16;  // A primitive's call costs more.
-  EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::blocked);
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::blocked);
   g.batch = 4096;
-  EXPECT_EQ(road(bf16, bf16, bf16, Isa::amx), GemmRoad::onednn);
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::onednn);
   g.batch = 1, g.m = g.n = g.k = 256;
-  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
-  EXPECT_EQ(road(bf16, f32, f32, Isa::amx), GemmRoad::blocked);
-  EXPECT_EQ(road(bf16, bf16, bf16, Isa::avx512_vnni), GemmRoad::blocked);
+  EXPECT_EQ(path(f32, f32, f32, Isa::avx512), GemmPath::blocked);
+  EXPECT_EQ(path(bf16, f32, f32, Isa::amx), GemmPath::blocked);
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::avx512_vnni), GemmPath::blocked);
   g.m = 64, g.b.row_stride = 1, g.b.col_stride = 256;  // A linear layer's weights.
-  EXPECT_EQ(road(f32, f32, f32, Isa::avx512), GemmRoad::blocked);
+  EXPECT_EQ(path(f32, f32, f32, Isa::avx512), GemmPath::blocked);
   g.m = 1, g.n = g.k = 512;
-  for (const Isa isa : all) EXPECT_EQ(road(bf16, bf16, bf16, isa), GemmRoad::narrow);
+  for (const Isa isa : all) EXPECT_EQ(path(bf16, bf16, bf16, isa), GemmPath::narrow);
 }
 
 TEST(Isa, NamesGoBothWays) {

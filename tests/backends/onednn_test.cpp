@@ -192,11 +192,11 @@ TEST(OneDnnChild, DISABLED_StaysInItsMemory) {
         for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
           const ConvGeometry g = geometry(l, n);
           Strided x({g.n, g.c, g.h, g.w}, last), w({g.o, g.c, g.kh, g.kw}, false), y({g.n, g.o, g.oh, g.ow}, last);
-          for (const ConvRoad road : {ConvRoad::blocks, ConvRoad::products}) {
-            if (road == ConvRoad::products && (part != ConvPart::weight || !last)) continue;
+          for (const ConvPath path : {ConvPath::blocks, ConvPath::products}) {
+            if (path == ConvPath::products && (part != ConvPart::weight || !last)) continue;
             ConvCall call{part, g, x.view(), w.view(), y.view()};
             Context context;
-            EXPECT_EQ(convolve_by(road, &context, call), Status::ok);
+            EXPECT_EQ(convolve_by(path, &context, call), Status::ok);
           }
         }
       }
@@ -238,10 +238,10 @@ TEST(OneDnnChild, DISABLED_LeavesNothingToTheReference) {
           Strided x({g.n, g.c, g.h, g.w}, true, dtype), w({g.o, g.c, g.kh, g.kw}, true, dtype),
               y({g.n, g.o, g.oh, g.ow}, true, dtype);
           ConvCall call{part, g, x.view(), w.view(), y.view()};
-          const ConvRoad road = choose_conv_road(call, compute_isa());
-          EXPECT_NE(road, ConvRoad::reference);
+          const ConvPath path = choose_conv_path(call, compute_isa());
+          EXPECT_NE(path, ConvPath::reference);
           Context context;
-          if (road == ConvRoad::native && convolve_onednn(&context, call, dtype) == Status::ok) continue;
+          if (path == ConvPath::native && convolve_onednn(&context, call, dtype) == Status::ok) continue;
           if (part == ConvPart::weight && products_suit(g)) continue;  // not oneDNN's
           EXPECT_EQ(convolve_onednn(&context, call, f32), Status::ok)
               << name(dtype) << ", part " << static_cast<int>(part) << ", " << n << " images of " << l.c << " x "

@@ -82,7 +82,7 @@ Tensor numbers(const Shape& sizes, DType dtype, std::uint64_t seed) {
 }
 
 void products(DType dtype) {
-  // Every class of shape that a product's road is chosen by: large ones, batches of a linear layer, long and short
+  // Every class of shape that a product's path is chosen by: large ones, batches of a linear layer, long and short
   // sums, few rows, odd sizes; operands as they lie and turned.
   const std::array<std::int64_t, 3> shapes[] = {{1000, 512, 784}, {512, 784, 1000}, {64, 512, 784}, {512, 784, 64},
                                                 {256, 256, 256},  {64, 64, 64},     {37, 45, 53},   {2000, 9, 300},
@@ -116,7 +116,7 @@ void convolutions(DType dtype) {
       const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
       const Tensor x = numbers({w.n, w.c, w.size, w.size}, dtype, 1).contiguous(format).requires_grad_();
       const Tensor weight = numbers({w.o, w.c / w.groups, w.window, w.window}, dtype, 2).requires_grad_();
-      const ConvOptions options = {.stride = {w.stride}, .padding = {w.padding}, .groups = w.groups};
+      const ConvFuncOptions options = {.stride = {w.stride}, .padding = {w.padding}, .groups = w.groups};
       const std::string name = "conv2d " + std::to_string(w.c) + " of " + std::to_string(w.size) + " to " +
                                std::to_string(w.o) + ", window " + std::to_string(w.window) + (last ? " last" : "");
       storm(name, [&] { return conv2d(x.detach(), weight.detach(), {}, options); });

@@ -135,7 +135,7 @@ class Logs(CompareTest):
                    {"event": "end", "seconds": 4, "interrupted": True}, '{"event":"step","ep' + json.dumps(again[0], separators=(",", ":")), *again[1:])
         rows = self.rows("again", "again")
         self.assertRows(["epoch 1 loss 6.0000 6.0000 +0.0000", "epoch 1 test loss 8.0000 8.0000 +0.0000", "time 7.00 s 7.00 s 1.00x",
-                         "the run is done, went on 1x done, went on 1x"], rows)
+                         "the run is done, resumed 1x done, resumed 1x"], rows)
         self.assertFalse([row for row in rows if row[:2] == ["epoch", "2"]])
 
     def test_real_runs(self):

@@ -182,9 +182,9 @@ class Saving(ConfigTest):
     def test_says_where_it_went_on_from(self):
         self.data()
         self.train("data", "--epochs", "1", "--out", "run")
-        self.assertNotIn("went on", self.config())
+        self.assertNotIn("Resumed", self.config())
         self.train("data", "--epochs", "2", "--resume", "run", "--config", "run/config.yaml")
-        self.assertIn("# It went on from run.\n", self.config())
+        self.assertIn("# Resumed from run.\n", self.config())
         self.assertNotIn("resume", keys(self.config()))
         self.assertIn("epochs: 2\n", self.config())
 

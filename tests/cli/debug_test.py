@@ -100,7 +100,7 @@ class Debug(ProgramTest):
         self.assertEqual(status, 0, err)
         calls = self.calls("dump")
         self.assertEqual({c["device"] for c in calls.values() if c["op"] == "linear"}, {"sim:0"})
-        self.assertLessEqual({c["road"] for c in calls.values()}, {"native", "contiguous", "fallback", "transfer"})
+        self.assertLessEqual({c["path"] for c in calls.values()}, {"native", "contiguous", "fallback", "transfer"})
         report = (self.folder / "run/debug-compare.txt").read_text()
         self.assertIn(", sim:0: element ", report)
         self.assertLess(float(re.search(r"worst results\n +([0-9.e+]+) roundings", report)[1]), 784 ** 0.5)

@@ -155,7 +155,7 @@ class Faults(ProgramTest):
         for flags, environment in ([], {}), ([], {"HALFSTEP_GRAPHS": "0"}), (["--no-capture"], {}):
             out = self.train_with("lost:150", *flags, **environment)
             self.assertEqual(out.returncode, 1)
-            self.assertRegex(out.stderr, r"sim:0 is lost: .*; go on from the last checkpoint")
+            self.assertRegex(out.stderr, r"sim:0 is lost: .*; resume from the last checkpoint")
             # The same for a failure on the queue, which a later step finds.
             out = self.train_with("fail:linear:20", *flags, **environment)
             self.assertEqual(out.returncode, 1)

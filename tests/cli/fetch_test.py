@@ -237,7 +237,7 @@ class Resuming(FetchTest):
         self.fails(".part: another process is downloading it")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
-        self.assertEqual((process.returncode, err), (130, "halfstep: interrupted; what came is kept, and the same command goes on\n"))
+        self.assertEqual((process.returncode, err), (130, "halfstep: interrupted; what was downloaded is kept, and the same command resumes\n"))
         self.assertGreater(self.part.stat().st_size, 0)
         self.fetch()
         self.assertGot()
@@ -289,7 +289,7 @@ class Refusing(FetchTest):
             with self.subTest(kept):
                 self.server.ways[FIRST] = [way]
                 begin = time.monotonic()
-                self.fails(["nothing or next to nothing came for 1 s", "given up after 1 try"], "mnist", "--timeout", "1", "--tries", "1")
+                self.fails(["nothing or almost nothing arrived for 1 s", "given up after 1 try"], "mnist", "--timeout", "1", "--tries", "1")
                 self.assertLess(time.monotonic() - begin, 15)
                 self.assertEqual(self.part.stat().st_size if self.part.exists() else 0, kept)
         self.fetch()

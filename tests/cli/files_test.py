@@ -217,7 +217,7 @@ class Checkpoints(ProgramTest):
         self.refused(1, "128 training samples, got 100", "train", "mlp", "data", *resume, "--limit", "100")
         status, _, err = self.run_program("train", "mlp", "data", *resume, "--amp", "f16", "-q")
         self.assertEqual(status, 0)
-        self.assertRegex(err, r"\Ahalfstep: warning: good: the run had --amp off, it goes on with f16\n\Z")
+        self.assertRegex(err, r"\Ahalfstep: warning: good: the run had --amp off, it continues with f16\n\Z")
 
     def test_a_loss_scale_of_another_run(self):
         self.train("data", "--amp", "f16", "--loss-scale", "dynamic:1024,2,0.5,100", "--out", "scaled", "-q")
@@ -278,7 +278,7 @@ class Writing(ProgramTest):
         self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), RUN_FILES)
         status, _, err = self.run_program("train", "mlp", "data", "--epochs", "2", "-q", "--resume", "run")
         self.assertEqual(status, 0)
-        self.assertEqual(err, "halfstep: warning: run/log.jsonl: 3 lines from behind step 2, where the run goes on, are removed: they come again\n")
+        self.assertEqual(err, "halfstep: warning: run/log.jsonl: 3 lines from behind step 2, where the run resumes, are removed: they come again\n")
 
     def test_a_loss_that_is_no_number(self):
         self.data()

@@ -28,14 +28,14 @@ class FolderTest(ProgramTest):
         return err
 
 
-class Occupied(FolderTest):
+class ExistingRun(FolderTest):
     def setUp(self):
         super().setUp()
         self.data()
         self.train("data", "--out", "run", "-q", "--seed", "1")
 
     def test_a_run_is_not_written_over(self):
-        err = self.unchanged("run", 1, ["run: holds a run already (run/last.safetensors)", "--resume run goes on", "--overwrite replaces it"],
+        err = self.unchanged("run", 1, ["run: holds a run already (run/last.safetensors)", "--resume run continues", "--overwrite replaces it"],
                              "train", "mlp", "data", "--out", "run", "-q")
         self.assertNotIn("run.lock", err)
         for link in ("link", "./run/"):
@@ -48,7 +48,7 @@ class Occupied(FolderTest):
             folder = self.folder / f"only {name}"
             folder.mkdir()
             shutil.copy(self.folder / "run" / name, folder / name)
-            text = "--resume" if name.endswith(".safetensors") else "no checkpoint to go on from; --overwrite"
+            text = "--resume" if name.endswith(".safetensors") else "no checkpoint to resume from; --overwrite"
             self.unchanged(folder.name, 1, [f"{folder.name}/{name}", text], "train", "mlp", "data", "--out", folder.name, "-q")
 
     def test_a_run_that_failed_is_one(self):
@@ -81,7 +81,7 @@ class Occupied(FolderTest):
         self.unchanged("run", 2, "--lr", *overwrite, "--lr", "-1")
         self.unchanged("run", 1, "nowhere/log", *overwrite, "--log-json", "nowhere/log")
         self.unchanged("run", 1, "no weights of mlp", *overwrite, "--pretrained", self.other_weights())
-        self.unchanged("run", 2, "--overwrite: --resume goes on with the run in run", *overwrite, "--resume", "run")
+        self.unchanged("run", 2, "--overwrite: --resume continues the run in run", *overwrite, "--resume", "run")
         self.unchanged("run", 2, "--overwrite: belongs to --out", "train", "mlp", "data", "--overwrite")
         limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
         self.unchanged("run", 1, "config.yaml", *overwrite, preexec_fn=limit)

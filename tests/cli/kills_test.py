@@ -105,7 +105,7 @@ class Kills(ProgramTest):
                     self.assertIn(process.returncode, allowed, err)
                     self.assertEqual(out, "")
                     if process.returncode == 128 + first and not twice:
-                        self.assertRegex(err.splitlines()[-1], r"\Ahalfstep: interrupted (after step \d+; go on with: halfstep train |before the first step; nothing was written)")
+                        self.assertRegex(err.splitlines()[-1], r"\Ahalfstep: interrupted (after step \d+; resume with: halfstep train |before the first step; nothing was written)")
                     killed = killed or first == signal.SIGKILL or twice
                     self.check_files(run, killed)
             self.good(*self.command(run))

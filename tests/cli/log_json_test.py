@@ -154,7 +154,7 @@ class Pipes(FolderTest):
         _, err = process.communicate(timeout=30)
         self.assertEqual(process.returncode, 130, err)
         self.assertIn("pipe: its reader takes nothing more; the log ends before the line of ", err)
-        self.assertRegex(err, r"interrupted after step \d+; go on with: ")
+        self.assertRegex(err, r"interrupted after step \d+; resume with: ")
 
     def test_a_reader_that_goes(self):
         process = self.start(*ENDLESS, "--no-out", "--log-json", "pipe")

@@ -64,14 +64,14 @@ class Resuming(RunTest):
         self.good("train", "mlp", "data", "--out", "run", "-q")
         before = {p.name: p.read_bytes() for p in (self.folder / "run").iterdir()}
         status, out, err = self.run_program("train", "--resume", "run")
-        self.assertEqual((status, err), (0, "halfstep: run: all 1 epochs are done; a larger --epochs goes on\n"))
+        self.assertEqual((status, err), (0, "halfstep: run: all 1 epochs are done; a larger --epochs continues\n"))
         self.assertEqual(before, {p.name: p.read_bytes() for p in (self.folder / "run").iterdir()})
 
     def test_what_may_change_is_said(self):
         self.good("train", "mlp", "data", "--out", "run", "--amp", "f16", "--threads", "2", "--accumulate", "2")
         status, out, err = self.run_program("train", "--resume", "run", "--epochs", "2", "--amp", "bf16", "--threads", "1", "--accumulate", "1")
         self.assertEqual(status, 0, err)
-        self.assertEqual(err, "halfstep: warning: run: the run had --amp f16, it goes on with bf16\n")
+        self.assertEqual(err, "halfstep: warning: run: the run had --amp f16, it continues with bf16\n")
         said = out[out.index("going on"):].splitlines()[1:7]
         self.assertEqual(said[:5], ["  --epochs 2 in place of 1", "  --amp bf16 in place of f16", "  --loss-scale none in place of dynamic:65536,2,0.5,2000",
                                     "  --accumulate 1 in place of 2", "  1 threads in place of 2: sums may be rounded otherwise"])
@@ -278,7 +278,7 @@ class Log(RunTest):
         self.resumed("3")
         status, out, err = self.run_program("train", "--resume", "run/one.safetensors", "--epochs", "2")
         self.assertEqual(status, 0)
-        self.assertRegex(err, r"\Ahalfstep: warning: run/log.jsonl: 1[0-4] lines from behind step 4, where the run goes on, are removed: they come again\n\Z")
+        self.assertRegex(err, r"\Ahalfstep: warning: run/log.jsonl: 1[0-4] lines from behind step 4, where the run resumes, are removed: they come again\n\Z")
         log = events(self.log)
         self.assertEqual([e["step"] for e in log if e["event"] == "step"], list(range(1, 9)))
         self.assertEqual([e["epoch"] for e in log if e["event"] == "eval"], [1, 2])

@@ -39,7 +39,7 @@ class Signals(ProgramTest):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             with self.subTest(number.name):
                 err = self.interrupted(number)
-                match = re.fullmatch(r"halfstep: interrupted after step (\d+); go on with: (halfstep train .*)\n", err)
+                match = re.fullmatch(r"halfstep: interrupted after step (\d+); resume with: (halfstep train .*)\n", err)
                 self.assertTrue(match, err)
                 log = events(self.folder / "a run/log.jsonl")
                 self.assertEqual(log[-1]["event"], "end")
@@ -50,7 +50,7 @@ class Signals(ProgramTest):
 
     def test_the_command_that_is_printed_goes_on_bit_for_bit(self):
         err = self.interrupted(signal.SIGINT)
-        command = err.split("go on with: ")[1].strip()
+        command = err.split("resume with: ")[1].strip()
         saved = Safetensors(self.folder / "a run/last.safetensors").state
         epochs = saved["epoch"] + 2
         command = command.replace("halfstep", PROGRAM, 1).replace("1000000", str(epochs))
@@ -105,7 +105,7 @@ class Signals(ProgramTest):
         process.stdout.close()
         err = process.stderr.read()
         self.assertEqual(process.wait(timeout=30), 128 + signal.SIGPIPE)
-        self.assertIn("go on with: halfstep train mlp", err)
+        self.assertIn("resume with: halfstep train mlp", err)
         process.stderr.close()
         state = Safetensors(self.folder / "run/last.safetensors").state
         self.assertGreater(state["step"], 0)

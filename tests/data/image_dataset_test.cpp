@@ -118,9 +118,9 @@ TEST(ImageDataset, GivesUpOverTheLimit) {
   Quiet quiet;
   const auto source = std::make_shared<const Memory>(std::set<std::int64_t>{4, 9, 20});
   const std::vector<std::int64_t> indices{4, 9, 4, 20};
-  const ImageDataset three{source, EvalTransform{.size = 8, .resize = 8}, {.max_bad_images = 3}};
+  const ImageDataset three{source, EvalTransform{.size = 8, .resize = 8}, {.max_damaged = 3}};
   EXPECT_NO_THROW(three.batch({.indices = indices}));
-  const ImageDataset two{source, EvalTransform{.size = 8, .resize = 8}, {.max_bad_images = 2}};
+  const ImageDataset two{source, EvalTransform{.size = 8, .resize = 8}, {.max_damaged = 2}};
   expect_error<IoError>([&] { two.batch({.indices = indices}); }, {"at most 2 damaged pictures", "picture 20"});
   std::set<std::int64_t> all;
   for (std::int64_t i = 0; i < source->size(); ++i) all.insert(i);
@@ -130,7 +130,7 @@ TEST(ImageDataset, GivesUpOverTheLimit) {
 
 TEST(ImageDataset, RefusesWhatMakesNoSense) {
   expect_error<Error>([] { ImageDataset(nullptr, TrainTransform{}); }, {"source"});
-  expect_error<Error>([] { ImageDataset(std::make_shared<const Memory>(), TrainTransform{}, {.max_bad_images = -1}); },
+  expect_error<Error>([] { ImageDataset(std::make_shared<const Memory>(), TrainTransform{}, {.max_damaged = -1}); },
                       {"-1"});
   const ImageDataset dataset{std::make_shared<const Memory>(), TrainTransform{}};
   const std::vector<std::int64_t> outside{1000};

@@ -90,7 +90,7 @@ TEST_F(DumpTest, HasAFolderACallWithItsValues) {
   EXPECT_EQ(first["module"], "");
   EXPECT_EQ(first["backward_of"], nullptr);
   EXPECT_EQ(first["device"], "cpu");
-  EXPECT_EQ(first["road"], "native");
+  EXPECT_EQ(first["path"], "native");
   EXPECT_EQ(first["in_place"], false);
   EXPECT_EQ(first["attributes"]["value"], 2);
   ASSERT_EQ(first["inputs"].size(), 1u);

@@ -86,9 +86,9 @@ TEST(Profiler, KeepsOwnTimeApart) {
     {
       detail::Observation inner(inner_call);
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
-      inner.done(Road::native);
+      inner.done(ExecutionPath::native);
     }
-    outer.done(Road::native);
+    outer.done(ExecutionPath::native);
   }
   try {
     const detail::Observation failed(outer_call);

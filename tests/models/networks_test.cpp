@@ -208,7 +208,7 @@ struct Names : OpObserver {
     // The counter of batches is the one scalar.
     if (!call.op || std::string_view(call.name) == "add_scalar") return;
     ++count[call.name];
-    places[whereabouts().module_path].push_back(call.name);
+    places[call_origin().module_path].push_back(call.name);
   }
   std::mutex mutex;
   std::map<std::string, int> count;

@@ -124,7 +124,7 @@ Layer layer_of(const GoldenEntry& e) {
     return layer(
         nn::Linear{{.in = e.integer("in"), .out = e.integer("out"), .bias = e.flag("bias", true), .dtype = f64}});
   }
-  if (e.op == "PReLU") return layer(nn::PReLU{{.num_parameters = e.integer("channels"), .dtype = f64}});
+  if (e.op == "PReLU") return layer(nn::PReLU{{.channels = e.integer("channels"), .dtype = f64}});
   if (e.op == "LeakyReLU") return layer(nn::LeakyReLU{{.negative_slope = e.real("slope")}});
   if (e.op == "GELU") return layer(nn::GELU{{.form = GeluForm::tanh}});
   if (e.op == "Softplus") return layer(nn::Softplus{{.beta = e.real("beta"), .threshold = e.real("threshold")}});

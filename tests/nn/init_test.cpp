@@ -50,7 +50,7 @@ TEST_F(Init, FansGiveTheVariances) {
   expect_moments(init::xavier_uniform_(weight()), 0, std::sqrt(2.0 / 864));
   expect_moments(init::xavier_normal_(weight(), 2), 0, 2 * std::sqrt(2.0 / 864));
   expect_moments(init::kaiming_uniform_(weight()), 0, std::sqrt(2.0 / 288));
-  const Tensor uniform = init::kaiming_uniform_(weight(), {.slope = std::sqrt(5)});
+  const Tensor uniform = init::kaiming_uniform_(weight(), {.negative_slope = std::sqrt(5)});
   EXPECT_LE(moments(uniform).high, std::sqrt(1.0 / 288)) << "a slope of sqrt(5) gives +-1/sqrt(fan), as Linear has";
   EXPECT_GT(moments(uniform).high, 0.99 * std::sqrt(1.0 / 288));
   expect_moments(
@@ -123,7 +123,7 @@ TEST_F(Init, LayersStartAsDocumented) {
   EXPECT_EQ(table.weight.select(0, 3).to_vector<double>(), std::vector<double>(20, 0));
   expect_moments(table.weight.narrow(0, 4, 996), 0, 1);
   EXPECT_EQ(nn::PReLU{}.weight.to_vector<float>(), (std::vector<float>{0.25}));
-  EXPECT_EQ((nn::PReLU{{.num_parameters = 2, .init = 0.5}}.weight.to_vector<float>()), (std::vector<float>{0.5, 0.5}));
+  EXPECT_EQ((nn::PReLU{{.channels = 2, .init = 0.5}}.weight.to_vector<float>()), (std::vector<float>{0.5, 0.5}));
 }
 
 TEST_F(Init, DrawsFollowTheSeedAndDiffer) {

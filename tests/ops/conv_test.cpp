@@ -25,7 +25,7 @@ namespace {
 
 struct Case {
   Shape input, weight;
-  ConvOptions options;
+  ConvFuncOptions options;
   bool bias = false;
 };
 

@@ -175,7 +175,7 @@ TEST(ImageEdges, WindowsFarApart) {
   for (const DType dtype : {f32, f16}) {
     const Tensor x = randn({2, 4, 5, 6}, {.dtype = dtype}).requires_grad_();
     const Tensor w = randn({6, 4, 2, 2}, {.dtype = dtype}).requires_grad_();
-    const auto check = [&](const ConvOptions& far, const ConvOptions& near, const char* what) {
+    const auto check = [&](const ConvFuncOptions& far, const ConvFuncOptions& near, const char* what) {
       const Tensor y = conv2d(x, w, {}, far), wanted = conv2d(x, w, {}, near);
       expect_alike(y, wanted, what);
       const Tensor g = randn(y.sizes(), {.dtype = f64}).to(dtype);

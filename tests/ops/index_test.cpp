@@ -31,7 +31,7 @@ TEST(Index, Goldens) {
     return std::vector{index_put(x[0], {x[1]}, x[2], e.flag("accumulate"))};
   });
   check_goldens("embedding", [](const auto& e, const auto& x) {
-    EmbeddingOptions options;
+    EmbeddingFuncOptions options;
     if (e.has("padding_idx")) options.padding_idx = e.integer("padding_idx");
     return std::vector{embedding(x[1], x[0], options)};
   });

@@ -248,7 +248,7 @@ class Checker : public OpObserver {
   ~Checker() override { remove_observer(this); }
 
   void after_call(const ObservedCall& call) override {
-    if (call.road == Road::view || call.road == Road::transfer) return;
+    if (call.path == ExecutionPath::view || call.path == ExecutionPath::transfer) return;
     const std::lock_guard lock(mutex_);
     std::string name = call.name;
     // Parts of other calls go by these.

@@ -75,8 +75,8 @@ struct Case {
     running_var = (rand(channels, {.dtype = inner}) + 0.5);
     return *this;
   }
-  BatchNormOptions norm() const {
-    BatchNormOptions o{.weight = weight, .bias = bias, .training = training, .eps = 1e-3};
+  BatchNormFuncOptions norm() const {
+    BatchNormFuncOptions o{.weight = weight, .bias = bias, .training = training, .eps = 1e-3};
     if (!training) o.running_mean = running_mean, o.running_var = running_var;
     return o;
   }
@@ -431,14 +431,15 @@ TEST(BatchNormAct, RunningStatisticsFollowTheBatch) {
   const Tensor mean = zeros({2}), var = ones({2});
   const auto version = mean.version();
   const Tensor x = tensor(Values{1, 10, 3, 30}, {2, 2});
-  const BatchNormOptions norm{.running_mean = mean, .running_var = var, .training = true, .momentum = 0.5, .eps = 0};
+  const BatchNormFuncOptions norm{
+      .running_mean = mean, .running_var = var, .training = true, .momentum = 0.5, .eps = 0};
   // Means 2 and 20, deviations 1 and 10.
   EXPECT_EQ(batch_norm_act(x, norm).to_vector<double>(), (Values{0, 0, 1, 1}));
   EXPECT_EQ(mean.to_vector<double>(), (Values{1, 10}));
   EXPECT_EQ(var.to_vector<double>(), (Values{1.5, 100.5}));  // unbiased: 2 and 200
   EXPECT_GT(mean.version(), version);
   // In evaluation they are used and stay.
-  BatchNormOptions frozen = norm;
+  BatchNormFuncOptions frozen = norm;
   frozen.training = false;
   const Values y = batch_norm_act(x, frozen, Activation::none, x).to_vector<double>();
   EXPECT_NEAR(y[2], 3 + (3 - 1) / std::sqrt(1.5), 1e-6);
@@ -523,7 +524,7 @@ TEST(BatchNormAct, NanComesThrough) {
     for (const Activation activation : kActivations) {
       const Tensor x = tensor(Values{nan, -1, 2, inf, -inf, 9}, {6, 1}, {.dtype = dtype});
       const Tensor mean = zeros({1}), var = ones({1}), residual = zeros({6, 1}, {.dtype = dtype});
-      const BatchNormOptions norm{.running_mean = mean, .running_var = var, .eps = 0};
+      const BatchNormFuncOptions norm{.running_mean = mean, .running_var = var, .eps = 0};
       const Values y = batch_norm_act(x, norm, activation, residual).to_vector<double>();
       EXPECT_TRUE(std::isnan(y[0]));
       const bool none = activation == Activation::none, six = activation == Activation::relu6;
@@ -550,7 +551,7 @@ TEST(BatchNormAct, BoundsHaveNoGradient) {
   const Tensor x = tensor(Values{0, 6, 3, -1, 7}, {5, 1}).requires_grad_();
   const Tensor mean = zeros({1}), var = ones({1}), g = ones({5, 1});
   for (const bool fused : {true, false}) {
-    const BatchNormOptions norm{.running_mean = mean, .running_var = var, .eps = 0};
+    const BatchNormFuncOptions norm{.running_mean = mean, .running_var = var, .eps = 0};
     const Tensor y6 = fused ? batch_norm_act(x, norm, Activation::relu6) : relu6(batch_norm(x, norm));
     EXPECT_EQ(grad({y6}, {x}, {.grad_outputs = {g}})[0].to_vector<double>(), (Values{0, 0, 1, 0, 0}));
     const Tensor y = fused ? batch_norm_act(x, norm, Activation::relu) : relu(batch_norm(x, norm));
@@ -566,7 +567,7 @@ TEST(BatchNormAct, NothingToNormalise) {
 }
 TEST(BatchNormAct, Errors) {
   const Tensor x = ones({2, 3, 4, 4}), mean = zeros({3}), var = ones({3});
-  const BatchNormOptions norm{.running_mean = mean, .running_var = var};
+  const BatchNormFuncOptions norm{.running_mean = mean, .running_var = var};
   EXPECT_THROW(batch_norm_act(x, norm, Activation::relu, ones({2, 3, 4, 1})), ShapeError);
   EXPECT_THROW(batch_norm_act(x, norm, Activation::relu, ones({2, 3, 4, 4}, {.dtype = i64})), DTypeError);
   EXPECT_THROW(batch_norm_act(x, {}), Error);

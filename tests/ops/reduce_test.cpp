@@ -100,7 +100,7 @@ Tensor wave(const Shape& sizes, DType dtype = f64, double step = 1) {
 }
 Tensor leaf(const Shape& sizes) { return wave(sizes).requires_grad_(); }
 
-// Every layout gives what the contiguous copy gives; the roads by rows, by columns and for any strides differ in the
+// Every layout gives what the contiguous copy gives; the paths by rows, by columns and for any strides differ in the
 // order of sums, so float64 results may differ by roundings.
 TEST(Reduce, LayoutsAgree) {
   const Tensor x = wave({6, 5, 7});

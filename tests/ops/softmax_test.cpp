@@ -19,7 +19,7 @@ using Tensors = std::vector<Tensor>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-SoftmaxOptions options_of(const GoldenEntry& e) {
+SoftmaxFuncOptions options_of(const GoldenEntry& e) {
   if (e.has("dtype")) return {.dtype = e.text("dtype") == "f16" ? f16 : bf16};
   return {};
 }

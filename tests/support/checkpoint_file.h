@@ -16,8 +16,8 @@ namespace halfstep::test {
 inline constexpr const char* kCheckpointState = "halfstep_checkpoint";
 
 /// Writes a checkpoint with any state whose checksum is right, so that what it says is looked at: as
-/// docs/getting-started.md and io/checkpoint_file.cpp have it, over the state, then name, dtype, sizes and data of each
-/// tensor by name.
+/// docs/guide/getting-started.md and io/checkpoint_file.cpp have it, over the state, then name, dtype, sizes and data
+/// of each tensor by name.
 inline void write_signed_checkpoint(const std::filesystem::path& path, const std::string& state, NamedTensors tensors) {
   std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
   uLong crc = crc32(0, reinterpret_cast<const Bytef*>(state.data()), static_cast<uInt>(state.size()));

@@ -251,7 +251,7 @@ void add_indexing(std::map<std::string, GoldenCall>& r) {
   r["embedding"] = call_of([](auto& e, auto& in) {
     return embedding(
         in[1], in[0],
-        e.has("padding_idx") ? EmbeddingOptions{.padding_idx = e.integer("padding_idx")} : EmbeddingOptions{});
+        e.has("padding_idx") ? EmbeddingFuncOptions{.padding_idx = e.integer("padding_idx")} : EmbeddingFuncOptions{});
   });
   r["gather"] = call_of([](auto& e, auto& in) { return gather(in[0], e.integer("dim"), in[1]); });
   r["scatter_add"] = call_of([](auto& e, auto& in) { return scatter_add(in[0], e.integer("dim"), in[1], in[2]); });
@@ -310,17 +310,17 @@ void add_convolutions(std::map<std::string, GoldenCall>& r) {
     return e.has(name) ? Shape(e.integers(name)) : Shape{otherwise};
   };
   const auto options = [=](const GoldenEntry& e) {
-    return ConvOptions{.stride = list(e, "stride", 1),
-                       .padding = list(e, "padding", 0),
-                       .dilation = list(e, "dilation", 1),
-                       .groups = e.has("groups") ? e.integer("groups") : 1};
+    return ConvFuncOptions{.stride = list(e, "stride", 1),
+                           .padding = list(e, "padding", 0),
+                           .dilation = list(e, "dilation", 1),
+                           .groups = e.has("groups") ? e.integer("groups") : 1};
   };
   const auto transposed = [=](const GoldenEntry& e) {
-    return ConvTransposeOptions{.stride = list(e, "stride", 1),
-                                .padding = list(e, "padding", 0),
-                                .output_padding = list(e, "output_padding", 0),
-                                .groups = e.has("groups") ? e.integer("groups") : 1,
-                                .dilation = list(e, "dilation", 1)};
+    return ConvTransposeFuncOptions{.stride = list(e, "stride", 1),
+                                    .padding = list(e, "padding", 0),
+                                    .output_padding = list(e, "output_padding", 0),
+                                    .groups = e.has("groups") ? e.integer("groups") : 1,
+                                    .dilation = list(e, "dilation", 1)};
   };
   r["conv1d"] = call_of([=](auto& e, auto& in) { return conv1d(in[0], in[1], at(in, 2), options(e)); });
   r["conv2d"] = call_of([=](auto& e, auto& in) { return conv2d(in[0], in[1], at(in, 2), options(e)); });
@@ -335,16 +335,16 @@ void add_images(std::map<std::string, GoldenCall>& r) {
     return e.has(name) ? Shape(e.integers(name)) : otherwise;
   };
   const auto max_options = [=](const GoldenEntry& e) {
-    return MaxPoolOptions{.stride = sizes(e, "stride", {}),
-                          .padding = sizes(e, "padding", {0}),
-                          .dilation = sizes(e, "dilation", {1}),
-                          .ceil_mode = e.flag("ceil_mode", false)};
+    return MaxPoolFuncOptions{.stride = sizes(e, "stride", {}),
+                              .padding = sizes(e, "padding", {0}),
+                              .dilation = sizes(e, "dilation", {1}),
+                              .ceil_mode = e.flag("ceil_mode", false)};
   };
   const auto avg_options = [=](const GoldenEntry& e) {
-    AvgPoolOptions o{.stride = sizes(e, "stride", {}),
-                     .padding = sizes(e, "padding", {0}),
-                     .ceil_mode = e.flag("ceil_mode", false),
-                     .count_include_pad = e.flag("count_include_pad", true)};
+    AvgPoolFuncOptions o{.stride = sizes(e, "stride", {}),
+                         .padding = sizes(e, "padding", {0}),
+                         .ceil_mode = e.flag("ceil_mode", false),
+                         .count_include_pad = e.flag("count_include_pad", true)};
     if (e.has("divisor_override")) o.divisor_override = e.integer("divisor_override");
     return o;
   };

@@ -24,7 +24,7 @@ std::vector<OpCase> image_norm_cases() {
         }
         if (with_residual) args.push_back(x(sizes));
         cases.push_back(op(name, args, [=](In in) {
-          BatchNormOptions norm{.weight = in[1], .bias = in[2], .training = training};
+          BatchNormFuncOptions norm{.weight = in[1], .bias = in[2], .training = training};
           if (!training) norm.running_mean = in[3], norm.running_var = in[4];
           return batch_norm_act(in[0], norm, activation, with_residual ? in.back() : Tensor());
         }));

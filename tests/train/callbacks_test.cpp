@@ -304,7 +304,7 @@ TEST(ModelCheckpoint, SavesEpochsAndTheBest) {
   };
   // (Which names can be watched only a Model knows: the run is begun without asking.)
   fs::create_directories(dir.path());
-  r.run(3, 2, training::ModelCheckpoint{{.directory = dir.path(), .best = "eval_accuracy"}});
+  r.run(3, 2, training::ModelCheckpoint{{.directory = dir.path(), .monitor = "eval_accuracy"}});
   // Nothing is written with the NaN that ended the third epoch.
   EXPECT_EQ(files_in(dir.path()),
             (std::vector<std::string>{"CKP-1_2.safetensors", "CKP-2_2.safetensors", "CKP-best.safetensors"}));

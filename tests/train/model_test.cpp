@@ -199,16 +199,16 @@ TEST(Model, FitWatchesTheValidation) {
   std::vector<std::string> watchable;
   const training::History mine;
   const auto note = [&](char c) { return [&calls, c](TrainContext&) { calls += c; }; };
-  const training::History history =
-      model.fit(5, batches, test,
-                {training::Lambda{{.on_epoch_begin = [&](TrainContext& c) { watchable = c.watchable(); },
-                                   .on_epoch_end = note(')'),
-                                   .on_eval_begin = note('['),
-                                   .on_eval_end = note(']')}},
-                 training::ModelCheckpoint{{.directory = dir.path(), .prefix = "net", .keep = 1, .best = "accuracy"}},
-                 mine, training::ReduceLROnPlateau{{.monitor = "eval_loss"}},
-                 training::EarlyStopping{{.monitor = "accuracy", .patience = 9}}},
-                {.every = 2});
+  const training::History history = model.fit(
+      5, batches, test,
+      {training::Lambda{{.on_epoch_begin = [&](TrainContext& c) { watchable = c.watchable(); },
+                         .on_epoch_end = note(')'),
+                         .on_eval_begin = note('['),
+                         .on_eval_end = note(']')}},
+       training::ModelCheckpoint{{.directory = dir.path(), .prefix = "net", .keep = 1, .monitor = "accuracy"}}, mine,
+       training::ReduceLROnPlateau{{.monitor = "eval_loss"}},
+       training::EarlyStopping{{.monitor = "accuracy", .patience = 9}}},
+      {.every = 2});
   EXPECT_EQ(watchable, (std::vector<std::string>{"loss", "eval_loss", "eval_accuracy"}));
   EXPECT_EQ(calls, ")[]))[])[])");  // after epochs 2, 4 and the last
   ASSERT_EQ(history["eval_accuracy"].size(), 5u);
@@ -377,8 +377,9 @@ TEST(Model, SaysWhatIsMissingOrDoesNotFit) {
   refused([&] { model.train(1, batches, {training::EarlyStopping{}}); },
           "EarlyStopping: expected one of loss to watch, got \"eval_loss\"; there is no validation in train(), but in "
           "fit()");
-  refused([&] { model.fit(1, batches, test, {training::ModelCheckpoint{{.directory = "never", .best = "eval_acc"}}}); },
-          "ModelCheckpoint: expected one of loss, eval_loss, eval_accuracy to watch, got \"eval_acc\"");
+  refused(
+      [&] { model.fit(1, batches, test, {training::ModelCheckpoint{{.directory = "never", .monitor = "eval_acc"}}}); },
+      "ModelCheckpoint: expected one of loss, eval_loss, eval_accuracy to watch, got \"eval_acc\"");
   EXPECT_FALSE(std::filesystem::exists("never"));
   refused([&] { model.fit(1, batches, test, {training::ReduceLROnPlateau{{.monitor = "eval_f1"}}}); },
           "got \"eval_f1\"");

@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 using test::error_of;
 using test::Regression;
 using test::Samples;
-using training::Occupied;
+using training::ExistingRun;
 using training::RunFolder;
 
 void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
@@ -51,10 +51,10 @@ class Folders : public ::testing::Test {
 TEST_F(Folders, AreLockedWhileTheyAreHeld) {
   const fs::path path = folder_ / "a/b";
   {
-    RunFolder first(path, Occupied::refuse);
+    RunFolder first(path, ExistingRun::refuse);
     EXPECT_TRUE(fs::exists(path / "run.lock"));
     try {
-      RunFolder second(path, Occupied::go_on);
+      RunFolder second(path, ExistingRun::resume);
       ADD_FAILURE() << "two at once";
     } catch (const IoError& e) {
       const std::string text = e.what();
@@ -63,30 +63,30 @@ TEST_F(Folders, AreLockedWhileTheyAreHeld) {
           << text;
     }
     RunFolder moved = std::move(first);
-    EXPECT_THROW(RunFolder::check(path, Occupied::replace), IoError) << "held by the one it was moved to";
+    EXPECT_THROW(RunFolder::check(path, ExistingRun::replace), IoError) << "held by the one it was moved to";
     write(path / "log.jsonl", "{}");
   }
   EXPECT_FALSE(fs::exists(path / "run.lock"));
   EXPECT_TRUE(fs::exists(path / "log.jsonl"));
-  EXPECT_THROW(RunFolder(path, Occupied::refuse), IoError);
-  EXPECT_TRUE(RunFolder(path, Occupied::go_on));
+  EXPECT_THROW(RunFolder(path, ExistingRun::refuse), IoError);
+  EXPECT_TRUE(RunFolder(path, ExistingRun::resume));
   // Empty ones that were made go, with those above.
-  { const RunFolder folder(folder_ / "x/y/z", Occupied::refuse); }
+  { const RunFolder folder(folder_ / "x/y/z", ExistingRun::refuse); }
   EXPECT_FALSE(fs::exists(folder_ / "x"));
   fs::create_directory(folder_ / "mine");
-  { const RunFolder folder(folder_ / "mine/y", Occupied::refuse); }
+  { const RunFolder folder(folder_ / "mine/y", ExistingRun::refuse); }
   EXPECT_TRUE(fs::exists(folder_ / "mine")) << "it was there before";
 }
 
 // A run that is being written is none to go on with or to replace yet.
 TEST_F(Folders, WhoWritesComesBeforeWhatIsThere) {
   const fs::path path = folder_ / "a";
-  const RunFolder first(path, Occupied::refuse);
+  const RunFolder first(path, ExistingRun::refuse);
   write(path / "config.yaml", "model: mlp\n");
   const std::string holder = "another program writes a run there: process " + std::to_string(getpid()) + " on ";
-  for (const Occupied occupied : {Occupied::refuse, Occupied::go_on, Occupied::replace}) {
-    EXPECT_NE(error_of<IoError>([&] { RunFolder::check(path, occupied); }).find(holder), std::string::npos);
-    EXPECT_NE(error_of<IoError>([&] { RunFolder(path, occupied); }).find(holder), std::string::npos);
+  for (const ExistingRun existing : {ExistingRun::refuse, ExistingRun::resume, ExistingRun::replace}) {
+    EXPECT_NE(error_of<IoError>([&] { RunFolder::check(path, existing); }).find(holder), std::string::npos);
+    EXPECT_NE(error_of<IoError>([&] { RunFolder(path, existing); }).find(holder), std::string::npos);
   }
 }
 
@@ -107,7 +107,7 @@ TEST_F(Folders, ALookKeepsNobodyOut) {
     }
   });
   for (int i = 0; i < 20; ++i) {
-    EXPECT_NO_THROW(RunFolder(path, Occupied::refuse));
+    EXPECT_NO_THROW(RunFolder(path, ExistingRun::refuse));
     // Gone with the one who held it; one that was killed leaves its own.
     write(path / "run.lock", "process 1 on nowhere\n");
   }
@@ -120,7 +120,7 @@ TEST_F(Folders, LeftoversGoWithTheLock) {
   write(ours, "half"), write(other, "half");
   RunFolder().remove_leftovers();
   {
-    RunFolder folder(folder_, Occupied::refuse);
+    RunFolder folder(folder_, ExistingRun::refuse);
     EXPECT_TRUE(fs::exists(ours)) << "the start may still be refused";
     folder.remove_leftovers();
   }
@@ -134,17 +134,17 @@ TEST_F(Folders, AProcessThatIsKilledHoldsNone) {
   ASSERT_EQ(pipe(ready), 0);
   const pid_t child = fork();
   if (child == 0) {
-    const RunFolder folder(path, Occupied::refuse);
+    const RunFolder folder(path, ExistingRun::refuse);
     (void)!::write(ready[1], "x", 1);
     for (;;) pause();
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  EXPECT_THROW(RunFolder(path, Occupied::refuse), IoError);
+  EXPECT_THROW(RunFolder(path, ExistingRun::refuse), IoError);
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(fs::exists(path / "run.lock"));
-  EXPECT_TRUE(RunFolder(path, Occupied::refuse)) << "its file means nothing any more";
+  EXPECT_TRUE(RunFolder(path, ExistingRun::refuse)) << "its file means nothing any more";
   EXPECT_FALSE(fs::exists(path / "run.lock"));
   close(ready[0]), close(ready[1]);
 }
@@ -159,7 +159,7 @@ TEST_F(Folders, ManyAtOnce) {
     threads.emplace_back([&] {
       for (int i = 0; i < 300; ++i) {
         try {
-          const RunFolder folder(path, Occupied::refuse);
+          const RunFolder folder(path, ExistingRun::refuse);
           two = two || ++holders > 1;
           ++held;
           --holders;
@@ -381,14 +381,14 @@ TEST(Logs, NamesInMessagesAreShown) {
   shown(error_of<IoError>([&] { training::check_log(odd, {}); }));
   shown(error_of<IoError>([&] { training::check_log(odd, {}, {odd}); }));
   shown(error_of<IoError>([&] { training::JsonLog(odd / "log"); }));
-  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::refuse); }));
+  shown(error_of<IoError>([&] { RunFolder(odd, ExistingRun::refuse); }));
   fs::remove(odd);
   fs::create_directory(odd);
   shown(error_of<IoError>([&] { training::JsonLog log(odd); }));
   std::ofstream(odd / "log.jsonl") << "{}";
-  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::refuse); }));
-  const RunFolder folder(odd, Occupied::go_on);
-  shown(error_of<IoError>([&] { RunFolder(odd, Occupied::go_on); }));
+  shown(error_of<IoError>([&] { RunFolder(odd, ExistingRun::refuse); }));
+  const RunFolder folder(odd, ExistingRun::resume);
+  shown(error_of<IoError>([&] { RunFolder(odd, ExistingRun::resume); }));
 }
 
 }  // namespace

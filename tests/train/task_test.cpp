@@ -580,10 +580,10 @@ TEST(Tasks, MistakesAreNamed) {
   refused([&] { model.train(1, batches, {}, {.read_every = 0}); }, "at least 1 step between reads, got 0");
   data::DataLoader loader{test::Samples(8, 6, 3, 1).dataset(), {.batch_size = 4}};
   refused([&] { model.train(3, loader, {}, {.from = {.epoch = 1, .batch = 1}}); },
-          "expected a loader at epoch 1, batch 1, where the run goes on, got one at epoch 0, batch 0");
+          "expected a loader at epoch 1, batch 1, where the run resumes, got one at epoch 0, batch 0");
   refused([&] { model.train(3, batches, {}, {.from = {.epoch = -1}}); }, "got epoch -1, batch 0, step 0");
   refused([&] { model.train(3, batches, {}, {.from = {.step = std::numeric_limits<std::int64_t>::max()}}); },
-          "expected a state to go on from");
+          "expected a state to resume from");
   const data::Batch none{zeros({0, 6}), zeros({0}, {.dtype = i64})};
   refused([&] { step.run(std::vector{batch, none}); }, "at least one sample in each batch, got 0");
   training::MetricResults results;

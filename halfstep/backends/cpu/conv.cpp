@@ -32,8 +32,8 @@ bool take(KernelContext* context, std::size_t count, T*& to) {
   return count == 0 || to != nullptr;
 }
 
-ConvRoad float32_road(const ConvCall& call) noexcept {
-  return products_serve(call) && products_suit(call.geometry) ? ConvRoad::products : ConvRoad::blocks;
+ConvPath float32_path(const ConvCall& call) noexcept {
+  return products_serve(call) && products_suit(call.geometry) ? ConvPath::products : ConvPath::blocks;
 }
 
 bool has_units(DType dtype, Isa isa) {
@@ -42,10 +42,10 @@ bool has_units(DType dtype, Isa isa) {
 
 }  // namespace
 
-ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept {
+ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept {
   const TensorView* all[] = {&call.input, &call.weight, &call.output};
   for (const TensorView* t : all) {
-    if (!floats(t->dtype)) return ConvRoad::reference;
+    if (!floats(t->dtype)) return ConvPath::reference;
   }
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
   const DType result = const_cast<ConvCall&>(call).result().dtype;
@@ -53,19 +53,19 @@ ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept {
   const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
-  if (native) return ConvRoad::native;
-  return float32_road(call);
+  if (native) return ConvPath::native;
+  return float32_path(call);
 }
 
-Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call) {
-  if (road == ConvRoad::products) return weight_by_products(context, call);
-  if (road != ConvRoad::reference) {
-    const bool native = road == ConvRoad::native;
+Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
+  if (path == ConvPath::products) return weight_by_products(context, call);
+  if (path != ConvPath::reference) {
+    const bool native = path == ConvPath::native;
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
     const Status status = convolve_onednn(context, call, native ? operands : DType::f32);
     if (status != Status::unsupported) return status;
-    // Where the units have no kernel (f16 weight gradients, for one) the float32 roads are taken.
-    if (native) return convolve_by(float32_road(call), context, call);
+    // Where the units have no kernel (f16 weight gradients, for one) the float32 paths are taken.
+    if (native) return convolve_by(float32_path(call), context, call);
     if (products_serve(call)) return weight_by_products(context, call);
   }
   double* bias = nullptr;
@@ -82,7 +82,7 @@ Status convolve(KernelContext* context, ConvCall& call) {
   if (result.numel == 0) return Status::ok;
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
-  return convolve_by(no_sum ? ConvRoad::reference : choose_conv_road(call, compute_isa()), context, call);
+  return convolve_by(no_sum ? ConvPath::reference : choose_conv_path(call, compute_isa()), context, call);
 }
 
 namespace {

@@ -23,7 +23,7 @@ struct ConvCall {
 };
 
 /// How a convolution is computed.
-enum class ConvRoad : std::uint8_t {
+enum class ConvPath : std::uint8_t {
   reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses
   products,   ///< the weight's gradient as sums of outer products, see conv_weight.h
   blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
@@ -31,11 +31,11 @@ enum class ConvRoad : std::uint8_t {
 };
 
 /// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
-HS_API ConvRoad choose_conv_road(const ConvCall& call, Isa isa) noexcept;
+HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept;
 
-/// Computes the part by the road that was chosen, or by a given one.
+/// Computes the part by the path that was chosen, or by a given one.
 HS_API Status convolve(KernelContext* context, ConvCall& call);
-HS_API Status convolve_by(ConvRoad road, KernelContext* context, ConvCall& call);
+HS_API Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call);
 
 /// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit
 /// dtype. Unsupported, with nothing written, where it has no kernel that may run.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions by plain loops: float64, and whatever the fast roads refuse.
+// Convolutions by plain loops: float64, and whatever the fast paths refuse.
 #include "halfstep/backends/cpu/conv.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"

@@ -86,24 +86,24 @@ GemmArgs tidy(const GemmArgs& args) {
   return g;
 }
 
-int threads_for(const GemmArgs& g, GemmRoad road) {
-  const double units = road == GemmRoad::narrow
+int threads_for(const GemmArgs& g, GemmPath path) {
+  const double units = path == GemmPath::narrow
                            ? static_cast<double>(std::max({g.m * g.k, g.k * g.n, g.m * g.n})) / kNarrowPerThread
                            : work(g) / kWorkPerThread;
   const int threads = in_parallel_region() ? 1 : num_threads();
   return static_cast<int>(std::clamp(units, 1.0, static_cast<double>(threads)));
 }
 
-std::size_t workspace_for(const GemmArgs& g, GemmRoad road, int threads) {
-  if (road == GemmRoad::blocked) return blocked_workspace(g, threads);
-  if (road == GemmRoad::narrow) return narrow_workspace(g, threads);
+std::size_t workspace_for(const GemmArgs& g, GemmPath path, int threads) {
+  if (path == GemmPath::blocked) return blocked_workspace(g, threads);
+  if (path == GemmPath::narrow) return narrow_workspace(g, threads);
   return 0;
 }
 
-void run(const GemmArgs& g, GemmRoad road, int threads, void* workspace) {
-  if (road == GemmRoad::blocked) {
+void run(const GemmArgs& g, GemmPath path, int threads, void* workspace) {
+  if (path == GemmPath::blocked) {
     gemm_blocked(g, threads, workspace);
-  } else if (road == GemmRoad::narrow) {
+  } else if (path == GemmPath::narrow) {
     gemm_narrow(g, threads, workspace);
   } else {
     gemm_reference(g);
@@ -130,12 +130,12 @@ void empty_sums(const GemmArgs& g) {
   });
 }
 
-Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
-  if (road == GemmRoad::onednn) return gemm_onednn(context, g);
+Status run_by(GemmPath path, KernelContext* context, const GemmArgs& g) {
+  if (path == GemmPath::onednn) return gemm_onednn(context, g);
   GemmArgs one = g;
   one.batch = 1;
   // Either the items are shared out among threads, or the threads work on one item after the other.
-  const int threads = threads_for(one, road);
+  const int threads = threads_for(one, path);
   const int all = in_parallel_region() ? 1 : num_threads();
   const bool share_items = g.batch > 1 && (threads == 1 || g.batch >= all);
   const int lanes =
@@ -143,7 +143,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
                                                         static_cast<double>(std::min<std::int64_t>(all, g.batch))))
                   : 1;
   const int inner = share_items ? 1 : threads;
-  const std::size_t bytes = (workspace_for(one, road, inner) + 63) / 64 * 64;
+  const std::size_t bytes = (workspace_for(one, path, inner) + 63) / 64 * 64;
   void* workspace = nullptr;
   if (bytes > 0) {
     workspace = context->workspace(context, bytes * static_cast<std::size_t>(lanes));
@@ -152,7 +152,7 @@ Status run_by(GemmRoad road, KernelContext* context, const GemmArgs& g) {
       return Status::failed;
     }
   }
-  const auto run_item = [&](std::int64_t i, int with, void* memory) { run(item(g, i), road, with, memory); };
+  const auto run_item = [&](std::int64_t i, int with, void* memory) { run(item(g, i), path, with, memory); };
   if (!share_items) {
     for (std::int64_t i = 0; i < g.batch; ++i) run_item(i, inner, workspace);
   } else {
@@ -198,18 +198,18 @@ void tell_bound(KernelContext* context, const GemmArgs& g) {
 
 }  // namespace
 
-GemmRoad choose_road(const GemmArgs& g, Isa isa) noexcept {
-  if (by_reference(g)) return GemmRoad::reference;
-  if (is_narrow(g)) return GemmRoad::narrow;
+GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
+  if (by_reference(g)) return GemmPath::reference;
+  if (is_narrow(g)) return GemmPath::narrow;
   const bool bf16_units = g.a.dtype == DType::bf16 && isa >= Isa::avx512_bf16;
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
   if ((bf16_units || f16_units) && onednn_serves(g) && work(g) * static_cast<double>(g.batch) >= kWorkForOneDnn) {
-    return GemmRoad::onednn;
+    return GemmPath::onednn;
   }
-  return GemmRoad::blocked;
+  return GemmPath::blocked;
 }
 
-Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {
+Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args) {
   if (!valid(args)) return Status::unsupported;
   if (args.m <= 0 || args.n <= 0 || args.batch <= 0) return Status::ok;
   const GemmArgs g = tidy(args);
@@ -217,19 +217,19 @@ Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args) {
     for (std::int64_t i = 0; i < g.batch; ++i) empty_sums(item(g, i));
     return Status::ok;
   }
-  if ((road == GemmRoad::reference) != by_reference(g)) return Status::unsupported;
-  if (road == GemmRoad::narrow && !is_narrow(g)) return Status::unsupported;
-  if (road == GemmRoad::onednn && !onednn_serves(g)) return Status::unsupported;
-  return run_by(road, context, g);
+  if ((path == GemmPath::reference) != by_reference(g)) return Status::unsupported;
+  if (path == GemmPath::narrow && !is_narrow(g)) return Status::unsupported;
+  if (path == GemmPath::onednn && !onednn_serves(g)) return Status::unsupported;
+  return run_by(path, context, g);
 }
 
 Status gemm(KernelContext* context, const GemmArgs& args) {
   const GemmArgs g = tidy(args);
-  const GemmRoad road = choose_road(g, compute_isa());
+  const GemmPath path = choose_gemm_path(g, compute_isa());
   tell_bound(context, g);
-  const Status status = gemm_by(road, context, args);
+  const Status status = gemm_by(path, context, args);
   // oneDNN may refuse a layout: ours takes them all.
-  return status == Status::unsupported && road == GemmRoad::onednn ? gemm_by(GemmRoad::blocked, context, args) : status;
+  return status == Status::unsupported && path == GemmPath::onednn ? gemm_by(GemmPath::blocked, context, args) : status;
 }
 
 }  // namespace halfstep::cpu

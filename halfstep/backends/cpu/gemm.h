@@ -50,7 +50,7 @@ struct GemmArgs {
 HS_API Status gemm(KernelContext* context, const GemmArgs& args);
 
 /// The ways that a product may take.
-enum class GemmRoad : std::uint8_t {
+enum class GemmPath : std::uint8_t {
   reference,  ///< plain loops: f64 and integers
   narrow,     ///< few rows or a short sum: memory is the limit, operands are read in place
   blocked,    ///< our float32 kernel on packed blocks; 16-bit operands are widened while they are packed
@@ -58,10 +58,10 @@ enum class GemmRoad : std::uint8_t {
 };
 
 /// Which way a product goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
-HS_API GemmRoad choose_road(const GemmArgs& args, Isa isa) noexcept;
+HS_API GemmPath choose_gemm_path(const GemmArgs& args, Isa isa) noexcept;
 
-/// As gemm(), by a given road, for tests and measurements. `reference` serves f64 and integers only, the others serve
+/// As gemm(), by a given path, for tests and measurements. `reference` serves f64 and integers only, the others serve
 /// the rest; `onednn` takes what oneDNN can compute on this processor, else it returns unsupported.
-HS_API Status gemm_by(GemmRoad road, KernelContext* context, const GemmArgs& args);
+HS_API Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args);
 
 }  // namespace halfstep::cpu

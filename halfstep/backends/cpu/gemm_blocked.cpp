@@ -356,7 +356,7 @@ class Blocked {
     t.c = results;
     t.ldc = p_.panel;
     run(t);
-    GemmFinish f = {};
+    GemmEpilogue f = {};
     f.from = results;
     f.ld = p_.panel;
     f.rows = rows;
@@ -371,7 +371,7 @@ class Blocked {
 
   void finish(const float* results, std::int64_t ld, std::int64_t b0, std::int64_t b1, std::int64_t g0,
               std::int64_t g1) const {
-    GemmFinish f = {};
+    GemmEpilogue f = {};
     f.from = results;
     f.ld = ld;
     f.rows = b1 - b0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roads of gemm() beneath the choice. Arguments have been checked; batch is 1.
+// The paths of gemm() beneath the choice. Arguments have been checked; batch is 1.
 #pragma once
 
 #include <cstddef>

@@ -335,7 +335,7 @@ void widen(DType dtype, const void* from, std::int64_t n, float* to) {
 // ---- results ----
 
 template <class Store>
-void finish_as(Store store, const GemmFinish& f) {
+void finish_as(Store store, const GemmEpilogue& f) {
   using T = typename Store::T;
   const D d;
   T* const c = static_cast<T*>(f.c);
@@ -390,7 +390,7 @@ void finish_as(Store store, const GemmFinish& f) {
   }
 }
 
-void finish(const GemmFinish& f) {
+void finish(const GemmEpilogue& f) {
   if (f.dtype == DType::bf16) {
     finish_as(StoreBf16(), f);
   } else if (f.dtype == DType::f16) {

@@ -23,7 +23,7 @@ using GemmTileFn = void (*)(const GemmTile& tile);
 
 /// Where the float32 results of a block go: element (i, j) of dtype `dtype` at c + i * row_stride + j * col_stride,
 /// one of the strides being 1. `bias` follows i or j.
-struct GemmFinish {
+struct GemmEpilogue {
   const float* from;
   std::int64_t ld;
   std::int64_t rows, cols;
@@ -49,7 +49,7 @@ struct GemmKernels {
                std::int64_t k, std::int64_t columns, float* to);
   /// n elements as floats.
   void (*widen)(DType dtype, const void* from, std::int64_t n, float* to);
-  void (*finish)(const GemmFinish& finish);
+  void (*finish)(const GemmEpilogue& finish);
   /// out[i * ldo + j] = sum over p of x[i * ldx + p] * w(j, p), w contiguous along p: for few rows i.
   void (*dots)(DType dtype, const void* w, std::int64_t w_stride, std::int64_t n, std::int64_t k, const float* x,
                std::int64_t ldx, std::int64_t rows, float* out, std::int64_t ldo);

@@ -93,7 +93,7 @@ void gemm_narrow(const GemmArgs& g, int threads, void* workspace) {
   } else {
     kernels.pack(p.x.dtype, p.x.data, p.x.col_stride, p.x.row_stride, p.k, p.rows, p.ldx, s.x);
   }
-  GemmFinish f = {};
+  GemmEpilogue f = {};
   f.dtype = g.c_dtype;
   f.ld = p.ldo;
   f.row_stride = p.swap ? 1 : g.ldc;
@@ -120,7 +120,7 @@ void gemm_narrow(const GemmArgs& g, int threads, void* workspace) {
           }
           float* const out = s.out + t * kOuterRows * p.ldo;
           multiply(kernels, p, s.x + r * p.ldx, rows, 0, p.n, out, p.ldo);
-          GemmFinish part = f;
+          GemmEpilogue part = f;
           part.from = out;
           part.rows = rows;
           part.cols = p.n;
@@ -142,7 +142,7 @@ void gemm_narrow(const GemmArgs& g, int threads, void* workspace) {
         continue;
       }
       multiply(kernels, p, s.x, p.rows, j0, j1, s.out + j0, p.ldo);
-      GemmFinish part = f;
+      GemmEpilogue part = f;
       part.from = s.out + j0;
       part.rows = p.rows;
       part.cols = j1 - j0;

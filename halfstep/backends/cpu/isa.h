@@ -29,7 +29,7 @@ HS_API Isa compute_isa() noexcept;
 /// 16-bit dtypes have units of their own or compute in float32, i8 and u8 have avx512_vnni.
 HS_API Isa compute_isa(DType dtype) noexcept;
 
-/// For tests: caps Highway's kernels and the choice of roads from now on, and lifts an earlier cap. oneDNN keeps the
+/// For tests: caps Highway's kernels and the choice of paths from now on, and lifts an earlier cap. oneDNN keeps the
 /// cap that it was first used with. Not while other threads compute.
 HS_API void set_isa_for_test(Isa isa);
 

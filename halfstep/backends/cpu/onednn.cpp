@@ -389,7 +389,7 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
     made.emplace(key, conv);
     return conv;
   } catch (const std::exception&) {
-    return nullptr;  // not for oneDNN, or out of memory, which the road without it says
+    return nullptr;  // not for oneDNN, or out of memory, which the path without it says
   }
 }
 

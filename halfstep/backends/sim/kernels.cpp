@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which ops this device has, in which dtypes and layouts, and what it refuses. The rest is left out on purpose, so that
-// somebody runs into it (docs/sim.md).
+// somebody runs into it (docs/devices/sim.md).
 #include "kernel.h"
 
 namespace sim {
