@@ -14,7 +14,7 @@ struct RunBrief {
   RunLog log;
   std::string label;           ///< its precision where the runs differ in that, else its name
   double tensor_mb = -1;       ///< peak of tensors; -1: not known
-  double step_ms = -1;         ///< median time of a step; -1: not known
+  double step_ms = -1;         ///< time of a step, of the quickest tenth; -1: not known
   std::int64_t evaluated = 0;  ///< samples of the evaluation; 0: not known
 };
 /// Reads what a run's folder has beside the log; `path` is the folder or the log.

@@ -138,12 +138,33 @@ io::Drawing draw_confusion(const Verdicts& verdicts, const std::vector<std::stri
   return drawing;
 }
 
-io::Bitmap bitmap_of(const Tensor& input, std::int64_t sample, const PictureForm& form) {
-  const std::int64_t height = form.height > 0 ? form.height : input.dim() == 4 ? input.size(2) : 0;
-  const std::int64_t width = form.width > 0 ? form.width : input.dim() == 4 ? input.size(3) : 0;
+namespace {
+
+struct Size {
+  std::int64_t height, width;
+};
+Size size_of(const Tensor& input, const PictureForm& form) {
+  const bool image = input.dim() == 4;
+  return {.height = form.height > 0 ? form.height
+                    : image         ? input.size(2)
+                                    : 0,
+          .width = form.width > 0 ? form.width
+                   : image        ? input.size(3)
+                                  : 0};
+}
+
+}  // namespace
+
+bool are_pictures(const Tensor& input, const PictureForm& form) {
+  const auto [height, width] = size_of(input, form);
   const bool channels = form.channels == 1 || form.channels == 3;
-  if (input.dim() < 2 || sample < 0 || sample >= input.size(0) || !channels || height * width < 1 ||
-      input.numel() / input.size(0) != form.channels * height * width) {
+  return channels && height > 0 && width > 0 && input.dim() >= 2 && input.size(0) > 0 &&
+         input.numel() / input.size(0) == form.channels * height * width;
+}
+
+io::Bitmap bitmap_of(const Tensor& input, std::int64_t sample, const PictureForm& form) {
+  const auto [height, width] = size_of(input, form);
+  if (!are_pictures(input, form) || sample < 0 || sample >= input.size(0)) {
     fail<ShapeError>("bitmap_of: expected samples of {} x {} x {} values, got {}", form.channels, height, width,
                      input.sizes().str());
   }

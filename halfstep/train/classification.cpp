@@ -118,7 +118,10 @@ void ClassificationTask::write_results(const ResultPlace& place) const {
   file.write(table.data(), table.size());
   file.commit();
   draw_confusion(verdicts_, options_.classes, place.title).save(place.folder / "confusion.svg");
-  if (!options_.pictures || !place.samples) return;
+  if (!options_.pictures || !place.samples || place.samples->size() == 0) return;
+  // A network under that name may be trained on something else.
+  const std::int64_t first = 0;
+  if (!are_pictures(place.samples->batch({.indices = {&first, 1}}).input, *options_.pictures)) return;
   draw_predictions(verdicts_, options_.classes, *place.samples, *options_.pictures, place.title)
       .save(place.folder / "predictions.png");
 }

@@ -59,6 +59,8 @@ struct PictureForm {
   std::int64_t height = 0, width = 0;
   data::Normalization normalization = {};  ///< undone to get pixels
 };
+/// Whether the samples of an input [N, ...] are pictures of that form.
+HS_API bool are_pictures(const Tensor& input, const PictureForm& form);
 /// A sample of an input [N, ...] as a picture. Throws ShapeError for a tensor that holds none of that form.
 HS_API io::Bitmap bitmap_of(const Tensor& input, std::int64_t sample, const PictureForm& form);
 

@@ -202,8 +202,6 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
   from.run(5);
   from.save(file_);
   Loop to;
-  const auto before = to.values();
-  const auto all = to.net.state_dict();
   Net wide(9);
   optim::AdamW of_wide{wide.parameters(), {.lr = 0.1}};
   optim::SGD sgd{to.net.parameters(), {.lr = 0.1}};
@@ -217,6 +215,7 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
       ordered{samples(50), {.batch_size = 8, .seed = 5}},
       twice{samples(50), {.batch_size = 8, .shuffle = true, .seed = 5, .repeat = 2}};
   double real = 0;
+  const auto before = to.values();  // the networks above have drawn from the default generator
   // The last of the parts doesn't fit: those before it were restored, and are as they were again.
   const auto says = [&](const io::CheckpointPart& last, const std::string& part) {
     const std::string said = refused([&] {
