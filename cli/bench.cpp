@@ -148,21 +148,19 @@ int run(const Options& o) {
 }  // namespace
 
 void add_bench(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("bench", "Time whole training steps on random data; one JSON line a precision");
+  const Verb verb = add_verb(program, "bench", "Time whole training steps on random data; one JSON line a precision");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o);
-  add_whole(*verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
-      ->type_name("N");
-  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
-  verb->add_option("--amp", o->amp, "Precisions and levels, such as off,bf16,O2")
-      ->delimiter(',')
-      ->type_name("TEXT=off");
-  add_whole(*verb, "--steps", o->steps, 1, kMostCount, "Timed steps");
-  add_whole(*verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
-  add_word(*verb, "--optimizer", o->optimizer, "sgd or adam");
-  add_word(*verb, "--loss-scale", o->loss_scale, "As in train");
-  verb->add_flag("--no-capture", o->no_capture, "Run every step by itself, as in train");
-  verb->callback([o, &status] { status = run(*o); });
+  add_common(verb, *o);
+  add_whole(verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
+      .value("N");
+  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
+  verb.add_list("--amp", o->amp, "Precisions and levels, such as off,bf16,O2").split(',').value("TEXT=off");
+  add_whole(verb, "--steps", o->steps, 1, kMostCount, "Timed steps");
+  add_whole(verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
+  add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
+  add_word(verb, "--loss-scale", o->loss_scale, "As in train");
+  verb.add_switch("--no-capture", o->no_capture, "Run every step by itself, as in train");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

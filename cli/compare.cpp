@@ -245,13 +245,13 @@ int run(const CompareOptions& o) {
 }  // namespace
 
 void add_compare(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("compare", "Put two runs side by side: loss, metrics, time, memory, loss scale");
+  const Verb verb = add_verb(program, "compare", "Put two runs side by side: loss, metrics, time, memory, loss scale");
   auto o = std::make_shared<CompareOptions>();
-  verb->add_option("RUN", o->paths, "Folder of a run, or its log")->required()->expected(2);
-  add_real(*verb, "--tolerance", o->tolerance, "How far apart the losses of a step may be, as a share of the larger");
-  verb->add_flag("--brief", o->brief, "A line for each quantity: accuracy, memory of tensors, time, skipped steps");
-  add_path(*verb, "--figure", o->figure, "File for a figure of both, .svg or .png");
-  verb->callback([o, &status] { status = run(*o); });
+  verb.add_list("RUN", o->paths, "Folder of a run, or its log").required().values(2, 2);
+  add_real(verb, "--tolerance", o->tolerance, "How far apart the losses of a step may be, as a share of the larger");
+  verb.add_switch("--brief", o->brief, "A line for each quantity: accuracy, memory of tensors, time, skipped steps");
+  add_path(verb, "--figure", o->figure, "File for a figure of both, .svg or .png");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cctype>
@@ -21,9 +22,9 @@ namespace {
 namespace fs = std::filesystem;
 
 // A name for every flag, by each of its names without dashes.
-std::map<std::string, CLI::Option*> flags_of(CLI::App& verb) {
+std::map<std::string, CLI::Option*> flags_of(const Verb& verb) {
   std::map<std::string, CLI::Option*> flags;
-  for (CLI::Option* option : verb.get_options()) {
+  for (CLI::Option* option : verb.app().get_options()) {
     for (const std::string& name : option->get_lnames()) flags[name] = option;
     if (option->get_lnames().empty() && option->get_positional()) {
       std::string name = option->get_name(true);
@@ -100,7 +101,7 @@ bool switch_value(const std::string& where, const std::string& key, const YAML::
 
 class Reader {
  public:
-  Reader(CLI::App& verb, const fs::path& file, const std::vector<Displacement>& displacements)
+  Reader(const Verb& verb, const fs::path& file, const std::vector<Displacement>& displacements)
       : file_(file), flags_(flags_of(verb)) {
     for (const auto& [name, option] : flags_) {
       if (option->count() > 0) given_.push_back(option);
@@ -166,7 +167,7 @@ class Reader {
 
 }  // namespace
 
-void apply_config_file(CLI::App& verb, const fs::path& file, const std::vector<Displacement>& displacements) {
+void apply_config_file(const Verb& verb, const fs::path& file, const std::vector<Displacement>& displacements) {
   const YAML::Node mapping = read_mapping(file);
   Reader reader(verb, file, displacements);
   try {

@@ -2,11 +2,12 @@
 // Flags from a YAML file: `--config FILE.yaml`.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "cli/verb.h"
 
 namespace halfstep::cli {
 
@@ -23,7 +24,7 @@ struct Displacement {
 /// Throws UsageError, naming file and line, for what is no YAML or more than one document of it, no mapping, an unknown
 /// key (with the one that may be meant), a key given twice or by two of its names, a value that is a list or a mapping,
 /// a missing value, and whatever the flag itself refuses; IoError for a file that can't be read.
-void apply_config_file(CLI::App& verb, const std::filesystem::path& file,
+void apply_config_file(const Verb& verb, const std::filesystem::path& file,
                        const std::vector<Displacement>& displacements);
 
 /// The values of such a file as text, by key. Throws as apply_config_file for what is no mapping of single values.

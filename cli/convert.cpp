@@ -145,15 +145,15 @@ int run(const Options& o) {
 }  // namespace
 
 void add_convert(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("convert", "Convert weights between safetensors and PyTorch's .pth files");
+  const Verb verb = add_verb(program, "convert", "Convert weights between safetensors and PyTorch's .pth files");
   auto o = std::make_shared<Options>();
-  add_path(*verb, "FROM", o->from, "A .safetensors or .pth file, known by its content")->required();
-  add_path(*verb, "TO", o->to, "The file to write, in the form that its name ends in: .safetensors, .pth or .pt")
-      ->required();
-  add_word(*verb, "--dtype", o->dtype, "Convert weights: f16, bf16 or f32");
-  add_read_limits(*verb);
-  verb->add_flag("--force", o->force, "Replace a file that is there");
-  verb->callback([o, &status] {
+  add_path(verb, "FROM", o->from, "A .safetensors or .pth file, known by its content").required();
+  add_path(verb, "TO", o->to, "The file to write, in the form that its name ends in: .safetensors, .pth or .pt")
+      .required();
+  add_word(verb, "--dtype", o->dtype, "Convert weights: f16, bf16 or f32");
+  add_read_limits(verb);
+  verb.add_switch("--force", o->force, "Replace a file that is there");
+  verb.run([o, &status] {
     refuse_many_processes("convert");
     status = run(*o);
   });

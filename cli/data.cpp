@@ -118,22 +118,22 @@ int run(const Arguments& o) {
 }  // namespace
 
 void add_data(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("data", "Fetch a public data set: halfstep data fetch NAME");
+  const Verb verb = add_verb(program, "data", "Fetch a public data set: halfstep data fetch NAME");
   auto o = std::make_shared<Arguments>();
-  verb->add_option("ACTION", o->action, "fetch")->required()->type_name("");
+  verb.add_option("ACTION", o->action, "fetch").required().value("");
   std::vector<std::string> names;
   for (const data::DataSetInfo& set : data::data_sets()) names.push_back(set.name);
-  verb->add_option("NAME", o->name, fmt::format("Data set: {}; or list", fmt::join(names, ", ")))->type_name("");
-  add_path(*verb, "--out", o->out, "Folder for it (default: data/NAME)");
-  add_word(*verb, "--mirror", o->options.mirror, "URL of a folder that has the same files")->type_name("URL");
-  add_path(*verb, "--checksums", o->options.checksums,
+  verb.add_option("NAME", o->name, fmt::format("Data set: {}; or list", fmt::join(names, ", "))).value("");
+  add_path(verb, "--out", o->out, "Folder for it (default: data/NAME)");
+  add_word(verb, "--mirror", o->options.mirror, "URL of a folder that has the same files").value("URL");
+  add_path(verb, "--checksums", o->options.checksums,
            "SHA-256 sums of a mirror's own files, as sha256sum prints them, in place of the published ones");
-  add_whole(*verb, "--timeout", o->options.timeout_s, 1, 3600, "Seconds without data until a server is given up");
-  add_whole(*verb, "--tries", o->options.tries, 1, 100, "Tries without progress");
-  verb->add_flag("--keep", o->options.keep, "Keep the files as they were fetched beside what they are unpacked to");
-  verb->add_flag("--force", o->options.force, "Fetch and replace what is there");
-  verb->add_flag("--quiet,-q", o->quiet, "Print errors only");
-  verb->callback([o, &status] { status = run(*o); });
+  add_whole(verb, "--timeout", o->options.timeout_s, 1, 3600, "Seconds without data until a server is given up");
+  add_whole(verb, "--tries", o->options.tries, 1, 100, "Tries without progress");
+  verb.add_switch("--keep", o->options.keep, "Keep the files as they were fetched beside what they are unpacked to");
+  verb.add_switch("--force", o->options.force, "Fetch and replace what is there");
+  verb.add_switch("--quiet,-q", o->quiet, "Print errors only");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

@@ -179,29 +179,32 @@ int run(const Options& o) {
 }  // namespace
 
 void add_devices(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("devices", "List the devices and what they compute with");
+  const Verb verb = add_verb(program, "devices", "List the devices and what they compute with");
   auto o = std::make_shared<Options>();
-  verb->add_option("DEVICE", o->device, "Only this device, as NAME or NAME:INDEX")->type_name("");
-  verb->add_option("--ops", o->ops, "List the ops too (all, or those named): native, composed or on the CPU, and why")
-      ->expected(0, 1024)
-      ->type_name("[NAME...]");
-  verb->add_flag(
+  verb.add_option("DEVICE", o->device, "Only this device, as NAME or NAME:INDEX").value("");
+  verb.add_list("--ops", o->ops, "List the ops too (all, or those named): native, composed or on the CPU, and why")
+      .values(0, 1024)
+      .value("[NAME...]");
+  verb.add_switch(
       "--check", o->check,
       "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept when all is well");
-  add_choice(*verb, "--watch", o->watch, "1",
-             "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)");
-  verb->add_flag("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
-  add_word(*verb, "--model", o->placement.model,
+  add_flag(verb,
+           {.names = "--watch",
+            .field = &o->watch,
+            .help = "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)",
+            .standard = "1"});
+  verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
+  add_word(verb, "--model", o->placement.model,
            "Take a training step of this network on DEVICE and list where each of its ops runs, and why");
-  add_word(*verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
-  add_whole(*verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
-  add_whole(*verb, "--image-size", o->placement.image_size, 1, 4096,
+  add_word(verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
+  add_whole(verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
+  add_whole(verb, "--image-size", o->placement.image_size, 1, 4096,
             "With --model: pixels of a side (default: the network's own, at most 64)");
-  verb->callback([o, verb, &status] {
+  verb.run([o, verb, &status] {
     for (const char* flag : {"--amp", "--batch-size", "--image-size"}) {
-      if (o->placement_flag.empty() && verb->count(flag) > 0) o->placement_flag = flag;
+      if (o->placement_flag.empty() && verb.count(flag) > 0) o->placement_flag = flag;
     }
-    o->list_ops = verb->count("--ops") > 0;
+    o->list_ops = verb.count("--ops") > 0;
     std::erase(o->ops, "");
     status = run(*o);
   });

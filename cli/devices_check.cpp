@@ -9,9 +9,9 @@
 
 #include "cli/options.h"
 #include "cli/verbs.h"
-#include "halfstep/runtime/log.h"
 #include "halfstep/conformance/device_check.h"
 #include "halfstep/conformance/device_record.h"
+#include "halfstep/runtime/log.h"
 
 namespace halfstep::cli {
 namespace {
@@ -50,7 +50,8 @@ int run_check(const std::string& name, bool quick) {
              "ran where (error: in units of the bound)");
   // An op that runs on the CPU is named in its line; planted infinities need no warning.
   set_log_level(LogLevel::error);
-  const conformance::DeviceCheckReport report = conformance::check_device(device, {.quick = quick, .on_line = print_line});
+  const conformance::DeviceCheckReport report =
+      conformance::check_device(device, {.quick = quick, .on_line = print_line});
   std::size_t failed = 0;
   for (const conformance::DeviceCheckLine& l : report.lines) failed += l.passed() ? 0 : 1;
   if (!report.passed()) {

@@ -93,22 +93,22 @@ int run(Options& o) {
 }  // namespace
 
 void add_eval(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("eval", "Evaluate a trained network on the test data");
+  const Verb verb = add_verb(program, "eval", "Evaluate a trained network on the test data");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o, false);
-  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
-  add_read_limits(*verb);
-  add_path(*verb, "DIR,--data", o->data,
+  add_common(verb, *o, false);
+  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
+  add_read_limits(verb);
+  add_path(verb, "DIR,--data", o->data,
            "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
            "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
-  add_image_size(*verb, o->pictures);
-  add_whole(*verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
-  add_whole(*verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
-  add_word(*verb, "--amp", o->amp, kPrecisionHelp);
-  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
-  add_path(*verb, "--log-json", o->log_json, "File for the result as a JSON line");
-  verb->callback([o, &status] { status = run(*o); });
+  add_image_size(verb, o->pictures);
+  add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
+  add_whole(verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
+  add_word(verb, "--amp", o->amp, kPrecisionHelp);
+  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
+  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+  add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

@@ -83,20 +83,20 @@ int run(Options& o) {
 }  // namespace
 
 void add_export(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("export", "Write a trained network as an ONNX file");
+  const Verb verb = add_verb(program, "export", "Write a trained network as an ONNX file");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o, false);
-  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
-  add_read_limits(*verb);
-  add_path(*verb, "--onnx", o->onnx, "File to write; one that is there is replaced")->required();
-  add_word(*verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
-  add_whole(*verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
+  add_common(verb, *o, false);
+  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
+  add_read_limits(verb);
+  add_path(verb, "--onnx", o->onnx, "File to write; one that is there is replaced").required();
+  add_word(verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
+  add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
             "Pixels of a side that the network sees (default: as it was trained)")
-      ->type_name("N");
-  o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb->count(flag) : 0; };
-  add_word(*verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
-  add_whole(*verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
-  verb->callback([o, &status] {
+      .value("N");
+  o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
+  add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
+  add_whole(verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
+  verb.run([o, &status] {
     refuse_many_processes("export");
     status = run(*o);
   });

@@ -144,21 +144,22 @@ double parse_real(const std::string& flag, const std::string& text) {
   return value;
 }
 
-CLI::Option* add_flag(CLI::App& verb, const Flag& flag) {
-  CLI::Option* option = nullptr;
-  if (const auto* on = std::get_if<bool*>(&flag.field)) {
-    option = verb.add_flag(flag.names, **on, flag.help);
-  } else if (const auto* off = std::get_if<TurnsOff>(&flag.field)) {
-    option = verb.add_flag_function(
-        flag.names, [on = off->on](std::int64_t count) { *on = count <= 0; }, flag.help);
-  } else {
-    option = verb.add_option_function<std::string>(
+Argument add_flag(const Verb& verb, const Flag& flag) {
+  const auto add = [&]() -> Argument {
+    if (const auto* on = std::get_if<bool*>(&flag.field)) return verb.add_switch(flag.names, **on, flag.help);
+    if (const auto* off = std::get_if<TurnsOff>(&flag.field)) {
+      return verb.add_switch(
+          flag.names, [on = off->on] { *on = false; }, flag.help);
+    }
+    Argument argument = verb.add_option(
         flag.names, [flag](const std::string& text) { read(flag, text); }, flag.help);
-    option->type_name(value_name(flag));
-    if (flag.standard) option->expected(0, 1);
-  }
-  if (!flag.group.empty()) option->group(flag.group);
-  return option;
+    argument.value(value_name(flag));
+    if (flag.standard) argument.values(0, 1);
+    return argument;
+  };
+  Argument argument = add();
+  if (!flag.group.empty()) argument.group(flag.group);
+  return argument;
 }
 
 std::string flags_markdown(std::span<const Flag> flags) {
@@ -187,15 +188,15 @@ std::string flags_markdown(std::span<const Flag> flags) {
   return text;
 }
 
-CLI::Option* add_real(CLI::App& verb, const std::string& names, double& value, const std::string& help) {
+Argument add_real(const Verb& verb, const std::string& names, double& value, const std::string& help) {
   return add_flag(verb, {.names = names, .field = &value, .help = help});
 }
 
-CLI::Option* add_word(CLI::App& verb, const std::string& names, std::string& value, const std::string& help) {
+Argument add_word(const Verb& verb, const std::string& names, std::string& value, const std::string& help) {
   return add_flag(verb, {.names = names, .field = &value, .help = help});
 }
 
-CLI::Option* add_path(CLI::App& verb, const std::string& names, std::filesystem::path& value, const std::string& help) {
+Argument add_path(const Verb& verb, const std::string& names, std::filesystem::path& value, const std::string& help) {
   return add_flag(verb, {.names = names, .field = &value, .help = help});
 }
 
@@ -225,7 +226,7 @@ std::vector<Flag> read_limit_flags() {
            .kept = FlagKept::never}};
 }
 
-void add_read_limits(CLI::App& verb) {
+void add_read_limits(const Verb& verb) {
   for (const Flag& flag : read_limit_flags()) add_flag(verb, flag);
 }
 

@@ -2,13 +2,13 @@
 // Rows of a table of flags (train/flags.h) as arguments of a verb and as documentation; and flags of a verb of its own.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <limits>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "cli/verb.h"
 #include "cli/verbs.h"
 #include "halfstep/train/flags.h"
 
@@ -22,7 +22,7 @@ using training::kMostCount;
 
 /// Adds a row's argument; its values are checked as they are read, a number's range too where it is a whole one. Throws
 /// UsageError naming the flag.
-CLI::Option* add_flag(CLI::App& verb, const Flag& flag);
+Argument add_flag(const Verb& verb, const Flag& flag);
 /// The rows as a Markdown table: what stands in docs/reference/train-flags.md.
 std::string flags_markdown(std::span<const Flag> flags);
 
@@ -33,24 +33,24 @@ double parse_real(const std::string& flag, const std::string& text);
 
 /// `--flag N` for a whole number; the default is shown in the help unless it is under `least`.
 template <class T>
-CLI::Option* add_whole(CLI::App& verb, const std::string& names, T& value, std::uint64_t least, std::uint64_t most,
-                       const std::string& help) {
+Argument add_whole(const Verb& verb, const std::string& names, T& value, std::uint64_t least, std::uint64_t most,
+                   const std::string& help) {
   return add_flag(verb, {.names = names,
                          .field = &value,
                          .help = help,
                          .range = FlagRange::from_to(static_cast<double>(least), static_cast<double>(most))});
 }
 /// `--flag X` for a number.
-CLI::Option* add_real(CLI::App& verb, const std::string& names, double& value, const std::string& help);
+Argument add_real(const Verb& verb, const std::string& names, double& value, const std::string& help);
 /// `--flag TEXT` for one of some words; an empty one is refused.
-CLI::Option* add_word(CLI::App& verb, const std::string& names, std::string& value, const std::string& help);
+Argument add_word(const Verb& verb, const std::string& names, std::string& value, const std::string& help);
 /// `--flag PATH`, or a positional argument; an empty path is refused, since it mostly comes from an unset variable.
-CLI::Option* add_path(CLI::App& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
+Argument add_path(const Verb& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
 
 /// --max-bytes and --max-unpacked, the limits of files of weights (io::ReadLimits).
 std::vector<Flag> read_limit_flags();
 /// Adds them to a verb that reads such files.
-void add_read_limits(CLI::App& verb);
+void add_read_limits(const Verb& verb);
 
 /// Any 64 bits are a seed.
 inline constexpr std::uint64_t kMostSeed = std::numeric_limits<std::uint64_t>::max();

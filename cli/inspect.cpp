@@ -193,16 +193,16 @@ bool is_checkpoint(const io::WeightsFile& file) {
 }
 
 void add_inspect(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("inspect", "List what is in a file of weights: names, shapes, dtypes, ranges");
+  const Verb verb = add_verb(program, "inspect", "List what is in a file of weights: names, shapes, dtypes, ranges");
   struct Options {
     std::filesystem::path file;
     bool json = false;
   };
   auto o = std::make_shared<Options>();
-  add_path(*verb, "FILE", o->file, "A .safetensors or .pth file, known by its content")->required();
-  add_read_limits(*verb);
-  verb->add_flag("--json", o->json, "One JSON object instead of a table");
-  verb->callback([o, &status] { status = run(o->file, o->json); });
+  add_path(verb, "FILE", o->file, "A .safetensors or .pth file, known by its content").required();
+  add_read_limits(verb);
+  verb.add_switch("--json", o->json, "One JSON object instead of a table");
+  verb.run([o, &status] { status = run(o->file, o->json); });
 }
 
 }  // namespace halfstep::cli

@@ -72,16 +72,16 @@ int run(const Options& o) {
 }  // namespace
 
 void add_ops(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("ops", "List the ops and how autocast treats them");
+  const Verb verb = add_verb(program, "ops", "List the ops and how autocast treats them");
   auto o = std::make_shared<Options>();
-  verb->add_option("NAME", o->names, "Only these ops")->type_name("");
-  verb->add_option("--policy", o->policy, "Only ops of this class, such as 'lower precision'");
-  verb->add_option("--explain", o->explain, "Say what a call of NAME on inputs of these dtypes would run in")
-      ->expected(1, 16)
-      ->delimiter(',');
-  add_word(*verb, "--amp", o->amp, "Region for --explain: off, bf16 or f16");
-  verb->add_flag("--markdown", o->markdown, "As a table for the docs");
-  verb->callback([o, &status] { status = run(*o); });
+  verb.add_list("NAME", o->names, "Only these ops").value("");
+  verb.add_option("--policy", o->policy, "Only ops of this class, such as 'lower precision'");
+  verb.add_list("--explain", o->explain, "Say what a call of NAME on inputs of these dtypes would run in")
+      .values(1, 16)
+      .split(',');
+  add_word(verb, "--amp", o->amp, "Region for --explain: off, bf16 or f16");
+  verb.add_switch("--markdown", o->markdown, "As a table for the docs");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

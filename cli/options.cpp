@@ -49,10 +49,10 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .resume = FlagResume::reported}};
 }
 
-void add_common(CLI::App& verb, CommonOptions& o, bool model_required) {
+void add_common(const Verb& verb, CommonOptions& o, bool model_required) {
   for (const Flag& flag : common_flags(o)) {
-    CLI::Option* option = add_flag(verb, flag);
-    if (flag.names == "MODEL") option->required(model_required);
+    Argument argument = add_flag(verb, flag);
+    if (flag.names == "MODEL") argument.required(model_required);
   }
 }
 
@@ -155,14 +155,14 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const char* p
                   shown_path(place.folder)));
 }
 
-void add_image_size(CLI::App& verb, EvalImageOptions& o) {
+void add_image_size(const Verb& verb, EvalImageOptions& o) {
   add_whole(verb, "--image-size", o.images.image_size, 1, 1 << 14,
             "Pixels of a side that the network sees (default: as it was trained)")
-      ->type_name("N");
+      .value("N");
   add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
             "Pixels of the shorter side before the middle is cut out; 0: the whole picture")
-      ->type_name("N");
-  o.count = [&verb](const std::string& flag) { return verb.count(flag); };
+      .value("N");
+  o.count = [verb](const std::string& flag) { return verb.count(flag); };
 }
 
 void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded& loaded) {

@@ -2,7 +2,6 @@
 // Flags that several verbs share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -33,7 +32,7 @@ struct CommonOptions {
 /// Their rows: MODEL, --device, --gpu, --threads and --tf32.
 std::vector<Flag> common_flags(CommonOptions& options);
 /// Adds them.
-void add_common(CLI::App& verb, CommonOptions& options, bool model_required = true);
+void add_common(const Verb& verb, CommonOptions& options, bool model_required = true);
 /// Checks the model (where one is named), sets the threads and the precision of float32, and returns the device. Throws
 /// UsageError.
 Device apply_common(const CommonOptions& options);
@@ -91,7 +90,7 @@ struct EvalImageOptions {
   std::function<std::size_t(const std::string& flag)> count = {};
 };
 /// Adds --image-size and --resize.
-void add_image_size(CLI::App& verb, EvalImageOptions& options);
+void add_image_size(const Verb& verb, EvalImageOptions& options);
 /// Where flags don't say it, the sizes that the weights were trained with, or else the network's usual ones. Throws
 /// UsageError.
 void resolve_images(EvalImageOptions& options, const std::string& model, const Loaded& loaded);

@@ -114,17 +114,18 @@ int run(PredictOptions& o) {
 }  // namespace
 
 void add_predict(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("predict", "Say what the network takes pictures for; digits are drawn too");
+  const Verb verb = add_verb(program, "predict", "Say what the network takes pictures for; digits are drawn too");
   auto o = std::make_shared<PredictOptions>();
-  add_common(*verb, *o, false);
-  verb->add_option("INPUT", o->inputs,
-                   "JPEG or PNG files; for mlp IDX files of 28x28 pictures (default: test pictures of --data)")
-      ->type_name("");
-  add_path(*verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run")->required();
-  add_read_limits(*verb);
-  add_path(*verb, "--data", o->data,
+  add_common(verb, *o, false);
+  verb.add_list(
+          "INPUT", [o](const std::vector<std::string>& list) { o->inputs.assign(list.begin(), list.end()); },
+          "JPEG or PNG files; for mlp IDX files of 28x28 pictures (default: test pictures of --data)")
+      .value("");
+  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
+  add_read_limits(verb);
+  add_path(verb, "--data", o->data,
            "Folder with the data set in MNIST's format (default: the run's data, or else the built-in digits)");
-  verb->add_option_function<std::vector<std::string>>(
+  verb.add_list(
           "--index",
           [o](const std::vector<std::string>& list) {
             for (const std::string& text : list) {
@@ -132,15 +133,15 @@ void add_predict(CLI::App& program, int& status) {
             }
           },
           "Numbers of the pictures, from 0")
-      ->delimiter(',')
-      ->type_name("N,...");
-  add_whole(*verb, "--top", o->top, 1, kMostCount, "How many classes to name for an image");
-  add_path(*verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
-  add_image_size(*verb, o->pictures);
-  add_whole(*verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
-  add_word(*verb, "--amp", o->amp, kPrecisionHelp);
-  add_whole(*verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
-  verb->callback([o, &status] { status = run(*o); });
+      .split(',')
+      .value("N,...");
+  add_whole(verb, "--top", o->top, 1, kMostCount, "How many classes to name for an image");
+  add_path(verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
+  add_image_size(verb, o->pictures);
+  add_whole(verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
+  add_word(verb, "--amp", o->amp, kPrecisionHelp);
+  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

@@ -40,15 +40,15 @@ int run(const Options& o) {
 }  // namespace
 
 void add_summary(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand(
-      "summary", "Modules, shapes, parameters, operations and memory of a network, and where its ops run");
+  const Verb verb = add_verb(program, "summary",
+                             "Modules, shapes, parameters, operations and memory of a network, and where its ops run");
   auto o = std::make_shared<Options>();
-  add_common(*verb, *o);
-  add_word(*verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
-  add_whole(*verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(*verb, "--image-size", o->image_size, 1, 4096, "Pixels of a side (default: the network's own)");
-  add_whole(*verb, "--depth", o->depth, 0, 100, "Show no modules deeper than that (default: all)");
-  verb->callback([o, &status] { status = run(*o); });
+  add_common(verb, *o);
+  add_word(verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
+  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
+  add_whole(verb, "--image-size", o->image_size, 1, 4096, "Pixels of a side (default: the network's own)");
+  add_whole(verb, "--depth", o->depth, 0, 100, "Show no modules deeper than that (default: all)");
+  verb.run([o, &status] { status = run(*o); });
 }
 
 }  // namespace halfstep::cli

@@ -356,12 +356,12 @@ int run(TrainOptions& o) {
 }  // namespace
 
 void add_train(CLI::App& program, int& status) {
-  auto* verb = program.add_subcommand("train", "Train a network");
+  const Verb verb = add_verb(program, "train", "Train a network");
   auto o = std::make_shared<TrainOptions>();
-  add_train_options(*verb, *o);
-  verb->callback([o, verb, &status] {
+  add_train_options(verb, *o);
+  verb.run([o, verb, &status] {
     refuse_many_processes("train");
-    read_config(*verb, *o);
+    read_config(verb, *o);
     status = run(*o);
   });
 }

@@ -182,16 +182,17 @@ std::vector<Flag> train_flags(TrainOptions& o) {
   return all;
 }
 
-void add_train_options(CLI::App& verb, TrainOptions& o) {
+void add_train_options(const Verb& verb, TrainOptions& o) {
   for (const Flag& flag : train_flags(o)) add_flag(verb, flag);
-  verb.add_flag_callback("--markdown",
-                         [] {
-                           TrainOptions plain;
-                           fmt::print("{}", flags_markdown(train_flags(plain)));
-                           throw CLI::Success();
-                         })
-      ->group("");
-  o.count = [&verb](const std::string& flag) { return verb.count(flag); };
+  verb.add_action(
+          "--markdown",
+          [] {
+            TrainOptions plain;
+            fmt::print("{}", flags_markdown(train_flags(plain)));
+          },
+          "Print the table of flags for the documentation")
+      .group("");
+  o.count = [verb](const std::string& flag) { return verb.count(flag); };
 }
 
 namespace {
@@ -206,16 +207,15 @@ const std::vector<Displacement> kDisplaced = {
     {{"resume"}, {"overwrite"}}};
 
 // A folder in the place of MODEL is one with data where a file names the network.
-void model_for_data(CLI::App& verb, TrainOptions& o) {
+void model_for_data(const Verb& verb, TrainOptions& o) {
   if (o.model.empty() || o.model == o.arch || !o.config.data.empty()) return;
   if (o.arch.empty() && (is_network(o.model) || !fs::is_directory(o.model))) return;
-  verb.get_option("--data")->add_result(o.model);
-  verb.get_option("--data")->run_callback();
-  verb.get_option("MODEL")->clear();
+  verb.give("--data", o.model);
+  verb.take_back("MODEL");
   o.model.clear();
 }
 
-void read_file(CLI::App& verb, TrainOptions& o) {
+void read_file(const Verb& verb, TrainOptions& o) {
   if (o.config_file.empty()) return;
   // `train --config FILE DIR`: the file names the network.
   model_for_data(verb, o);
@@ -225,7 +225,7 @@ void read_file(CLI::App& verb, TrainOptions& o) {
 }
 
 // What the run had, but for what the command says.
-void read_run(CLI::App& verb, TrainOptions& o) {
+void read_run(const Verb& verb, TrainOptions& o) {
   const training::TrainConfig& c = o.config;
   if (c.resume.empty()) return;
   if (!fs::exists(c.resume)) throw UsageError(fmt::format("--resume: {} does not exist", shown_path(c.resume)));
@@ -252,7 +252,7 @@ void read_run(CLI::App& verb, TrainOptions& o) {
 
 }  // namespace
 
-void read_config(CLI::App& verb, TrainOptions& o) {
+void read_config(const Verb& verb, TrainOptions& o) {
   read_file(verb, o);
   read_run(verb, o);
 }

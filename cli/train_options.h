@@ -34,11 +34,11 @@ struct TrainOptions : CommonOptions {
 /// own.
 std::vector<Flag> train_flags(TrainOptions& options);
 /// Adds them to the verb.
-void add_train_options(CLI::App& verb, TrainOptions& options);
+void add_train_options(const Verb& verb, TrainOptions& options);
 
 /// After parsing: takes the flags of --config that were not given, then those of the run of --resume. Throws UsageError
 /// and IoError.
-void read_config(CLI::App& verb, TrainOptions& options);
+void read_config(const Verb& verb, TrainOptions& options);
 
 /// After that: which argument is the network and which the data, the network's usual numbers where no flag says
 /// others, and flags that contradict each other. Sets threads and device. Throws UsageError.

@@ -2,11 +2,14 @@
 // The verbs of `halfstep`, one file each. A verb adds its flags to the program and runs when it was named.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <atomic>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace halfstep::cli {
 

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/verb.h"
+
+#include <CLI/CLI.hpp>
+#include <utility>
+
+namespace halfstep::cli {
+
+Argument& Argument::required(bool required) {
+  option_->required(required);
+  return *this;
+}
+Argument& Argument::value(const std::string& name) {
+  option_->type_name(name);
+  return *this;
+}
+Argument& Argument::values(int least, int most) {
+  option_->expected(least, most);
+  return *this;
+}
+Argument& Argument::split(char separator) {
+  option_->delimiter(separator);
+  return *this;
+}
+Argument& Argument::group(const std::string& heading) {
+  option_->group(heading);
+  return *this;
+}
+
+Argument Verb::add_switch(const std::string& names, bool& value, const std::string& help) const {
+  return Argument(app_->add_flag(names, value, help));
+}
+Argument Verb::add_switch(const std::string& names, std::function<void()> given, const std::string& help) const {
+  return Argument(app_->add_flag_function(
+      names,
+      [given = std::move(given)](std::int64_t count) {
+        if (count > 0) given();
+      },
+      help));
+}
+Argument Verb::add_action(const std::string& names, std::function<void()> print, const std::string& help) const {
+  return Argument(app_->add_flag_callback(
+      names,
+      [print = std::move(print)] {
+        print();
+        throw CLI::Success();
+      },
+      help));
+}
+Argument Verb::add_option(const std::string& names, std::function<void(const std::string&)> given,
+                          const std::string& help) const {
+  return Argument(app_->add_option_function<std::string>(names, given, help));
+}
+Argument Verb::add_option(const std::string& names, std::string& value, const std::string& help) const {
+  return Argument(app_->add_option(names, value, help));
+}
+Argument Verb::add_list(const std::string& names, std::function<void(const std::vector<std::string>&)> given,
+                        const std::string& help) const {
+  return Argument(app_->add_option_function<std::vector<std::string>>(names, given, help));
+}
+Argument Verb::add_list(const std::string& names, std::vector<std::string>& values, const std::string& help) const {
+  return Argument(app_->add_option(names, values, help));
+}
+void Verb::run(std::function<void()> function) const { app_->callback(std::move(function)); }
+
+std::size_t Verb::count(const std::string& name) const { return app_->count(name); }
+void Verb::give(const std::string& name, const std::string& value) const {
+  CLI::Option* option = app_->get_option(name);
+  option->add_result(value);
+  option->run_callback();
+}
+void Verb::take_back(const std::string& name) const { app_->get_option(name)->clear(); }
+
+Verb add_verb(CLI::App& program, const std::string& name, const std::string& help) {
+  return Verb(program.add_subcommand(name, help));
+}
+
+}  // namespace halfstep::cli
