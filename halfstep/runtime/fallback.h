@@ -27,8 +27,8 @@ struct FallbackCount {
   std::uint64_t calls = 0;
   std::uint64_t bytes_to_host = 0;
   std::uint64_t bytes_to_device = 0;  ///< of results that a kernel of the device read, or that were part of a block
-  double seconds = 0;          ///< copies and computing
-  std::uint64_t failures = 0;  ///< calls that fell back because the device's kernel had failed
+  double seconds = 0;                 ///< copies and computing
+  std::uint64_t failures = 0;         ///< calls that fell back because the device's kernel had failed
 };
 /// All ops that fell back since the start or the last reset, the most expensive first.
 HS_API std::vector<FallbackCount> fallback_counts();

@@ -11,6 +11,7 @@
 #include "halfstep/data/image_dataset.h"
 #include "halfstep/data/image_source.h"
 #include "halfstep/train/flags.h"
+#include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 
 namespace halfstep::training {
