@@ -19,10 +19,10 @@ struct KernelCall;
 
 /// How a kernel ran.
 struct KernelRun {
-  KernelFn function = nullptr;
-  void* state = nullptr;  ///< that a plug-in supplied with it
-  void* queue = nullptr;  ///< the device's queue that it was given to; null on the CPU
-  bool bounded = false;   ///< it may have reported a bound of its first output
+  KernelFn function = nullptr;  ///< the CPU's or the plug-in's
+  void* state = nullptr;        ///< that a plug-in supplied with it
+  void* queue = nullptr;        ///< the device's queue that it was given to; null on the CPU
+  bool bounded = false;         ///< it may have reported a bound of its first output
 };
 
 /// Every CaptureSink is one.
@@ -30,11 +30,12 @@ class HS_API KernelRecorder : public CaptureSink {
  public:
   /// A kernel ran, on the CPU or a device, on the tensors of `call` as they are.
   virtual void kernel(const detail::KernelCall& call, const KernelRun& run) = 0;
-  /// Bytes were copied between the CPU and a device.
+  /// A place in a storage.
   struct Bytes {
     const Ref<Storage>& storage;
-    std::int64_t begin;  ///< from the storage's start
+    std::int64_t begin;  ///< in bytes, from the storage's start
   };
+  /// So many bytes were copied between the CPU and a device.
   virtual void copy(const Bytes& to, const Bytes& from, std::size_t count, bool non_blocking) = 0;
   /// Host work to run at this point in every replay. It depends on nothing that a device computes.
   virtual void host(std::function<void()> work) = 0;

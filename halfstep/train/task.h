@@ -26,7 +26,8 @@ struct TaskLoss {
   NamedTensors parts = {};  ///< sums over the batch's samples: parts of the loss, counts of right answers
   Tensor output = {};       ///< what the network gave, of any size, for Task::count(); may be undefined
   /// Adds further parts when the values of the batch are read: counted on the host, from copies to it that were
-  /// enqueued with the step. For devices without the kernels that counting needs; steps that set it are not captured.
+  /// enqueued with the step. For devices without the kernels that counting needs; a step on the CPU that sets it is not
+  /// captured.
   std::function<void(std::map<std::string, double>& parts)> count_later = {};
 };
 
@@ -60,7 +61,8 @@ class HS_API Task {
   /// Forward pass and loss of a batch in training, with recording on and inside the run's autocast region.
   virtual TaskLoss loss(const data::Batch& batch) = 0;
   /// Adds to `made.parts` what is counted of a batch but not part of its loss. After the backward pass, without
-  /// recording and outside of the region.
+  /// recording and outside of the region. On other devices than the CPU it is no part of a captured step and is called
+  /// after it, with the values of `loss` and `output` alone.
   virtual void count(TaskLoss& made, const data::Batch& batch);
 
   /// Before the first batch of an evaluation.

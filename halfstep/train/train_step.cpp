@@ -15,6 +15,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/runtime/trace.h"
+#include "halfstep/train/evaluate.h"
 
 namespace halfstep::training {
 namespace {
@@ -128,11 +129,12 @@ struct TrainStep::Impl {
     never = zeros({}, {.device = device});
     one = ones({}, {.device = device});
   }
-  /// Forward and backward pass of a batch that is `weight` of the step.
-  void add(const data::Batch& batch, double weight, StepValues& values);
+  /// Forward and backward pass of a batch that is `weight` of the step. With `outputs`, nothing is counted, and what
+  /// the network gave is put there.
+  void add(const data::Batch& batch, double weight, StepValues& values, std::vector<Tensor>* outputs);
   /// The optimizer's part.
   void update(StepValues& values);
-  StepValues run(std::span<const data::Batch> batches);
+  StepValues run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs = nullptr);
   const OutputTask& output_task(const char* call) const {
     const auto* own = dynamic_cast<const OutputTask*>(task.get());
     if (!own) fail<Error>("TrainStep::{}: expected a step of build_train_network(), got one of a Task", call);
@@ -151,7 +153,25 @@ Tensor StepValues::loss() const {
   return sum;
 }
 
-void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& values) {
+namespace {
+
+// What a task said of a batch beside its loss.
+void take_over(TaskLoss& made, StepValues& values) {
+  if (made.count_later) values.count_later.push_back(std::move(made.count_later));
+  for (NamedTensor& part : made.parts) {
+    const auto same = [&](const NamedTensor& known) { return known.name == part.name; };
+    const auto known = std::find_if(values.parts.begin(), values.parts.end(), same);
+    if (known == values.parts.end()) {
+      values.parts.push_back({part.name, part.tensor.detach()});
+    } else {
+      known->tensor = known->tensor + part.tensor.detach();
+    }
+  }
+}
+
+}  // namespace
+
+void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& values, std::vector<Tensor>* outputs) {
   TaskLoss made;
   {
     const EnableGrad on;
@@ -167,17 +187,12 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
   }
   const NoGrad no_grad;
   values.losses.push_back(made.loss.detach());
-  task->count(made, batch);
-  if (made.count_later) values.count_later.push_back(std::move(made.count_later));
-  for (NamedTensor& part : made.parts) {
-    const auto same = [&](const NamedTensor& known) { return known.name == part.name; };
-    const auto known = std::find_if(values.parts.begin(), values.parts.end(), same);
-    if (known == values.parts.end()) {
-      values.parts.push_back({part.name, part.tensor.detach()});
-    } else {
-      known->tensor = known->tensor + part.tensor.detach();
-    }
+  if (outputs) {
+    outputs->push_back(made.output.defined() ? made.output.detach() : Tensor());
+  } else {
+    task->count(made, batch);
   }
+  take_over(made, values);
 }
 
 void TrainStep::Impl::update(StepValues& values) {
@@ -208,7 +223,7 @@ void TrainStep::Impl::update(StepValues& values) {
   }
 }
 
-StepValues TrainStep::Impl::run(std::span<const data::Batch> batches) {
+StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs) {
   if (batches.empty()) fail<Error>("train_step: expected at least one batch, got none");
   drop_gradients();
   StepValues values;
@@ -223,7 +238,7 @@ StepValues TrainStep::Impl::run(std::span<const data::Batch> batches) {
   for (std::size_t i = 0; i < batches.size(); ++i) {
     // In float64, so that the only batch of a step weighs 1 exactly.
     values.weights.push_back(static_cast<double>(samples[i]) / static_cast<double>(values.samples));
-    add(batches[i], values.weights[i], values);
+    add(batches[i], values.weights[i], values, outputs);
   }
   update(values);
   return values;
@@ -273,10 +288,14 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
         parts[i].more.resize(s.tensors_in_batch - 2);
         visit_tensors(parts[i], [&, at = i * s.tensors_in_batch](Tensor& t) mutable { t = given[at++]; });
       }
-      StepValues values = s.run(parts);
+      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step.
+      std::vector<Tensor> outputs;
+      const bool counted_later = !device_of(s.task->network()).is_cpu();
+      StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
       visit_tensors(values, [&](Tensor& t) { made.tensors.push_back(std::exchange(t, Tensor())); });
+      made.tensors.insert(made.tensors.end(), outputs.begin(), outputs.end());
       made.frame = std::move(values);
       return made;
     });
@@ -287,6 +306,14 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   auto values = std::any_cast<StepValues>(std::move(made.frame));
   std::size_t i = 0;
   visit_tensors(values, [&](Tensor& t) { t = std::move(made.tensors[i++]); });
+  const NoGrad no_grad;
+  for (std::size_t b = 0; i < made.tensors.size(); ++b, ++i) {
+    TaskLoss counted;
+    counted.loss = values.losses[b];
+    counted.output = std::move(made.tensors[i]);
+    s.task->count(counted, batches[b]);
+    take_over(counted, values);
+  }
   return values;
 }
 

@@ -5,6 +5,7 @@ import re
 import signal
 import unittest
 
+from images_test import SMALL, make_images
 from program import ProgramTest, Safetensors, events
 
 
@@ -51,6 +52,24 @@ class Runs(ProgramTest):
         self.assertLess(runs["plain"][0][-1][2], 16)
         for name in kinds:
             self.assertEqual(runs[name], runs["plain"], name)
+
+    def test_captured_steps_of_images_give_the_same_bits(self):
+        """Most ops of such a network run on the CPU here, between graphs; right answers are counted on the host."""
+        make_images(self.folder / "images", train=16, test=4)
+        flags = ["images", *SMALL, "--epochs", "4", "--amp", "f16", "--loss-scale", "dynamic:1e8", "--print-freq", "2", "--device", "sim"]
+        runs = {}
+        for name, more, environment in ("graphs", [], {}), ("one-by-one", [], {"HALFSTEP_GRAPHS": "0"}), ("plain", ["--no-capture"], {}):
+            out = self.run_program("train", "resnet20", *flags, *more, "--out", name, env=environment)
+            self.assertEqual(out.returncode, 0, out.stderr)
+            log = events(self.folder / name / "log.jsonl")
+            captured = next((e for e in log if e["event"] == "capture"), {})
+            self.assertEqual(captured.get("replayed", 0) >= 8, name != "plain", captured)
+            self.assertEqual(captured.get("graphs", 0) >= 4, name == "graphs", captured)
+            runs[name] = ([(e["loss"], e["top1"], e["top5"], e["skipped"]) for e in log if e["event"] == "step"],
+                          Safetensors(self.folder / name / "last.safetensors").data)
+        self.assertTrue(0 < runs["plain"][0][-1][3] < len(runs["plain"][0]), runs["plain"][0])
+        self.assertEqual(runs["graphs"], runs["plain"])
+        self.assertEqual(runs["one-by-one"], runs["plain"])
 
     def test_the_devices_memory_stands_beside_the_process_s(self):
         self.data()
@@ -242,7 +261,7 @@ class Lists(ProgramTest):
 
     def test_watch(self):
         watch = self.start("devices", "--watch", "0.05")
-        lines = [watch.stdout.readline() for _ in range(9)]
+        lines = [watch.stdout.readline() for _ in range(12)]
         watch.send_signal(signal.SIGINT)
         watch.communicate(timeout=20)
         self.assertEqual(watch.returncode, 128 + signal.SIGINT)

@@ -73,10 +73,11 @@ class Arguments(ProgramTest):
             self.refused(2, [flag, "empty"], "train", "mlp", flag, "")
         self.refused(2, "--momentum: only sgd has it", "train", "mlp", "--optimizer", "adam", "--momentum", "0.9")
 
-    def test_levels_are_of_training(self):
+    def test_levels_are_of_networks(self):
         for level in ("O0", "O1", "O2", "O3", "auto"):
-            for arguments in (["bench", "mlp"], ["eval", "mlp", "--weights", "x"], ["ops"]):
-                self.refused(2, [f"got '{level}'", "levels are of training", "off, bf16 or f16"], *arguments, "--amp", level)
+            self.refused(2, [f"got '{level}'", "levels are of training", "off, bf16 or f16"], "ops", "--amp", level)
+        for arguments in (["bench", "mlp"], ["eval", "mlp", "--weights", "x"], ["predict", "mlp", "--weights", "x"]):
+            self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O4'", *arguments, "--amp", "O4")
         self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O5'", "train", "mlp", "--amp", "O5")
         self.refused(2, "--amp-dtype: expected f16 or bf16, got 'f32'", "train", "mlp", "--amp", "O2", "--amp-dtype", "f32")
         self.refused(2, "--amp-dtype: expected f16 or bf16, got 'off'", "train", "mlp", "--amp", "O2", "--amp-dtype", "off")
