@@ -350,7 +350,9 @@ TEST(Tasks, SeveralBatchesAreOneStep) {
         const training::StepValues values = captured ? step.run_captured(batches) : step.run(batches);
         EXPECT_EQ(values.samples, 40);
         EXPECT_EQ(values.losses.size(), batches.size());
-        if (cut) EXPECT_EQ(values.weights, (std::vector<double>{0.4, 0.4, 0.2}));
+        if (cut) {
+          EXPECT_EQ(values.weights, (std::vector<double>{0.4, 0.4, 0.2}));
+        }
       }
       weights.push_back(net.parameters()[0].tensor.to_vector<double>());
     }

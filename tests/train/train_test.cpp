@@ -231,7 +231,8 @@ TEST(TrainConfig, EveryLossScalePolicyHasAName) {
     config.loss_scale = text;
     expect_same(training::make_scaler(config).policy().rules(), policy.rules(), text);
     const std::string name = std::string(text).substr(0, std::string(text).find(':'));
-    if (name != "8") EXPECT_NE(training::loss_scale_forms().find(name), std::string::npos);
+    if (name == "8") continue;
+    EXPECT_NE(training::loss_scale_forms().find(name), std::string::npos);
   }
 }
 
