@@ -130,8 +130,9 @@ class Run {
     }
     begin_files();
     // Without a region of its own the run has none, whatever its caller has.
+    // A region that is open around all steps would keep the casts of a network with a level from step to step.
     std::optional<amp::Autocast> outside;
-    if (!amp_.region) outside.emplace(amp::AutocastOptions{.enabled = false});
+    if (!amp_.region && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
@@ -303,7 +304,7 @@ EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const
                                             .device = device_of(task.network())});
   EvalReport report;
   std::optional<amp::Autocast> outside;
-  if (!options.autocast) outside.emplace(amp::AutocastOptions{.enabled = false});
+  if (!options.autocast && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
   const auto stopped = [&] { return options.stop && options.stop->load(std::memory_order_relaxed); };
   report.interrupted = !evaluate(
       task, loader, report.metrics,

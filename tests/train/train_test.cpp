@@ -103,6 +103,18 @@ TEST_F(Train, LearnsInEveryPrecision) {
   }
 }
 
+// A region that stays open over the steps would keep casts of the weights from one step to the next.
+TEST_F(Train, ReplaysStepsInEveryPrecision) {
+  for (const char* amp : {"off", "f16", "bf16", "O1", "O2", "O3", "auto"}) {
+    TrainConfig config;
+    config.epochs = 2;
+    config.batch_size = 32;
+    config.lr = 0.01;
+    config.amp = amp;
+    EXPECT_GE(run(config).report.captured.replayed, 30u) << amp;  // of 40 steps
+  }
+}
+
 TEST_F(Train, CheckpointsOfOtherRunsAreRefused) {
   TrainConfig config;
   config.out = folder_ / "a";
