@@ -45,13 +45,6 @@ std::string difference(std::optional<double> a, std::optional<double> b, const F
   return fmt::format("{:+.{}f}{}", (*a - *b) * form.factor, form.digits, form.unit);
 }
 
-// Scales are powers of two that shall be recognised, or far too large for it.
-std::string scale_text(double scale) {
-  constexpr double kExact = 9007199254740992;  // 2^53
-  const bool whole = scale == std::floor(scale) && std::fabs(scale) < kExact;
-  return whole ? fmt::format("{:.0f}", scale) : fmt::format("{:g}", scale);
-}
-
 class Rows {
  public:
   void add(const std::string& what, std::optional<double> a, std::optional<double> b, const Form& form) {

@@ -79,8 +79,6 @@ bool scales(const RunLog& log) {
   return std::any_of(changes.begin(), changes.end(), [](const auto& c) { return c.second != 1; });
 }
 
-std::string scale_text(double scale) { return fmt::format("{:g}", scale); }
-
 double first_scale(const RunLog& log) { return log.steps.empty() ? 1 : log.steps.begin()->second.scale; }
 
 }  // namespace
@@ -124,10 +122,8 @@ std::string brief_text(const RunBrief& a, const RunBrief& b) {
       // Two fractions of n independent samples differ by chance by twice this in one of twenty cases.
       const double p = (x + y) / 2, chance = 2 * std::sqrt(2 * p * (1 - p) / n);
       const auto pictures = std::llround(std::fabs(x - y) * n);
-      notes.push_back(
-          std::fabs(x - y) <= chance
-              ? fmt::format("Accuracy: {} of {:.0f} samples more or less is chance, as between two seeds.", pictures, n)
-              : fmt::format("Accuracy: {} of {:.0f} samples is more than chance explains.", pictures, n));
+      notes.push_back(fmt::format("Accuracy: {} of {:.0f} samples; a test part of that size {} such accuracies apart.",
+                                  pictures, n, std::fabs(x - y) <= chance ? "can't tell" : "tells"));
     }
   }
   const auto ratio = [&](const std::string& what, double x, double y, const char* unit, int digits) {
@@ -152,8 +148,9 @@ std::string brief_text(const RunBrief& a, const RunBrief& b) {
                     fmt::format("{:g}", b.log.skipped.value_or(0)), fmt::format("{:+g}", skipped)});
     const RunBrief& with = a.log.skipped.value_or(0) > 0 ? a : b;
     notes.push_back(fmt::format(
-        "Skipped steps: gradients overflowed {} until the loss scale had come down from {} to {}; nothing was lost.",
-        with.label, scale_text(first_scale(with.log)), scale_text(with.log.last_scale.value_or(1))));
+        "Skipped steps: {:g} whose gradients overflowed {} were dropped; the loss scale went from {} to {}.",
+        with.log.skipped.value_or(0), with.label, scale_text(first_scale(with.log)),
+        scale_text(with.log.last_scale.value_or(1))));
   }
   std::string text = table({"", a.label, b.label, "difference"}, rows);
   if (!notes.empty()) text += '\n';

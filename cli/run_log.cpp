@@ -148,6 +148,12 @@ RunLog read_run_log(const fs::path& given) {
   return log;
 }
 
+std::string scale_text(double scale) {
+  constexpr double kExact = 9007199254740992;  // 2^53
+  const bool whole = scale == std::floor(scale) && std::fabs(scale) < kExact;
+  return whole ? fmt::format("{:.0f}", scale) : fmt::format("{:g}", scale);
+}
+
 std::map<std::int64_t, double> scale_changes(const RunLog& log) {
   std::map<std::int64_t, double> changes;
   for (const auto& [number, step] : log.steps) {

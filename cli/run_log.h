@@ -50,4 +50,7 @@ RunLog read_run_log(const std::filesystem::path& given);
 /// Steps from which on a loss scale held: of every change the first step, in order.
 std::map<std::int64_t, double> scale_changes(const RunLog& log);
 
+/// A loss scale for people: whole where it can be, so that powers of two are recognised.
+std::string scale_text(double scale);
+
 }  // namespace halfstep::cli

@@ -2,8 +2,12 @@
 #include "halfstep/io/drawing.h"
 
 #include <cairo/cairo.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <dlfcn.h>
+#endif
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <utility>
 
@@ -241,6 +245,15 @@ std::string Drawing::svg() const {
 }
 
 std::string Drawing::png(double scale) const {
+#ifdef __SANITIZE_ADDRESS__
+  // What cairo and fontconfig keep until the process ends is no leak.
+  static const bool dropped_at_exit = std::atexit([] {
+                                        cairo_debug_reset_static_data();
+                                        if (auto* end = reinterpret_cast<void (*)()>(::dlsym(RTLD_DEFAULT, "FcFini")))
+                                          end();
+                                      }) == 0;
+  static_cast<void>(dropped_at_exit);
+#endif
   const Surface surface = surface_of(std::llround(std::ceil(width_ * scale)), std::llround(std::ceil(height_ * scale)));
   const std::unique_ptr<cairo_t, Release> context(cairo_create(surface.get()));
   cairo_t* c = context.get();

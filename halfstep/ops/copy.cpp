@@ -103,7 +103,8 @@ void note_copy(KernelRecorder& recorder, const Tensor& to, const Tensor& from, b
 // The same elements on another device, in the layout that they have (row-major when they have gaps).
 Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
   if (const Tensor here = device.is_cpu() ? still_on_host(source) : Tensor(); here.defined()) {
-    Tensor result = empty_strided(here.sizes(), strides_like(here.sizes(), here.strides()), {.dtype = here.dtype()});
+    Tensor result = empty_strided(here.sizes(), strides_like(here.sizes(), here.strides()),
+                                  {.dtype = here.dtype(), .device = Device{}});
     copy_unrecorded(result, here);
     return result;
   }

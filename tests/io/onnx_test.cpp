@@ -422,7 +422,7 @@ TEST_F(Onnx, RefusesFilesOver2GiBBeforeItTakesTheMemory) {
 TEST_F(Onnx, TheDocsNameAllOps) {
   const Names names = io::onnx_ops();
   EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
-  std::ifstream file(test::goldens_dir().parent_path().parent_path() / "docs" / "onnx.md");
+  std::ifstream file(test::goldens_dir().parent_path().parent_path() / "docs" / "guide" / "onnx.md");
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   for (const std::string& n : names) EXPECT_NE(text.find("`" + n + "`"), std::string::npos) << n;
 }
