@@ -121,5 +121,6 @@ template <>
 struct std::tuple_size<halfstep::data::Batch> : std::integral_constant<std::size_t, 2> {};
 template <std::size_t I>
 struct std::tuple_element<I, halfstep::data::Batch> {
+  /// Input and target.
   using type = halfstep::Tensor;
 };

@@ -55,6 +55,7 @@ struct HS_API Placement {
   /// Why it isn't native, as far as is known: what the device's plug-in says, or that its kernel refused the call.
   std::string why = {};
 
+  /// All of them.
   std::uint64_t calls() const { return forward + backward + other; }
   /// `native`, `native, after copies to row-major`, `CPU: no kernel for f64`, `a copy`.
   std::string str() const;

@@ -14,6 +14,7 @@
 
 namespace halfstep::io {
 
+/// A color, each part from 0 to 255.
 struct Color {
   std::uint8_t red = 0, green = 0, blue = 0;
 };
@@ -58,6 +59,7 @@ class HS_API Drawing {
   double width() const { return width_; }
   double height() const { return height_; }
 
+  /// A filled box, its outline, a line, a line through several points, and a filled circle.
   void fill(const Box& box, Color color);
   void frame(const Box& box, const Pen& pen);
   void line(Point from, Point to, const Pen& pen) { lines({from, to}, pen); }
@@ -68,6 +70,7 @@ class HS_API Drawing {
   /// Scaled to the box; single pixels stay sharp squares. Throws Error if the bitmap has too few bytes.
   void picture(const Box& box, Bitmap bitmap);
 
+  /// The drawing as a file's contents.
   std::string svg() const;
   /// `scale`: pixels of the file for one of the drawing.
   std::string png(double scale = 2) const;

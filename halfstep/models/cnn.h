@@ -23,6 +23,7 @@ class HS_API CNN : public nn::Module<CNN> {
   Tensor forward(const Tensor& images) const;
   std::string kind() const override { return "CNN"; }
 
+  /// The layers, in their order.
   nn::Conv2d conv1;
   nn::BatchNorm2d bn1;
   nn::Conv2d conv2;

@@ -42,6 +42,7 @@ class HS_API RunFolder {
   RunFolder(RunFolder&& other) noexcept;
   RunFolder& operator=(RunFolder&& other) noexcept;
 
+  /// The folder; empty: there is none.
   const std::filesystem::path& path() const { return path_; }
   /// Whether there is one.
   explicit operator bool() const { return !path_.empty(); }

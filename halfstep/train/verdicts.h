@@ -21,6 +21,7 @@ struct HS_API Verdicts {
   std::vector<std::int32_t> said;   ///< the likeliest class, the first of equal ones; -1: all scores are NaN
   std::vector<float> share;         ///< the probability that the network gives it, from 0 to 1
 
+  /// Forgets all of them.
   void clear();
   /// Adds a batch: scores [N, classes] before softmax, labels [N] or soft targets [N, classes], whose largest share is
   /// the label. Reads both. Throws ShapeError.
