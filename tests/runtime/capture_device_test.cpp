@@ -148,6 +148,7 @@ TEST_F(CaptureOnSim, AWholeStepIsOneGraphAndReadsNothing) {
   const auto scaler = std::make_shared<amp::GradScaler>(amp::GradScalerOptions{.init_scale = 1024});
   auto fast = capture(scaled_step(net, optimizer, scaler));
   const Tensor x = randn({8, 6}, {.device = sim}), y = host_classes(8).to(sim);
+  reset_fallback_counts();  // of the random numbers, which have yet to come to the device
   for (int i = 0; i < 4; ++i) fast(x, y);
   ASSERT_TRUE(fast.replayed()) << fast.why_not();
   const auto before = test::sim_stats();
@@ -156,7 +157,7 @@ TEST_F(CaptureOnSim, AWholeStepIsOneGraphAndReadsNothing) {
   EXPECT_EQ(after.graph_launches - before.graph_launches, 10U);
   EXPECT_EQ(after.host_reads, before.host_reads);
   EXPECT_EQ(after.waiting_copies, before.waiting_copies);
-  EXPECT_TRUE(fallback_counts().empty());
+  for (const FallbackCount& count : fallback_counts()) EXPECT_EQ(count.calls, 0U) << count.op;
 }
 
 TEST_F(CaptureOnSim, FallbacksOfReplaysAreCounted) {
