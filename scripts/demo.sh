@@ -4,7 +4,7 @@
 set -euo pipefail
 program=$1
 epochs=${DEMO_EPOCHS:-2}
-samples=${DEMO_SAMPLES:-20000}
+samples=${DEMO_SAMPLES:-15000}
 out=$(dirname "$program")/../demo
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
