@@ -236,7 +236,8 @@ std::string Summary::str(std::optional<int> depth) const {
     if (depth && r.depth > *depth) continue;
     const std::string last = r.path.substr(r.path.rfind('.') + 1);
     constexpr std::size_t kWidest = 36;
-    const std::string kind = r.kind.size() > kWidest ? r.kind.substr(0, kWidest - 3) + "..." : r.kind;
+    const bool fits = r.kind.size() <= kWidest;
+    const std::string kind = fits ? r.kind : fmt::format("{}...", r.kind.substr(0, kWidest - 3));
     cells.push_back({std::string(static_cast<std::size_t>(2 * std::max(r.depth - 1, 0)), ' ') + last, kind,
                      r.called ? r.output.str() : "", r.called ? std::string(name(r.dtype)) : "",
                      r.parameters == 0 ? "" : grouped(r.parameters), operations(r.multiply_adds),

@@ -64,7 +64,7 @@ class Curves {
       }
       c.series.push_back(std::move(s));
     }
-    if (shares && !names.empty()) c.y_label = "%";
+    if (shares && !names.empty()) c.y_label = std::string("%");
     return c;
   }
 
