@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
 
@@ -199,26 +198,28 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
 
 // --- the result
 
-/// What follows a normalisation: nothing, or relu and relu6, which set what is at most 0 to 0 and what is at least
-/// `bound` to `bound`. A bound that is NaN is none. NaN stays NaN.
+/// What follows a normalisation: nothing, relu, or relu6, which also sets what is at least `kBound` to that. NaN stays
+/// NaN.
 struct Unchanged {
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D, hn::Vec<D> v) const {
     return v;
   }
 };
+template <int kBound>  // 0: none
 struct Rectified {
-  float bound;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
-    const auto most = hn::Set(d, static_cast<hn::TFromD<D>>(bound));
-    return hn::IfThenElse(hn::Ge(v, most), most, hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v));
+    const auto rectified = hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
+    if constexpr (kBound == 0) return rectified;
+    // Of a number and NaN, x86's minimum is the second operand.
+    return hn::Min(hn::Set(d, static_cast<hn::TFromD<D>>(kBound)), rectified);
   }
 };
 
 template <class T, class P, class Activation>
 HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
-                          const P& offset, const Activation& activate) {
+                          const P& offset, const Activation activate) {
   const ComputeTag<T> d;
   if (residual) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
@@ -300,8 +301,8 @@ bool forward(KernelContext* context, const BatchNormForward& f) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
       if (a.activation == 0) return normalise_all<T>(f, walk, centre, factor, offset, Unchanged{});
-      const float bound = a.activation == 1 ? std::numeric_limits<float>::quiet_NaN() : 6.0F;
-      normalise_all<T>(f, walk, centre, factor, offset, Rectified{bound});
+      if (a.activation == 1) return normalise_all<T>(f, walk, centre, factor, offset, Rectified<0>{});
+      normalise_all<T>(f, walk, centre, factor, offset, Rectified<6>{});
     }
   });
   return true;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
 
@@ -30,27 +29,28 @@ namespace {
 constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
-// activation it is g; with one the gradient is 0 where the result is at most 0 or at least `bound` (NaN: it has no
-// upper bound).
+// activation it is g; with one it is 0 where the result is at most 0 or, of relu6, at least `kBound`.
 struct Unchanged {
   template <class D, class T, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T*, std::size_t i, const Lanes& part) const {
     return part.read(d, g + i);
   }
 };
+template <int kBound>  // 0: none
 struct Rectified {
-  float bound;
   template <class D, class T, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T* y, std::size_t i, const Lanes& part) const {
-    const auto result = part.read(d, y + i), most = hn::Set(d, static_cast<hn::TFromD<D>>(bound));
-    return hn::IfThenZeroElse(hn::Or(hn::Le(result, hn::Zero(d)), hn::Ge(result, most)), part.read(d, g + i));
+    const auto result = part.read(d, y + i);
+    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), part.read(d, g + i));
+    if constexpr (kBound == 0) return gradient;
+    return hn::IfThenZeroElse(hn::Ge(result, hn::Set(d, static_cast<hn::TFromD<D>>(kBound))), gradient);
   }
 };
 
 // s1 += g, s2 += g (x - mean), element by element.
 template <class T, class C, class P, class Before>
 HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n, const P& mean, C* HWY_RESTRICT s1,
-                             C* HWY_RESTRICT s2, const Before& before) {
+                             C* HWY_RESTRICT s2, const Before before) {
   const ComputeTag<T> d;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
     const auto v = before(d, g, y, i, part);
@@ -63,7 +63,7 @@ HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n,
 // x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. Without x: scale g.
 template <class T, class P, class Before>
 HWY_INLINE void write_gradients(const T* g, const T* x, const T* y, T* x_grad, T* residual_grad, std::int64_t n,
-                                const P& scale, const P& mean_g, const P& mean, const P& slope, const Before& before) {
+                                const P& scale, const P& mean_g, const P& mean, const P& slope, const Before before) {
   const ComputeTag<T> d;
   const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
@@ -209,9 +209,9 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
           const int activation = f.y ? f.attributes->activation : 0;
-          const float bound = activation == 1 ? std::numeric_limits<float>::quiet_NaN() : 6.0F;
-          ok = activation == 0 ? backward<T, C>(context, f, walk, Unchanged{})
-                               : backward<T, C>(context, f, walk, Rectified{bound});
+          ok = activation == 0   ? backward<T, C>(context, f, walk, Unchanged{})
+               : activation == 1 ? backward<T, C>(context, f, walk, Rectified<0>{})
+                                 : backward<T, C>(context, f, walk, Rectified<6>{});
         }
       });
   return ok;
