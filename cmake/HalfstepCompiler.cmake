@@ -68,10 +68,15 @@ function(halfstep_cpu_kernel_options target)
     target_compile_definitions(${target} PRIVATE "HWY_DISABLED_TARGETS=(~(HWY_AVX2|HWY_AVX3))")
   endif()
   # Sums that the compiler keeps in registers take two to three times as long at -O2. Kernels whose vectors are written
-  # out in full don't: measured, they are as fast, and -O3 takes half as long again to compile, or twice.
+  # out in full don't: measured, they are as fast (with the vectors of -O3 for their plain loops, without which softmax
+  # takes twice as long), and -O3 takes half as long again to compile, or twice.
   target_compile_options(${target} PRIVATE -fno-math-errno -O3)
+  set(written_out -O2)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND written_out -fvect-cost-model=dynamic)
+  endif()
   foreach(name activation arithmetic compare copy dropout norm_batch norm_batch_backward unary binary softmax)
-    set_property(SOURCE "halfstep/backends/cpu/${name}.cpp" APPEND PROPERTY COMPILE_OPTIONS -O2)
+    set_property(SOURCE "halfstep/backends/cpu/${name}.cpp" APPEND PROPERTY COMPILE_OPTIONS ${written_out})
   endforeach()
   if(HALFSTEP_BUILD_FUZZERS)
     # Fuzz targets read files and compute nothing: without sanitizers kernels take a fraction of the time to compile.
