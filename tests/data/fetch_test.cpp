@@ -87,7 +87,7 @@ class Server {
 
 std::string little(std::uint64_t value, int bytes) {
   std::string text;
-  for (int i = 0; i < bytes; ++i) text += static_cast<char>(value >> (8 * i));
+  for (int i = 0; i < bytes; ++i) text += i < 8 ? static_cast<char>(value >> (8 * i)) : char{0};
   return text;
 }
 std::string big(std::uint32_t value) {
