@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of a training loop of one's own.
+// Checkpoints of custom training loops.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The container of all checkpoints, those of `halfstep train` and of one's own loop: one safetensors file with tensors,
+// The container of all checkpoints, those of `halfstep train` and of custom loops: one safetensors file with tensors,
 // and the rest as JSON in its metadata, with a checksum of both.
 #pragma once
 
@@ -16,7 +16,7 @@ namespace halfstep::io {
 
 /// Before the names of an optimizer's tensors.
 inline constexpr const char* kOptimizerPrefix = "optimizer.";
-/// Names the parts of a checkpoint of one's own loop, with their kinds; those of runs have none.
+/// Names the parts of a custom loop's checkpoint and their kinds; checkpoints of runs have no such entry.
 inline constexpr const char* kHolds = "holds";
 
 /// Writes the file atomically; adds the version to the state. Throws IoError.

@@ -128,7 +128,7 @@ inline std::string wrong_call(uint32_t layouts, bool needs_attributes, const hal
 /// Answers halfstep_plugin_table.kernel from families of rows: structs with `op`, `dtypes` (a mask, of the key input),
 /// `layouts` and `missing` (why the other dtypes are missing; may be null). `found(row, kernel)` is called for the row
 /// that has op and dtype: it sets the kernel's `run`, and `state` if it uses one. An op may have several rows, for
-/// different dtypes. `no_op` and `no_dtype` are told to users.
+/// different dtypes. `no_op` and `no_dtype` are the messages that users see.
 template <class Row, class Found>
 halfstep_status find_kernel(std::span<const std::span<const Row>> families, const char* op, int32_t version,
                             int32_t dtype, halfstep_kernel* to, Found&& found, const char* no_op,

@@ -168,7 +168,7 @@ SavedWeights load_saved_weights(const fs::path& given, const std::string& model)
   if (loaded.format == io::WeightsFormat::safetensors && io::has_checkpoint_state(content)) {
     const io::StateReader state(io::checkpoint_state(content, file), file);
     const std::vector<std::string> prefixes = other_prefixes(state);
-    if (state.has(io::kHolds)) {  // of a loop of its own, which doesn't say what the network is called
+    if (state.has(io::kHolds)) {  // from a custom loop, which doesn't name the network
       if (!state.texts(io::kHolds).contains("model")) {
         fail<IoError>("{}: expected a network, got {}", file, parts(state));
       }

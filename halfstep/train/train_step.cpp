@@ -268,8 +268,8 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   }
   std::int64_t samples = 0;
   for (const data::Batch& batch : batches) samples += s.task->samples(batch);
-  // An epoch's last, smaller step isn't worth a recording of its own, whose memory stays, and runs in that of the
-  // others. Smaller steps that come often are recorded like any other.
+  // An epoch's last, smaller step runs uncaptured in the memory of the others: a second recording would hold memory for
+  // one step per epoch. Smaller steps that come often are recorded like any other.
   constexpr int kOften = 3;
   const bool smaller = samples < s.largest, rare = smaller && s.since_smaller >= kOften;
   s.largest = std::max(s.largest, samples);

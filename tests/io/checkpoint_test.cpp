@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of a loop of one's own: what goes on from one computes the bits of what was never interrupted, and what
-// doesn't fit is refused before anything is changed.
+// Checkpoints of custom loops: a loop resumes bit-exactly, and a file that doesn't fit is refused before anything is
+// changed.
 #include "halfstep/io/checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ struct Net : nn::Module<Net> {
   nn::Linear last;
 };
 
-// All that a loop of one's own has: dropout from the default generator, f16 with a scale that moves, rates that move, a
+// All that a custom loop has: dropout from the default generator, f16 with a scale that moves, rates that move, a
 // shuffled loader.
 struct Loop {
   Net net;
