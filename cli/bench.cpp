@@ -27,7 +27,7 @@ namespace {
 constexpr std::uint64_t kMostBatch = 1'000'000;
 constexpr std::int64_t kMostValues = 784'000'000;
 
-struct Options : CommonOptions {
+struct BenchOptions : CommonOptions {
   std::int64_t batch_size = 64;
   std::int64_t image_size = 0;
   std::vector<std::string> amp{"off"};
@@ -55,7 +55,7 @@ struct Run {
   }
 };
 
-int run(const Options& o) {
+int run(const BenchOptions& o) {
   const Device device = apply_common(o);
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
@@ -149,7 +149,7 @@ int run(const Options& o) {
 
 void add_bench(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "bench", "Time whole training steps on random data; one JSON line a precision");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<BenchOptions>();
   add_common(verb, *o);
   add_whole(verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
       .value("N");

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ConvertOptions {
   fs::path from, to;
   std::string dtype;
   bool force = false;
@@ -42,7 +42,7 @@ std::optional<DType> parse_dtype(const std::string& name) {
   throw UsageError(fmt::format("--dtype: expected f16, bf16 or f32, got '{}'", name));
 }
 
-void check_target(const Options& o) {
+void check_target(const ConvertOptions& o) {
   std::error_code error;
   if (fs::equivalent(o.from, o.to, error)) {
     throw UsageError(fmt::format("convert: {} is the source; give the target another name", shown_path(o.to)));
@@ -97,7 +97,7 @@ std::string plain(const std::string& value) {
 
 std::string listed(const std::set<std::string>& names) { return printable(fmt::format("{}", fmt::join(names, ", "))); }
 
-int run(const Options& o) {
+int run(const ConvertOptions& o) {
   const bool pth = to_pth(o.to);
   const auto dtype = parse_dtype(o.dtype);
   check_target(o);
@@ -146,7 +146,7 @@ int run(const Options& o) {
 
 void add_convert(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "convert", "Convert weights between safetensors and PyTorch's .pth files");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ConvertOptions>();
   add_path(verb, "FROM", o->from, "A .safetensors or .pth file, known by its content").required();
   add_path(verb, "TO", o->to, "The file to write, in the form that its name ends in: .safetensors, .pth or .pt")
       .required();

@@ -19,7 +19,7 @@
 namespace halfstep::cli {
 namespace {
 
-struct Options {
+struct DevicesOptions {
   std::string device;
   std::vector<std::string> ops;
   bool list_ops = false;
@@ -120,7 +120,7 @@ void print_op(const Op& op, Device device) {
   fmt::print("{:<30} {}\n", op.name, text.empty() ? "no kernel" : text);
 }
 
-int run(const Options& o) {
+int run(const DevicesOptions& o) {
   if (o.check) {
     if (o.device.empty()) throw UsageError("--check: expected the device to check, as NAME or NAME:INDEX");
     if (o.list_ops) throw UsageError("--check: --ops is given too; each is a command of its own");
@@ -180,7 +180,7 @@ int run(const Options& o) {
 
 void add_devices(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "devices", "List the devices and what they compute with");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<DevicesOptions>();
   verb.add_option("DEVICE", o->device, "Only this device, as NAME or NAME:INDEX").value("");
   verb.add_list("--ops", o->ops, "List the ops too (all, or those named): native, composed or on the CPU, and why")
       .values(0, 1024)

@@ -17,7 +17,7 @@
 namespace halfstep::cli {
 namespace {
 
-struct Options : CommonOptions {
+struct EvalOptions : CommonOptions {
   EvalImageOptions pictures;
   std::filesystem::path weights, data, log_json;
   std::string amp;
@@ -27,7 +27,7 @@ struct Options : CommonOptions {
   std::uint64_t seed = 0;
 };
 
-int run(Options& o) {
+int run(EvalOptions& o) {
   if (o.data.empty()) o.data = take_model_for_path(o.model);
   const Device device = apply_common(o);
   if (!o.log_json.empty()) refuse_many_processes("eval");
@@ -94,7 +94,7 @@ int run(Options& o) {
 
 void add_eval(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "eval", "Evaluate a trained network on the test data");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<EvalOptions>();
   add_common(verb, *o, false);
   add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
   add_read_limits(verb);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kMostBatch = 65536;
 
-struct Options : CommonOptions {
+struct ExportOptions : CommonOptions {
   EvalImageOptions pictures;
   std::filesystem::path weights, onnx;
   std::string batch_size = "dynamic", dtype = "f32";
@@ -30,7 +30,7 @@ DType parse_dtype(const std::string& name) {
                                name == "bf16" ? "; ONNX's convolution doesn't take it" : ""));
 }
 
-void check_target(const Options& o) {
+void check_target(const ExportOptions& o) {
   std::error_code error;
   if (std::filesystem::is_directory(o.onnx, error)) {
     throw UsageError(fmt::format("--onnx: expected a file to write, got the folder {}", shown_path(o.onnx)));
@@ -49,7 +49,7 @@ void check_target(const Options& o) {
   }
 }
 
-int run(Options& o) {
+int run(ExportOptions& o) {
   const Device device = apply_common(o);
   io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
   const auto batch =
@@ -84,7 +84,7 @@ int run(Options& o) {
 
 void add_export(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "export", "Write a trained network as an ONNX file");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ExportOptions>();
   add_common(verb, *o, false);
   add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
   add_read_limits(verb);

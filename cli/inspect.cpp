@@ -194,11 +194,11 @@ bool is_checkpoint(const io::WeightsFile& file) {
 
 void add_inspect(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "inspect", "List what is in a file of weights: names, shapes, dtypes, ranges");
-  struct Options {
+  struct InspectOptions {
     std::filesystem::path file;
     bool json = false;
   };
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<InspectOptions>();
   add_path(verb, "FILE", o->file, "A .safetensors or .pth file, known by its content").required();
   add_read_limits(verb);
   verb.add_switch("--json", o->json, "One JSON object instead of a table");

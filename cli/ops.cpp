@@ -13,7 +13,7 @@
 namespace halfstep::cli {
 namespace {
 
-struct Options {
+struct OpsOptions {
   std::vector<std::string> names;
   std::string policy, amp = "f16";
   std::vector<std::string> explain;
@@ -26,7 +26,7 @@ std::vector<std::string> op_names() {
   return names;
 }
 
-int run(const Options& o) {
+int run(const OpsOptions& o) {
   const auto region = as_usage([&] { return training::amp_dtype(o.amp); });
   if (!o.policy.empty() && !amp::parse_policy(o.policy)) {
     throw UsageError(fmt::format(
@@ -73,7 +73,7 @@ int run(const Options& o) {
 
 void add_ops(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "ops", "List the ops and how autocast treats them");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<OpsOptions>();
   verb.add_list("NAME", o->names, "Only these ops").value("");
   verb.add_option("--policy", o->policy, "Only ops of this class, such as 'lower precision'");
   verb.add_list("--explain", o->explain, "Say what a call of NAME on inputs of these dtypes would run in")

@@ -12,14 +12,14 @@
 namespace halfstep::cli {
 namespace {
 
-struct Options : CommonOptions {
+struct SummaryOptions : CommonOptions {
   std::string amp = "off";
   std::int64_t batch_size = 1;
   std::int64_t image_size = 0;
   std::int64_t depth = -1;
 };
 
-int run(const Options& o) {
+int run(const SummaryOptions& o) {
   const Device device = apply_common(o);
   const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
   const training::NetworkInput input = training::network_input(o.model);
@@ -42,7 +42,7 @@ int run(const Options& o) {
 void add_summary(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "summary",
                              "Modules, shapes, parameters, operations and memory of a network, and where its ops run");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<SummaryOptions>();
   add_common(verb, *o);
   add_word(verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");

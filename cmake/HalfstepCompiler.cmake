@@ -60,6 +60,18 @@ function(halfstep_precompile target)
   endif()
 endfunction()
 
+# halfstep_unity(TARGET): half of the time to compile a file goes into the headers and templates that its neighbours
+# use too. A build without this option verifies that files don't depend on each other's includes.
+function(halfstep_unity target)
+  if(HALFSTEP_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # About types in anonymous namespaces that a class in the same file uses, which GCC can't see is a source file.
+      target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+    endif()
+  endif()
+endfunction()
+
 # CPU kernels. On x86 the minimum is AVX2 (x86-64-v3); Highway compiles each kernel for AVX2 and for AVX-512 and chooses
 # at run time. AES and PCLMUL are part of what Highway calls AVX2, but not of x86-64-v3.
 function(halfstep_cpu_kernel_options target)

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "halfstep/amp/unscale_internal.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
@@ -19,10 +20,6 @@
 namespace halfstep::amp {
 namespace {
 
-const KernelTable& unscale_kernels() {
-  static const KernelTable& table = kernel_table("amp_unscale");
-  return table;
-}
 const KernelTable& check_kernels() {
   static const KernelTable& table = kernel_table("amp_check");
   return table;
@@ -173,7 +170,7 @@ Tensor magnitude_bounds(const std::vector<Tensor>& gradients, Device device) {
 }
 
 // A disabled scaler has no use for them, whatever they are.
-LossScalePolicy policy_of(const GradScalerOptions& o) {
+LossScalePolicy scale_policy(const GradScalerOptions& o) {
   if (o.enabled) return LossScalePolicy(rules_of(o));
   try {
     return LossScalePolicy(rules_of(o));
@@ -246,7 +243,8 @@ struct GradScaler::Impl {
   bool check(OptimizerBase& optimizer, OptimizerState& state, const char* call);
 };
 
-GradScaler::GradScaler(const GradScalerOptions& options) : impl_(std::make_unique<Impl>(options, policy_of(options))) {}
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : impl_(std::make_unique<Impl>(options, scale_policy(options))) {}
 GradScaler::GradScaler(const LossScalePolicy& policy)
     : impl_(std::make_unique<Impl>(options_of(policy.rules()), policy)) {}
 GradScaler::~GradScaler() = default;
@@ -327,7 +325,7 @@ void GradScaler::Impl::unscale(OptimizerBase& optimizer, OptimizerState& state, 
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
   for (const Tensor& t : gradients.dense) in.push_back(&t);
   for (const Tensor& t : to) out.push_back(&t);
-  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
+  run_kernel(detail::unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].storage()->bump_version();
     const Tensor& owner = gradients.owners[i]->tensor;

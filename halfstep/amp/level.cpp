@@ -99,7 +99,7 @@ Match match(const Names& list, const std::string& path, const std::string& kind)
 }
 
 // What a level gives to the modules.
-struct Plan {
+struct LevelPlan {
   Setting root;
   Names white = {}, black = {};
   Setting white_module = {};  // for those on the lists
@@ -114,7 +114,7 @@ void clear(const Castable& root) {
   });
 }
 
-void apply(const Castable& root, const Plan& plan, const char* call, const std::string& what) {
+void apply(const Castable& root, const LevelPlan& plan, const char* call, const std::string& what) {
   ++capture_generation();
   bool again = false;
   visit(root, "", [&](const std::string&, const Castable& module) {
@@ -156,16 +156,16 @@ Setting kept_in_float32(Names black) {
   return setting(all_but(black), DType::f32, false, "f32");
 }
 
-Plan listed(Names white, Names black, DType dtype) {
-  Plan plan{
+LevelPlan listed(Names white, Names black, DType dtype) {
+  LevelPlan plan{
       .root = setting(none_but(white), dtype, false, "f32"), .white = std::move(white), .black = std::move(black)};
   plan.white_module = setting(all_but(plan.black), dtype, true, halfstep::name(dtype));
   plan.black_module = kept_in_float32(plan.black);
   return plan;
 }
 
-Plan unlisted(Names black, DType dtype) {
-  Plan plan{.root = setting(all_but(black), dtype, true, halfstep::name(dtype)), .black = std::move(black)};
+LevelPlan unlisted(Names black, DType dtype) {
+  LevelPlan plan{.root = setting(all_but(black), dtype, true, halfstep::name(dtype)), .black = std::move(black)};
   plan.black_module = kept_in_float32(plan.black);
   return plan;
 }

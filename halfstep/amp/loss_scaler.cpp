@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "halfstep/amp/unscale_internal.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
@@ -20,10 +21,6 @@ constexpr int kMostOverflows = 1000;  // in a row: MindSpore's limit
 
 const KernelTable& finite_kernels() {
   static const KernelTable& table = kernel_table("all_finite");
-  return table;
-}
-const KernelTable& unscale_kernels() {
-  static const KernelTable& table = kernel_table("amp_unscale");
   return table;
 }
 
@@ -128,11 +125,11 @@ std::vector<Tensor> LossScaler::unscale(const std::vector<Tensor>& tensors) {
     if (!tensors[i].defined()) continue;
     Tensor& t = held[at++];
     t = dense(t);
-    result[i] = empty_like(t, t.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    result[i] = empty_like(t, accumulate_dtype(t.dtype()));
     in.push_back(&t);
     out.push_back(&result[i]);
   }
-  run_kernel(unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
+  run_kernel(detail::unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
   return result;
 }
 

@@ -15,6 +15,10 @@ namespace halfstep::conformance::detail {
 
 using Tensors = std::vector<Tensor>;
 
+/// The dtypes that networks train in, and with them the one that results are compared in.
+inline const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
+inline const std::vector<DType> kAll = {DType::f32, DType::f16, DType::bf16, DType::f64};
+
 /// What a bound's roundings are a share of.
 enum class Of {
   value,       ///< each element of the exact result

@@ -26,9 +26,6 @@
 namespace halfstep::conformance::detail {
 namespace {
 
-const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
-const std::vector<DType> kAll = {DType::f32, DType::f16, DType::bf16, DType::f64};
-
 using Function = Tensor (*)(const Tensor&);
 using Function2 = Tensor (*)(const Tensor&, const Tensor&);
 

@@ -24,9 +24,6 @@
 namespace halfstep::conformance::detail {
 namespace {
 
-const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};
-const std::vector<DType> kAll = {DType::f32, DType::f16, DType::bf16, DType::f64};
-
 // Roundings of a blocked sum over n.
 double blocked(std::int64_t n) { return 2 * std::sqrt(static_cast<double>(n)) + 16; }
 Bound sum_of(double terms, double rounded = 1) { return {.rounded = rounded, .summed = terms, .of = Of::magnitudes}; }

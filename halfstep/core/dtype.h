@@ -126,6 +126,8 @@ constexpr bool is_integral(DType dtype) noexcept { return dtype >= DType::i64 &&
 /// The dtypes that autocast casts to: f16 and bf16.
 constexpr bool is_low_precision(DType dtype) noexcept { return dtype == DType::f16 || dtype == DType::bf16; }
 constexpr bool is_float8(DType dtype) noexcept { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
+/// The dtype in which values of `dtype` are summed and in which optimizers keep their state: f64 for f64, else f32.
+constexpr DType accumulate_dtype(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// The dtype that an op computes in when its operands have dtypes `a` and `b`: torch.promote_types. A floating dtype
 /// wins over an integral one, bool yields to everything, f16 with bf16 gives f32. An f8 dtype mixes with no other: none

@@ -51,7 +51,7 @@ void on_output(j_common_ptr) {}
 void start_source(j_decompress_ptr) {}
 
 // The end of the bytes is an end-of-image marker to the library; whether pixels were missing is seen afterwards.
-boolean fill_source(j_decompress_ptr cinfo) {
+::boolean fill_source(j_decompress_ptr cinfo) {
   static const JOCTET end_of_image[2] = {0xFF, JPEG_EOI};
   state_of(cinfo).at_end = true;
   cinfo->src->next_input_byte = end_of_image;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/ops/observer.h"
@@ -26,6 +27,11 @@ struct HS_API CallSite {
 };
 /// The call that runs on this thread.
 HS_API CallSite call_site(const ObservedCall& call, std::uint64_t number);
+
+/// Whether the module at `path` is `module` or inside it: `encoder.fc1` is inside `encoder`.
+inline bool in_module(std::string_view path, std::string_view module) {
+  return path.starts_with(module) && (path.size() == module.size() || path[module.size()] == '.');
+}
 
 /// Summary statistics of a tensor, including integers and bools.
 struct HS_API Statistics {

@@ -39,10 +39,6 @@ Json describe(const Statistics& s) {
           {"nan", s.nan},         {"inf", s.inf},         {"zero", s.zero},         {"subnormal", s.subnormal}};
 }
 
-bool inside(const std::string& path, const std::string& module) {
-  return path == module || (path.starts_with(module) && path[module.size()] == '.');
-}
-
 // An op's name as part of a file's: those of programs may hold anything.
 std::string file_name(std::string_view op) {
   std::string text(op);
@@ -65,7 +61,7 @@ struct Dump::Impl final : detail::CallObserver {
     if (!options.ops.empty() && std::find(options.ops.begin(), options.ops.end(), call.name) == options.ops.end())
       return;
     const CallSite site = call_site(call, written + 1);
-    if (!options.module.empty() && !inside(site.module, options.module)) return;
+    if (!options.module.empty() && !in_module(site.module, options.module)) return;
     if (written >= options.most_calls) return;
     ++written;
     write(call, site, inputs);

@@ -52,11 +52,6 @@ bool is_cast(const ObservedCall& call) {
          call.inputs[0]->defined() && call.outputs[0]->defined() && call.inputs[0]->dtype() != call.outputs[0]->dtype();
 }
 
-// Whether `path` is `module` or lies inside it.
-bool inside(std::string_view path, std::string_view module) {
-  return path.starts_with(module) && (path.size() == module.size() || path[module.size()] == '.');
-}
-
 }  // namespace
 
 struct Profiler::Impl final : OpObserver, TraceListener {
@@ -283,7 +278,7 @@ std::vector<ProfileRow> Profiler::modules() {
   for (const auto& [path, row] : own) {
     ProfileRow sum{.name = path, .self_ns = row.self_ns};
     for (const auto& [other, part] : own) {
-      if (path.empty() || path[0] == '(' ? other != path : !inside(other, path)) continue;
+      if (path.empty() || path[0] == '(' ? other != path : !in_module(other, path)) continue;
       sum.calls += part.calls;
       sum.total_ns += part.self_ns;
       sum.device_ns += part.device_ns;

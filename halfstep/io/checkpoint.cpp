@@ -12,21 +12,16 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/overloaded_internal.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/checkpoint_file_internal.h"
 
 namespace halfstep::io {
 namespace {
 
+using halfstep::detail::Overloaded;
 using nlohmann::json;
 using Numbers = std::map<std::string, double>;
-
-template <class... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <class... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
 
 // What the file says of a part; in messages too.
 const char* kind_of(const CheckpointPart& part) {
@@ -358,14 +353,15 @@ void load_checkpoint(const std::filesystem::path& path, std::initializer_list<Ch
     }
   }
   std::vector<std::function<void()>> undo, last;
-  static const NamedTensors kNone;
+  static const NamedTensors kNoTensors;
   const json others = value_at(content.state, kOthers);
   const auto restore = [&](const CheckpointPart& part) {
     const StateReader state(is_standard(part.name()) ? content.state : value_at(others, part.name().c_str()),
                             content.file);
     const auto tensors = content.tensors.find(part.name());
     try {
-      std::visit(Reader{state, tensors == content.tensors.end() ? kNone : tensors->second, undo, last}, part.object());
+      std::visit(Reader{state, tensors == content.tensors.end() ? kNoTensors : tensors->second, undo, last},
+                 part.object());
     } catch (const Error& e) {
       for (auto it = undo.rbegin(); it != undo.rend(); ++it) (*it)();
       const std::string_view text = e.what();

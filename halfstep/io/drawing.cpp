@@ -13,11 +13,13 @@
 
 #include "halfstep/core/atomic_file.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/overloaded_internal.h"
 #include "halfstep/core/text.h"
 
 namespace halfstep::io {
 namespace {
 
+using halfstep::detail::Overloaded;
 // Code points of valid UTF-8.
 std::size_t bytes_of_character(char first) {
   const auto c = static_cast<unsigned char>(first);
@@ -134,14 +136,6 @@ std::string png_of(cairo_surface_t* surface) {
   check(cairo_surface_write_to_png_stream(surface, append, &bytes));
   return bytes;
 }
-
-// What std::visit calls for each kind of shape.
-template <class... F>
-struct Overloaded : F... {
-  using F::operator()...;
-};
-template <class... F>
-Overloaded(F...) -> Overloaded<F...>;
 
 }  // namespace
 

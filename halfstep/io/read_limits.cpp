@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
+constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t kRatio = 8;
 
 struct Limits {
@@ -36,14 +36,14 @@ std::uint64_t number_in(const fs::path& path) {
   std::ifstream file(path);
   std::string text;
   std::uint64_t value = 0;
-  if (!std::getline(file, text)) return kNone;
+  if (!std::getline(file, text)) return kNoLimit;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() ? value : kNone;
+  return error == std::errc() && end == text.data() + text.size() ? value : kNoLimit;
 }
 
 // Of the control group of this process and of those around it.
 std::uint64_t group_memory() {
-  std::uint64_t least = kNone;
+  std::uint64_t least = kNoLimit;
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
     // number:controllers:path; version 2 has no controllers.
@@ -64,7 +64,7 @@ std::uint64_t group_memory() {
 
 std::uint64_t machine_memory() {
   const long pages = ::sysconf(_SC_PHYS_PAGES), size = ::sysconf(_SC_PAGESIZE);
-  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : kNone;
+  return pages > 0 && size > 0 ? static_cast<std::uint64_t>(pages) * static_cast<std::uint64_t>(size) : kNoLimit;
 }
 
 }  // namespace

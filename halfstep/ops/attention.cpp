@@ -25,8 +25,6 @@ namespace {
 // [B or 1, H or 1, L or 1, S or 1], where the heads of each divide the largest, H. Dropout numbers the weights of
 // [B, H, L, S] row-major.
 
-DType accumulate_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
 // The promoted dtype of query, key and value (inputs `first` to first + 2), which the kernel gets them in.
 DType common_dtype(InferContext& ctx, int first) {
   const Tensor* all[] = {&ctx.input(first), &ctx.input(first + 1), &ctx.input(first + 2)};

@@ -12,8 +12,6 @@
 namespace halfstep {
 namespace {
 
-DType accumulate_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
 // The weight is cast to the type that is computed in.
 void check_class_loss(InferContext& ctx) {
   const Tensor &x = ctx.input(0), &target = ctx.input(1);

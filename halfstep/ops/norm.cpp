@@ -13,7 +13,6 @@
 namespace halfstep {
 namespace {
 
-using detail::accumulate_dtype;
 using detail::cast_parameters;
 using detail::check_parameter;
 using detail::dense;

@@ -50,7 +50,7 @@ void composed_gradient(GradContext& c, const Tensor& gradient) {
   const auto& a = c.attributes<BatchNormAttributes>();
   const Shape& sizes = c.input_sizes(0);
   const Shape shape = per_channel(sizes), dims = all_but_channels(sizes);
-  const DType inner = detail::accumulate_dtype(c.input_dtype(0));
+  const DType inner = accumulate_dtype(c.input_dtype(0));
   const Tensor g = gradient.to(inner);
   if (c.needs(2)) c.set(2, sum(g, dims));
   if (!c.needs(0) && !c.needs(1)) return;

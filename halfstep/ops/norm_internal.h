@@ -8,8 +8,6 @@
 
 namespace halfstep::detail {
 
-/// What statistics and parameters are in for inputs of `dtype`.
-inline DType accumulate_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 /// Has the parameters (inputs first to last) converted to what an input of dtype `input` is computed in.
 void cast_parameters(InferContext& ctx, int first, int last, DType input);
 /// Throws unless `p` is absent, or floating and of `sizes`.

@@ -82,7 +82,7 @@ Tensor number_tensor(const Tensor& like, Scalar number, const char* op) {
   // Among 0-d tensors widths count: there the number takes the dtype that it would have beside `like`.
   DType dtype = result_type(like, number);
   if (like.dim() > 0) {
-    dtype = number.is_floating()                     ? (like.dtype() == DType::f64 ? DType::f64 : DType::f32)
+    dtype = number.is_floating()                     ? accumulate_dtype(like.dtype())
             : number.kind() == Scalar::Kind::integer ? DType::i64
                                                      : DType::boolean;
   }

@@ -25,7 +25,7 @@ EMA::EMA(const NamedTensors& parameters, const EMAOptions& options) : options_(o
       fail<Error>("EMA: expected dense parameters, got {} {} with strides {}", p.name, p.tensor.sizes().str(),
                   p.tensor.strides().str());
     }
-    Tensor average = empty_like(p.tensor, p.tensor.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    Tensor average = empty_like(p.tensor, accumulate_dtype(p.tensor.dtype()));
     copy_unrecorded(average, p.tensor);
     parameters_.push_back(p);
     averages_.push_back({p.name, average});

@@ -64,7 +64,7 @@ int Optimizer::add_group(const NamedTensors& parameters, double lr) {
 void Optimizer::prepare(Group&, std::size_t parameter, std::size_t count) {
   Slot& slot = slots_[parameter];
   const Tensor& p = all_[parameter].tensor;
-  const DType state_dtype = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType state_dtype = accumulate_dtype(p.dtype());
   if (slot.tensors.size() != count) slot.tensors.resize(count);
   for (Tensor& t : slot.tensors) {
     if (!t.defined()) {

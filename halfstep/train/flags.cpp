@@ -7,17 +7,12 @@
 #include <type_traits>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/overloaded_internal.h"
 
 namespace halfstep::training {
 namespace {
 
-template <class... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <class... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
-
+using halfstep::detail::Overloaded;
 // An empty word says nothing.
 void is_choice(const Flag& flag, const std::string& value) {
   const auto& all = flag.choices;

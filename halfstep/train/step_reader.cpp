@@ -58,7 +58,7 @@ void StepReader::add(const StepValues& values, StepRecord record) {
     return;
   }
   // f32 holds all of them but the losses of a float64 network: scales are f32 already, and counts stay below 2^24.
-  const DType dtype = values.losses[0].dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType dtype = accumulate_dtype(values.losses[0].dtype());
   const auto width = static_cast<std::int64_t>(list.size());
   constexpr std::int64_t kRows = 128;
   const bool fits = ring_.defined() && ring_.device() == device && ring_.dtype() == dtype && ring_.size(1) == width;

@@ -45,7 +45,7 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
   const Parameters parameters(a, n);
   const bool whole = n <= kBlock;
   // As in PyTorch, of the dtype that is computed in: that of bf16, 2^-7, would change ordinary results.
-  const double epsilon = a.eps >= 0 ? a.eps : finfo(x.dtype == DType::f64 ? DType::f64 : DType::f32).eps;
+  const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps;
   parallel_for(rows, row_grain(n * 2), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C row[kBlock], factors[kBlock], offsets[kBlock];
     for (std::int64_t r = begin; r < end; ++r) {
