@@ -56,11 +56,12 @@ void refresh_before(KernelRecorder& recorder, const Tensor& source, const Tensor
     CastSlot& slot = slot_of(source);
     std::lock_guard lock(slot.mutex);
     if (!slot.data.is_same(copy) || slot.storage_id != source.storage()->id()) return false;
-    if (is_copy_of(slot, *source.storage())) return true;
-    Tensor to = copy;
-    copy_unrecorded(to, source);
-    to.storage()->data();  // on the device, too
-    note_copy_of(slot, *source.storage());
+    if (!is_copy_of(slot, *source.storage())) {
+      Tensor to = copy;
+      copy_unrecorded(to, source);
+      note_copy_of(slot, *source.storage());
+    }
+    copy.storage()->data();  // on the device, too: what wrote it may have run on the CPU
     return true;
   });
 }

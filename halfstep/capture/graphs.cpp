@@ -128,13 +128,14 @@ void Recording::make_graphs(Context& context, std::span<const Tensor> inputs) {
 // Inputs lie elsewhere in every call, and graphs read one place.
 bool Recording::find_buffers(const std::vector<std::pair<std::size_t, std::size_t>>& ranges,
                              std::span<const Tensor> inputs) {
+  // What is written to a copy isn't written to the input, and what a step outside of the graphs writes to the input
+  // isn't in the copy.
+  if (std::any_of(steps_.begin(), steps_.end(), [](const Step& s) { return !s.written_inputs.empty(); })) return false;
   std::vector<bool> read(views_.size());
   for (const auto& [first, last] : ranges) {
     for (std::size_t i = first; i < last; ++i) {
       const Step& step = steps_[i];
       if (!step.on_device()) continue;
-      // What is written to a copy isn't written to the input.
-      if (!step.written_inputs.empty()) return false;
       const auto begin = read.begin() + static_cast<std::ptrdiff_t>(step.first_view);
       std::fill_n(begin, step.inputs + step.outputs, true);
     }

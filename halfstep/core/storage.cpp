@@ -2,6 +2,7 @@
 #include "halfstep/core/storage.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -125,41 +126,58 @@ void Storage::drop_derived() {
 struct Storage::HostCopy {
   Ref<Storage> storage;
   Bring how;
+  bool coming = false;  ///< to the device: a thread copies it
 };
 
 namespace {
-// One for all: a copy waits for its device anyway.
-std::mutex& host_copy_mutex() {
-  static std::mutex& mutex = *new std::mutex;
-  return mutex;
+// One for all storages, held for a few instructions: a copy waits for its device, whose work may wait for another
+// thread's.
+struct HostCopies {
+  std::mutex mutex;
+  std::condition_variable came;
+};
+HostCopies& host_copies() {
+  static HostCopies& copies = *new HostCopies;
+  return copies;
 }
 }  // namespace
 
 void Storage::keep_on_host(Ref<Storage> copy, const Bring& how) {
   auto fresh = std::make_unique<HostCopy>(HostCopy{std::move(copy), how});
-  const std::lock_guard lock(host_copy_mutex());
+  const std::lock_guard lock(host_copies().mutex);
   delete host_copy_.exchange(fresh.release(), std::memory_order_acq_rel);
 }
 
 Ref<Storage> Storage::host_copy() const {
   if (!host_copy_.load(std::memory_order_acquire)) return {};
-  const std::lock_guard lock(host_copy_mutex());
+  const std::lock_guard lock(host_copies().mutex);
   const HostCopy* const copy = host_copy_.load(std::memory_order_relaxed);
-  return copy ? copy->storage : Ref<Storage>();
+  return copy && !copy->coming ? copy->storage : Ref<Storage>();
 }
 
 void Storage::bring() const {
-  std::unique_lock lock(host_copy_mutex());
-  std::unique_ptr<HostCopy> copy(host_copy_.load(std::memory_order_relaxed));
-  if (!copy) return;  // another thread has done it
+  std::unique_lock lock(host_copies().mutex);
+  HostCopy* found = nullptr;
+  host_copies().came.wait(lock, [&] {
+    found = host_copy_.load(std::memory_order_relaxed);
+    return !found || !found->coming;
+  });
+  if (!found) return;  // another thread has done it
+  found->coming = true;
+  lock.unlock();
   try {
-    copy->how.copy(copy->how, *this, data_, *copy->storage);
+    found->how.copy(found->how, *this, data_, *found->storage);
   } catch (...) {
-    copy.release();
+    lock.lock();
+    found->coming = false;
+    host_copies().came.notify_all();
     throw;
   }
+  const std::unique_ptr<HostCopy> copy(found);
+  lock.lock();
   host_copy_.store(nullptr, std::memory_order_release);
   lock.unlock();
+  host_copies().came.notify_all();
   copy->how.copied(copy->how, const_cast<Storage&>(*this), *copy->storage);
 }
 

@@ -18,20 +18,10 @@ const Tensor* tensor_at(std::span<const Tensor* const> list, std::size_t i) {
   return i < list.size() && list[i]->defined() ? list[i] : nullptr;
 }
 
-// The dtype that the op's kernel is chosen by, as the op layer does.
-DType kernel_dtype(const ObservedCall& call) {
-  const int key = call.op ? call.op->key : -1;
-  if (const Tensor* t = key >= 0 ? tensor_at(call.inputs, static_cast<std::size_t>(key)) : nullptr) return t->dtype();
-  for (const auto& list : {call.outputs, call.inputs}) {
-    if (const Tensor* t = tensor_at(list, 0)) return t->dtype();
-  }
-  return DType::f32;
-}
-
 std::string reason(const TracedCall& call) {
   if (call.site.path != ExecutionPath::fallback) return {};
   try {
-    const OpSupport support = op_support(call.site.device, call.site.op, call.dtype);
+    const OpSupport support = op_support(call.site.device, call.kernel, call.dtype);
     if (support.native) return "its kernel refuses these tensors";
     return support.reason.empty() ? fmt::format("no kernel for {}", name(call.dtype)) : support.reason;
   } catch (const Error&) {
@@ -76,7 +66,8 @@ struct CallTrace::Impl final : detail::CallObserver {
 
   void seen(const ObservedCall& call, std::uint64_t number, std::span<const Tensor> /*inputs*/) override {
     TracedCall made{.site = call_site(call, number),
-                    .dtype = kernel_dtype(call),
+                    .kernel = call.kernel ? call.kernel : "",
+                    .dtype = call.dtype,
                     .outputs = {},
                     .output_dtypes = {},
                     .multiply_adds = debug::multiply_adds(call)};
@@ -125,9 +116,11 @@ std::vector<Placement> placements(std::span<const TracedCall> calls) {
   for (const TracedCall& c : calls) {
     if (c.site.path == ExecutionPath::view) continue;
     const bool moved = c.site.path == ExecutionPath::fallback;
-    Placement& p = found[{!moved, c.site.op, c.dtype, c.site.path, c.site.device.str()}];
+    // A kernel of its own is not the op that it is a part of: the running statistics of batch_norm.
+    const std::string& op = c.site.standalone ? c.kernel : c.site.op;
+    Placement& p = found[{!moved, op, c.dtype, c.site.path, c.site.device.str()}];
     if (p.calls() == 0) {
-      p.op = c.site.op;
+      p.op = op;
       p.dtype = c.dtype;
       p.device = c.site.device;
       p.path = c.site.path;

@@ -15,7 +15,8 @@ namespace halfstep::debug {
 /// A call of an op or of a kernel that runs by itself.
 struct TracedCall {
   CallSite site = {};
-  DType dtype = DType::f32;  ///< that its kernel was chosen by, or is of
+  std::string kernel = {};   ///< what plug-ins know it by; empty for a view and a copy between devices
+  DType dtype = DType::f32;  ///< that the kernel was chosen by
   std::vector<Shape> outputs = {};
   std::vector<DType> output_dtypes = {};
   std::int64_t multiply_adds = 0;  ///< multiply_adds() of the call

@@ -71,6 +71,8 @@ struct Profiler::Impl final : OpObserver, TraceListener {
     if (recording) end_observing();
   }
 
+  bool takes_fused() const override { return true; }  // a profile is of the program as it runs otherwise
+
   void before_call(const ObservedCall& call) override {
     open_calls().push_back({.profiler = this, .call = &call, .start_ns = trace_clock_ns(), .inside_ns = 0});
   }

@@ -139,7 +139,9 @@ void run(const detail::KernelCall& call, const Op* op, bool in_place) {
                                      .outputs = call.outputs,
                                      .attributes = call.attributes,
                                      .device = call.device,
-                                     .in_place = in_place});
+                                     .in_place = in_place,
+                                     .kernel = call.table.name.c_str(),
+                                     .dtype = call.dtype});
     const ExecutionPath path = run_unobserved(call, number);
     observation.done(path, number);
     return;
@@ -269,7 +271,8 @@ void call_view(const Op& op, const InferContext& ctx, std::span<const Tensor* co
                          .outputs = {&output, 1},
                          .attributes = attributes,
                          .device = source->storage->device(),
-                         .path = ExecutionPath::view})
+                         .path = ExecutionPath::view,
+                         .dtype = source->dtype})
         .done(ExecutionPath::view);
   }
 }

@@ -148,7 +148,8 @@ Tensor to_device(const Tensor& source, Device device, bool non_blocking) {
                                      .inputs = {&in, 1},
                                      .outputs = {&out, 1},
                                      .attributes = nullptr,
-                                     .device = device});
+                                     .device = device,
+                                     .dtype = source.dtype()});
     // Observers read what has come to the CPU.
     result = transferred(source, device, non_blocking && !device.is_cpu());
     observation.done(ExecutionPath::transfer);

@@ -25,8 +25,10 @@ void bring(const Storage::Bring& how, const Storage& block, void* to, const Stor
   const auto start = Clock::now();
   const Device device = block.device();
   copy_memory(to, device, from.data(), Device{}, block.bytes());
-  if (!kernel_recorder()) {
-    // Work of any queue may read it from here on, as if it had come when it was made. A captured step has one queue.
+  KernelRecorder* const recorder = kernel_recorder();
+  if (!recorder || !recorder->owns(block)) {
+    // Work of any queue may read it from here on, as if it had come when it was made. What a captured step makes is
+    // used on one queue.
     DeviceBackend& backend = backend_for(device, how.made_by);
     auto* const queue = static_cast<halfstep_queue*>(current_native_queue(device));
     backend.check(backend.table.queue_synchronize(queue), "copy to device", device.index);
@@ -102,6 +104,8 @@ class Mirrors {
       const auto bytes = static_cast<std::size_t>(m.end - m.begin);
       if (!m.written || bytes == 0) continue;
       storage->forget_magnitude_bound();
+      // The CPU's kernels keep what they derive from contents, here from those of a copy that lives on.
+      m.host->bump_version();
       if (m.stays) {
         storage->keep_on_host(m.host, {.made_by = call_.table.name.c_str(), .copy = bring, .copied = brought});
         continue;

@@ -28,7 +28,7 @@ HS_API const char* name(ExecutionPath path);
 /// A call of an op, a view, a copy between devices, or a standalone kernel (an optimizer's pass, a conversion inside
 /// another call). Valid only during the observer's callback.
 struct ObservedCall {
-  const char* name;  ///< of the op or the kernel
+  const char* name;  ///< of the op, or of that which a standalone kernel is a part of
   const Op* op;      ///< null for a standalone kernel
   std::span<const Tensor* const>
       inputs;  ///< as the kernel receives them: after autocast and conversions; may be undefined
@@ -38,6 +38,8 @@ struct ObservedCall {
   bool in_place = false;                       ///< the output is written over input 0
   ExecutionPath path = ExecutionPath::native;  ///< known after the call
   std::uint64_t number = 0;                    ///< the device's number of the call; 0 on the CPU
+  const char* kernel = nullptr;  ///< what plug-ins know the kernel by; null for views and copies between devices
+  DType dtype = DType::f32;      ///< that the kernel is chosen by
 };
 
 /// Observes all calls on all threads. Both functions run on the calling thread and may run concurrently on several

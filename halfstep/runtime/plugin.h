@@ -96,8 +96,9 @@ typedef struct halfstep_context {
   int32_t device; /* the device's index among its kind */
   uint64_t call;  /* the number of this call. Asynchronous work that fails is reported with it (halfstep_error.call) */
   halfstep_queue* queue; /* where the work goes; null on the CPU */
-  /* Device memory until the work enqueued by this call is done (if it is recorded into a graph: for the life of the
-   * graph), aligned to 64 bytes; null: none left. */
+  /* Device memory until the work enqueued by this call is done, aligned to 64 bytes; null: none left. If the call is
+   * recorded into a graph, the address is good for the life of the graph, but other kernels of it may be given the
+   * same: what the kernel leaves there is lost between launches. */
   void* (*workspace)(struct halfstep_context* context, uint64_t bytes);
   /* The reason for a status other than HALFSTEP_OK; the text is copied. */
   void (*set_error)(struct halfstep_context* context, const char* text);

@@ -232,6 +232,8 @@ void log_for_plugin(std::int32_t level, const char* text) {
 // thrown, which must not unwind through C.
 halfstep_status run_cpu_kernel(halfstep_context* context, const halfstep_tensor* in, int n, halfstep_tensor* out, int m,
                                const void* attributes) {
+  // Without a state, which tells what to run, there is nowhere to say more either.
+  if (context->size < offsetof(halfstep_context, state) + sizeof(context->state)) return HALFSTEP_FAILED;
   void* const state = std::exchange(context->state, nullptr);
   const auto run = reinterpret_cast<halfstep_kernel_fn>(state);
   halfstep_status status = HALFSTEP_FAILED;

@@ -325,6 +325,7 @@ CaptureStats TrainStep::capture_stats() const {
   stats.plain += impl_->before.plain;
   stats.recorded += impl_->before.recorded;
   stats.replayed += impl_->before.replayed;
+  stats.graphs += impl_->before.graphs;
   return stats;
 }
 std::string TrainStep::why_not_captured() const {

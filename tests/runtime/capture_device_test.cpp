@@ -233,6 +233,47 @@ TEST_F(CaptureOnSim, InputsLieElsewhereInEveryCall) {
   EXPECT_EQ(writes.stats().graphs, 0U);
 }
 
+// A step on the CPU between kernels writes to the input: the graph behind it is to read what was written.
+TEST_F(CaptureOnSim, InputsThatAreWrittenOutsideOfGraphsAreReadAsWritten) {
+  auto step = capture([](const Tensor& x) {
+    const NoGrad no_grad;
+    Tensor to = x;
+    sigmoid_(to);
+    return x * 2 + 1;
+  });
+  ASSERT_FALSE(op_support(sim, "sigmoid", f32).native);
+  for (int i = 0; i < 6; ++i) {
+    const Tensor x = full({3}, 0.25 * i, {.device = sim});
+    const float want = 2 * sigmoid(full({3}, 0.25 * i, {.device = Device{}})).to_vector<float>()[0] + 1;
+    EXPECT_EQ(step(x).to_vector<float>(), std::vector<float>(3, want)) << i;
+  }
+  EXPECT_EQ(step.stats().replayed, 4U) << step.why_not();
+}
+
+// A step that isn't captured, whose optimizer runs on the CPU, leaves the 16-bit copies of weights on the host.
+TEST_F(CaptureOnSim, CopiesOfWeightsThatAFallbackWroteAreOnTheDeviceForAReplay) {
+  const auto losses = [&](bool captured) {
+    manual_seed(5);
+    Net net;
+    net.to(sim);
+    const auto sgd = std::make_shared<optim::SGD>(net.parameters(), optim::SGDOptions{.lr = 0.5});
+    const auto scaler = std::make_shared<amp::GradScaler>(amp::GradScalerOptions{.init_scale = 256});
+    const Step step = scaled_step(net, sgd, scaler);
+    auto fast = capture(step);
+    std::vector<float> result;
+    for (int i = 0; i < 8; ++i) {
+      const Tensor x = host_randn({8, 6}).to(sim), y = host_classes(8).to(sim);
+      const bool alone = i == 4 || i == 6;
+      if (alone) test::order_fault("unsupported:sgd_step:1:always");
+      result.push_back((captured && !alone ? fast(x, y) : step(x, y)).item<float>());
+      test::order_fault("clear");
+    }
+    EXPECT_EQ(fast.stats().replayed > 2, captured) << fast.why_not();
+    return result;
+  };
+  EXPECT_EQ(losses(true), losses(false));
+}
+
 TEST_F(CaptureOnSim, OtherQueuesAndDevices) {
   auto step = capture([](const Tensor& x) { return x * 2 + 1; });
   const Tensor x = ones({4}, {.device = sim});

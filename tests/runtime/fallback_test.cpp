@@ -9,6 +9,7 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/conv.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/index.h"
 #include "halfstep/ops/matmul.h"
@@ -154,6 +155,21 @@ TEST_F(Fallback, ResultsStayOnTheHostUntilTheDeviceReadsThem) {
   EXPECT_EQ(copies(), Copies(1, 32)) << "who has the address finds it there";
   cosh(x);
   EXPECT_EQ(copies(), Copies(1, 16));
+}
+
+// The CPU's convolution keeps a weight that it meets again in an order of its own, until something writes to the
+// weight: here to a result that is still on the host.
+TEST_F(Fallback, WhatIsDerivedFromAResultOnTheHostEndsWithAWriteToIt) {
+  const Tensor x = randn({2, 32, 6, 6}, {.device = Device{}}), v = randn({32, 32, 3, 3}, {.device = Device{}});
+  const auto conv = [](const Tensor& input, const Tensor& weight) {
+    return conv2d(input, weight, {}, {.padding = {1}});
+  };
+  const Tensor there = x.to(sim);
+  Tensor weight = cosh(v.to(sim));
+  ASSERT_FALSE(op_support(sim, "cosh", f32).native || op_support(sim, "conv2d", f32).native);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(conv(there, weight).to_vector<float>(), conv(x, cosh(v)).to_vector<float>());
+  sigmoid_(weight);
+  EXPECT_EQ(conv(there, weight).to_vector<float>(), conv(x, sigmoid(cosh(v))).to_vector<float>());
 }
 
 // An event recorded after the op covers its result on every queue.
