@@ -68,13 +68,21 @@ lint:  ## check the layers' includes, file headers and formatting
 	@scripts/setup.sh lint
 	@scripts/lint.sh
 
-tidy: all  ## run clang-tidy (minutes)
-	@scripts/setup.sh tidy
-	@scripts/tidy.sh $(BUILD)
+# clang-tidy wants the command of each file, and the headers that protoc makes; nothing else is built.
+configure_tidy = $(call configure,build-tidy,-DHALFSTEP_UNITY=OFF -DHALFSTEP_PRECOMPILE=OFF -DHALFSTEP_BUILD_TESTS=OFF \
+	  -DHALFSTEP_BUILD_EXAMPLES=OFF -DHALFSTEP_BUILD_BENCHMARKS=OFF)
 
-tidy-changed: all
+tidy: setup  ## run clang-tidy (minutes)
 	@scripts/setup.sh tidy
-	@scripts/tidy.sh $(BUILD) --changed
+	$(configure_tidy)
+	@cmake --build build-tidy --target halfstep_protocols
+	@scripts/tidy.sh build-tidy
+
+tidy-changed: setup
+	@scripts/setup.sh tidy
+	$(configure_tidy)
+	@cmake --build build-tidy --target halfstep_protocols
+	@scripts/tidy.sh build-tidy --changed
 
 format:  ## rewrite the sources in the project's format
 	@scripts/setup.sh lint
@@ -113,11 +121,11 @@ install: all  ## install into PREFIX (/usr/local)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:  ## remove what was built, but not the downloads
-	@rm -rf build-asan build-tsan build-fuzz
+	@rm -rf build-asan build-tsan build-fuzz build-tidy build-dev
 	@[ ! -d $(BUILD) ] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name _deps ! -name peer-venv -exec rm -rf {} +
 
 distclean:  ## remove everything that make brought
-	@rm -rf build-asan build-tsan build-fuzz $(BUILD)
+	@rm -rf build-asan build-tsan build-fuzz build-tidy build-dev $(BUILD)
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

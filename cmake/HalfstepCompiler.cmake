@@ -61,7 +61,7 @@ function(halfstep_precompile target)
 endfunction()
 
 # halfstep_unity(TARGET): half of the time to compile a file goes into the headers and templates that its neighbours
-# use too. A build without this option verifies that files don't depend on each other's includes.
+# use too. clang-tidy looks at each file by itself, which verifies that files don't depend on each other's includes.
 function(halfstep_unity target)
   if(HALFSTEP_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
