@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "halfstep/autograd/engine_internal.h"
 #include "halfstep/autograd/grad_mode.h"
@@ -296,12 +297,28 @@ int& detail::backward_depth() {
   return depth;
 }
 
+namespace {
+
+std::vector<std::function<void()>>& work_at_end() {
+  thread_local std::vector<std::function<void()>> work;
+  return work;
+}
+
+}  // namespace
+
+void detail::at_end_of_backward(std::function<void()> work) { work_at_end().push_back(std::move(work)); }
+
 void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
               const BackwardOptions& options) {
   const BackwardMode mode(options.create_graph);
+  const bool outermost = detail::backward_depth() == 1;
+  if (outermost) work_at_end().clear();  // of a pass that threw
   Run run(options.create_graph, options.retain_graph || options.create_graph);
   start_all(run, outputs, gradients, "backward");
   run.run();
+  if (!outermost) return;
+  const auto work = std::exchange(work_at_end(), {});
+  for (const auto& w : work) w();
 }
 
 std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,

@@ -31,4 +31,11 @@ struct GradOptions {
 HS_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::vector<Tensor>& inputs,
                                 const GradOptions& options = {});
 
+namespace detail {
+
+/// Has `work` done when the outermost backward pass that runs on this thread has added up all gradients: for what
+/// gradient hooks have begun. If the pass throws, it isn't done.
+HS_API void at_end_of_backward(std::function<void()> work);
+
+}  // namespace detail
 }  // namespace halfstep

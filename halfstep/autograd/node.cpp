@@ -47,9 +47,11 @@ class AccumulateGrad final : public Node {
     }
     const auto hooks = meta.post_accumulate_hooks;
     lock.unlock();
-    if (CaptureSink* sink = capture_sink(); sink && !hooks.empty()) [[unlikely]]
-      sink->refuse("gradient hooks are functions of the host");
-    for (const auto& [id, hook] : hooks) hook(leaf);
+    for (const AutogradMeta::PostAccumulateHook& hook : hooks) {
+      if (CaptureSink* sink = capture_sink(); sink && !hook.recorded) [[unlikely]]
+        sink->refuse("gradient hooks are functions of the host");
+      hook.function(leaf);
+    }
   }
 
   void forget_leaf() {

@@ -138,13 +138,22 @@ class HS_API AutogradMeta final : public GradSlot {
                               ///< how many of those its own knows
   bool retains_grad = false;
   OncePtr<CastSlot> cast;  ///< made by amp
-  std::vector<std::pair<std::uint64_t, std::function<void(const Tensor&)>>> post_accumulate_hooks;
+  /// A function called with the leaf when its gradient has been added up.
+  struct PostAccumulateHook {
+    std::uint64_t id;
+    std::function<void(const Tensor&)> function;
+    bool recorded = false;  ///< it tells the recorder of a captured step what a replay has to repeat (ops/recorder.h)
+  };
+  std::vector<PostAccumulateHook> post_accumulate_hooks;
 };
 
 /// The tensor's AutogradMeta, created if it has none.
 HS_API AutogradMeta& autograd_meta(const Tensor& tensor);
 /// The same without making one.
 HS_API AutogradMeta* autograd_meta_or_null(const Tensor& tensor);
+/// Tensor::register_post_accumulate_grad_hook() for a hook that captured steps may contain: it tells their recorder
+/// what a replay has to repeat. Removed by Tensor::remove_hook().
+HS_API std::uint64_t register_recorded_grad_hook(const Tensor& leaf, std::function<void(const Tensor&)> hook);
 /// Where the tensor's gradient goes; without a node when it needs none.
 HS_API Edge gradient_edge(const Tensor& tensor);
 /// Makes `tensor` the output `index` of `node`.

@@ -88,22 +88,33 @@ std::uint64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook) c
   return id;
 }
 
-std::uint64_t Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
-  check_defined(*this, "register_post_accumulate_grad_hook", "a tensor");
-  if (!requires_grad() || !is_leaf()) {
-    fail<AutogradError>("register_post_accumulate_grad_hook: expected a leaf that requires grad");
-  }
+namespace {
+
+std::uint64_t add_post_accumulate_hook(const Tensor& leaf, std::function<void(const Tensor&)> hook, bool recorded,
+                                       const char* call) {
+  check_defined(leaf, call, "a tensor");
+  if (!leaf.requires_grad() || !leaf.is_leaf()) fail<AutogradError>("{}: expected a leaf that requires grad", call);
   const std::uint64_t id = next_hook_id();
   ++capture_generation();
-  autograd_meta(*this).post_accumulate_hooks.emplace_back(id, std::move(hook));
+  autograd_meta(leaf).post_accumulate_hooks.push_back({id, std::move(hook), recorded});
   return id;
+}
+
+}  // namespace
+
+std::uint64_t Tensor::register_post_accumulate_grad_hook(std::function<void(const Tensor&)> hook) const {
+  return add_post_accumulate_hook(*this, std::move(hook), false, "register_post_accumulate_grad_hook");
+}
+
+std::uint64_t register_recorded_grad_hook(const Tensor& leaf, std::function<void(const Tensor&)> hook) {
+  return add_post_accumulate_hook(leaf, std::move(hook), true, "register_recorded_grad_hook");
 }
 
 void Tensor::remove_hook(std::uint64_t id) const {
   check_defined(*this, "remove_hook", "a tensor");
   ++capture_generation();
   if (AutogradMeta* meta = autograd_meta_or_null(*this)) {
-    std::erase_if(meta->post_accumulate_hooks, [&](const auto& h) { return h.first == id; });
+    std::erase_if(meta->post_accumulate_hooks, [&](const auto& h) { return h.id == id; });
   }
   const Edge edge = gradient_edge(*this);
   if (!edge.node) return;

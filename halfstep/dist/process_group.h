@@ -24,7 +24,8 @@ enum class Reduction : std::uint8_t {
   /// Halfstep: each rank adds a part of the elements, in the order of ranks, in float32 (float64 for float64), and
   /// rounds once. The bits depend on the values and the number of ranks only.
   rank_order,
-  /// The MPI library, for dtypes that it knows (f32, f64, integers): its algorithm decides the order. 16-bit dtypes, which
+  /// The MPI library, for dtypes that it knows (f32, f64, integers): its algorithm decides the order. 16-bit dtypes,
+  /// which
   /// MPI lacks, are added up as above.
   library,
 };
@@ -76,21 +77,22 @@ class HS_API Work {
 /// collective asks for; before data are sent ranks compare what they are about to do, and where they differ all throw
 /// DistError, which names the ranks and what each of them does. `label` names the collective there and in other errors.
 ///
-/// Tensors are dense and of any dtype (reductions: no bool); those on a device are staged through the host. A collective
-/// reads and writes its tensors until Work::wait() has returned. Not differentiable: see functional.h for that.
+/// Tensors are dense and of any dtype (reductions: no bool); those on a device are staged through the host. A
+/// collective reads and writes its tensors until Work::wait() has returned. Not differentiable: see functional.h for
+/// that.
 class HS_API ProcessGroup {
  public:
   /// A group of this process alone, without MPI.
   ProcessGroup();
-  /// The group of all processes of the job; all of them call it. The first call starts MPI, which ends with the process,
-  /// and later ones return the same group. Throws DistError if the process was started by a launcher whose module is
-  /// missing, or if the launcher's number of processes isn't MPI's.
+  /// The group of all processes of the job; all of them call it. The first call starts MPI, which ends with the
+  /// process, and later ones return the same group. Throws DistError if the process was started by a launcher whose
+  /// module is missing, or if the launcher's number of processes isn't MPI's.
   static ProcessGroup init(const ProcessGroupOptions& options = {});
   /// Whether a launcher of MPI (mpirun, srun, ...) with more than one process started this one, or with one.
   static bool launched();
 
-  int rank() const;
-  int size() const;
+  int rank() const;        ///< of this process, from 0
+  int size() const;        ///< number of ranks
   int local_rank() const;  ///< among the ranks on this machine
   int local_size() const;
   /// Name of the machine of a rank.
@@ -127,6 +129,7 @@ class HS_API ProcessGroup {
   /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it.
   ProcessGroup split(int color, int key = 0);
 
+  /// Of this process: of all groups together.
   CommunicationStats stats() const;
   /// Whether two handles are of the same group.
   friend bool operator==(const ProcessGroup& a, const ProcessGroup& b) { return a.impl_ == b.impl_; }

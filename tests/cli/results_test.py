@@ -226,7 +226,7 @@ class Tables(ResultsTest):
         self.data(train=64)
         run = self.run_program("train", "cnn", "data", "--epochs", "1", "--device", "sim", "--amp", "f16", "--no-out", "--no-capture")
         self.assertEqual(run.returncode, 0, run.stderr)
-        listed = {op for (op, _), line in table.items() if " CPU: " in line}
+        listed = {op for (op, _), line in table.items() if " CPU: " in line and "tensors are there" not in line}
         fell = set(re.findall(r"(?m)^  (\w+) +\d+ calls", run.stdout))
         self.assertIn("conv2d", listed)
         self.assertLessEqual(listed, fell)

@@ -110,18 +110,34 @@ class Build:
     def __init__(self, source, build, scratch, ninja):
         self.source, self.build, self.scratch, self.ninja = source, build, scratch, ninja
         entries = json.loads((build / "compile_commands.json").read_text())
-        self.entries = {str(pathlib.Path(e["file"]).resolve().relative_to(source)): e for e in entries
-                        if pathlib.Path(e["file"]).resolve().is_relative_to(source)}
+        self.entries = {}
+        for entry in entries:
+            file = pathlib.Path(entry["file"]).resolve()
+            if file.name.startswith("unity_"):  # several source files compiled as one
+                names = re.findall(r'(?m)^#include "(.+)"', file.read_text())
+            else:
+                names = [str(file)]
+            for name in map(pathlib.Path, names):
+                if name.is_relative_to(source):
+                    self.entries[str(name.relative_to(source))] = entry
 
     def compile(self, name):
-        """Compiles a file of the scratch folder as the build does; returns the build's object and the new one."""
+        """Compiles a file of the scratch folder as the build does, with those that the build compiles it with; returns
+        the build's object and the new one."""
         entry = self.entries[name]
+        file = self.scratch / name
+        if pathlib.Path(entry["file"]).name.startswith("unity_"):
+            file = self.scratch / pathlib.Path(entry["file"]).name
+            text = pathlib.Path(entry["file"]).read_text()
+            for place in [*PLACES, *ALSO]:
+                text = text.replace(f'"{self.source / place}"', f'"{self.scratch / place}"')
+            file.write_text(text)
         command = shlex.split(entry["command"])
         folder = pathlib.Path(entry["directory"])
         at = command.index("-o") + 1
         theirs, ours = command[at], str(self.scratch / (name.replace("/", "_") + ".o"))
         command[at] = ours
-        command[command.index("-c") + 1] = str(self.scratch / name)
+        command[command.index("-c") + 1] = str(file)
         define = 'HALFSTEP_SOURCE_DIR="{}"'
         command = [c.replace(define.format(self.source), define.format(self.scratch)) for c in command]
         # Copies come before what they are copies of.
