@@ -37,7 +37,7 @@ all: setup  ## build the library, the program, the examples and the tests (the d
 setup:
 	@scripts/setup.sh build
 
-demo: setup  ## install what is missing, build, and train a network in f16 beside float32
+demo: setup  ## install what is missing, build, and train a network in 16 bits and in float32
 	$(configure_main)
 	@cmake --build $(BUILD) -j $(JOBS) --target halfstep_cli
 	@scripts/demo.sh $(BUILD)/bin/halfstep
@@ -118,7 +118,7 @@ tsan: setup  ## run the tests under the thread sanitizer
 	@$(call CTEST,build-tsan) -LE 'slow|lint|package|nosan'
 
 install: all  ## install into PREFIX (/usr/local)
-	@cmake --install $(BUILD) --prefix $(PREFIX)
+	@cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 clean:  ## remove what was built, but not the downloads
 	@rm -rf build-asan build-tsan build-fuzz build-tidy build-dev

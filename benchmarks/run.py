@@ -48,7 +48,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--server", type=pathlib.Path, default=HERE.parent / "build" / "bin" / "bench_server",
                         help="Halfstep's timing program (default build/bin/bench_server)")
     parser.add_argument("--threads", type=int, default=allowed, help="for everybody (default: all processors)")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, under two minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns, under three minutes, without the networks")
     parser.add_argument("--only", default="", metavar="REGEX", help="rows such as 'step 64 sgd f32' or cases such as mlp/f32")
     parser.add_argument("--turns", type=int, help="turns of every row")
     parser.add_argument("--no-peers", action="store_true", help="measure Halfstep alone")

@@ -43,7 +43,7 @@ int main(int argc, char** argv) try {
   reset_fallback_counts();
   // Nothing in the loop waits for the device: the losses are summed there, and read once at the end.
   Tensor sum_of_losses = zeros({}, {.device = device});
-  double first = 0;
+  Tensor first;
   std::int64_t steps = 0;
   for (auto [images, labels] : loader) {
     optimizer.zero_grad();
@@ -55,11 +55,14 @@ int main(int argc, char** argv) try {
     scaler.scale(loss).backward();
     scaler.step(optimizer);
     scaler.update();
-    if (steps++ == 0) first = loss.item<double>();
-    sum_of_losses.add_(loss.detach());
+    loss = loss.detach();
+    if (steps++ == 0) first = loss;
+    sum_of_losses.add_(loss);
   }
+  const double first_loss = first.item<double>();
   const double mean = sum_of_losses.item<double>() / static_cast<double>(steps);
-  std::cout << steps << " steps, first loss " << first << ", mean " << mean << ", scale " << scaler.get_scale() << '\n';
+  std::cout << steps << " steps, first loss " << first_loss << ", mean " << mean << ", scale " << scaler.get_scale()
+            << '\n';
 
   const MemoryStats memory = memory_stats(device);
   std::cout << "memory: at most " << static_cast<double>(memory.allocated_peak) / 1e6 << " MB in tensors, "
@@ -68,7 +71,7 @@ int main(int argc, char** argv) try {
     std::cout << "on the CPU: " << f.op << ", " << f.calls << " calls, " << f.bytes_to_host + f.bytes_to_device
               << " bytes copied\n";
   }
-  return mean < first ? 0 : 1;
+  return mean < first_loss ? 0 : 1;
 } catch (const std::exception& e) {
   std::cerr << "device: " << e.what() << '\n';
   return 1;

@@ -209,7 +209,8 @@ double train(const Flags& f, int epoch, data::DataLoader& loader, const models::
     scaler.step(optimizer);
     scaler.update();
     progress.add(loss, output, target);
-    if (++batch % f.print_freq == 0) progress.print(batch);
+    ++batch;
+    if (f.print_freq > 0 && batch % f.print_freq == 0) progress.print(batch);
   }
   progress.read();
   return progress.loss().mean();
@@ -225,7 +226,8 @@ double validate(const Flags& f, data::DataLoader& loader, const models::Model& n
     const amp::Autocast autocast{region(f)};
     const Tensor output = net.forward(images);
     progress.add(cross_entropy(output, target), output, target);
-    if (++batch % f.print_freq == 0) progress.print(batch);
+    ++batch;
+    if (f.print_freq > 0 && batch % f.print_freq == 0) progress.print(batch);
   }
   progress.read();
   std::printf(" * Acc@1 %.3f Acc@5 %.3f\n", progress.top1().mean(), progress.top5().mean());

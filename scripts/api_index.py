@@ -6,7 +6,7 @@ usage: api_index.py            says what is missing or out of date, and exits wi
        api_index.py --write    rewrites the page
 
 An area is a header. An entry is a class that users make, or a function, with the first sentence of the comment above it;
-functions that share a comment share a line.
+functions that share a comment share a line. An entry without a comment is an error.
 """
 from __future__ import annotations
 
@@ -122,9 +122,14 @@ def entries(header: pathlib.Path, modules: bool) -> list[tuple[list[str], str]]:
     return found
 
 
-def page() -> str:
-    """The whole page."""
-    lines = [INTRODUCTION]
+def undescribed(header: str, found: list[tuple[list[str], str]]) -> list[str]:
+    """A line for each entry without a comment."""
+    return [f"{header}: expected a /// comment above {', '.join(names)}, found none" for names, text in found if not text]
+
+
+def page() -> tuple[str, list[str]]:
+    """The whole page, and what has no description."""
+    lines, missing = [INTRODUCTION], []
     for folder, heading, namespace, order in SECTIONS:
         lines.append(f"## {heading}" + (f" (`{namespace}::`)" if namespace else "") + "\n")
         stems = [h.stem for h in sorted((TOP / "halfstep" / folder).glob("*.h"))
@@ -133,17 +138,21 @@ def page() -> str:
             found = entries(TOP / "halfstep" / folder / f"{stem}.h", folder == "nn" and stem != "init")
             if not found:
                 continue
+            missing += undescribed(f"halfstep/{folder}/{stem}.h", found)
             lines.append(f"### {TITLES.get(stem, stem.replace('_', ' ').capitalize())}\n")
             for names, sentence in found:
                 text = "- " + ", ".join(f"`{n}`" for n in names) + (": " + sentence if sentence else "")
                 lines += textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
             lines.append("")
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return "\n".join(lines).rstrip("\n") + "\n", missing
 
 
 def main() -> int:
     """Checks or writes."""
-    text = page()
+    text, missing = page()
+    if missing:
+        print("\n".join(missing))
+        return 1
     if sys.argv[1:] == ["--write"]:
         PAGE.write_text(text, encoding="utf-8")
         return 0

@@ -3,6 +3,7 @@
 """Holds docs/reference/reliability.md to its word: every test that a promise names exists.
 
 The last column of each table names suites (`Parallel`), tests (`Parallel.NeedsNoWorker`), files (`tests/cli/kills_test.py`) or folders.
+A row belongs to a table: the line above it is one of the table's too, or Markdown shows it as text.
 """
 from __future__ import annotations
 
@@ -22,19 +23,29 @@ def known_tests() -> set[str]:
     return names
 
 
-def main() -> int:
-    tests, wrong, promises = known_tests(), [], 0
-    for number, line in enumerate((TOP / "docs" / "reference" / "reliability.md").read_text().splitlines(), 1):
+def check(page: str, text: str, tests: set[str]) -> tuple[list[str], int]:
+    """What is wrong with a page, and how many promises it has."""
+    wrong, promises, before = [], 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        above, before = before, line
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) != 4 or cells[1] == "promise" or set(cells[1]) <= {"-"}:
             continue
         promises += 1
+        if not above.startswith("|"):
+            wrong.append(f"{page}:{number}: expected a row of the table above this one, got '{above}'")
         named = re.findall(r"`([^`]+)`", cells[2])
         if not named:
-            wrong.append(f"docs/reference/reliability.md:{number}: no test is named for: {cells[1]}")
+            wrong.append(f"{page}:{number}: no test is named for: {cells[1]}")
         for name in named:
             if not ((TOP / name).exists() if "/" in name else name in tests or name == "shared"):
-                wrong.append(f"docs/reference/reliability.md:{number}: there is no test `{name}`")
+                wrong.append(f"{page}:{number}: there is no test `{name}`")
+    return wrong, promises
+
+
+def main() -> int:
+    page = "docs/reference/reliability.md"
+    wrong, promises = check(page, (TOP / page).read_text(), known_tests())
     print("\n".join(wrong) if wrong else f"check_reliability: {promises} promises, each with a test")
     return 1 if wrong or promises == 0 else 0
 

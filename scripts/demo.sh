@@ -12,14 +12,15 @@ out=${out#"$PWD"/}
 # What an earlier version of this script made goes too.
 rm -rf "$out"/f16 "$out"/bf16 "$out"/float32 "$out"/comparison.png
 
-# The 16-bit dtype that this machine multiplies by itself, or else f16, which is widened block by block.
+# The 16-bit dtype that this processor multiplies natively: bf16, which has float32's range, before f16. If there is none,
+# f16, which is widened block by block.
 amp=f16
 how="stored in 16 bits and computed in float32, block by block: this processor has no 16-bit units"
 machine=$("$program" devices cpu)
-for dtype in f16 bf16; do
+for dtype in bf16 f16; do
   if grep -Eq "^ *$dtype: +native" <<<"$machine"; then
     amp=$dtype
-    how="which this processor multiplies by itself"
+    how="which this processor multiplies natively"
     break
   fi
 done
@@ -46,7 +47,7 @@ echo
 "$program" compare "$out/$amp" "$out/float32" --brief --figure "$out/comparison.png"
 echo
 echo "Look at  $out/comparison.png        both runs in one figure"
-echo "         $out/$amp/predictions.png  what the $amp network says of digits that it hasn't seen"
+echo "         $out/$amp/predictions.png  its predictions for digits it hasn't seen"
 echo "         $out/$amp/curves.svg       its loss, accuracy and rate; results.csv has the numbers"
 echo "Try      $program predict --weights $out/$amp --index 100,101,102"
 echo "         $program summary cnn --amp $amp"

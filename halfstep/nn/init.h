@@ -15,7 +15,9 @@ HS_API Tensor normal_(Tensor tensor, double mean = 0, double std = 1);
 HS_API Tensor trunc_normal_(Tensor tensor, double mean = 0, double std = 1, double low = -2, double high = 2);
 /// One value.
 HS_API Tensor constant_(Tensor tensor, double value);
+/// All elements 0.
 HS_API Tensor zeros_(Tensor tensor);
+/// All elements 1.
 HS_API Tensor ones_(Tensor tensor);
 /// The identity, for a matrix of any sizes.
 HS_API Tensor eye_(Tensor tensor);

@@ -20,10 +20,13 @@ HS_API Tensor div(const Tensor& input, const Tensor& other);
 HS_API Tensor div(const Tensor& input, Scalar other);
 /// -input.
 HS_API Tensor neg(const Tensor& input);
-/// `out` forms: the result is written into `out`, which must have its shape. Not recorded.
+/// add(), written into `out`, which must have the result's shape. Not recorded.
 HS_API Tensor& add_out(Tensor& out, const Tensor& input, const Tensor& other, Scalar alpha = 1);
+/// sub(), written into `out` as by add_out().
 HS_API Tensor& sub_out(Tensor& out, const Tensor& input, const Tensor& other, Scalar alpha = 1);
+/// mul(), written into `out` as by add_out().
 HS_API Tensor& mul_out(Tensor& out, const Tensor& input, const Tensor& other);
+/// div(), written into `out` as by add_out().
 HS_API Tensor& div_out(Tensor& out, const Tensor& input, const Tensor& other);
 
 inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }

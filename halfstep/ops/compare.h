@@ -27,13 +27,14 @@ HS_API Tensor gt(const Tensor& input, Scalar other);
 HS_API Tensor ge(const Tensor& input, const Tensor& other);
 HS_API Tensor ge(const Tensor& input, Scalar other);
 
-/// bool; false for integers.
+/// Whether each element is NaN, as bool; false for integers.
 HS_API Tensor isnan(const Tensor& input);
+/// Whether each element is infinite, as bool; false for integers.
 HS_API Tensor isinf(const Tensor& input);
-/// bool; true for integers.
+/// Whether each element is finite, as bool; true for integers.
 HS_API Tensor isfinite(const Tensor& input);
 
-/// bool; every value but 0 counts as true (NaN too).
+/// Logical operations, as bool; every value but 0 counts as true (NaN too).
 HS_API Tensor logical_and(const Tensor& input, const Tensor& other);
 HS_API Tensor logical_or(const Tensor& input, const Tensor& other);
 HS_API Tensor logical_xor(const Tensor& input, const Tensor& other);

@@ -11,11 +11,15 @@ namespace halfstep {
 
 /// All elements `value`.
 HS_API Tensor full(const Shape& sizes, Scalar value, const TensorOptions& options = {});
+/// All elements 0.
 HS_API Tensor zeros(const Shape& sizes, const TensorOptions& options = {});
+/// All elements 1.
 HS_API Tensor ones(const Shape& sizes, const TensorOptions& options = {});
-/// With the sizes, dtype, device and layout of `other`.
+/// zeros() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor zeros_like(const Tensor& other);
+/// ones() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor ones_like(const Tensor& other);
+/// full() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor full_like(const Tensor& other, Scalar value);
 /// With the sizes, device and layout of `other`, and another dtype.
 HS_API Tensor zeros_like(const Tensor& other, DType dtype);

@@ -17,39 +17,63 @@ namespace halfstep {
 HS_API Tensor abs(const Tensor& input);
 /// -1, 0 or 1; 0 for NaN. The gradient is 0, as for all step functions here.
 HS_API Tensor sign(const Tensor& input);
+/// input * input.
 HS_API Tensor square(const Tensor& input);
+/// Rounded down to an integer.
 HS_API Tensor floor(const Tensor& input);
+/// Rounded up to an integer.
 HS_API Tensor ceil(const Tensor& input);
-/// To the nearest integer; halves go to the even one.
+/// Rounded to the nearest integer; halves go to the even one.
 HS_API Tensor round(const Tensor& input);
+/// Rounded toward zero to an integer.
 HS_API Tensor trunc(const Tensor& input);
+/// The square root; NaN below 0.
 HS_API Tensor sqrt(const Tensor& input);
 /// 1 / sqrt(input)
 HS_API Tensor rsqrt(const Tensor& input);
 /// 1 / input
 HS_API Tensor reciprocal(const Tensor& input);
+/// e to the power of the input.
 HS_API Tensor exp(const Tensor& input);
+/// 2 to the power of the input.
 HS_API Tensor exp2(const Tensor& input);
 /// exp(input) - 1 without cancellation near 0.
 HS_API Tensor expm1(const Tensor& input);
+/// The natural logarithm; -infinity at 0, NaN below.
 HS_API Tensor log(const Tensor& input);
+/// The logarithm to base 2; -infinity at 0, NaN below.
 HS_API Tensor log2(const Tensor& input);
+/// The logarithm to base 10; -infinity at 0, NaN below.
 HS_API Tensor log10(const Tensor& input);
 /// log(1 + input) without cancellation near 0.
 HS_API Tensor log1p(const Tensor& input);
+/// The sine of an angle in radians.
 HS_API Tensor sin(const Tensor& input);
+/// The cosine of an angle in radians.
 HS_API Tensor cos(const Tensor& input);
+/// The tangent of an angle in radians.
 HS_API Tensor tan(const Tensor& input);
+/// The angle in [-pi/2, pi/2] whose sine is the input; NaN outside [-1, 1].
 HS_API Tensor asin(const Tensor& input);
+/// The angle in [0, pi] whose cosine is the input; NaN outside [-1, 1].
 HS_API Tensor acos(const Tensor& input);
+/// The angle in [-pi/2, pi/2] whose tangent is the input.
 HS_API Tensor atan(const Tensor& input);
+/// The hyperbolic sine.
 HS_API Tensor sinh(const Tensor& input);
+/// The hyperbolic cosine.
 HS_API Tensor cosh(const Tensor& input);
+/// The inverse of sinh.
 HS_API Tensor asinh(const Tensor& input);
+/// The inverse of cosh, at least 0; NaN below 1.
 HS_API Tensor acosh(const Tensor& input);
+/// The inverse of tanh; infinite at -1 and 1, NaN beyond.
 HS_API Tensor atanh(const Tensor& input);
+/// The hyperbolic tangent.
 HS_API Tensor tanh(const Tensor& input);
+/// The error function: 2 / sqrt(pi) times the integral of exp(-t^2) from 0 to the input.
 HS_API Tensor erf(const Tensor& input);
+/// 1 - erf(input) without cancellation for large inputs.
 HS_API Tensor erfc(const Tensor& input);
 /// The inverse of erf on (-1, 1); infinite at -1 and 1, NaN beyond.
 HS_API Tensor erfinv(const Tensor& input);
@@ -57,7 +81,7 @@ HS_API Tensor erfinv(const Tensor& input);
 HS_API Tensor nan_to_num(const Tensor& input, double nan = 0, std::optional<double> posinf = {},
                          std::optional<double> neginf = {});
 
-/// In place. The destination's dtype stays.
+/// The functions of the same names, in place. The destination's dtype stays.
 HS_API Tensor& abs_(Tensor& input);
 HS_API Tensor& neg_(Tensor& input);
 HS_API Tensor& square_(Tensor& input);
@@ -78,6 +102,7 @@ HS_API Tensor& trunc_(Tensor& input);
 
 /// The larger of two; NaN if either is. Where they are equal each gets half of the gradient.
 HS_API Tensor maximum(const Tensor& input, const Tensor& other);
+/// The smaller of two; NaN if either is. Where they are equal each gets half of the gradient.
 HS_API Tensor minimum(const Tensor& input, const Tensor& other);
 /// The remainder of the division that truncates toward zero, with the sign of `input`. Throws Error when an integer is
 /// divided by zero (as remainder and floor_divide do); floats give NaN.

@@ -23,9 +23,11 @@ HS_API Tensor randperm(std::int64_t n, const TensorOptions& options = {.dtype = 
 /// 1 with the probability that the input has in each place, else 0; in the input's dtype. Probabilities outside [0, 1]
 /// are an Error.
 HS_API Tensor bernoulli(const Tensor& input, Generator* generator = nullptr);
-/// As `other` in sizes, dtype, device and layout.
+/// rand() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor rand_like(const Tensor& other, Generator* generator = nullptr);
+/// randn() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor randn_like(const Tensor& other, Generator* generator = nullptr);
+/// randint() with the sizes, dtype, device and layout of `other`.
 HS_API Tensor randint_like(const Tensor& other, std::int64_t low, std::int64_t high, Generator* generator = nullptr);
 
 /// Fill a tensor, which may be a view, in place and return it: uniform in [low, high), normal with mean and standard

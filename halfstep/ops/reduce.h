@@ -49,11 +49,13 @@ HS_API std::pair<Tensor, Tensor> var_mean(const Tensor& input, const Shape& dims
 struct KeepOptions {
   bool keepdim = false;  ///< reduced dimensions stay, with size 1
 };
-/// Largest and smallest elements. The gradient is shared evenly among ties. Throws ShapeError over nothing.
+/// Largest elements. The gradient is shared evenly among ties. Throws ShapeError over nothing.
 HS_API Tensor amax(const Tensor& input, const Shape& dims = {}, const KeepOptions& options = {});
+/// Smallest elements; otherwise as amax.
 HS_API Tensor amin(const Tensor& input, const Shape& dims = {}, const KeepOptions& options = {});
-/// amax and amin over everything.
+/// The largest element of all: amax over everything.
 HS_API Tensor max(const Tensor& input);
+/// The smallest element of all: amin over everything.
 HS_API Tensor min(const Tensor& input);
 
 /// Values along a dimension, and where they are.
@@ -65,12 +67,14 @@ struct ValuesAndIndices {
 /// element alone. Throws ShapeError where the dimension has size 0.
 HS_API ValuesAndIndices max(const Tensor& input, std::int64_t dim, const KeepOptions& options = {});
 HS_API ValuesAndIndices min(const Tensor& input, std::int64_t dim, const KeepOptions& options = {});
-/// Index (i64) of the largest (smallest) element along a dimension, or in the flattened tensor; the first of several.
+/// Index (i64) of the largest element along a dimension, or in the flattened tensor; the first of several.
 HS_API Tensor argmax(const Tensor& input, std::optional<std::int64_t> dim = {}, const KeepOptions& options = {});
+/// Index (i64) of the smallest element; otherwise as argmax.
 HS_API Tensor argmin(const Tensor& input, std::optional<std::int64_t> dim = {}, const KeepOptions& options = {});
 
-/// Whether any (all) elements differ from zero, as bool.
+/// Whether any element differs from zero, as bool.
 HS_API Tensor any(const Tensor& input, const Shape& dims = {}, const KeepOptions& options = {});
+/// Whether all elements differ from zero, as bool.
 HS_API Tensor all(const Tensor& input, const Shape& dims = {}, const KeepOptions& options = {});
 /// How many elements differ from zero, as i64.
 HS_API Tensor count_nonzero(const Tensor& input, const Shape& dims = {});
@@ -86,8 +90,9 @@ HS_API Tensor logsumexp(const Tensor& input, const Shape& dims, const KeepOption
 struct CumulateOptions {
   std::optional<DType> dtype = {};  ///< of the result; by default the input's (i64 for integers and bool)
 };
-/// Sums (products) of the elements up to and with each one along a dimension.
+/// Sums of the elements up to and with each one along a dimension.
 HS_API Tensor cumsum(const Tensor& input, std::int64_t dim, const CumulateOptions& options = {});
+/// Products of the elements up to and with each one along a dimension.
 HS_API Tensor cumprod(const Tensor& input, std::int64_t dim, const CumulateOptions& options = {});
 
 /// Sum of products of two vectors of one length. Mixed dtypes follow type promotion.

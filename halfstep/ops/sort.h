@@ -18,6 +18,7 @@ struct SortResult {
   Tensor values;
   Tensor indices;
 };
+/// The elements in ascending order along a dimension (or descending, with the option).
 HS_API SortResult sort(const Tensor& input, std::int64_t dim = -1, const SortOptions& options = {});
 /// The indices that sort would give.
 HS_API Tensor argsort(const Tensor& input, std::int64_t dim = -1, const SortOptions& options = {});

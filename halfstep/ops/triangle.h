@@ -11,8 +11,9 @@ namespace halfstep {
 HS_API Tensor tril(const Tensor& input, std::int64_t diagonal = 0);
 /// The upper triangle, likewise.
 HS_API Tensor triu(const Tensor& input, std::int64_t diagonal = 0);
-/// In place.
+/// tril() in place.
 HS_API Tensor tril_(Tensor input, std::int64_t diagonal = 0);
+/// triu() in place.
 HS_API Tensor triu_(Tensor input, std::int64_t diagonal = 0);
 
 /// A view of the diagonal of two dimensions, which is the last dimension of the result. `offset` above 0 is above the

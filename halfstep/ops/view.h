@@ -17,8 +17,9 @@ HS_API Tensor flatten(const Tensor& input, std::int64_t start = 0, std::int64_t 
 HS_API Tensor reshape(const Tensor& input, const Shape& sizes);
 /// The same data under other sizes; throws ShapeError when that needs a copy.
 HS_API Tensor view(const Tensor& input, const Shape& sizes);
-/// view() and reshape() to the sizes of `other`.
+/// view() to the sizes of `other`.
 HS_API Tensor view_as(const Tensor& input, const Tensor& other);
+/// reshape() to the sizes of `other`.
 HS_API Tensor reshape_as(const Tensor& input, const Tensor& other);
 /// Splits one dimension into several; one of the sizes may be -1.
 HS_API Tensor unflatten(const Tensor& input, std::int64_t dim, const Shape& sizes);
@@ -29,8 +30,9 @@ HS_API Tensor squeeze(const Tensor& input, std::int64_t dim);
 HS_API Tensor unsqueeze(const Tensor& input, std::int64_t dim);
 /// Repeats dimensions of size 1 without copying; -1 keeps a size.
 HS_API Tensor expand(const Tensor& input, const Shape& sizes);
-/// expand() to the sizes of `other`, or to those given.
+/// expand() to the sizes of `other`.
 HS_API Tensor expand_as(const Tensor& input, const Tensor& other);
+/// expand() under NumPy's name.
 HS_API Tensor broadcast_to(const Tensor& input, const Shape& sizes);
 /// All tensors expanded to their common shape.
 HS_API std::vector<Tensor> broadcast_tensors(std::span<const Tensor> tensors);

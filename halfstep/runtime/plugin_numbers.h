@@ -56,7 +56,8 @@ inline const char* dtype_name(int dtype) {
 // ------------------------------------------------------------------------------------------------------------------
 // The narrow formats, by the conversions that the library itself uses (core/float16.h).
 
-/// The value as float32 (double for double), exactly. A signalling NaN becomes quiet.
+/// The value as float32 (double for double), exactly. A signalling NaN of binary16 or of an 8-bit format becomes quiet;
+/// others stay.
 HALFSTEP_BOTH_SIDES inline float widen(Half x) { return halfstep::detail::widen_half(x.bits); }
 HALFSTEP_BOTH_SIDES inline float widen(BFloat16 x) { return halfstep::detail::widen_bfloat16(x.bits); }
 HALFSTEP_BOTH_SIDES inline float widen(Float8E4M3 x) { return halfstep::detail::widen_e4m3(x.bits); }

@@ -55,6 +55,10 @@ class Imagenet(ProgramTest):
         score = re.findall(r" \* Acc@1 .*", out)[-1]
         self.assertIn(score, self.script(*flags, "-e", "--resume", "half/checkpoint.safetensors", "images"))
 
+    def test_no_lines_of_batches(self):
+        out = self.script(*TINY, "-p", 0, "--epochs", 1, "images")
+        self.assertRegex(out, r"\A \* Acc@1 [\d.]+ Acc@5 100\.000\n\Z")  # only what sums up the evaluation
+
     def test_flags(self):
         self.assertIn("one process trains on one device so far", self.script("--world-size", 2, "images", status=2))
         self.assertIn("ambiguous flag --w", self.script("--w", 2, "images", status=2))

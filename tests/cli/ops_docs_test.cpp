@@ -12,7 +12,7 @@ namespace halfstep {
 namespace {
 
 std::string printed_by(const std::string& arguments) {
-  const std::string command = test::program_path().string() + " " + arguments;
+  const std::string command = "'" + test::program_path().string() + "' " + arguments;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return "it could not be started";
   std::string printed;

@@ -64,7 +64,7 @@ class Files(ResultsTest):
         line = table.read_text().splitlines()[1]
         table.write_text(table.read_text() + re.sub(r"\A1,\d+,", "2,4,", line) + "\n")
         self.train("--resume", "part", "--epochs", "2", "-q")
-        self.same("part", "part")
+        self.assertEqual([r["epoch"] for r in self.rows("part/results.csv")], ["1", "2"])
         self.train("--resume", "part", "--epochs", "3", "-q")
         self.same("part", "whole")
         # Into another folder the rows go along.
@@ -82,7 +82,6 @@ class Files(ResultsTest):
             self.assertRegex(err, r"\Ahalfstep: warning: run/results.csv:[^\n]+; the run goes on without it\n\Z")
             self.assertEqual((self.folder / "run/results.csv").read_text(), content)
             (self.folder / "run/results.csv").unlink()
-            self.data("data2") if not (self.folder / "data2").exists() else None
             self.train("data", "-q", "--out", "run", "--overwrite")
 
     def test_a_figure_that_cannot_be_written_ends_no_run(self):

@@ -296,7 +296,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (const auto status = check(*operation, *a, *b, *c, *d)) return status;
   if (preference->workspace < kWorkspace) return CUBLAS_STATUS_NOT_SUPPORTED;
   // For runs of the tests in which the plug-in's own kernel has to do everything.
-  if (std::getenv("HALFSTEP_EMULATED_WITHOUT_CUBLASLT") != nullptr) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (std::getenv("HALFSTEP_CUDA_EMULATED_WITHOUT_CUBLASLT") != nullptr) return CUBLAS_STATUS_NOT_SUPPORTED;
   const Algorithm algorithm = {
       kMark,
       {preference->alignments[0], preference->alignments[1], preference->alignments[2], preference->alignments[3]},

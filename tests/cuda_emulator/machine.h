@@ -5,6 +5,7 @@
 //   HALFSTEP_CUDA_EMULATED_DEVICES  how many devices there are, 1 if not set, 0 for none
 //   HALFSTEP_CUDA_EMULATED_MEMORY   bytes of each, with k, M or G after the number; 2G if not set
 //   HALFSTEP_CUDA_EMULATED_PROTECT  0: the host may touch the devices' memory, as a debugger likes it
+//   HALFSTEP_CUDA_EMULATED_WITHOUT_CUBLASLT  any value: cuBLASLt takes no product (cublas_lt.cpp)
 //   HALFSTEP_CUDA_EMULATED_FAULTS   failures, CALL:NUMBER=ERROR,...: the NUMBERth call of CALL (launch, malloc, host,
 //                                   memcpy, memset, stream, event, record, wait, synchronize) fails with cudaError
 //                                   ERROR. Errors that lose the context come when the work runs, and stay.

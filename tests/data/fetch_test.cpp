@@ -240,7 +240,8 @@ TEST(Fetch, WrongArguments) {
             "fetch: expected mnist, fashion-mnist, cifar10 or the URL of a file, got 'mnits'");
   EXPECT_EQ(test::error_of<Error>([] { fetch("http://127.0.0.1:1", "x"); }),
             "fetch: expected a URL that ends in a file's name, got 'http://127.0.0.1:1'");
-  EXPECT_THROW(fetch("http://127.0.0.1:1/a.zip", "x", {.sha256 = "12"}), Error);
+  EXPECT_EQ(test::error_of<Error>([] { fetch("http://127.0.0.1:1/a.zip", "x", {.sha256 = "12"}); }),
+            "fetch: expected .sha256 to be 64 hexadecimal digits in lower case, got '12'");
   std::atomic<bool> stop = true;
   const test::TemporaryDir dir;
   const Server server(Files{{"plain.txt", "plain"}});

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D BUILD=build folder -D SOURCE=examples/plugin -D COMPILER=C++ compiler -P plugin.cmake
 # The device of docs/devices/bring-up-a-device.md as an outside project: built against an installed Halfstep, found by
-# the installed program, trained on.
+# the installed program, trained on, with its kernels and without any; and the build's tests of ops on it.
 
 # run(EXPECTED_STATUS COMMAND...): leaves what it says in `output`.
 function(run expected)
@@ -81,6 +81,39 @@ endif()
 
 run(1 ${plain} "HALFSTEP_PLUGINS=${plugin}" HALFSTEP_FALLBACK=0 "${program}" ${train} --device example)
 expect("example:0 has [^\n]*HALFSTEP_FALLBACK")
+
+# The page promises that a device without a single kernel trains, to the same bits as the CPU: it is all copies.
+file(COPY "${SOURCE}/" DESTINATION "${work}/bare")
+file(READ "${work}/bare/example_device.cpp" text)
+string(REPLACE "t.kernel = kernel;" "t.kernel = [](const char*, int32_t, int32_t, halfstep_kernel*) -> halfstep_status {
+    (void)kernel;
+    return HALFSTEP_UNSUPPORTED;
+  };" bare "${text}")
+if(bare STREQUAL text)
+  message(FATAL_ERROR "${SOURCE}/example_device.cpp: expected 't.kernel = kernel;'")
+endif()
+file(WRITE "${work}/bare/example_device.cpp" "${bare}")
+run(0 "${CMAKE_COMMAND}" -S "${work}/bare" -B "${work}/bare/build" -DCMAKE_BUILD_TYPE=Debug
+    "-DCMAKE_CXX_COMPILER=${COMPILER}" "-DCMAKE_PREFIX_PATH=${work}/halfstep")
+run(0 "${CMAKE_COMMAND}" --build "${work}/bare/build")
+foreach(device cpu example)
+  run(0 ${plain} "HALFSTEP_PLUGINS=${work}/bare/build/libhalfstep_example.so" "${program}" ${train} --device ${device}
+      --log-json "${work}/${device}.jsonl")
+  file(READ "${work}/${device}.jsonl" log)
+  string(REGEX MATCHALL "\"(loss|top1|top5)\": *[^,}]*" ${device}_losses "${log}")
+endforeach()
+list(LENGTH cpu_losses losses)
+if(losses LESS 32 OR NOT cpu_losses STREQUAL example_losses)
+  message(FATAL_ERROR "expected the same 32 losses or more:\n${cpu_losses}\non a device without kernels:\n${example_losses}")
+endif()
+expect("\n  linear +[0-9]+ calls +[0-9.]+ MB to the CPU")
+
+# And that the tests pass on the example.
+foreach(dir ops autograd amp nn optim)
+  run(0 "${CMAKE_COMMAND}" -E env "HALFSTEP_PLUGINS=${plugin}" "${BUILD}/tests/test_${dir}" --device example
+      --gtest_filter=-*Slow*)
+  expect("PASSED  . [1-9][0-9]* tests")
+endforeach()
 
 # A name without a folder is a file here, not one that the system looks for.
 run(0 "${CMAKE_COMMAND}" -E chdir "${work}/build" ${plain} HALFSTEP_PLUGINS=libhalfstep_example.so "${program}" devices)
