@@ -11,6 +11,7 @@
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/result_files_internal.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::training {
@@ -145,8 +146,8 @@ void ResultFiles::on_train_end(TrainContext& /*context*/) {
 }
 
 void ResultFiles::run_failed() {
-  // A run that failed at its first step leaves nothing behind.
-  if (!config_.out.empty() && steps_seen_ > 1) write_table();
+  // A run that failed at its first step leaves nothing behind; nor do curves stay alone, which would be of no run.
+  if (!config_.out.empty() && steps_seen_ > 1 && holds_run(config_.out)) write_table();
 }
 
 void ResultFiles::write_table() {

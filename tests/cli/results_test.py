@@ -108,11 +108,6 @@ class Files(ResultsTest):
     def test_overwrite_takes_them_along(self):
         self.data()
         self.train("data", "-q", "--out", "run", "--epochs", "2")
-        for name in FIGURES:
-            folder = self.folder / f"only {name}"
-            folder.mkdir()
-            (folder / name).write_bytes((self.folder / "run" / name).read_bytes())
-            self.refused(1, "holds a run already", "train", "mlp", "data", "--out", folder.name, "-q")
         self.refused(1, "finite loss", "train", "mlp", "data", "--out", "run", "--overwrite", "-q", "--lr", "1e30")
         # The curves show what happened; nothing else is left.
         self.assertEqual([n for n in FIGURES if (self.folder / "run" / n).exists()], ["curves.svg"])
