@@ -85,6 +85,9 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"scale_rules", c.scale_rules},
       {"data", c.data_checksums},
   };
+  if (c.shuffle) state["shuffle"] = *c.shuffle;
+  if (c.drop_last) state["drop_last"] = *c.drop_last;
+  if (c.repeat) state["repeat"] = *c.repeat;
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
   io::write_checkpoint_file(path, std::move(state), tensors);
@@ -116,6 +119,15 @@ Checkpoint load_checkpoint(const fs::path& given) {
   constexpr std::int64_t kMostEpochs = std::numeric_limits<int>::max();
   c.loader = {state.count("epoch", 0, kMostEpochs), state.count("batch", 0, batches)};
   c.loader_seed = state.word("loader_seed");
+  const auto yes_or_no = [&](const char* key) -> std::optional<bool> {
+    if (!state.has(key)) return std::nullopt;
+    const json value = state.at(key);
+    if (!value.is_boolean()) io::damaged_checkpoint(file, "true or false", key, value);
+    return value.get<bool>();
+  };
+  c.shuffle = yes_or_no("shuffle");
+  c.drop_last = yes_or_no("drop_last");
+  if (state.has("repeat")) c.repeat = state.count("repeat", 1);
   c.accumulate = state.count("accumulate", 1, kMostEpochs);
   c.random = {state.word("random_seed"), state.word("random_offset")};
   c.step = state.count("step", 0);

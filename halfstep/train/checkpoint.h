@@ -23,7 +23,10 @@ struct Checkpoint {
   data::LoaderState loader;
   std::uint64_t loader_seed = 0;
   std::int64_t batch_size = 0;
-  std::int64_t samples = 0;     ///< of the training data
+  std::int64_t samples = 0;  ///< of the training data
+  /// Of the loader's options, what its order follows from too; none: not known, as in a file of before.
+  std::optional<bool> shuffle = {}, drop_last = {};
+  std::optional<std::int64_t> repeat = {};
   std::int64_t accumulate = 1;  ///< batches of a step
   PhiloxState random{};         ///< of the default generator
   std::int64_t step = 0;        ///< over the whole run

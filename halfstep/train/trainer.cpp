@@ -84,7 +84,7 @@ class Run {
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs),
-        saver_(config, step_, samples_),
+        saver_(config, step_, loader_),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
     if (amp_.level != amp::Level::O0) amp::set_level(task->network(), amp_.level, amp_.level_dtype);
