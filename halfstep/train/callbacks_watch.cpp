@@ -163,7 +163,8 @@ void ModelCheckpoint::save(const TrainContext& c, const std::string& name) const
       .loss_sum = state.loss_sum,
       .loss_samples = state.loss_samples,
       .amp = "",
-      .parts = state.parts};
+      .parts = state.parts,
+      .part_samples = state.samples};
   save_checkpoint(options_.directory / name, saved);
 }
 

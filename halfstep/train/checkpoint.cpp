@@ -80,6 +80,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"best_by", c.best_by},
       {"amp", c.amp},
       {"parts", c.parts},
+      {"part_samples", c.part_samples},
       {"classes", printable_all(c.classes)},
       {"recipe", c.recipe},
       {"scale_rules", c.scale_rules},
@@ -156,6 +157,11 @@ Checkpoint load_checkpoint(const fs::path& given) {
     }
   }
   if (state.has("parts")) c.parts = state.reals("parts");
+  if (state.has("part_samples")) {
+    c.part_samples = state.count("part_samples", 0, samples);
+  } else if (known) {
+    c.part_samples = std::min(c.loader.batch * c.batch_size, c.samples);
+  }
   if (state.has("classes")) c.classes = state.list("classes");
   if (state.has("recipe")) c.recipe = state.texts("recipe");
   if (state.has("scale_rules")) c.scale_rules = state.reals("scale_rules");

@@ -140,6 +140,7 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .best_by = step_.task().best_by(),
                          .amp = amp_text(config_),
                          .parts = state_.parts,
+                         .part_samples = state_.samples,
                          .classes = config_.classes,
                          .recipe = recipe(config_),
                          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
@@ -207,23 +208,18 @@ void SaveCallback::on_train_end(TrainContext& context) {
 
 // ----------------------------------------------------------------------------------------------------------- reports
 
-void ReportCallback::on_epoch_begin(TrainContext& context) {
-  seconds_ = data_seconds_ = {};
-  parts_ = context.state().parts;
-  samples_ = context.state().samples;
-}
+void ReportCallback::on_epoch_begin(TrainContext& /*context*/) { seconds_ = data_seconds_ = {}; }
 
 void ReportCallback::on_values(TrainContext& context, std::span<const StepRecord> steps) {
   for (const StepRecord& r : steps) {
     seconds_.add(r.seconds);
     data_seconds_.add(r.data_seconds);
-    samples_ += r.samples;
-    for (const auto& [name, sum] : r.parts) parts_[name] += std::isfinite(sum) ? sum : 0;
     if (!callbacks_.on_step) continue;
     StepReport report{r, context.steps_in_epoch, seconds_, data_seconds_};
     for (const auto& [name, sum] : r.parts) {
-      report.part_means[name] = {
-          .last = sum / static_cast<double>(r.samples), .sum = parts_[name], .count = static_cast<double>(samples_)};
+      report.part_means[name] = {.last = sum / static_cast<double>(r.samples),
+                                 .sum = r.epoch_parts.at(name),
+                                 .count = static_cast<double>(r.epoch_samples)};
     }
     callbacks_.on_step(report);
   }

@@ -107,8 +107,6 @@ class ReportCallback final : public CallbackBase {
   const TrainCallbacks& callbacks_;
   const Task& task_;
   Meter seconds_ = {}, data_seconds_ = {};
-  std::map<std::string, double> parts_;  // of the epoch so far
-  std::int64_t samples_ = 0;
   MetricResults last_metrics_;
 };
 

@@ -233,7 +233,7 @@ class Run {
              .loss_sum = c.loss_sum,
              .loss_samples = c.loss_samples,
              .parts = c.parts,
-             .samples = std::min(c.loader.batch * config_.batch_size, samples_)};
+             .samples = c.part_samples};
     saver_.resume(c);
   }
 

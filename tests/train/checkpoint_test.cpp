@@ -102,6 +102,7 @@ TEST_F(Checkpoints, NumbersThatNoRunLeavesBehind) {
       {"parts",
        {1, json::object({{"top1", -1}}), json::object({{"top1", 41}}), json::object({{"top5", 0.5}}),
         json::object({{"top5", 1e300}}), json::object({{"top1", null}}), json::object({{"object", 3}})}},
+      {"part_samples", {-1, 41, 0.5, null}},
       {"loader_seed", {-1, 0.5, null, "0", true}},
       {"shuffle", {1, null, "true"}},
       {"drop_last", {0, null, "false"}},
