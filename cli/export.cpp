@@ -57,9 +57,7 @@ int run(ExportOptions& o) {
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const bool images = training::network_input(o.model).images;
-  if (!images && o.pictures.count("--image-size") > 0) {
-    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
-  }
+  if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
   const training::Classifier& classifier = loaded.classifier;
   classifier.module->to(device);
   Shape sizes{batch, 784};

@@ -143,7 +143,8 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   return place;
 }
 
-void check_same_data(const Loaded& loaded, const DataPlace& place, const char* part, const std::string& checksum) {
+void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
+                     const std::string& checksum) {
   const auto saved = loaded.data_checksums.find(part);
   // Who names data, or another seed, wants to know of them.
   if (!place.from_run || saved == loaded.data_checksums.end() || saved->second == checksum) return;
@@ -181,6 +182,12 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
     o.images.resize = !sized && resize >= 0 ? resize : usual.resize;
   }
   o.images.crop = usual.crop;
+}
+
+void refuse_image_flags(const EvalImageOptions& o, const std::string& model, std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    if (o.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, model));
+  }
 }
 
 void check_classes(const Loaded& loaded, const std::vector<std::string>& classes, const fs::path& weights,

@@ -137,7 +137,7 @@ int evaluate(const TrainOptions& o, const training::RunData& data) {
   if (report.interrupted) return interrupted();
   print_line(accuracy_line(report.metrics));
   training::JsonLog::Fields fields;
-  for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
+  training::add_metrics(fields, report.metrics);
   log.write("eval", fields);
   say_damaged(data);
   return kDone;

@@ -32,14 +32,14 @@ std::string title_of(const TrainConfig& c) {
 ResultFiles::ResultFiles(const TrainConfig& config, const Task& task, std::shared_ptr<const data::Dataset> evaluated)
     : config_(config), task_(task), evaluated_(std::move(evaluated)) {}
 
-// A figure is worth no run: whatever goes wrong is said once and forgotten.
+// A figure is worth no run: if one can't be written, the run warns once and continues without it.
 template <class F>
 void ResultFiles::attempt(const char* file, F&& write) {
   try {
     write();
   } catch (const std::exception& e) {
     if (failed_.insert(file).second) {
-      log(LogLevel::warning, fmt::format("{}; the run goes on without it", e.what()));
+      log(LogLevel::warning, fmt::format("{}; the run continues without it", e.what()));
     }
   }
 }
@@ -108,6 +108,8 @@ void ResultFiles::on_values(TrainContext& /*context*/, std::span<const StepRecor
 }
 
 void ResultFiles::on_eval_begin(TrainContext& /*context*/) {
+  // What the figures would be of is gone from here on: one that is stopped has verdicts of a part only.
+  figures_due_ = false;
   seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
 }
 

@@ -56,9 +56,7 @@ void LogCallback::on_values(TrainContext& /*context*/, std::span<const StepRecor
 
 void LogCallback::on_eval_end(TrainContext& context) {
   JsonLog::Fields fields = {{"epoch", std::int64_t{context.epoch}}, {"step", context.state().step}};
-  for (const auto& [name, value] : context.metrics) {
-    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
-  }
+  add_metrics(fields, context.metrics);
   fields.insert(fields.end(), {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}});
   add_memory(fields, config_.device);
   log_.write("eval", fields);
@@ -92,9 +90,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
   for (const std::string& name : {std::string("loss"), task.best_by()}) {
     if (!report.metrics.contains(name)) fields.emplace_back(name, double{NAN});
   }
-  for (const auto& [name, value] : report.metrics) {
-    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
-  }
+  add_metrics(fields, report.metrics);
   fields.insert(fields.end(), {{"interrupted", report.interrupted}, {"peak_rss_mb", report.peak_rss_mb}});
   if (report.device_peak_mb > 0) fields.emplace_back("device_peak_mb", report.device_peak_mb);
   log.write("end", fields);

@@ -273,6 +273,20 @@ class Lists(ProgramTest):
         self.refused(2, "--watch: expected a device other than the CPU", "devices", "cpu", "--watch")
         self.refused(2, "--ops is given too", "devices", "--watch", "1", "--ops")
 
+    def test_what_would_be_ignored_is_refused(self):
+        commands = {"--check": ["--check"], "--watch": ["--watch", "1"], "--model": ["--model", "mlp"], "--ops": ["--ops"]}
+        names = list(commands)
+        for i, first in enumerate(names):
+            for second in names[i + 1:]:
+                for device in ([], ["sim"]):
+                    self.refused(2, f"{first}: {second} is given too; each is a command of its own", "devices", *device, *commands[first], *commands[second])
+        for name, command in commands.items():
+            if name != "--check":
+                self.refused(2, "--quick: belongs to --check", "devices", "sim", *command, "--quick")
+            if name != "--model":
+                for flag in (["--amp", "f16"], ["--batch-size", "3"], ["--image-size", "32"]):
+                    self.refused(2, f"{flag[0]}: belongs to --model", "devices", "sim", *command, *flag)
+
     def test_bad_names(self):
         for arguments, text in ((("simm",), "sim, got 'simm'"), (("sim:7",), "there are 2 devices of kind sim"),
                                 (("sim", "--ops", "linaer"), "did you mean linear")):

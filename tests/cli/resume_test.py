@@ -186,6 +186,9 @@ class Weights(RunTest):
         trained = [e for e in events(self.folder / "run/log.jsonl") if e["event"] == "eval"][0]
         self.assertIn("on the built-in digits, as run/config.yaml says\n", self.good("eval", "--weights", "run", "--log-json", "a"))
         self.assertEqual(events(self.folder / "a")[0]["loss"], trained["loss"])
+        for verb, model in (("eval", ["mlp"]), ("eval", []), ("predict", ["mlp"]), ("predict", [])):
+            for flag, value in (("--image-size", "32"), ("--resize", "3")):
+                self.refused(2, f"{flag}: mlp is no network of images", verb, *model, "--weights", "run", flag, value)
         self.good("eval", "--weights", "run", "--log-json", "a", "--seed", "0")
         self.assertNotEqual(events(self.folder / "a")[0]["loss"], trained["loss"])
 
