@@ -33,6 +33,7 @@ void LogCallback::on_train_begin(TrainContext& context) {
   log_.write("start", {{"model", config_.model},
                        {"epochs", std::int64_t{config_.epochs}},
                        {"batch_size", config_.batch_size},
+                       {"accumulate", std::int64_t{config_.accumulate}},
                        {"samples", samples_},
                        {"lr", config_.lr},
                        {"optimizer", config_.optimizer},
