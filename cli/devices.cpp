@@ -24,7 +24,8 @@ struct DevicesOptions {
   std::vector<std::string> ops;
   bool list_ops = false;
   bool check = false;
-  std::string watch;  // seconds; empty: not asked for
+  bool watching = false;
+  double watch = 1;  // seconds
   bool quick = false;
   PlacementOptions placement = {};
   std::string placement_flag;  // the first that was given but --model
@@ -123,7 +124,7 @@ void print_op(const Op& op, Device device) {
 int run(const DevicesOptions& o) {
   std::vector<const char*> commands;
   if (o.check) commands.push_back("--check");
-  if (!o.watch.empty()) commands.push_back("--watch");
+  if (o.watching) commands.push_back("--watch");
   if (!o.placement.model.empty()) commands.push_back("--model");
   if (o.list_ops) commands.push_back("--ops");
   if (commands.size() > 1) {
@@ -137,7 +138,7 @@ int run(const DevicesOptions& o) {
     if (o.device.empty()) throw UsageError("--check: expected the device to check, as NAME or NAME:INDEX");
     return run_check(o.device, o.quick);
   }
-  if (!o.watch.empty()) return watch_devices(o.device, parse_real("--watch", o.watch));
+  if (o.watching) return watch_devices(o.device, o.watch);
   if (!o.placement.model.empty()) {
     if (o.device.empty()) throw UsageError("--model: expected the device to train on, as NAME or NAME:INDEX");
     return print_placement(o.device, o.placement);
@@ -194,7 +195,9 @@ void add_devices(CLI::App& program, int& status) {
            {.names = "--watch",
             .field = &o->watch,
             .help = "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)",
-            .standard = "1"});
+            .value = "[SECONDS=1]",
+            .standard = "1",
+            .given = [o] { o->watching = true; }});
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
            "Take a training step of this network on DEVICE and list where each of its ops runs, and why");

@@ -270,7 +270,9 @@ class Lists(ProgramTest):
         self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +- +ready$")
         self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +0 % +ready$", "the second time")
         self.refused(2, "--watch: expected a number of seconds", "devices", "--watch", "0")
-        self.refused(2, "--watch: expected a device other than the CPU", "devices", "cpu", "--watch")
+        for arguments in (["cpu", "--watch"], ["--watch", "cpu"], ["--watch", "0.5", "cpu"], ["--watch=0.5", "cpu"]):
+            self.refused(2, "--watch: expected a device other than the CPU", "devices", *arguments)
+        self.refused(2, "--watch: expected a number, got '1s'", "devices", "--watch", "1s")
         self.refused(2, "--ops is given too", "devices", "--watch", "1", "--ops")
 
     def test_what_would_be_ignored_is_refused(self):
