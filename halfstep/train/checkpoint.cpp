@@ -9,6 +9,7 @@
 #include "halfstep/core/text.h"
 #include "halfstep/io/checkpoint_file_internal.h"
 #include "halfstep/io/weights.h"
+#include "halfstep/train/config.h"
 
 namespace halfstep::training {
 namespace {
@@ -149,7 +150,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
     c.best_by = state.text("best_by");
     if (!state.at("best").is_null()) c.best = state.real("best");
   }
-  c.amp = state.text("amp");
+  c.amp = canonical_amp(state.text("amp"));  // files of before have the name that was given
   // Files of before had none of these.
   if (state.has("top1_hits")) {
     for (const char* name : {"top1", "top5"}) {
