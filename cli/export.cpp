@@ -89,7 +89,7 @@ void add_export(CLI::App& program, int& status) {
   add_path(verb, "--onnx", o->onnx, "File to write; one that is there is replaced").required();
   add_word(verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
   add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
-            "Pixels of a side that the network sees (default: as it was trained)")
+            "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");

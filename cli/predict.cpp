@@ -112,7 +112,7 @@ int run(PredictOptions& o) {
 }  // namespace
 
 void add_predict(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "predict", "Say what the network takes pictures for; digits are drawn too");
+  const Verb verb = add_verb(program, "predict", "Classify images; digits are drawn in the terminal");
   auto o = std::make_shared<PredictOptions>();
   add_common(verb, *o, false);
   verb.add_list(

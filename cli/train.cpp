@@ -276,7 +276,7 @@ class Place {
   std::vector<fs::path> there_before_;  // in a folder without a run: none of this one's
 };
 
-// Where the run goes on from, and with what else than before.
+// Where the run resumes, and with what else than before.
 void print_resumed(const TrainOptions& o) {
   const fs::path& resume = o.config.resume;
   fs::path file = resume;
@@ -284,7 +284,7 @@ void print_resumed(const TrainOptions& o) {
     file = resume / "last.safetensors";
     if (!fs::exists(file)) file = resume / "best.safetensors";
   }
-  print_line(fmt::format("going on from {}{}", shown_path(file),
+  print_line(fmt::format("resuming from {}{}", shown_path(file),
                          o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));
   for (const std::string& line : changes(o)) print_line("  " + line);
 }
