@@ -102,10 +102,9 @@ bool is_value(const Flag& flag, const std::string& text) {
     return chosen || !(is_network(text) || std::filesystem::exists(text, error));
   }
   if (std::holds_alternative<double*>(flag.field)) {
-    return !text.empty() && std::string_view("0123456789.+-").find(text[0]) != std::string_view::npos;
+    return text.empty() || std::string_view("0123456789.+-").find(text[0]) != std::string_view::npos;
   }
-  const bool path = std::holds_alternative<std::filesystem::path*>(flag.field);
-  return !path || !is_network(text) || std::filesystem::exists(text, error);
+  return true;
 }
 
 const char* resume_text(FlagResume resume) {

@@ -98,8 +98,10 @@ std::vector<std::string> with_standard_values(const CLI::App& program, std::vect
     if (!arguments[i].starts_with('-') || next.starts_with('-')) continue;
     const CLI::Option* option = verbs[0]->get_option_no_throw(arguments[i]);
     const auto optional = optional_values().find(option);
-    if (optional == optional_values().end() || optional->second.is_value(next)) continue;
-    arguments[i] += "=" + optional->second.standard;
+    if (optional == optional_values().end()) continue;
+    // `--flag=` with nothing behind it would take what follows.
+    const auto& [standard, is_value] = optional->second;
+    if (!standard.empty() && !is_value(next)) arguments[i] += "=" + standard;
   }
   return arguments;
 }

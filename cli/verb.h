@@ -24,7 +24,8 @@ class Argument {
   Argument& value(const std::string& name);
   /// How many values it takes.
   Argument& values(int least, int most);
-  /// Its value may be left out and is `standard` then; what follows is its value only if `is_value` says so.
+  /// Its value may be left out and is `standard` then; what follows is its value only if `is_value` says so, which is
+  /// asked where `standard` isn't empty.
   Argument& optional(const std::string& standard, std::function<bool(const std::string& text)> is_value);
   /// A value is a list with this between its items.
   Argument& split(char separator);

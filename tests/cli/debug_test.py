@@ -123,7 +123,6 @@ class Debug(ProgramTest):
             self.assertIn("calls made infinities or NaNs", out)
         # A value that is one stays the flag's.
         self.assertIn("compared with the CPU in f32", self.train("data", "--no-out", "--debug-compare", "f32"))
-        self.refused(2, "--pretrained: expected a file with weights", "train", "--pretrained", "mlp", "data")
 
     def test_failures(self):
         self.data()
