@@ -159,7 +159,7 @@ void add_bench(CLI::App& program, int& status) {
   add_whole(verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
   add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(verb, "--loss-scale", o->loss_scale, "As in train");
-  verb.add_switch("--no-capture", o->no_capture, "Run every step by itself, as in train");
+  verb.add_switch("--no-capture", o->no_capture, "Don't capture and replay steps");
   verb.run([o, &status] { status = run(*o); });
 }
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <vector>
@@ -48,17 +49,30 @@ std::optional<std::string> shared_metric(const RunLog& a, const RunLog& b) {
   return std::nullopt;
 }
 
-// Milliseconds of each step but the first of each epoch, from the speed of the epoch so far.
+// A setting that is a number; 0 where the log has none.
+double setting(const RunLog& log, const char* name) {
+  const auto it = log.settings.find(name);
+  return it == log.settings.end() ? 0 : std::strtod(it->second.c_str(), nullptr);
+}
+
+// Milliseconds of the steps, from the speed of the epoch so far: not of the first one that it is of, and not of the
+// last one of an epoch where that has fewer samples.
 std::map<std::int64_t, double> step_times(const RunLog& log) {
   std::map<std::int64_t, double> times;
-  const auto batch = log.settings.find("batch_size");
-  const double size = batch == log.settings.end() ? 0 : std::strtod(batch->second.c_str(), nullptr);
+  // Logs of before have no accumulation.
+  const double size = setting(log, "batch_size") * std::max(setting(log, "accumulate"), 1.0);
+  const bool smaller = size > 0 && std::fmod(setting(log, "samples"), size) != 0;
   std::int64_t epoch = -1, first = 0;
   double before = 0;
-  for (const auto& [number, step] : log.steps) {
-    if (step.epoch != epoch) epoch = step.epoch, first = number;
+  for (auto it = log.steps.begin(); it != log.steps.end(); ++it) {
+    const auto& [number, step] = *it;
+    // The speed is that of a part of the run, which may begin inside an epoch.
+    if (step.epoch != epoch || log.begins.contains(number - 1)) epoch = step.epoch, first = number;
+    const auto next = std::next(it);
+    const bool last = next == log.steps.end() || next->second.epoch != epoch;
     const double seconds = static_cast<double>(number - first + 1) * size / step.samples_per_s;
-    if (number > first && std::isfinite(seconds) && seconds > before) times[number] = 1e3 * (seconds - before);
+    const bool known = number > first && !(last && smaller) && std::isfinite(seconds) && seconds > before;
+    if (known) times[number] = 1e3 * (seconds - before);
     before = seconds;
   }
   return times;
@@ -80,6 +94,19 @@ bool scales(const RunLog& log) {
 }
 
 double first_scale(const RunLog& log) { return log.steps.empty() ? 1 : log.steps.begin()->second.scale; }
+
+// Whether `a` computes in 16 bits with weights in float32, as `b` in float32, and both with as many samples of the same
+// kind at once.
+bool halves_activations(const RunLog& a, const RunLog& b) {
+  const auto text = [](const RunLog& log, const char* name) {
+    const auto it = log.settings.find(name);
+    return it == log.settings.end() ? std::string() : it->second;
+  };
+  // A level puts weights into 16 bits too.
+  const bool region = text(a, "amp") == "f16" || text(a, "amp") == "bf16";
+  return region && text(b, "amp") == "off" && !text(a, "model").empty() && text(a, "model") == text(b, "model") &&
+         text(a, "batch_size") == text(b, "batch_size") && text(a, "optimizer") == text(b, "optimizer");
+}
 
 }  // namespace
 
@@ -133,7 +160,7 @@ std::string brief_text(const RunBrief& a, const RunBrief& b) {
   };
   ratio("memory of tensors, at most", a.tensor_mb, b.tensor_mb, "MB", 1);
   const double memory = a.tensor_mb / b.tensor_mb;
-  if (a.tensor_mb > 0 && b.tensor_mb > 0 && memory > 0.5 && memory < 0.8) {
+  if (a.tensor_mb > 0 && b.tensor_mb > 0 && memory > 0.5 && memory < 0.8 && halves_activations(a.log, b.log)) {
     notes.push_back("Memory: activations take half; weights, their gradients and the optimizer's state stay float32.");
   }
   ratio("time of a step, at best", a.step_ms, b.step_ms, "ms", 1);
@@ -146,11 +173,13 @@ std::string brief_text(const RunBrief& a, const RunBrief& b) {
   if (a.log.skipped.value_or(0) + b.log.skipped.value_or(0) > 0) {
     rows.push_back({"skipped steps", fmt::format("{:g}", a.log.skipped.value_or(0)),
                     fmt::format("{:g}", b.log.skipped.value_or(0)), fmt::format("{:+g}", skipped)});
-    const RunBrief& with = a.log.skipped.value_or(0) > 0 ? a : b;
-    notes.push_back(fmt::format(
-        "Skipped steps: {:g} whose gradients overflowed {} were dropped; the loss scale went from {} to {}.",
-        with.log.skipped.value_or(0), with.label, scale_text(first_scale(with.log)),
-        scale_text(with.log.last_scale.value_or(1))));
+    for (const RunBrief* with : {&a, &b}) {
+      if (with->log.skipped.value_or(0) == 0) continue;
+      notes.push_back(fmt::format(
+          "Skipped steps: {:g} whose gradients overflowed {} were dropped; the loss scale went from {} to {}.",
+          *with->log.skipped, with->label, scale_text(first_scale(with->log)),
+          scale_text(with->log.last_scale.value_or(1))));
+    }
   }
   std::string text = table({"", a.label, b.label, "difference"}, rows);
   if (!notes.empty()) text += '\n';

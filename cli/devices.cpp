@@ -24,7 +24,8 @@ struct DevicesOptions {
   std::vector<std::string> ops;
   bool list_ops = false;
   bool check = false;
-  std::string watch;  // seconds; empty: not asked for
+  bool watching = false;
+  double watch = 1;  // seconds
   bool quick = false;
   PlacementOptions placement = {};
   std::string placement_flag;  // the first that was given but --model
@@ -121,25 +122,27 @@ void print_op(const Op& op, Device device) {
 }
 
 int run(const DevicesOptions& o) {
+  std::vector<const char*> commands;
+  if (o.check) commands.push_back("--check");
+  if (o.watching) commands.push_back("--watch");
+  if (!o.placement.model.empty()) commands.push_back("--model");
+  if (o.list_ops) commands.push_back("--ops");
+  if (commands.size() > 1) {
+    throw UsageError(fmt::format("{}: {} is given too; each is a command of its own", commands.at(0), commands.at(1)));
+  }
+  if (!o.placement_flag.empty() && o.placement.model.empty()) {
+    throw UsageError(fmt::format("{}: belongs to --model, which is not given", o.placement_flag));
+  }
+  if (o.quick && !o.check) throw UsageError("--quick: belongs to --check, which is not given");
   if (o.check) {
     if (o.device.empty()) throw UsageError("--check: expected the device to check, as NAME or NAME:INDEX");
-    if (o.list_ops) throw UsageError("--check: --ops is given too; each is a command of its own");
-    if (!o.watch.empty()) throw UsageError("--check: --watch is given too; each is a command of its own");
     return run_check(o.device, o.quick);
   }
-  if (!o.watch.empty()) {
-    if (o.list_ops) throw UsageError("--watch: --ops is given too; each is a command of its own");
-    return watch_devices(o.device, parse_real("--watch", o.watch));
-  }
+  if (o.watching) return watch_devices(o.device, o.watch);
   if (!o.placement.model.empty()) {
-    if (o.list_ops) throw UsageError("--model: --ops is given too; each is a command of its own");
     if (o.device.empty()) throw UsageError("--model: expected the device to train on, as NAME or NAME:INDEX");
     return print_placement(o.device, o.placement);
   }
-  if (!o.placement_flag.empty()) {
-    throw UsageError(fmt::format("{}: belongs to --model, which is not given", o.placement_flag));
-  }
-  if (o.quick) throw UsageError("--quick: belongs to --check, which is not given");
   std::vector<Device> chosen;
   if (!o.device.empty()) chosen.push_back(as_usage([&] { return Device(o.device); }));
   for (const std::string& n : o.ops) {
@@ -192,7 +195,9 @@ void add_devices(CLI::App& program, int& status) {
            {.names = "--watch",
             .field = &o->watch,
             .help = "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)",
-            .standard = "1"});
+            .value = "[SECONDS=1]",
+            .standard = "1",
+            .given = [o] { o->watching = true; }});
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
            "Take a training step of this network on DEVICE and list where each of its ops runs, and why");

@@ -34,6 +34,8 @@ int run(EvalOptions& o) {
   training::check_log(o.log_json, {}, {o.weights, o.data});
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const training::DataKind& kind = training::data_of(o.model);
+  if (kind.flags != "images") refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize"});
   const Precision precision = set_precision(loaded, o.amp);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
@@ -42,7 +44,6 @@ int run(EvalOptions& o) {
   training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
   c.data = place.folder;
   c.seed = place.seed;
-  const training::DataKind& kind = training::data_of(o.model);
   if (kind.flags == "images") {
     resolve_images(o.pictures, o.model, loaded);
     c.images = o.pictures.images;
@@ -50,7 +51,10 @@ int run(EvalOptions& o) {
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
-  check_same_data(loaded, place, "test", data.checksums.at("test"));
+  // A kind of data may have no checksums.
+  if (const auto now = data.checksums.find("test"); now != data.checksums.end()) {
+    check_same_data(loaded, place, now->first, now->second);
+  }
   if (!loaded.classes.empty()) data.classes = loaded.classes;
   const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
   task->network().to(device);
@@ -83,7 +87,7 @@ int run(EvalOptions& o) {
   }
   fmt::print("{}: {} in {:.2f} s\n", o.model, results_text(report.metrics), seconds);
   training::JsonLog::Fields fields;
-  for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
+  training::add_metrics(fields, report.metrics);
   fields.insert(fields.end(), {{"seconds", seconds}, {"peak_rss_mb", training::peak_rss_mb()}});
   if (!device.is_cpu()) fields.emplace_back("device_peak_mb", training::device_peak_mb(device));
   log.write("eval", fields);

@@ -57,9 +57,7 @@ int run(ExportOptions& o) {
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const bool images = training::network_input(o.model).images;
-  if (!images && o.pictures.count("--image-size") > 0) {
-    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
-  }
+  if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
   const training::Classifier& classifier = loaded.classifier;
   classifier.module->to(device);
   Shape sizes{batch, 784};
@@ -91,7 +89,7 @@ void add_export(CLI::App& program, int& status) {
   add_path(verb, "--onnx", o->onnx, "File to write; one that is there is replaced").required();
   add_word(verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
   add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
-            "Pixels of a side that the network sees (default: as it was trained)")
+            "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");

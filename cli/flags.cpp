@@ -3,11 +3,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <type_traits>
 #include <utility>
 
+#include "cli/options.h"
 #include "halfstep/io/read_limits.h"
 
 namespace halfstep::cli {
@@ -87,7 +89,22 @@ void read(const Flag& flag, const std::string& given) {
         }
       },
       flag.field);
+  as_usage([&] { training::check_value(flag); });
   if (flag.given) flag.given();
+}
+
+// Whether what follows a flag whose value may be left out is meant as its value: not what it can't be and a positional
+// argument can.
+bool is_value(const Flag& flag, const std::string& text) {
+  std::error_code error;
+  if (!flag.choices.empty()) {
+    const bool chosen = std::find(flag.choices.begin(), flag.choices.end(), text) != flag.choices.end();
+    return chosen || !(is_network(text) || std::filesystem::exists(text, error));
+  }
+  if (std::holds_alternative<double*>(flag.field)) {
+    return text.empty() || std::string_view("0123456789.+-").find(text[0]) != std::string_view::npos;
+  }
+  return true;
 }
 
 const char* resume_text(FlagResume resume) {
@@ -96,6 +113,8 @@ const char* resume_text(FlagResume resume) {
       return "";
     case FlagResume::reported:
       return "may change, and is reported";
+    case FlagResume::at_epoch_end:
+      return "may change at the end of an epoch, and is reported";
     case FlagResume::of_precision:
       return "the same, unless `--amp` changes";
     case FlagResume::same:
@@ -154,7 +173,8 @@ Argument add_flag(const Verb& verb, const Flag& flag) {
     Argument argument = verb.add_option(
         flag.names, [flag](const std::string& text) { read(flag, text); }, flag.help);
     argument.value(value_name(flag));
-    if (flag.standard) argument.values(0, 1);
+    if (flag.standard)
+      argument.optional(*flag.standard, [flag](const std::string& text) { return is_value(flag, text); });
     return argument;
   };
   Argument argument = add();
@@ -216,7 +236,7 @@ std::vector<Flag> read_limit_flags() {
   };
   return {{.names = "--max-bytes",
            .field = setter("--max-bytes", &io::ReadLimits::max_bytes),
-           .help = "Most bytes of a file's tensors, such as 512M or 8G (default: the memory there is)",
+           .help = "Limit on the bytes of a file's tensors, such as 512M or 8G (default: the machine's memory)",
            .value = "SIZE",
            .kept = FlagKept::never},
           {.names = "--max-unpacked",

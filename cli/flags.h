@@ -20,8 +20,9 @@ using training::FlagRange;
 using training::FlagResume;
 using training::kMostCount;
 
-/// Adds a row's argument; its values are checked as they are read, a number's range too where it is a whole one. Throws
-/// UsageError naming the flag.
+/// Adds a row's argument; its values are checked as they are read, range and choices too. Where a value may be left
+/// out, what can't be one and names a network or a file is left to the positional arguments. Throws UsageError naming
+/// the flag.
 Argument add_flag(const Verb& verb, const Flag& flag);
 /// The rows as a Markdown table: what stands in docs/reference/train-flags.md.
 std::string flags_markdown(std::span<const Flag> flags);

@@ -234,7 +234,9 @@ int run(int argc, char** argv) {
   try {
     check_verb(program, g_arguments);
     check_environment();
-    program.parse(argc, argv);
+    std::vector<std::string> arguments = with_standard_values(program, g_arguments);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    program.parse(arguments);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() != 0) {
       complain(usage_text(program, e));

@@ -34,7 +34,7 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .given = [&o] { o.device_given = true; }},
           {.names = "--gpu",
            .field = &o.gpu,
-           .help = "Device N of the only accelerator there is",
+           .help = "Index of the accelerator, if there is only one kind",
            .range = FlagRange::from_to(0, 1023),
            .value = "N",
            .kept = FlagKept::never},
@@ -42,7 +42,8 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .field = &o.threads,
            .help = "Threads that compute (default: all processors)",
            .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
-           .kept = FlagKept::given},
+           .kept = FlagKept::given,
+           .resume = FlagResume::reported},
           {.names = "--tf32",
            .field = &o.tf32,
            .help = "Devices that can may compute float32 products and convolutions in TF32",
@@ -143,7 +144,8 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   return place;
 }
 
-void check_same_data(const Loaded& loaded, const DataPlace& place, const char* part, const std::string& checksum) {
+void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
+                     const std::string& checksum) {
   const auto saved = loaded.data_checksums.find(part);
   // Who names data, or another seed, wants to know of them.
   if (!place.from_run || saved == loaded.data_checksums.end() || saved->second == checksum) return;
@@ -157,10 +159,10 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const char* p
 
 void add_image_size(const Verb& verb, EvalImageOptions& o) {
   add_whole(verb, "--image-size", o.images.image_size, 1, 1 << 14,
-            "Pixels of a side that the network sees (default: as it was trained)")
+            "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
-            "Pixels of the shorter side before the middle is cut out; 0: the whole picture")
+            "Shorter side in pixels before the centre crop; 0: use the whole image")
       .value("N");
   o.count = [verb](const std::string& flag) { return verb.count(flag); };
 }
@@ -181,6 +183,12 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
     o.images.resize = !sized && resize >= 0 ? resize : usual.resize;
   }
   o.images.crop = usual.crop;
+}
+
+void refuse_image_flags(const EvalImageOptions& o, const std::string& model, std::initializer_list<const char*> flags) {
+  for (const char* flag : flags) {
+    if (o.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, model));
+  }
 }
 
 void check_classes(const Loaded& loaded, const std::vector<std::string>& classes, const fs::path& weights,

@@ -82,7 +82,8 @@ struct DataPlace {
 /// The data of the run that the weights are of, where no flag says others. Throws IoError when they are gone.
 DataPlace place_of_data(const Loaded& loaded, const std::filesystem::path& given, std::optional<std::uint64_t> seed);
 /// Throws IoError when a part of the run's data has another checksum than it had.
-void check_same_data(const Loaded& loaded, const DataPlace& place, const char* part, const std::string& checksum);
+void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
+                     const std::string& checksum);
 
 /// The flags of the images that eval and predict look at.
 struct EvalImageOptions {
@@ -94,6 +95,10 @@ void add_image_size(const Verb& verb, EvalImageOptions& options);
 /// Where flags don't say it, the sizes that the weights were trained with, or else the network's usual ones. Throws
 /// UsageError.
 void resolve_images(EvalImageOptions& options, const std::string& model, const Loaded& loaded);
+
+/// Throws UsageError for the first of these flags that was given, for a network of something else than images.
+void refuse_image_flags(const EvalImageOptions& options, const std::string& model,
+                        std::initializer_list<const char*> flags);
 
 /// Throws IoError when the classes of weights and data can't be the same; warns when they have other names.
 void check_classes(const Loaded& loaded, const std::vector<std::string>& classes, const std::filesystem::path& weights,

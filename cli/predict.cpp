@@ -61,9 +61,7 @@ int run(PredictOptions& o) {
   const Device device = apply_common(o);
   if (o.model.empty()) o.model = training::load_saved_weights(o.weights).model;
   if (!o.model.empty() && is_network(o.model) && training::network_input(o.model).images) return predict_images(o);
-  for (const char* flag : {"--image-size", "--resize", "--classes", "--top"}) {
-    if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: {} is no network of images", flag, o.model));
-  }
+  refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize", "--classes", "--top"});
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const Precision precision = set_precision(loaded, o.amp);
@@ -114,7 +112,7 @@ int run(PredictOptions& o) {
 }  // namespace
 
 void add_predict(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "predict", "Say what the network takes pictures for; digits are drawn too");
+  const Verb verb = add_verb(program, "predict", "Classify images; digits are drawn in the terminal");
   auto o = std::make_shared<PredictOptions>();
   add_common(verb, *o, false);
   verb.add_list(

@@ -101,6 +101,8 @@ class Reading {
     log.ended = log.interrupted = log.cut_off = false;
     const std::int64_t begin = count(event, "step");
     log.steps.erase(log.steps.upper_bound(begin), log.steps.end());
+    log.begins.erase(log.begins.upper_bound(begin), log.begins.end());
+    log.begins.insert(begin);
     std::erase_if(log.evals, [&](const auto& e) { return e.second.step > begin; });
     for (const auto& [key, value] : event.items()) {
       if (key == "event" || key == "step") continue;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct RunLog {
   std::optional<double> device_peak_mb;
   std::optional<double> last_scale;
   std::optional<double> skipped;
+  std::set<std::int64_t> begins;  ///< steps that were done when a part of the run began
   int starts = 0;
   bool ended = false;        ///< the last part came to an end
   bool interrupted = false;  ///< by a signal

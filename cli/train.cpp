@@ -137,7 +137,7 @@ int evaluate(const TrainOptions& o, const training::RunData& data) {
   if (report.interrupted) return interrupted();
   print_line(accuracy_line(report.metrics));
   training::JsonLog::Fields fields;
-  for (const auto& [name, value] : report.metrics) fields.emplace_back(name, static_cast<double>(value));
+  training::add_metrics(fields, report.metrics);
   log.write("eval", fields);
   say_damaged(data);
   return kDone;
@@ -235,6 +235,7 @@ class Place {
   void claim() {
     training::TrainConfig& c = options_.config;
     if (c.out.empty()) return;
+    if (!goes_on_ && !named_by_time_ && !training::holds_run(c.out)) there_before_ = training::run_files(c.out);
     if (!folder_) {
       folder_ = named_by_time_ ? training::RunFolder::make(c.out) : training::RunFolder(c.out, existing());
       c.out = folder_.path();
@@ -254,9 +255,11 @@ class Place {
   // The run came to nothing, not to a single step: no folder shall look as if it held one.
   void start_failed() {
     if (!written_ || goes_on_) return;
-    std::error_code error;
-    fs::remove(config(), error);
-    fs::remove(folder_.path() / "log.jsonl", error);
+    for (const fs::path& file : training::run_files(folder_.path())) {
+      std::error_code error;
+      const auto& own = there_before_;
+      if (std::find(own.begin(), own.end(), file) == own.end()) fs::remove(file, error);
+    }
   }
 
   training::RunFolder* folder() { return folder_ ? &folder_ : nullptr; }
@@ -270,9 +273,10 @@ class Place {
   TrainOptions& options_;
   training::RunFolder folder_;
   bool named_by_time_ = false, goes_on_ = false, written_ = false;
+  std::vector<fs::path> there_before_;  // in a folder without a run: none of this one's
 };
 
-// Where the run goes on from, and with what else than before.
+// Where the run resumes, and with what else than before.
 void print_resumed(const TrainOptions& o) {
   const fs::path& resume = o.config.resume;
   fs::path file = resume;
@@ -280,7 +284,7 @@ void print_resumed(const TrainOptions& o) {
     file = resume / "last.safetensors";
     if (!fs::exists(file)) file = resume / "best.safetensors";
   }
-  print_line(fmt::format("going on from {}{}", shown_path(file),
+  print_line(fmt::format("resuming from {}{}", shown_path(file),
                          o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));
   for (const std::string& line : changes(o)) print_line("  " + line);
 }

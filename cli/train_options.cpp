@@ -80,18 +80,21 @@ void fill_in(TrainOptions& o) {
 // A flag that does nothing was meant to do something.
 void check_flags(TrainOptions& o) {
   const training::TrainConfig& c = o.config;
-  const std::string& taken = training::data_of(o.model).flags;
   for (const Flag& flag : train_flags(o)) {
     if (o.count(flag.name()) == 0) continue;
+    const auto refuse = [&](const std::string& why) {
+      const auto file = o.files.find(flag.name());
+      throw UsageError(fmt::format("{}{}: {}", file == o.files.end() ? std::string() : shown_path(file->second) + ": ",
+                                   flag.name(), why));
+    };
     if (flag.needs && !flag.needs->there) {
-      throw UsageError(fmt::format("{}: belongs to {}, which is not given", flag.name(), flag.needs->flag));
+      refuse(flag.needs->value.empty() ? fmt::format("belongs to {}, which is not given", flag.needs->flag)
+                                       : fmt::format("needs a {} {}", flag.needs->flag, flag.needs->value));
     }
-    if (!flag.data.empty() && flag.data != taken) {
-      throw UsageError(fmt::format("{}: {} is no network of {}", flag.name(), o.model, flag.data));
-    }
-    if (!flag.task.empty() && flag.task != training::network_kind(o.model).task) {
-      throw UsageError(fmt::format("{}: {} is no network for {}", flag.name(), o.model, flag.task));
-    }
+    if (training::takes(o.model, flag)) continue;
+    const bool other_data = !flag.data.empty() && flag.data != training::data_of(o.model).flags;
+    refuse(other_data ? fmt::format("{} is no network of {}", o.model, flag.data)
+                      : fmt::format("{} is no network for {}", o.model, flag.task));
   }
   if (c.overwrite && training::is_run_in(c.resume, c.out)) {
     throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",
@@ -150,12 +153,12 @@ std::vector<Flag> train_flags(TrainOptions& o) {
   };
   add(kNetwork, {.names = "--arch,-a",
                  .field = &o.arch,
-                 .help = "The same as MODEL, as ImageNet scripts have it",
+                 .help = "Same as MODEL, as in ImageNet scripts",
                  .value = "MODEL",
                  .kept = FlagKept::never});
   add(kNetwork, {.names = "--pretrained",
                  .field = &o.pretrained,
-                 .help = "Weights to begin with, .pth or .safetensors; a last layer of another size begins anew",
+                 .help = "Initial weights, .pth or .safetensors; a last layer of a different size is reinitialised",
                  .value = "FILE",
                  .standard = "",
                  .kept = FlagKept::given,
@@ -203,7 +206,7 @@ const std::vector<Displacement> kDisplaced = {
     {{"device", "gpu"}, {"device", "gpu"}},
     {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
-    {{"no-out"}, {"tensorboard"}},
+    {{"no-out", "evaluate"}, {"tensorboard"}},
     {{"resume"}, {"overwrite"}}};
 
 // A folder in the place of MODEL is one with data where a file names the network.
@@ -239,9 +242,11 @@ void read_run(const Verb& verb, TrainOptions& o) {
   }
   auto displaced = kDisplaced;
   // A loss scale belongs to its precision.
-  const std::string amp = o.pyamp ? "f16" : c.amp;
-  const bool other_amp = (verb.count("--amp") > 0 || o.pyamp) && amp != o.run.value("amp");
-  const bool other_dtype = verb.count("--amp-dtype") > 0 && c.amp_dtype != o.run.value("amp-dtype");
+  const auto differs = [&](const std::string& given, const char* key) {
+    return training::canonical_amp(given) != training::canonical_amp(o.run.value(key));
+  };
+  const bool other_amp = (verb.count("--amp") > 0 || o.pyamp) && differs(o.pyamp ? "f16" : c.amp, "amp");
+  const bool other_dtype = verb.count("--amp-dtype") > 0 && differs(c.amp_dtype, "amp-dtype");
   if (other_amp) displaced.push_back({{"amp", "pyamp"}, {"amp", "pyamp", "amp-dtype", "loss-scale"}});
   if (other_dtype) displaced.push_back({{"amp-dtype"}, {"loss-scale"}});
   if (o.pyamp) displaced.push_back({{"pyamp"}, {"amp"}});
@@ -253,8 +258,21 @@ void read_run(const Verb& verb, TrainOptions& o) {
 }  // namespace
 
 void read_config(const Verb& verb, TrainOptions& o) {
+  std::vector<std::string> missing;
+  for (const Flag& flag : train_flags(o)) {
+    if (verb.count(flag.name()) == 0) missing.push_back(flag.name());
+  }
+  const auto note = [&](const fs::path& file) {
+    std::erase_if(missing, [&](const std::string& flag) {
+      if (verb.count(flag) == 0) return false;
+      o.files[flag] = file;
+      return true;
+    });
+  };
   read_file(verb, o);
+  note(o.config_file);
   read_run(verb, o);
+  note(o.run.file);
 }
 
 void resolve(TrainOptions& o) {
@@ -282,11 +300,10 @@ namespace {
 // Every flag that makes the run what it is, by its key.
 std::vector<std::pair<std::string, std::string>> effective(const TrainOptions& given) {
   TrainOptions o = given;
-  const std::string& taken = training::data_of(o.config.model).flags;
   const bool goes_on = training::is_run_in(o.config.resume, o.config.out);
   std::vector<std::pair<std::string, std::string>> result;
   for (const Flag& flag : train_flags(o)) {
-    if (flag.kept == FlagKept::never || (!flag.data.empty() && flag.data != taken)) continue;
+    if (flag.kept == FlagKept::never || !training::takes(o.config.model, flag)) continue;
     std::string value = flag.saved();
     if (flag.kept == FlagKept::given) {
       if (flag.needs && !flag.needs->there) continue;
@@ -321,8 +338,12 @@ std::vector<std::string> changes(const TrainOptions& o) {
   for (auto& [key, value] : effective(o)) now[key] = value;
   TrainOptions rows;
   for (const Flag& flag : train_flags(rows)) {
-    if (flag.resume != FlagResume::reported && flag.resume != FlagResume::of_precision) continue;
-    const std::string key = flag.key(), before = o.run.value(key);
+    const bool said = flag.resume == FlagResume::reported || flag.resume == FlagResume::at_epoch_end ||
+                      flag.resume == FlagResume::of_precision;
+    // How many threads computed follows from the machine too: below.
+    if (!said || flag.name() == "--threads") continue;
+    const std::string key = flag.key(), had = o.run.value(key);
+    const std::string before = key.starts_with("amp") ? training::canonical_amp(had) : had;
     if (now[key] == before) continue;
     lines.push_back(fmt::format("--{} {} in place of {}", key, now[key].empty() ? "none" : now[key],
                                 before.empty() ? "none" : before));

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@ struct TrainOptions : CommonOptions {
   bool pretrained_given = false;
   bool quiet = false;
   bool no_out = false;
-  RunConfig run;  ///< of the run that is gone on with
+  RunConfig run;                                       ///< of the run that is gone on with
+  std::map<std::string, std::filesystem::path> files;  ///< that flags come from, of those that weren't given
   /// How often a flag was given.
   std::function<std::size_t(const std::string& flag)> count;
 };

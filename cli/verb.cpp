@@ -2,9 +2,22 @@
 #include "cli/verb.h"
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <utility>
 
 namespace halfstep::cli {
+namespace {
+
+struct OptionalValue {
+  std::string standard;
+  std::function<bool(const std::string&)> is_value;
+};
+std::map<const CLI::Option*, OptionalValue>& optional_values() {
+  static std::map<const CLI::Option*, OptionalValue> all;
+  return all;
+}
+
+}  // namespace
 
 Argument& Argument::required(bool required) {
   option_->required(required);
@@ -16,6 +29,11 @@ Argument& Argument::value(const std::string& name) {
 }
 Argument& Argument::values(int least, int most) {
   option_->expected(least, most);
+  return *this;
+}
+Argument& Argument::optional(const std::string& standard, std::function<bool(const std::string&)> is_value) {
+  option_->expected(0, 1);
+  optional_values()[option_] = {standard, std::move(is_value)};
   return *this;
 }
 Argument& Argument::split(char separator) {
@@ -70,6 +88,23 @@ void Verb::give(const std::string& name, const std::string& value) const {
   option->run_callback();
 }
 void Verb::take_back(const std::string& name) const { app_->get_option(name)->clear(); }
+
+std::vector<std::string> with_standard_values(const CLI::App& program, std::vector<std::string> arguments) {
+  const auto verbs = program.get_subcommands(
+      [&](const CLI::App* verb) { return !arguments.empty() && verb->get_name() == arguments[0]; });
+  if (verbs.empty()) return arguments;
+  for (std::size_t i = 1; i + 1 < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string& next = arguments[i + 1];
+    if (!arguments[i].starts_with('-') || next.starts_with('-')) continue;
+    const CLI::Option* option = verbs[0]->get_option_no_throw(arguments[i]);
+    const auto optional = optional_values().find(option);
+    if (optional == optional_values().end()) continue;
+    // `--flag=` with nothing behind it would take what follows.
+    const auto& [standard, is_value] = optional->second;
+    if (!standard.empty() && !is_value(next)) arguments[i] += "=" + standard;
+  }
+  return arguments;
+}
 
 Verb add_verb(CLI::App& program, const std::string& name, const std::string& help) {
   return Verb(program.add_subcommand(name, help));

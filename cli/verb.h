@@ -24,6 +24,9 @@ class Argument {
   Argument& value(const std::string& name);
   /// How many values it takes.
   Argument& values(int least, int most);
+  /// Its value may be left out and is `standard` then; what follows is its value only if `is_value` says so, which is
+  /// asked where `standard` isn't empty.
+  Argument& optional(const std::string& standard, std::function<bool(const std::string& text)> is_value);
   /// A value is a list with this between its items.
   Argument& split(char separator);
   /// The heading that it stands under in the help; empty: it isn't shown.
@@ -65,6 +68,9 @@ class Verb {
  private:
   CLI::App* app_;
 };
+
+/// The arguments of the program, the verb first, with the values of Argument::optional where they are left out.
+std::vector<std::string> with_standard_values(const CLI::App& program, std::vector<std::string> arguments);
 
 /// Adds a verb to the program.
 Verb add_verb(CLI::App& program, const std::string& name, const std::string& help);

@@ -44,11 +44,19 @@ const std::set<std::string>& known_kinds() {
 
 // Parts under the names of their kinds stand in a state as those of a run do; others each have an object of their own.
 constexpr const char* kOthers = "others";
-bool is_standard(const std::string& name) {
-  for (const char* own : {"model", "optimizer", "scaler", "schedule", "generator", "loader"}) {
-    if (name == own) return true;
-  }
-  return false;
+using Names = std::map<std::string, std::set<std::string>>;
+const Names& own_names() {
+  static const Names names = {{"model", {"network"}},
+                              {"optimizer", {"optimizer"}},
+                              {"scaler", {"gradient scaler", "loss scaler"}},
+                              {"schedule", {"schedule", "plateau schedule"}},
+                              {"generator", {"generator"}},
+                              {"loader", {"loader"}}};
+  return names;
+}
+bool is_standard(const std::string& name, const std::string& kind) {
+  const auto it = own_names().find(name);
+  return it != own_names().end() && it->second.contains(kind);
 }
 std::string prefix_of(const std::string& name) { return name == "model" ? "" : name + "."; }
 
@@ -120,7 +128,10 @@ struct Writer {
   }
   void operator()(const amp::GradScaler* scaler) const { state["scaler"] = scaler->state_dict(); }
   void operator()(const amp::LossScaler* scaler) const { state["scaler"] = scaler->state().state_dict(); }
-  void operator()(const optim::Schedule* schedule) const { state["schedule"] = schedule->state_dict(); }
+  void operator()(const optim::Schedule* schedule) const {
+    state["schedule_kind"] = schedule->kind();
+    state["schedule"] = schedule->state_dict();
+  }
   void operator()(const optim::ReduceLROnPlateau* schedule) const {
     state["schedule"] = numbers_json(schedule->state_dict());
   }
@@ -191,6 +202,31 @@ Content read(const std::filesystem::path& path) {
   return content;
 }
 
+// Earlier files have parts under the name of another kind among the standard ones.
+bool is_among_others(const Content& content, const std::string& name) {
+  const json others = value_at(content.state, kOthers);
+  return !own_names().contains(name) || !value_at(others, name.c_str()).is_null();
+}
+
+// There two may have been written into one place, of which the file has the last.
+void check_place(const Content& content, const std::string& name) {
+  const auto place = [&](const std::string& part) -> std::string {
+    const std::string& kind = content.kinds.at(part);
+    if (kind == "network" || is_among_others(content, part)) return {};
+    if (kind.ends_with("number")) return "value";
+    if (kind.ends_with("scaler")) return "scaler";
+    return kind.ends_with("schedule") ? "schedule" : kind;
+  };
+  const std::string own = place(name);
+  for (const auto& [other, kind] : content.kinds) {
+    if (own.empty() || other == name || place(other) != own) continue;
+    fail<IoError>(
+        "{}: its parts '{}' and '{}' were written over one another by an earlier version, since they had "
+        "names of other kinds of parts",
+        content.file, name, other);
+  }
+}
+
 // Restores one part, or throws without having changed it; `undo` puts it back as it was.
 struct Reader {
   const StateReader& state;  // the part's own object
@@ -251,7 +287,14 @@ struct Reader {
     replace(scaler, now);
   }
   void operator()(amp::LossScaler* scaler) const { replace(&scaler->state(), state.reals("scaler")); }
-  void operator()(optim::Schedule* schedule) const { replace(schedule, state.reals("schedule")); }
+  void operator()(optim::Schedule* schedule) const {
+    // Earlier files don't say it.
+    if (state.has("schedule_kind")) {
+      const std::string kind = state.text("schedule_kind");
+      if (kind != schedule->kind()) fail<Error>("expected the state of {}, got that of {}", schedule->kind(), kind);
+    }
+    replace(schedule, state.reals("schedule"));
+  }
   void operator()(optim::ReduceLROnPlateau* schedule) const { replace(schedule, numbers_of(state, "schedule")); }
   void operator()(Generator* generator) const {
     const PhiloxState now{state.word("random_seed"), state.word("random_offset")};
@@ -261,7 +304,7 @@ struct Reader {
   void operator()(data::DataLoader* loader) const {
     const data::LoaderOptions& o = loader->options();
     const std::int64_t samples = state.count("samples", 0), size = state.count("batch_size", 1);
-    // A run's checkpoint says of some options nothing, and of data that it didn't know 0.
+    // Of data that it didn't know a file has 0; earlier ones of runs have no switches.
     const auto check = [](const char* what, auto own, auto saved) {
       if (own != saved) fail<Error>("expected a loader of {} {}, got one of {}", what, saved, own);
     };
@@ -271,8 +314,10 @@ struct Reader {
       check("batch size", o.batch_size, size);
     }
     const auto check_switch = [&](const char* key, bool own) {
+      if (!state.has(key)) return;
       const json saved = state.at(key);
-      if (saved.is_boolean()) check(key, own, saved.get<bool>());
+      if (!saved.is_boolean()) damaged_checkpoint(state.file(), "true or false", key, saved);
+      check(key, own, saved.get<bool>());
     };
     check_switch("shuffle", o.shuffle);
     check_switch("drop_last", o.drop_last);
@@ -316,7 +361,7 @@ void save_checkpoint(const std::filesystem::path& path, std::initializer_list<Ch
                     it->second, part.name());
       }
     }
-    if (is_standard(part.name())) {
+    if (is_standard(part.name(), kind_of(part))) {
       state.update(own);
     } else {
       state[kOthers][part.name()] = own;
@@ -351,13 +396,14 @@ void load_checkpoint(const std::filesystem::path& path, std::initializer_list<Ch
       fail<IoError>("{}: expected its part '{}' to be a {}, got a {}", content.file, part.name(), kind_of(part),
                     it->second);
     }
+    check_place(content, part.name());
   }
   std::vector<std::function<void()>> undo, last;
   static const NamedTensors kNoTensors;
   const json others = value_at(content.state, kOthers);
   const auto restore = [&](const CheckpointPart& part) {
-    const StateReader state(is_standard(part.name()) ? content.state : value_at(others, part.name().c_str()),
-                            content.file);
+    const StateReader state(
+        is_among_others(content, part.name()) ? value_at(others, part.name().c_str()) : content.state, content.file);
     const auto tensors = content.tensors.find(part.name());
     try {
       std::visit(Reader{state, tensors == content.tensors.end() ? kNoTensors : tensors->second, undo, last},

@@ -138,6 +138,11 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, const TensorBoardOp
   first.clear_step();
   first.set_file_version("brain.Event:2");
   impl_->write(first);
+  if (options.purge_step) {
+    tensorboard_file::Event start = Impl::event(*options.purge_step, {});
+    start.mutable_session_log()->set_status(tensorboard_file::SessionLog::START);
+    impl_->write(start);
+  }
   impl_->flush();
 }
 

@@ -14,6 +14,8 @@ namespace halfstep::io {
 /// Options of TensorBoardWriter.
 struct TensorBoardOptions {
   std::string suffix = {};  ///< suffix of the file's name
+  /// Of a run that resumes, its first step: TensorBoard drops what earlier files of the folder have from there on.
+  std::optional<std::int64_t> purge_step = {};
 };
 
 /// Writes an event file for TensorBoard: `tensorboard --logdir FOLDER`. Each writer creates its own file, named

@@ -34,6 +34,8 @@ class HS_API Schedule {
   void step(const amp::StepResult& result);
   /// Steps made.
   std::int64_t steps() const { return steps_; }
+  /// Its class: `StepLR`; `Schedule` for a rule of the user's.
+  virtual std::string kind() const { return "Schedule"; }
   /// The most recently set rates of all groups.
   std::vector<double> rates() const;
 
@@ -66,6 +68,7 @@ struct StepLROptions {
 class HS_API StepLR : public Schedule {
  public:
   StepLR(Optimizer& optimizer, const StepLROptions& options);
+  std::string kind() const override { return "StepLR"; }
 };
 
 /// Options of MultiStepLR.
@@ -77,12 +80,14 @@ struct MultiStepLROptions {
 class HS_API MultiStepLR : public Schedule {
  public:
   MultiStepLR(Optimizer& optimizer, const MultiStepLROptions& options);
+  std::string kind() const override { return "MultiStepLR"; }
 };
 
 /// base * gamma^step.
 class HS_API ExponentialLR : public Schedule {
  public:
   ExponentialLR(Optimizer& optimizer, double gamma);
+  std::string kind() const override { return "ExponentialLR"; }
 };
 
 /// Options of CosineAnnealingLR.
@@ -95,6 +100,7 @@ struct CosineAnnealingLROptions {
 class HS_API CosineAnnealingLR : public Schedule {
  public:
   CosineAnnealingLR(Optimizer& optimizer, const CosineAnnealingLROptions& options);
+  std::string kind() const override { return "CosineAnnealingLR"; }
 };
 
 /// Options of LinearLR.
@@ -107,6 +113,7 @@ struct LinearLROptions {
 class HS_API LinearLR : public Schedule {
  public:
   LinearLR(Optimizer& optimizer, const LinearLROptions& options = {});
+  std::string kind() const override { return "LinearLR"; }
 };
 
 /// Schedules one after the other: schedule i + 1 starts from its step 0 at milestone i.
@@ -115,6 +122,7 @@ class HS_API SequentialLR : public Schedule {
   /// Throws Error unless there is one milestone less than schedules, in rising order.
   SequentialLR(Optimizer& optimizer, const std::vector<Schedule>& schedules,
                const std::vector<std::int64_t>& milestones);
+  std::string kind() const override { return "SequentialLR"; }
 };
 
 /// Options of WarmupCosineLR.
@@ -128,6 +136,7 @@ struct WarmupCosineLROptions {
 class HS_API WarmupCosineLR : public Schedule {
  public:
   WarmupCosineLR(Optimizer& optimizer, const WarmupCosineLROptions& options);
+  std::string kind() const override { return "WarmupCosineLR"; }
 };
 
 /// How OneCycleLR goes from one value to the next.
@@ -150,6 +159,7 @@ struct OneCycleLROptions {
 class HS_API OneCycleLR : public Schedule {
  public:
   OneCycleLR(Optimizer& optimizer, const OneCycleLROptions& options);
+  std::string kind() const override { return "OneCycleLR"; }
 };
 
 /// Whether a metric is better when it is smaller or larger.

@@ -31,15 +31,17 @@ struct StepRecord {
   double loss = 0;                  ///< mean over its samples, unscaled
   double mean_loss = 0;             ///< over the epoch's samples so far, batches without a finite loss left out
   std::vector<double> losses = {};  ///< of each batch
-  std::map<std::string, double> parts = {};  ///< TaskLoss::parts: sums over its samples
-  double lr = 0;                             ///< learning rate of group 0
-  double scale = 1;                          ///< loss scale that it used; 1 without loss scaling
-  bool skipped = false;                      ///< gradients overflowed, so that the step was dropped
-  std::string overflow = {};                 ///< first parameter whose gradient overflowed, if it was
-  std::int64_t skipped_steps = 0;            ///< of the run so far
-  double seconds = 0;                        ///< between the ends of the step before and of this one
-  double data_seconds = 0;                   ///< of that, waiting for batches
-  double samples_per_s = 0;                  ///< of the epoch so far, evaluation left out
+  std::map<std::string, double> parts = {};        ///< TaskLoss::parts: sums over its samples
+  std::map<std::string, double> epoch_parts = {};  ///< their sums over the epoch so far, infinities and NaN left out
+  std::int64_t epoch_samples = 0;                  ///< the samples that those are of
+  double lr = 0;                                   ///< learning rate of group 0
+  double scale = 1;                                ///< loss scale that it used; 1 without loss scaling
+  bool skipped = false;                            ///< gradients overflowed, so that the step was dropped
+  std::string overflow = {};                       ///< first parameter whose gradient overflowed, if it was
+  std::int64_t skipped_steps = 0;                  ///< of the run so far
+  double seconds = 0;                              ///< between the ends of the step before and of this one
+  double data_seconds = 0;                         ///< of that, waiting for batches
+  double samples_per_s = 0;                        ///< of the epoch so far, evaluation left out
 };
 
 /// How an evaluation stands after a batch, as far as its values were read; means are over the samples so far.
@@ -59,8 +61,8 @@ struct HS_API RunState {
   std::int64_t skipped = 0;                  ///< steps whose gradients overflowed
   double loss_sum = 0;                       ///< over the samples of the epoch so far whose loss is finite
   std::int64_t loss_samples = 0;             ///< how many those are
-  std::map<std::string, double> parts = {};  ///< sums over the epoch's samples so far
-  std::int64_t samples = 0;                  ///< of the epoch so far
+  std::map<std::string, double> parts = {};  ///< sums over `samples` of the epoch so far
+  std::int64_t samples = 0;                  ///< that `parts` are of: of the epoch, since they were counted
 
   /// Mean loss of the epoch so far; NaN where no loss was finite.
   double mean_loss() const;

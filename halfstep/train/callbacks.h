@@ -242,8 +242,10 @@ struct TensorBoardCallbackOptions {
   int histograms = 1;       ///< epochs between histograms of weights and gradients; 0: none
 };
 /// Writes curves and histograms for TensorBoard (io::TensorBoardWriter): `train/loss`, `train/lr` and `train/scale` by
-/// step; `epoch/loss`, `epoch/skipped` and `eval/NAME` by epoch, at the step that ends it; `weights/NAME` and, where
-/// the step leaves them, `gradients/NAME`.
+/// step; `epoch/loss`, `epoch/skipped` and `eval/NAME` by finished epoch, at the step that ends it; `weights/NAME` and,
+/// where the step leaves them, `gradients/NAME`. The file is made with the first of them. Values of steps are handed to
+/// the system as they are read, so before a checkpoint behind them is written; of a run that resumes, TensorBoard drops
+/// what the folder has from behind that checkpoint.
 class HS_API TensorBoard : public CallbackBase {
  public:
   explicit TensorBoard(std::filesystem::path folder, const TensorBoardCallbackOptions& options = {});
@@ -253,8 +255,11 @@ class HS_API TensorBoard : public CallbackBase {
   void on_train_end(TrainContext& context) override;
 
  private:
+  io::TensorBoardWriter& writer();
+
   std::filesystem::path folder_;
   TensorBoardCallbackOptions options_;
+  std::int64_t from_ = 0;  // steps of the run so far when it began
   std::shared_ptr<io::TensorBoardWriter> writer_;
 };
 

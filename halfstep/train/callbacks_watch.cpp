@@ -163,7 +163,8 @@ void ModelCheckpoint::save(const TrainContext& c, const std::string& name) const
       .loss_sum = state.loss_sum,
       .loss_samples = state.loss_samples,
       .amp = "",
-      .parts = state.parts};
+      .parts = state.parts,
+      .part_samples = state.samples};
   save_checkpoint(options_.directory / name, saved);
 }
 
@@ -205,32 +206,52 @@ TensorBoard::TensorBoard(fs::path folder, const TensorBoardCallbackOptions& opti
   }
 }
 
-void TensorBoard::on_train_begin(TrainContext&) { writer_ = std::make_shared<io::TensorBoardWriter>(folder_); }
+void TensorBoard::on_train_begin(TrainContext& context) {
+  writer_.reset();
+  from_ = context.state().step;
+}
+
+// With the first values: a run that fails in its first step leaves no file.
+io::TensorBoardWriter& TensorBoard::writer() {
+  if (!writer_) {
+    io::TensorBoardOptions options;
+    if (from_ > 0) options.purge_step = from_ + 1;
+    writer_ = std::make_shared<io::TensorBoardWriter>(folder_, options);
+  }
+  return *writer_;
+}
 
 // What was read anyway: the device isn't waited for.
 void TensorBoard::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
+  bool any = false;
   for (const StepRecord& r : steps) {
     if (r.step % options_.steps != 0) continue;
-    writer_->scalar("train/loss", r.loss, r.step);
-    writer_->scalar("train/lr", r.lr, r.step);
-    writer_->scalar("train/scale", r.scale, r.step);
+    any = true;
+    writer().scalar("train/loss", r.loss, r.step);
+    writer().scalar("train/lr", r.lr, r.step);
+    writer().scalar("train/scale", r.scale, r.step);
   }
+  // Who saves a checkpoint reads the values first. A process that is killed behind it must not lose them: the run that
+  // resumes from it doesn't make these steps again.
+  if (any) writer().flush();
 }
 
 void TensorBoard::on_epoch_end(TrainContext& context) {
-  writer_->scalar("epoch/loss", context.epoch_loss, context.step);
-  writer_->scalar("epoch/skipped", static_cast<double>(context.skipped), context.step);
+  // It was stopped: the run that resumes ends it.
+  if (context.state().epoch != context.epoch) return;
+  writer().scalar("epoch/loss", context.epoch_loss, context.step);
+  writer().scalar("epoch/skipped", static_cast<double>(context.skipped), context.step);
   for (const auto& [name, value] : context.metrics) {
-    if (value.is_number()) writer_->scalar("eval/" + name, value, context.step);
+    if (value.is_number()) writer().scalar("eval/" + name, value, context.step);
   }
   if (options_.histograms > 0 && context.epoch % options_.histograms == 0) {
     for (const NamedTensor& p : context.network->parameters()) {
       if (p.tensor.numel() == 0) continue;
-      writer_->histogram("weights/" + p.name, p.tensor, context.step);
-      if (p.tensor.grad().defined()) writer_->histogram("gradients/" + p.name, p.tensor.grad(), context.step);
+      writer().histogram("weights/" + p.name, p.tensor, context.step);
+      if (p.tensor.grad().defined()) writer().histogram("gradients/" + p.name, p.tensor.grad(), context.step);
     }
   }
-  writer_->flush();
+  writer().flush();
 }
 
 void TensorBoard::on_train_end(TrainContext&) { writer_.reset(); }

@@ -9,6 +9,7 @@
 #include "halfstep/core/text.h"
 #include "halfstep/io/checkpoint_file_internal.h"
 #include "halfstep/io/weights.h"
+#include "halfstep/train/config.h"
 
 namespace halfstep::training {
 namespace {
@@ -80,11 +81,15 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"best_by", c.best_by},
       {"amp", c.amp},
       {"parts", c.parts},
+      {"part_samples", c.part_samples},
       {"classes", printable_all(c.classes)},
       {"recipe", c.recipe},
       {"scale_rules", c.scale_rules},
       {"data", c.data_checksums},
   };
+  if (c.shuffle) state["shuffle"] = *c.shuffle;
+  if (c.drop_last) state["drop_last"] = *c.drop_last;
+  if (c.repeat) state["repeat"] = *c.repeat;
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
   io::write_checkpoint_file(path, std::move(state), tensors);
@@ -116,6 +121,15 @@ Checkpoint load_checkpoint(const fs::path& given) {
   constexpr std::int64_t kMostEpochs = std::numeric_limits<int>::max();
   c.loader = {state.count("epoch", 0, kMostEpochs), state.count("batch", 0, batches)};
   c.loader_seed = state.word("loader_seed");
+  const auto yes_or_no = [&](const char* key) -> std::optional<bool> {
+    if (!state.has(key)) return std::nullopt;
+    const json value = state.at(key);
+    if (!value.is_boolean()) io::damaged_checkpoint(file, "true or false", key, value);
+    return value.get<bool>();
+  };
+  c.shuffle = yes_or_no("shuffle");
+  c.drop_last = yes_or_no("drop_last");
+  if (state.has("repeat")) c.repeat = state.count("repeat", 1);
   c.accumulate = state.count("accumulate", 1, kMostEpochs);
   c.random = {state.word("random_seed"), state.word("random_offset")};
   c.step = state.count("step", 0);
@@ -136,7 +150,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
     c.best_by = state.text("best_by");
     if (!state.at("best").is_null()) c.best = state.real("best");
   }
-  c.amp = state.text("amp");
+  c.amp = canonical_amp(state.text("amp"));  // files of before have the name that was given
   // Files of before had none of these.
   if (state.has("top1_hits")) {
     for (const char* name : {"top1", "top5"}) {
@@ -144,6 +158,11 @@ Checkpoint load_checkpoint(const fs::path& given) {
     }
   }
   if (state.has("parts")) c.parts = state.reals("parts");
+  if (state.has("part_samples")) {
+    c.part_samples = state.count("part_samples", 0, samples);
+  } else if (known) {
+    c.part_samples = std::min(c.loader.batch * c.batch_size, c.samples);
+  }
   if (state.has("classes")) c.classes = state.list("classes");
   if (state.has("recipe")) c.recipe = state.texts("recipe");
   if (state.has("scale_rules")) c.scale_rules = state.reals("scale_rules");

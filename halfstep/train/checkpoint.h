@@ -23,18 +23,22 @@ struct Checkpoint {
   data::LoaderState loader;
   std::uint64_t loader_seed = 0;
   std::int64_t batch_size = 0;
-  std::int64_t samples = 0;     ///< of the training data
+  std::int64_t samples = 0;  ///< of the training data
+  /// Of the loader's options, what its order follows from too; none: not known, as in a file of before.
+  std::optional<bool> shuffle = {}, drop_last = {};
+  std::optional<std::int64_t> repeat = {};
   std::int64_t accumulate = 1;  ///< batches of a step
   PhiloxState random{};         ///< of the default generator
   std::int64_t step = 0;        ///< over the whole run
   std::int64_t skipped = 0;     ///< steps that overflowed so far
   double loss_sum = 0;          ///< over the samples of the epoch so far
   std::int64_t loss_samples = 0;
-  std::optional<double> best = {};                 ///< of all evaluations so far; none before the first
-  std::string best_by = {};                        ///< name of the metric that `best` is of
-  std::string amp;                                 ///< precision of the run, for a hint when it changes
-  std::map<std::string, double> parts = {};        ///< of the task, sums over the epoch's samples so far
-  std::vector<std::string> classes = {};           ///< names; may be empty
+  std::optional<double> best = {};           ///< of all evaluations so far; none before the first
+  std::string best_by = {};                  ///< name of the metric that `best` is of
+  std::string amp;                           ///< precision of the run, for a hint when it changes
+  std::map<std::string, double> parts = {};  ///< of the task, sums over `part_samples` of the epoch so far
+  std::int64_t part_samples = 0;             ///< all of them, unless the parts were counted in a part of the epoch
+  std::vector<std::string> classes = {};     ///< names; may be empty
   std::map<std::string, std::string> recipe = {};  ///< of the run, see recipe() in train/config.h
   /// Of the loss scale, see loss_scale_rules() in train/config.h; empty: no loss scaling, or a file of before.
   std::map<std::string, double> scale_rules = {};

@@ -50,7 +50,7 @@ struct Blocks {
 };
 
 void draw_mistakes(io::Drawing& drawing, io::Point at, const std::vector<std::int64_t>& counts, std::int64_t classes,
-                   const std::vector<std::string>& names, double width) {
+                   const std::vector<std::string>& names, double width, bool all_right) {
   std::vector<std::int64_t> order;
   for (std::int64_t i = 0; i < classes * classes; ++i) {
     if (i / classes != i % classes && counts[place(i)] > 0) order.push_back(i);
@@ -61,7 +61,9 @@ void draw_mistakes(io::Drawing& drawing, io::Point at, const std::vector<std::in
                     [&](std::int64_t a, std::int64_t b) {
                       return counts[place(a)] > counts[place(b)] || (counts[place(a)] == counts[place(b)] && a < b);
                     });
-  drawing.text(at, order.empty() ? "No mistakes" : "Most frequent mistakes", {.size = 12, .bold = true});
+  // Samples without a label, or without a score that is a number, are right as little.
+  const char* none = all_right ? "No mistakes" : "None taken for another class";
+  drawing.text(at, order.empty() ? none : "Most frequent mistakes", {.size = 12, .bold = true});
   for (std::size_t i = 0; i < shown; ++i) {
     at.y += 19;
     const std::string count = fmt::format("{} x", counts[place(order[i])]);
@@ -134,7 +136,8 @@ io::Drawing draw_confusion(const Verdicts& verdicts, const std::vector<std::stri
   io::TextStyle turned = axis;
   turned.upwards = true;
   drawing.text({18, top + size / 2}, "what it is", turned);
-  draw_mistakes(drawing, {left + size + 30, top + 10}, counts, classes, names, kSide);
+  draw_mistakes(drawing, {left + size + 30, top + 10}, counts, classes, names, kSide,
+                verdicts.right() == verdicts.size());
   return drawing;
 }
 

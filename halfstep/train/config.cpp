@@ -13,7 +13,16 @@ std::optional<DType> amp_dtype(const std::string& amp) {
   if (amp == "bf16" || amp == "bfloat16") return DType::bf16;
   const bool level = amp == "O0" || amp == "O1" || amp == "O2" || amp == "O3" || amp == "auto";
   fail<Error>("--amp: expected off, bf16 or f16, got '{}'{}", amp,
-              level ? "; levels are of training (halfstep train)" : "");
+              level ? "; train, eval, predict, bench and devices --model take levels" : "");
+}
+
+std::string canonical_amp(const std::string& amp) {
+  try {
+    const std::optional<DType> dtype = amp_dtype(amp);
+    return dtype ? name(*dtype) : amp;
+  } catch (const Error&) {
+    return amp;
+  }
 }
 
 AmpMode amp_mode(const TrainConfig& config) {
@@ -46,7 +55,7 @@ AmpMode amp_mode(const TrainConfig& config) {
 std::string amp_text(const TrainConfig& config) {
   const AmpMode mode = amp_mode(config);
   return mode.level == amp::Level::O0 || mode.level_dtype == DType::f16
-             ? config.amp
+             ? canonical_amp(config.amp)
              : fmt::format("{} {}", config.amp, name(mode.level_dtype));
 }
 

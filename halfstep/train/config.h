@@ -70,10 +70,9 @@ struct TrainConfig {
 
 /// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of
 /// amp::LossScalePolicy with as many of its values as are wanted, in the order of its options or by their names:
-/// `dynamic`, `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL` and by their names all others of
-/// amp::LossScaleRules (`dynamic:1024,hysteresis=4,overflow_limit=100`); `torch`; `mindspore:INIT,FACTOR,WINDOW`,
-/// `apex`, `keras`, `jmp`, `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for `none`. Throws Error naming what was
-/// expected.
+/// `dynamic`, `dynamic:INIT`, `dynamic:INIT,GROWTH,BACKOFF,INTERVAL` and all others of amp::LossScaleRules
+/// (`dynamic:1024,hysteresis=4,overflow_limit=100`); `torch`; `mindspore:INIT,FACTOR,WINDOW`, `apex`, `keras`, `jmp`,
+/// `deepspeed:65536,hysteresis=4`, `megatron`. Nothing for `none`. Throws Error naming what was expected.
 HS_API std::optional<amp::LossScalePolicy> parse_loss_scale(const std::string& text);
 /// What parse_loss_scale accepts, for messages.
 HS_API std::string loss_scale_forms();
@@ -87,6 +86,9 @@ HS_API std::string loss_scale_text(const TrainConfig& config);
 HS_API std::map<std::string, double> loss_scale_rules(const amp::LossScalePolicy& policy);
 /// The dtype of a region `amp`, or none for off. Throws Error naming the choices, which don't include levels.
 HS_API std::optional<DType> amp_dtype(const std::string& amp);
+
+/// One name for each: `f16` for `fp16` and `float16`, `bf16` for `bfloat16`; anything else as it is.
+HS_API std::string canonical_amp(const std::string& amp);
 
 /// The meaning of `amp` and `amp_dtype`.
 struct AmpMode {

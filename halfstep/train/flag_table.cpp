@@ -44,7 +44,7 @@ bool known_length(const TrainConfig& c) {
 
 std::string saved_amp_dtype(const TrainConfig& c) {
   const AmpMode mode = amp_mode(c);
-  return c.amp_dtype.empty() && mode.level != amp::Level::O0 ? name(mode.level_dtype) : c.amp_dtype;
+  return mode.level != amp::Level::O0 ? name(mode.level_dtype) : c.amp_dtype;
 }
 
 }  // namespace
@@ -54,13 +54,13 @@ std::vector<Flag> flags(ImageDataOptions& o) {
   add(all, "Images",
       {{.names = "--image-size",
         .field = &o.image_size,
-        .help = "Pixels of a side that the network sees",
+        .help = "Side length of the network's input in pixels",
         .range = FlagRange::from_to(1, kMostPixels),
         .by_network = true,
         .resume = FlagResume::recipe},
        {.names = "--resize",
         .field = &o.resize,
-        .help = "Pixels of the shorter side before the middle is cut out, in evaluation; 0: the whole picture",
+        .help = "Shorter side in pixels before the centre crop of evaluation; 0: use the whole image",
         .range = FlagRange::from_to(0, kMostPixels),
         .by_network = true,
         .resume = FlagResume::recipe,
@@ -87,7 +87,7 @@ std::vector<Flag> flags(ImageDataOptions& o) {
         .resume = FlagResume::recipe},
        {.names = "--max-damaged",
         .field = &o.max_damaged,
-        .help = "Pictures that may be damaged before the run ends",
+        .help = "Damaged images tolerated before the run ends",
         .range = FlagRange::at_least(0)}});
   for (Flag& flag : all) flag.data = "images";
   return all;
@@ -110,7 +110,7 @@ std::vector<Flag> flags(DebugConfig& d) {
        {.names = "--debug-compare",
         .field = &d.compare,
         .help = "Run every op of --debug-steps again on the CPU in f64 (or f32) and report the worst errors; twin: run "
-                "the first of these steps in float32 too and name the op that departs",
+                "the first of these steps in float32 too and name the first op that deviates",
         .choices = {"f64", "f32", "twin"},
         .standard = "f64",
         .kept = FlagKept::given},
@@ -156,7 +156,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .resume = FlagResume::same},
        {.names = "--limit",
         .field = &c.limit,
-        .help = "At most so many training samples; 0: all",
+        .help = "Maximum number of training samples; 0: all",
         .range = FlagRange::at_least(0),
         .resume = FlagResume::same},
        {.names = "--workers,-j",
@@ -196,7 +196,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .check = [&c] { parse_rate_rule(c.lr_schedule, c.warmup_epochs); }},
        {.names = "--warmup-epochs",
         .field = &c.warmup_epochs,
-        .help = "Epochs of a linear rise to the learning rate",
+        .help = "Epochs of linear warm-up",
         .range = FlagRange::at_least(0),
         .resume = FlagResume::recipe},
        {.names = "--optimizer",
@@ -234,7 +234,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = TurnsOff{&c.norm_decay},
         .help = "No weight decay of biases and of normalisation's weights",
         .resume = FlagResume::recipe,
-        .needs = FlagNeeds{"--weight-decay", c.weight_decay > 0}},
+        .needs = FlagNeeds{"--weight-decay", c.weight_decay > 0, "above 0"}},
        {.names = "--label-smoothing",
         .field = &c.label_smoothing,
         .help = "Share of each target that is spread over all classes",
@@ -243,14 +243,15 @@ std::vector<Flag> flags(TrainConfig& c) {
         .task = "classification"},
        {.names = "--zero-init-residual",
         .field = &c.zero_init_residual,
-        .help = "Begin with the last weight of normalisation in each residual block as 0",
+        .help = "Initialise the last norm weight of each residual block to 0",
         .data = "images"}});
   add(all, "Precision",
       {{.names = "--amp",
         .field = &c.amp,
         .help = "Mixed precision: off, bf16, f16, or a level O0, O1, O2, O3 or auto",
         .resume = FlagResume::reported,
-        .check = [&c] { check_twin(c, amp_mode(c)); }},
+        .check = [&c] { check_twin(c, amp_mode(c)); },
+        .text = [&c] { return canonical_amp(c.amp); }},
        {.names = "--amp-dtype",
         .field = &c.amp_dtype,
         .help = "Dtype of a level: f16 (default) or bf16",
@@ -268,15 +269,13 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = &c.accumulate,
         .help = "Batches whose gradients make one step",
         .range = FlagRange::at_least(1),
-        .resume = FlagResume::reported},
+        .resume = FlagResume::at_epoch_end},
        {.names = "--clip-norm",
         .field = &c.clip_norm,
         .help = "Largest norm of all gradients together; 0: no clipping",
         .range = FlagRange::at_least(0),
         .resume = FlagResume::recipe},
-       {.names = "--no-capture",
-        .field = TurnsOff{&c.capture},
-        .help = "Run every step by itself instead of replaying captured ones"}});
+       {.names = "--no-capture", .field = TurnsOff{&c.capture}, .help = "Don't capture and replay steps"}});
   add(all, "Runs",
       {{.names = "--out",
         .field = &c.out,

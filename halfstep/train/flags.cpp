@@ -8,6 +8,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/overloaded_internal.h"
+#include "halfstep/train/registry.h"
 
 namespace halfstep::training {
 namespace {
@@ -64,17 +65,24 @@ std::string Flag::saved() const {
 
 bool Flag::is_switch() const { return std::holds_alternative<bool*>(field) || std::holds_alternative<TurnsOff>(field); }
 
+bool takes(const std::string& network, const Flag& flag) {
+  return (flag.data.empty() || flag.data == data_of(network).flags) &&
+         (flag.task.empty() || flag.task == network_kind(network).task);
+}
+
+void check_value(const Flag& flag) {
+  const auto inside = [&](auto value, bool whole) {
+    if (flag.range.contains(static_cast<double>(value))) return;
+    fail<Error>("{}: expected {}, got {}", flag.name(), flag.range.text(whole), value);
+  };
+  std::visit(Overloaded{[&](double* value) { inside(*value, false); }, [&](int* value) { inside(*value, true); },
+                        [&](std::int64_t* value) { inside(*value, true); },
+                        [&](std::string* value) { is_choice(flag, *value); }, [](const auto&) {}},
+             flag.field);
+}
+
 void check(std::span<const Flag> flags) {
-  for (const Flag& flag : flags) {
-    const auto inside = [&](auto value, bool whole) {
-      if (flag.range.contains(static_cast<double>(value))) return;
-      fail<Error>("{}: expected {}, got {}", flag.name(), flag.range.text(whole), value);
-    };
-    std::visit(Overloaded{[&](double* value) { inside(*value, false); }, [&](int* value) { inside(*value, true); },
-                          [&](std::int64_t* value) { inside(*value, true); },
-                          [&](std::string* value) { is_choice(flag, *value); }, [](const auto&) {}},
-               flag.field);
-  }
+  for (const Flag& flag : flags) check_value(flag);
   for (const Flag& flag : flags) {
     if (flag.check) flag.check();
   }

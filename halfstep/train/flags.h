@@ -61,6 +61,7 @@ enum class FlagKept : std::uint8_t {
 enum class FlagResume : std::uint8_t {
   free,          ///< may change: it doesn't affect results
   reported,      ///< may change, and the program says so
+  at_epoch_end,  ///< may change at the end of an epoch, and the program says so
   of_precision,  ///< has to be the same unless the precision changes
   same,          ///< has to be the same: compared with the state in the checkpoint
   recipe,        ///< has to be the same: compared with recipe() in the checkpoint
@@ -68,8 +69,9 @@ enum class FlagResume : std::uint8_t {
 
 /// Another flag that this one is of no use without.
 struct FlagNeeds {
-  std::string flag;    ///< for messages
-  bool there = false;  ///< when the table was made
+  std::string flag;        ///< for messages
+  bool there = false;      ///< when the table was made
+  std::string value = {};  ///< that it has to have, for messages: `above 0`; empty: any
 };
 
 /// One flag of a command.
@@ -115,9 +117,14 @@ HS_API std::vector<Flag> flags(TrainConfig& config);
 HS_API std::vector<Flag> flags(ImageDataOptions& options);
 HS_API std::vector<Flag> flags(DebugConfig& config);
 
+/// Whether the flag is one of the data and of the task of the network of that name.
+HS_API bool takes(const std::string& network, const Flag& flag);
+
 /// Throws Error, naming the flag, for a number out of its range, a word that is none of the choices, and what the rows'
 /// own checks throw.
 HS_API void check(std::span<const Flag> flags);
+/// Of one flag, and without its own check.
+HS_API void check_value(const Flag& flag);
 /// Those values that a checkpoint keeps to be compared, by key.
 HS_API std::map<std::string, std::string> recipe(std::span<const Flag> flags);
 /// Copies the value of one row to the field of the same row of another table.

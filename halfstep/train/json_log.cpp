@@ -257,6 +257,12 @@ bool begins_as_log(const fs::path& path) {
 
 }  // namespace
 
+void add_metrics(JsonLog::Fields& fields, const MetricResults& metrics) {
+  for (const auto& [name, value] : metrics) {
+    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
+  }
+}
+
 void check_log(const fs::path& log, const fs::path& out, const std::vector<fs::path>& reads) {
   if (log.empty()) return;
   const auto files_of = [](const fs::path& folder) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "halfstep/core/export.h"
+#include "halfstep/train/metrics.h"
 
 namespace halfstep::training {
 
@@ -45,6 +46,10 @@ class HS_API JsonLog {
   bool anew_ = false;  // existing contents are dropped with the first line
   bool made_ = false;  // the file did not exist and has no line yet
 };
+
+/// The results of an evaluation that are numbers, as all lines have them; others (a confusion matrix) have no place in
+/// a line.
+HS_API void add_metrics(JsonLog::Fields& fields, const MetricResults& metrics);
 
 /// How much of a log was taken out by prepare_log.
 struct LogRepair {

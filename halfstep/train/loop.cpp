@@ -180,12 +180,21 @@ void Loop::read() {
   // Reading the scale looks at the limits of its policy, which the CPU does in every step.
   if (!device_.is_cpu() && step_.scaler()) step_.scaler()->get_scale();
   RunState& state = context_.state_;
+  // A run may count other parts than the one that it resumes: accuracy is counted where it is shown.
+  if (!std::exchange(has_read_, true) &&
+      !std::equal(state.parts.begin(), state.parts.end(), records[0].parts.begin(), records[0].parts.end(),
+                  [](const auto& a, const auto& b) { return a.first == b.first; })) {
+    state.parts.clear();
+    state.samples = 0;
+  }
   for (StepRecord& r : records) {
     state.step = r.step;
     r.skipped_steps = state.skipped += r.skipped ? 1 : 0;
     state.samples += r.samples;
     // One overflowing batch is not to take the epoch's means with it.
     for (const auto& [name, sum] : r.parts) state.parts[name] += std::isfinite(sum) ? sum : 0;
+    r.epoch_parts = state.parts;
+    r.epoch_samples = state.samples;
     if (std::isfinite(r.loss)) {
       state.loss_sum += r.loss * static_cast<double>(r.samples);
       state.loss_samples += r.samples;

@@ -53,6 +53,7 @@ class Loop {
   Clock::time_point epoch_start_ = {}, step_start_ = {};
   double data_seconds_ = 0;
   std::int64_t seen_ = 0;  // samples since epoch_start_
+  bool has_read_ = false;  // values of a step
 };
 
 }  // namespace halfstep::training

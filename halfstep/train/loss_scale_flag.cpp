@@ -27,7 +27,6 @@ using Values = std::vector<double>;
 struct Form {
   const char* name;
   std::vector<Parameter> parameters;
-  std::vector<std::size_t> counts;  // of values without a name that make sense; empty: any
   std::function<amp::LossScalePolicy(const Values&)> make;
 };
 
@@ -76,14 +75,13 @@ const std::vector<Form>& all_forms() {
     };
     constexpr double kMindsporeScale = 0x1p24, kMindsporeWindow = 2000;  // the defaults of LossScalePolicy::mindspore
     return std::vector<Form>{
-        {"dynamic", of_rules, {0, 1, 4}, make_rules},
-        {"torch", of_torch, {}, make_torch},
+        {"dynamic", of_rules, make_rules},
+        {"torch", of_torch, make_torch},
         {"mindspore",
          {{"init_scale", kMindsporeScale},
           {"scale_factor", 2},
           {"scale_window", kMindsporeWindow, Kind::whole},
           {"overflow_limit", 0, Kind::count}},
-         {},
          [](const Values& v) {
            // A limit as amp::DynamicLossScaleManager has one.
            amp::LossScaleRules r = amp::LossScalePolicy::mindspore(v[0], v[1], as_int(v[2])).rules();
@@ -96,7 +94,6 @@ const std::vector<Form>& all_forms() {
           {"scale_window", static_cast<double>(apex.scale_window), Kind::whole},
           {"min_loss_scale", apex.min_loss_scale},
           {"max_loss_scale", apex.max_loss_scale}},
-         {},
          [](const Values& v) {
            return amp::LossScalePolicy::apex({.init_scale = v[0],
                                               .scale_factor = v[1],
@@ -107,7 +104,6 @@ const std::vector<Form>& all_forms() {
         {"keras",
          {{"initial_scale", keras.initial_scale},
           {"dynamic_growth_steps", static_cast<double>(keras.dynamic_growth_steps), Kind::whole}},
-         {},
          [](const Values& v) {
            return amp::LossScalePolicy::keras({.initial_scale = v[0], .dynamic_growth_steps = as_int(v[1])});
          }},
@@ -116,7 +112,6 @@ const std::vector<Form>& all_forms() {
           {"period", static_cast<double>(jmp.period), Kind::whole},
           {"factor", jmp.factor},
           {"min_loss_scale", jmp.min_loss_scale}},
-         {},
          [](const Values& v) {
            return amp::LossScalePolicy::jmp(
                {.loss_scale = v[0], .period = as_int(v[1]), .factor = v[2], .min_loss_scale = v[3]});
@@ -129,7 +124,6 @@ const std::vector<Form>& all_forms() {
           {"hysteresis", static_cast<double>(deep.hysteresis), Kind::whole},
           {"consecutive_hysteresis", deep.consecutive_hysteresis ? 1.0 : 0.0, Kind::yes_no},
           {"raise_error_at_min_scale", deep.raise_error_at_min_scale ? 1.0 : 0.0, Kind::yes_no}},
-         {},
          [](const Values& v) {
            return amp::LossScalePolicy::deepspeed({.init_scale = v[0],
                                                    .scale_factor = v[1],
@@ -146,7 +140,6 @@ const std::vector<Form>& all_forms() {
           {"backoff_factor", mega.backoff_factor},
           {"growth_interval", static_cast<double>(mega.growth_interval), Kind::whole},
           {"hysteresis", static_cast<double>(mega.hysteresis), Kind::whole}},
-         {},
          [](const Values& v) {
            return amp::LossScalePolicy::megatron({.initial_scale = v[0],
                                                   .min_scale = v[1],
@@ -236,9 +229,6 @@ Values values_of(const Form& form, std::string_view list, const std::string& who
     if (given[place]) refuse(fmt::format("{} once in '{}'", form.parameters[place].name, whole), "it twice");
     given[place] = true;
     values[place] = value_of(form.parameters[place], part, whole);
-  }
-  if (!form.counts.empty() && std::find(form.counts.begin(), form.counts.end(), unnamed) == form.counts.end()) {
-    refuse(choices(), whole);
   }
   return values;
 }

@@ -50,7 +50,8 @@ TrainConfig default_config(const std::string& model, std::int64_t batch_size, De
 ImageDataOptions default_images(const std::string& model, std::int64_t image_size) {
   const NetworkKind& kind = network_kind(model);
   TrainConfig c;
-  c.images.image_size = image_size > 0 ? image_size : kind.image_size;
+  if (kind.image_size > 0) c.images.image_size = kind.image_size;
+  if (image_size > 0) c.images.image_size = image_size;
   if (const DataKind& data = data_kind(kind.data); data.usual) data.usual(c);
   return c.images;
 }

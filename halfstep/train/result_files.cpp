@@ -11,6 +11,7 @@
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/result_files_internal.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::training {
@@ -31,14 +32,14 @@ std::string title_of(const TrainConfig& c) {
 ResultFiles::ResultFiles(const TrainConfig& config, const Task& task, std::shared_ptr<const data::Dataset> evaluated)
     : config_(config), task_(task), evaluated_(std::move(evaluated)) {}
 
-// A figure is worth no run: whatever goes wrong is said once and forgotten.
+// A figure is worth no run: if one can't be written, the run warns once and continues without it.
 template <class F>
 void ResultFiles::attempt(const char* file, F&& write) {
   try {
     write();
   } catch (const std::exception& e) {
     if (failed_.insert(file).second) {
-      log(LogLevel::warning, fmt::format("{}; the run goes on without it", e.what()));
+      log(LogLevel::warning, fmt::format("{}; the run continues without it", e.what()));
     }
   }
 }
@@ -107,6 +108,8 @@ void ResultFiles::on_values(TrainContext& /*context*/, std::span<const StepRecor
 }
 
 void ResultFiles::on_eval_begin(TrainContext& /*context*/) {
+  // What the figures would be of is gone from here on: one that is stopped has verdicts of a part only.
+  figures_due_ = false;
   seconds_ = std::chrono::duration<double>(Clock::now() - start_).count();
 }
 
@@ -145,8 +148,8 @@ void ResultFiles::on_train_end(TrainContext& /*context*/) {
 }
 
 void ResultFiles::run_failed() {
-  // A run that failed at its first step leaves nothing behind.
-  if (!config_.out.empty() && steps_seen_ > 1) write_table();
+  // A run that failed at its first step leaves nothing behind; nor do curves stay alone, which would be of no run.
+  if (!config_.out.empty() && steps_seen_ > 1 && holds_run(config_.out)) write_table();
 }
 
 void ResultFiles::write_table() {

@@ -33,6 +33,7 @@ void LogCallback::on_train_begin(TrainContext& context) {
   log_.write("start", {{"model", config_.model},
                        {"epochs", std::int64_t{config_.epochs}},
                        {"batch_size", config_.batch_size},
+                       {"accumulate", std::int64_t{config_.accumulate}},
                        {"samples", samples_},
                        {"lr", config_.lr},
                        {"optimizer", config_.optimizer},
@@ -56,9 +57,7 @@ void LogCallback::on_values(TrainContext& /*context*/, std::span<const StepRecor
 
 void LogCallback::on_eval_end(TrainContext& context) {
   JsonLog::Fields fields = {{"epoch", std::int64_t{context.epoch}}, {"step", context.state().step}};
-  for (const auto& [name, value] : context.metrics) {
-    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
-  }
+  add_metrics(fields, context.metrics);
   fields.insert(fields.end(), {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}});
   add_memory(fields, config_.device);
   log_.write("eval", fields);
@@ -92,9 +91,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
   for (const std::string& name : {std::string("loss"), task.best_by()}) {
     if (!report.metrics.contains(name)) fields.emplace_back(name, double{NAN});
   }
-  for (const auto& [name, value] : report.metrics) {
-    if (value.is_number()) fields.emplace_back(name, static_cast<double>(value));
-  }
+  add_metrics(fields, report.metrics);
   fields.insert(fields.end(), {{"interrupted", report.interrupted}, {"peak_rss_mb", report.peak_rss_mb}});
   if (report.device_peak_mb > 0) fields.emplace_back("device_peak_mb", report.device_peak_mb);
   log.write("end", fields);
@@ -124,9 +121,12 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
                          // Not where the loader stands: a batch that was taken may not have been trained on.
                          .loader = {.epoch = state_.epoch, .batch = state_.batch},
-                         .loader_seed = config_.seed,
-                         .batch_size = config_.batch_size,
-                         .samples = samples_,
+                         .loader_seed = loader_.options().seed,
+                         .batch_size = loader_.options().batch_size,
+                         .samples = loader_.dataset().size(),
+                         .shuffle = loader_.options().shuffle,
+                         .drop_last = loader_.options().drop_last,
+                         .repeat = loader_.options().repeat,
                          .accumulate = config_.accumulate,
                          .random = default_generator().state(),
                          .step = state_.step,
@@ -137,6 +137,7 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .best_by = step_.task().best_by(),
                          .amp = amp_text(config_),
                          .parts = state_.parts,
+                         .part_samples = state_.samples,
                          .classes = config_.classes,
                          .recipe = recipe(config_),
                          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
@@ -204,23 +205,18 @@ void SaveCallback::on_train_end(TrainContext& context) {
 
 // ----------------------------------------------------------------------------------------------------------- reports
 
-void ReportCallback::on_epoch_begin(TrainContext& context) {
-  seconds_ = data_seconds_ = {};
-  parts_ = context.state().parts;
-  samples_ = context.state().samples;
-}
+void ReportCallback::on_epoch_begin(TrainContext& /*context*/) { seconds_ = data_seconds_ = {}; }
 
 void ReportCallback::on_values(TrainContext& context, std::span<const StepRecord> steps) {
   for (const StepRecord& r : steps) {
     seconds_.add(r.seconds);
     data_seconds_.add(r.data_seconds);
-    samples_ += r.samples;
-    for (const auto& [name, sum] : r.parts) parts_[name] += std::isfinite(sum) ? sum : 0;
     if (!callbacks_.on_step) continue;
     StepReport report{r, context.steps_in_epoch, seconds_, data_seconds_};
     for (const auto& [name, sum] : r.parts) {
-      report.part_means[name] = {
-          .last = sum / static_cast<double>(r.samples), .sum = parts_[name], .count = static_cast<double>(samples_)};
+      report.part_means[name] = {.last = sum / static_cast<double>(r.samples),
+                                 .sum = r.epoch_parts.at(name),
+                                 .count = static_cast<double>(r.epoch_samples)};
     }
     callbacks_.on_step(report);
   }

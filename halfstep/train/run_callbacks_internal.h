@@ -49,8 +49,8 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
 /// Keeps the state of the run in files.
 class RunSaver {
  public:
-  RunSaver(const TrainConfig& config, TrainStep& step, std::int64_t samples)
-      : config_(config), step_(step), samples_(samples) {}
+  RunSaver(const TrainConfig& config, TrainStep& step, const data::DataLoader& loader)
+      : config_(config), step_(step), loader_(loader) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
   /// The state that the next checkpoint holds.
@@ -74,7 +74,7 @@ class RunSaver {
  private:
   const TrainConfig& config_;
   TrainStep& step_;
-  std::int64_t samples_;
+  const data::DataLoader& loader_;
   RunState state_;
   std::optional<double> best_;
   std::filesystem::path last_file_;
@@ -107,8 +107,6 @@ class ReportCallback final : public CallbackBase {
   const TrainCallbacks& callbacks_;
   const Task& task_;
   Meter seconds_ = {}, data_seconds_ = {};
-  std::map<std::string, double> parts_;  // of the epoch so far
-  std::int64_t samples_ = 0;
   MetricResults last_metrics_;
 };
 

@@ -27,9 +27,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLock = "run.lock";
-constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml",
-                                  "log.jsonl",        "results.csv",      "curves.svg",
-                                  "classes.csv",      "confusion.svg",    "predictions.png"};
+// First those that make a folder a run's, then what people look at, which anybody may have a file of the name of, then
+// the reports of debugging.
+constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors",    "config.yaml",    "log.jsonl",
+                                  "results.csv",      "curves.svg",          "classes.csv",    "confusion.svg",
+                                  "predictions.png",  "debug-nonfinite.txt", "debug-twin.txt", "debug-compare.txt"};
+constexpr std::span<const char*const> kMarks = std::span(kFiles).first(4), kShown = std::span(kFiles).subspan(4, 5);
 constexpr std::chrono::milliseconds kMoment{5};
 
 [[noreturn]] void cannot_be_made(const fs::path& path, int error) {
@@ -59,10 +62,29 @@ std::string this_program() {
 
 bool same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
+std::vector<fs::path> those_in(const fs::path& folder, std::span<const char* const> names) {
+  std::vector<fs::path> found;
+  for (const char* name : names) {
+    std::error_code error;
+    if (fs::exists(fs::symlink_status(folder / name, error))) found.push_back(folder / name);
+  }
+  return found;
+}
+
 void check_free(const fs::path& folder, ExistingRun existing) {
-  if (existing != ExistingRun::refuse) return;
-  const auto files = run_files(folder);
-  if (files.empty()) return;
+  if (existing == ExistingRun::resume) return;
+  const auto files = those_in(folder, kMarks);
+  if (files.empty()) {
+    // Without a run beside them they are somebody's own, and this run would write files of the same names.
+    if (const auto own = those_in(folder, kShown); !own.empty()) {
+      fail<IoError>(
+          "{}: a run writes a file of that name, and this one is in a folder without a run; move it away, or "
+          "give another folder",
+          shown_path(own[0]));
+    }
+    return;
+  }
+  if (existing == ExistingRun::replace) return;
   const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
   fail<IoError>("{}: holds a run already ({}); {}", shown_path(folder), shown_path(files[0]),
                 saved ? fmt::format("--resume {} continues it, --overwrite replaces it", shown_path(folder))
@@ -87,14 +109,9 @@ void check_unlocked(const fs::path& folder) {
 
 std::span<const char* const> run_file_names() { return kFiles; }
 
-std::vector<fs::path> run_files(const fs::path& folder) {
-  std::vector<fs::path> found;
-  for (const char* name : kFiles) {
-    std::error_code error;
-    if (fs::exists(fs::symlink_status(folder / name, error))) found.push_back(folder / name);
-  }
-  return found;
-}
+std::vector<fs::path> run_files(const fs::path& folder) { return those_in(folder, kFiles); }
+
+bool holds_run(const fs::path& folder) { return !those_in(folder, kMarks).empty(); }
 
 bool is_run_in(const fs::path& resume, const fs::path& folder) {
   if (resume.empty()) return false;
@@ -272,7 +289,10 @@ RunFolder& RunFolder::operator=(RunFolder&& other) noexcept {
 }
 
 void RunFolder::remove_run(const std::vector<fs::path>& keep) {
-  for (const fs::path& file : run_files(path_)) {
+  // What makes it a run's goes last: who is killed here leaves a run that can be replaced still.
+  std::vector<fs::path> files = run_files(path_);
+  std::reverse(files.begin(), files.end());
+  for (const fs::path& file : files) {
     std::error_code error;
     const auto same = [&](const fs::path& other) { return file == other || fs::equivalent(file, other, error); };
     if (std::any_of(keep.begin(), keep.end(), same)) continue;

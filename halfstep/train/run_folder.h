@@ -19,10 +19,11 @@ enum class ExistingRun {
 
 /// Names of all files that a run writes into its folder, but the lock.
 HS_API std::span<const char* const> run_file_names();
-/// The files of a run that are in a folder: checkpoints, configuration, log and what people look at,
-/// in this order. None for a folder that
-/// isn't there.
+/// Those of them that are in a folder: checkpoints, configuration, log, what people look at and reports of debugging,
+/// in this order. None for a folder that isn't there.
 HS_API std::vector<std::filesystem::path> run_files(const std::filesystem::path& folder);
+/// Whether a folder holds a run: a checkpoint, a configuration or a log. Tables and figures alone may be anybody's.
+HS_API bool holds_run(const std::filesystem::path& folder);
 
 /// Whether the checkpoint, or its folder, that a run resumes from is in that folder.
 HS_API bool is_run_in(const std::filesystem::path& resume, const std::filesystem::path& folder);
@@ -33,7 +34,8 @@ class HS_API RunFolder {
  public:
   RunFolder() = default;
   /// Creates the folder and its parents if needed, and locks it. Throws IoError if it can't be created or written, if
-  /// it holds a run that `existing` rejects, and if another program writes there, naming it.
+  /// it holds a run that `existing` rejects or, without a run, a file that a run would write over, and if another
+  /// program writes there, naming it.
   RunFolder(const std::filesystem::path& path, ExistingRun existing);
   /// Creates a new folder: `path`, or the first of `path-2`, `path-3`... Throws IoError.
   static RunFolder make(const std::filesystem::path& path);
@@ -46,7 +48,8 @@ class HS_API RunFolder {
   const std::filesystem::path& path() const { return path_; }
   /// Whether there is one.
   explicit operator bool() const { return !path_.empty(); }
-  /// Removes the files of the existing run, except those to keep. Throws IoError.
+  /// Removes all files of a run, except those to keep; for a folder that held one when it was locked (holds_run).
+  /// Throws IoError.
   void remove_run(const std::vector<std::filesystem::path>& keep);
   /// Removes what a killed process left of files of a run that it was writing; nothing unless the folder is locked.
   /// Throws IoError.

@@ -84,7 +84,7 @@ class Run {
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs),
-        saver_(config, step_, samples_),
+        saver_(config, step_, loader_),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
     if (amp_.level != amp::Level::O0) amp::set_level(task->network(), amp_.level, amp_.level_dtype);
@@ -104,7 +104,8 @@ class Run {
     if (!config.resume.empty()) resume();
     if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
     folder_ = folder ? folder : &own_folder_;
-    replaces_ = !config.out.empty() && existing == ExistingRun::replace;
+    // Before the caller writes a configuration, which would make a run of any folder.
+    replaces_ = !config.out.empty() && existing == ExistingRun::replace && holds_run(config.out);
     // The log of a run that is replaced goes with it.
     std::error_code error;
     const fs::path own = config.out / "log.jsonl";
@@ -142,9 +143,10 @@ class Run {
                               Callback(results),
                               Callback(std::make_shared<FiniteLoss>(step_, saver_)),
                               Callback(reports),
-                              Callback(std::make_shared<DebugCallback>(debugging_, step_)),
-                              Callback(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports))};
+                              Callback(std::make_shared<DebugCallback>(debugging_, step_))};
+    // Like the table, before the checkpoint that it may not lack.
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
+    all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
     Model model(step_, config_.capture);
     try {
       model.fit(config_.epochs, loader_, test_loader_, all,
@@ -231,7 +233,7 @@ class Run {
              .loss_sum = c.loss_sum,
              .loss_samples = c.loss_samples,
              .parts = c.parts,
-             .samples = std::min(c.loader.batch * config_.batch_size, samples_)};
+             .samples = c.part_samples};
     saver_.resume(c);
   }
 

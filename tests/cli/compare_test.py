@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`halfstep compare RUN RUN`: two logs side by side."""
 import json
+import re
 import unittest
 
 from program import ProgramTest, events
@@ -100,6 +101,58 @@ class Scale(CompareTest):
         rows = self.rows("a", "a")
         self.assertRows(["12 1 1", "(76 more)", "89 2 2", "100 1 1"], rows)
         self.assertNotIn("13 2 2".split(), rows)
+
+
+class Brief(CompareTest):
+    def steps(self, first, times, samples, epoch=1):
+        """Steps that take so many seconds each, with the speed of the part of the epoch so far."""
+        return [{"event": "step", "epoch": epoch, "step": first + i, "loss": 1, "samples_per_s": samples * (i + 1) / sum(times[:i + 1])} for i in range(len(times))]
+
+    def time(self, *lines):
+        self.write("a", *lines)
+        return re.findall(r"(?m)^time of a step, at best +(\S+ ms) ", self.compare("a", "a", "--brief"))
+
+    def test_time_of_a_step_of_several_batches(self):
+        start = {"event": "start", "batch_size": 8, "accumulate": 4, "samples": 32 * 20}
+        self.assertEqual(self.time(start, *self.steps(1, [0.5] + [0.01] * 19, 32)), ["10.0 ms"])
+        # Logs of before have no accumulation.
+        del start["accumulate"]
+        self.assertEqual(self.time(start, *self.steps(1, [0.5] + [0.01] * 19, 8)), ["10.0 ms"])
+
+    def test_time_of_a_step_of_a_run_that_resumed_inside_an_epoch(self):
+        start = {"event": "start", "batch_size": 10, "accumulate": 1, "samples": 400}
+        self.assertEqual(self.time(start, *self.steps(1, [0.01] * 10, 10), {**start, "step": 10}, *self.steps(11, [0.1] + [0.01] * 29, 10)), ["10.0 ms"])
+
+    def test_the_smaller_last_step_has_no_time(self):
+        start = {"event": "start", "batch_size": 8, "samples": 9}
+        epochs = [self.steps(2 * epoch - 1, [0.01, 0.01], 4.5, epoch) for epoch in range(1, 5)]
+        self.assertEqual(self.time(start, *[step for steps in epochs for step in steps]), [])
+        self.assertEqual(self.time({**start, "samples": 9000}, *self.steps(1, [0.01, 0.01, 0.01], 8)), ["10.0 ms"])
+
+    def test_what_is_said_of_memory(self):
+        said = "Memory: activations take half; weights, their gradients and the optimizer's state stay float32."
+
+        def note(a, b):
+            for name, settings, mb in (("a", a, 60), ("b", b, 100)):
+                self.write(f"{name}/log.jsonl", {"event": "start", "model": "cnn", "batch_size": 64, "optimizer": "sgd", **settings})
+                (self.folder / name / "results.csv").write_text(f"epoch,step,loss,peak_tensor_mb\n1,1,1,{mb}\n")
+            out = self.compare("a", "b", "--brief")
+            self.assertRegex(out, r"(?m)^memory of tensors, at most +60\.0 MB +100\.0 MB +0\.60x$")
+            return said in out
+
+        for amp in ("f16", "bf16"):
+            self.assertTrue(note({"amp": amp}, {"amp": "off"}))
+        for a, b in (({"amp": "off"}, {"amp": "off"}), ({"amp": "O3"}, {"amp": "off"}), ({"amp": "O2 bf16"}, {"amp": "off"}), ({"amp": "f16"}, {"amp": "bf16"}),
+                     ({"amp": "f16", "batch_size": 32}, {"amp": "off"}), ({"amp": "f16"}, {"amp": "off", "model": "mlp"}), ({}, {})):
+            self.assertFalse(note(a, b), (a, b))
+
+    def test_skipped_steps_of_both(self):
+        for name, amp, skipped in (("a", "f16", 3), ("b", "O2", 5)):
+            self.write(name, {"event": "start", "amp": amp}, step(1, 1, 64), {"event": "end", "skipped": skipped, "scale": 8})
+        out = self.compare("a", "b", "--brief")
+        for line in ("Skipped steps: 3 whose gradients overflowed f16 were dropped; the loss scale went from 64 to 8.\n",
+                     "Skipped steps: 5 whose gradients overflowed O2 were dropped; the loss scale went from 64 to 8.\n"):
+            self.assertIn(line, out)
 
 
 class Logs(CompareTest):

@@ -114,13 +114,24 @@ class Debug(ProgramTest):
         for number in set(kernels) & set(host):
             self.assertEqual(kernels[number], host[number])
 
+    def test_a_value_that_is_left_out_takes_no_other_argument(self):
+        self.data()
+        for arguments in (["--debug-nonfinite", "mlp", "data"], ["mlp", "--debug-nonfinite", "data"], ["--debug-compare", "mlp", "--debug-nonfinite", "data"]):
+            status, out, err = self.run_program("train", *arguments, "--no-out", "--epochs", "1")
+            self.assertEqual((status, err), (0, ""), out)
+            self.assertIn("training mlp on data, float32", out)
+            self.assertIn("calls made infinities or NaNs", out)
+        # A value that is one stays the flag's.
+        self.assertIn("compared with the CPU in f32", self.train("data", "--no-out", "--debug-compare", "f32"))
+
     def test_failures(self):
         self.data()
         (self.folder / "file").write_text("x")
         self.refused(1, "file/dump: can't be made", "train", "mlp", *RUN, "--debug-dump", "file/dump")
         self.refused(2, "--debug-level: expected statistics, first or whole, got 'all'", "train", "mlp", "--debug-level", "all")
         self.refused(2, "--debug-compare: expected f64, f32 or twin, got 'f16'", "train", "mlp", "--debug-compare", "f16")
-        self.refused(2, "--debug-nonfinite: expected log or raise, got 'data'", "train", "mlp", "--debug-nonfinite", "data")
+        self.refused(2, "--debug-nonfinite: expected log or raise, got 'nothing'", "train", "mlp", "--debug-nonfinite", "nothing")
+        self.refused(2, "--debug-nonfinite: expected log or raise, got 'data'", "train", "mlp", "--debug-nonfinite=data")
         for steps in ("0", "3-2", "x", "-1"):
             self.refused(2, ["--debug-steps: expected ", f"got '{steps}'"], "train", "mlp", f"--debug-steps={steps}")
         self.refused(2, "--profile-steps: expected", "train", "mlp", "--profile-steps", "1-2-3")

@@ -270,8 +270,24 @@ class Lists(ProgramTest):
         self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +- +ready$")
         self.assertRegex(text, r"(?m)^sim:1 +Simulated accelerator +0\.00 of 1\.07 GB +0 % +ready$", "the second time")
         self.refused(2, "--watch: expected a number of seconds", "devices", "--watch", "0")
-        self.refused(2, "--watch: expected a device other than the CPU", "devices", "cpu", "--watch")
+        for arguments in (["cpu", "--watch"], ["--watch", "cpu"], ["--watch", "0.5", "cpu"], ["--watch=0.5", "cpu"]):
+            self.refused(2, "--watch: expected a device other than the CPU", "devices", *arguments)
+        self.refused(2, "--watch: expected a number, got '1s'", "devices", "--watch", "1s")
         self.refused(2, "--ops is given too", "devices", "--watch", "1", "--ops")
+
+    def test_what_would_be_ignored_is_refused(self):
+        commands = {"--check": ["--check"], "--watch": ["--watch", "1"], "--model": ["--model", "mlp"], "--ops": ["--ops"]}
+        names = list(commands)
+        for i, first in enumerate(names):
+            for second in names[i + 1:]:
+                for device in ([], ["sim"]):
+                    self.refused(2, f"{first}: {second} is given too; each is a command of its own", "devices", *device, *commands[first], *commands[second])
+        for name, command in commands.items():
+            if name != "--check":
+                self.refused(2, "--quick: belongs to --check", "devices", "sim", *command, "--quick")
+            if name != "--model":
+                for flag in (["--amp", "f16"], ["--batch-size", "3"], ["--image-size", "32"]):
+                    self.refused(2, f"{flag[0]}: belongs to --model", "devices", "sim", *command, *flag)
 
     def test_bad_names(self):
         for arguments, text in ((("simm",), "sim, got 'simm'"), (("sim:7",), "there are 2 devices of kind sim"),

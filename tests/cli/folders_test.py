@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from program import RUN_FILES, ProgramTest, Safetensors, events
+from program import FIGURES, RUN_FILES, ProgramTest, Safetensors, events
 from runs_test import ENDLESS, wait_for
 
 
@@ -50,6 +50,21 @@ class ExistingRun(FolderTest):
             shutil.copy(self.folder / "run" / name, folder / name)
             text = "--resume" if name.endswith(".safetensors") else "no checkpoint to resume from; --overwrite"
             self.unchanged(folder.name, 1, [f"{folder.name}/{name}", text], "train", "mlp", "data", "--out", folder.name, "-q")
+
+    def test_tables_without_a_run_are_somebody_s_own(self):
+        for name in FIGURES:
+            folder = self.folder / f"only {name}"
+            folder.mkdir()
+            (folder / name).write_text("mine")
+            for flags in ([], ["--overwrite"], ["--overwrite", "--resume", "run", "--epochs", "2"]):
+                self.unchanged(folder.name, 1, [f"{folder.name}/{name}: a run writes a file of that name", "move it away, or give another folder"],
+                               "train", "mlp", "data", "--out", folder.name, "-q", *flags)
+        # Nor are curves of another program a run's.
+        events_file = self.folder / "mine/tensorboard/events.out.tfevents.1.other.1"
+        events_file.parent.mkdir(parents=True)
+        events_file.write_text("mine")
+        self.train("data", "--out", "mine", "--overwrite", "-q")
+        self.assertEqual(events_file.read_text(), "mine")
 
     def test_a_run_that_failed_is_one(self):
         self.refused(1, "finite loss", "train", "mlp", "data", "--out", "failed", "-q", "--lr", "1e30")
@@ -126,9 +141,10 @@ class Starts(FolderTest):
                     self.unchanged(".", status, text, "train", "mlp", *flags, *out)
         before = self.content(".")
         for fault in ("fail:linear:1", "fail:linear:3"):  # in the first step: no run came of it
-            status, out, err = self.run_program("train", "mlp", "data", "--out", "a/b", "--device", "sim", env={"HALFSTEP_SIM_FAULTS": fault})
-            self.assertEqual(status, 1, out)
-            self.assertEqual(before, self.content("."))
+            for flags in ([], ["--tensorboard", "--debug-nonfinite", "log"]):
+                status, out, err = self.run_program("train", "mlp", "data", "--out", "a/b", "--device", "sim", *flags, env={"HALFSTEP_SIM_FAULTS": fault})
+                self.assertEqual(status, 1, out)
+                self.assertEqual(before, self.content("."))
         self.unchanged(".", 1, "/dev/full", "train", "mlp", "data", "--out", "a/b", "--log-json", "/dev/full")
 
     def test_a_disk_without_room(self):

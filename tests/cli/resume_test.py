@@ -46,7 +46,7 @@ class Resuming(RunTest):
         # quiet is one of the run's flags.
         out = self.good("train", "--resume", "run", "--epochs", "4", "--quiet=false")
         self.assertIn("training mlp on data, f16 with loss scale megatron:1024,hysteresis=3\n", out)
-        self.assertIn("going on from run/last.safetensors, with what run/config.yaml says\n  --epochs 4 in place of 2\n", out)
+        self.assertIn("resuming from run/last.safetensors, with what run/config.yaml says\n  --epochs 4 in place of 2\n", out)
         typed = [a if a != "2" or FLAGS[i - 1] != "--epochs" else "4" for i, a in enumerate(FLAGS)]
         self.good("train", "mlp", "data", *typed, "--resume", "typed", "-q")
         self.assertEqual((self.folder / "run/last.safetensors").read_bytes(), (self.folder / "typed/last.safetensors").read_bytes())
@@ -72,7 +72,7 @@ class Resuming(RunTest):
         status, out, err = self.run_program("train", "--resume", "run", "--epochs", "2", "--amp", "bf16", "--threads", "1", "--accumulate", "1")
         self.assertEqual(status, 0, err)
         self.assertEqual(err, "halfstep: warning: run: the run had --amp f16, it continues with bf16\n")
-        said = out[out.index("going on"):].splitlines()[1:7]
+        said = out[out.index("resuming from"):].splitlines()[1:7]
         self.assertEqual(said[:5], ["  --epochs 2 in place of 1", "  --amp bf16 in place of f16", "  --loss-scale none in place of dynamic:65536,2,0.5,2000",
                                     "  --accumulate 1 in place of 2", "  1 threads in place of 2: sums may be rounded otherwise"])
         # Taken over, and not said again.
@@ -104,6 +104,37 @@ class Resuming(RunTest):
             with self.subTest(flags):
                 self.refused(1, said, "train", *flags, "--resume", "run")
         self.assertEqual(before, (self.folder / "run/config.yaml").read_bytes())
+
+    def test_flags_that_the_run_had_and_the_command_has_no_use_for(self):
+        self.good("train", "mlp", "data", "--out", "run", "-q", "--tensorboard", "--weight-decay", "0.1", "--no-norm-decay")
+        self.assertIn("tensorboard: true\n", (self.folder / "run/config.yaml").read_text())
+        files = sorted((self.folder / "run/tensorboard").iterdir())
+        self.assertIn("Acc@1", self.good("train", "--resume", "run", "--evaluate", "--quiet=false", "-p", "1"))
+        self.good("train", "--resume", "run", "--epochs", "2", "--no-out")
+        self.assertEqual(sorted((self.folder / "run/tensorboard").iterdir()), files)
+        # Given together they contradict each other.
+        self.refused(2, "--tensorboard: it writes into the folder of a run, and --evaluate has none", "train", "--resume", "run", "--evaluate", "--tensorboard")
+        self.refused(2, "run/config.yaml: --no-norm-decay: needs a --weight-decay above 0", "train", "--resume", "run", "--epochs", "2", "--weight-decay", "0")
+
+    def test_one_precision_under_two_names(self):
+        self.good("train", "mlp", "data", "--out", "run", "-q", "--amp", "fp16", "--loss-scale", "dynamic:1024")
+        self.assertEqual(self.state()["amp"], "f16")
+        self.assertEqual(events(self.folder / "run/log.jsonl")[0]["amp"], "f16")
+        self.assertIn("amp: f16\n", (self.folder / "run/config.yaml").read_text())
+        for number, name in enumerate(("f16", "float16", "fp16"), 2):
+            # No warning, nothing that changed, and its loss scale.
+            out = self.good("train", "--resume", "run", "--epochs", str(number), "--amp", name, "--quiet=false")
+            self.assertIn(f"says\n  --epochs {number} in place of {number - 1}\nepoch {number}", out)
+            self.refused(1, "growth_factor 2, got 4", "train", "--resume", "run", "--epochs", "9", "--amp", name, "--loss-scale", "dynamic:1024,4")
+        # Files of before have the name that was given.
+        config, last = self.folder / "run/config.yaml", self.folder / "run/last.safetensors"
+        config.write_text(config.read_text().replace("amp: f16", "amp: fp16"))
+        file = Safetensors(last)
+        file.set_state(amp="fp16")
+        file.write(last)
+        self.good("train", "--resume", "run", "--epochs", "5", "--amp", "f16")
+        self.good("train", "mlp", "data", "--out", "level", "-q", "--amp", "O2", "--amp-dtype", "bfloat16")
+        self.assertIn("amp-dtype: bf16\n", (self.folder / "level/config.yaml").read_text())
 
     def test_data_that_are_elsewhere_now(self):
         self.good("train", "mlp", "data", "--out", "run", "-q")
@@ -145,7 +176,7 @@ class Resuming(RunTest):
         shutil.copytree(self.folder / "run", self.folder / "whole")
         self.good("train", "--resume", "whole", "--epochs", "2")
         (self.folder / "run/last.safetensors").unlink()
-        self.assertIn("going on from run/best.safetensors", self.good("train", "--resume", "run", "--epochs", "2", "--quiet=false"))
+        self.assertIn("resuming from run/best.safetensors", self.good("train", "--resume", "run", "--epochs", "2", "--quiet=false"))
         self.assertEqual((self.folder / "run/last.safetensors").read_bytes(), (self.folder / "whole/last.safetensors").read_bytes())
 
     def test_nowhere(self):
@@ -186,6 +217,9 @@ class Weights(RunTest):
         trained = [e for e in events(self.folder / "run/log.jsonl") if e["event"] == "eval"][0]
         self.assertIn("on the built-in digits, as run/config.yaml says\n", self.good("eval", "--weights", "run", "--log-json", "a"))
         self.assertEqual(events(self.folder / "a")[0]["loss"], trained["loss"])
+        for verb, model in (("eval", ["mlp"]), ("eval", []), ("predict", ["mlp"]), ("predict", [])):
+            for flag, value in (("--image-size", "32"), ("--resize", "3")):
+                self.refused(2, f"{flag}: mlp is no network of images", verb, *model, "--weights", "run", flag, value)
         self.good("eval", "--weights", "run", "--log-json", "a", "--seed", "0")
         self.assertNotEqual(events(self.folder / "a")[0]["loss"], trained["loss"])
 

@@ -66,16 +66,18 @@ class Arguments(ProgramTest):
         for flag, bad, said in (("--optimizer", "adm", "expected sgd, adam or adamw, got 'adm'"),
                                 ("--device", "gpu", "got 'gpu'"), ("--device", "cuda:0", "got 'cuda:0'"),
                                 ("--device", "cpu:3", "got 'cpu:3'"), ("--amp", "F16", "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'F16'"),
-                                ("--loss-scale", "dynamic:1,2", "got 'dynamic:1,2'"),
+                                ("--loss-scale", "dynamic:1,x", "got 'dynamic:1,x'"),
                                 ("--loss-scale", "fixed:-1", "--loss-scale"), ("--amp-dtype", "f16", "--amp-dtype: belongs to a level")):
             self.refused(2, said, "train", "mlp", flag, bad)
         for flag in ("--amp", "--optimizer", "--loss-scale", "--data", "--out", "--resume", "--log-json"):
             self.refused(2, [flag, "empty"], "train", "mlp", flag, "")
+        for flags in ([], ["--weight-decay", "0"]):
+            self.refused(2, "halfstep: --no-norm-decay: needs a --weight-decay above 0", "train", "mlp", "--no-norm-decay", *flags)
         self.refused(2, "--momentum: only sgd has it", "train", "mlp", "--optimizer", "adam", "--momentum", "0.9")
 
     def test_levels_are_of_networks(self):
         for level in ("O0", "O1", "O2", "O3", "auto"):
-            self.refused(2, [f"got '{level}'", "levels are of training", "off, bf16 or f16"], "ops", "--amp", level)
+            self.refused(2, [f"got '{level}'", "train, eval, predict, bench and devices --model take levels", "off, bf16 or f16"], "ops", "--amp", level)
         for arguments in (["bench", "mlp"], ["eval", "mlp", "--weights", "x"], ["predict", "mlp", "--weights", "x"]):
             self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O4'", *arguments, "--amp", "O4")
         self.refused(2, "expected off, bf16, f16, O0, O1, O2, O3 or auto, got 'O5'", "train", "mlp", "--amp", "O5")

@@ -196,6 +196,75 @@ TEST_F(OwnCheckpoints, SeveralOfAKind) {
   EXPECT_EQ(plateau2.best(), plateau.best());
 }
 
+// A name of another kind of part is one like any other.
+TEST_F(OwnCheckpoints, PartsUnderTheNamesOfOtherKinds) {
+  manual_seed(3);
+  Net a, b(5);
+  optim::SGD d_sgd{a.parameters(), {.lr = 0.5, .momentum = 0.9}};
+  optim::Adam g_adam{b.parameters(), {.lr = 0.25}};
+  for (const auto& net : {a.fc, b.fc}) Tensor(net.weight).set_grad(ones(net.weight.sizes()));
+  d_sgd.step();
+  g_adam.step();
+  std::int64_t n = 3, m = 7;
+  Generator own(5), other(6);
+  io::save_checkpoint(
+      file_,
+      {{"optimizer", d_sgd}, {"generator", g_adam}, {"schedule", n}, {"loader", m}, {"model", own}, {"scaler", other}});
+  Net c, d(5);
+  optim::SGD sgd{c.parameters(), {.lr = 0.1, .momentum = 0.9}};
+  optim::Adam adam{d.parameters(), {.lr = 0.1}};
+  std::int64_t n2 = 0, m2 = 0;
+  Generator own2(1), other2(1);
+  io::load_checkpoint(
+      file_,
+      {{"optimizer", sgd}, {"generator", adam}, {"schedule", n2}, {"loader", m2}, {"model", own2}, {"scaler", other2}});
+  EXPECT_EQ(sgd.lr(), 0.5);
+  EXPECT_EQ(adam.lr(), 0.25);
+  EXPECT_EQ(n2, 3);
+  EXPECT_EQ(m2, 7);
+  EXPECT_EQ(own2.seed(), 5u);
+  EXPECT_EQ(other2.seed(), 6u);
+}
+
+// Earlier versions kept them by their names among the standard ones: read where nothing was lost, else refused.
+TEST_F(OwnCheckpoints, PartsUnderTheNamesOfOtherKindsInEarlierFiles) {
+  std::int64_t n = 0, m = 0;
+  const json one = {{"version", 1}, {"holds", {{"schedule", "whole number"}}}, {"value", 3}};
+  test::write_signed_checkpoint(file_, one.dump(), {});
+  io::load_checkpoint(file_, {{"schedule", n}});
+  EXPECT_EQ(n, 3);
+  json two = one;
+  two["holds"]["loader"] = "whole number";
+  test::write_signed_checkpoint(file_, two.dump(), {});
+  for (const char* part : {"schedule", "loader"}) {
+    EXPECT_TRUE(has(refused([&] { io::load_checkpoint(file_, {{part, m}}); }), "were written over one another"));
+  }
+  EXPECT_EQ(m, 0);
+}
+
+TEST_F(OwnCheckpoints, KnowTheKindOfSchedule) {
+  Net net;
+  optim::SGD sgd{net.parameters(), {.lr = 0.1}};
+  optim::StepLR steps{sgd, {.step_size = 2}};
+  optim::CosineAnnealingLR cosine{sgd, {.t_max = 9}};
+  optim::Schedule rule{sgd, [](double base, std::int64_t) { return base; }};
+  for (int i = 0; i < 5; ++i) steps.step();
+  io::save_checkpoint(file_, {steps});
+  EXPECT_TRUE(has(refused([&] { io::load_checkpoint(file_, {cosine}); }),
+                  "its part 'schedule' doesn't fit: expected the state of CosineAnnealingLR, got that of StepLR"));
+  EXPECT_TRUE(has(refused([&] { io::load_checkpoint(file_, {rule}); }), "expected the state of Schedule, got that of"));
+  EXPECT_EQ(cosine.steps(), 0);
+  optim::StepLR same{sgd, {.step_size = 2}};
+  io::load_checkpoint(file_, {same});
+  EXPECT_EQ(same.steps(), 5);
+  // Earlier files don't say it.
+  json state = json::parse(io::load_safetensors(file_).metadata.at(test::kCheckpointState));
+  state.erase("schedule_kind");
+  test::write_signed_checkpoint(file_, state.dump(), {});
+  io::load_checkpoint(file_, {cosine});
+  EXPECT_EQ(cosine.steps(), 5);
+}
+
 TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
   manual_seed(3);
   Loop from;
@@ -335,6 +404,23 @@ TEST_F(OwnCheckpoints, AreOfTheSameFormatAsARuns) {
   EXPECT_NE(default_generator().seed(), 77u);
   EXPECT_TRUE(
       has(error_of<IoError>([&] { io::load_checkpoint(last, {loop.schedule}); }), "expected a part 'schedule'"));
+
+  // Its order is a shuffled one.
+  data::DataLoader ordered{samples.dataset(), {.batch_size = 8, .seed = 5}},
+      shorter{samples.dataset(), {.batch_size = 8, .shuffle = true, .drop_last = true, .seed = 5}},
+      twice{samples.dataset(), {.batch_size = 8, .shuffle = true, .seed = 5, .repeat = 2}};
+  for (const auto& [loader, said] : {std::pair{&ordered, "expected a loader of shuffle true, got one of false"},
+                                     {&shorter, "expected a loader of drop_last false, got one of true"},
+                                     {&twice, "expected a loader of repeat 1, got one of 2"}}) {
+    EXPECT_TRUE(has(error_of<IoError>([&] { io::load_checkpoint(last, {*loader}); }), said)) << said;
+  }
+  // Files of earlier versions don't say it.
+  const io::Safetensors content = io::load_safetensors(last);
+  json state = json::parse(content.metadata.at(test::kCheckpointState));
+  for (const char* key : {"shuffle", "drop_last", "repeat"}) EXPECT_EQ(state.erase(key), 1u) << key;
+  test::write_signed_checkpoint(file_, state.dump(), content.tensors);
+  io::load_checkpoint(file_, {ordered});
+  EXPECT_EQ(ordered.state(), (data::LoaderState{.epoch = 1, .batch = 0}));
 
   loop.save(file_);
   const training::SavedWeights weights = training::load_saved_weights(file_);

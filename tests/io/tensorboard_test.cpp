@@ -90,6 +90,15 @@ TEST(TensorBoard, RecordsAreWhatTheFormatSays) {
   EXPECT_EQ(std::rotr(io::detail::crc32c(length.data(), 8), 15) + 0xA282EAD8u, 0x9d4892feu);
 }
 
+TEST(TensorBoard, AResumedRunSaysFromWhichStepOn) {
+  test::TemporaryDir dir;
+  const io::TensorBoardWriter writer(dir.path(), {.purge_step = 300});
+  const std::vector<std::string> found = records(writer.path());
+  ASSERT_EQ(found.size(), 2u);
+  // Behind wall_time (field 1, 64 bits): step (2, varint: 300), session_log (7): status (1): START (1).
+  EXPECT_EQ(found[1].substr(9), "\x10\xac\x02\x3a\x02\x08\x01");
+}
+
 TEST(TensorBoard, WritersHaveFilesOfTheirOwn) {
   test::TemporaryDir dir;
   io::TensorBoardWriter one(dir.path()), two(dir.path());

@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <set>
 #include <type_traits>
 
 #include "halfstep/core/error.h"
+#include "halfstep/train/registry.h"
 #include "tests/support/errors.h"
 
 namespace halfstep {
@@ -152,6 +154,38 @@ TEST(Flags, TheRecipeIsWhatTheRowsSay) {
   EXPECT_FALSE(training::recipe(c).contains("epochs"));
 }
 
+// Saved with a network of another task, such a flag would be refused when the run resumes.
+TEST(Flags, BelongToTheDataAndTheTaskOfTheNetwork) {
+  training::register_task({.name = "ranking", .make = training::task_kind("classification").make});
+  for (const char* data : {"digits", "cifar"}) {
+    training::register_network({.name = std::string("ranker of ") + data,
+                                .task = "ranking",
+                                .data = data,
+                                .make = training::network_kind("mlp").make});
+  }
+  TrainConfig c;
+  const auto taken = [&](const std::string& network) {
+    std::set<std::string> names;
+    for (const Flag& flag : training::flags(c)) {
+      if (training::takes(network, flag)) names.insert(flag.name());
+    }
+    return names;
+  };
+  const std::pair<const char*, std::array<bool, 3>> cases[] = {{"mlp", {true, false, true}},
+                                                               {"resnet20", {true, true, true}},
+                                                               {"ranker of digits", {true, false, false}},
+                                                               {"ranker of cifar", {true, true, false}}};
+  for (const auto& [network, expected] : cases) {
+    const auto names = taken(network);
+    EXPECT_EQ(names.contains("--lr"), expected[0]) << network;
+    for (const char* of_images : {"--crop", "--image-size"})
+      EXPECT_EQ(names.contains(of_images), expected[1]) << network;
+    for (const char* of_classes : {"--mixup", "--label-smoothing"}) {
+      EXPECT_EQ(names.contains(of_classes), expected[2]) << network;
+    }
+  }
+}
+
 // All that a new flag takes.
 TEST(Flags, ARowIsAllThatAFlagTakes) {
   struct Options {
@@ -179,6 +213,8 @@ TEST(Flags, ARowIsAllThatAFlagTakes) {
   o.dropout = 0.25;
   o.reader = "slow";
   EXPECT_EQ(refused(), "--reader: expected fast or exact, got 'slow'");
+  EXPECT_EQ(test::error_of<Error>([&] { training::check_value(rows(o)[1]); }), refused());
+  EXPECT_EQ(test::error_of<Error>([&] { training::check_value(rows(o)[0]); }), "");
   o.shuffle = false;
   using Recipe = std::map<std::string, std::string>;
   EXPECT_EQ(training::recipe(rows(o)), (Recipe{{"dropout", "0.25"}, {"in-order", "yes"}}));

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "halfstep/ops/create.h"
+#include "halfstep/train/json_log.h"
 #include "tests/support/errors.h"
 
 namespace halfstep {
@@ -213,6 +214,10 @@ TEST(Metrics, ResultsAreFoundByName) {
   std::ostringstream out;
   out << results;
   EXPECT_EQ(out.str(), "accuracy 0.5, recall [2] values");
+  // A line of a log has numbers.
+  training::JsonLog::Fields fields;
+  training::add_metrics(fields, results);
+  EXPECT_EQ(fields, (training::JsonLog::Fields{{"accuracy", 0.5}}));
 }
 
 // Every metric says what it expected and what came when the tensors are not for it.

@@ -8,6 +8,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/train/data.h"
+#include "halfstep/train/registry.h"
 #include "halfstep/train/schedule.h"
 
 namespace halfstep {
@@ -57,6 +58,18 @@ TEST(TrainNetworks, SeeImagesAsTheyWereMadeFor) {
   EXPECT_EQ(crop.crop, data::CropKind::random_resized);
   EXPECT_EQ(crop.normalization.mean, data::kImageNetNormalization.mean);
   EXPECT_EQ(crop.jitter.brightness, 0);
+}
+
+// One that is registered without a size has the options' own.
+TEST(TrainNetworks, WithoutASizeHaveTheUsualOne) {
+  training::register_network({.name = "net without a size",
+                              .task = "classification",
+                              .data = "imagenet",
+                              .make = training::network_kind("resnet18").make});
+  EXPECT_EQ(training::default_images("net without a size").image_size, ImageDataOptions().image_size);
+  EXPECT_EQ(training::default_images("net without a size").resize, 256);
+  EXPECT_EQ(training::default_config("net without a size").images.image_size, ImageDataOptions().image_size);
+  EXPECT_EQ(training::default_images("net without a size", 112).image_size, 112);
 }
 
 TEST(TrainNetworks, ClassesAreTheRowsOfTheLastLayer) {

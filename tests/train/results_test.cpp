@@ -123,6 +123,37 @@ TEST(Results, CurvesOfLittleAndOfNothing) {
   EXPECT_EQ(bad.find("\"nan"), std::string::npos);
 }
 
+// An evaluation that is stopped has seen a part of the samples: no figure is made of that.
+TEST(Results, FiguresAreOfWholeEvaluations) {
+  test::TemporaryDir dir;
+  const auto samples = [](data::Split split, std::int64_t count) {
+    return std::make_shared<data::MnistDataset>(data::make_digits(split, {.count = count}),
+                                                data::ImageOptions{.flatten = true});
+  };
+  training::TrainConfig config;
+  config.epochs = 6;
+  config.eval_batch_size = 8;
+  config.out = dir.path() / "run";
+  std::atomic<bool> stop{false};
+  int evaluations = 0;
+  training::TrainCallbacks callbacks;
+  callbacks.on_eval = [&](const training::EvalReport&) { ++evaluations; };
+  // Of an earlier evaluation, by then, figures may be due: pictures are not made after each of such short epochs.
+  callbacks.on_eval_batch = [&](const training::EvalProgress&) { stop = evaluations == 4; };
+  std::shared_ptr<const void> holder;
+  const auto report =
+      training::train(config, training::make_classifier("mlp", holder), samples(data::Split::kTrain, 64),
+                      samples(data::Split::kTest, 32), callbacks, &stop);
+  EXPECT_TRUE(report.interrupted);
+  EXPECT_EQ(evaluations, 4);
+  const std::string table = io::read_file(config.out / "classes.csv", 1 << 20);
+  int counted = 0;
+  for (std::size_t line = table.find('\n') + 1; line < table.size(); line = table.find('\n', line) + 1) {
+    counted += std::stoi(table.substr(table.rfind(',', table.find('\n', line)) + 1));
+  }
+  EXPECT_EQ(counted, 32) << table;
+}
+
 // A run that resumes and is stopped before its first step.
 TEST(Results, AreWrittenAsSoonAsARunGoesOn) {
   test::TemporaryDir dir;

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -221,6 +222,68 @@ TEST_F(Folders, TrainWritesOverNoRun) {
   EXPECT_THROW(test::run(config, net, samples.dataset(), samples.dataset()), IoError);
   EXPECT_EQ(read(config.log_json), now);
   EXPECT_FALSE(fs::exists(config.out / "run.lock"));
+}
+
+// Anybody has a results.csv: without a checkpoint, a configuration or a log beside it, it is no run's.
+TEST_F(Folders, TablesWithoutARunAreSomebodysOwn) {
+  const std::vector<std::string> names = {"results.csv", "curves.svg", "classes.csv", "confusion.svg",
+                                          "predictions.png"};
+  for (const std::string& name : names) {
+    const fs::path path = folder_ / name;
+    fs::create_directory(path);
+    write(path / name, "mine");
+    EXPECT_FALSE(training::holds_run(path));
+    for (const ExistingRun existing : {ExistingRun::refuse, ExistingRun::replace}) {
+      const std::string said = error_of<IoError>([&] { RunFolder(path, existing); });
+      EXPECT_NE(said.find(name + ": a run writes a file of that name, and this one is in a folder without a run"),
+                std::string::npos)
+          << said;
+      EXPECT_EQ(error_of<IoError>([&] { RunFolder::check(path, existing); }), said);
+    }
+    EXPECT_EQ(read(path / name), "mine");
+    // Beside a run it is the run's.
+    write(path / "log.jsonl", "{}");
+    EXPECT_TRUE(training::holds_run(path));
+    EXPECT_NO_THROW(RunFolder(path, ExistingRun::replace));
+  }
+  // So are curves for TensorBoard of another program.
+  const Samples samples(32, 4, 2, 1);
+  const Regression net(4, 2);
+  training::TrainConfig config;
+  config.out = folder_ / "run";
+  config.overwrite = true;
+  const fs::path events = config.out / "tensorboard/events.out.tfevents.1.other.1";
+  fs::create_directories(events.parent_path());
+  write(events, "mine");
+  test::run(config, net, samples.dataset(), samples.dataset());
+  EXPECT_EQ(read(events), "mine");
+  test::run(config, net, samples.dataset(), samples.dataset());
+  EXPECT_FALSE(fs::exists(events)) << "of the run that is replaced";
+}
+
+TEST_F(Folders, EveryFileOfARunIsAmongTheNames) {
+  const Samples samples(32, 4, 2, 1);
+  const Regression net(4, 2);
+  training::TrainConfig config;
+  config.out = folder_ / "run";
+  config.log_json = config.out / "log.jsonl";
+  config.debug.nonfinite = "log";
+  config.overwrite = true;
+  const auto all = training::run_file_names();
+  for (const char* compare : {"f64", "twin"}) {
+    config.debug.compare = compare;
+    config.amp = compare == std::string("twin") ? "bf16" : "off";
+    test::run(config, net, samples.dataset(), samples.dataset());
+    std::size_t files = 0, reports = 0;
+    for (const auto& entry : fs::directory_iterator(config.out)) {
+      const std::string name = entry.path().filename().string();
+      EXPECT_NE(std::find(all.begin(), all.end(), name), all.end()) << name;
+      ++files;
+      reports += name.starts_with("debug-") ? 1 : 0;
+    }
+    EXPECT_EQ(reports, 2u) << "the other one went with the run before";
+    EXPECT_EQ(training::run_files(config.out).size(), files);
+  }
 }
 
 TEST_F(Folders, LogsLoseWhatComesAgain) {

@@ -168,6 +168,34 @@ TEST(TrainSchedules, ResumeBitForBit) {
   }
 }
 
+// Accuracy is counted where it is shown: a run that resumes inside an epoch may begin to count there, or cease to.
+TEST(TrainSchedules, AccuracyIsOfTheSamplesThatWereCounted) {
+  const test::TemporaryDir temporary;
+  const Samples samples(400, 12, 6, 1);
+  TrainConfig config = everything();  // 25 steps
+  config.epochs = 1;
+  manual_seed(8);
+  const Normed net;
+  config.out = temporary.path() / "a";
+  std::int64_t stop = 0;
+  double top1 = 0, count = 0;
+  for (const bool counted : {false, true, true, false, true}) {
+    config.train_accuracy = counted;
+    const Recorded part = test::run(config, net, samples.dataset(), samples.dataset(), stop += 4);
+    ASSERT_EQ(part.steps.size(), 4u);
+    EXPECT_EQ(part.steps.back().part_means.contains("top1"), counted) << stop;
+    if (!counted) top1 = count = 0;
+    for (const auto& step : part.steps) {
+      if (!counted) continue;
+      top1 += step.parts.at("top1");
+      count += static_cast<double>(step.samples);
+      EXPECT_EQ(step.part_means.at("top1").sum, top1) << step.step;
+      EXPECT_EQ(step.part_means.at("top1").count, count) << step.step;
+    }
+    config.resume = config.out;
+  }
+}
+
 // What is stopped while it is evaluated makes the evaluation again, with the same result as if nothing had happened.
 TEST(TrainSchedules, AnEvaluationThatIsStoppedIsMadeAgain) {
   const test::TemporaryDir temporary;

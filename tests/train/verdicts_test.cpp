@@ -96,6 +96,21 @@ TEST(VerdictFigures, NamesOfAnyBytesAndManyClasses) {
   EXPECT_FALSE(training::draw_confusion({}, {}, "none").svg().empty());
 }
 
+TEST(VerdictFigures, NoMistakesIsSaidOnlyWhereAllIsRight) {
+  const auto says = [](const Verdicts& v, const char* text) {
+    return training::draw_confusion(v, {}, "t").svg().find(std::string(">") + text + "</text>") != std::string::npos;
+  };
+  EXPECT_TRUE(says(of({0, 1}, {0, 1}, 2), "No mistakes"));
+  EXPECT_TRUE(says(of({0, 1}, {1, 1}, 2), "Most frequent mistakes"));
+  Verdicts nothing;
+  nothing.add(tensor({kNan, kNan, kNan, kNan}, {2, 2}), tensor({0, 1}, {2}));
+  EXPECT_EQ(nothing.right(), 0);
+  EXPECT_FALSE(says(nothing, "No mistakes"));
+  Verdicts unlabelled;
+  unlabelled.add(tensor({1.0, 0.0}, {1, 2}), tensor({9}, {1}));
+  EXPECT_FALSE(says(unlabelled, "No mistakes"));
+}
+
 TEST(VerdictFigures, PicturesAreThoseOfTheData) {
   data::MnistData pictures{.count = 1};
   pictures.labels = {3};
