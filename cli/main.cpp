@@ -25,6 +25,7 @@
 namespace halfstep::cli {
 
 std::atomic<int> g_signal{0};
+int g_rank = 0;
 std::atomic<bool> g_stop{false};
 std::vector<std::string> g_arguments;
 
@@ -80,7 +81,8 @@ void complain(const std::string& text) {
   std::fflush(stdout);
   std::string line = printable_lines(text);
   std::replace(line.begin(), line.end(), '\n', ' ');
-  std::fprintf(stderr, "halfstep: %s\n", line.c_str());
+  const std::string who = g_rank > 0 ? fmt::format("halfstep (rank {})", g_rank) : std::string("halfstep");
+  std::fprintf(stderr, "%s: %s\n", who.c_str(), line.c_str());
 }
 
 namespace {

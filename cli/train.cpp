@@ -13,8 +13,10 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 
 #include "cli/progress.h"
+#include "cli/ranks.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "cli/verbs.h"
@@ -23,6 +25,7 @@
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/evaluate.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/run_folder.h"
@@ -293,42 +296,62 @@ int run(TrainOptions& o) {
   resolve(o);
   training::TrainConfig& c = o.config;
   catch_signals();
-  Place place(o);
-  training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
+  join_ranks(o);
+  std::optional<Place> place;
+  const auto check_place = [&] {
+    place.emplace(o);
+    training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
+  };
+  if (c.group.size() == 1) {
+    check_place();
+  } else if (!prepared_on_all(c.group, check_place)) {
+    return kFailed;
+  }
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
-    print_line(fmt::format("{} {} on {}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
-                           c.data.empty() ? std::string("the built-in digits") : shown_path(c.data),
-                           c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
-                           c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
+    print_line(fmt::format(
+        "{} {} on {}{}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
+        c.data.empty() ? std::string("the built-in digits") : shown_path(c.data),
+        c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
+        c.group.size() == 1 ? std::string() : fmt::format(" by {} ranks ({})", c.group.size(), c.group.library()),
+        c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
-  const training::RunData data = training::load_data(c, !o.evaluate);
-  if (o.evaluate) return evaluate(o, data);
+  if (o.evaluate) return c.group.rank() > 0 ? kDone : evaluate(o, training::load_data(c, false));
   const auto stopped_early = [] {
     complain("interrupted before the first step; nothing was written");
     return 128 + g_signal.load();
   };
-  if (g_stop) return stopped_early();
-  training::describe_data(c, data);
-  const std::shared_ptr<training::Task> task = training::make_task(c, data);
-  if (!o.pretrained.empty()) load_pretrained(o, task->network());
-  if (g_stop) return stopped_early();
-  place.claim();
+  training::RunData data;
+  std::shared_ptr<training::Task> task;
+  const auto prepare = [&] {
+    data = training::load_data(c);
+    if (g_stop) return;
+    training::describe_data(c, data);
+    task = training::make_task(c, data);
+    if (!o.pretrained.empty()) load_pretrained(o, task->network());
+    if (!g_stop) place->claim();
+  };
+  if (c.group.size() == 1) {
+    prepare();
+  } else if (!prepared_on_all(c.group, prepare)) {
+    return kFailed;
+  }
+  if (training::max_of(c.group, g_stop ? 1 : 0) != 0) return stopped_early();
   Reporter reporter(o, terminal);
   training::TrainCallbacks callbacks = reporter.callbacks();
   bool began = false;
   callbacks.on_start = [&] {
     began = true;
-    place.write_config();
+    place->write_config();
     if (!c.resume.empty() && !o.quiet) print_resumed(o);
   };
   training::RunReport report;
   try {
-    report = training::train(c, task, data.training, data.test, callbacks, &g_stop, place.folder());
+    report = training::train(c, task, data.training, data.test, callbacks, &g_stop, place->folder());
   } catch (...) {
     reporter.bar().clear();
-    if (!reporter.stepped()) place.start_failed();
+    if (!reporter.stepped()) place->start_failed();
     throw;
   }
   reporter.bar().clear();
@@ -364,7 +387,6 @@ void add_train(CLI::App& program, int& status) {
   auto o = std::make_shared<TrainOptions>();
   add_train_options(verb, *o);
   verb.run([o, verb, &status] {
-    refuse_many_processes("train");
     read_config(verb, *o);
     status = run(*o);
   });

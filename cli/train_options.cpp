@@ -166,6 +166,11 @@ std::vector<Flag> train_flags(TrainOptions& o) {
                  .given = [&o] { o.pretrained_given = true; }});
   for (const Flag& row : read_limit_flags()) add(kNetwork, row);
   add("Precision", {.names = "--pyamp", .field = &o.pyamp, .help = "The same as --amp f16", .kept = FlagKept::never});
+  add("Several processes",
+      {.names = "--reduce",
+       .field = &o.reduce,
+       .help = "Who adds up gradients: rank-order (Halfstep, the same bits with every MPI) or library",
+       .choices = {"rank-order", "library"}});
   constexpr const char* kRuns = "Runs";
   add(kRuns, {.names = "--config",
               .field = &o.config_file,

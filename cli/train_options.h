@@ -26,6 +26,7 @@ struct TrainOptions : CommonOptions {
   bool pretrained_given = false;
   bool quiet = false;
   bool no_out = false;
+  std::string reduce = "rank-order";                   ///< or library: see dist::Reduction
   RunConfig run;                                       ///< of the run that is gone on with
   std::map<std::string, std::filesystem::path> files;  ///< that flags come from, of those that weren't given
   /// How often a flag was given.

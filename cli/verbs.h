@@ -40,6 +40,8 @@ extern std::vector<std::string> g_arguments;
 
 /// Signal that asked the program to stop, or 0. Handlers are installed by catch_signals().
 extern std::atomic<int> g_signal;
+/// Of several processes this one's number; 0 otherwise.
+extern int g_rank;
 extern std::atomic<bool> g_stop;
 /// SIGINT, SIGTERM, SIGHUP (a terminal that was closed) and SIGPIPE (a reader that went away) set the two above; a
 /// second SIGINT or SIGTERM ends the program at once.

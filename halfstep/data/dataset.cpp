@@ -58,6 +58,24 @@ void prefetch(std::span<const std::uint8_t> bytes) {
 
 }  // namespace
 
+SubsetDataset::SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<std::int64_t> indices)
+    : dataset_(std::move(dataset)), indices_(std::move(indices)) {
+  if (!dataset_) fail<Error>("SubsetDataset: expected a data set, got none");
+  const std::int64_t size = dataset_->size();
+  for (const std::int64_t index : indices_) {
+    if (index < 0 || index >= size)
+      fail<ShapeError>("SubsetDataset: expected indices from 0 to {}, got {}", size - 1, index);
+  }
+}
+
+Batch SubsetDataset::batch(const BatchRequest& request) const {
+  check_indices(request.indices, size());
+  std::vector<std::int64_t> indices;
+  indices.reserve(request.indices.size());
+  for (const std::int64_t i : request.indices) indices.push_back(indices_[static_cast<std::size_t>(i)]);
+  return dataset_->batch({.indices = indices, .seed = request.seed, .epoch = request.epoch});
+}
+
 TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {
   if (inputs.dim() == 0 || targets.dim() == 0 || inputs.size(0) != targets.size(0)) {
     fail<ShapeError>("TensorDataset: expected inputs [N, ...] and targets [N, ...], got {} and {}",

@@ -20,6 +20,10 @@ struct Batch {
   Tensor input;                   ///< the samples along dimension 0
   Tensor target;                  ///< what belongs to them, along dimension 0
   std::vector<Tensor> more = {};  ///< what else the task needs, such as masks, lengths or indices
+  /// Of a loader that returns a part of each batch (LoaderOptions::ranks): the samples of all parts; 0 otherwise.
+  std::int64_t all_samples = 0;
+  /// This part has no samples; one of another part stands in its place, to count nothing.
+  bool stand_in = false;
 
   /// For structured bindings, which see input and target.
   template <std::size_t I>
@@ -78,6 +82,21 @@ class HS_API TensorDataset final : public Dataset {
  private:
   Tensor inputs_;
   Tensor targets_;
+};
+
+/// Some samples of another data set, in the order given: PyTorch's Subset. A data set with random transformations keys
+/// them by the other one's indices.
+class HS_API SubsetDataset final : public Dataset {
+ public:
+  /// Throws ShapeError for an index that is not in [0, dataset->size()), Error for no data set.
+  SubsetDataset(std::shared_ptr<const Dataset> dataset, std::vector<std::int64_t> indices);
+
+  std::int64_t size() const override { return static_cast<std::int64_t>(indices_.size()); }
+  Batch batch(const BatchRequest& request) const override;
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  std::vector<std::int64_t> indices_;
 };
 
 /// How MnistDataset converts pixels and images.

@@ -47,7 +47,19 @@ class Plan {
     const TraceRange range("batch", "loader");
     const std::int64_t pass = first_pass_ + batch / batches_;
     const std::int64_t first = batch % batches_ * options_.batch_size;
-    const std::int64_t n = std::min(options_.batch_size, size_ - first);
+    const std::int64_t all = std::min(options_.batch_size, size_ - first);
+    const std::int64_t begin = all * options_.rank / options_.ranks, end = all * (options_.rank + 1) / options_.ranks;
+    const bool none = begin == end;
+    Batch made = read(none ? first : first + begin, none ? 1 : end - begin, pass);
+    if (options_.ranks > 1) made.all_samples = all;
+    made.stand_in = none;
+    return made;
+  }
+
+ private:
+  using Order = std::shared_ptr<const std::vector<std::int64_t>>;
+
+  Batch read(std::int64_t first, std::int64_t n, std::int64_t pass) {
     if (options_.shuffle) {
       const Order order = order_of(pass);
       return request(std::span(*order).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)), pass);
@@ -56,9 +68,6 @@ class Plan {
     std::iota(in_order.begin(), in_order.end(), first);
     return request(in_order, pass);
   }
-
- private:
-  using Order = std::shared_ptr<const std::vector<std::int64_t>>;
 
   // Workers are in one pass, or where it ends in two (in more where passes are short): older ones are forgotten.
   Order order_of(std::int64_t pass) {
@@ -290,6 +299,9 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptio
   constexpr std::int64_t kMostPasses = std::numeric_limits<std::int32_t>::max();
   if (options.repeat < 1 || options.repeat > kMostPasses) {
     fail<Error>("DataLoader: expected an epoch of 1 to {} passes, got {}", kMostPasses, options.repeat);
+  }
+  if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) {
+    fail<Error>("DataLoader: expected a rank from 0 to ranks - 1, got rank {} of {}", options.rank, options.ranks);
   }
   const std::int64_t batches = batches_of_a_pass(*dataset, options);
   if (batches > std::numeric_limits<std::int64_t>::max() / options.repeat) {

@@ -37,6 +37,12 @@ struct LoaderOptions {
   /// Passes over the data that make an epoch, at least 1. Each has the order and the batches of a separate epoch: pass
   /// p of epoch e those of epoch e * repeat + p.
   std::int64_t repeat = 1;
+  /// Of `ranks` loaders that share each batch, this one returns part `rank`: samples n * rank / ranks to
+  /// n * (rank + 1) / ranks of the batch's n, in their order, so that together they return what one alone would, and
+  /// each sample once. Batch sizes and positions are those of the whole. A part without samples is one of the first
+  /// sample's (Batch::stand_in).
+  int rank = 0;
+  int ranks = 1;
 };
 
 /// A loader's position, for checkpoints.

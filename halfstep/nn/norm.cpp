@@ -2,6 +2,7 @@
 #include "halfstep/nn/norm.h"
 
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/nn/given_internal.h"
 #include "halfstep/ops/create.h"
@@ -84,17 +85,30 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
     // Without a momentum all batches weigh the same: the host has to know how many there were.
     if (!options.momentum) momentum = 1 / count.item<double>();
   }
-  return batch_norm_act(input,
-                        {.weight = weight,
-                         .bias = bias,
-                         .running_mean = running_mean,
-                         .running_var = running_var,
-                         .training = batch,
-                         .momentum = momentum,
-                         .eps = options.eps},
-                        activation, residual);
+  const BatchNormFuncOptions given{.weight = weight,
+                                   .bias = bias,
+                                   .running_mean = running_mean,
+                                   .running_var = running_var,
+                                   .training = batch,
+                                   .momentum = momentum,
+                                   .eps = options.eps};
+  if (is_training() && training_->function) return training_->function(input, given, activation, residual);
+  return batch_norm_act(input, given, activation, residual);
 }
 
-std::string BatchNormBase::describe() const { return fmt::format("{}", options.channels); }
+void BatchNormBase::set_training_function(BatchNormFunction function, std::string what) const {
+  ++capture_generation();
+  *training_ = {std::move(function), std::move(what)};
+}
+
+void BatchNormBase::unshare() {
+  ModuleBase::unshare();
+  training_ = std::make_shared<Training>(*training_);
+}
+
+std::string BatchNormBase::describe() const {
+  return training_->what.empty() ? fmt::format("{}", options.channels)
+                                 : fmt::format("{}, {}", options.channels, training_->what);
+}
 
 }  // namespace halfstep::nn

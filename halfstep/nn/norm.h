@@ -3,7 +3,10 @@
 // while parameters and statistics stay float32.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
+#include <string>
 
 #include "halfstep/nn/module.h"
 #include "halfstep/ops/norm_act.h"
@@ -77,11 +80,19 @@ struct BatchNormOptions {
   bool track_running_stats = true;  ///< false: the batch's statistics in evaluation too
   DType dtype = f32;
 };
+/// What normalises a batch: the arguments of halfstep::batch_norm_act.
+using BatchNormFunction = std::function<Tensor(const Tensor& input, const BatchNormFuncOptions& options,
+                                               Activation activation, const Tensor& residual)>;
+
 /// The common base of BatchNorm1d and BatchNorm2d: parameters `weight` and `bias`, buffers `running_mean`,
 /// `running_var` and `num_batches_tracked` (i64), as PyTorch names them.
 class HS_API BatchNormBase : public ModuleBase {
  public:
   std::string describe() const override;
+  /// Has batches in training normalised by `function` instead of halfstep::batch_norm_act, in all handles of the
+  /// module; an empty one takes that back. describe() shows `what`.
+  void set_training_function(BatchNormFunction function, std::string what = {}) const;
+  void unshare() override;
   BatchNormOptions options;
   Parameter weight;
   Parameter bias;
@@ -93,6 +104,13 @@ class HS_API BatchNormBase : public ModuleBase {
   explicit BatchNormBase(const BatchNormOptions& options);
   /// batch_norm_act of the module's parameters, for inputs of `fewest` to `most` dimensions.
   Tensor normalise(const Tensor& input, int fewest, int most, Activation activation, const Tensor& residual) const;
+
+ private:
+  struct Training {
+    BatchNormFunction function;
+    std::string what;
+  };
+  std::shared_ptr<Training> training_ = std::make_shared<Training>();
 };
 /// halfstep::batch_norm for inputs [N, C] and [N, C, L].
 class HS_API BatchNorm1d : public Module<BatchNorm1d, BatchNormBase> {

@@ -92,6 +92,10 @@ TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
   return made;
 }
 
+void ClassificationTask::merge_evaluation(dist::ProcessGroup& group) {
+  if (group.size() > 1) verdicts_.merge(group);
+}
+
 ResultTable ClassificationTask::result_table() const {
   if (verdicts_.size() == 0) return {};
   constexpr std::size_t kMost = 50, kWorst = 20;

@@ -44,6 +44,7 @@ class HS_API ClassificationTask final : public Task {
   void count(TaskLoss& made, const data::Batch& batch) override;
   void begin_evaluation() override { verdicts_.clear(); }
   TaskLoss evaluate(const data::Batch& batch) override;
+  void merge_evaluation(dist::ProcessGroup& group) override;
   /// Precision, recall, F1 and count of each class; of more than 50 the 20 with the lowest F1.
   ResultTable result_table() const override;
   /// Writes `classes.csv`, `confusion.svg` and, where samples are pictures, `predictions.png`; nothing unless verdicts

@@ -12,6 +12,7 @@
 #include "halfstep/amp/level.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/dtype.h"
+#include "halfstep/dist/process_group.h"
 #include "halfstep/train/data.h"
 #include "halfstep/train/debugging.h"
 
@@ -65,7 +66,13 @@ struct TrainConfig {
   /// Of the data's parts, such as `train` and `test`: an identifier of their contents. Saved with the checkpoints, and
   /// a run resumes only with the same ones.
   std::map<std::string, std::string> data_checksums = {};
-  DebugConfig debug = {};  ///< what is dumped, compared, monitored and profiled
+  /// The ranks that train together: each takes its part of each batch (data::LoaderOptions::ranks) and of the test
+  /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports.
+  dist::ProcessGroup group = {};
+  std::string compress_gradients = "off";  ///< off, f16 or bf16: what ranks send gradients in
+  double bucket_mb = 25;                   ///< of gradients that are reduced together
+  bool sync_batch_norm = false;            ///< batch norms take the statistics of all ranks' parts
+  DebugConfig debug = {};                  ///< what is dumped, compared, monitored and profiled
 };
 
 /// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of

@@ -12,6 +12,7 @@
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/ops/create.h"
 #include "halfstep/runtime/queue.h"
 
 namespace halfstep::training {
@@ -46,10 +47,16 @@ class Sums {
     }
     pending_.clear();
   }
-  /// The means, in the order in which the parts came.
-  void results(const EvalProgress& progress, MetricResults& results) const {
-    if (progress.loss.count > 0) results.set("loss", progress.loss.sum / progress.loss.count);
-    for (const auto& [name, sum] : parts_) results.set(name, sum / samples_);
+  /// The means over all ranks' samples, in the order in which the parts came.
+  void results(const EvalProgress& progress, dist::ProcessGroup& group, MetricResults& results) {
+    std::vector<double> own{progress.loss.sum, progress.loss.count, samples_};
+    for (const auto& [name, sum] : parts_) own.push_back(sum);
+    const auto count = static_cast<std::int64_t>(own.size());
+    const Tensor sums = tensor(own, {count}, {.dtype = f64, .device = Device{}});
+    group.all_reduce(sums, dist::ReduceOp::sum, "results of the evaluation").wait();
+    const std::vector<double> all = sums.to_vector<double>();
+    if (all[1] > 0) results.set("loss", all[0] / all[1]);
+    for (std::size_t i = 0; i < parts_.size(); ++i) results.set(parts_[i].first, all[i + 3] / all[2]);
   }
 
  private:
@@ -73,6 +80,13 @@ class Sums {
 
 }  // namespace
 
+double max_of(dist::ProcessGroup& group, double value) {
+  if (group.size() == 1) return value;
+  const Tensor all = full({1}, value, {.dtype = f64, .device = Device{}});
+  group.all_reduce(all, dist::ReduceOp::max, "agreement").wait();
+  return all.item<double>();
+}
+
 Device device_of(const nn::ModuleBase& network) {
   const NamedTensors state = network.state_dict();
   return state.empty() ? Device{} : state[0].tensor.device();
@@ -94,8 +108,12 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
   auto start = Clock::now();
   bool stopped = false;
   task.begin_evaluation();
+  dist::ProcessGroup group = options.group;
+  // Ranks' parts may differ by a sample, and so by a batch: behind the last one that all have, nobody gives up.
+  const std::int64_t common = static_cast<std::int64_t>(-max_of(group, -static_cast<double>(batches.size())));
+  std::int64_t at = 0;
   batches.each([&](const data::Batch& given) {
-    if (options.stop && options.stop()) {
+    if (options.stop && at++ < common && max_of(group, options.stop() ? 1 : 0) != 0) {
       stopped = true;
       return false;
     }
@@ -119,7 +137,8 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
   if (progress.batch == 0) fail<Error>("{}: expected at least one batch, got none", options.who);
   batches.finish_epoch();
   MetricResults made = results;
-  sums.results(progress, made);
+  sums.results(progress, group, made);
+  task.merge_evaluation(group);
   task.end_evaluation(made);
   results = std::move(made);
   return true;

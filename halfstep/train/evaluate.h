@@ -14,6 +14,9 @@ namespace halfstep::training {
 /// The device of a network's first parameter or buffer; the CPU for one without any.
 HS_API Device device_of(const nn::ModuleBase& network);
 
+/// The largest of the ranks' values, on all of them: what they agree on. All ranks call it.
+HS_API double max_of(dist::ProcessGroup& group, double value);
+
 /// Options of evaluate.
 struct EvaluationOptions {
   std::optional<DType> autocast = {};  ///< dtype of the region around Task::evaluate; none: the caller's own, or none
@@ -21,7 +24,10 @@ struct EvaluationOptions {
                        ///< CPU each is read
   std::function<void(const EvalProgress&)> on_batch = {};  ///< for each batch once its values are read
   std::function<bool()> stop = {};                         ///< gives up before the next batch when it says true
-  const char* who = "evaluate";                            ///< the caller, for messages
+  /// Ranks that evaluate a part of the data set each; the results are those of all parts together, on all of them. They
+  /// give up together.
+  dist::ProcessGroup group = {};
+  const char* who = "evaluate";  ///< the caller, for messages
 };
 
 /// Evaluates a task on a data set, with the network in evaluation mode (the mode is restored) and without recording.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/loop_internal.h"
 
@@ -13,6 +14,14 @@ namespace {
 
 // No run has so many.
 constexpr std::int64_t kMostSteps = std::int64_t{1} << 60;
+
+// Each rank has its own random numbers in a step: a stream of the state that all ranks are in, so that one checkpoint
+// has those of all.
+PhiloxState random_of(const PhiloxState& state, int rank) {
+  constexpr std::uint64_t kPurpose = 0x72616E6B;  // keeps the streams apart from other uses of the seed
+  const std::uint64_t step = derive_seed(state.seed, state.offset, kPurpose);
+  return {.seed = derive_seed(step, static_cast<std::uint64_t>(rank), kPurpose), .offset = 0};
+}
 
 double seconds_between(std::chrono::steady_clock::time_point a, std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
@@ -29,7 +38,8 @@ Loop::Loop(TrainStep& step, Task& evaluation, TrainContext& context, const std::
       options_(options),
       captured_(captured),
       who_(who),
-      device_(device_of(step.network())) {
+      device_(device_of(step.network())),
+      group_(step.options().parallel ? step.options().parallel->group() : dist::ProcessGroup()) {
   if (options.every < 1) fail<Error>("{}: expected at least 1 epoch between evaluations, got {}", who, options.every);
   if (options.accumulate < 1) fail<Error>("{}: expected at least 1 batch a step, got {}", who, options.accumulate);
   if (options.read_every < 1)
@@ -48,7 +58,14 @@ Loop::Loop(TrainStep& step, Task& evaluation, TrainContext& context, const std::
 
 bool Loop::stopped() {
   if (options_.stop && options_.stop->load(std::memory_order_relaxed)) context_.request_stop("interrupted");
-  return context_.stop_requested();
+  return group_.size() > 1 ? agreed_ : context_.stop_requested();
+}
+
+void Loop::agree() {
+  if (group_.size() == 1) return;
+  stopped();
+  agreed_ = max_of(group_, context_.stop_requested() ? 1 : 0) != 0;
+  if (agreed_ && !context_.stop_requested()) context_.request_stop("another rank was stopped");
 }
 
 void Loop::run(int epochs, const Batches& training, const Batches* validation) {
@@ -61,6 +78,7 @@ void Loop::run(int epochs, const Batches& training, const Batches* validation) {
                 who_, context_.state_.epoch, context_.state_.batch, at->epoch, at->batch);
   }
   tell(&CallbackBase::on_train_begin);
+  agree();
   while (context_.state_.epoch < epochs && !stopped()) epoch(training, validation);
   tell(&CallbackBase::on_train_end);
 }
@@ -96,7 +114,8 @@ void Loop::epoch(const Batches& training, const Batches* validation) {
         .autocast = step_.options().autocast,
         .read_every = options_.read_every,
         .on_batch = [&](const EvalProgress& p) { tell(&CallbackBase::on_eval_batch, p); },
-        .stop = [&] { return stopped(); },
+        .stop = [&] { return stopped() || context_.stop_requested(); },
+        .group = group_,
         .who = who_};
     over = evaluate(evaluation_, *validation, context_.metrics, evaluation);
     if (over) tell(&CallbackBase::on_eval_end);
@@ -107,6 +126,7 @@ void Loop::epoch(const Batches& training, const Batches* validation) {
     state.batch = 0;
   }
   tell(&CallbackBase::on_epoch_end);
+  agree();
 }
 
 bool Loop::steps(const Batches& training) {
@@ -153,7 +173,10 @@ void Loop::step(std::vector<data::Batch>& group) {
   context_.batches = group;
   tell(&CallbackBase::on_step_begin);
   const double lr = step_.optimizer().lr();
+  const PhiloxState random = default_generator().state();
+  if (group_.size() > 1) default_generator().set_state(random_of(random, group_.rank()));
   const StepValues values = captured_ ? step_.run_captured(group) : step_.run(group);
+  if (group_.size() > 1) default_generator().set_state({.seed = random.seed, .offset = random.offset + 1});
   context_.loss = values.loss();
   context_.overflow = values.overflow;
   context_.scale = values.scale;
@@ -172,6 +195,7 @@ void Loop::step(std::vector<data::Batch>& group) {
   if (device_.is_cpu() || reader_.size() >= static_cast<std::size_t>(options_.read_every)) read();
   tell(&CallbackBase::on_step_end);
   context_.batches = {};
+  agree();
 }
 
 void Loop::read() {

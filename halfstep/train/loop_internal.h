@@ -30,6 +30,8 @@ class Loop {
   using Clock = std::chrono::steady_clock;
 
   bool stopped();
+  /// Ranks stop together: after this they agree on it.
+  void agree();
   std::int64_t steps_of(const Batches& training) const;
   void epoch(const Batches& training, const Batches* validation);
   /// All batches of the epoch; false when it was stopped before the last one.
@@ -49,6 +51,8 @@ class Loop {
   bool captured_;
   const char* who_;
   Device device_;
+  dist::ProcessGroup group_;  // of the step
+  bool agreed_ = false;       // to stop
   StepReader reader_;
   Clock::time_point epoch_start_ = {}, step_start_ = {};
   double data_seconds_ = 0;

@@ -6,6 +6,7 @@ namespace halfstep::training {
 Task::~Task() = default;
 void Task::count(TaskLoss& /*made*/, const data::Batch& /*batch*/) {}
 void Task::begin_evaluation() {}
+void Task::merge_evaluation(dist::ProcessGroup& /*group*/) {}
 TaskLoss Task::evaluate(const data::Batch& batch) {
   TaskLoss made = loss(batch);
   count(made, batch);

@@ -15,6 +15,7 @@
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/data/dataset.h"
+#include "halfstep/dist/process_group.h"
 #include "halfstep/nn/module.h"
 #include "halfstep/train/metrics.h"
 
@@ -70,6 +71,10 @@ class HS_API Task {
   /// A batch of an evaluation, in evaluation mode, without recording, inside the run's region: loss() and count()
   /// unless overridden. An undefined loss is left out of the results.
   virtual TaskLoss evaluate(const data::Batch& batch);
+  /// Between the last batch and end_evaluation() on each of several ranks that evaluated a part of the data set, one
+  /// behind the other: takes over what the other ranks' tasks have of theirs, in the order of ranks. Losses and parts
+  /// are summed by the loop.
+  virtual void merge_evaluation(dist::ProcessGroup& group);
   /// After the last one. `results` holds `loss` and the parts as means over all samples; a task with metrics of the
   /// whole data set, such as mean average precision, adds them.
   virtual void end_evaluation(MetricResults& results);

@@ -12,7 +12,10 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
+#include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/join.h"
+#include "halfstep/ops/view.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
@@ -135,6 +138,9 @@ struct TrainStep::Impl {
   /// The optimizer's part.
   void update(StepValues& values);
   StepValues run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs = nullptr);
+  /// Losses and parts become those of all ranks. `own`: this rank's samples in each batch.
+  void merge_ranks(StepValues& values, const std::vector<std::int64_t>& own);
+  int ranks() const { return options.parallel ? options.parallel->group().size() : 1; }
   const OutputTask& output_task(const char* call) const {
     const auto* own = dynamic_cast<const OutputTask*>(task.get());
     if (!own) fail<Error>("TrainStep::{}: expected a step of build_train_network(), got one of a Task", call);
@@ -155,10 +161,11 @@ Tensor StepValues::loss() const {
 
 namespace {
 
-// What a task said of a batch beside its loss.
-void take_over(TaskLoss& made, StepValues& values) {
-  if (made.count_later) values.count_later.push_back(std::move(made.count_later));
+// What a task said of a batch beside its loss; of one that stands in for none, nothing counts.
+void take_over(TaskLoss& made, const data::Batch& batch, StepValues& values) {
+  if (made.count_later && !batch.stand_in) values.count_later.push_back(std::move(made.count_later));
   for (NamedTensor& part : made.parts) {
+    if (batch.stand_in) part.tensor = zeros_like(part.tensor.detach());
     const auto same = [&](const NamedTensor& known) { return known.name == part.name; };
     const auto known = std::find_if(values.parts.begin(), values.parts.end(), same);
     if (known == values.parts.end()) {
@@ -192,7 +199,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
   } else {
     task->count(made, batch);
   }
-  take_over(made, values);
+  take_over(made, batch, values);
 }
 
 void TrainStep::Impl::update(StepValues& values) {
@@ -233,15 +240,44 @@ StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vecto
     if (samples.back() < 1) {
       fail<Error>("train_step: expected at least one sample in each batch, got {}", samples.back());
     }
-    values.samples += samples.back();
+    values.samples += batch.all_samples > 0 ? batch.all_samples : samples.back() * ranks();
+    if (batch.stand_in) samples.back() = 0;
   }
+  if (options.parallel && options.parallel->options().broadcast_buffers) options.parallel->broadcast_buffers();
   for (std::size_t i = 0; i < batches.size(); ++i) {
-    // In float64, so that the only batch of a step weighs 1 exactly.
-    values.weights.push_back(static_cast<double>(samples[i]) / static_cast<double>(values.samples));
+    // In float64, so that the only batch of a step weighs 1 exactly. The mean over ranks divides by their number.
+    values.weights.push_back(static_cast<double>(samples[i] * ranks()) / static_cast<double>(values.samples));
+    std::optional<dist::DataParallelBase::NoSync> alone;
+    if (options.parallel && i + 1 < batches.size()) alone.emplace(*options.parallel);
     add(batches[i], values.weights[i], values, outputs);
   }
+  if (ranks() > 1) merge_ranks(values, samples);
   update(values);
   return values;
+}
+
+void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int64_t>& own) {
+  const NoGrad no_grad;
+  const DType dtype = accumulate_dtype(values.losses[0].dtype());
+  Tensor loss;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (own[i] == 0) continue;  // whose loss may be anything
+    const Tensor part = values.losses[i].to(dtype) * values.weights[i];
+    loss = loss.defined() ? loss + part : part;
+  }
+  if (!loss.defined()) loss = zeros({}, {.dtype = dtype, .device = values.losses[0].device()});
+  std::vector<Tensor> numbers{loss.reshape({1})};
+  // The reduction is a mean: sums are those of the ranks, times their number.
+  for (const NamedTensor& p : values.parts) {
+    numbers.push_back(p.tensor.to(dtype).reshape({1}) * static_cast<double>(ranks()));
+  }
+  const Tensor all = cat(numbers, 0);
+  options.parallel->mean_(all, "losses");
+  values.losses = {all.select(0, 0)};
+  values.weights = {1};
+  for (std::size_t i = 0; i < values.parts.size(); ++i) {
+    values.parts[i].tensor = all.select(0, static_cast<std::int64_t>(i) + 1);
+  }
 }
 
 TrainStepResult TrainStep::operator()(const Tensor& input, const Tensor& target) {
@@ -312,7 +348,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     counted.loss = values.losses[b];
     counted.output = std::move(made.tensors[i]);
     s.task->count(counted, batches[b]);
-    take_over(counted, values);
+    take_over(counted, batches[b], values);
   }
   return values;
 }

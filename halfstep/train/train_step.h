@@ -15,6 +15,7 @@
 #include "halfstep/amp/level.h"
 #include "halfstep/amp/loss_scaler.h"
 #include "halfstep/capture/capture.h"
+#include "halfstep/dist/data_parallel.h"
 #include "halfstep/nn/module.h"
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/task.h"
@@ -56,9 +57,9 @@ void visit_tensors(TrainStepResult& result, V&& visit) {
 /// What a step on several batches, or of a Task, gives; all tensors are on the network's device, for the host to read
 /// or not.
 struct HS_API StepValues {
-  std::vector<Tensor> losses = {};   ///< f32 or f64 [], unscaled: of each batch
+  std::vector<Tensor> losses = {};   ///< f32 or f64 [], unscaled: of each batch; of several ranks that of the step
   std::vector<double> weights = {};  ///< of each batch: its share of the step's samples
-  std::int64_t samples = 0;          ///< of all batches
+  std::int64_t samples = 0;          ///< of all batches, on all ranks
   Tensor overflow = {};              ///< f32 []: not 0 where gradients overflowed, so that the step was dropped
   Tensor scale = {};                 ///< f32 []: the loss scale that the step used; 1 without scaling
   NamedTensors parts = {};           ///< TaskLoss::parts, added up over the batches
@@ -86,6 +87,10 @@ struct StepOptions {
   /// mixed precision need none.
   std::optional<DType> autocast = {};
   double clip_norm = 0;  ///< largest 2-norm of all gradients together; 0: no clipping
+  /// Of the task's network: each rank makes the step on its part of the batches, and the gradients are those of the
+  /// mean loss over all parts' samples. Ranks have as many batches; their sizes may differ where a loader says what the
+  /// whole is (data::LoaderOptions::ranks). Losses and parts are those of all ranks together.
+  std::shared_ptr<dist::DataParallelBase> parallel = {};
 };
 
 /// A training step as one function: forward pass, loss, backward pass, unscaling, check, clipping, optimizer, scale. A

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
 #include "halfstep/data/mixup.h"
+#include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
@@ -44,6 +46,48 @@ std::shared_ptr<const data::Dataset> mixed(const TrainConfig& c, std::shared_ptr
                                               data::MixupOptions{.alpha = c.mixup, .classes = classes});
 }
 
+// The network on several ranks; null on one.
+std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const nn::ModuleBase& network) {
+  if (c.group.size() == 1) return nullptr;
+  if (c.batch_size < c.group.size()) {
+    fail<Error>("train: expected a batch size of at least the number of ranks, {}, got {}", c.group.size(),
+                c.batch_size);
+  }
+  if (c.sync_batch_norm) dist::convert_sync_batch_norm(network, c.group);
+  dist::DataParallelOptions options{.bucket_cap_mb = c.bucket_mb,
+                                    .first_bucket_cap_mb = std::min(c.bucket_mb, 1.0),
+                                    // Statistics of the whole batch are the same on all ranks.
+                                    .broadcast_buffers = !c.sync_batch_norm};
+  const std::optional<DType> compressed = parse_dtype(c.compress_gradients);
+  if (compressed) options.hook = dist::compress_hook(*compressed);
+  return std::make_shared<dist::DataParallelBase>(network, c.group, options);
+}
+
+// A rank's part of the data set of an evaluation: the parts lie one behind the other.
+std::shared_ptr<const data::Dataset> part_of(std::shared_ptr<const data::Dataset> all,
+                                             const dist::ProcessGroup& group) {
+  if (group.size() == 1) return all;
+  const std::int64_t n = all->size(), begin = n * group.rank() / group.size(),
+                     end = n * (group.rank() + 1) / group.size();
+  if (n < group.size()) {
+    fail<Error>("train: expected at least as many test samples as ranks, {}, got {}", group.size(), n);
+  }
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(end - begin));
+  std::iota(indices.begin(), indices.end(), begin);
+  return std::make_shared<data::SubsetDataset>(std::move(all), std::move(indices));
+}
+
+// What rank 0 writes and tells the others leave.
+TrainConfig config_of_rank(TrainConfig config) {
+  if (config.group.rank() == 0) return config;
+  config.out.clear();
+  config.log_json.clear();
+  config.tensorboard = config.overwrite = false;
+  config.debug.dump.clear();
+  config.debug.profile.clear();
+  return config;
+}
+
 // Every evaluation sees the same data set in the same order, and has the memory of the gradients.
 class BeforeEvaluation final : public CallbackBase {
  public:
@@ -68,7 +112,9 @@ class Run {
         amp_(amp_mode(config)),
         optimizer_(make_optimizer(config, parameters_on(task->network(), config.device))),
         step_(make_train_step(task, *optimizer_, make_scaler(config),
-                              {.autocast = amp_.region, .clip_norm = config.clip_norm})),
+                              {.autocast = amp_.region,
+                               .clip_norm = config.clip_norm,
+                               .parallel = parallel_of(config, task->network())})),
         samples_(training->size()),
         test_(test),
         loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
@@ -76,11 +122,14 @@ class Run {
                                                      .workers = config.workers,
                                                      .prefetch = config.prefetch,
                                                      .seed = config.seed,
-                                                     .device = config.device}),
-        test_loader_(std::move(test), {.batch_size = config.eval_batch_size,
-                                       .workers = std::max(config.workers, 1),
-                                       .prefetch = config.prefetch,
-                                       .device = config.device}),
+                                                     .device = config.device,
+                                                     .rank = config.group.rank(),
+                                                     .ranks = config.group.size()}),
+        test_loader_(part_of(std::move(test), config.group),
+                     {.batch_size = std::max<std::int64_t>(config.eval_batch_size / config.group.size(), 1),
+                      .workers = std::max(config.workers, 1),
+                      .prefetch = config.prefetch,
+                      .device = config.device}),
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs),
@@ -147,6 +196,8 @@ class Run {
     // Like the table, before the checkpoint that it may not lack.
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
+    // Whatever the ranks have loaded, they begin with the same scale.
+    if (step_.scaler() && config_.group.size() > 1) dist::broadcast_state(*step_.scaler(), config_.group);
     Model model(step_, config_.capture);
     try {
       model.fit(config_.epochs, loader_, test_loader_, all,
@@ -237,8 +288,8 @@ class Run {
     saver_.resume(c);
   }
 
-  const TrainConfig& config_;
-  const TrainCallbacks& callbacks_;
+  const TrainConfig config_;
+  const TrainCallbacks callbacks_;
   const std::atomic<bool>* stop_;
   AmpMode amp_;
   std::unique_ptr<optim::Optimizer> optimizer_;
@@ -267,7 +318,10 @@ RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
   if (config.tensorboard && config.out.empty()) {
     fail<Error>("train: expected a folder for the curves that `tensorboard` asks for, got no `out`");
   }
-  return Run(config, task, std::move(training), std::move(test), callbacks, stop, folder).run();
+  if (config.group.rank() == 0) {
+    return Run(config, task, std::move(training), std::move(test), callbacks, stop, folder).run();
+  }
+  return Run(config_of_rank(config), task, std::move(training), std::move(test), {}, stop, nullptr).run();
 }
 
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,

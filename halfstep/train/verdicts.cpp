@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -55,6 +56,27 @@ void Verdicts::add(const Tensor& scores, const Tensor& target) {
     said.push_back(static_cast<std::int32_t>(best));
     share.push_back(best >= 0 ? static_cast<float>(1 / sum) : 0);
   }
+}
+
+void Verdicts::merge(dist::ProcessGroup& group) {
+  const auto text_of = [](const auto& list) {
+    return std::string(reinterpret_cast<const char*>(list.data()), list.size() * sizeof(list[0]));
+  };
+  const auto merge_list = [&](auto& list) {
+    const std::vector<std::string> parts = group.all_gather_text(text_of(list));
+    list.clear();
+    for (const std::string& part : parts) {
+      const std::size_t old = list.size(), more = part.size() / sizeof(list[0]);
+      list.resize(old + more);
+      if (more > 0) std::memcpy(list.data() + old, part.data(), more * sizeof(list[0]));
+    }
+  };
+  std::vector<std::int64_t> sizes{classes};
+  merge_list(sizes);
+  classes = *std::max_element(sizes.begin(), sizes.end());
+  merge_list(label);
+  merge_list(said);
+  merge_list(share);
 }
 
 std::int64_t Verdicts::right() const {

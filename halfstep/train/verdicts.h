@@ -10,6 +10,7 @@
 #include "halfstep/core/tensor.h"
 #include "halfstep/data/dataset.h"
 #include "halfstep/data/transforms.h"
+#include "halfstep/dist/process_group.h"
 #include "halfstep/io/drawing.h"
 
 namespace halfstep::training {
@@ -26,6 +27,8 @@ struct HS_API Verdicts {
   /// Adds a batch: scores [N, classes] before softmax, labels [N] or soft targets [N, classes], whose largest share is
   /// the label. Reads both. Throws ShapeError.
   void add(const Tensor& scores, const Tensor& target);
+  /// Becomes the verdicts of all ranks, one rank's behind the other's.
+  void merge(dist::ProcessGroup& group);
   std::int64_t size() const { return static_cast<std::int64_t>(said.size()); }
   /// Samples whose label was said.
   std::int64_t right() const;

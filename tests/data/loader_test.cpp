@@ -263,6 +263,39 @@ TEST(Loader, SeeksToTheEndOfAnEpoch) {
   EXPECT_EQ(loader.state(), (LoaderState{4, 0}));
 }
 
+// Parts of a batch, for ranks: one behind the other they are the batch, and every sample comes once.
+TEST_P(LoaderWorkers, RanksShareEachBatch) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const LoaderOptions options{.batch_size = 7, .shuffle = true, .workers = GetParam(), .seed = 5, .repeat = 2};
+    DataLoader whole{Counting{30}, options};
+    const Batches all = run_epoch(whole);
+    Batches together(all.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      LoaderOptions own = options;
+      own.rank = rank;
+      own.ranks = ranks;
+      DataLoader part{Counting{30}, own};
+      EXPECT_EQ(part.size(), whole.size());
+      std::size_t k = 0;
+      for (const Batch& batch : part) {
+        const Indices got = batch.input.to_vector<std::int64_t>();
+        EXPECT_EQ(batch.all_samples, ranks == 1 ? 0 : static_cast<std::int64_t>(all[k].size()));
+        if (batch.stand_in) {
+          EXPECT_EQ(got, Indices{all[k][0]}) << "one sample, which counts nothing";
+        } else {
+          together[k].insert(together[k].end(), got.begin(), got.end());
+        }
+        ++k;
+      }
+      EXPECT_EQ(k, all.size());
+      EXPECT_EQ(part.state(), (LoaderState{1, 0}));
+    }
+    EXPECT_EQ(together, all) << ranks;
+  }
+  expect_error<Error>([] { DataLoader(Counting{1}, {.rank = 2, .ranks = 2}); }, {"rank 2 of 2"});
+  expect_error<Error>([] { DataLoader(Counting{1}, {.ranks = 0}); }, {"of 0"});
+}
+
 TEST(Loader, RefusesBadOptionsAndCalls) {
   expect_error<Error>([] { DataLoader(Counting{1}, {.batch_size = 0}); }, {"batch size", "got 0"});
   expect_error<Error>([] { DataLoader(Counting{1}, {.workers = -1}); }, {"workers", "got -1"});

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/ranks.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <thread>
+
+#include "cli/verbs.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/runtime/devices.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cli {
+namespace {
+
+// What rank 0 prints is the run's output.
+void silence() {
+  std::fflush(stdout);
+  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  if (nowhere < 0) return;
+  ::dup2(nowhere, STDOUT_FILENO);
+  ::close(nowhere);
+}
+
+void share_processors(const TrainOptions& o, int ranks) {
+  const auto given = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value && *value != '\0';
+  };
+  if (o.threads > 0 || given("HALFSTEP_THREADS") || given("OMP_NUM_THREADS")) return;
+  // A launcher that binds processes to processors has divided them already.
+  const int all = num_threads();
+  if (all * ranks > static_cast<int>(std::thread::hardware_concurrency())) set_num_threads(std::max(1, all / ranks));
+}
+
+void take_device(Device& device, const dist::ProcessGroup& group) {
+  if (device.is_cpu() || group.local_size() == 1) return;
+  int count = 0;
+  for (const DeviceInfo& d : devices()) count += d.device.type == device.type ? 1 : 0;
+  if (group.local_size() > count) {
+    throw UsageError(
+        fmt::format("--device: {} ranks on this machine, which has {} device{} of the kind {}; a device takes one rank",
+                    group.local_size(), count, count == 1 ? "" : "s", device.str()));
+  }
+  device.index = static_cast<decltype(device.index)>(group.local_rank());
+}
+
+}  // namespace
+
+void join_ranks(TrainOptions& o) {
+  if (!dist::ProcessGroup::launched()) {
+    refuse_many_processes("train");
+    return;
+  }
+  training::TrainConfig& c = o.config;
+  c.group = dist::ProcessGroup::init(
+      {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order});
+  if (c.group.size() == 1) return;
+  if (c.group.rank() > 0) {
+    g_rank = c.group.rank();
+    silence();
+    o.quiet = o.no_out = true;
+    c.out.clear();
+    c.log_json.clear();
+    c.tensorboard = c.overwrite = false;
+  }
+  take_device(c.device, c.group);
+  share_processors(o, c.group.local_size());
+}
+
+bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& prepare) {
+  std::exception_ptr own;
+  std::string text;
+  try {
+    prepare();
+  } catch (const std::exception& e) {
+    own = std::current_exception();
+    text = e.what();
+    if (text.empty()) text = "an error without a text";
+  }
+  const std::vector<std::string> all = group.all_gather_text(text);
+  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& t) { return !t.empty(); });
+  if (first == all.end()) return true;
+  const auto failed = static_cast<int>(first - all.begin());
+  if (own && failed == group.rank()) std::rethrow_exception(own);
+  if (group.rank() == 0) complain(fmt::format("rank {} ({}) can't begin: {}", failed, group.host(failed), *first));
+  return false;
+}
+
+}  // namespace halfstep::cli

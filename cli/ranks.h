@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// One program as several processes: what each of them prints, computes on and waits for.
+#pragma once
+
+#include <functional>
+
+#include "cli/train_options.h"
+
+namespace halfstep::cli {
+
+/// Joins the processes that a launcher of MPI started with this one, if one did: the configuration's group. Ranks other
+/// than 0 print errors only, which begin with their number, and write no files. A rank's device is the one of its
+/// number among the ranks of its machine, unless the flag names one; it has its share of the machine's processors.
+/// Throws UsageError where there are fewer devices than ranks, or where processes were started by something else.
+void join_ranks(TrainOptions& o);
+
+/// Runs `prepare`, which may fail on any rank, and waits for the others. The lowest rank that failed throws what it
+/// threw; the others return false, and rank 0 says which one it was.
+bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& prepare);
+
+}  // namespace halfstep::cli

@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/dist/data_parallel.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+#include <sstream>
+
+#include "halfstep/autograd/engine.h"
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/autograd/node.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/dist/captured_internal.h"
+#include "halfstep/dist/describe_internal.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep::dist {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+constexpr const char* kName = "data_parallel";
+constexpr std::int64_t kAlignment = 64;  // bytes, of each gradient in its bucket
+
+struct Bucket {
+  Tensor flat;
+  std::vector<std::size_t> parameters;
+  int waiting = 0;                    // gradients that haven't come in this pass
+  std::function<void()> finish = {};  // of the reduction that runs
+};
+
+std::int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<std::int64_t>(t.item_size()); }
+
+// The layout that a parameter's gradient has, so that optimizers read both in one order.
+Shape strides_of(const Tensor& parameter) {
+  return parameter.is_contiguous(MemoryFormat::preserve) ? parameter.strides() : contiguous_strides(parameter.sizes());
+}
+
+void check_options(const DataParallelOptions& o) {
+  for (const auto& [name, value] :
+       {std::pair{"bucket_cap_mb", o.bucket_cap_mb}, {"first_bucket_cap_mb", o.first_bucket_cap_mb}}) {
+    if (!(value > 0)) fail<Error>("{}: expected a {} above 0, got {}", kName, name, value);
+  }
+}
+
+}  // namespace
+
+struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
+  Impl(const nn::ModuleBase& module, ProcessGroup of, const DataParallelOptions& given)
+      : options(given), group(std::move(of)), buffers(module.buffers()) {
+    std::set<const TensorImpl*> known;  // a shared parameter has several names
+    for (const NamedTensor& p : module.trainable_parameters()) {
+      if (known.insert(p.tensor.impl()).second) parameters.push_back(p);
+    }
+  }
+  ~Impl() {
+    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].tensor.remove_hook(hooks[i]);
+  }
+
+  void add_hooks() {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      hooks.push_back(register_recorded_grad_hook(parameters[i].tensor, [weak = weak_from_this(), i](const Tensor&) {
+        if (const auto self = weak.lock()) self->ready(i);
+      }));
+    }
+  }
+  /// Buckets for the parameters in this order, which is the one that their gradients are expected in.
+  void make_buckets(std::span<const std::size_t> order);
+  void use_bucket_view(std::size_t i);
+
+  void begin();
+  void ready(std::size_t i);
+  void launch();
+  void start(std::size_t b);
+  void wait();
+  void finish();
+  void resolve_missing();
+  void rebuild();
+  std::string label(std::size_t b) const;
+
+  const DataParallelOptions options;
+  ProcessGroup group;
+  NamedTensors parameters;  // each once
+  NamedTensors buffers;
+  std::vector<std::uint64_t> hooks;
+  std::vector<Bucket> buckets;
+  std::vector<Tensor> views;           // of each parameter's place in its bucket
+  std::vector<std::size_t> bucket_of;  // each parameter
+  std::shared_ptr<int> no_sync = std::make_shared<int>(0);
+
+  bool armed = false;                    // a backward pass is on its way
+  std::vector<bool> seen;                // in this pass
+  std::vector<std::size_t> ready_order;  // of this pass
+  std::size_t next = 0;                  // bucket to be started
+  bool rebuilt = false;
+  DataParallelStats stats;
+  Clock::time_point started;
+};
+
+void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> order) {
+  buckets.clear();
+  views.assign(parameters.size(), Tensor());
+  bucket_of.assign(parameters.size(), 0);
+  // A bucket has one dtype and device. Those that are open, by both; in the order in which they were opened.
+  struct Open {
+    std::vector<std::size_t> parameters;
+    std::int64_t bytes = 0;
+  };
+  std::vector<std::pair<std::pair<DType, std::string>, Open>> open;
+  std::vector<std::vector<std::size_t>> closed;
+  for (const std::size_t i : order) {
+    const Tensor& p = parameters[i].tensor;
+    const auto kind = std::pair(p.dtype(), p.device().str());
+    auto at = std::find_if(open.begin(), open.end(), [&](const auto& o) { return o.first == kind; });
+    if (at == open.end()) at = open.insert(open.end(), {kind, {}});
+    Open& bucket = at->second;
+    bucket.parameters.push_back(i);
+    bucket.bytes += bytes_of(p);
+    const double cap = closed.empty() ? options.first_bucket_cap_mb : options.bucket_cap_mb;
+    if (static_cast<double>(bucket.bytes) >= cap * 0x1p20) {
+      closed.push_back(std::move(bucket.parameters));
+      open.erase(at);
+    }
+  }
+  for (auto& [kind, bucket] : open) closed.push_back(std::move(bucket.parameters));
+  const CapturePause pause;  // buckets outlive a captured step
+  for (std::vector<std::size_t>& members : closed) {
+    const Tensor& first = parameters[members[0]].tensor;
+    const auto item = static_cast<std::int64_t>(first.item_size()), unit = kAlignment / item;
+    std::vector<std::int64_t> offsets;
+    std::int64_t total = 0;
+    for (const std::size_t i : members) {
+      offsets.push_back(total);
+      total += (parameters[i].tensor.numel() + unit - 1) / unit * unit;
+    }
+    Bucket bucket{.flat = zeros({total}, {.dtype = first.dtype(), .device = first.device()}), .parameters = members};
+    for (std::size_t k = 0; k < members.size(); ++k) {
+      const Tensor& p = parameters[members[k]].tensor;
+      views[members[k]] = as_strided(bucket.flat, p.sizes(), strides_of(p), offsets[k]);
+      bucket_of[members[k]] = buckets.size();
+    }
+    buckets.push_back(std::move(bucket));
+  }
+  stats.buckets = static_cast<int>(buckets.size());
+}
+
+std::string DataParallelBase::Impl::label(std::size_t b) const {
+  const std::vector<std::size_t>& members = buckets[b].parameters;
+  const std::string& first = parameters[members.front()].name;
+  return fmt::format("gradients of bucket {}: {}", b,
+                     members.size() == 1 ? first : first + " to " + parameters[members.back()].name);
+}
+
+void DataParallelBase::Impl::begin() {
+  armed = true;
+  next = 0;
+  seen.assign(parameters.size(), false);
+  ready_order.clear();
+  for (Bucket& b : buckets) {
+    b.waiting = static_cast<int>(b.parameters.size());
+    b.finish = {};
+  }
+}
+
+// The parameter's gradient is the view of its bucket from here on; its values move there.
+void DataParallelBase::Impl::use_bucket_view(std::size_t i) {
+  const Tensor& p = parameters[i].tensor;
+  const Tensor gradient = p.grad();
+  Tensor view = views[i];
+  if (gradient.defined() && gradient.storage() == view.storage()) return;
+  const NoGrad no_grad;
+  if (gradient.defined()) {
+    view.copy_(gradient);
+  } else {
+    view.zero_();
+  }
+  p.set_grad(view);
+}
+
+void DataParallelBase::Impl::ready(std::size_t i) {
+  if (*no_sync > 0) return;
+  if (!armed) {
+    begin();
+    halfstep::detail::at_end_of_backward([self = shared_from_this()] { self->finish(); });
+  }
+  Bucket& bucket = buckets[bucket_of[i]];
+  if (seen[i]) {
+    if (bucket_of[i] < next) {
+      fail<DistError>(
+          "{}: the gradient of {} came twice in one backward pass, the second time when its bucket had been sent; does "
+          "a "
+          "checkpointed part use it that is used outside, too?",
+          kName, parameters[i].name);
+    }
+    return;
+  }
+  seen[i] = true;
+  ready_order.push_back(i);
+  use_bucket_view(i);
+  --bucket.waiting;
+  launch();
+}
+
+void DataParallelBase::Impl::launch() {
+  while (next < buckets.size() && buckets[next].waiting == 0) {
+    detail::repeated({&buckets[next].flat}, [this, b = next] { start(b); });
+    ++next;
+  }
+}
+
+void DataParallelBase::Impl::start(std::size_t b) {
+  if (b == 0) started = Clock::now();
+  Bucket& bucket = buckets[b];
+  if (!options.hook) {
+    bucket.finish = [work = group.all_reduce(bucket.flat, ReduceOp::mean, label(b))] { work.wait(); };
+    return;
+  }
+  GradBucket given{.index = static_cast<int>(b),
+                   .is_last = b + 1 == buckets.size(),
+                   .buffer = bucket.flat,
+                   .gradients = {},
+                   .names = {}};
+  for (const std::size_t i : bucket.parameters) {
+    given.gradients.push_back(views[i]);
+    given.names.push_back(parameters[i].name);
+  }
+  const NoGrad no_grad;
+  bucket.finish = options.hook(given, group);
+}
+
+void DataParallelBase::Impl::wait() {
+  const auto begun = Clock::now();
+  const NoGrad no_grad;
+  for (Bucket& b : buckets) {
+    if (b.finish) std::exchange(b.finish, {})();
+    // The other ranks' values: nothing known of one's own holds for the mean.
+    b.flat.storage()->bump_version();
+    b.flat.storage()->forget_derived();
+  }
+  stats.wait_seconds += seconds_since(begun);
+  stats.reduction_seconds += seconds_since(started);
+  ++stats.reductions;
+}
+
+// Parameters that the pass didn't reach.
+void DataParallelBase::Impl::resolve_missing() {
+  std::vector<std::size_t> missing;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!seen[i]) missing.push_back(i);
+  }
+  if (!options.find_unused_parameters) {
+    if (missing.empty()) return;
+    std::string names;
+    constexpr std::size_t kMost = 8;
+    for (std::size_t k = 0; k < std::min(missing.size(), kMost); ++k) {
+      names += (k ? ", " : "") + parameters[missing[k]].name;
+    }
+    if (missing.size() > kMost) names += fmt::format(" and {} more", missing.size() - kMost);
+    fail<DistError>(
+        "{}: the backward pass on rank {} gave no gradient to {}; if the loss doesn't depend on all parameters, pass "
+        "{{.find_unused_parameters = true}}",
+        kName, group.rank(), names);
+  }
+  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+    sink->refuse("which parameters a step uses is found out on the host");
+  // Where no rank has a gradient there is none: neither was before.
+  std::vector<std::int64_t> used(parameters.size(), 1);
+  for (const std::size_t i : missing) used[i] = parameters[i].tensor.grad().defined() ? 1 : 0;
+  const Tensor anywhere = tensor_from_integers(used, {static_cast<std::int64_t>(used.size())}, {.device = Device{}});
+  group.all_reduce(anywhere, ReduceOp::max, "parameters in use").wait();
+  const auto in_use = anywhere.to_vector<std::int64_t>();
+  for (const std::size_t i : missing) {
+    const bool none = in_use[i] == 0;
+    use_bucket_view(i);
+    if (none) parameters[i].tensor.set_grad({});
+    --buckets[bucket_of[i]].waiting;
+  }
+  launch();
+}
+
+void DataParallelBase::Impl::finish() {
+  armed = false;
+  resolve_missing();
+  detail::repeated({}, [this] { wait(); });
+  if (!rebuilt && !kernel_recorder()) rebuild();
+}
+
+// The order in which rank 0's gradients came is that of the next passes.
+void DataParallelBase::Impl::rebuild() {
+  rebuilt = true;
+  std::vector<std::size_t> order = ready_order;
+  for (std::size_t i = parameters.size(); i-- > 0;) {
+    if (!seen[i]) order.push_back(i);
+  }
+  std::string text;
+  for (const std::size_t i : order) text += std::to_string(i) + ' ';
+  text = group.broadcast_text(text);
+  order = describe::numbers(text);
+  const std::vector<Tensor> before = views;
+  make_buckets(order);
+  ++capture_generation();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const Tensor gradient = parameters[i].tensor.grad();
+    if (gradient.defined() && gradient.storage() == before[i].storage()) use_bucket_view(i);
+  }
+}
+
+DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup group,
+                                   const DataParallelOptions& options) {
+  check_options(options);
+  impl_ = std::make_shared<Impl>(module, std::move(group), options);
+  Impl& s = *impl_;
+  if (s.parameters.empty()) fail<Error>("{}: the network has no parameters that require grad", kName);
+  describe::check_same(module.state_dict(), s.group, kName);
+  for (const NamedTensor& t : module.state_dict()) describe::broadcast_values(t, s.group);
+  std::vector<std::size_t> order(s.parameters.size());
+  std::iota(order.rbegin(), order.rend(), std::size_t{0});
+  s.make_buckets(order);
+  s.add_hooks();
+}
+DataParallelBase::~DataParallelBase() = default;
+DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
+DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
+
+DataParallelBase::NoSync::NoSync(const DataParallelBase& of) : depth_(of.impl_->no_sync) {
+  ++*depth_;
+  ++capture_generation();
+}
+DataParallelBase::NoSync::~NoSync() {
+  --*depth_;
+  ++capture_generation();
+}
+
+void DataParallelBase::reduce_without_backward() {
+  Impl& s = *impl_;
+  if (s.armed) fail<Error>("{}: reduce_without_backward() inside of a backward pass", kName);
+  s.begin();
+  const NoGrad no_grad;
+  if (!s.options.find_unused_parameters) {
+    for (std::size_t i = 0; i < s.parameters.size(); ++i) {
+      s.seen[i] = true;
+      s.use_bucket_view(i);
+      --s.buckets[s.bucket_of[i]].waiting;
+    }
+    s.launch();
+  }
+  s.finish();
+}
+
+void DataParallelBase::mean_(const Tensor& tensor, std::string_view label) const {
+  detail::repeated({&tensor}, [tensor, group = impl_->group, label = std::string(label)]() mutable {
+    group.all_reduce(tensor, ReduceOp::mean, label).wait();
+    tensor.storage()->bump_version();
+  });
+}
+
+void DataParallelBase::broadcast_buffers() {
+  Impl& s = *impl_;
+  if (s.group.size() == 1 || s.buffers.empty()) return;
+  detail::repeated({&s.buffers[0].tensor}, [self = impl_] {
+    const NoGrad no_grad;
+    for (const NamedTensor& b : self->buffers) describe::broadcast_values(b, self->group);
+  });
+}
+
+const ProcessGroup& DataParallelBase::group() const { return impl_->group; }
+const DataParallelOptions& DataParallelBase::options() const { return impl_->options; }
+DataParallelStats DataParallelBase::stats() const { return impl_->stats; }
+
+CommunicationHook compress_hook(DType dtype) {
+  if (!is_low_precision(dtype)) fail<DTypeError>("compress_hook: expected f16 or bf16, got {}", name(dtype));
+  return [dtype](const GradBucket& bucket, const ProcessGroup& group) -> std::function<void()> {
+    ProcessGroup g = group;
+    const std::string label = fmt::format("{} gradients of bucket {}: {}", name(dtype), bucket.index, bucket.names[0]);
+    if (bucket.buffer.dtype() == dtype) {
+      return [work = g.all_reduce(bucket.buffer, ReduceOp::mean, label)] { work.wait(); };
+    }
+    const Tensor narrow = bucket.buffer.to(dtype);
+    return [work = g.all_reduce(narrow, ReduceOp::mean, label), narrow, wide = bucket.buffer]() mutable {
+      work.wait();
+      wide.copy_(narrow);
+    };
+  };
+}
+
+void broadcast_state(amp::GradScaler& scaler, const ProcessGroup& group) {
+  std::string text;
+  for (const auto& [key, value] : scaler.state_dict()) text += fmt::format("{} {:a}\n", key, value);
+  ProcessGroup g = group;
+  text = g.broadcast_text(text);
+  std::map<std::string, double> state;
+  std::istringstream in(text);
+  for (std::string key, value; in >> key >> value;) state[key] = std::strtod(value.c_str(), nullptr);
+  if (!state.empty()) scaler.load_state_dict(state);
+}
+
+std::string first_difference(const nn::ModuleBase& module, ProcessGroup& group) {
+  return describe::first_difference(module.state_dict(), group);
+}
+
+}  // namespace halfstep::dist

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "halfstep/amp/grad_scaler.h"
+#include "halfstep/dist/process_group.h"
+#include "halfstep/nn/module.h"
+
+namespace halfstep::dist {
+
+/// Gradients that are reduced together: what a communication hook is given.
+struct GradBucket {
+  int index = 0;                   ///< buckets are reduced in this order, from 0
+  bool is_last = false;            ///< no more of them in this backward pass
+  Tensor buffer;                   ///< all of the bucket's gradients, flat; the mean over the ranks goes here
+  std::vector<Tensor> gradients;   ///< the parts of it, in the shapes of the parameters
+  std::vector<std::string> names;  ///< of the parameters
+};
+/// Starts the reduction of a bucket and returns what finishes it: afterwards the buffer holds the mean over the ranks.
+/// Called on the thread of the backward pass; no autograd records it.
+using CommunicationHook = std::function<std::function<void()>(const GradBucket& bucket, const ProcessGroup& group)>;
+
+/// A hook that sends gradients in 16 bits, f16 or bf16, and makes them float32 again: half of the bytes. They are
+/// summed in float32 and rounded once more (ProcessGroup). In f16 a gradient that overflows becomes infinite on all
+/// ranks, so that a gradient scaler skips the step on all of them. PyTorch's fp16_compress_hook, which sums in 16 bits.
+/// Throws DTypeError for other dtypes.
+HS_API CommunicationHook compress_hook(DType dtype);
+
+/// Options of DataParallel; defaults and names are PyTorch's DistributedDataParallel's.
+struct DataParallelOptions {
+  double bucket_cap_mb = 25;       ///< size of a bucket in MiB, above 0
+  double first_bucket_cap_mb = 1;  ///< of the first one, which is small so that communication starts early
+  bool broadcast_buffers = true;   ///< each forward pass in training begins with the buffers of rank 0
+  /// Parameters that a backward pass doesn't reach count as zeros; those that it reaches on no rank keep the gradient
+  /// they have. Otherwise such a parameter is an error that names it.
+  bool find_unused_parameters = false;
+  CommunicationHook hook = {};  ///< how a bucket is reduced; by default an all_reduce in the dtype of the gradients
+};
+
+/// What the gradients' reduction has cost so far.
+struct DataParallelStats {
+  std::uint64_t reductions = 0;  ///< backward passes that ended with one
+  int buckets = 0;               ///< of the next one
+  double wait_seconds = 0;       ///< time after the end of the backward passes in which they were waited for
+  double reduction_seconds = 0;  ///< from the start of the first bucket's reduction to the end of the last one's
+};
+
+/// The part of DataParallel that doesn't depend on the network's type.
+class HS_API DataParallelBase {
+ public:
+  /// See DataParallel.
+  DataParallelBase(const nn::ModuleBase& module, ProcessGroup group, const DataParallelOptions& options = {});
+  ~DataParallelBase();
+  DataParallelBase(DataParallelBase&&) noexcept;
+  DataParallelBase& operator=(DataParallelBase&&) noexcept;
+
+  /// While it lives, backward passes on this rank reduce nothing: gradients add up. The first pass after it reduces the
+  /// sum. Guards may be nested.
+  class HS_API NoSync {
+   public:
+    explicit NoSync(const DataParallelBase& of);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    std::shared_ptr<int> depth_;
+  };
+  [[nodiscard]] NoSync no_sync() const { return NoSync(*this); }
+
+  /// For a rank without samples in this step, in the place of its backward pass: the gradients that it has, or zeros.
+  void reduce_without_backward();
+  /// Each element becomes the mean over the ranks, in place, also in every replay of a step that is being captured.
+  void mean_(const Tensor& tensor, std::string_view label) const;
+  /// Buffers become those of rank 0, on all ranks. All ranks call it.
+  void broadcast_buffers();
+  const ProcessGroup& group() const;
+  const DataParallelOptions& options() const;
+  DataParallelStats stats() const;
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// A network that each rank trains on its own part of each batch: PyTorch's DistributedDataParallel.
+///
+///     dist::ProcessGroup group = dist::ProcessGroup::init();
+///     dist::DataParallel net(models::resnet50(), group);
+///     optim::SGD optimizer(net.module().parameters(), {.lr = 0.1});
+///     ...
+///     cross_entropy(net(images), labels).backward();   // gradients are the mean over the ranks now
+///
+/// At the start all ranks get the parameters and buffers of rank 0. Gradients are put into buckets, in the order in
+/// which the first backward pass made them, and a bucket is reduced while the backward pass goes on; when backward()
+/// returns, each grad() is the mean over the ranks and a view of its bucket. A loss that is the mean over the rank's
+/// samples gives the gradient of the mean over all samples where all ranks have as many. Bits are the same on all
+/// ranks.
+///
+/// Steps of a network on the CPU can be captured; a replay reduces as the step does.
+///
+/// Throws DistError where the ranks' networks differ, naming the first parameter that does; from backward() where a
+/// parameter got no gradient (see find_unused_parameters) and what collectives throw. Throws Error for options out of
+/// range and for a network without parameters that require grad.
+template <class M>
+class DataParallel : public DataParallelBase {
+ public:
+  DataParallel(M module, ProcessGroup group, const DataParallelOptions& options = {})
+      : DataParallelBase(module, std::move(group), options), module_(std::move(module)) {}
+  /// The network itself; it shares its parameters with the one that was given.
+  const M& module() const { return module_; }
+  /// The network's forward pass, in training behind a broadcast of the buffers.
+  template <class... Inputs>
+  auto operator()(Inputs&&... inputs) {
+    if (options().broadcast_buffers && module_.is_training()) broadcast_buffers();
+    return module_(std::forward<Inputs>(inputs)...);
+  }
+
+ private:
+  M module_;
+};
+
+/// The scaler's state becomes that of rank 0, on all ranks: scales that differ at the start would let them drift apart,
+/// since they see the same reduced gradients but would divide them by different numbers. All ranks call it.
+HS_API void broadcast_state(amp::GradScaler& scaler, const ProcessGroup& group);
+
+/// Name of the first parameter or buffer whose bits are not the same on all ranks; empty if all are. All ranks call it.
+HS_API std::string first_difference(const nn::ModuleBase& module, ProcessGroup& group);
+
+}  // namespace halfstep::dist

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: what ranks tell each other of their networks.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halfstep/dist/process_group.h"
+
+namespace halfstep::dist::describe {
+
+/// Throws DistError, on all ranks, unless all have tensors of the same names, dtypes and sizes in the same order; it
+/// names the first that differs.
+void check_same(const NamedTensors& tensors, ProcessGroup& group, const char* who);
+/// The tensor's values become those of rank 0; its layout stays.
+void broadcast_values(const NamedTensor& tensor, ProcessGroup& group);
+/// Name of the first tensor whose bits differ between ranks; empty if none does.
+std::string first_difference(const NamedTensors& tensors, ProcessGroup& group);
+/// Numbers separated by spaces.
+std::vector<std::size_t> numbers(std::string_view text);
+
+}  // namespace halfstep::dist::describe

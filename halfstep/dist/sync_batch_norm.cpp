@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/dist/sync_batch_norm.h"
+
+#include "halfstep/autograd/engine.h"
+#include "halfstep/autograd/function.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/dist/captured_internal.h"
+#include "halfstep/nn/norm.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/join.h"
+#include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep::dist {
+namespace {
+
+// The dimensions that are summed over: all but the channels'.
+Shape places_of(const Tensor& x) {
+  std::vector<std::int64_t> dims;
+  for (int d = 0; d < x.dim(); ++d) {
+    if (d != 1) dims.push_back(d);
+  }
+  return Shape(std::span<const std::int64_t>(dims));
+}
+// A value a channel, as it is combined with x.
+Tensor as_channels(const Tensor& values, const Tensor& x) {
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(x.dim()), 1);
+  sizes[1] = values.numel();
+  return values.view(Shape(std::span<const std::int64_t>(sizes)));
+}
+
+// The statistics of all ranks together, in float64.
+struct Statistics {
+  Tensor mean, var;  // [C], of places; biased
+  Tensor count;      // []
+};
+
+Statistics gather_statistics(const Tensor& x, const ProcessGroup& of) {
+  const std::int64_t channels = x.size(1);
+  const auto count = static_cast<double>(channels > 0 ? x.numel() / channels : 0);
+  const TensorOptions f64_there{.dtype = f64, .device = x.device()};
+  Tensor own;
+  if (count > 0) {
+    const auto [var, mean] = var_mean(x.to(accumulate_dtype(x.dtype())), places_of(x), {.correction = 0});
+    own = cat({mean.to(f64), var.to(f64), full({1}, count, f64_there)}, 0);
+  } else {
+    own = zeros({2 * channels + 1}, f64_there);  // no part in any sum
+  }
+  const Tensor all = empty({of.size() * own.numel()}, f64_there);
+  detail::repeated({&own, &all},
+                   [own, all, group = of]() mutable { group.all_gather(all, own, "statistics of batch norm").wait(); });
+  const Tensor table = all.view({of.size(), own.numel()});
+  const Tensor means = table.narrow(1, 0, channels), vars = table.narrow(1, channels, channels),
+               counts = table.narrow(1, 2 * channels, 1);
+  const Tensor n = sum(counts), mean = sum(means * counts, {0}) / n, apart = means - mean;
+  return {.mean = mean, .var = sum((vars + apart * apart) * counts, {0}) / n, .count = n};
+}
+
+struct Setup {
+  BatchNormFuncOptions options;
+  Activation activation;
+  ProcessGroup group;
+};
+
+// What backward() finds beside the tensors: the call as it would be with constant statistics, recorded.
+struct Kept {
+  Tensor output;
+  std::vector<Tensor> inputs;  // input, weight, bias, residual if there is one
+  Tensor scale, mean, rstd;    // [C], f64
+  Tensor count;
+  ProcessGroup group;
+};
+
+struct SyncBatchNorm : Function<SyncBatchNorm> {
+  static Tensor forward(FunctionContext& c, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const Tensor& residual, const Setup& setup) {
+    const BatchNormFuncOptions& o = setup.options;
+    const Statistics s = gather_statistics(x, setup.group);
+    const DType kept_dtype = accumulate_dtype(x.dtype());
+    if (o.running_mean.defined()) {
+      const Tensor unbiased = s.var * (s.count / (s.count - 1));
+      for (const auto& [running, batch] : {std::pair(o.running_mean, s.mean), std::pair(o.running_var, unbiased)}) {
+        Tensor to = running;
+        to.copy_(to * (1 - o.momentum) + batch.to(to.dtype()) * o.momentum);
+      }
+    }
+    const Tensor mean = s.mean.to(kept_dtype), var = s.var.to(kept_dtype);
+    const TensorOptions like{.dtype = kept_dtype, .device = x.device()};
+    Kept kept{.output = {},
+              .inputs = {x.detach(), (weight.defined() ? weight : ones({x.size(1)}, like)).detach(),
+                         (bias.defined() ? bias : zeros({x.size(1)}, like)).detach()},
+              .scale = {},
+              .mean = s.mean,
+              .rstd = rsqrt(s.var + o.eps),
+              .count = s.count,
+              .group = setup.group};
+    if (residual.defined()) kept.inputs.push_back(residual.detach());
+    for (Tensor& t : kept.inputs) t.requires_grad_();
+    kept.scale = kept.inputs[1].detach().to(f64) * kept.rstd;
+    {
+      const EnableGrad on;
+      kept.output = batch_norm_act(kept.inputs[0],
+                                   {.weight = kept.inputs[1],
+                                    .bias = kept.inputs[2],
+                                    .running_mean = mean,
+                                    .running_var = var,
+                                    .training = false,
+                                    .eps = o.eps},
+                                   setup.activation, residual.defined() ? kept.inputs[3] : Tensor());
+    }
+    Tensor result = kept.output.detach();
+    c.saved_data["kept"] = std::move(kept);
+    return result;
+  }
+
+  // With constant statistics dx is scale g. The batch's own take scale (mean(g) + z mean(g z)) away from it, with
+  // z = (x - mean) rstd, where g is the gradient in front of the activation: its sums are the gradients of bias and
+  // weight.
+  static std::vector<Tensor> backward(FunctionContext& c, const std::vector<Tensor>& grads) {
+    const auto found = c.saved_data.find("kept");
+    if (found == c.saved_data.end()) fail<AutogradError>("sync_batch_norm: its gradient can be computed only once");
+    auto kept = std::any_cast<Kept>(std::move(found->second));
+    c.saved_data.clear();
+    std::vector<Tensor> result;
+    {
+      const EnableGrad on;
+      result = halfstep::grad({std::exchange(kept.output, Tensor())}, kept.inputs, {.grad_outputs = {grads[0]}});
+    }
+    const NoGrad no_grad;
+    const Tensor sums = cat({result[2].to(f64), result[1].to(f64)}, 0);
+    detail::repeated({&sums}, [sums, group = kept.group]() mutable {
+      group.all_reduce(sums, ReduceOp::sum, "gradients of batch norm").wait();
+    });
+    const Tensor& x = kept.inputs[0];
+    const std::int64_t channels = x.size(1);
+    const Tensor mean_g = sums.narrow(0, 0, channels) / kept.count,
+                 mean_gz = sums.narrow(0, channels, channels) / kept.count;
+    // scale (mean_g + (x - mean) rstd mean_gz), as a + b x
+    const Tensor b = kept.scale * kept.rstd * mean_gz, a = kept.scale * mean_g - b * kept.mean;
+    const DType inner = accumulate_dtype(x.dtype());
+    const Tensor away = x * as_channels(b.to(inner), x) + as_channels(a.to(inner), x);
+    result[0] = (result[0] - away).to(x.dtype());
+    if (result.size() == 3) result.emplace_back();
+    return result;
+  }
+};
+
+}  // namespace
+
+Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const ProcessGroup& group,
+                       Activation activation, const Tensor& residual) {
+  if (!options.training || group.size() == 1) return batch_norm_act(input, options, activation, residual);
+  if (input.dim() < 2) {
+    fail<ShapeError>("sync_batch_norm: expected an input [N, C, ...], got {}", input.sizes().str());
+  }
+  return SyncBatchNorm::apply(input, options.weight, options.bias, residual, Setup{options, activation, group});
+}
+
+int convert_sync_batch_norm(const nn::ModuleBase& module, const ProcessGroup& group) {
+  int converted = 0;
+  if (const auto* norm = dynamic_cast<const nn::BatchNormBase*>(&module)) {
+    ++converted;
+    norm->set_training_function(
+        [group](const Tensor& input, const BatchNormFuncOptions& options, Activation activation,
+                const Tensor& residual) { return sync_batch_norm(input, options, group, activation, residual); },
+        "synchronised");
+  }
+  for (const auto& [name, child] : module.children()) converted += convert_sync_batch_norm(*child, group);
+  return converted;
+}
+
+}  // namespace halfstep::dist
