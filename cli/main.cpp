@@ -54,7 +54,7 @@ std::string_view without_blanks(std::string_view text) {
 
 }  // namespace
 
-void refuse_many_processes(const char* verb) {
+void refuse_many_processes(const char* verb, const char* why) {
   // Of Open MPI, MPICH and Intel MPI, MVAPICH, Slurm, and torchrun and its like.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE",
                            "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
@@ -71,9 +71,9 @@ void refuse_many_processes(const char* verb) {
     }
     if (text.substr(first) == "1") continue;
     throw UsageError(
-        fmt::format("{0}: {1}={2} says that this is one of {2} processes, and training on several is not there yet: "
-                    "each would do all the work and write the same files; start one process, or unset {1} if it is one",
-                    verb, name, text));
+        fmt::format("{0}: {1}={2} says that this is one of {2} processes{3}; start one process, or unset {1} if it is "
+                    "one",
+                    verb, name, text, why));
   }
 }
 
@@ -92,14 +92,10 @@ struct Later {
   const char* what;
 };
 constexpr Later kLaterVerbs[] = {{"quantize", "quantization"}};
-constexpr const char* kDistributed =
-    "data parallel training, which will need no flag but `mpirun -n N halfstep train`,";
-constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"},
-                                 {"--dist-url", kDistributed},
-                                 {"--dist-backend", kDistributed},
-                                 {"--world-size", kDistributed},
-                                 {"--rank", kDistributed},
-                                 {"--multiprocessing-distributed", kDistributed}};
+constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"}};
+// Of other programs' launchers.
+constexpr const char* kLauncherFlags[] = {"--dist-url", "--dist-backend", "--world-size", "--rank",
+                                          "--multiprocessing-distributed"};
 
 std::string later(std::span<const Later> all, std::string_view name) {
   for (const Later& l : all) {
@@ -192,6 +188,9 @@ std::string usage_text(const CLI::App& program, const CLI::ParseError& e) {
       if (!argument.starts_with('-')) continue;
       const std::string flag = argument.substr(0, argument.find('='));
       std::string reason = later(kLaterFlags, flag);
+      if (std::find(std::begin(kLauncherFlags), std::end(kLauncherFlags), flag) != std::end(kLauncherFlags)) {
+        reason = flag + " is not needed: `mpirun -n N halfstep train` and `halfstep launch` start N processes";
+      }
       if (reason.empty()) reason = fmt::format("there is no flag {}{}", flag, did_you_mean(flag, flags));
       return fmt::format("{}: {}; `{}` lists the flags", verb->get_name(), reason, help);
     }

@@ -55,7 +55,7 @@ void take_device(Device& device, const dist::ProcessGroup& group) {
 
 void join_ranks(TrainOptions& o) {
   if (!dist::ProcessGroup::launched()) {
-    refuse_many_processes("train");
+    refuse_many_processes("train", " that no launcher of MPI started; use mpirun or `halfstep launch`");
     return;
   }
   training::TrainConfig& c = o.config;

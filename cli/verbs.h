@@ -47,9 +47,10 @@ extern std::atomic<bool> g_stop;
 /// second SIGINT or SIGTERM ends the program at once.
 void catch_signals();
 
-/// Refuses to work as one of several processes, which all would write the same files, where a launcher's environment
-/// says so. Throws UsageError naming the variable.
-void refuse_many_processes(const char* verb);
+/// Refuses to work as one of several processes where a launcher's environment says so. Throws UsageError naming the
+/// variable, and why.
+void refuse_many_processes(const char* verb,
+                           const char* why = ", and each would do all the work and write the same files");
 
 /// `halfstep: TEXT` on standard error.
 void complain(const std::string& text);

@@ -337,7 +337,7 @@ class Refusing(ImageTest):
     def test_data_parallel_comes_with_mpirun(self):
         for flag, value in (("--dist-url", "tcp://localhost:1"), ("--dist-backend", "nccl"), ("--world-size", "2"), ("--rank", "0"),
                             ("--multiprocessing-distributed", None)):
-            self.refused(2, [flag, "mpirun", "not there yet"], "train", "-a", "resnet50", flag, *([value] if value else []), "images")
+            self.refused(2, [flag + " is not needed", "mpirun -n N"], "train", "-a", "resnet50", flag, *([value] if value else []), "images")
 
     def test_numbers_and_words(self):
         train = ["train", "resnet20", "images"]

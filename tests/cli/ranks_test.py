@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`mpirun -n N halfstep train`: the run of one process, divided among several."""
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
+
+LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
+FLAGS = ["--epochs", "2", "--batch-size", "16", "--lr", "0.05", "--momentum", "0.9"]
+
+
+def modules():
+    folder = os.path.join(os.path.dirname(os.path.dirname(PROGRAM)), "lib", "halfstep", "mpi")
+    return [name for name, command in LAUNCHERS.items()
+            if shutil.which(command[0]) and os.path.exists(os.path.join(folder, f"libhalfstep_mpi_{name}.so"))]
+
+
+@unittest.skipUnless(modules(), "no MPI was found when this was built, or no mpirun is installed")
+class Ranks(ProgramTest):
+    def launch(self, ranks, *arguments, mpi=None, **options):
+        env = self.environment(HALFSTEP_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                               OMPI_MCA_btl_vader_single_copy_mechanism="none")
+        command = [*LAUNCHERS[mpi or modules()[0]], "-n", str(ranks), PROGRAM, *map(str, arguments)]
+        options.setdefault("stdout", subprocess.PIPE)
+        options.setdefault("stderr", subprocess.PIPE)
+        return subprocess.Popen(command, cwd=self.folder, text=True, stdin=subprocess.DEVNULL, env=env, **options)
+
+    def finish(self, process, timeout=120):
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            self.fail(f"it hangs: {process.communicate()}")
+        return process.returncode, out, err
+
+    def done(self, ranks, *arguments, **options):
+        status, out, err = self.finish(self.launch(ranks, "train", "mlp", *arguments, **options))
+        self.assertEqual(status, 0, out + err)
+        return out
+
+    def losses(self, run):
+        return [e["loss"] for e in events(self.folder / run / "log.jsonl") if e["event"] == "step"]
+
+    def evaluations(self, run):
+        return [e for e in events(self.folder / run / "log.jsonl") if e["event"] == "eval"]
+
+    def near(self, a, b, relative):
+        self.assertEqual(len(a), len(b))
+        for x, y in zip(a, b):
+            self.assertTrue(math.isclose(x, y, rel_tol=relative), f"{x} and {y}")
+
+    # 131 samples in batches of 16: the last one has 3, which 4 ranks share as 0, 1, 1 and 1. 50 test samples.
+    def test_a_run_is_that_of_one_process(self):
+        self.data(train=131, test=50)
+        self.train("data", "--out", "one", *FLAGS)
+        for mpi in modules():
+            for ranks in (2, 4):
+                run = f"{mpi}-{ranks}"
+                out = self.done(ranks, "data", "--out", run, *FLAGS, mpi=mpi)
+                self.assertEqual(out.count("2 epochs completed"), 1, "rank 0 speaks for all")
+                self.assertIn(f"by {ranks} ranks", out)
+                self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), RUN_FILES)
+                # 18 steps of sums in another order: a few roundings of 2^-24 in each, which the network carries on.
+                self.near(self.losses(run), self.losses("one"), 1e-5)
+                for mine, theirs in zip(self.evaluations(run), self.evaluations("one")):
+                    self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
+                    self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-5))
+        # Which library carries the data makes no difference to the bits, and the table of classes has all samples.
+        if len(modules()) == 2:
+            self.assertEqual(self.losses("openmpi-4"), self.losses("mpich-4"))
+        table = (self.folder / run / "classes.csv").read_text().splitlines()
+        self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), 50)
+
+    def test_precisions(self):
+        self.data()
+        for flags in (["--amp", "f16"], ["--amp", "bf16", "--compress-gradients", "bf16"], ["--amp", "f16", "--compress-gradients", "f16"],
+                      ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"],
+                      ["--amp", "O2", "--sync-batch-norm"]):
+            self.train("data", "--out", "one", "--overwrite", *FLAGS, *flags)
+            self.done(2, "data", "--out", "two", "--overwrite", *FLAGS, *flags)
+            # 16-bit roundings of activations and gradients; noise as data, whose losses stay near ln 10.
+            self.near(self.losses("two"), self.losses("one"), 1e-5 if "--amp" not in flags else 2e-2)
+
+    def test_resuming_on_another_number_of_ranks(self):
+        self.data()
+        self.train("data", "--out", "whole", *FLAGS, "--epochs", "3")
+        self.train("data", "--out", "run", *FLAGS, "--epochs", "1")
+        self.done(2, "--resume", "run", "--epochs", "2")
+        status, out, err = self.run_program("train", "--resume", "run", "--epochs", "3")
+        self.assertEqual((status, err), (0, ""), out)
+        self.near(self.losses("run"), self.losses("whole"), 1e-5)
+
+    # With the same number the bits are those of a run that wasn't interrupted.
+    def test_a_stop_on_any_rank_is_one_of_all(self):
+        self.data(train=4096)
+        flags = ["--epochs", "2", "--batch-size", "16", "--lr", "0.05", "--amp", "f16"]
+        self.done(2, "data", "--out", "whole", *flags)
+        process = self.launch(2, "train", "mlp", "data", "--out", "run", *flags)
+        log = self.folder / "run" / "log.jsonl"
+        deadline = time.time() + 60
+        while time.time() < deadline and not (log.exists() and log.read_text().count("\n") > 20):
+            time.sleep(0.01)
+        ranks = subprocess.run(["pgrep", "-f", f"{PROGRAM} train mlp data --out run"], capture_output=True, text=True, check=True)
+        # The launcher has the program's command line too; of the two that it started, the last one.
+        pids = [int(p) for p in ranks.stdout.split() if os.path.realpath(f"/proc/{p}/exe") == os.path.realpath(PROGRAM)]
+        self.assertEqual(len(pids), 2)
+        os.kill(pids[-1], signal.SIGTERM)
+        status, out, err = self.finish(process)
+        self.assertNotEqual(status, 0)
+        self.assertIn("resume with", err)
+        self.done(2, "--resume", "run")
+        self.assertEqual(self.losses("run"), self.losses("whole"))
+        both = [Safetensors(self.folder / run / "last.safetensors") for run in ("run", "whole")]
+        self.assertEqual(both[0].data, both[1].data)
+
+    def test_who_can_not_begin_ends_all(self):
+        self.data()
+        self.train("data", "--out", "run", "--epochs", "1")
+        for flags, said in ((["data", "--out", "run"], "holds a run already"), (["nowhere", "--out", "new"], "nowhere"),
+                            (["data", "--out", "new", "--batch-size", "1"], "at least the number of ranks, 2, got 1"),
+                            (["data", "--out", "new", "--device", "sim:7"], "sim")):
+            started = time.time()
+            status, out, err = self.finish(self.launch(2, "train", "mlp", *flags), 60)
+            self.assertNotEqual(status, 0, flags)
+            self.assertIn(said, err)
+            self.assertLess(time.time() - started, 30)
+            self.assertFalse((self.folder / "new" / "last.safetensors").exists())
+
+    def test_devices(self):
+        self.data()
+        self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS)
+        self.train("data", "--out", "one", "--device", "sim", *FLAGS)
+        self.near(self.losses("two"), self.losses("one"), 1e-5)
+        status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS))
+        self.assertNotEqual(status, 0)
+        self.assertIn("4 ranks on this machine", err)
+
+
+if __name__ == "__main__":
+    unittest.main()
