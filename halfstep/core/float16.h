@@ -138,6 +138,9 @@ constexpr float widen_e5m2(std::uint8_t byte) noexcept {
 
 }  // namespace detail
 
+// The four formats have one interface and are four types, not instances of a template: their names stand in symbols,
+// in messages of compilers and in debuggers, and headers can declare them without this one.
+
 /// IEEE 754 binary16: 5 exponent and 10 mantissa bits, largest value 65504.
 struct Half {
   std::uint16_t bits;

@@ -443,7 +443,7 @@ void* extension(const char* name) {
   return nullptr;
 }
 
-// --- the table
+// --- the table: each plug-in writes down its own, entry by entry, so that one that is missing is seen here
 
 constexpr halfstep_plugin_table kTable = {
     .size = sizeof(halfstep_plugin_table),
