@@ -3,13 +3,18 @@
 
 #include <algorithm>
 #include <any>
+#include <bit>
+#include <cstdlib>
+#include <map>
 #include <set>
+#include <sstream>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
@@ -140,6 +145,9 @@ struct TrainStep::Impl {
   StepValues run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs = nullptr);
   /// Losses and parts become those of all ranks. `own`: this rank's samples in each batch.
   void merge_ranks(StepValues& values, const std::vector<std::int64_t>& own);
+  /// The step of StepOptions::shards.
+  StepValues run_shards(std::span<const data::Batch> batches);
+  void merge_shards(const StepValues& own, StepValues& values);
   int ranks() const { return options.parallel ? options.parallel->group().size() : 1; }
   const OutputTask& output_task(const char* call) const {
     const auto* own = dynamic_cast<const OutputTask*>(task.get());
@@ -232,6 +240,7 @@ void TrainStep::Impl::update(StepValues& values) {
 
 StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs) {
   if (batches.empty()) fail<Error>("train_step: expected at least one batch, got none");
+  if (options.shards > 0) return run_shards(batches);
   drop_gradients();
   StepValues values;
   std::vector<std::int64_t> samples;
@@ -280,6 +289,147 @@ void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int
   }
 }
 
+namespace {
+
+using Gradients = std::vector<Tensor>;
+
+// Undefined ones count as zeros.
+Gradients sum_of(Gradients a, const Gradients& b) {
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!a[i].defined()) {
+      a[i] = b[i];
+    } else if (b[i].defined()) {
+      a[i].add_(b[i]);
+    }
+  }
+  return a;
+}
+
+// Sums leaves as a binary tree, as they come: (0 + 1) + (2 + 3). Of the leaves that are there it keeps one sum a level.
+class Tree {
+ public:
+  void add(Gradients leaf) {
+    std::size_t level = 0;
+    for (; level < sums_.size() && sums_[level]; ++level)
+      leaf = sum_of(std::move(*std::exchange(sums_[level], {})), leaf);
+    if (level == sums_.size()) sums_.emplace_back();
+    sums_[level] = std::move(leaf);
+  }
+  /// Of a power of 2 of them.
+  Gradients sum() { return std::move(*sums_.back()); }
+
+ private:
+  std::vector<std::optional<Gradients>> sums_;
+};
+
+}  // namespace
+
+dist::CommunicationHook shard_hook() {
+  return [](const dist::GradBucket& bucket, const dist::ProcessGroup& of) -> std::function<void()> {
+    if (!std::has_single_bit(static_cast<unsigned>(of.size()))) {
+      fail<Error>("train_step: shards that are added up as a tree need a power of 2 of ranks, got {}", of.size());
+    }
+    dist::ProcessGroup group = of;
+    const Tensor all =
+        empty({of.size() * bucket.buffer.numel()}, {.dtype = bucket.buffer.dtype(), .device = bucket.buffer.device()});
+    const dist::Work work = group.all_gather(all, bucket.buffer, fmt::format("gradients of bucket {}", bucket.index));
+    return [work, all, into = bucket.buffer, ranks = of.size()]() mutable {
+      work.wait();
+      Tree tree;
+      for (int r = 0; r < ranks; ++r) tree.add({all.narrow(0, r * into.numel(), into.numel())});
+      into.copy_(tree.sum()[0]);
+    };
+  };
+}
+
+StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
+  const NoGrad no_grad;
+  const int own = options.shards / ranks(), rank = options.parallel ? options.parallel->group().rank() : 0;
+  if (options.shards % ranks() != 0 || !std::has_single_bit(static_cast<unsigned>(options.shards))) {
+    fail<Error>("train_step: expected a power of 2 of shards that the {} ranks divide, got {}", ranks(),
+                options.shards);
+  }
+  drop_gradients();
+  StepValues values;
+  for (const data::Batch& b : batches) values.samples += b.all_samples > 0 ? b.all_samples : task->samples(b) * ranks();
+  const NamedTensors buffers = task->network().buffers();
+  std::vector<Tensor> kept;
+  const PhiloxState random = default_generator().state();
+  constexpr std::uint64_t kPurpose = 0x7368617264;  // keeps shards' numbers apart from other uses of the seed
+  Tree tree;
+  StepValues one;  // what the shards give, one behind the other
+  for (int k = 0; k < own; ++k) {
+    const std::int64_t shard = rank * own + k;
+    default_generator().set_state(
+        {.seed = derive_seed(derive_seed(random.seed, random.offset, kPurpose), static_cast<std::uint64_t>(shard)),
+         .offset = 0});
+    std::optional<dist::DataParallelBase::NoSync> alone;
+    if (options.parallel) alone.emplace(*options.parallel);
+    for (const data::Batch& batch : batches) {
+      const std::int64_t all = batch.all_samples > 0 ? batch.all_samples : task->samples(batch) * ranks();
+      const std::int64_t first = all * rank / ranks(), begin = all * shard / options.shards,
+                         n = all * (shard + 1) / options.shards - begin;
+      if (n == 0) continue;
+      data::Batch part = batch;
+      visit_tensors(part, [&](Tensor& t) {
+        if (t.defined()) t = t.narrow(0, begin - first, n);
+      });
+      const double weight = static_cast<double>(n) / static_cast<double>(values.samples);
+      add(part, weight, one, nullptr);
+      one.weights.push_back(weight);
+    }
+    Gradients leaf;
+    for (const NamedTensor& p : parameters) {
+      leaf.push_back(p.tensor.grad());
+      p.tensor.set_grad({});
+    }
+    tree.add(std::move(leaf));
+    if (k == 0) {
+      for (const NamedTensor& b : buffers) kept.push_back(b.tensor.clone());
+    }
+  }
+  default_generator().set_state({.seed = random.seed, .offset = random.offset + 1});
+  for (std::size_t i = 0; i < buffers.size(); ++i) {
+    Tensor to = buffers[i].tensor;
+    to.copy_(kept[i]);
+  }
+  const Gradients sum = tree.sum();
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor.set_grad(sum[i]);
+  if (options.parallel) options.parallel->reduce_without_backward();
+  merge_shards(one, values);
+  update(values);
+  return values;
+}
+
+// The numbers of all shards on all ranks, in the order of shards.
+void TrainStep::Impl::merge_shards(const StepValues& own, StepValues& values) {
+  const Device device = device_of(task->network());
+  std::string text;
+  double loss = 0;
+  std::map<std::string, double> parts;
+  for (std::size_t i = 0; i < own.losses.size(); ++i) {
+    text += fmt::format("loss {:a}\n", own.losses[i].item<double>() * own.weights[i]);
+  }
+  std::map<std::string, double> counts;
+  for (const NamedTensor& p : own.parts) counts[p.name] += p.tensor.item<double>();
+  for (const auto& count : own.count_later) count(counts);
+  for (const auto& [name, sum] : counts) text += fmt::format("{} {:a}\n", name, sum);
+  std::vector<std::string> all{text};
+  if (options.parallel) {
+    dist::ProcessGroup group = options.parallel->group();
+    all = group.all_gather_text(text);
+  }
+  for (const std::string& lines : all) {
+    std::istringstream in(lines);
+    for (std::string name, value; in >> name >> value;) {
+      (name == "loss" ? loss : parts[name]) += std::strtod(value.c_str(), nullptr);
+    }
+  }
+  values.losses = {full({}, loss, {.dtype = accumulate_dtype(f32), .device = device})};
+  values.weights = {1};
+  for (const auto& [name, sum] : parts) values.parts.push_back({name, full({}, sum, {.dtype = f32, .device = device})});
+}
+
 TrainStepResult TrainStep::operator()(const Tensor& input, const Tensor& target) {
   const data::Batch batch{input, target};
   StepValues values = impl_->run({&batch, 1});
@@ -311,6 +461,11 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   s.largest = std::max(s.largest, samples);
   s.since_smaller = smaller ? 0 : std::min(s.since_smaller + 1, kOften);
   s.why_plain.clear();
+  if (s.options.shards > 0) {
+    s.why_plain = "its batches are divided into shards";
+    ++s.before.plain;
+    return s.run(batches);
+  }
   if (rare || inputs.size() != s.tensors_in_batch * batches.size()) {
     s.why_plain = rare ? "it has fewer samples than the steps before it" : "its batches have unlike numbers of tensors";
     release_captured();

@@ -91,7 +91,18 @@ struct StepOptions {
   /// mean loss over all parts' samples. Ranks have as many batches; their sizes may differ where a loader says what the
   /// whole is (data::LoaderOptions::ranks). Losses and parts are those of all ranks together.
   std::shared_ptr<dist::DataParallelBase> parallel = {};
+  /// Above 0, a power of 2: every batch is divided into this many shards, whatever the number of ranks, which has to
+  /// divide it. Each shard is a forward and backward pass of its own, with its own statistics and random numbers, and
+  /// gradients are added up as a tree over the shards: 1, 2, 4, ... ranks give the same bits. Running statistics are
+  /// those of the first shard. `parallel`, if there are several ranks, is to have the hook of shard_hook(), no
+  /// broadcast of buffers and no synchronised batch norms. Steps are not captured, and small shards cost speed.
+  int shards = 0;
 };
+
+/// How gradients are reduced for StepOptions::shards: the ranks' sums are gathered and added up as a tree, which sends
+/// as many times the bytes of a gradient as there are other ranks. Throws Error from a step on a number of ranks that
+/// is no power of 2.
+HS_API dist::CommunicationHook shard_hook();
 
 /// A training step as one function: forward pass, loss, backward pass, unscaling, check, clipping, optimizer, scale. A
 /// handle: copies are the same step. Made by build_train_network() or make_train_step(); `capture(step)` replays it.
