@@ -12,8 +12,7 @@
 namespace halfstep::dist {
 namespace {
 
-// Elements converted at a time: the inputs' blocks of floats fit the first-level cache for up to eight ranks, beyond
-// which they are in the second.
+// Elements converted at a time: the blocks of floats fit the first-level cache for up to eight ranks.
 constexpr std::int64_t kConvertedBlock = 1024;
 
 // Converts n elements by the CPU's kernel, which rounds to nearest even.
@@ -37,8 +36,8 @@ void convert_elements(const KernelTable& table, DType from, const void* source, 
 }
 
 // Through float32, block by block.
-void reduce_narrow(ReduceOp op, DType dtype, std::span<const void* const> inputs, void* output, std::int64_t n,
-                   int divisor) {
+void reduce_converted(ReduceOp op, DType dtype, std::span<const void* const> inputs, void* output, std::int64_t n,
+                      int divisor) {
   static const KernelTable& table = kernel_table("to");
   const auto item = static_cast<std::int64_t>(item_size(dtype));
   std::vector<float> blocks(inputs.size() * kConvertedBlock);
@@ -52,6 +51,20 @@ void reduce_narrow(ReduceOp op, DType dtype, std::span<const void* const> inputs
     }
     detail::reduce_values<float>(op, starts, blocks.data(), size, divisor);
     convert_elements(table, f32, blocks.data(), dtype, static_cast<char*>(output) + at * item, size);
+  }
+}
+
+// The same for 16 bits, which are widened as they are added.
+template <class T>
+void reduce_16_bits(ReduceOp op, std::span<const void* const> inputs, void* output, std::int64_t n, int divisor) {
+  static const KernelTable& table = kernel_table("to");
+  float block[detail::kWidenedBlock];
+  std::vector<const T*> starts(inputs.size());
+  for (std::int64_t at = 0; at < n; at += detail::kWidenedBlock) {
+    const std::int64_t size = std::min(detail::kWidenedBlock, n - at);
+    for (std::size_t k = 0; k < inputs.size(); ++k) starts[k] = static_cast<const T*>(inputs[k]) + at;
+    detail::reduce_widened<T>(op, starts, block, size, divisor);
+    convert_elements(table, f32, block, dtype_of<T>, static_cast<T*>(output) + at, size);
   }
 }
 
@@ -91,8 +104,12 @@ void reduce_in_order(ReduceOp op, DType dtype, std::span<const void* const> inpu
       return reduce_as<std::int8_t>(op, inputs, output, n, divisor);
     case DType::u8:
       return reduce_as<std::uint8_t>(op, inputs, output, n, divisor);
+    case DType::f16:
+      return reduce_16_bits<Half>(op, inputs, output, n, divisor);
+    case DType::bf16:
+      return reduce_16_bits<BFloat16>(op, inputs, output, n, divisor);
     default:
-      return reduce_narrow(op, dtype, inputs, output, n, divisor);
+      return reduce_converted(op, dtype, inputs, output, n, divisor);
   }
 }
 

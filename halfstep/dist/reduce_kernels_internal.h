@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "halfstep/core/float16.h"
 #include "halfstep/dist/process_group.h"
 
 namespace halfstep::dist::detail {
@@ -13,6 +14,13 @@ namespace halfstep::dist::detail {
 template <class T>
 void reduce_values(ReduceOp op, std::span<const T* const> inputs, T* output, std::int64_t n, int divisor);
 
+/// The same of 16-bit values, added up and left in float32. n is at most kWidenedBlock.
+template <class T>
+void reduce_widened(ReduceOp op, std::span<const T* const> inputs, float* output, std::int64_t n, int divisor);
+inline constexpr std::int64_t kWidenedBlock = 2048;
+
+extern template void reduce_widened(ReduceOp, std::span<const Half* const>, float*, std::int64_t, int);
+extern template void reduce_widened(ReduceOp, std::span<const BFloat16* const>, float*, std::int64_t, int);
 extern template void reduce_values(ReduceOp, std::span<const float* const>, float*, std::int64_t, int);
 extern template void reduce_values(ReduceOp, std::span<const double* const>, double*, std::int64_t, int);
 extern template void reduce_values(ReduceOp, std::span<const std::int64_t* const>, std::int64_t*, std::int64_t, int);

@@ -136,7 +136,7 @@ TEST(Launcher, IsKnownByItsVariables) {
                 2, 1, 1);
   // A batch script of Slurm is one process, however many tasks it was given.
   expect_launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "16"}}, "", -1, -1, -1);
-  expect_launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_NUM_TASKS", "1"}}, "", 1, -1, -1);
+  expect_launch({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"SLURM_STEP_NUM_TASKS", "1"}}, "", -1, -1, -1);
 }
 
 TEST(Launcher, CanBeChosen) {

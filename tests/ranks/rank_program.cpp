@@ -92,6 +92,9 @@ int run(const std::string& what) {
   } else if (what == "vanish") {
     if (last) _exit(0);
     group.all_reduce(t).wait();
+  } else if (what == "stall") {
+    if (last) std::this_thread::sleep_for(6s);
+    group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
   } else if (what == "leave") {  // the others still want something
     if (last) return 0;
     group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
