@@ -14,6 +14,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/messages_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
+#include "halfstep/runtime/log.h"
 
 namespace halfstep::dist::detail {
 namespace {
@@ -26,6 +27,7 @@ constexpr auto kAwake = 200us;
 constexpr int kLongestSleepUs = 200;  // about what a wait may be too long
 constexpr auto kBetweenChecks = 5ms;
 constexpr auto kForFinalize = 30s;
+constexpr auto kForLastMessages = 1s;
 
 std::string seconds_text(std::chrono::milliseconds time) {
   return time < 1s ? fmt::format("{} ms", time.count())
@@ -152,7 +154,7 @@ void CommunicationThread::run() {
       if (!queue_.empty()) {
         call = std::move(queue_.front());
         queue_.pop_front();
-      } else if (ending_ && messages_.empty()) {
+      } else if (ending_) {
         break;
       }
     }
@@ -339,11 +341,23 @@ void CommunicationThread::leave() {
   if (!failed_.empty() || failing_) return;  // a rank that is gone would be waited for
   try {
     if (world_) {
+      // Messages on their way go on meanwhile; when all ranks are here, no more will come.
       Call call;
       call.kind = CallKind::exit;
       call.group = world_;
       call.sequence = ++world_->next_sequence;
       run_collective(*this, call);
+    }
+    Backoff backoff(kAwake);
+    for (const auto until = Clock::now() + kForLastMessages; !messages_.empty() && Clock::now() < until;) {
+      progress_messages();
+      backoff.pause();
+    }
+    if (!messages_.empty()) {
+      log(LogLevel::warning, fmt::format("the process ends, and {} was not answered", messages_.front().call->title()));
+      failed_ = "the process ends";
+      progress_messages();  // for who waits in another thread
+      return;
     }
     mpi_->finalize();
   } catch (const std::exception&) {  // who ends too early is told by the others

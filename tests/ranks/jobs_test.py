@@ -80,6 +80,14 @@ class Jobs(unittest.TestCase):
             self.assertEqual(output.count("is done"), 2, output)
             self.assertLess(seconds, 20)
 
+    def test_messages_under_way_at_the_end(self):
+        for mpi in MPIRUNS:
+            _, output, seconds = run(mpi, 2, "unread")
+            self.assertEqual(output.count("is done"), 2, output)
+            self.assertIn("the process ends, and receive from rank 1 (tag 2) was not answered", output)
+            self.assertNotIn("tag 1", output)
+            self.assertLess(seconds, 20)  # not the timeout of a minute
+
     def test_who_leaves_early_is_named(self):
         for mpi in MPIRUNS:
             _, output, seconds = run(mpi, 3, "leave")

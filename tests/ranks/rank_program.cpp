@@ -71,7 +71,7 @@ void time_all_reduce(dist::ProcessGroup& group, std::int64_t n, int times) {
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (what == "time") options.timeout = 60s;
+  if (what == "time" || what == "unread") options.timeout = 60s;
   dist::ProcessGroup group = dist::ProcessGroup::init(options);
   std::printf("rank %d of %d by %s\n", group.rank(), group.size(), group.library().c_str());
   std::fflush(stdout);
@@ -106,6 +106,13 @@ int run(const std::string& what) {
   } else if (what == "unanswered") {  // and here it can't be done
     if (!last) group.all_reduce(zeros({1 << 20}, {.device = Device()}));
     if (!last) group.receive(t, group.size() - 1);
+  } else if (what == "unread") {  // on its way when the processes end; one message is received, one isn't
+    if (last) {
+      group.receive(zeros({1 << 20}, {.device = Device()}), 0, 1);
+    } else if (group.rank() == 0) {
+      group.send(zeros({1 << 20}, {.device = Device()}), group.size() - 1, 1);
+      group.receive(t, group.size() - 1, 2);
+    }
   } else if (what == "fork") {
     const pid_t child = fork();
     if (child == 0) {
