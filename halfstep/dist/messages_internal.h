@@ -30,14 +30,16 @@ struct CommunicationThread::Message {
     while (true) {
       std::int32_t done = 1;
       if (request_) {
-        if ((error = mpi.test(request_, &done)) != 0 || !done) return false;
+        error = mpi.test(request_, &done);
+        if (error != 0 || !done) return false;
         request_ = nullptr;
       }
       if (stage_ == Stage::data) {
         finish();
         return true;
       }
-      if ((error = next(mpi)) != 0) return false;
+      error = next(mpi);
+      if (error != 0) return false;
     }
   }
 
