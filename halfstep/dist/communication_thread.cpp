@@ -65,40 +65,51 @@ CommunicationThread& CommunicationThread::get() {
   return instance;
 }
 
-void CommunicationThread::start(const halfstep_mpi_table& mpi, GroupState& world) {
+void CommunicationThread::start(const halfstep_mpi_table& mpi, const std::shared_ptr<GroupState>& world) {
   mpi_ = &mpi;
   process_ = getpid();
-  std::exception_ptr error;
-  bool begun = false;
-  const SignalsBlocked blocked;
-  thread_ = std::thread([&] {
-    pthread_setname_np(pthread_self(), "halfstep_comm");
-    prctl(PR_SET_TIMERSLACK, 1000UL);  // short sleeps are meant as they are said
-    try {
-      check_mpi(mpi, mpi.init(), "ProcessGroup::init");
-      world.comm = mpi.world();
-      mpi.comm_place(world.comm, &world.rank, &world.size);
-      char text[256] = "";
-      mpi.library(text, sizeof(text));
-      world.library = text;
-    } catch (...) {
-      error = std::current_exception();
-    }
-    const bool run_on = !error;
-    {
-      const std::lock_guard lock(mutex_);
-      begun = true;
-      ended_ = !run_on;
-      changed_.notify_all();  // the caller's variables are gone once it has the lock
-    }
-    if (run_on) run();
-  });
+  // Kept by the thread too, which may still be in MPI_Init when the caller has given up.
+  struct Start {
+    std::exception_ptr error;
+    bool over = false;
+  };
+  const auto shared = std::make_shared<Start>();
+  {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this, &mpi, world, shared] {
+      pthread_setname_np(pthread_self(), "halfstep_comm");
+      prctl(PR_SET_TIMERSLACK, 1000UL);  // short sleeps are meant as they are said
+      try {
+        check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        world->comm = mpi.world();
+        mpi.comm_place(world->comm, &world->rank, &world->size);
+        char text[256] = "";
+        mpi.library(text, sizeof(text));
+        world->library = text;
+      } catch (...) {
+        shared->error = std::current_exception();
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        shared->over = true;
+        ended_ = shared->error != nullptr;
+        changed_.notify_all();
+      }
+      if (!shared->error) run();
+    });
+  }
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return begun; });
+  const bool over = changed_.wait_for(lock, world->timeout, [&] { return shared->over; });
   lock.unlock();
-  if (error) {
+  if (!over) {
+    thread_.detach();
+    fail<DistError>(
+        "ProcessGroup::init: MPI did not start within {}; one of the processes has ended or hangs, or does not call it",
+        seconds_text(world->timeout));
+  }
+  if (shared->error) {
     thread_.join();
-    std::rethrow_exception(error);
+    std::rethrow_exception(shared->error);
   }
 #if defined(__GLIBC__)
   // A process that fails doesn't wait for the others: they learn of it when it is gone.

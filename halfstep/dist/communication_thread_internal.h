@@ -37,7 +37,7 @@ class CommunicationThread {
   static CommunicationThread& get();
 
   /// Starts the thread, which initializes MPI, and gives the group of all ranks its place. Throws DistError.
-  void start(const halfstep_mpi_table& mpi, GroupState& world);
+  void start(const halfstep_mpi_table& mpi, const std::shared_ptr<GroupState>& world);
   /// Runs the exchange of a process's end when the process ends; before, no other rank is waited for.
   void end_together(std::shared_ptr<GroupState> world);
   void submit(const std::shared_ptr<Call>& call);

@@ -246,7 +246,7 @@ void start_mpi(const detail::Launch& launch, const ProcessGroupOptions& options,
   world->hosts = {own_host()};
   if (launch.mpi.empty() || launch.size == 1) return;
   CommunicationThread& thread = CommunicationThread::get();
-  thread.start(detail::open_mpi_module(launch.mpi), *world);
+  thread.start(detail::open_mpi_module(launch.mpi), world);
   check_size(launch, *world);
   if (world->size == 1) return;
   thread.end_together(world);

@@ -119,6 +119,14 @@ class Jobs(unittest.TestCase):
                                      r"has ended or hangs, or does not call it")
             self.assertLess(seconds, 20)
 
+    def test_a_rank_that_never_starts_does_not_hold_the_others(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 2, "absent")
+            self.assertNotEqual(status, 0, output)
+            self.assertIn("error: ProcessGroup::init: MPI did not start within 3 s; one of the processes has ended or "
+                          "hangs, or does not call it", output)
+            self.assertLess(seconds, 20)
+
     def test_children_of_fork_do_not_communicate(self):
         for mpi in MPIRUNS:
             status, output, _ = run(mpi, 2, "fork")

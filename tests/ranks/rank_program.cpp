@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "halfstep/core/tensor.h"
+#include "halfstep/dist/launcher_internal.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/dist/process_group_internal.h"
 #include "halfstep/ops/create.h"
@@ -72,6 +73,10 @@ int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
   if (what == "time" || what == "unread") options.timeout = 60s;
+  if (what == "absent" && dist::detail::find_launch().rank == 0) {
+    std::this_thread::sleep_for(6s);
+    return 0;
+  }
   dist::ProcessGroup group = dist::ProcessGroup::init(options);
   std::printf("rank %d of %d by %s\n", group.rank(), group.size(), group.library().c_str());
   std::fflush(stdout);
