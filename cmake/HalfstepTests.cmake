@@ -3,6 +3,12 @@
 # One entry a suite, not a test: suites share costly fixtures, and thousands of processes would cost more than the tests.
 
 function(halfstep_add_tests dir)
+  halfstep_add_test_program(${dir} ${ARGN})
+  halfstep_list_suites(${dir} "" "${HALFSTEP_TEST_ENVIRONMENT}")
+endfunction()
+
+# halfstep_add_test_program(DIR SOURCES...): the program alone.
+function(halfstep_add_test_program dir)
   set(target test_${dir})
   add_executable(${target} ${ARGN} "${PROJECT_SOURCE_DIR}/tests/support/main.cpp")
   halfstep_compile_options(${target})
@@ -15,17 +21,23 @@ function(halfstep_add_tests dir)
   if(TARGET halfstep_cli AND dir MATCHES "^(cli|train)$")
     add_dependencies(${target} halfstep_cli)
   endif()
-
-  halfstep_list_suites(${dir} "" "${HALFSTEP_TEST_ENVIRONMENT}")
 endfunction()
 
-# halfstep_list_suites(DIR DEVICE ENVIRONMENT [PREFIX]): the suites of test_DIR as ctest entries PREFIX.DIR.SUITE (by
-# default the device's kind), with tensors made on DEVICE.
+# halfstep_list_suites(DIR DEVICE ENVIRONMENT [PREFIX [PROCESSES LAUNCHER...]]): the suites of test_DIR as ctest entries
+# PREFIX.DIR.SUITE (by default the device's kind), with tensors made on DEVICE. With a launcher: PREFIX.SUITE, as so many
+# processes.
 function(halfstep_list_suites dir device environment)
   set(target test_${dir})
   set(prefix "${device}")
   if(ARGC GREATER 3)
     set(prefix "${ARGV3}")
+  endif()
+  set(processes 1)
+  set(launcher "")
+  if(ARGC GREATER 5)
+    set(processes "${ARGV4}")
+    set(launcher "${ARGN}")
+    list(SUBLIST launcher 2 -1 launcher)
   endif()
   set(suites "${CMAKE_CURRENT_BINARY_DIR}/${target}_${prefix}_suites.cmake")
   set(loader "${CMAKE_CURRENT_BINARY_DIR}/${target}_${prefix}_loader.cmake")
@@ -37,6 +49,8 @@ set(suites [==[${suites}]==])
 set(environment [==[${environment}]==])
 set(device [==[${device}]==])
 set(prefix [==[${prefix}]==])
+set(launcher [==[${launcher}]==])
+set(processes ${processes})
 include([==[${PROJECT_SOURCE_DIR}/cmake/HalfstepListSuites.cmake]==])
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${loader}")

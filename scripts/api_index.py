@@ -32,6 +32,7 @@ SECTIONS = [
                         "reduce", "matmul", "einsum", "triangle", "activation", "softmax", "dropout", "norm", "norm_act",
                         "conv", "pool", "pad", "resample", "attention", "loss", "print"]),
     ("optim", "Optimizers, schedules, clipping and averages", "optim", ["sgd", "adam", "lbfgs", "schedule", "clip", "ema"]),
+    ("dist", "Several processes", "dist", ["functional"]),
 ]
 TITLES = {"linear": "Linear", "conv": "Convolution", "norm": "Normalisation", "activation": "Activation",
           "pooling": "Pooling and padding", "embedding": "Embedding", "container": "Containers", "loss": "Loss",
@@ -42,7 +43,8 @@ TITLES = {"linear": "Linear", "conv": "Convolution", "norm": "Normalisation", "a
           "triangle": "Triangles and diagonals", "softmax": "Softmax", "dropout": "Dropout",
           "norm_act": "Normalisation with activation", "pool": "Pooling", "pad": "Padding", "resample": "Resampling",
           "attention": "Attention", "print": "Printing", "sgd": "SGD", "adam": "Adam", "lbfgs": "L-BFGS",
-          "schedule": "Learning-rate schedules", "clip": "Clipping", "ema": "Weight averages"}
+          "schedule": "Learning-rate schedules", "clip": "Clipping", "ema": "Weight averages",
+          "functional": "Collectives with gradients"}
 # What serves the library itself.
 SKIPPED_HEADERS = {"module", "members", "op", "observer", "recorder", "attributes", "attention_attributes", "ratio",
                    "index_detail", "reduce_inl", "optimizer", "create_detail"}

@@ -22,7 +22,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/sgd.h"
-#include "tests/ranks/ranks.h"
+#include "tests/ranks/networks.h"
 #include "tests/support/errors.h"
 
 namespace halfstep {

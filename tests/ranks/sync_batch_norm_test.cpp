@@ -16,7 +16,7 @@
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/optim/sgd.h"
-#include "tests/ranks/ranks.h"
+#include "tests/ranks/networks.h"
 
 namespace halfstep {
 namespace {

@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/dist/communication_thread_internal.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "halfstep/core/fail.h"
+#include "halfstep/dist/messages_internal.h"
+#include "halfstep/dist/mpi_library_internal.h"
+#include "halfstep/runtime/log.h"
+
+namespace halfstep::dist::detail {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Before the first sleep. MPICH's collectives go in rounds, each of which waits for whoever sleeps: with 50 us four
+// ranks on two processors take 600 us for four bytes, with this 50.
+constexpr auto kAwake = 200us;
+constexpr int kLongestSleepUs = 200;  // about what a wait may be too long
+constexpr auto kBetweenChecks = 5ms;
+constexpr auto kForFinalize = 30s;
+constexpr auto kForLastMessages = 1s;
+
+std::string seconds_text(std::chrono::milliseconds time) {
+  return time < 1s ? fmt::format("{} ms", time.count())
+                   : fmt::format("{:g} s", static_cast<double>(time.count()) / 1e3);
+}
+
+// A thread of the library leaves signals to the program's own threads, but for faults and the profiler's.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    for (const int s : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS, SIGPROF}) sigdelset(&all, s);
+    pthread_sigmask(SIG_BLOCK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+void Backoff::pause() {
+  if (Clock::now() < until_) {
+    sched_yield();
+    return;
+  }
+  sleep_us_ = sleep_us_ == 0 ? 10 : std::min(sleep_us_ * 3 / 2, kLongestSleepUs);
+  std::this_thread::sleep_for(std::chrono::microseconds(sleep_us_));
+}
+
+CommunicationThread& CommunicationThread::get() {
+  static CommunicationThread& instance = *new CommunicationThread;
+  return instance;
+}
+
+void CommunicationThread::start(const halfstep_mpi_table& mpi, const std::shared_ptr<GroupState>& world) {
+  mpi_ = &mpi;
+  process_ = getpid();
+  // Kept by the thread too, which may still be in MPI_Init when the caller has given up.
+  struct Start {
+    std::exception_ptr error;
+    bool over = false;
+  };
+  const auto shared = std::make_shared<Start>();
+  {
+    const SignalsBlocked blocked;
+    thread_ = std::thread([this, &mpi, world, shared] {
+      pthread_setname_np(pthread_self(), "halfstep_comm");
+      prctl(PR_SET_TIMERSLACK, 1000UL);  // short sleeps are meant as they are said
+      try {
+        check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        world->comm = mpi.world();
+        mpi.comm_place(world->comm, &world->rank, &world->size);
+        char text[256] = "";
+        mpi.library(text, sizeof(text));
+        world->library = text;
+      } catch (...) {
+        shared->error = std::current_exception();
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        shared->over = true;
+        ended_ = shared->error != nullptr;
+        changed_.notify_all();
+      }
+      if (!shared->error) run();
+    });
+  }
+  std::unique_lock lock(mutex_);
+  const bool over = changed_.wait_for(lock, world->timeout, [&] { return shared->over; });
+  lock.unlock();
+  if (!over) {
+    thread_.detach();
+    fail<DistError>(
+        "ProcessGroup::init: MPI did not start within {}; one of the processes has ended or hangs, or does not call it",
+        seconds_text(world->timeout));
+  }
+  if (shared->error) {
+    thread_.join();
+    std::rethrow_exception(shared->error);
+  }
+#if defined(__GLIBC__)
+  // A process that fails doesn't wait for the others: they learn of it when it is gone.
+  on_exit([](int status, void*) { get().at_exit(status); }, nullptr);
+#else
+  std::atexit([] { get().at_exit(0); });
+#endif
+}
+
+void CommunicationThread::end_together(std::shared_ptr<GroupState> world) {
+  const std::lock_guard lock(mutex_);
+  world_ = std::move(world);
+}
+
+void CommunicationThread::submit(const std::shared_ptr<Call>& call) {
+  if (process_ != getpid()) {
+    fail<DistError>("{}: this process was made by fork() from a rank; only the rank itself can communicate",
+                    name(call->kind));
+  }
+  const std::lock_guard lock(mutex_);
+  if (ended_ || ending_) fail<DistError>("{}: the process ends, and communicates no more", name(call->kind));
+  if (call->kind != CallKind::send && call->kind != CallKind::receive) call->sequence = ++call->group->next_sequence;
+  queue_.push_back(call);
+  changed_.notify_all();
+}
+
+void CommunicationThread::wait(WorkState& state) {
+  if (process_ != getpid()) fail<DistError>("Work::wait: this process was made by fork() from a rank");
+  const auto begin = Clock::now();
+  // What is about to be done needs no sleep.
+  for (int i = 0; i < 8; ++i) {
+    {
+      const std::lock_guard lock(state.mutex);
+      if (state.done) break;
+    }
+    sched_yield();
+  }
+  std::unique_lock lock(state.mutex);
+  state.changed.wait(lock, [&] { return state.done; });
+  if (state.error) std::rethrow_exception(state.error);
+  if (state.copy_back) std::exchange(state.copy_back, nullptr)();
+  const std::chrono::duration<double> time = Clock::now() - begin;
+  StatsCounter::get().add({.wait_seconds = time.count()});
+}
+
+void CommunicationThread::run() {
+  std::optional<Backoff> idle;
+  while (true) {
+    std::shared_ptr<Call> call;
+    {
+      std::unique_lock lock(mutex_);
+      if (messages_.empty()) changed_.wait(lock, [&] { return !queue_.empty() || ending_; });
+      if (!queue_.empty()) {
+        call = std::move(queue_.front());
+        queue_.pop_front();
+      } else if (ending_) {
+        break;
+      }
+    }
+    if (call) {
+      idle.reset();
+      run_call(call);
+      continue;
+    }
+    if (!idle) idle.emplace(kAwake);
+    progress_messages();
+    idle->pause();
+  }
+  leave();
+  const std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
+  std::exception_ptr error;
+  const auto begin = Clock::now();
+  const bool message = call->kind == CallKind::send || call->kind == CallKind::receive;
+  try {
+    if (!failed_.empty()) {
+      fail<DistError>("{}: nothing can be exchanged any more since an earlier error: {}", call->title(), failed_);
+    }
+    if (message) {
+      start_message(call);
+      return;
+    }
+    {
+      const std::lock_guard lock(current_mutex_);
+      current_ = call;
+      current_since_ = begin;
+    }
+    run_collective(*this, *call);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  {
+    const std::lock_guard lock(current_mutex_);
+    current_ = nullptr;
+  }
+  if (!message) {
+    const std::chrono::duration<double> time = Clock::now() - begin;
+    StatsCounter::get().add({.collectives = 1, .busy_seconds = time.count()});
+  }
+  complete(call, error);
+}
+
+void CommunicationThread::complete(const std::shared_ptr<Call>& call, std::exception_ptr error) {
+  for (const Tensor& t : call->written) t.storage()->bump_version();
+  if (!failed_.empty()) {
+    // MPI may still write to its memory.
+    new std::shared_ptr<Call>(call);
+  } else {
+    call->tensors.clear();
+    call->written.clear();
+    call->buffers.clear();
+  }
+  const std::lock_guard lock(call->state->mutex);
+  call->state->error = std::move(error);
+  call->state->done = true;
+  call->state->changed.notify_all();
+}
+
+void CommunicationThread::give_up(const std::string& text) {
+  if (failed_.empty()) failed_ = text;
+  throw DistError(text);
+}
+
+void CommunicationThread::check_still_wanted(const Call& call, Clock::time_point since) {
+  if (failing_) give_up(fmt::format("{}: the process ends", call.title()));
+  std::function<std::string()> check;
+  {
+    const std::lock_guard lock(current_mutex_);
+    check = abort_check_;
+  }
+  if (check) {
+    if (const std::string text = check(); !text.empty()) give_up(fmt::format("{}: {}", call.title(), text));
+  }
+  if (Clock::now() - since > call.group->timeout) {
+    give_up(fmt::format("{}: waited {} for the other ranks; one of them has ended or hangs, or does not call it",
+                        call.title(), seconds_text(call.group->timeout)));
+  }
+}
+
+void CommunicationThread::finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving) {
+  const auto give_up_on = [&](int e) {
+    try {
+      check_mpi(*mpi_, e, call.title());
+    } catch (const DistError& error) {
+      give_up(error.what());
+    }
+  };
+  if (code != 0) give_up_on(code);
+  const auto since = Clock::now();
+  auto checked = since;
+  // Data move in small pieces, one test at a time: sleeping in between would cost far more than the processor.
+  Backoff backoff(moving > 0 ? 2ms + std::chrono::microseconds(moving / 100) : kAwake);
+  try {
+    while (true) {
+      std::int32_t done = 0;
+      if (const int e = mpi_->test(request, &done)) {
+        request = nullptr;
+        give_up_on(e);
+      }
+      if (done) return;
+      progress_messages();
+      if (const auto now = Clock::now(); now - checked > kBetweenChecks) {
+        checked = now;
+        check_still_wanted(call, since);
+      }
+      backoff.pause();
+    }
+  } catch (...) {
+    if (request) mpi_->abandon(request);
+    throw;
+  }
+}
+
+char* CommunicationThread::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_) {
+    scratch_ = HostBuffer();
+    scratch_ = HostBuffer(bytes);
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.data();
+}
+
+// --- messages between two ranks, which go on beside the collectives
+
+void CommunicationThread::start_message(const std::shared_ptr<Call>& call) {
+  messages_.emplace_back(call);
+  progress_messages();
+}
+
+void CommunicationThread::progress_messages() {
+  for (auto it = messages_.begin(); it != messages_.end();) {
+    std::exception_ptr error;
+    bool done = true;
+    try {
+      if (!failed_.empty()) throw DistError(it->call->title() + ": " + failed_);
+      done = progress(*it);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!done) {
+      ++it;
+      continue;
+    }
+    const std::shared_ptr<Call> call = it->call;
+    it = messages_.erase(it);
+    complete(call, error);
+  }
+}
+
+bool CommunicationThread::progress(Message& m) {
+  const auto waits_for_earlier = [&] {
+    return std::any_of(messages_.begin(), messages_.end(),
+                       [&](const Message& other) { return &other != &m && other.begun() && other.same_way(m); });
+  };
+  if (!m.begun() && m.call->kind == CallKind::receive && waits_for_earlier()) return false;
+  int e = 0;
+  const bool done = m.progress(*mpi_, e);
+  if (e != 0) {
+    try {
+      check_mpi(*mpi_, e, m.call->title());
+    } catch (const DistError& error) {
+      give_up(error.what());
+    }
+  }
+  if (done) return true;
+  if (const auto now = Clock::now(); now - m.checked > kBetweenChecks) {
+    m.checked = now;
+    check_still_wanted(*m.call, m.since);
+  }
+  return false;
+}
+
+// --- the end of the process
+
+void CommunicationThread::leave() {
+  if (!failed_.empty() || failing_) return;  // a rank that is gone would be waited for
+  try {
+    if (world_) {
+      // Messages on their way go on meanwhile; when all ranks are here, no more will come.
+      Call call;
+      call.kind = CallKind::exit;
+      call.group = world_;
+      call.sequence = ++world_->next_sequence;
+      run_collective(*this, call);
+    }
+    Backoff backoff(kAwake);
+    for (const auto until = Clock::now() + kForLastMessages; !messages_.empty() && Clock::now() < until;) {
+      progress_messages();
+      backoff.pause();
+    }
+    if (!messages_.empty()) {
+      log(LogLevel::warning, fmt::format("the process ends, and {} was not answered", messages_.front().call->title()));
+      failed_ = "the process ends";
+      progress_messages();  // for who waits in another thread
+      return;
+    }
+    mpi_->finalize();
+  } catch (const std::exception&) {  // who ends too early is told by the others
+  }
+}
+
+void CommunicationThread::at_exit(int status) {
+  if (process_ != getpid() || std::this_thread::get_id() == thread_.get_id()) return;
+  std::unique_lock lock(mutex_);
+  if (status != 0) failing_ = true;
+  ending_ = true;
+  changed_.notify_all();
+  // Each wait of the thread for other ranks ends by itself; MPI's own end should, too.
+  const auto longest = world_ ? world_->timeout * 2 + kForFinalize : std::chrono::milliseconds(kForFinalize);
+  changed_.wait_for(lock, failing_ ? std::chrono::milliseconds(2s) : longest, [&] { return ended_; });
+  if (ended_) {
+    lock.unlock();
+    thread_.join();
+  }
+}
+
+// --- questions from other threads
+
+StatsCounter& StatsCounter::get() {
+  static StatsCounter& instance = *new StatsCounter;
+  return instance;
+}
+void StatsCounter::add(const CommunicationStats& more) {
+  const std::lock_guard lock(mutex_);
+  total_.collectives += more.collectives;
+  total_.bytes_sent += more.bytes_sent;
+  total_.busy_seconds += more.busy_seconds;
+  total_.wait_seconds += more.wait_seconds;
+}
+CommunicationStats StatsCounter::read() const {
+  const std::lock_guard lock(mutex_);
+  return total_;
+}
+
+std::optional<CurrentCollective> CommunicationThread::current() {
+  const std::lock_guard lock(current_mutex_);
+  if (!current_) return {};
+  const std::chrono::duration<double> time = Clock::now() - current_since_;
+  return CurrentCollective{fmt::format("{}: {}", current_->title(), current_->action()), current_->sequence,
+                           time.count()};
+}
+
+void CommunicationThread::set_abort_check(std::function<std::string()> check) {
+  const std::lock_guard lock(current_mutex_);
+  abort_check_ = std::move(check);
+}
+
+void set_abort_check(std::function<std::string()> check) {
+  CommunicationThread::get().set_abort_check(std::move(check));
+}
+std::optional<CurrentCollective> current_collective() { return CommunicationThread::get().current(); }
+
+}  // namespace halfstep::dist::detail

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Internal: the thread that makes all calls of MPI, in the order in which collectives were started. Neither MPI makes
+// progress on its own, and their blocking calls keep a processor busy that another rank or the backward pass could use:
+// all waiting is a loop of tests here, with pauses.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "halfstep/dist/process_group_internal.h"
+
+namespace halfstep::dist::detail {
+
+/// Waits without keeping a processor from others: gives way for a while, then sleeps, longer and longer.
+class Backoff {
+ public:
+  using Clock = std::chrono::steady_clock;
+  explicit Backoff(std::chrono::microseconds awake) : until_(Clock::now() + awake) {}
+  void pause();
+
+ private:
+  Clock::time_point until_;
+  int sleep_us_ = 0;
+};
+
+class CommunicationThread {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// The process's. Never destroyed: it ends by an exit handler.
+  static CommunicationThread& get();
+
+  /// Starts the thread, which initializes MPI, and gives the group of all ranks its place. Throws DistError.
+  void start(const halfstep_mpi_table& mpi, const std::shared_ptr<GroupState>& world);
+  /// Runs the exchange of a process's end when the process ends; before, no other rank is waited for.
+  void end_together(std::shared_ptr<GroupState> world);
+  void submit(const std::shared_ptr<Call>& call);
+  /// Returns when the call is done and throws what it threw.
+  void wait(WorkState& state);
+
+  // For what runs on the thread.
+
+  const halfstep_mpi_table& mpi() const { return *mpi_; }
+  /// Waits for what was started with error code `code`. `moving`: bytes that all ranks are known to exchange by now,
+  /// for which it is worth staying awake.
+  void finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving = 0);
+  /// Memory for `bytes`, the same in every call.
+  char* scratch(std::size_t bytes);
+  /// Nothing more can be exchanged: throws DistError now, and in all later calls.
+  [[noreturn]] void give_up(const std::string& text);
+
+  std::optional<CurrentCollective> current();
+  void set_abort_check(std::function<std::string()> check);
+
+ private:
+  struct Message;
+  CommunicationThread() = default;
+  void run();
+  void run_call(const std::shared_ptr<Call>& call);
+  void start_message(const std::shared_ptr<Call>& call);
+  void progress_messages();
+  bool progress(Message& message);
+  void check_still_wanted(const Call& call, Clock::time_point since);
+  void complete(const std::shared_ptr<Call>& call, std::exception_ptr error);
+  void leave();
+  void at_exit(int status);
+
+  const halfstep_mpi_table* mpi_ = nullptr;
+  std::thread thread_;
+  int process_ = 0;  // its id: a child of fork() has no such thread
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Call>> queue_;
+  bool ended_ = false;
+  std::shared_ptr<GroupState> world_;  // of end_together()
+  std::atomic<bool> ending_{false}, failing_{false};
+
+  std::mutex current_mutex_;
+  std::shared_ptr<Call> current_;
+  Clock::time_point current_since_;
+  std::function<std::string()> abort_check_;
+
+  // Of the thread alone.
+  std::string failed_;
+  std::list<Message> messages_;
+  HostBuffer scratch_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+/// Runs a call other than send and receive, on the thread. Throws DistError.
+void run_collective(CommunicationThread& thread, Call& call);
+
+}  // namespace halfstep::dist::detail

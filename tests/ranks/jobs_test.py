@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of several ranks from outside: how they start, end and fail, and that all MPIs give the same bits.
+
+HALFSTEP_RANK_PROGRAM names the program, HALFSTEP_MPIRUNS the launchers as NAME=PATH, separated by colons.
+"""
+import os
+import re
+import subprocess
+import time
+import unittest
+
+PROGRAM = os.environ.get("HALFSTEP_RANK_PROGRAM", "build/tests/rank_program")
+MPIRUNS = dict(entry.split("=", 1) for entry in os.environ.get("HALFSTEP_MPIRUNS", "").split(":") if entry)
+
+
+def command(mpi, ranks, what):
+    return [MPIRUNS[mpi], "-n", str(ranks), PROGRAM, what]
+
+
+def run(mpi, ranks, what, seconds=60, **variables):
+    """(exit status, output, time) of a job."""
+    begin = time.monotonic()
+    done = subprocess.run(command(mpi, ranks, what), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", timeout=seconds, env={**os.environ, **variables}, check=False)
+    return done.returncode, done.stdout, time.monotonic() - begin
+
+
+def hashes(output):
+    return sorted(set(re.findall(r"hash .*", output)))
+
+
+@unittest.skipUnless(MPIRUNS, "no MPI")
+class Jobs(unittest.TestCase):
+    def test_all_implementations_give_the_same_bits(self):
+        for ranks in (2, 3, 4):
+            seen = {}
+            for mpi in MPIRUNS:
+                status, output, _ = run(mpi, ranks, "hash")
+                self.assertEqual(status, 0, output)
+                # All ranks print the same: a line more means that some rank has other bits.
+                self.assertEqual(len(hashes(output)), 36, output)
+                self.assertEqual(output.count("hash "), 36 * ranks, output)
+                seen[mpi] = hashes(output)
+            self.assertEqual(len({tuple(lines) for lines in seen.values()}), 1, seen)
+
+    def test_reductions_of_the_library(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 3, "library")
+            self.assertEqual(status, 0, output)
+            self.assertEqual(len(hashes(output)), 18, output)
+
+    def test_two_jobs_at_once(self):
+        for mpi in MPIRUNS:
+            jobs = [subprocess.Popen(command(mpi, 2, "hash"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                    for _ in range(2)]
+            outputs = [job.communicate(timeout=60)[0] for job in jobs]
+            self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+            self.assertEqual(hashes(outputs[0]), hashes(outputs[1]))
+
+    def test_a_program_without_a_launcher_is_one_process(self):
+        output = subprocess.run([PROGRAM, "hash"], stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+        self.assertIn("rank 0 of 1 by one process", output)
+
+    def test_one_rank_is_one_process(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 1, "hash")
+            self.assertEqual(status, 0, output)
+            self.assertIn("rank 0 of 1 by one process", output)
+
+    def test_work_that_nobody_waits_for_is_finished(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 3, "unfinished")
+            self.assertEqual((status, output.count("is done")), (0, 3), output)
+            self.assertLess(seconds, 20)
+
+    def test_work_that_cannot_be_finished_does_not_hold_the_process(self):
+        for mpi in MPIRUNS:
+            _, output, seconds = run(mpi, 2, "unanswered")
+            self.assertEqual(output.count("is done"), 2, output)
+            self.assertLess(seconds, 20)
+
+    def test_messages_under_way_at_the_end(self):
+        for mpi in MPIRUNS:
+            _, output, seconds = run(mpi, 2, "unread")
+            self.assertEqual(output.count("is done"), 2, output)
+            self.assertIn("the process ends, and receive from rank 1 (tag 2) was not answered", output)
+            self.assertNotIn("tag 1", output)
+            self.assertLess(seconds, 20)  # not the timeout of a minute
+
+    def test_who_leaves_early_is_named(self):
+        for mpi in MPIRUNS:
+            _, output, seconds = run(mpi, 3, "leave")
+            self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): expected all ranks to do the same, got "
+                                     r"ranks 0 and 1: all_reduce f32 \[4\] sum \(gradients\); "
+                                     r"rank 2: end of the process")
+            self.assertLess(seconds, 20)
+
+    def test_a_rank_that_fails_ends_the_job(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 2, "fail")
+            self.assertNotEqual(status, 0, output)
+            self.assertLess(seconds, 20)
+
+    def test_a_rank_that_vanishes_does_not_hold_the_others(self):
+        for mpi in MPIRUNS:
+            # Both launchers end the others. MPICH's then exits with the status of the rank that is gone, 0 here.
+            status, output, seconds = run(mpi, 2, "vanish")
+            self.assertNotIn("is done", output)
+            self.assertLess(seconds, 20)
+            if mpi == "openmpi":
+                self.assertNotEqual(status, 0, output)
+
+    def test_a_rank_that_stalls_does_not_hold_the_others(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 3, "stall")
+            self.assertNotEqual(status, 0, output)
+            self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): waited 3 s for the other ranks; one of them "
+                                     r"has ended or hangs, or does not call it")
+            self.assertLess(seconds, 20)
+
+    def test_a_rank_that_never_starts_does_not_hold_the_others(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 2, "absent")
+            self.assertNotEqual(status, 0, output)
+            self.assertIn("error: ProcessGroup::init: MPI did not start within 3 s; one of the processes has ended or "
+                          "hangs, or does not call it", output)
+            self.assertLess(seconds, 20)
+
+    def test_children_of_fork_do_not_communicate(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "fork")
+            self.assertEqual(status, 0, output)
+            self.assertIn("child: all_reduce: this process was made by fork() from a rank", output)
+
+    def test_waiting_collectives_can_be_ended(self):
+        for mpi in MPIRUNS:
+            _, output, seconds = run(mpi, 2, "abort")
+            self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): rank 9 has ended")
+            self.assertLess(seconds, 20)
+
+    def test_what_a_rank_waits_for_can_be_asked(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "current")
+            self.assertEqual(status, 0, output)
+            self.assertRegex(output, r"current: all_reduce #\d+ \(gradients\): all_reduce f32 \[4\] sum")
+
+    @unittest.skipUnless(len(MPIRUNS) == 2, "two implementations of MPI are needed")
+    def test_the_launcher_of_another_implementation_is_refused(self):
+        status, output, _ = run("openmpi", 2, "hash", HALFSTEP_MPI="mpich")
+        self.assertNotEqual(status, 0, output)
+        self.assertRegex(output, r"error: ProcessGroup::init: .*OMPI_COMM_WORLD_SIZE=2.* MPICH .* knows of 1")
+        self.assertNotIn("hash ", output)
+        status, output, _ = run("mpich", 2, "hash", HALFSTEP_MPI="openmpi")
+        self.assertNotEqual(status, 0, output)
+        self.assertNotIn("hash ", output)
+
+    def test_a_missing_module_is_named(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "hash", HALFSTEP_MPI_DIR="/nowhere")
+            self.assertNotEqual(status, 0, output)
+            self.assertIn(f"this Halfstep was built without {mpi}: there is no /nowhere/libhalfstep_mpi_{mpi}.so", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
