@@ -5,10 +5,13 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/pointwise_internal.h"
 #include "halfstep/ops/ratio.h"
 
 namespace halfstep {
 namespace {
+
+using detail::scalar_attributes;
 
 // Both inputs in their common dtype, which is the result's.
 void infer_binary(InferContext& ctx) {
@@ -151,11 +154,6 @@ const Op& mul_scalar_op = define_op({
 });
 
 AlphaAttributes alpha_attributes(Scalar alpha) { return {.alpha = alpha.to_double(), .integer_alpha = alpha.to_int()}; }
-ScalarAttributes scalar_attributes(Scalar s) {
-  return {.value = {.floating = s.to_double(),
-                    .integer = s.is_floating() ? 0 : s.to_int(),
-                    .kind = static_cast<int>(s.kind())}};
-}
 Scalar negated(Scalar s) { return s.is_floating() ? Scalar(-s.to_double()) : Scalar(-s.to_int()); }
 
 void check_alpha(const char* op, const Tensor& a, const Tensor& b, Scalar alpha) {
