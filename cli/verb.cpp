@@ -61,6 +61,8 @@ Argument Verb::add_list(const std::string& names, std::function<void(const std::
 Argument Verb::add_list(const std::string& names, std::vector<std::string>& values, const std::string& help) const {
   return Argument(app_->add_option(names, values, help));
 }
+void Verb::leave_rest() const { app_->prefix_command(); }
+std::vector<std::string> Verb::rest() const { return app_->remaining(); }
 void Verb::run(std::function<void()> function) const { app_->callback(std::move(function)); }
 
 std::size_t Verb::count(const std::string& name) const { return app_->count(name); }
@@ -70,6 +72,21 @@ void Verb::give(const std::string& name, const std::string& value) const {
   option->run_callback();
 }
 void Verb::take_back(const std::string& name) const { app_->get_option(name)->clear(); }
+
+std::vector<std::string> Verb::all_verbs() const {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app_->get_parent()->get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
+  }
+  return names;
+}
+std::vector<std::string> Verb::flag_names() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app_->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
 
 Verb add_verb(CLI::App& program, const std::string& name, const std::string& help) {
   return Verb(program.add_subcommand(name, help));
