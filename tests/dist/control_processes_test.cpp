@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as processes, which exchange texts through this one: kill -9, SIGSTOP, and an end without a goodbye.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdlib>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -55,7 +59,8 @@ double seconds_now() { return std::chrono::duration<double>(Clock::now().time_si
 // A job of processes. Each enters the collective #41 and waits for a failure, or until it is told to finish.
 class Job {
  public:
-  Job(int size, const ControlOptions& options) {
+  // `before` is called in each process.
+  Job(int size, const ControlOptions& options, const std::function<void(int rank)>& before = {}) {
     for (int r = 0; r < size; ++r) {
       int pair[2];
       if (::socketpair(AF_UNIX, SOCK_STREAM, 0, pair) != 0) throw std::runtime_error("socketpair");
@@ -64,6 +69,7 @@ class Job {
       if (pid == 0) {
         for (const int other : files) ::close(other);
         ::close(pair[0]);
+        if (before) before(r);
         run_rank(r, size, pair[1], options);
       }
       ::close(pair[1]);
@@ -250,6 +256,95 @@ TEST(ControlProcesses, NobodyWaitsForAStoppedRankAtTheEnd) {
   job.tell(2, "finish");
   for (const int r : {0, 2}) EXPECT_EQ(job.ended(r), 0);
   EXPECT_LT(seconds_now() - begin, 1 + 0.001 * static_cast<double>(kMargin.count()));
+}
+
+// Two networks, each of a process that does nothing else, with a cable between them.
+class TwoMachines {
+ public:
+  TwoMachines() {
+    for (int& holder : holders_) {
+      int ready[2];
+      if (::pipe(ready) != 0) return;
+      holder = ::fork();
+      if (holder == 0) {
+        const char good = ::unshare(CLONE_NEWNET) == 0 ? 'y' : 'n';
+        (void)!::write(ready[1], &good, 1);
+        for (;;) ::pause();
+      }
+      char good = 'n';
+      (void)!::read(ready[0], &good, 1);
+      ::close(ready[0]);
+      ::close(ready[1]);
+      if (holder < 0 || good != 'y') return;
+    }
+    const std::string a = std::to_string(holders_[0]), b = std::to_string(holders_[1]);
+    if (std::system(("ip link add cable netns " + a + " type veth peer name cable netns " + b + " 2>&1").c_str()) !=
+        0) {
+      return;
+    }
+    made = inside(0, "ip addr add 10.77.0.1/24 dev cable") && inside(1, "ip addr add 10.77.0.2/24 dev cable");
+    for (int i = 0; i < 2; ++i) made = made && inside(i, "ip link set cable up") && inside(i, "ip link set lo up");
+  }
+  ~TwoMachines() {
+    for (const int holder : holders_) {
+      if (holder <= 0) continue;
+      ::kill(holder, SIGKILL);
+      ::waitpid(holder, nullptr, 0);
+    }
+  }
+  TwoMachines(const TwoMachines&) = delete;
+  TwoMachines& operator=(const TwoMachines&) = delete;
+
+  void enter(int machine) const {
+    const int network =
+        ::open(("/proc/" + std::to_string(holders_[machine]) + "/ns/net").c_str(), O_RDONLY | O_CLOEXEC);
+    if (::setns(network, CLONE_NEWNET) != 0) ::_exit(8);
+    ::close(network);
+  }
+  bool cut() const { return inside(0, "ip link set cable down"); }
+
+  bool made = false;
+
+ private:
+  bool inside(int machine, const std::string& command) const {
+    return std::system(("nsenter -t " + std::to_string(holders_[machine]) + " -n " + command + " 2>&1").c_str()) == 0;
+  }
+  int holders_[2] = {-1, -1};
+};
+
+// Ranks 0 and 1 on one machine, 2 and 3 on the other: each side names what it lost.
+void expect_a_cut_is_named(const ControlOptions& options, milliseconds margin) {
+  const TwoMachines machines;
+  if (!machines.made) GTEST_SKIP() << "no two networks can be made here: that needs root, ip and nsenter";
+  Job job(4, options, [&](int rank) { machines.enter(rank / 2); });
+  const double begin = seconds_now();
+  ASSERT_TRUE(machines.cut());
+  double last = 0;
+  for (int r = 0; r < 4; ++r) {
+    const auto told = job.result(r);
+    ASSERT_TRUE(told.is_object()) << r;
+    EXPECT_EQ(told["what"], static_cast<int>(Failure::What::silent)) << told;
+    EXPECT_EQ(told["rank"], r < 2 ? 2 : 0) << told;
+    const std::string text = told["text"];
+    if (r < 2) {
+      EXPECT_EQ(text.rfind("rank 2 (host host2, pid ", 0), 0u) << text;
+      EXPECT_NE(text.find(" and rank 3 (host host3, pid "), std::string::npos) << text;
+      EXPECT_NE(text.find("haven't answered for "), std::string::npos) << text;
+    } else {
+      EXPECT_EQ(text.rfind("rank 0 (host host0, pid ", 0), 0u) << text;
+    }
+    last = std::max(last, told["time"].get<double>() - begin);
+    if (r == 0 || r == 2) std::printf("cut: known to rank %d after %.3f s: %s\n", r, last, text.c_str());
+    EXPECT_EQ(job.ended(r), 0);
+  }
+  EXPECT_LT(last, 0.001 * static_cast<double>((options.lost + margin).count()));
+}
+
+TEST(ControlProcesses, ACutNetworkIsNamedOnBothSides) { expect_a_cut_is_named(kQuick, kMargin); }
+
+TEST(ControlProcessesSlow, ACutNetworkIsKnownWithin15Seconds) {
+  const ControlOptions usual;
+  expect_a_cut_is_named(usual, milliseconds(15'000) - usual.lost);
 }
 
 // With the intervals that programs use: all know within 15 seconds.
