@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import time
 import unittest
@@ -311,6 +312,30 @@ class Machines(LaunchTest):
             _, out, _ = self.run_program("launch", "--mpi", mpi, "--hosts", "hosts", "--nproc-per-node", "4", "prog", env=env)
             self.assertIn("node-1:4,node-2:4,node-3:4 ", out)
             self.assertIn("-n 12 ", out)
+
+    def test_ranks_on_other_machines(self):
+        """Machines with names and temporary files of their own, which an agent in place of ssh makes."""
+        temporary = self.folder / "t"
+        temporary.mkdir()
+        agent = self.folder / "agent"
+        agent.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1\nshift\nexec unshare -m -u sh -c "hostname machine-${host##*.} && '
+                         f'mount -t tmpfs none {temporary} && cd / && exec sh -c \\"\\$1\\"" x "$*"\n')
+        agent.chmod(0o755)
+        made = subprocess.run([agent, "127.0.0.2", "hostname"], capture_output=True, text=True)
+        if made.stdout != "machine-2\n":
+            self.skipTest(f"no machines can be made of namespaces here: {made.stderr.strip()}")
+        (self.folder / "hosts").write_text("127.0.0.2 slots=1\n127.0.0.3 slots=2\n")
+        program = self.program("import socket\nprint('out', rank, socket.gethostname())\nprint('err', rank, socket.gethostname(), file=sys.stderr)\n"
+                               "sys.exit(int(sys.argv[1]) if rank == 1 else 0)\n")
+        env = {"TMPDIR": str(temporary), "OMPI_MCA_plm_rsh_agent": str(agent), "HYDRA_LAUNCHER_EXEC": str(agent)}
+        for mpi in self.each():
+            for wanted in (0, 4):
+                status, out, err = self.run_program("launch", "--mpi", mpi, "--hosts", "hosts", program, wanted, env=env)
+                self.assertEqual((status, out), (wanted, "out 0 machine-2\n"), err)
+                for line in ("err 0 machine-2", "[rank 1] err 1 machine-3", "[rank 2] err 2 machine-3"):
+                    self.assertIn(line + "\n", err)
+                if wanted:
+                    self.assertRegex(err, r"rank 1 \(host machine-3, pid \d+\) ended with status 4\n")
 
 
 if __name__ == "__main__":
