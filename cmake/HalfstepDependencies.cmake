@@ -42,8 +42,13 @@ if(NOT HALFSTEP_ASIO_INCLUDE)
 endif()
 if(NOT TARGET halfstep_asio)
   add_library(halfstep_asio INTERFACE IMPORTED)
+  # Whether it finds aligned_alloc depends on what was included before it: files would disagree about who frees.
   set_target_properties(halfstep_asio PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${HALFSTEP_ASIO_INCLUDE}"
-                        INTERFACE_COMPILE_DEFINITIONS "ASIO_STANDALONE;ASIO_NO_DEPRECATED")
+    INTERFACE_COMPILE_DEFINITIONS "ASIO_STANDALONE;ASIO_NO_DEPRECATED;ASIO_DISABLE_STD_ALIGNED_ALLOC")
+  if(HALFSTEP_SANITIZE STREQUAL "thread")
+    # It doesn't know fences. One thread runs each io_context, and what others hand to it is under a mutex.
+    set_property(TARGET halfstep_asio APPEND PROPERTY INTERFACE_COMPILE_DEFINITIONS ASIO_DISABLE_FENCED_BLOCK)
+  endif()
 endif()
 halfstep_require(Protobuf "libprotobuf-dev protobuf-compiler")
 # Downloads (data::fetch); without them the library is built all the same, and says so where they are asked for.
