@@ -95,11 +95,12 @@ class PrefixedOutput {
 
 class Rank {
  public:
-  Rank(int rank, File socket, std::vector<File> files, const std::string& lock)
+  Rank(int rank, File socket, std::vector<File> files, fs::path folder)
       : rank_(rank),
+        folder_(std::move(folder)),
         socket_(std::move(socket)),
         files_(std::move(files)),
-        errors_(rank, files_.size() == 2 ? files_[1].get() : STDERR_FILENO, lock) {}
+        errors_(rank, files_.size() == 2 ? files_[1].get() : STDERR_FILENO, (folder_ / "lock").string()) {}
 
   int run(const std::vector<std::string>& program) {
     sigset_t watched;
@@ -222,8 +223,9 @@ class Rank {
       if (line.starts_with("signal ") && !ended_) kill_program(std::atoi(line.c_str() + 7));
     }
     if (more || left_) return;
-    // The launcher is gone. The program may finish its step, and is then ended.
+    // The launcher is gone, and can't clear away what it made. The program may finish its step, and is then ended.
     socket_.close();
+    for (const fs::path& made : {folder_ / "s", folder_ / "lock", folder_}) ::remove(made.c_str());
     if (ended_) {
       left_ = true;
       return;
@@ -233,6 +235,7 @@ class Rank {
   }
 
   int rank_;
+  fs::path folder_;  // of the launcher, where that is on this machine
   File socket_;
   std::vector<File> files_;
   PrefixedOutput errors_;
@@ -265,8 +268,7 @@ int run_as_rank(const std::vector<std::string>& program) {
     complain(fmt::format("launch: rank {} on {} can't reach the launcher", rank, host.data()));
     return kFailed;
   }
-  const fs::path lock = fs::path(address.socket).parent_path() / "lock";
-  return Rank(rank, std::move(socket), std::move(files), lock.string()).run(program);
+  return Rank(rank, std::move(socket), std::move(files), fs::path(address.socket).parent_path()).run(program);
 }
 
 }  // namespace halfstep::cli

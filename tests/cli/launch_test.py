@@ -17,7 +17,9 @@ MPIS = [name for name in ("openmpi", "mpich") if shutil.which("mpirun." + name)]
 MODULES = pathlib.Path(PROGRAM).resolve().parent.parent / "lib" / "halfstep" / "mpi"
 # Of the machine's own job, if the tests run in one.
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "HYDRA_", "MPI_")
-RANK = "import os, sys, time, signal\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')))\n"
+RANK = ("import os, sys, time, signal\nrank = int(os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK')))\n"
+        # In one piece, as rank 0's lines get between those of others otherwise.
+        "def say(*words): os.write(2, ' '.join(map(str, words)).encode() + b'\\n')\n")
 
 
 class LaunchTest(ProgramTest):
@@ -41,9 +43,9 @@ class LaunchTest(ProgramTest):
             self.skipTest("neither mpirun.openmpi nor mpirun.mpich is installed")
         return MPIS
 
-    def start_ranks(self, mpi, ranks, *arguments):
+    def start_ranks(self, mpi, ranks, *arguments, **options):
         """Starts it, and waits until every rank has made a file of its number."""
-        process = self.start("launch", "--mpi", mpi, "--nproc-per-node", ranks, *arguments)
+        process = self.start("launch", "--mpi", mpi, "--nproc-per-node", ranks, *arguments, **options)
         self.addCleanup(process.kill)
         end = time.monotonic() + 30
         while not all((self.folder / f"pid.{r}").exists() for r in range(ranks)):
@@ -67,7 +69,7 @@ class LaunchTest(ProgramTest):
 
 class Output(LaunchTest):
     def test_rank_0_is_untouched_and_others_are_prefixed(self):
-        program = self.program("print('out', rank)\nprint('one\\ntwo', rank, file=sys.stderr)\nsys.stderr.write('end')\n")
+        program = self.program("print('out', rank)\nsay('one\\ntwo', rank)\nos.write(2, b'end')\n")
         for mpi in self.each():
             status, out, err = self.launch(mpi, 3, program)
             self.assertEqual((status, out), (0, "out 0\n"))
@@ -147,7 +149,7 @@ class Ends(LaunchTest):
             self.assertRegex(err, r"\Ahalfstep: launch: rank 1 \(host \S+, pid \d+\) ended with status 5\n\Z")
 
     def test_a_killed_rank_leaves_the_others_time_to_speak(self):
-        program = self.program("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1)\nprint('rank 1 is lost', file=sys.stderr)\nsys.exit(3)\n")
+        program = self.program("if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1)\nsay('rank 1 is lost')\nsys.exit(3)\n")
         for mpi in self.each():
             status, _, err = self.launch(mpi, 3, program)
             self.assertEqual(status, 128 + signal.SIGKILL)
@@ -155,7 +157,7 @@ class Ends(LaunchTest):
             self.assertIn("[rank 2] rank 1 is lost\n", err)
 
     def test_what_a_rank_started_does_not_keep_the_job(self):
-        program = self.program("import subprocess\nif rank == 1: subprocess.Popen(['sleep', '20'])\nprint('done', rank, file=sys.stderr)\n")
+        program = self.program("import subprocess\nif rank == 1: subprocess.Popen(['sleep', '20'])\nsay('done', rank)\n")
         for mpi in self.each():
             begin = time.monotonic()
             status, _, err = self.launch(mpi, 2, program)
@@ -173,7 +175,7 @@ class Ends(LaunchTest):
 
     def test_signals_reach_all_ranks_once(self):
         program = self.program("count = 0\ndef stop(*_):\n global count\n count += 1\nsignal.signal(signal.SIGTERM, stop)\nsignal.signal(signal.SIGINT, stop)\n"
-                               + self.SAY_PID + "while not count: time.sleep(0.01)\ntime.sleep(0.3)\nprint('stopped', count, file=sys.stderr)\nsys.exit(9)\n")
+                               + self.SAY_PID + "while not count: time.sleep(0.01)\ntime.sleep(0.3)\nsay('stopped', count)\nsys.exit(9)\n")
         for mpi in self.each():
             for number in (signal.SIGTERM, signal.SIGINT):
                 process, _ = self.start_ranks(mpi, 2, program)
@@ -196,10 +198,12 @@ class Ends(LaunchTest):
     def test_no_rank_outlives_a_killed_launcher(self):
         program = self.program(self.SAY_PID + "while True: time.sleep(0.01)\n")
         for mpi in self.each():
-            process, pids = self.start_ranks(mpi, 2, program)
+            process, pids = self.start_ranks(mpi, 2, program, env={"TMPDIR": str(self.folder)})
+            self.assertEqual(len(list(self.folder.glob("halfstep-launch-*"))), 1)
             process.kill()
             process.communicate(timeout=30)
             self.assert_gone(pids)
+            self.assertEqual(list(self.folder.glob("halfstep-launch-*")), [])
 
 
 class Restarts(LaunchTest):
@@ -325,7 +329,7 @@ class Machines(LaunchTest):
         if made.stdout != "machine-2\n":
             self.skipTest(f"no machines can be made of namespaces here: {made.stderr.strip()}")
         (self.folder / "hosts").write_text("127.0.0.2 slots=1\n127.0.0.3 slots=2\n")
-        program = self.program("import socket\nprint('out', rank, socket.gethostname())\nprint('err', rank, socket.gethostname(), file=sys.stderr)\n"
+        program = self.program("import socket\nprint('out', rank, socket.gethostname())\nsay('err', rank, socket.gethostname())\n"
                                "sys.exit(int(sys.argv[1]) if rank == 1 else 0)\n")
         env = {"TMPDIR": str(temporary), "OMPI_MCA_plm_rsh_agent": str(agent), "HYDRA_LAUNCHER_EXEC": str(agent)}
         for mpi in self.each():
