@@ -232,6 +232,7 @@ int run(int argc, char** argv) {
   add_summary(program, status);
   add_ops(program, status);
   add_devices(program, status);
+  add_launch(program, status);
   try {
     check_verb(program, g_arguments);
     check_environment();

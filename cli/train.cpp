@@ -37,8 +37,6 @@ namespace fs = std::filesystem;
 
 // The command that goes on with this run: what was given, with --resume.
 std::string command_to_resume(const fs::path& out) {
-  TrainOptions plain;
-  const std::vector<Flag> rows = train_flags(plain);
   const auto quoted = [](const std::string& text) {
     const bool plain = !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char c) {
       return std::isalnum(c) || std::string_view("_-./:,=+@%").find(static_cast<char>(c)) != std::string_view::npos;
@@ -49,18 +47,8 @@ std::string command_to_resume(const fs::path& out) {
     return result + "'";
   };
   std::string command = "halfstep";
-  for (std::size_t i = 0; i < g_arguments.size(); ++i) {
-    const std::string& argument = g_arguments[i];
-    const std::string_view name = std::string_view(argument).substr(0, argument.find('='));
-    const auto row = std::find_if(rows.begin(), rows.end(), [&](const Flag& f) { return f.name() == name; });
-    // Where the run began is in the checkpoint now, and there is nothing to be replaced.
-    if (row == rows.end() || !(row->begins || name == "--overwrite")) {
-      command += " " + quoted(argument);
-    } else if (name == argument && !row->is_switch()) {
-      ++i;
-    }
-  }
-  return command + " --resume " + quoted(out.string());
+  for (const std::string& argument : arguments_to_resume(g_arguments, out)) command += " " + quoted(argument);
+  return command;
 }
 
 // Which ops the device lacks, and what that cost.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include "cli/config_file.h"
@@ -188,6 +189,36 @@ std::vector<Flag> train_flags(TrainOptions& o) {
               .value = "N"});
   add(kRuns, {.names = "--quiet,-q", .field = &o.quiet, .help = "Print errors only"});
   return all;
+}
+
+const Flag* row_of(const std::vector<Flag>& rows, const std::string& argument) {
+  const std::string given = argument.substr(0, argument.find('='));
+  for (const Flag& row : rows) {
+    for (std::string_view rest = row.names; !rest.empty();) {
+      const std::size_t end = std::min(rest.find(','), rest.size());
+      if (rest.substr(0, end) == given) return &row;
+      rest.remove_prefix(std::min(end + 1, rest.size()));
+    }
+  }
+  return nullptr;
+}
+
+std::vector<std::string> arguments_to_resume(const std::vector<std::string>& arguments,
+                                             const std::filesystem::path& out) {
+  TrainOptions plain;
+  const std::vector<Flag> rows = train_flags(plain);
+  std::vector<std::string> result;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const Flag* row = arguments[i].starts_with('-') ? row_of(rows, arguments[i]) : nullptr;
+    // Where the run began is in the checkpoint now, and there is nothing to be replaced.
+    if (!row || !(row->begins || row->name() == "--overwrite")) {
+      result.push_back(arguments[i]);
+    } else if (arguments[i].find('=') == std::string::npos && !row->is_switch()) {
+      ++i;
+    }
+  }
+  result.insert(result.end(), {"--resume", out.string()});
+  return result;
 }
 
 void add_train_options(const Verb& verb, TrainOptions& o) {

@@ -36,6 +36,12 @@ struct TrainOptions : CommonOptions {
 /// The rows of all its flags, with the fields of `options`: those of training (train/flag_table.cpp) and the program's
 /// own.
 std::vector<Flag> train_flags(TrainOptions& options);
+/// The row of an argument such as `--epochs` or `--epochs=3`; null if it is none of them.
+const Flag* row_of(const std::vector<Flag>& rows, const std::string& argument);
+/// The arguments that go on with the run in `out`, which those given began: without what says where it begins, and with
+/// --resume.
+std::vector<std::string> arguments_to_resume(const std::vector<std::string>& arguments,
+                                             const std::filesystem::path& out);
 /// Adds them to the verb.
 void add_train_options(const Verb& verb, TrainOptions& options);
 

@@ -79,6 +79,8 @@ Argument Verb::add_list(const std::string& names, std::function<void(const std::
 Argument Verb::add_list(const std::string& names, std::vector<std::string>& values, const std::string& help) const {
   return Argument(app_->add_option(names, values, help));
 }
+void Verb::leave_rest() const { app_->prefix_command(); }
+std::vector<std::string> Verb::rest() const { return app_->remaining(); }
 void Verb::run(std::function<void()> function) const { app_->callback(std::move(function)); }
 
 std::size_t Verb::count(const std::string& name) const { return app_->count(name); }
@@ -104,6 +106,21 @@ std::vector<std::string> with_standard_values(const CLI::App& program, std::vect
     if (!standard.empty() && !is_value(next)) arguments[i] += "=" + standard;
   }
   return arguments;
+}
+
+std::vector<std::string> Verb::all_verbs() const {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app_->get_parent()->get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
+  }
+  return names;
+}
+std::vector<std::string> Verb::flag_names() const {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app_->get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
 }
 
 Verb add_verb(CLI::App& program, const std::string& name, const std::string& help) {

@@ -54,6 +54,10 @@ class Verb {
   Argument add_list(const std::string& names, std::function<void(const std::vector<std::string>&)> given,
                     const std::string& help) const;
   Argument add_list(const std::string& names, std::vector<std::string>& values, const std::string& help) const;
+  /// Everything from the first argument on that is none of its own is left to rest().
+  void leave_rest() const;
+  /// That, after its arguments were read.
+  std::vector<std::string> rest() const;
   /// What it does when it was named, after its arguments were read.
   void run(std::function<void()> function) const;
 
@@ -63,6 +67,10 @@ class Verb {
   void give(const std::string& name, const std::string& value) const;
   /// Makes it as if an argument had not been given.
   void take_back(const std::string& name) const;
+  /// Names of all verbs of the program.
+  std::vector<std::string> all_verbs() const;
+  /// Long names of its arguments, with dashes.
+  std::vector<std::string> flag_names() const;
   CLI::App& app() const { return *app_; }
 
  private:

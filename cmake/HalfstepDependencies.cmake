@@ -34,6 +34,22 @@ if(NOT TARGET halfstep_cairo)
   set_target_properties(halfstep_cairo PROPERTIES IMPORTED_LOCATION "${HALFSTEP_CAIRO_LIBRARY}"
                         INTERFACE_INCLUDE_DIRECTORIES "${HALFSTEP_CAIRO_INCLUDE}")
 endif()
+# Headers only, and no file that find_package() finds either.
+find_path(HALFSTEP_ASIO_INCLUDE asio/io_context.hpp)
+mark_as_advanced(HALFSTEP_ASIO_INCLUDE)
+if(NOT HALFSTEP_ASIO_INCLUDE)
+  halfstep_missing(asio libasio-dev)
+endif()
+if(NOT TARGET halfstep_asio)
+  add_library(halfstep_asio INTERFACE IMPORTED)
+  # Whether it finds aligned_alloc depends on what was included before it: files would disagree about who frees.
+  set_target_properties(halfstep_asio PROPERTIES INTERFACE_INCLUDE_DIRECTORIES "${HALFSTEP_ASIO_INCLUDE}"
+    INTERFACE_COMPILE_DEFINITIONS "ASIO_STANDALONE;ASIO_NO_DEPRECATED;ASIO_DISABLE_STD_ALIGNED_ALLOC")
+  if(HALFSTEP_SANITIZE STREQUAL "thread")
+    # It doesn't know fences. One thread runs each io_context, and what others hand to it is under a mutex.
+    set_property(TARGET halfstep_asio APPEND PROPERTY INTERFACE_COMPILE_DEFINITIONS ASIO_DISABLE_FENCED_BLOCK)
+  endif()
+endif()
 halfstep_require(Protobuf "libprotobuf-dev protobuf-compiler")
 # Downloads (data::fetch); without them the library is built all the same, and says so where they are asked for.
 find_package(CURL QUIET)
@@ -66,7 +82,7 @@ endif()
 message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
 
 set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB JPEG::JPEG PNG::PNG
-    halfstep_cairo LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
+    halfstep_cairo halfstep_asio LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
 if(NOT HALFSTEP_NO_OPENMP)
   halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
   list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)

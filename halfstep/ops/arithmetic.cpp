@@ -14,6 +14,8 @@ using detail::scalar_attributes;
 
 namespace {
 
+using detail::scalar_attributes;
+
 // Both inputs in their common dtype, which is the result's.
 void infer_binary(InferContext& ctx) {
   const Tensor &a = ctx.input(0), &b = ctx.input(1);

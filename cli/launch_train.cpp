@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/launch_train.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+
+#include "cli/config_file.h"
+#include "cli/train_options.h"
+#include "halfstep/train/run_folder.h"
+
+namespace halfstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What the arguments say, by the key of the flag; of the same flag the last. `train` itself checks them.
+std::map<std::string, std::string> values_of(const std::vector<std::string>& arguments) {
+  TrainOptions plain;
+  const std::vector<Flag> rows = train_flags(plain);
+  std::map<std::string, std::string> values;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& a = arguments[i];
+    if (!a.starts_with('-')) {
+      values.emplace("model", a);
+      continue;
+    }
+    const Flag* row = row_of(rows, a);
+    if (!row) continue;
+    const std::size_t equals = a.find('=');
+    if (equals != std::string::npos) {
+      values[row->key()] = a.substr(equals + 1);
+    } else {
+      values[row->key()] = row->is_switch() || i + 1 == arguments.size() ? "true" : arguments[++i];
+    }
+  }
+  if (const auto file = values.find("config"); file != values.end()) {
+    try {
+      for (const auto& [key, value] : config_values(file->second)) values.emplace(key, value);
+    } catch (const std::exception&) {
+      // It is train's to say what is wrong with it.
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder) : arguments_(std::move(arguments)) {
+  if (!needs_folder) return;
+  const auto values = values_of(arguments_);
+  const auto value = [&](const char* key) {
+    const auto it = values.find(key);
+    return it == values.end() ? std::string() : it->second;
+  };
+  const auto is_on = [&](const char* key) { return !value(key).empty() && value(key) != "false"; };
+  if (is_on("no-out") || is_on("evaluate") || is_on("markdown") || is_on("help")) return;
+  folder_ = value("out");
+  if (const fs::path resume = value("resume"); folder_.empty() && !resume.empty()) {
+    folder_ = fs::is_directory(resume) ? resume : resume.parent_path();
+  }
+  if (!folder_.empty()) return;
+  const std::string network = !value("arch").empty() ? value("arch") : value("model");
+  // The network's name, not a folder that stands in its place.
+  const std::string name = network.empty() ? "run" : fs::path(network).filename().string();
+  const std::string time = fmt::format("{:%Y%m%d-%H%M%S}", fmt::localtime(std::time(nullptr)));
+  folder_ = fs::path("runs") / fmt::format("{}-{}", name, time);
+  for (int i = 2; fs::exists(folder_); ++i) folder_ = fs::path("runs") / fmt::format("{}-{}-{}", name, time, i);
+  arguments_.insert(arguments_.end(), {"--out", folder_.string()});
+}
+
+fs::path TrainCommand::checkpoint() const {
+  if (folder_.empty()) return {};
+  const fs::path file = folder_ / "last.safetensors";
+  std::error_code ignored;
+  return fs::exists(file, ignored) ? file : fs::path();
+}
+
+std::vector<std::string> TrainCommand::again() const {
+  if (!checkpoint().empty()) return arguments_to_resume(arguments_, folder_);
+  std::vector<std::string> result = arguments_;
+  // What the run left before its first checkpoint is of no use to anybody.
+  if (!folder_.empty() && !training::run_files(folder_).empty() &&
+      std::find(result.begin(), result.end(), "--overwrite") == result.end()) {
+    result.emplace_back("--overwrite");
+  }
+  return result;
+}
+
+}  // namespace halfstep::cli

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// `halfstep launch ... train ...`: where the run writes, and how it goes on after a failure.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace halfstep::cli {
+
+/// The arguments of `train`, for its first start and the ones after a failure.
+class TrainCommand {
+ public:
+  /// With `needs_folder` the run gets the folder that `train` would choose by itself, so that it is known here; the
+  /// network may then be told from other arguments by the flags' names only.
+  TrainCommand(std::vector<std::string> arguments, bool needs_folder);
+
+  const std::vector<std::string>& first() const { return arguments_; }
+  /// With --resume where the run has a checkpoint, else from the beginning.
+  std::vector<std::string> again() const;
+  /// The checkpoint that again() goes on from; empty: there is none.
+  std::filesystem::path checkpoint() const;
+
+ private:
+  std::vector<std::string> arguments_;
+  std::filesystem::path folder_;
+};
+
+}  // namespace halfstep::cli
