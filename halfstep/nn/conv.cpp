@@ -78,13 +78,6 @@ Shape weight_sizes(std::int64_t first, std::int64_t second, const Shape& kernel)
   return sizes;
 }
 
-// Kaiming's uniform distribution with a slope of sqrt(5), which is what this bound comes to.
-Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype, bool initialise = true) {
-  if (!initialise) return zeros(sizes, {.dtype = dtype});
-  const double bound = fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0;
-  return init::uniform_(empty(sizes, {.dtype = dtype}), -bound, bound);
-}
-
 std::int64_t fan_in(std::int64_t channels, const Shape& kernel) { return channels * kernel.numel(); }
 
 PadMode pad_mode(PaddingMode mode) {
@@ -123,10 +116,10 @@ Padding::Padding(const char* word) : same_(std::string_view(word) == "same") {
 
 ConvBase::ConvBase(const ConvOptions& o, int dims, const char* kind)
     : options(checked(o, dims, kind)),
-      weight(parameter("weight", uniform_fan_in(weight_sizes(o.out, o.in / o.groups, options.kernel),
-                                                fan_in(o.in / o.groups, options.kernel), o.dtype, o.initialise))),
-      bias(parameter("bias",
-                     o.bias ? uniform_fan_in({o.out}, fan_in(o.in / o.groups, options.kernel), o.dtype) : Tensor())) {}
+      weight(parameter("weight", init::uniform_fan_in(weight_sizes(o.out, o.in / o.groups, options.kernel),
+                                                      fan_in(o.in / o.groups, options.kernel), o.dtype, o.initialise))),
+      bias(parameter("bias", o.bias ? init::uniform_fan_in({o.out}, fan_in(o.in / o.groups, options.kernel), o.dtype)
+                                    : Tensor())) {}
 
 Tensor ConvBase::convolve(const Tensor& input) const {
   const int dims = options.kernel.size();
@@ -163,10 +156,10 @@ std::string ConvBase::describe() const {
 
 ConvTransposeBase::ConvTransposeBase(const ConvTransposeOptions& o, int dims, const char* kind)
     : options(checked(o, dims, kind)),
-      weight(parameter("weight", uniform_fan_in(weight_sizes(o.in, o.out / o.groups, options.kernel),
-                                                fan_in(o.out / o.groups, options.kernel), o.dtype))),
-      bias(parameter("bias",
-                     o.bias ? uniform_fan_in({o.out}, fan_in(o.out / o.groups, options.kernel), o.dtype) : Tensor())) {}
+      weight(parameter("weight", init::uniform_fan_in(weight_sizes(o.in, o.out / o.groups, options.kernel),
+                                                      fan_in(o.out / o.groups, options.kernel), o.dtype))),
+      bias(parameter("bias", o.bias ? init::uniform_fan_in({o.out}, fan_in(o.out / o.groups, options.kernel), o.dtype)
+                                    : Tensor())) {}
 
 Tensor ConvTransposeBase::convolve(const Tensor& input) const {
   const halfstep::ConvTransposeFuncOptions o{.stride = options.stride,

@@ -193,4 +193,10 @@ Tensor orthogonal_(Tensor tensor, double gain) {
   return tensor;
 }
 
+Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype, bool initialise) {
+  if (!initialise) return zeros(sizes, {.dtype = dtype});
+  const double bound = fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0;
+  return uniform_(empty(sizes, {.dtype = dtype}), -bound, bound);
+}
+
 }  // namespace halfstep::nn::init

@@ -51,4 +51,8 @@ HS_API Tensor kaiming_normal_(Tensor tensor, const KaimingOptions& options = {})
 /// over all such. Dimensions after the first count as one; less than two throw ShapeError. Computed in float64.
 HS_API Tensor orthogonal_(Tensor tensor, double gain = 1);
 
+/// A new tensor of what Linear and the convolutions start with: uniform in +-1 / sqrt(fan_in), which is
+/// kaiming_uniform_ with a slope of sqrt(5); zeros without `initialise`.
+HS_API Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype, bool initialise = true);
+
 }  // namespace halfstep::nn::init

@@ -11,12 +11,6 @@
 namespace halfstep::nn {
 namespace {
 
-Tensor uniform_fan_in(const Shape& sizes, std::int64_t fan_in, DType dtype) {
-  Tensor t = empty(sizes, {.dtype = dtype});
-  const double bound = fan_in > 0 ? 1 / std::sqrt(static_cast<double>(fan_in)) : 0;
-  return init::uniform_(t, -bound, bound);
-}
-
 const LinearOptions& checked(const LinearOptions& o) {
   constexpr const char* kExample = ".in = 784, .out = 10";
   check_given(o.in, "Linear", "in", kExample);
@@ -31,8 +25,8 @@ const LinearOptions& checked(const LinearOptions& o) {
 
 Linear::Linear(const LinearOptions& o)
     : options(checked(o)),
-      weight(parameter("weight", uniform_fan_in({o.out, o.in}, o.in, o.dtype))),
-      bias(parameter("bias", o.bias ? uniform_fan_in({o.out}, o.in, o.dtype) : Tensor())) {}
+      weight(parameter("weight", init::uniform_fan_in({o.out, o.in}, o.in, o.dtype))),
+      bias(parameter("bias", o.bias ? init::uniform_fan_in({o.out}, o.in, o.dtype) : Tensor())) {}
 
 Tensor Linear::forward(const Tensor& input) const { return linear(input, weight, bias); }
 
