@@ -14,7 +14,7 @@ struct LaunchJob {
   int ranks = 1;
   bool other_machines = false;  ///< some ranks may be on other machines than this one
   /// How long the other ranks may go on after one has failed, before they are ended.
-  std::chrono::seconds grace{20};
+  std::chrono::seconds grace{4};
 };
 
 struct LaunchResult {

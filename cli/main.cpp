@@ -11,15 +11,18 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "cli/options.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
 #include "halfstep/core/text.h"
+#include "halfstep/dist/process_group.h"
 #include "halfstep/runtime/machine.h"
 
 namespace halfstep::cli {
@@ -54,7 +57,10 @@ std::string_view without_blanks(std::string_view text) {
 
 }  // namespace
 
-void refuse_many_processes(const char* verb, const char* why) {
+namespace {
+
+// What says that this is one of several processes: a launcher's variable, and their number in it.
+std::optional<std::pair<const char*, std::string>> number_of_processes(const char* verb) {
   // Of Open MPI, MPICH and Intel MPI, MVAPICH, Slurm, and torchrun and its like.
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE",
                            "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"}) {
@@ -69,12 +75,21 @@ void refuse_many_processes(const char* verb, const char* why) {
                       "unset {1} if there was none",
                       verb, name, value));
     }
-    if (text.substr(first) == "1") continue;
-    throw UsageError(
-        fmt::format("{0}: {1}={2} says that this is one of {2} processes{3}; start one process, or unset {1} if it is "
-                    "one",
-                    verb, name, text, why));
+    if (text.substr(first) != "1") return std::pair(name, std::string(text));
   }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool one_of_several(const char* verb) { return number_of_processes(verb).has_value(); }
+
+void refuse_many_processes(const char* verb, const char* why) {
+  const auto found = number_of_processes(verb);
+  if (!found) return;
+  throw UsageError(fmt::format(
+      "{0}: {1}={2} says that this is one of {2} processes{3}; start one process, or unset {1} if it is one", verb,
+      found->first, found->second, why));
 }
 
 void complain(const std::string& text) {
@@ -257,6 +272,7 @@ int run(int argc, char** argv) {
   } catch (const std::exception& e) {
     if (is_of_output(e)) return output_failed();
     complain(e.what());
+    dist::ProcessGroup::report_failure(e.what());
     return kFailed;
   }
   if (status > 128) return status;  // a signal, of which all was said

@@ -54,13 +54,17 @@ void take_device(Device& device, const dist::ProcessGroup& group) {
 }  // namespace
 
 void join_ranks(TrainOptions& o) {
-  if (!dist::ProcessGroup::launched()) {
-    refuse_many_processes("train", " that no launcher of MPI started; use mpirun or `halfstep launch`");
-    return;
-  }
+  if (!one_of_several("train")) return;
   training::TrainConfig& c = o.config;
-  c.group = dist::ProcessGroup::init(
-      {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order});
+  try {
+    if (!dist::ProcessGroup::launched()) {
+      refuse_many_processes("train", " that no launcher of MPI started; use mpirun or `halfstep launch`");
+    }
+    c.group = dist::ProcessGroup::init(
+        {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order, .watch = true});
+  } catch (const dist::DistError& e) {
+    refuse_many_processes("train", (std::string(": ") + e.what()).c_str());
+  }
   if (c.group.size() == 1) return;
   if (c.group.rank() > 0) {
     g_rank = c.group.rank();

@@ -344,12 +344,15 @@ int run(TrainOptions& o) {
   }
   reporter.bar().clear();
   say_damaged(data);
-  if (report.interrupted && !began) return stopped_early();
+  if (report.interrupted && !began && c.group.rank() == 0) return stopped_early();
   if (report.interrupted) {
-    complain(c.out.empty()
-                 ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
-                 : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
-    return 128 + g_signal.load();
+    if (c.group.rank() == 0) {
+      complain(c.out.empty()
+                   ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
+                   : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
+    }
+    // Together: a launcher ends those that are left when one has failed.
+    return 128 + static_cast<int>(training::max_of(c.group, g_signal.load()));
   }
   if (report.nothing_left) {
     complain(

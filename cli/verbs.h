@@ -48,6 +48,9 @@ extern std::atomic<bool> g_stop;
 /// second SIGINT or SIGTERM ends the program at once.
 void catch_signals();
 
+/// Whether a launcher's environment says that this is one of several processes. Throws UsageError, naming the variable,
+/// where it says no number of them.
+bool one_of_several(const char* verb);
 /// Refuses to work as one of several processes where a launcher's environment says so. Throws UsageError naming the
 /// variable, and why.
 void refuse_many_processes(const char* verb,

@@ -23,7 +23,6 @@ namespace halfstep::conformance {
 namespace detail {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMostProblems = 5;  // of a line
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

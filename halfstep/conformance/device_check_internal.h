@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace halfstep::conformance::detail {
 
 using Tensors = std::vector<Tensor>;
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// The dtypes that networks train in, and with them the one that results are compared in.
 inline const std::vector<DType> kUsual = {DType::f32, DType::f16, DType::bf16};

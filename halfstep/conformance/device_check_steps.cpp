@@ -29,7 +29,6 @@
 namespace halfstep::conformance::detail {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Parameters of several shapes with these values in a dtype, on a device.

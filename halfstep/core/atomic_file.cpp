@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/input_file_internal.h"
 #include "halfstep/core/text.h"
 
 namespace halfstep {
@@ -173,8 +174,6 @@ void clear_away(int folder, const std::string& name) {
   }
 }
 
-const char* kind_of(mode_t mode) { return S_ISSOCK(mode) ? "a socket" : "a folder"; }
-
 }  // namespace
 
 AtomicFile::AtomicFile(fs::path path, bool durable) : path_(std::move(path)), durable_(durable) {
@@ -187,7 +186,7 @@ AtomicFile::AtomicFile(fs::path path, bool durable) : path_(std::move(path)), du
   const bool exists = there.get() >= 0 && ::fstat(there.get(), &info) == 0;
   if (!exists && errno != ENOENT) fail<IoError>("{}: can't be written: {}", shown, reason(errno));
   if (exists && (S_ISDIR(info.st_mode) || S_ISSOCK(info.st_mode))) {
-    fail<IoError>("{}: can't be written: it is {}", shown, kind_of(info.st_mode));
+    fail<IoError>("{}: can't be written: it is {}", shown, detail::file_kind(info.st_mode));
   }
   const auto target = follow(path_, shown);
   direct_ = exists && (!S_ISREG(info.st_mode) || !target);

@@ -13,16 +13,12 @@
 #include "halfstep/core/text.h"
 
 namespace halfstep {
-namespace {
-
-const char* kind_of(mode_t mode) {
+const char* detail::file_kind(unsigned mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISFIFO(mode)) return "a pipe";
   if (S_ISSOCK(mode)) return "a socket";
   return "a device";
 }
-
-}  // namespace
 
 InputFile::InputFile(const std::filesystem::path& path) : name_(shown_path(path)) {
   // Looked at before it is opened: opening some devices does something.
@@ -32,12 +28,12 @@ InputFile::InputFile(const std::filesystem::path& path) : name_(shown_path(path)
     if (error == ENOENT) fail<IoError>("{}: there is no such file", name_);
     fail<IoError>("{}: can't be opened: {}", name_, std::strerror(error));
   }
-  if (!S_ISREG(info.st_mode)) fail<IoError>("{}: expected a file, got {}", name_, kind_of(info.st_mode));
+  if (!S_ISREG(info.st_mode)) fail<IoError>("{}: expected a file, got {}", name_, detail::file_kind(info.st_mode));
   file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file_ < 0) fail<IoError>("{}: can't be opened: {}", name_, std::strerror(errno));
   if (::fstat(file_, &info) != 0 || !S_ISREG(info.st_mode)) {
     ::close(file_);
-    fail<IoError>("{}: expected a file, got {}", name_, kind_of(info.st_mode));
+    fail<IoError>("{}: expected a file, got {}", name_, detail::file_kind(info.st_mode));
   }
   size_ = static_cast<std::uint64_t>(info.st_size);
   seconds_ = info.st_mtim.tv_sec;

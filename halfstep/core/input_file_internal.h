@@ -41,4 +41,10 @@ class HS_API InputFile {
 /// The whole of a regular file of at most `limit` bytes, as long as it was when it was opened: logs may grow meanwhile.
 HS_API std::string read_whole_file(const std::filesystem::path& path, std::uint64_t limit);
 
+namespace detail {
+
+/// Of the mode of something that is no regular file (stat()): `a folder`, `a pipe`, ...
+const char* file_kind(unsigned mode);
+
+}  // namespace detail
 }  // namespace halfstep

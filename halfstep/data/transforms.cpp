@@ -16,12 +16,12 @@
 namespace halfstep::data {
 namespace {
 
-constexpr std::int64_t kLargestSize = 1 << 14;
+constexpr std::int64_t kLargestSide = 1 << 14;
 
 /// Each step has numbers of its own, so that turning one on doesn't change what the others draw.
-enum class Step : std::uint64_t { crop, flip, jitter };
+enum class TransformStep : std::uint64_t { crop, flip, jitter };
 
-RandomStream stream(const SampleKey& key, Step step) {
+RandomStream stream(const SampleKey& key, TransformStep step) {
   constexpr std::uint64_t kPurpose = 0x696D61676573;  // keeps these apart from other uses of seed and epoch
   const std::uint64_t epoch = derive_seed(key.seed, static_cast<std::uint64_t>(key.epoch), kPurpose);
   return RandomStream(derive_seed(epoch, static_cast<std::uint64_t>(key.sample), static_cast<std::uint64_t>(step)));
@@ -32,13 +32,13 @@ void check(bool ok, const char* what, double got) {
 }
 
 void check_options(const TrainTransform& t) {
-  check(t.size >= 1 && t.size <= kLargestSize, "a size from 1 to 16384", static_cast<double>(t.size));
+  check(t.size >= 1 && t.size <= kLargestSide, "a size from 1 to 16384", static_cast<double>(t.size));
   check(t.min_area > 0 && t.min_area <= 1, "a least area over 0 and at most 1", t.min_area);
   check(t.max_area >= t.min_area && t.max_area <= 1, "a largest area from the least one to 1", t.max_area);
   check(t.min_ratio > 0 && std::isfinite(t.min_ratio), "a least ratio over 0", t.min_ratio);
   check(t.max_ratio >= t.min_ratio && std::isfinite(t.max_ratio), "a largest ratio of at least the least one",
         t.max_ratio);
-  check(t.padding >= 0 && t.padding <= kLargestSize, "a padding from 0 to 16384", static_cast<double>(t.padding));
+  check(t.padding >= 0 && t.padding <= kLargestSide, "a padding from 0 to 16384", static_cast<double>(t.padding));
   check(t.flip >= 0 && t.flip <= 1, "a probability of a flip from 0 to 1", t.flip);
   for (const double amount : {t.jitter.brightness, t.jitter.contrast, t.jitter.saturation}) {
     check(amount >= 0 && std::isfinite(amount), "colour jitter of at least 0", amount);
@@ -47,8 +47,8 @@ void check_options(const TrainTransform& t) {
 }
 
 void check_options(const EvalTransform& t) {
-  check(t.size >= 1 && t.size <= kLargestSize, "a size from 1 to 16384", static_cast<double>(t.size));
-  check(t.resize == 0 || (t.resize >= t.size && t.resize <= kLargestSize), "a resize of 0, or from the size to 16384",
+  check(t.size >= 1 && t.size <= kLargestSide, "a size from 1 to 16384", static_cast<double>(t.size));
+  check(t.resize == 0 || (t.resize >= t.size && t.resize <= kLargestSide), "a resize of 0, or from the size to 16384",
         static_cast<double>(t.resize));
 }
 
@@ -118,7 +118,7 @@ void shift(Image& image, std::int64_t dx, std::int64_t dy, Image& scratch) {
 
 bool make_train(const TrainTransform& t, ImageDecoder& picture, const SampleKey& key, TransformScratch& scratch) {
   const ImageInfo& info = picture.info();
-  RandomStream crop = stream(key, Step::crop);
+  RandomStream crop = stream(key, TransformStep::crop);
   if (t.crop == CropKind::random_resized) {
     const PixelRegion region = random_resized_region(info.width, info.height, t, crop);
     resize_region(picture, region, t.size, t.filter, t.scaled_decode, scratch);
@@ -134,9 +134,9 @@ bool make_train(const TrainTransform& t, ImageDecoder& picture, const SampleKey&
   }
   const ColorJitter& jitter = t.jitter;
   if (jitter.brightness > 0 || jitter.contrast > 0 || jitter.saturation > 0 || jitter.hue > 0) {
-    apply_jitter(jitter, stream(key, Step::jitter), scratch.result);
+    apply_jitter(jitter, stream(key, TransformStep::jitter), scratch.result);
   }
-  return stream(key, Step::flip).bernoulli(t.flip);
+  return stream(key, TransformStep::flip).bernoulli(t.flip);
 }
 
 void make_eval(const EvalTransform& t, ImageDecoder& picture, TransformScratch& scratch) {

@@ -12,8 +12,10 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/dist/control_text_internal.h"
 #include "halfstep/dist/messages_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
+#include "halfstep/dist/watch_internal.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::dist::detail {
@@ -28,11 +30,6 @@ constexpr int kLongestSleepUs = 200;  // about what a wait may be too long
 constexpr auto kBetweenChecks = 5ms;
 constexpr auto kForFinalize = 30s;
 constexpr auto kForLastMessages = 1s;
-
-std::string seconds_text(std::chrono::milliseconds time) {
-  return time < 1s ? fmt::format("{} ms", time.count())
-                   : fmt::format("{:g} s", static_cast<double>(time.count()) / 1e3);
-}
 
 // A thread of the library leaves signals to the program's own threads, but for faults and the profiler's.
 class SignalsBlocked {
@@ -201,6 +198,7 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
       current_ = call;
       current_since_ = begin;
     }
+    const Watched watched(*call);
     run_collective(*this, *call);
   } catch (...) {
     error = std::current_exception();

@@ -297,9 +297,12 @@ void DataParallelBase::Impl::finish() {
 // The order in which rank 0's gradients came is that of the next passes.
 void DataParallelBase::Impl::rebuild() {
   rebuilt = true;
+  // Behind them those that came in none, in the order that the buckets have had so far.
   std::vector<std::size_t> order = ready_order;
+  std::vector<bool> known(parameters.size());
+  for (const std::size_t i : order) known[i] = true;
   for (std::size_t i = parameters.size(); i-- > 0;) {
-    if (!seen[i]) order.push_back(i);
+    if (!known[i]) order.push_back(i);
   }
   std::string text;
   for (const std::size_t i : order) text += std::to_string(i) + ' ';

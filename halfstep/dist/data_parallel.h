@@ -73,6 +73,7 @@ class HS_API DataParallelBase {
    private:
     std::shared_ptr<int> depth_;
   };
+  /// Begins a NoSync, for as long as the result lives.
   [[nodiscard]] NoSync no_sync() const { return NoSync(*this); }
 
   /// For a rank without samples in this step, in the place of its backward pass: the gradients that it has, or zeros.

@@ -18,6 +18,7 @@
 #include "halfstep/dist/launcher_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
 #include "halfstep/dist/process_group_internal.h"
+#include "halfstep/dist/watch_internal.h"
 #include "halfstep/runtime/transfer.h"
 
 namespace halfstep::dist {
@@ -282,7 +283,15 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
     throw;
   }
   world = std::move(made);
-  return ProcessGroup(world);
+  ProcessGroup group(world);
+  if (options.watch && world->size > 1) {
+    detail::start_watch(world, [&](std::string_view text) { return group.all_gather_text(text); });
+  }
+  return group;
+}
+
+void ProcessGroup::report_failure(std::string_view text) {
+  if (const auto watch = detail::watch()) watch->report_failure(text);
 }
 
 bool ProcessGroup::launched() { return !detail::find_launch().mpi.empty(); }

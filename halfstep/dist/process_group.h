@@ -41,6 +41,9 @@ struct ProcessGroupOptions {
   Reduction reduction = Reduction::rank_order;
   /// Longest time that a collective may wait for other ranks; after it the collective throws DistError on this rank.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// The ranks watch each other (control.h): one that dies, hangs or falls out of step is named on all others within
+  /// seconds, and their collectives throw DistError.
+  bool watch = false;
 };
 
 /// What a rank has sent and waited for since it began.
@@ -88,6 +91,9 @@ class HS_API ProcessGroup {
   /// process, and later ones return the same group. Throws DistError if the process was started by a launcher whose
   /// module is missing, or if the launcher's number of processes isn't MPI's.
   static ProcessGroup init(const ProcessGroupOptions& options = {});
+  /// Tells the ranks that watch each other that this one ends because of an error, and why; without them, or when
+  /// another failure came first, it does nothing. A process that exits with a status other than 0 does it by itself.
+  static void report_failure(std::string_view text);
   /// Whether a launcher of MPI (mpirun, srun, ...) with more than one process started this one, or with one.
   static bool launched();
 

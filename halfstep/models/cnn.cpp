@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kSide = 28;
 
-nn::Conv2d conv(std::int64_t in, std::int64_t out, std::int64_t stride) {
+nn::Conv2d conv3x3(std::int64_t in, std::int64_t out, std::int64_t stride) {
   nn::Conv2d made{
       {.in = in, .out = out, .kernel = {3}, .stride = {stride}, .padding = {1}, .bias = false, .initialise = false}};
   nn::init::kaiming_normal_(made.weight,
@@ -22,11 +22,11 @@ nn::Conv2d conv(std::int64_t in, std::int64_t out, std::int64_t stride) {
 }  // namespace
 
 CNN::CNN(const CNNOptions& o)
-    : conv1(child("conv1", conv(1, o.width, 1))),
+    : conv1(child("conv1", conv3x3(1, o.width, 1))),
       bn1(child("bn1", nn::BatchNorm2d{{.channels = o.width}})),
-      conv2(child("conv2", conv(o.width, 2 * o.width, 2))),
+      conv2(child("conv2", conv3x3(o.width, 2 * o.width, 2))),
       bn2(child("bn2", nn::BatchNorm2d{{.channels = 2 * o.width}})),
-      conv3(child("conv3", conv(2 * o.width, 4 * o.width, 2))),
+      conv3(child("conv3", conv3x3(2 * o.width, 4 * o.width, 2))),
       bn3(child("bn3", nn::BatchNorm2d{{.channels = 4 * o.width}})),
       fc(child("fc", nn::Linear{{.in = 4 * o.width, .out = o.classes}})) {}
 

@@ -71,8 +71,11 @@ struct TrainConfig {
   dist::ProcessGroup group = {};
   std::string compress_gradients = "off";  ///< off, f16 or bf16: what ranks send gradients in
   double bucket_mb = 25;                   ///< of gradients that are reduced together
-  bool sync_batch_norm = false;            ///< batch norms take the statistics of all ranks' parts
-  DebugConfig debug = {};                  ///< what is dumped, compared, monitored and profiled
+  /// Shards of each batch whose gradients are summed in one fixed tree, so that any number of ranks that divides it
+  /// gives the same bits: a power of 2 (StepOptions::shards); 0: none.
+  std::int64_t reproducible = 0;
+  bool sync_batch_norm = false;  ///< batch norms take the statistics of all ranks' parts
+  DebugConfig debug = {};        ///< what is dumped, compared, monitored and profiled
 };
 
 /// A loss scale as the command line writes it: `none`, `1024` or `fixed:1024` (static), or a policy of

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flags of training: one row each, in the order of the help, the documentation and config.yaml.
+#include <bit>
+#include <cstdint>
 #include <iterator>
 #include <utility>
 
@@ -286,6 +288,25 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = &c.bucket_mb,
         .help = "Gradients that ranks reduce together, in MiB",
         .range = FlagRange::above(0)},
+       {.names = "--reproducible",
+        .field = &c.reproducible,
+        .help = "Shards of each batch, a power of 2, for the same bits on any number of ranks that divides it; 0: off",
+        .range = FlagRange::from_to(0, 1024),
+        .resume = FlagResume::reported,
+        .check =
+            [&c] {
+              if (c.reproducible == 0) return;
+              if (!std::has_single_bit(static_cast<std::uint64_t>(c.reproducible))) {
+                fail<Error>("--reproducible: expected a power of 2, got {}", c.reproducible);
+              }
+              if (c.sync_batch_norm) {
+                fail<Error>("--reproducible: --sync-batch-norm takes the statistics of whole batches, not of shards");
+              }
+              if (c.compress_gradients != "off") {
+                fail<Error>("--reproducible: adds up gradients in float32, and --compress-gradients is {}",
+                            c.compress_gradients);
+              }
+            }},
        {.names = "--sync-batch-norm",
         .field = &c.sync_batch_norm,
         .help = "Batch norms take the statistics of all ranks' samples",

@@ -174,9 +174,11 @@ void Loop::step(std::vector<data::Batch>& group) {
   tell(&CallbackBase::on_step_begin);
   const double lr = step_.optimizer().lr();
   const PhiloxState random = default_generator().state();
-  if (group_.size() > 1) default_generator().set_state(random_of(random, group_.rank()));
+  // Shards have numbers of their own.
+  const bool of_rank = group_.size() > 1 && step_.options().shards == 0;
+  if (of_rank) default_generator().set_state(random_of(random, group_.rank()));
   const StepValues values = captured_ ? step_.run_captured(group) : step_.run(group);
-  if (group_.size() > 1) default_generator().set_state({.seed = random.seed, .offset = random.offset + 1});
+  if (of_rank) default_generator().set_state({.seed = random.seed, .offset = random.offset + 1});
   context_.loss = values.loss();
   context_.overflow = values.overflow;
   context_.scale = values.scale;

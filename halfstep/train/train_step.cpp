@@ -24,6 +24,7 @@
 #include "halfstep/optim/clip.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
+#include "halfstep/train/shards_internal.h"
 
 namespace halfstep::training {
 namespace {
@@ -116,6 +117,12 @@ struct TrainStep::Impl {
   std::int64_t largest = 0;          // samples of a step
   int since_smaller = 0;             // steps in a row that weren't smaller
   std::size_t tensors_in_batch = 0;  // of the calls that `captured` takes
+  struct Share {
+    std::int64_t all_samples;
+    bool stand_in;
+    friend bool operator==(const Share&, const Share&) = default;
+  };
+  std::vector<Share> shares;  // of a batch on this rank, in those calls
 
   /// Also those that the optimizer doesn't have: they would grow from step to step.
   void drop_gradients() {
@@ -289,59 +296,6 @@ void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int
   }
 }
 
-namespace {
-
-using Gradients = std::vector<Tensor>;
-
-// Undefined ones count as zeros.
-Gradients sum_of(Gradients a, const Gradients& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!a[i].defined()) {
-      a[i] = b[i];
-    } else if (b[i].defined()) {
-      a[i].add_(b[i]);
-    }
-  }
-  return a;
-}
-
-// Sums leaves as a binary tree, as they come: (0 + 1) + (2 + 3). Of the leaves that are there it keeps one sum a level.
-class Tree {
- public:
-  void add(Gradients leaf) {
-    std::size_t level = 0;
-    for (; level < sums_.size() && sums_[level]; ++level)
-      leaf = sum_of(std::move(*std::exchange(sums_[level], {})), leaf);
-    if (level == sums_.size()) sums_.emplace_back();
-    sums_[level] = std::move(leaf);
-  }
-  /// Of a power of 2 of them.
-  Gradients sum() { return std::move(*sums_.back()); }
-
- private:
-  std::vector<std::optional<Gradients>> sums_;
-};
-
-}  // namespace
-
-dist::CommunicationHook shard_hook() {
-  return [](const dist::GradBucket& bucket, const dist::ProcessGroup& of) -> std::function<void()> {
-    if (!std::has_single_bit(static_cast<unsigned>(of.size()))) {
-      fail<Error>("train_step: shards that are added up as a tree need a power of 2 of ranks, got {}", of.size());
-    }
-    dist::ProcessGroup group = of;
-    const Tensor all =
-        empty({of.size() * bucket.buffer.numel()}, {.dtype = bucket.buffer.dtype(), .device = bucket.buffer.device()});
-    const dist::Work work = group.all_gather(all, bucket.buffer, fmt::format("gradients of bucket {}", bucket.index));
-    return [work, all, into = bucket.buffer, ranks = of.size()]() mutable {
-      work.wait();
-      Tree tree;
-      for (int r = 0; r < ranks; ++r) tree.add({all.narrow(0, r * into.numel(), into.numel())});
-      into.copy_(tree.sum()[0]);
-    };
-  };
-}
-
 StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
   const NoGrad no_grad;
   const int own = options.shards / ranks(), rank = options.parallel ? options.parallel->group().rank() : 0;
@@ -472,12 +426,23 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     ++s.before.plain;
     return s.run(batches);
   }
+  std::vector<Impl::Share> shares;
+  for (const data::Batch& batch : batches) shares.push_back({batch.all_samples, batch.stand_in});
+  if (s.captured && shares != s.shares) {
+    // A recording holds the weight that its samples have among those of all ranks.
+    s.why_plain = "the ranks' parts of its batches differ from those of the steps before it";
+    ++s.before.plain;
+    return s.run(batches);
+  }
+  s.shares = shares;
   if (!s.captured) {
     s.captured = std::make_unique<CapturedStep>([&s](std::span<const Tensor> given) {
       std::vector<data::Batch> parts(given.size() / s.tensors_in_batch);
       for (std::size_t i = 0; i < parts.size(); ++i) {
         parts[i].more.resize(s.tensors_in_batch - 2);
         visit_tensors(parts[i], [&, at = i * s.tensors_in_batch](Tensor& t) mutable { t = given[at++]; });
+        parts[i].all_samples = s.shares[i].all_samples;
+        parts[i].stand_in = s.shares[i].stand_in;
       }
       // Counting may wait for the device or leave work to the host; on the CPU it is part of the step.
       std::vector<Tensor> outputs;

@@ -58,6 +58,14 @@ std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const 
                                     .first_bucket_cap_mb = std::min(c.bucket_mb, 1.0),
                                     // Statistics of the whole batch are the same on all ranks.
                                     .broadcast_buffers = !c.sync_batch_norm};
+  if (c.reproducible > 0) {
+    if (c.reproducible % c.group.size() != 0) {
+      fail<Error>("--reproducible: expected a number of shards that {} ranks divide, got {}", c.group.size(),
+                  c.reproducible);
+    }
+    options.hook = shard_hook();
+    options.broadcast_buffers = false;  // but before evaluations
+  }
   const std::optional<DType> compressed = parse_dtype(c.compress_gradients);
   if (compressed) options.hook = dist::compress_hook(*compressed);
   return std::make_shared<dist::DataParallelBase>(network, c.group, options);
@@ -91,14 +99,18 @@ TrainConfig config_of_rank(TrainConfig config) {
 // Every evaluation sees the same data set in the same order, and has the memory of the gradients.
 class BeforeEvaluation final : public CallbackBase {
  public:
-  explicit BeforeEvaluation(data::DataLoader& loader) : loader_(loader) {}
+  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel)
+      : loader_(loader), parallel_(std::move(parallel)) {}
   void on_eval_begin(TrainContext& context) override {
     loader_.seek({});
     context.optimizer->zero_grad();
+    // Each rank's last step has changed its own.
+    if (parallel_) parallel_->broadcast_buffers();
   }
 
  private:
   data::DataLoader& loader_;
+  std::shared_ptr<dist::DataParallelBase> parallel_;
 };
 
 class Run {
@@ -114,7 +126,8 @@ class Run {
         step_(make_train_step(task, *optimizer_, make_scaler(config),
                               {.autocast = amp_.region,
                                .clip_norm = config.clip_norm,
-                               .parallel = parallel_of(config, task->network())})),
+                               .parallel = parallel_of(config, task->network()),
+                               .shards = static_cast<int>(config.reproducible)})),
         samples_(training->size()),
         test_(test),
         loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
@@ -186,7 +199,7 @@ class Run {
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
-    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_)),
+    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel)),
                               Callback(std::make_shared<ScheduleCallback>(schedule_)),
                               Callback(first_lines),
                               Callback(results),
@@ -209,7 +222,9 @@ class Run {
     debugging_.finish();
     const RunState& end = saver_.state();
     // A stop while the last evaluation ended came too late.
-    report.interrupted = stop_ && stop_->load(std::memory_order_relaxed) && end.epoch < config_.epochs;
+    dist::ProcessGroup group = config_.group;
+    const bool stopped = max_of(group, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
+    report.interrupted = stopped && end.epoch < config_.epochs;
     report.epochs = end.epoch;
     report.steps = end.step;
     report.skipped = end.skipped;

@@ -310,7 +310,7 @@ class Processes(FolderTest):
         self.data()
         self.train("data", "--out", "run", "-q")
         for name in self.NAMES:
-            for verb in (["train", "mlp", "data", "--out", "new"], ["train", "--resume", "run", "--epochs", "2"], ["train"],
+            for verb in (["train", "mlp", "data", "--out", "new"], ["train", "--resume", "run", "--epochs", "2"],
                          ["export", "--weights", "run", "--onnx", "x.onnx"], ["convert", "run/last.safetensors", "x.pth"],
                          ["eval", "--weights", "run", "--log-json", "x"], ["data", "fetch", "mnist", "--out", "x"]):
                 self.unchanged(".", 2, [f"{name}=4", "one of 4 processes", f"unset {name}"], *verb, env={name: "4"})

@@ -11,7 +11,7 @@ import unittest
 from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
 
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
-FLAGS = ["--epochs", "2", "--batch-size", "16", "--lr", "0.05", "--momentum", "0.9"]
+FLAGS = ["--batch-size", "16", "--lr", "0.05", "--momentum", "0.9"]
 
 
 def modules():
@@ -57,11 +57,11 @@ class Ranks(ProgramTest):
     # 131 samples in batches of 16: the last one has 3, which 4 ranks share as 0, 1, 1 and 1. 50 test samples.
     def test_a_run_is_that_of_one_process(self):
         self.data(train=131, test=50)
-        self.train("data", "--out", "one", *FLAGS)
+        self.train("data", "--out", "one", *FLAGS, "--epochs", "2")
         for mpi in modules():
             for ranks in (2, 4):
                 run = f"{mpi}-{ranks}"
-                out = self.done(ranks, "data", "--out", run, *FLAGS, mpi=mpi)
+                out = self.done(ranks, "data", "--out", run, *FLAGS, "--epochs", "2", mpi=mpi)
                 self.assertEqual(out.count("2 epochs completed"), 1, "rank 0 speaks for all")
                 self.assertIn(f"by {ranks} ranks", out)
                 self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), RUN_FILES)
@@ -81,8 +81,8 @@ class Ranks(ProgramTest):
         for flags in (["--amp", "f16"], ["--amp", "bf16", "--compress-gradients", "bf16"], ["--amp", "f16", "--compress-gradients", "f16"],
                       ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"],
                       ["--amp", "O2", "--sync-batch-norm"]):
-            self.train("data", "--out", "one", "--overwrite", *FLAGS, *flags)
-            self.done(2, "data", "--out", "two", "--overwrite", *FLAGS, *flags)
+            self.train("data", "--out", "one", "--overwrite", *FLAGS, "--epochs", "2", *flags)
+            self.done(2, "data", "--out", "two", "--overwrite", *FLAGS, "--epochs", "2", *flags)
             # 16-bit roundings of activations and gradients; noise as data, whose losses stay near ln 10.
             self.near(self.losses("two"), self.losses("one"), 1e-5 if "--amp" not in flags else 2e-2)
 
@@ -131,12 +131,71 @@ class Ranks(ProgramTest):
             self.assertLess(time.time() - started, 30)
             self.assertFalse((self.folder / "new" / "last.safetensors").exists())
 
+    def test_the_same_bits_on_any_number_of_ranks(self):
+        self.data(train=131)
+        flags = ["data", "--epochs", "2", *FLAGS, "--reproducible", "4", "--amp", "f16", "--clip-norm", "1"]
+        self.train(*flags, "--out", "1")
+        first = Safetensors(self.folder / "1" / "last.safetensors")
+        for ranks in (2, 4):
+            self.done(ranks, *flags, "--out", str(ranks))
+            self.assertEqual(self.losses(str(ranks)), self.losses("1"))
+            self.assertEqual(Safetensors(self.folder / str(ranks) / "last.safetensors").data, first.data)
+        # In the middle of an epoch to another number of ranks.
+        self.train("data", "--epochs", "1", *FLAGS, "--reproducible", "4", "--amp", "f16", "--clip-norm", "1", "--out", "mixed")
+        self.done(2, "--resume", "mixed", "--epochs", "2")
+        self.assertEqual(self.losses("mixed"), self.losses("1"))
+        self.refused(2, "expected a power of 2, got 3", "train", "mlp", "data", "--reproducible", "3")
+        self.refused(2, "--sync-batch-norm", "train", "mlp", "data", "--reproducible", "2", "--sync-batch-norm")
+        status, _, err = self.finish(self.launch(3, "train", "mlp", "data", "--no-out", "--reproducible", "4"))
+        self.assertNotEqual(status, 0)
+        self.assertIn("3 ranks divide, got 4", err)
+
+    # Under `launch`, which leaves the others time to speak whatever the MPI.
+    def test_a_rank_that_is_lost_is_named(self):
+        self.data()
+        for mpi in modules():
+            for number, seconds, said in ((signal.SIGKILL, 5, "ended without a goodbye"), (signal.SIGSTOP, 30, "hasn't answered for 10 s")):
+                process = self.start("launch", "--mpi", mpi, "--nproc-per-node", 2, "train", "mlp", "data", "--epochs", "100000", "--no-out", "-q",
+                                     start_new_session=True)
+                self.addCleanup(self.kill_session, process.pid)
+                pid = self.rank_one(process.pid)
+                time.sleep(1)
+                os.kill(pid, number)
+                began = time.time()
+                _, _, err = self.finish(process, 60)
+                if number == signal.SIGSTOP:
+                    self.assertRaises(ProcessLookupError, os.kill, pid, 0)
+                self.assertLess(time.time() - began, seconds)
+                self.assertRegex(err, rf"rank 1 \(host [^)]*pid {pid}\) {said}")
+                self.assertRegex(err, "rank 0 waits in [a-z_]+ #[0-9]+")
+
+    @staticmethod
+    def kill_session(leader):
+        subprocess.run(["pkill", "-KILL", "-s", str(leader)], check=False)
+
+    def rank_one(self, leader):
+        deadline = time.time() + 30
+        while time.time() < deadline:
+            found = subprocess.run(["pgrep", "-s", str(leader), "-f", "train mlp data"], capture_output=True, text=True, check=False)
+            for pid in map(int, found.stdout.split()):
+                try:
+                    with open(f"/proc/{pid}/environ", "rb") as file:
+                        variables = file.read().split(b"\0")
+                    with open(f"/proc/{pid}/cmdline", "rb") as file:
+                        words = file.read().split(b"\0")
+                except OSError:
+                    continue
+                if words[1:2] == [b"train"] and (b"OMPI_COMM_WORLD_RANK=1" in variables or b"PMI_RANK=1" in variables):
+                    return pid
+            time.sleep(0.1)
+        self.fail("rank 1 did not start")
+
     def test_devices(self):
         self.data()
-        self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS)
-        self.train("data", "--out", "one", "--device", "sim", *FLAGS)
+        self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS, "--epochs", "2")
+        self.train("data", "--out", "one", "--device", "sim", *FLAGS, "--epochs", "2")
         self.near(self.losses("two"), self.losses("one"), 1e-5)
-        status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS))
+        status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)
 

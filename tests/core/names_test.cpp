@@ -33,7 +33,7 @@ struct Names {};
                                               f(block) f(encode) f(decode) f(attention) f(policy) f(report) f(stats)   \
                                                   f(benchmark) f(timer) f(epoch) f(metrics) f(trainer) f(logger)       \
                                                       f(runtime) f(core) f(ops) f(autograd) f(backends) f(quant)       \
-                                                          f(dist) f(cpu) f(cuda) f(utils)
+                                                          f(cpu) f(cuda) f(utils)
 FOR_ALL_NAMES(OWN_FUNCTION)
 
 namespace {

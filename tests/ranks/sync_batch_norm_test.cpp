@@ -113,7 +113,7 @@ TEST(ConvertSyncBatchNorm, ANetworkTrainsAsOnTheWholeBatch) {
   optim::SGD sgd(net.parameters(), {.lr = 0.1}), one(alone.parameters(), {.lr = 0.1});
   manual_seed(7);
   for (int i = 0; i < 10; ++i) {
-    const Tensor x = randn({16, 3, 7, 7}), w = randn({16});
+    const Tensor x = randn({24, 3, 7, 7}), w = randn({24});
     sgd.zero_grad();
     one.zero_grad();
     mean(parallel(part_of(x)) * part_of(w)).backward();
@@ -129,7 +129,7 @@ TEST(ConvertSyncBatchNorm, ANetworkTrainsAsOnTheWholeBatch) {
   if (world().rank() == 0) net(ones({2, 3, 7, 7}));
 }
 
-TEST(ConvertSyncBatchNorm, CapturedStepsGiveTheSameBits) {
+TEST(ConvertSyncBatchNorm, AStepThatCannotBeCapturedRunsAsItIs) {
   std::vector<double> results[2];
   for (const bool captured : {false, true}) {
     manual_seed(3);
@@ -139,7 +139,7 @@ TEST(ConvertSyncBatchNorm, CapturedStepsGiveTheSameBits) {
     optim::SGD sgd(net.parameters(), {.lr = 0.1});
     const auto step = [&](const Tensor& x) {
       sgd.zero_grad();
-      const Tensor loss = mean(square(parallel(x) - 1));
+      const Tensor apart = parallel(x) - 1, loss = mean(apart * apart);
       loss.backward();
       sgd.step();
       return loss;
@@ -151,7 +151,8 @@ TEST(ConvertSyncBatchNorm, CapturedStepsGiveTheSameBits) {
       results[captured].push_back((captured ? fast(x) : step(x)).item<double>());
     }
     for (const double v : values_of(net.state_dict())) results[captured].push_back(v);
-    if (captured) EXPECT_GE(fast.stats().replayed, 4U) << fast.why_not();
+    // Its backward pass keeps a graph of its own.
+    if (captured) EXPECT_EQ(fast.stats().replayed, world().size() > 1 ? 0U : 6U) << fast.why_not();
   }
   EXPECT_EQ(results[0], results[1]);
 }

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps of a task on several ranks, beside the same on one: every rank also makes them alone, on the whole batches.
+#include "halfstep/train/train_step.h"
+
+#include <gtest/gtest.h>
+
+#include "halfstep/core/random.h"
+#include "halfstep/data/loader.h"
+#include "halfstep/nn/activation.h"
+#include "halfstep/nn/linear.h"
+#include "halfstep/nn/norm.h"
+#include "halfstep/ops/activation.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/dropout.h"
+#include "halfstep/ops/loss.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/optim/sgd.h"
+#include "halfstep/train/evaluate.h"
+#include "tests/ranks/networks.h"
+#include "tests/support/errors.h"
+
+namespace halfstep {
+namespace {
+
+using test::error_of;
+using test::relative_error;
+using test::values_of;
+using test::world;
+
+struct Net : nn::Module<Net> {
+  nn::Linear fc1 = child("fc1", nn::Linear{{.in = 12, .out = 16}});
+  nn::BatchNorm1d norm = child("norm", nn::BatchNorm1d{{.channels = 16}});
+  nn::Linear fc2 = child("fc2", nn::Linear{{.in = 16, .out = 4}});
+  double dropped = 0;
+  bool normed = true;
+  Tensor forward(const Tensor& x) const {
+    const Tensor h = fc1(x);
+    return fc2(dropout(relu(normed ? norm(h) : h), dropped, is_training()));
+  }
+};
+
+class Task final : public training::Task {
+ public:
+  explicit Task(Net net) : net_(std::move(net)) {}
+  const nn::ModuleBase& network() const override { return net_; }
+  training::TaskLoss loss(const data::Batch& batch) override {
+    return {.loss = cross_entropy(net_(batch.input), batch.target)};
+  }
+  void count(training::TaskLoss& made, const data::Batch& batch) override {
+    made.parts.push_back({"samples", full({}, static_cast<double>(batch.input.size(0)))});
+  }
+
+ private:
+  Net net_;
+};
+
+data::DataLoader loader(bool divided, std::int64_t samples, std::int64_t batch) {
+  manual_seed(5);
+  return data::DataLoader(data::TensorDataset(randn({samples, 12}), randint(0, 4, {samples})),
+                          {.batch_size = batch,
+                           .shuffle = true,
+                           .workers = 0,
+                           .rank = divided ? world().rank() : 0,
+                           .ranks = divided ? world().size() : 1});
+}
+
+struct Result {
+  std::vector<double> losses, samples, weights;
+};
+
+// Without batch norm, whose statistics of parts aren't those of the whole, 45 samples in batches of 14: the last one
+// has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several samples.
+Result trained(bool divided, int shards, bool captured, int accumulate, std::optional<DType> autocast = {},
+               bool normed = false) {
+  manual_seed(3);
+  Net net;
+  net.normed = normed;
+  net.dropped = shards > 0 ? 0.25 : 0;
+  const auto task = std::make_shared<Task>(net);
+  optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.9});
+  training::StepOptions options{.autocast = autocast, .clip_norm = 1, .shards = shards};
+  if (divided) {
+    dist::DataParallelOptions parallel{.bucket_cap_mb = 0.001, .first_bucket_cap_mb = 0.001};
+    if (shards > 0) parallel.hook = training::shard_hook(), parallel.broadcast_buffers = false;
+    if (net.normed == false) parallel.find_unused_parameters = true;
+    options.parallel = std::make_shared<dist::DataParallelBase>(net, world(), parallel);
+  }
+  std::optional<amp::GradScaler> scaler;
+  if (autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
+  training::TrainStep step = training::make_train_step(task, sgd, std::move(scaler), options);
+  data::DataLoader batches = loader(divided, normed ? 48 : 45, normed ? 20 : 14);
+  manual_seed(9);
+  Result result;
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    std::vector<data::Batch> group;
+    std::int64_t at = 0;
+    for (const data::Batch& batch : batches) {
+      group.push_back(batch);
+      if (++at < batches.size() && static_cast<int>(group.size()) < accumulate) continue;
+      const training::StepValues values = captured ? step.run_captured(group) : step.run(group);
+      result.losses.push_back(values.loss().item<double>());
+      result.samples.push_back(static_cast<double>(values.samples));
+      result.samples.push_back(values.parts.at(0).tensor.item<double>());
+      group.clear();
+    }
+  }
+  // Of several ranks rank 0's buffers count.
+  result.weights = values_of(net.parameters());
+  if (!divided || world().rank() == 0) {
+    for (const double v : values_of(net.buffers())) result.weights.push_back(v);
+  }
+  if (divided && world().rank() > 0) result.weights.resize(values_of(net.parameters()).size());
+  EXPECT_EQ(dist::first_difference(nn::clone(net.fc1), world()), "");
+  return result;
+}
+
+std::vector<double> parameters_of(const Result& r, std::size_t n) {
+  return {r.weights.begin(), r.weights.begin() + static_cast<std::ptrdiff_t>(n)};
+}
+
+TEST(RankSteps, AreThoseOfOneProcess) {
+  for (const bool captured : {false, true}) {
+    for (const int accumulate : {1, 2}) {
+      const Result here = trained(true, 0, captured, accumulate), alone = trained(false, 0, captured, accumulate);
+      EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
+      // A dozen steps, each with a few roundings of 2^-24 in another order.
+      EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6);
+      const std::size_t n = std::min(here.weights.size(), alone.weights.size());
+      EXPECT_LT(relative_error(parameters_of(here, n), parameters_of(alone, n)), 5e-6);
+    }
+  }
+}
+
+// The same bits, with batch norm and dropout, whatever the number of ranks.
+TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
+  if (world().size() == 3) {
+    EXPECT_NE(error_of<Error>([] { trained(true, 4, false, 1); }).find("3 ranks"), std::string::npos);
+    return;
+  }
+  for (const std::optional<DType> autocast : {std::optional<DType>(), std::optional(f16)}) {
+    for (const int accumulate : {1, 2}) {
+      for (const bool normed : {false, true}) {
+        const Result here = trained(true, 4, true, accumulate, autocast, normed),
+                     alone = trained(false, 4, true, accumulate, autocast, normed);
+        EXPECT_EQ(here.losses, alone.losses);
+        EXPECT_EQ(here.samples, alone.samples);
+        const std::size_t n = std::min(here.weights.size(), alone.weights.size());
+        EXPECT_EQ(parameters_of(here, n), parameters_of(alone, n));
+        EXPECT_NE(here.losses.front(), here.losses.back());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halfstep
