@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/debug/call_trace.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <string_view>

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "halfstep/autograd/parameter.h"
 #include "halfstep/dist/process_group.h"
 
 namespace halfstep::dist::describe {

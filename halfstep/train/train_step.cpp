@@ -122,7 +122,7 @@ struct TrainStep::Impl {
     bool stand_in;
     friend bool operator==(const Share&, const Share&) = default;
   };
-  std::vector<Share> shares;  // of a batch on this rank, in those calls
+  std::vector<Share> shares = {};  // of a batch on this rank, in those calls
 
   /// Also those that the optimizer doesn't have: they would grow from step to step.
   void drop_gradients() {
