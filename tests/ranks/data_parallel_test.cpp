@@ -79,7 +79,9 @@ TEST(DataParallel, FiftyStepsAreThoseOfOneProcess) {
     cross_entropy(parallel(part_of(batch.x)), part_of(batch.y)).backward();
     cross_entropy(alone(batch.x), batch.y).backward();
     // Sums of 48 terms in another order: a few roundings of float32 (2^-24); measured by PyTorch's DDP: 3.2e-7.
-    if (i == 0) EXPECT_LT(relative_error(values_of(gradients_of(net)), values_of(gradients_of(alone))), 5e-6);
+    if (i == 0) {
+      EXPECT_LT(relative_error(values_of(gradients_of(net)), values_of(gradients_of(alone))), 5e-6);
+    }
     sgd.step();
     one.step();
   }
@@ -333,7 +335,9 @@ TEST(DataParallel, ReplaysGiveTheSameBits) {
     }
     for (const double v : values_of(net.parameters())) results[captured].push_back(v);
     EXPECT_EQ(dist::first_difference(net, world()), "");
-    if (captured) EXPECT_GE(fast.stats().replayed, 8U) << fast.why_not();
+    if (captured) {
+      EXPECT_GE(fast.stats().replayed, 8U) << fast.why_not();
+    }
     EXPECT_EQ(parallel.stats().reductions, 12U);
   }
   EXPECT_EQ(results[0], results[1]);
