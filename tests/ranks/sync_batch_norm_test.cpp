@@ -118,7 +118,9 @@ TEST(ConvertSyncBatchNorm, ANetworkTrainsAsOnTheWholeBatch) {
     one.zero_grad();
     mean(parallel(part_of(x)) * part_of(w)).backward();
     mean(alone(x) * w).backward();
-    if (i == 0) EXPECT_LT(relative_error(values_of(gradients_of(net)), values_of(gradients_of(alone))), 5e-6);
+    if (i == 0) {
+      EXPECT_LT(relative_error(values_of(gradients_of(net)), values_of(gradients_of(alone))), 5e-6);
+    }
     sgd.step();
     one.step();
   }
@@ -152,7 +154,9 @@ TEST(ConvertSyncBatchNorm, AStepThatCannotBeCapturedRunsAsItIs) {
     }
     for (const double v : values_of(net.state_dict())) results[captured].push_back(v);
     // Its backward pass keeps a graph of its own.
-    if (captured) EXPECT_EQ(fast.stats().replayed, world().size() > 1 ? 0U : 6U) << fast.why_not();
+    if (captured) {
+      EXPECT_EQ(fast.stats().replayed, world().size() > 1 ? 0U : 6U) << fast.why_not();
+    }
   }
   EXPECT_EQ(results[0], results[1]);
 }
