@@ -118,7 +118,7 @@ class Reader {
   void take(const YAML::Node& key_node, const YAML::Node& value) {
     const std::string where = place(file_, key_node.Mark());
     if (!key_node.IsScalar()) throw UsageError(fmt::format("{}: expected the name of a flag before the colon", where));
-    const std::string key = key_node.Scalar();
+    const std::string& key = key_node.Scalar();
     const auto flag = flags_.find(key);
     if (flag == flags_.end()) {
       std::vector<std::string> names;

@@ -129,7 +129,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
 std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, shown_path(file)); }
 
 std::string DataPlace::text(const Loaded& loaded) const {
-  const std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
+  std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
   if (from_run) return fmt::format("{}, as {} says", what, shown_path(loaded.run.file));
   return what;
 }

@@ -66,8 +66,8 @@ Tensor all_finite(const std::vector<Tensor>& tensors) {
     any = true;
     if (is_floating(t.dtype()) && t.numel() > 0) held.push_back(dense(t));
   }
-  const Tensor result = empty({}, {.dtype = boolean, .device = device});
-  if (held.empty()) return Tensor(result).fill_(true);
+  Tensor result = empty({}, {.dtype = boolean, .device = device});
+  if (held.empty()) return result.fill_(true);
   std::vector<const Tensor*> in;
   for (const Tensor& t : held) in.push_back(&t);
   const Tensor* out[] = {&result};
