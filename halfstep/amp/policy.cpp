@@ -46,6 +46,7 @@ constexpr Row kLowerPrecision[] = {
 // The result leaves the range or loses the digits of 16 bits for ordinary inputs.
 constexpr const char* kRange = "its result leaves the range of 16 bits, or magnifies the input's rounding";
 constexpr const char* kStatistics = "mean and variance of many values, and a quotient by their root";
+constexpr const char* kBoxes = "areas of boxes leave the range of 16 bits, and a quotient of their differences";
 constexpr const char* kLoss = "a loss: sums many terms, and its gradient is where underflow begins";
 constexpr Row kFloat32[] = {
     {"acos", kRange},
@@ -80,6 +81,8 @@ constexpr Row kFloat32[] = {
     {"kl_div", kLoss},
     {"binary_cross_entropy_with_logits", kLoss},
     {"interpolate", "as PyTorch has it: weighted means of neighbours, in float32 for what comes after"},
+    {"box_iou", kBoxes},
+    {"paired_box_iou", kBoxes},
 };
 
 // Accumulations whose result may be long or large: computed in float32 from the 16-bit input, without a float32 copy of
@@ -96,8 +99,8 @@ constexpr Row kFloat32Output[] = {
 
 constexpr const char* kMixes = "takes several tensors of equal rank: the widest decides, so that none is cut";
 constexpr Row kWidest[] = {
-    {"addcmul", kMixes},   {"addcdiv", kMixes},     {"atan2", kMixes},     {"dot", kMixes},
-    {"index_put", kMixes}, {"scatter_add", kMixes}, {"tensordot", kMixes},
+    {"addcmul", kMixes},   {"addcdiv", kMixes},     {"atan2", kMixes},        {"dot", kMixes},
+    {"index_put", kMixes}, {"scatter_add", kMixes}, {"scatter_amax", kMixes}, {"tensordot", kMixes},
 };
 
 constexpr Row kBanned[] = {
@@ -239,8 +242,13 @@ constexpr Row kPointwise[] = {
 
 // Pooling, resizing and padding of images.
 constexpr Row kImages[] = {
-    {"max_pool2d", kMoves}, {"adaptive_max_pool2d", kMoves}, {"avg_pool2d", kExact}, {"adaptive_avg_pool2d", kExact},
+    {"max_pool2d", kMoves},
+    {"adaptive_max_pool2d", kMoves},
+    {"avg_pool2d", kExact},
+    {"adaptive_avg_pool2d", kExact},
     {"pad", kMoves},
+    {"nms", "gives integers, and compares in float32"},
+    {"roi_align", "as torchvision has it: keeps its input's dtype and computes in float32 inside"},
 };
 
 struct Table {

@@ -29,13 +29,6 @@ struct Stage {
 constexpr Stage kStages[] = {{1, 16, 1, 1}, {6, 24, 2, 2},  {6, 32, 3, 2}, {6, 64, 4, 2},
                              {6, 96, 3, 1}, {6, 160, 3, 2}, {6, 320, 1, 1}};
 
-template <class O>
-const O& given(const O& o, const char* kind) {
-  nn::check_given(o.in, kind, "in", ".in = 32, .out = 64");
-  nn::check_given(o.out, kind, "out", ".in = 32, .out = 64");
-  return o;
-}
-
 nn::Sequential inverted(const InvertedResidualOptions& o) {
   const std::int64_t between = o.in * o.expand;
   nn::Sequential layers;
@@ -72,7 +65,7 @@ MobileNetV2Options checked(const MobileNetV2Options& o) {
 }  // namespace
 
 ConvNormReLU6::ConvNormReLU6(const ConvNormReLU6Options& o)
-    : conv(child("0", nn::Conv2d{{.in = given(o, "ConvNormReLU6").in,
+    : conv(child("0", nn::Conv2d{{.in = nn::given_channels(o, "ConvNormReLU6").in,
                                   .out = o.out,
                                   .kernel = {o.kernel},
                                   .stride = {o.stride},
@@ -85,7 +78,7 @@ ConvNormReLU6::ConvNormReLU6(const ConvNormReLU6Options& o)
 Tensor ConvNormReLU6::forward(const Tensor& input) const { return norm(conv(input), Activation::relu6); }
 
 InvertedResidual::InvertedResidual(const InvertedResidualOptions& o)
-    : options(o), conv(child("conv", inverted(given(o, "InvertedResidual")))) {}
+    : options(o), conv(child("conv", inverted(nn::given_channels(o, "InvertedResidual")))) {}
 
 Tensor InvertedResidual::forward(const Tensor& input) const {
   if (options.stride != 1 || options.in != options.out) return conv(input);

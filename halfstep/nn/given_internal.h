@@ -16,5 +16,12 @@ inline void check_given(std::int64_t number, const char* kind, const char* field
 inline void check_given(const Shape& sizes, const char* kind, const char* field, const char* example) {
   check_given(!sizes.empty(), kind, field, example);
 }
+/// The options, of which `in` and `out` must be given.
+template <class Options>
+const Options& given_channels(const Options& o, const char* kind) {
+  check_given(o.in, kind, "in", ".in = 32, .out = 64");
+  check_given(o.out, kind, "out", ".in = 32, .out = 64");
+  return o;
+}
 
 }  // namespace halfstep::nn

@@ -57,6 +57,8 @@
     divisor, sizes)                                                                                                   \
   S(AdaptivePoolAttributes, halfstep_adaptive_pool_attributes, sizes, dtype)                                          \
   S(InterpolateAttributes, halfstep_interpolate_attributes, sizes, scale, mode, align_corners, dtype)                 \
+  S(NmsAttributes, halfstep_nms_attributes, iou_threshold, limit)                                                     \
+  S(RoiAlignAttributes, halfstep_roi_align_attributes, sizes, spatial_scale, sampling_ratio, aligned)                 \
   S(PadAttributes, halfstep_pad_attributes, before, after, value, mode, dtype)                                        \
   S(AttentionAttributes, halfstep_attention_attributes, scale, dropout, causal, want, dtypes)
 

@@ -9,6 +9,7 @@
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/index_detail.h"
 #include "halfstep/ops/op.h"
@@ -144,6 +145,29 @@ const Op& scatter_add_op = define_op({
           }
         },
     .saves = {0, 0, in(1)},
+    .attributes = &attribute_struct<AlongAttributes>(),
+});
+
+const Op& scatter_amax_op = define_op({
+    .name = "scatter_amax",
+    .signature = "scatter_amax(input, dim, index, src)",
+    .infer = infer_scatter,
+    .grad =
+        [](GradContext& c) {
+          const std::int64_t dim = c.attributes<AlongAttributes>().dim;
+          const Tensor &index = c.input(1), result = c.output().detach();
+          const DType dtype = c.grad().dtype();
+          Tensor src = c.input(2).detach();
+          for (int d = 0; d < index.dim(); ++d) src = src.slice(d, 0, index.sizes()[d]);
+          const Tensor own = eq(c.input(0).detach(), result).to(dtype), given = eq(src, gather(result, dim, index));
+          const Tensor share = c.grad() / scatter_add(own, dim, index, given.to(dtype));
+          if (c.needs(0)) c.set(0, share * own);
+          if (!c.needs(2)) return;
+          // What the index left out has a share of 0.
+          c.set(2, gather_for(share, dim, index, c.input_sizes(2)) *
+                       eq(c.input(2).detach(), gather_for(result, dim, index, c.input_sizes(2))).to(dtype));
+        },
+    .saves = {in(0, 1, 2) | out(0), 0, in(0, 1, 2) | out(0)},
     .attributes = &attribute_struct<AlongAttributes>(),
 });
 
@@ -334,6 +358,12 @@ Tensor scatter_add_(Tensor input, std::int64_t dim, const Tensor& index, const T
   check_pair(input, src, "scatter_add_", "src");
   const Tensor at = detail::index_tensor(index, "scatter_add_"), values = detail::apart(src, input);
   return call_in_place(scatter_add_op, input, {&at, &values}, AlongAttributes{.dim = dim});
+}
+
+Tensor scatter_amax(const Tensor& input, std::int64_t dim, const Tensor& index, const Tensor& src) {
+  check_pair(input, src, "scatter_amax", "src");
+  const Tensor at = detail::index_tensor(index, "scatter_amax");
+  return call(scatter_amax_op, {&input, &at, &src}, AlongAttributes{.dim = dim});
 }
 
 Tensor index_select(const Tensor& input, std::int64_t dim, const Tensor& index) {

@@ -29,6 +29,9 @@ HS_API Tensor scatter_(Tensor input, std::int64_t dim, const Tensor& index, Scal
 /// As scatter, but values add up with each other and with the input.
 HS_API Tensor scatter_add(const Tensor& input, std::int64_t dim, const Tensor& index, const Tensor& src);
 HS_API Tensor scatter_add_(Tensor input, std::int64_t dim, const Tensor& index, const Tensor& src);
+/// As scatter, but the largest of the values for a place and the input's there; NaN is the largest. The gradient is
+/// divided evenly among equal ones. torch.scatter_reduce with `amax`.
+HS_API Tensor scatter_amax(const Tensor& input, std::int64_t dim, const Tensor& index, const Tensor& src);
 
 /// The slices of `input` along `dim` that the vector `index` names.
 HS_API Tensor index_select(const Tensor& input, std::int64_t dim, const Tensor& index);

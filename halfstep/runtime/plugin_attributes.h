@@ -355,6 +355,20 @@ typedef struct halfstep_interpolate_attributes {
   int8_t dtype HALFSTEP_DEFAULT(-1); /* of a gradient; a dtype or -1 */
 } halfstep_interpolate_attributes;
 
+/* nms. */
+typedef struct halfstep_nms_attributes {
+  double iou_threshold HALFSTEP_DEFAULT(0.5);
+  int64_t limit HALFSTEP_DEFAULT(-1); /* the most boxes that are kept; -1: any number */
+} halfstep_nms_attributes;
+
+/* roi_align and its backward pass. */
+typedef struct halfstep_roi_align_attributes {
+  halfstep_int_list sizes HALFSTEP_DEFAULT({}); /* of the result */
+  double spatial_scale HALFSTEP_DEFAULT(1);     /* from the boxes' unit to places of the input */
+  int64_t sampling_ratio HALFSTEP_DEFAULT(0);   /* samples per bin and direction; 0: as many as it has places */
+  uint8_t aligned HALFSTEP_DEFAULT(0);          /* centres of pixels are at half numbers */
+} halfstep_roi_align_attributes;
+
 /* pad and its backward pass: elements before and after, dimension by dimension; negative ones are cut off. */
 typedef struct halfstep_pad_attributes {
   halfstep_int_list before HALFSTEP_DEFAULT({});

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/goldens/*.json with PyTorch: expected values that come from outside the code. See README.md.
 
-usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [models]     (default: all)
+usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [detection] [models]     (default: all)
 Run it with the Python of scripts/peer_env.sh, on one thread, so that the files don't depend on the number of cores.
 """
 import importlib
@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "models")
+PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models")
 
 
 def main():

@@ -6,6 +6,7 @@ here and the casts are made by hand as the CUDA list says.
 """
 import torch
 import torch.nn.functional as F
+import torchvision.ops as tv
 from golden_format import GoldenFile, values
 
 LOW = {"f16": torch.float16, "bf16": torch.bfloat16}
@@ -301,6 +302,25 @@ def convolutions(p, region):
     p.add("lower", "conv2d", F.conv2d, [v(1, 2, 3, 3).to(F64), v(1, 2, 2, 2).to(F64)], region)
 
 
+def detection(p, region):
+    low = LOW[region]
+
+    def corners(n, dtype):
+        place = p.values(n, 2, low=0, high=4)
+        return torch.cat([place, place + p.values(n, 2, low=1, high=3)], 1).to(dtype)
+    pairwise = {"iou": tv.box_iou, "giou": tv.generalized_box_iou, "diou": tv.distance_box_iou, "ciou": tv.complete_box_iou}
+    for kind, function in pairwise.items():
+        for first, second in ((low, low), (low, F32)):
+            p.add("fp32", "box_iou", function, [corners(3, first), corners(2, second)], region, kind=kind)
+    for first, second in ((low, low), (F32, low)):
+        p.add("fp32", "paired_box_iou", lambda a, b: 1 - tv.complete_box_iou_loss(a, b), [corners(3, first), corners(3, second)],
+              region, kind="ciou")
+    rows = torch.tensor([[0, 1], [2, 1], [0, 0]])
+    for first, second in ((low, low), (low, F32), (F32, low)):
+        p.add("promote", "scatter_amax", lambda x, i, s: torch.scatter_reduce(x, 0, i, s, "amax"),
+              [p.values(3, 2).to(first), rows, p.values(3, 2).to(second)], region, dim=0)
+
+
 def make():
     file = GoldenFile("policy_ops.json")
     p = Policy(file, 20262)
@@ -315,4 +335,7 @@ def make():
     p.generator = torch.Generator().manual_seed(20277)
     for region in LOW:
         convolutions(p, region)
+    p.generator = torch.Generator().manual_seed(20282)
+    for region in LOW:
+        detection(p, region)
     file.write()

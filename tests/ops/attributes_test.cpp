@@ -64,6 +64,8 @@ constexpr const char* kLayouts =
     "count_include_pad 65+1 dtype 66+1 divisor 72+8 sizes 80+72\n"
     "halfstep_adaptive_pool_attributes 80: sizes 0+72 dtype 72+1\n"
     "halfstep_interpolate_attributes 96: sizes 0+72 scale 72+16 mode 88+4 align_corners 92+1 dtype 93+1\n"
+    "halfstep_nms_attributes 16: iou_threshold 0+8 limit 8+8\n"
+    "halfstep_roi_align_attributes 96: sizes 0+72 spatial_scale 72+8 sampling_ratio 80+8 aligned 88+1\n"
     "halfstep_pad_attributes 176: before 0+72 after 72+72 value 144+24 mode 168+4 dtype 172+1\n"
     "halfstep_attention_attributes 24: scale 0+8 dropout 8+8 causal 16+1 want 17+4 dtypes 21+3\n";
 

@@ -50,6 +50,7 @@ TEST(GradientsConvolution, MatchDifferences) { check_gradients(test::convolution
 TEST(GradientsPooling, MatchDifferences) { check_gradients(test::pooling_cases()); }
 TEST(GradientsResampling, MatchDifferences) { check_gradients(test::resampling_cases()); }
 TEST(GradientsImageNorm, MatchDifferences) { check_gradients(test::image_norm_cases()); }
+TEST(GradientsDetection, MatchDifferences) { check_gradients(test::detection_cases()); }
 
 class Seen : public OpObserver {
  public:
@@ -76,7 +77,7 @@ bool needs_no_gradient(const Op& op) {
       // Bools and integers.
       "all", "any", "argmax", "argmin", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "count_nonzero",
       "eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_and", "logical_not", "logical_or", "logical_xor",
-      "lt", "ne", "nonzero", "nonzero_count",
+      "lt", "ne", "nms", "nonzero", "nonzero_count",
       // Steps: PyTorch's has no gradient either.
       "floor_divide",
       // Random integers: their gradient is none, and nothing that has one comes in.
@@ -208,6 +209,7 @@ TEST(SixteenBitsConvolution, RoundOnce) { check_sixteen_bits(test::convolution_c
 TEST(SixteenBitsPooling, RoundOnce) { check_sixteen_bits(test::pooling_cases()); }
 TEST(SixteenBitsResampling, RoundOnce) { check_sixteen_bits(test::resampling_cases()); }
 TEST(SixteenBitsImageNorm, RoundOnce) { check_sixteen_bits(test::image_norm_cases()); }
+TEST(SixteenBitsDetection, RoundOnce) { check_sixteen_bits(test::detection_cases()); }
 
 }  // namespace
 }  // namespace halfstep

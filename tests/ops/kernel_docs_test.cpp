@@ -21,6 +21,7 @@
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/detection.h"
 #include "halfstep/ops/index.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
@@ -388,6 +389,7 @@ void run_without_gradients() {
     nan_to_num(x), bernoulli(x * 0), rand_like(x), randn_like(x);
   }
   one_hot(a.to(i64)), randint(0, 5, {3}), randperm(4), full({2}, 1.5);
+  nms(ones({2, 4}), ones({2})), batched_nms(ones({2, 4}), ones({2}), a.to(i64).select(0, 0));
 }
 
 // Optional tensors that the op cases always have, or never.

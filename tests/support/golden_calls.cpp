@@ -8,6 +8,7 @@
 #include "halfstep/ops/attention.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/conv.h"
+#include "halfstep/ops/detection.h"
 #include "halfstep/ops/dropout.h"
 #include "halfstep/ops/einsum.h"
 #include "halfstep/ops/index.h"
@@ -254,6 +255,7 @@ void add_indexing(std::map<std::string, GoldenCall>& r) {
         e.has("padding_idx") ? EmbeddingFuncOptions{.padding_idx = e.integer("padding_idx")} : EmbeddingFuncOptions{});
   });
   r["gather"] = call_of([](auto& e, auto& in) { return gather(in[0], e.integer("dim"), in[1]); });
+  r["scatter_amax"] = call_of([](auto& e, auto& in) { return scatter_amax(in[0], e.integer("dim"), in[1], in[2]); });
   r["scatter_add"] = call_of([](auto& e, auto& in) { return scatter_add(in[0], e.integer("dim"), in[1], in[2]); });
   r["index_put"] = call_of([](auto& e, auto& in) { return index_put(in[0], {in[1]}, in[2], e.flag("accumulate")); });
   r["tril"] = call_of([](auto& e, auto& in) { return tril(in[0], e.integer("diagonal")); });
@@ -374,6 +376,31 @@ void add_images(std::map<std::string, GoldenCall>& r) {
                          .recompute_scale_factor = e.flag("recompute", false)};
     if (e.has("scale_factor")) o.scale_factor = e.reals("scale_factor");
     return interpolate(in[0], o);
+  });
+  const auto kind = [](const GoldenEntry& e) {
+    const std::string text = e.text("kind");
+    return text == "iou" ? BoxIou::iou : text == "giou" ? BoxIou::giou : text == "diou" ? BoxIou::diou : BoxIou::ciou;
+  };
+  const auto format = [](const GoldenEntry& e, const char* key) {
+    const std::string text = e.text(key);
+    return text == "xyxy" ? BoxFormat::xyxy : text == "xywh" ? BoxFormat::xywh : BoxFormat::cxcywh;
+  };
+  r["box_iou"] = call_of([=](auto& e, auto& in) { return box_iou(in[0], in[1], {.kind = kind(e)}); });
+  r["paired_box_iou"] = call_of([=](auto& e, auto& in) { return paired_box_iou(in[0], in[1], {.kind = kind(e)}); });
+  r["box_convert"] =
+      call_of([=](auto& e, auto& in) { return box_convert(in[0], format(e, "source"), format(e, "target")); });
+  r["box_area"] = call_of([](auto&, auto& in) { return box_area(in[0]); });
+  r["clip_boxes_to_image"] =
+      call_of([](auto& e, auto& in) { return clip_boxes_to_image(in[0], e.real("height"), e.real("width")); });
+  r["nms"] = call_of([](auto& e, auto& in) { return nms(in[0], in[1], {.iou_threshold = e.real("iou_threshold")}); });
+  r["batched_nms"] = call_of(
+      [](auto& e, auto& in) { return batched_nms(in[0], in[1], in[2], {.iou_threshold = e.real("iou_threshold")}); });
+  r["roi_align"] = call_of([=](auto& e, auto& in) {
+    return roi_align(in[0], in[1],
+                     {.output_size = size(e),
+                      .spatial_scale = e.real("scale"),
+                      .sampling_ratio = e.integer("ratio"),
+                      .aligned = e.flag("aligned")});
   });
   r["pad"] = call_of([](auto& e, auto& in) {
     const std::string mode = e.text("mode");

@@ -323,6 +323,8 @@ std::vector<OpCase> moving_cases() {
       op("scatter_value", {x({N, 4}), index_of({N, 2}, 4)}, [](In in) { return scatter(in[0], 1, in[1], 0.5); }),
       op("scatter_add", {x({3, 2}), index_of({N, 2}, 3), x({N, 2})},
          [](In in) { return scatter_add(in[0], 0, in[1], in[2]); }),
+      op("scatter_amax", {x({3, 2}), index_of({N, 2}, 3), x({N, 3})},
+         [](In in) { return scatter_amax(in[0], 0, in[1], in[2]); }),
       op("index_select", {x({3, 2}), index_of({N}, 3)}, [](In in) { return index_select(in[0], 0, in[1]); }),
       op("index_add", {x({3, 2}), index_of({N}, 3), x({N, 2})},
          [](In in) { return index_add(in[0], 0, in[1], in[2], 1.5); }),
@@ -398,7 +400,7 @@ std::vector<OpCase> all_op_cases() {
   std::vector<OpCase> all;
   for (const auto& family :
        {unary_cases(), binary_cases(), reduction_cases(), product_cases(), moving_cases(), network_cases(),
-        convolution_cases(), pooling_cases(), resampling_cases(), image_norm_cases()}) {
+        convolution_cases(), pooling_cases(), resampling_cases(), image_norm_cases(), detection_cases()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;

@@ -132,6 +132,35 @@ constexpr bool kWideSums = std::is_same_v<T, Half> || std::is_same_v<T, BFloat16
 template <class T>
 using Sum = std::conditional_t<kWideSums<T>, float, T>;
 
+Status scatter_amax(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim;
+  if (!check_indices(context, in[1], dim_size(in[0], dim), dim, in[0].ndim, false)) return Status::failed;
+  start_from(out[0], in[0]);
+  if (in[1].numel == 0) return Status::ok;
+  const Lines lines(dim, {&in[1], &out[0], &in[2]});
+  Status status = Status::ok;
+  visit_all(out[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (is_float8(dtype_of<T>)) {
+      status = Status::failed;
+    } else {
+      using C = Sum<T>;  // that values are compared in
+      lines.for_each([&](const std::int64_t(&at)[3]) {
+        const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+        T* o = static_cast<T*>(out[0].data) + at[1];
+        const T* src = static_cast<const T*>(in[2].data) + at[2];
+        for (std::int64_t j = 0; j < lines.length; ++j) {
+          T& most = o[index[j * lines.steps[0]] * lines.steps[1]];
+          const C here = convert<C>(most), value = convert<C>(src[j * lines.steps[2]]);
+          // NaN, once there, stays.
+          if (here == here && !(here >= value)) most = src[j * lines.steps[2]];
+        }
+      });
+    }
+  });
+  return status;
+}
+
 // Runs `add(sums, view)` on an output that holds the input: in place, or in float32 rounded once at the end.
 template <class T, class F>
 Status with_sums(KernelContext* context, const TensorView& out, const TensorView& input, F&& add) {
@@ -313,6 +342,7 @@ const RegisterCpuKernel registered[] = {
     {"scatter", kAllDTypes, scatter},
     {"scatter_value", kAllDTypes, scatter_value},
     {"scatter_add", kComputeDTypes, scatter_add},
+    {"scatter_amax", kComputeDTypes, scatter_amax},
     {"index_select", kAllDTypes, index_select},
     {"index_add", kComputeDTypes, index_add},
 };
