@@ -30,6 +30,7 @@ from harness.measure import LONG, QUICK, Effort, Watch, measure_limits, measure_
 from harness.peer import Crowd, Peer, PeerError
 from harness.pictures import find_pictures
 from harness.plan import OURS, Machine, Row, Section, plan
+from harness.ranks import rank_launcher
 from harness.shared import Quota, Together
 from harness.stats import Limits
 from harness.table import Result, render
@@ -119,11 +120,26 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> t
             crowds[name] = Crowd(name, command, env)
             if name == "torch":
                 peers |= sharing(name, command, env)
-            if name == "torch":
+                alone = [python, str(HERE / "peers" / "torch_ddp_bench.py"), "--threads", "1"]
+                peers["torch_ranks"] = Peer("torch_ranks", alone, env)
                 crowds["torch_kept"] = Crowd(name, command, {**env, **PAGES_KEPT})
         except PeerError as error:
             say(f"{name} is left out: {error}")
     return peers, crowds
+
+
+def start_ranks(options: argparse.Namespace) -> tuple[Peer | None, str]:
+    """Our program as the ranks of a job; None, and why, where it can't be."""
+    words, why = rank_launcher(options.threads)
+    if not words:
+        return None, f"Data parallel training is left out: {why}."
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HALFSTEP_THREADS": "1"}
+    peer = Peer(f"{OURS}_ranks", [*words, str(options.server), "--ranks", "--threads", "1"], env)
+    try:
+        peer.hello
+    except PeerError as error:
+        return None, f"Data parallel training is left out: {error}."
+    return peer, ""
 
 
 def sharing(name: str, command: Sequence[str], env: Mapping[str, str]) -> dict[str, Peer | Together]:
@@ -193,8 +209,13 @@ def run(options: argparse.Namespace) -> int:
         pictures, why = find_pictures(HERE.parent, pathlib.Path(scratch.name))
         peers, crowds = start_peers(options, pictures)
         ours = peers[OURS].hello
+        ranks, why_no_ranks = None, ""
+        if any(s.name == "parallel" for s in plan(Machine(), options.quick, options.only)):
+            ranks, why_no_ranks = start_ranks(options)
+            if ranks is not None:
+                peers[f"{OURS}_ranks"] = ranks
         sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"])), options.quick, options.only,
-                        pictures is not None)
+                        pictures is not None, ranks is not None)
         if not sections:
             say(f"run.py: --only {options.only!r} matches no row")
             return 2
@@ -203,6 +224,8 @@ def run(options: argparse.Namespace) -> int:
         texts = [headline(peers, options.threads, limits, load)]
         if why and any(s.name == "loader" for s in plan(Machine(), options.quick, options.only)):
             texts.append(why)
+        if why_no_ranks:
+            texts.append(why_no_ranks)
         say("\n\n".join(texts))
         rows: list[dict[str, Any]] = []
         failed = disturbed = 0

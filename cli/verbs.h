@@ -35,6 +35,7 @@ void add_summary(CLI::App& program, int& status);
 void add_ops(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);
 void add_launch(CLI::App& program, int& status);
+void add_plan_parallel(CLI::App& program, int& status);
 
 /// What the program was called with, without its own name.
 extern std::vector<std::string> g_arguments;

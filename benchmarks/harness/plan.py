@@ -13,7 +13,7 @@ COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX",
                 "plain": "as it is", "quiet": "alone",
                 "torch_without": "PyTorch without"}
 FACT_NAMES = {"peak_bytes": "peak", "before_bytes": "before", "handed_out_bytes": "tensors", "saved_bytes": "saved",
-              "outside_convolutions": "outside convolutions", "images": "images"}
+              "outside_convolutions": "outside convolutions", "images": "images", "bytes_sent": "bytes sent"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Section:
     labels: tuple[str, ...]
     rows: tuple[Row, ...]
     unit: str = "ms"  # or us
-    kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead, images (a second)
+    kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead, images (a second), ranks
     note: str = ""
     alone: bool = False  # every case has a process of its own, and a call takes seconds
 
@@ -250,16 +250,43 @@ def _shared() -> Section:
                    note="A step's time is the machine's: two programs that take 4 ms each make a step every 2 ms. Alone: one program, quiet.")
 
 
-def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True) -> list[Section]:
+PARALLEL = (("MLP, 64", "mlp", 64), ("ResNet-20, 64", "resnet20", 64), ("wide MLP, 16", "wide", 16))  # with a rank's batch
+
+
+def _parallel(quick: bool) -> Section:
+    """Data parallel training. The goals: at least as fast as PyTorch in float32, and at most 0.6 of its bytes in 16 bits."""
+    ours = f"{OURS}_ranks"
+    rows = []
+    for label, name, batch in PARALLEL:
+        for dtype in ("f32", "f16") if quick else ("f32", "f16", "bf16"):
+            case, full = f"parallel/{name}/{dtype}/b{batch}", f"parallel/{name}/f32/b{batch}"
+            others = [Contestant("torch", "torch_ranks", case)]
+            if dtype == "f32":
+                goals: tuple[Goal, ...] = (Goal("torch", 1.0),)
+                others.append(Contestant("without", ours, f"parallel/{name}/none/b{batch}"))
+            else:
+                goals = (Goal("torch_f32", fact="bytes_sent", share=0.6),)
+                others += [Contestant("f32", ours, full), Contestant("torch_f32", "torch_ranks", full, timed=False)]
+            rows.append(Row((label, dtype), case, tuple(others), goals, facts=True, peer=ours))
+    return Section("parallel", "A data parallel training step on two ranks of one thread (a rank's batch beside the network's name)",
+                   ("network", "gradients"), tuple(rows), kind="ranks",
+                   note="PyTorch: DistributedDataParallel with gloo. Sent: MB (1e6 bytes) a step that a rank sends to the other. Hidden: the share "
+                        "of the communication's\ntime in which the backward pass was still running. Without: the same step, nothing sent.")
+
+
+def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True, ranks: bool = True) -> list[Section]:
     """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds.
 
-    Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load.
+    Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load, and without ranks
+    no data parallel training.
     """
     sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
         sections.append(_networks(machine))
     if pictures:
         sections.append(_loader())
+    if ranks:
+        sections.append(_parallel(quick))
     if not only:
         return sections
     wanted = re.compile(only)

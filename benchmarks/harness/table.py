@@ -139,6 +139,22 @@ def _images(section: Section, results: Sequence[Result], limits: Limits) -> list
     return align([[row[i] for i in kept] + [""] for row in rows], len(section.labels) + 1) + below
 
 
+def _ranks(section: Section, results: Sequence[Result]) -> list[str]:
+    """A line for each contestant, ours first: time, and what it sends while it computes."""
+    rows = [[*section.labels, "", "ms", "time / ours", "MB sent", "hidden", ""]]
+    below = []
+    for result in results:
+        for column in ["halfstep"] + [c.column for c in result.row.others if c.timed and c.column in result.turns]:
+            facts, ours = result.facts.get(column, {}), column == "halfstep"
+            sent, hidden = facts.get("bytes_sent"), facts.get("hidden")
+            rows.append([*(result.row.labels if ours else [""] * len(section.labels)), "Halfstep" if ours else COLUMN_NAMES[column],
+                         number(result.median(column)), "" if ours else spread(result.ratio(column)),
+                         f"{sent * 1e-6:.2f}" if sent else "", "" if hidden is None else f"{hidden:.0%}", ""])
+        if result.row.goals:
+            below.append(f"goals of {' '.join(result.row.labels)}: {goals(result)}")
+    return align(rows, len(section.labels) + 1) + below
+
+
 def render(section: Section, results: Sequence[Result], limits: Limits) -> str:
     """A section's table with its title, its notes and what went wrong in it."""
     shown = [c for c in columns([r.row for r in results]) if any(r.turns.get(c) for r in results)]
@@ -148,6 +164,8 @@ def render(section: Section, results: Sequence[Result], limits: Limits) -> str:
     lines = [section.title, *align(rows, len(section.labels))]
     if section.kind == "images":
         lines = [section.title, *_images(section, results, limits)]
+    if section.kind == "ranks":
+        lines = [section.title, *_ranks(section, results)]
     if section.note:
         lines.append(section.note)
     said: set[str] = set()

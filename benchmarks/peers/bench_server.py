@@ -53,13 +53,11 @@ class Server:
                 self.ready.clear()
             self.before[case] = resident_bytes()
             call = self.factories[case]()
-            deadline = time.perf_counter() + 0.5
-            elapsed = 1.0
+            elapsed, total = 1.0, 0.0
             for count in range(5):  # warm up: at least two calls, five where they are quick
-                start = time.perf_counter()
-                call()
-                elapsed = time.perf_counter() - start
-                if count >= 1 and time.perf_counter() > deadline:
+                elapsed = self.run(call, 1)
+                total += elapsed
+                if count >= 1 and total > 0.5:
                     break
             calls = 1
             while elapsed * 1e3 < min_ms and calls < 10**6:
@@ -81,8 +79,11 @@ class Server:
         more = getattr(call, "facts", dict)()
         return {"before_bytes": self.before[case], "peak_bytes": peak, **more}
 
+    def lines(self):
+        return sys.stdin
+
     def serve(self):
-        for line in sys.stdin:
+        for line in self.lines():
             words = line.split()
             if not words:
                 continue

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// usage: bench_server [--threads N] [--device NAME [--small]]
+// usage: bench_server [--threads N] [--device NAME [--small] | --ranks]
 // benchmarks/run.py starts it, and on a device benchmarks/gpu.py; the protocol is that of peers/bench_server.py.
 #include "benchmarks/server/server.h"
 
@@ -27,10 +27,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 double seconds_of(const Prepared& prepared, int times) {
+  if (prepared.begin) prepared.begin();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < times; ++i) prepared.run();
   if (prepared.finish) prepared.finish();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return prepared.elapsed ? prepared.elapsed(seconds) : seconds;
 }
 
 struct Ready {
@@ -64,8 +66,6 @@ Ready make_ready(const Case& c, double min_ms) {
   return ready;
 }
 
-void say(const Json& answer) { std::cout << answer.dump() << std::endl; }
-
 Json measure(const Case& c, const Ready& ready, int repetitions) {
   std::vector<double> ms;
   const std::int64_t calls = std::int64_t{ready.times} * ready.prepared.calls;
@@ -95,7 +95,10 @@ std::string family(const std::string& name) { return name.substr(0, name.find('/
 
 }  // namespace
 
-void serve(const std::vector<Case>& cases) {
+void serve(const std::vector<Case>& cases, const ReadLine& read, bool speaks) {
+  const auto say = [speaks](const Json& answer) {
+    if (speaks) std::cout << answer.dump() << std::endl;
+  };
   std::map<std::string, const Case*> by_name;
   Json names = Json::array();
   for (const Case& c : cases) by_name[c.name] = &c;
@@ -115,7 +118,7 @@ void serve(const std::vector<Case>& cases) {
        {"driver", where.version},
        {"cases", names}});
   std::map<std::string, Ready> ready;
-  for (std::string line; std::getline(std::cin, line);) {
+  for (std::string line; read(line);) {
     std::istringstream words(line);
     std::string name;
     if (!(words >> name)) continue;
@@ -150,7 +153,8 @@ int main(int argc, char** argv) {
   try {
     std::vector<halfstep::bench::Case> cases;
     halfstep::Device device;
-    bool small = false;
+    bool small = false, ranks = false;
+    const halfstep::bench::ReadLine read = [](std::string& line) { return bool(std::getline(std::cin, line)); };
     for (int i = 1; i < argc; ++i) {
       const std::string_view flag = argv[i];
       if (flag == "--threads" && i + 1 < argc) {
@@ -159,15 +163,21 @@ int main(int argc, char** argv) {
         device = halfstep::Device(argv[++i]);
       } else if (flag == "--small") {
         small = true;
+      } else if (flag == "--ranks") {
+        ranks = true;
       } else {
-        std::fprintf(stderr, "usage: %s [--threads N] [--device NAME [--small]]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s [--threads N] [--device NAME [--small] | --ranks]\n", argv[0]);
         return 2;
       }
+    }
+    if (ranks) {
+      halfstep::bench::serve_ranks();
+      return 0;
     }
     if (!device.is_cpu()) {
       halfstep::set_default_device(device);
       halfstep::bench::add_device_cases(cases, device, small);
-      halfstep::bench::serve(cases);
+      halfstep::bench::serve(cases, read);
       return 0;
     }
     halfstep::bench::add_machine_cases(cases);
@@ -175,7 +185,7 @@ int main(int argc, char** argv) {
     halfstep::bench::add_op_cases(cases);
     halfstep::bench::add_network_cases(cases);
     halfstep::bench::add_loader_cases(cases);
-    halfstep::bench::serve(cases);
+    halfstep::bench::serve(cases, read);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "bench_server: %s\n", e.what());
     return 1;

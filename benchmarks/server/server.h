@@ -20,6 +20,9 @@ struct Prepared {
   std::function<std::map<std::string, double>()> facts = {};
   /// Waits for what run() has set going; called once at the end of a repetition. None: run() waits by itself.
   std::function<void()> finish = {};
+  /// Called before a repetition is timed; and what its time is for all processes that run it together.
+  std::function<void()> begin = {};
+  std::function<double(double seconds)> elapsed = {};
 };
 
 /// Something to measure. `operations` and `bytes` are what one call can't do without (floating-point operations; bytes
@@ -46,7 +49,11 @@ void add_loader_cases(std::vector<Case>& cases);
 /// What is measured on an accelerator, in place of all others. `small`: tiny sizes, to try the cases.
 void add_device_cases(std::vector<Case>& cases, Device device, bool small);
 
-/// Answers requests from standard input until it ends or says `quit`.
-void serve(const std::vector<Case>& cases);
+/// Reads the next request; false at the end.
+using ReadLine = std::function<bool(std::string& line)>;
+/// Answers requests until there are no more or one says `quit`. Without `speaks` it runs them and prints nothing.
+void serve(const std::vector<Case>& cases, const ReadLine& read, bool speaks = true);
+/// The same for data parallel training, on all ranks of an MPI job on one machine.
+void serve_ranks();
 
 }  // namespace halfstep::bench

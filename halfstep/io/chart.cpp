@@ -89,7 +89,7 @@ class ChartDrawing {
         box_(box),
         chart_(chart),
         plot_{box.x + 62, box.y + 26, std::max(box.width - 74, 1.0), std::max(box.height - 66, 1.0)} {
-    x_ = {chart.x_min, chart.x_max};
+    x_ = {place(chart.x_min), place(chart.x_max)};
     if (!(x_.high > x_.low)) x_.high = x_.low + 1;
     for (const ChartSeries& s : chart_.series) {
       for (const Point& p : s.points) {
@@ -135,6 +135,10 @@ class ChartDrawing {
     if (!(y > 0)) return kNone;
     return chart_.scale == ChartScale::log2 ? std::log2(y) : std::log10(y);
   }
+  // The same for x, which is known to be fit for its axis.
+  double place(double x) const {
+    return chart_.x_scale == ChartScale::linear ? x : chart_.x_scale == ChartScale::log2 ? std::log2(x) : std::log10(x);
+  }
   double across(double x) const { return plot_.x + (x - x_.low) / (x_.high - x_.low) * plot_.width; }
   double up(double position) const {
     return plot_.y + plot_.height - (position - y_.low) / (y_.high - y_.low) * plot_.height;
@@ -158,7 +162,12 @@ class ChartDrawing {
       out_.line({plot_.x, up(t.at)}, {plot_.x + plot_.width, up(t.at)}, {.color = colors::kPale, .width = 0.7});
       out_.text({plot_.x - 6, up(t.at) + 3.5}, t.text, {.size = kSmall, .color = colors::kGrey, .align = Align::right});
     }
-    for (const Tick& t : linear_ticks(x_, columns)) {
+    // Powers are short.
+    const double powers = std::max(2.0, plot_.width / 45);
+    const std::vector<Tick> along = chart_.x_scale == ChartScale::linear ? linear_ticks(x_, columns)
+                                    : chart_.x_scale == ChartScale::log2 ? power_ticks(x_, 2, powers)
+                                                                         : power_ticks(x_, 10, powers);
+    for (const Tick& t : along) {
       out_.line({across(t.at), below}, {across(t.at), below + 4}, {.color = colors::kGrey});
       out_.text({across(t.at), below + 16}, t.text, {.size = kSmall, .color = colors::kGrey, .align = Align::center});
     }
@@ -184,12 +193,12 @@ class ChartDrawing {
       const double v = position(p.y);
       if (!std::isfinite(v)) {
         flush();
-        cross({across(p.x), plot_.y + 5});
+        cross({across(place(p.x)), plot_.y + 5});
         continue;
       }
-      const Point place{across(p.x), up(v)};
-      if (s.interval && !run.empty()) run.push_back({run.back().x, place.y});
-      run.push_back(place);
+      const Point at{across(place(p.x)), up(v)};
+      if (s.interval && !run.empty()) run.push_back({run.back().x, at.y});
+      run.push_back(at);
     }
     flush();
   }

@@ -128,6 +128,7 @@ struct Chart {
   ChartScale scale = ChartScale::linear;  ///< of y; values that a logarithm can't show count as not finite
   std::optional<double> y_min = {};       ///< the axis goes down to this at least
   double x_min = 0, x_max = 1;
+  ChartScale x_scale = ChartScale::linear;  ///< of x; by a logarithm `x_min` and all points' x are above 0
 };
 /// Draws a chart with both axes and a legend.
 HS_API void draw_chart(Drawing& drawing, const Box& box, const Chart& chart);

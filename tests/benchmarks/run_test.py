@@ -23,6 +23,7 @@ from harness.measure import Effort, measure_limits, measure_row  # noqa: E402
 from harness.peer import Answer, Crowd, Peer, PeerError, parse_answer, parse_facts, parse_hello  # noqa: E402
 from harness.pictures import find_pictures, jpeg_size  # noqa: E402
 from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, plan  # noqa: E402
+from harness.ranks import rank_launcher  # noqa: E402
 from harness.shared import Quota, Together  # noqa: E402
 from harness.stats import Limits, Ratio, ratio_in_turns  # noqa: E402
 
@@ -350,6 +351,22 @@ class TableTest(unittest.TestCase):
             "A note."]))
         self.assertIs(table.Result(row, {}, {}).met(row.goals[1]), None)
 
+    def test_ranks(self) -> None:
+        row = Row(("net", "f16"), "x", (Contestant("torch", "torch_ranks", "x"), Contestant("torch_f32", "torch_ranks", "y", timed=False)),
+                  (Goal("torch_f32", fact="bytes_sent", share=0.6),), facts=True)
+        section = Section("parallel", "Steps", ("network", "gradients"), (row,), kind="ranks", note="A note.")
+        facts = {"halfstep": {"bytes_sent": 1.34e6, "hidden": 0.75}, "torch": {"bytes_sent": 1.34e6}, "torch_f32": {"bytes_sent": 2.68e6}}
+        result = table.Result(row, {"halfstep": [2.0, 3.0], "torch": [3.0, 3.0]}, {}, 0, 0, facts)
+        self.assertEqual(table.render(section, [result], LIMITS), "\n".join([
+            "Steps",
+            "network  gradients              ms        time / ours  MB sent  hidden",
+            "net      f16        Halfstep  2.50                        1.34     75%",
+            "                    PyTorch   3.00  1.25x (1.00-1.50)     1.34",
+            "goals of net f16: bytes sent <= 0.6 of PyTorch f32: yes",
+            "A note."]))
+        facts["halfstep"]["bytes_sent"] = 1.7e6
+        self.assertIs(result.met(row.goals[0]), False)
+
     def test_an_overhead(self) -> None:
         row = Row(("sgd",), "x", (Contestant("without", OURS, "y"),), (Goal("without", 0.98),))
         section = Section("scaler", "S", ("optimizer",), (row,), kind="overhead")
@@ -390,6 +407,29 @@ class PlanTest(unittest.TestCase):
         self.assertNotIn("network", {s.name for s in plan(Machine(), quick=True)})
         self.assertNotIn("loader", {s.name for s in plan(Machine(), pictures=False)})
 
+    def test_data_parallel_training(self) -> None:
+        section = next(s for s in plan(Machine()) if s.name == "parallel")
+        for row in section.rows:
+            in_full = row.labels[1] == "f32"
+            self.assertEqual(row.goals, (Goal("torch", 1.0),) if in_full else (Goal("torch_f32", fact="bytes_sent", share=0.6),))
+            # All of them on as many processes as we have: nobody is compared with a program of one.
+            self.assertEqual({row.peer, *(c.peer for c in row.others)}, {f"{OURS}_ranks", "torch_ranks"})
+        self.assertNotIn("parallel", {s.name for s in plan(Machine(), ranks=False)})
+
+    def test_ranks_need_processors_and_a_launcher(self) -> None:
+        self.assertIn("2 processors", rank_launcher(1)[1])
+        before = os.environ.get("PATH", "")
+        self.addCleanup(os.environ.update, {"PATH": before})
+        with tempfile.TemporaryDirectory() as folder:
+            os.environ["PATH"] = folder
+            self.assertEqual(rank_launcher(2), ([], "there is no mpirun (Debian: apt-get install openmpi-bin)"))
+            for name in ("mpirun.mpich", "mpirun.openmpi"):
+                (pathlib.Path(folder) / name).write_text("")
+                (pathlib.Path(folder) / name).chmod(0o755)
+                words, why = rank_launcher(2)
+                self.assertEqual((words[0], words[-2:], why), (f"{folder}/{name}", ["-n", "2"], ""))
+                self.assertEqual("--oversubscribe" in words, name == "mpirun.openmpi")
+
     def cases_of(self, *command: str, path: str = "") -> set[str]:
         env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         out = subprocess.run(command, input="quit\n", capture_output=True, text=True, check=True, env=env).stdout
@@ -398,16 +438,23 @@ class PlanTest(unittest.TestCase):
     def asked(self, peer: str) -> set[str]:
         # On a machine with units more cases are asked for.
         rows = [r for s in plan(Machine(True, True)) for r in s.rows]
-        return {r.case for r in rows if peer == OURS} | {c.case for r in rows for c in r.others if c.peer == peer}
+        return {r.case for r in rows if (peer == OURS and r.peer != f"{OURS}_ranks") or peer == r.peer} | {c.case for r in rows for c in r.others if c.peer == peer}
 
     def test_the_peers_have_all_cases(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             torch, jax = pathlib.Path(folder) / "torch", pathlib.Path(folder) / "jax"
-            (torch / "nn").mkdir(parents=True)
+            hooks = torch / "distributed" / "algorithms" / "ddp_comm_hooks"
+            (torch / "nn" / "parallel").mkdir(parents=True)
+            hooks.mkdir(parents=True)
+            (torch / "nn" / "parallel" / "__init__.py").write_text("DistributedDataParallel = None\n")
+            (torch / "distributed" / "__init__.py").write_text("class FileStore:\n  def __init__(self, *_): pass\n"
+                                                               "def init_process_group(*_, **__): pass\n"
+                                                               "def destroy_process_group(): pass\n")
+            (hooks / "__init__.py").write_text("class default_hooks:\n  fp16_compress_hook = bf16_compress_hook = None\n")
             jax.mkdir()
             (torch / "__init__.py").write_text("float32 = bfloat16 = float16 = None\n__version__ = '0'\n"
                                                "def set_num_threads(n): pass\n")
-            (torch / "nn" / "__init__.py").write_text("")
+            (torch / "nn" / "__init__.py").write_text("class Module: pass\n")
             (torch / "nn" / "functional.py").write_text("")
             (jax / "__init__.py").write_text("__version__ = '0'\n")
             (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
@@ -415,12 +462,15 @@ class PlanTest(unittest.TestCase):
                 has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
                 asked = set().union(*(self.asked(name) for name in (peer, f"{peer}_kept", f"{peer}_x2", f"{peer}_quota")))
                 self.assertEqual(asked - has, set(), peer)
+            has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / "torch_ddp_bench.py"), "--threads", "1", path=folder)
+            self.assertEqual(self.asked("torch_ranks") - has, set())
 
     def test_the_server_has_all_cases(self) -> None:
         server = os.environ.get("HALFSTEP_BENCH_SERVER", "")
         if not os.path.exists(server):
             self.skipTest("HALFSTEP_BENCH_SERVER does not name the built bench_server")
         self.assertEqual(self.asked(OURS) - self.cases_of(server), set())
+        self.assertEqual(self.asked(f"{OURS}_ranks") - self.cases_of(server, "--ranks"), set())
 
 
 class ServerTest(unittest.TestCase):
@@ -444,6 +494,28 @@ class ServerTest(unittest.TestCase):
     def test_steps_run(self) -> None:
         for case in ("mlp/f32/adam/b1", "mlp/bf16/sgd/b1", "mlp/f16/sgd/b1", "scaler/mlp_unscale", "linear/1x16x16/autocast"):
             self.assertGreater(self.peer.ask(case, 1, 0.1, 60).median_ms, 0, case)
+
+    def test_ranks_answer_together(self) -> None:
+        words, why = rank_launcher(2)
+        if not words:
+            self.skipTest(why)
+        server = os.environ["HALFSTEP_BENCH_SERVER"]
+        peer = Peer(f"{OURS}_ranks", [*words, server, "--ranks", "--threads", "1"], os.environ)
+        self.addCleanup(peer.close)
+        try:
+            peer.hello
+        except PeerError as error:
+            self.skipTest(f"no job of MPI: {error}")
+        self.assertGreater(peer.ask("parallel/mlp/f32/b64", 2, 1, 60).median_ms, 0)
+        with self.assertRaisesRegex(PeerError, "no such case"):
+            peer.ask("parallel/mlp/f8/b64", 1, 1, 60)
+        sent = {how: peer.facts(f"parallel/mlp/{how}/b64", 60) for how in ("f32", "f16", "bf16", "none")}
+        # Half of the 669,706 gradients of the MLP, and then half of the sums, which are padded to lines of 64 bytes.
+        self.assertAlmostEqual(sent["f32"]["bytes_sent"], 4 * 669_706, delta=1000)
+        for how in ("f16", "bf16"):
+            self.assertAlmostEqual(sent[how]["bytes_sent"], 2 * 669_706, delta=1000)
+        self.assertEqual(sent["none"]["bytes_sent"], 0)
+        self.assertTrue(0 <= sent["f32"]["hidden"] <= 1, sent)
 
     def test_says_what_is_wrong(self) -> None:
         with self.assertRaisesRegex(PeerError, "no such case"):

@@ -102,6 +102,18 @@ TEST(Charts, TicksAreRoundNumbers) {
   EXPECT_NE(scales.find(">2²⁰</text>"), std::string::npos) << scales;
 }
 
+TEST(Charts, ALogarithmOfXPutsPowersAtEqualDistances) {
+  // From 8 to 512 over 62 to 388: 64 is half of the way, where a linear axis has 260.
+  const std::string svg = drawn({.series = {{.points = {{8, 1}, {64, 2}, {512, 3}}, .dots = true}},
+                                 .x_min = 8,
+                                 .x_max = 512,
+                                 .x_scale = io::ChartScale::log2});
+  for (const char* text :
+       {"<circle cx=\"62\"", "<circle cx=\"225\"", "<circle cx=\"388\"", ">8</text>", ">16</text>", ">512</text>"}) {
+    EXPECT_NE(svg.find(text), std::string::npos) << text << svg;
+  }
+}
+
 TEST(Charts, NumbersThatAreNoneAreCrosses) {
   // Two arms each, and two in the legend; the curve is broken in two.
   const std::string svg =
