@@ -19,6 +19,7 @@ namespace {
 constexpr std::size_t kMostNamed = 4;
 
 std::string where(const conformance::DeviceCheckLine& line) {
+  if (!line.note.empty()) return line.note;
   if (line.on_cpu.empty()) return "native";
   std::vector<std::string> named(
       line.on_cpu.begin(), line.on_cpu.begin() + static_cast<std::ptrdiff_t>(std::min(kMostNamed, line.on_cpu.size())));

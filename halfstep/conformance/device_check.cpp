@@ -139,6 +139,8 @@ void Checker::problem(const std::string& text) {
   if (all.size() == kMostProblems) all.push_back("and more");
 }
 
+void Checker::note(const std::string& text) { current_->note = text; }
+
 void Checker::measured(double error, const std::string& bound, const std::string& what) {
   if (std::isnan(error)) error = kInfinity;
   if (error > current_->worst || current_->bound.empty()) {
@@ -324,7 +326,7 @@ DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options)
   for (const auto part :
        {detail::check_copies, detail::check_elementwise, detail::check_reductions, detail::check_products,
         detail::check_layers, detail::check_losses, detail::check_indexing, detail::check_random, detail::check_scaling,
-        detail::check_optimizers, detail::check_networks, detail::check_queues}) {
+        detail::check_optimizers, detail::check_networks, detail::check_collectives, detail::check_queues}) {
     part(c);
   }
   report.seconds = detail::now() - start;

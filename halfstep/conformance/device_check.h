@@ -21,6 +21,7 @@ struct HS_API DeviceCheckLine {
   std::vector<std::string> on_cpu;    ///< ops that ran on the CPU instead of the device; empty: all native
   std::vector<std::string> problems;  ///< what went wrong, one entry per case; empty: the line is ok
   double seconds = 0;                 ///< including the CPU's part
+  std::string note;                   ///< what was not checked, and why; may be empty
   /// Whether nothing went wrong.
   bool passed() const { return problems.empty(); }
 };
@@ -43,8 +44,9 @@ struct DeviceCheckOptions {
 
 /// Compares a device with the CPU: casts of every 16-bit pattern, copies of odd strides, every family of ops forward
 /// and backward in f32, f16, bf16 and some in f64, random numbers, gradient scaling with injected infinities and NaNs,
-/// optimizers with master weights, a few training steps of two networks, queues, events and pinned memory, and that a
-/// wrong index is reported. Takes about a minute. Inputs are always the same.
+/// optimizers with master weights, a few training steps of two networks, collectives between the devices of the kind,
+/// queues, events and pinned memory, and that a wrong index is reported. Takes about a minute. Inputs are always the
+/// same.
 ///
 /// The reference is the CPU in float64 on the same inputs. With u the roundoff of the result's dtype (2^-24, 2^-11,
 /// 2^-8), an error may be

@@ -71,6 +71,9 @@ class Checker {
   /// A line a dtype for a family of ops.
   void family(const std::string& name, const std::vector<DType>& dtypes, const std::vector<OpCase>& cases);
 
+  /// Whether the device failed permanently: nothing more can be checked.
+  bool lost() const { return report_.lost; }
+
   // --- within a line
   /// A case of its own: what it throws is a problem of its name, and the line goes on.
   void one(const std::string& name, const std::function<void()>& body);
@@ -81,6 +84,8 @@ class Checker {
   /// An error that is measured otherwise, in units of its bound.
   void measured(double error, const std::string& bound, const std::string& what);
   void problem(const std::string& text);
+  /// Of the line.
+  void note(const std::string& text);
 
  private:
   void check(const OpCase& c, DType dtype);
@@ -104,6 +109,7 @@ void check_random(Checker& c);
 void check_scaling(Checker& c);
 void check_optimizers(Checker& c);
 void check_networks(Checker& c);
+void check_collectives(Checker& c);
 void check_queues(Checker& c);
 
 }  // namespace halfstep::conformance::detail

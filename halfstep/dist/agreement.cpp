@@ -38,18 +38,6 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return text;
 }
 
-// Equal blocks, one a rank, in place.
-void gather_blocks(CommunicationThread& thread, const Call& call, char* blocks, std::int64_t bytes) {
-  const auto size = static_cast<std::size_t>(call.group->size);
-  const std::vector<std::int64_t> counts(size, bytes);
-  std::vector<std::int64_t> offsets(size);
-  for (std::size_t r = 0; r < size; ++r) offsets[r] = static_cast<std::int64_t>(r) * bytes;
-  const halfstep_mpi_parts parts{blocks, counts.data(), offsets.data()};
-  halfstep_mpi_request* request = nullptr;
-  const int code = thread.mpi().start_allgatherv(call.group->comm, &parts, &request);
-  thread.finish(code, request, call);
-}
-
 [[noreturn]] void fail_differing(CommunicationThread& thread, const Call& call, std::span<const Descriptor> all) {
   static std::vector<char>& texts = *new std::vector<char>;
   texts.assign(all.size() * kActionBytes, '\0');
@@ -76,6 +64,17 @@ void gather_blocks(CommunicationThread& thread, const Call& call, char* blocks, 
 }
 
 }  // namespace
+
+void gather_blocks(CommunicationThread& thread, const Call& call, char* blocks, std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(call.group->size);
+  const std::vector<std::int64_t> counts(size, bytes);
+  std::vector<std::int64_t> offsets(size);
+  for (std::size_t r = 0; r < size; ++r) offsets[r] = static_cast<std::int64_t>(r) * bytes;
+  const halfstep_mpi_parts parts{blocks, counts.data(), offsets.data()};
+  halfstep_mpi_request* request = nullptr;
+  const int code = thread.mpi().start_allgatherv(call.group->comm, &parts, &request);
+  thread.finish(code, request, call);
+}
 
 const char* name(CallKind kind) {
   constexpr std::array kNames = {"all_reduce", "broadcast",          "all_gather", "reduce_scatter",  "gather",
@@ -114,6 +113,7 @@ std::span<const Descriptor> agree(CommunicationThread& thread, Call& call, const
   own.kind = static_cast<std::uint8_t>(call.kind);
   own.op = static_cast<std::uint8_t>(call.op);
   own.dtype = static_cast<std::uint8_t>(call.dtype);
+  own.offer = call.offer;
   if (payload_bytes > 0) std::memcpy(own.payload, payload, static_cast<std::size_t>(payload_bytes));
   const Descriptor mine = own;
   gather_blocks(thread, call, reinterpret_cast<char*>(all.data()), sizeof(Descriptor));

@@ -17,7 +17,8 @@ struct alignas(64) Descriptor {
   std::uint32_t layout = 0;
   std::int32_t root = -1;
   std::uint8_t kind = 0, op = 0, dtype = 0;
-  std::uint8_t reserved[5] = {};
+  std::uint8_t reserved = 0;
+  std::uint32_t offer = 0;  ///< device_offer(); may differ
   static constexpr std::int64_t kPayloadBytes = 24;
   alignas(8) char payload[kPayloadBytes] = {};
 };
@@ -28,5 +29,8 @@ static_assert(sizeof(Descriptor) == 64);
 /// and the colors of split() may.)
 std::span<const Descriptor> agree(CommunicationThread& thread, Call& call, const void* payload,
                                   std::int64_t payload_bytes);
+
+/// Exchanges equal blocks of `bytes`, one a rank, in place.
+void gather_blocks(CommunicationThread& thread, const Call& call, char* blocks, std::int64_t bytes);
 
 }  // namespace halfstep::dist::detail

@@ -12,6 +12,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/agreement_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
+#include "halfstep/dist/device_group_internal.h"
 #include "halfstep/dist/reduce.h"
 
 namespace halfstep::dist::detail {
@@ -47,7 +48,8 @@ class CollectiveRun {
       sent(bytes * (size_ - 1));
       return;
     }
-    agree();
+    if (!agree()) return;
+    data = static_cast<char*>(call_.output);  // staged by now
     if (by_library()) return all_reduce_by_library();
     if (bytes <= kSmallBytes) {
       char* all = thread_.scratch(static_cast<std::size_t>(bytes * size_));
@@ -63,7 +65,7 @@ class CollectiveRun {
   }
 
   void reduce_scatter() {
-    agree();
+    if (!agree()) return;
     const auto* input = static_cast<const char*>(call_.input);
     auto* output = static_cast<char*>(call_.output);
     const std::int64_t segment = std::max<std::int64_t>(kSegmentBytes / size_ / item(), 1);
@@ -87,7 +89,7 @@ class CollectiveRun {
       const auto all = agree(thread_, call_, call_.output, bytes);
       if (bytes != 0) std::memcpy(call_.output, all[root()].payload, static_cast<std::size_t>(bytes));
     } else {
-      agree();
+      if (!agree()) return;
       halfstep_mpi_request* request = nullptr;
       const int code = mpi_.start_broadcast(group_.comm, call_.output, bytes, call_.root, &request);
       thread_.finish(code, request, call_, bytes);
@@ -106,7 +108,8 @@ class CollectiveRun {
       sent(bytes * (size_ - 1));
       return;
     }
-    agree();
+    if (!agree()) return;
+    output = static_cast<char*>(call_.output);  // staged by now
     if (output + rank_ * bytes != call_.input) {
       std::memcpy(output + rank_ * bytes, call_.input, static_cast<std::size_t>(bytes));
     }
@@ -114,7 +117,7 @@ class CollectiveRun {
   }
 
   void gather() {
-    agree();
+    if (!agree()) return;
     const RankParts parts = equal_parts(call_.bytes());
     const halfstep_mpi_parts all = parts.of(call_.output);
     halfstep_mpi_request* request = nullptr;
@@ -124,7 +127,7 @@ class CollectiveRun {
   }
 
   void scatter() {
-    agree();
+    if (!agree()) return;
     const RankParts parts = equal_parts(call_.bytes());
     const halfstep_mpi_parts all = parts.of(call_.input);
     halfstep_mpi_request* request = nullptr;
@@ -134,7 +137,7 @@ class CollectiveRun {
   }
 
   void all_to_all() {
-    agree();
+    if (!agree()) return;
     RankParts parts = equal_parts(call_.bytes());
     parts.bytes[static_cast<std::size_t>(rank_)] = 0;
     const std::int64_t own = rank_ * call_.bytes();
@@ -204,7 +207,20 @@ class CollectiveRun {
     for (const Member& m : members) made.hosts.push_back(group_.hosts[static_cast<std::size_t>(m.rank)]);
   }
 
-  void agree() { detail::agree(thread_, call_, nullptr, 0); }
+  /// False where the devices have done the rest.
+  bool agree() {
+    call_.offer = device_offer(call_);
+    const auto all = detail::agree(thread_, call_, nullptr, 0);
+    if (!call_.on_device) return true;
+    const bool same = std::all_of(all.begin(), all.end(), [&](const Descriptor& d) { return d.offer == call_.offer; });
+    try {
+      if (same && call_.offer != 0 && run_on_device(thread_, call_)) return false;
+      stage_to_host(call_);
+    } catch (const DeviceError& e) {
+      thread_.give_up(fmt::format("{}: {}", call_.title(), e.what()));  // the others do what has been agreed
+    }
+    return true;
+  }
 
  private:
   std::int64_t item() const { return static_cast<std::int64_t>(item_size(call_.dtype)); }
@@ -319,7 +335,9 @@ class CollectiveRun {
 
 }  // namespace
 
-void run_collective(CommunicationThread& thread, Call& call) {
+namespace {
+
+void run_call_kind(CommunicationThread& thread, Call& call) {
   CollectiveRun run(thread, call);
   switch (call.kind) {
     case CallKind::all_reduce:
@@ -344,12 +362,20 @@ void run_collective(CommunicationThread& thread, Call& call) {
       return run.split();
     case CallKind::barrier:
     case CallKind::exit:
-      return run.agree();
+      run.agree();
+      return;
     case CallKind::send:
     case CallKind::receive:
       break;
   }
   throw InternalError("run_collective: a message between two ranks is none");
+}
+
+}  // namespace
+
+void run_collective(CommunicationThread& thread, Call& call) {
+  run_call_kind(thread, call);
+  if (call.on_device) return_to_device(call);
 }
 
 }  // namespace halfstep::dist::detail

@@ -285,6 +285,20 @@ void CommunicationThread::finish(int code, halfstep_mpi_request* request, const 
   }
 }
 
+void CommunicationThread::wait_for(const Call& call, const std::function<bool()>& done, std::int64_t moving) {
+  const auto since = Clock::now();
+  auto checked = since;
+  Backoff backoff(kAwake + std::chrono::microseconds(moving / 1000));
+  while (!done()) {
+    progress_messages();
+    if (const auto now = Clock::now(); now - checked > kBetweenChecks) {
+      checked = now;
+      check_still_wanted(call, since);
+    }
+    backoff.pause();
+  }
+}
+
 char* CommunicationThread::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_ = HostBuffer();
@@ -400,6 +414,7 @@ void StatsCounter::add(const CommunicationStats& more) {
   total_.bytes_sent += more.bytes_sent;
   total_.busy_seconds += more.busy_seconds;
   total_.wait_seconds += more.wait_seconds;
+  total_.on_devices += more.on_devices;
 }
 CommunicationStats StatsCounter::read() const {
   const std::lock_guard lock(mutex_);

@@ -50,6 +50,8 @@ class CommunicationThread {
   /// Waits for what was started with error code `code`. `moving`: bytes that all ranks are known to exchange by now,
   /// for which it is worth staying awake.
   void finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving = 0);
+  /// The same for what isn't MPI's: asks `done` until it is true.
+  void wait_for(const Call& call, const std::function<bool()>& done, std::int64_t moving = 0);
   /// Memory for `bytes`, the same in every call.
   char* scratch(std::size_t bytes);
   /// Nothing more can be exchanged: throws DistError now, and in all later calls.

@@ -15,6 +15,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/write_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
+#include "halfstep/dist/device_group_internal.h"
 #include "halfstep/dist/launcher_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
 #include "halfstep/dist/process_group_internal.h"
@@ -171,6 +172,13 @@ void* host_output(Call& call, const Tensor& t, bool with_contents) {
   return copy;
 }
 
+// Either tensor may be undefined.
+void attach(Call& call, const Tensor& input, const Tensor& output, bool output_counts = false) {
+  if (detail::use_device(call, input, output, output_counts)) return;
+  if (input.defined()) call.input = host_input(call, input);
+  if (output.defined()) call.output = host_output(call, output, output_counts);
+}
+
 void copy_alone(const Tensor& output, const Tensor& input) {
   if (output.numel() == 0 || output.const_raw_data() == input.const_raw_data()) return;
   copy_memory(write_raw_data(output), output.device(), input.const_raw_data(), input.device(), bytes_of(input));
@@ -317,7 +325,7 @@ Work ProcessGroup::all_reduce(const Tensor& tensor, ReduceOp op, std::string_vie
   describe(*call, tensor, tensor.numel());
   call->layout = layout_of(tensor);
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, true);
+  attach(*call, {}, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -327,7 +335,7 @@ Work ProcessGroup::broadcast(const Tensor& tensor, int root, std::string_view la
   describe(*call, tensor, tensor.numel());
   call->layout = layout_of(tensor);
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, impl_->rank == root);
+  attach(*call, {}, tensor, impl_->rank == root);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -339,8 +347,7 @@ Work ProcessGroup::all_gather(const Tensor& output, const Tensor& input, std::st
   check_overlap(*call, input, output, impl_->rank * static_cast<std::int64_t>(bytes_of(input)));
   describe(*call, input, input.numel());
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
-  call->input = host_input(*call, input);
-  call->output = host_output(*call, output, false);
+  attach(*call, input, output);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -354,8 +361,7 @@ Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input, Red
   call->op = op;
   describe(*call, output, output.numel());
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
-  call->input = host_input(*call, input);
-  call->output = host_output(*call, output, false);
+  attach(*call, input, output);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -369,8 +375,7 @@ Work ProcessGroup::gather(const Tensor& output, const Tensor& input, int root, s
   }
   describe(*call, input, input.numel());
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
-  call->input = host_input(*call, input);
-  if (impl_->rank == root) call->output = host_output(*call, output, false);
+  attach(*call, input, impl_->rank == root ? output : Tensor());
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -384,8 +389,7 @@ Work ProcessGroup::scatter(const Tensor& output, const Tensor& input, int root, 
   }
   describe(*call, output, output.numel());
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
-  if (impl_->rank == root) call->input = host_input(*call, input);
-  call->output = host_output(*call, output, false);
+  attach(*call, impl_->rank == root ? input : Tensor(), output);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -400,8 +404,7 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, std::st
   check_overlap(*call, input, output, impl_->size == 1 ? 0 : kNoOffset);
   describe(*call, input, input.numel() / impl_->size);
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
-  call->input = host_input(*call, input);
-  call->output = host_output(*call, output, false);
+  attach(*call, input, output);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 

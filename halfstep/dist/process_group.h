@@ -25,8 +25,7 @@ enum class Reduction : std::uint8_t {
   /// rounds once. The bits depend on the values and the number of ranks only.
   rank_order,
   /// The MPI library, for dtypes that it knows (f32, f64, integers): its algorithm decides the order. 16-bit dtypes,
-  /// which
-  /// MPI lacks, are added up as above.
+  /// which MPI lacks, are added up as above. On a device with collectives of its own that library, in 16 bits too.
   library,
 };
 
@@ -52,6 +51,7 @@ struct CommunicationStats {
   std::uint64_t bytes_sent = 0;  ///< of data, to other ranks
   double busy_seconds = 0;       ///< time during which the communication thread ran collectives
   double wait_seconds = 0;       ///< time that callers spent in Work::wait() and in blocking calls
+  std::uint64_t on_devices = 0;  ///< of the collectives: by the devices' own, not through the host
 };
 
 /// A collective that was started. A handle: copies are the same one. Collectives run on one thread of the process, in
@@ -80,9 +80,9 @@ class HS_API Work {
 /// collective asks for; before data are sent ranks compare what they are about to do, and where they differ all throw
 /// DistError, which names the ranks and what each of them does. `label` names the collective there and in other errors.
 ///
-/// Tensors are dense and of any dtype (reductions: no bool); those on a device are staged through the host. A
-/// collective reads and writes its tensors until Work::wait() has returned. Not differentiable: see functional.h for
-/// that.
+/// Tensors are dense and of any dtype (reductions: no bool). Those on a device go by the collectives of its plug-in
+/// where it has them and all ranks' tensors are on such devices, and otherwise through the host. A collective reads and
+/// writes its tensors until Work::wait() has returned. Not differentiable: see functional.h for that.
 class HS_API ProcessGroup {
  public:
   /// A group of this process alone, without MPI.

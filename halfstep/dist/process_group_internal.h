@@ -52,6 +52,9 @@ enum class CallKind : std::uint8_t {
 };
 const char* name(CallKind kind);
 
+class DeviceGroup;
+struct DeviceOperands;
+
 /// What all handles of a group share.
 struct GroupState {
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
@@ -61,6 +64,9 @@ struct GroupState {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   halfstep_mpi_comm* comm = nullptr;  ///< null: a group of one. Never freed: their number is small
   std::uint64_t next_sequence = 0;    ///< under the communication thread's mutex
+  // Of the communication thread alone (device_group_internal.h).
+  std::shared_ptr<DeviceGroup> device_group;  ///< null until a collective wants it
+  bool no_device_group = false;               ///< it can't be made
 };
 
 /// What the process has done so far, in all groups.
@@ -123,6 +129,8 @@ struct Call {
   std::string text;                // what a rank gives
   std::vector<std::string> texts;  // what it gets
   std::shared_ptr<GroupState> made;
+  std::shared_ptr<DeviceOperands> on_device;  ///< null: on the host
+  std::uint32_t offer = 0;                    ///< device_offer()
 
   std::shared_ptr<GroupState> group;
   std::shared_ptr<WorkState> state = std::make_shared<WorkState>();

@@ -81,7 +81,8 @@ DeviceBackend::~DeviceBackend() = default;
 
 bool DeviceBackend::has_collectives() const {
   return table.group_id && table.group_create && table.group_destroy && table.group_abort && table.all_reduce &&
-         table.broadcast && table.all_gather && table.reduce_scatter;
+         table.broadcast && table.all_gather && table.reduce_scatter && table.all_to_all && table.send_receive &&
+         table.group_error;
 }
 
 halfstep_queue* DeviceBackend::default_queue(int index) {

@@ -35,10 +35,12 @@ extern "C" {
 
 /* The version of this header. */
 #define HALFSTEP_PLUGIN_MAJOR 1
-#define HALFSTEP_PLUGIN_MINOR 1
+#define HALFSTEP_PLUGIN_MINOR 2
 
 /* The maximum number of dimensions of a tensor. */
 #define HALFSTEP_MAX_DIMS 8
+/* The room that Halfstep gives halfstep_plugin_table.group_id. */
+#define HALFSTEP_GROUP_ID_BYTES 8192
 
 /* How a call ended. */
 typedef int32_t halfstep_status;
@@ -142,6 +144,9 @@ typedef struct halfstep_device_info {
   char name[128];      /* of the hardware: "Example 9000" */
   uint32_t low_dtypes; /* mask: what matrix units compute natively, for hints to users */
   int32_t priorities;  /* queues take priorities from 0 (lowest) to priorities - 1; at least 1 */
+  /* Since 1.2. Mask of HALFSTEP_COLLECTIVES_...: what the group of collectives promises. */
+  uint32_t collectives;
+  uint32_t reserved;
 } halfstep_device_info;
 
 /* What went wrong, as returned by halfstep_plugin_table.error. */
@@ -163,7 +168,28 @@ typedef struct halfstep_record {
 
 enum { HALFSTEP_COPY_TO_DEVICE = 0, HALFSTEP_COPY_TO_HOST = 1, HALFSTEP_COPY_ON_DEVICE = 2 };
 enum { HALFSTEP_EVENT_TIMING = 1 };
-enum { HALFSTEP_REDUCE_SUM = 0, HALFSTEP_REDUCE_PROD = 1, HALFSTEP_REDUCE_MIN = 2, HALFSTEP_REDUCE_MAX = 3 };
+/* MEAN, since 1.2: the sum, divided by the number of ranks before it is rounded. */
+enum {
+  HALFSTEP_REDUCE_SUM = 0,
+  HALFSTEP_REDUCE_PROD = 1,
+  HALFSTEP_REDUCE_MIN = 2,
+  HALFSTEP_REDUCE_MAX = 3,
+  HALFSTEP_REDUCE_MEAN = 4
+};
+/* IN_ORDER: all_reduce and reduce_scatter combine the values in the order of ranks, in float32 (f64 in itself, integers
+ * in their own size, wrapping around), and round once; min and max give NaN where any value is NaN, and the first of
+ * equal values. Without it Halfstep moves the values by all_to_all and adds them up by kernels. */
+enum { HALFSTEP_COLLECTIVES_IN_ORDER = 1 };
+
+/* One of the messages of halfstep_plugin_table.send_receive. This struct does not grow within a major version. */
+typedef struct halfstep_transfer {
+  void* data; /* device memory, which a send only reads */
+  int64_t count;
+  int32_t dtype;
+  int32_t peer;     /* another rank of the group */
+  uint32_t receive; /* 0: a send to the peer; 1: a receive from it */
+  uint32_t reserved;
+} halfstep_transfer;
 enum { HALFSTEP_LOG_DEBUG = 0, HALFSTEP_LOG_INFO = 1, HALFSTEP_LOG_WARNING = 2, HALFSTEP_LOG_ERROR = 3 };
 
 /* ---------------------------------------------------------------------------------------------------------------- */
@@ -275,20 +301,48 @@ typedef struct halfstep_plugin_table {
   /* Its work is done. */
   halfstep_status (*graph_destroy)(halfstep_graph* graph);
 
-  /* --- [optional group: collectives] Between processes, one rank a device; asynchronous on the queue. */
-  halfstep_status (*group_id)(void* id, uint64_t capacity, uint64_t* bytes); /* on rank 0; the others get a copy */
+  /* --- [optional group: collectives] Between the processes of a job (docs/devices/collectives.md). Since 1.2, in which
+   * the entries behind reduce_scatter were added: nothing has called the first eight without them.
+   *
+   * A group has `ranks` members, each with one device, numbered from 0. All ranks call the same entries in the same
+   * order with the same counts, dtypes, reductions and roots; Halfstep has made sure of that before it calls. The work
+   * goes to the queue, after what is already there, and the call does not wait for other ranks; Halfstep uses one queue
+   * for a group. `count` is in elements. Halfstep moves values of every dtype as bytes (HALFSTEP_U8); only reductions
+   * are given others. With HALFSTEP_UNSUPPORTED, which may depend on dtype and reduction only, nothing was enqueued:
+   * Halfstep does it in another way, on all ranks.
+   *
+   * What goes wrong after the call (a rank is gone, the network is) is told by group_error, not by calls that wait for
+   * the queue; results are undefined then. */
+  /* On rank 0: what the others need to find the group, at most HALFSTEP_GROUP_ID_BYTES. They get a copy by MPI. */
+  halfstep_status (*group_id)(void* id, uint64_t capacity, uint64_t* bytes);
+  /* Waits for the other ranks to call it; called on a thread of its own. */
   halfstep_status (*group_create)(int32_t device, int32_t ranks, int32_t rank, const void* id, uint64_t bytes,
                                   halfstep_group** group);
+  /* No work of the group is left in queues, unless it was aborted. */
   halfstep_status (*group_destroy)(halfstep_group* group);
-  halfstep_status (*group_abort)(halfstep_group* group); /* ends collectives that hang; the group is of no use then */
+  /* From any thread: ends what waits for other ranks, here and (as soon as they can know) there; the queue goes on
+   * behind it. After it the group can only be destroyed. */
+  halfstep_status (*group_abort)(halfstep_group* group);
+  /* `out` may be `in`. */
   halfstep_status (*all_reduce)(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
                                 int32_t dtype, int32_t reduce);
   halfstep_status (*broadcast)(halfstep_group* group, halfstep_queue* queue, void* data, int64_t count, int32_t dtype,
                                int32_t root);
+  /* `count` elements of each rank, in the order of ranks; `in` may be its own place in `out`. */
   halfstep_status (*all_gather)(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
                                 int32_t dtype);
+  /* Part `rank`, of `count` elements, of the reduction of ranks * count. */
   halfstep_status (*reduce_scatter)(halfstep_group* group, halfstep_queue* queue, const void* in, void* out,
                                     int64_t count, int32_t dtype, int32_t reduce);
+  /* Part r of `out`, of `count` elements, becomes part `rank` of rank r's `in`. They do not overlap. */
+  halfstep_status (*all_to_all)(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
+                                int32_t dtype);
+  /* Sends and receives that begin together, so that none waits for another; those between the same two ranks fit in
+   * their order. Only the ranks that it names take part. */
+  halfstep_status (*send_receive)(halfstep_group* group, halfstep_queue* queue, const halfstep_transfer* transfers,
+                                  int32_t count);
+  /* From any thread, at any time, without waiting: HALFSTEP_OK as long as nothing has gone wrong in the group. */
+  halfstep_status (*group_error)(halfstep_group* group);
 } halfstep_plugin_table;
 
 /* What Halfstep provides to a plug-in; lives as long as the program. */

@@ -115,7 +115,8 @@ PluginReport use_table(const halfstep_plugin_table& given, const std::string& or
   all_or_none(table.profile_start, table.profile_stop, table.profile_read);
   all_or_none(table.graph_begin, table.graph_end, table.graph_launch, table.graph_destroy);
   all_or_none(table.group_id, table.group_create, table.group_destroy, table.group_abort, table.all_reduce,
-              table.broadcast, table.all_gather, table.reduce_scatter);
+              table.broadcast, table.all_gather, table.reduce_scatter, table.all_to_all, table.send_receive,
+              table.group_error);
   // Lives to the end: tensors may outlast everything else.
   DeviceBackend* backend = std::make_unique<DeviceBackend>(table, origin).release();
   detail::tell_float32_precision(*backend);

@@ -237,6 +237,19 @@ class Checks(ProgramTest):
         self.assertEqual(out.returncode, 0, out.stdout)
         self.assertFalse((self.folder / "state").exists())
 
+    def test_collectives_are_checked_between_the_devices_there_are(self):
+        # What is given to the library's collectives by a device that promises less is within its own bounds.
+        for variables, expected in (({"HALFSTEP_SIM_DEVICES": "3"}, r"collectives, 3 ranks +\d+ cases +same"),
+                                    ({"HALFSTEP_SIM_DEVICES": "3", "HALFSTEP_SIM_COLLECTIVES": "ring"},
+                                     r"reductions between 3 ranks +f16 +\d+ cases +0\.\d+ .* not by the library: mean"),
+                                    ({"HALFSTEP_SIM_DEVICES": "1"},
+                                     r"collectives, 1 rank +\d+ cases +same .* one device: it exchanges with itself only"),
+                                    ({"HALFSTEP_SIM_COLLECTIVES": "0"},
+                                     r"collectives +0 cases .* has none: tensors are staged through the host")):
+            out = self.run_program("devices", "--check", "sim", "--quick", timeout=240, env=variables)
+            self.assertEqual(out.returncode, 0, out.stdout)
+            self.assertRegex(out.stdout, "(?m)^ok +" + expected)
+
     def test_wrong_usage(self):
         self.refused(2, "expected the device", "devices", "--check")
         self.refused(2, "belongs to --check", "devices", "--quick")

@@ -70,6 +70,26 @@ TEST_F(DeviceCheck, FindsOneWrongValueAndSaysWhere) {
                                              "optimizers f32"}));
 }
 
+TEST_F(DeviceCheck, FindsWrongCollectives) {
+  test::order_fault("corrupt:all_to_all:1;corrupt:all_reduce:1;corrupt:reduce_scatter:11");
+  auto wrong = failed(check_device(sim, {.quick = true}));
+  std::vector<std::string> names;
+  for (const auto& [name, line] : wrong) names.push_back(name);
+  // Of 2 ranks, whose ten calls of reduce_scatter are those of five reductions in f32.
+  EXPECT_EQ(names, (std::vector<std::string>{"collectives, 2 ranks", "reductions between 2 ranks f16",
+                                             "reductions between 2 ranks f32"}));
+  EXPECT_TRUE(mentions(wrong["collectives, 2 ranks"], "all_to_all of 1: rank "));
+  // A rank whose call fails: the other one learns of it, and the group is used no more.
+  test::order_fault("refuse:send_receive:1");
+  const DeviceCheckReport report = check_device(sim, {.quick = true});
+  wrong = failed(report);
+  ASSERT_EQ(wrong.size(), 1U);
+  const DeviceCheckLine& line = wrong["collectives, 2 ranks"];
+  EXPECT_TRUE(mentions(line, "refused, as ordered"));
+  EXPECT_TRUE(mentions(line, "has given up"));
+  for (const DeviceCheckLine& l : report.lines) EXPECT_EQ(l.name.find("reductions between"), std::string::npos);
+}
+
 TEST_F(DeviceCheck, GoesOnAfterAnErrorAndNamesTheOp) {
   test::order_fault("fail:linear:1");
   const DeviceCheckReport report = check_device(sim, {.quick = true});

@@ -91,6 +91,14 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, std::size_t count, ncc
   return move(in, out, count, type, comm, stream);
 }
 
+// Of one rank there is no other to send to.
+ncclResult_t ncclSend(const void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) {
+  return ncclInvalidArgument;
+}
+ncclResult_t ncclRecv(void*, std::size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t) { return ncclInvalidArgument; }
+ncclResult_t ncclGroupStart() { return ncclSuccess; }
+ncclResult_t ncclGroupEnd() { return ncclSuccess; }
+
 }  // extern "C"
 
 namespace {
@@ -105,5 +113,9 @@ const Function kFunctions[] = {{"ncclGetUniqueId", ncclGetUniqueId},
                                {"ncclAllReduce", ncclAllReduce},
                                {"ncclBroadcast", ncclBroadcast},
                                {"ncclAllGather", ncclAllGather},
-                               {"ncclReduceScatter", ncclReduceScatter}};
+                               {"ncclReduceScatter", ncclReduceScatter},
+                               {"ncclSend", ncclSend},
+                               {"ncclRecv", ncclRecv},
+                               {"ncclGroupStart", ncclGroupStart},
+                               {"ncclGroupEnd", ncclGroupEnd}};
 }  // namespace

@@ -15,7 +15,9 @@ MPIRUNS = dict(entry.split("=", 1) for entry in os.environ.get("HALFSTEP_MPIRUNS
 
 
 def command(mpi, ranks, what):
-    return [MPIRUNS[mpi], "-n", str(ranks), PROGRAM, what]
+    # MPICH's launcher would end the others before they have spoken.
+    options = ["-disable-auto-cleanup"] if mpi == "mpich" and what.startswith("device_") else []
+    return [MPIRUNS[mpi], *options, "-n", str(ranks), PROGRAM, what]
 
 
 def run(mpi, ranks, what, seconds=60, **variables):
@@ -138,6 +140,23 @@ class Jobs(unittest.TestCase):
             _, output, seconds = run(mpi, 2, "abort")
             self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): rank 9 has ended")
             self.assertLess(seconds, 20)
+
+    @unittest.skipUnless("sim" in os.environ.get("HALFSTEP_PLUGINS", ""), "no simulated device")
+    def test_collectives_of_a_device_end_with_a_rank_that_fails(self):
+        for what, reason in (("killed", "rank 2 is gone"), ("refuses", "rank 2 has given up"),
+                             ("lost", "rank 2 has given up"),
+                             ("stalls", "waited 3 s for the other ranks; one of them has ended or hangs, or does not "
+                                        "call it")):
+            for mpi in MPIRUNS:
+                with self.subTest(what=what, mpi=mpi):
+                    status, output, seconds = run(mpi, 3, "device_" + what)
+                    self.assertNotEqual(status, 0, output)
+                    self.assertEqual(output.count("by devices: 1"), 3, output)
+                    failed = "" if what == "stalls" else "failed on sim:0: "
+                    self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): " + failed + reason)
+                    self.assertLess(seconds, 20)
+                    if what == "refuses":
+                        self.assertIn("failed on sim:0: refused, as ordered", output)
 
     def test_what_a_rank_waits_for_can_be_asked(self):
         for mpi in MPIRUNS:

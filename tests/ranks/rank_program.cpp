@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program of several ranks for jobs_test.py: `rank_program WHAT`, which prints lines and ends in some way.
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -9,11 +10,14 @@
 #include <string>
 #include <thread>
 
+#include "halfstep/backends/sim/sim.h"
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/launcher_internal.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/dist/process_group_internal.h"
+#include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/runtime/devices.h"
 
 using namespace halfstep;
 using namespace std::chrono_literals;
@@ -69,6 +73,30 @@ void time_all_reduce(dist::ProcessGroup& group, std::int64_t n, int times) {
   }
 }
 
+// A collective of the simulated device in which the last rank does something wrong.
+void run_on_device(const std::string& what, dist::ProcessGroup& group) {
+  signal(SIGTERM, SIG_IGN);  // a launcher that ends the others leaves them time to speak
+  const Device device("sim");
+  const bool last = group.rank() == group.size() - 1;
+  const Tensor t = zeros({1 << 16}, {.device = device});
+  group.all_reduce(t).wait();
+  std::printf("by devices: %d\n", static_cast<int>(group.stats().on_devices));
+  std::fflush(stdout);
+  const char* orders = what == "device_killed"    ? "delay:all_reduce:1:20s"
+                       : what == "device_refuses" ? "refuse:all_reduce:1"
+                       : what == "device_lost"    ? "lost:1"
+                                                  : "delay:all_reduce:1:20s";
+  if (last) {
+    reinterpret_cast<halfstep_sim_order_fault_fn>(device_extension(device, "sim_order_fault"))(orders);
+  }
+  const dist::Work work = group.all_reduce(t, dist::ReduceOp::sum, "gradients");
+  if (last && what == "device_killed") {
+    std::this_thread::sleep_for(300ms);
+    raise(SIGKILL);
+  }
+  work.wait();
+}
+
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
@@ -82,7 +110,9 @@ int run(const std::string& what) {
   std::fflush(stdout);
   const bool last = group.rank() == group.size() - 1;
   const Tensor t = zeros({4}, {.device = Device()});
-  if (what == "hash" || what == "library") {
+  if (what.starts_with("device_")) {
+    run_on_device(what, group);
+  } else if (what == "hash" || what == "library") {
     print_hashes<float>(group);
     print_hashes<double>(group);
     if (what == "library") return 0;

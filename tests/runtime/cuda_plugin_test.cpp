@@ -330,7 +330,17 @@ TEST_F(CudaPlugin, GroupsOfOneRankMoveTheirOwn) {
   EXPECT_EQ(cuda().all_gather(group, queue, in, out, 3, HALFSTEP_F8E4M3), HALFSTEP_UNSUPPORTED);
   EXPECT_TRUE(ok(cuda().broadcast(group, queue, out, 3, HALFSTEP_F32, 0)));
   EXPECT_TRUE(ok(cuda().reduce_scatter(group, queue, in, out, 3, HALFSTEP_F32, HALFSTEP_REDUCE_MAX)));
+  EXPECT_EQ(cuda().all_reduce(group, queue, in, out, 3, HALFSTEP_F32, HALFSTEP_REDUCE_MEAN), HALFSTEP_UNSUPPORTED);
+  void* swapped = allocate(12);
+  EXPECT_TRUE(ok(cuda().all_to_all(group, queue, in, swapped, 3, HALFSTEP_F32)));
+  EXPECT_EQ(get<float>(swapped, 3), values);
+  const halfstep_transfer to_nobody = {in, 3, HALFSTEP_F32, 1, 0, 0};
+  EXPECT_TRUE(ok(cuda().send_receive(group, queue, &to_nobody, 0)));
+  EXPECT_EQ(cuda().send_receive(group, queue, &to_nobody, 1), HALFSTEP_FAILED);
+  EXPECT_TRUE(says("send_receive: invalid argument"));
+  EXPECT_TRUE(ok(cuda().group_error(group)));
   EXPECT_TRUE(ok(cuda().group_abort(group)));
+  EXPECT_EQ(cuda().group_error(group), HALFSTEP_FAILED);
   EXPECT_EQ(cuda().broadcast(group, queue, out, 3, HALFSTEP_F32, 0), HALFSTEP_FAILED);
   EXPECT_TRUE(says("the group was aborted"));
   EXPECT_TRUE(ok(cuda().group_destroy(group)));

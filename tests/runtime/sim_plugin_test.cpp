@@ -501,7 +501,7 @@ TEST_F(SimPlugin, SettingsThatMakeNoSenseAreSaidAndRefused) {
   const std::pair<const char*, const char*> wrong[] = {
       {"HALFSTEP_SIM_MEMORY", "lots"},   {"HALFSTEP_SIM_MEMORY", "0"},       {"HALFSTEP_SIM_MEMORY", "1T"},
       {"HALFSTEP_SIM_DEVICES", "-1"},    {"HALFSTEP_SIM_DEVICES", "2x"},     {"HALFSTEP_SIM_FAULTS", "fail:add"},
-      {"HALFSTEP_SIM_MEMORY", "99999G"}, {"HALFSTEP_SIM_FAULTS", "explode"},
+      {"HALFSTEP_SIM_MEMORY", "99999G"}, {"HALFSTEP_SIM_FAULTS", "explode"}, {"HALFSTEP_SIM_COLLECTIVES", "2"},
   };
   for (const auto& [name, value] : wrong) {
     const OtherSim other(name, value);

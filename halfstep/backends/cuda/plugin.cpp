@@ -380,6 +380,9 @@ const halfstep_plugin_table& table() {
       .broadcast = collectives::broadcast,
       .all_gather = collectives::all_gather,
       .reduce_scatter = collectives::reduce_scatter,
+      .all_to_all = collectives::all_to_all,
+      .send_receive = collectives::send_receive,
+      .group_error = collectives::group_error,
   };
   return all;
 }

@@ -19,6 +19,7 @@ bool is_running() { return the_machine != nullptr; }
 void set_machine(std::unique_ptr<Machine> made) { the_machine = made.release(); }
 void end_machine() {
   if (the_machine == nullptr) return;
+  the_machine->ending = true;
   for (const auto& device : the_machine->devices) {
     for (const auto& queue : device->queues()) queue->stop();
   }

@@ -71,6 +71,7 @@ struct Machine {
   std::vector<std::unique_ptr<Device>> devices;
   PinnedMemory pinned;
   Faults faults;
+  std::atomic<bool> ending{false};  ///< nothing waits for other processes any more
   std::atomic<uint32_t> queues_made{0};
   std::atomic<uint64_t> kernels{0}, failed_kernels{0}, copies{0}, copied_bytes{0}, waiting_copies{0}, allocations{0},
       host_reads{0}, graph_launches{0};

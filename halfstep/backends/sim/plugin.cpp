@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "collectives.h"
 #include "kernel.h"
 #include "queue.h"
 #include "sim.h"
@@ -35,6 +36,7 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     std::strncpy(all.name, "Simulated accelerator", sizeof all.name - 1);
     all.low_dtypes = dtypes({HALFSTEP_F16, HALFSTEP_BF16});
     all.priorities = kPriorities;
+    if (collectives::promise() == collectives::Promise::in_order) all.collectives = HALFSTEP_COLLECTIVES_IN_ORDER;
     answer(info, all);
     return HALFSTEP_OK;
   });
@@ -484,15 +486,17 @@ constexpr halfstep_plugin_table kTable = {
     .graph_end = graph_end,
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
-    // No collectives: between processes they go through the host.
-    .group_id = nullptr,
-    .group_create = nullptr,
-    .group_destroy = nullptr,
-    .group_abort = nullptr,
-    .all_reduce = nullptr,
-    .broadcast = nullptr,
-    .all_gather = nullptr,
-    .reduce_scatter = nullptr,
+    .group_id = collectives::group_id,
+    .group_create = collectives::group_create,
+    .group_destroy = collectives::group_destroy,
+    .group_abort = collectives::group_abort,
+    .all_reduce = collectives::all_reduce,
+    .broadcast = collectives::broadcast,
+    .all_gather = collectives::all_gather,
+    .reduce_scatter = collectives::reduce_scatter,
+    .all_to_all = collectives::all_to_all,
+    .send_receive = collectives::send_receive,
+    .group_error = collectives::group_error,
 };
 
 /// "512M" and the like; none where it is no such thing.
@@ -511,7 +515,7 @@ const char* setting(const char* name, const char* otherwise) {
   return text != nullptr && *text != '\0' ? text : otherwise;
 }
 
-/// The table, without the graph entries where the environment says so.
+/// The table, without the entries that the environment takes away.
 const halfstep_plugin_table* table() {
   static const halfstep_plugin_table chosen = [] {
     halfstep_plugin_table all = kTable;
@@ -521,6 +525,7 @@ const halfstep_plugin_table* table() {
       all.graph_launch = nullptr;
       all.graph_destroy = nullptr;
     }
+    if (collectives::promise() == collectives::Promise::none) all.group_id = nullptr;  // and with it the whole group
     return all;
   }();
   return &chosen;
@@ -540,6 +545,12 @@ std::string make_machine(const halfstep_host* host) {
   if (error != std::errc{} || end != count.data() + count.size() || devices < 0 || devices > 64) {
     return "HALFSTEP_SIM_DEVICES: expected a number from 0 to 64, got '" + count + "'";
   }
+  const std::string_view promise = setting("HALFSTEP_SIM_COLLECTIVES", "1");
+  if (promise != "0" && promise != "1" && promise != "ring") {
+    return "HALFSTEP_SIM_COLLECTIVES: expected 0, 1 or ring, got '" + std::string(promise) + "'";
+  }
+  using collectives::Promise;
+  collectives::set_promise(promise == "0" ? Promise::none : promise == "ring" ? Promise::ring : Promise::in_order);
   auto made = std::make_unique<Machine>();
   made->host = host;
   bool restore = false;

@@ -145,10 +145,10 @@ void Queue::loop() {
   }
 }
 
-// In short pieces: a device that is lost meanwhile must not keep anybody waiting.
+// In short pieces: a device that is lost meanwhile, or the end of the program, must not keep anybody waiting.
 void Queue::sleep(std::chrono::nanoseconds time) const {
   const auto end = std::chrono::steady_clock::now() + time;
-  while (!device_.lost()) {
+  while (!device_.lost() && !machine().ending) {
     const auto left = end - std::chrono::steady_clock::now();
     if (left <= std::chrono::nanoseconds(0)) return;
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(left, std::chrono::milliseconds(5)));

@@ -3,12 +3,13 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <optional>
-#include <utility>
 
+#include "halfstep/runtime/plugin_numbers.h"
 #include "host/device.h"
 #include "host/errors.h"
 #include "libraries/library.h"
@@ -27,6 +28,10 @@ struct Nccl {
   decltype(&ncclBroadcast) broadcast = nullptr;
   decltype(&ncclAllGather) all_gather = nullptr;
   decltype(&ncclReduceScatter) reduce_scatter = nullptr;
+  decltype(&ncclSend) send = nullptr;
+  decltype(&ncclRecv) receive = nullptr;
+  decltype(&ncclGroupStart) group_start = nullptr;
+  decltype(&ncclGroupEnd) group_end = nullptr;
   decltype(&ncclGetErrorString) error_string = nullptr;
   decltype(&ncclGetLastError) last_error = nullptr;
 
@@ -35,7 +40,9 @@ struct Nccl {
         library.find(destroy, "ncclCommDestroy") && library.find(abort, "ncclCommAbort") &&
         library.find(async_error, "ncclCommGetAsyncError") && library.find(all_reduce, "ncclAllReduce") &&
         library.find(broadcast, "ncclBroadcast") && library.find(all_gather, "ncclAllGather") &&
-        library.find(reduce_scatter, "ncclReduceScatter") && library.find(error_string, "ncclGetErrorString") &&
+        library.find(reduce_scatter, "ncclReduceScatter") && library.find(send, "ncclSend") &&
+        library.find(receive, "ncclRecv") && library.find(group_start, "ncclGroupStart") &&
+        library.find(group_end, "ncclGroupEnd") && library.find(error_string, "ncclGetErrorString") &&
         library.find(last_error, "ncclGetLastError");
   }
 };
@@ -50,7 +57,8 @@ const Nccl* nccl() {
 
 struct Group {
   Device* device;
-  ncclComm_t communicator;
+  int ranks, rank;
+  std::atomic<ncclComm_t> communicator;  ///< null once aborted
 };
 Group& group_of(halfstep_group* group) { return *reinterpret_cast<Group*>(group); }
 
@@ -59,6 +67,21 @@ halfstep_status check(const Nccl& n, ncclResult_t result, ncclComm_t communicato
   const char* const more = n.last_error(communicator);
   return fail(HALFSTEP_FAILED, 0, "%s: %s%s%s", what, n.error_string(result), more && *more ? ": " : "",
               more ? more : "");
+}
+
+halfstep_status async_error(const Nccl& n, ncclComm_t communicator, const char* what) {
+  ncclResult_t state = ncclSuccess;
+  if (const auto status = check(n, n.async_error(communicator, &state), communicator, what)) return status;
+  return state == ncclInProgress ? HALFSTEP_OK : check(n, state, communicator, what);
+}
+
+/// Calls that begin together: f returns what its first failing call did. The group is ended in any case.
+template <class F>
+ncclResult_t together(const Nccl& n, F&& f) {
+  if (const ncclResult_t result = n.group_start(); result != ncclSuccess) return result;
+  const ncclResult_t result = f();
+  const ncclResult_t end = n.group_end();
+  return result != ncclSuccess ? result : end;
 }
 
 std::optional<ncclDataType_t> type_of(int32_t dtype) {
@@ -94,15 +117,13 @@ halfstep_status enqueue(halfstep_group* handle, halfstep_queue* queue_handle, co
     const Nccl* const n = nccl();
     if (n == nullptr) return HALFSTEP_FAILED;
     Group& group = group_of(handle);
-    if (group.communicator == nullptr) return fail(HALFSTEP_FAILED, 0, "%s: the group was aborted", what);
+    const ncclComm_t communicator = group.communicator;
+    if (communicator == nullptr) return fail(HALFSTEP_FAILED, 0, "%s: the group was aborted", what);
     if (const auto status = group.device->use()) return status;
     // A rank that has gone is noticed here, not by a hang.
-    ncclResult_t state = ncclSuccess;
-    if (const auto status = check(*n, n->async_error(group.communicator, &state), group.communicator, what))
-      return status;
-    if (const auto status = check(*n, state, group.communicator, what)) return status;
+    if (const auto status = async_error(*n, communicator, what)) return status;
     const auto stream = reinterpret_cast<Queue*>(queue_handle)->stream;
-    return check(*n, f(*n, group.communicator, stream), group.communicator, what);
+    return check(*n, f(*n, communicator, stream), communicator, what);
   } catch (const std::exception& e) {
     return fail(HALFSTEP_FAILED, 0, "%s: %s", what, e.what());
   }
@@ -114,6 +135,8 @@ halfstep_status enqueue_typed(halfstep_group* group, halfstep_queue* queue, cons
                               int32_t reduce, F&& f) {
   const auto type = type_of(dtype);
   if (!type) return fail(HALFSTEP_UNSUPPORTED, 0, "%s: NCCL sends no such dtype (%d)", what, dtype);
+  // Halfstep divides the sum itself: ncclAvg came with NCCL 2.10.
+  if (reduce == HALFSTEP_REDUCE_MEAN) return fail(HALFSTEP_UNSUPPORTED, 0, "%s: no mean", what);
   if (reduce > HALFSTEP_REDUCE_MAX) return fail(HALFSTEP_FAILED, 0, "%s: unknown reduction %d", what, reduce);
   // One byte of 0 or 1: a sum would be something else.
   if (dtype == HALFSTEP_BOOL && reduce == HALFSTEP_REDUCE_SUM) reduce = HALFSTEP_REDUCE_MAX;
@@ -156,7 +179,7 @@ halfstep_status group_create(int32_t index, int32_t ranks, int32_t rank, const v
   ncclComm_t communicator = nullptr;
   if (const auto status = check(*n, n->init_rank(&communicator, ranks, given, rank), nullptr, "ncclCommInitRank"))
     return status;
-  *group = reinterpret_cast<halfstep_group*>(new Group{device, communicator});
+  *group = reinterpret_cast<halfstep_group*>(new Group{device, ranks, rank, communicator});
   return HALFSTEP_OK;
 }
 
@@ -173,9 +196,9 @@ halfstep_status group_destroy(halfstep_group* handle) {
 
 halfstep_status group_abort(halfstep_group* handle) {
   Group& group = group_of(handle);
-  if (group.communicator == nullptr) return HALFSTEP_OK;
   const Nccl* const n = nccl();
-  const ncclComm_t communicator = std::exchange(group.communicator, nullptr);
+  const ncclComm_t communicator = group.communicator.exchange(nullptr);
+  if (communicator == nullptr) return HALFSTEP_OK;
   return check(*n, n->abort(communicator), nullptr, "ncclCommAbort");
 }
 
@@ -209,6 +232,53 @@ halfstep_status reduce_scatter(halfstep_group* group, halfstep_queue* queue, con
                        [&](const Nccl& n, ncclComm_t comm, cudaStream_t stream, ncclDataType_t type, ncclRedOp_t op) {
                          return n.reduce_scatter(in, out, static_cast<std::size_t>(count), type, op, comm, stream);
                        });
+}
+
+halfstep_status all_to_all(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
+                           int32_t dtype) {
+  const Group& g = group_of(group);
+  const std::size_t bytes = static_cast<std::size_t>(count) * halfstep_plugin_numbers::item_size(dtype);
+  return enqueue(group, queue, "all_to_all", [&](const Nccl& n, ncclComm_t comm, cudaStream_t stream) {
+    const auto at = [bytes](int rank) { return static_cast<std::size_t>(rank) * bytes; };
+    const char* const from = static_cast<const char*>(in);
+    char* const to = static_cast<char*>(out);
+    if (cudaMemcpyAsync(to + at(g.rank), from + at(g.rank), bytes, cudaMemcpyDeviceToDevice, stream) != cudaSuccess) {
+      return ncclUnhandledCudaError;
+    }
+    return together(n, [&] {
+      ncclResult_t result = ncclSuccess;
+      for (int r = 0; r < g.ranks && result == ncclSuccess; ++r) {
+        if (r == g.rank) continue;
+        result = n.send(from + at(r), bytes, ncclUint8, r, comm, stream);
+        if (result == ncclSuccess) result = n.receive(to + at(r), bytes, ncclUint8, r, comm, stream);
+      }
+      return result;
+    });
+  });
+}
+
+halfstep_status send_receive(halfstep_group* group, halfstep_queue* queue, const halfstep_transfer* transfers,
+                             int32_t count) {
+  return enqueue(group, queue, "send_receive", [&](const Nccl& n, ncclComm_t comm, cudaStream_t stream) {
+    return together(n, [&] {
+      ncclResult_t result = ncclSuccess;
+      for (int32_t i = 0; i < count && result == ncclSuccess; ++i) {
+        const halfstep_transfer& t = transfers[i];
+        const std::size_t bytes = static_cast<std::size_t>(t.count) * halfstep_plugin_numbers::item_size(t.dtype);
+        result = t.receive ? n.receive(t.data, bytes, ncclUint8, t.peer, comm, stream)
+                           : n.send(t.data, bytes, ncclUint8, t.peer, comm, stream);
+      }
+      return result;
+    });
+  });
+}
+
+halfstep_status group_error(halfstep_group* handle) {
+  const Nccl* const n = nccl();
+  if (n == nullptr) return HALFSTEP_FAILED;
+  const ncclComm_t communicator = group_of(handle).communicator;
+  if (communicator == nullptr) return fail(HALFSTEP_FAILED, 0, "the group was aborted");
+  return async_error(*n, communicator, "NCCL");
 }
 
 }  // namespace hscuda::collectives

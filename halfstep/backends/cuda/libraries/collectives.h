@@ -21,5 +21,10 @@ halfstep_status all_gather(halfstep_group* group, halfstep_queue* queue, const v
                            int32_t dtype);
 halfstep_status reduce_scatter(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
                                int32_t dtype, int32_t reduce);
+halfstep_status all_to_all(halfstep_group* group, halfstep_queue* queue, const void* in, void* out, int64_t count,
+                           int32_t dtype);
+halfstep_status send_receive(halfstep_group* group, halfstep_queue* queue, const halfstep_transfer* transfers,
+                             int32_t count);
+halfstep_status group_error(halfstep_group* group);
 
 }  // namespace hscuda::collectives
