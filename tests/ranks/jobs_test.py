@@ -133,6 +133,12 @@ class Jobs(unittest.TestCase):
             self.assertEqual(status, 0, output)
             self.assertIn("child: all_reduce: this process was made by fork() from a rank", output)
 
+    def test_more_messages_than_mpi_takes_at_once_stay_in_order(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "burst")
+            self.assertEqual((status, output.count("is done")), (0, 2), output)
+            self.assertNotIn("message", output)
+
     def test_waiting_collectives_can_be_ended(self):
         for mpi in MPIRUNS:
             _, output, seconds = run(mpi, 2, "abort")

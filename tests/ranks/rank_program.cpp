@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/launcher_internal.h"
@@ -117,6 +118,22 @@ int run(const std::string& what) {
     } else if (group.rank() == 0) {
       group.send(zeros({1 << 20}, {.device = Device()}), group.size() - 1, 1);
       group.receive(t, group.size() - 1, 2);
+    }
+  } else if (what == "burst") {  // more messages than MPI takes at once
+    constexpr int kMany = 20000;
+    if (group.rank() == 0) {
+      std::vector<dist::Work> sent;
+      for (int i = 0; i < kMany; ++i) sent.push_back(group.send(full({100}, i, {.device = Device()}), 1));
+      for (const dist::Work& w : sent) w.wait();
+    } else if (group.rank() == 1) {
+      std::this_thread::sleep_for(500ms);
+      const Tensor came = zeros({100}, {.device = Device()});
+      for (int i = 0; i < kMany; ++i) {
+        group.receive(came, 0).wait();
+        if (came.data<float>()[0] != static_cast<float>(i) || came.data<float>()[99] != static_cast<float>(i)) {
+          std::printf("message %d is %g\n", i, static_cast<double>(came.data<float>()[0]));
+        }
+      }
     }
   } else if (what == "fork") {
     const pid_t child = fork();
