@@ -133,6 +133,11 @@ class Jobs(unittest.TestCase):
             self.assertEqual(status, 0, output)
             self.assertIn("child: all_reduce: this process was made by fork() from a rank", output)
 
+    # 13 s in which the others wait: longer than the silence after which a rank is lost.
+    def test_a_rank_that_is_slow_is_not_lost(self):
+        status, output, _ = run(next(iter(MPIRUNS)), 2, "slow")
+        self.assertEqual((status, output.count("is done")), (0, 2), output)
+
     def test_more_messages_than_mpi_takes_at_once_stay_in_order(self):
         for mpi in MPIRUNS:
             status, output, _ = run(mpi, 2, "burst")

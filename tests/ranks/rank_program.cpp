@@ -73,7 +73,8 @@ void time_all_reduce(dist::ProcessGroup& group, std::int64_t n, int times) {
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (what == "time" || what == "unread") options.timeout = 60s;
+  if (what == "time" || what == "unread" || what == "slow") options.timeout = 60s;
+  options.watch = what == "slow";
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
     std::this_thread::sleep_for(6s);
     return 0;
@@ -135,6 +136,9 @@ int run(const std::string& what) {
         }
       }
     }
+  } else if (what == "slow") {  // slower than the others, but not lost
+    if (last) std::this_thread::sleep_for(13s);
+    group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
   } else if (what == "fork") {
     const pid_t child = fork();
     if (child == 0) {
