@@ -133,6 +133,14 @@ class Jobs(unittest.TestCase):
             self.assertEqual(status, 0, output)
             self.assertIn("child: all_reduce: this process was made by fork() from a rank", output)
 
+    def test_children_of_fork_end_at_once_and_say_nothing(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "watched-fork")
+            self.assertEqual((status, output.count("is done")), (0, 2), output)
+            times = [float(t) for t in re.findall(r"child: status 3 after ([0-9.]+) s", output)]
+            self.assertEqual(len(times), 2, output)
+            self.assertLess(max(times), 3)  # not the five seconds of a report that nobody answers
+
     # 13 s in which the others wait: longer than the silence after which a rank is lost.
     def test_a_rank_that_is_slow_is_not_lost(self):
         status, output, _ = run(next(iter(MPIRUNS)), 2, "slow")

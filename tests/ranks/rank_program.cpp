@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program of several ranks for jobs_test.py: `rank_program WHAT`, which prints lines and ends in some way.
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -74,7 +75,7 @@ int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
   if (what == "time" || what == "unread" || what == "slow") options.timeout = 60s;
-  options.watch = what == "slow";
+  options.watch = what == "slow" || what == "watched-fork";
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
     std::this_thread::sleep_for(6s);
     return 0;
@@ -139,6 +140,15 @@ int run(const std::string& what) {
   } else if (what == "slow") {  // slower than the others, but not lost
     if (last) std::this_thread::sleep_for(13s);
     group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
+  } else if (what == "watched-fork") {  // a child that ends says nothing in its parent's name
+    const pid_t child = fork();
+    if (child == 0) std::exit(3);
+    const auto begin = std::chrono::steady_clock::now();
+    int status = -1;
+    waitpid(child, &status, 0);
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    std::printf("child: status %d after %.1f s\n", WEXITSTATUS(status), time.count());
+    group.barrier();
   } else if (what == "fork") {
     const pid_t child = fork();
     if (child == 0) {
