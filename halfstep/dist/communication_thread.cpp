@@ -201,8 +201,12 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
     }
     const Watched watched(*call);
     run_collective(*this, *call);
-  } catch (...) {
+  } catch (const DistError&) {
     error = std::current_exception();
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    // Out of memory, say: the other ranks are somewhere in this collective, and no later one would meet them.
+    if (failed_.empty()) failed_ = fmt::format("{}: {}", call->title(), e.what());
   }
   if (!message) {
     {
@@ -290,6 +294,7 @@ void CommunicationThread::finish(int code, halfstep_mpi_request* request, const 
 char* CommunicationThread::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_ = HostBuffer();
+    scratch_bytes_ = 0;
     scratch_ = HostBuffer(bytes);
     scratch_bytes_ = bytes;
   }
