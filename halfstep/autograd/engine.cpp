@@ -319,6 +319,7 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
       if (on) work_at_end().clear();
     }
   } const drop{outermost};
+  if (outermost) work_at_end().clear();  // of a backward pass inside of grad()
   Run run(options.create_graph, options.retain_graph || options.create_graph);
   start_all(run, outputs, gradients, "backward");
   run.run();
