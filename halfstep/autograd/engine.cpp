@@ -312,7 +312,14 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
               const BackwardOptions& options) {
   const BackwardMode mode(options.create_graph);
   const bool outermost = detail::backward_depth() == 1;
-  if (outermost) work_at_end().clear();  // of a pass that threw
+  // If the pass throws, at once: who waits for the work learns that nobody does it.
+  struct Drop {
+    bool on;
+    ~Drop() {
+      if (on) work_at_end().clear();
+    }
+  } const drop{outermost};
+  if (outermost) work_at_end().clear();  // of a backward pass inside of grad()
   Run run(options.create_graph, options.retain_graph || options.create_graph);
   start_all(run, outputs, gradients, "backward");
   run.run();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "halfstep/core/fail.h"
@@ -200,14 +201,18 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
     }
     const Watched watched(*call);
     run_collective(*this, *call);
-  } catch (...) {
+  } catch (const DistError&) {
     error = std::current_exception();
-  }
-  {
-    const std::lock_guard lock(current_mutex_);
-    current_ = nullptr;
+  } catch (const std::exception& e) {
+    error = std::current_exception();
+    // Out of memory, say: the other ranks are somewhere in this collective, and no later one would meet them.
+    if (failed_.empty()) failed_ = fmt::format("{}: {}", call->title(), e.what());
   }
   if (!message) {
+    {
+      const std::lock_guard lock(current_mutex_);
+      current_ = nullptr;
+    }
     const std::chrono::duration<double> time = Clock::now() - begin;
     StatsCounter::get().add({.collectives = 1, .busy_seconds = time.count()});
   }
@@ -272,6 +277,7 @@ void CommunicationThread::finish(int code, halfstep_mpi_request* request, const 
         give_up_on(e);
       }
       if (done) return;
+      take_messages();
       progress_messages();
       if (const auto now = Clock::now(); now - checked > kBetweenChecks) {
         checked = now;
@@ -302,6 +308,7 @@ void CommunicationThread::wait_for(const Call& call, const std::function<bool()>
 char* CommunicationThread::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_) {
     scratch_ = HostBuffer();
+    scratch_bytes_ = 0;
     scratch_ = HostBuffer(bytes);
     scratch_bytes_ = bytes;
   }
@@ -309,6 +316,20 @@ char* CommunicationThread::scratch(std::size_t bytes) {
 }
 
 // --- messages between two ranks, which go on beside the collectives
+
+// Those that were asked for since a collective began to wait.
+void CommunicationThread::take_messages() {
+  std::deque<std::shared_ptr<Call>> found;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto collectives = std::stable_partition(queue_.begin(), queue_.end(), [](const auto& call) {
+      return call->kind == CallKind::send || call->kind == CallKind::receive;
+    });
+    std::move(queue_.begin(), collectives, std::back_inserter(found));
+    queue_.erase(queue_.begin(), collectives);
+  }
+  for (const std::shared_ptr<Call>& call : found) run_call(call);
+}
 
 void CommunicationThread::start_message(const std::shared_ptr<Call>& call) {
   messages_.emplace_back(call);

@@ -65,6 +65,7 @@ class CommunicationThread {
   CommunicationThread() = default;
   void run();
   void run_call(const std::shared_ptr<Call>& call);
+  void take_messages();
   void start_message(const std::shared_ptr<Call>& call);
   void progress_messages();
   bool progress(Message& message);

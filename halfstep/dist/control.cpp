@@ -83,6 +83,7 @@ struct Control::Impl {
   }
 
   const int rank, size;
+  const pid_t process = ::getpid();
   const ControlOptions options;
   std::string token, answer_token;
   std::vector<tcp::endpoint> addresses;  // of rank 0
@@ -506,6 +507,10 @@ Control::Control(int rank, int size, std::vector<std::string> hosts, const Excha
 }
 
 Control::~Control() {
+  if (impl_->process != ::getpid()) {  // a child of fork() has neither the thread nor anything to say
+    static_cast<void>(impl_.release());
+    return;
+  }
   if (impl_->thread.joinable()) impl_->say_goodbye();
 }
 
@@ -540,6 +545,7 @@ void Control::working(std::string_view what) {
 
 void Control::report_failure(std::string_view text) {
   Impl& impl = *impl_;
+  if (impl.process != ::getpid()) return;
   if (!impl.thread.joinable()) {
     const std::lock_guard lock(impl.mutex);
     if (!impl.failure) impl.failure = Failure{.rank = impl.rank, .pid = ::getpid(), .text = std::string(text)};

@@ -167,7 +167,12 @@ void DataParallelBase::Impl::begin() {
   ready_order.clear();
   for (Bucket& b : buckets) {
     b.waiting = static_cast<int>(b.parameters.size());
-    b.finish = {};
+    if (!b.finish) continue;
+    // Begun by a pass that threw: until its end it writes to the bucket.
+    try {
+      std::exchange(b.finish, {})();
+    } catch (const Error&) {
+    }
   }
 }
 
@@ -190,7 +195,9 @@ void DataParallelBase::Impl::ready(std::size_t i) {
   if (*no_sync > 0) return;
   if (!armed) {
     begin();
-    halfstep::detail::at_end_of_backward([self = shared_from_this()] { self->finish(); });
+    // A pass that throws destroys the work undone, and is over too.
+    const std::shared_ptr<void> over(nullptr, [self = shared_from_this()](void*) { self->armed = false; });
+    halfstep::detail::at_end_of_backward([self = shared_from_this(), over] { self->finish(); });
   }
   Bucket& bucket = buckets[bucket_of[i]];
   if (seen[i]) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/communication_thread_internal.h"
@@ -32,7 +33,8 @@ struct CommunicationThread::Message {
       if (request_) {
         error = mpi.test(request_, &done);
         if (error != 0 || !done) return false;
-        request_ = nullptr;
+        request_ = std::exchange(behind_, nullptr);
+        if (request_) continue;
       }
       if (stage_ == Stage::data) {
         finish();
@@ -60,14 +62,14 @@ struct CommunicationThread::Message {
       header_ = c.buffers.back().data();
       const Header own{c.count, static_cast<std::int32_t>(c.dtype), 0};
       std::memcpy(header_, &own, sizeof(own));
-      return sends ? mpi.start_send(c.group->comm, header_, sizeof(Header), c.peer, c.tag, &request_)
-                   : mpi.start_receive(c.group->comm, header_, sizeof(Header), c.peer, c.tag, &request_);
+      if (!sends) return mpi.start_receive(c.group->comm, header_, sizeof(Header), c.peer, c.tag, &request_);
+      // Both at once: the header of the next message may not come between them.
+      stage_ = Stage::data;
+      const int error = mpi.start_send(c.group->comm, header_, sizeof(Header), c.peer, c.tag, &request_);
+      if (error != 0 || c.bytes() == 0) return error;
+      return mpi.start_send(c.group->comm, c.input, c.bytes(), c.peer, c.tag, &behind_);
     }
     stage_ = Stage::data;
-    if (sends) {
-      if (c.bytes() == 0) return 0;
-      return mpi.start_send(c.group->comm, c.input, c.bytes(), c.peer, c.tag, &request_);
-    }
     Header came;
     std::memcpy(&came, header_, sizeof(came));
     void* into = c.output;
@@ -92,6 +94,7 @@ struct CommunicationThread::Message {
 
   Stage stage_ = Stage::waiting;
   halfstep_mpi_request* request_ = nullptr;
+  halfstep_mpi_request* behind_ = nullptr;  // of the data that follow the header
   char* header_ = nullptr;
   std::string wrong_;
 };

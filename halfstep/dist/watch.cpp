@@ -29,7 +29,10 @@ void end_watch(int status) {
 std::shared_ptr<Control> watch() { return the_watch().load(); }
 
 void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange) {
-  auto control = std::make_shared<Control>(world->rank, world->size, world->hosts, exchange);
+  // A rank that answers may be slow: reading its first batch, writing a checkpoint. It has the time that a collective
+  // may wait, and is named a little before that is over.
+  auto control = std::make_shared<Control>(world->rank, world->size, world->hosts, exchange,
+                                           ControlOptions{.out_of_step = world->timeout / 10 * 9});
   g_world = world.get();
   the_watch().store(std::move(control));
   set_abort_check([]() -> std::string {

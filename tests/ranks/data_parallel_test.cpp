@@ -225,6 +225,33 @@ TEST(DataParallel, ReducesForARankWithoutSamples) {
   }
 }
 
+// A pass that an error ended is over: the next one reduces as ever.
+TEST(DataParallel, APassThatThrewLeavesNothingBehind) {
+  const Net net = seeded(), alone = copy_of(net);
+  DataParallel parallel(net, world(), small_buckets());
+  manual_seed(7);
+  for (int i = 0; i < 3; ++i) {
+    const Data batch;
+    for (const Net* n : {&net, &alone}) {
+      for (const NamedTensor& p : n->parameters()) p.tensor.set_grad({});
+    }
+    const Tensor x = part_of(batch.x).clone().requires_grad_();
+    // Behind the last layers' gradients, which are on their way by then.
+    const Tensor hidden = relu(net.fc1(x));
+    if (i == 1) hidden.register_hook([](const Tensor&) -> Tensor { throw Error("not this one"); });
+    const Tensor loss = cross_entropy(net.fc3(relu(net.fc2(hidden))), part_of(batch.y));
+    if (i == 1) {
+      EXPECT_EQ(error_of<Error>([&] { loss.backward(); }), "not this one");
+      continue;
+    }
+    loss.backward();
+    cross_entropy(alone(batch.x), batch.y).backward();
+    EXPECT_LT(relative_error(values_of(gradients_of(net)), values_of(gradients_of(alone))), 5e-6) << i;
+    EXPECT_EQ(dist::first_difference(net, world()), "");
+    EXPECT_EQ(parallel.stats().reductions, i == 0 ? 1U : 2U);
+  }
+}
+
 struct Other : nn::Module<Other> {
   nn::Linear fc = child("fc", nn::Linear{{.in = 4, .out = 4}});
   nn::Linear more;

@@ -135,6 +135,34 @@ class Jobs(unittest.TestCase):
             self.assertEqual(status, 0, output)
             self.assertIn("child: all_reduce: this process was made by fork() from a rank", output)
 
+    def test_children_of_fork_end_at_once_and_say_nothing(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "watched-fork")
+            self.assertEqual((status, output.count("is done")), (0, 2), output)
+            times = [float(t) for t in re.findall(r"child: status 3 after ([0-9.]+) s", output)]
+            self.assertEqual(len(times), 2, output)
+            self.assertLess(max(times), 3)  # not the five seconds of a report that nobody answers
+
+    # 13 s in which the others wait: longer than the silence after which a rank is lost.
+    def test_a_rank_that_is_slow_is_not_lost(self):
+        status, output, _ = run(next(iter(MPIRUNS)), 2, "slow")
+        self.assertEqual((status, output.count("is done")), (0, 2), output)
+
+    def test_more_messages_than_mpi_takes_at_once_stay_in_order(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "burst")
+            self.assertEqual((status, output.count("is done")), (0, 2), output)
+            self.assertNotIn("message", output)
+
+    def test_what_fails_in_the_middle_of_a_collective_is_final(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 2, "no-memory")
+            self.assertNotEqual(status, 0, output)
+            self.assertRegex(output, r"rank 1, collective 0: std::bad_alloc")
+            self.assertRegex(output, r"rank 1, collective 1: .* nothing can be exchanged any more since an earlier error: "
+                                     r"all_reduce #\d+: std::bad_alloc")
+            self.assertLess(seconds, 20)
+
     def test_waiting_collectives_can_be_ended(self):
         for mpi in MPIRUNS:
             _, output, seconds = run(mpi, 2, "abort")

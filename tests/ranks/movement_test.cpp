@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives that move values, texts, sub-groups, and messages between two ranks.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "tests/ranks/ranks.h"
 
@@ -207,6 +209,28 @@ TEST(Messages, TagsAndOrder) {
     EXPECT_EQ(third.data<std::int32_t>()[2], value<std::int32_t>(all.rank(), 2));
   }
   all.barrier();
+}
+
+// One that is sent while a collective waits for the other rank arrives before that rank joins it.
+TEST(Messages, GoOnBesideACollectiveThatWaits) {
+  const int rank = world().rank();
+  if (world().size() == 1) GTEST_SKIP() << "one rank";
+  const Tensor t = values<float>(rank, 5000), x = values<float>(0, 100, 1);
+  if (rank == 0) {
+    const Work all = world().all_reduce(t);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    const Work sent = world().send(x, 1);
+    all.wait();
+    sent.wait();
+  } else {
+    const Tensor came = empty({100}, {.device = Device()});
+    if (rank == 1) {
+      world().receive(came, 0).wait();
+      EXPECT_EQ(came.to_vector<float>(), x.to_vector<float>());
+    }
+    world().all_reduce(t).wait();
+  }
+  EXPECT_EQ(t.data<float>()[99], reduced<float>(ReduceOp::sum, world().size(), 99));
 }
 
 TEST(Messages, AMessageOfAnotherSizeIsAnErrorWhereItArrives) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program of several ranks for jobs_test.py: `rank_program WHAT`, which prints lines and ends in some way.
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "halfstep/backends/sim/sim.h"
 #include "halfstep/core/tensor.h"
@@ -100,7 +103,8 @@ void run_on_device(const std::string& what, dist::ProcessGroup& group) {
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (what == "time" || what == "unread") options.timeout = 60s;
+  if (what == "time" || what == "unread" || what == "slow") options.timeout = 60s;
+  options.watch = what == "slow" || what == "watched-fork";
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
     std::this_thread::sleep_for(6s);
     return 0;
@@ -148,6 +152,57 @@ int run(const std::string& what) {
       group.send(zeros({1 << 20}, {.device = Device()}), group.size() - 1, 1);
       group.receive(t, group.size() - 1, 2);
     }
+  } else if (what == "burst") {  // more messages than MPI takes at once
+    constexpr int kMany = 20000;
+    if (group.rank() == 0) {
+      std::vector<dist::Work> sent;
+      for (int i = 0; i < kMany; ++i) sent.push_back(group.send(full({100}, i, {.device = Device()}), 1));
+      for (const dist::Work& w : sent) w.wait();
+    } else if (group.rank() == 1) {
+      std::this_thread::sleep_for(500ms);
+      const Tensor came = zeros({100}, {.device = Device()});
+      for (int i = 0; i < kMany; ++i) {
+        group.receive(came, 0).wait();
+        if (came.data<float>()[0] != static_cast<float>(i) || came.data<float>()[99] != static_cast<float>(i)) {
+          std::printf("message %d is %g\n", i, static_cast<double>(came.data<float>()[0]));
+        }
+      }
+    }
+  } else if (what == "slow") {  // slower than the others, but not lost
+    if (last) std::this_thread::sleep_for(13s);
+    group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
+  } else if (what == "no-memory") {  // on one rank, in the middle of a collective
+    const Tensor large = zeros({8 << 20}, {.device = Device()}), small = zeros({3000}, {.device = Device()});
+    group.barrier();
+    if (last) {
+      std::size_t pages = 0;
+      if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
+        if (std::fscanf(f, "%zu", &pages) != 1) pages = 0;
+        std::fclose(f);
+      }
+      rlimit limit{};
+      getrlimit(RLIMIT_AS, &limit);
+      limit.rlim_cur = pages * 4096;
+      setrlimit(RLIMIT_AS, &limit);
+    }
+    for (int i = 0; i < 2; ++i) {
+      try {
+        group.all_reduce(i == 0 ? large : small).wait();
+      } catch (const std::exception& e) {
+        std::printf("rank %d, collective %d: %s\n", group.rank(), i, e.what());
+        std::fflush(stdout);
+      }
+    }
+    return 1;
+  } else if (what == "watched-fork") {  // a child that ends says nothing in its parent's name
+    const pid_t child = fork();
+    if (child == 0) std::exit(3);
+    const auto begin = std::chrono::steady_clock::now();
+    int status = -1;
+    waitpid(child, &status, 0);
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    std::printf("child: status %d after %.1f s\n", WEXITSTATUS(status), time.count());
+    group.barrier();
   } else if (what == "fork") {
     const pid_t child = fork();
     if (child == 0) {
