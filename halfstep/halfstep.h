@@ -59,6 +59,8 @@
 #include "halfstep/debug/profiler.h"
 #include "halfstep/debug/twin.h"
 #include "halfstep/dist/functional.h"
+#include "halfstep/dist/loss_scale.h"
+#include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/dist/reduce.h"
 #include "halfstep/io/atomic_file.h"
