@@ -61,6 +61,8 @@
 #include "halfstep/dist/cost_model.h"
 #include "halfstep/dist/functional.h"
 #include "halfstep/dist/measure_cost.h"
+#include "halfstep/dist/loss_scale.h"
+#include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/dist/reduce.h"
 #include "halfstep/io/atomic_file.h"

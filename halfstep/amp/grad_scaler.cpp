@@ -488,6 +488,10 @@ void GradScaler::update(double new_scale) {
 
 double GradScaler::get_scale() const { return impl_->options.enabled ? impl_->scale.value() : 1; }
 Tensor GradScaler::scale_tensor() const { return impl_->scale.tensor(); }
+Tensor GradScaler::found_inf(const OptimizerBase& optimizer) const {
+  const auto known = impl_->optimizers.find(optimizer.serial());
+  return known != impl_->optimizers.end() ? known->second.found : Tensor();
+}
 int GradScaler::growth_tracker() const { return impl_->scale.growth_tracker(); }
 bool GradScaler::is_enabled() const { return impl_->options.enabled; }
 const GradScalerOptions& GradScaler::options() const { return impl_->options; }

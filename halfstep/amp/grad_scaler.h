@@ -156,6 +156,9 @@ class HS_API GradScaler {
   double get_scale() const;
   /// The scale as a tensor on the device; undefined before the first scale() and when disabled.
   Tensor scale_tensor() const;
+  /// Of an optimizer whose gradients were unscaled since the last update(), on the device, f32 of one element: not 0
+  /// where one isn't finite. step() reads it; undefined otherwise.
+  Tensor found_inf(const OptimizerBase& optimizer) const;
   /// Steps without overflow since the scale last changed. Waits for the device.
   int growth_tracker() const;
   bool is_enabled() const;

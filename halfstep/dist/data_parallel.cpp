@@ -16,8 +16,12 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/dist/bucket_tuner_internal.h"
 #include "halfstep/dist/captured_internal.h"
 #include "halfstep/dist/describe_internal.h"
+#include "halfstep/dist/joining_internal.h"
+#include "halfstep/dist/static_graph_internal.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/view.h"
@@ -46,9 +50,11 @@ Shape strides_of(const Tensor& parameter) {
 }
 
 void check_options(const DataParallelOptions& o) {
-  for (const auto& [name, value] :
-       {std::pair{"bucket_cap_mb", o.bucket_cap_mb}, {"first_bucket_cap_mb", o.first_bucket_cap_mb}}) {
-    if (!(value > 0)) fail<Error>("{}: expected a {} above 0, got {}", kName, name, value);
+  if (!(o.bucket_cap_mb >= 0)) {
+    fail<Error>("{}: expected a bucket_cap_mb above 0, or 0 for one that is tuned, got {}", kName, o.bucket_cap_mb);
+  }
+  if (!(o.first_bucket_cap_mb > 0)) {
+    fail<Error>("{}: expected a first_bucket_cap_mb above 0, got {}", kName, o.first_bucket_cap_mb);
   }
 }
 
@@ -74,17 +80,22 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
     }
   }
   /// Buckets for the parameters in this order, which is the one that their gradients are expected in.
-  void make_buckets(std::span<const std::size_t> order);
+  void make_buckets(std::span<const std::size_t> members_in_order);
   void use_bucket_view(std::size_t i);
 
-  void begin();
+  /// `announced`: the ranks whose loops are over know of it (join()).
+  void begin(bool announced = false);
   void ready(std::size_t i);
   void launch();
   void start(std::size_t b);
   void wait();
-  void finish();
-  void resolve_missing();
-  void rebuild();
+  /// `backward`: the pass was one, and not what stands for it on a rank without samples.
+  void finish(bool backward = true);
+  void resolve_missing(bool backward);
+  void take_as_it_is(std::size_t i);
+  void reduce_without_backward(bool announced);
+  void find_order();
+  void remake_buckets();
   std::string label(std::size_t b) const;
 
   const DataParallelOptions options;
@@ -100,13 +111,19 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
   bool armed = false;                    // a backward pass is on its way
   std::vector<bool> seen;                // in this pass
   std::vector<std::size_t> ready_order;  // of this pass
+  std::vector<int> arrivals;             // of each gradient in this pass
   std::size_t next = 0;                  // bucket to be started
-  bool rebuilt = false;
+  std::vector<std::size_t> order;        // that buckets are filled in; empty: not known yet
+  double cap_mb = options.bucket_cap_mb > 0 ? options.bucket_cap_mb : detail::BucketTuner::kStart;
+  bool stale = false;  // buckets are made anew when the next pass begins
+  std::optional<detail::BucketTuner> tuner;
+  detail::StaticGraph fixed{options.static_graph, parameters};
+  std::optional<detail::Joining> joining;
   DataParallelStats stats;
   Clock::time_point started;
 };
 
-void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> order) {
+void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> members_in_order) {
   buckets.clear();
   views.assign(parameters.size(), Tensor());
   bucket_of.assign(parameters.size(), 0);
@@ -117,7 +134,7 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> order) {
   };
   std::vector<std::pair<std::pair<DType, std::string>, Open>> open;
   std::vector<std::vector<std::size_t>> closed;
-  for (const std::size_t i : order) {
+  for (const std::size_t i : members_in_order) {
     const Tensor& p = parameters[i].tensor;
     const auto kind = std::pair(p.dtype(), p.device().str());
     auto at = std::find_if(open.begin(), open.end(), [&](const auto& o) { return o.first == kind; });
@@ -125,7 +142,7 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> order) {
     Open& bucket = at->second;
     bucket.parameters.push_back(i);
     bucket.bytes += bytes_of(p);
-    const double cap = closed.empty() ? options.first_bucket_cap_mb : options.bucket_cap_mb;
+    const double cap = closed.empty() ? std::min(options.first_bucket_cap_mb, cap_mb) : cap_mb;
     if (static_cast<double>(bucket.bytes) >= cap * 0x1p20) {
       closed.push_back(std::move(bucket.parameters));
       open.erase(at);
@@ -151,6 +168,7 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> order) {
     buckets.push_back(std::move(bucket));
   }
   stats.buckets = static_cast<int>(buckets.size());
+  stats.bucket_mb = cap_mb;
 }
 
 std::string DataParallelBase::Impl::label(std::size_t b) const {
@@ -160,9 +178,12 @@ std::string DataParallelBase::Impl::label(std::size_t b) const {
                      members.size() == 1 ? first : first + " to " + parameters[members.back()].name);
 }
 
-void DataParallelBase::Impl::begin() {
+void DataParallelBase::Impl::begin(bool announced) {
+  if (joining && !announced) joining->announce(detail::Joining::Turn::reduce);
+  if (stale) remake_buckets();
   armed = true;
   next = 0;
+  arrivals.assign(parameters.size(), 0);
   seen.assign(parameters.size(), false);
   ready_order.clear();
   for (Bucket& b : buckets) {
@@ -174,6 +195,16 @@ void DataParallelBase::Impl::begin() {
     } catch (const Error&) {
     }
   }
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (fixed.unused_here(i)) take_as_it_is(i);
+  }
+}
+
+// Its gradient, or zeros, in the place of one that comes.
+void DataParallelBase::Impl::take_as_it_is(std::size_t i) {
+  seen[i] = true;
+  if (!fixed.nowhere(i)) use_bucket_view(i);
+  --buckets[bucket_of[i]].waiting;
 }
 
 // The parameter's gradient is the view of its bucket from here on; its values move there.
@@ -200,12 +231,13 @@ void DataParallelBase::Impl::ready(std::size_t i) {
     halfstep::detail::at_end_of_backward([self = shared_from_this(), over] { self->finish(); });
   }
   Bucket& bucket = buckets[bucket_of[i]];
+  ++arrivals[i];
+  if (fixed.on() && !fixed.whole(i, arrivals[i])) return;
   if (seen[i]) {
     if (bucket_of[i] < next) {
       fail<DistError>(
           "{}: the gradient of {} came twice in one backward pass, the second time when its bucket had been sent; does "
-          "a "
-          "checkpointed part use it that is used outside, too?",
+          "a checkpointed part use it that is used outside, too?",
           kName, parameters[i].name);
     }
     return;
@@ -214,7 +246,7 @@ void DataParallelBase::Impl::ready(std::size_t i) {
   ready_order.push_back(i);
   use_bucket_view(i);
   --bucket.waiting;
-  launch();
+  if (!fixed.learns()) launch();
 }
 
 void DataParallelBase::Impl::launch() {
@@ -253,71 +285,91 @@ void DataParallelBase::Impl::wait() {
     b.flat.storage()->bump_version();
     b.flat.storage()->forget_derived();
   }
+  if (joining && joining->factor() != 1) {
+    for (Bucket& b : buckets) b.flat.mul_(joining->factor());
+  }
   stats.wait_seconds += seconds_since(begun);
   stats.reduction_seconds += seconds_since(started);
   ++stats.reductions;
+  if (!tuner || order.empty()) return;
+  if (const std::optional<double> mb = tuner->passed(Clock::now(), group)) {
+    stale = *mb != cap_mb;
+    cap_mb = *mb;
+    ++capture_generation();
+  }
+  stats.tuning = !tuner->done();
 }
 
 // Parameters that the pass didn't reach.
-void DataParallelBase::Impl::resolve_missing() {
+void DataParallelBase::Impl::resolve_missing(bool backward) {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!seen[i]) missing.push_back(i);
   }
-  if (!options.find_unused_parameters) {
+  if (fixed.known()) return fixed.check_missing(missing, group.rank());
+  if (!options.find_unused_parameters && !fixed.on()) {
     if (missing.empty()) return;
-    std::string names;
-    constexpr std::size_t kMost = 8;
-    for (std::size_t k = 0; k < std::min(missing.size(), kMost); ++k) {
-      names += (k ? ", " : "") + parameters[missing[k]].name;
-    }
-    if (missing.size() > kMost) names += fmt::format(" and {} more", missing.size() - kMost);
     fail<DistError>(
         "{}: the backward pass on rank {} gave no gradient to {}; if the loss doesn't depend on all parameters, pass "
-        "{{.find_unused_parameters = true}}",
-        kName, group.rank(), names);
+        "{{.find_unused_parameters = true}}, or static_graph",
+        kName, group.rank(), detail::names_of(parameters, missing));
   }
-  if (CaptureSink* sink = capture_sink()) [[unlikely]]
+  if (CaptureSink* sink = capture_sink(); sink && !fixed.on()) [[unlikely]]
     sink->refuse("which parameters a step uses is found out on the host");
+  const CapturePause pause;
   // Where no rank has a gradient there is none: neither was before.
   std::vector<std::int64_t> used(parameters.size(), 1);
   for (const std::size_t i : missing) used[i] = parameters[i].tensor.grad().defined() ? 1 : 0;
-  const Tensor anywhere = tensor_from_integers(used, {static_cast<std::int64_t>(used.size())}, {.device = Device{}});
-  group.all_reduce(anywhere, ReduceOp::max, "parameters in use").wait();
-  const auto in_use = anywhere.to_vector<std::int64_t>();
-  for (const std::size_t i : missing) {
-    const bool none = in_use[i] == 0;
-    use_bucket_view(i);
-    if (none) parameters[i].tensor.set_grad({});
-    --buckets[bucket_of[i]].waiting;
-  }
+  for (const std::size_t i : missing) take_as_it_is(i);
   launch();
+  // Behind the buckets: a rank that reached all parameters has sent them already.
+  if (!fixed.agreed()) {
+    const Tensor anywhere = tensor_from_integers(used, {static_cast<std::int64_t>(used.size())}, {.device = Device{}});
+    group.all_reduce(anywhere, ReduceOp::max, "parameters in use").wait();
+    const auto in_use = anywhere.to_vector<std::int64_t>();
+    for (const std::size_t i : missing) {
+      if (in_use[i] == 0) parameters[i].tensor.set_grad({});
+    }
+    std::vector<bool> nowhere;
+    for (const std::int64_t n : in_use) nowhere.push_back(n == 0);
+    if (fixed.on()) fixed.agree(std::move(nowhere));
+  }
+  if (fixed.on() && backward) fixed.learn(arrivals);
 }
 
-void DataParallelBase::Impl::finish() {
+void DataParallelBase::Impl::finish(bool backward) {
   armed = false;
-  resolve_missing();
+  resolve_missing(backward);
   detail::repeated({}, [this] { wait(); });
-  if (!rebuilt && !kernel_recorder()) rebuild();
+  if (order.empty()) find_order();
 }
 
 // The order in which rank 0's gradients came is that of the next passes.
-void DataParallelBase::Impl::rebuild() {
-  rebuilt = true;
+void DataParallelBase::Impl::find_order() {
   // Behind them those that came in none, in the order that the buckets have had so far.
-  std::vector<std::size_t> order = ready_order;
+  std::vector<std::size_t> came = ready_order;
   std::vector<bool> known(parameters.size());
-  for (const std::size_t i : order) known[i] = true;
+  for (const std::size_t i : came) known[i] = true;
   for (std::size_t i = parameters.size(); i-- > 0;) {
-    if (!known[i]) order.push_back(i);
+    if (!known[i]) came.push_back(i);
   }
   std::string text;
-  for (const std::size_t i : order) text += std::to_string(i) + ' ';
-  text = group.broadcast_text(text);
-  order = describe::numbers(text);
+  for (const std::size_t i : came) text += std::to_string(i) + ' ';
+  const CapturePause pause;  // once: the next pass is recorded anew
+  order = describe::numbers(group.broadcast_text(text));
+  std::vector<std::size_t> now;
+  for (const Bucket& b : buckets) now.insert(now.end(), b.parameters.begin(), b.parameters.end());
+  if (now == order) return;
+  stale = true;
+  ++capture_generation();
+}
+
+void DataParallelBase::Impl::remake_buckets() {
+  stale = false;
+  const CapturePause pause;
   const std::vector<Tensor> before = views;
   make_buckets(order);
-  ++capture_generation();
+  ++capture_generation();  // gradients that were there have moved
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Tensor gradient = parameters[i].tensor.grad();
     if (gradient.defined() && gradient.storage() == before[i].storage()) use_bucket_view(i);
@@ -335,6 +387,12 @@ DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup gr
   std::vector<std::size_t> order(s.parameters.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   s.make_buckets(order);
+  if (options.bucket_cap_mb == 0) {
+    std::int64_t bytes = 0;
+    for (const NamedTensor& p : s.parameters) bytes += bytes_of(p.tensor);
+    s.tuner.emplace(bytes);
+    s.stats.tuning = true;
+  }
   s.add_hooks();
 }
 DataParallelBase::~DataParallelBase() = default;
@@ -350,20 +408,48 @@ DataParallelBase::NoSync::~NoSync() {
   ++capture_generation();
 }
 
-void DataParallelBase::reduce_without_backward() {
-  Impl& s = *impl_;
-  if (s.armed) fail<Error>("{}: reduce_without_backward() inside of a backward pass", kName);
-  s.begin();
+void DataParallelBase::reduce_without_backward() { impl_->reduce_without_backward(false); }
+
+void DataParallelBase::Impl::reduce_without_backward(bool announced) {
+  if (armed) fail<Error>("{}: reduce_without_backward() inside of a backward pass", kName);
+  begin(announced);
   const NoGrad no_grad;
-  if (!s.options.find_unused_parameters) {
-    for (std::size_t i = 0; i < s.parameters.size(); ++i) {
-      s.seen[i] = true;
-      s.use_bucket_view(i);
-      --s.buckets[s.bucket_of[i]].waiting;
+  if (fixed.on() ? fixed.agreed() : !options.find_unused_parameters) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (!seen[i]) take_as_it_is(i);
     }
-    s.launch();
+    launch();
   }
-  s.finish();
+  finish(false);
+}
+
+void DataParallelBase::join(const std::function<void()>& loop, const JoinOptions& options) {
+  using Turn = detail::Joining::Turn;
+  Impl& s = *impl_;
+  if (s.joining || s.armed) fail<Error>("{}: join() inside of another one, or of a backward pass", kName);
+  s.joining.emplace(s.group, options);
+  ++capture_generation();
+  struct End {
+    Impl& s;
+    ~End() {
+      s.joining.reset();
+      ++capture_generation();
+    }
+  } const end{s};
+  loop();
+  for (Turn turn = s.joining->announce(Turn::none); turn != Turn::none; turn = s.joining->announce(Turn::none)) {
+    if (turn == Turn::buffers) {
+      for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
+      continue;
+    }
+    for (const NamedTensor& p : s.parameters) p.tensor.set_grad({});
+    s.reduce_without_backward(true);
+    if (options.step) options.step();
+  }
+  if (!s.joining->shadowed()) return;
+  for (const NamedTensors* all : {&s.parameters, &s.buffers}) {
+    for (const NamedTensor& t : *all) describe::broadcast_values(t, s.group, s.joining->first_active());
+  }
 }
 
 void DataParallelBase::mean_(const Tensor& tensor, std::string_view label) const {
@@ -376,6 +462,11 @@ void DataParallelBase::mean_(const Tensor& tensor, std::string_view label) const
 void DataParallelBase::broadcast_buffers() {
   Impl& s = *impl_;
   if (s.group.size() == 1 || s.buffers.empty()) return;
+  if (s.joining) {
+    s.joining->announce(detail::Joining::Turn::buffers);
+    for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
+    return;
+  }
   detail::repeated({&s.buffers[0].tensor}, [self = impl_] {
     const NoGrad no_grad;
     for (const NamedTensor& b : self->buffers) describe::broadcast_values(b, self->group);

@@ -35,19 +35,39 @@ HS_API CommunicationHook compress_hook(DType dtype);
 
 /// Options of DataParallel; defaults and names are PyTorch's DistributedDataParallel's.
 struct DataParallelOptions {
-  double bucket_cap_mb = 25;       ///< size of a bucket in MiB, above 0
+  /// Size of a bucket in MiB; 0: a few sizes are tried in the first steps, about 25 of them, and the one whose steps
+  /// were shortest on the slowest rank is kept. Sums of gradients don't depend on it (Reduction::rank_order).
+  double bucket_cap_mb = 25;
   double first_bucket_cap_mb = 1;  ///< of the first one, which is small so that communication starts early
   bool broadcast_buffers = true;   ///< each forward pass in training begins with the buffers of rank 0
   /// Parameters that a backward pass doesn't reach count as zeros; those that it reaches on no rank keep the gradient
   /// they have. Otherwise such a parameter is an error that names it.
   bool find_unused_parameters = false;
+  /// Each rank's backward passes reach the same parameters every time, which may be fewer than all: the first pass
+  /// finds out which, and later ones search no more (find_unused_parameters does in each), so that steps can be
+  /// captured. Unused ones are as there. A pass in which the set differs throws DistError, which names the parameter.
+  bool static_graph = false;
   CommunicationHook hook = {};  ///< how a bucket is reduced; by default an all_reduce in the dtype of the gradients
+};
+
+/// Options of DataParallelBase::join; names and defaults are PyTorch's.
+struct JoinOptions {
+  /// Gradients are divided by the number of all ranks, also when some have no samples left; else by the number of those
+  /// that have.
+  bool divide_by_initial_world_size = true;
+  /// Throws DistError on all ranks, which names those whose loops are over, when the first one is.
+  bool throw_on_early_termination = false;
+  /// What a rank whose loop is over does after each reduction of the others, such as the optimizer's step, so that its
+  /// state stays the same as theirs.
+  std::function<void()> step = {};
 };
 
 /// What the gradients' reduction has cost so far.
 struct DataParallelStats {
   std::uint64_t reductions = 0;  ///< backward passes that ended with one
   int buckets = 0;               ///< of the next one
+  double bucket_mb = 0;          ///< largest size of them
+  bool tuning = false;           ///< sizes are still being tried
   double wait_seconds = 0;       ///< time after the end of the backward passes in which they were waited for
   double reduction_seconds = 0;  ///< from the start of the first bucket's reduction to the end of the last one's
 };
@@ -78,6 +98,19 @@ class HS_API DataParallelBase {
 
   /// For a rank without samples in this step, in the place of its backward pass: the gradients that it has, or zeros.
   void reduce_without_backward();
+  /// Runs `loop`, a loop over batches of which ranks may have different numbers; all ranks call it. A rank whose loop
+  /// is over takes part in the reductions of the others, as one whose gradients are zeros, until all are done. If there
+  /// were such, all ranks have the parameters and buffers of one of those that went on longest in the end; the state of
+  /// optimizers is the same where `step` of the options makes their step. PyTorch's Join.
+  ///
+  ///     net.join([&] {
+  ///       for (const data::Batch& batch : batches) train_on(batch);
+  ///     }, {.step = [&] { optimizer.step(); }});
+  ///
+  /// Gradients that a rank has at the end of its loop are dropped. Steps in it aren't captured. Collectives other than
+  /// those of forward and backward passes of this network (synchronised batch norms, mean_()) are not taken part in,
+  /// and throw DistError. Throws Error inside of another join() of this network.
+  void join(const std::function<void()>& loop, const JoinOptions& options = {});
   /// Each element becomes the mean over the ranks, in place, also in every replay of a step that is being captured.
   void mean_(const Tensor& tensor, std::string_view label) const;
   /// Buffers become those of rank 0, on all ranks. All ranks call it.

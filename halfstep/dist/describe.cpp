@@ -75,14 +75,14 @@ void check_same(const NamedTensors& tensors, ProcessGroup& group, const char* wh
                   shown(found->here), found->rank, shown(found->there));
 }
 
-void broadcast_values(const NamedTensor& named, ProcessGroup& group) {
+void broadcast_values(const NamedTensor& named, ProcessGroup& group, int root) {
   if (group.size() == 1) return;
   const NoGrad no_grad;
   Tensor tensor = named.tensor.detach();
   const bool dense = tensor.is_contiguous();
   // Ranks may have other layouts: values travel in row-major order.
   const Tensor sent = dense ? tensor : tensor.contiguous();
-  group.broadcast(sent, 0, named.name).wait();
+  group.broadcast(sent, root, named.name).wait();
   if (!dense) tensor.copy_(sent);
   tensor.storage()->bump_version();
   tensor.storage()->forget_derived();

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/dist/sync_batch_norm.h"
 
-#include "halfstep/autograd/engine.h"
+#include <any>
+#include <optional>
+
 #include "halfstep/autograd/function.h"
+#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/captured_internal.h"
 #include "halfstep/nn/norm.h"
@@ -10,6 +13,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/join.h"
+#include "halfstep/ops/norm_internal.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
@@ -65,16 +69,10 @@ struct Setup {
   ProcessGroup group;
 };
 
-// What backward() finds beside the tensors: the call as it would be with constant statistics, recorded.
-struct Kept {
-  Tensor output;
-  std::vector<Tensor> inputs;  // input, weight, bias, residual if there is one
-  Tensor scale, mean, rstd;    // [C], f64
-  Tensor count;
-  ProcessGroup group;
-};
-
 struct SyncBatchNorm : Function<SyncBatchNorm> {
+  // Of the tensors that backward() finds.
+  enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount };
+
   static Tensor forward(FunctionContext& c, const Tensor& x, const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const Setup& setup) {
     const BatchNormFuncOptions& o = setup.options;
@@ -87,64 +85,45 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
         to.copy_(to * (1 - o.momentum) + batch.to(to.dtype()) * o.momentum);
       }
     }
-    const Tensor mean = s.mean.to(kept_dtype), var = s.var.to(kept_dtype);
-    const TensorOptions like{.dtype = kept_dtype, .device = x.device()};
-    Kept kept{.output = {},
-              .inputs = {x.detach(), (weight.defined() ? weight : ones({x.size(1)}, like)).detach(),
-                         (bias.defined() ? bias : zeros({x.size(1)}, like)).detach()},
-              .scale = {},
-              .mean = s.mean,
-              .rstd = rsqrt(s.var + o.eps),
-              .count = s.count,
-              .group = setup.group};
-    if (residual.defined()) kept.inputs.push_back(residual.detach());
-    for (Tensor& t : kept.inputs) t.requires_grad_();
-    kept.scale = kept.inputs[1].detach().to(f64) * kept.rstd;
-    {
-      const EnableGrad on;
-      kept.output = batch_norm_act(kept.inputs[0],
-                                   {.weight = kept.inputs[1],
-                                    .bias = kept.inputs[2],
-                                    .running_mean = mean,
-                                    .running_var = var,
-                                    .training = false,
-                                    .eps = o.eps},
-                                   setup.activation, residual.defined() ? kept.inputs[3] : Tensor());
-    }
-    Tensor result = kept.output.detach();
-    c.saved_data["kept"] = std::move(kept);
-    return result;
+    const Tensor factor = weight.defined() ? weight : ones({x.size(1)}, {.dtype = kept_dtype, .device = x.device()});
+    const Tensor y = batch_norm_act(x,
+                                    {.weight = factor,
+                                     .bias = bias,
+                                     .running_mean = s.mean.to(kept_dtype),
+                                     .running_var = s.var.to(kept_dtype),
+                                     .training = false,
+                                     .eps = o.eps},
+                                    setup.activation, residual);
+    c.save_for_backward({x, factor, y, s.mean, rsqrt(s.var + o.eps), s.count});
+    c.saved_data["setup"] = setup;
+    c.saved_data["residual"] = residual.defined() ? std::optional(residual.dtype()) : std::nullopt;
+    return y;
   }
 
   // With constant statistics dx is scale g. The batch's own take scale (mean(g) + z mean(g z)) away from it, with
   // z = (x - mean) rstd, where g is the gradient in front of the activation: its sums are the gradients of bias and
   // weight.
   static std::vector<Tensor> backward(FunctionContext& c, const std::vector<Tensor>& grads) {
-    const auto found = c.saved_data.find("kept");
-    if (found == c.saved_data.end()) fail<AutogradError>("sync_batch_norm: its gradient can be computed only once");
-    auto kept = std::any_cast<Kept>(std::move(found->second));
-    c.saved_data.clear();
-    std::vector<Tensor> result;
-    {
-      const EnableGrad on;
-      result = halfstep::grad({std::exchange(kept.output, Tensor())}, kept.inputs, {.grad_outputs = {grads[0]}});
-    }
     const NoGrad no_grad;
-    const Tensor sums = cat({result[2].to(f64), result[1].to(f64)}, 0);
-    detail::repeated({&sums}, [sums, group = kept.group]() mutable {
+    const auto setup = std::any_cast<Setup>(c.saved_data.at("setup"));
+    const auto residual = std::any_cast<std::optional<DType>>(c.saved_data.at("residual"));
+    const Tensor x = c.saved(kInput), weight = c.saved(kWeight), mean = c.saved(kMean), rstd = c.saved(kRstd);
+    const DType inner = accumulate_dtype(x.dtype());
+    const auto d = halfstep::detail::batch_norm_act_gradients(grads[0], x, weight, mean.to(inner), rstd.to(inner),
+                                                              c.saved(kOutput), setup.activation, residual.has_value());
+    const Tensor sums = cat({d[2].to(f64), d[1].to(f64)}, 0);
+    detail::repeated({&sums}, [sums, group = setup.group]() mutable {
       group.all_reduce(sums, ReduceOp::sum, "gradients of batch norm").wait();
     });
-    const Tensor& x = kept.inputs[0];
     const std::int64_t channels = x.size(1);
-    const Tensor mean_g = sums.narrow(0, 0, channels) / kept.count,
-                 mean_gz = sums.narrow(0, channels, channels) / kept.count;
+    const Tensor mean_g = sums.narrow(0, 0, channels) / c.saved(kCount),
+                 mean_gz = sums.narrow(0, channels, channels) / c.saved(kCount);
     // scale (mean_g + (x - mean) rstd mean_gz), as a + b x
-    const Tensor b = kept.scale * kept.rstd * mean_gz, a = kept.scale * mean_g - b * kept.mean;
-    const DType inner = accumulate_dtype(x.dtype());
+    const Tensor scale = weight.to(f64) * rstd;
+    const Tensor b = scale * rstd * mean_gz, a = scale * mean_g - b * mean;
     const Tensor away = x * as_channels(b.to(inner), x) + as_channels(a.to(inner), x);
-    result[0] = (result[0] - away).to(x.dtype());
-    if (result.size() == 3) result.emplace_back();
-    return result;
+    return {(d[0] - away).to(x.dtype()), d[1].to(weight.dtype()), d[2].to(weight.dtype()),
+            residual ? d[3].to(*residual) : Tensor()};
   }
 };
 

@@ -16,6 +16,8 @@ namespace halfstep::io {
 
 /// Before the names of an optimizer's tensors.
 inline constexpr const char* kOptimizerPrefix = "optimizer.";
+/// Before the names of what communication between ranks keeps.
+inline constexpr const char* kCommunicationPrefix = "communication.";
 /// Names the parts of a custom loop's checkpoint and their kinds; checkpoints of runs have no such entry.
 inline constexpr const char* kHolds = "holds";
 

@@ -39,23 +39,22 @@ Activation activation_of(GradContext& c) {
 }
 
 // The gradient of what the activation got, of recorded ops. The result is a step function of the input there.
-Tensor before_activation(GradContext& c) {
-  const Tensor y = c.output(0).detach();
-  switch (activation_of(c)) {
+Tensor before_activation(const Tensor& g, const Tensor& y, Activation activation) {
+  switch (activation) {
     case Activation::none:
-      return c.grad(0);
+      return g;
     case Activation::relu:
-      return masked_fill(c.grad(0), le(y, 0), 0);
+      return masked_fill(g, le(y, 0), 0);
     case Activation::relu6:
       break;
   }
-  return masked_fill(c.grad(0), logical_or(le(y, 0), ge(y, 6)), 0);
+  return masked_fill(g, logical_or(le(y, 0), ge(y, 6)), 0);
 }
 
 void gradient(GradContext& c) {
   if (!c.grad(0).defined()) return;
   if (c.create_graph || observed_in_parts() || !c.needs(0)) {
-    const Tensor g = before_activation(c);
+    const Tensor g = before_activation(c.grad(0), c.output(0).detach(), activation_of(c));
     if (c.needs(kResidual)) c.set(kResidual, g);
     return detail::batch_norm_gradient(c, g);
   }
@@ -109,6 +108,27 @@ Tensor activate(const Tensor& x, Activation activation) {
 const char* name(Activation activation) {
   constexpr const char* kNames[] = {"none", "relu", "relu6"};
   return kNames[static_cast<int>(activation)];
+}
+
+std::array<Tensor, 4> detail::batch_norm_act_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
+                                                       const Tensor& mean, const Tensor& rstd, const Tensor& y,
+                                                       Activation activation, bool residual) {
+  const bool more = residual || activation != Activation::none;
+  if (!more || y.dtype() != input.dtype() || observed_in_parts() || !fused_on(input.device(), input.dtype())) {
+    const Tensor before = before_activation(g, y, activation);
+    const auto d = batch_norm_gradients(before.to(input.dtype()), input, weight, mean, rstd);
+    return {d[0], d[1], d[2], residual ? before : Tensor()};
+  }
+  BatchNormAttributes a;
+  a.training = false;
+  a.activation = static_cast<std::int32_t>(activation);
+  a.want_input = a.want_weight = a.want_bias = true;
+  // Without an activation the residual's gradient is what comes in.
+  a.want_residual = residual && activation != Activation::none;
+  a.dtype = dtype_code(input.dtype());
+  auto d = call_n<4>(batch_norm_act_backward_op, {&g, &input, &weight, &mean, &rstd, &y}, a);
+  if (!a.want_residual) d[3] = residual ? g : Tensor();
+  return d;
 }
 
 Tensor batch_norm_act(const Tensor& input, const BatchNormFuncOptions& norm, Activation activation,

@@ -173,6 +173,15 @@ void batch_norm_gradient(GradContext& c, const Tensor& g) {
   if (a.want_bias) c.set(2, d[2]);
 }
 
+std::array<Tensor, 3> batch_norm_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
+                                           const Tensor& mean, const Tensor& rstd) {
+  BatchNormAttributes a;
+  a.training = false;
+  a.want_input = a.want_weight = a.want_bias = true;
+  a.dtype = dtype_code(input.dtype());
+  return call_n<3>(batch_norm_backward_op, {&g, &input, &weight, &mean, &rstd}, a);
+}
+
 }  // namespace detail
 
 Tensor batch_norm(const Tensor& input, const BatchNormFuncOptions& options) {

@@ -2,8 +2,11 @@
 // What the ops that normalise share. Not for users.
 #pragma once
 
+#include <array>
+
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/norm.h"
+#include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
 
 namespace halfstep::detail {
@@ -32,5 +35,14 @@ void infer_batch_norm_backward(InferContext& ctx);
 /// batch_norm's rule for the gradients of input, weight and bias, `g` being that of the normalised values: by the fused
 /// pass, or in recorded ops where those are asked for.
 void batch_norm_gradient(GradContext& c, const Tensor& g);
+
+/// Of batch_norm with constant statistics: gradients of input, weight and bias; for backward
+/// passes that aren't recorded.
+std::array<Tensor, 3> batch_norm_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
+                                           const Tensor& mean, const Tensor& rstd);
+/// The same of batch_norm_act, whose result was `y`, and of its residual, undefined without one.
+std::array<Tensor, 4> batch_norm_act_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
+                                               const Tensor& mean, const Tensor& rstd, const Tensor& y,
+                                               Activation activation, bool residual);
 
 }  // namespace halfstep::detail

@@ -18,6 +18,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr const char* kOptimizer = io::kOptimizerPrefix;
+constexpr const char* kCommunication = io::kCommunicationPrefix;
 
 fs::path file_of(const fs::path& path, std::initializer_list<const char*> names) {
   if (!fs::is_directory(path)) return path;
@@ -49,7 +50,7 @@ void refuse_own_parts(const io::StateReader& state) {
 
 // What the names of tensors begin with that are not the network's.
 std::vector<std::string> other_prefixes(const io::StateReader& state) {
-  if (!state.has(io::kHolds)) return {kOptimizer};
+  if (!state.has(io::kHolds)) return {kOptimizer, kCommunication};
   std::vector<std::string> result;
   for (const auto& [name, kind] : state.texts(io::kHolds)) {
     if (name != "model") result.push_back(name + ".");
@@ -92,6 +93,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
   if (c.repeat) state["repeat"] = *c.repeat;
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
+  for (const NamedTensor& t : c.communication) tensors.push_back({kCommunication + t.name, t.tensor});
   io::write_checkpoint_file(path, std::move(state), tensors);
 }
 
@@ -170,6 +172,8 @@ Checkpoint load_checkpoint(const fs::path& given) {
   for (NamedTensor& t : content.tensors) {
     if (t.name.starts_with(kOptimizer)) {
       c.optimizer.tensors.push_back({t.name.substr(std::string_view(kOptimizer).size()), t.tensor});
+    } else if (t.name.starts_with(kCommunication)) {
+      c.communication.push_back({t.name.substr(std::string_view(kCommunication).size()), t.tensor});
     } else {
       c.weights.push_back(std::move(t));
     }

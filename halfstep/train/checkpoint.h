@@ -43,6 +43,7 @@ struct Checkpoint {
   /// Of the loss scale, see loss_scale_rules() in train/config.h; empty: no loss scaling, or a file of before.
   std::map<std::string, double> scale_rules = {};
   std::map<std::string, std::string> data_checksums = {};  ///< see TrainConfig
+  NamedTensors communication = {};  ///< dist::PowerSGD::state_dict(); empty: gradients aren't compressed so
 };
 
 /// Weights without a training state, and their file's metadata; everything but the tensors may be empty.
@@ -58,8 +59,8 @@ struct SavedWeights {
 };
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
-/// safetensors finds them; the optimizer's tensors with the prefix "optimizer."; the rest as JSON in the metadata, with
-/// a checksum (CRC-32) of all. Throws IoError.
+/// safetensors finds them; the optimizer's tensors with the prefix "optimizer.", those of communication with
+/// "communication."; the rest as JSON in the metadata, with a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 /// Reads one; a folder stands for its `last.safetensors`, or, if a full disk or a kill came between the two,
 /// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors file that is not a checkpoint, for

@@ -69,8 +69,8 @@ struct TrainConfig {
   /// The ranks that train together: each takes its part of each batch (data::LoaderOptions::ranks) and of the test
   /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports.
   dist::ProcessGroup group = {};
-  std::string compress_gradients = "off";  ///< off, f16 or bf16: what ranks send gradients in
-  double bucket_mb = 25;                   ///< of gradients that are reduced together
+  std::string compress_gradients = "off";  ///< off, f16, bf16 or powersgd[:RANK[,START]]: what ranks send gradients in
+  double bucket_mb = 25;                   ///< of gradients that are reduced together; 0: tuned in the first steps
   /// Shards of each batch whose gradients are summed in one fixed tree, so that any number of ranks that divides it
   /// gives the same bits: a power of 2 (StepOptions::shards); 0: none.
   std::int64_t reproducible = 0;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/train/compression_internal.h"
 #include "halfstep/train/flags.h"
 #include "halfstep/train/schedule.h"
 
@@ -281,13 +282,15 @@ std::vector<Flag> flags(TrainConfig& c) {
   add(all, "Several processes",
       {{.names = "--compress-gradients",
         .field = &c.compress_gradients,
-        .help = "What ranks send gradients in: off, f16 or bf16",
-        .choices = {"off", "f16", "bf16"},
-        .resume = FlagResume::reported},
+        .help =
+            "What ranks send gradients in: off, f16, bf16, or powersgd[:RANK[,START]], factors of low rank (1) behind "
+            "START steps (1000)",
+        .resume = FlagResume::reported,
+        .check = [&c] { parse_compression(c.compress_gradients); }},
        {.names = "--bucket-mb",
         .field = &c.bucket_mb,
-        .help = "Gradients that ranks reduce together, in MiB",
-        .range = FlagRange::above(0)},
+        .help = "Gradients that ranks reduce together, in MiB; 0: the first steps find out how many",
+        .range = FlagRange::at_least(0)},
        {.names = "--reproducible",
         .field = &c.reproducible,
         .help = "Shards of each batch, a power of 2, for the same bits on any number of ranks that divides it; 0: off",

@@ -81,6 +81,10 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
                            {"seconds", f.seconds},
                            {"failures", static_cast<std::int64_t>(f.failures)}});
   }
+  if (const auto& parallel = step.options().parallel; parallel && parallel->options().bucket_cap_mb == 0) {
+    const dist::DataParallelStats stats = parallel->stats();
+    log.write("buckets", {{"mb", stats.bucket_mb}, {"buckets", std::int64_t{stats.buckets}}, {"tuning", stats.tuning}});
+  }
   JsonLog::Fields fields = {{"epochs", std::int64_t{report.epochs}},
                             {"step", report.steps},
                             {"seconds", report.seconds},
@@ -108,6 +112,11 @@ bool RunSaver::offer(double value) {
   const bool better = !best_ ? !std::isnan(value) : (step_.task().larger_is_better() ? value > *best_ : value < *best_);
   if (better) best_ = value;
   return better;
+}
+
+void RunSaver::gather() {
+  dist::ProcessGroup group = config_.group;
+  if (compression_) communication_ = compression_->state_dict(group);
 }
 
 bool RunSaver::save(const std::filesystem::path& file) const {
@@ -141,7 +150,8 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .classes = config_.classes,
                          .recipe = recipe(config_),
                          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
-                         .data_checksums = config_.data_checksums});
+                         .data_checksums = config_.data_checksums,
+                         .communication = communication_});
   return true;
 }
 
@@ -161,6 +171,7 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
 }
 
 void SaveCallback::save(const char* name, const TrainContext& context) {
+  saver_.gather();
   if (saver_.folder().empty()) return;
   const std::filesystem::path file = saver_.folder() / name;
   if (!saver_.save(file)) return;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "halfstep/data/loader.h"
+#include "halfstep/dist/power_sgd.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/debugging.h"
 #include "halfstep/train/json_log.h"
@@ -64,6 +65,10 @@ class RunSaver {
   /// Writes the file unless it would take the place of a good one: a run can't be resumed from
   /// weights whose loss isn't finite. Returns whether it did.
   bool save(const std::filesystem::path& file) const;
+  /// What compresses gradients, whose state checkpoints have.
+  void set_compression(std::optional<dist::PowerSGD> compression) { compression_ = std::move(compression); }
+  /// Ahead of save() on all ranks: collects the state of compression from them.
+  void gather();
   std::filesystem::path folder() const { return config_.out; }
   std::int64_t save_every() const { return config_.save_every; }
   int epochs() const { return config_.epochs; }
@@ -78,6 +83,8 @@ class RunSaver {
   RunState state_;
   std::optional<double> best_;
   std::filesystem::path last_file_;
+  std::optional<dist::PowerSGD> compression_;
+  NamedTensors communication_;  // its state
 };
 
 /// Ends the run at a loss that lowering the scale doesn't mend.

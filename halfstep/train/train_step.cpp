@@ -15,6 +15,7 @@
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/dist/loss_scale.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
@@ -235,6 +236,7 @@ void TrainStep::Impl::update(StepValues& values) {
     values.overflow_flags = done.overflow_flags();
     values.gradient_names = done.gradient_names();
     scaler->update();
+    if (options.parallel && dist::debug_checks()) dist::check_same_scale(*scaler, options.parallel->group());
   } else if (optimizer.unscales()) {
     optimizer.step_unless({}, scaler->scale_tensor());
   } else {

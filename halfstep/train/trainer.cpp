@@ -12,10 +12,13 @@
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
 #include "halfstep/data/mixup.h"
+#include "halfstep/dist/loss_scale.h"
+#include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
+#include "halfstep/train/compression_internal.h"
 #include "halfstep/train/data.h"
 #include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
@@ -47,7 +50,8 @@ std::shared_ptr<const data::Dataset> mixed(const TrainConfig& c, std::shared_ptr
 }
 
 // The network on several ranks; null on one.
-std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const nn::ModuleBase& network) {
+std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const nn::ModuleBase& network,
+                                                    const std::optional<dist::PowerSGD>& power_sgd) {
   if (c.group.size() == 1) return nullptr;
   if (c.batch_size < c.group.size()) {
     fail<Error>("train: expected a batch size of at least the number of ranks, {}, got {}", c.group.size(),
@@ -55,7 +59,7 @@ std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const 
   }
   if (c.sync_batch_norm) dist::convert_sync_batch_norm(network, c.group);
   dist::DataParallelOptions options{.bucket_cap_mb = c.bucket_mb,
-                                    .first_bucket_cap_mb = std::min(c.bucket_mb, 1.0),
+                                    .first_bucket_cap_mb = c.bucket_mb > 0 ? std::min(c.bucket_mb, 1.0) : 1,
                                     // Statistics of the whole batch are the same on all ranks.
                                     .broadcast_buffers = !c.sync_batch_norm};
   if (c.reproducible > 0) {
@@ -66,9 +70,15 @@ std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const 
     options.hook = shard_hook();
     options.broadcast_buffers = false;  // but before evaluations
   }
-  const std::optional<DType> compressed = parse_dtype(c.compress_gradients);
-  if (compressed) options.hook = dist::compress_hook(*compressed);
+  if (const auto dtype = parse_compression(c.compress_gradients).dtype) options.hook = dist::compress_hook(*dtype);
+  if (power_sgd) options.hook = power_sgd->hook();
   return std::make_shared<dist::DataParallelBase>(network, c.group, options);
+}
+
+std::optional<dist::PowerSGD> power_sgd_of(const TrainConfig& c) {
+  const std::optional<dist::PowerSGDOptions> options = parse_compression(c.compress_gradients).power_sgd;
+  if (!options || c.group.size() == 1) return std::nullopt;
+  return dist::PowerSGD(*options);
 }
 
 // A rank's part of the data set of an evaluation: the parts lie one behind the other.
@@ -123,10 +133,11 @@ class Run {
         stop_(stop),
         amp_(amp_mode(config)),
         optimizer_(make_optimizer(config, parameters_on(task->network(), config.device))),
+        power_sgd_(power_sgd_of(config)),
         step_(make_train_step(task, *optimizer_, make_scaler(config),
                               {.autocast = amp_.region,
                                .clip_norm = config.clip_norm,
-                               .parallel = parallel_of(config, task->network()),
+                               .parallel = parallel_of(config, task->network(), power_sgd_),
                                .shards = static_cast<int>(config.reproducible)})),
         samples_(training->size()),
         test_(test),
@@ -149,6 +160,8 @@ class Run {
         saver_(config, step_, loader_),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
+    saver_.set_compression(power_sgd_);
+    if (power_sgd_ && step_.scaler()) power_sgd_->follow([this] { return step_.scaler()->get_scale(); });
     if (amp_.level != amp::Level::O0) amp::set_level(task->network(), amp_.level, amp_.level_dtype);
     if (config.start_epoch > 0) {
       loader_.seek({.epoch = config.start_epoch, .batch = 0});
@@ -209,8 +222,11 @@ class Run {
     // Like the table, before the checkpoint that it may not lack.
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
-    // Whatever the ranks have loaded, they begin with the same scale.
-    if (step_.scaler() && config_.group.size() > 1) dist::broadcast_state(*step_.scaler(), config_.group);
+    // Ranks that have read different checkpoints don't go on; what else a scale consists of is that of rank 0.
+    if (step_.scaler()) {
+      dist::check_same_scale(*step_.scaler(), config_.group);
+      if (config_.group.size() > 1) dist::broadcast_state(*step_.scaler(), config_.group);
+    }
     Model model(step_, config_.capture);
     try {
       model.fit(config_.epochs, loader_, test_loader_, all,
@@ -287,6 +303,7 @@ class Run {
       step_.network().load_state_dict(c.weights);
       optimizer_->load_state_dict(c.optimizer);
       if (!c.scaler.empty()) scaler.load_state_dict(c.scaler);
+      if (power_sgd_ && !c.communication.empty()) power_sgd_->load_state_dict(c.communication, config_.group);
       loader_.seek(c.loader);
     } catch (const Error& e) {
       fail<IoError>("{}: {}", file, e.what());
@@ -308,6 +325,7 @@ class Run {
   const std::atomic<bool>* stop_;
   AmpMode amp_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<dist::PowerSGD> power_sgd_;
   TrainStep step_;
   std::int64_t samples_;
   std::shared_ptr<const data::Dataset> test_;

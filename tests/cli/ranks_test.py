@@ -86,6 +86,34 @@ class Ranks(ProgramTest):
             # 16-bit roundings of activations and gradients; noise as data, whose losses stay near ln 10.
             self.near(self.losses("two"), self.losses("one"), 1e-5 if "--amp" not in flags else 2e-2)
 
+    def test_power_sgd(self):
+        self.data()
+        flags = [*FLAGS, "--amp", "f16", "--loss-scale", "dynamic:1e7", "--compress-gradients", "powersgd:2,3", "--bucket-mb", "0"]
+        self.done(2, "data", "--out", "whole", *flags, "--epochs", "3")
+        self.train("data", "--out", "one", *FLAGS, "--epochs", "3", "--amp", "f16", "--loss-scale", "dynamic:1e7")
+        # The first steps are whole, those after them not.
+        one, two = self.losses("one"), self.losses("whole")
+        self.near(two[:1], one[:1], 2e-2)
+        self.assertNotEqual(two, one)
+        self.near(two, one, 0.2)
+        sizes = [e for e in events(self.folder / "whole" / "log.jsonl") if e["event"] == "buckets"]
+        self.assertEqual(len(sizes), 1)
+        # Resumed with the same bits, from what both ranks had left out.
+        self.done(2, "data", "--out", "run", *flags, "--epochs", "1")
+        self.done(2, "--resume", "run", "--epochs", "3")
+        self.assertEqual(self.losses("run"), two)
+        run, whole = [Safetensors(self.folder / name / "last.safetensors") for name in ("run", "whole")]
+        self.assertEqual(run.data, whole.data)
+        self.assertEqual(run.header["communication.error.fc1.weight"]["shape"], [2, 512, 784])
+        # On one rank, which compresses nothing, and as weights without it.
+        status, out, err = self.run_program("train", "--resume", "run", "--epochs", "4")
+        self.assertEqual(status, 0, out + err)
+        for bad in ("powersgd:0", "powersgd:1.5", "powersgd:1,2,3", "powersgdd", "f8"):
+            status, out, err = self.run_program("train", "mlp", "data", "--no-out", "--compress-gradients", bad)
+            self.assertEqual(status, 2, out + err)
+            self.assertIn("powersgd[:RANK[,START]]", err)
+            self.assertIn(bad, err)
+
     def test_resuming_on_another_number_of_ranks(self):
         self.data()
         self.train("data", "--out", "whole", *FLAGS, "--epochs", "3")

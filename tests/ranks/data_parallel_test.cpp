@@ -440,7 +440,7 @@ INSTANTIATE_TEST_SUITE_P(DataParallel, Matrix, ::testing::ValuesIn(cases()), [](
 });
 
 TEST(DataParallel, RefusesOptionsOutOfRange) {
-  EXPECT_NE(error_of<Error>([] { DataParallel parallel(Net(), world(), {.bucket_cap_mb = 0}); }).find("bucket_cap_mb"),
+  EXPECT_NE(error_of<Error>([] { DataParallel parallel(Net(), world(), {.bucket_cap_mb = -1}); }).find("bucket_cap_mb"),
             std::string::npos);
   EXPECT_NE(error_of<DTypeError>([] { dist::compress_hook(f64); }).find("f16 or bf16"), std::string::npos);
 }

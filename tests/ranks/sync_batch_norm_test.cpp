@@ -131,7 +131,7 @@ TEST(ConvertSyncBatchNorm, ANetworkTrainsAsOnTheWholeBatch) {
   if (world().rank() == 0) net(ones({2, 3, 7, 7}));
 }
 
-TEST(ConvertSyncBatchNorm, AStepThatCannotBeCapturedRunsAsItIs) {
+TEST(ConvertSyncBatchNorm, ReplaysGiveTheSameBits) {
   std::vector<double> results[2];
   for (const bool captured : {false, true}) {
     manual_seed(3);
@@ -153,9 +153,9 @@ TEST(ConvertSyncBatchNorm, AStepThatCannotBeCapturedRunsAsItIs) {
       results[captured].push_back((captured ? fast(x) : step(x)).item<double>());
     }
     for (const double v : values_of(net.state_dict())) results[captured].push_back(v);
-    // Its backward pass keeps a graph of its own.
+    // Behind the first one and two recordings: the order of the buckets changes with the second one.
     if (captured) {
-      EXPECT_EQ(fast.stats().replayed, world().size() > 1 ? 0U : 6U) << fast.why_not();
+      EXPECT_GE(fast.stats().replayed, 5U) << fast.why_not();
     }
   }
   EXPECT_EQ(results[0], results[1]);
