@@ -16,6 +16,7 @@
 
 #include "cli/launch_job.h"
 #include "cli/launch_rank.h"
+#include "cli/launch_size.h"
 #include "cli/launch_train.h"
 #include "cli/options.h"
 #include "cli/suggest.h"
@@ -45,10 +46,7 @@ struct LaunchOptions {
   bool as_rank = false, nothing = false;
 };
 
-struct Host {
-  std::string name;
-  std::uint64_t slots = 1;
-};
+using Host = LaunchHost;
 
 struct Mpi {
   const char* key;
@@ -145,17 +143,27 @@ std::uint64_t accelerators() {
   return count;
 }
 
-std::uint64_t ranks_per_node(const std::string& text) {
+LaunchRange ranks_per_node(const std::string& text) {
   constexpr const char* kFlag = "--nproc-per-node";
   if (text == "auto" || text == "gpu") {
-    if (const std::uint64_t count = accelerators(); count > 0) return count;
+    if (const std::uint64_t count = accelerators(); count > 0) return {.least = count, .most = count};
     if (text == "gpu") throw UsageError(fmt::format("{}: gpu: there is no device here but the CPU", kFlag));
   }
-  if (text == "auto" || text == "cpu") return static_cast<std::uint64_t>(num_threads());
-  if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos) {
+  if (text == "auto" || text == "cpu") {
+    const auto count = static_cast<std::uint64_t>(num_threads());
+    return {.least = count, .most = count};
+  }
+  if (text.empty() || text.find_first_not_of("0123456789:") != std::string::npos) {
     throw UsageError(fmt::format("{}: expected a whole number from 1, auto, cpu or gpu, got '{}'", kFlag, text));
   }
-  return parse_whole(kFlag, text, 1, kMostRanks);
+  return LaunchRange::parse(kFlag, text, kMostRanks);
+}
+
+// Starts commands on other machines.
+std::string agent_of(const Mpi& mpi) {
+  const char* given =
+      std::getenv(std::string_view(mpi.key) == "openmpi" ? "OMPI_MCA_plm_rsh_agent" : "HYDRA_LAUNCHER_EXEC");
+  return given && *given != '\0' ? given : "ssh";
 }
 
 void check_nodes(const LaunchOptions& o) {
@@ -263,10 +271,15 @@ int launch(const Verb& verb, const LaunchOptions& o) {
   check_nodes(o);
   const std::vector<Host> given = o.hosts.empty() ? std::vector<Host>() : read_hosts(o.hosts);
   std::vector<Host> hosts = given;
-  const std::uint64_t per_node = o.ranks.empty() ? 1 : ranks_per_node(o.ranks);
-  std::uint64_t ranks = hosts.empty() ? per_node : 0;
+  const LaunchRange per_node = o.ranks.empty() ? LaunchRange() : ranks_per_node(o.ranks);
+  if (!hosts.empty() && per_node.elastic) {
+    throw UsageError(
+        "--nproc-per-node: MIN:MAX is for one machine; with --hosts, --nnodes MIN:MAX says how many of them are "
+        "needed");
+  }
+  std::uint64_t ranks = hosts.empty() ? per_node.most : 0;
   for (Host& h : hosts) {
-    if (!o.ranks.empty()) h.slots = per_node;
+    if (!o.ranks.empty()) h.slots = per_node.most;
     ranks += h.slots;
   }
   if (ranks > kMostRanks)
@@ -279,9 +292,12 @@ int launch(const Verb& verb, const LaunchOptions& o) {
 
   std::optional<TrainCommand> train;
   if (of_halfstep && words[1] == "train") train.emplace(std::vector(words.begin() + 2, words.end()), o.restarts > 0);
-  LaunchJob job{.launcher = launcher_arguments(mpi, ranks, per_node, hosts),
-                .ranks = static_cast<int>(ranks),
-                .other_machines = !hosts.empty()};
+  LaunchSize size = hosts.empty()
+                        ? LaunchSize(per_node)
+                        : LaunchSize(hosts, LaunchRange::parse("--nnodes", o.nodes, kMostRanks), agent_of(mpi));
+  const std::uint64_t shards = train && size.elastic() ? train->shards() : 0;
+  LaunchJob job;
+  job.other_machines = !hosts.empty();
   const auto set_program = [&](const std::vector<std::string>& arguments) {
     job.program = {own, "launch", "--as-rank", own, "train"};
     job.program.insert(job.program.end(), arguments.begin(), arguments.end());
@@ -292,15 +308,23 @@ int launch(const Verb& verb, const LaunchOptions& o) {
     job.program = {own, "launch", "--as-rank"};
     job.program.insert(job.program.end(), words.begin(), words.end());
   }
-  for (std::uint64_t restart = 1;; ++restart) {
+  for (std::uint64_t restart = 0;; ++restart) {
+    size.prepare(shards);
+    job.ranks = static_cast<int>(size.ranks());
+    job.launcher = launcher_arguments(mpi, size.ranks(), size.per_node(), size.hosts());
+    if (restart > 0) {
+      const fs::path checkpoint = train ? train->checkpoint() : fs::path();
+      if (train) set_program(train->again());
+      complain(fmt::format(
+          "launch: restart {} of {}{}, from {}", restart, o.restarts,
+          size.elastic() ? fmt::format(" on {} rank{}", size.ranks(), size.ranks() == 1 ? "" : "s") : std::string(),
+          checkpoint.empty() ? "the beginning" : shown_path(checkpoint)));
+    }
     const LaunchResult result = run_job(job);
     // Wrong arguments stay wrong.
     const bool hopeless = of_halfstep && result.status == kUsage;
-    if (result.status == kDone || result.interrupted || hopeless || restart > o.restarts) return result.status;
-    const fs::path checkpoint = train ? train->checkpoint() : fs::path();
-    if (train) set_program(train->again());
-    complain(fmt::format("launch: restart {} of {}, from {}", restart, o.restarts,
-                         checkpoint.empty() ? "the beginning" : shown_path(checkpoint)));
+    if (result.status == kDone || result.interrupted || hopeless || restart >= o.restarts) return result.status;
+    size.shrink();
   }
 }
 
@@ -311,13 +335,15 @@ void add_launch(CLI::App& program, int& status) {
   const auto o = std::make_shared<LaunchOptions>();
   add_word(verb, "--nproc-per-node,--nproc_per_node", o->ranks,
            "Processes on each machine: a number, auto (one for each accelerator, or, without one, for each processor), "
-           "cpu or gpu (default: 1, or as --hosts says)");
+           "cpu or gpu (default: 1, or as --hosts says); MIN:MAX goes on with one fewer after each failure");
   add_path(verb, "--hosts", o->hosts, "File with the machines, one a line: HOST, or HOST slots=N for N processes");
   add_whole(verb, "--max-restarts,--max_restarts", o->restarts, 0, kMostRestarts,
             "Start again after a failure, at most so often; train goes on from its last checkpoint");
   add_word(verb, "--mpi", o->mpi, "openmpi or mpich (default: the first that can be used)");
   constexpr const char* kTorch = "As torchrun has them";
-  add_word(verb, "--nnodes", o->nodes, "Number of machines; more than 1 needs --hosts").group(kTorch);
+  add_word(verb, "--nnodes", o->nodes,
+           "Number of machines; more than 1 needs --hosts; MIN:MAX leaves out those that can't be reached")
+      .group(kTorch);
   add_whole(verb, "--node-rank,--node_rank", o->node_rank, 0, kMostRanks, "Number of this machine; 0").group(kTorch);
   add_word(verb, "--master-addr,--master_addr", o->ignored, "Not needed: MPI's launcher connects the ranks")
       .group(kTorch);

@@ -45,6 +45,9 @@ constexpr std::size_t kMostKeptOutput = 1 << 16;
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
 // For MPI's launcher to end when it has ended a rank.
 constexpr auto kTimeOfLauncher = std::chrono::seconds(3);
+// After a rank has ended with an error, for one that was ended by one of these signals, which is why the first did.
+constexpr auto kTimeOfCause = std::chrono::milliseconds(500);
+constexpr std::array kCauses{SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE};
 
 [[noreturn]] void system_failed(const std::string& what) {
   throw Error(fmt::format("launch: {}: {}", what, std::strerror(errno)));
@@ -272,8 +275,10 @@ class Job {
     std::string line;
     while (r.lines.next(line)) {
       if (line.starts_with("started ")) r.pid = std::atol(line.c_str() + 8);
-      int status = 0, signal = 0;
-      if (std::sscanf(line.c_str(), "ended %d %d", &status, &signal) == 2) rank_ended(number, status, signal);
+      int status = 0, signal = 0, ours = 0;
+      if (std::sscanf(line.c_str(), "ended %d %d %d", &status, &signal, &ours) >= 2) {
+        rank_ended(number, status, signal, ours != 0);
+      }
     }
     if (more) return;
     r.socket.close();
@@ -284,25 +289,39 @@ class Job {
     dismiss_when_all_ended();
   }
 
-  void rank_ended(int number, int status, int signal) {
+  // `ours`: the process beside it sent the signal.
+  void rank_ended(int number, int status, int signal, bool ours) {
     RankProcess& r = ranks_[static_cast<std::size_t>(number)];
     r.ended = true;
     if (status != 0 || signal != 0) {
       const std::string who = fmt::format("rank {} (host {}, pid {})", number, printable(r.host), r.pid);
-      if (!first_failed_) {
+      // Others may notice it, and end with an error, before the process beside the rank is woken up.
+      const bool cause = signal != 0 && std::find(kCauses.begin(), kCauses.end(), signal) != kCauses.end() && !ours &&
+                         !killing_ && !asked_;
+      if (!first_failed_ || (cause && !said_)) {
         signal != 0
             ? fail(128 + signal, fmt::format("{} was ended by signal {} ({})", who, signal, ::strsignal(signal)))
             : fail(status, fmt::format("{} ended with status {}", who, status));
       }
+      if (cause) say();
     }
     dismiss_when_all_ended();
   }
 
   void fail(int status, const std::string& text) {
-    first_failed_ = Clock::now();
+    if (!first_failed_) first_failed_ = Clock::now();
     result_.status = status;
+    failure_ = text;
+    // One that is stopped has nothing to say, and doesn't hear SIGTERM.
+    for (const RankProcess& r : ranks_) {
+      if (r.socket && !r.ended) send_line(r.socket.get(), "end-if-stopped");
+    }
+  }
+
+  void say() {
+    if (!first_failed_ || std::exchange(said_, true)) return;
     // Of what the user asked for nothing needs to be said.
-    if (!result_.interrupted) complain("launch: " + text);
+    if (!result_.interrupted) complain("launch: " + failure_);
   }
 
   void dismiss_when_all_ended() {
@@ -353,6 +372,7 @@ class Job {
       fail(128 + SIGKILL, fmt::format("rank {} (host {}) was lost", lost_->rank,
                                       printable(ranks_[static_cast<std::size_t>(lost_->rank)].host)));
     }
+    if (first_failed_ && now - *first_failed_ > kTimeOfCause) say();
     if (first_failed_ && !dismissed_ && !result_.interrupted) {
       if (!asked_ && now - *first_failed_ > job_.grace) {
         complain(fmt::format("launch: {} s later other ranks still run; they are ended", job_.grace.count()));
@@ -400,6 +420,7 @@ class Job {
       if (::poll(&wait, 1, 100) != 1) break;
       read_output();
     }
+    say();
     const bool all_ended = std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& r) { return r.ended; });
     if (result_.interrupted) {
       if ((!all_ended || lost_) && result_.status == 0) result_.status = 128 + result_.signal;
@@ -425,6 +446,8 @@ class Job {
   std::optional<Clock::time_point> first_failed_, asked_, killed_, dismissed_;
   std::optional<Lost> lost_;
   bool killing_ = false, ended_launcher_ = false;
+  std::string failure_;  // the first
+  bool said_ = false;
   LaunchResult result_;
 };
 

@@ -9,7 +9,7 @@
 namespace halfstep::cli {
 
 struct LaunchJob {
-  std::vector<std::string> launcher;  ///< mpirun and its options
+  std::vector<std::string> launcher = {};  ///< mpirun and its options
   std::vector<std::string> program = {};
   int ranks = 1;
   bool other_machines = false;  ///< some ranks may be on other machines than this one

@@ -166,11 +166,21 @@ class Rank {
     std::array<pollfd, 3> files{{{.fd = signals_.get(), .events = POLLIN, .revents = 0},
                                  {.fd = socket_.get(), .events = POLLIN, .revents = 0},
                                  {.fd = output_.get(), .events = POLLIN, .revents = 0}}};
-    ::poll(files.data(), files.size(), socket_ ? -1 : 100);
+    ::poll(files.data(), files.size(), socket_ && !others_failed_ ? -1 : 100);
     if (files[2].revents) read_output();
     if (files[0].revents) read_signals();
     if (files[1].revents) read_orders();
     if (!socket_ && !ended_ && Clock::now() > kill_at_) kill_program(SIGKILL);
+    if (others_failed_ && is_stopped()) {
+      killed_here_ = true;
+      kill_program(SIGKILL);
+    }
+  }
+
+  bool is_stopped() const {
+    siginfo_t info{};
+    return !ended_ && pid_ > 1 && ::waitid(P_PID, static_cast<id_t>(pid_), &info, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
   }
 
   // Only ever the group that was made: -1 would be for all processes.
@@ -212,7 +222,9 @@ class Rank {
     output_.close();
     errors_.finish();
     const int number = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-    if (!socket_ || !send_line(socket_.get(), fmt::format("ended {} {}", WEXITSTATUS(status), number))) left_ = true;
+    if (!socket_ ||
+        !send_line(socket_.get(), fmt::format("ended {} {} {}", WEXITSTATUS(status), number, killed_here_ ? 1 : 0)))
+      left_ = true;
   }
 
   void read_orders() {
@@ -220,6 +232,7 @@ class Rank {
     std::string line;
     while (orders_.next(line)) {
       if (line == "leave") left_ = true;
+      if (line == "end-if-stopped") others_failed_ = true;
       if (line.starts_with("signal ") && !ended_) kill_program(std::atoi(line.c_str() + 7));
     }
     if (more || left_) return;
@@ -243,7 +256,7 @@ class Rank {
   File signals_, output_;
   sigset_t before_{};
   pid_t pid_ = -1;
-  bool ended_ = false, left_ = false;
+  bool ended_ = false, left_ = false, others_failed_ = false, killed_here_ = false;
   Clock::time_point kill_at_;
 };
 

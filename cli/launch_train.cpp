@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <map>
 
@@ -51,11 +52,20 @@ std::map<std::string, std::string> values_of(const std::vector<std::string>& arg
 
 TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder) : arguments_(std::move(arguments)) {
   if (!needs_folder) return;
-  const auto values = values_of(arguments_);
+  auto values = values_of(arguments_);
   const auto value = [&](const char* key) {
     const auto it = values.find(key);
     return it == values.end() ? std::string() : it->second;
   };
+  if (const fs::path resume = value("resume"); !resume.empty() && !values.contains("reproducible")) {
+    try {
+      const auto run = config_values((fs::is_directory(resume) ? resume : resume.parent_path()) / "config.yaml");
+      if (const auto it = run.find("reproducible"); it != run.end()) values.insert(*it);
+    } catch (const std::exception&) {
+      // Nor is what a run was begun with.
+    }
+  }
+  shards_ = std::strtoull(value("reproducible").c_str(), nullptr, 10);
   const auto is_on = [&](const char* key) { return !value(key).empty() && value(key) != "false"; };
   if (is_on("no-out") || is_on("evaluate") || is_on("markdown") || is_on("help")) return;
   folder_ = value("out");

@@ -2,6 +2,7 @@
 // `halfstep launch ... train ...`: where the run writes, and how it goes on after a failure.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -20,10 +21,13 @@ class TrainCommand {
   std::vector<std::string> again() const;
   /// The checkpoint that again() goes on from; empty: there is none.
   std::filesystem::path checkpoint() const;
+  /// Of --reproducible: the number of ranks has to divide it; 0 without it.
+  std::uint64_t shards() const { return shards_; }
 
  private:
   std::vector<std::string> arguments_;
   std::filesystem::path folder_;
+  std::uint64_t shards_ = 0;
 };
 
 }  // namespace halfstep::cli

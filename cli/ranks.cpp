@@ -9,10 +9,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cli/verbs.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
+#include "halfstep/dist/control.h"
 #include "halfstep/runtime/devices.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -61,7 +64,9 @@ void join_ranks(TrainOptions& o) {
       refuse_many_processes("train", " that no launcher of MPI started; use mpirun or `halfstep launch`");
     }
     c.group = dist::ProcessGroup::init(
-        {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order, .watch = true});
+        {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order,
+         .watch = true,
+         .stop = &g_stop});
   } catch (const dist::DistError& e) {
     refuse_many_processes("train", (std::string(": ") + e.what()).c_str());
   }
@@ -81,6 +86,7 @@ void join_ranks(TrainOptions& o) {
 bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& prepare) {
   std::exception_ptr own;
   std::string text;
+  dist::ProcessGroup::working("its preparation");  // a rank that reads its data more slowly is not lost
   try {
     prepare();
   } catch (const std::exception& e) {
@@ -91,10 +97,40 @@ bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& pre
   const std::vector<std::string> all = group.all_gather_text(text);
   const auto first = std::find_if(all.begin(), all.end(), [](const std::string& t) { return !t.empty(); });
   if (first == all.end()) return true;
+  dist::expect_end();
   const auto failed = static_cast<int>(first - all.begin());
   if (own && failed == group.rank()) std::rethrow_exception(own);
   if (group.rank() == 0) complain(fmt::format("rank {} ({}) can't begin: {}", failed, group.host(failed), *first));
   return false;
+}
+
+bool same_on_all(TrainOptions& o) {
+  training::TrainConfig& c = o.config;
+  nlohmann::json own = nlohmann::json::object();
+  for (const Flag& row : training::flags(c)) {
+    // A rank has a device of its own, and may have the data elsewhere.
+    const bool own_place = row.key() == "device" || row.key() == "data";
+    if (row.resume != training::FlagResume::free && !own_place) own[row.name()] = printable(row.saved());
+  }
+  for (const auto& [part, checksum] : c.data_checksums) own[part + " data"] = "of checksum " + printable(checksum);
+  const std::vector<std::string> all = c.group.all_gather_text(own.dump());
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r] == all[0]) continue;
+    dist::expect_end();
+    if (c.group.rank() != 0) return false;
+    const nlohmann::json other = nlohmann::json::parse(all[r], nullptr, false);
+    for (const auto& [name, value] : own.items()) {
+      const std::string there = other.is_object() ? other.value(name, "") : "";
+      if (there == value) continue;
+      complain(fmt::format("train: rank {} ({}) has {} {}, rank 0 has {}; all ranks do the same run", r,
+                           c.group.host(static_cast<int>(r)), name, there.empty() ? "of nothing" : there,
+                           value.get<std::string>()));
+      return false;
+    }
+    complain(fmt::format("train: rank {} ({}) does another run than rank 0", r, c.group.host(static_cast<int>(r))));
+    return false;
+  }
+  return true;
 }
 
 }  // namespace halfstep::cli

@@ -18,4 +18,8 @@ void join_ranks(TrainOptions& o);
 /// threw; the others return false, and rank 0 says which one it was.
 bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& prepare);
 
+/// Whether all ranks were told to do the same run, and read the same data: the flags that a run that resumes has to
+/// have the same, and the checksums of the data. Where they differ rank 0 says which rank has what; all ranks call it.
+bool same_on_all(TrainOptions& o);
+
 }  // namespace halfstep::cli

@@ -22,6 +22,7 @@
 #include "cli/verbs.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
+#include "halfstep/dist/control.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/checkpoint.h"
@@ -88,6 +89,8 @@ void print_line(const std::string& line) {
   fmt::print("{}\n", printable_lines(line));
   std::fflush(stdout);
 }
+
+constexpr const char* kStoppedEarly = "interrupted before the first step; nothing was written";
 
 bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
   return every > 0 && ((place - 1) % every == 0 || place == all);
@@ -306,10 +309,6 @@ int run(TrainOptions& o) {
         c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
   if (o.evaluate) return c.group.rank() > 0 ? kDone : evaluate(o, training::load_data(c, false));
-  const auto stopped_early = [] {
-    complain("interrupted before the first step; nothing was written");
-    return 128 + g_signal.load();
-  };
   training::RunData data;
   std::shared_ptr<training::Task> task;
   const auto prepare = [&] {
@@ -325,7 +324,13 @@ int run(TrainOptions& o) {
   } else if (!prepared_on_all(c.group, prepare)) {
     return kFailed;
   }
-  if (training::max_of(c.group, g_stop ? 1 : 0) != 0) return stopped_early();
+  if (training::max_of(c.group, g_stop ? 1 : 0) != 0) {
+    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
+    dist::expect_end();
+    if (c.group.rank() == 0) complain(kStoppedEarly);
+    return 128 + signal;
+  }
+  if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
   Reporter reporter(o, terminal);
   training::TrainCallbacks callbacks = reporter.callbacks();
   bool began = false;
@@ -344,15 +349,17 @@ int run(TrainOptions& o) {
   }
   reporter.bar().clear();
   say_damaged(data);
-  if (report.interrupted && !began && c.group.rank() == 0) return stopped_early();
   if (report.interrupted) {
+    // Together: a launcher ends those that are left when one has failed.
+    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
+    dist::expect_end();
     if (c.group.rank() == 0) {
-      complain(c.out.empty()
+      complain(!began ? std::string(kStoppedEarly)
+               : c.out.empty()
                    ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
                    : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
     }
-    // Together: a launcher ends those that are left when one has failed.
-    return 128 + static_cast<int>(training::max_of(c.group, g_signal.load()));
+    return 128 + signal;
   }
   if (report.nothing_left) {
     complain(

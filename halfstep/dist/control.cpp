@@ -6,23 +6,14 @@
 #include <csignal>
 
 #include <algorithm>
-#include <asio/io_context.hpp>
-#include <asio/ip/tcp.hpp>
 #include <asio/ip/v6_only.hpp>
 #include <asio/post.hpp>
-#include <asio/steady_timer.hpp>
-#include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <system_error>
-#include <thread>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
-#include "halfstep/dist/control_peer_internal.h"
-#include "halfstep/dist/control_text_internal.h"
+#include "halfstep/dist/control_impl_internal.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/runtime/log.h"
 
@@ -38,76 +29,14 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostStrangers = 64;
 constexpr milliseconds kStrangerTime{5000};
 constexpr milliseconds kGoodbyeTime{1000}, kReportTime{2000};
+// Between two looks at whether this rank is asked to stop.
+constexpr milliseconds kStopLook{100};
 
 milliseconds passed(Clock::time_point since, Clock::time_point now) {
   return std::chrono::duration_cast<milliseconds>(now - since);
 }
 
 }  // namespace
-
-struct Control::Impl {
-  using Kind = ControlMessage::Kind;
-
-  Impl(int own, int ranks, ControlOptions o) : rank(own), size(ranks), options(std::move(o)) {}
-  ~Impl() { stop(); }
-
-  void set_up(std::vector<std::string> hosts, const Exchange& exchange);
-  void start();
-  void say_goodbye();
-  void stop();
-
-  // Everything below runs on the thread, but publish() and what it protects.
-  void listen(bool local);
-  void accept();
-  void connect();
-  void try_connect();
-  bool on_message(const std::shared_ptr<Peer>& peer, const ControlMessage& m);
-  bool on_hello(const std::shared_ptr<Peer>& peer, const ControlMessage& m);
-  void on_failure_message(const Failure& f);
-  void on_closed(const std::shared_ptr<Peer>& peer);
-  void schedule_tick();
-  void tick();
-  void watch(Clock::time_point now);
-  void decide(Failure::What what, int who, std::string text);
-  void adopt(Failure f);
-  void send_all(const std::string& bytes, bool may_be_dropped = false);
-  void member_left(int who);
-  void check_parted();
-  Activity own_activity();
-  // The other side of connections: rank 0 to this rank, all others to rank 0.
-  bool watches(int other) const { return rank == 0 ? other != 0 : other == 0; }
-  void notify(bool& flag) {
-    const std::lock_guard lock(mutex);
-    flag = true;
-    changed.notify_all();
-  }
-
-  const int rank, size;
-  const pid_t process = ::getpid();
-  const ControlOptions options;
-  std::string token, answer_token;
-  std::vector<tcp::endpoint> addresses;  // of rank 0
-
-  asio::io_context io;
-  asio::steady_timer timer{io}, retry{io};
-  std::optional<tcp::acceptor> acceptor;
-  std::vector<RankState> ranks;
-  std::vector<std::shared_ptr<Peer>> peers;  // by rank
-  std::set<std::shared_ptr<Peer>> strangers;
-  std::string connect_error;
-  Clock::time_point started, ticked;
-  bool all_here = false, parting = false;
-  std::thread thread;
-
-  mutable std::mutex mutex;
-  std::condition_variable changed;
-  // Protected by it:
-  Activity mine, collective;  // what it does, and what it did before it began to work on something else
-  Clock::time_point mine_since = Clock::now();
-  std::optional<Failure> failure;
-  bool ready = false, parted = false;
-  std::atomic<bool> failed{false};
-};
 
 // Ranks tell each other where they are, and rank 0 where it listens. Whatever fails fails on all of them.
 void Control::Impl::set_up(std::vector<std::string> hosts, const Exchange& exchange) {
@@ -191,6 +120,7 @@ void Control::Impl::start() {
   ranks[static_cast<std::size_t>(rank)].here = true;
   rank == 0 ? accept() : connect();
   schedule_tick();
+  if (options.stop) look_for_stop();
   // Signals are for the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
@@ -302,6 +232,10 @@ bool Control::Impl::on_message(const std::shared_ptr<Peer>& peer, const ControlM
     case Kind::failure:
       on_failure_message(m.failure);
       return true;
+    case Kind::stop:
+      if (rank != 0) peer->send(encode({.kind = Kind::beat, .activity = own_activity()}));
+      ask_to_stop();
+      return true;
     case Kind::hello:
     case Kind::accepted:
       break;
@@ -377,6 +311,44 @@ void Control::Impl::tick() {
   ranks[static_cast<std::size_t>(rank)].heard = now;
   send_all(encode({.kind = Kind::beat, .activity = ranks[static_cast<std::size_t>(rank)].activity}), true);
   if (!failed && !was_away) watch(now);
+}
+
+void Control::Impl::look_for_stop() {
+  stop_timer.expires_after(std::min(options.heartbeat, kStopLook));
+  stop_timer.async_wait([this](const asio::error_code& e) {
+    if (e || stopping) return;
+    all_here&& options.stop() ? ask_to_stop() : look_for_stop();
+  });
+}
+
+// Stopping takes all ranks: one that doesn't answer is not to be waited for as long as in training, since whoever sent
+// the signal may send the one that kills soon.
+void Control::Impl::ask_to_stop() {
+  if (std::exchange(stopping, true) || parting || failed) return;
+  asked = Clock::now();
+  send_all(encode({.kind = Kind::stop}));
+  stop_timer.expires_after(options.answer);
+  stop_timer.async_wait([this](const asio::error_code& e) {
+    if (!e) check_answers();
+  });
+}
+
+void Control::Impl::check_answers() {
+  if (parting || failed) return;
+  const Clock::time_point now = Clock::now();
+  // As in tick(): answers may have come and not been read.
+  if (passed(ticked, now) > std::max(3 * options.heartbeat, options.lost / 2)) {
+    stopping = false;
+    return ask_to_stop();
+  }
+  for (int r = 0; r < size; ++r) {
+    const RankState& other = ranks[static_cast<std::size_t>(r)];
+    if (!watches(r) || !other.here || other.left || other.heard > asked) continue;
+    ranks[static_cast<std::size_t>(rank)].activity = own_activity();
+    return decide(Failure::What::silent, r,
+                  fmt::format("{} hasn't answered for {} since the job was asked to stop: stopped, or cut off; {}",
+                              rank_text(ranks, r), seconds_text(passed(asked, now)), circumstances(ranks, r)));
+  }
 }
 
 void Control::Impl::watch(Clock::time_point now) {

@@ -45,6 +45,11 @@ struct ControlOptions {
   std::chrono::milliseconds lost{10'000};         ///< silence after which a rank is lost
   std::chrono::milliseconds out_of_step{10'000};  ///< wait of others after which a rank is out of step; 0: never
   std::chrono::milliseconds connect{30'000};      ///< until all ranks have connected
+  /// From the moment at which a rank is asked to stop until all must have answered.
+  std::chrono::milliseconds answer{2000};
+  /// Whether this rank is asked to stop, by a signal, say; called on the thread of the Control, often. Ranks stop
+  /// together: when one of them is asked, each must answer within `answer`, or it is lost. May be empty.
+  std::function<bool()> stop = {};
   /// Called once, on the thread of the Control, when a failure becomes known; it must not destroy the Control.
   std::function<void(const Failure&)> on_failure = {};
 };
@@ -89,5 +94,9 @@ class HS_API Control {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// The ranks of this job have agreed to end, with a status other than 0, say: from here on that is no failure, of which
+/// ranks that are a moment behind would be told in place of what they agreed on.
+HS_API void expect_end();
 
 }  // namespace halfstep::dist

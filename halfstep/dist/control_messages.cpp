@@ -84,6 +84,7 @@ void fields(Stream& s, M& m) {
       s.text(m.token, kMostToken);
       break;
     case Kind::ready:
+    case Kind::stop:
       break;
     case Kind::beat:
     case Kind::goodbye:
@@ -129,7 +130,7 @@ Taken take_message(std::string& buffer, ControlMessage& message, std::size_t lim
   std::uint8_t kind = 0;
   body.number(kind);
   if (kind < static_cast<std::uint8_t>(ControlMessage::Kind::hello) ||
-      kind > static_cast<std::uint8_t>(ControlMessage::Kind::goodbye)) {
+      kind > static_cast<std::uint8_t>(ControlMessage::Kind::stop)) {
     return Taken::broken;
   }
   message = {};

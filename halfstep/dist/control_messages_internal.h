@@ -38,6 +38,7 @@ struct ControlMessage {
     report,     ///< to rank 0: the sender ends with an error
     failure,    ///< the first failure
     goodbye,    ///< the sender has finished; what it did last
+    stop,       ///< a rank was asked to stop; it is answered by a heartbeat
   };
   Kind kind = Kind::beat;
   std::string token = {};  ///< hello, accepted

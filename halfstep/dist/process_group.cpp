@@ -293,13 +293,18 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
   world = std::move(made);
   ProcessGroup group(world);
   if (options.watch && world->size > 1) {
-    detail::start_watch(world, [&](std::string_view text) { return group.all_gather_text(text); });
+    detail::start_watch(
+        world, [&](std::string_view text) { return group.all_gather_text(text); }, options.stop);
   }
   return group;
 }
 
 void ProcessGroup::report_failure(std::string_view text) {
-  if (const auto watch = detail::watch()) watch->report_failure(text);
+  if (const auto watch = detail::watch(); watch && !detail::end_is_expected()) watch->report_failure(text);
+}
+
+void ProcessGroup::working(std::string_view what) {
+  if (const auto watch = detail::watch()) watch->working(what);
 }
 
 bool ProcessGroup::launched() { return !detail::find_launch().mpi.empty(); }

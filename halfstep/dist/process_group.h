@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,9 @@ struct ProcessGroupOptions {
   /// The ranks watch each other (control.h): one that dies, hangs or falls out of step is named on all others within
   /// seconds, and their collectives throw DistError.
   bool watch = false;
+  /// Becomes true when this rank is asked to stop, by a signal, say. Ranks that watch each other and stop together then
+  /// have 2 seconds to answer: one that is stopped or cut off is not waited for any longer. May be null.
+  const std::atomic<bool>* stop = nullptr;
 };
 
 /// What a rank has sent and waited for since it began.
@@ -94,6 +98,9 @@ class HS_API ProcessGroup {
   /// Tells the ranks that watch each other that this one ends because of an error, and why; without them, or when
   /// another failure came first, it does nothing. A process that exits with a status other than 0 does it by itself.
   static void report_failure(std::string_view text);
+  /// Tells the ranks that watch each other that this one begins something for which others may have to wait longer than
+  /// the 10 seconds after which a rank is out of step, such as writing a file; the next collective ends that.
+  static void working(std::string_view what);
   /// Whether a launcher of MPI (mpirun, srun, ...) with more than one process started this one, or with one.
   static bool launched();
 

@@ -15,11 +15,12 @@ std::atomic<std::shared_ptr<Control>>& the_watch() {
   return instance;
 }
 std::atomic<const GroupState*> g_world{nullptr};
+std::atomic<bool> g_end_expected{false};
 
 // Before MPI ends. Where the communication thread is still in a collective, there is no goodbye.
 void end_watch(int status) {
   const std::shared_ptr<Control> control = the_watch().exchange(nullptr);
-  if (control && status != 0 && !control->failed()) {
+  if (control && status != 0 && !g_end_expected && !control->failed()) {
     control->report_failure(fmt::format("it exited with status {}", status));
   }
 }
@@ -28,11 +29,15 @@ void end_watch(int status) {
 
 std::shared_ptr<Control> watch() { return the_watch().load(); }
 
-void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange) {
+bool end_is_expected() { return g_end_expected; }
+
+void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange,
+                 const std::atomic<bool>* stop) {
   // A rank that answers may be slow: reading its first batch, writing a checkpoint. It has the time that a collective
   // may wait, and is named a little before that is over.
-  auto control = std::make_shared<Control>(world->rank, world->size, world->hosts, exchange,
-                                           ControlOptions{.out_of_step = world->timeout / 10 * 9});
+  ControlOptions options{.out_of_step = world->timeout / 10 * 9};
+  if (stop) options.stop = [stop] { return stop->load(std::memory_order_relaxed); };
+  auto control = std::make_shared<Control>(world->rank, world->size, world->hosts, exchange, std::move(options));
   g_world = world.get();
   the_watch().store(std::move(control));
   set_abort_check([]() -> std::string {
@@ -61,3 +66,9 @@ Watched::~Watched() {
 }
 
 }  // namespace halfstep::dist::detail
+
+namespace halfstep::dist {
+
+void expect_end() { detail::g_end_expected = true; }
+
+}  // namespace halfstep::dist

@@ -2,6 +2,7 @@
 // Internal: the process's Control, where its ranks watch each other.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "halfstep/dist/control.h"
@@ -10,10 +11,14 @@
 namespace halfstep::dist::detail {
 
 /// Starts it for the ranks of `world`: a failure ends their collectives, and the process's end says goodbye, or, with a
-/// status other than 0, that this rank failed. All ranks call it.
-void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange);
+/// status other than 0, that this rank failed. `stop`, unless it is null, becomes true when this rank is asked to stop.
+/// All ranks call it.
+void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange,
+                 const std::atomic<bool>* stop);
 /// Null until then, and when the process ends.
 std::shared_ptr<Control> watch();
+/// Whether expect_end() was called.
+bool end_is_expected();
 
 /// Tells the others, for its lifetime, that this rank is in a collective.
 class Watched {

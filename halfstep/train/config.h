@@ -44,6 +44,7 @@ struct TrainConfig {
   int start_epoch = 0;                ///< epoch, from 0, to begin with; a checkpoint says that itself
   std::filesystem::path out = {};     ///< folder for checkpoints; empty: none are written
   bool overwrite = false;             ///< an existing run in `out` is replaced by this one
+  bool sync_checkpoints = false;      ///< training waits for checkpoints, which then need no copy of the state
   std::filesystem::path log_json = {};
   bool tensorboard = false;  ///< write curves for TensorBoard into `out`/tensorboard
   std::uint64_t seed = 0;

@@ -119,11 +119,19 @@ void RunSaver::gather() {
   if (compression_) communication_ = compression_->state_dict(group);
 }
 
-bool RunSaver::save(const std::filesystem::path& file) const {
-  if (bad_losses > 0 && std::filesystem::exists(file)) return false;
+bool RunSaver::may_write(const std::filesystem::path& file) const {
+  return bad_losses == 0 || !std::filesystem::exists(file);
+}
+
+void RunSaver::wait() {
+  writer_.wait();
+  if (!next_file_.empty()) last_file_ = std::exchange(next_file_, {});
+}
+
+void RunSaver::save(const std::vector<std::filesystem::path>& places) {
   const amp::GradScaler* scaler = step_.scaler();
   optim::Optimizer& optimizer = step_.optimizer();
-  save_checkpoint(file, {.model = config_.model,
+  writer_.write(places, {.model = config_.model,
                          .weights = step_.network().state_dict(),
                          .optimizer_kind = optimizer.kind(),
                          .optimizer = optimizer.state_dict(),
@@ -152,7 +160,7 @@ bool RunSaver::save(const std::filesystem::path& file) const {
                          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
                          .data_checksums = config_.data_checksums,
                          .communication = communication_});
-  return true;
+  if (places.back().filename() == kLast) next_file_ = places.back();
 }
 
 void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
@@ -162,6 +170,7 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
     for (const double loss : r.losses) {
       saver_.bad_losses = std::isfinite(loss) ? 0 : saver_.bad_losses + 1;
       if (saver_.bad_losses <= most) continue;
+      saver_.wait();
       const std::string last = saver_.last_file().empty() ? "none was written" : shown_path(saver_.last_file());
       fail<Error>(
           "train: expected a finite loss, got {} in epoch {}, step {}; last checkpoint: {}; a smaller --lr may help",
@@ -170,27 +179,44 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
   }
 }
 
-void SaveCallback::save(const char* name, const TrainContext& context) {
+void SaveCallback::save(std::vector<const char*> names, const TrainContext& context) {
   saver_.gather();
   if (saver_.folder().empty()) return;
-  const std::filesystem::path file = saver_.folder() / name;
-  if (!saver_.save(file)) return;
-  log_.write("checkpoint",
-             {{"epoch", std::int64_t{context.epoch}}, {"step", saver_.state().step}, {"file", file.string()}});
-  // The caller is notified of the last one only: the best one is a copy of some last one.
-  if (name != kLast) return;
-  saver_.set_last_file(file);
-  if (callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+  settle();
+  std::vector<std::filesystem::path> files;
+  std::erase_if(names, [&](const char* name) { return !saver_.may_write(saver_.folder() / name); });
+  for (const char* name : names) files.push_back(saver_.folder() / name);
+  if (files.empty()) return;
+  dist::ProcessGroup::working("writing a checkpoint");
+  pending_epoch_ = context.epoch;
+  pending_step_ = saver_.state().step;
+  saver_.save(files);
+  pending_ = std::move(names);
+  if (saver_.saved()) settle();
+}
+
+void SaveCallback::settle() {
+  if (pending_.empty()) return;
+  if (!saver_.saved()) dist::ProcessGroup::working("writing a checkpoint");
+  const std::vector<const char*> names = std::exchange(pending_, {});
+  saver_.wait();
+  for (const char* name : names) {
+    const std::filesystem::path file = saver_.folder() / name;
+    log_.write("checkpoint", {{"epoch", pending_epoch_}, {"step", pending_step_}, {"file", file.string()}});
+    // The caller is notified of the last one only: the best one is a copy of some last one.
+    if (name == kLast && callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+  }
 }
 
 void SaveCallback::on_step_end(TrainContext& context) {
+  if (saver_.saved()) settle();
   saver_.set_state(context.state());
   const std::int64_t every = saver_.save_every();
   // An epoch's end is a place of its own to save at.
   if (every == 0 || context.step % every != 0 || context.step_in_epoch == context.steps_in_epoch) return;
   context.read_values();
   saver_.set_state(context.state());
-  save(kLast, context);
+  save({kLast}, context);
 }
 
 void SaveCallback::on_eval_end(TrainContext& context) {
@@ -205,13 +231,13 @@ void SaveCallback::on_epoch_end(TrainContext& context) {
   saver_.set_state(context.state());
   if (!std::exchange(evaluated_, false)) return;  // it was stopped
   // In this order: killed between the two, the run that goes on makes this evaluation again.
-  if (best_) save(kBest, context);
-  save(kLast, context);
+  best_ ? save({kBest, kLast}, context) : save({kLast}, context);
 }
 
 void SaveCallback::on_train_end(TrainContext& context) {
   saver_.set_state(context.state());
-  if (context.state().epoch < saver_.epochs()) save(kLast, context);
+  if (context.state().epoch < saver_.epochs()) save({kLast}, context);
+  settle();
 }
 
 // ----------------------------------------------------------------------------------------------------------- reports

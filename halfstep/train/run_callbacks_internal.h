@@ -6,10 +6,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/checkpoint_writer_internal.h"
 #include "halfstep/train/debugging.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/schedule.h"
@@ -51,7 +53,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
 class RunSaver {
  public:
   RunSaver(const TrainConfig& config, TrainStep& step, const data::DataLoader& loader)
-      : config_(config), step_(step), loader_(loader) {}
+      : config_(config), step_(step), loader_(loader), writer_(!config.sync_checkpoints) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
   /// The state that the next checkpoint holds.
@@ -62,19 +64,24 @@ class RunSaver {
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
 
-  /// Writes the file unless it would take the place of a good one: a run can't be resumed from
-  /// weights whose loss isn't finite. Returns whether it did.
-  bool save(const std::filesystem::path& file) const;
+  /// Whether the file may be written: unless it would take the place of a good one, since a run can't be resumed from
+  /// weights whose loss isn't finite.
+  bool may_write(const std::filesystem::path& file) const;
+  /// Begins to write the state as it is now, beside training unless the configuration says otherwise.
+  void save(const std::vector<std::filesystem::path>& places);
+  /// Whether wait() would return, or throw, at once.
+  bool saved() const { return writer_.done(); }
+  /// Returns when what was begun is written. Throws IoError if it can't be.
+  void wait();
   /// What compresses gradients, whose state checkpoints have.
   void set_compression(std::optional<dist::PowerSGD> compression) { compression_ = std::move(compression); }
-  /// Ahead of save() on all ranks: collects the state of compression from them.
+  /// Ahead of save(), on all ranks: collects the state of compression from them.
   void gather();
   std::filesystem::path folder() const { return config_.out; }
   std::int64_t save_every() const { return config_.save_every; }
   int epochs() const { return config_.epochs; }
   /// The last one that was written to go on from, or gone on from.
   const std::filesystem::path& last_file() const { return last_file_; }
-  void set_last_file(const std::filesystem::path& file) { last_file_ = file; }
 
  private:
   const TrainConfig& config_;
@@ -82,7 +89,8 @@ class RunSaver {
   const data::DataLoader& loader_;
   RunState state_;
   std::optional<double> best_;
-  std::filesystem::path last_file_;
+  std::filesystem::path last_file_, next_file_;
+  CheckpointWriter writer_;
   std::optional<dist::PowerSGD> compression_;
   NamedTensors communication_;  // its state
 };
@@ -130,7 +138,8 @@ class DebugCallback final : public CallbackBase {
   TrainStep& step_;
 };
 
-/// Writes `last.safetensors` and `best.safetensors`.
+/// Writes `last.safetensors` and `best.safetensors`. The log has them, and the caller hears of them, when they are in
+/// their place.
 class SaveCallback final : public CallbackBase {
  public:
   SaveCallback(RunSaver& saver, JsonLog& log, const TrainCallbacks& callbacks, ReportCallback& reports)
@@ -142,13 +151,18 @@ class SaveCallback final : public CallbackBase {
   void on_train_end(TrainContext& context) override;
 
  private:
-  void save(const char* name, const TrainContext& context);
+  void save(std::vector<const char*> names, const TrainContext& context);
+  /// Waits for what is being written, and says so.
+  void settle();
   RunSaver& saver_;
   JsonLog& log_;
   const TrainCallbacks& callbacks_;
   ReportCallback& reports_;
   bool best_ = false;       // the evaluation of this epoch
   bool evaluated_ = false;  // this epoch
+  // What is being written, and of when.
+  std::vector<const char*> pending_;
+  std::int64_t pending_epoch_ = 0, pending_step_ = 0;
 };
 
 }  // namespace halfstep::training

@@ -186,6 +186,8 @@ class Run {
     const fs::path own = config.out / "log.jsonl";
     appends_ = !config.resume.empty() &&
                !(replaces_ && (config.log_json == own || fs::equivalent(config.log_json, own, error)));
+    // It may wait for its reader.
+    if (config.group.size() > 1) dist::ProcessGroup::working("opening its log");
     if (!config.log_json.empty() && !nothing_left()) log_ = JsonLog(config.log_json, appends_, stop_);
   }
 
@@ -194,7 +196,8 @@ class Run {
     RunReport report;
     report.best_by = step_.task().best_by();
     // Stopped while the log waited for its reader: nothing has begun.
-    report.interrupted = !nothing_left() && !config_.log_json.empty() && !log_;
+    dist::ProcessGroup all_ranks = config_.group;
+    report.interrupted = max_of(all_ranks, !nothing_left() && !config_.log_json.empty() && !log_ ? 1 : 0) != 0;
     if (nothing_left() || report.interrupted) {
       report.nothing_left = nothing_left();
       report.epochs = from_.epoch;
@@ -238,8 +241,7 @@ class Run {
     debugging_.finish();
     const RunState& end = saver_.state();
     // A stop while the last evaluation ended came too late.
-    dist::ProcessGroup group = config_.group;
-    const bool stopped = max_of(group, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
+    const bool stopped = max_of(all_ranks, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
     report.interrupted = stopped && end.epoch < config_.epochs;
     report.epochs = end.epoch;
     report.steps = end.step;

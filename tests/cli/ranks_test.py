@@ -188,46 +188,6 @@ class Ranks(ProgramTest):
         self.assertNotEqual(status, 0)
         self.assertIn("3 ranks divide, got 4", err)
 
-    # Under `launch`, which leaves the others time to speak whatever the MPI.
-    def test_a_rank_that_is_lost_is_named(self):
-        self.data()
-        for mpi in modules():
-            for number, seconds, said in ((signal.SIGKILL, 5, "ended without a goodbye"), (signal.SIGSTOP, 30, r"hasn't answered for 1\d s")):
-                process = self.start("launch", "--mpi", mpi, "--nproc-per-node", 2, "train", "mlp", "data", "--epochs", "100000", "--no-out", "-q",
-                                     start_new_session=True)
-                self.addCleanup(self.kill_session, process.pid)
-                pid = self.rank_one(process.pid)
-                time.sleep(1)
-                os.kill(pid, number)
-                began = time.time()
-                _, _, err = self.finish(process, 60)
-                if number == signal.SIGSTOP:
-                    self.assertRaises(ProcessLookupError, os.kill, pid, 0)
-                self.assertLess(time.time() - began, seconds)
-                self.assertRegex(err, rf"rank 1 \(host [^)]*pid {pid}\) {said}")
-                self.assertRegex(err, "rank 0 waits in [a-z_]+ #[0-9]+")
-
-    @staticmethod
-    def kill_session(leader):
-        subprocess.run(["pkill", "-KILL", "-s", str(leader)], check=False)
-
-    def rank_one(self, leader):
-        deadline = time.time() + 30
-        while time.time() < deadline:
-            found = subprocess.run(["pgrep", "-s", str(leader), "-f", "train mlp data"], capture_output=True, text=True, check=False)
-            for pid in map(int, found.stdout.split()):
-                try:
-                    with open(f"/proc/{pid}/environ", "rb") as file:
-                        variables = file.read().split(b"\0")
-                    with open(f"/proc/{pid}/cmdline", "rb") as file:
-                        words = file.read().split(b"\0")
-                except OSError:
-                    continue
-                if words[1:2] == [b"train"] and (b"OMPI_COMM_WORLD_RANK=1" in variables or b"PMI_RANK=1" in variables):
-                    return pid
-            time.sleep(0.1)
-        self.fail("rank 1 did not start")
-
     def test_devices(self):
         self.data()
         self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS, "--epochs", "2")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks as processes, which exchange texts through this one: kill -9, SIGSTOP, and an end without a goodbye.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sched.h>
@@ -8,11 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "halfstep/dist/control.h"
 
@@ -25,6 +28,8 @@ using std::chrono::milliseconds;
 const ControlOptions kQuick{.heartbeat = milliseconds(100), .lost = milliseconds(2000), .out_of_step = milliseconds(0)};
 // What a loaded machine may add to it.
 constexpr milliseconds kMargin{5000};
+// Of a process of a job.
+std::atomic<bool> g_asked_to_stop{false};
 
 void write_all(int file, std::string_view text) {
   const auto size = static_cast<std::uint32_t>(text.size());
@@ -145,6 +150,7 @@ class Job {
         const std::string told = read_text(file);
         if (told == "vanish") ::_exit(3);
         if (told == "fail") control.report_failure("out of memory");
+        if (told == "stop") g_asked_to_stop = true;
         if (told.empty() || told == "finish") break;
       }
     } catch (...) {
@@ -243,6 +249,48 @@ TEST(ControlProcesses, AFailureIsToldThoughTheProcessEndsRightAfterIt) {
       ASSERT_TRUE(told.is_object()) << r;
       EXPECT_EQ(told["rank"], rank);
       EXPECT_EQ(told["what"], static_cast<int>(Failure::What::error)) << told;
+      EXPECT_EQ(job.ended(r), 0);
+    }
+  }
+}
+
+// Long before the silence is one of a rank that is lost.
+TEST(ControlProcesses, AJobThatIsAskedToStopDoesNotWaitForAStoppedRank) {
+  ControlOptions options = kQuick;
+  options.lost = milliseconds(60'000);
+  options.answer = milliseconds(1000);
+  options.stop = [] { return g_asked_to_stop.load(); };
+  for (const auto& [asked, stopped] : {std::pair(2, 1), std::pair(0, 1), std::pair(2, 0)}) {
+    SCOPED_TRACE(fmt::format("rank {} is asked, rank {} is stopped", asked, stopped));
+    Job job(3, options);
+    job.signal(stopped, SIGSTOP);
+    const double begin = seconds_now();
+    job.tell(asked, "stop");
+    for (int r = 0; r < 3; ++r) {
+      // Without rank 0 nobody tells those that weren't asked.
+      if (r == stopped || (stopped == 0 && r != asked)) continue;
+      const auto told = job.result(r);
+      ASSERT_TRUE(told.is_object()) << r;
+      EXPECT_EQ(told["rank"], stopped) << told;
+      EXPECT_EQ(told["what"], static_cast<int>(Failure::What::silent));
+      EXPECT_NE(told["text"].get<std::string>().find(" since the job was asked to stop"), std::string::npos) << told;
+      EXPECT_GE(told["time"].get<double>() - begin, 1);
+      EXPECT_LT(told["time"].get<double>() - begin, 1 + 0.001 * static_cast<double>(kMargin.count()));
+    }
+  }
+}
+
+TEST(ControlProcesses, AJobWhoseRanksAllAnswerStopsInPeace) {
+  ControlOptions options = kQuick;
+  options.answer = milliseconds(500);
+  options.stop = [] { return g_asked_to_stop.load(); };
+  for (const int asked : {0, 2}) {
+    Job job(3, options);
+    job.tell(asked, "stop");
+    std::this_thread::sleep_for(4 * options.answer);  // the steps that they still do
+    for (int r = 0; r < 3; ++r) job.tell(r, "finish");
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_TRUE(job.result(r).is_null());
       EXPECT_EQ(job.ended(r), 0);
     }
   }

@@ -60,6 +60,7 @@ TEST_F(TensorBoardRuns, HaveWhatACheckpointHasBehindIt) {
   std::vector<std::string> at;  // the file as it is at each checkpoint
   training::TrainCallbacks callbacks;
   callbacks.on_checkpoint = [&](const fs::path&) { at.push_back(event_files(config_.out).at(0)); };
+  config_.sync_checkpoints = true;  // no further steps meanwhile
   train(callbacks);
   ASSERT_EQ(at.size(), 3u);  // at steps 10, 20 and 25
   for (const auto& [checkpoint, steps, epochs] : {std::tuple{0, 1, 0}, {1, 2, 0}, {2, 2, 1}}) {

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are those of a run that
+nobody disturbed, bit for bit."""
+import os
+import random
+import signal
+import sys
+import time
+import unittest
+
+from jobs import MPIS, JobTest
+from program import RUN_FILES, Safetensors, events
+
+SEED = 17
+RANKS = 2
+
+
+@unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")
+class RestartsTest(JobTest):
+    def killed_at_random(self, mpi, kills, epochs, most_steps):
+        """Each life of the job ends after a random number of steps, at most `most_steps`, or a random time, whichever comes first: so that some end before the
+        first step, and the run isn't done before all kills are."""
+        numbers = random.Random(SEED)
+        log = self.folder / "run/log.jsonl"
+        arguments = ["train", "mlp", "data", "--epochs", epochs, "--batch-size", "32", "--save-every", "9", "--amp", "f16", "--seed", "3", "-q"]
+        whole = self.job(mpi, RANKS, *arguments, "--out", "whole")
+        status, _, err, _ = self.finish(whole, 600)
+        self.assertEqual(status, 0, err)
+        process = self.job(mpi, RANKS, "--max-restarts", kills, *arguments, "--out", "run")
+        lives = []
+        for number in range(kills):
+            before, size = set(lives), log.stat().st_size if log.exists() else 0
+            bytes_more, seconds = numbers.random() * most_steps * 220, numbers.random() * 2
+            self.wait_for(f"life {number + 1}", lambda: process.poll() is not None or set(self.processes()) - before)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not (log.exists() and log.stat().st_size > size + bytes_more):
+                time.sleep(0.002)
+            alive = [pid for pid in self.processes() if pid not in before]
+            self.assertTrue(alive and process.poll() is None, f"after {number} kills the job had ended by itself: {process.poll()}")
+            lives += alive
+            os.kill(numbers.choice(sorted(alive)), signal.SIGKILL)
+            if number % 10 == 9:
+                print(f"{number + 1} kills", flush=True)
+        status, _, err, _ = self.finish(process, 600)
+        self.assertEqual(status, 0, err)
+        self.assertEqual(err.count(" was ended by signal 9 (Killed)"), kills, err)
+        self.assertIn(f"launch: restart {kills} of {kills}, from run/last.safetensors", err)
+        runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("run", "whole")]
+        self.assertEqual((runs[0].header, runs[0].data), (runs[1].header, runs[1].data))
+        logs = [[[e["step"], e["loss"], e["scale"]] for e in events(self.folder / run / "log.jsonl") if e["event"] == "step"] for run in ("run", "whole")]
+        self.assertEqual(*logs)
+        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), RUN_FILES)
+
+
+class Kills(RestartsTest):
+    def test_at_random_moments(self):
+        self.data(train=2048)
+        for mpi in MPIS:
+            with self.subTest(mpi=mpi):
+                self.killed_at_random(mpi, 3, epochs=8, most_steps=150)
+                os.rename(self.folder / "run", self.folder / f"run-{mpi}")
+                os.rename(self.folder / "whole", self.folder / f"whole-{mpi}")
+
+
+class Elastic(RestartsTest):
+    def test_one_rank_fewer_after_each_failure(self):
+        """With --reproducible the bits are those of any number of ranks, so of a run that nobody disturbed, too."""
+        self.data(train=2048)
+        arguments = ["train", "mlp", "data", "--epochs", "6", "--batch-size", "32", "--save-every", "9", "--reproducible", "4", "--seed", "3"]
+        self.train(*arguments[2:], "--out", "whole", env={"HALFSTEP_THREADS": "1"})
+        for mpi in MPIS:
+            with self.subTest(mpi=mpi):
+                run = f"run-{mpi}"
+                process = self.job(mpi, "1:4", "--max-restarts", "5", *arguments, "--out", run, "-q")
+                for count in (4, 2):  # 3 doesn't divide the shards
+                    self.wait_for_steps(run, 30)
+                    self.wait_for(f"{count} ranks", lambda count=count: sorted(self.processes().values()) == list(range(count)))
+                    (self.folder / run / "log.jsonl").unlink()  # so that the next steps are those of the ranks that are left
+                    os.kill(self.ranks(count)[-1], signal.SIGKILL)
+                status, _, err, _ = self.finish(process, 120)
+                self.assertEqual(status, 0, err)
+                self.assertIn(f"launch: restart 1 of 5 on 2 ranks, from {run}/last.safetensors", err)
+                self.assertIn(f"launch: restart 2 of 5 on 1 rank, from {run}/last.safetensors", err)
+                runs = [Safetensors(self.folder / r / "last.safetensors") for r in (run, "whole")]
+                self.assertEqual(runs[0].data, runs[1].data)
+
+    def test_machines_that_can_not_be_reached_are_left_out(self):
+        """An agent in place of ssh, whose machines are this one, and one of which is gone after the first failure."""
+        agent = self.folder / "agent"
+        agent.write_text(f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1\nshift\n[ "$host" = 127.0.0.3 ] && [ -e {self.folder}/gone ] && exit 255\n'
+                         'exec sh -c "$*"\n')
+        agent.chmod(0o755)
+        (self.folder / "hosts").write_text("127.0.0.2 slots=1\n127.0.0.3 slots=2\n127.0.0.4 slots=1\n")
+        program = self.folder / "rank.py"
+        program.write_text(f"#!{sys.executable}\nimport os, sys\nrank = os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK'))\n"
+                           f"size = os.environ.get('OMPI_COMM_WORLD_SIZE', os.environ.get('PMI_SIZE'))\nprint(rank, size) if rank == '0' else None\n"
+                           f"sys.stdout.flush()\nif not os.path.exists('{self.folder}/gone') and rank == '1':\n  open('{self.folder}/gone', 'w')\n  sys.exit(3)\n")
+        program.chmod(0o755)
+        env = {"OMPI_MCA_plm_rsh_agent": str(agent), "HYDRA_LAUNCHER_EXEC": str(agent)}
+        for mpi in MPIS:
+            for nodes, status, said in (("2:3", 0, "0 4\n0 2\n"), ("3:3", 1, "0 4\n")):
+                with self.subTest(mpi=mpi, nodes=nodes):
+                    (self.folder / "gone").unlink(missing_ok=True)
+                    got, out, err = self.run_program("launch", "--mpi", mpi, "--hosts", "hosts", "--nnodes", nodes, "--max-restarts", "2", program, env=env)
+                    self.assertEqual((got, out), (status, said), err)
+                    self.assertIn("launch: 127.0.0.3 can't be reached and is left out\n", err)
+                    self.assertIn("launch: restart 1 of 2 on 2 ranks, from the beginning\n" if status == 0 else
+                                  "launch: 2 of 3 machines can be reached, and --nnodes asks for at least 3\n", err)
+
+    def test_usage(self):
+        (self.folder / "hosts").write_text("a\nb\n")
+        for text, arguments in (("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
+                                ("--nnodes: expected MIN:MAX, got 3:2", ["--hosts", "hosts", "--nnodes", "3:2", "true"]),
+                                ("--nproc-per-node: MIN:MAX is for one machine", ["--hosts", "hosts", "--nproc-per-node", "1:2", "true"])):
+            self.refused(2, text, "launch", *arguments)
+
+
+class KillsSlow(RestartsTest):
+    def test_a_hundred_at_random_moments(self):
+        self.data(train=2048)
+        self.killed_at_random(MPIS[0], 100, epochs=100, most_steps=120)
+
+
+if __name__ == "__main__":
+    unittest.main()
