@@ -7,10 +7,10 @@
 // on the element, and may round 16 bits at every hop: there each rank gets its part of all ranks' values by all_to_all,
 // kernels add it up in float32, and all_gather gives the result to all. That moves as many bytes as a ring.
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -117,7 +117,8 @@ struct IdBlock {
 };
 struct Outcome {
   std::int32_t status = HALFSTEP_FAILED;
-  char reason[252] = {};
+  std::int32_t follows = 0;  ///< given up because another rank failed
+  char reason[248] = {};
 };
 
 template <std::size_t N>
@@ -138,11 +139,101 @@ std::string reason_of(const DeviceBackend& backend) {
   return text;
 }
 
-// What a thread of its own does: it waits for the other ranks, one of which may be gone.
+// What a thread of its own does: it waits for the other ranks, one of which may be gone, or have failed.
 struct Creation {
-  std::atomic<bool> over{false};
+  std::mutex mutex;
+  bool over = false, unwanted = false;
   Outcome outcome;
   halfstep_group* group = nullptr;
+
+  void run(const DeviceBackend& backend, int device, int ranks, int rank, const IdBlock& id) {
+    halfstep_group* made = nullptr;
+    Outcome came;
+    came.status = backend.table.group_create(device, ranks, rank, id.data, id.bytes, &made);
+    if (came.status != HALFSTEP_OK) put_reason(came.reason, backend);
+    const std::lock_guard lock(mutex);
+    over = true;
+    outcome = came;
+    group = made;
+    if (unwanted) destroy(backend);
+  }
+  bool is_over() {
+    const std::lock_guard lock(mutex);
+    return over;
+  }
+  /// The outcome, or that nobody waits for it any more.
+  Outcome take() {
+    const std::lock_guard lock(mutex);
+    unwanted = !over;
+    return over ? outcome : Outcome{.status = HALFSTEP_FAILED, .follows = 1};
+  }
+  void discard(const DeviceBackend& backend) {
+    const std::lock_guard lock(mutex);
+    destroy(backend);
+  }
+
+ private:
+  void destroy(const DeviceBackend& backend) {
+    if (!group) return;
+    backend.table.group_abort(group);
+    backend.table.group_destroy(std::exchange(group, nullptr));
+  }
+};
+
+// The ranks' outcomes, which come one by one: who fails is known to the others while they still wait for it. Never
+// destroyed, as MPI may use its memory.
+class Outcomes {
+ public:
+  Outcomes(CommunicationThread& thread, const Call& call)
+      : thread_(thread), call_(call), all_(static_cast<std::size_t>(call.group->size)), open_(all_.size()) {
+    each_other([&](int r, std::size_t k) {
+      const int code = thread_.mpi().start_receive(call_.group->comm, &all_[k], sizeof(Outcome), r, kTag, &open_[k]);
+      if (code != 0) thread_.finish(code, nullptr, call_);
+    });
+  }
+  /// Whether another rank is known to have failed.
+  bool any_failed() {
+    bool failed = false;
+    each_other([&](int, std::size_t k) {
+      std::int32_t done = 0;
+      if (open_[k]) {
+        const int code = thread_.mpi().test(open_[k], &done);
+        if (done || code != 0) open_[k] = nullptr;
+        if (code != 0) thread_.finish(code, nullptr, call_);
+      }
+      failed = failed || (!open_[k] && all_[k].status != HALFSTEP_OK);
+    });
+    return failed;
+  }
+  /// Gives this rank's to all, and waits for those of all.
+  const std::vector<Outcome>& exchange(const Outcome& own) {
+    Outcome& mine = all_[static_cast<std::size_t>(call_.group->rank)] = own;
+    std::vector<halfstep_mpi_request*> sends;
+    each_other([&](int r, std::size_t) {
+      halfstep_mpi_request* request = nullptr;
+      const int code = thread_.mpi().start_send(call_.group->comm, &mine, sizeof(Outcome), r, kTag, &request);
+      if (code != 0) thread_.finish(code, nullptr, call_);
+      sends.push_back(request);
+    });
+    each_other([&](int, std::size_t k) {
+      if (open_[k]) thread_.finish(0, std::exchange(open_[k], nullptr), call_);
+    });
+    for (halfstep_mpi_request* request : sends) thread_.finish(0, request, call_);
+    return all_;
+  }
+
+ private:
+  static constexpr int kTag = 32001;  // beyond those of messages
+  template <class F>
+  void each_other(F&& f) {
+    for (int r = 0; r < call_.group->size; ++r) {
+      if (r != call_.group->rank) f(r, static_cast<std::size_t>(r));
+    }
+  }
+  CommunicationThread& thread_;
+  const Call& call_;
+  std::vector<Outcome> all_;
+  std::vector<halfstep_mpi_request*> open_;
 };
 
 void refuse(const Call& call, Device device, const std::string& why) {
@@ -157,39 +248,35 @@ std::shared_ptr<DeviceGroup> make_group(CommunicationThread& thread, const Call&
   const GroupState& group = *call.group;
   const Device device = call.on_device->device;
   DeviceBackend& backend = backend_for(device, name(call.kind));
-  const auto block = std::make_shared<IdBlock>();
+  IdBlock& id = *new IdBlock;  // MPI, and the thread below, may use it to the end
   if (group.rank == 0) {
     std::uint64_t bytes = 0;
-    block->status = backend.table.group_id(block->data, sizeof(block->data), &bytes);
-    block->bytes = static_cast<std::uint32_t>(bytes);
-    if (block->status != HALFSTEP_OK) put_reason(block->data, backend);
+    id.status = backend.table.group_id(id.data, sizeof(id.data), &bytes);
+    id.bytes = static_cast<std::uint32_t>(bytes);
+    if (id.status != HALFSTEP_OK) put_reason(id.data, backend);
   }
   halfstep_mpi_request* request = nullptr;
-  const int code = thread.mpi().start_broadcast(group.comm, block.get(), sizeof(IdBlock), 0, &request);
+  const int code = thread.mpi().start_broadcast(group.comm, &id, sizeof(IdBlock), 0, &request);
   thread.finish(code, request, call);
-  block->data[sizeof(block->data) - 1] = '\0';
-  if (block->status != HALFSTEP_OK) {
-    refuse(call, device, block->data);
+  if (id.status != HALFSTEP_OK) {
+    id.data[sizeof(id.data) - 1] = '\0';
+    refuse(call, device, id.data);
     return nullptr;
   }
+  Outcomes& outcomes = *new Outcomes(thread, call);
   const auto creation = std::make_shared<Creation>();
-  std::thread([creation, block, &backend, device, ranks = group.size, rank = group.rank] {
-    Outcome& outcome = creation->outcome;
-    outcome.status = backend.table.group_create(device.index, ranks, rank, block->data, block->bytes, &creation->group);
-    if (outcome.status != HALFSTEP_OK) put_reason(outcome.reason, backend);
-    creation->over = true;
+  std::thread([creation, &id, &backend, device, ranks = group.size, rank = group.rank] {
+    creation->run(backend, device.index, ranks, rank, id);
   }).detach();
-  thread.wait_for(call, [&] { return creation->over.load(); });
-  std::vector<Outcome> outcomes(static_cast<std::size_t>(group.size));
-  outcomes[static_cast<std::size_t>(group.rank)] = creation->outcome;
-  gather_blocks(thread, call, reinterpret_cast<char*>(outcomes.data()), sizeof(Outcome));
-  for (std::size_t r = 0; r < outcomes.size(); ++r) {
-    if (outcomes[r].status == HALFSTEP_OK) continue;
-    if (creation->group) {
-      backend.table.group_abort(creation->group);
-      backend.table.group_destroy(creation->group);
-    }
-    refuse(call, device, fmt::format("rank {}: {}", r, outcomes[r].reason));
+  thread.wait_for(call, [&] { return creation->is_over() || outcomes.any_failed(); });
+  const std::vector<Outcome>& all = outcomes.exchange(creation->take());
+  const auto failed = std::find_if(all.begin(), all.end(), [](const Outcome& o) { return o.status != HALFSTEP_OK; });
+  if (failed != all.end()) {
+    const auto first =
+        std::find_if(failed, all.end(), [](const Outcome& o) { return o.status != HALFSTEP_OK && o.follows == 0; });
+    creation->discard(backend);
+    const auto& why = first == all.end() ? *failed : *first;
+    refuse(call, device, fmt::format("rank {}: {}", &why - all.data(), why.reason));
     return nullptr;
   }
   return std::make_shared<DeviceGroup>(backend, device, creation->group);

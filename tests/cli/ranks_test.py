@@ -22,9 +22,9 @@ def modules():
 
 @unittest.skipUnless(modules(), "no MPI was found when this was built, or no mpirun is installed")
 class Ranks(ProgramTest):
-    def launch(self, ranks, *arguments, mpi=None, **options):
+    def launch(self, ranks, *arguments, mpi=None, variables=None, **options):
         env = self.environment(HALFSTEP_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                               OMPI_MCA_btl_vader_single_copy_mechanism="none")
+                               OMPI_MCA_btl_vader_single_copy_mechanism="none", **(variables or {}))
         command = [*LAUNCHERS[mpi or modules()[0]], "-n", str(ranks), PROGRAM, *map(str, arguments)]
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
@@ -193,6 +193,10 @@ class Ranks(ProgramTest):
         self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS, "--epochs", "2")
         self.train("data", "--out", "one", "--device", "sim", *FLAGS, "--epochs", "2")
         self.near(self.losses("two"), self.losses("one"), 1e-5)
+        # By the devices' own collectives or through the host: the same bits.
+        self.done(2, "data", "--out", "host", "--device", "sim", *FLAGS, "--epochs", "2",
+                  variables={"HALFSTEP_DEVICE_COLLECTIVES": "0"})
+        self.assertEqual(self.losses("two"), self.losses("host"))
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)

@@ -186,6 +186,16 @@ class Jobs(unittest.TestCase):
                     if what == "refuses":
                         self.assertIn("failed on sim:0: refused, as ordered", output)
 
+    @unittest.skipUnless("sim" in os.environ.get("HALFSTEP_PLUGINS", ""), "no simulated device")
+    def test_a_rank_without_a_device_s_collectives_sends_all_through_the_host(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 3, "device_absent")
+            self.assertEqual(status, 0, output)
+            self.assertEqual(output.count("by devices: 0"), 3, output)
+            self.assertEqual(output.count("the collectives of sim:0 can't be used: rank 2: refused, as ordered; tensors "
+                                          "on it go through the host"), 1, output)
+            self.assertLess(seconds, 20)  # the others don't wait for the group until the time is up
+
     def test_what_a_rank_waits_for_can_be_asked(self):
         for mpi in MPIRUNS:
             status, output, _ = run(mpi, 2, "current")

@@ -82,6 +82,8 @@ void run_on_device(const std::string& what, dist::ProcessGroup& group) {
   const Device device("sim");
   const bool last = group.rank() == group.size() - 1;
   const Tensor t = zeros({1 << 16}, {.device = device});
+  const auto order = reinterpret_cast<halfstep_sim_order_fault_fn>(device_extension(device, "sim_order_fault"));
+  if (last && what == "device_absent") order("refuse:group_create:1");
   group.all_reduce(t).wait();
   std::printf("by devices: %d\n", static_cast<int>(group.stats().on_devices));
   std::fflush(stdout);
@@ -89,9 +91,8 @@ void run_on_device(const std::string& what, dist::ProcessGroup& group) {
                        : what == "device_refuses" ? "refuse:all_reduce:1"
                        : what == "device_lost"    ? "lost:1"
                                                   : "delay:all_reduce:1:20s";
-  if (last) {
-    reinterpret_cast<halfstep_sim_order_fault_fn>(device_extension(device, "sim_order_fault"))(orders);
-  }
+  if (what == "device_absent") return;
+  if (last) order(orders);
   const dist::Work work = group.all_reduce(t, dist::ReduceOp::sum, "gradients");
   if (last && what == "device_killed") {
     std::this_thread::sleep_for(300ms);

@@ -354,6 +354,7 @@ halfstep_status group_create(int32_t index, int32_t ranks, int32_t rank, const v
                   static_cast<unsigned long long>(bytes));
     }
     std::memcpy(&given, id, sizeof given);
+    if (machine().faults.next_kernel("group_create").refuse) return fail(HALFSTEP_FAILED, 0, "refused, as ordered");
     *group = reinterpret_cast<halfstep_group*>(new Handle(std::make_shared<Group>(*device, given, ranks, rank)));
     return HALFSTEP_OK;
   });
