@@ -38,14 +38,16 @@ struct Statistics {
   Tensor count;      // []
 };
 
-Statistics gather_statistics(const Tensor& x, const ProcessGroup& of) {
+// Of x + shift; no shift is 0.
+Statistics gather_statistics(const Tensor& x, const Tensor& shift, const ProcessGroup& of) {
   const std::int64_t channels = x.size(1);
   const auto count = static_cast<double>(channels > 0 ? x.numel() / channels : 0);
   const TensorOptions f64_there{.dtype = f64, .device = x.device()};
   Tensor own;
   if (count > 0) {
     const auto [var, mean] = var_mean(x.to(accumulate_dtype(x.dtype())), places_of(x), {.correction = 0});
-    own = cat({mean.to(f64), var.to(f64), full({1}, count, f64_there)}, 0);
+    const Tensor whole = shift.defined() ? mean.to(f64) + shift.to(f64) : mean.to(f64);
+    own = cat({whole, var.to(f64), full({1}, count, f64_there)}, 0);
   } else {
     own = zeros({2 * channels + 1}, f64_there);  // no part in any sum
   }
@@ -68,17 +70,26 @@ struct Setup {
 // What backward() finds beside the tensors: the call as it would be with constant statistics, recorded.
 struct Kept {
   Tensor output;
-  std::vector<Tensor> inputs;  // input, weight, bias, residual if there is one
-  Tensor scale, mean, rstd;    // [C], f64
+  std::vector<Tensor> inputs;  // input less its shift, weight, bias, residual if there is one
+  Tensor scale, mean, rstd;    // [C], f64; the mean is that of inputs[0]
   Tensor count;
   ProcessGroup group;
 };
 
 struct SyncBatchNorm : Function<SyncBatchNorm> {
-  static Tensor forward(FunctionContext& c, const Tensor& x, const Tensor& weight, const Tensor& bias,
+  static Tensor forward(FunctionContext& c, const Tensor& input, const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const Setup& setup) {
     const BatchNormFuncOptions& o = setup.options;
-    const Statistics s = gather_statistics(x, setup.group);
+    // A mean in float32 would cost as many digits as it is larger than the deviation: without it, the rest is small.
+    Tensor x = input, shift;
+    if (x.dtype() == f32 && x.numel() > 0) {
+      shift = mean(x, places_of(x));
+      x = x - as_channels(shift, x);
+    }
+    const Statistics s = gather_statistics(x, shift, setup.group);
+    if (const double n = s.count.item<double>(); n < 2) {
+      fail<ShapeError>("sync_batch_norm: expected more than one value a channel on all ranks together, got {}", n);
+    }
     const DType kept_dtype = accumulate_dtype(x.dtype());
     if (o.running_mean.defined()) {
       const Tensor unbiased = s.var * (s.count / (s.count - 1));
@@ -87,13 +98,14 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
         to.copy_(to * (1 - o.momentum) + batch.to(to.dtype()) * o.momentum);
       }
     }
-    const Tensor mean = s.mean.to(kept_dtype), var = s.var.to(kept_dtype);
+    const Tensor apart = shift.defined() ? s.mean - shift.to(f64) : s.mean;  // of x
+    const Tensor mean = apart.to(kept_dtype), var = s.var.to(kept_dtype);
     const TensorOptions like{.dtype = kept_dtype, .device = x.device()};
     Kept kept{.output = {},
               .inputs = {x.detach(), (weight.defined() ? weight : ones({x.size(1)}, like)).detach(),
                          (bias.defined() ? bias : zeros({x.size(1)}, like)).detach()},
               .scale = {},
-              .mean = s.mean,
+              .mean = apart,
               .rstd = rsqrt(s.var + o.eps),
               .count = s.count,
               .group = setup.group};
