@@ -2,6 +2,7 @@
 """`mpirun -n N halfstep train`: the run of one process, divided among several."""
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -192,9 +193,14 @@ class Ranks(ProgramTest):
 
     def test_devices(self):
         self.data()
-        self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS, "--epochs", "2")
-        self.train("data", "--out", "one", "--device", "sim", *FLAGS, "--epochs", "2")
+        flags = ["--device", "sim", *FLAGS, "--epochs", "2", "--print-freq", "1"]
+        two = self.done(2, "data", "--out", "two", *flags)
+        one = self.train("data", "--out", "one", *flags)
         self.near(self.losses("two"), self.losses("one"), 1e-5)
+        # Hits are counted on the host there, where each rank has those of its own samples.
+        accuracies = [re.findall(r"Epoch:.*?Acc@1 +([0-9. (]+)\).*?Acc@5 +([0-9. (]+)\)", text.replace("\t", " ")) for text in (one, two)]
+        self.assertGreater(len(accuracies[0]), 3)
+        self.assertEqual(accuracies[0], accuracies[1])
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)
