@@ -147,6 +147,8 @@ class Ranks(ProgramTest):
         self.assertEqual(self.losses("mixed"), self.losses("1"))
         self.refused(2, "expected a power of 2, got 3", "train", "mlp", "data", "--reproducible", "3")
         self.refused(2, "--sync-batch-norm", "train", "mlp", "data", "--reproducible", "2", "--sync-batch-norm")
+        # A partner is one of the rank's own samples.
+        self.refused(2, "--mixup", "train", "mlp", "data", "--reproducible", "2", "--mixup", "0.2")
         status, _, err = self.finish(self.launch(3, "train", "mlp", "data", "--no-out", "--reproducible", "4"))
         self.assertNotEqual(status, 0)
         self.assertIn("3 ranks divide, got 4", err)
