@@ -33,6 +33,7 @@ constexpr std::size_t kMostUnfinishedLine = 1 << 16;
 constexpr auto kTimeOfOrphans = std::chrono::seconds(5);
 // What a process that the rank left behind may still write, after the rank has ended.
 constexpr int kLastOutputMilliseconds = 200;
+constexpr auto kLastOutputAtMost = std::chrono::seconds(1);
 
 int number_in(std::initializer_list<const char*> variables, int otherwise) {
   for (const char* name : variables) {
@@ -217,7 +218,9 @@ class Rank {
   void end(int status) {
     ended_ = true;
     pollfd wait{.fd = output_.get(), .events = POLLIN, .revents = 0};
-    while (output_ && ::poll(&wait, 1, kLastOutputMilliseconds) == 1 && read_output()) {
+    // Its own is in the pipe by now, and is taken by the first read.
+    const Clock::time_point until = Clock::now() + kLastOutputAtMost;
+    while (output_ && ::poll(&wait, 1, kLastOutputMilliseconds) == 1 && read_output() && Clock::now() < until) {
     }
     output_.close();
     errors_.finish();

@@ -34,7 +34,7 @@ HS_API std::vector<Tensor> grad(const std::vector<Tensor>& outputs, const std::v
 namespace detail {
 
 /// Has `work` done when the outermost backward pass that runs on this thread has added up all gradients: for what
-/// gradient hooks have begun. If the pass throws, it isn't done.
+/// gradient hooks have begun. If the pass throws, it is destroyed without having been done.
 HS_API void at_end_of_backward(std::function<void()> work);
 
 }  // namespace detail

@@ -41,8 +41,8 @@ struct ProcessGroupOptions {
   Reduction reduction = Reduction::rank_order;
   /// Longest time that a collective may wait for other ranks; after it the collective throws DistError on this rank.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// The ranks watch each other (control.h): one that dies, hangs or falls out of step is named on all others within
-  /// seconds, and their collectives throw DistError.
+  /// The ranks watch each other (control.h): one that dies or is stopped is named on all others within seconds, one
+  /// that answers and doesn't come to a collective shortly before `timeout`, and their collectives throw DistError.
   bool watch = false;
   /// Becomes true when this rank is asked to stop, by a signal, say. Ranks that watch each other and stop together then
   /// have 2 seconds to answer: one that is stopped or cut off is not waited for any longer. May be null.

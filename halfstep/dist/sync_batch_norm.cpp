@@ -15,6 +15,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/ops/norm_internal.h"
 #include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/recorder.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
 
@@ -42,14 +43,16 @@ struct Statistics {
   Tensor count;      // []
 };
 
-Statistics gather_statistics(const Tensor& x, const ProcessGroup& of) {
+// Of x + shift; no shift is 0.
+Statistics gather_statistics(const Tensor& x, const Tensor& shift, const ProcessGroup& of) {
   const std::int64_t channels = x.size(1);
   const auto count = static_cast<double>(channels > 0 ? x.numel() / channels : 0);
   const TensorOptions f64_there{.dtype = f64, .device = x.device()};
   Tensor own;
   if (count > 0) {
     const auto [var, mean] = var_mean(x.to(accumulate_dtype(x.dtype())), places_of(x), {.correction = 0});
-    own = cat({mean.to(f64), var.to(f64), full({1}, count, f64_there)}, 0);
+    const Tensor whole = shift.defined() ? mean.to(f64) + shift.to(f64) : mean.to(f64);
+    own = cat({whole, var.to(f64), full({1}, count, f64_there)}, 0);
   } else {
     own = zeros({2 * channels + 1}, f64_there);  // no part in any sum
   }
@@ -73,10 +76,22 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
   // Of the tensors that backward() finds.
   enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount };
 
-  static Tensor forward(FunctionContext& c, const Tensor& x, const Tensor& weight, const Tensor& bias,
+  static Tensor forward(FunctionContext& c, const Tensor& input, const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const Setup& setup) {
     const BatchNormFuncOptions& o = setup.options;
-    const Statistics s = gather_statistics(x, setup.group);
+    // A mean in float32 would cost as many digits as it is larger than the deviation: without it, the rest is small.
+    Tensor x = input, shift;
+    if (x.dtype() == f32 && x.numel() > 0) {
+      shift = mean(x, places_of(x));
+      x = x - as_channels(shift, x);
+    }
+    const Statistics s = gather_statistics(x, shift, setup.group);
+    // Only a rank with fewer has to ask, and none while a step is recorded, which reads nothing.
+    if (x.numel() < 2 * x.size(1) && !kernel_recorder()) {
+      if (const double n = s.count.item<double>(); n < 2) {
+        fail<ShapeError>("sync_batch_norm: expected more than one value a channel on all ranks together, got {}", n);
+      }
+    }
     const DType kept_dtype = accumulate_dtype(x.dtype());
     if (o.running_mean.defined()) {
       const Tensor unbiased = s.var * (s.count / (s.count - 1));
@@ -85,16 +100,17 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
         to.copy_(to * (1 - o.momentum) + batch.to(to.dtype()) * o.momentum);
       }
     }
+    const Tensor apart = shift.defined() ? s.mean - shift.to(f64) : s.mean;  // of x
     const Tensor factor = weight.defined() ? weight : ones({x.size(1)}, {.dtype = kept_dtype, .device = x.device()});
     const Tensor y = batch_norm_act(x,
                                     {.weight = factor,
                                      .bias = bias,
-                                     .running_mean = s.mean.to(kept_dtype),
+                                     .running_mean = apart.to(kept_dtype),
                                      .running_var = s.var.to(kept_dtype),
                                      .training = false,
                                      .eps = o.eps},
                                     setup.activation, residual);
-    c.save_for_backward({x, factor, y, s.mean, rsqrt(s.var + o.eps), s.count});
+    c.save_for_backward({x, factor, y, apart, rsqrt(s.var + o.eps), s.count});
     c.saved_data["setup"] = setup;
     c.saved_data["residual"] = residual.defined() ? std::optional(residual.dtype()) : std::nullopt;
     return y;

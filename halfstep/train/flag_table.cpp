@@ -305,6 +305,11 @@ std::vector<Flag> flags(TrainConfig& c) {
               if (c.sync_batch_norm) {
                 fail<Error>("--reproducible: --sync-batch-norm takes the statistics of whole batches, not of shards");
               }
+              if (c.mixup > 0) {
+                fail<Error>(
+                    "--reproducible: --mixup mixes the samples that a rank has of a batch, which are others on "
+                    "another number of ranks");
+              }
               if (c.compress_gradients != "off") {
                 fail<Error>("--reproducible: adds up gradients in float32, and --compress-gradients is {}",
                             c.compress_gradients);

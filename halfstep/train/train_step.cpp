@@ -23,6 +23,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/clip.h"
+#include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/shards_internal.h"
@@ -153,6 +154,8 @@ struct TrainStep::Impl {
   StepValues run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs = nullptr);
   /// Losses and parts become those of all ranks. `own`: this rank's samples in each batch.
   void merge_ranks(StepValues& values, const std::vector<std::int64_t>& own);
+  /// TaskLoss::count_later of all ranks, counted now.
+  void merge_counts(StepValues& values);
   /// The step of StepOptions::shards.
   StepValues run_shards(std::span<const data::Batch> batches);
   void merge_shards(const StepValues& own, StepValues& values);
@@ -179,7 +182,8 @@ namespace {
 
 // What a task said of a batch beside its loss; of one that stands in for none, nothing counts.
 void take_over(TaskLoss& made, const data::Batch& batch, StepValues& values) {
-  if (made.count_later && !batch.stand_in) values.count_later.push_back(std::move(made.count_later));
+  if (made.count_later && batch.stand_in) made.count_later = [](std::map<std::string, double>&) {};
+  if (made.count_later) values.count_later.push_back(std::move(made.count_later));
   for (NamedTensor& part : made.parts) {
     if (batch.stand_in) part.tensor = zeros_like(part.tensor.detach());
     const auto same = [&](const NamedTensor& known) { return known.name == part.name; };
@@ -269,7 +273,10 @@ StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vecto
     if (options.parallel && i + 1 < batches.size()) alone.emplace(*options.parallel);
     add(batches[i], values.weights[i], values, outputs);
   }
-  if (ranks() > 1) merge_ranks(values, samples);
+  if (ranks() > 1) {
+    merge_ranks(values, samples);
+    merge_counts(values);
+  }
   update(values);
   return values;
 }
@@ -296,6 +303,35 @@ void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int
   for (std::size_t i = 0; i < values.parts.size(); ++i) {
     values.parts[i].tensor = all.select(0, static_cast<std::int64_t>(i) + 1);
   }
+}
+
+namespace {
+
+// A value and its name, as ranks tell each other.
+std::string line_of(const std::string& name, double value) { return fmt::format("{:a} {}\n", value, name); }
+
+// Adds up values by name, in the order of their lines.
+void add_lines(const std::string& lines, std::map<std::string, double>& sums) {
+  std::istringstream in(lines);
+  for (std::string value, name; std::getline(in, value, ' ') && std::getline(in, name);) {
+    sums[name] += std::strtod(value.c_str(), nullptr);
+  }
+}
+
+}  // namespace
+
+void TrainStep::Impl::merge_counts(StepValues& values) {
+  if (values.count_later.empty()) return;                    // on all ranks alike
+  Queue::current(device_of(task->network())).synchronize();  // copies to the host have arrived
+  std::map<std::string, double> own, all;
+  for (const auto& count : values.count_later) count(own);
+  std::string text;
+  for (const auto& [name, sum] : own) text += line_of(name, sum);
+  dist::ProcessGroup group = options.parallel->group();
+  for (const std::string& lines : group.all_gather_text(text)) add_lines(lines, all);
+  values.count_later = {[all](std::map<std::string, double>& parts) {
+    for (const auto& [name, sum] : all) parts[name] += sum;
+  }};
 }
 
 StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
@@ -361,26 +397,23 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
 void TrainStep::Impl::merge_shards(const StepValues& own, StepValues& values) {
   const Device device = device_of(task->network());
   std::string text;
-  double loss = 0;
   std::map<std::string, double> parts;
+  const std::string kLoss;  // no part's name
   for (std::size_t i = 0; i < own.losses.size(); ++i) {
-    text += fmt::format("loss {:a}\n", own.losses[i].item<double>() * own.weights[i]);
+    text += line_of(kLoss, own.losses[i].item<double>() * own.weights[i]);
   }
   std::map<std::string, double> counts;
   for (const NamedTensor& p : own.parts) counts[p.name] += p.tensor.item<double>();
   for (const auto& count : own.count_later) count(counts);
-  for (const auto& [name, sum] : counts) text += fmt::format("{} {:a}\n", name, sum);
+  for (const auto& [name, sum] : counts) text += line_of(name, sum);
   std::vector<std::string> all{text};
   if (options.parallel) {
     dist::ProcessGroup group = options.parallel->group();
     all = group.all_gather_text(text);
   }
-  for (const std::string& lines : all) {
-    std::istringstream in(lines);
-    for (std::string name, value; in >> name >> value;) {
-      (name == "loss" ? loss : parts[name]) += std::strtod(value.c_str(), nullptr);
-    }
-  }
+  for (const std::string& lines : all) add_lines(lines, parts);
+  const double loss = parts[kLoss];
+  parts.erase(kLoss);
   values.losses = {full({}, loss, {.dtype = accumulate_dtype(f32), .device = device})};
   values.weights = {1};
   for (const auto& [name, sum] : parts) values.parts.push_back({name, full({}, sum, {.dtype = f32, .device = device})});
@@ -472,6 +505,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     s.task->count(counted, batches[b]);
     take_over(counted, batches[b], values);
   }
+  if (s.ranks() > 1) s.merge_counts(values);
   return values;
 }
 

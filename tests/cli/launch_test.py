@@ -164,6 +164,16 @@ class Ends(LaunchTest):
             self.assertEqual((status, sorted(err.splitlines())), (0, ["[rank 1] done 1", "done 0"]))
             self.assertLess(time.monotonic() - begin, 10)
 
+    def test_what_a_rank_started_and_that_goes_on_writing_does_not_either(self):
+        program = self.program("import subprocess\n"
+                               "if rank == 1: subprocess.Popen(['sh', '-c', 'for i in $(seq 400); do echo more >&2; sleep 0.05; done'])\n"
+                               "say('done', rank)\n")
+        for mpi in self.each():
+            begin = time.monotonic()
+            status, _, err = self.launch(mpi, 2, program)
+            self.assertEqual((status, {line for line in err.splitlines() if "more" not in line}), (0, {"[rank 1] done 1", "done 0"}))
+            self.assertLess(time.monotonic() - begin, 10)
+
     def test_a_program_that_cannot_be_started(self):
         path = self.folder / "no.sh"
         path.write_text("#!/there/is/no/such/shell\n")

@@ -2,6 +2,7 @@
 """`mpirun -n N halfstep train`: the run of one process, divided among several."""
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -184,19 +185,25 @@ class Ranks(ProgramTest):
         self.assertEqual(self.losses("mixed"), self.losses("1"))
         self.refused(2, "expected a power of 2, got 3", "train", "mlp", "data", "--reproducible", "3")
         self.refused(2, "--sync-batch-norm", "train", "mlp", "data", "--reproducible", "2", "--sync-batch-norm")
+        # A partner is one of the rank's own samples.
+        self.refused(2, "--mixup", "train", "mlp", "data", "--reproducible", "2", "--mixup", "0.2")
         status, _, err = self.finish(self.launch(3, "train", "mlp", "data", "--no-out", "--reproducible", "4"))
         self.assertNotEqual(status, 0)
         self.assertIn("3 ranks divide, got 4", err)
 
     def test_devices(self):
         self.data()
-        self.done(2, "data", "--out", "two", "--device", "sim", *FLAGS, "--epochs", "2")
-        self.train("data", "--out", "one", "--device", "sim", *FLAGS, "--epochs", "2")
+        flags = ["--device", "sim", *FLAGS, "--epochs", "2", "--print-freq", "1"]
+        two = self.done(2, "data", "--out", "two", *flags)
+        one = self.train("data", "--out", "one", *flags)
         self.near(self.losses("two"), self.losses("one"), 1e-5)
         # By the devices' own collectives or through the host: the same bits.
-        self.done(2, "data", "--out", "host", "--device", "sim", *FLAGS, "--epochs", "2",
-                  variables={"HALFSTEP_DEVICE_COLLECTIVES": "0"})
+        self.done(2, "data", "--out", "host", *flags, variables={"HALFSTEP_DEVICE_COLLECTIVES": "0"})
         self.assertEqual(self.losses("two"), self.losses("host"))
+        # Hits are counted on the host there, where each rank has those of its own samples.
+        accuracies = [re.findall(r"Epoch:.*?Acc@1 +([0-9. (]+)\).*?Acc@5 +([0-9. (]+)\)", text.replace("\t", " ")) for text in (one, two)]
+        self.assertGreater(len(accuracies[0]), 3)
+        self.assertEqual(accuracies[0], accuracies[1])
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
+
 #include "halfstep/capture/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/data_parallel.h"
@@ -96,6 +99,42 @@ INSTANTIATE_TEST_SUITE_P(Ranks, SyncBatchNorm,
                                            Case{{13, 8, 5, 5}, true, Activation::relu, true, f16},
                                            Case{{13, 8, 5, 5}, true, Activation::relu, false, bf16}),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
+
+TEST(SyncBatchNormNumbers, OneValueIsNoBatch) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank";
+  const bool first = world().rank() == 0;
+  const Tensor mean = zeros({3}), var = ones({3});
+  const BatchNormFuncOptions options{.running_mean = mean, .running_var = var, .training = true};
+  EXPECT_THROW(dist::sync_batch_norm(randn({first ? 1 : 0, 3}), options, world()), ShapeError);
+  EXPECT_THROW(dist::sync_batch_norm(randn({0, 3}), options, world()), ShapeError);
+  EXPECT_EQ(values(var), std::vector<double>(3, 1));
+  dist::sync_batch_norm(randn({first ? 2 : 0, 3}), options, world());
+  for (const double v : values(var)) EXPECT_TRUE(std::isfinite(v) && v != 1) << v;
+}
+
+// Means far from 0 cost no digits but those that x itself lacks.
+TEST(SyncBatchNormNumbers, MeansFarFromZero) {
+  if (world().size() == 1) GTEST_SKIP() << "one rank";
+  manual_seed(11);
+  const Tensor whole = randn({24, 8, 5, 5}) + 1e4, gradient = randn({24, 8, 5, 5});
+  const auto made = [&](bool synced, DType dtype) {
+    const Tensor x = leaf((synced ? part_of(whole) : whole).to(dtype));
+    const Tensor var = ones({8}).to(dtype), mean = zeros({8}).to(dtype);
+    const BatchNormFuncOptions options{.running_mean = mean, .running_var = var, .training = true, .momentum = 1};
+    const Tensor y = synced ? dist::sync_batch_norm(x, options, world()) : batch_norm_act(x, options, Activation::none);
+    y.backward((synced ? part_of(gradient) : gradient).to(dtype));
+    return std::array{y.detach(), x.grad(), var};
+  };
+  const auto exact = made(false, f64), here = made(true, f32);
+  for (int i = 0; i < 3; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const Tensor want = i < 2 ? part_of(exact[at]) : exact[at];
+    const double error = relative_error(values(here[at]), values(want));
+    // Each element is a difference of neighbours, which is exact, less a mean of about 1e-4 and its rounding: a few
+    // roundings of 2^-24. The variance's are averaged out. dx is itself a difference of sums that nearly cancel.
+    EXPECT_LT(error, i == 1 ? 4e-6 : 1e-6) << i;
+  }
+}
 
 struct Net : nn::Module<Net> {
   nn::Conv2d conv = child("conv", nn::Conv2d{{.in = 3, .out = 8, .kernel = {3}}});
