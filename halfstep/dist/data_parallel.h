@@ -58,7 +58,8 @@ struct JoinOptions {
   /// Throws DistError on all ranks, which names those whose loops are over, when the first one is.
   bool throw_on_early_termination = false;
   /// What a rank whose loop is over does after each reduction of the others, such as the optimizer's step, so that its
-  /// state stays the same as theirs.
+  /// state stays the same as theirs. (A gradient scaler begins with the first loss: where a rank may have no batch at
+  /// all, call `scaler.scale(zeros({}))` ahead of the loop.)
   std::function<void()> step = {};
 };
 

@@ -162,12 +162,12 @@ TEST(StaticGraph, StepsAreCaptured) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-// About 9 MB of gradients, so that there are several sizes to try.
+// About 5 MB of gradients, so that there are several sizes to try.
 struct Wide : nn::Module<Wide> {
-  nn::Linear fc1 = child("fc1", nn::Linear{{.in = 64, .out = 1024}});
-  nn::Linear fc2 = child("fc2", nn::Linear{{.in = 1024, .out = 1024}});
-  nn::Linear fc3 = child("fc3", nn::Linear{{.in = 1024, .out = 1024}});
-  nn::Linear fc4 = child("fc4", nn::Linear{{.in = 1024, .out = 10}});
+  nn::Linear fc1 = child("fc1", nn::Linear{{.in = 64, .out = 768}});
+  nn::Linear fc2 = child("fc2", nn::Linear{{.in = 768, .out = 768}});
+  nn::Linear fc3 = child("fc3", nn::Linear{{.in = 768, .out = 768}});
+  nn::Linear fc4 = child("fc4", nn::Linear{{.in = 768, .out = 10}});
   Tensor forward(const Tensor& x) const { return fc4(relu(fc3(relu(fc2(relu(fc1(x))))))); }
 };
 
