@@ -77,9 +77,22 @@ void gather_blocks(CommunicationThread& thread, const Call& call, char* blocks, 
 }
 
 const char* name(CallKind kind) {
-  constexpr std::array kNames = {"all_reduce", "broadcast",          "all_gather", "reduce_scatter",  "gather",
-                                 "scatter",    "all_to_all",         "barrier",    "all_gather_text", "broadcast_text",
-                                 "split",      "end of the process", "send",       "receive"};
+  constexpr std::array kNames = {"all_reduce",
+                                 "broadcast",
+                                 "all_gather",
+                                 "reduce_scatter",
+                                 "gather",
+                                 "scatter",
+                                 "all_to_all",
+                                 "all_gather_parts",
+                                 "reduce_scatter_parts",
+                                 "barrier",
+                                 "all_gather_text",
+                                 "broadcast_text",
+                                 "split",
+                                 "end of the process",
+                                 "send",
+                                 "receive"};
   const auto index = static_cast<std::size_t>(kind);
   return index < kNames.size() ? kNames[index] : "unknown";
 }
@@ -94,7 +107,8 @@ std::string Call::title() const {
 std::string Call::action() const {
   std::string text = detail::name(kind);
   if (!operand.empty()) text += " " + operand;
-  if (kind == CallKind::all_reduce || kind == CallKind::reduce_scatter) text += std::string(" ") + dist::name(op);
+  if (kind == CallKind::all_reduce || kind == CallKind::reduce_scatter || kind == CallKind::reduce_scatter_parts)
+    text += std::string(" ") + dist::name(op);
   if (root >= 0) text += fmt::format(" {} {}", kind == CallKind::gather ? "to" : "from", root);
   if (!label.empty()) text += " (" + label + ")";
   return text;

@@ -83,6 +83,44 @@ class CollectiveRun {
     }
   }
 
+  // As reduce_scatter(), of parts that lie in one tensor and have unlike lengths.
+  void reduce_scatter_parts() {
+    agree();
+    auto* data = static_cast<char*>(call_.output);
+    const std::vector<std::int64_t> starts = starts_of_parts();
+    const std::int64_t segment = std::max<std::int64_t>(kSegmentBytes / size_ / item(), 1),
+                       longest = *std::max_element(call_.counts.begin(), call_.counts.end());
+    for (std::int64_t at = 0; at < longest; at += segment) {
+      const auto left = [&](int r) {
+        return std::clamp<std::int64_t>(call_.counts[static_cast<std::size_t>(r)] - at, 0, segment);
+      };
+      const std::int64_t own = left(rank_), bytes = own * item();
+      RankParts send(size_), receive(size_);
+      for (int r = 0; r < size_; ++r) {
+        const auto k = static_cast<std::size_t>(r);
+        send.bytes[k] = r == rank_ ? 0 : left(r) * item();
+        send.offsets[k] = (starts[k] + (left(r) > 0 ? at : 0)) * item();
+        receive.bytes[k] = r == rank_ ? 0 : bytes;
+        receive.offsets[k] = r * bytes;
+      }
+      char* scratch = thread_.scratch(static_cast<std::size_t>(std::max<std::int64_t>(bytes * size_, 1)));
+      exchange(data, send, scratch, receive);
+      char* mine = data + send.offsets[static_cast<std::size_t>(rank_)];
+      if (own > 0) reduce_parts(scratch, bytes, mine, mine, own);
+    }
+  }
+
+  void all_gather_parts() {
+    agree();
+    const std::vector<std::int64_t> starts = starts_of_parts();
+    RankParts parts(size_);
+    for (std::size_t r = 0; r < starts.size(); ++r) {
+      parts.bytes[r] = call_.counts[r] * item();
+      parts.offsets[r] = starts[r] * item();
+    }
+    gather_in_place(static_cast<char*>(call_.output), parts);
+  }
+
   void broadcast() {
     const std::int64_t bytes = call_.bytes();
     if (bytes <= Descriptor::kPayloadBytes) {
@@ -231,6 +269,12 @@ class CollectiveRun {
 
   static void sent(std::int64_t bytes) { StatsCounter::get().add({.bytes_sent = static_cast<std::uint64_t>(bytes)}); }
 
+  std::vector<std::int64_t> starts_of_parts() const {
+    std::vector<std::int64_t> starts(call_.counts.size());
+    std::exclusive_scan(call_.counts.begin(), call_.counts.end(), starts.begin(), std::int64_t{0});
+    return starts;
+  }
+
   RankParts equal_parts(std::int64_t bytes) const {
     RankParts parts(size_);
     for (int r = 0; r < size_; ++r) {
@@ -354,6 +398,10 @@ void run_call_kind(CommunicationThread& thread, Call& call) {
       return run.scatter();
     case CallKind::all_to_all:
       return run.all_to_all();
+    case CallKind::all_gather_parts:
+      return run.all_gather_parts();
+    case CallKind::reduce_scatter_parts:
+      return run.reduce_scatter_parts();
     case CallKind::all_gather_text:
       return run.all_gather_text();
     case CallKind::broadcast_text:

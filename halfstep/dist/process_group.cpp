@@ -140,6 +140,26 @@ void describe(Call& call, const Tensor& operand, std::int64_t count) {
   call.count = count;
 }
 
+// Parts of unlike lengths fill the tensor; ranks compare a hash of the lengths.
+void check_parts(Call& call, const Tensor& tensor, const std::vector<std::int64_t>& counts, int ranks) {
+  std::int64_t all = 0;
+  std::uint32_t hash = 2166136261u;
+  for (const std::int64_t n : counts) {
+    if (n < 0) fail<Error>("{}: expected lengths of at least 0, got {}", name(call.kind), n);
+    all += n;
+    for (int byte = 0; byte < 8; ++byte) hash = (hash ^ static_cast<std::uint8_t>(n >> (8 * byte))) * 16777619u;
+  }
+  if (counts.size() != static_cast<std::size_t>(ranks) || all != tensor.numel()) {
+    fail<ShapeError>(
+        "{}: expected lengths for {} ranks that add up to the {} elements of the tensor, got {} that add "
+        "up to {}",
+        name(call.kind), ranks, tensor.numel(), counts.size(), all);
+  }
+  describe(call, tensor, tensor.numel());
+  call.counts = counts;
+  call.layout = hash;
+}
+
 // The address on the host from which a tensor is read; a device's is copied.
 const void* host_input(Call& call, const Tensor& t) {
   call.tensors.push_back(t);
@@ -340,7 +360,11 @@ Work ProcessGroup::broadcast(const Tensor& tensor, int root, std::string_view la
   describe(*call, tensor, tensor.numel());
   call->layout = layout_of(tensor);
   if (impl_->size == 1) return count_alone(), Work();
-  attach(*call, {}, tensor, impl_->rank == root);
+  const bool from_here = impl_->rank == root;
+  if (!detail::use_device(*call, {}, tensor, from_here)) {
+    // The root's tensor is only read: what is known of its contents holds.
+    call->output = from_here ? const_cast<void*>(host_input(*call, tensor)) : host_output(*call, tensor, false);
+  }
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -367,6 +391,28 @@ Work ProcessGroup::reduce_scatter(const Tensor& output, const Tensor& input, Red
   describe(*call, output, output.numel());
   if (impl_->size == 1) return copy_alone(output, input), count_alone(), Work();
   attach(*call, input, output);
+  return Work(std::make_shared<Work::State>(hand_over(call)));
+}
+
+Work ProcessGroup::all_gather_parts(const Tensor& tensor, const std::vector<std::int64_t>& counts,
+                                    std::string_view label) {
+  const CallPtr call = new_call(CallKind::all_gather_parts, impl_, label);
+  check_tensor(*call, tensor, "a tensor");
+  check_parts(*call, tensor, counts, impl_->size);
+  if (impl_->size == 1) return count_alone(), Work();
+  call->output = host_output(*call, tensor, true);
+  return Work(std::make_shared<Work::State>(hand_over(call)));
+}
+
+Work ProcessGroup::reduce_scatter_parts(const Tensor& tensor, const std::vector<std::int64_t>& counts, ReduceOp op,
+                                        std::string_view label) {
+  const CallPtr call = new_call(CallKind::reduce_scatter_parts, impl_, label);
+  check_tensor(*call, tensor, "a tensor");
+  check_reduction(*call, tensor.dtype(), op);
+  check_parts(*call, tensor, counts, impl_->size);
+  call->op = op;
+  if (impl_->size == 1) return count_alone(), Work();
+  call->output = host_output(*call, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 

@@ -131,6 +131,13 @@ class HS_API ProcessGroup {
   /// Between two ranks; a receive fits the send with the same tag. Sizes and dtypes are compared on arrival.
   Work send(const Tensor& tensor, int to, int tag = 0);
   Work receive(const Tensor& tensor, int from, int tag = 0);
+  /// Parts of unlike lengths lie one behind the other in `tensor`: part r has counts[r] elements. The ranks' parts come
+  /// to all: rank r gives part r, in place. MPI's Allgatherv.
+  Work all_gather_parts(const Tensor& tensor, const std::vector<std::int64_t>& counts, std::string_view label = {});
+  /// Part `rank` becomes the reduction of the ranks' parts `rank`, with the bits that all_reduce gives; the others stay
+  /// as they are. In the order of ranks, whatever ProcessGroupOptions::reduction says. MPI's Reduce_scatter.
+  Work reduce_scatter_parts(const Tensor& tensor, const std::vector<std::int64_t>& counts, ReduceOp op = ReduceOp::sum,
+                            std::string_view label = {});
   /// Returns when all ranks have called it.
   void barrier(std::string_view label = {});
 

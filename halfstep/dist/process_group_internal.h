@@ -42,6 +42,8 @@ enum class CallKind : std::uint8_t {
   gather,
   scatter,
   all_to_all,
+  all_gather_parts,
+  reduce_scatter_parts,
   barrier,
   all_gather_text,
   broadcast_text,
@@ -115,9 +117,10 @@ struct Call {
   CallKind kind = CallKind::barrier;
   ReduceOp op = ReduceOp::sum;
   DType dtype = DType::u8;
-  int root = -1;             ///< -1: it has none
-  std::int64_t count = 0;    ///< elements of the part that each rank gives or gets
-  std::uint32_t layout = 0;  ///< of a tensor that isn't row-major
+  int root = -1;                     ///< -1: it has none
+  std::int64_t count = 0;            ///< elements of the part that each rank gives or gets
+  std::uint32_t layout = 0;          ///< of a tensor that isn't row-major
+  std::vector<std::int64_t> counts;  ///< elements of the ranks' parts, where they differ
   std::string label;
   std::string operand;  ///< `f32 [64, 64]`
   std::uint64_t sequence = 0;
