@@ -191,7 +191,7 @@ void print_tables(const std::vector<PlanSeries>& all, const PlanOptions& o, cons
     for (const double b : buckets) header.push_back(fmt::format("{:g}", b / kMebibyte));
     rows.clear();
     for (const PlanRow& row : series.rows) {
-      rows.push_back({fmt::format("{} ranks", row.ranks)});
+      rows.push_back({fmt::format("{} rank{}", row.ranks, row.ranks == 1 ? "" : "s")});
       for (const double seconds : row.of_buckets) rows.back().push_back(fmt::format("{:.2f}", 1e3 * seconds));
     }
     fmt::print("\n{}", table(header, rows));
@@ -258,12 +258,12 @@ int plan(const PlanOptions& o) {
   const PlannedNetwork network = look_at(o.model, o.image_size);
   const std::vector<double> seconds = compute_seconds(o, precisions, system, network);
   const dist::ClusterCost cluster = planned_cluster(o, system, group);
-  if (group.rank() > 0) return kDone;
   if (!(cluster.between.bandwidth > 0) && ranks.back() > cluster.ranks_per_machine) {
     throw UsageError(
         fmt::format("--bandwidth: needed for {} ranks, {} on a machine, since all of this job's are on one",
                     ranks.back(), cluster.ranks_per_machine));
   }
+  if (group.rank() > 0) return kDone;  // what is wrong is wrong on all ranks
 
   std::vector<PlanSeries> all;
   for (std::size_t i = 0; i < precisions.size(); ++i) {

@@ -137,6 +137,7 @@ std::vector<double> bucket_bytes(std::span<const GradientCost> gradients, const 
 }
 
 double expected_largest(int ranks) {
+  if (ranks <= 1) return 0;
   // The integral of 1 - F(x)^n over x > 0 less that of F(x)^n over x < 0; F is 0 or 1 beyond 9 to float64's digits.
   constexpr int kSteps = 2000;
   constexpr double kFar = 9, kStep = kFar / kSteps;

@@ -66,22 +66,22 @@ class PlanParallel(ProgramTest):
         self.assertIn("mlp: 0.67 million parameters, 128 samples a rank\ndgx-a100 (8 A100 with NVLink", out)
         self.assertRegex(out, r"(?m)^6 +1 +[\d.]+ +[\d.]+")
         self.assertNotIn("speed of a rank", out)
-        self.assertIn("speed of a rank: NVIDIA/DeepLearningExamples", self.run_program("plan-parallel", "--ranks", "8")[1])
+        self.assertIn("speed of a rank: NVIDIA/DeepLearningExamples", self.run_program("plan-parallel", "mlp", "--ranks", "8")[1])
 
     def test_what_is_refused(self):
-        self.refused(2, ["--system: expected one of dgx-a100", "did you mean dgx-h100?"], "plan-parallel", "--system", "dgx-h10")
-        self.refused(2, "--ranks: expected a range such as 8-1024, got '8-4'", "plan-parallel", "--ranks", "8-4")
-        self.refused(2, "--ranks: expected a whole number from 1", "plan-parallel", "--ranks", "0")
-        self.refused(2, "--amp: expected off, f16 and bf16", "plan-parallel", "--amp", "off,f8")
-        self.refused(2, "--step-ms: expected a number for each precision of --amp, 2, got 1", "plan-parallel", "--step-ms", "3")
-        self.refused(2, "--step-ms: expected numbers above 0, got '-1'", "plan-parallel", "--amp", "off", "--step-ms", "-1")
-        self.refused(2, "give one of them", "plan-parallel", "--step-ms", "3,2", "--images-per-second", "3,2")
-        self.refused(2, ["--step-ms: needed", "no speed in off is known of dgx-h100"], "plan-parallel", "--system", "dgx-h100")
-        self.refused(2, "--bandwidth: expected a number above 0, got 0", "plan-parallel", "--bandwidth", "0")
-        self.refused(2, "--latency: expected", "plan-parallel", "--latency", "-1")
-        self.refused(2, "--interference: expected", "plan-parallel", "--interference", "2")
-        self.refused(2, "--algorithm: expected fastest, ring or tree, got 'rings'", "plan-parallel", "--algorithm", "rings")
-        self.refused(2, "--measure: start it on several processes", "plan-parallel", "--measure")
+        self.refused(2, ["--system: expected one of dgx-a100", "did you mean dgx-h100?"], "plan-parallel", "mlp", "--system", "dgx-h10")
+        self.refused(2, "--ranks: expected a range such as 8-1024, got '8-4'", "plan-parallel", "mlp", "--ranks", "8-4")
+        self.refused(2, "--ranks: expected a whole number from 1", "plan-parallel", "mlp", "--ranks", "0")
+        self.refused(2, "--amp: expected off, f16 and bf16", "plan-parallel", "mlp", "--amp", "off,f8")
+        self.refused(2, "--step-ms: expected a number for each precision of --amp, 2, got 1", "plan-parallel", "mlp", "--step-ms", "3")
+        self.refused(2, "--step-ms: expected numbers above 0, got '-1'", "plan-parallel", "mlp", "--amp", "off", "--step-ms", "-1")
+        self.refused(2, "give one of them", "plan-parallel", "mlp", "--step-ms", "3,2", "--images-per-second", "3,2")
+        self.refused(2, ["--step-ms: needed", "no speed in off is known of dgx-h100"], "plan-parallel", "mlp", "--system", "dgx-h100")
+        self.refused(2, "--bandwidth: expected a number above 0, got 0", "plan-parallel", "mlp", "--bandwidth", "0")
+        self.refused(2, "--latency: expected", "plan-parallel", "mlp", "--latency", "-1")
+        self.refused(2, "--interference: expected", "plan-parallel", "mlp", "--interference", "2")
+        self.refused(2, "--algorithm: expected fastest, ring or tree, got 'rings'", "plan-parallel", "mlp", "--algorithm", "rings")
+        self.refused(2, "--measure: start it on several processes", "plan-parallel", "mlp", "--measure")
         self.refused(2, "did you mean resnet50?", "plan-parallel", "resnet51")
 
     @unittest.skipUnless(shutil.which("mpirun.openmpi") or shutil.which("mpirun.mpich"), "no MPI")
@@ -97,6 +97,11 @@ class PlanParallel(ProgramTest):
         alone, together = [r for r in document["rows"] if r["precision"] == "f32"]
         self.assertEqual((alone["step_ms"], alone["efficiency"]), (5, 1))
         self.assertGreater(together["communication_ms"], 0)
+        # What is wrong is wrong on all ranks: nobody waits for the others.
+        status, _, err = self.run_program("launch", "--nproc-per-node", "2", "plan-parallel", "mlp", "--measure", "--step-ms", "5,4")
+        self.assertEqual(status, 2, err)
+        self.assertIn("--bandwidth: needed for 1024 ranks, 2 on a machine", err)
+        self.assertNotIn("other ranks still run", err)
 
 
 if __name__ == "__main__":

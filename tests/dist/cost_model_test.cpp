@@ -174,7 +174,7 @@ TEST(BestBucket, TakesTheLargestOfThoseThatAreAsGood) {
 TEST(ExpectedLargest, IsThatOfNormalValues) {
   // H. Leon Harter, Expected values of normal order statistics, Biometrika 48, 1961; of two it is 1 / sqrt(pi), of
   // three 1.5 / sqrt(pi). Five decimals.
-  EXPECT_NEAR(expected_largest(1), 0, 1e-9);
+  EXPECT_EQ(expected_largest(1), 0);
   EXPECT_NEAR(expected_largest(2), 1 / std::sqrt(std::acos(-1.0)), 1e-9);
   EXPECT_NEAR(expected_largest(3), 1.5 / std::sqrt(std::acos(-1.0)), 1e-9);
   EXPECT_NEAR(expected_largest(8), 1.42360, 5e-6);
@@ -189,7 +189,7 @@ TEST(PredictedStep, WaitsForTheSlowestRank) {
   EXPECT_DOUBLE_EQ(p.exposed, 4);
   EXPECT_DOUBLE_EQ(p.seconds, 24 + p.waiting);
   EXPECT_DOUBLE_EQ(p.efficiency(), 20 / p.seconds);
-  EXPECT_NEAR(predict_step(step, kOneByteASecond, 1).seconds, 20, 1e-9);
+  EXPECT_DOUBLE_EQ(predict_step(step, kOneByteASecond, 1).seconds, 20);
 }
 
 TEST(StepCostOfANetwork, HasItsParametersAndItsTime) {
