@@ -29,7 +29,10 @@ using namespace std::chrono_literals;
 constexpr auto kAwake = 200us;
 constexpr int kLongestSleepUs = 200;  // about what a wait may be too long
 constexpr auto kBetweenChecks = 5ms;
-constexpr auto kForFinalize = 30s;
+// All ranks are here then, and what they sent has arrived. It may not end by itself: MPICH over UCX (4.0.2, between
+// machines) closes a connection with the help of the other side, which may wait for the launcher already.
+constexpr auto kForFinalize = 3s;
+constexpr auto kToLeave = 30s;
 constexpr auto kForLastMessages = 1s;
 
 // A thread of the library leaves signals to the program's own threads, but for faults and the profiler's.
@@ -403,6 +406,11 @@ void CommunicationThread::leave() {
       progress_messages();  // for who waits in another thread
       return;
     }
+    {
+      const std::lock_guard lock(mutex_);
+      finalizing_ = true;
+      changed_.notify_all();
+    }
     mpi_->finalize();
   } catch (const std::exception&) {  // who ends too early is told by the others
   }
@@ -415,8 +423,9 @@ void CommunicationThread::at_exit(int status) {
   ending_ = true;
   changed_.notify_all();
   // Each wait of the thread for other ranks ends by itself; MPI's own end should, too.
-  const auto longest = world_ ? world_->timeout * 2 + kForFinalize : std::chrono::milliseconds(kForFinalize);
-  changed_.wait_for(lock, failing_ ? std::chrono::milliseconds(2s) : longest, [&] { return ended_; });
+  const auto longest = world_ ? world_->timeout * 2 + kToLeave : std::chrono::milliseconds(kToLeave);
+  changed_.wait_for(lock, failing_ ? std::chrono::milliseconds(2s) : longest, [&] { return ended_ || finalizing_; });
+  if (finalizing_) changed_.wait_for(lock, kForFinalize, [&] { return ended_; });
   if (ended_) {
     lock.unlock();
     thread_.join();

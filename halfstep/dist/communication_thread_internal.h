@@ -81,7 +81,7 @@ class CommunicationThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Call>> queue_;
-  bool ended_ = false;
+  bool ended_ = false, finalizing_ = false;
   std::shared_ptr<GroupState> world_;  // of end_together()
   std::atomic<bool> ending_{false}, failing_{false};
 
