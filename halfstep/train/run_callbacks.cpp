@@ -161,6 +161,7 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
 }
 
 void SaveCallback::save(const char* name, const TrainContext& context) {
+  const std::shared_ptr<void> whole = saver_.gather ? saver_.gather() : nullptr;
   if (saver_.folder().empty()) return;
   const std::filesystem::path file = saver_.folder() / name;
   if (!saver_.save(file)) return;

@@ -60,6 +60,9 @@ class RunSaver {
   bool offer(double value);
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
+  /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
+  /// it. Empty: the state isn't divided, or no rank saves.
+  std::function<std::shared_ptr<void>()> gather = {};
 
   /// Writes the file unless it would take the place of a good one: a run can't be resumed from
   /// weights whose loss isn't finite. Returns whether it did.
