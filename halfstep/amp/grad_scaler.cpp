@@ -41,6 +41,11 @@ struct OptimizerState {
   std::shared_ptr<const std::vector<std::string>> names;
 };
 
+[[noreturn, gnu::cold]] void no_gradients(const char* call) {
+  misuse(Misuse::no_gradients,
+         "{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before", call);
+}
+
 std::string parameter_name(const NamedTensor& p, std::size_t index) {
   if (!p.name.empty()) return p.name;
   return fmt::format("parameter {} {}", index, p.tensor.sizes().str());
@@ -237,6 +242,8 @@ struct GradScaler::Impl {
   };
   /// The gradients of an optimizer, none of which was unscaled yet; makes the tensors of `state`, with 0 for found.
   Gradients gather(OptimizerBase& optimizer, OptimizerState& state, const char* call);
+  /// Of gradients that several processes have: what all of them found.
+  static void share(OptimizerBase& optimizer, OptimizerState& state, const char* call);
   void unscale(OptimizerBase& optimizer, OptimizerState& state, bool norm, const char* call);
   /// Finds out what isn't finite and leaves the gradients scaled. False, and nothing was done, where gradients share
   /// memory: a pass that divides one after the other must not run on them.
@@ -296,11 +303,9 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(OptimizerBase& optimizer, O
     result.dense.push_back(std::move(gradient));
     result.owners.push_back(&p);
   }
-  if (result.dense.empty()) {
-    misuse(Misuse::no_gradients,
-           "{}: no parameter of the optimizer has a gradient; expected scaler.scale(loss).backward() before", call);
-  }
-  const Device device = result.dense[0].device();
+  const bool others = optimizer.shares_gradients() && !parameters.empty();
+  if (result.dense.empty() && !others) no_gradients(call);
+  const Device device = result.dense.empty() ? parameters[0].tensor.device() : result.dense[0].device();
   state.found = zeros({}, {.dtype = f32, .device = device});
   state.per_parameter = zeros({static_cast<std::int64_t>(result.dense.size())}, {.dtype = f32, .device = device});
   state.norm = {};
@@ -308,11 +313,23 @@ GradScaler::Impl::Gradients GradScaler::Impl::gather(OptimizerBase& optimizer, O
   return result;
 }
 
+void GradScaler::Impl::share(OptimizerBase& optimizer, OptimizerState& state, const char* call) {
+  if (!optimizer.shares_gradients()) return;
+  GradientFindings all{
+      .found = state.found, .per_parameter = state.per_parameter, .norm = state.norm, .names = state.names};
+  optimizer.share(all);
+  if (all.names->empty()) no_gradients(call);
+  state.found = all.found;
+  state.per_parameter = all.per_parameter;
+  state.norm = all.norm;
+  state.names = std::move(all.names);
+}
+
 void GradScaler::Impl::unscale(OptimizerBase& optimizer, OptimizerState& state, bool norm, const char* call) {
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
   Gradients gradients = gather(optimizer, state, call);
-  const Device device = gradients.dense[0].device();
+  const Device device = state.found.device();
   if (norm) state.norm = zeros({}, {.dtype = f32, .device = device});
   std::vector<Tensor> to;
   for (std::size_t i = 0; i < gradients.dense.size(); ++i) {
@@ -325,13 +342,14 @@ void GradScaler::Impl::unscale(OptimizerBase& optimizer, OptimizerState& state, 
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter, &state.norm};
   for (const Tensor& t : gradients.dense) in.push_back(&t);
   for (const Tensor& t : to) out.push_back(&t);
-  run_kernel(detail::unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
+  if (!to.empty()) run_kernel(detail::unscale_kernels(), "amp_unscale", device, DType::f32, in, out);
   for (std::size_t i = 0; i < to.size(); ++i) {
     to[i].storage()->bump_version();
     const Tensor& owner = gradients.owners[i]->tensor;
     if (!owner.grad().is_same(to[i])) owner.set_grad(to[i]);
     unscaled.add(Extent(to[i]), (*state.names)[i]);
   }
+  share(optimizer, state, call);
   state.stage = Stage::unscaled;
 }
 
@@ -339,14 +357,19 @@ bool GradScaler::Impl::check(OptimizerBase& optimizer, OptimizerState& state, co
   const Tensor& scale_now = started(call);
   const NoGrad no_grad;
   const Gradients gradients = gather(optimizer, state, call);
-  if (std::find(gradients.shares.begin(), gradients.shares.end(), true) != gradients.shares.end()) return false;
+  // Of several processes' gradients none share memory: their reduction has put each in a place of its own.
+  if (!optimizer.shares_gradients() &&
+      std::find(gradients.shares.begin(), gradients.shares.end(), true) != gradients.shares.end()) {
+    return false;
+  }
   std::vector<const Tensor*> in{&scale_now}, out{&state.found, &state.per_parameter};
   for (const Tensor& t : gradients.dense) {
     in.push_back(&t);
   }
   const Tensor bounds = magnitude_bounds(gradients.dense, scale_now.device());
   in.push_back(&bounds);
-  run_kernel(check_kernels(), "amp_check", gradients.dense[0].device(), DType::f32, in, out);
+  if (!gradients.dense.empty()) run_kernel(check_kernels(), "amp_check", state.found.device(), DType::f32, in, out);
+  share(optimizer, state, call);
   return true;
 }
 
@@ -364,7 +387,8 @@ Tensor GradScaler::unscale_(OptimizerBase& optimizer, const UnscaleOptions& opti
     misuse(Misuse::called_after_step, "unscale_: called after step() for this optimizer; call update() first");
   }
   const NamedTensors& parameters = optimizer.named_parameters();
-  if (std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.grad().defined(); })) {
+  if (!optimizer.shares_gradients() &&
+      std::none_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.tensor.grad().defined(); })) {
     // There is nothing to divide. A step of this optimizer would be a mistake; that this was called is none.
     return options.norm ? zeros({}, {.dtype = f32, .device = s.scale.tensor().device()}) : Tensor();
   }

@@ -34,6 +34,14 @@ class HS_API ScalerError : public AmpError {
   Kind kind_;
 };
 
+/// What a pass over an optimizer's gradients found.
+struct GradientFindings {
+  Tensor found;          ///< f32 []: not 0 if a gradient wasn't finite
+  Tensor per_parameter;  ///< f32 [gradients]: the same for each
+  Tensor norm;           ///< f32 [] of the unscaled gradients; undefined if it wasn't asked for
+  std::shared_ptr<const std::vector<std::string>> names;  ///< of the parameters that have the gradients
+};
+
 /// What a scaler requires of an optimizer; optim::Optimizer implements it.
 class HS_API OptimizerBase {
  public:
@@ -57,6 +65,11 @@ class HS_API OptimizerBase {
   virtual void step_unless(const Tensor& found_inf, const Tensor& scale) = 0;
   /// Whether step_unless() takes a scale. For optimizers that don't, a GradScaler unscales in a separate pass.
   virtual bool unscales() const { return false; }
+  /// Whether other processes may have gradients of named_parameters() that this one lacks (dist::ZeroRedundancy).
+  virtual bool shares_gradients() const { return false; }
+  /// What this process found in its gradients becomes what all of them found, and the norm (if it is defined) that of
+  /// all gradients: called, by all, where shares_gradients() is true, so that all skip a step or none does.
+  virtual void share(GradientFindings& found) { (void)found; }
   /// One step of an optimizer that evaluates the loss itself. Others throw Error.
   virtual Tensor step_closure(const std::function<Tensor()>& closure) = 0;
 

@@ -36,10 +36,13 @@ constexpr const char* kName = "data_parallel";
 constexpr std::int64_t kAlignment = 64;  // bytes, of each gradient in its bucket
 
 struct Bucket {
-  Tensor flat;
+  Tensor flat = {};  // where gradients are sharded, from its first gradient until it is reduced
+  std::int64_t numel = 0;
   std::vector<std::size_t> parameters;
-  int waiting = 0;                    // gradients that haven't come in this pass
-  std::function<void()> finish = {};  // of the reduction that runs
+  std::vector<std::int64_t> offsets = {};  // of the parameters
+  std::vector<std::int64_t> counts = {};   // elements of the ranks' parts, where gradients are sharded
+  int waiting = 0;                         // gradients that haven't come in this pass
+  std::function<void()> finish = {};       // of the reduction that runs
 };
 
 std::int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<std::int64_t>(t.item_size()); }
@@ -65,7 +68,9 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
       : options(given), group(std::move(of)), buffers(module.buffers()) {
     std::set<const TensorImpl*> known;  // a shared parameter has several names
     for (const NamedTensor& p : module.trainable_parameters()) {
-      if (known.insert(p.tensor.impl()).second) parameters.push_back(p);
+      if (!known.insert(p.tensor.impl()).second) continue;
+      parameters.push_back(p);
+      layouts.push_back(strides_of(p.tensor));
     }
   }
   ~Impl() {
@@ -81,7 +86,11 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
   }
   /// Buckets for the parameters in this order, which is the one that their gradients are expected in.
   void make_buckets(std::span<const std::size_t> members_in_order);
+  void make_flat(Bucket& bucket);
   void use_bucket_view(std::size_t i);
+  bool sharded() const { return !owners.empty(); }
+  void finish_bucket(std::size_t b);
+  void keep_own_part(Bucket& bucket);
 
   /// `announced`: the ranks whose loops are over know of it (join()).
   void begin(bool announced = false);
@@ -100,12 +109,16 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
 
   const DataParallelOptions options;
   ProcessGroup group;
-  NamedTensors parameters;  // each once
+  NamedTensors parameters;     // each once
+  std::vector<Shape> layouts;  // strides of their gradients
   NamedTensors buffers;
   std::vector<std::uint64_t> hooks;
   std::vector<Bucket> buckets;
   std::vector<Tensor> views;           // of each parameter's place in its bucket
   std::vector<std::size_t> bucket_of;  // each parameter
+  std::vector<int> owners;             // of the parameters' gradients; empty: all ranks have all
+  std::vector<bool> absent;            // in this pass, on all ranks
+  std::vector<std::uint64_t> reduced;  // numbers of the storages that own gradients were put in
   std::shared_ptr<int> no_sync = std::make_shared<int>(0);
 
   bool armed = false;                    // a backward pass is on its way
@@ -149,26 +162,38 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> members_i
     }
   }
   for (auto& [kind, bucket] : open) closed.push_back(std::move(bucket.parameters));
-  const CapturePause pause;  // buckets outlive a captured step
   for (std::vector<std::size_t>& members : closed) {
+    if (sharded()) {
+      std::stable_sort(members.begin(), members.end(),
+                       [&](std::size_t a, std::size_t b) { return owners[a] < owners[b]; });
+    }
     const Tensor& first = parameters[members[0]].tensor;
     const auto item = static_cast<std::int64_t>(first.item_size()), unit = kAlignment / item;
-    std::vector<std::int64_t> offsets;
-    std::int64_t total = 0;
+    Bucket bucket{.parameters = members};
+    if (sharded()) bucket.counts.resize(static_cast<std::size_t>(group.size()));
     for (const std::size_t i : members) {
-      offsets.push_back(total);
-      total += (parameters[i].tensor.numel() + unit - 1) / unit * unit;
+      bucket.offsets.push_back(bucket.numel);
+      const std::int64_t n = (parameters[i].tensor.numel() + unit - 1) / unit * unit;
+      bucket.numel += n;
+      if (sharded()) bucket.counts[static_cast<std::size_t>(owners[i])] += n;
+      bucket_of[i] = buckets.size();
     }
-    Bucket bucket{.flat = zeros({total}, {.dtype = first.dtype(), .device = first.device()}), .parameters = members};
-    for (std::size_t k = 0; k < members.size(); ++k) {
-      const Tensor& p = parameters[members[k]].tensor;
-      views[members[k]] = as_strided(bucket.flat, p.sizes(), strides_of(p), offsets[k]);
-      bucket_of[members[k]] = buckets.size();
-    }
+    if (!sharded()) make_flat(bucket);
     buckets.push_back(std::move(bucket));
   }
   stats.buckets = static_cast<int>(buckets.size());
   stats.bucket_mb = cap_mb;
+}
+
+void DataParallelBase::Impl::make_flat(Bucket& bucket) {
+  const CapturePause pause;  // buckets outlive a captured step
+  const Tensor& first = parameters[bucket.parameters[0]].tensor;
+  bucket.flat = zeros({bucket.numel}, {.dtype = first.dtype(), .device = first.device()});
+  for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+    const std::size_t i = bucket.parameters[k];
+    const Tensor& p = parameters[i].tensor;
+    views[i] = as_strided(bucket.flat, p.sizes(), layouts[i], bucket.offsets[k]);
+  }
 }
 
 std::string DataParallelBase::Impl::label(std::size_t b) const {
@@ -186,14 +211,19 @@ void DataParallelBase::Impl::begin(bool announced) {
   arrivals.assign(parameters.size(), 0);
   seen.assign(parameters.size(), false);
   ready_order.clear();
+  absent.assign(parameters.size(), false);
+  if (CaptureSink* sink = capture_sink(); sink && sharded()) [[unlikely]]
+    sink->refuse("gradients are divided among the ranks (ZeRO)");
   for (Bucket& b : buckets) {
     b.waiting = static_cast<int>(b.parameters.size());
-    if (!b.finish) continue;
-    // Begun by a pass that threw: until its end it writes to the bucket.
-    try {
-      std::exchange(b.finish, {})();
-    } catch (const Error&) {
+    if (b.finish) {
+      // Begun by a pass that threw: until its end it writes to the bucket.
+      try {
+        std::exchange(b.finish, {})();
+      } catch (const Error&) {
+      }
     }
+    if (sharded()) b.flat = Tensor();  // of a pass that failed
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (fixed.unused_here(i)) take_as_it_is(i);
@@ -203,14 +233,24 @@ void DataParallelBase::Impl::begin(bool announced) {
 // Its gradient, or zeros, in the place of one that comes.
 void DataParallelBase::Impl::take_as_it_is(std::size_t i) {
   seen[i] = true;
-  if (!fixed.nowhere(i)) use_bucket_view(i);
-  --buckets[bucket_of[i]].waiting;
+  Bucket& bucket = buckets[bucket_of[i]];
+  absent[i] = fixed.nowhere(i);
+  if (!absent[i]) use_bucket_view(i);
+  if (!bucket.flat.defined()) make_flat(bucket);
+  --bucket.waiting;
 }
 
 // The parameter's gradient is the view of its bucket from here on; its values move there.
 void DataParallelBase::Impl::use_bucket_view(std::size_t i) {
   const Tensor& p = parameters[i].tensor;
   const Tensor gradient = p.grad();
+  if (sharded() && gradient.defined() && gradient.storage()->id() == reduced[i]) {
+    fail<DistError>(
+        "{}: the gradient of {} was added to the one that the pass before it had reduced to rank {}; with sharded "
+        "gradients call zero_grad() after each reduction, and add up passes under no_sync()",
+        kName, parameters[i].name, owners[i]);
+  }
+  if (Bucket& bucket = buckets[bucket_of[i]]; !bucket.flat.defined()) make_flat(bucket);
   Tensor view = views[i];
   if (gradient.defined() && gradient.storage() == view.storage()) return;
   const NoGrad no_grad;
@@ -252,6 +292,8 @@ void DataParallelBase::Impl::ready(std::size_t i) {
 void DataParallelBase::Impl::launch() {
   while (next < buckets.size() && buckets[next].waiting == 0) {
     detail::repeated({&buckets[next].flat}, [this, b = next] { start(b); });
+    // The memory of those before goes to the ones that come.
+    if (sharded() && next > 0) finish_bucket(next - 1);
     ++next;
   }
 }
@@ -259,6 +301,12 @@ void DataParallelBase::Impl::launch() {
 void DataParallelBase::Impl::start(std::size_t b) {
   if (b == 0) started = Clock::now();
   Bucket& bucket = buckets[b];
+  if (!options.hook && sharded()) {
+    bucket.finish = [work = group.reduce_scatter_parts(bucket.flat, bucket.counts, ReduceOp::mean, label(b))] {
+      work.wait();
+    };
+    return;
+  }
   if (!options.hook) {
     bucket.finish = [work = group.all_reduce(bucket.flat, ReduceOp::mean, label(b))] { work.wait(); };
     return;
@@ -278,16 +326,7 @@ void DataParallelBase::Impl::start(std::size_t b) {
 
 void DataParallelBase::Impl::wait() {
   const auto begun = Clock::now();
-  const NoGrad no_grad;
-  for (Bucket& b : buckets) {
-    if (b.finish) std::exchange(b.finish, {})();
-    // The other ranks' values: nothing known of one's own holds for the mean.
-    b.flat.storage()->bump_version();
-    b.flat.storage()->forget_derived();
-  }
-  if (joining && joining->factor() != 1) {
-    for (Bucket& b : buckets) b.flat.mul_(joining->factor());
-  }
+  for (std::size_t b = 0; b < buckets.size(); ++b) finish_bucket(b);
   stats.wait_seconds += seconds_since(begun);
   stats.reduction_seconds += seconds_since(started);
   ++stats.reductions;
@@ -298,6 +337,41 @@ void DataParallelBase::Impl::wait() {
     ++capture_generation();
   }
   stats.tuning = !tuner->done();
+}
+
+void DataParallelBase::Impl::finish_bucket(std::size_t b) {
+  const NoGrad no_grad;
+  Bucket& bucket = buckets[b];
+  if (bucket.finish) std::exchange(bucket.finish, {})();
+  if (!bucket.flat.defined()) return;  // finished before
+  // The other ranks' values: nothing known of one's own holds for the mean.
+  bucket.flat.storage()->bump_version();
+  bucket.flat.storage()->forget_derived();
+  if (joining && joining->factor() != 1) bucket.flat.mul_(joining->factor());
+  if (sharded()) keep_own_part(bucket);
+}
+
+// The gradients of this rank's parameters get memory of their own; the bucket's is free for the next one.
+void DataParallelBase::Impl::keep_own_part(Bucket& bucket) {
+  const CapturePause pause;  // of a step that can't be captured
+  std::int64_t begin = 0;
+  for (int r = 0; r < group.rank(); ++r) begin += bucket.counts[static_cast<std::size_t>(r)];
+  const std::int64_t count = bucket.counts[static_cast<std::size_t>(group.rank())];
+  const Tensor own = count > 0 ? bucket.flat.narrow(0, begin, count).clone() : Tensor();
+  for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+    const std::size_t i = bucket.parameters[k];
+    const Tensor& p = parameters[i].tensor;
+    views[i] = Tensor();
+    reduced[i] = 0;
+    if (absent[i]) continue;
+    if (owners[i] != group.rank()) {
+      p.set_grad({});
+      continue;
+    }
+    p.set_grad(as_strided(own, p.sizes(), layouts[i], bucket.offsets[k] - begin));
+    reduced[i] = own.storage()->id();
+  }
+  bucket.flat = Tensor();
 }
 
 // Parameters that the pass didn't reach.
@@ -328,7 +402,9 @@ void DataParallelBase::Impl::resolve_missing(bool backward) {
     group.all_reduce(anywhere, ReduceOp::max, "parameters in use").wait();
     const auto in_use = anywhere.to_vector<std::int64_t>();
     for (const std::size_t i : missing) {
-      if (in_use[i] == 0) parameters[i].tensor.set_grad({});
+      if (in_use[i] != 0) continue;
+      absent[i] = true;
+      parameters[i].tensor.set_grad({});
     }
     std::vector<bool> nowhere;
     for (const std::int64_t n : in_use) nowhere.push_back(n == 0);
@@ -372,7 +448,8 @@ void DataParallelBase::Impl::remake_buckets() {
   ++capture_generation();  // gradients that were there have moved
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const Tensor gradient = parameters[i].tensor.grad();
-    if (gradient.defined() && gradient.storage() == before[i].storage()) use_bucket_view(i);
+    if (sharded() || !gradient.defined()) continue;
+    if (gradient.storage() == before[i].storage()) use_bucket_view(i);
   }
 }
 
@@ -473,6 +550,20 @@ void DataParallelBase::broadcast_buffers() {
   });
 }
 
+void DataParallelBase::shard_gradients(const std::function<int(const Tensor&)>& owner) {
+  Impl& s = *impl_;
+  std::vector<std::size_t> order;
+  for (const Bucket& b : s.buckets) order.insert(order.end(), b.parameters.begin(), b.parameters.end());
+  for (const NamedTensor& p : s.parameters) {
+    s.owners.push_back(owner(p.tensor));
+    p.tensor.set_grad({});
+  }
+  s.reduced.assign(s.parameters.size(), 0);
+  s.make_buckets(order);
+  ++capture_generation();
+}
+
+const NamedTensors& DataParallelBase::parameters() const { return impl_->parameters; }
 const ProcessGroup& DataParallelBase::group() const { return impl_->group; }
 const DataParallelOptions& DataParallelBase::options() const { return impl_->options; }
 DataParallelStats DataParallelBase::stats() const { return impl_->stats; }

@@ -121,6 +121,12 @@ class HS_API DataParallelBase {
   DataParallelStats stats() const;
 
  private:
+  friend class ZeroRedundancy;
+  /// From now on a gradient is reduced to the rank that `owner` says; on the others it is undefined after a backward
+  /// pass, and no bucket outlives one.
+  void shard_gradients(const std::function<int(const Tensor& parameter)>& owner);
+  const NamedTensors& parameters() const;  ///< those that require grad, each once
+
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };

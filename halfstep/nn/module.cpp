@@ -295,6 +295,19 @@ Tensor ModuleBase::own_tensor(std::string_view name) const {
   return {};
 }
 
+void ModuleBase::set_forward_guard(ForwardGuard guard) const {
+  state_->forward_guard = std::move(guard);
+  ++capture_generation();
+}
+
+std::vector<Tensor> ModuleBase::own_parameters() const {
+  std::vector<Tensor> result;
+  for (const Entry& e : *entries_) {
+    if (e.kind == Kind::parameter && tensor_at(e).defined()) result.push_back(tensor_at(e));
+  }
+  return result;
+}
+
 void ModuleBase::unshare() {
   state_ = std::make_shared<State>(*state_);
   const NoGrad no_grad;
@@ -348,8 +361,20 @@ ModuleBase::Scope::Scope(const ModuleBase& module)
   static_assert(sizeof(amp::ModuleScope) <= sizeof(storage_) && alignof(amp::ModuleScope) <= 8);
   new (storage_) amp::ModuleScope(module.name(), precision_);
   innermost_scope() = this;
+  if (module.state_->forward_guard) [[unlikely]] {
+    try {
+      guard_ = module.state_->forward_guard();
+    } catch (...) {
+      leave_scope();
+      throw;
+    }
+  }
 }
 ModuleBase::Scope::~Scope() {
+  guard_.reset();
+  leave_scope();
+}
+void ModuleBase::Scope::leave_scope() {
   innermost_scope() = outer_;
   std::launder(reinterpret_cast<amp::ModuleScope*>(storage_))->~ModuleScope();
 }

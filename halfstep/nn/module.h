@@ -110,6 +110,13 @@ class HS_API ModuleBase : public amp::Castable {
   void apply(const std::function<void(const std::string& path, const ModuleBase& module)>& function) const;
   /// The direct submodules, with their names.
   std::vector<std::pair<std::string, const ModuleBase*>> children() const;
+  /// What a module calls as its forward() begins; the result lives until that forward() ends.
+  using ForwardGuard = std::function<std::shared_ptr<void>()>;
+  /// Gives this module, without its submodules, a guard in the place of the one that it has; an empty one: none. Copies
+  /// of the module share it, clones have none.
+  void set_forward_guard(ForwardGuard guard) const;
+  /// This module's own parameters, without those of submodules; undefined ones are left out.
+  std::vector<Tensor> own_parameters() const;
   /// This module's own parameter or buffer of that name; undefined when there is none. Unlike parameters(), it doesn't
   /// look inside.
   Tensor own_tensor(std::string_view name) const;
@@ -209,12 +216,14 @@ class HS_API ModuleBase : public amp::Castable {
     static void widen(T&) {}  // a custom type
 
     static const Scope*& innermost_scope();
+    void leave_scope();
 
     const ModuleBase& module_;
     const Scope* outer_;  // of the module whose forward() calls this one, on this thread
     const amp::ModulePrecision* precision_;
     bool float32_output_;
     alignas(8) unsigned char storage_[128];
+    std::shared_ptr<void> guard_;
   };
 
  private:
@@ -232,6 +241,7 @@ class HS_API ModuleBase : public amp::Castable {
     State(const State& other) : training(other.training), precision(other.precision) {}
     bool training = true;
     amp::PrecisionSlot precision = {};
+    ForwardGuard forward_guard = {};
     std::atomic<bool> checked = false;  // its members have been checked
     std::atomic<bool> placed = false;   // it belongs to the calling module, or a warning has been given
   };

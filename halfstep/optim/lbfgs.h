@@ -46,6 +46,7 @@ class HS_API LBFGS : public Optimizer {
   const char* kernel_name() const override;
   std::span<const std::byte> attributes(int group) override;
   void update(const std::vector<Tensor>& gradients, const Tensor& unless) override;
+  bool can_be_sharded() const override { return false; }
   std::map<std::string, double> numbers(int group) const override;
   void load_numbers(int group, const std::map<std::string, double>& numbers) override;
 

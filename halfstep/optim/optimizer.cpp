@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/optim/optimizer.h"
 
+#include <algorithm>
 #include <set>
+#include <utility>
 
 #include "halfstep/amp/cast_cache.h"
 #include "halfstep/autograd/grad_mode.h"
@@ -208,8 +210,44 @@ void Optimizer::update_group(int g, const std::vector<Tensor>& gradients, const 
 }
 
 void Optimizer::update(const std::vector<Tensor>& gradients, const Tensor& unless) {
+  update_groups(gradients, unless, {});
+}
+
+void Optimizer::update_groups(const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale) {
   const NoGrad no_grad;
-  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, unless, {});
+  if (!sharding_) {
+    for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, unless, scale);
+    return;
+  }
+  std::vector<Tensor> own = gradients;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!sharding_->owns(all_[i].tensor)) own[i] = Tensor();
+  }
+  for (int g = 0; g < num_groups(); ++g) update_group(g, own, unless, scale);
+  sharding_->updated(*this);
+}
+
+void Optimizer::share(amp::GradientFindings& found) {
+  if (sharding_) sharding_->share(*this, found);
+}
+
+void Optimizer::shard(std::shared_ptr<StateSharding> sharding) {
+  if (sharding_) fail<Error>("{}: its state is sharded already", kind());
+  if (!can_be_sharded()) fail<Error>("{}: its steps need the whole state, which can't be sharded", kind());
+  if (low_precision_ == LowPrecision::stochastic_rounding) {
+    fail<Error>(
+        "{}: stochastic rounding draws one sequence of random numbers for all parameters, so that its state "
+        "can't be sharded; use master weights or kahan",
+        kind());
+  }
+  sharding_ = std::move(sharding);
+  ++capture_generation();
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (sharding_->owns(all_[i].tensor)) continue;
+    slots_[i] = {};
+    // Nobody here rewrites the 16-bit copy.
+    amp::keep_copy(all_[i].tensor, false);
+  }
 }
 
 void Optimizer::step_unless(const Tensor& found_inf, const Tensor& scale) {
@@ -227,8 +265,7 @@ void Optimizer::step_unless(const Tensor& found_inf, const Tensor& scale) {
                          kind(), all_.size(), all_[0].name, all_[0].tensor.sizes().str()));
   }
   if (!scale.defined()) return update(gradients, found_inf);
-  const NoGrad no_grad;
-  for (int g = 0; g < num_groups(); ++g) update_group(g, gradients, found_inf, scale);
+  update_groups(gradients, found_inf, scale);
 }
 
 void Optimizer::step(const std::vector<Tensor>& gradients, const StepOptions& options) {
@@ -275,7 +312,25 @@ double Optimizer::base_lr(int group) {
 double Optimizer::momentum(int) const { fail<Error>("{}: has no momentum", kind()); }
 void Optimizer::set_momentum(int, double) { fail<Error>("{}: has no momentum", kind()); }
 
-OptimizerState Optimizer::state_dict() const {
+NamedTensors Optimizer::state_of(std::size_t parameter) const {
+  NamedTensors tensors;
+  const Slot& slot = slots_.at(parameter);
+  const std::string prefix = all_[parameter].name + ".";
+  const auto add = [&](const std::string& name, const Tensor& t) {
+    if (t.defined()) tensors.push_back({prefix + name, t.detach()});
+  };
+  for (int g = 0; g < num_groups() && !slot.tensors.empty(); ++g) {
+    const auto& own = groups_[static_cast<std::size_t>(g)].parameters;
+    if (std::find(own.begin(), own.end(), parameter) == own.end()) continue;
+    const auto names = state_names(g);
+    for (std::size_t k = 0; k < slot.tensors.size(); ++k) add(names[k], slot.tensors[k]);
+  }
+  add("master", slot.master);
+  add("compensation", slot.compensation);
+  return tensors;
+}
+
+OptimizerState Optimizer::state_of_groups() const {
   OptimizerState state;
   for (int g = 0; g < num_groups(); ++g) {
     const Group& group = groups_[static_cast<std::size_t>(g)];
@@ -283,15 +338,18 @@ OptimizerState Optimizer::state_dict() const {
     state.numbers[prefix + "lr"] = group.lr;
     for (const auto& [key, value] : numbers(g)) state.numbers[prefix + key] = value;
     state.tensors.push_back({prefix + "steps", group.steps.detach()});
-    const auto names = state_names(g);
-    for (std::size_t i : group.parameters) {
-      const Slot& slot = slots_[i];
-      const auto add = [&](const std::string& name, const Tensor& t) {
-        if (t.defined()) state.tensors.push_back({all_[i].name + "." + name, t.detach()});
-      };
-      for (std::size_t k = 0; k < slot.tensors.size(); ++k) add(names[k], slot.tensors[k]);
-      add("master", slot.master);
-      add("compensation", slot.compensation);
+  }
+  return state;
+}
+
+OptimizerState Optimizer::state_dict() const {
+  if (sharding_) return sharding_->whole_state(*this);
+  OptimizerState state = state_of_groups();
+  const NamedTensors steps = std::exchange(state.tensors, {});
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    state.tensors.push_back(steps[g]);
+    for (const std::size_t i : groups_[g].parameters) {
+      for (NamedTensor& t : state_of(i)) state.tensors.push_back(std::move(t));
     }
   }
   return state;
@@ -345,6 +403,7 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
         if (!any) slots[i].tensors.clear();
         slots[i].master = take(all_[i].name + ".master", sizes, device);
         slots[i].compensation = take(all_[i].name + ".compensation", sizes, device);
+        if (sharding_ && !sharding_->owns(all_[i].tensor)) slots[i] = {};
       }
     }
     if (!given.empty()) {
@@ -361,6 +420,7 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
     group.steps = steps[static_cast<std::size_t>(g)];
     group.lr = given_numbers[static_cast<std::size_t>(g)].at("lr");
   }
+  if (sharding_) sharding_->state_replaced();
 }
 
 }  // namespace halfstep::optim

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/autograd/parameter.h"
+#include "halfstep/optim/sharding.h"
 #include "halfstep/runtime/kernel.h"
 
 namespace halfstep::optim {
@@ -62,7 +64,8 @@ class HS_API Optimizer : public amp::OptimizerBase {
   virtual void set_momentum(int group, double value);
   int num_groups() const { return static_cast<int>(groups_.size()); }
 
-  /// Everything a later run needs to resume bit-exactly.
+  /// Everything a later run needs to resume bit-exactly. Where processes share the state (shard()) it is all of it, and
+  /// throws Error unless it was brought here: dist::ZeroRedundancy::consolidate_state_dict().
   virtual OptimizerState state_dict() const;
   /// Restores a state: tensors are moved to the parameters' device, and options such as the learning rate replace those
   /// that the optimizer was created with. Throws Error, without changing anything, if the state belongs to other
@@ -71,11 +74,30 @@ class HS_API Optimizer : public amp::OptimizerBase {
   /// Name of its kind, such as `SGD`.
   virtual std::string kind() const = 0;
 
+  /// From now on the state is divided among processes: this one drops what it doesn't own, and keeps it that way.
+  /// dist::ZeroRedundancy calls it. Throws Error where it is so already, for an optimizer whose step needs the whole
+  /// state (LBFGS), and for LowPrecision::stochastic_rounding, which draws its numbers for all parameters as one
+  /// sequence.
+  void shard(std::shared_ptr<StateSharding> sharding);
+  /// How the state is divided; null: it isn't.
+  const std::shared_ptr<StateSharding>& sharding() const { return sharding_; }
+  /// The state tensors of a parameter, by its place in named_parameters(), as far as they are on this process.
+  NamedTensors state_of(std::size_t parameter) const;
+  /// The numbers of state_dict(), and the steps of each group on this process.
+  OptimizerState state_of_groups() const;
+  /// Places in named_parameters() of a group's parameters.
+  const std::vector<std::size_t>& group_parameters(int group) const {
+    return groups_.at(static_cast<std::size_t>(group)).parameters;
+  }
+
   // amp::OptimizerBase
   const NamedTensors& named_parameters() const override { return all_; }
   void step_unless(const Tensor& found_inf, const Tensor& scale) override;
   /// A derived class whose step inspects gradients before they get here returns false.
-  bool unscales() const override { return true; }
+  /// Where gradients are everywhere but the state isn't, all of them are to be unscaled.
+  bool unscales() const override { return !sharding_ || sharding_->gradients_too(); }
+  bool shares_gradients() const override { return sharding_ && sharding_->gradients_too(); }
+  void share(amp::GradientFindings& found) override;
   Tensor step_closure(const std::function<Tensor()>& closure) override;
 
  protected:
@@ -106,6 +128,8 @@ class HS_API Optimizer : public amp::OptimizerBase {
   virtual std::span<const std::byte> attributes(int group) = 0;
   /// Steps on all groups with these gradients (one for each parameter of all_).
   virtual void update(const std::vector<Tensor>& gradients, const Tensor& unless);
+  /// Whether a step of a parameter needs the state of that parameter only, so that processes can share the work.
+  virtual bool can_be_sharded() const { return true; }
   /// Numbers of the options that are saved and loaded, for one group.
   virtual std::map<std::string, double> numbers(int group) const = 0;
   virtual void load_numbers(int group, const std::map<std::string, double>& numbers) = 0;
@@ -115,12 +139,14 @@ class HS_API Optimizer : public amp::OptimizerBase {
   std::vector<Group> groups_;
 
  private:
+  void update_groups(const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale);
   void update_group(int group, const std::vector<Tensor>& gradients, const Tensor& unless, const Tensor& scale);
   void prepare(Group& group, std::size_t parameter, std::size_t count);
   void follow(std::size_t parameter);
   void rounded(const std::vector<std::size_t>& parameters);
 
   LowPrecision low_precision_;
+  std::shared_ptr<StateSharding> sharding_;
 };
 
 }  // namespace halfstep::optim

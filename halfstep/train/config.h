@@ -75,6 +75,7 @@ struct TrainConfig {
   /// Shards of each batch whose gradients are summed in one fixed tree, so that any number of ranks that divides it
   /// gives the same bits: a power of 2 (StepOptions::shards); 0: none.
   std::int64_t reproducible = 0;
+  int zero = 0;                  ///< stage of dist::ZeroRedundancy, 1 to 3: what ranks divide among them; 0: nothing
   bool sync_batch_norm = false;  ///< batch norms take the statistics of all ranks' parts
   DebugConfig debug = {};        ///< what is dumped, compared, monitored and profiled
 };

@@ -315,6 +315,23 @@ std::vector<Flag> flags(TrainConfig& c) {
                             c.compress_gradients);
               }
             }},
+       {.names = "--zero",
+        .field = &c.zero,
+        .help = "What ranks divide instead of each having all: 1, the optimizer's state; 2, gradients too; 3, "
+                "parameters too; 0: nothing",
+        .range = FlagRange::from_to(0, 3),
+        .check =
+            [&c] {
+              if (c.zero > 0 && c.debug.compare == "twin") {
+                fail<Error>("--zero: --debug-compare twin runs a step twice, from a state that is whole on each rank");
+              }
+              if (c.zero == 3 && c.reproducible > 0) {
+                fail<Error>(
+                    "--zero 3: ranks bring parameters together, which they can't where --reproducible {} gives some of "
+                    "them shards without samples; use --zero 2",
+                    c.reproducible);
+              }
+            }},
        {.names = "--sync-batch-norm",
         .field = &c.sync_batch_norm,
         .help = "Batch norms take the statistics of all ranks' samples",

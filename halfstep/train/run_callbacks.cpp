@@ -114,7 +114,7 @@ bool RunSaver::offer(double value) {
   return better;
 }
 
-void RunSaver::gather() {
+void RunSaver::gather_compression() {
   dist::ProcessGroup group = config_.group;
   if (compression_) communication_ = compression_->state_dict(group);
 }
@@ -180,7 +180,8 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
 }
 
 void SaveCallback::save(std::vector<const char*> names, const TrainContext& context) {
-  saver_.gather();
+  saver_.gather_compression();
+  const std::shared_ptr<void> whole = saver_.gather ? saver_.gather() : nullptr;
   if (saver_.folder().empty()) return;
   settle();
   std::vector<std::filesystem::path> files;

@@ -63,6 +63,9 @@ class RunSaver {
   bool offer(double value);
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
+  /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
+  /// it. Empty: the state isn't divided, or no rank saves.
+  std::function<std::shared_ptr<void>()> gather = {};
 
   /// Whether the file may be written: unless it would take the place of a good one, since a run can't be resumed from
   /// weights whose loss isn't finite.
@@ -76,7 +79,7 @@ class RunSaver {
   /// What compresses gradients, whose state checkpoints have.
   void set_compression(std::optional<dist::PowerSGD> compression) { compression_ = std::move(compression); }
   /// Ahead of save(), on all ranks: collects the state of compression from them.
-  void gather();
+  void gather_compression();
   std::filesystem::path folder() const { return config_.out; }
   std::int64_t save_every() const { return config_.save_every; }
   int epochs() const { return config_.epochs; }

@@ -229,7 +229,8 @@ void TrainStep::Impl::update(StepValues& values) {
   values.overflow = never.clone();
   values.scale = scaler ? scaler->scale_tensor().clone() : one.clone();
   if (options.clip_norm > 0) {
-    const Tensor norm = scaler ? scaler->unscale_(optimizer, {.norm = true}) : Tensor();
+    Tensor norm = scaler ? scaler->unscale_(optimizer, {.norm = true}) : Tensor();
+    if (!norm.defined() && optimizer.shares_gradients()) norm = optimizer.sharding()->grad_norm(clipped(), 2);
     optim::clip_grad_norm_(clipped(), options.clip_norm, {.norm = norm});
   }
   if (!scaler) {

@@ -15,6 +15,7 @@
 #include "halfstep/dist/loss_scale.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/sync_batch_norm.h"
+#include "halfstep/dist/zero.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
@@ -109,18 +110,26 @@ TrainConfig config_of_rank(TrainConfig config) {
 // Every evaluation sees the same data set in the same order, and has the memory of the gradients.
 class BeforeEvaluation final : public CallbackBase {
  public:
-  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel)
-      : loader_(loader), parallel_(std::move(parallel)) {}
+  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel,
+                   std::optional<dist::ZeroRedundancy> zero)
+      : loader_(loader), parallel_(std::move(parallel)), zero_(std::move(zero)) {}
   void on_eval_begin(TrainContext& context) override {
     loader_.seek({});
     context.optimizer->zero_grad();
     // Each rank's last step has changed its own.
     if (parallel_) parallel_->broadcast_buffers();
+    // Ranks may have unlike numbers of batches.
+    if (zero_) parameters_ = zero_->gather_parameters();
   }
+  void on_eval_end(TrainContext& /*context*/) override { parameters_.reset(); }
+  // Of an evaluation that was stopped.
+  void on_epoch_end(TrainContext& /*context*/) override { parameters_.reset(); }
 
  private:
   data::DataLoader& loader_;
   std::shared_ptr<dist::DataParallelBase> parallel_;
+  std::optional<dist::ZeroRedundancy> zero_;
+  std::shared_ptr<void> parameters_;
 };
 
 class Run {
@@ -177,6 +186,7 @@ class Run {
     // Nobody may write the checkpoint that is read.
     if (claims && goes_on) own_folder_ = RunFolder(config.out, existing);
     if (!config.resume.empty()) resume();
+    divide_state();
     if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
     folder_ = folder ? folder : &own_folder_;
     // Before the caller writes a configuration, which would make a run of any folder.
@@ -215,13 +225,14 @@ class Run {
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
-    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel)),
-                              Callback(std::make_shared<ScheduleCallback>(schedule_)),
-                              Callback(first_lines),
-                              Callback(results),
-                              Callback(std::make_shared<FiniteLoss>(step_, saver_)),
-                              Callback(reports),
-                              Callback(std::make_shared<DebugCallback>(debugging_, step_))};
+    std::vector<Callback> all{
+        Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_)),
+        Callback(std::make_shared<ScheduleCallback>(schedule_)),
+        Callback(first_lines),
+        Callback(results),
+        Callback(std::make_shared<FiniteLoss>(step_, saver_)),
+        Callback(reports),
+        Callback(std::make_shared<DebugCallback>(debugging_, step_))};
     // Like the table, before the checkpoint that it may not lack.
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
@@ -259,6 +270,22 @@ class Run {
   }
 
  private:
+  // ZeRO, once all ranks have the whole state.
+  void divide_state() {
+    const auto& parallel = step_.options().parallel;
+    if (config_.zero == 0 || !parallel) return;
+    zero_.emplace(*parallel, step_.network(), *optimizer_,
+                  dist::ZeroOptions{
+                      .stage = config_.zero,
+                      .bucket_cap_mb = config_.bucket_mb > 0 ? config_.bucket_mb : dist::ZeroOptions().bucket_cap_mb});
+    dist::ProcessGroup group = config_.group;
+    if (max_of(group, config_.out.empty() ? 0 : 1) == 0) return;
+    saver_.gather = [this]() -> std::shared_ptr<void> {
+      zero_->consolidate_state_dict();
+      return {nullptr, [this, whole = zero_->gather_parameters()](void*) { zero_->drop_state_dict(); }};
+    };
+  }
+
   bool nothing_left() const { return from_.epoch >= config_.epochs; }
 
   // All checks are done.
@@ -329,6 +356,7 @@ class Run {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::optional<dist::PowerSGD> power_sgd_;
   TrainStep step_;
+  std::optional<dist::ZeroRedundancy> zero_;
   std::int64_t samples_;
   std::shared_ptr<const data::Dataset> test_;
   data::DataLoader loader_, test_loader_;

@@ -191,6 +191,39 @@ class Ranks(ProgramTest):
         self.assertNotEqual(status, 0)
         self.assertIn("3 ranks divide, got 4", err)
 
+    def test_a_divided_state_gives_the_same_bits(self):
+        self.data(train=131)
+        for flags in (["--optimizer", "adamw", "--amp", "f16", "--accumulate", "2", "--clip-norm", "0.5", "--weight-decay", "0.01", "--no-norm-decay"],
+                      ["--momentum", "0.9", "--amp", "bf16", "--compress-gradients", "bf16", "--save-every", "4"]):
+            flags = ["data", "--batch-size", "16", "--lr", "0.01", "--overwrite", *flags]
+            self.done(2, *flags, "--out", "whole", "--epochs", "2")
+            whole = Safetensors(self.folder / "whole" / "last.safetensors")
+            for stage in (1, 2, 3):
+                self.done(2, *flags, "--out", "run", "--epochs", "2", "--zero", stage)
+                self.assertEqual(self.losses("run"), self.losses("whole"))
+                self.assertEqual([e["top1"] for e in self.evaluations("run")], [e["top1"] for e in self.evaluations("whole")])
+                divided = Safetensors(self.folder / "run" / "last.safetensors")
+                self.assertEqual(divided.data, whole.data, f"--zero {stage}: weights and the optimizer's state")
+                # A checkpoint is whole: it goes on divided in another way, or not at all.
+                self.done(2, *flags, "--out", "half", "--epochs", "1", "--zero", stage)
+                self.done(2, "--resume", "half", "--epochs", "2", "--zero", 3 - stage)
+                self.assertEqual(self.losses("half"), self.losses("whole"))
+                self.assertEqual(Safetensors(self.folder / "half" / "last.safetensors").data, whole.data)
+
+    def test_a_divided_state_resumes_on_another_number_of_ranks(self):
+        self.data(train=131)
+        flags = ["data", *FLAGS, "--reproducible", "4", "--clip-norm", "1"]
+        self.train(*flags, "--out", "one", "--epochs", "3")
+        for stage in (1, 2):
+            self.done(4, *flags, "--out", "run", "--overwrite", "--epochs", "1", "--zero", stage)
+            self.done(2, "--resume", "run", "--epochs", "2")
+            status, out, err = self.run_program("train", "--resume", "run", "--epochs", "3")
+            self.assertEqual((status, err), (0, ""), out)
+            self.assertEqual(self.losses("run"), self.losses("one"))
+        self.refused(2, "--zero: --debug-compare twin runs a step twice", "train", "mlp", "data", "--zero", "1",
+                     "--debug-compare", "twin", "--amp", "f16")
+        self.refused(2, "--zero 3: ranks bring parameters together", "train", "mlp", "data", "--zero", "3", "--reproducible", "2")
+
     def test_devices(self):
         self.data()
         flags = ["--device", "sim", *FLAGS, "--epochs", "2", "--print-freq", "1"]

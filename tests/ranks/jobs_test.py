@@ -70,6 +70,26 @@ class Jobs(unittest.TestCase):
             self.assertEqual(status, 0, output)
             self.assertIn("rank 0 of 1 by one process", output)
 
+    # 64 MiB each of parameters and gradients, and 128 MiB of Adam's moments: 256 MiB, which are more than the limit by
+    # themselves. Of two ranks that divide all of it each has 128 MiB. Beside them come two buckets and two layers of
+    # 4 MiB, and the memory of MPI and of kernels, which was 92 MiB where nothing limited it.
+    def test_a_state_that_does_not_fit_one_rank_is_divided(self):
+        for mpi in MPIRUNS:
+            status, output, _ = run(mpi, 2, "zero0:240")
+            self.assertNotEqual(status, 0, output)
+            self.assertNotIn("trained", output)
+            status, output, _ = run(mpi, 2, "zero3:240")
+            self.assertEqual((status, output.count("trained: better")), (0, 2), output)
+
+    def test_memory_of_each_stage(self):
+        parameters = 16 * 1024 * 1024 * 4
+        for stage, divided in ((1, (1, 1, 2)), (2, (1, 2, 2)), (3, (2, 2, 2))):
+            status, output, _ = run(next(iter(MPIRUNS)), 2, f"zero{stage}")
+            self.assertEqual(status, 0, output)
+            expected = [parameters // divided[0], parameters // divided[1], 2 * parameters // divided[2]]
+            for rank in range(2):
+                self.assertIn(f"memory {rank}: {' '.join(map(str, expected))}", output)
+
     def test_work_that_nobody_waits_for_is_finished(self):
         for mpi in MPIRUNS:
             status, output, seconds = run(mpi, 3, "unfinished")

@@ -9,17 +9,27 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "halfstep/backends/sim/sim.h"
+#include "halfstep/core/random.h"
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/launcher_internal.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/dist/process_group_internal.h"
+#include "halfstep/dist/zero.h"
+#include "halfstep/nn/container.h"
+#include "halfstep/nn/linear.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/ops/reduce.h"
+#include "halfstep/optim/adam.h"
 #include "halfstep/runtime/devices.h"
 
 using namespace halfstep;
@@ -101,10 +111,54 @@ void run_on_device(const std::string& what, dist::ProcessGroup& group) {
   work.wait();
 }
 
+std::int64_t data_bytes() {
+  std::ifstream in("/proc/self/status");
+  std::int64_t kilobytes = 0;
+  for (std::string word; in >> word;) {
+    if (word == "VmData:") in >> kilobytes;
+  }
+  return kilobytes << 10;
+}
+
+// Adam on 16 matrices of 4 MiB: 256 MiB of parameters, gradients and moments in float32, on ranks that may take `most`
+// bytes more than they have (0: any number).
+void train_divided(const dist::ProcessGroup& group, int stage, std::int64_t most) {
+  const std::int64_t begin = data_bytes();
+  if (most > 0) {
+    const rlimit limit{.rlim_cur = static_cast<rlim_t>(begin + most), .rlim_max = RLIM_INFINITY};
+    if (setrlimit(RLIMIT_DATA, &limit) != 0) throw Error("no limit could be set");
+  }
+  manual_seed(3);
+  nn::Sequential layers;
+  for (int i = 0; i < 16; ++i) layers.push_back(nn::Linear{{.in = 1024, .out = 1024, .bias = false}});
+  dist::DataParallel net(layers, group, {.bucket_cap_mb = 4, .first_bucket_cap_mb = 4});
+  optim::Adam adam(layers.parameters());
+  std::optional<dist::ZeroRedundancy> zero;
+  if (stage > 0) zero.emplace(net, adam, dist::ZeroOptions{.stage = stage, .bucket_cap_mb = 4});
+  double first = 0, loss = 0;
+  for (int step = 0; step < 4; ++step) {
+    manual_seed(static_cast<std::uint64_t>(group.rank()) + 1);
+    adam.zero_grad();
+    const Tensor out = net(randn({8, 1024}));
+    const Tensor error = mean(out * out);
+    error.backward();
+    if (zero && step == 3) {
+      const dist::ZeroMemory m = zero->memory();
+      std::printf("memory %d: %lld %lld %lld\n", group.rank(), static_cast<long long>(m.parameters),
+                  static_cast<long long>(m.gradients), static_cast<long long>(m.optimizer));
+    }
+    adam.step();
+    loss = error.item<double>();
+    if (step == 0) first = loss;
+  }
+  std::printf("trained: %s, %lld MiB\n", loss < first ? "better" : "worse",
+              static_cast<long long>((data_bytes() - begin) >> 20));
+}
+
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (what == "time" || what == "unread" || what == "slow") options.timeout = 60s;
+  if (what == "time" || what == "unread" || what == "slow" || what.starts_with("zero")) options.timeout = 60s;
   options.watch = what == "slow" || what == "watched-fork";
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
     std::this_thread::sleep_for(6s);
@@ -129,6 +183,10 @@ int run(const std::string& what) {
     time_all_reduce<float>(group, 25 << 18, 20);
     time_all_reduce<Half>(group, 25 << 18, 20);
     time_all_reduce<Half>(group, 25 << 19, 20);
+  } else if (what.starts_with("zero")) {  // zero3, or with a limit of 240 MiB: zero3:240
+    const std::size_t colon = what.find(':');
+    const std::int64_t most = colon == std::string::npos ? 0 : std::atoll(what.c_str() + colon + 1) << 20;
+    train_divided(group, what[4] - '0', most);
   } else if (what == "vanish") {
     if (last) _exit(0);
     group.all_reduce(t).wait();
@@ -240,7 +298,7 @@ int run(const std::string& what) {
 int main(int argc, char** argv) {
   try {
     return run(argc > 1 ? argv[1] : "");
-  } catch (const Error& e) {
+  } catch (const std::exception& e) {
     std::printf("error: %s\n", e.what());
     std::fflush(stdout);
     return 1;

@@ -108,6 +108,35 @@ Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorVie
   return Status::ok;
 }
 
+// The sums of which norms are made, one for each piece in the order in which they are added up: for tensors that lie on
+// several ranks. A `limit` of 1 asks for the sums that amp_unscale takes of what it writes.
+Status multi_norm_pieces(KernelContext* context, const TensorView* in, int n, TensorView* out, int,
+                         const void* attributes) {
+  const auto& a = *static_cast<const ClipAttributes*>(attributes);
+  std::int64_t count;
+  Piece* pieces = cut(context, in, n, &count);
+  if (!pieces) return Status::failed;
+  parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t k = begin; k < end; ++k) {
+      const TensorView& t = in[pieces[k].tensor];
+      const std::int64_t start = pieces[k].start, size = std::min(kChunk, t.numel - start);
+      if (a.limit == 0) {
+        pieces[k].value = piece_norm(t, start, size, a.norm_type);
+        continue;
+      }
+      constexpr std::int64_t kUnscaled = 2048;  // elements that amp_unscale works on at a time
+      alignas(64) char copy[kUnscaled * sizeof(double)];
+      for (std::int64_t at = 0; at < size; at += kUnscaled) {
+        pieces[k].value += unscale_block(t.dtype, element(t.dtype, static_cast<const void*>(t.data), start + at), copy,
+                                         std::min(kUnscaled, size - at), 1, true)
+                               .squares;
+      }
+    }
+  });
+  for (std::int64_t k = 0; k < count; ++k) static_cast<double*>(out[0].data)[k] = pieces[k].value;
+  return Status::ok;
+}
+
 template <class T>
 void clip_run(T* x, std::int64_t n, bool by_value, T limit, T factor) {
   if (by_value) {
@@ -160,6 +189,7 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
 
 const RegisterCpuKernel registered[] = {
     {"multi_norm", {DType::f32}, multi_norm},
+    {"multi_norm_pieces", {DType::f32}, multi_norm_pieces},
     {"multi_clip", {DType::f32}, multi_clip},
 };
 

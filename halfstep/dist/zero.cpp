@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/dist/zero.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "halfstep/autograd/grad_mode.h"
+#include "halfstep/core/fail.h"
+#include "halfstep/dist/captured_internal.h"
+#include "halfstep/dist/zero_parameters_internal.h"
+#include "halfstep/ops/attributes.h"
+#include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/op.h"
+#include "halfstep/ops/view.h"
+
+namespace halfstep::dist {
+namespace {
+
+constexpr const char* kZero = "zero_redundancy";
+constexpr int kStateTag = 1 << 14;      // of messages with optimizer state
+constexpr std::int64_t kPiece = 16384;  // elements of a sum of the kernel multi_norm_pieces
+
+std::int64_t bytes_of_tensor(const Tensor& t) { return t.numel() * static_cast<std::int64_t>(t.item_size()); }
+
+// Whole parameters, the largest first, to the rank that has the least so far.
+std::map<const TensorImpl*, int> deal_out(const NamedTensors& parameters, int ranks) {
+  std::vector<std::size_t> order(parameters.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return parameters[a].tensor.numel() > parameters[b].tensor.numel();
+  });
+  std::vector<std::int64_t> load(static_cast<std::size_t>(ranks));
+  std::map<const TensorImpl*, int> owners;
+  for (const std::size_t i : order) {
+    const auto least = std::min_element(load.begin(), load.end());
+    owners[parameters[i].tensor.impl()] = static_cast<int>(least - load.begin());
+    *least += parameters[i].tensor.numel();
+  }
+  return owners;
+}
+
+// The sums that the norm of a gradient is made of; a `limit` of 1 asks for those of amp_unscale.
+std::vector<double> norm_pieces(const Tensor& gradient, double norm_type, bool unscaled) {
+  static const KernelTable& table = kernel_table("multi_norm_pieces");
+  const Tensor sums = zeros({(gradient.numel() + kPiece - 1) / kPiece}, {.dtype = f64, .device = gradient.device()});
+  const Tensor *in = &gradient, *out = &sums;
+  if (sums.numel() > 0) {
+    run_kernel(table, "multi_norm_pieces", gradient.device(), DType::f32, {&in, 1}, {&out, 1},
+               ClipAttributes{.limit = unscaled ? 1.0 : 0.0, .norm_type = norm_type});
+  }
+  return sums.to_vector<double>();
+}
+
+}  // namespace
+
+struct ZeroRedundancy::Impl final : optim::StateSharding, std::enable_shared_from_this<ZeroRedundancy::Impl> {
+  Impl(DataParallelBase& net, optim::Optimizer& of, const ZeroOptions& given)
+      : group(net.group()),
+        options(given),
+        parameters(net.parameters()),
+        optimizer(of),
+        owners(deal_out(parameters, group.size())) {}
+
+  int owner(const Tensor& parameter) const {
+    const auto found = owners.find(parameter.impl());
+    return found == owners.end() ? -1 : found->second;
+  }
+  // One that doesn't require grad is never updated.
+  bool owns(const Tensor& parameter) const override {
+    const int rank = owner(parameter);
+    return rank < 0 || rank == group.rank();
+  }
+  bool gradients_too() const override { return options.stage >= 2; }
+  void updated(const optim::Optimizer& of) override;
+  void share(const optim::Optimizer& of, amp::GradientFindings& found) override;
+  Tensor grad_norm(const NamedTensors& of, double norm_type) override { return norm(of, norm_type, false); }
+  optim::OptimizerState whole_state(const optim::Optimizer& of) const override;
+  void state_replaced() override { whole.reset(); }
+
+  Tensor norm(const NamedTensors& of, double norm_type, bool unscaled);
+  void exchange(const std::vector<Tensor>& all);
+  void consolidate(int to);
+
+  ProcessGroup group;
+  const ZeroOptions options;
+  const NamedTensors parameters;
+  optim::Optimizer& optimizer;
+  const std::map<const TensorImpl*, int> owners;
+  std::shared_ptr<detail::ParameterShards> shards;  // at stage 3
+  std::optional<optim::OptimizerState> whole;
+  int whole_at = -1;  // rank that has `whole`
+};
+
+void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
+  whole.reset();
+  whole_at = -1;
+  if (options.stage == 3) return;  // they come when they are used
+  std::vector<Tensor> all;
+  for (const NamedTensor& p : of.named_parameters()) {
+    if (owner(p.tensor) >= 0) all.push_back(p.tensor);
+  }
+  if (KernelRecorder* recorder = kernel_recorder()) {
+    for (const Tensor& p : all) {
+      if (!p.device().is_cpu()) recorder->refuse("ranks exchange tensors that are on a device");
+      recorder->uses(p);
+    }
+  }
+  detail::repeated({}, [self = shared_from_this(), all] {
+    const NoGrad no_grad;
+    self->exchange(all);
+    for (const Tensor& p : all) {
+      if (!self->owns(p)) p.storage()->forget_derived();
+    }
+    self->whole.reset();
+  });
+}
+
+// Everybody gets each parameter from its owner: many small ones as one message, whose parts are the owners'.
+void ZeroRedundancy::Impl::exchange(const std::vector<Tensor>& all) {
+  struct Part {
+    std::vector<Tensor> members;
+    std::int64_t bytes = 0;
+  };
+  std::vector<Part> parts;
+  for (const Tensor& p : all) {
+    const bool fits = !parts.empty() && parts.back().members[0].dtype() == p.dtype() &&
+                      parts.back().members[0].device() == p.device() &&
+                      static_cast<double>(parts.back().bytes + bytes_of_tensor(p)) <= options.bucket_cap_mb * 0x1p20;
+    if (!fits) parts.emplace_back();
+    parts.back().members.push_back(p);
+    parts.back().bytes += bytes_of_tensor(p);
+  }
+  std::function<void()> unpack;  // of the part before
+  for (Part& part : parts) {
+    std::vector<Tensor>& members = part.members;
+    std::stable_sort(members.begin(), members.end(),
+                     [&](const Tensor& a, const Tensor& b) { return owner(a) < owner(b); });
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()));
+    std::int64_t total = 0;
+    for (const Tensor& p : members) {
+      counts[static_cast<std::size_t>(owner(p))] += p.numel();
+      total += p.numel();
+    }
+    const Tensor flat = empty({total}, {.dtype = members[0].dtype(), .device = members[0].device()});
+    std::vector<Tensor> places;
+    std::int64_t at = 0;
+    for (const Tensor& p : members) {
+      Tensor place = as_strided(flat, p.sizes(), p.strides(), at);
+      if (owns(p)) place.copy_(p.detach());
+      places.push_back(std::move(place));
+      at += p.numel();
+    }
+    const Work work = group.all_gather_parts(flat, counts, "updated parameters");
+    if (unpack) unpack();
+    unpack = [this, work, members, places] {
+      work.wait();
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        if (!owns(members[i])) members[i].detach().copy_(places[i]);
+      }
+    };
+  }
+  if (unpack) unpack();
+}
+
+// Largest flag of any rank; -1 where no rank has a gradient.
+void ZeroRedundancy::Impl::share(const optim::Optimizer& of, amp::GradientFindings& found) {
+  const CapturePause pause;
+  const NamedTensors& all = of.named_parameters();
+  const Device device = found.found.device();
+  const std::vector<float> own = found.per_parameter.to_vector<float>();
+  std::vector<double> flags(all.size(), -1);
+  for (std::size_t i = 0, k = 0; i < all.size(); ++i) {
+    if (all[i].tensor.grad().defined()) flags[i] = static_cast<double>(own[k++]);
+  }
+  const Tensor merged = tensor(flags, {static_cast<std::int64_t>(flags.size())}, {.dtype = f32, .device = Device{}});
+  group.all_reduce(merged, ReduceOp::max, "overflows").wait();
+  const std::vector<float> everywhere = merged.to_vector<float>();
+  auto names = std::make_shared<std::vector<std::string>>();
+  std::vector<double> there;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (everywhere[i] < 0) continue;
+    names->push_back(all[i].name.empty() ? fmt::format("parameter {} {}", i, all[i].tensor.sizes().str())
+                                         : all[i].name);
+    there.push_back(static_cast<double>(everywhere[i]));
+  }
+  const bool any = std::any_of(there.begin(), there.end(), [](double flag) { return flag != 0; });
+  found.per_parameter = tensor(there, {static_cast<std::int64_t>(there.size())}, {.dtype = f32, .device = device});
+  found.found = full({}, any ? 1.0 : 0.0, {.dtype = f32, .device = device});
+  found.names = std::move(names);
+  if (found.norm.defined()) found.norm = norm(all, 2, true).to(f32);
+}
+
+// The same sums in the same order as on one rank, each from the rank that has the gradient.
+Tensor ZeroRedundancy::Impl::norm(const NamedTensors& of, double norm_type, bool unscaled) {
+  if (!(norm_type > 0)) fail<Error>("grad_norm: expected a norm type above 0, got {}", norm_type);
+  const CapturePause pause;
+  const NoGrad no_grad;
+  std::vector<double> sums;
+  bool wide = !of.empty();
+  for (const NamedTensor& p : of) {
+    wide &= p.tensor.dtype() == DType::f64;
+    const std::size_t pieces = static_cast<std::size_t>((p.tensor.numel() + kPiece - 1) / kPiece);
+    // What all ranks have counts once.
+    const bool own = owner(p.tensor) == group.rank() || (owner(p.tensor) < 0 && group.rank() == 0);
+    if (const Tensor g = p.tensor.grad(); own && g.defined()) {
+      const std::vector<double> here = norm_pieces(g, norm_type, unscaled);
+      sums.insert(sums.end(), here.begin(), here.end());
+    } else {
+      sums.insert(sums.end(), pieces, 0.0);
+    }
+  }
+  const Tensor all = tensor(sums, {static_cast<std::int64_t>(sums.size())}, {.dtype = f64, .device = Device{}});
+  group.all_reduce(all, ReduceOp::sum, "norms of gradients").wait();
+  double total = 0;
+  for (const double v : all.to_vector<double>()) {
+    if (!std::isinf(norm_type)) {
+      total += v;
+    } else if (!(v <= total) && !std::isnan(total)) {
+      total = v;
+    }
+  }
+  if (!std::isinf(norm_type)) total = norm_type == 2 ? std::sqrt(total) : std::pow(total, 1 / norm_type);
+  return full({}, total, {.dtype = wide ? f64 : f32, .device = of.empty() ? Device{} : of[0].tensor.device()});
+}
+
+optim::OptimizerState ZeroRedundancy::Impl::whole_state(const optim::Optimizer& of) const {
+  if (whole) return *whole;
+  fail<Error>(
+      "{}: its state is divided among {} ranks, and {}; call consolidate_state_dict() on all ranks since the "
+      "last step, and state_dict() on the rank that it names",
+      of.kind(), group.size(),
+      whole_at < 0 ? std::string("no rank has all of it") : fmt::format("rank {} has all of it", whole_at));
+}
+
+void ZeroRedundancy::Impl::consolidate(int to) {
+  if (to < 0 || to >= group.size()) {
+    fail<Error>("consolidate_state_dict: expected a rank from 0 to {}, got {}", group.size() - 1, to);
+  }
+  const NoGrad no_grad;
+  const CapturePause pause;
+  const NamedTensors& all = optimizer.named_parameters();
+  const auto keeper = [&](std::size_t i) { return std::max(owner(all[i].tensor), 0); };
+  optim::OptimizerState state = optimizer.state_of_groups();
+  NamedTensors steps = std::exchange(state.tensors, {});
+  std::vector<std::pair<std::size_t, std::string>> wanted;  // parameter, and `exp_avg f32`
+  std::string text;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (keeper(i) != group.rank()) continue;
+    for (const NamedTensor& t : optimizer.state_of(i)) {
+      text += fmt::format("{} {} {}\n", i, t.name.substr(all[i].name.size() + 1), name(t.tensor.dtype()));
+    }
+  }
+  std::map<std::size_t, std::vector<std::pair<std::string, DType>>> tensors;
+  for (const std::string& lines : group.all_gather_text(text)) {
+    std::istringstream in(lines);
+    std::size_t i = 0;
+    for (std::string what, dtype; in >> i >> what >> dtype;) tensors[i].emplace_back(what, *parse_dtype(dtype));
+  }
+  for (int g = 0; g < optimizer.num_groups(); ++g) {
+    const std::vector<std::size_t>& members = optimizer.group_parameters(g);
+    NamedTensor& count = steps[static_cast<std::size_t>(g)];
+    std::vector<std::int64_t> made = count.tensor.to_vector<std::int64_t>();
+    for (std::size_t k = 0; k < made.size(); ++k) {
+      if (keeper(members[k]) != group.rank()) made[k] = 0;
+    }
+    const Tensor merged = tensor_from_integers(made, count.tensor.sizes(), {.dtype = i64, .device = Device{}});
+    group.all_reduce(merged, ReduceOp::sum, count.name).wait();
+    state.tensors.push_back({count.name, merged.to(count.tensor.device())});
+    for (const std::size_t i : members) {
+      const int from = keeper(i);
+      const NamedTensors own = from == group.rank() ? optimizer.state_of(i) : NamedTensors();
+      for (std::size_t k = 0; k < tensors[i].size(); ++k) {
+        const auto& [what, dtype] = tensors[i][k];
+        if (from == to) {
+          if (group.rank() == to) state.tensors.push_back(own[k]);
+        } else if (group.rank() == from) {
+          group.send(own[k].tensor.contiguous(), to, kStateTag).wait();
+        } else if (group.rank() == to) {
+          const Tensor t = empty(all[i].tensor.sizes(), {.dtype = dtype, .device = all[i].tensor.device()});
+          group.receive(t, from, kStateTag).wait();
+          state.tensors.push_back({all[i].name + "." + what, t});
+        }
+      }
+    }
+  }
+  whole_at = to;
+  whole.reset();
+  if (group.rank() == to) whole = std::move(state);
+}
+
+ZeroRedundancy::ZeroRedundancy(DataParallelBase& net, const nn::ModuleBase& module, optim::Optimizer& optimizer,
+                               const ZeroOptions& options) {
+  if (options.stage < 1 || options.stage > 3)
+    fail<Error>("{}: expected a stage from 1 to 3, got {}", kZero, options.stage);
+  if (!(options.bucket_cap_mb > 0)) {
+    fail<Error>("{}: expected a bucket_cap_mb above 0, got {}", kZero, options.bucket_cap_mb);
+  }
+  impl_ = std::make_shared<Impl>(net, optimizer, options);
+  Impl& s = *impl_;
+  if (s.group.size() == 1) return;
+  optimizer.shard(impl_);
+  const auto owner_of = [&s](const Tensor& p) { return s.owner(p); };
+  if (options.stage >= 2) net.shard_gradients(owner_of);
+  if (options.stage == 3) {
+    s.shards = std::make_shared<detail::ParameterShards>(s.parameters, owner_of, s.group);
+    s.shards->attach(module);
+  }
+}
+
+int ZeroRedundancy::owner(const Tensor& parameter) const { return impl_->owner(parameter); }
+int ZeroRedundancy::stage() const { return impl_->options.stage; }
+
+ZeroMemory ZeroRedundancy::memory() const {
+  const Impl& s = *impl_;
+  ZeroMemory memory;
+  for (const NamedTensor& p : s.parameters) {
+    if (!s.shards) memory.parameters += bytes_of_tensor(p.tensor);
+    if (const Tensor g = p.tensor.grad(); g.defined()) memory.gradients += bytes_of_tensor(g);
+  }
+  if (s.shards) memory.parameters = s.shards->bytes();
+  for (std::size_t i = 0; i < s.optimizer.named_parameters().size(); ++i) {
+    for (const NamedTensor& t : s.optimizer.state_of(i)) memory.optimizer += bytes_of_tensor(t.tensor);
+  }
+  return memory;
+}
+
+Tensor ZeroRedundancy::clip_grad_norm_(double max_norm, const optim::ClipOptions& options) {
+  const NamedTensors& all = impl_->optimizer.named_parameters();
+  optim::ClipOptions given = options;
+  if (!given.norm.defined() && impl_->optimizer.shares_gradients())
+    given.norm = impl_->norm(all, given.norm_type, false);
+  return optim::clip_grad_norm_(all, max_norm, given);
+}
+
+void ZeroRedundancy::consolidate_state_dict(int to) {
+  if (impl_->group.size() > 1) impl_->consolidate(to);
+}
+void ZeroRedundancy::drop_state_dict() {
+  impl_->whole.reset();
+  impl_->whole_at = -1;
+}
+
+std::shared_ptr<void> ZeroRedundancy::gather_parameters() {
+  return impl_->shards ? impl_->shards->gather_all() : nullptr;
+}
+
+}  // namespace halfstep::dist
