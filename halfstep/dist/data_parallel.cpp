@@ -354,8 +354,8 @@ void DataParallelBase::Impl::finish_bucket(std::size_t b) {
 // The gradients of this rank's parameters get memory of their own; the bucket's is free for the next one.
 void DataParallelBase::Impl::keep_own_part(Bucket& bucket) {
   const CapturePause pause;  // of a step that can't be captured
-  std::int64_t begin = 0;
-  for (int r = 0; r < group.rank(); ++r) begin += bucket.counts[static_cast<std::size_t>(r)];
+  const std::int64_t begin =
+      std::accumulate(bucket.counts.begin(), bucket.counts.begin() + group.rank(), std::int64_t{0});
   const std::int64_t count = bucket.counts[static_cast<std::size_t>(group.rank())];
   const Tensor own = count > 0 ? bucket.flat.narrow(0, begin, count).clone() : Tensor();
   for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
@@ -364,12 +364,9 @@ void DataParallelBase::Impl::keep_own_part(Bucket& bucket) {
     views[i] = Tensor();
     reduced[i] = 0;
     if (absent[i]) continue;
-    if (owners[i] != group.rank()) {
-      p.set_grad({});
-      continue;
-    }
-    p.set_grad(as_strided(own, p.sizes(), layouts[i], bucket.offsets[k] - begin));
-    reduced[i] = own.storage()->id();
+    const bool mine = owners[i] == group.rank();
+    p.set_grad(mine ? as_strided(own, p.sizes(), layouts[i], bucket.offsets[k] - begin) : Tensor());
+    if (mine) reduced[i] = own.storage()->id();
   }
   bucket.flat = Tensor();
 }
