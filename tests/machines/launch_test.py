@@ -131,6 +131,30 @@ class Hosts(MachinesTest):
             self.assertEqual(self.machines.left(15), [])
 
 
+class Operator(MachinesTest):
+    def test_the_launcher_of_the_kubernetes_mpi_operator(self):
+        """The variables, the file of hosts and the names of its controller (v2beta1) in the launcher's pod."""
+        if "openmpi" not in MPIS:
+            self.skipTest("Open MPI is needed")
+        make_data(self.folder / "data", 256)
+        self.on_one_machine("one")
+        pods = [f"job-worker-{i}.job.default.svc" for i in (0, 1)]
+        with open(self.folder / "etc-hosts", "a") as hosts:
+            for i, pod in enumerate(pods):
+                hosts.write(f"{address(i)} {pod}\n")
+                (self.folder / "pids" / pod).symlink_to(self.machines.names[i])
+        (self.folder / "hostfile").write_text("".join(f"{pod} slots=2\n" for pod in pods))
+        variables = {"OMPI_MCA_orte_default_hostfile": str(self.folder / "hostfile"), "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+                     "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        status, out, err = self.finish(self.start(0, "launch", "--hosts", "hostfile", *TRAIN, "--out", "launch", **variables))
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertIn("by 4 ranks (Open MPI", out)
+        plain = subprocess.run(self.machines.command(0, "mpirun.openmpi", "-n", 4, "--bind-to", "none", PROGRAM, *TRAIN, "--out", "plain"),
+                               env=self.machines.environment(**variables), capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(plain.returncode, 0, plain.stdout + plain.stderr)
+        self.assertEqual((self.weights("launch"), self.weights("plain")), (self.weights("one"), self.weights("one")))
+
+
 class Cut(MachinesTest):
     LIMIT = 15  # seconds, of the promise: all ranks have ended by then
     GRADIENTS = r"gradients of bucket \d+: \S+ to \S+, [0-9.]+ [KM]iB"

@@ -86,7 +86,7 @@ class Machines:
         self.agent = self.folder / "agent"
         # OPTION... HOST COMMAND...: as ssh, the words are joined and given to a shell in the home folder, and nobody hears
         # at once of a machine that has lost its power.
-        self.agent.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1\nshift\n'
+        self.agent.write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do [ "$1" != -o ] || shift; shift; done\nhost=$1\nshift\n'
                               f'[ -e "{self.folder}/pids/$host" ] || {{ echo "agent: there is no machine $host" >&2; exit 255; }}\n'
                               f'nsenter -t "$(cat "{self.folder}/pids/$host")" -n -u -i -m env -i HOME=/ PATH="/usr/bin:/bin" '
                               'sh -c "cd / && exec sh -c \\"\\$1\\"" x "$*"\nstatus=$?\n'
