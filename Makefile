@@ -28,7 +28,7 @@ configure_main = @scripts/cuda_options.sh "$(CUDA)" "$(CUDA_ARCHITECTURES)" "$(C
 	{ [ -e $(BUILD)/build.ninja ] || [ -e $(BUILD)/Makefile ]; } && [ $(BUILD)/configured -nt $(BUILD)/cuda.cmake ] || \
 	{ cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -C $(BUILD)/cuda.cmake $(CMAKE_FLAGS) && touch $(BUILD)/configured; }
 
-.PHONY: all setup demo test cuda-emulated slow bench bench-kernels lint tidy tidy-changed format docs fuzz asan asan-part tsan install clean distclean help
+.PHONY: all setup demo test cuda-emulated slow machines bench bench-kernels lint tidy tidy-changed format docs fuzz asan asan-part tsan install clean distclean help
 
 all: setup  ## build the library, the program, the examples and the tests (the default)
 	$(configure_main)
@@ -53,6 +53,9 @@ cuda-emulated: setup  ## run the tests of ops, gradients, AMP, modules and optim
 
 slow: all  ## run the tests that take minutes
 	@$(call CTEST,$(BUILD)) -L slow
+
+machines: all  ## train on two machines made of namespaces, over slow, lossy and cut networks (root; minutes)
+	@$(call CTEST,$(BUILD)) -L machines
 
 bench: setup  ## measure; a table beside PyTorch and JAX where they can be installed (BENCH_FLAGS=--quick)
 	$(configure_main)
