@@ -230,29 +230,6 @@ int run(const std::string& what) {
   } else if (what == "slow") {  // slower than the others, but not lost
     if (last) std::this_thread::sleep_for(13s);
     group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
-  } else if (what == "no-memory") {  // on one rank, in the middle of a collective
-    const Tensor large = zeros({8 << 20}, {.device = Device()}), small = zeros({3000}, {.device = Device()});
-    group.barrier();
-    if (last) {
-      std::size_t pages = 0;
-      if (std::FILE* f = std::fopen("/proc/self/statm", "r")) {
-        if (std::fscanf(f, "%zu", &pages) != 1) pages = 0;
-        std::fclose(f);
-      }
-      rlimit limit{};
-      getrlimit(RLIMIT_AS, &limit);
-      limit.rlim_cur = pages * 4096;
-      setrlimit(RLIMIT_AS, &limit);
-    }
-    for (int i = 0; i < 2; ++i) {
-      try {
-        group.all_reduce(i == 0 ? large : small).wait();
-      } catch (const std::exception& e) {
-        std::printf("rank %d, collective %d: %s\n", group.rank(), i, e.what());
-        std::fflush(stdout);
-      }
-    }
-    return 1;
   } else if (what == "watched-fork") {  // a child that ends says nothing in its parent's name
     const pid_t child = fork();
     if (child == 0) std::exit(3);
