@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "cli/launch_job.h"
+#include "cli/launch_nodes.h"
 #include "cli/launch_rank.h"
 #include "cli/launch_size.h"
 #include "cli/launch_train.h"
@@ -33,15 +34,12 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMostRanks = 65'536;
 constexpr int kMostRestarts = 1'000'000;
-constexpr const char* kManyNodes =
-    "launch: one launcher starts the ranks of all machines: give it their names by --hosts FILE, or let Slurm (srun) "
-    "or "
-    "the Kubernetes MPI operator start the program itself";
+constexpr int kMasterPort = 29'500;  // torchrun's
 
 struct LaunchOptions {
-  std::string ranks = {}, nodes = "1", mpi = {}, ignored = {};
+  std::string ranks = {}, nodes = "1", mpi = {}, master = {};
   fs::path hosts;
-  std::uint64_t node_rank = 0;
+  std::uint64_t node_rank = 0, port = kMasterPort;
   std::uint64_t restarts = 0;
   bool as_rank = false, nothing = false;
 };
@@ -166,17 +164,40 @@ std::string agent_of(const Mpi& mpi) {
   return given && *given != '\0' ? given : "ssh";
 }
 
-void check_nodes(const LaunchOptions& o) {
-  if (!o.hosts.empty()) return;
-  // torchrun's MIN:MAX.
-  const std::size_t colon = o.nodes.find(':');
-  for (const std::string& part :
-       {o.nodes.substr(0, colon), colon == std::string::npos ? "1" : o.nodes.substr(colon + 1)}) {
-    if (parse_whole("--nnodes", part, 1, kMostRanks) > 1) {
-      throw UsageError(fmt::format("--nnodes: got {}; {}", o.nodes, kManyNodes));
+// The number of machines, each of which runs this command.
+int number_of_nodes(const LaunchOptions& o) {
+  if (o.nodes.find(':') != std::string::npos) {
+    const std::string least = o.nodes.substr(0, o.nodes.find(':')), most = o.nodes.substr(least.size() + 1);
+    if (parse_whole("--nnodes", least, 1, kMostRanks) != parse_whole("--nnodes", most, 1, kMostRanks)) {
+      throw UsageError(
+          fmt::format("--nnodes: expected one number of machines, got {}; MIN:MAX is for --hosts FILE", o.nodes));
     }
+    return static_cast<int>(parse_whole("--nnodes", least, 1, kMostRanks));
   }
-  if (o.node_rank > 0) throw UsageError(fmt::format("--node-rank: got {}; {}", o.node_rank, kManyNodes));
+  return static_cast<int>(parse_whole("--nnodes", o.nodes, 1, kMostRanks));
+}
+
+NodeTask node_task(const LaunchOptions& o, const std::string& own, std::uint64_t per_node,
+                   std::vector<std::string> words) {
+  NodeTask task{.nodes = o.hosts.empty() ? number_of_nodes(o) : 1,
+                .rank = static_cast<int>(o.node_rank),
+                .address = o.master,
+                .port = static_cast<int>(o.port),
+                .program = own,
+                .mpi = o.mpi,
+                .ranks = per_node,
+                .words = std::move(words)};
+  if (o.hosts.empty() && task.rank >= task.nodes) {
+    throw UsageError(fmt::format("--node-rank: expected a number from 0 to {} (--nnodes {}), got {}", task.nodes - 1,
+                                 o.nodes, task.rank));
+  }
+  if (task.nodes > 1 && task.address.empty()) {
+    throw UsageError(
+        fmt::format("--nnodes: got {}; expected --master-addr too, the name of the machine of node 0, or "
+                    "--hosts FILE in place of both",
+                    o.nodes));
+  }
+  return task;
 }
 
 // Several of these in a job would each start all ranks.
@@ -203,7 +224,8 @@ int numa_nodes() {
 }
 
 std::vector<std::string> launcher_arguments(const Mpi& mpi, std::uint64_t ranks, std::uint64_t per_node,
-                                            const std::vector<Host>& hosts) {
+                                            const std::vector<Host>& hosts, const Nodes* nodes,
+                                            const std::string& master) {
   std::vector<std::string> all{launcher_of(mpi)};
   const auto add = [&](std::initializer_list<std::string> more) { all.insert(all.end(), more); };
   const bool open_mpi = std::string_view(mpi.key) == "openmpi";
@@ -226,11 +248,20 @@ std::vector<std::string> launcher_arguments(const Mpi& mpi, std::uint64_t ranks,
         if (name.starts_with("HALFSTEP_") || name == "OMP_NUM_THREADS" || name == "LD_LIBRARY_PATH") add({"-x", name});
       }
       add({"-x", "HALFSTEP_LAUNCH"});
+      // Its process on a machine that is cut off ends with the ranks there, not after the default of 8 minutes.
+      add({"--mca", "oob_tcp_keepalive_time", "5", "--mca", "oob_tcp_keepalive_intvl", "2"});
+      add({"--mca", "oob_tcp_keepalive_probes", "4"});
+    }
+    if (nodes) {
+      // The agent is on this machine only, and ends with the process that it starts.
+      add({"--mca", "plm", "rsh", "--mca", "plm_rsh_agent", nodes->agent(), "--mca", "plm_rsh_no_tree_spawn", "1"});
+      add({"--leave-session-attached"});
     }
     add({"-n", std::to_string(ranks)});
   } else {
     if (by_memory) add({"-bind-to", "numa", "-map-by", "numa"});
     if (!hosts.empty()) add({"-hosts", fmt::format("{}", fmt::join(list, ","))});
+    if (nodes) add({"-launcher", "ssh", "-launcher-exec", nodes->agent(), "-localhost", master});
     add({"-n", std::to_string(ranks)});
   }
   return all;
@@ -268,33 +299,36 @@ std::vector<std::string> program_words(const Verb& verb, std::vector<std::string
 int launch(const Verb& verb, const LaunchOptions& o) {
   if (o.as_rank) return run_as_rank(verb.rest());
   refuse_inside_a_job();
-  check_nodes(o);
-  const std::vector<Host> given = o.hosts.empty() ? std::vector<Host>() : read_hosts(o.hosts);
-  std::vector<Host> hosts = given;
+  std::vector<Host> hosts = o.hosts.empty() ? std::vector<Host>() : read_hosts(o.hosts);
+  const LaunchRange nodes_of_file = hosts.empty() ? LaunchRange() : LaunchRange::parse("--nnodes", o.nodes, kMostRanks);
   const LaunchRange per_node = o.ranks.empty() ? LaunchRange() : ranks_per_node(o.ranks);
-  if (!hosts.empty() && per_node.elastic) {
-    throw UsageError(
-        "--nproc-per-node: MIN:MAX is for one machine; with --hosts, --nnodes MIN:MAX says how many of them are "
-        "needed");
-  }
-  std::uint64_t ranks = hosts.empty() ? per_node.most : 0;
   for (Host& h : hosts) {
     if (!o.ranks.empty()) h.slots = per_node.most;
-    ranks += h.slots;
   }
-  if (ranks > kMostRanks)
-    throw UsageError(fmt::format("launch: expected at most {} processes, got {}", kMostRanks, ranks));
   std::error_code error;
   const std::string own = fs::read_symlink("/proc/self/exe", error).string();
   bool of_halfstep = false;
   const std::vector<std::string> words = program_words(verb, verb.rest(), own, !hosts.empty(), of_halfstep);
+  const NodeTask task = node_task(o, own, per_node.most, words);
+  if (per_node.elastic && (!hosts.empty() || task.nodes > 1)) {
+    throw UsageError(
+        "--nproc-per-node: MIN:MAX is for one machine; with --hosts, --nnodes MIN:MAX says how many of them are "
+        "needed");
+  }
+  if (task.nodes > 1 && task.rank > 0) return follow_node(task);
   const Mpi& mpi = choose_mpi(o.mpi, of_halfstep);
+  const std::unique_ptr<Nodes> nodes = task.nodes > 1 ? std::make_unique<Nodes>(task) : nullptr;
+  if (nodes) {
+    for (const Nodes::Machine& m : nodes->machines()) hosts.push_back({m.name, m.ranks});
+  }
+  std::uint64_t ranks = hosts.empty() ? per_node.most : 0;
+  for (const Host& h : hosts) ranks += h.slots;
+  if (ranks > kMostRanks)
+    throw UsageError(fmt::format("launch: expected at most {} processes, got {}", kMostRanks, ranks));
 
   std::optional<TrainCommand> train;
   if (of_halfstep && words[1] == "train") train.emplace(std::vector(words.begin() + 2, words.end()), o.restarts > 0);
-  LaunchSize size = hosts.empty()
-                        ? LaunchSize(per_node)
-                        : LaunchSize(hosts, LaunchRange::parse("--nnodes", o.nodes, kMostRanks), agent_of(mpi));
+  LaunchSize size = hosts.empty() ? LaunchSize(per_node) : LaunchSize(hosts, nodes_of_file, agent_of(mpi));
   const std::uint64_t shards = train && size.elastic() ? train->shards() : 0;
   LaunchJob job;
   job.other_machines = !hosts.empty();
@@ -308,10 +342,11 @@ int launch(const Verb& verb, const LaunchOptions& o) {
     job.program = {own, "launch", "--as-rank"};
     job.program.insert(job.program.end(), words.begin(), words.end());
   }
+  if (nodes) nodes->prepare_environment();
   for (std::uint64_t restart = 0;; ++restart) {
     size.prepare(shards);
     job.ranks = static_cast<int>(size.ranks());
-    job.launcher = launcher_arguments(mpi, size.ranks(), size.per_node(), size.hosts());
+    job.launcher = launcher_arguments(mpi, size.ranks(), size.per_node(), size.hosts(), nodes.get(), o.master);
     if (restart > 0) {
       const fs::path checkpoint = train ? train->checkpoint() : fs::path();
       if (train) set_program(train->again());
@@ -321,6 +356,7 @@ int launch(const Verb& verb, const LaunchOptions& o) {
           checkpoint.empty() ? "the beginning" : shown_path(checkpoint)));
     }
     const LaunchResult result = run_job(job);
+    if (nodes) nodes->set_status(result.status);
     // Wrong arguments stay wrong.
     const bool hopeless = of_halfstep && result.status == kUsage;
     if (result.status == kDone || result.interrupted || hopeless || restart >= o.restarts) return result.status;
@@ -340,14 +376,17 @@ void add_launch(CLI::App& program, int& status) {
   add_whole(verb, "--max-restarts,--max_restarts", o->restarts, 0, kMostRestarts,
             "Start again after a failure, at most so often; train goes on from its last checkpoint");
   add_word(verb, "--mpi", o->mpi, "openmpi or mpich (default: the first that can be used)");
-  constexpr const char* kTorch = "As torchrun has them";
+  constexpr const char* kTorch = "Several machines, with this command on each, as torchrun has it";
   add_word(verb, "--nnodes", o->nodes,
-           "Number of machines; more than 1 needs --hosts; MIN:MAX leaves out those that can't be reached")
+           "Number of machines (default: 1, or as --hosts says); with --hosts MIN:MAX leaves out those that can't be "
+           "reached")
       .group(kTorch);
-  add_whole(verb, "--node-rank,--node_rank", o->node_rank, 0, kMostRanks, "Number of this machine; 0").group(kTorch);
-  add_word(verb, "--master-addr,--master_addr", o->ignored, "Not needed: MPI's launcher connects the ranks")
+  add_whole(verb, "--node-rank,--node_rank", o->node_rank, 0, kMostRanks, "Number of this machine, from 0")
       .group(kTorch);
-  add_word(verb, "--master-port,--master_port", o->ignored, "Not needed").group(kTorch);
+  add_word(verb, "--master-addr,--master_addr", o->master, "Name or address of the machine of node 0").group(kTorch);
+  add_whole(verb, "--master-port,--master_port", o->port, 1, 65'535,
+            "Port on which node 0 waits for the others (default: 29500)")
+      .group(kTorch);
   verb.add_switch("--standalone", o->nothing, "Not needed: one machine").group(kTorch);
   verb.add_switch("--use-env,--use_env", o->nothing, "Not needed").group(kTorch);
   verb.add_switch("--as-rank", o->as_rank, "Run as one of the processes").group("");

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -155,9 +156,23 @@ File connect_to_launcher(const LaunchAddress& address) {
     if (!is_v4 && ::inet_pton(AF_INET6, text.c_str(), &v6.sin6_addr) != 1) continue;
     File socket(::socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const auto* to = is_v4 ? reinterpret_cast<const sockaddr*>(&v4) : reinterpret_cast<const sockaddr*>(&v6);
-    if (connect_in_time(socket.get(), to, is_v4 ? sizeof(v4) : sizeof(v6))) return socket;
+    if (!connect_in_time(socket.get(), to, is_v4 ? sizeof(v4) : sizeof(v6))) continue;
+    end_when_cut(socket.get());
+    return socket;
   }
   return {};
+}
+
+void end_when_cut(int socket) {
+  const auto set = [&](int level, int option, int value) {
+    ::setsockopt(socket, level, option, &value, sizeof(value));
+  };
+  constexpr int kIdleSeconds = 5, kBetweenSeconds = 2, kProbes = 4;
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kIdleSeconds);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kBetweenSeconds);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, (kIdleSeconds + kBetweenSeconds * kProbes) * 1000);
 }
 
 void write_whole(int file, std::string_view bytes) {

@@ -61,6 +61,9 @@ bool receive_line(int socket, std::string& line, std::vector<File>& files);
 
 /// Connects to the launcher; fails with an empty File.
 File connect_to_launcher(const LaunchAddress& address);
+/// Ends a TCP connection that has lost its other side, as when a network is cut, after 13 s: later than ranks, which
+/// notice after 10 s, need to say so.
+void end_when_cut(int socket);
 /// Writes all of it, waiting as long as needed; gives up on an error.
 void write_whole(int file, std::string_view bytes);
 

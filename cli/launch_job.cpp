@@ -43,6 +43,8 @@ using std::chrono::milliseconds;
 constexpr std::size_t kMostKeptOutput = 1 << 16;
 // From SIGTERM to SIGKILL, and for MPI's launcher to end when its ranks have.
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
+// For the next rank to begin on another machine. MPICH's launcher waits for ever where its agent fails.
+constexpr auto kTimeToBegin = std::chrono::seconds(60);
 // For MPI's launcher to end when it has ended a rank.
 constexpr auto kTimeOfLauncher = std::chrono::seconds(3);
 // After a rank has ended with an error, for one that was ended by one of these signals, which is why the first did.
@@ -226,6 +228,7 @@ class Job {
     File socket(::accept4(from, nullptr, nullptr, SOCK_CLOEXEC));
     constexpr std::size_t kMost = 4096;
     if (!socket || newcomers_.size() > kMost) return;
+    if (!local) end_when_cut(socket.get());
     newcomers_.push_back(std::make_unique<Newcomer>(Newcomer{std::move(socket), {}, local}));
   }
 
@@ -261,6 +264,7 @@ class Job {
     if (!send_line(n.socket.get(), "go", files)) return;
     r.socket = std::move(n.socket);
     r.host = *end == ' ' ? end + 1 : "";
+    newest_ = Clock::now();
     if (killing_) send_line(r.socket.get(), fmt::format("signal {}", SIGKILL));
   }
 
@@ -368,6 +372,15 @@ class Job {
 
   void watch_time() {
     const Clock::time_point now = Clock::now();
+    if (job_.other_machines && !first_failed_ && !lost_ && !result_.interrupted && now - newest_ > kTimeToBegin) {
+      const auto missing =
+          std::find_if(ranks_.begin(), ranks_.end(), [](const auto& r) { return !r.socket && !r.ended; });
+      if (missing != ranks_.end()) {
+        fail(kFailed, fmt::format("rank {} hasn't begun {} s after the others: can its machine be reached?",
+                                  missing - ranks_.begin(), kTimeToBegin.count()));
+        kill_all();
+      }
+    }
     if (lost_ && !first_failed_ && now - lost_->since > kTimeOfLauncher) {
       fail(128 + SIGKILL, fmt::format("rank {} (host {}) was lost", lost_->rank,
                                       printable(ranks_[static_cast<std::size_t>(lost_->rank)].host)));
@@ -444,6 +457,7 @@ class Job {
   pid_t mpirun_ = -1;
   int mpirun_status_ = 0;
   std::optional<Clock::time_point> first_failed_, asked_, killed_, dismissed_;
+  Clock::time_point newest_ = Clock::now();  // when the last rank has begun
   std::optional<Lost> lost_;
   bool killing_ = false, ended_launcher_ = false;
   std::string failure_;  // the first

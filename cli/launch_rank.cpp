@@ -20,6 +20,7 @@
 #include <filesystem>
 
 #include "cli/launch_channel.h"
+#include "cli/launch_nodes.h"
 #include "cli/verbs.h"
 #include "halfstep/core/text.h"
 #include "halfstep/runtime/parallel.h"
@@ -272,6 +273,12 @@ int run_as_rank(const std::vector<std::string>& program) {
   if (address.token.empty() || rank < 0 || program.empty()) {
     throw UsageError("launch: --as-rank is for the processes that `halfstep launch` starts");
   }
+  // MPI's launcher may know the folder of node 0 only.
+  if (const char* folder = std::getenv(kFolderVariable); folder && ::chdir(folder) != 0) {
+    complain(fmt::format("launch: rank {}: {}: {}", rank, shown_path(folder), std::strerror(errno)));
+    return kFailed;
+  }
+  ::unsetenv(kFolderVariable);
   std::signal(SIGPIPE, SIG_IGN);
   share_processors();
   File socket = connect_to_launcher(address);

@@ -17,6 +17,7 @@
 #include <system_error>
 #include <utility>
 
+#include "cli/launch_nodes.h"
 #include "cli/options.h"
 #include "cli/suggest.h"
 #include "cli/verbs.h"
@@ -285,4 +286,10 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace halfstep::cli
 
-int main(int argc, char** argv) { return halfstep::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  // MPI's launcher starts it in place of ssh.
+  if (argc > 0 && std::filesystem::path(argv[0]).filename() == halfstep::cli::kAgentName) {
+    return halfstep::cli::run_as_agent(argc, argv);
+  }
+  return halfstep::cli::run(argc, argv);
+}
