@@ -32,8 +32,8 @@ class HS_API ConvNormSiLU : public nn::Module<ConvNormSiLU> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "ConvNormSiLU"; }
 
-  nn::Conv2d conv;
-  nn::BatchNorm2d bn;
+  nn::Conv2d conv;     ///< as in the published state dicts
+  nn::BatchNorm2d bn;  ///< the same
 };
 
 /// Options of CspBottleneck, CspBlock and SpatialPyramid.
@@ -51,9 +51,9 @@ class HS_API CspBottleneck : public nn::Module<CspBottleneck> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "CspBottleneck"; }
 
-  ConvNormSiLU cv1;
-  ConvNormSiLU cv2;
-  bool add;  ///< whether the input is added
+  ConvNormSiLU cv1;  ///< 1x1
+  ConvNormSiLU cv2;  ///< 3x3
+  bool add;          ///< whether the input is added
 };
 /// Cross-stage partial block with three convolutions ("C3"): cv3(concat(m(cv1(x)), cv2(x))) at half the width inside.
 class HS_API CspBlock : public nn::Module<CspBlock> {
@@ -62,9 +62,9 @@ class HS_API CspBlock : public nn::Module<CspBlock> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "CspBlock"; }
 
-  ConvNormSiLU cv1;
-  ConvNormSiLU cv2;
-  ConvNormSiLU cv3;
+  ConvNormSiLU cv1;  ///< in front of the bottlenecks
+  ConvNormSiLU cv2;  ///< beside them
+  ConvNormSiLU cv3;  ///< of both
   nn::Sequential m;  ///< the bottlenecks
 };
 /// Spatial pyramid pooling ("SPPF"): three max pools one behind the other, of which all results are used.
@@ -74,8 +74,8 @@ class HS_API SpatialPyramid : public nn::Module<SpatialPyramid> {
   Tensor forward(const Tensor& input) const;
   std::string kind() const override { return "SpatialPyramid"; }
 
-  ConvNormSiLU cv1;
-  ConvNormSiLU cv2;
+  ConvNormSiLU cv1;     ///< to half of the channels
+  ConvNormSiLU cv2;     ///< of the input and the results of the pools
   std::int64_t kernel;  ///< of the pooling
 };
 
@@ -96,7 +96,7 @@ class HS_API DetectionHead : public nn::Module<DetectionHead> {
   std::string kind() const override { return "DetectionHead"; }
   std::string describe() const override;
 
-  DetectionHeadOptions options;
+  DetectionHeadOptions options;  ///< as constructed
   nn::Buffer anchors;            ///< [levels, anchors, 2] in cells of their level
   nn::ModuleList<nn::Conv2d> m;  ///< of each level
 };
