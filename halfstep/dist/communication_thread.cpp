@@ -34,6 +34,7 @@ constexpr auto kBetweenChecks = 5ms;
 constexpr auto kForFinalize = 3s;
 constexpr auto kToLeave = 30s;
 constexpr auto kForLastMessages = 1s;
+constexpr auto kForTheWatch = 3s;  // a rank that died is known within one
 
 // A thread of the library leaves signals to the program's own threads, but for faults and the profiler's.
 class SignalsBlocked {
@@ -238,6 +239,41 @@ void CommunicationThread::complete(const std::shared_ptr<Call>& call, std::excep
   call->state->changed.notify_all();
 }
 
+void CommunicationThread::on_abort(int) {
+  CommunicationThread& self = get();
+  // Whoever else calls abort() gets what it asks for: the handler returns.
+  if (self.process_ == getpid() && std::this_thread::get_id() == self.thread_.get_id()) self.aborted_by_mpi();
+}
+
+// UCX, which Debian's MPICH is built on, copies from the memory of another process of its machine by itself, and calls
+// abort() where that process has died. The watch knows soon which rank it was: then waiting callers get this error, as
+// they would have if MPI had waited. There is no way back into MPI; this thread refuses all else until the process
+// ends.
+void CommunicationThread::aborted_by_mpi() {
+  std::string text;
+  for (const auto until = Clock::now() + kForTheWatch; text.empty() && Clock::now() < until;) {
+    std::this_thread::sleep_for(10ms);
+    const std::lock_guard lock(current_mutex_);
+    if (abort_check_) text = abort_check_();
+  }
+  if (text.empty()) return;
+  parked_ = true;
+  if (failed_.empty()) failed_ = text;
+  std::vector<std::shared_ptr<Call>> waiting;
+  {
+    const std::lock_guard lock(current_mutex_);
+    if (current_) waiting.push_back(std::exchange(current_, nullptr));
+  }
+  for (Message& m : messages_) waiting.push_back(m.call);
+  for (const std::shared_ptr<Call>& call : waiting) {
+    complete(call, std::make_exception_ptr(DistError(fmt::format("{}: {}", call->title(), text))));
+  }
+  new std::list<Message>(std::move(messages_));  // their requests are MPI's for good
+  messages_.clear();
+  run();
+  while (true) ::pause();
+}
+
 void CommunicationThread::give_up(const std::string& text) {
   if (failed_.empty()) failed_ = text;
   throw DistError(text);
@@ -426,7 +462,7 @@ void CommunicationThread::at_exit(int status) {
   const auto longest = world_ ? world_->timeout * 2 + kToLeave : std::chrono::milliseconds(kToLeave);
   changed_.wait_for(lock, failing_ ? std::chrono::milliseconds(2s) : longest, [&] { return ended_ || finalizing_; });
   if (finalizing_) changed_.wait_for(lock, kForFinalize, [&] { return ended_; });
-  if (ended_) {
+  if (ended_ && !parked_) {
     lock.unlock();
     thread_.join();
   }
@@ -460,8 +496,12 @@ std::optional<CurrentCollective> CommunicationThread::current() {
 }
 
 void CommunicationThread::set_abort_check(std::function<std::string()> check) {
-  const std::lock_guard lock(current_mutex_);
-  abort_check_ = std::move(check);
+  {
+    const std::lock_guard lock(current_mutex_);
+    abort_check_ = std::move(check);
+  }
+  struct sigaction before {};
+  if (sigaction(SIGABRT, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) ::signal(SIGABRT, on_abort);
 }
 
 void set_abort_check(std::function<std::string()> check) {

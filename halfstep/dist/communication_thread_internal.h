@@ -73,6 +73,8 @@ class CommunicationThread {
   void complete(const std::shared_ptr<Call>& call, std::exception_ptr error);
   void leave();
   void at_exit(int status);
+  static void on_abort(int signal);
+  void aborted_by_mpi();
 
   const halfstep_mpi_table* mpi_ = nullptr;
   std::thread thread_;
@@ -84,6 +86,7 @@ class CommunicationThread {
   bool ended_ = false, finalizing_ = false;
   std::shared_ptr<GroupState> world_;  // of end_together()
   std::atomic<bool> ending_{false}, failing_{false};
+  std::atomic<bool> parked_{false};  // in a signal handler that doesn't return
 
   std::mutex current_mutex_;
   std::shared_ptr<Call> current_;

@@ -57,10 +57,6 @@ int32_t init() {
   int already = 0, level = 0;
   if (const int e = MPI_Initialized(&already)) return e;
   if (!already) {
-    // UCX, which Debian's MPICH is built on, copies from the memory of another process by itself (CMA), and aborts this
-    // one where that process has died, before anybody can say which rank it was. Its other ways between processes of a
-    // machine wait. Who sets UCX_TLS decides.
-    setenv("UCX_TLS", "^cma", 0);
     // The thread that calls this makes all other calls too; more is asked for where other libraries use MPI as well.
     if (const int e = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level)) return e;
     initialized_here = true;
