@@ -57,7 +57,7 @@ TEST_F(BesideTraining, StepsGoOnAndTheFileHasTheStateOfItsStep) {
   run(stopped, 2);
   const fs::path pipe = config_.out / "last.safetensors", read = folder_ / "read.safetensors";
   std::atomic<int> steps{0};
-  std::atomic<bool> in_time{false};
+  std::atomic<bool> in_time{false}, removed{false};
   std::thread reader;
   run(config_, 0, [&] {
     if (++steps == 1) {
@@ -68,9 +68,12 @@ TEST_F(BesideTraining, StepsGoOnAndTheFileHasTheStateOfItsStep) {
         in_time = steps == 3 || steps == 4;  // the fifth has to wait: one is written at a time
         std::ifstream from(pipe, std::ios::binary);
         fs::remove(pipe);
+        removed = true;
         std::ofstream(read, std::ios::binary) << from.rdbuf();
       });
     }
+    // The next checkpoint must not find the pipe.
+    for (int i = 0; i < 2000 && steps == 3 && !removed; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   });
   reader.join();
   EXPECT_TRUE(in_time);
