@@ -187,6 +187,8 @@ class Jobs(unittest.TestCase):
                              ("stalls", "waited 3 s for the other ranks; one of them has ended or hangs, or does not "
                                         "call it")):
             for mpi in MPIRUNS:
+                if (what, mpi) == ("killed", "mpich"):
+                    continue  # its launcher ends the others then, often before they have spoken; under `launch` they do
                 with self.subTest(what=what, mpi=mpi):
                     status, output, seconds = run(mpi, 3, "device_" + what)
                     self.assertNotEqual(status, 0, output)
