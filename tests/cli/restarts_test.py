@@ -2,8 +2,8 @@
 """`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are those of a run that
 nobody disturbed, bit for bit."""
 import os
-import re
 import random
+import re
 import signal
 import sys
 import time
