@@ -88,24 +88,30 @@ void start_from(const TensorView& out, const TensorView& input) {
   if (out.data != input.data && out.numel) move_elements(out, input);
 }
 
-Status scatter(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+// The output starts as the input; then put(lines) for the lines of the index, the output and the source.
+template <class F>
+Status scattered(KernelContext* context, const TensorView* in, TensorView* out, const void* attributes, F&& put) {
   const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim;
   if (!check_indices(context, in[1], dim_size(in[0], dim), dim, in[0].ndim, false)) return Status::failed;
   start_from(out[0], in[0]);
-  if (in[1].numel == 0) return Status::ok;
-  const Lines lines(dim, {&in[1], &out[0], &in[2]});
-  visit_bits(out[0].dtype, [&](auto tag) {
-    using U = typename decltype(tag)::type;
-    lines.for_each([&](const std::int64_t(&at)[3]) {
-      const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
-      U* o = static_cast<U*>(out[0].data) + at[1];
-      const U* src = static_cast<const U*>(in[2].data) + at[2];
-      for (std::int64_t j = 0; j < lines.length; ++j) {
-        o[index[j * lines.steps[0]] * lines.steps[1]] = src[j * lines.steps[2]];
-      }
+  return in[1].numel == 0 ? Status::ok : put(Lines(dim, {&in[1], &out[0], &in[2]}));
+}
+
+Status scatter(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  return scattered(context, in, out, attributes, [&](const Lines& lines) {
+    visit_bits(out[0].dtype, [&](auto tag) {
+      using U = typename decltype(tag)::type;
+      lines.for_each([&](const std::int64_t(&at)[3]) {
+        const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+        U* o = static_cast<U*>(out[0].data) + at[1];
+        const U* src = static_cast<const U*>(in[2].data) + at[2];
+        for (std::int64_t j = 0; j < lines.length; ++j) {
+          o[index[j * lines.steps[0]] * lines.steps[1]] = src[j * lines.steps[2]];
+        }
+      });
     });
+    return Status::ok;
   });
-  return Status::ok;
 }
 
 Status scatter_value(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
@@ -133,32 +139,29 @@ template <class T>
 using Sum = std::conditional_t<kWideSums<T>, float, T>;
 
 Status scatter_amax(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim;
-  if (!check_indices(context, in[1], dim_size(in[0], dim), dim, in[0].ndim, false)) return Status::failed;
-  start_from(out[0], in[0]);
-  if (in[1].numel == 0) return Status::ok;
-  const Lines lines(dim, {&in[1], &out[0], &in[2]});
-  Status status = Status::ok;
-  visit_all(out[0].dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if constexpr (is_float8(dtype_of<T>)) {
-      status = Status::failed;
-    } else {
-      using C = Sum<T>;  // that values are compared in
-      lines.for_each([&](const std::int64_t(&at)[3]) {
-        const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
-        T* o = static_cast<T*>(out[0].data) + at[1];
-        const T* src = static_cast<const T*>(in[2].data) + at[2];
-        for (std::int64_t j = 0; j < lines.length; ++j) {
-          T& most = o[index[j * lines.steps[0]] * lines.steps[1]];
-          const C here = convert<C>(most), value = convert<C>(src[j * lines.steps[2]]);
-          // NaN, once there, stays.
-          if (here == here && !(here >= value)) most = src[j * lines.steps[2]];
-        }
-      });
-    }
+  return scattered(context, in, out, attributes, [&](const Lines& lines) {
+    Status status = Status::ok;
+    visit_all(out[0].dtype, [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      if constexpr (is_float8(dtype_of<T>)) {
+        status = Status::failed;
+      } else {
+        using C = Sum<T>;  // that values are compared in
+        lines.for_each([&](const std::int64_t(&at)[3]) {
+          const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+          T* o = static_cast<T*>(out[0].data) + at[1];
+          const T* src = static_cast<const T*>(in[2].data) + at[2];
+          for (std::int64_t j = 0; j < lines.length; ++j) {
+            T& most = o[index[j * lines.steps[0]] * lines.steps[1]];
+            const C here = convert<C>(most), value = convert<C>(src[j * lines.steps[2]]);
+            // NaN, once there, stays.
+            if (here == here && !(here >= value)) most = src[j * lines.steps[2]];
+          }
+        });
+      }
+    });
+    return status;
   });
-  return status;
 }
 
 // Runs `add(sums, view)` on an output that holds the input: in place, or in float32 rounded once at the end.
