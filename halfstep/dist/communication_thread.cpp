@@ -253,11 +253,9 @@ void CommunicationThread::aborted_by_mpi() {
   std::string text;
   for (const auto until = Clock::now() + kForTheWatch; text.empty() && Clock::now() < until;) {
     std::this_thread::sleep_for(10ms);
-    const std::lock_guard lock(current_mutex_);
-    if (abort_check_) text = abort_check_();
+    text = abort_reason();
   }
-  if (text.empty()) return;
-  parked_ = true;
+  if (text.empty() || parked_.exchange(true)) return;
   if (failed_.empty()) failed_ = text;
   std::vector<std::shared_ptr<Call>> waiting;
   {
@@ -279,16 +277,19 @@ void CommunicationThread::give_up(const std::string& text) {
   throw DistError(text);
 }
 
-void CommunicationThread::check_still_wanted(const Call& call, Clock::time_point since) {
-  if (failing_) give_up(fmt::format("{}: the process ends", call.title()));
+// What the abort check says; it may ask for locks that are held where this thread is asked what it does.
+std::string CommunicationThread::abort_reason() {
   std::function<std::string()> check;
   {
     const std::lock_guard lock(current_mutex_);
     check = abort_check_;
   }
-  if (check) {
-    if (const std::string text = check(); !text.empty()) give_up(fmt::format("{}: {}", call.title(), text));
-  }
+  return check ? check() : std::string();
+}
+
+void CommunicationThread::check_still_wanted(const Call& call, Clock::time_point since) {
+  if (failing_) give_up(fmt::format("{}: the process ends", call.title()));
+  if (const std::string text = abort_reason(); !text.empty()) give_up(fmt::format("{}: {}", call.title(), text));
   if (Clock::now() - since > call.group->timeout) {
     give_up(fmt::format("{}: waited {} for the other ranks; one of them has ended or hangs, or does not call it",
                         call.title(), seconds_text(call.group->timeout)));
@@ -439,7 +440,7 @@ void CommunicationThread::leave() {
     if (!messages_.empty()) {
       log(LogLevel::warning, fmt::format("the process ends, and {} was not answered", messages_.front().call->title()));
       failed_ = "the process ends";
-      progress_messages();  // for who waits in another thread
+      progress_messages();  // fails them, for the threads that wait
       return;
     }
     {
@@ -448,7 +449,7 @@ void CommunicationThread::leave() {
       changed_.notify_all();
     }
     mpi_->finalize();
-  } catch (const std::exception&) {  // who ends too early is told by the others
+  } catch (const std::exception&) {  // the other ranks report a rank that ends too early
   }
 }
 

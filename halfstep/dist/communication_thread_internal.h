@@ -69,6 +69,7 @@ class CommunicationThread {
   void start_message(const std::shared_ptr<Call>& call);
   void progress_messages();
   bool progress(Message& message);
+  std::string abort_reason();
   void check_still_wanted(const Call& call, Clock::time_point since);
   void complete(const std::shared_ptr<Call>& call, std::exception_ptr error);
   void leave();

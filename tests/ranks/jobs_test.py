@@ -180,6 +180,13 @@ class Jobs(unittest.TestCase):
             self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): rank 9 has ended")
             self.assertLess(seconds, 20)
 
+    def test_an_abort_inside_of_mpi_is_answered_by_what_the_watch_knows(self):
+        for mpi in MPIRUNS:
+            status, output, seconds = run(mpi, 2, "mpi-aborts")
+            self.assertNotEqual(status, 0, output)
+            self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): rank 9 has ended")
+            self.assertLess(seconds, 20)
+
     @unittest.skipUnless("sim" in os.environ.get("HALFSTEP_PLUGINS", ""), "no simulated device")
     def test_collectives_of_a_device_end_with_a_rank_that_fails(self):
         for what, reason in (("killed", "rank 2 is gone"), ("refuses", "rank 2 has given up"),

@@ -2,13 +2,16 @@
 // A program of several ranks for jobs_test.py: `rank_program WHAT`, which prints lines and ends in some way.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -155,6 +158,15 @@ void train_divided(const dist::ProcessGroup& group, int stage, std::int64_t most
               static_cast<long long>((data_bytes() - begin) >> 20));
 }
 
+// Of this process.
+void abort_in_communication_thread() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "halfstep_comm") syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename().string()), SIGABRT);
+  }
+}
+
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
@@ -253,6 +265,20 @@ int run(const std::string& what) {
   } else if (what == "abort") {
     if (last) std::this_thread::sleep_for(2s);
     dist::detail::set_abort_check([] { return std::string("rank 9 has ended"); });
+    group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
+  } else if (what == "mpi-aborts") {  // as UCX does where it copies from a process that has died
+    static std::atomic<bool> known{false};
+    dist::detail::set_abort_check([] { return std::string(known ? "rank 9 has ended" : ""); });
+    if (last) {
+      std::this_thread::sleep_for(2s);
+      return 1;
+    }
+    std::thread([] {
+      std::this_thread::sleep_for(300ms);
+      abort_in_communication_thread();
+      std::this_thread::sleep_for(300ms);
+      known = true;
+    }).detach();
     group.all_reduce(t, dist::ReduceOp::sum, "gradients").wait();
   } else if (what == "current") {
     if (last) {
