@@ -108,7 +108,7 @@ bool same_on_all(TrainOptions& o) {
   training::TrainConfig& c = o.config;
   nlohmann::json own = nlohmann::json::object();
   for (const Flag& row : training::flags(c)) {
-    // A rank has a device of its own, and may have the data elsewhere.
+    // Each rank has its own device, and its copy of the data may be at another path.
     const bool own_place = row.key() == "device" || row.key() == "data";
     if (row.resume != training::FlagResume::free && !own_place) own[row.name()] = printable(row.saved());
   }

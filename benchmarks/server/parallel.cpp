@@ -32,7 +32,7 @@
 namespace halfstep::bench {
 namespace {
 
-// Much to send for what there is to compute: 16.8 million parameters.
+// Communication-bound: 16.8 million parameters and a small batch.
 constexpr std::int64_t kWide = 2048;
 models::Model wide_network() {
   const auto hidden = [] { return nn::Linear{{.in = kWide, .out = kWide}}; };

@@ -312,7 +312,7 @@ void backward(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gra
               const BackwardOptions& options) {
   const BackwardMode mode(options.create_graph);
   const bool outermost = detail::backward_depth() == 1;
-  // If the pass throws, at once: who waits for the work learns that nobody does it.
+  // A pass that throws drops the work at once: destroying it tells its waiters that it will not run.
   struct Drop {
     bool on;
     ~Drop() {

@@ -92,8 +92,8 @@ struct StepOptions {
   /// whole is (data::LoaderOptions::ranks). Losses and parts are those of all ranks together.
   std::shared_ptr<dist::DataParallelBase> parallel = {};
   /// Above 0, a power of 2: every batch is divided into this many shards, whatever the number of ranks, which has to
-  /// divide it. Each shard is a forward and backward pass of its own, with its own statistics and random numbers, and
-  /// gradients are added up as a tree over the shards: 1, 2, 4, ... ranks give the same bits. Running statistics are
+  /// divide it. Each shard runs its own forward and backward pass, with its own statistics and random numbers, and
+  /// gradients are summed as a tree over the shards: 1, 2, 4, ... ranks give the same bits. Running statistics are
   /// those of the first shard. `parallel`, if there are several ranks, is to have the hook of shard_hook(), no
   /// broadcast of buffers and no synchronised batch norms. Steps are not captured, and small shards cost speed.
   int shards = 0;
