@@ -121,6 +121,16 @@ void draw_spread(io::Drawing& drawing, io::Point at, const Spread& spread, bool 
 
 }  // namespace
 
+std::vector<LabelBox> label_boxes(const data::DetectionData& data) {
+  std::vector<LabelBox> boxes;
+  for (const data::LabeledPicture& p : data.pictures) {
+    for (const data::LabeledObject& o : p.objects) {
+      if (!o.crowd) boxes.push_back({o.label, o.x, o.y, o.width, o.height});
+    }
+  }
+  return boxes;
+}
+
 io::Drawing draw_labels(const std::vector<LabelBox>& boxes, const std::vector<std::string>& names,
                         const std::string& title) {
   constexpr std::int64_t kMostClasses = 100'000;

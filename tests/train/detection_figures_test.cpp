@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <filesystem>
 
@@ -213,6 +214,17 @@ TEST(DetectionFigures, LabelsAreCountedWhereTheyAre) {
   EXPECT_EQ(green(0.01, 0.01), 255);
   EXPECT_NE(test::error_of<Error>([] { training::draw_labels({{-1}}, {}, "t"); }).find("got -1"), std::string::npos);
   EXPECT_FALSE(training::draw_labels({}, {}, "t").png().empty());
+}
+
+TEST(DetectionFigures, CrowdsAreNoLabels) {
+  data::DetectionData data;
+  data.pictures.push_back(
+      {.file = "a.jpg",
+       .objects = {{.label = 1, .x = 0.5, .y = 0.25, .width = 0.125, .height = 1}, {.label = 2, .crowd = true}}});
+  const auto boxes = training::label_boxes(data);
+  ASSERT_EQ(boxes.size(), 1u);
+  EXPECT_EQ(boxes[0].label, 1);
+  EXPECT_EQ((std::array{boxes[0].x, boxes[0].y, boxes[0].width, boxes[0].height}), (std::array{0.5, 0.25, 0.125, 1.0}));
 }
 
 class DetectionFiles : public ::testing::Test {
