@@ -22,6 +22,10 @@ halfstep_require(nlohmann_json nlohmann-json3-dev)
 halfstep_require(JPEG libjpeg62-turbo-dev)
 halfstep_require(PNG libpng-dev)
 halfstep_require(LibArchive libarchive-dev)
+halfstep_require(pugixml libpugixml-dev)
+halfstep_require(yaml-cpp libyaml-cpp-dev)
+# Its target got a namespace in 0.8.
+set(halfstep_yaml $<IF:$<TARGET_EXISTS:yaml-cpp::yaml-cpp>,yaml-cpp::yaml-cpp,yaml-cpp>)
 # Neither CMake nor cairo has a file that find_package() finds.
 find_path(HALFSTEP_CAIRO_INCLUDE cairo/cairo.h)
 find_library(HALFSTEP_CAIRO_LIBRARY cairo)
@@ -82,7 +86,8 @@ endif()
 message(STATUS "oneDNN ${dnnl_VERSION}: ${dnnl_DIR}")
 
 set(HALFSTEP_PRIVATE_LIBRARIES DNNL::dnnl hwy::hwy fmt::fmt nlohmann_json::nlohmann_json ZLIB::ZLIB JPEG::JPEG PNG::PNG
-    halfstep_cairo halfstep_asio LibArchive::LibArchive protobuf::libprotobuf-lite Threads::Threads ${CMAKE_DL_LIBS})
+    halfstep_cairo halfstep_asio LibArchive::LibArchive pugixml::pugixml ${halfstep_yaml} protobuf::libprotobuf-lite
+    Threads::Threads ${CMAKE_DL_LIBS})
 if(NOT HALFSTEP_NO_OPENMP)
   halfstep_require(OpenMP libgomp1 COMPONENTS CXX)
   list(APPEND HALFSTEP_PRIVATE_LIBRARIES OpenMP::OpenMP_CXX)

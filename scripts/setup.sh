@@ -14,7 +14,7 @@ packages_of() {
   case $1 in
     build) echo g++ cmake ninja-build zlib1g-dev libfmt-dev libhwy-dev nlohmann-json3-dev libcli11-dev libgtest-dev \
                 librapidcheck-dev libbenchmark-dev libjpeg62-turbo-dev libpng-dev libcairo2-dev libarchive-dev libprotobuf-dev \
-                protobuf-compiler libyaml-cpp-dev libcurl4-openssl-dev libssl-dev pkg-config \
+                protobuf-compiler libpugixml-dev libyaml-cpp-dev libcurl4-openssl-dev libssl-dev pkg-config \
                 libopenmpi-dev openmpi-bin libmpich-dev mpich libasio-dev ;;
     docs) echo doxygen ;;
     lint) echo clang-format ;;

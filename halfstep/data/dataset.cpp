@@ -73,7 +73,9 @@ Batch SubsetDataset::batch(const BatchRequest& request) const {
   std::vector<std::int64_t> indices;
   indices.reserve(request.indices.size());
   for (const std::int64_t i : request.indices) indices.push_back(indices_[static_cast<std::size_t>(i)]);
-  return dataset_->batch({.indices = indices, .seed = request.seed, .epoch = request.epoch});
+  BatchRequest own = request;
+  own.indices = indices;
+  return dataset_->batch(own);
 }
 
 TensorDataset::TensorDataset(const Tensor& inputs, const Tensor& targets) {

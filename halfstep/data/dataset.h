@@ -55,6 +55,8 @@ struct BatchRequest {
   /// same whichever thread produces the batch.
   std::uint64_t seed = 0;
   std::int64_t epoch = 0;
+  /// Of the batch in its pass over the data, from 0; the same for all parts of a batch. For what is drawn once a batch.
+  std::int64_t number = 0;
 };
 
 /// Samples read by index, a whole batch at a time, so that a batch is written only once, directly to its destination.

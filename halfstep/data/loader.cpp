@@ -50,7 +50,7 @@ class Plan {
     const std::int64_t all = std::min(options_.batch_size, size_ - first);
     const std::int64_t begin = all * options_.rank / options_.ranks, end = all * (options_.rank + 1) / options_.ranks;
     const bool none = begin == end;
-    Batch made = read(none ? first : first + begin, none ? 1 : end - begin, pass);
+    Batch made = read(none ? first : first + begin, none ? 1 : end - begin, pass, batch % batches_);
     if (options_.ranks > 1) made.all_samples = all;
     made.stand_in = none;
     return made;
@@ -59,14 +59,15 @@ class Plan {
  private:
   using Order = std::shared_ptr<const std::vector<std::int64_t>>;
 
-  Batch read(std::int64_t first, std::int64_t n, std::int64_t pass) {
+  Batch read(std::int64_t first, std::int64_t n, std::int64_t pass, std::int64_t number) {
     if (options_.shuffle) {
       const Order order = order_of(pass);
-      return request(std::span(*order).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)), pass);
+      return request(std::span(*order).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(n)), pass,
+                     number);
     }
     std::vector<std::int64_t> in_order(static_cast<std::size_t>(n));
     std::iota(in_order.begin(), in_order.end(), first);
-    return request(in_order, pass);
+    return request(in_order, pass, number);
   }
 
   // Workers are in one pass, or where it ends in two (in more where passes are short): older ones are forgotten.
@@ -81,8 +82,8 @@ class Plan {
     return result;
   }
 
-  Batch request(std::span<const std::int64_t> indices, std::int64_t pass) const {
-    Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = pass});
+  Batch request(std::span<const std::int64_t> indices, std::int64_t pass, std::int64_t number) const {
+    Batch batch = dataset_.batch({.indices = indices, .seed = options_.seed, .epoch = pass, .number = number});
     if (options_.device.is_cpu()) return batch;
     visit_tensors(batch, [&](Tensor& t) {
       if (t.defined() && t.device().is_cpu()) t = t.pin_memory(options_.device);

@@ -26,7 +26,9 @@ class Part final : public data::Dataset {
     std::vector<std::int64_t> places;
     places.reserve(request.indices.size());
     for (const std::int64_t i : request.indices) places.push_back(i * all_->size() / count_);
-    return all_->batch({.indices = places, .seed = request.seed, .epoch = request.epoch});
+    data::BatchRequest own = request;
+    own.indices = places;
+    return all_->batch(own);
   }
 
  private:
