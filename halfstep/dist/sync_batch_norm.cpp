@@ -74,7 +74,7 @@ struct Setup {
 
 struct SyncBatchNorm : Function<SyncBatchNorm> {
   // Of the tensors that backward() finds.
-  enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount };
+  enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount, kBias, kResidual };
 
   static Tensor forward(FunctionContext& c, const Tensor& input, const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const Setup& setup) {
@@ -110,7 +110,10 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
                                      .training = false,
                                      .eps = o.eps},
                                     setup.activation, residual);
-    c.save_for_backward({x, factor, y, apart, rsqrt(s.var + o.eps), s.count});
+    // The gradient of silu reads its input, which is computed again, those of the others the result.
+    const bool silu = setup.activation == Activation::silu;
+    c.save_for_backward({x, factor, silu ? Tensor() : y, apart, rsqrt(s.var + o.eps), s.count, silu ? bias : Tensor(),
+                         silu ? residual : Tensor()});
     c.saved_data["setup"] = setup;
     c.saved_data["residual"] = residual.defined() ? std::optional(residual.dtype()) : std::nullopt;
     return y;
@@ -125,8 +128,16 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
     const auto residual = std::any_cast<std::optional<DType>>(c.saved_data.at("residual"));
     const Tensor x = c.saved(kInput), weight = c.saved(kWeight), mean = c.saved(kMean), rstd = c.saved(kRstd);
     const DType inner = accumulate_dtype(x.dtype());
-    const auto d = halfstep::detail::batch_norm_act_gradients(grads[0], x, weight, mean.to(inner), rstd.to(inner),
-                                                              c.saved(kOutput), setup.activation, residual.has_value());
+    const auto d = halfstep::detail::batch_norm_act_gradients(grads[0],
+                                                              {.input = x,
+                                                               .weight = weight,
+                                                               .mean = mean.to(inner),
+                                                               .rstd = rstd.to(inner),
+                                                               .y = c.saved(kOutput),
+                                                               .bias = c.saved(kBias),
+                                                               .residual = c.saved(kResidual),
+                                                               .with_residual = residual.has_value()},
+                                                              setup.activation);
     const Tensor sums = cat({d[2].to(f64), d[1].to(f64)}, 0);
     detail::repeated({&sums}, [sums, group = setup.group]() mutable {
       group.all_reduce(sums, ReduceOp::sum, "gradients of batch norm").wait();
