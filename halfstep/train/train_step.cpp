@@ -352,6 +352,7 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
   constexpr std::uint64_t kPurpose = 0x7368617264;  // keeps shards' numbers apart from other uses of the seed
   Tree tree;
   StepValues one;  // what the shards give, one behind the other
+  one.samples = values.samples;
   for (int k = 0; k < own; ++k) {
     const std::int64_t shard = rank * own + k;
     default_generator().set_state(
