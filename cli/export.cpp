@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/fold.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
@@ -20,6 +21,7 @@ struct ExportOptions : CommonOptions {
   std::filesystem::path weights, onnx;
   std::string batch_size = "dynamic", dtype = "f32";
   int opset = 17;
+  bool fold = false;
 };
 
 DType parse_dtype(const std::string& name) {
@@ -65,12 +67,15 @@ int run(ExportOptions& o) {
     resolve_images(o.pictures, o.model, loaded);
     sizes = {batch, 3, o.pictures.images.image_size, o.pictures.images.image_size};
   }
+  Shape one = sizes;
+  one[0] = 1;
+  const std::string folded = o.fold ? fold_network(loaded, o.model, one) : "";
   const Tensor example = zeros(sizes, {.device = device});
   const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{classifier.forward(in[0])}; };
   const io::OnnxSummary summary =
       io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
-  fmt::print("{}\n", loaded.text(o.model));
+  fmt::print("{}{}\n", loaded.text(o.model), folded);
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
@@ -94,6 +99,7 @@ void add_export(CLI::App& program, int& status) {
   o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
   add_whole(verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
+  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
   verb.run([o, &status] {
     refuse_many_processes("export");
     status = run(*o);
