@@ -21,7 +21,8 @@ struct ExportOptions : CommonOptions {
   std::filesystem::path weights, onnx;
   std::string batch_size = "dynamic", dtype = "f32";
   int opset = 17;
-  bool fold = false;
+  bool fold = false, nms = false;
+  io::OnnxNms suppression;
 };
 
 DType parse_dtype(const std::string& name) {
@@ -51,6 +52,21 @@ void check_target(const ExportOptions& o) {
   }
 }
 
+void check_suppression(const ExportOptions& o, const Loaded& loaded) {
+  if (!o.nms) {
+    for (const char* flag : {"--score", "--overlap"}) {
+      if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: only with --nms", flag));
+    }
+    return;
+  }
+  if (!loaded.network.predict) throw UsageError(fmt::format("--nms: {} is no detector", o.model));
+  for (const auto& [flag, value] : {std::pair("--score", o.suppression.score), {"--overlap", o.suppression.overlap}}) {
+    if (!(value >= 0 && value <= 1)) {
+      throw UsageError(fmt::format("{}: expected a number from 0 to 1, got {}", flag, value));
+    }
+  }
+}
+
 int run(ExportOptions& o) {
   const Device device = apply_common(o);
   io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
@@ -58,22 +74,24 @@ int run(ExportOptions& o) {
       options.dynamic_batch ? 1 : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostBatch));
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const training::Network& network = loaded.network;
+  check_suppression(o, loaded);
+  if (o.nms) options.nms = o.suppression;
   const bool images = training::network_input(o.model).images;
   if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
-  const training::Classifier& classifier = loaded.classifier;
-  classifier.module->to(device);
-  Shape sizes{batch, 784};
+  Shape sizes{1, 784};
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
-    sizes = {batch, 3, o.pictures.images.image_size, o.pictures.images.image_size};
+    sizes = {1, 3, o.pictures.images.image_size, o.pictures.images.image_size};
   }
-  Shape one = sizes;
-  one[0] = 1;
-  const std::string folded = o.fold ? fold_network(loaded, o.model, one) : "";
+  const std::string folded = o.fold ? fold_network(loaded, o.model, sizes) : "";
+  network.module->to(device);
+  sizes[0] = batch;
   const Tensor example = zeros(sizes, {.device = device});
-  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{classifier.forward(in[0])}; };
+  const auto& compute = network.predict ? network.predict : network.forward;
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{compute(in[0])}; };
   const io::OnnxSummary summary =
-      io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
+      io::export_onnx(o.onnx, *network.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
   fmt::print("{}{}\n", loaded.text(o.model), folded);
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
@@ -96,10 +114,17 @@ void add_export(CLI::App& program, int& status) {
   add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
             "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
-  o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
+  o->pictures.count = [verb](const std::string& flag) {
+    return flag == "--image-size" || flag == "--score" || flag == "--overlap" ? verb.count(flag) : 0;
+  };
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
   add_whole(verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
   verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
+  verb.add_switch("--nms", o->nms,
+                  "Of a detector: the objects that it finds, by non-maximum suppression, in place of its predictions");
+  add_real(verb, "--score", o->suppression.score, "With --nms: objects have a score above this");
+  add_real(verb, "--overlap", o->suppression.overlap,
+           "With --nms: boxes that overlap a better one by more are dropped");
   verb.run([o, &status] {
     refuse_many_processes("export");
     status = run(*o);

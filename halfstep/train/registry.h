@@ -54,6 +54,9 @@ struct Network {
   std::shared_ptr<const nn::ModuleBase> module;       ///< parameters, state and mode
   std::function<Tensor(const Tensor&)> forward = {};  ///< of networks with one input and one output; may be empty
   std::string name = {};                              ///< that it is registered under
+  /// What inference wants of an input where that isn't forward(): a detector's decoded predictions [N, predictions,
+  /// 5 + classes]. For export and folding; empty: forward.
+  std::function<Tensor(const Tensor&)> predict = {};
 
   /// The network as what a task needs it to be: its type or a base of it. Throws Error for another one.
   template <class M>
