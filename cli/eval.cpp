@@ -20,6 +20,7 @@ namespace {
 
 struct EvalOptions : CommonOptions {
   EvalImageOptions pictures;
+  training::DetectionConfig detection;
   std::filesystem::path weights, data, log_json;
   std::string amp;
   std::int64_t batch_size = 0;
@@ -29,6 +30,19 @@ struct EvalOptions : CommonOptions {
   bool fold = false;
 };
 
+// The flags of some kinds of data that an evaluation takes.
+std::vector<Flag> rows(EvalOptions& o) {
+  std::vector<Flag> all = training::flags(o.pictures.images);
+  const auto boxes = training::flags(o.detection);
+  all.insert(all.end(), boxes.begin(), boxes.end());
+  constexpr std::string_view kTaken[] = {"--image-size", "--resize",         "--conf-thres",
+                                         "--iou-thres",  "--max-detections", "--no-rect"};
+  std::erase_if(all, [&](const Flag& f) {
+    return std::find(std::begin(kTaken), std::end(kTaken), f.name()) == std::end(kTaken);
+  });
+  return all;
+}
+
 int run(EvalOptions& o) {
   if (o.data.empty()) o.data = take_model_for_path(o.model);
   const Device device = apply_common(o);
@@ -37,13 +51,18 @@ int run(EvalOptions& o) {
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const training::DataKind& kind = training::data_of(o.model);
-  if (kind.flags != "images") refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize"});
-  const bool images = kind.flags == "images";
+  for (const Flag& row : rows(o)) {
+    if (o.pictures.count(row.name()) > 0 && !training::takes(o.model, row)) {
+      throw UsageError(
+          fmt::format("{}: {} is no network of {}", row.name(), o.model, row.data == "boxes" ? "boxes" : "images"));
+    }
+  }
+  const bool images = !kind.flags.empty();
   if (images) resolve_images(o.pictures, o.model, loaded);
   // Before the precision: at some levels networks compute with rounded copies of their weights.
   std::string folded;
   if (o.fold) {
-    const std::int64_t size = images ? o.pictures.images.image_size : 0;
+    const std::int64_t size = o.pictures.images.image_size;
     folded = fold_network(loaded, o.model, images ? Shape{1, 3, size, size} : Shape{1, 784});
   }
   const Precision precision = set_precision(loaded, o.amp);
@@ -55,6 +74,7 @@ int run(EvalOptions& o) {
   c.data = place.folder;
   c.seed = place.seed;
   if (images) c.images = o.pictures.images;
+  c.detection = o.detection;
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
@@ -113,6 +133,9 @@ void add_eval(CLI::App& program, int& status) {
            "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
            "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
   add_image_size(verb, o->pictures);
+  for (const Flag& row : rows(*o)) {
+    if (row.data == "boxes") add_flag(verb, row);
+  }
   add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
   add_whole(verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
   add_word(verb, "--amp", o->amp, kPrecisionHelp);

@@ -6,6 +6,7 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
+#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/onnx.h"
 #include "halfstep/ops/create.h"
@@ -52,18 +53,27 @@ void check_target(const ExportOptions& o) {
   }
 }
 
-void check_suppression(const ExportOptions& o, const Loaded& loaded) {
+void check_suppression(const ExportOptions& o) {
   if (!o.nms) {
     for (const char* flag : {"--score", "--overlap"}) {
       if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: only with --nms", flag));
     }
     return;
   }
-  if (!loaded.network.predict) throw UsageError(fmt::format("--nms: {} is no detector", o.model));
   for (const auto& [flag, value] : {std::pair("--score", o.suppression.score), {"--overlap", o.suppression.overlap}}) {
     if (!(value >= 0 && value <= 1)) {
       throw UsageError(fmt::format("{}: expected a number from 0 to 1, got {}", flag, value));
     }
+  }
+}
+
+void check_predictions(const std::string& model, const training::Network& network, const Tensor& example) {
+  const NoGrad no_grad;
+  const nn::EvalMode evaluation(*network.module);
+  const Shape sizes = network.forward(example).sizes();
+  if (sizes.size() != 3 || sizes[2] < 6) {
+    throw UsageError(fmt::format("--nms: expected a detector, which gives [N, predictions, 5 + classes]; {} gives {}",
+                                 model, sizes.str()));
   }
 }
 
@@ -75,7 +85,7 @@ int run(ExportOptions& o) {
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const training::Network& network = loaded.network;
-  check_suppression(o, loaded);
+  check_suppression(o);
   if (o.nms) options.nms = o.suppression;
   const bool images = training::network_input(o.model).images;
   if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
@@ -88,8 +98,8 @@ int run(ExportOptions& o) {
   network.module->to(device);
   sizes[0] = batch;
   const Tensor example = zeros(sizes, {.device = device});
-  const auto& compute = network.predict ? network.predict : network.forward;
-  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{compute(in[0])}; };
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{network.forward(in[0])}; };
+  if (o.nms) check_predictions(o.model, network, example);
   const io::OnnxSummary summary =
       io::export_onnx(o.onnx, *network.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);

@@ -15,9 +15,9 @@ std::string fold_network(const Loaded& loaded, const std::string& model, const S
     return parameters.empty() ? Device() : parameters.front().tensor.device();
   }();
   const Tensor example = zeros(sizes, {.device = device});
-  const auto& run = loaded.network.predict ? loaded.network.predict : loaded.network.forward;
   // The verb's own network: nobody else has a handle on it.
-  const nn::FoldReport report = nn::fold_batch_norms(const_cast<nn::ModuleBase&>(module), [&] { (void)run(example); });
+  const nn::FoldReport report =
+      nn::fold_batch_norms(const_cast<nn::ModuleBase&>(module), [&] { (void)loaded.network.forward(example); });
   if (report.folded.empty()) {
     throw UsageError(fmt::format("{}: {} has no batch norms that read a convolution's result{}", kFoldFlag, model,
                                  report.left.empty() ? "" : "; " + report.left.front()));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <fstream>
 #include <utility>
 
 #include "cli/chosen_device.h"
@@ -113,6 +114,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
                 .run = std::move(run)};
   training::TrainConfig config;
   config.model = model;
+  if (loaded.run) config.detection.network = loaded.run.value("cfg");
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);
@@ -124,6 +126,27 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
   }
   if (static_cast<std::int64_t>(loaded.classes.size()) != loaded.num_classes) loaded.classes.clear();
   return loaded;
+}
+
+// One name a line; a carriage return before the end of the line belongs to the line's end.
+std::vector<std::string> read_class_names(const fs::path& path, std::int64_t expected) {
+  std::ifstream file(path);
+  if (!file || fs::is_directory(path)) {
+    throw IoError(fmt::format("{}: expected a file with one class name a line, it can't be read", shown_path(path)));
+  }
+  std::vector<std::string> names;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    names.push_back(line);
+    if (static_cast<std::int64_t>(names.size()) > expected) break;
+  }
+  while (!names.empty() && names.back().empty()) names.pop_back();
+  if (static_cast<std::int64_t>(names.size()) != expected) {
+    throw IoError(fmt::format(
+        "{}: expected {} class names, one a line, as many as the network has classes, got {}", shown_path(path),
+        expected, static_cast<std::int64_t>(names.size()) > expected ? "more" : std::to_string(names.size())));
+  }
+  return names;
 }
 
 std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, shown_path(file)); }

@@ -70,6 +70,9 @@ struct Loaded {
 /// Throws IoError, and UsageError for weights that don't say what they are of.
 Loaded load_classifier(std::string& model, const std::filesystem::path& weights);
 
+/// The names of classes in a file, one a line. Throws IoError unless there are so many.
+std::vector<std::string> read_class_names(const std::filesystem::path& path, std::int64_t expected);
+
 /// Where a verb takes pictures from.
 struct DataPlace {
   std::filesystem::path folder;  ///< empty: the built-in digits

@@ -1,144 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "cli/predict.h"
+
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
+#include <utility>
 
 #include "cli/precision.h"
-#include "cli/predict.h"
-#include "cli/terminal.h"
 #include "cli/verbs.h"
-#include "halfstep/amp/autocast.h"
-#include "halfstep/autograd/grad_mode.h"
-#include "halfstep/core/random.h"
-#include "halfstep/core/text.h"
-#include "halfstep/data/idx.h"
-#include "halfstep/ops/softmax.h"
 #include "halfstep/train/checkpoint.h"
-#include "halfstep/train/networks.h"
+#include "halfstep/train/registry.h"
 
 namespace halfstep::cli {
 namespace {
 
-const char* type_name(data::IdxType type) {
-  switch (type) {
-    case data::IdxType::kUint8:
-      return "bytes";
-    case data::IdxType::kInt8:
-      return "signed bytes";
-    case data::IdxType::kInt16:
-      return "16-bit integers";
-    case data::IdxType::kInt32:
-      return "32-bit integers";
-    case data::IdxType::kFloat32:
-      return "float32";
-    case data::IdxType::kFloat64:
-      break;
-  }
-  return "float64";
-}
+struct Predict : PredictOptions {
+  struct Task {
+    std::shared_ptr<Predictor> predictor;
+    std::vector<std::string> flags;  // that no other task has
+  };
+  std::vector<Task> tasks;
+};
 
-data::MnistData pictures_of(const PredictOptions& o, const DataPlace& place) {
-  if (o.inputs.empty()) return training::load_pictures(place.folder, data::Split::kTest, place.seed);
-  data::MnistData all;
-  for (const auto& path : o.inputs) {
-    const data::IdxArray file = data::read_idx(path);
-    if (file.type != data::IdxType::kUint8 || file.shape.size() != 3 || file.shape[1] != 28 || file.shape[2] != 28) {
-      throw IoError(fmt::format("{}: expected an IDX file of bytes with the shape [N, 28, 28], got {} with [{}]",
-                                shown_path(path), type_name(file.type), fmt::join(file.shape, ", ")));
-    }
-    if (file.shape[0] == 0) throw IoError(fmt::format("{}: expected at least one picture, got none", shown_path(path)));
-    all.count += file.shape[0];
-    all.images.insert(all.images.end(), file.data.begin(), file.data.end());
-  }
-  all.labels.assign(static_cast<std::size_t>(all.count), 0);
-  return all;
-}
-
-int run(PredictOptions& o) {
+int run(Predict& o) {
   if (const auto path = take_model_for_path(o.model); !path.empty()) o.inputs.insert(o.inputs.begin(), path);
   const Device device = apply_common(o);
   if (o.model.empty()) o.model = training::load_saved_weights(o.weights).model;
-  if (!o.model.empty() && is_network(o.model) && training::network_input(o.model).images) return predict_images(o);
-  refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize", "--classes", "--top"});
-  check_precision(o.amp);
-  const Loaded loaded = load_classifier(o.model, o.weights);
-  const Precision precision = set_precision(loaded, o.amp);
-  const training::Classifier& classifier = loaded.classifier;
-  const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
-  const DataPlace place = o.inputs.empty() ? place_of_data(loaded, o.data, seed) : DataPlace{};
-  const data::MnistData pictures = pictures_of(o, place);
-  if (o.inputs.empty()) check_same_data(loaded, place, "test", training::checksum(pictures));
-  fmt::print("{}{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string(),
-             precision.said);
-  std::vector<std::int64_t> chosen = o.indices;
-  for (std::int64_t i : chosen) {
-    if (i >= pictures.count) {
-      throw UsageError(fmt::format("--index: expected 0 to {}, got {}", pictures.count - 1, i));
+  // Weights that don't say what they are of, or of a network that isn't known, are refused where they are loaded.
+  const bool known = is_network(o.model);
+  const std::string task = known ? training::network_kind(o.model).task : o.tasks[0].predictor->task();
+  const auto of =
+      std::find_if(o.tasks.begin(), o.tasks.end(), [&](const Predict::Task& t) { return t.predictor->task() == task; });
+  if (of == o.tasks.end()) {
+    throw UsageError(fmt::format("MODEL: {} is trained for {}, which predict doesn't know", o.model, task));
+  }
+  for (const Predict::Task& other : o.tasks) {
+    for (const std::string& flag : other.flags) {
+      if (&other == &*of || !known || o.pictures.count(flag) == 0) continue;
+      throw UsageError(
+          fmt::format("{}: a flag of {}, and {} is trained for {}", flag, other.predictor->task(), o.model, task));
     }
   }
-  if (chosen.empty()) {
-    chosen.resize(static_cast<std::size_t>(std::min<std::int64_t>(o.count, pictures.count)));
-    std::iota(chosen.begin(), chosen.end(), 0);
-  }
-  const NoGrad no_grad;
-  classifier.module->eval();
-  classifier.module->to(device);
-  const data::Batch batch = training::pictures_dataset(pictures)->batch({.indices = chosen});
-  Tensor logits;
-  {
-    const amp::Autocast autocast{{.dtype = precision.region.value_or(f16), .enabled = precision.region.has_value()}};
-    logits = classifier.forward(batch.input.to(device));
-  }
-  const auto p = softmax(logits.to(f32), 1).to_vector<float>();
-  std::vector<DigitPicture> drawn;
-  std::size_t right = 0;
-  for (std::size_t i = 0; i < chosen.size(); ++i) {
-    const auto begin = p.begin() + static_cast<std::ptrdiff_t>(10 * i);
-    const auto best = static_cast<int>(std::max_element(begin, begin + 10) - begin);
-    const int label = pictures.labels[static_cast<std::size_t>(chosen[i])];
-    const bool known = o.inputs.empty();
-    right += known && best == label ? 1 : 0;
-    std::string caption = fmt::format("{} ({:.1f}%)", best, 100 * static_cast<double>(begin[best]));
-    if (known && best != label) caption += fmt::format(", is {}", label);
-    drawn.push_back({pictures.image(chosen[i]), caption});
-  }
-  fmt::print("{}", draw_digits(drawn));
-  if (o.inputs.empty()) fmt::print("{} of {} right\n", right, chosen.size());
-  return kDone;
+  return of->predictor->run(o, device);
 }
 
 }  // namespace
 
 void add_predict(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "predict", "Classify images; digits are drawn in the terminal");
-  auto o = std::make_shared<PredictOptions>();
+  const Verb verb = add_verb(program, "predict", "Classify images, or find objects in them");
+  auto o = std::make_shared<Predict>();
   add_common(verb, *o, false);
   verb.add_list(
           "INPUT", [o](const std::vector<std::string>& list) { o->inputs.assign(list.begin(), list.end()); },
-          "JPEG or PNG files; for mlp IDX files of 28x28 pictures (default: test pictures of --data)")
+          "JPEG or PNG files; of detectors folders of them too; for mlp IDX files of 28x28 pictures (default: test "
+          "pictures of --data)")
       .value("");
   add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
   add_read_limits(verb);
-  add_path(verb, "--data", o->data,
-           "Folder with the data set in MNIST's format (default: the run's data, or else the built-in digits)");
-  verb.add_list(
-          "--index",
-          [o](const std::vector<std::string>& list) {
-            for (const std::string& text : list) {
-              o->indices.push_back(static_cast<std::int64_t>(parse_whole("--index", text, 0, kMostCount)));
-            }
-          },
-          "Numbers of the pictures, from 0")
-      .split(',')
-      .value("N,...");
-  add_whole(verb, "--top", o->top, 1, kMostCount, "How many classes to name for an image");
   add_path(verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
   add_image_size(verb, o->pictures);
-  add_whole(verb, "--count", o->count, 1, kMostCount, "How many of the first pictures");
   add_word(verb, "--amp", o->amp, kPrecisionHelp);
-  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+  for (auto make : {classification_predictor, detection_predictor}) {
+    const std::vector<std::string> before = verb.flag_names();
+    Predict::Task task{.predictor = make(), .flags = {}};
+    task.predictor->add_flags(verb);
+    for (const std::string& flag : verb.flag_names()) {
+      if (std::find(before.begin(), before.end(), flag) == before.end()) task.flags.push_back(flag);
+    }
+    o->tasks.push_back(std::move(task));
+  }
   verb.run([o, &status] { status = run(*o); });
 }
 

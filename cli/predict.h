@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// `halfstep predict`: what all networks share, and how those of a task do it.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -10,20 +12,39 @@
 
 namespace halfstep::cli {
 
-/// What `halfstep predict` was told.
+/// What `halfstep predict` was told, of any network.
 struct PredictOptions : CommonOptions {
   EvalImageOptions pictures;
-  std::filesystem::path weights, data, classes;
+  std::filesystem::path weights, classes;
   std::vector<std::filesystem::path> inputs;
-  std::vector<std::int64_t> indices;
   std::string amp;
+};
+
+/// How the networks of a task predict. A new task is one more in the list of predict.cpp.
+class Predictor {
+ public:
+  virtual ~Predictor() = default;
+  /// The task's name, see training::TaskKind.
+  virtual std::string task() const = 0;
+  /// Adds the flags that no other task has; given for a network of another one they are refused.
+  virtual void add_flags(const Verb& verb) = 0;
+  /// Predicts with a network of the task; `options.model` names it, or is empty where the weights don't. Returns the
+  /// program's status.
+  virtual int run(PredictOptions& options, Device device) = 0;
+};
+std::unique_ptr<Predictor> classification_predictor();
+std::unique_ptr<Predictor> detection_predictor();
+
+/// The flags of classifiers.
+struct ClassifierFlags {
+  std::filesystem::path data;
+  std::vector<std::int64_t> indices;
   int count = 8;
   int top = 5;
   std::uint64_t seed = 0;
 };
-
-/// For networks of images: the likeliest classes of each file. A file that can't be read is complained of, the others
-/// are still told, and the status is kFailed.
-int predict_images(PredictOptions& options);
+/// For classifiers of images: the likeliest classes of each file. A file that can't be read is complained of, the
+/// others are still told, and the status is kFailed.
+int predict_images(PredictOptions& options, const ClassifierFlags& flags, Device device);
 
 }  // namespace halfstep::cli

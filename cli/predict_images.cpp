@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 
 #include "cli/precision.h"
@@ -15,33 +14,7 @@
 #include "halfstep/ops/softmax.h"
 
 namespace halfstep::cli {
-namespace {
-
-// One name a line; a carriage return before the end of the line belongs to the line's end.
-std::vector<std::string> read_names(const std::filesystem::path& path, std::int64_t expected) {
-  std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path)) {
-    throw IoError(fmt::format("{}: expected a file with one class name a line, it can't be read", shown_path(path)));
-  }
-  std::vector<std::string> names;
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    names.push_back(line);
-    if (static_cast<std::int64_t>(names.size()) > expected) break;
-  }
-  while (!names.empty() && names.back().empty()) names.pop_back();
-  if (static_cast<std::int64_t>(names.size()) != expected) {
-    throw IoError(fmt::format(
-        "{}: expected {} class names, one a line, as many as the network has classes, got {}", shown_path(path),
-        expected, static_cast<std::int64_t>(names.size()) > expected ? "more" : std::to_string(names.size())));
-  }
-  return names;
-}
-
-}  // namespace
-
-int predict_images(PredictOptions& o) {
-  const Device device = apply_common(o);
+int predict_images(PredictOptions& o, const ClassifierFlags& flags, Device device) {
   check_precision(o.amp);
   for (const char* flag : {"--data", "--index", "--count"}) {
     if (o.pictures.count(flag) > 0) {
@@ -56,7 +29,8 @@ int predict_images(PredictOptions& o) {
   fmt::print("{}{}\n", loaded.text(o.model), precision.said);
   o.pictures.images.folder = ".";  // none is needed here
   as_usage([&] { training::check(o.pictures.images); });
-  const std::vector<std::string> names = o.classes.empty() ? loaded.classes : read_names(o.classes, loaded.num_classes);
+  const std::vector<std::string> names =
+      o.classes.empty() ? loaded.classes : read_class_names(o.classes, loaded.num_classes);
   const data::EvalTransform transform = training::eval_transform(o.pictures.images, o.model);
   loaded.classifier.module->eval();
   loaded.classifier.module->to(device);
@@ -84,7 +58,7 @@ int predict_images(PredictOptions& o) {
     }
     std::vector<std::size_t> order(p.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    const std::size_t shown = std::min(static_cast<std::size_t>(o.top), order.size());
+    const std::size_t shown = std::min(static_cast<std::size_t>(flags.top), order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(shown), order.end(),
                       [&](std::size_t a, std::size_t b) { return p[a] > p[b] || (p[a] == p[b] && a < b); });
     fmt::print("{}\n", shown_path(path));

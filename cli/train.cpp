@@ -26,6 +26,7 @@
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
@@ -140,12 +141,13 @@ int evaluate(const TrainOptions& o, const training::RunData& data) {
 // What the run tells while it goes on.
 class Reporter {
  public:
-  Reporter(const TrainOptions& o, bool terminal)
+  Reporter(const TrainOptions& o, bool terminal, std::shared_ptr<const training::Task> task)
       : options_(o),
         terminal_(terminal),
         lines_(training::data_of(o.config.model).lines),
         scaled_(training::loss_scale_policy(o.config).has_value()),
-        bar_(terminal) {}
+        bar_(terminal),
+        task_(std::move(task)) {}
 
   training::TrainCallbacks callbacks() {
     training::TrainCallbacks result;
@@ -169,13 +171,33 @@ class Reporter {
     stepped_ = true;
     if (!options_.quiet && due(r.step_in_epoch, r.steps_in_epoch, options_.print_freq)) {
       bar_.clear();
-      print_line(step_line(r));
+      const auto columns = task_ ? task_->progress(progress_state(r)) : std::vector<training::ProgressColumn>();
+      if (columns.empty()) {
+        print_line(step_line(r));
+      } else {
+        if (std::exchange(header_epoch_, r.epoch) != r.epoch) print_line(columns_text(columns, true));
+        print_line(columns_text(columns, false));
+      }
     }
     if (!terminal_) return;
     bar_.update(
         fmt::format("epoch {}/{}", r.epoch, options_.config.epochs), r.step_in_epoch, r.steps_in_epoch,
         fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
                     r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped_steps)));
+  }
+
+  training::ProgressState progress_state(const training::StepReport& r) const {
+    const Device device = options_.config.device;
+    training::ProgressState state{
+        .epoch = r.epoch,
+        .epochs = options_.config.epochs,
+        .samples = r.samples,
+        .memory_mb = device.is_cpu() ? training::peak_rss_mb() : training::device_peak_mb(device)};
+    for (const auto& [name, meter] : r.part_means) {
+      state.last[name] = meter.last;
+      state.means[name] = meter.mean();
+    }
+    return state;
   }
 
   void eval_batch(const training::EvalProgress& p) {
@@ -199,6 +221,8 @@ class Reporter {
   bool terminal_, lines_, scaled_;
   ProgressBar bar_;
   bool stepped_ = false;
+  int header_epoch_ = 0;  // whose columns have names above them
+  std::shared_ptr<const training::Task> task_;
   training::StepReport last_{};
 };
 
@@ -331,7 +355,7 @@ int run(TrainOptions& o) {
     return 128 + signal;
   }
   if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
-  Reporter reporter(o, terminal);
+  Reporter reporter(o, terminal, task);
   training::TrainCallbacks callbacks = reporter.callbacks();
   bool began = false;
   callbacks.on_start = [&] {
@@ -362,11 +386,18 @@ int run(TrainOptions& o) {
     return 128 + signal;
   }
   if (report.nothing_left) {
-    complain(
-        fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume), report.epochs));
+    complain(report.epochs < c.epochs
+                 ? fmt::format("{}: --patience {} has ended it after {} epochs; a larger one, or 0, continues",
+                               shown_path(c.resume), c.patience, report.epochs)
+                 : fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume),
+                               report.epochs));
     return kDone;
   }
   if (!o.quiet) {
+    if (report.out_of_patience && report.epochs < c.epochs) {
+      print_line(fmt::format("no better {} in {} epoch{}: the run ends early, as --patience says", report.best_by,
+                             c.patience, c.patience == 1 ? "" : "s"));
+    }
     fmt::print(
         "{} epoch{} completed in {:.3f} hours ({:.1f} s): {}, {} steps skipped, peak memory {:.0f} MB{}\n",
         report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds,

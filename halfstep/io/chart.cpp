@@ -102,6 +102,7 @@ class ChartDrawing {
     empty_ = y_.empty();
     if (empty_) y_ = {0, 1};
     if (chart.y_min) y_.take(position(*chart.y_min));
+    if (chart.y_max) y_.take(position(*chart.y_max));
     // A flat curve lies in the middle; others leave some room at both ends.
     const double length = y_.high - y_.low;
     const bool linear = chart_.scale == ChartScale::linear;

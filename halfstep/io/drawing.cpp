@@ -261,7 +261,9 @@ std::string Drawing::png(double scale) const {
     cairo_rectangle(c, b.x, b.y, b.width, b.height);
     cairo_fill(c);
   };
-  fill_box({0, 0, width_, height_}, colors::kWhite);
+  // All of it: the last pixels are parts where a side is no whole number of them.
+  set_color(colors::kWhite);
+  cairo_paint(c);
   const auto draw =
       Overloaded{[&](const Fill& s) { fill_box(s.box, s.color); },
                  [&](const Lines& s) {
@@ -315,12 +317,12 @@ std::string Drawing::png(double scale) const {
   return png_of(surface.get());
 }
 
-void Drawing::save(const std::filesystem::path& path) const {
+void Drawing::save(const std::filesystem::path& path, double scale) const {
   const std::string ending = path.extension().string();
   if (ending != ".svg" && ending != ".png") {
     fail<Error>("{}: expected the name of a figure to end in .svg or .png", shown_path(path));
   }
-  const std::string bytes = ending == ".svg" ? svg() : png();
+  const std::string bytes = ending == ".svg" ? svg() : png(scale);
   // Not synced: a figure that a power failure takes is drawn again.
   AtomicFile file(path, false);
   file.write(bytes.data(), bytes.size());

@@ -74,8 +74,8 @@ class HS_API Drawing {
   std::string svg() const;
   /// `scale`: pixels of the file for one of the drawing.
   std::string png(double scale = 2) const;
-  /// Writes SVG or PNG, as the file's name ends, atomically. Throws Error for other endings, IoError.
-  void save(const std::filesystem::path& path) const;
+  /// Writes SVG or PNG (of that scale), as the file's name ends, atomically. Throws Error for other endings, IoError.
+  void save(const std::filesystem::path& path, double scale = 2) const;
 
  private:
   struct Fill {
@@ -127,6 +127,7 @@ struct Chart {
   std::vector<ChartSeries> series = {};
   ChartScale scale = ChartScale::linear;  ///< of y; values that a logarithm can't show count as not finite
   std::optional<double> y_min = {};       ///< the axis goes down to this at least
+  std::optional<double> y_max = {};       ///< and up to this
   double x_min = 0, x_max = 1;
   ChartScale x_scale = ChartScale::linear;  ///< of x; by a logarithm `x_min` and all points' x are above 0
 };

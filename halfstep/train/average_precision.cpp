@@ -217,17 +217,16 @@ double area_under(const Curve& c) {
 
 // The boxes of a class over all pictures by falling score, at each overlap.
 struct ClassBoxes {
-  std::int64_t label = 0, objects = 0;
+  std::int64_t label = 0, pictures = 0, objects = 0;
   std::vector<double> scores;
   std::array<std::vector<Scored>, kOverlaps> boxes;
 };
 
-// The curve's value at a score: what the boxes of at least that score reached; `none` above all of them.
-double at_score(const std::vector<double>& scores, const std::vector<double>& values, double score, double none) {
-  if (scores.empty() || score > scores.front()) return none;
-  std::vector<double> rising(scores.size());
-  for (std::size_t i = 0; i < scores.size(); ++i) rising[i] = -scores[i];
-  return interpolated(rising, values, -score);
+// The curve's value at a score: what the boxes of at least that score reached; `none` above all of them. `negative`:
+// the boxes' scores with the other sign, so that they rise.
+double at_score(const std::vector<double>& negative, const std::vector<double>& values, double score, double none) {
+  if (negative.empty() || -score < negative.front()) return none;
+  return interpolated(negative, values, -score);
 }
 
 // Means over a tenth of the points, the ends repeated.
@@ -353,8 +352,12 @@ std::vector<ClassBoxes> by_class(std::int64_t classes, const auto& pictures) {
     for (const DetectedBox& d : p.detected) detected.push_back(&d);
     for (const TrueBox& t : p.truth) {
       if (t.crowd) continue;
+      const bool first =
+          std::none_of(truth.begin(), truth.end(), [&](const TrueBox* o) { return o->label == t.label; });
       truth.push_back(&t);
-      ++all[static_cast<std::size_t>(t.label)].objects;
+      ClassBoxes& c = all[static_cast<std::size_t>(t.label)];
+      c.pictures += first ? 1 : 0;
+      ++c.objects;
     }
     for (int i = 0; i < kOverlaps; ++i) {
       std::vector<bool> right(detected.size());
@@ -382,9 +385,11 @@ std::vector<ClassBoxes> by_class(std::int64_t classes, const auto& pictures) {
 DetectionCurves curves_of(const ClassBoxes& c, int points) {
   const Curve curve = curve_of(c.boxes[0], c.objects, 0), line = closed(curve);
   DetectionCurves result{.label = c.label};
+  std::vector<double> negative;
+  for (const double score : c.scores) negative.push_back(-score);
   for (int i = 0; i < points; ++i) {
     const double x = static_cast<double>(i) / (points - 1);
-    const double precision = at_score(c.scores, curve.precision, x, 1), recall = at_score(c.scores, curve.recall, x, 0);
+    const double precision = at_score(negative, curve.precision, x, 1), recall = at_score(negative, curve.recall, x, 0);
     result.precision.push_back(c.scores.empty() ? 0 : precision);
     result.recall.push_back(recall);
     result.f1.push_back(2 * precision * recall / (precision + recall + 1e-16));
@@ -433,6 +438,7 @@ DetectionSummary DetectionEvaluation::summary() const {
   for (std::size_t k = 0; k < classes.size(); ++k) {
     const ClassBoxes& c = classes[k];
     ClassDetection one{.label = c.label,
+                       .pictures = c.pictures,
                        .objects = c.objects,
                        .precision = curves[k].precision[best],
                        .recall = curves[k].recall[best]};

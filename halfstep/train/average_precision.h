@@ -44,6 +44,7 @@ struct CocoSummary {
 /// What a class reached, at the score at which the mean F1 of all classes is largest.
 struct ClassDetection {
   std::int64_t label = 0;
+  std::int64_t pictures = 0;  ///< that have such objects
   std::int64_t objects = 0;
   double precision = 0, recall = 0, ap50 = 0, ap = 0;
 };
@@ -76,6 +77,7 @@ class HS_API DetectionEvaluation {
   /// The pictures of another evaluation, behind those that are here: how ranks join theirs. Throws Error for another
   /// number of classes.
   void add(const DetectionEvaluation& other);
+  std::int64_t classes() const { return classes_; }
   std::int64_t pictures() const;
   std::int64_t objects() const;
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "halfstep/core/export.h"
+#include "halfstep/data/detection_labels.h"
 #include "halfstep/io/drawing.h"
 #include "halfstep/train/average_precision.h"
 #include "halfstep/train/detection_pictures.h"
@@ -43,6 +44,8 @@ struct LabelBox {
   double x = 0, y = 0;     ///< centre
   double width = 0, height = 0;
 };
+/// Those of a data set's objects, without crowds.
+HS_API std::vector<LabelBox> label_boxes(const data::DetectionData& data);
 /// Objects of each class, where their centres are, and how large they are. Throws Error for a negative label.
 HS_API io::Drawing draw_labels(const std::vector<LabelBox>& boxes, const std::vector<std::string>& names,
                                const std::string& title);

@@ -29,10 +29,12 @@ namespace fs = std::filesystem;
 constexpr const char* kLock = "run.lock";
 // First those that make a folder a run's, then what people look at, which anybody may have a file of the name of, then
 // the reports of debugging.
-constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors",    "config.yaml",    "log.jsonl",
-                                  "results.csv",      "curves.svg",          "classes.csv",    "confusion.svg",
-                                  "predictions.png",  "debug-nonfinite.txt", "debug-twin.txt", "debug-compare.txt"};
-constexpr std::span<const char*const> kMarks = std::span(kFiles).first(4), kShown = std::span(kFiles).subspan(4, 5);
+constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml",          "log.jsonl",
+                                  "results.csv",      "curves.svg",       "classes.csv",          "confusion.svg",
+                                  "predictions.png",  "labels.svg",       "train-batch.png",      "f1.svg",
+                                  "precision.svg",    "recall.svg",       "precision-recall.svg", "debug-nonfinite.txt",
+                                  "debug-twin.txt",   "debug-compare.txt"};
+constexpr std::span<const char*const> kMarks = std::span(kFiles).first(4), kShown = std::span(kFiles).subspan(4, 11);
 constexpr std::chrono::milliseconds kMoment{5};
 
 [[noreturn]] void cannot_be_made(const fs::path& path, int error) {

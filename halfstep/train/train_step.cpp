@@ -209,7 +209,8 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
     }
     check_loss(made.loss);
     const TraceRange range("backward");
-    const Tensor share = weight == 1 ? made.loss : made.loss * weight;
+    const double factor = options.sum_over_samples ? weight * static_cast<double>(values.samples) : weight;
+    const Tensor share = factor == 1 ? made.loss : made.loss * factor;
     (scaler ? scaler->scale(share) : share).backward();
   }
   const NoGrad no_grad;

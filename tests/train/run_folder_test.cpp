@@ -226,8 +226,9 @@ TEST_F(Folders, TrainWritesOverNoRun) {
 
 // Anybody has a results.csv: without a checkpoint, a configuration or a log beside it, it is no run's.
 TEST_F(Folders, TablesWithoutARunAreSomebodysOwn) {
-  const std::vector<std::string> names = {"results.csv", "curves.svg", "classes.csv", "confusion.svg",
-                                          "predictions.png"};
+  const std::vector<std::string> names = {"results.csv",     "curves.svg", "classes.csv",         "confusion.svg",
+                                          "predictions.png", "labels.svg", "train-batch.png",     "f1.svg",
+                                          "precision.svg",   "recall.svg", "precision-recall.svg"};
   for (const std::string& name : names) {
     const fs::path path = folder_ / name;
     fs::create_directory(path);
