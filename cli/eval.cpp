@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cli/fold.h"
 #include "cli/options.h"
 #include "cli/precision.h"
 #include "cli/progress.h"
@@ -26,6 +27,7 @@ struct EvalOptions : CommonOptions {
   std::int64_t print_freq = 10;
   int workers = 1;
   std::uint64_t seed = 0;
+  bool fold = false;
 };
 
 // The flags of some kinds of data that an evaluation takes.
@@ -55,18 +57,23 @@ int run(EvalOptions& o) {
           fmt::format("{}: {} is no network of {}", row.name(), o.model, row.data == "boxes" ? "boxes" : "images"));
     }
   }
+  const bool images = !kind.flags.empty();
+  if (images) resolve_images(o.pictures, o.model, loaded);
+  // Before the precision: at some levels networks compute with rounded copies of their weights.
+  std::string folded;
+  if (o.fold) {
+    const std::int64_t size = o.pictures.images.image_size;
+    folded = fold_network(loaded, o.model, images ? Shape{1, 3, size, size} : Shape{1, 784});
+  }
   const Precision precision = set_precision(loaded, o.amp);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
-  fmt::print("evaluating {} on {}{}\n", loaded.text(o.model), place.text(loaded), precision.said);
+  fmt::print("evaluating {} on {}{}{}\n", loaded.text(o.model), place.text(loaded), precision.said, folded);
   std::fflush(stdout);
   training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
   c.data = place.folder;
   c.seed = place.seed;
-  if (!kind.flags.empty()) {
-    resolve_images(o.pictures, o.model, loaded);
-    c.images = o.pictures.images;
-  }
+  if (images) c.images = o.pictures.images;
   c.detection = o.detection;
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
@@ -134,6 +141,7 @@ void add_eval(CLI::App& program, int& status) {
   add_word(verb, "--amp", o->amp, kPrecisionHelp);
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
   add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb.run([o, &status] { status = run(*o); });
 }

@@ -87,6 +87,7 @@
 #include "halfstep/nn/container.h"
 #include "halfstep/nn/conv.h"
 #include "halfstep/nn/embedding.h"
+#include "halfstep/nn/fold.h"
 #include "halfstep/nn/init.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/loss.h"

@@ -230,7 +230,7 @@ std::vector<NetworkKind> detection_networks() {
                      .make =
                          [make = make](const TrainConfig& c, const RunData& data) {
                            const models::Yolov5Options options = options_of(c, data);
-                           const auto net = std::make_shared<const models::Yolov5>(
+                           const auto net = std::make_shared<models::Yolov5>(
                                c.detection.network.empty() ? make(options) : models::Yolov5(options));
                            return Network{.module = net,
                                           .forward = [net](const Tensor& x) { return net->decode((*net)(x)); },

@@ -281,6 +281,8 @@ TEST(BatchNormSilu, ChangesInPlaceAreNoticed) {
     Case other = c;
     (which == 0 ? other.x : which == 1 ? other.weight : other.bias) = changed;
     const Tensor y = other.run();
+    // batch_norm alone doesn't read its bias again.
+    if (which == 2 && made_by(y) != "batch_norm_silu") continue;
     changed.add_(1);
     EXPECT_THROW(y.backward(c.g), AutogradError) << which;
   }
