@@ -263,7 +263,7 @@ void DataParallelBase::Impl::use_bucket_view(std::size_t i) {
 }
 
 void DataParallelBase::Impl::ready(std::size_t i) {
-  if (*no_sync > 0) return;
+  if (*no_sync > 0) return fixed.check_unreduced(i);
   if (!armed) {
     begin();
     // A pass that throws destroys the work undone, and is over too.
