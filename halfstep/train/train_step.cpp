@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -466,9 +467,18 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   for (const data::Batch& batch : batches) shares.push_back({batch.all_samples, batch.stand_in});
   if (s.captured && shares != s.shares) {
     // A recording holds the weight that its samples have among those of all ranks.
-    s.why_plain = "the ranks' parts of its batches differ from those of the steps before it";
-    ++s.before.plain;
-    return s.run(batches);
+    const auto of_all = [](const std::vector<Impl::Share>& of) {
+      return std::accumulate(of.begin(), of.end(), std::int64_t{0},
+                             [](auto n, const auto& b) { return n + b.all_samples; });
+    };
+    if (of_all(shares) <= of_all(s.shares)) {
+      s.why_plain = "the ranks' parts of its batches differ from those of the steps before it";
+      ++s.before.plain;
+      return s.run(batches);
+    }
+    // The first step was an epoch's last, smaller one: a run was resumed there.
+    s.before = capture_stats();
+    s.captured.reset();
   }
   s.shares = shares;
   if (!s.captured) {

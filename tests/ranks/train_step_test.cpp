@@ -66,44 +66,59 @@ data::DataLoader loader(bool divided, std::int64_t samples, std::int64_t batch) 
 
 struct Result {
   std::vector<double> losses, samples, weights;
+  std::uint64_t replayed = 0;
+};
+
+struct Setting {
+  int shards = 0, accumulate = 1;
+  bool captured = false;
+  std::optional<DType> autocast = {};
+  bool normed = false;
+  std::int64_t samples = 0;  // 0: those that trained() chooses
+  std::int64_t first = 0;    // batch that the first epoch begins with, as where a run is resumed
 };
 
 // Without batch norm, whose statistics of parts aren't those of the whole, 45 samples in batches of 14: the last one
 // has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several samples.
-Result trained(bool divided, int shards, bool captured, int accumulate, std::optional<DType> autocast = {},
-               bool normed = false) {
+Result trained(bool divided, const Setting& s) {
   manual_seed(3);
   Net net;
-  net.normed = normed;
-  net.dropped = shards > 0 ? 0.25 : 0;
+  net.normed = s.normed;
+  net.dropped = s.shards > 0 ? 0.25 : 0;
   const auto task = std::make_shared<Task>(net);
   optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-  training::StepOptions options{.autocast = autocast, .clip_norm = 1, .shards = shards};
+  training::StepOptions options{.autocast = s.autocast, .clip_norm = 1, .shards = s.shards};
   if (divided) {
     dist::DataParallelOptions parallel{.bucket_cap_mb = 0.001, .first_bucket_cap_mb = 0.001};
-    if (shards > 0) parallel.hook = training::shard_hook(), parallel.broadcast_buffers = false;
-    if (net.normed == false) parallel.find_unused_parameters = true;
+    if (s.shards > 0) parallel.hook = training::shard_hook(), parallel.broadcast_buffers = false;
+    // Of the norm's parameters, which the steps don't reach.
+    if (!net.normed) (s.captured ? parallel.static_graph : parallel.find_unused_parameters) = true;
     options.parallel = std::make_shared<dist::DataParallelBase>(net, world(), parallel);
   }
   std::optional<amp::GradScaler> scaler;
-  if (autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
+  if (s.autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
   training::TrainStep step = training::make_train_step(task, sgd, std::move(scaler), options);
-  data::DataLoader batches = loader(divided, normed ? 48 : 45, normed ? 20 : 14);
+  data::DataLoader batches = loader(divided, s.samples > 0 ? s.samples : s.normed ? 48 : 45, s.normed ? 20 : 14);
   manual_seed(9);
   Result result;
   for (int epoch = 0; epoch < 3; ++epoch) {
     std::vector<data::Batch> group;
     std::int64_t at = 0;
     for (const data::Batch& batch : batches) {
+      if (epoch == 0 && at < s.first) {
+        ++at;
+        continue;
+      }
       group.push_back(batch);
-      if (++at < batches.size() && static_cast<int>(group.size()) < accumulate) continue;
-      const training::StepValues values = captured ? step.run_captured(group) : step.run(group);
+      if (++at < batches.size() && static_cast<int>(group.size()) < s.accumulate) continue;
+      const training::StepValues values = s.captured ? step.run_captured(group) : step.run(group);
       result.losses.push_back(values.loss().item<double>());
       result.samples.push_back(static_cast<double>(values.samples));
       result.samples.push_back(values.parts.at(0).tensor.item<double>());
       group.clear();
     }
   }
+  result.replayed = step.capture_stats().replayed;
   // Of several ranks rank 0's buffers count.
   result.weights = values_of(net.parameters());
   if (!divided || world().rank() == 0) {
@@ -121,7 +136,8 @@ std::vector<double> parameters_of(const Result& r, std::size_t n) {
 TEST(RankSteps, AreThoseOfOneProcess) {
   for (const bool captured : {false, true}) {
     for (const int accumulate : {1, 2}) {
-      const Result here = trained(true, 0, captured, accumulate), alone = trained(false, 0, captured, accumulate);
+      const Setting setting{.accumulate = accumulate, .captured = captured};
+      const Result here = trained(true, setting), alone = trained(false, setting);
       EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
       // A dozen steps, each with a few roundings of 2^-24 in another order.
       EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6);
@@ -131,17 +147,33 @@ TEST(RankSteps, AreThoseOfOneProcess) {
   }
 }
 
+// Also where the first one is an epoch's last, smaller one. 115 samples are 8 batches of 14 and one of 3.
+TEST(RankSteps, AreReplayed) {
+  for (const int accumulate : {1, 2}) {
+    for (const std::int64_t first : {0, 8}) {
+      Setting setting{.accumulate = accumulate, .captured = true, .samples = 115, .first = first};
+      const Result fast = trained(true, setting);
+      EXPECT_GT(fast.replayed, 2U) << accumulate << ' ' << first;
+      setting.captured = false;
+      const Result plain = trained(true, setting);
+      EXPECT_EQ(fast.losses, plain.losses) << accumulate << ' ' << first;
+      EXPECT_EQ(fast.weights, plain.weights) << accumulate << ' ' << first;
+    }
+  }
+}
+
 // The same bits, with batch norm and dropout, whatever the number of ranks.
 TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
   if (world().size() == 3) {
-    EXPECT_NE(error_of<Error>([] { trained(true, 4, false, 1); }).find("3 ranks"), std::string::npos);
+    EXPECT_NE(error_of<Error>([] { trained(true, {.shards = 4}); }).find("3 ranks"), std::string::npos);
     return;
   }
   for (const std::optional<DType> autocast : {std::optional<DType>(), std::optional(f16)}) {
     for (const int accumulate : {1, 2}) {
       for (const bool normed : {false, true}) {
-        const Result here = trained(true, 4, true, accumulate, autocast, normed),
-                     alone = trained(false, 4, true, accumulate, autocast, normed);
+        const Setting setting{
+            .shards = 4, .accumulate = accumulate, .captured = true, .autocast = autocast, .normed = normed};
+        const Result here = trained(true, setting), alone = trained(false, setting);
         EXPECT_EQ(here.losses, alone.losses);
         EXPECT_EQ(here.samples, alone.samples);
         const std::size_t n = std::min(here.weights.size(), alone.weights.size());
