@@ -490,9 +490,10 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
         parts[i].all_samples = s.shares[i].all_samples;
         parts[i].stand_in = s.shares[i].stand_in;
       }
-      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step.
+      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step. So it is with
+      // several ranks, whose steps on a device aren't captured: what is counted is merged with the losses.
       std::vector<Tensor> outputs;
-      const bool counted_later = !device_of(s.task->network()).is_cpu();
+      const bool counted_later = s.ranks() == 1 && !device_of(s.task->network()).is_cpu();
       StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
@@ -516,7 +517,6 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     s.task->count(counted, batches[b]);
     take_over(counted, batches[b], values);
   }
-  if (s.ranks() > 1) s.merge_counts(values);
   return values;
 }
 

@@ -237,6 +237,11 @@ class Ranks(ProgramTest):
         accuracies = [re.findall(r"Epoch:.*?Acc@1 +([0-9. (]+)\).*?Acc@5 +([0-9. (]+)\)", text.replace("\t", " ")) for text in (one, two)]
         self.assertGreater(len(accuracies[0]), 3)
         self.assertEqual(accuracies[0], accuracies[1])
+        # Several batches a step.
+        several = [*flags, "--accumulate", "3"]
+        self.done(2, "data", "--out", "two-3", *several)
+        self.train("data", "--out", "one-3", *several)
+        self.near(self.losses("two-3"), self.losses("one-3"), 1e-5)
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/nn/activation.h"
@@ -47,8 +50,11 @@ class Task final : public training::Task {
     return {.loss = cross_entropy(net_(batch.input), batch.target)};
   }
   void count(training::TaskLoss& made, const data::Batch& batch) override {
-    made.parts.push_back({"samples", full({}, static_cast<double>(batch.input.size(0)))});
+    const auto n = static_cast<double>(batch.input.size(0));
+    made.parts.push_back({"samples", full({}, n, {.device = batch.input.device()})});
+    if (counts_later) made.count_later = [n](std::map<std::string, double>& parts) { parts["later"] += n; };
   }
+  bool counts_later = false;
 
  private:
   Net net_;
@@ -76,6 +82,8 @@ struct Setting {
   bool normed = false;
   std::int64_t samples = 0;  // 0: those that trained() chooses
   std::int64_t first = 0;    // batch that the first epoch begins with, as where a run is resumed
+  Device device = {};
+  bool counts_later = false;
 };
 
 // Without batch norm, whose statistics of parts aren't those of the whole, 45 samples in batches of 14: the last one
@@ -85,7 +93,9 @@ Result trained(bool divided, const Setting& s) {
   Net net;
   net.normed = s.normed;
   net.dropped = s.shards > 0 ? 0.25 : 0;
+  net.to(s.device);
   const auto task = std::make_shared<Task>(net);
+  task->counts_later = s.counts_later;
   optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.9});
   training::StepOptions options{.autocast = s.autocast, .clip_norm = 1, .shards = s.shards};
   if (divided) {
@@ -110,11 +120,17 @@ Result trained(bool divided, const Setting& s) {
         continue;
       }
       group.push_back(batch);
+      data::visit_tensors(group.back(), [&](Tensor& t) {
+        if (t.defined()) t = t.to(s.device);
+      });
       if (++at < batches.size() && static_cast<int>(group.size()) < s.accumulate) continue;
       const training::StepValues values = s.captured ? step.run_captured(group) : step.run(group);
       result.losses.push_back(values.loss().item<double>());
       result.samples.push_back(static_cast<double>(values.samples));
       result.samples.push_back(values.parts.at(0).tensor.item<double>());
+      std::map<std::string, double> later;
+      for (const auto& count : values.count_later) count(later);
+      EXPECT_EQ(later["later"], s.counts_later ? result.samples.back() : 0);
       group.clear();
     }
   }
@@ -158,6 +174,24 @@ TEST(RankSteps, AreReplayed) {
       const Result plain = trained(true, setting);
       EXPECT_EQ(fast.losses, plain.losses) << accumulate << ' ' << first;
       EXPECT_EQ(fast.weights, plain.weights) << accumulate << ' ' << first;
+    }
+  }
+}
+
+// What a task counts is of all ranks: on the host, and on a device, where one process counts it behind the step.
+TEST(RankSteps, CountAllSamples) {
+  for (const char* name : {"cpu", "sim"}) {
+    Device device;
+    try {
+      device = Device(name);
+    } catch (const Error&) {
+      continue;  // the plug-in isn't built
+    }
+    for (const int accumulate : {1, 3}) {
+      const Setting setting{.accumulate = accumulate, .captured = true, .device = device, .counts_later = true};
+      const Result here = trained(true, setting), alone = trained(false, setting);
+      EXPECT_EQ(here.samples, alone.samples) << name << accumulate;
+      EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6) << name << accumulate;
     }
   }
 }
