@@ -17,6 +17,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/loss_scale.h"
+#include "halfstep/dist/no_samples_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
@@ -203,6 +204,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
   TaskLoss made;
   {
     const EnableGrad on;
+    const dist::detail::NoSamples none(batch.stand_in);  // backward too: checkpoint() repeats forward passes there
     {
       std::optional<amp::Autocast> region;
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});

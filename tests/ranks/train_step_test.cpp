@@ -9,6 +9,7 @@
 
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
+#include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/norm.h"
@@ -79,20 +80,22 @@ struct Setting {
   int shards = 0, accumulate = 1;
   bool captured = false;
   std::optional<DType> autocast = {};
-  bool normed = false;
+  bool normed = false, synced = false;
   std::int64_t samples = 0;  // 0: those that trained() chooses
   std::int64_t first = 0;    // batch that the first epoch begins with, as where a run is resumed
   Device device = {};
   bool counts_later = false;
 };
 
-// Without batch norm, whose statistics of parts aren't those of the whole, 45 samples in batches of 14: the last one
-// has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several samples.
+// Without batch norm, whose statistics of parts aren't those of the whole, and where they are synchronised, 45 samples
+// in batches of 14: the last one has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several
+// samples.
 Result trained(bool divided, const Setting& s) {
   manual_seed(3);
   Net net;
-  net.normed = s.normed;
+  net.normed = s.normed || s.synced;
   net.dropped = s.shards > 0 ? 0.25 : 0;
+  if (s.synced && divided) dist::convert_sync_batch_norm(net, world());
   net.to(s.device);
   const auto task = std::make_shared<Task>(net);
   task->counts_later = s.counts_later;
@@ -152,13 +155,15 @@ std::vector<double> parameters_of(const Result& r, std::size_t n) {
 TEST(RankSteps, AreThoseOfOneProcess) {
   for (const bool captured : {false, true}) {
     for (const int accumulate : {1, 2}) {
-      const Setting setting{.accumulate = accumulate, .captured = captured};
-      const Result here = trained(true, setting), alone = trained(false, setting);
-      EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
-      // A dozen steps, each with a few roundings of 2^-24 in another order.
-      EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6);
-      const std::size_t n = std::min(here.weights.size(), alone.weights.size());
-      EXPECT_LT(relative_error(parameters_of(here, n), parameters_of(alone, n)), 5e-6);
+      for (const bool synced : {false, true}) {
+        const Setting setting{.accumulate = accumulate, .captured = captured, .synced = synced};
+        const Result here = trained(true, setting), alone = trained(false, setting);
+        EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
+        // A dozen steps, each with a few roundings of 2^-24 in another order.
+        EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6) << accumulate << synced;
+        const std::size_t n = std::min(here.weights.size(), alone.weights.size());
+        EXPECT_LT(relative_error(parameters_of(here, n), parameters_of(alone, n)), 5e-6) << accumulate << synced;
+      }
     }
   }
 }
