@@ -115,6 +115,17 @@ class Ranks(ProgramTest):
             self.assertIn("powersgd[:RANK[,START]]", err)
             self.assertIn(bad, err)
 
+    def test_a_comparison_changes_nothing(self):
+        """Its passes are no steps: what PowerSGD left out of the steps' gradients stays as it was."""
+        self.data()
+        flags = [*FLAGS, "--epochs", "2", "--amp", "f16", "--compress-gradients", "powersgd:1,2"]
+        self.done(2, "data", "--out", "plain", *flags)
+        out = self.done(2, "data", "--out", "compared", *flags, "--debug-compare", "twin", "--debug-steps", "6")
+        self.assertIn("calls and casts compared", (self.folder / "compared" / "debug-twin.txt").read_text(), out)
+        self.assertEqual(self.losses("compared"), self.losses("plain"))
+        runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("compared", "plain")]
+        self.assertEqual(runs[0].data, runs[1].data)
+
     def test_resuming_on_another_number_of_ranks(self):
         self.data()
         self.train("data", "--out", "whole", *FLAGS, "--epochs", "3")
