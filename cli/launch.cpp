@@ -358,7 +358,7 @@ int launch(const Verb& verb, const LaunchOptions& o) {
     const LaunchResult result = run_job(job);
     if (nodes) nodes->set_status(result.status);
     // Wrong arguments stay wrong.
-    const bool hopeless = of_halfstep && result.status == kUsage;
+    const bool hopeless = (of_halfstep && result.status == kUsage) || (train && train->is_refused());
     if (result.status == kDone || result.interrupted || hopeless || restart >= o.restarts) return result.status;
     size.shrink();
   }

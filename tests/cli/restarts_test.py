@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are those of a run that
 nobody disturbed, bit for bit."""
+import fcntl
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -62,6 +65,59 @@ class Kills(RestartsTest):
                 self.killed_at_random(mpi, 3, epochs=8, most_steps=150)
                 os.rename(self.folder / "run", self.folder / f"run-{mpi}")
                 os.rename(self.folder / "whole", self.folder / f"whole-{mpi}")
+
+
+@unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")
+class OtherRuns(JobTest):
+    """A job that starts again leaves alone what others have in its folder."""
+
+    def setUp(self):
+        super().setUp()
+        self.data()
+        self.train("data", "--out", "run", "--seed", "1", "-q")
+        self.command = ["train", "mlp", "data", "--out", "run", "--epochs", "2", "-q", "--seed"]
+
+    def content(self):
+        return {p.name: p.read_bytes() for p in (self.folder / "run").iterdir()}
+
+    def test_a_run_that_is_there_is_not_resumed(self):
+        before = self.content()
+        status, _, err, _ = self.finish(self.job(MPIS[0], 2, "--max-restarts", "3", *self.command, "1"))
+        self.assertEqual(status, 1, err)
+        self.assertIn("run: holds a run already", err)
+        self.assertNotIn("launch: restart", err)
+        self.assertEqual(self.content(), before)
+
+    def test_nor_is_one_that_is_to_be_replaced(self):
+        """The first life ends before it has replaced anything."""
+        os.mkfifo(self.folder / "log")
+        process = self.job(MPIS[0], 1, "--max-restarts", "1", *self.command, "2", "--overwrite", "--log-json", "log")
+        # It waits for who reads its log.
+        self.wait_for("the folder is taken", (self.folder / "run" / "run.lock").exists)
+        os.kill(self.ranks(1)[0], signal.SIGKILL)
+        reader = subprocess.Popen(["cat", "log"], cwd=self.folder, stdout=subprocess.DEVNULL)
+        self.addCleanup(reader.wait)
+        self.addCleanup(reader.kill)
+        status, _, err, _ = self.finish(process)
+        self.assertEqual(status, 0, err)
+        self.assertIn("launch: restart 1 of 1, from the beginning\n", err)
+        self.train("data", "--out", "whole", "--seed", "2", "--epochs", "2", "-q", env={"HALFSTEP_THREADS": "1"})
+        runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("run", "whole")]
+        self.assertEqual((runs[0].header, runs[0].data), (runs[1].header, runs[1].data))
+
+    def test_nor_is_one_that_another_program_writes(self):
+        run = self.folder / "run"
+        with open(run / "run.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = self.job(MPIS[0], 1, "--max-restarts", "2", *self.command, "2", "--overwrite")
+            while process.poll() is None:
+                shutil.copy(run / "last.safetensors", run / "new")
+                os.replace(run / "new", run / "last.safetensors")
+                time.sleep(0.02)
+        status, _, err, _ = self.finish(process)
+        self.assertEqual(status, 1, err)
+        self.assertEqual(err.count("another program writes a run there"), 3, err)
+        self.assertIn("launch: restart 2 of 2, from the beginning\n", err)
 
 
 class Elastic(RestartsTest):
