@@ -179,6 +179,42 @@ elif rank == "1" and first:
                     self.assertIn("launch: restart 1 of 2 on 2 ranks, from the beginning\n" if status == 0 else
                                   "launch: 2 of 3 machines can be reached, and --nnodes asks for at least 3\n", err)
 
+    def test_the_number_of_ranks_divides_the_shards(self):
+        self.data()
+        arguments = ["train", "mlp", "data", "--no-out", "--epochs", "1", "--reproducible"]
+        status, out, err = self.run_program("launch", "--nproc-per-node", "1:3", *arguments, "4")
+        self.assertEqual(status, 0, err)
+        self.assertIn("by 2 ranks", out)
+        status, out, err = self.run_program("launch", "--nproc-per-node", "3:4", "--max-restarts", "1", *arguments, "8", env={"PATH": self.failing_launchers()})
+        self.assertEqual((status, err.count("--as-rank")), (1, 1), err)
+        self.assertIn("launch: 3 ranks that --nproc-per-node asks for don't divide the 8 shards of --reproducible", err)
+
+    def failing_launchers(self):
+        """A PATH whose mpirun prints what it is given and fails."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        for name in ("mpirun.openmpi", "mpirun.mpich"):
+            path = self.folder / "bin" / name
+            path.write_text("#!/bin/sh\necho \"$@\"\nexit 6\n")
+            path.chmod(0o755)
+        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+    def test_no_fewer_machines_than_asked_for(self):
+        agent = self.folder / "agent"
+        agent.write_text("#!/bin/sh\nexit 0\n")
+        agent.chmod(0o755)
+        env = {"PATH": self.failing_launchers(), "OMPI_MCA_plm_rsh_agent": str(agent), "HYDRA_LAUNCHER_EXEC": str(agent)}
+        arguments = ["train", "mlp", "data", "--no-out", "--reproducible", "4"]
+        for slots, nodes, used in (((1, 3, 1), "3:3", "127.0.0.2:1,127.0.0.3:2,127.0.0.4:1"), ((1, 1, 1), "2:3", "127.0.0.2:1,127.0.0.3:1"),
+                                   ((2, 2, 2), "3:3", "127.0.0.2:2,127.0.0.3:1,127.0.0.4:1"), ((2, 2, 2), "1:3", "127.0.0.2:2,127.0.0.3:2"),
+                                   ((1, 1, 1), "3:3", None)):
+            (self.folder / "hosts").write_text("".join(f"127.0.0.{i + 2} slots={n}\n" for i, n in enumerate(slots)))
+            status, out, err = self.run_program("launch", "--hosts", "hosts", "--nnodes", nodes, *arguments, env=env)
+            if used:
+                self.assertIn(f" {used} ", out, err)
+            else:
+                self.assertEqual((status, out), (1, ""))
+                self.assertIn("launch: 3 ranks, one on each machine that --nnodes asks for, don't divide the 4 shards of --reproducible", err)
+
     def test_usage(self):
         (self.folder / "hosts").write_text("a\nb\n")
         for text, arguments in (("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
