@@ -217,7 +217,10 @@ elif rank == "1" and first:
 
     def test_usage(self):
         (self.folder / "hosts").write_text("a\nb\n")
-        for text, arguments in (("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
+        (self.folder / "three").write_text("a\nb\nc\n")
+        for text, arguments in (("--nnodes: got 2, and three names 3 machines; expected 3, or MIN:MAX", ["--hosts", "three", "--nnodes", "2", "true"]),
+                                ("--nnodes: got 1, and hosts names 2 machines", ["--hosts", "hosts", "--nnodes=1", "true"]),
+                                ("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
                                 ("--nnodes: expected MIN:MAX, got 3:2", ["--hosts", "hosts", "--nnodes", "3:2", "true"]),
                                 ("--nproc-per-node: MIN:MAX is for one machine", ["--hosts", "hosts", "--nproc-per-node", "1:2", "true"])):
             self.refused(2, text, "launch", *arguments)
