@@ -126,6 +126,25 @@ class Ranks(ProgramTest):
         runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("compared", "plain")]
         self.assertEqual(runs[0].data, runs[1].data)
 
+    def test_an_evaluation_is_divided(self):
+        self.data(test=3000)
+        self.train("data", "--out", "run", "--epochs", "1")
+        flags = ["train", "mlp", "data", "--resume", "run", "--evaluate", "-p", "1"]
+        one = self.run_program(*flags, "--log-json", "one.jsonl")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        for mpi in modules():
+            status, out, err = self.finish(self.launch(3, *flags, "--log-json", f"{mpi}.jsonl", mpi=mpi))
+            self.assertEqual(status, 0, out + err)
+            self.assertIn("by 3 ranks", out)
+            self.assertIn("Test: [4/4]", out)  # a rank has 1000 samples, in batches of 1000 / 3
+            self.assertEqual(re.findall(r" \* Acc.*", out), re.findall(r" \* Acc.*", one.stdout))
+            mine, theirs = [next(e for e in events(self.folder / f"{name}.jsonl") if e["event"] == "eval") for name in (mpi, "one")]
+            self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
+            self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-6))
+            status, out, err = self.finish(self.launch(2, "train", "mlp", "data", "--evaluate", "--resume", "nowhere", mpi=mpi))
+            self.assertNotEqual(status, 0)
+            self.assertIn("nowhere", err)
+
     def test_resuming_on_another_number_of_ranks(self):
         self.data()
         self.train("data", "--out", "whole", *FLAGS, "--epochs", "3")
