@@ -2,10 +2,12 @@
 """`mpirun -n N halfstep train`: the run of one process, divided among several."""
 import math
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import unittest
 
@@ -144,6 +146,51 @@ class Ranks(ProgramTest):
             status, out, err = self.finish(self.launch(2, "train", "mlp", "data", "--evaluate", "--resume", "nowhere", mpi=mpi))
             self.assertNotEqual(status, 0)
             self.assertIn("nowhere", err)
+
+    def test_a_file_gets_no_progress_bar(self):
+        """Open MPI's ranks have a terminal whatever mpirun writes to."""
+        self.data(train=2048)
+        flags = ["train", "mlp", "data", "--no-out", "--epochs", "2", "-p", "0"]
+        terminal = {"TERM": "xterm", "COLUMNS": "100"}
+        for mpi in modules():
+            for ranks in (1, 2):
+                with open(self.folder / "out", "w+b") as out:
+                    status, _, err = self.finish(self.launch(ranks, *flags, mpi=mpi, variables=terminal, stdout=out))
+                    self.assertEqual(status, 0, err)
+                    out.seek(0)
+                    text = out.read()
+                self.assertIn(b"2 epochs completed", text)
+                self.assertNotIn(b"\x1b", text)
+        for start in (lambda slave: self.launch(2, *flags, mpi="openmpi", variables=terminal, stdout=slave),
+                      lambda slave: self.start("launch", "--mpi", "openmpi", "--nproc-per-node", 2, *flags, env=terminal, stdout=slave)):
+            if "openmpi" not in modules():
+                continue
+            text = self.shown(start)
+            self.assertIn(b"2 epochs completed", text)
+            self.assertIn(b"\x1b", text)
+
+    def shown(self, start):
+        """What a program writes to a terminal."""
+        master, slave = pty.openpty()
+        text = []
+
+        def read():
+            while True:
+                try:
+                    piece = os.read(master, 4096)
+                except OSError:  # nobody has the other side open any more
+                    return
+                text.append(piece)
+
+        process = start(slave)
+        os.close(slave)
+        reader = threading.Thread(target=read)
+        reader.start()
+        status, _, err = self.finish(process)
+        reader.join(30)
+        os.close(master)
+        self.assertEqual(status, 0, err)
+        return b"".join(text)
 
     def test_resuming_on_another_number_of_ranks(self):
         self.data()
