@@ -97,39 +97,51 @@ bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
   return every > 0 && ((place - 1) % every == 0 || place == all);
 }
 
+// A signal to any of the ranks, of which rank 0 says what it ended; they leave together, since a launcher ends those
+// that are left when one has failed.
+int interrupted(dist::ProcessGroup& group, const std::string& what) {
+  const int signal = static_cast<int>(training::max_of(group, g_signal.load()));
+  dist::expect_end();
+  if (group.rank() == 0) complain(what);
+  return 128 + signal;
+}
+
 // `--evaluate`: the test part once, as after an epoch.
-int evaluate(const TrainOptions& o, const training::RunData& data) {
-  const training::TrainConfig& c = o.config;
-  const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
-  std::string model = c.model;
-  const Loaded loaded = load_classifier(model, weights);
-  check_classes(loaded, data.classes, weights, c.data);
-  const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
-  task->network().to(c.device);
-  const training::AmpMode mode = training::amp_mode(c);
-  if (mode.level != amp::Level::O0) {
-    amp::set_level(task->network(), mode.level, mode.level_dtype);
-  }
-  const auto interrupted = [] {
-    complain("interrupted in the evaluation");
-    return 128 + g_signal.load();
-  };
+int evaluate(TrainOptions& o) {
+  training::TrainConfig& c = o.config;
+  training::RunData data;
+  std::shared_ptr<training::Task> task;
   training::JsonLog log;
-  if (!c.log_json.empty()) {
-    log = training::JsonLog(c.log_json, false, &g_stop);
-    if (!log) return interrupted();
-  }
+  const training::AmpMode mode = training::amp_mode(c);
+  const auto prepare = [&] {
+    data = training::load_data(c, false);
+    const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
+    std::string model = c.model;
+    const Loaded loaded = load_classifier(model, weights);
+    check_classes(loaded, data.classes, weights, c.data);
+    task = training::make_task(c, data, loaded.network);
+    task->network().to(c.device);
+    if (mode.level != amp::Level::O0) amp::set_level(task->network(), mode.level, mode.level_dtype);
+    if (!c.log_json.empty()) log = training::JsonLog(c.log_json, false, &g_stop);
+  };
+  if (!prepared_on_all(c.group, prepare)) return kFailed;
+  constexpr const char* kInterrupted = "interrupted in the evaluation";
+  // Also where the log waited for its reader.
+  if (training::max_of(c.group, !c.log_json.empty() && !log ? 1 : 0) != 0) return interrupted(c.group, kInterrupted);
+  c.data_checksums = data.checksums;
+  if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
   training::EvalOptions options{.autocast = mode.region,
                                 .batch_size = c.eval_batch_size,
                                 .workers = std::max(c.workers, 1),
                                 .prefetch = c.prefetch,
                                 .read_every = c.read_every,
-                                .stop = &g_stop};
+                                .stop = &g_stop,
+                                .group = c.group};
   options.on_batch = [&](const training::EvalProgress& p) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
   const training::EvalReport report = training::evaluate(*task, data.test, options);
-  if (report.interrupted) return interrupted();
+  if (report.interrupted) return interrupted(c.group, kInterrupted);
   print_line(accuracy_line(report.metrics));
   training::JsonLog::Fields fields;
   training::add_metrics(fields, report.metrics);
@@ -317,11 +329,7 @@ int run(TrainOptions& o) {
     place.emplace(o);
     training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
   };
-  if (c.group.size() == 1) {
-    check_place();
-  } else if (!prepared_on_all(c.group, check_place)) {
-    return kFailed;
-  }
+  if (!prepared_on_all(c.group, check_place)) return kFailed;
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
@@ -332,7 +340,7 @@ int run(TrainOptions& o) {
         c.group.size() == 1 ? std::string() : fmt::format(" by {} ranks ({})", c.group.size(), c.group.library()),
         c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
-  if (o.evaluate) return c.group.rank() > 0 ? kDone : evaluate(o, training::load_data(c, false));
+  if (o.evaluate) return evaluate(o);
   training::RunData data;
   std::shared_ptr<training::Task> task;
   const auto prepare = [&] {
@@ -343,16 +351,9 @@ int run(TrainOptions& o) {
     if (!o.pretrained.empty()) load_pretrained(o, task->network());
     if (!g_stop) place->claim();
   };
-  if (c.group.size() == 1) {
-    prepare();
-  } else if (!prepared_on_all(c.group, prepare)) {
-    return kFailed;
-  }
+  if (!prepared_on_all(c.group, prepare)) return kFailed;
   if (training::max_of(c.group, g_stop ? 1 : 0) != 0) {
-    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
-    dist::expect_end();
-    if (c.group.rank() == 0) complain(kStoppedEarly);
-    return 128 + signal;
+    return interrupted(c.group, kStoppedEarly);
   }
   if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
   Reporter reporter(o, terminal, task);
@@ -374,16 +375,12 @@ int run(TrainOptions& o) {
   reporter.bar().clear();
   say_damaged(data);
   if (report.interrupted) {
-    // Together: a launcher ends those that are left when one has failed.
-    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
-    dist::expect_end();
-    if (c.group.rank() == 0) {
-      complain(!began ? std::string(kStoppedEarly)
-               : c.out.empty()
-                   ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
-                   : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
-    }
-    return 128 + signal;
+    return interrupted(
+        c.group,
+        !began ? std::string(kStoppedEarly)
+        : c.out.empty()
+            ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
+            : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
   }
   if (report.nothing_left) {
     complain(report.epochs < c.epochs

@@ -12,6 +12,7 @@
 #include "halfstep/core/text.h"
 #include "halfstep/data/detection_dataset.h"
 #include "halfstep/data/detection_description.h"
+#include "halfstep/models/yolov5_description.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/train/built_in_internal.h"
@@ -185,7 +186,7 @@ data::Batch random_boxes(const NetworkKind& network, std::int64_t n, std::int64_
 
 models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
   models::Yolov5Options options;
-  if (!c.detection.network.empty()) fail<Error>("--cfg: not yet");
+  if (!c.detection.network.empty()) options = models::read_yolov5_description(c.detection.network);
   if (data.num_classes > 0) options.classes = data.num_classes;
   return options;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <optional>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -315,6 +316,9 @@ void DebugCallback::twin(const data::Batch& batch) {
     for (const NamedTensor& b : network.buffers()) Tensor(b.tensor).copy_(buffers[i++]);
     step_.optimizer().zero_grad();
   };
+  // Passes that train nothing are this rank's own: a hook such as PowerSGD's would keep what they leave out.
+  std::optional<dist::DataParallelBase::NoSync> alone;
+  if (step_.options().parallel) alone.emplace(*step_.options().parallel);
   debugging_.twin(
       [&] {
         restore();

@@ -466,17 +466,21 @@ void describe_data(TrainConfig& config, const RunData& data) {
 }
 
 EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const EvalOptions& options) {
-  data::DataLoader loader(std::move(test), {.batch_size = options.batch_size,
-                                            .workers = options.workers,
-                                            .prefetch = options.prefetch,
-                                            .device = device_of(task.network())});
+  data::DataLoader loader(part_of(std::move(test), options.group),
+                          {.batch_size = std::max<std::int64_t>(options.batch_size / options.group.size(), 1),
+                           .workers = options.workers,
+                           .prefetch = options.prefetch,
+                           .device = device_of(task.network())});
   EvalReport report;
   std::optional<amp::Autocast> outside;
   if (!options.autocast && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
   const auto stopped = [&] { return options.stop && options.stop->load(std::memory_order_relaxed); };
-  report.interrupted = !evaluate(
-      task, loader, report.metrics,
-      {.autocast = options.autocast, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
+  report.interrupted = !evaluate(task, loader, report.metrics,
+                                 {.autocast = options.autocast,
+                                  .read_every = options.read_every,
+                                  .on_batch = options.on_batch,
+                                  .stop = stopped,
+                                  .group = options.group});
   if (options.table) *options.table = task.result_table();
   return report;
 }

@@ -55,6 +55,8 @@ struct EvalOptions {
   const std::atomic<bool>* stop = nullptr;  ///< aborts when it becomes true
   std::vector<std::string> classes = {};    ///< names, for the table
   ResultTable* table = nullptr;             ///< becomes Task::result_table()
+  /// Ranks that evaluate a part of the samples each, with a part of the batch size; the results are those of all.
+  dist::ProcessGroup group = {};
 };
 
 /// How a run ended.

@@ -195,24 +195,28 @@ TEST(Recipe, PatienceEndsARunThatGetsNoBetter) {
 // Factors that are powers of 2 are exact: a sum over 16 samples with a sixteenth of the rate is their mean.
 TEST(Recipe, GradientsOfSumsAreThoseOfMeansTimesTheSamples) {
   const Samples samples(160, 12, 6, 1);
-  TrainConfig mean;
-  mean.epochs = 2;
-  mean.batch_size = 8;
-  mean.accumulate = 2;
-  mean.lr = 0.5;
-  mean.momentum = 0.5;
-  mean.weight_decay = 1.0 / 128;
-  TrainConfig sum = mean;
-  sum.lr = 0.5 / 16;
-  sum.nominal_batch = 32;
-  sum.weight_decay = 0.25;  // of steps of 32 samples: half of it for 16, a sixteenth of that beside a mean
-  manual_seed(8);
-  const test::Regression a(12, 6);
-  const test::Regression b = nn::clone(a);
-  const Recorded means = test::run(mean, a, samples.dataset(), samples.dataset());
-  const Recorded sums = test::run(sum, b, samples.dataset(), samples.dataset());
-  EXPECT_EQ(test::values(a), test::values(b));
-  EXPECT_EQ(means.losses(), sums.losses());  // which stay means
+  for (const std::int64_t shards : {0, 4}) {
+    TrainConfig mean;
+    mean.epochs = 2;
+    mean.batch_size = 8;
+    mean.accumulate = 2;
+    mean.lr = 0.5;
+    mean.momentum = 0.5;
+    mean.weight_decay = 1.0 / 128;
+    mean.reproducible = shards;
+    TrainConfig sum = mean;
+    sum.lr = 0.5 / 16;
+    sum.nominal_batch = 32;
+    sum.weight_decay = 0.25;  // of steps of 32 samples: half of it for 16, a sixteenth of that beside a mean
+    manual_seed(8);
+    const test::Regression a(12, 6);
+    const test::Regression b = nn::clone(a);
+    const Recorded means = test::run(mean, a, samples.dataset(), samples.dataset());
+    const Recorded sums = test::run(sum, b, samples.dataset(), samples.dataset());
+    EXPECT_EQ(test::values(a), test::values(b)) << shards;
+    EXPECT_EQ(means.losses(), sums.losses()) << shards;  // which stay means
+    EXPECT_NE(means.losses().front(), means.losses().back());
+  }
 }
 
 }  // namespace
