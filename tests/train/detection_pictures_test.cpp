@@ -82,6 +82,10 @@ TEST(PicturesWithBoxes, FramesAreInTheColoursOfTheirClasses) {
   for (const std::int64_t x : {99, 100, 179, 180}) EXPECT_TRUE(is(image, x, 85, training::class_color(1))) << x;
   for (const std::int64_t x : {18, 21, 78, 81, 98, 101}) EXPECT_TRUE(is(image, x, 85, {0, 0, 0})) << x;
   EXPECT_TRUE(is(image, 50, 60, {0, 0, 0})) << "inside nothing is drawn";
+  // One of 1 pixel covers a whole one, too.
+  const data::Image thin = pixels_of(draw_detections(black(200, 150), boxes, {}, {.line_width = 1}));
+  for (const std::int64_t x : {20, 80}) EXPECT_TRUE(is(thin, x, 60, training::class_color(0))) << x;
+  for (const std::int64_t x : {19, 21, 79, 81}) EXPECT_TRUE(is(thin, x, 60, {0, 0, 0})) << x;
   const std::string svg = drawing.svg();
   EXPECT_NE(svg.find(">cat</text>"), std::string::npos) << "no score where there is none";
   EXPECT_NE(svg.find(">dog 0.50</text>"), std::string::npos);
