@@ -9,14 +9,13 @@
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "halfstep/core/random.h"
-#include "halfstep/ops/create.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/machine.h"
-#include "halfstep/train/classification.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/device_memory.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/trace_step.h"
 #include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"
 
@@ -40,8 +39,7 @@ struct BenchOptions : CommonOptions {
 struct Run {
   std::string amp;
   training::AmpMode mode;
-  training::Classifier net;
-  std::shared_ptr<const void> holder;
+  std::shared_ptr<training::Task> task;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<training::TrainStep> train_step = {};
   std::vector<double> ms = {};
@@ -66,7 +64,6 @@ int run(const BenchOptions& o) {
   }
   const std::int64_t size = o.image_size > 0 ? o.image_size : input.image_size;
   const std::int64_t values = input.images ? 3 * size * size : 784;
-  const std::int64_t classes = training::classes_of(o.model, {});
   // Random pictures are held in float64 and float32.
   if (o.batch_size > kMostValues / values) {
     throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",
@@ -78,17 +75,17 @@ int run(const BenchOptions& o) {
     config.amp = precision;
     config.loss_scale = o.loss_scale;
     config.optimizer = o.optimizer;
+    config.model = o.model;
     as_usage([&] { training::check(config); });
     manual_seed(0);
     Run r{.amp = precision,
           .mode = as_usage([&] { return training::amp_mode(config); }),
-          .net = {},
-          .holder = nullptr,
+          .task = training::random_task(config),
           .optimizer = nullptr};
-    r.net = training::make_classifier(o.model, r.holder);
-    r.net.module->to(device);
-    if (r.mode.level != amp::Level::O0) amp::set_level(*r.net.module, r.mode.level, r.mode.level_dtype);
-    const NamedTensors parameters = r.net.module->parameters();
+    const nn::ModuleBase& network = r.task->network();
+    network.to(device);
+    if (r.mode.level != amp::Level::O0) amp::set_level(network, r.mode.level, r.mode.level_dtype);
+    const NamedTensors parameters = network.parameters();
     if (o.optimizer == "sgd") {
       // Networks of images are trained with momentum: its traffic belongs to the step.
       r.optimizer =
@@ -96,21 +93,14 @@ int run(const BenchOptions& o) {
     } else {
       r.optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 1e-3});
     }
-    r.train_step = training::make_train_step(std::make_shared<training::ClassificationTask>(r.net), *r.optimizer,
-                                             training::make_scaler(config), {.autocast = r.mode.region});
+    r.train_step =
+        training::make_train_step(r.task, *r.optimizer, training::make_scaler(config), {.autocast = r.mode.region});
     runs.push_back(std::move(r));
   }
-  RandomStream random(1);
-  std::vector<double> pixels(static_cast<std::size_t>(o.batch_size * values));
-  for (double& p : pixels) p = random.normal();
-  std::vector<double> wanted(static_cast<std::size_t>(o.batch_size));
-  for (double& c : wanted) c = static_cast<double>(random.below(static_cast<std::uint32_t>(classes)));
-  Tensor images = tensor(pixels, input.images ? Shape{o.batch_size, 3, size, size} : Shape{o.batch_size, values},
-                         {.device = device});
-  if (input.images) images = images.contiguous(MemoryFormat::channels_last);
-  pixels = {};
-  const Tensor labels = tensor(wanted, {o.batch_size}, {.dtype = i64, .device = device});
-  const data::Batch batch{images, labels};
+  manual_seed(1);
+  data::Batch batch = training::random_batch(o.model, o.batch_size, input.images ? size : 0);
+  if (input.images) batch.input = batch.input.contiguous(MemoryFormat::channels_last);
+  visit_tensors(batch, [&](Tensor& t) { t = t.to(device); });
   for (int s = 0; s < o.warmup + o.steps; ++s) {
     for (Run& r : runs) {
       const double ms = r.step(batch, !o.no_capture);

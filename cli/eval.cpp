@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cli/fold.h"
 #include "cli/options.h"
 #include "cli/precision.h"
 #include "cli/progress.h"
@@ -19,13 +20,28 @@ namespace {
 
 struct EvalOptions : CommonOptions {
   EvalImageOptions pictures;
+  training::DetectionConfig detection;
   std::filesystem::path weights, data, log_json;
   std::string amp;
   std::int64_t batch_size = 0;
   std::int64_t print_freq = 10;
   int workers = 1;
   std::uint64_t seed = 0;
+  bool fold = false;
 };
+
+// The flags of some kinds of data that an evaluation takes.
+std::vector<Flag> rows(EvalOptions& o) {
+  std::vector<Flag> all = training::flags(o.pictures.images);
+  const auto boxes = training::flags(o.detection);
+  all.insert(all.end(), boxes.begin(), boxes.end());
+  constexpr std::string_view kTaken[] = {"--image-size", "--resize",         "--conf-thres",
+                                         "--iou-thres",  "--max-detections", "--no-rect"};
+  std::erase_if(all, [&](const Flag& f) {
+    return std::find(std::begin(kTaken), std::end(kTaken), f.name()) == std::end(kTaken);
+  });
+  return all;
+}
 
 int run(EvalOptions& o) {
   if (o.data.empty()) o.data = take_model_for_path(o.model);
@@ -35,19 +51,30 @@ int run(EvalOptions& o) {
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const training::DataKind& kind = training::data_of(o.model);
-  if (kind.flags != "images") refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize"});
+  for (const Flag& row : rows(o)) {
+    if (o.pictures.count(row.name()) > 0 && !training::takes(o.model, row)) {
+      throw UsageError(
+          fmt::format("{}: {} is no network of {}", row.name(), o.model, row.data == "boxes" ? "boxes" : "images"));
+    }
+  }
+  const bool images = !kind.flags.empty();
+  if (images) resolve_images(o.pictures, o.model, loaded);
+  // Before the precision: at some levels networks compute with rounded copies of their weights.
+  std::string folded;
+  if (o.fold) {
+    const std::int64_t size = o.pictures.images.image_size;
+    folded = fold_network(loaded, o.model, images ? Shape{1, 3, size, size} : Shape{1, 784});
+  }
   const Precision precision = set_precision(loaded, o.amp);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
-  fmt::print("evaluating {} on {}{}\n", loaded.text(o.model), place.text(loaded), precision.said);
+  fmt::print("evaluating {} on {}{}{}\n", loaded.text(o.model), place.text(loaded), precision.said, folded);
   std::fflush(stdout);
   training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
   c.data = place.folder;
   c.seed = place.seed;
-  if (kind.flags == "images") {
-    resolve_images(o.pictures, o.model, loaded);
-    c.images = o.pictures.images;
-  }
+  if (images) c.images = o.pictures.images;
+  c.detection = o.detection;
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
@@ -106,11 +133,15 @@ void add_eval(CLI::App& program, int& status) {
            "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
            "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
   add_image_size(verb, o->pictures);
+  for (const Flag& row : rows(*o)) {
+    if (row.data == "boxes") add_flag(verb, row);
+  }
   add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
   add_whole(verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
   add_word(verb, "--amp", o->amp, kPrecisionHelp);
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
   add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb.run([o, &status] { status = run(*o); });
 }

@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/fold.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "cli/weights_files.h"
+#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/onnx.h"
 #include "halfstep/ops/create.h"
@@ -20,6 +22,8 @@ struct ExportOptions : CommonOptions {
   std::filesystem::path weights, onnx;
   std::string batch_size = "dynamic", dtype = "f32";
   int opset = 17;
+  bool fold = false, nms = false;
+  io::OnnxNms suppression;
 };
 
 DType parse_dtype(const std::string& name) {
@@ -49,6 +53,30 @@ void check_target(const ExportOptions& o) {
   }
 }
 
+void check_suppression(const ExportOptions& o) {
+  if (!o.nms) {
+    for (const char* flag : {"--score", "--overlap"}) {
+      if (o.pictures.count(flag) > 0) throw UsageError(fmt::format("{}: only with --nms", flag));
+    }
+    return;
+  }
+  for (const auto& [flag, value] : {std::pair("--score", o.suppression.score), {"--overlap", o.suppression.overlap}}) {
+    if (!(value >= 0 && value <= 1)) {
+      throw UsageError(fmt::format("{}: expected a number from 0 to 1, got {}", flag, value));
+    }
+  }
+}
+
+void check_predictions(const std::string& model, const training::Network& network, const Tensor& example) {
+  const NoGrad no_grad;
+  const nn::EvalMode evaluation(*network.module);
+  const Shape sizes = network.forward(example).sizes();
+  if (sizes.size() != 3 || sizes[2] < 6) {
+    throw UsageError(fmt::format("--nms: expected a detector, which gives [N, predictions, 5 + classes]; {} gives {}",
+                                 model, sizes.str()));
+  }
+}
+
 int run(ExportOptions& o) {
   const Device device = apply_common(o);
   io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
@@ -56,21 +84,26 @@ int run(ExportOptions& o) {
       options.dynamic_batch ? 1 : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostBatch));
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const training::Network& network = loaded.network;
+  check_suppression(o);
+  if (o.nms) options.nms = o.suppression;
   const bool images = training::network_input(o.model).images;
   if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
-  const training::Classifier& classifier = loaded.classifier;
-  classifier.module->to(device);
-  Shape sizes{batch, 784};
+  Shape sizes{1, 784};
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
-    sizes = {batch, 3, o.pictures.images.image_size, o.pictures.images.image_size};
+    sizes = {1, 3, o.pictures.images.image_size, o.pictures.images.image_size};
   }
+  const std::string folded = o.fold ? fold_network(loaded, o.model, sizes) : "";
+  network.module->to(device);
+  sizes[0] = batch;
   const Tensor example = zeros(sizes, {.device = device});
-  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{classifier.forward(in[0])}; };
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{network.forward(in[0])}; };
+  if (o.nms) check_predictions(o.model, network, example);
   const io::OnnxSummary summary =
-      io::export_onnx(o.onnx, *classifier.module, forward, std::span<const Tensor>(&example, 1), options);
+      io::export_onnx(o.onnx, *network.module, forward, std::span<const Tensor>(&example, 1), options);
   const std::string samples = options.dynamic_batch ? "batch" : fmt::format("{}", batch);
-  fmt::print("{}\n", loaded.text(o.model));
+  fmt::print("{}{}\n", loaded.text(o.model), folded);
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
@@ -91,9 +124,17 @@ void add_export(CLI::App& program, int& status) {
   add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
             "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
-  o->pictures.count = [verb](const std::string& flag) { return flag == "--image-size" ? verb.count(flag) : 0; };
+  o->pictures.count = [verb](const std::string& flag) {
+    return flag == "--image-size" || flag == "--score" || flag == "--overlap" ? verb.count(flag) : 0;
+  };
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
   add_whole(verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
+  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
+  verb.add_switch("--nms", o->nms,
+                  "Of a detector: the objects that it finds, by non-maximum suppression, in place of its predictions");
+  add_real(verb, "--score", o->suppression.score, "With --nms: objects have a score above this");
+  add_real(verb, "--overlap", o->suppression.overlap,
+           "With --nms: boxes that overlap a better one by more are dropped");
   verb.run([o, &status] {
     refuse_many_processes("export");
     status = run(*o);

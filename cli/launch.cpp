@@ -301,6 +301,12 @@ int launch(const Verb& verb, const LaunchOptions& o) {
   refuse_inside_a_job();
   std::vector<Host> hosts = o.hosts.empty() ? std::vector<Host>() : read_hosts(o.hosts);
   const LaunchRange nodes_of_file = hosts.empty() ? LaunchRange() : LaunchRange::parse("--nnodes", o.nodes, kMostRanks);
+  if (!hosts.empty() && verb.count("--nnodes") > 0 && !nodes_of_file.elastic && nodes_of_file.most != hosts.size()) {
+    throw UsageError(
+        fmt::format("--nnodes: got {0}, and {1} names {2} machine{3}; expected {2}, or MIN:MAX for those "
+                    "that can be reached",
+                    o.nodes, shown_path(o.hosts), hosts.size(), hosts.size() == 1 ? "" : "s"));
+  }
   const LaunchRange per_node = o.ranks.empty() ? LaunchRange() : ranks_per_node(o.ranks);
   for (Host& h : hosts) {
     if (!o.ranks.empty()) h.slots = per_node.most;
@@ -358,7 +364,7 @@ int launch(const Verb& verb, const LaunchOptions& o) {
     const LaunchResult result = run_job(job);
     if (nodes) nodes->set_status(result.status);
     // Wrong arguments stay wrong.
-    const bool hopeless = of_halfstep && result.status == kUsage;
+    const bool hopeless = (of_halfstep && result.status == kUsage) || (train && train->is_refused());
     if (result.status == kDone || result.interrupted || hopeless || restart >= o.restarts) return result.status;
     size.shrink();
   }

@@ -151,6 +151,8 @@ class Rank {
       ::dup2(files_[1].get(), STDERR_FILENO);
     }
     ::unsetenv(kLaunchVariable);
+    ::unsetenv(kOutputVariable);
+    if (rank_ == 0 && files_.size() == 2) ::setenv(kOutputVariable, "direct", 1);
     for (const int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_DFL);
     ::sigprocmask(SIG_SETMASK, &before_, nullptr);
     std::vector<char*> arguments;

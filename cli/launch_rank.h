@@ -9,6 +9,9 @@
 
 namespace halfstep::cli {
 
+/// The variable that says that a rank has the standard files of the launcher, and not MPI's.
+inline constexpr const char* kOutputVariable = "HALFSTEP_LAUNCH_OUTPUT";
+
 /// Returns the exit status of the process. Rank 0 has the standard files of the launcher; of other ranks standard error
 /// alone is shown, with `[rank N] ` before each line.
 int run_as_rank(const std::vector<std::string>& program);

@@ -109,8 +109,12 @@ LaunchRange LaunchRange::parse(const char* flag, const std::string& text, std::u
 
 void LaunchSize::prepare(std::uint64_t shards) {
   if (all_.empty()) {
-    if (shards > 0 && elastic()) {
-      while (per_node_ > 1 && shards % per_node_ != 0) --per_node_;
+    if (shards == 0 || !elastic()) return;
+    while (shards % per_node_ != 0 && per_node_ > ranks_.least) --per_node_;
+    if (shards % per_node_ != 0) {
+      throw Error(
+          fmt::format("launch: {} rank{} that --nproc-per-node asks for don't divide the {} shards of --reproducible",
+                      per_node_, per_node_ == 1 ? "" : "s", shards));
     }
     return;
   }
@@ -121,8 +125,18 @@ void LaunchSize::prepare(std::uint64_t shards) {
     throw Error(fmt::format("launch: {} of {} machines can be reached, and --nnodes asks for at least {}",
                             hosts_.size(), all_.size(), nodes_.least));
   }
-  while (shards > 0 && ranks() > 1 && shards % ranks() != 0) {
-    if (--hosts_.back().slots == 0) hosts_.pop_back();
+  while (shards > 0 && shards % ranks() != 0) {
+    auto from = hosts_.rbegin();
+    if (hosts_.size() <= nodes_.least) {
+      from = std::find_if(hosts_.rbegin(), hosts_.rend(), [](const LaunchHost& h) { return h.slots > 1; });
+    }
+    if (from == hosts_.rend()) {
+      throw Error(
+          fmt::format("launch: {} ranks, one on each machine that --nnodes asks for, don't divide the {} shards "
+                      "of --reproducible",
+                      ranks(), shards));
+    }
+    if (--from->slots == 0) hosts_.pop_back();
   }
 }
 

@@ -33,7 +33,7 @@ class LaunchSize {
       : all_(std::move(hosts)), nodes_(nodes), agent_(std::move(agent)) {}
 
   /// Before each start: looks who can be reached. With `shards` above 0 the number of ranks is one that divides it.
-  /// Throws Error if fewer machines than the smaller number are left.
+  /// Throws Error if fewer machines than the smaller number are left, or no such number of ranks.
   void prepare(std::uint64_t shards);
   /// After a failure: one rank fewer where the number of ranks is a range.
   void shrink();

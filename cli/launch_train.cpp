@@ -3,6 +3,7 @@
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -17,6 +18,9 @@ namespace halfstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr const char* kCheckpoint = "last.safetensors";
+constexpr const char* kConfig = "config.yaml";
 
 // What the arguments say, by the key of the flag; of the same flag the last. `train` itself checks them.
 std::map<std::string, std::string> values_of(const std::vector<std::string>& arguments) {
@@ -51,7 +55,6 @@ std::map<std::string, std::string> values_of(const std::vector<std::string>& arg
 }  // namespace
 
 TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder) : arguments_(std::move(arguments)) {
-  if (!needs_folder) return;
   auto values = values_of(arguments_);
   const auto value = [&](const char* key) {
     const auto it = values.find(key);
@@ -66,13 +69,21 @@ TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder
     }
   }
   shards_ = std::strtoull(value("reproducible").c_str(), nullptr, 10);
+  if (!needs_folder) return;
   const auto is_on = [&](const char* key) { return !value(key).empty() && value(key) != "false"; };
   if (is_on("no-out") || is_on("evaluate") || is_on("markdown") || is_on("help")) return;
   folder_ = value("out");
   if (const fs::path resume = value("resume"); folder_.empty() && !resume.empty()) {
     folder_ = fs::is_directory(resume) ? resume : resume.parent_path();
   }
-  if (!folder_.empty()) return;
+  if (!folder_.empty()) {
+    if (training::is_run_in(value("resume"), folder_)) return;
+    had_files_ = !training::run_files(folder_).empty();
+    refused_ = training::holds_run(folder_) && !is_on("overwrite");
+    checkpoint_before_ = mark(kCheckpoint);
+    config_before_ = mark(kConfig);
+    return;
+  }
   const std::string network = !value("arch").empty() ? value("arch") : value("model");
   // The network's name, not a folder that stands in its place.
   const std::string name = network.empty() ? "run" : fs::path(network).filename().string();
@@ -82,18 +93,26 @@ TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder
   arguments_.insert(arguments_.end(), {"--out", folder_.string()});
 }
 
+TrainCommand::FileMark TrainCommand::mark(const char* name) const {
+  struct stat info {};
+  if (::stat((folder_ / name).c_str(), &info) != 0) return {};
+  return {
+      .device = info.st_dev, .inode = info.st_ino, .seconds = info.st_mtim.tv_sec, .nanoseconds = info.st_mtim.tv_nsec};
+}
+
 fs::path TrainCommand::checkpoint() const {
   if (folder_.empty()) return {};
-  const fs::path file = folder_ / "last.safetensors";
-  std::error_code ignored;
-  return fs::exists(file, ignored) ? file : fs::path();
+  // A run begins with its configuration: a checkpoint without a new one is of another program that writes there.
+  const FileMark now = mark(kCheckpoint);
+  const bool own = now != checkpoint_before_ && (config_before_ == FileMark() || mark(kConfig) != config_before_);
+  return own && now != FileMark() ? folder_ / kCheckpoint : fs::path();
 }
 
 std::vector<std::string> TrainCommand::again() const {
   if (!checkpoint().empty()) return arguments_to_resume(arguments_, folder_);
   std::vector<std::string> result = arguments_;
-  // What the run left before its first checkpoint is of no use to anybody.
-  if (!folder_.empty() && !training::run_files(folder_).empty() &&
+  // What the run left before its first checkpoint is of no use to anybody. What was there before it may be.
+  if (!folder_.empty() && !had_files_ && !training::run_files(folder_).empty() &&
       std::find(result.begin(), result.end(), "--overwrite") == result.end()) {
     result.emplace_back("--overwrite");
   }

@@ -114,6 +114,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
                 .run = std::move(run)};
   training::TrainConfig config;
   config.model = model;
+  if (loaded.run) config.detection.network = loaded.run.value("cfg");
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);

@@ -46,6 +46,12 @@ std::string step_line(const training::StepReport& r) {
                      loss_text(r.loss, r.mean_loss), parts_text(r.part_means));
 }
 
+std::string columns_text(const std::vector<training::ProgressColumn>& columns, bool names) {
+  std::string text;
+  for (const training::ProgressColumn& c : columns) text += fmt::format("{:>11}", names ? c.name : c.value);
+  return text;
+}
+
 std::string eval_line(const training::EvalProgress& p) {
   return fmt::format("Test: {}\t{}\t{}{}", place(p.batch, p.batches), time_text("Time", p.seconds),
                      loss_text(p.loss.last, p.loss.mean()), parts_text(p.parts));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "halfstep/train/trainer.h"
 
@@ -13,6 +14,8 @@ namespace halfstep::cli {
 /// ...`: last value and mean of the epoch, the parts of the task behind the loss. Epochs count from 0 here, as in those
 /// scripts.
 std::string step_line(const training::StepReport& report);
+/// The columns of a task's own line (training::Task::progress), or their names: each 11 characters wide, to the right.
+std::string columns_text(const std::vector<training::ProgressColumn>& columns, bool names);
 /// `Test: [ 10/782]\tTime ...\tLoss ...\tAcc@1 ...\tAcc@5 ...`.
 std::string eval_line(const training::EvalProgress& progress);
 /// ` * Acc@1 76.130 Acc@5 92.862`.

@@ -84,6 +84,10 @@ void join_ranks(TrainOptions& o) {
 }
 
 bool prepared_on_all(dist::ProcessGroup& group, const std::function<void()>& prepare) {
+  if (group.size() == 1) {
+    prepare();
+    return true;
+  }
   std::exception_ptr own;
   std::string text;
   dist::ProcessGroup::working("its preparation");  // a rank that reads its data more slowly is not lost

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "cli/mpi_output.h"
 #include "halfstep/core/text.h"
 
 namespace halfstep::cli {
@@ -184,7 +185,7 @@ TerminalStyle style_of(bool is_terminal, int columns, const TerminalEnvironment&
 }
 
 TerminalStyle style_of(int descriptor) {
-  const bool terminal = ::isatty(descriptor) == 1;
+  const bool terminal = ::isatty(descriptor) == 1 && mpi_shows_output();
   winsize size{};
   const int columns = terminal && ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
   return style_of(terminal, columns,

@@ -26,6 +26,7 @@
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/device_memory.h"
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
@@ -96,39 +97,51 @@ bool due(std::int64_t place, std::int64_t all, std::int64_t every) {
   return every > 0 && ((place - 1) % every == 0 || place == all);
 }
 
+// A signal to any of the ranks, of which rank 0 says what it ended; they leave together, since a launcher ends those
+// that are left when one has failed.
+int interrupted(dist::ProcessGroup& group, const std::string& what) {
+  const int signal = static_cast<int>(training::max_of(group, g_signal.load()));
+  dist::expect_end();
+  if (group.rank() == 0) complain(what);
+  return 128 + signal;
+}
+
 // `--evaluate`: the test part once, as after an epoch.
-int evaluate(const TrainOptions& o, const training::RunData& data) {
-  const training::TrainConfig& c = o.config;
-  const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
-  std::string model = c.model;
-  const Loaded loaded = load_classifier(model, weights);
-  check_classes(loaded, data.classes, weights, c.data);
-  const std::shared_ptr<training::Task> task = training::make_task(c, data, loaded.network);
-  task->network().to(c.device);
-  const training::AmpMode mode = training::amp_mode(c);
-  if (mode.level != amp::Level::O0) {
-    amp::set_level(task->network(), mode.level, mode.level_dtype);
-  }
-  const auto interrupted = [] {
-    complain("interrupted in the evaluation");
-    return 128 + g_signal.load();
-  };
+int evaluate(TrainOptions& o) {
+  training::TrainConfig& c = o.config;
+  training::RunData data;
+  std::shared_ptr<training::Task> task;
   training::JsonLog log;
-  if (!c.log_json.empty()) {
-    log = training::JsonLog(c.log_json, false, &g_stop);
-    if (!log) return interrupted();
-  }
+  const training::AmpMode mode = training::amp_mode(c);
+  const auto prepare = [&] {
+    data = training::load_data(c, false);
+    const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
+    std::string model = c.model;
+    const Loaded loaded = load_classifier(model, weights);
+    check_classes(loaded, data.classes, weights, c.data);
+    task = training::make_task(c, data, loaded.network);
+    task->network().to(c.device);
+    if (mode.level != amp::Level::O0) amp::set_level(task->network(), mode.level, mode.level_dtype);
+    if (!c.log_json.empty()) log = training::JsonLog(c.log_json, false, &g_stop);
+  };
+  if (!prepared_on_all(c.group, prepare)) return kFailed;
+  constexpr const char* kInterrupted = "interrupted in the evaluation";
+  // Also where the log waited for its reader.
+  if (training::max_of(c.group, !c.log_json.empty() && !log ? 1 : 0) != 0) return interrupted(c.group, kInterrupted);
+  c.data_checksums = data.checksums;
+  if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
   training::EvalOptions options{.autocast = mode.region,
                                 .batch_size = c.eval_batch_size,
                                 .workers = std::max(c.workers, 1),
                                 .prefetch = c.prefetch,
                                 .read_every = c.read_every,
-                                .stop = &g_stop};
+                                .stop = &g_stop,
+                                .group = c.group};
   options.on_batch = [&](const training::EvalProgress& p) {
     if (!o.quiet && due(p.batch, p.batches, o.print_freq)) print_line(eval_line(p));
   };
   const training::EvalReport report = training::evaluate(*task, data.test, options);
-  if (report.interrupted) return interrupted();
+  if (report.interrupted) return interrupted(c.group, kInterrupted);
   print_line(accuracy_line(report.metrics));
   training::JsonLog::Fields fields;
   training::add_metrics(fields, report.metrics);
@@ -140,12 +153,13 @@ int evaluate(const TrainOptions& o, const training::RunData& data) {
 // What the run tells while it goes on.
 class Reporter {
  public:
-  Reporter(const TrainOptions& o, bool terminal)
+  Reporter(const TrainOptions& o, bool terminal, std::shared_ptr<const training::Task> task)
       : options_(o),
         terminal_(terminal),
         lines_(training::data_of(o.config.model).lines),
         scaled_(training::loss_scale_policy(o.config).has_value()),
-        bar_(terminal) {}
+        bar_(terminal),
+        task_(std::move(task)) {}
 
   training::TrainCallbacks callbacks() {
     training::TrainCallbacks result;
@@ -169,13 +183,33 @@ class Reporter {
     stepped_ = true;
     if (!options_.quiet && due(r.step_in_epoch, r.steps_in_epoch, options_.print_freq)) {
       bar_.clear();
-      print_line(step_line(r));
+      const auto columns = task_ ? task_->progress(progress_state(r)) : std::vector<training::ProgressColumn>();
+      if (columns.empty()) {
+        print_line(step_line(r));
+      } else {
+        if (std::exchange(header_epoch_, r.epoch) != r.epoch) print_line(columns_text(columns, true));
+        print_line(columns_text(columns, false));
+      }
     }
     if (!terminal_) return;
     bar_.update(
         fmt::format("epoch {}/{}", r.epoch, options_.config.epochs), r.step_in_epoch, r.steps_in_epoch,
         fmt::format("loss {:.4f}  {:.0f}/s{}", r.mean_loss, r.samples_per_s,
                     r.scale == 1 ? std::string() : fmt::format("  scale {}  skipped {}", r.scale, r.skipped_steps)));
+  }
+
+  training::ProgressState progress_state(const training::StepReport& r) const {
+    const Device device = options_.config.device;
+    training::ProgressState state{
+        .epoch = r.epoch,
+        .epochs = options_.config.epochs,
+        .samples = r.samples,
+        .memory_mb = device.is_cpu() ? training::peak_rss_mb() : training::device_peak_mb(device)};
+    for (const auto& [name, meter] : r.part_means) {
+      state.last[name] = meter.last;
+      state.means[name] = meter.mean();
+    }
+    return state;
   }
 
   void eval_batch(const training::EvalProgress& p) {
@@ -199,6 +233,8 @@ class Reporter {
   bool terminal_, lines_, scaled_;
   ProgressBar bar_;
   bool stepped_ = false;
+  int header_epoch_ = 0;  // whose columns have names above them
+  std::shared_ptr<const training::Task> task_;
   training::StepReport last_{};
 };
 
@@ -293,11 +329,7 @@ int run(TrainOptions& o) {
     place.emplace(o);
     training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
   };
-  if (c.group.size() == 1) {
-    check_place();
-  } else if (!prepared_on_all(c.group, check_place)) {
-    return kFailed;
-  }
+  if (!prepared_on_all(c.group, check_place)) return kFailed;
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
@@ -308,7 +340,7 @@ int run(TrainOptions& o) {
         c.group.size() == 1 ? std::string() : fmt::format(" by {} ranks ({})", c.group.size(), c.group.library()),
         c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
-  if (o.evaluate) return c.group.rank() > 0 ? kDone : evaluate(o, training::load_data(c, false));
+  if (o.evaluate) return evaluate(o);
   training::RunData data;
   std::shared_ptr<training::Task> task;
   const auto prepare = [&] {
@@ -319,19 +351,12 @@ int run(TrainOptions& o) {
     if (!o.pretrained.empty()) load_pretrained(o, task->network());
     if (!g_stop) place->claim();
   };
-  if (c.group.size() == 1) {
-    prepare();
-  } else if (!prepared_on_all(c.group, prepare)) {
-    return kFailed;
-  }
+  if (!prepared_on_all(c.group, prepare)) return kFailed;
   if (training::max_of(c.group, g_stop ? 1 : 0) != 0) {
-    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
-    dist::expect_end();
-    if (c.group.rank() == 0) complain(kStoppedEarly);
-    return 128 + signal;
+    return interrupted(c.group, kStoppedEarly);
   }
   if (c.group.size() > 1 && !same_on_all(o)) return kFailed;
-  Reporter reporter(o, terminal);
+  Reporter reporter(o, terminal, task);
   training::TrainCallbacks callbacks = reporter.callbacks();
   bool began = false;
   callbacks.on_start = [&] {
@@ -350,23 +375,26 @@ int run(TrainOptions& o) {
   reporter.bar().clear();
   say_damaged(data);
   if (report.interrupted) {
-    // Together: a launcher ends those that are left when one has failed.
-    const int signal = static_cast<int>(training::max_of(c.group, g_signal.load()));
-    dist::expect_end();
-    if (c.group.rank() == 0) {
-      complain(!began ? std::string(kStoppedEarly)
-               : c.out.empty()
-                   ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
-                   : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
-    }
-    return 128 + signal;
+    return interrupted(
+        c.group,
+        !began ? std::string(kStoppedEarly)
+        : c.out.empty()
+            ? fmt::format("interrupted after step {}; no checkpoint, since there is no --out", report.steps)
+            : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
   }
   if (report.nothing_left) {
-    complain(
-        fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume), report.epochs));
+    complain(report.epochs < c.epochs
+                 ? fmt::format("{}: --patience {} has ended it after {} epochs; a larger one, or 0, continues",
+                               shown_path(c.resume), c.patience, report.epochs)
+                 : fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume),
+                               report.epochs));
     return kDone;
   }
   if (!o.quiet) {
+    if (report.out_of_patience && report.epochs < c.epochs) {
+      print_line(fmt::format("no better {} in {} epoch{}: the run ends early, as --patience says", report.best_by,
+                             c.patience, c.patience == 1 ? "" : "s"));
+    }
     fmt::print(
         "{} epoch{} completed in {:.3f} hours ({:.1f} s): {}, {} steps skipped, peak memory {:.0f} MB{}\n",
         report.epochs, report.epochs == 1 ? "" : "s", report.seconds / 3600, report.seconds,

@@ -39,6 +39,22 @@ void name_model(TrainOptions& o) {
     }
     o.model = o.arch;
   }
+  // `--cfg yolov5n.yaml` names a network, or describes one in a file.
+  if (fs::path& description = o.config.detection.network; !description.empty()) {
+    const std::string name = description.stem().string();
+    if (o.model.empty() && is_network(name)) o.model = name;
+    if (!fs::exists(description)) {
+      if (!is_network(name)) {
+        throw UsageError(fmt::format("--cfg: expected a file, or the name of a network such as yolov5n.yaml, got {}",
+                                     shown_path(description)));
+      }
+      if (o.model != name) {
+        throw UsageError(
+            fmt::format("--cfg: {} names another network than MODEL, {}", shown_path(description), o.model));
+      }
+      description.clear();
+    }
+  }
   if (o.model.empty() && !o.config.resume.empty() && !o.run) {
     throw UsageError(
         fmt::format("train: MODEL is required: {} has no config.yaml that names it", shown_path(o.config.resume)));
@@ -65,6 +81,10 @@ void fill_in(TrainOptions& o) {
     if (usual.lr != plain.lr) usual.lr = 1e-3;
     usual.momentum = plain.momentum;
     usual.weight_decay = plain.weight_decay;
+    usual.nesterov = plain.nesterov;
+    usual.norm_decay = plain.norm_decay;
+    usual.warmup_momentum = plain.warmup_momentum;
+    usual.warmup_bias_lr = plain.warmup_bias_lr;
   }
   // A warm-up says that the schedule is the user's; onecycle has no room for it.
   if (c.warmup_epochs > 0 && usual.lr_schedule.starts_with("onecycle")) usual.lr_schedule = "cosine";
@@ -93,9 +113,13 @@ void check_flags(TrainOptions& o) {
                                        : fmt::format("needs a {} {}", flag.needs->flag, flag.needs->value));
     }
     if (training::takes(o.model, flag)) continue;
-    const bool other_data = !flag.data.empty() && flag.data != training::data_of(o.model).flags;
-    refuse(other_data ? fmt::format("{} is no network of {}", o.model, flag.data)
-                      : fmt::format("{} is no network for {}", o.model, flag.task));
+    const auto words = [](std::string list) {
+      for (std::size_t at = 0; (at = list.find(',', at)) != std::string::npos; at += 4) list.replace(at, 1, " or ");
+      return list;
+    };
+    refuse(flag.of_data(training::data_of(o.model).flags)
+               ? fmt::format("{} is no network for {}", o.model, words(flag.task))
+               : fmt::format("{} is no network of {}", o.model, words(flag.data)));
   }
   if (c.overwrite && training::is_run_in(c.resume, c.out)) {
     throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",
@@ -165,6 +189,13 @@ std::vector<Flag> train_flags(TrainOptions& o) {
                  .kept = FlagKept::given,
                  .begins = true,
                  .given = [&o] { o.pretrained_given = true; }});
+  add(kNetwork, {.names = "--weights",
+                 .field = &o.weights,
+                 .help = "Same as --pretrained, as in detection scripts; '' for none",
+                 .value = "FILE",
+                 .standard = "",
+                 .kept = FlagKept::never,
+                 .begins = true});
   for (const Flag& row : read_limit_flags()) add(kNetwork, row);
   add("Precision", {.names = "--pyamp", .field = &o.pyamp, .help = "The same as --amp f16", .kept = FlagKept::never});
   add("Several processes",
@@ -313,6 +344,11 @@ void read_config(const Verb& verb, TrainOptions& o) {
 
 void resolve(TrainOptions& o) {
   training::TrainConfig& c = o.config;
+  if (o.count("--weights") > 0 && !o.weights.empty()) {
+    if (o.pretrained_given) throw UsageError("--weights: is another word for --pretrained, which is given too");
+    o.pretrained = o.weights;
+    o.pretrained_given = true;
+  }
   name_model(o);
   c.device = apply_common(o);
   if (o.pyamp) {

@@ -24,6 +24,7 @@ struct TrainOptions : CommonOptions {
   bool pyamp = false;
   bool evaluate = false;
   bool pretrained_given = false;
+  std::string weights;  ///< --weights, another word for --pretrained
   bool quiet = false;
   bool no_out = false;
   std::string reduce = "rank-order";                   ///< or library: see dist::Reduction

@@ -147,7 +147,7 @@ def loader(decoder):
 def cases():
     bind = functools.partial
     table = {}
-    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128)):
+    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("yolov5n", 16), ("yolov5n_320", 4)):
         for how in ("f32", "bf16", "f16", "f32_compiled", "bf16_compiled"):
             table[f"network/{name}/{how}/b{batch}"] = bind(training, name, how)
     for decoder in ("pillow", "torchvision"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Image networks and picture loaders for torch_bench.py, as PyTorch's users write them. Needs torchvision and Pillow.
 
-Networks are torchvision's, channels-last; a step is zero_grad, forward, cross entropy, backward and SGD with momentum 0.9.
+Networks are torchvision's, and the detector of torch_yolov5.py, channels-last; a step is zero_grad, forward, cross entropy (or the
+detector's loss), backward and SGD with momentum 0.9.
 bf16 and f16 run under autocast, f16 with a GradScaler; f32_compiled and bf16_compiled go through torch.compile.
 """
 import io
@@ -14,12 +15,22 @@ import torch
 import torch.nn.functional as F
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-NETWORKS = {"resnet50": (16, 224, 1000), "resnet18_cifar": (128, 32, 10)}  # batch, size, classes
+NETWORKS = {"resnet50": (16, 224, 1000), "resnet18_cifar": (128, 32, 10), "yolov5n": (16, 640, 80),
+            "yolov5n_320": (4, 320, 80)}  # batch, size, classes
 BATCH, EPOCH = 32, 640  # of the loaders, as in benchmarks/server/loader.cpp
 ENDINGS = {".jpg", ".jpeg", ".png"}
 
 
 def make(name, classes):
+    """The network, its labels for a batch, and its loss."""
+    if name.startswith("yolov5n"):
+        import torch_yolov5
+
+        return torch_yolov5.Nano(classes), torch_yolov5.objects, torch_yolov5.loss_of
+    return make_classifier(name, classes), lambda batch: torch.randint(0, classes, (batch,)), F.cross_entropy
+
+
+def make_classifier(name, classes):
     import torchvision
 
     if name == "resnet50":
@@ -37,9 +48,10 @@ class Training:
         batch, size, classes = NETWORKS[name]
         dtype, _, compiled = how.partition("_")
         torch.manual_seed(1)
-        self.model = make(name, classes).to(memory_format=torch.channels_last)
+        model, labels, self.criterion = make(name, classes)
+        self.model = model.to(memory_format=torch.channels_last)
         self.images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
-        self.labels = torch.randint(0, classes, (batch,))
+        self.labels = labels(batch)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.scaler = torch.amp.GradScaler("cpu", enabled=dtype == "f16")
         self.low = None if dtype == "f32" else DTYPES[dtype]
@@ -47,7 +59,7 @@ class Training:
         self.forward = torch.compile(self._forward) if compiled else self._forward
 
     def _forward(self, images, labels):
-        return F.cross_entropy(self.model(images), labels)
+        return self.criterion(self.model(images), labels)
 
     def loss(self):
         with torch.autocast("cpu", dtype=self.low or torch.bfloat16, enabled=self.low is not None):

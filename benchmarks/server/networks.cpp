@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of image networks, those that Model and the program run: f32, and bf16 and f16 under autocast,
-// channels-last.
+// Training steps of image networks and of a detector, those that Model and the program run: f32, and bf16 and f16 under
+// autocast, channels-last.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,8 +14,13 @@
 #include "halfstep/amp/grad_scaler.h"
 #include "halfstep/core/random.h"
 #include "halfstep/debug/profiler.h"
+#include "halfstep/models/detection_loss.h"
 #include "halfstep/models/registry.h"
+#include "halfstep/models/yolov5.h"
+#include "halfstep/ops/arithmetic.h"
+#include "halfstep/ops/join.h"
 #include "halfstep/ops/random.h"
+#include "halfstep/ops/view.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/train/classification.h"
@@ -25,31 +30,87 @@ namespace halfstep::bench {
 
 namespace {
 
+// What is trained, on which batch.
+struct Work {
+  std::shared_ptr<training::Task> task;
+  data::Batch batch;
+};
 struct Network {
-  const char* name;   // of the case
-  const char* model;  // in the registry
-  std::int64_t batch, size, features, classes;
-  std::vector<ConvLayer> (*layers)();
+  std::string name;  // of the case
+  std::int64_t batch;
+  double operations;  // of a step
+  std::function<Work()> make;
 };
-constexpr Network kNetworks[] = {
-    {"resnet50", "resnet50", 16, 224, 2048, 1000, resnet50_convolutions},
-    {"resnet18_cifar", "resnet18_cifar", 128, 32, 512, 10, resnet18_cifar_convolutions},
+
+Tensor pictures(std::int64_t batch, std::int64_t size) {
+  return randn({batch, 3, size, size}).contiguous(MemoryFormat::channels_last);
+}
+
+class Classification final : public training::Task {
+ public:
+  explicit Classification(models::Model net)
+      : net_(std::move(net)), task_(training::Classifier{.module = net_.module.get(), .forward = net_.forward}) {}
+  const nn::ModuleBase& network() const override { return *net_.module; }
+  training::TaskLoss loss(const data::Batch& batch) override { return task_.loss(batch); }
+
+ private:
+  models::Model net_;
+  training::ClassificationTask task_;
 };
+
+Network classifier(const char* name, std::int64_t batch, std::int64_t size, std::int64_t features, std::int64_t classes,
+                   const std::vector<ConvLayer>& layers) {
+  return {name, batch, step_operations(layers, features, classes, batch), [name, batch, size, classes] {
+            return Work{std::make_shared<Classification>(models::make_model(name)),
+                        {pictures(batch, size), randint(0, classes, {batch})}};
+          }};
+}
+
+class Detection final : public training::Task {
+ public:
+  explicit Detection(std::int64_t size) : options_{.image_size = static_cast<double>(size)} {}
+  const nn::ModuleBase& network() const override { return net_; }
+  training::TaskLoss loss(const data::Batch& batch) override {
+    return {.loss = models::detection_loss(net_(batch.input), batch.target, net_.head(), options_).loss};
+  }
+
+ private:
+  models::Yolov5 net_ = models::yolov5n();
+  models::DetectionLossOptions options_;
+};
+
+// YOLOv5n for 80 classes, 8 objects a picture. A forward pass has 4.468e9 operations at 640 pixels, as published, of
+// which the first layer's have no gradient of the input.
+Network detector(const char* name, std::int64_t batch, std::int64_t size) {
+  const double share = static_cast<double>(size * size) / (640 * 640);
+  const double first = 2.0 * 320 * 320 * 16 * 3 * 36;
+  return {name, batch, share * (3 * 4.468e9 - first) * static_cast<double>(batch), [batch, size] {
+            const Tensor objects =
+                cat({randint(0, 80, {batch, 8, 1}).to(f32), rand({batch, 8, 2}), rand({batch, 8, 2}) * 0.5 + 0.02}, 2);
+            return Work{std::make_shared<Detection>(size), {pictures(batch, size), objects}};
+          }};
+}
+
+const std::vector<Network>& networks() {
+  static const std::vector<Network> all = {
+      classifier("resnet50", 16, 224, 2048, 1000, resnet50_convolutions()),
+      classifier("resnet18_cifar", 128, 32, 512, 10, resnet18_cifar_convolutions()),
+      detector("yolov5n", 16, 640),
+      detector("yolov5n_320", 4, 320),
+  };
+  return all;
+}
 
 class Training {
  public:
   Training(const Network& network, std::optional<DType> low)
       : low_(low),
-        net_(models::make_model(network.model)),
-        optimizer_(net_.module->parameters(), {.lr = 0.01, .momentum = 0.9}),
-        task_(std::make_shared<training::ClassificationTask>(
-            training::Classifier{.module = net_.module.get(), .forward = net_.forward})),
-        step_(
-            training::make_train_step(task_, optimizer_, amp::GradScaler({.enabled = low == f16}), {.autocast = low})),
-        batch_{randn({network.batch, 3, network.size, network.size}).contiguous(MemoryFormat::channels_last),
-               randint(0, network.classes, {network.batch})} {}
+        work_(network.make()),
+        optimizer_(work_.task->network().parameters(), {.lr = 0.01, .momentum = 0.9}),
+        step_(training::make_train_step(work_.task, optimizer_, amp::GradScaler({.enabled = low == f16}),
+                                        {.autocast = low})) {}
 
-  void step() { step_.run({&batch_, 1}); }
+  void step() { step_.run({&work_.batch, 1}); }
 
   // What the forward pass leaves behind for the backward pass, and the part of a step that is not in convolutions. The
   // profiler takes fused passes apart and so makes the step longer: the whole is taken without it, in turns with it.
@@ -75,7 +136,7 @@ class Training {
         if (row.name.starts_with("conv")) in_convolutions += static_cast<double>(row.self_ns);
       }
     }
-    std::map<std::string, double> found = {{"images", static_cast<double>(batch_.input.size(0))},
+    std::map<std::string, double> found = {{"images", static_cast<double>(work_.batch.input.size(0))},
                                            {"handed_out_bytes", static_cast<double>(so_far.allocated_peak)},
                                            {"reserved_bytes", static_cast<double>(so_far.reserved_peak)},
                                            {"saved_bytes", saved}};
@@ -87,15 +148,13 @@ class Training {
  private:
   Tensor loss() {
     const amp::Autocast autocast{{.dtype = low_.value_or(f16), .enabled = low_.has_value()}};
-    return task_->loss(batch_).loss;
+    return work_.task->loss(work_.batch).loss;
   }
 
   std::optional<DType> low_;
-  models::Model net_;
+  Work work_;
   optim::SGD optimizer_;
-  std::shared_ptr<training::Task> task_;
   training::TrainStep step_;
-  data::Batch batch_;
 };
 
 Prepared prepare(const Network& network, std::optional<DType> low) {
@@ -107,12 +166,11 @@ Prepared prepare(const Network& network, std::optional<DType> low) {
 }  // namespace
 
 void add_network_cases(std::vector<Case>& cases) {
-  for (const Network& network : kNetworks) {
-    const double operations = step_operations(network.layers(), network.features, network.classes, network.batch);
+  for (const Network& network : networks()) {
     for (const auto& [dtype, low] :
          {std::pair{"f32", std::optional<DType>{}}, {"bf16", std::optional{bf16}}, {"f16", std::optional{f16}}}) {
       cases.push_back({fmt::format("network/{}/{}/b{}", network.name, dtype, network.batch),
-                       [&network, low] { return prepare(network, low); }, operations});
+                       [&network, low] { return prepare(network, low); }, network.operations});
     }
   }
 }

@@ -23,7 +23,8 @@ constexpr const char* kWhite[] = {"Conv1d", "Conv2d", "ConvTranspose1d", "ConvTr
                                   "bmm", "mv", "addmm", "addmv", "addbmm", "baddbmm", "outer", "einsum", "prelu",
                                   "relu"};
 constexpr const char* kBlackModules[] = {"BatchNorm1d", "BatchNorm2d", "LayerNorm", "GroupNorm", "RMSNorm"};
-constexpr const char* kBlackOps[] = {"batch_norm", "batch_norm_act", "layer_norm", "group_norm", "rms_norm"};
+constexpr const char* kBlackOps[] = {"batch_norm", "batch_norm_act", "batch_norm_silu",
+                                     "layer_norm", "group_norm",     "rms_norm"};
 // Ops that neither compute nor choose a dtype, or whose caller chose it.
 constexpr const char* kAsTheyCome[] = {"to", "clone", "copy", "fill", "to_device"};
 

@@ -158,6 +158,7 @@ constexpr Row kPassThrough[] = {
 constexpr Row kPassThroughReductions[] = {
     {"batch_norm", "keeps its input's dtype: statistics and parameters are float32 inside"},
     {"batch_norm_act", "keeps its input's dtype, as batch_norm, and rounds once"},
+    {"batch_norm_silu", "keeps its input's dtype, as batch_norm, and rounds once"},
     {"mean", kExact},
     {"var", kExact},
     {"std", kExact},

@@ -343,6 +343,15 @@ void check_layers(Checker& c) {
         },
         each, each);
     norms.back().forward.rounded = 3;
+    // The same, before silu and after it; on the way back silu's gradient is rounded, too.
+    normalise(
+        fmt::format("batch_norm and silu, {}", layout), {pictures, c.normal({24}), c.normal({24})},
+        [lay](const Tensors& t) {
+          return batch_norm_act(lay(t[0]), {.weight = t[1], .bias = t[2], .training = true}, Activation::silu);
+        },
+        each, each);
+    norms.back().forward.rounded = 3;
+    norms.back().backward.rounded = 6;
   }
   c.family("norms", kUsual, norms);
   c.line("running statistics", "", [&] {

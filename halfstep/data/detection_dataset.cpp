@@ -4,35 +4,27 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 #include <set>
 
 #include "halfstep/core/fail.h"
-#include "halfstep/core/float16.h"
 #include "halfstep/core/text.h"
 #include "halfstep/core/write_internal.h"
+#include "halfstep/data/detection_augment_internal.h"
 #include "halfstep/data/detection_description_internal.h"
-#include "halfstep/data/detection_pictures_internal.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::data {
 namespace {
 
-/// What a pixel's value becomes, in the bits of the dtype.
-template <class T>
-std::array<T, 256> unit_values(DType dtype) {
-  std::array<T, 256> values;
-  for (std::size_t p = 0; p < values.size(); ++p) {
-    const float unit = static_cast<float>(p) / 255.0F;
-    if constexpr (std::is_same_v<T, float>) {
-      values[p] = unit;
-    } else {
-      values[p] = dtype == bf16 ? BFloat16(unit).bits : Half(unit).bits;
-    }
-  }
-  return values;
-}
+/// Memory that is reused from sample to sample.
+struct SampleScratch {
+  PictureScratch picture;
+  PicturePart part;
+  std::array<CompositionRenderer, 2> renderers;
+  std::vector<std::uint32_t> row, other_row;
+  std::vector<std::uint8_t> bytes;
+};
 
 std::int64_t rows_for(std::size_t objects) {
   constexpr std::size_t kLeastRows = 8;
@@ -47,8 +39,6 @@ struct DetectionDataset::Impl {
   DetectionDatasetOptions options;
   RectangularBatches rectangular;
   std::unique_ptr<const DetectionPictures> pictures;
-  std::array<float, 256> values{};
-  std::array<std::uint16_t, 256> short_values{};
 
   mutable std::mutex mutex;
   mutable std::set<std::int64_t> bad;
@@ -84,26 +74,17 @@ struct DetectionDataset::Impl {
     return size;
   }
 
-  void write_pixels(const std::uint8_t* pixels, std::int64_t n, std::byte* out) const {
-    if (options.dtype == f32) {
-      auto* to = reinterpret_cast<float*>(out);
-      for (std::int64_t i = 0; i < n; ++i) to[i] = values[pixels[i]];
-    } else {
-      auto* to = reinterpret_cast<std::uint16_t*>(out);
-      for (std::int64_t i = 0; i < n; ++i) to[i] = short_values[pixels[i]];
-    }
-  }
-
   /// The letterboxed picture into `out`, its objects into `objects`, its numbers into `more`.
-  void evaluate(std::int64_t index, std::int64_t height, std::int64_t width, PictureScratch& scratch, PicturePart& part,
-                std::byte* out, std::vector<LabeledObject>& objects, double* more) const {
+  void evaluate(std::int64_t index, std::int64_t height, std::int64_t width, SampleScratch& scratch, std::byte* out,
+                std::vector<LabeledObject>& objects, double* more) const {
     const LabeledPicture& picture = data->pictures[static_cast<std::size_t>(index)];
     const std::int64_t w = pictures->width(index), h = pictures->height(index);
     const std::int64_t left = (width - w) / 2, top = (height - h) / 2;
     const std::size_t pixel = 3 * item_size(options.dtype);
+    PicturePart& part = scratch.part;
     bool readable = true;
     try {
-      pictures->load(index, {.left = 0, .top = 0, .width = w, .height = h}, scratch, part);
+      pictures->load(index, {.left = 0, .top = 0, .width = w, .height = h}, scratch.picture, part);
     } catch (const IoError& error) {
       report(index, error.what());
       readable = false;
@@ -112,13 +93,14 @@ struct DetectionDataset::Impl {
                                           static_cast<std::uint8_t>(transform.fill));
     for (std::int64_t y = 0; y < height; ++y, out += static_cast<std::size_t>(width) * pixel) {
       if (!readable || y < top || y >= top + h) {
-        write_pixels(plain.data(), 3 * width, out);
+        bytes_to_units(plain.data(), 3 * width, options.dtype, out);
         continue;
       }
-      write_pixels(plain.data(), 3 * left, out);
-      write_pixels(part.view.row(y - top - part.top) - 3 * part.left, 3 * w,
-                   out + static_cast<std::size_t>(left) * pixel);
-      write_pixels(plain.data(), 3 * (width - left - w), out + static_cast<std::size_t>(left + w) * pixel);
+      bytes_to_units(plain.data(), 3 * left, options.dtype, out);
+      bytes_to_units(part.view.row(y - top - part.top) - 3 * part.left, 3 * w, options.dtype,
+                     out + static_cast<std::size_t>(left) * pixel);
+      bytes_to_units(plain.data(), 3 * (width - left - w), options.dtype,
+                     out + static_cast<std::size_t>(left + w) * pixel);
     }
     more[1] = std::min(static_cast<double>(transform.size) /
                            static_cast<double>(std::max({picture.width, picture.height, std::int64_t{1}})),
@@ -135,6 +117,33 @@ struct DetectionDataset::Impl {
       placed.y = (o.y * static_cast<double>(h) + static_cast<double>(top)) / in_height;
       placed.width = o.width * static_cast<double>(w) / in_width;
       placed.height = o.height * static_cast<double>(h) / in_height;
+    }
+  }
+
+  /// A random sample of `input` x `input` into `out`, its objects into `objects`.
+  void augment(const SampleKey& key, std::int64_t input, SampleScratch& scratch, std::byte* out,
+               std::vector<LabeledObject>& objects) const {
+    const SamplePlan plan = plan_sample(transform, key, *data, *pictures, input);
+    const auto bad_picture = [this](std::int64_t index, const char* what) { report(index, what); };
+    for (std::size_t i = 0; i < plan.parts.size(); ++i) {
+      CompositionRenderer& renderer = scratch.renderers[i];
+      renderer.start(plan.parts[i], *pictures, input, transform.fill, scratch.picture, bad_picture);
+      place_objects(plan.parts[i], *data, *pictures, renderer.bad(), input, objects);
+    }
+    scratch.row.resize(static_cast<std::size_t>(input));
+    scratch.other_row.resize(static_cast<std::size_t>(input));
+    scratch.bytes.resize(static_cast<std::size_t>(3 * input) + kPixelOverread);
+    const auto share = static_cast<std::uint32_t>(std::lrint(65536 * plan.share));
+    const std::size_t row_bytes = static_cast<std::size_t>(3 * input) * item_size(options.dtype);
+    for (std::int64_t y = 0; y < input; ++y, out += row_bytes) {
+      scratch.renderers[0].row(y, scratch.row.data());
+      if (plan.parts.size() > 1) {
+        scratch.renderers[1].row(y, scratch.other_row.data());
+        mix_pixels(scratch.row.data(), scratch.other_row.data(), input, share);
+      }
+      if (plan.colours) change_hsv(scratch.row.data(), input, plan.hsv);
+      pack_pixels(scratch.row.data(), input, scratch.bytes.data());
+      bytes_to_units(scratch.bytes.data(), 3 * input, options.dtype, out);
     }
   }
 };
@@ -172,8 +181,6 @@ DetectionDataset::DetectionDataset(DetectionData data, const DetectionTransform&
   impl->data = std::make_shared<const DetectionData>(std::move(data));
   impl->transform = transform;
   impl->options = options;
-  impl->values = unit_values<float>(f32);
-  if (options.dtype != f32) impl->short_values = unit_values<std::uint16_t>(options.dtype);
   if (!transform.train && transform.rectangular) {
     std::vector<std::array<std::int64_t, 2>> sizes;
     for (const LabeledPicture& picture : impl->data->pictures) sizes.push_back({picture.height, picture.width});
@@ -210,15 +217,19 @@ Batch DetectionDataset::batch(const BatchRequest& request) const {
   if (n > 0) {
     auto* out = static_cast<std::byte*>(write_raw_data(batch.input));
     double* more = write_data<double>(batch.more[0]);
-    PictureScratch scratch;
-    PicturePart part;
+    SampleScratch scratch;
     for (std::size_t i = 0; i < chosen.size(); ++i, more += 6) {
       const LabeledPicture& picture = impl.data->pictures[static_cast<std::size_t>(chosen[i])];
       std::fill(more, more + 6, 0.0);
       more[0] = static_cast<double>(chosen[i]);
       more[4] = static_cast<double>(picture.width);
       more[5] = static_cast<double>(picture.height);
-      impl.evaluate(chosen[i], height, width, scratch, part, out, objects[i], more);
+      if (impl.transform.train) {
+        const SampleKey key{.seed = request.seed, .epoch = request.epoch, .sample = chosen[i]};
+        impl.augment(key, height, scratch, out, objects[i]);
+      } else {
+        impl.evaluate(chosen[i], height, width, scratch, out, objects[i], more);
+      }
       out += static_cast<std::size_t>(3 * height * width) * item_size(impl.options.dtype);
       most = std::max(most, objects[i].size());
     }

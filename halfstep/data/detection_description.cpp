@@ -121,8 +121,9 @@ class Collector {
     }
     picture.width = width;
     picture.height = height;
-    if (!wrong.empty()) problems.add(std::move(wrong));
-    return wrong.empty();
+    if (wrong.empty()) return true;
+    problems.add(std::move(wrong));
+    return false;
   }
 
   const DetectionLoadOptions& options_;

@@ -263,7 +263,7 @@ void DataParallelBase::Impl::use_bucket_view(std::size_t i) {
 }
 
 void DataParallelBase::Impl::ready(std::size_t i) {
-  if (*no_sync > 0) return;
+  if (*no_sync > 0) return fixed.check_unreduced(i);
   if (!armed) {
     begin();
     // A pass that throws destroys the work undone, and is over too.
@@ -473,13 +473,14 @@ DataParallelBase::~DataParallelBase() = default;
 DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
 DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
 
-DataParallelBase::NoSync::NoSync(const DataParallelBase& of) : depth_(of.impl_->no_sync) {
+// A guard that a step makes and lets go is in the step's recording, and changes nothing that the step finds.
+DataParallelBase::NoSync::NoSync(const DataParallelBase& of) : depth_(of.impl_->no_sync), step_(capture_sink()) {
   ++*depth_;
-  ++capture_generation();
+  if (!step_) ++capture_generation();
 }
 DataParallelBase::NoSync::~NoSync() {
   --*depth_;
-  ++capture_generation();
+  if (!step_ || step_ != capture_sink()) ++capture_generation();
 }
 
 void DataParallelBase::reduce_without_backward() { impl_->reduce_without_backward(false); }

@@ -93,6 +93,7 @@ class HS_API DataParallelBase {
 
    private:
     std::shared_ptr<int> depth_;
+    const void* step_;  // that is being captured where the guard is made
   };
   /// Begins a NoSync, for as long as the result lives.
   [[nodiscard]] NoSync no_sync() const { return NoSync(*this); }

@@ -18,15 +18,18 @@ std::string names_of(const NamedTensors& parameters, const std::vector<std::size
   return names;
 }
 
+void StaticGraph::changed(std::size_t i, int arrivals) const {
+  const bool unused = nowhere(i) || unused_here(i);
+  fail<DistError>(
+      "data_parallel: static_graph: the gradient of {} came {}, which in the first backward pass {}; expected the "
+      "same parameters in every pass, or else find_unused_parameters",
+      parameters_[i].name, arrivals == 1 ? "once" : fmt::format("{} times", arrivals),
+      unused ? "had none" : fmt::format("came {} times", expected_[i]));
+}
+
 bool StaticGraph::whole(std::size_t i, int arrivals) const {
   const bool unused = nowhere(i) || unused_here(i);
-  if (unused || (known() && arrivals > expected_[i])) {
-    fail<DistError>(
-        "data_parallel: static_graph: the gradient of {} came {}, which in the first backward pass {}; expected the "
-        "same parameters in every pass, or else find_unused_parameters",
-        parameters_[i].name, arrivals == 1 ? "once" : fmt::format("{} times", arrivals),
-        unused ? "had none" : fmt::format("came {} times", expected_[i]));
-  }
+  if (unused || (known() && arrivals > expected_[i])) changed(i, arrivals);
   return !known() || arrivals == expected_[i];
 }
 

@@ -26,6 +26,11 @@ class StaticGraph {
   /// Whether the gradient that came for the so-many-th time in this pass is whole now. Throws DistError, naming the
   /// parameter, where it wasn't to come.
   bool whole(std::size_t i, int arrivals) const;
+  /// Of a gradient that came in a pass that reduces nothing: throws DistError where none was to come on any rank, since
+  /// no later pass would reduce it.
+  void check_unreduced(std::size_t i) const {
+    if (nowhere(i)) changed(i, 1);
+  }
   /// Throws DistError, naming them, where parameters are missing.
   void check_missing(const std::vector<std::size_t>& missing, int rank) const;
   /// What the first pass of all ranks has shown.
@@ -34,6 +39,8 @@ class StaticGraph {
   void learn(const std::vector<int>& arrivals);
 
  private:
+  [[noreturn]] void changed(std::size_t i, int arrivals) const;
+
   bool on_;
   const NamedTensors& parameters_;
   std::vector<int> expected_;

@@ -8,6 +8,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/captured_internal.h"
+#include "halfstep/dist/no_samples_internal.h"
 #include "halfstep/nn/norm.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
@@ -43,13 +44,13 @@ struct Statistics {
   Tensor count;      // []
 };
 
-// Of x + shift; no shift is 0.
-Statistics gather_statistics(const Tensor& x, const Tensor& shift, const ProcessGroup& of) {
+// Of x + shift; no shift is 0. `none`: x stands in for an empty batch.
+Statistics gather_statistics(const Tensor& x, const Tensor& shift, bool none, const ProcessGroup& of) {
   const std::int64_t channels = x.size(1);
   const auto count = static_cast<double>(channels > 0 ? x.numel() / channels : 0);
   const TensorOptions f64_there{.dtype = f64, .device = x.device()};
   Tensor own;
-  if (count > 0) {
+  if (count > 0 && !none) {
     const auto [var, mean] = var_mean(x.to(accumulate_dtype(x.dtype())), places_of(x), {.correction = 0});
     const Tensor whole = shift.defined() ? mean.to(f64) + shift.to(f64) : mean.to(f64);
     own = cat({whole, var.to(f64), full({1}, count, f64_there)}, 0);
@@ -70,11 +71,12 @@ struct Setup {
   BatchNormFuncOptions options;
   Activation activation;
   ProcessGroup group;
+  bool none;  // the rank has no samples, and what it is given stands in for them
 };
 
 struct SyncBatchNorm : Function<SyncBatchNorm> {
   // Of the tensors that backward() finds.
-  enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount };
+  enum Saved : std::size_t { kInput, kWeight, kOutput, kMean, kRstd, kCount, kBias, kResidual };
 
   static Tensor forward(FunctionContext& c, const Tensor& input, const Tensor& weight, const Tensor& bias,
                         const Tensor& residual, const Setup& setup) {
@@ -85,7 +87,7 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
       shift = mean(x, places_of(x));
       x = x - as_channels(shift, x);
     }
-    const Statistics s = gather_statistics(x, shift, setup.group);
+    const Statistics s = gather_statistics(x, shift, setup.none, setup.group);
     // Only a rank with fewer has to ask, and none while a step is recorded, which reads nothing.
     if (x.numel() < 2 * x.size(1) && !kernel_recorder()) {
       if (const double n = s.count.item<double>(); n < 2) {
@@ -110,7 +112,10 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
                                      .training = false,
                                      .eps = o.eps},
                                     setup.activation, residual);
-    c.save_for_backward({x, factor, y, apart, rsqrt(s.var + o.eps), s.count});
+    // The gradient of silu reads its input, which is computed again, those of the others the result.
+    const bool silu = setup.activation == Activation::silu;
+    c.save_for_backward({x, factor, silu ? Tensor() : y, apart, rsqrt(s.var + o.eps), s.count, silu ? bias : Tensor(),
+                         silu ? residual : Tensor()});
     c.saved_data["setup"] = setup;
     c.saved_data["residual"] = residual.defined() ? std::optional(residual.dtype()) : std::nullopt;
     return y;
@@ -125,8 +130,16 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
     const auto residual = std::any_cast<std::optional<DType>>(c.saved_data.at("residual"));
     const Tensor x = c.saved(kInput), weight = c.saved(kWeight), mean = c.saved(kMean), rstd = c.saved(kRstd);
     const DType inner = accumulate_dtype(x.dtype());
-    const auto d = halfstep::detail::batch_norm_act_gradients(grads[0], x, weight, mean.to(inner), rstd.to(inner),
-                                                              c.saved(kOutput), setup.activation, residual.has_value());
+    const auto d = halfstep::detail::batch_norm_act_gradients(grads[0],
+                                                              {.input = x,
+                                                               .weight = weight,
+                                                               .mean = mean.to(inner),
+                                                               .rstd = rstd.to(inner),
+                                                               .y = c.saved(kOutput),
+                                                               .bias = c.saved(kBias),
+                                                               .residual = c.saved(kResidual),
+                                                               .with_residual = residual.has_value()},
+                                                              setup.activation);
     const Tensor sums = cat({d[2].to(f64), d[1].to(f64)}, 0);
     detail::repeated({&sums}, [sums, group = setup.group]() mutable {
       group.all_reduce(sums, ReduceOp::sum, "gradients of batch norm").wait();
@@ -138,12 +151,18 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
     const Tensor scale = weight.to(f64) * rstd;
     const Tensor b = scale * rstd * mean_gz, a = scale * mean_g - b * mean;
     const Tensor away = x * as_channels(b.to(inner), x) + as_channels(a.to(inner), x);
-    return {(d[0] - away).to(x.dtype()), d[1].to(weight.dtype()), d[2].to(weight.dtype()),
+    // The statistics don't depend on what stands in for none.
+    return {(setup.none ? d[0] : d[0] - away).to(x.dtype()), d[1].to(weight.dtype()), d[2].to(weight.dtype()),
             residual ? d[3].to(*residual) : Tensor()};
   }
 };
 
 }  // namespace
+
+bool& detail::NoSamples::flag() {
+  thread_local bool on = false;
+  return on;
+}
 
 Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const ProcessGroup& group,
                        Activation activation, const Tensor& residual) {
@@ -151,7 +170,8 @@ Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options,
   if (input.dim() < 2) {
     fail<ShapeError>("sync_batch_norm: expected an input [N, C, ...], got {}", input.sizes().str());
   }
-  return SyncBatchNorm::apply(input, options.weight, options.bias, residual, Setup{options, activation, group});
+  return SyncBatchNorm::apply(input, options.weight, options.bias, residual,
+                              Setup{options, activation, group, detail::NoSamples::active()});
 }
 
 int convert_sync_batch_norm(const nn::ModuleBase& module, const ProcessGroup& group) {

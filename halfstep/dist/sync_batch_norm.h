@@ -12,8 +12,7 @@ namespace halfstep::dist {
 /// inputs, up to rounding. Gradients of input and residual take the dependence of the statistics on all inputs into
 /// account; those of weight and bias are the rank's part, which dist::DataParallel adds up. Running statistics are
 /// updated alike on all ranks. PyTorch's SyncBatchNorm. All ranks call it, forward and backward. Without
-/// `options.training` it is batch_norm_act. Not to be differentiated twice, and not captured: steps with it run
-/// uncaptured. Throws as batch_norm_act does.
+/// `options.training` it is batch_norm_act. Not to be differentiated twice. Throws as batch_norm_act does.
 HS_API Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const ProcessGroup& group,
                               Activation activation = Activation::none, const Tensor& residual = {});
 

@@ -27,7 +27,7 @@ struct ZeroMemory {
 
 /// Data parallel training in which ranks divide the training state, instead of each having all of it: DeepSpeed's ZeRO,
 /// PyTorch's ZeroRedundancyOptimizer (stages 1 and 2) and FullyShardedDataParallel (3). Each parameter that requires
-/// grad belongs to one rank, its owner, which has its optimizer state and updates it; parameters are dealt out whole,
+/// grad belongs to one rank, its owner, which has its optimizer state and updates it; parameters are assigned whole,
 /// the largest first, to the rank with the least so far. Weights, losses and skipped steps have the same bits as
 /// without it.
 ///

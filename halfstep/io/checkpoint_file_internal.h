@@ -18,6 +18,8 @@ namespace halfstep::io {
 inline constexpr const char* kOptimizerPrefix = "optimizer.";
 /// Before the names of what communication between ranks keeps.
 inline constexpr const char* kCommunicationPrefix = "communication.";
+/// Before the names of weights in training, where an average of them is saved under their own.
+inline constexpr const char* kTrainingPrefix = "training.";
 /// Names the parts of a custom loop's checkpoint and their kinds; checkpoints of runs have no such entry.
 inline constexpr const char* kHolds = "holds";
 

@@ -90,8 +90,16 @@ void compare(const OnnxGraph& a, const OnnxGraph& b) {
 }  // namespace
 
 OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase& module, const OnnxForward& forward,
-                        std::span<const Tensor> inputs, const OnnxOptions& options) {
-  check(inputs, options);
+                        std::span<const Tensor> inputs, const OnnxOptions& given) {
+  check(inputs, given);
+  OnnxOptions options = given;
+  if (given.nms) {
+    detail::check_nms(*given.nms);
+    if (given.output_names.size() > 1) {
+      fail<Error>("export_onnx: nms: expected one name of an output, got {}", given.output_names.size());
+    }
+    options.output_names = {};  // of what comes before it
+  }
   const NoGrad no_grad;
   const AutocastOff autocast_off;
   std::vector<Tensor> first, second;
@@ -108,6 +116,9 @@ OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase&
     compare(graph, detail::OnnxBuilder(other, &trace, options).build());
   } else {
     graph = detail::OnnxBuilder(trace, nullptr, options).build();
+  }
+  if (given.nms) {
+    detail::add_nms(graph, *given.nms, given.output_names.empty() ? "detections" : given.output_names[0]);
   }
   graph.name = module.kind();
   OnnxSummary summary{.nodes = static_cast<std::int64_t>(graph.nodes.size()),

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,13 @@
 
 namespace halfstep::io {
 
+/// Non-maximum suppression behind a detector's predictions, class by class: ONNX's NonMaxSuppression.
+struct OnnxNms {
+  double score = 0.25;       ///< objectness times class probability is above this; 0 to 1
+  double overlap = 0.45;     ///< boxes that overlap a better one of their class by more are dropped; 0 to 1
+  std::int64_t limit = 300;  ///< the most objects of a class in a picture
+};
+
 /// Options of export_onnx.
 struct OnnxOptions {
   int opset = 17;             ///< version of ONNX's operators, 17 to 21
@@ -21,6 +29,10 @@ struct OnnxOptions {
   DType dtype = f32;          ///< of all floating-point tensors in the file, including inputs and outputs: f32 or f16
   std::vector<std::string> input_names = {};   ///< by default `input`, or `input_0`, `input_1`, ... for several
   std::vector<std::string> output_names = {};  ///< by default `output`, or `output_0`, `output_1`, ... for several
+  /// For a network of one output [N, predictions, 5 + classes] (centre x and y, width, height, objectness, classes, as
+  /// Yolov5::decode gives them): the file's output is then `detections` [found, 7] of float32: number of the picture,
+  /// class, score, left, top, right and bottom, ordered by picture, class and falling score.
+  std::optional<OnnxNms> nms = {};
 };
 
 /// What export_onnx wrote.

@@ -50,7 +50,9 @@ void write(onnx_file::ValueInfo& to, const OnnxPort& from) {
   type.mutable_shape();  // there even when it has no dimensions
   for (const OnnxDim& d : from.dims) {
     onnx_file::Dimension& dim = *type.mutable_shape()->add_dim();
-    if (d.per_batch == 0) {
+    if (!d.symbol.empty()) {
+      dim.set_dim_param(d.symbol);
+    } else if (d.per_batch == 0) {
       dim.set_dim_value(d.fixed);
     } else {
       dim.set_dim_param(d.per_batch == 1 ? "batch" : fmt::format("{}*batch", d.per_batch));

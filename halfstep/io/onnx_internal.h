@@ -49,10 +49,11 @@ struct OnnxNode {
   bool operator==(const OnnxNode&) const = default;
 };
 
-/// A size: `fixed`, or `per_batch` times the batch where that isn't 0.
+/// A size: `fixed`, or `per_batch` times the batch where that isn't 0, or one with a name.
 struct OnnxDim {
   std::int64_t fixed = 0;
   std::int64_t per_batch = 0;
+  std::string symbol = {};  ///< name of a size that only a run tells; empty: it is one of those above
   bool operator==(const OnnxDim&) const = default;
 };
 using OnnxDims = std::vector<OnnxDim>;
@@ -114,6 +115,11 @@ OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, s
 
 /// `NAME in module PATH`, for messages.
 std::string place_of(std::string_view op, std::string_view module);
+
+/// Throws Error for options out of range.
+void check_nms(const OnnxNms& options);
+/// Adds it behind the graph's output, which becomes `output`. Throws Error for another output than predictions.
+void add_nms(OnnxGraph& graph, const OnnxNms& options, const std::string& output);
 
 // --- translation
 

@@ -17,7 +17,8 @@ namespace {
 
 template <class M>
 Model model_of(const M& net, const ModelInfo& info) {
-  const auto module = std::make_shared<const M>(net);
+  // Not const itself: it may be folded (nn/fold.h).
+  const auto module = std::make_shared<M>(net);
   return {.module = module, .forward = [module](const Tensor& x) { return (*module)(x); }, .info = info};
 }
 

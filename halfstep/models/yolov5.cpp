@@ -110,7 +110,7 @@ ConvNormSiLU::ConvNormSiLU(const ConvNormSiLUOptions& o)
                                      .bias = false}})),
       bn(child("bn", nn::BatchNorm2d{{.channels = o.out, .eps = 1e-3, .momentum = 0.03}})) {}
 
-Tensor ConvNormSiLU::forward(const Tensor& input) const { return silu(bn(conv(input))); }
+Tensor ConvNormSiLU::forward(const Tensor& input) const { return bn(conv(input), Activation::silu); }
 
 CspBottleneck::CspBottleneck(const CspOptions& o)
     : cv1(child("cv1", ConvNormSiLU{{.in = nn::given_channels(o, "CspBottleneck").in, .out = o.out}})),

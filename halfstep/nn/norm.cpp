@@ -5,6 +5,7 @@
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/nn/given_internal.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/norm.h"
 
@@ -76,6 +77,15 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
                                : fmt::format("[N, {0}] or [N, {0}, L]", options.channels),
                      input.sizes().str());
   }
+  if (folded_) {
+    if (is_training()) {
+      fail<Error>(
+          "{}: it was folded into the convolution before it and can't be trained; call eval(), or train the "
+          "network that it was folded from",
+          kind());
+    }
+    return activate(residual.defined() ? input + residual : input, activation);
+  }
   const bool batch = is_training() || !options.track_running_stats;
   double momentum = options.momentum.value_or(0);
   if (is_training() && num_batches_tracked.defined()) {
@@ -106,7 +116,13 @@ void BatchNormBase::unshare() {
   training_ = std::make_shared<Training>(*training_);
 }
 
+void BatchNormBase::set_folded() {
+  weight = bias = running_mean = running_var = num_batches_tracked = Tensor();
+  folded_ = true;
+}
+
 std::string BatchNormBase::describe() const {
+  if (folded_) return fmt::format("{}, folded", options.channels);
   return training_->what.empty() ? fmt::format("{}", options.channels)
                                  : fmt::format("{}, {}", options.channels, training_->what);
 }

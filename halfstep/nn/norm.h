@@ -89,6 +89,11 @@ using BatchNormFunction = std::function<Tensor(const Tensor& input, const BatchN
 class HS_API BatchNormBase : public ModuleBase {
  public:
   std::string describe() const override;
+  /// Whether fold_batch_norms() (nn/fold.h) has moved it into the convolution before it. It is then the activation and
+  /// the sum that follow it, has no tensors of its own and throws Error in training.
+  bool is_folded() const { return folded_; }
+  /// Takes its tensors away; for fold_batch_norms().
+  void set_folded();
   /// Has batches in training normalised by `function` instead of halfstep::batch_norm_act, in all handles of the
   /// module; an empty one takes that back. describe() shows `what`.
   void set_training_function(BatchNormFunction function, std::string what = {}) const;
@@ -111,6 +116,7 @@ class HS_API BatchNormBase : public ModuleBase {
     std::string what;
   };
   std::shared_ptr<Training> training_ = std::make_shared<Training>();
+  bool folded_ = false;
 };
 /// halfstep::batch_norm for inputs [N, C] and [N, C, L].
 class HS_API BatchNorm1d : public Module<BatchNorm1d, BatchNormBase> {

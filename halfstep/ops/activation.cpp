@@ -136,15 +136,7 @@ const Op& gelu_tanh_op = define_unary(
 
 const Op& silu_backward_op = define_backward("silu_backward");
 const Op& silu_op = define_unary(
-    "silu", infer_activation,
-    [](GradContext& c) {
-      if (c.create_graph) {
-        const Tensor s = sigmoid(x(c));
-        c.set(0, g(c) * (s * (x(c) * (1 - s) + 1)));
-      } else {
-        c.set(0, call(silu_backward_op, {&g(c), &x(c)}));
-      }
-    },
+    "silu", infer_activation, [](GradContext& c) { c.set(0, detail::silu_gradient(g(c), x(c), c.create_graph)); },
     in(0));
 
 const Op& mish_backward_op = define_backward("mish_backward");
@@ -268,6 +260,11 @@ Tensor gelu(const Tensor& input, GeluForm form) {
   return call(form == GeluForm::tanh ? gelu_tanh_op : gelu_op, {&input});
 }
 Tensor silu(const Tensor& input) { return call(silu_op, {&input}); }
+Tensor detail::silu_gradient(const Tensor& grad, const Tensor& input, bool recorded) {
+  if (!recorded) return call(silu_backward_op, {&grad, &input});
+  const Tensor s = sigmoid(input);
+  return grad * (s * (input * (1 - s) + 1));
+}
 Tensor& silu_(Tensor& input) { return detail::in_place_keeping_input(silu_op, input); }
 Tensor mish(const Tensor& input) { return call(mish_op, {&input}); }
 Tensor relu6(const Tensor& input) {

@@ -31,6 +31,10 @@ enum class GeluForm : std::uint8_t { exact, tanh };
 HS_API Tensor gelu(const Tensor& input, GeluForm form = GeluForm::exact);
 /// input * sigmoid(input)
 HS_API Tensor silu(const Tensor& input);
+namespace detail {
+/// silu's gradient rule, for ops that contain it: grad * silu'(input); of recorded ops if `recorded`.
+Tensor silu_gradient(const Tensor& grad, const Tensor& input, bool recorded);
+}  // namespace detail
 HS_API Tensor& silu_(Tensor& input);
 /// input * tanh(softplus(input))
 HS_API Tensor mish(const Tensor& input);

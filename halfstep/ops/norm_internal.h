@@ -40,9 +40,15 @@ void batch_norm_gradient(GradContext& c, const Tensor& g);
 /// passes that aren't recorded.
 std::array<Tensor, 3> batch_norm_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
                                            const Tensor& mean, const Tensor& rstd);
-/// The same of batch_norm_act, whose result was `y`, and of its residual, undefined without one.
-std::array<Tensor, 4> batch_norm_act_gradients(const Tensor& g, const Tensor& input, const Tensor& weight,
-                                               const Tensor& mean, const Tensor& rstd, const Tensor& y,
-                                               Activation activation, bool residual);
+/// What batch_norm_act's backward pass starts from.
+struct BatchNormActSaved {
+  Tensor input, weight, mean, rstd;
+  Tensor y = {};               ///< the result; not read for silu
+  Tensor bias = {};            ///< read for silu only
+  Tensor residual = {};        ///< its values are read for silu only
+  bool with_residual = false;  ///< whether there was one
+};
+/// The same of batch_norm_act, and the gradient of its residual, undefined without one.
+std::array<Tensor, 4> batch_norm_act_gradients(const Tensor& g, const BatchNormActSaved& saved, Activation activation);
 
 }  // namespace halfstep::detail

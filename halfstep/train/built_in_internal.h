@@ -10,7 +10,13 @@ namespace halfstep::training {
 
 /// `digits`, `cifar` and `imagenet`; in data_kinds.cpp.
 std::vector<DataKind> built_in_data();
+/// `boxes`; in detection_kinds.cpp.
+DataKind boxes_kind();
+/// The networks that detect; there too.
+std::vector<NetworkKind> detection_networks();
 /// `classification`; in classification.cpp.
 TaskKind classification_kind();
+/// `detection`; in detection_kinds.cpp.
+TaskKind detection_kind();
 
 }  // namespace halfstep::training

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kOptimizer = io::kOptimizerPrefix;
 constexpr const char* kCommunication = io::kCommunicationPrefix;
+constexpr const char* kTraining = io::kTrainingPrefix;
 
 fs::path file_of(const fs::path& path, std::initializer_list<const char*> names) {
   if (!fs::is_directory(path)) return path;
@@ -50,7 +51,7 @@ void refuse_own_parts(const io::StateReader& state) {
 
 // What the names of tensors begin with that are not the network's.
 std::vector<std::string> other_prefixes(const io::StateReader& state) {
-  if (!state.has(io::kHolds)) return {kOptimizer, kCommunication};
+  if (!state.has(io::kHolds)) return {kOptimizer, kCommunication, kTraining};
   std::vector<std::string> result;
   for (const auto& [name, kind] : state.texts(io::kHolds)) {
     if (name != "model") result.push_back(name + ".");
@@ -80,6 +81,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"loss_samples", c.loss_samples},
       {"best", c.best ? json(*c.best) : json(nullptr)},
       {"best_by", c.best_by},
+      {"best_epoch", c.best_epoch},
       {"amp", c.amp},
       {"parts", c.parts},
       {"part_samples", c.part_samples},
@@ -91,9 +93,11 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
   if (c.shuffle) state["shuffle"] = *c.shuffle;
   if (c.drop_last) state["drop_last"] = *c.drop_last;
   if (c.repeat) state["repeat"] = *c.repeat;
+  if (!c.training_weights.empty()) state["ema_updates"] = c.ema_updates;
   NamedTensors tensors = c.weights;
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
   for (const NamedTensor& t : c.communication) tensors.push_back({kCommunication + t.name, t.tensor});
+  for (const NamedTensor& t : c.training_weights) tensors.push_back({kTraining + t.name, t.tensor});
   io::write_checkpoint_file(path, std::move(state), tensors);
 }
 
@@ -152,6 +156,8 @@ Checkpoint load_checkpoint(const fs::path& given) {
     c.best_by = state.text("best_by");
     if (!state.at("best").is_null()) c.best = state.real("best");
   }
+  if (state.has("best_epoch")) c.best_epoch = state.count("best_epoch", 0, c.loader.epoch + 1);
+  if (state.has("ema_updates")) c.ema_updates = state.count("ema_updates", 0, c.step);
   c.amp = canonical_amp(state.text("amp"));  // files of before have the name that was given
   // Files of before had none of these.
   if (state.has("top1_hits")) {
@@ -174,6 +180,8 @@ Checkpoint load_checkpoint(const fs::path& given) {
       c.optimizer.tensors.push_back({t.name.substr(std::string_view(kOptimizer).size()), t.tensor});
     } else if (t.name.starts_with(kCommunication)) {
       c.communication.push_back({t.name.substr(std::string_view(kCommunication).size()), t.tensor});
+    } else if (t.name.starts_with(kTraining)) {
+      c.training_weights.push_back({t.name.substr(std::string_view(kTraining).size()), t.tensor});
     } else {
       c.weights.push_back(std::move(t));
     }

@@ -35,6 +35,7 @@ struct Checkpoint {
   std::int64_t loss_samples = 0;
   std::optional<double> best = {};           ///< of all evaluations so far; none before the first
   std::string best_by = {};                  ///< name of the metric that `best` is of
+  std::int64_t best_epoch = 0;               ///< the epoch, from 1, that it is of; 0: not known
   std::string amp;                           ///< precision of the run, for a hint when it changes
   std::map<std::string, double> parts = {};  ///< of the task, sums over `part_samples` of the epoch so far
   std::int64_t part_samples = 0;             ///< all of them, unless the parts were counted in a part of the epoch
@@ -43,6 +44,9 @@ struct Checkpoint {
   /// Of the loss scale, see loss_scale_rules() in train/config.h; empty: no loss scaling, or a file of before.
   std::map<std::string, double> scale_rules = {};
   std::map<std::string, std::string> data_checksums = {};  ///< see TrainConfig
+  /// With TrainConfig::ema, `weights` are averages: these are the ones that training goes on with. Empty: no average.
+  NamedTensors training_weights = {};
+  std::int64_t ema_updates = 0;     ///< of the average
   NamedTensors communication = {};  ///< dist::PowerSGD::state_dict(); empty: gradients aren't compressed so
 };
 
@@ -60,7 +64,8 @@ struct SavedWeights {
 
 /// Writes a checkpoint as one safetensors file, atomically: weights under their own names, so that any reader of
 /// safetensors finds them; the optimizer's tensors with the prefix "optimizer.", those of communication with
-/// "communication."; the rest as JSON in the metadata, with a checksum (CRC-32) of all. Throws IoError.
+/// "communication.", and of an average's run the weights in training with "training."; the rest as JSON in the
+/// metadata, with a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 /// Reads one; a folder stands for its `last.safetensors`, or, if a full disk or a kill came between the two,
 /// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors file that is not a checkpoint, for

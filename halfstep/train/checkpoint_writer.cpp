@@ -54,12 +54,13 @@ bool CheckpointWriter::copy(NamedTensors& tensors, NamedTensors& copies) {
 void CheckpointWriter::write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint) {
   wait();
   if (!beside_ || !copy(checkpoint.weights, weights_) || !copy(checkpoint.optimizer.tensors, optimizer_) ||
-      !copy(checkpoint.communication, communication_)) {
+      !copy(checkpoint.communication, communication_) || !copy(checkpoint.training_weights, training_weights_)) {
     return write_files(files, checkpoint);
   }
   checkpoint.weights = weights_;
   checkpoint.optimizer.tensors = optimizer_;
   checkpoint.communication = communication_;
+  checkpoint.training_weights = training_weights_;
   finished_ = false;
   // Signals are for the program's own threads.
   sigset_t all, before;

@@ -35,7 +35,7 @@ class CheckpointWriter {
   bool copy(NamedTensors& tensors, NamedTensors& copies);
 
   bool beside_;
-  NamedTensors weights_, optimizer_, communication_;  // copies, which the next one is made over
+  NamedTensors weights_, optimizer_, communication_, training_weights_;  // copies, which the next one is made over
   std::thread thread_;
   std::atomic<bool> finished_{false};
   std::exception_ptr error_;

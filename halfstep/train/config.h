@@ -15,6 +15,7 @@
 #include "halfstep/dist/process_group.h"
 #include "halfstep/train/data.h"
 #include "halfstep/train/debugging.h"
+#include "halfstep/train/detection_config.h"
 
 namespace halfstep::training {
 
@@ -27,18 +28,27 @@ struct TrainConfig {
   double lr = 0.01;                      ///< the highest of the run
   std::string lr_schedule = "constant";  ///< see parse_rate_rule (train/schedule.h)
   double warmup_epochs = 0;              ///< of a linear rise before the schedule's rule
+  std::int64_t warmup_steps = 0;         ///< a warm-up is at least so long
+  double warmup_momentum = 0;            ///< of the warm-up's first step; 0: the momentum doesn't change
+  double warmup_bias_lr = 0;             ///< rate of biases in the warm-up's first step; 0: that of the others
   std::string optimizer = "sgd";         ///< sgd, adam or adamw
   double momentum = 0;                   ///< of sgd
   bool nesterov = false;                 ///< of sgd
   double weight_decay = 0;
-  bool norm_decay = true;             ///< whether biases and the weights of normalisation decay too
-  double label_smoothing = 0;         ///< fraction of the target spread over all classes
-  double mixup = 0;                   ///< alpha of mixup (data/mixup.h); 0: none
-  std::string amp = "off";            ///< off, f16, bf16 (autocast), O0, O1, O2, O3 or auto (levels)
-  std::string amp_dtype = "";         ///< f16 or bf16, of a level; empty: f16
-  std::string loss_scale = "";        ///< see parse_loss_scale; empty: dynamic for f16, none for others
-  int accumulate = 1;                 ///< batches whose gradients make one step
+  bool norm_decay = true;       ///< whether biases and the weights of normalisation decay too
+  double label_smoothing = 0;   ///< fraction of the target spread over all classes
+  double mixup = 0;             ///< alpha of mixup (data/mixup.h); 0: none
+  std::string amp = "off";      ///< off, f16, bf16 (autocast), O0, O1, O2, O3 or auto (levels)
+  std::string amp_dtype = "";   ///< f16 or bf16, of a level; empty: f16
+  std::string loss_scale = "";  ///< see parse_loss_scale; empty: dynamic for f16, none for others
+  int accumulate = 1;           ///< batches whose gradients make one step
+  /// Above 0: gradients are those of the loss times the samples of a step, and `weight_decay` is for a step of so many
+  /// samples: what a recipe for sums of losses means. 0: those of the mean.
+  std::int64_t nominal_batch = 0;
   double clip_norm = 0;               ///< 0: no clipping
+  double ema = 0;                     ///< decay of an average of the weights, which is evaluated and saved; 0: none
+  double ema_warmup = 2000;           ///< updates in which the decay rises, see optim::EMAOptions
+  int patience = 0;                   ///< epochs without a better evaluation that end the run; 0: any number
   std::int64_t save_every = 0;        ///< steps between checkpoints; 0: at the end of each epoch
   std::filesystem::path resume = {};  ///< checkpoint or the folder with one
   int start_epoch = 0;                ///< epoch, from 0, to begin with; a checkpoint says that itself
@@ -55,6 +65,7 @@ struct TrainConfig {
   std::int64_t eval_batch_size = 1000;
   bool zero_init_residual = false;  ///< see ClassifierOptions
   ImageDataOptions images = {};     ///< of networks of images; `data` and `limit` stand for its folder and limit
+  DetectionConfig detection = {};   ///< of detectors; the size of the pictures is `images.image_size`
   bool train_accuracy = false;      ///< count top-1 and top-5 of the training batches
   bool capture = true;              ///< replay steps from memory where they can be (capture/capture.h)
   int read_every = 1;               ///< steps between two reads of a device's losses, see FitOptions

@@ -6,6 +6,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
 #include "halfstep/models/registry.h"
+#include "halfstep/ops/random.h"
 #include "halfstep/train/built_in_internal.h"
 
 namespace halfstep::training {
@@ -112,6 +113,14 @@ void usual_digits(TrainConfig& c) {
   c.prefetch = prefetch;
 }
 
+data::Batch random_pictures(const NetworkKind& network, std::int64_t n, std::int64_t image_size) {
+  const models::ModelInfo& info = models::model_info(network.name);
+  const std::int64_t side = image_size > 0 ? image_size : info.image_size;
+  const Shape sizes = info.data == models::DataKind::digits ? Shape{n, info.image_size * info.image_size}
+                                                            : Shape{n, info.channels, side, side};
+  return {.input = randn(sizes), .target = randint(0, info.classes, {n}, {.dtype = i64})};
+}
+
 }  // namespace
 
 std::vector<DataKind> built_in_data() {
@@ -123,7 +132,8 @@ std::vector<DataKind> built_in_data() {
            .pictures = PictureForm{.channels = 1,
                                    .height = 28,
                                    .width = 28,
-                                   .normalization = {.mean = {0.1307F, 0, 0}, .std = {0.3081F, 1, 1}}}},
+                                   .normalization = {.mean = {0.1307F, 0, 0}, .std = {0.3081F, 1, 1}}},
+           .random = random_pictures},
           {.name = cifar,
            .load = load_both,
            .check = check_images,
@@ -131,13 +141,15 @@ std::vector<DataKind> built_in_data() {
            .flags = "images",
            .train_transform = data::cifar_train_transform(),
            .eval_transform = data::cifar_eval_transform(),
-           .pictures = PictureForm{.normalization = data::cifar_eval_transform().normalization}},
+           .pictures = PictureForm{.normalization = data::cifar_eval_transform().normalization},
+           .random = random_pictures},
           {.name = imagenet,
            .load = load_both,
            .check = check_images,
            .usual = usual_imagenet,
            .flags = "images",
-           .pictures = PictureForm{.normalization = data::EvalTransform{}.normalization}}};
+           .pictures = PictureForm{.normalization = data::EvalTransform{}.normalization},
+           .random = random_pictures}};
 }
 
 }  // namespace halfstep::training

@@ -42,7 +42,7 @@ void check_twin(const TrainConfig& c, const AmpMode& mode) {
 
 bool known_length(const TrainConfig& c) {
   const auto kind = parse_rate_rule(c.lr_schedule, c.warmup_epochs).kind;
-  return kind == RateRule::Kind::cosine || kind == RateRule::Kind::one_cycle;
+  return kind == RateRule::Kind::cosine || kind == RateRule::Kind::linear || kind == RateRule::Kind::one_cycle;
 }
 
 std::string saved_amp_dtype(const TrainConfig& c) {
@@ -55,7 +55,7 @@ std::string saved_amp_dtype(const TrainConfig& c) {
 std::vector<Flag> flags(ImageDataOptions& o) {
   std::vector<Flag> all;
   add(all, "Images",
-      {{.names = "--image-size",
+      {{.names = "--image-size,--imgsz,--img",
         .field = &o.image_size,
         .help = "Side length of the network's input in pixels",
         .range = FlagRange::from_to(1, kMostPixels),
@@ -92,7 +92,10 @@ std::vector<Flag> flags(ImageDataOptions& o) {
         .field = &o.max_damaged,
         .help = "Damaged images tolerated before the run ends",
         .range = FlagRange::at_least(0)}});
-  for (Flag& flag : all) flag.data = "images";
+  for (Flag& flag : all) {
+    const bool of_any = flag.name() == "--image-size" || flag.name() == "--max-damaged";
+    flag.data = of_any ? "images,boxes" : "images";
+  }
   return all;
 }
 
@@ -177,6 +180,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .resume = FlagResume::recipe,
         .task = "classification"}});
   append(all, flags(c.images));
+  append(all, flags(c.detection));
   add(all, "Optimization",
       {{.names = "--epochs,--epoch",
         .field = &c.epochs,
@@ -193,7 +197,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .resume = FlagResume::recipe},
        {.names = "--lr-schedule",
         .field = &c.lr_schedule,
-        .help = "constant, step[:EPOCHS[,FACTOR]], cosine or onecycle[:PART that rises]",
+        .help = "constant, step[:EPOCHS[,FACTOR]], cosine[:LAST], linear[:LAST] or onecycle[:PART that rises]",
         .by_network = true,
         .resume = FlagResume::recipe,
         .check = [&c] { parse_rate_rule(c.lr_schedule, c.warmup_epochs); }},
@@ -201,6 +205,30 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = &c.warmup_epochs,
         .help = "Epochs of linear warm-up",
         .range = FlagRange::at_least(0),
+        .by_network = true,
+        .resume = FlagResume::recipe},
+       {.names = "--warmup-steps",
+        .field = &c.warmup_steps,
+        .help = "Least number of steps of a warm-up",
+        .range = FlagRange::at_least(0),
+        .by_network = true,
+        .resume = FlagResume::recipe},
+       {.names = "--warmup-momentum",
+        .field = &c.warmup_momentum,
+        .help = "Momentum in the warm-up's first step, from where it rises to --momentum; 0: --momentum",
+        .range = FlagRange::from_under(0, 1),
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check =
+            [&c] {
+              if (c.warmup_momentum == 0 || c.momentum > 0) return;
+              fail<Error>("--warmup-momentum: belongs to sgd with a --momentum above 0");
+            }},
+       {.names = "--warmup-bias-lr",
+        .field = &c.warmup_bias_lr,
+        .help = "Learning rate of biases in the warm-up's first step, from where it moves to --lr; 0: as the others",
+        .range = FlagRange::at_least(0),
+        .by_network = true,
         .resume = FlagResume::recipe},
        {.names = "--optimizer",
         .field = &c.optimizer,
@@ -221,6 +249,7 @@ std::vector<Flag> flags(TrainConfig& c) {
        {.names = "--nesterov",
         .field = &c.nesterov,
         .help = "Nesterov's momentum",
+        .by_network = true,
         .resume = FlagResume::recipe,
         .check =
             [&c] {
@@ -236,6 +265,7 @@ std::vector<Flag> flags(TrainConfig& c) {
        {.names = "--no-norm-decay",
         .field = TurnsOff{&c.norm_decay},
         .help = "No weight decay of biases and of normalisation's weights",
+        .by_network = true,
         .resume = FlagResume::recipe,
         .needs = FlagNeeds{"--weight-decay", c.weight_decay > 0, "above 0"}},
        {.names = "--label-smoothing",
@@ -243,7 +273,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .help = "Share of each target that is spread over all classes",
         .range = FlagRange::from_under(0, 1),
         .resume = FlagResume::recipe,
-        .task = "classification"},
+        .task = "classification,detection"},
        {.names = "--zero-init-residual",
         .field = &c.zero_init_residual,
         .help = "Initialise the last norm weight of each residual block to 0",
@@ -272,12 +302,40 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = &c.accumulate,
         .help = "Batches whose gradients make one step",
         .range = FlagRange::at_least(1),
+        .by_network = true,
         .resume = FlagResume::at_epoch_end},
+       {.names = "--nominal-batch",
+        .field = &c.nominal_batch,
+        .help = "Gradients of the loss times the samples of a step, and weight decay for steps of so many; 0: of the "
+                "mean loss",
+        .range = FlagRange::at_least(0),
+        .by_network = true,
+        .resume = FlagResume::recipe},
        {.names = "--clip-norm",
         .field = &c.clip_norm,
         .help = "Largest norm of all gradients together; 0: no clipping",
         .range = FlagRange::at_least(0),
+        .by_network = true,
         .resume = FlagResume::recipe},
+       {.names = "--ema",
+        .field = &c.ema,
+        .help = "Decay of a moving average of the weights, which is evaluated and saved; 0: none",
+        .range = FlagRange::from_under(0, 1),
+        .by_network = true,
+        .resume = FlagResume::recipe,
+        .check =
+            [&c] {
+              if (c.ema > 0 && c.zero == 3) fail<Error>("--ema: ranks have parts of the weights under --zero 3");
+            }},
+       {.names = "--ema-warmup",
+        .field = &c.ema_warmup,
+        .help = "Steps in which the decay rises: it is --ema (1 - exp(-steps / N)); 0: at once",
+        .range = FlagRange::at_least(0),
+        .resume = FlagResume::recipe},
+       {.names = "--patience",
+        .field = &c.patience,
+        .help = "End the run when so many epochs had no better evaluation; 0: never",
+        .range = FlagRange::at_least(0)},
        {.names = "--no-capture", .field = TurnsOff{&c.capture}, .help = "Don't capture and replay steps"}});
   add(all, "Several processes",
       {{.names = "--compress-gradients",

@@ -65,9 +65,20 @@ std::string Flag::saved() const {
 
 bool Flag::is_switch() const { return std::holds_alternative<bool*>(field) || std::holds_alternative<TurnsOff>(field); }
 
+namespace {
+
+// Whether `name` is among words with commas between them.
+bool has_word(const std::string& words, const std::string& name) {
+  return ("," + words + ",").find("," + name + ",") != std::string::npos;
+}
+
+}  // namespace
+
+bool Flag::of_data(const std::string& kind) const { return data.empty() || has_word(data, kind); }
+bool Flag::of_task(const std::string& task_name) const { return task.empty() || has_word(task, task_name); }
+
 bool takes(const std::string& network, const Flag& flag) {
-  return (flag.data.empty() || flag.data == data_of(network).flags) &&
-         (flag.task.empty() || flag.task == network_kind(network).task);
+  return flag.of_data(data_of(network).flags) && flag.of_task(network_kind(network).task);
 }
 
 void check_value(const Flag& flag) {

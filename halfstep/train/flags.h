@@ -93,9 +93,9 @@ struct HS_API Flag {
   std::function<std::string()> text = {};  ///< the value as it is saved, where it isn't that of the field
   std::function<bool()> in_recipe = {};    ///< whether recipe() has it, where that depends on others
   std::function<void()> given = {};        ///< called when the flag is read
-  std::string data = {};                   ///< kind of data that takes it, such as `images`; empty: any
-  std::string task = {};                   ///< task that takes it, such as `classification`; empty: any
-  std::string group = {};                  ///< heading in help and documentation
+  std::string data = {};   ///< kinds of data that take it (DataKind::flags), such as `images`, by commas; empty: any
+  std::string task = {};   ///< tasks that take it, such as `classification`, by commas; empty: any
+  std::string group = {};  ///< heading in help and documentation
 
   /// What messages call it: its first long name, or its only name.
   std::string name() const;
@@ -105,6 +105,9 @@ struct HS_API Flag {
   std::string saved() const;
   /// Whether its value may be left out.
   bool is_switch() const;
+  /// Whether data of that kind, a task of that name, take it.
+  bool of_data(const std::string& kind) const;
+  bool of_task(const std::string& name) const;
 };
 
 /// Most samples of a batch, steps, or the like: what makes sense by far, and whose products don't overflow. The bound
@@ -113,8 +116,9 @@ inline constexpr std::uint64_t kMostCount = 1'000'000'000;
 
 /// The flags of training, with the fields of this configuration. Add a flag here: one row.
 HS_API std::vector<Flag> flags(TrainConfig& config);
-/// Those of images, and those of debugging, among them.
+/// Those of images, of detection and of debugging among them.
 HS_API std::vector<Flag> flags(ImageDataOptions& options);
+HS_API std::vector<Flag> flags(DetectionConfig& options);
 HS_API std::vector<Flag> flags(DebugConfig& config);
 
 /// Whether the flag is one of the data and of the task of the network of that name.

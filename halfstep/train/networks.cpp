@@ -7,7 +7,7 @@ namespace halfstep::training {
 
 NetworkInput network_input(const std::string& model) {
   const NetworkKind& kind = network_kind(model);
-  const bool images = data_kind(kind.data).flags == "images";
+  const bool images = kind.image_size > 0 && data_kind(kind.data).flags != "";
   return {.images = images, .image_size = kind.image_size > 0 ? kind.image_size : NetworkInput().image_size};
 }
 
@@ -25,6 +25,10 @@ Classifier make_classifier(const std::string& model, std::shared_ptr<const void>
 
 std::int64_t classes_of(const std::string& model, const NamedTensors& weights) {
   const NetworkKind& kind = network_kind(model);
+  if (kind.classes_in) {
+    const std::int64_t classes = kind.classes_in(weights);
+    return classes > 0 ? classes : kind.classes;
+  }
   for (const NamedTensor& t : weights) {
     if (!kind.head.empty() && t.name == kind.head + "weight" && t.tensor.dim() > 0) return t.tensor.size(0);
   }

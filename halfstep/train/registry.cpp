@@ -56,7 +56,7 @@ class Registry {
   std::deque<Kind> kinds_;
 };
 
-// The networks of models/registry.h, which classify.
+// The networks of models/registry.h, which classify, and those that detect.
 std::vector<NetworkKind> model_kinds() {
   std::vector<NetworkKind> kinds;
   for (const models::ModelInfo& info : models::all_models()) {
@@ -74,11 +74,18 @@ std::vector<NetworkKind> model_kinds() {
                      .classes = info.classes,
                      .head = info.head});
   }
+  for (NetworkKind& kind : detection_networks()) kinds.push_back(std::move(kind));
+  return kinds;
+}
+
+std::vector<DataKind> built_in_kinds_of_data() {
+  std::vector<DataKind> kinds = built_in_data();
+  kinds.push_back(boxes_kind());
   return kinds;
 }
 
 Registry<DataKind>& data_kinds() {
-  static Registry<DataKind> all("data kind", built_in_data());
+  static Registry<DataKind> all("data kind", built_in_kinds_of_data());
   return all;
 }
 Registry<NetworkKind>& networks() {
@@ -86,7 +93,7 @@ Registry<NetworkKind>& networks() {
   return all;
 }
 Registry<TaskKind>& tasks() {
-  static Registry<TaskKind> all("task", {classification_kind()});
+  static Registry<TaskKind> all("task", {classification_kind(), detection_kind()});
   return all;
 }
 

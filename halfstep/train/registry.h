@@ -20,6 +20,8 @@
 
 namespace halfstep::training {
 
+struct NetworkKind;
+
 /// The data of a run.
 struct RunData {
   std::shared_ptr<const data::Dataset> training;            ///< null where only an evaluation was asked for
@@ -47,6 +49,9 @@ struct DataKind {
   data::TrainTransform train_transform = {};
   data::EvalTransform eval_transform = {};
   std::optional<PictureForm> pictures = {};  ///< how samples are drawn; none: they aren't
+  /// A batch of random samples for a network that the configuration names, on the CPU, as those of `load`: for
+  /// benchmarks, summaries and traces; `image_size` may be 0. May be empty.
+  std::function<data::Batch(const NetworkKind& network, std::int64_t batch_size, std::int64_t image_size)> random = {};
 };
 
 /// A network that was made.
@@ -76,6 +81,8 @@ struct NetworkKind {
   std::int64_t image_size = 0;  ///< of networks of images: pixels of a side, customarily
   std::int64_t classes = 0;     ///< of classifiers: unless data or weights say others
   std::string head = {};        ///< of classifiers: prefix of the last layer's parameters, such as `fc.`
+  /// Classes of weights of this network, 0 where they don't say; by default the rows of the head's `weight`.
+  std::function<std::int64_t(const NamedTensors& weights)> classes_in = {};
 };
 
 /// What a network is trained for, such as `classification`.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cmath>
+#include <optional>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -104,13 +105,20 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
 // ------------------------------------------------------------------------------------------------------------- saver
 
 void RunSaver::resume(const Checkpoint& c) {
-  if (c.best_by == step_.task().best_by()) best_ = c.best;
+  state_.epoch = static_cast<int>(c.loader.epoch);
+  if (c.best_by == step_.task().best_by()) {
+    best_ = c.best;
+    best_epoch_ = c.best_epoch;
+  }
   last_file_ = config_.resume;
 }
 
 bool RunSaver::offer(double value) {
   const bool better = !best_ ? !std::isnan(value) : (step_.task().larger_is_better() ? value > *best_ : value < *best_);
-  if (better) best_ = value;
+  if (better) {
+    best_ = value;
+    best_epoch_ = state_.epoch + 1;  // which isn't over yet
+  }
   return better;
 }
 
@@ -131,8 +139,17 @@ void RunSaver::wait() {
 void RunSaver::save(const std::vector<std::filesystem::path>& places) {
   const amp::GradScaler* scaler = step_.scaler();
   optim::Optimizer& optimizer = step_.optimizer();
+  NamedTensors weights = step_.network().state_dict(), training_weights;
+  if (average_) {
+    training_weights = weights;
+    std::map<std::string, Tensor> averages;
+    for (const NamedTensor& t : average_->averages()) averages.emplace(t.name, t.tensor);
+    for (NamedTensor& t : weights) {
+      if (const auto it = averages.find(t.name); it != averages.end()) t.tensor = it->second;
+    }
+  }
   writer_.write(places, {.model = config_.model,
-                         .weights = step_.network().state_dict(),
+                         .weights = std::move(weights),
                          .optimizer_kind = optimizer.kind(),
                          .optimizer = optimizer.state_dict(),
                          .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
@@ -152,6 +169,7 @@ void RunSaver::save(const std::vector<std::filesystem::path>& places) {
                          .loss_samples = state_.loss_samples,
                          .best = best_,
                          .best_by = step_.task().best_by(),
+                         .best_epoch = best_epoch_,
                          .amp = amp_text(config_),
                          .parts = state_.parts,
                          .part_samples = state_.samples,
@@ -159,6 +177,8 @@ void RunSaver::save(const std::vector<std::filesystem::path>& places) {
                          .recipe = recipe(config_),
                          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
                          .data_checksums = config_.data_checksums,
+                         .training_weights = std::move(training_weights),
+                         .ema_updates = average_ ? average_->updates() : 0,
                          .communication = communication_});
   if (places.back().filename() == kLast) next_file_ = places.back();
 }
@@ -233,6 +253,7 @@ void SaveCallback::on_epoch_end(TrainContext& context) {
   if (!std::exchange(evaluated_, false)) return;  // it was stopped
   // In this order: killed between the two, the run that goes on makes this evaluation again.
   best_ ? save({kBest, kLast}, context) : save({kLast}, context);
+  if (saver_.out_of_patience()) context.request_stop("no better evaluation");
 }
 
 void SaveCallback::on_train_end(TrainContext& context) {
@@ -295,6 +316,9 @@ void DebugCallback::twin(const data::Batch& batch) {
     for (const NamedTensor& b : network.buffers()) Tensor(b.tensor).copy_(buffers[i++]);
     step_.optimizer().zero_grad();
   };
+  // Passes that train nothing are this rank's own: a hook such as PowerSGD's would keep what they leave out.
+  std::optional<dist::DataParallelBase::NoSync> alone;
+  if (step_.options().parallel) alone.emplace(*step_.options().parallel);
   debugging_.twin(
       [&] {
         restore();

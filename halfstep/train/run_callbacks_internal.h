@@ -10,6 +10,7 @@
 
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/power_sgd.h"
+#include "halfstep/optim/ema.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/checkpoint_writer_internal.h"
 #include "halfstep/train/debugging.h"
@@ -61,6 +62,10 @@ class RunSaver {
   const RunState& state() const { return state_; }
   /// Whether `value` of the task's best_by() is better than all before; remembers it then.
   bool offer(double value);
+  /// Whether so many epochs passed without a better value that the run ends (TrainConfig::patience).
+  bool out_of_patience() const {
+    return config_.patience > 0 && best_epoch_ > 0 && state_.epoch - best_epoch_ >= config_.patience;
+  }
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
   /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
@@ -77,6 +82,8 @@ class RunSaver {
   /// Returns when what was begun is written. Throws IoError if it can't be.
   void wait();
   /// What compresses gradients, whose state checkpoints have.
+  /// The average of the network's weights, which checkpoints have in their place. It has to live as long as this.
+  void set_average(const optim::EMA* average) { average_ = average; }
   void set_compression(std::optional<dist::PowerSGD> compression) { compression_ = std::move(compression); }
   /// Ahead of save(), on all ranks: collects the state of compression from them.
   void gather_compression();
@@ -92,6 +99,8 @@ class RunSaver {
   const data::DataLoader& loader_;
   RunState state_;
   std::optional<double> best_;
+  std::int64_t best_epoch_ = 0;
+  const optim::EMA* average_ = nullptr;
   std::filesystem::path last_file_, next_file_;
   CheckpointWriter writer_;
   std::optional<dist::PowerSGD> compression_;

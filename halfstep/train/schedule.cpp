@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <vector>
 
 #include "halfstep/core/fail.h"
@@ -11,17 +12,18 @@
 namespace halfstep::training {
 namespace {
 
-constexpr const char* kForms = "expected constant, step[:EPOCHS[,FACTOR]], cosine or onecycle[:PART]";
+constexpr const char* kForms =
+    "expected constant, step[:EPOCHS[,FACTOR]], cosine[:LAST], linear[:LAST] or onecycle[:PART]";
+constexpr double kPi = std::numbers::pi;
 constexpr double kFirstFactor = 1e-3;  // a warm-up begins with this part of the rate
 
 std::vector<double> numbers(const std::string& list, const std::string& whole) {
   return flag_numbers("--lr-schedule", kForms, list, whole);
 }
 
+// Of a run of `total` steps, `warmup` of them with a rising rate.
 optim::Schedule make_schedule(const RateRule& rule, optim::Optimizer& optimizer, std::int64_t steps_per_epoch,
-                              std::int64_t total) {
-  const auto warmup =
-      static_cast<std::int64_t>(std::llround(rule.warmup_epochs * static_cast<double>(steps_per_epoch)));
+                              std::int64_t total, std::int64_t warmup) {
   if (rule.kind == RateRule::Kind::one_cycle) {
     // A run of a single step has no cycle: it makes the first of two.
     return optim::OneCycleLR(optimizer, {.max_lr = optimizer.base_lr(),
@@ -29,18 +31,24 @@ optim::Schedule make_schedule(const RateRule& rule, optim::Optimizer& optimizer,
                                          .pct_start = rule.pct_start,
                                          .cycle_momentum = false});
   }
-  if (rule.kind == RateRule::Kind::cosine) {
+  if (rule.kind == RateRule::Kind::cosine && rule.factor == 0) {
     return optim::WarmupCosineLR(
         optimizer, {.warmup_steps = std::min(warmup, total - 1), .total_steps = total, .start_factor = kFirstFactor});
   }
-  return {optimizer, [rule, warmup, steps_per_epoch](double base, std::int64_t step) {
+  return {optimizer, [rule, warmup, steps_per_epoch, total](double base, std::int64_t step) {
             if (step < warmup) {
               const double part = static_cast<double>(step) / static_cast<double>(warmup);
               return base * (kFirstFactor + (1 - kFirstFactor) * part);
             }
             if (rule.kind == RateRule::Kind::constant) return base;
-            const std::int64_t changes = step / steps_per_epoch / rule.step_epochs;
-            return base * std::pow(rule.factor, static_cast<double>(changes));
+            if (rule.kind == RateRule::Kind::step) {
+              const std::int64_t changes = step / steps_per_epoch / rule.step_epochs;
+              return base * std::pow(rule.factor, static_cast<double>(changes));
+            }
+            const double all = static_cast<double>(std::max<std::int64_t>(total - warmup, 1));
+            const double part = std::min(static_cast<double>(step - warmup) / all, 1.0);
+            const double left = rule.kind == RateRule::Kind::linear ? 1 - part : (1 + std::cos(kPi * part)) / 2;
+            return base * (rule.factor + (1 - rule.factor) * left);
           }};
 }
 
@@ -60,8 +68,13 @@ RateRule parse_rate_rule(const std::string& text, double warmup_epochs) {
   } else if (kind == "step") {
     rule.kind = RateRule::Kind::step;
     most = 2;
-  } else if (kind == "cosine") {
-    rule.kind = RateRule::Kind::cosine;
+  } else if (kind == "cosine" || kind == "linear") {
+    rule.kind = kind == "cosine" ? RateRule::Kind::cosine : RateRule::Kind::linear;
+    rule.factor = list.empty() ? 0 : list[0];
+    if (!(rule.factor >= 0) || rule.factor > 1) {
+      fail<Error>("--lr-schedule: expected a last part of the rate from 0 to 1 in '{}', got {}", text, rule.factor);
+    }
+    most = 1;
   } else if (kind == "onecycle") {
     rule.kind = RateRule::Kind::one_cycle;
     most = 1;
@@ -90,19 +103,37 @@ RateRule parse_rate_rule(const std::string& text, double warmup_epochs) {
   return rule;
 }
 
-RateSchedule::RateSchedule(const RateRule& rule, optim::Optimizer& optimizer, std::int64_t steps_per_epoch, int epochs)
-    : last_(std::max<std::int64_t>(steps_per_epoch * epochs, 1) - 1) {
-  if (rule.kind == RateRule::Kind::constant && rule.warmup_epochs == 0) return;
-  schedule_.emplace(make_schedule(rule, optimizer, std::max<std::int64_t>(steps_per_epoch, 1), last_ + 1));
+RateSchedule::RateSchedule(const RateRule& rule, optim::Optimizer& optimizer, std::int64_t steps_per_epoch, int epochs,
+                           const WarmupOptions& warmup)
+    : optimizer_(optimizer), options_(warmup), last_(std::max<std::int64_t>(steps_per_epoch * epochs, 1) - 1) {
+  if (rule.warmup_epochs > 0) {
+    warmup_ = std::max<std::int64_t>(std::llround(rule.warmup_epochs * static_cast<double>(steps_per_epoch)),
+                                     warmup.least_steps);
+  }
+  if (warmup_ > 0 && warmup.momentum) {
+    for (int g = 0; g < optimizer.num_groups(); ++g) momentum_.push_back(optimizer.momentum(g));
+  }
+  if (rule.kind == RateRule::Kind::constant && warmup_ == 0) return;
+  schedule_.emplace(make_schedule(rule, optimizer, std::max<std::int64_t>(steps_per_epoch, 1), last_ + 1, warmup_));
   // A step rule, and a constant one after its warm-up, know no end.
   if (rule.kind == RateRule::Kind::step || rule.kind == RateRule::Kind::constant) last_ = INT64_MAX;
 }
 
 void RateSchedule::set(std::int64_t position) {
   if (!schedule_) return;
+  const std::int64_t step = std::min(position, last_);
   auto state = schedule_->state_dict();
-  state["steps"] = static_cast<double>(std::min(position, last_));
+  state["steps"] = static_cast<double>(step);
   schedule_->load_state_dict(state);
+  if (warmup_ == 0) return;
+  const double part = std::min(static_cast<double>(step) / static_cast<double>(warmup_), 1.0);
+  if (options_.bias_lr && part < 1) {
+    const int biases = optimizer_.num_groups() - 1;
+    optimizer_.set_lr(biases, *options_.bias_lr + (optimizer_.base_lr(biases) - *options_.bias_lr) * part);
+  }
+  for (std::size_t g = 0; g < momentum_.size(); ++g) {
+    optimizer_.set_momentum(static_cast<int>(g), *options_.momentum + (momentum_[g] - *options_.momentum) * part);
+  }
 }
 
 }  // namespace halfstep::training

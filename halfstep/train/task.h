@@ -46,6 +46,21 @@ struct ResultTable {
   std::string note = {};                            ///< below it
 };
 
+/// Where a run stands, for the line that it prints.
+struct ProgressState {
+  int epoch = 0;  ///< from 1
+  int epochs = 0;
+  std::int64_t samples = 0;                  ///< of the last step
+  double memory_mb = 0;                      ///< peak of the device's tensors, or of the process, in 10^6 bytes
+  std::map<std::string, double> last = {};   ///< TaskLoss::parts of the last step, divided by its samples
+  std::map<std::string, double> means = {};  ///< the same of the epoch so far
+};
+/// A column of that line.
+struct ProgressColumn {
+  std::string name = {};
+  std::string value = {};
+};
+
 /// A problem to train on. A step calls loss() and count() of every batch; an evaluation calls begin_evaluation(),
 /// evaluate() of every batch and end_evaluation(). Batches are on the network's device.
 ///
@@ -82,6 +97,9 @@ class HS_API Task {
   virtual ResultTable result_table() const;
   /// Writes figures and tables of the last evaluation, if the task has any. Throws IoError.
   virtual void write_results(const ResultPlace& place) const;
+  /// The line that a run prints every so many steps, where the task's users know another one than that of the usual
+  /// ImageNet scripts; empty: that one.
+  virtual std::vector<ProgressColumn> progress(const ProgressState& state) const;
   /// Name of the result by which the best evaluation of a run is chosen; `loss` unless overridden.
   virtual std::string best_by() const;
   /// Whether a larger value of it is better; false unless overridden.

@@ -2,30 +2,32 @@
 #include "halfstep/train/trace_step.h"
 
 #include "halfstep/amp/level.h"
+#include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
-#include "halfstep/models/registry.h"
-#include "halfstep/ops/random.h"
 #include "halfstep/runtime/queue.h"
-#include "halfstep/train/classification.h"
-#include "halfstep/train/networks.h"
 #include "halfstep/train/optimizer.h"
+#include "halfstep/train/registry.h"
 #include "halfstep/train/train_step.h"
 
 namespace halfstep::training {
 
 data::Batch random_batch(const std::string& model, std::int64_t batch_size, std::int64_t image_size) {
-  const models::ModelInfo& info = models::model_info(model);
-  const std::int64_t side = image_size > 0 ? image_size : info.image_size;
-  const Shape sizes = info.data == models::DataKind::digits ? Shape{batch_size, info.image_size * info.image_size}
-                                                            : Shape{batch_size, info.channels, side, side};
-  return {.input = randn(sizes), .target = randint(0, info.classes, {batch_size}, {.dtype = i64})};
+  const NetworkKind& kind = network_kind(model);
+  const DataKind& data = data_kind(kind.data);
+  if (!data.random) fail<Error>("{}: its data, {}, have no random samples", model, data.name);
+  return data.random(kind, batch_size, image_size);
+}
+
+std::shared_ptr<Task> random_task(const TrainConfig& config) {
+  RunData data;
+  data.num_classes = network_kind(config.model).classes;
+  return make_task(config, data);
 }
 
 std::vector<debug::TracedCall> trace_step(const TrainConfig& config, std::int64_t image_size) {
   check(config);
   const PhiloxState random = default_generator().state();
-  std::shared_ptr<const void> holder;
-  const auto task = std::make_shared<ClassificationTask>(make_classifier(config.model, holder));
+  const std::shared_ptr<Task> task = random_task(config);
   const nn::ModuleBase& network = task->network();
   network.to(config.device);
   const AmpMode mode = amp_mode(config);

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "halfstep/data/dataset.h"
 #include "halfstep/debug/call_trace.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/task.h"
 
 namespace halfstep::training {
 
@@ -17,7 +20,12 @@ namespace halfstep::training {
 /// as it was. Throws as train() does.
 HS_API std::vector<debug::TracedCall> trace_step(const TrainConfig& config, std::int64_t image_size = 0);
 
-/// A batch of random pictures for the network of that name, on the CPU: inputs in the layout of its data and labels.
+/// The task of the configuration's network without data: fresh weights from the default generator, on the CPU, as many
+/// classes as customary. Throws as make_task() does.
+HS_API std::shared_ptr<Task> random_task(const TrainConfig& config);
+
+/// A batch of random samples for the network of that name, on the CPU, as its data are: see DataKind::random. Throws
+/// Error for a kind of data without.
 HS_API data::Batch random_batch(const std::string& model, std::int64_t batch_size, std::int64_t image_size = 0);
 
 }  // namespace halfstep::training

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdlib>
 #include <map>
+#include <numeric>
 #include <set>
 #include <sstream>
 
@@ -16,6 +17,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/loss_scale.h"
+#include "halfstep/dist/no_samples_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
@@ -202,6 +204,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
   TaskLoss made;
   {
     const EnableGrad on;
+    const dist::detail::NoSamples none(batch.stand_in);  // backward too: checkpoint() repeats forward passes there
     {
       std::optional<amp::Autocast> region;
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
@@ -209,7 +212,8 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
     }
     check_loss(made.loss);
     const TraceRange range("backward");
-    const Tensor share = weight == 1 ? made.loss : made.loss * weight;
+    const double factor = options.sum_over_samples ? weight * static_cast<double>(values.samples) : weight;
+    const Tensor share = factor == 1 ? made.loss : made.loss * factor;
     (scaler ? scaler->scale(share) : share).backward();
   }
   const NoGrad no_grad;
@@ -351,6 +355,7 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
   constexpr std::uint64_t kPurpose = 0x7368617264;  // keeps shards' numbers apart from other uses of the seed
   Tree tree;
   StepValues one;  // what the shards give, one behind the other
+  one.samples = values.samples;
   for (int k = 0; k < own; ++k) {
     const std::int64_t shard = rank * own + k;
     default_generator().set_state(
@@ -466,9 +471,18 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   for (const data::Batch& batch : batches) shares.push_back({batch.all_samples, batch.stand_in});
   if (s.captured && shares != s.shares) {
     // A recording holds the weight that its samples have among those of all ranks.
-    s.why_plain = "the ranks' parts of its batches differ from those of the steps before it";
-    ++s.before.plain;
-    return s.run(batches);
+    const auto of_all = [](const std::vector<Impl::Share>& of) {
+      return std::accumulate(of.begin(), of.end(), std::int64_t{0},
+                             [](auto n, const auto& b) { return n + b.all_samples; });
+    };
+    if (of_all(shares) <= of_all(s.shares)) {
+      s.why_plain = "the ranks' parts of its batches differ from those of the steps before it";
+      ++s.before.plain;
+      return s.run(batches);
+    }
+    // The first step was an epoch's last, smaller one: a run was resumed there.
+    s.before = capture_stats();
+    s.captured.reset();
   }
   s.shares = shares;
   if (!s.captured) {
@@ -480,9 +494,10 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
         parts[i].all_samples = s.shares[i].all_samples;
         parts[i].stand_in = s.shares[i].stand_in;
       }
-      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step.
+      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step. So it is with
+      // several ranks, whose steps on a device aren't captured: what is counted is merged with the losses.
       std::vector<Tensor> outputs;
-      const bool counted_later = !device_of(s.task->network()).is_cpu();
+      const bool counted_later = s.ranks() == 1 && !device_of(s.task->network()).is_cpu();
       StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
@@ -506,7 +521,6 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     s.task->count(counted, batches[b]);
     take_over(counted, batches[b], values);
   }
-  if (s.ranks() > 1) s.merge_counts(values);
   return values;
 }
 

@@ -86,7 +86,8 @@ struct StepOptions {
   /// Dtype of the autocast region around Task::loss; none: the caller's own region, or none. Networks at a level of
   /// mixed precision need none.
   std::optional<DType> autocast = {};
-  double clip_norm = 0;  ///< largest 2-norm of all gradients together; 0: no clipping
+  double clip_norm = 0;           ///< largest 2-norm of all gradients together; 0: no clipping
+  bool sum_over_samples = false;  ///< gradients are those of the loss times the step's samples, not of the mean
   /// Of the task's network: each rank makes the step on its part of the batches, and the gradients are those of the
   /// mean loss over all parts' samples. Ranks have as many batches; their sizes may differ where a loader says what the
   /// whole is (data::LoaderOptions::ranks). Losses and parts are those of all ranks together.

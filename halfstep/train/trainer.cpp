@@ -16,6 +16,7 @@
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/dist/zero.h"
+#include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/classification.h"
@@ -96,6 +97,21 @@ std::shared_ptr<const data::Dataset> part_of(std::shared_ptr<const data::Dataset
   return std::make_shared<data::SubsetDataset>(std::move(all), std::move(indices));
 }
 
+WarmupOptions warmup_of(const TrainConfig& c) {
+  WarmupOptions options{.least_steps = c.warmup_steps};
+  if (c.warmup_momentum > 0) options.momentum = c.warmup_momentum;
+  if (c.warmup_bias_lr > 0) options.bias_lr = c.warmup_bias_lr;
+  return options;
+}
+
+// What an average is of.
+NamedTensors floating(const NamedTensors& all) {
+  NamedTensors result;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(result),
+               [](const NamedTensor& t) { return t.tensor.is_floating(); });
+  return result;
+}
+
 // What rank 0 writes and tells the others leave.
 TrainConfig config_of_rank(TrainConfig config) {
   if (config.group.rank() == 0) return config;
@@ -107,28 +123,46 @@ TrainConfig config_of_rank(TrainConfig config) {
   return config;
 }
 
+// The average of the weights follows each step that was made.
+class AverageCallback final : public CallbackBase {
+ public:
+  explicit AverageCallback(optim::EMA& average) : average_(average) {}
+  void on_step_end(TrainContext& context) override { average_.update_unless(context.overflow); }
+
+ private:
+  optim::EMA& average_;
+};
+
 // Every evaluation sees the same data set in the same order, and has the memory of the gradients.
 class BeforeEvaluation final : public CallbackBase {
  public:
+  /// `average` may be null.
   BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel,
-                   std::optional<dist::ZeroRedundancy> zero)
-      : loader_(loader), parallel_(std::move(parallel)), zero_(std::move(zero)) {}
+                   std::optional<dist::ZeroRedundancy> zero, optim::EMA* average)
+      : loader_(loader), parallel_(std::move(parallel)), zero_(std::move(zero)), average_(average) {}
   void on_eval_begin(TrainContext& context) override {
     loader_.seek({});
     context.optimizer->zero_grad();
+    if (average_) average_->swap();
     // Each rank's last step has changed its own.
     if (parallel_) parallel_->broadcast_buffers();
     // Ranks may have unlike numbers of batches.
     if (zero_) parameters_ = zero_->gather_parameters();
   }
-  void on_eval_end(TrainContext& /*context*/) override { parameters_.reset(); }
+  void on_eval_end(TrainContext& /*context*/) override { go_back(); }
   // Of an evaluation that was stopped.
-  void on_epoch_end(TrainContext& /*context*/) override { parameters_.reset(); }
+  void on_epoch_end(TrainContext& /*context*/) override { go_back(); }
 
  private:
+  void go_back() {
+    parameters_.reset();
+    if (average_ && average_->is_swapped()) average_->swap();
+  }
+
   data::DataLoader& loader_;
   std::shared_ptr<dist::DataParallelBase> parallel_;
   std::optional<dist::ZeroRedundancy> zero_;
+  optim::EMA* average_;
   std::shared_ptr<void> parameters_;
 };
 
@@ -146,6 +180,7 @@ class Run {
         step_(make_train_step(task, *optimizer_, make_scaler(config),
                               {.autocast = amp_.region,
                                .clip_norm = config.clip_norm,
+                               .sum_over_samples = config.nominal_batch > 0,
                                .parallel = parallel_of(config, task->network(), power_sgd_),
                                .shards = static_cast<int>(config.reproducible)})),
         samples_(training->size()),
@@ -165,7 +200,7 @@ class Run {
                       .device = config.device}),
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
-                  config.epochs),
+                  config.epochs, warmup_of(config)),
         saver_(config, step_, loader_),
         debugging_(config.debug, config.out, callbacks.on_debug) {
     reset_fallback_counts();
@@ -185,6 +220,11 @@ class Run {
                                                     : ExistingRun::refuse;
     // Nobody may write the checkpoint that is read.
     if (claims && goes_on) own_folder_ = RunFolder(config.out, existing);
+    if (config.ema > 0) {
+      average_.emplace(task->network().state_dict(),
+                       optim::EMAOptions{.decay = config.ema, .warmup = config.ema_warmup});
+      saver_.set_average(&*average_);
+    }
     if (!config.resume.empty()) resume();
     divide_state();
     if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
@@ -210,6 +250,7 @@ class Run {
     report.interrupted = max_of(all_ranks, !nothing_left() && !config_.log_json.empty() && !log_ ? 1 : 0) != 0;
     if (nothing_left() || report.interrupted) {
       report.nothing_left = nothing_left();
+      report.out_of_patience = saver_.out_of_patience();
       report.epochs = from_.epoch;
       report.steps = from_.step;
       report.skipped = from_.skipped;
@@ -225,14 +266,16 @@ class Run {
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
-    std::vector<Callback> all{
-        Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_)),
-        Callback(std::make_shared<ScheduleCallback>(schedule_)),
-        Callback(first_lines),
-        Callback(results),
-        Callback(std::make_shared<FiniteLoss>(step_, saver_)),
-        Callback(reports),
-        Callback(std::make_shared<DebugCallback>(debugging_, step_))};
+    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_,
+                                                                          average_ ? &*average_ : nullptr)),
+                              Callback(std::make_shared<ScheduleCallback>(schedule_)),
+                              Callback(first_lines),
+                              Callback(results),
+                              Callback(std::make_shared<FiniteLoss>(step_, saver_)),
+                              Callback(reports),
+                              Callback(std::make_shared<DebugCallback>(debugging_, step_))};
+    // Before anything is saved.
+    if (average_) all.insert(all.begin(), Callback(std::make_shared<AverageCallback>(*average_)));
     // Like the table, before the checkpoint that it may not lack.
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
@@ -253,7 +296,8 @@ class Run {
     const RunState& end = saver_.state();
     // A stop while the last evaluation ended came too late.
     const bool stopped = max_of(all_ranks, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
-    report.interrupted = stopped && end.epoch < config_.epochs;
+    report.out_of_patience = saver_.out_of_patience();
+    report.interrupted = stopped && end.epoch < config_.epochs && !report.out_of_patience;
     report.epochs = end.epoch;
     report.steps = end.step;
     report.skipped = end.skipped;
@@ -286,7 +330,7 @@ class Run {
     };
   }
 
-  bool nothing_left() const { return from_.epoch >= config_.epochs; }
+  bool nothing_left() const { return from_.epoch >= config_.epochs || saver_.out_of_patience(); }
 
   // All checks are done.
   void begin_files() {
@@ -329,7 +373,11 @@ class Run {
       fail<IoError>("{}: damaged checkpoint: {}", file, e.what());
     }
     try {
-      step_.network().load_state_dict(c.weights);
+      if (average_) {
+        const NamedTensors averages = floating(c.weights);
+        average_->load_state_dict({.tensors = averages, .numbers = {{"updates", static_cast<double>(c.ema_updates)}}});
+      }
+      step_.network().load_state_dict(c.training_weights.empty() ? c.weights : c.training_weights);
       optimizer_->load_state_dict(c.optimizer);
       if (!c.scaler.empty()) scaler.load_state_dict(c.scaler);
       if (power_sgd_ && !c.communication.empty()) power_sgd_->load_state_dict(c.communication, config_.group);
@@ -357,6 +405,7 @@ class Run {
   std::optional<dist::PowerSGD> power_sgd_;
   TrainStep step_;
   std::optional<dist::ZeroRedundancy> zero_;
+  std::optional<optim::EMA> average_;
   std::int64_t samples_;
   std::shared_ptr<const data::Dataset> test_;
   data::DataLoader loader_, test_loader_;
@@ -412,22 +461,26 @@ void describe_data(TrainConfig& config, const RunData& data) {
   config.data_checksums = data.checksums;
   const DataKind& kind = data_of(config.model);
   std::vector<Flag> rows = flags(config);
-  std::erase_if(rows, [&](const Flag& flag) { return flag.data.empty() || flag.data != kind.flags; });
+  std::erase_if(rows, [&](const Flag& flag) { return flag.data.empty() || !flag.of_data(kind.flags); });
   for (const auto& [key, value] : recipe(rows)) config.data_flags[key] = value;
 }
 
 EvalReport evaluate(Task& task, std::shared_ptr<const data::Dataset> test, const EvalOptions& options) {
-  data::DataLoader loader(std::move(test), {.batch_size = options.batch_size,
-                                            .workers = options.workers,
-                                            .prefetch = options.prefetch,
-                                            .device = device_of(task.network())});
+  data::DataLoader loader(part_of(std::move(test), options.group),
+                          {.batch_size = std::max<std::int64_t>(options.batch_size / options.group.size(), 1),
+                           .workers = options.workers,
+                           .prefetch = options.prefetch,
+                           .device = device_of(task.network())});
   EvalReport report;
   std::optional<amp::Autocast> outside;
   if (!options.autocast && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
   const auto stopped = [&] { return options.stop && options.stop->load(std::memory_order_relaxed); };
-  report.interrupted = !evaluate(
-      task, loader, report.metrics,
-      {.autocast = options.autocast, .read_every = options.read_every, .on_batch = options.on_batch, .stop = stopped});
+  report.interrupted = !evaluate(task, loader, report.metrics,
+                                 {.autocast = options.autocast,
+                                  .read_every = options.read_every,
+                                  .on_batch = options.on_batch,
+                                  .stop = stopped,
+                                  .group = options.group});
   if (options.table) *options.table = task.result_table();
   return report;
 }

@@ -55,6 +55,8 @@ struct EvalOptions {
   const std::atomic<bool>* stop = nullptr;  ///< aborts when it becomes true
   std::vector<std::string> classes = {};    ///< names, for the table
   ResultTable* table = nullptr;             ///< becomes Task::result_table()
+  /// Ranks that evaluate a part of the samples each, with a part of the batch size; the results are those of all.
+  dist::ProcessGroup group = {};
 };
 
 /// How a run ended.
@@ -71,6 +73,7 @@ struct RunReport {
   double best_value() const { return metrics.contains(best_by) ? static_cast<double>(metrics[best_by]) : NAN; }
   std::vector<FallbackCount> fallbacks = {};  ///< ops that ran on the CPU in place of the device
   bool nothing_left = false;                  ///< the run that was resumed had all its epochs already
+  bool out_of_patience = false;               ///< TrainConfig::patience has ended the run, now or before
   bool interrupted = false;                   ///< stop was set; a checkpoint was written if there is a folder for it
   std::filesystem::path checkpoint = {};      ///< the last one written
   CaptureStats captured = {};                 ///< how the steps ran

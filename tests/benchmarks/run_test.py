@@ -405,6 +405,18 @@ class PlanTest(unittest.TestCase):
             for row in both:
                 self.assertEqual(row.goals, (*speed, Goal("torch_f32", fact="peak_bytes", share=0.6), Goal("f32", fact="saved_bytes", share=0.52)))
         self.assertNotIn("network", {s.name for s in plan(Machine(), quick=True)})
+
+    def test_detectors(self) -> None:
+        memory = Goal("torch_f32", fact="peak_bytes", share=0.6)
+        for units, of_bf16 in ((False, (memory,)), (True, (Goal("torch", 1.3), memory))):
+            section = plan(Machine(bf16_units=units), only="^detector YOLOv5n, 16 x 640")[0]
+            self.assertTrue(section.alone)
+            self.assertEqual([(r.case, r.goals) for r in section.rows],
+                             [("network/yolov5n/f32/b16", (Goal("torch", 1.3),)), ("network/yolov5n/bf16/b16", of_bf16),
+                              ("network/yolov5n/f16/b16", (memory,))])
+        self.assertNotIn("detector", {s.name for s in plan(Machine(), quick=True)})
+
+    def test_what_may_be_missing(self) -> None:
         self.assertNotIn("loader", {s.name for s in plan(Machine(), pictures=False)})
 
     def test_data_parallel_training(self) -> None:

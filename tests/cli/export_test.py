@@ -8,7 +8,7 @@ import sys
 import unittest
 
 from images_test import make_images
-from program import ProgramTest
+from program import ProgramTest, events
 
 CHECK = """
 import sys, numpy, onnx
@@ -21,6 +21,16 @@ dtype = onnx.helper.tensor_dtype_to_np_dtype(port.elem_type)
 x = numpy.zeros([3 if d == "batch" else d for d in dims], dtype)
 y = ReferenceEvaluator(model).run(None, {model.graph.input[0].name: x})[0]
 print(dims, dtype, list(y.shape), bool(numpy.isfinite(y).all()), model.opset_import[0].version)
+"""
+
+
+# Whether two files compute the same up to roundings in float32.
+COMPARE = """
+import sys, numpy, onnx
+from onnx.reference import ReferenceEvaluator
+x = numpy.random.default_rng(1).standard_normal((3, 3, 8, 8), dtype=numpy.float32)
+a, b = (ReferenceEvaluator(onnx.load(f)).run(None, {"input": x})[0] for f in sys.argv[1:])
+print(bool(abs(a - b).max() < 1e-4 * abs(a).max()))
 """
 
 
@@ -144,6 +154,32 @@ class ExportImages(ExportTest):
         self.assertIn("takes [2, 3, 40, 40]\n", self.exported("--weights", "run", "--image-size", "40", "--batch-size", "2", "--dtype", "f16", model="resnet20"))
         self.assertEqual(self.checked(), "[2, 3, 40, 40] float16 [2, 2] True 17")
         self.refused(2, "resnet20", "export", "resnet2", "--weights", "run", "--onnx", "net.onnx")
+        self.folds_batch_norms()
+
+    def folds_batch_norms(self):
+        fold = ["--weights", "run", "--fold-batch-norm"]
+        self.assertIn("resnet20 with run/best.safetensors\n", self.exported("--weights", "run", model="resnet20", file="whole.onnx"))
+        self.assertIn("resnet20 with run/best.safetensors, 21 batch norms folded\n", self.exported(*fold, model="resnet20"))
+        whole, folded = ((self.folder / f).read_bytes() for f in ("whole.onnx", "net.onnx"))
+        self.assertIn(b"BatchNormalization", whole)
+        self.assertNotIn(b"BatchNormalization", folded)
+        if self.python:
+            done = subprocess.run([self.python, "-c", COMPARE, self.folder / "whole.onnx", self.folder / "net.onnx"], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout.strip()), (0, "True"), done.stderr)
+        # Evaluated, the same pictures are right; the loss is off by roundings.
+        results = []
+        for flags in ([], ["--fold-batch-norm"], ["--fold-batch-norm", "--amp", "O2"], ["--fold-batch-norm", "--amp", "bf16"]):
+            status, out, err = self.run_program("eval", "resnet20", "images", "--weights", "run", "--log-json", f"{len(results)}.json", *flags)
+            self.assertEqual((status, err), (0, ""), out)
+            self.assertEqual("21 batch norms folded\n" in out, bool(flags), out)
+            results.append(events(self.folder / f"{len(results)}.json")[0])
+        # Of 22 layers, each of which rounds to 2^-24 and passes on some hundred times that at most; to 2^-8 in 16 bits.
+        for result, bound in zip(results[1:], (1e-4, 0.3, 0.3)):
+            self.assertAlmostEqual(result["loss"], results[0]["loss"], delta=bound * results[0]["loss"])
+        self.assertEqual(results[1]["top1"], results[0]["top1"])
+        status, out, err = self.run_program("train", "mlp", "--limit", "100", "--epochs", "1", "--out", "plain")
+        self.assertEqual((status, err), (0, ""), out)
+        self.refused(2, ["--fold-batch-norm", "mlp has no batch norms"], "export", "mlp", "--weights", "plain", "--onnx", "a.onnx", "--fold-batch-norm")
 
 
 if __name__ == "__main__":

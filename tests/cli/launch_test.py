@@ -306,16 +306,65 @@ class Usage(LaunchTest):
             self.assertEqual((status, out, err), (0, "--standalone\n", ""))
 
 
-class Machines(LaunchTest):
-    def test_a_file_of_hosts_reaches_the_launcher(self):
-        """A stand-in for mpirun prints what it is given."""
+class StandInTest(LaunchTest):
+    def stand_ins(self):
+        """A PATH whose mpirun prints what it is given."""
         (self.folder / "bin").mkdir()
         for name in ("mpirun.openmpi", "mpirun.mpich"):
             path = self.folder / "bin" / name
             path.write_text("#!/bin/sh\necho \"$@\"\nexit 6\n")
             path.chmod(0o755)
+        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+
+class RanksOfAMachine(StandInTest):
+    def started(self, *arguments, before=(), **env):
+        """What mpirun is given; the program is started by the command `before`."""
+        env = self.environment(PATH=self.path, **env)
+        done = subprocess.run([*before, PROGRAM, "launch", *arguments, "true"], cwd=self.folder, env=env, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 6, done.stderr)
+        return done.stderr  # where what mpirun itself prints goes
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.stand_ins()
+
+    def test_one_for_each_processor_or_accelerator(self):
+        one = ["taskset", "-c", str(min(os.sched_getaffinity(0)))] if shutil.which("taskset") else None
+        none = {"HALFSTEP_PLUGIN_DIR": str(self.folder)}
+        for count in ("auto", "cpu"):
+            ranks = int(re.search(r"-n (\d+) ", self.started("--nproc-per-node", count, **none)).group(1))
+            self.assertTrue(1 <= ranks <= len(os.sched_getaffinity(0)), ranks)  # fewer where a control group says so
+            if one:
+                self.assertIn("-n 1 ", self.started("--nproc-per-node", count, before=one, **none))
+        plugins = pathlib.Path(PROGRAM).resolve().parent.parent / "lib" / "halfstep" / "plugins"
+        if not (plugins / "libhalfstep_sim.so").exists():
+            self.skipTest("the plug-in sim isn't built")
+        for count in ("auto", "gpu"):
+            self.assertIn("-n 5 ", self.started("--nproc-per-node", count, HALFSTEP_PLUGINS=str(plugins / "libhalfstep_sim.so"), HALFSTEP_SIM_DEVICES="5",
+                                                **none))
+
+    def test_ranks_stay_beside_their_memory(self):
+        """Two parts of memory, by a folder in the place of the system's."""
+        for part in ("node0", "node1", "power"):
+            (self.folder / "nodes" / part).mkdir(parents=True)
+        nodes = "/sys/devices/system/node"
+        before = ["unshare", "-m", "sh", "-c", f'mount --bind {self.folder}/nodes {nodes} && exec "$@"', "x"]
+        if subprocess.run([*before, "true"], capture_output=True).returncode != 0:
+            self.skipTest(f"no folder can be put in the place of {nodes} here")
+        for mpi, bound, unbound in (("openmpi", "--map-by numa --bind-to numa ", "--bind-to none "), ("mpich", "-bind-to numa -map-by numa ", None)):
+            for ranks in ("2", "4"):
+                self.assertIn(bound, self.started("--mpi", mpi, "--nproc-per-node", ranks, before=before))
+            uneven = self.started("--mpi", mpi, "--nproc-per-node", "3", before=before)
+            self.assertNotIn("numa", uneven)
+            self.assertIn(unbound or "", uneven)
+
+
+class Machines(StandInTest):
+    def test_a_file_of_hosts_reaches_the_launcher(self):
+        path = self.stand_ins()
         (self.folder / "hosts").write_text("# machines\nnode-1 slots=2\n\nnode-2:3 # fast\nnode-3\n")
-        env = {"PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "HALFSTEP_LOG": "info"}
+        env = {"PATH": path, "HALFSTEP_LOG": "info"}
         for mpi, hosts in (("openmpi", "--host node-1:2,node-2:3,node-3:1"), ("mpich", "-hosts node-1:2,node-2:3,node-3:1")):
             status, out, err = self.run_program("launch", "--mpi", mpi, "--hosts", "hosts", "prog", "x", env=env)
             self.assertEqual(status, 6)

@@ -53,6 +53,31 @@ class PlanParallel(ProgramTest):
         self.assertGreater(at["f16, gradients in f16"], whole["efficiency"])
         self.assertEqual(whole["precision"], "f16, gradients in f32")
 
+    # What docs/guide/plan-parallel.md shows and compares with published figures; the model's inputs are in its table of machines.
+    def test_the_figures_of_the_documentation(self):
+        page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guide/plan-parallel.md").read_text()
+        sample = self.rows("--system", "v100-10g", "--ranks", "8,16", "--amp", "f16")["rows"]
+        for row in sample:
+            words = [row["ranks"], row["ranks"] // 8, int(row["bucket_mb"]), *(f"{row[f'{k}_ms']:.2f}" for k in ("step", "communication", "exposed", "waiting")),
+                     f"{100 * row['efficiency']:.1f}%", f"{row['samples_per_s']:.0f}"]
+            self.assertIn(" ".join(map(str, words)), " ".join(page.split()))
+        self.assertEqual([f"{r['step_ms']:.2f}" for r in sample], ["109.83", "135.81"])
+        at_1024 = [round(100 * r["efficiency"]) for r in self.rows("--system", "v100-10g", "--ranks", "1024")["rows"]]
+        self.assertTrue(at_1024[0] >= 93 and at_1024[1] == 73, at_1024)
+
+        def percent(value):
+            return f"{100 * value:.1f} %"
+
+        one_v100, mixed_v100 = (percent(r["efficiency"]) for r in self.rows("--system", "dgx1-v100", "--ranks", "8")["rows"])
+        one_a100, mixed_a100 = (percent(r["efficiency"]) for r in self.rows("--system", "dgx-a100", "--ranks", "8")["rows"])
+        few, many = (r["efficiency"] for r in self.rows("--system", "p100-50g", "--ranks", "8,256", "--amp", "off", "--batch-size", "32")["rows"])
+        horovod = self.rows("resnet101", "--system", "p100-25g", "--ranks", "16,512", "--amp", "off", "--batch-size", "64")["rows"]
+        self.assertEqual((one_v100, mixed_v100, one_a100, mixed_a100), ("97.2 %", "97.1 %", "97.1 %", "97.1 %"))
+        self.assertEqual((percent(many / few), f"{horovod[0]['samples_per_s']:,.0f}", percent(horovod[1]["efficiency"])), ("97.2 %", "1,771", "94.1 %"))
+        table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+        first = table.index(["source", "", "published", "predicted"]) + 2
+        self.assertEqual([row[3].split(" (")[0] for row in table[first:first + 9]], [one_v100, mixed_v100, one_a100, mixed_a100, one_a100, mixed_a100, percent(many / few), "1,771", "94.1 %"])
+
     def test_tables_and_figures(self):
         with tempfile.TemporaryDirectory() as folder:
             for ending, first in (("svg", b"<?xml"), ("png", b"\x89PNG")):

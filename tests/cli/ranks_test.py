@@ -2,10 +2,12 @@
 """`mpirun -n N halfstep train`: the run of one process, divided among several."""
 import math
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 import unittest
 
@@ -114,6 +116,81 @@ class Ranks(ProgramTest):
             self.assertEqual(status, 2, out + err)
             self.assertIn("powersgd[:RANK[,START]]", err)
             self.assertIn(bad, err)
+
+    def test_a_comparison_changes_nothing(self):
+        """Its passes are no steps: what PowerSGD left out of the steps' gradients stays as it was."""
+        self.data()
+        flags = [*FLAGS, "--epochs", "2", "--amp", "f16", "--compress-gradients", "powersgd:1,2"]
+        self.done(2, "data", "--out", "plain", *flags)
+        out = self.done(2, "data", "--out", "compared", *flags, "--debug-compare", "twin", "--debug-steps", "6")
+        self.assertIn("calls and casts compared", (self.folder / "compared" / "debug-twin.txt").read_text(), out)
+        self.assertEqual(self.losses("compared"), self.losses("plain"))
+        runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("compared", "plain")]
+        self.assertEqual(runs[0].data, runs[1].data)
+
+    def test_an_evaluation_is_divided(self):
+        self.data(test=3000)
+        self.train("data", "--out", "run", "--epochs", "1")
+        flags = ["train", "mlp", "data", "--resume", "run", "--evaluate", "-p", "1"]
+        one = self.run_program(*flags, "--log-json", "one.jsonl")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        for mpi in modules():
+            status, out, err = self.finish(self.launch(3, *flags, "--log-json", f"{mpi}.jsonl", mpi=mpi))
+            self.assertEqual(status, 0, out + err)
+            self.assertIn("by 3 ranks", out)
+            self.assertIn("Test: [4/4]", out)  # a rank has 1000 samples, in batches of 1000 / 3
+            self.assertEqual(re.findall(r" \* Acc.*", out), re.findall(r" \* Acc.*", one.stdout))
+            mine, theirs = [next(e for e in events(self.folder / f"{name}.jsonl") if e["event"] == "eval") for name in (mpi, "one")]
+            self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
+            self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-6))
+            status, out, err = self.finish(self.launch(2, "train", "mlp", "data", "--evaluate", "--resume", "nowhere", mpi=mpi))
+            self.assertNotEqual(status, 0)
+            self.assertIn("nowhere", err)
+
+    def test_a_file_gets_no_progress_bar(self):
+        """Open MPI's ranks have a terminal whatever mpirun writes to."""
+        self.data(train=2048)
+        flags = ["train", "mlp", "data", "--no-out", "--epochs", "2", "-p", "0"]
+        terminal = {"TERM": "xterm", "COLUMNS": "100"}
+        for mpi in modules():
+            for ranks in (1, 2):
+                with open(self.folder / "out", "w+b") as out:
+                    status, _, err = self.finish(self.launch(ranks, *flags, mpi=mpi, variables=terminal, stdout=out))
+                    self.assertEqual(status, 0, err)
+                    out.seek(0)
+                    text = out.read()
+                self.assertIn(b"2 epochs completed", text)
+                self.assertNotIn(b"\x1b", text)
+        for start in (lambda slave: self.launch(2, *flags, mpi="openmpi", variables=terminal, stdout=slave),
+                      lambda slave: self.start("launch", "--mpi", "openmpi", "--nproc-per-node", 2, *flags, env=terminal, stdout=slave)):
+            if "openmpi" not in modules():
+                continue
+            text = self.shown(start)
+            self.assertIn(b"2 epochs completed", text)
+            self.assertIn(b"\x1b", text)
+
+    def shown(self, start):
+        """What a program writes to a terminal."""
+        master, slave = pty.openpty()
+        text = []
+
+        def read():
+            while True:
+                try:
+                    piece = os.read(master, 4096)
+                except OSError:  # nobody has the other side open any more
+                    return
+                text.append(piece)
+
+        process = start(slave)
+        os.close(slave)
+        reader = threading.Thread(target=read)
+        reader.start()
+        status, _, err = self.finish(process)
+        reader.join(30)
+        os.close(master)
+        self.assertEqual(status, 0, err)
+        return b"".join(text)
 
     def test_resuming_on_another_number_of_ranks(self):
         self.data()
@@ -237,6 +314,11 @@ class Ranks(ProgramTest):
         accuracies = [re.findall(r"Epoch:.*?Acc@1 +([0-9. (]+)\).*?Acc@5 +([0-9. (]+)\)", text.replace("\t", " ")) for text in (one, two)]
         self.assertGreater(len(accuracies[0]), 3)
         self.assertEqual(accuracies[0], accuracies[1])
+        # Several batches a step.
+        several = [*flags, "--accumulate", "3"]
+        self.done(2, "data", "--out", "two-3", *several)
+        self.train("data", "--out", "one-3", *several)
+        self.near(self.losses("two-3"), self.losses("one-3"), 1e-5)
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)

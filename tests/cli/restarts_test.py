@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are those of a run that
 nobody disturbed, bit for bit."""
+import fcntl
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import time
 import unittest
@@ -62,6 +65,59 @@ class Kills(RestartsTest):
                 self.killed_at_random(mpi, 3, epochs=8, most_steps=150)
                 os.rename(self.folder / "run", self.folder / f"run-{mpi}")
                 os.rename(self.folder / "whole", self.folder / f"whole-{mpi}")
+
+
+@unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")
+class OtherRuns(JobTest):
+    """A job that starts again leaves alone what others have in its folder."""
+
+    def setUp(self):
+        super().setUp()
+        self.data()
+        self.train("data", "--out", "run", "--seed", "1", "-q")
+        self.command = ["train", "mlp", "data", "--out", "run", "--epochs", "2", "-q", "--seed"]
+
+    def content(self):
+        return {p.name: p.read_bytes() for p in (self.folder / "run").iterdir()}
+
+    def test_a_run_that_is_there_is_not_resumed(self):
+        before = self.content()
+        status, _, err, _ = self.finish(self.job(MPIS[0], 2, "--max-restarts", "3", *self.command, "1"))
+        self.assertEqual(status, 1, err)
+        self.assertIn("run: holds a run already", err)
+        self.assertNotIn("launch: restart", err)
+        self.assertEqual(self.content(), before)
+
+    def test_nor_is_one_that_is_to_be_replaced(self):
+        """The first life ends before it has replaced anything."""
+        os.mkfifo(self.folder / "log")
+        process = self.job(MPIS[0], 1, "--max-restarts", "1", *self.command, "2", "--overwrite", "--log-json", "log")
+        # It waits for who reads its log.
+        self.wait_for("the folder is taken", (self.folder / "run" / "run.lock").exists)
+        os.kill(self.ranks(1)[0], signal.SIGKILL)
+        reader = subprocess.Popen(["cat", "log"], cwd=self.folder, stdout=subprocess.DEVNULL)
+        self.addCleanup(reader.wait)
+        self.addCleanup(reader.kill)
+        status, _, err, _ = self.finish(process)
+        self.assertEqual(status, 0, err)
+        self.assertIn("launch: restart 1 of 1, from the beginning\n", err)
+        self.train("data", "--out", "whole", "--seed", "2", "--epochs", "2", "-q", env={"HALFSTEP_THREADS": "1"})
+        runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("run", "whole")]
+        self.assertEqual((runs[0].header, runs[0].data), (runs[1].header, runs[1].data))
+
+    def test_nor_is_one_that_another_program_writes(self):
+        run = self.folder / "run"
+        with open(run / "run.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = self.job(MPIS[0], 1, "--max-restarts", "2", *self.command, "2", "--overwrite")
+            while process.poll() is None:
+                shutil.copy(run / "last.safetensors", run / "new")
+                os.replace(run / "new", run / "last.safetensors")
+                time.sleep(0.02)
+        status, _, err, _ = self.finish(process)
+        self.assertEqual(status, 1, err)
+        self.assertEqual(err.count("another program writes a run there"), 3, err)
+        self.assertIn("launch: restart 2 of 2, from the beginning\n", err)
 
 
 class Elastic(RestartsTest):
@@ -123,9 +179,48 @@ elif rank == "1" and first:
                     self.assertIn("launch: restart 1 of 2 on 2 ranks, from the beginning\n" if status == 0 else
                                   "launch: 2 of 3 machines can be reached, and --nnodes asks for at least 3\n", err)
 
+    def test_the_number_of_ranks_divides_the_shards(self):
+        self.data()
+        arguments = ["train", "mlp", "data", "--no-out", "--epochs", "1", "--reproducible"]
+        status, out, err = self.run_program("launch", "--nproc-per-node", "1:3", *arguments, "4")
+        self.assertEqual(status, 0, err)
+        self.assertIn("by 2 ranks", out)
+        status, out, err = self.run_program("launch", "--nproc-per-node", "3:4", "--max-restarts", "1", *arguments, "8", env={"PATH": self.failing_launchers()})
+        self.assertEqual((status, err.count("--as-rank")), (1, 1), err)
+        self.assertIn("launch: 3 ranks that --nproc-per-node asks for don't divide the 8 shards of --reproducible", err)
+
+    def failing_launchers(self):
+        """A PATH whose mpirun prints what it is given and fails."""
+        (self.folder / "bin").mkdir(exist_ok=True)
+        for name in ("mpirun.openmpi", "mpirun.mpich"):
+            path = self.folder / "bin" / name
+            path.write_text("#!/bin/sh\necho \"$@\"\nexit 6\n")
+            path.chmod(0o755)
+        return f"{self.folder / 'bin'}:{os.environ['PATH']}"
+
+    def test_no_fewer_machines_than_asked_for(self):
+        agent = self.folder / "agent"
+        agent.write_text("#!/bin/sh\nexit 0\n")
+        agent.chmod(0o755)
+        env = {"PATH": self.failing_launchers(), "OMPI_MCA_plm_rsh_agent": str(agent), "HYDRA_LAUNCHER_EXEC": str(agent)}
+        arguments = ["train", "mlp", "data", "--no-out", "--reproducible", "4"]
+        for slots, nodes, used in (((1, 3, 1), "3:3", "127.0.0.2:1,127.0.0.3:2,127.0.0.4:1"), ((1, 1, 1), "2:3", "127.0.0.2:1,127.0.0.3:1"),
+                                   ((2, 2, 2), "3:3", "127.0.0.2:2,127.0.0.3:1,127.0.0.4:1"), ((2, 2, 2), "1:3", "127.0.0.2:2,127.0.0.3:2"),
+                                   ((1, 1, 1), "3:3", None)):
+            (self.folder / "hosts").write_text("".join(f"127.0.0.{i + 2} slots={n}\n" for i, n in enumerate(slots)))
+            status, out, err = self.run_program("launch", "--hosts", "hosts", "--nnodes", nodes, *arguments, env=env)
+            if used:
+                self.assertIn(f" {used} ", out, err)
+            else:
+                self.assertEqual((status, out), (1, ""))
+                self.assertIn("launch: 3 ranks, one on each machine that --nnodes asks for, don't divide the 4 shards of --reproducible", err)
+
     def test_usage(self):
         (self.folder / "hosts").write_text("a\nb\n")
-        for text, arguments in (("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
+        (self.folder / "three").write_text("a\nb\nc\n")
+        for text, arguments in (("--nnodes: got 2, and three names 3 machines; expected 3, or MIN:MAX", ["--hosts", "three", "--nnodes", "2", "true"]),
+                                ("--nnodes: got 1, and hosts names 2 machines", ["--hosts", "hosts", "--nnodes=1", "true"]),
+                                ("--nproc-per-node: expected MIN:MAX, got 4:2 with the larger number first", ["--nproc-per-node", "4:2", "true"]),
                                 ("--nnodes: expected MIN:MAX, got 3:2", ["--hosts", "hosts", "--nnodes", "3:2", "true"]),
                                 ("--nproc-per-node: MIN:MAX is for one machine", ["--hosts", "hosts", "--nproc-per-node", "1:2", "true"])):
             self.refused(2, text, "launch", *arguments)

@@ -239,7 +239,7 @@ TEST(CocoLabels, ReadsInstancesInAnyOrder) {
 TEST(CocoLabels, TakesTheBoxFieldByOption) {
   const DetectionData boxes = parse_coco(kCoco, "c.json", {.segment_boxes = false});
   EXPECT_EQ(boxes.pictures[1].objects[0].x, 0.125);
-  EXPECT_EQ(boxes.pictures[1].objects[0].width, 0.15);
+  EXPECT_NEAR(boxes.pictures[1].objects[0].width, 0.15, 1e-15);
   EXPECT_EQ(boxes.pictures[1].objects[0].segments.size(), 2U);
   const DetectionData bare = parse_coco(kCoco, "c.json", {.keep_segments = false});
   EXPECT_NEAR(bare.pictures[1].objects[0].width, 29.0 / 200, 1e-12);

@@ -5,7 +5,7 @@
 usage: check_onnx.py FOLDER
 
 For each FOLDER/NAME.json, NAME.onnx goes through ONNX's checker and strict shape inference, and ONNX's reference
-evaluator runs it on each of the recorded runs. The JSON file:
+evaluator runs it on each of the recorded runs; so does ONNX Runtime, where it is installed. The JSON file:
 
     {"tolerance": 1e-5,                               largest error, as a share of the output's largest value
      "runs": [{"inputs": [TENSOR...], "outputs": [TENSOR...]}...]}
@@ -20,6 +20,11 @@ import sys
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
+
+try:
+    import onnxruntime
+except ImportError:
+    onnxruntime = None
 
 
 def load(folder, tensor):
@@ -65,7 +70,17 @@ def check(folder, name):
     wrong = check_inferred(model, inferred)
     if wrong:
         return [f"{name}: {wrong}"]
-    evaluator = ReferenceEvaluator(model)
+    evaluators = {"reference": ReferenceEvaluator(model)}
+    if onnxruntime:
+        evaluators["runtime"] = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    problems = []
+    for who, evaluator in evaluators.items():
+        problems += run_all(folder, f"{name}, {who}", model, record, evaluator)
+    return problems
+
+
+def run_all(folder, name, model, record, evaluator):
+    """What is wrong with an evaluator's results."""
     problems = []
     for i, run in enumerate(record["runs"]):
         wrong = check_declared(model, run)

@@ -87,7 +87,7 @@ bool needs_no_gradient(const Op& op) {
 
 // Fused ops, of which observers see the parts: without one, what made the result tells. On a device without the fused
 // kernel the parts are all there is.
-bool is_hidden(const std::string& op) { return op == "batch_norm_act"; }
+bool is_hidden(const std::string& op) { return op == "batch_norm_act" || op == "batch_norm_silu"; }
 bool is_in_parts(const OpCase& c, const Tensor& result) {
   return is_hidden(c.op) && autograd_meta(result).made_by() != c.op;
 }

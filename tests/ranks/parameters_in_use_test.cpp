@@ -111,6 +111,19 @@ TEST(StaticGraph, AChangedSetIsNamed) {
   EXPECT_EQ(text.find("never"), std::string::npos) << text;
 }
 
+// A pass that reduces nothing would leave each rank a gradient of its own, which no later pass takes.
+TEST(StaticGraph, AChangedSetIsNamedWithoutAReduction) {
+  manual_seed(3);
+  const Branches net;
+  DataParallel parallel(net, world(), {.static_graph = true});
+  sum(parallel(ones({2, 4}), true)).backward();
+  drop_gradients(net);
+  const auto guard = parallel.no_sync();
+  const std::string text = error_of<DistError>([&] { sum(parallel(ones({2, 4}), false)).backward(); });
+  EXPECT_NE(text.find("gradient of right."), std::string::npos) << text;
+  EXPECT_NE(text.find("had none"), std::string::npos) << text;
+}
+
 // A rank without samples in the first pass learns in its own first one what it uses.
 TEST(StaticGraph, ARankMayBeginWithoutSamples) {
   manual_seed(3);

@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
+
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
+#include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/norm.h"
@@ -47,8 +51,11 @@ class Task final : public training::Task {
     return {.loss = cross_entropy(net_(batch.input), batch.target)};
   }
   void count(training::TaskLoss& made, const data::Batch& batch) override {
-    made.parts.push_back({"samples", full({}, static_cast<double>(batch.input.size(0)))});
+    const auto n = static_cast<double>(batch.input.size(0));
+    made.parts.push_back({"samples", full({}, n, {.device = batch.input.device()})});
+    if (counts_later) made.count_later = [n](std::map<std::string, double>& parts) { parts["later"] += n; };
   }
+  bool counts_later = false;
 
  private:
   Net net_;
@@ -66,44 +73,71 @@ data::DataLoader loader(bool divided, std::int64_t samples, std::int64_t batch) 
 
 struct Result {
   std::vector<double> losses, samples, weights;
+  std::uint64_t replayed = 0;
 };
 
-// Without batch norm, whose statistics of parts aren't those of the whole, 45 samples in batches of 14: the last one
-// has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several samples.
-Result trained(bool divided, int shards, bool captured, int accumulate, std::optional<DType> autocast = {},
-               bool normed = false) {
+struct Setting {
+  int shards = 0, accumulate = 1;
+  bool captured = false;
+  std::optional<DType> autocast = {};
+  bool normed = false, synced = false;
+  std::int64_t samples = 0;  // 0: those that trained() chooses
+  std::int64_t first = 0;    // batch that the first epoch begins with, as where a run is resumed
+  Device device = {};
+  bool counts_later = false;
+};
+
+// Without batch norm, whose statistics of parts aren't those of the whole, and where they are synchronised, 45 samples
+// in batches of 14: the last one has 3, fewer than 4 ranks. With it 48 in batches of 20, whose shards have several
+// samples.
+Result trained(bool divided, const Setting& s) {
   manual_seed(3);
   Net net;
-  net.normed = normed;
-  net.dropped = shards > 0 ? 0.25 : 0;
+  net.normed = s.normed || s.synced;
+  net.dropped = s.shards > 0 ? 0.25 : 0;
+  if (s.synced && divided) dist::convert_sync_batch_norm(net, world());
+  net.to(s.device);
   const auto task = std::make_shared<Task>(net);
+  task->counts_later = s.counts_later;
   optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.9});
-  training::StepOptions options{.autocast = autocast, .clip_norm = 1, .shards = shards};
+  training::StepOptions options{.autocast = s.autocast, .clip_norm = 1, .shards = s.shards};
   if (divided) {
     dist::DataParallelOptions parallel{.bucket_cap_mb = 0.001, .first_bucket_cap_mb = 0.001};
-    if (shards > 0) parallel.hook = training::shard_hook(), parallel.broadcast_buffers = false;
-    if (net.normed == false) parallel.find_unused_parameters = true;
+    if (s.shards > 0) parallel.hook = training::shard_hook(), parallel.broadcast_buffers = false;
+    // Of the norm's parameters, which the steps don't reach.
+    if (!net.normed) (s.captured ? parallel.static_graph : parallel.find_unused_parameters) = true;
     options.parallel = std::make_shared<dist::DataParallelBase>(net, world(), parallel);
   }
   std::optional<amp::GradScaler> scaler;
-  if (autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
+  if (s.autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
   training::TrainStep step = training::make_train_step(task, sgd, std::move(scaler), options);
-  data::DataLoader batches = loader(divided, normed ? 48 : 45, normed ? 20 : 14);
+  data::DataLoader batches = loader(divided, s.samples > 0 ? s.samples : s.normed ? 48 : 45, s.normed ? 20 : 14);
   manual_seed(9);
   Result result;
   for (int epoch = 0; epoch < 3; ++epoch) {
     std::vector<data::Batch> group;
     std::int64_t at = 0;
     for (const data::Batch& batch : batches) {
+      if (epoch == 0 && at < s.first) {
+        ++at;
+        continue;
+      }
       group.push_back(batch);
-      if (++at < batches.size() && static_cast<int>(group.size()) < accumulate) continue;
-      const training::StepValues values = captured ? step.run_captured(group) : step.run(group);
+      data::visit_tensors(group.back(), [&](Tensor& t) {
+        if (t.defined()) t = t.to(s.device);
+      });
+      if (++at < batches.size() && static_cast<int>(group.size()) < s.accumulate) continue;
+      const training::StepValues values = s.captured ? step.run_captured(group) : step.run(group);
       result.losses.push_back(values.loss().item<double>());
       result.samples.push_back(static_cast<double>(values.samples));
       result.samples.push_back(values.parts.at(0).tensor.item<double>());
+      std::map<std::string, double> later;
+      for (const auto& count : values.count_later) count(later);
+      EXPECT_EQ(later["later"], s.counts_later ? result.samples.back() : 0);
       group.clear();
     }
   }
+  result.replayed = step.capture_stats().replayed;
   // Of several ranks rank 0's buffers count.
   result.weights = values_of(net.parameters());
   if (!divided || world().rank() == 0) {
@@ -121,12 +155,48 @@ std::vector<double> parameters_of(const Result& r, std::size_t n) {
 TEST(RankSteps, AreThoseOfOneProcess) {
   for (const bool captured : {false, true}) {
     for (const int accumulate : {1, 2}) {
-      const Result here = trained(true, 0, captured, accumulate), alone = trained(false, 0, captured, accumulate);
-      EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
-      // A dozen steps, each with a few roundings of 2^-24 in another order.
-      EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6);
-      const std::size_t n = std::min(here.weights.size(), alone.weights.size());
-      EXPECT_LT(relative_error(parameters_of(here, n), parameters_of(alone, n)), 5e-6);
+      for (const bool synced : {false, true}) {
+        const Setting setting{.accumulate = accumulate, .captured = captured, .synced = synced};
+        const Result here = trained(true, setting), alone = trained(false, setting);
+        EXPECT_EQ(here.samples, alone.samples) << "every sample counts once";
+        // A dozen steps, each with a few roundings of 2^-24 in another order.
+        EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6) << accumulate << synced;
+        const std::size_t n = std::min(here.weights.size(), alone.weights.size());
+        EXPECT_LT(relative_error(parameters_of(here, n), parameters_of(alone, n)), 5e-6) << accumulate << synced;
+      }
+    }
+  }
+}
+
+// Also where the first one is an epoch's last, smaller one. 115 samples are 8 batches of 14 and one of 3.
+TEST(RankSteps, AreReplayed) {
+  for (const int accumulate : {1, 2}) {
+    for (const std::int64_t first : {0, 8}) {
+      Setting setting{.accumulate = accumulate, .captured = true, .samples = 115, .first = first};
+      const Result fast = trained(true, setting);
+      EXPECT_GT(fast.replayed, 2U) << accumulate << ' ' << first;
+      setting.captured = false;
+      const Result plain = trained(true, setting);
+      EXPECT_EQ(fast.losses, plain.losses) << accumulate << ' ' << first;
+      EXPECT_EQ(fast.weights, plain.weights) << accumulate << ' ' << first;
+    }
+  }
+}
+
+// What a task counts is of all ranks: on the host, and on a device, where one process counts it behind the step.
+TEST(RankSteps, CountAllSamples) {
+  for (const char* name : {"cpu", "sim"}) {
+    Device device;
+    try {
+      device = Device(name);
+    } catch (const Error&) {
+      continue;  // the plug-in isn't built
+    }
+    for (const int accumulate : {1, 3}) {
+      const Setting setting{.accumulate = accumulate, .captured = true, .device = device, .counts_later = true};
+      const Result here = trained(true, setting), alone = trained(false, setting);
+      EXPECT_EQ(here.samples, alone.samples) << name << accumulate;
+      EXPECT_LT(relative_error(here.losses, alone.losses), 5e-6) << name << accumulate;
     }
   }
 }
@@ -134,14 +204,15 @@ TEST(RankSteps, AreThoseOfOneProcess) {
 // The same bits, with batch norm and dropout, whatever the number of ranks.
 TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
   if (world().size() == 3) {
-    EXPECT_NE(error_of<Error>([] { trained(true, 4, false, 1); }).find("3 ranks"), std::string::npos);
+    EXPECT_NE(error_of<Error>([] { trained(true, {.shards = 4}); }).find("3 ranks"), std::string::npos);
     return;
   }
   for (const std::optional<DType> autocast : {std::optional<DType>(), std::optional(f16)}) {
     for (const int accumulate : {1, 2}) {
       for (const bool normed : {false, true}) {
-        const Result here = trained(true, 4, true, accumulate, autocast, normed),
-                     alone = trained(false, 4, true, accumulate, autocast, normed);
+        const Setting setting{
+            .shards = 4, .accumulate = accumulate, .captured = true, .autocast = autocast, .normed = normed};
+        const Result here = trained(true, setting), alone = trained(false, setting);
         EXPECT_EQ(here.losses, alone.losses);
         EXPECT_EQ(here.samples, alone.samples);
         const std::size_t n = std::min(here.weights.size(), alone.weights.size());

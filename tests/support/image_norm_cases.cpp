@@ -9,10 +9,14 @@ std::vector<OpCase> image_norm_cases() {
   std::vector<OpCase> cases;
   // Differences need values away from the bounds of the activations, for which the cases' fixed values are right: no
   // sum of theirs is as near to 0 or 6 as a step.
-  for (const Activation activation : {Activation::none, Activation::relu, Activation::relu6}) {
+  for (const Activation activation : {Activation::none, Activation::relu, Activation::relu6, Activation::silu}) {
     for (const bool with_residual : {false, true}) {
+      const bool silu = activation == Activation::silu;
+      if (silu && with_residual) continue;  // is composed
       // Without either there is nothing to fuse.
-      const char* name = activation == Activation::none && !with_residual ? "batch_norm" : "batch_norm_act";
+      const char* name = silu                                               ? "batch_norm_silu"
+                         : activation == Activation::none && !with_residual ? "batch_norm"
+                                                                            : "batch_norm_act";
       const auto add = [&](const Shape& sizes, bool training) {
         Args args = {x(sizes), x({2}, 1, 4), x({2}, -1, 2)};
         if (training) {

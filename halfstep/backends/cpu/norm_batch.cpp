@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// batch_norm and batch_norm_act: statistics of each channel over all samples and places, in any layout and one pass,
-// then one pass that normalises, adds and activates.
+// batch_norm, batch_norm_act and batch_norm_silu: statistics of each channel over all samples and places, in any layout
+// and one pass, then one pass that normalises, adds and activates.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/norm_batch.cpp"
 #include <hwy/foreach_target.h>
@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
+#include "halfstep/backends/cpu/wide-inl.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_NORM_BATCH_
 #define HALFSTEP_BACKENDS_CPU_NORM_BATCH_
@@ -18,7 +19,9 @@ struct BatchNormForward {
   const TensorView *x, *weight, *bias, *mean, *var, *residual;
   TensorView *y, *out_mean, *out_rstd, *out_var;
   const BatchNormAttributes* attributes;
+  int activation;  // as the attribute, or kSiluOfNorm
 };
+inline constexpr int kSiluOfNorm = -1;
 }  // namespace halfstep::cpu
 #endif
 
@@ -198,8 +201,8 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
 
 // --- the result
 
-/// What follows a normalisation: nothing, relu, or relu6, which also sets what is at least `kBound` to that. NaN stays
-/// NaN.
+/// What follows a normalisation: nothing, silu, relu, or relu6, which also sets what is at least `kBound` to that. NaN
+/// stays NaN.
 struct Unchanged {
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D, hn::Vec<D> v) const {
@@ -214,6 +217,18 @@ struct Rectified {
     if constexpr (kBound == 0) return rectified;
     // Of a number and NaN, x86's minimum is the second operand.
     return hn::Min(hn::Set(d, static_cast<hn::TFromD<D>>(kBound)), rectified);
+  }
+};
+
+template <bool kLow>  // whether results have 16 bits: otherwise it is the op silu's, to the bit
+struct SiluOf {
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
+    if constexpr (kLow) {
+      return wide_silu_low(d, v);
+    } else {
+      return wide_times_sigmoid(d, v, v);
+    }
   }
 };
 
@@ -300,8 +315,12 @@ bool forward(KernelContext* context, const BatchNormForward& f) {
   visit_strips(x.dtype, direct, [&](auto tag) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-      if (a.activation == 0) return normalise_all<T>(f, walk, centre, factor, offset, Unchanged{});
-      if (a.activation == 1) return normalise_all<T>(f, walk, centre, factor, offset, Rectified<0>{});
+      if (f.activation == kSiluOfNorm && is_low_precision(x.dtype)) {
+        return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<true>{});
+      }
+      if (f.activation == kSiluOfNorm) return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<false>{});
+      if (f.activation == 0) return normalise_all<T>(f, walk, centre, factor, offset, Unchanged{});
+      if (f.activation == 1) return normalise_all<T>(f, walk, centre, factor, offset, Rectified<0>{});
       normalise_all<T>(f, walk, centre, factor, offset, Rectified<6>{});
     }
   });
@@ -326,7 +345,7 @@ HWY_EXPORT(batch_norm_forward);
 
 // Inputs: x, weight, bias, running mean, running variance, for batch_norm_act a residual. Outputs: y; mean, rstd and
 // biased variance, [C] each.
-Status forward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* p) {
+Status forward(KernelContext* context, const TensorView* in, int n, TensorView* out, const void* p, bool silu) {
   const BatchNormForward f{.x = &in[0],
                            .weight = &in[1],
                            .bias = &in[2],
@@ -337,8 +356,15 @@ Status forward_kernel(KernelContext* context, const TensorView* in, int n, Tenso
                            .out_mean = &out[1],
                            .out_rstd = &out[2],
                            .out_var = &out[3],
-                           .attributes = static_cast<const BatchNormAttributes*>(p)};
+                           .attributes = static_cast<const BatchNormAttributes*>(p),
+                           .activation = silu ? kSiluOfNorm : static_cast<const BatchNormAttributes*>(p)->activation};
   return HWY_DYNAMIC_DISPATCH(batch_norm_forward)(context, f) ? Status::ok : Status::failed;
+}
+Status forward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* p) {
+  return forward(context, in, n, out, p, false);
+}
+Status silu_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* p) {
+  return forward(context, in, n, out, p, true);
 }
 
 // running = (1 - momentum) * running + momentum * batch. Inputs: batch mean, batch variance (biased). Outputs: both
@@ -369,6 +395,7 @@ Status update_kernel(KernelContext*, const TensorView* in, int, TensorView* out,
 const RegisterCpuKernel registered[] = {
     {"batch_norm", kFloatingDTypes, forward_kernel},
     {"batch_norm_act", kFloatingDTypes, forward_kernel},
+    {"batch_norm_silu", kFloatingDTypes, silu_kernel},
     {"batch_norm_update", {DType::f32, DType::f64}, update_kernel},
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of batch_norm and batch_norm_act: one pass that sums, one that writes those of input and residual.
+// The gradients of batch_norm, batch_norm_act and batch_norm_silu: one pass that sums, one that writes those of input
+// and residual.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/norm_batch_backward.cpp"
 #include <hwy/foreach_target.h>
@@ -8,13 +9,15 @@
 #include <cmath>
 
 #include "halfstep/backends/cpu/norm_strips-inl.h"
+#include "halfstep/backends/cpu/wide-inl.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_NORM_BATCH_BACKWARD_
 #define HALFSTEP_BACKENDS_CPU_NORM_BATCH_BACKWARD_
 namespace halfstep::cpu {
-/// Inputs and outputs; the last of each are those of batch_norm_act, or null.
+/// Inputs and outputs; null where an op has none: y and residual_grad but for batch_norm_act, bias but for
+/// batch_norm_silu.
 struct BatchNormBackward {
-  const TensorView *g, *x, *weight, *mean, *rstd, *y;
+  const TensorView *g, *x, *weight, *mean, *rstd, *y, *bias;
   TensorView *x_grad, *weight_grad, *bias_grad, *residual_grad;
   const BatchNormAttributes* attributes;
 };
@@ -28,63 +31,82 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 
+// A strip of the operands, and values of its channels: what was normalised is (x - mean) scale + bias.
+template <class T, class P>
+struct Given {
+  const T *g, *x, *y;
+  P mean, scale, bias;
+};
+template <class T, class P>
+Given(const T*, const T*, const T*, P, P, P) -> Given<T, P>;
+
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
 // activation it is g; with one it is 0 where the result is at most 0 or, of relu6, at least `kBound`.
 struct Unchanged {
-  template <class D, class T, class Lanes>
-  HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T*, std::size_t i, const Lanes& part) const {
-    return part.read(d, g + i);
+  template <class D, class T, class P, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
+    return part.read(d, s.g + i);
   }
 };
 template <int kBound>  // 0: none
 struct Rectified {
-  template <class D, class T, class Lanes>
-  HWY_INLINE hn::Vec<D> operator()(D d, const T* g, const T* y, std::size_t i, const Lanes& part) const {
-    const auto result = part.read(d, y + i);
-    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), part.read(d, g + i));
+  template <class D, class T, class P, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
+    const auto result = part.read(d, s.y + i);
+    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), part.read(d, s.g + i));
     if constexpr (kBound == 0) return gradient;
     return hn::IfThenZeroElse(hn::Ge(result, hn::Set(d, static_cast<hn::TFromD<D>>(kBound))), gradient);
+  }
+};
+// Of silu, whose result doesn't tell its input: that is computed again.
+struct SiluSlope {
+  template <class D, class T, class P, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
+    const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
+    const auto normalised = hn::MulAdd(difference, part.get(d, s.scale, i), part.get(d, s.bias, i));
+    return hn::Mul(part.read(d, s.g + i), wide_silu_slope(d, normalised));
   }
 };
 
 // s1 += g, s2 += g (x - mean), element by element.
 template <class T, class C, class P, class Before>
-HWY_INLINE void add_products(const T* g, const T* x, const T* y, std::int64_t n, const P& mean, C* HWY_RESTRICT s1,
-                             C* HWY_RESTRICT s2, const Before before) {
+HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRICT s1, C* HWY_RESTRICT s2,
+                             const Before before) {
   const ComputeTag<T> d;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-    const auto v = before(d, g, y, i, part);
-    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
+    const auto v = before(d, s, i, part);
+    const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
     part.write(hn::Add(part.read(d, s1 + i), v), d, s1 + i);
     part.write(hn::MulAdd(v, difference, part.read(d, s2 + i)), d, s2 + i);
   });
 }
 
-// x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. Without x: scale g.
+// x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. With constant
+// statistics (not `with_x`) it is scale g.
 template <class T, class P, class Before>
-HWY_INLINE void write_gradients(const T* g, const T* x, const T* y, T* x_grad, T* residual_grad, std::int64_t n,
-                                const P& scale, const P& mean_g, const P& mean, const P& slope, const Before before) {
+HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T* residual_grad, std::int64_t n,
+                                const P& mean_g, const P& slope, const Before before) {
   const ComputeTag<T> d;
   const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
-    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, mean, i));
+    const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
     const auto inner = hn::NegMulAdd(difference, part.get(d, slope, i), hn::Sub(v, part.get(d, mean_g, i)));
-    return hn::Mul(part.get(d, scale, i), inner);
+    return hn::Mul(part.get(d, s.scale, i), inner);
   };
-  if (x && residual_grad) {
+  if (with_x && residual_grad) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto v = before(d, g, y, i, part);
+      const auto v = before(d, s, i, part);
       part.write(v, d, residual_grad + i);
       part.write(gradient(v, i, part), d, x_grad + i);
     });
-  } else if (x) {
+  } else if (with_x) {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      part.write(gradient(before(d, g, y, i, part), i, part), d, x_grad + i);
+      part.write(gradient(before(d, s, i, part), i, part), d, x_grad + i);
     });
   } else {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto v = before(d, g, y, i, part);
+      const auto v = before(d, s, i, part);
       if (residual_grad) part.write(v, d, residual_grad + i);
-      if (x_grad) part.write(hn::Mul(part.get(d, scale, i), v), d, x_grad + i);
+      if (x_grad) part.write(hn::Mul(part.get(d, s.scale, i), v), d, x_grad + i);
     });
   }
 }
@@ -103,10 +125,16 @@ struct Operands {
   bool direct() const { return g.direct() && x.direct() && y.direct() && x_grad.direct() && residual_grad.direct(); }
 };
 
+// Values of the channels, repeated for strips of several places.
+template <class C>
+struct Channels {
+  C *mean, *scale, *bias, *mean_g, *slope;
+};
+
 // Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on.
 template <class T, class C, class Before>
 void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
-              const C* mean, double* sum_g, double* sum_gx, const Before& before) {
+              const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
   alignas(64) C s1[kStrip], s2[kStrip];
   alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip];
   const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
@@ -119,11 +147,11 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
       const Strip s = walk.strip(first, end, channel, kSumStrip);
       with_parameters<C>(
           walk, s,
-          [&](const auto& m) {
-            add_products<T>(t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), s.numel(), m, s1, s2,
-                            before);
+          [&](const auto& m, const auto& k, const auto& b) {
+            add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), m, k, b}, s.numel(),
+                         s1, s2, before);
           },
-          mean);
+          of.mean, of.scale, of.bias);
       first += s.count;
     }
     fold(s1, sum_width, width, sum_g);
@@ -132,13 +160,14 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
 }
 
 template <class T, class C, class Before>
-void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, double* parts, const Before& before) {
+void sum_all(const Operands<T>& t, const ChannelWalk& walk, const Channels<C>& of, double* parts,
+             const Before& before) {
   const std::int64_t channels = walk.channels, blocks = walk.blocks();
   parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
       double* part = parts + 2 * channels * k + channel;
-      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), mean, part,
+      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), of, part,
                   part + channels, before);
     }
   });
@@ -148,18 +177,18 @@ void sum_all(const Operands<T>& t, const ChannelWalk& walk, const C* mean, doubl
 }
 
 template <class T, class C, class Before>
-void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const C* scale, const C* mean_g, const C* mean,
-               const C* slope, const Before& before) {
+void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const Channels<C>& of, const Before& before) {
   for_strips_backwards(walk, [&](const Strip& s) {
     alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], x_grad_block[kStrip], residual_block[kStrip];
     with_parameters<C>(
         walk, s,
-        [&](const auto& k, const auto& mg, const auto& m, const auto& sl) {
-          write_gradients<T>(t.g.read(s, g_block), with_x ? t.x.read(s, x_block) : nullptr, t.y.read(s, y_block),
-                             t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), k,
-                             mg, m, sl, before);
+        [&](const auto& m, const auto& k, const auto& b, const auto& mg, const auto& sl) {
+          const T* x = with_x || std::is_same_v<Before, SiluSlope> ? t.x.read(s, x_block) : nullptr;
+          write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), m, k, b}, with_x,
+                          t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), mg,
+                          sl, before);
         },
-        scale, mean_g, mean, slope);
+        of.mean, of.scale, of.bias, of.mean_g, of.slope);
     t.x_grad.written(s, x_grad_block);
     t.residual_grad.written(s, residual_block);
   });
@@ -173,28 +202,32 @@ bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelW
   const bool sums_wanted = a.training || a.want_weight || a.want_bias;
   auto* parts = static_cast<double*>(context->workspace(
       context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
-  auto* scale = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(4 * size) * sizeof(C)));
-  if (!parts || !scale) return false;
-  C *mean_g = scale + size, *mean = scale + 2 * size, *slope = scale + 3 * size;
+  auto* values = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(5 * size) * sizeof(C)));
+  if (!parts || !values) return false;
+  const Channels<C> of{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size};
   const C *rstd = static_cast<const C*>(f.rstd->data), *given = static_cast<const C*>(f.mean->data);
   const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
-  std::copy_n(given, channels, mean);
-  repeat(walk, mean);
+  const C* bias = f.bias && f.bias->defined ? static_cast<const C*>(f.bias->data) : nullptr;
+  for (std::int64_t c = 0; c < channels; ++c) {
+    of.mean[c] = given[c];
+    of.scale[c] = weight ? weight[c] * rstd[c] : rstd[c];
+    of.bias[c] = bias ? bias[c] : C(0);
+  }
+  for (C* repeated : {of.mean, of.scale, of.bias}) repeat(walk, repeated);
   std::fill_n(parts, 2 * channels, 0.0);
-  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, mean, parts, before);
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, of, parts, before);
   const double n = static_cast<double>(std::max<std::int64_t>(walk.places, 1));
   for (std::int64_t c = 0; c < channels; ++c) {
     // sum(g z), z = (x - mean) rstd
     const double sum_g = parts[c], sum_gz = parts[channels + c] * static_cast<double>(rstd[c]);
     if (a.want_weight) static_cast<C*>(f.weight_grad->data)[c] = static_cast<C>(sum_gz);
     if (a.want_bias) static_cast<C*>(f.bias_grad->data)[c] = static_cast<C>(sum_g);
-    scale[c] = weight ? weight[c] * rstd[c] : rstd[c];
-    mean_g[c] = static_cast<C>(sum_g / n);
-    slope[c] = static_cast<C>(sum_gz / n * static_cast<double>(rstd[c]));
+    of.mean_g[c] = static_cast<C>(sum_g / n);
+    of.slope[c] = static_cast<C>(sum_gz / n * static_cast<double>(rstd[c]));
   }
   if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return true;
-  for (C* values : {scale, mean_g, slope}) repeat(walk, values);
-  write_all<T>(t, walk, a.training && t.x_grad.present(), scale, mean_g, mean, slope, before);
+  for (C* repeated : {of.mean_g, of.slope}) repeat(walk, repeated);
+  write_all<T>(t, walk, a.training && t.x_grad.present(), of, before);
   return true;
 }
 
@@ -209,7 +242,8 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
           const int activation = f.y ? f.attributes->activation : 0;
-          ok = activation == 0   ? backward<T, C>(context, f, walk, Unchanged{})
+          ok = f.bias            ? backward<T, C>(context, f, walk, SiluSlope{})
+               : activation == 0 ? backward<T, C>(context, f, walk, Unchanged{})
                : activation == 1 ? backward<T, C>(context, f, walk, Rectified<0>{})
                                  : backward<T, C>(context, f, walk, Rectified<6>{});
         }
@@ -242,6 +276,7 @@ Status backward_kernel(KernelContext* context, const TensorView* in, int n, Tens
                             .mean = &in[3],
                             .rstd = &in[4],
                             .y = n > 5 ? &in[5] : nullptr,
+                            .bias = nullptr,
                             .x_grad = &out[0],
                             .weight_grad = &out[1],
                             .bias_grad = &out[2],
@@ -250,9 +285,27 @@ Status backward_kernel(KernelContext* context, const TensorView* in, int n, Tens
   return HWY_DYNAMIC_DISPATCH(batch_norm_backward)(context, f) ? Status::ok : Status::failed;
 }
 
+// Inputs: g, x, weight, bias, mean, rstd. Outputs: gradients of input, weight and bias.
+Status silu_backward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const BatchNormBackward f{.g = &in[0],
+                            .x = &in[1],
+                            .weight = &in[2],
+                            .mean = &in[4],
+                            .rstd = &in[5],
+                            .y = nullptr,
+                            .bias = &in[3],
+                            .x_grad = &out[0],
+                            .weight_grad = &out[1],
+                            .bias_grad = &out[2],
+                            .residual_grad = nullptr,
+                            .attributes = static_cast<const BatchNormAttributes*>(p)};
+  return HWY_DYNAMIC_DISPATCH(batch_norm_backward)(context, f) ? Status::ok : Status::failed;
+}
+
 const RegisterCpuKernel registered[] = {
     {"batch_norm_backward", kFloatingDTypes, backward_kernel},
     {"batch_norm_act_backward", kFloatingDTypes, backward_kernel},
+    {"batch_norm_silu_backward", kFloatingDTypes, silu_backward_kernel},
 };
 
 }  // namespace

@@ -92,6 +92,43 @@ HWY_INLINE hn::Vec<D> wide_times_sigmoid(D d, hn::Vec<D> f, hn::Vec<D> v) {
     return hn::IfThenZeroElse(hn::Eq(s, hn::Zero(d)), hn::Mul(f, s));
   }
 }
+/// What silu and its slope are made of, at less cost than wide_times_sigmoid(): v up to where e = exp(-v) and
+/// s = 1 / (1 + e), within 3 units, stay normal numbers (NaN stays NaN); and where v is so low that both are nothing.
+template <class D>
+struct SiluParts {
+  hn::Vec<D> v, e, s;
+  hn::Mask<D> nothing;
+};
+template <class D>
+HWY_INLINE SiluParts<D> silu_parts(D d, hn::Vec<D> v) {
+  constexpr bool kSingle = std::is_same_v<D, F32Tag>;
+  const auto end = hn::Set(d, static_cast<hn::TFromD<D>>(kSingle ? 87 : 700));
+  const auto one = hn::Set(d, static_cast<hn::TFromD<D>>(1));
+  // Of a number and NaN, x86's minimum and maximum are the second operand.
+  const auto limited = hn::Min(end, hn::Max(hn::Neg(end), v));
+  const auto e = [&] {
+    if constexpr (kSingle) {
+      const detail::ExpParts parts = detail::reduce_exp(hn::Neg(limited));
+      return hn::Mul(hn::Add(detail::expm1_reduced(parts.r), one), detail::power_of_two(parts.n));
+    } else {
+      return wide_exp(d, hn::Neg(limited));
+    }
+  }();
+  return {limited, e, hn::Div(one, hn::Add(one, e)), hn::Lt(v, hn::Neg(end))};
+}
+/// v sigmoid(v) within 4 units: for results of 16 bits.
+template <class D>
+HWY_INLINE hn::Vec<D> wide_silu_low(D d, hn::Vec<D> v) {
+  const auto parts = silu_parts(d, v);
+  return hn::IfThenZeroElse(parts.nothing, hn::Mul(v, parts.s));
+}
+/// Its slope, s + v s (1 - s), within 6 units of these terms.
+template <class D>
+HWY_INLINE hn::Vec<D> wide_silu_slope(D d, hn::Vec<D> v) {
+  const auto [limited, e, s, nothing] = silu_parts(d, v);
+  const auto one = hn::Set(d, static_cast<hn::TFromD<D>>(1));
+  return hn::IfThenZeroElse(nothing, hn::Mul(s, hn::MulAdd(limited, hn::Mul(e, s), one)));
+}
 /// Phi(v) and exp(-v^2 / 2).
 template <class D>
 HWY_INLINE void wide_normal(D d, hn::Vec<D> v, hn::Vec<D>& phi, hn::Vec<D>& bell) {

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/fold.h"
+
+#include <fmt/format.h>
+
+#include "halfstep/nn/fold.h"
+#include "halfstep/ops/create.h"
+
+namespace halfstep::cli {
+
+std::string fold_network(const Loaded& loaded, const std::string& model, const Shape& sizes) {
+  const nn::ModuleBase& module = *loaded.network.module;
+  const Device device = [&] {
+    const NamedTensors parameters = module.parameters();
+    return parameters.empty() ? Device() : parameters.front().tensor.device();
+  }();
+  const Tensor example = zeros(sizes, {.device = device});
+  // The verb's own network: nobody else has a handle on it.
+  const nn::FoldReport report =
+      nn::fold_batch_norms(const_cast<nn::ModuleBase&>(module), [&] { (void)loaded.network.forward(example); });
+  if (report.folded.empty()) {
+    throw UsageError(fmt::format("{}: {} has no batch norms that read a convolution's result{}", kFoldFlag, model,
+                                 report.left.empty() ? "" : "; " + report.left.front()));
+  }
+  const std::size_t left = report.left.size();
+  return fmt::format(", {} batch norms folded{}", report.folded.size(),
+                     left > 0 ? fmt::format(", {} left ({})", left, report.left.front()) : "");
+}
+
+}  // namespace halfstep::cli

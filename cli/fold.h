@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// --fold-batch-norm, of the verbs that run trained networks.
+#pragma once
+
+#include <string>
+
+#include "cli/options.h"
+
+namespace halfstep::cli {
+
+inline constexpr const char* kFoldFlag = "--fold-batch-norm";
+inline constexpr const char* kFoldHelp = "Fold batch norms into the convolutions before them";
+
+/// Folds the network's batch norms (nn::fold_batch_norms), which it finds by a run on an input of `sizes`, and returns
+/// what to say of it: `, 20 batch norms folded`. Throws UsageError for a network without any that can be folded.
+std::string fold_network(const Loaded& loaded, const std::string& model, const Shape& sizes);
+
+}  // namespace halfstep::cli

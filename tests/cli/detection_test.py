@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training detectors: the columns and files of a run, the seeds' spelling of flags, ranks, resuming, evaluation."""
+import csv
+import json
+import random
+import re
+import signal
+import struct
+import unittest
+import zlib
+
+from jobs import MPIS, JobTest
+from program import FIGURES, STATE, Safetensors, events
+
+SIZE = 64
+CLASSES = ["red", "blue"]
+COLORS = [(220, 40, 40), (40, 60, 220)]
+DETECTION_FIGURES = ["f1.svg", "labels.svg", "precision-recall.svg", "precision.svg", "recall.svg", "train-batch.png"]
+
+
+def png(width, height, pixels):
+    """`pixels`: rows of red, green and blue bytes."""
+    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    rows = b"".join(b"\0" + bytes(row) for row in pixels)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def make_boxes(folder, train=12, val=6, name="boxes.yaml"):
+    """Grey pictures with one to three red or blue rectangles, in the form of YOLO."""
+    numbers = random.Random(5)
+    for part, count in (("train", train), ("val", val)):
+        for kind in ("images", "labels"):
+            (folder / kind / part).mkdir(parents=True)
+        for i in range(count):
+            rows = [bytearray(numbers.randrange(100, 120) for _ in range(3 * SIZE)) for _ in range(SIZE)]
+            lines = []
+            for _ in range(numbers.randrange(1, 4)):
+                label, w, h = numbers.randrange(2), numbers.randrange(10, 30), numbers.randrange(10, 30)
+                x, y = numbers.randrange(SIZE - w), numbers.randrange(SIZE - h)
+                for row in rows[y:y + h]:
+                    row[3 * x:3 * (x + w)] = bytes(COLORS[label]) * w
+                lines.append(f"{label} {(x + w / 2) / SIZE} {(y + h / 2) / SIZE} {w / SIZE} {h / SIZE}\n")
+            (folder / "images" / part / f"{i:03}.png").write_bytes(png(SIZE, SIZE, rows))
+            (folder / "labels" / part / f"{i:03}.txt").write_text("".join(lines))
+    description = folder.parent / name
+    description.write_text(f"path: {folder}\ntrain: images/train\nval: images/val\nnames: {json.dumps(CLASSES)}\n")
+    return description
+
+
+class DetectionTest(JobTest):
+    def setUp(self):
+        super().setUp()
+        make_boxes(self.folder / "boxes")
+
+    def run_of(self, *arguments, out, epochs=2, variables=None):
+        status, printed, err = self.run_program("train", "yolov5n", "boxes.yaml", "--img", SIZE, "--batch-size", "4", "--accumulate", "1", "--epochs", epochs, "--out", out,
+                                                *arguments, env={"HALFSTEP_THREADS": "1", **(variables or {})}, timeout=300)
+        self.assertEqual((status, err), (0, ""), printed)
+        return printed
+
+    def losses(self, run):
+        return [e["loss"] for e in events(self.folder / run / "log.jsonl") if e["event"] == "step"]
+
+
+class Runs(DetectionTest):
+    def test_columns_files_and_the_last_line(self):
+        printed = self.run_of("-p", "1", out="run")
+        lines = printed.splitlines()
+        at = next(i for i, line in enumerate(lines) if line.split()[:1] == ["Epoch"])
+        self.assertEqual(lines[at].split(), ["Epoch", "mem", "box", "obj", "cls", "labels", "img_size"])
+        first = lines[at + 1].split()
+        self.assertEqual((first[0], first[6]), ("0/1", str(SIZE)))
+        self.assertRegex(first[1], r"\A[0-9.]+G\Z")
+        self.assertRegex(lines[-2], r"\A2 epochs completed in [0-9.]+ hours \([0-9.]+ s\): fitness ")
+        log = events(self.folder / "run" / "log.jsonl")
+        steps = [e for e in log if e["event"] == "step"]
+        self.assertEqual(len(steps), 6)
+        for step in steps:
+            self.assertAlmostEqual(step["loss"], step["box"] + step["obj"] + step["cls"], delta=1e-6 * step["loss"])
+        self.assertEqual([float(x) for x in first[2:5]], [float(f"{steps[0][name]:.4g}") for name in ("box", "obj", "cls")])
+        # Objects in the batch: those of the log are a picture's.
+        self.assertEqual(int(first[5]), round(steps[0]["labels"] * 4))
+        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), sorted([*STATE, *FIGURES, *DETECTION_FIGURES, "log.jsonl"]))
+        with open(self.folder / "run" / "results.csv", newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        for name in ("loss", "mAP50", "mAP50-95", "precision", "recall", "COCO_AP", "fitness"):
+            self.assertTrue(any(name in key for key in rows[0]), (name, list(rows[0])))
+        replayed = [e["replayed"] for e in log if e["event"] == "capture"]
+        self.assertTrue(replayed and replayed[0] > 0, log[-2:])
+
+    def test_it_learns(self):
+        """Rectangles of two colours, found again on the pictures that it was trained on."""
+        text = (self.folder / "boxes.yaml").read_text().replace("images/val", "images/train")
+        (self.folder / "boxes.yaml").write_text(text)
+        self.run_of("--lr", "0.05", "--warmup-steps", "20", "--mosaic", "0", "--scale", "0.1", "--patience", "0", "-q", out="run", epochs=60)
+        best = max(e["COCO_AP50"] for e in events(self.folder / "run" / "log.jsonl") if e["event"] == "eval")
+        self.assertGreater(best, 0.5)
+
+    def test_a_run_resumes_to_the_same_bits(self):
+        flags = ["--seed", "3", "-q", "--amp", "f16", "--save-every", "2"]
+        self.run_of(*flags, out="whole", epochs=3)
+        process = self.start("train", "yolov5n", "boxes.yaml", "--img", SIZE, "--batch-size", "4", "--accumulate", "1", "--epochs", "3", "--out", "part", *flags, env={"HALFSTEP_THREADS": "1"})
+        self.wait_for_steps("part", 5)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        status, out, err = self.run_program("train", "--resume", "part", "--epochs", "3", env={"HALFSTEP_THREADS": "1"}, timeout=120)
+        self.assertEqual(status, 0, err)  # which may say what is removed from the log
+        self.assertEqual(self.losses("part"), self.losses("whole"))
+        files = [Safetensors(self.folder / run / "last.safetensors") for run in ("part", "whole")]
+        self.assertEqual(files[0].data, files[1].data)
+        self.assertTrue(any(name.startswith("training.model.") for name in files[0].header), "the average's run has both")
+
+    def test_eval_repeats_the_last_evaluation(self):
+        self.run_of("-q", out="run")
+        last = [e for e in events(self.folder / "run" / "log.jsonl") if e["event"] == "eval"][-1]
+        status, out, err = self.run_program("eval", "--weights", "run/last.safetensors", "--log-json", "eval.jsonl", "--batch-size", "8", env={"HALFSTEP_THREADS": "1"})
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertRegex(out, r"Class +Images +Instances +P +R +mAP50 +mAP50-95")
+        now = events(self.folder / "eval.jsonl")[0]
+        for name in ("mAP50", "mAP50-95", "COCO_AP", "precision", "recall", "fitness"):
+            self.assertEqual(now[name], last[name], name)
+
+    def test_data_and_sizes_by_option(self):
+        self.run_of("-q", out="plain")
+        for flags in (["--cache", "ram"], ["--cache", "disk"], ["--workers", "3"], ["--workers", "0"]):
+            self.run_of("-q", "--overwrite", *flags, out="other", variables={"XDG_CACHE_HOME": str(self.folder / "cache")})
+            self.assertEqual(self.losses("other"), self.losses("plain"), flags)
+        self.assertTrue(any((self.folder / "cache" / "halfstep" / "pictures").iterdir()))
+        printed = self.run_of("-p", "1", "--multi-scale", out="sizes", epochs=4)
+        sizes = {int(line.split()[6]) for line in printed.splitlines() if re.match(r" +\d/3 ", line)}
+        self.assertGreater(len(sizes), 1)
+        self.assertLessEqual(sizes, {32, 64, 96})
+
+    def test_usage(self):
+        for text, arguments in (("--data: expected the description of a data set", ["yolov5n"]),
+                                ("--image-size: expected a multiple of 32, got 100; 128 is the next", ["yolov5n", "boxes.yaml", "--img", "100"]),
+                                ("--mixup: yolov5n is no network for classification", ["yolov5n", "boxes.yaml", "--mixup", "0.2"]),
+                                ("--mosaic: resnet18 is no network of boxes", ["resnet18", "boxes", "--mosaic", "0.5"]),
+                                ("--cfg: expected a file, or the name of a network", ["--data", "boxes.yaml", "--cfg", "mine.yaml"]),
+                                ("--cfg: yolov5s.yaml names another network than MODEL, yolov5n", ["yolov5n", "boxes.yaml", "--cfg", "yolov5s.yaml"]),
+                                ("--weights: is another word for --pretrained", ["yolov5n", "boxes.yaml", "--weights", "a", "--pretrained", "b"])):
+            self.refused(2, text, "train", *arguments, "--no-out")
+        self.refused(1, "none.yaml", "train", "yolov5n", "none.yaml", "--no-out", "-q")
+        (self.folder / "bad.yaml").write_text("train: images/train\n")
+        self.refused(1, "bad.yaml", "train", "yolov5n", "bad.yaml", "--no-out", "-q")
+
+
+@unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")
+class Ranks(DetectionTest):
+    def test_the_usual_command_on_two_ranks(self):
+        process = self.job(MPIS[0], 2, "train", "--data", "boxes.yaml", "--cfg", "yolov5n.yaml", "--weights", "", "--epochs", "2", "--batch-size", "4", "--img", SIZE,
+                           "--pyamp", "--out", "run")
+        status, out, err, _ = self.finish(process, 120)
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertRegex(out, r"2 epochs completed in [0-9.]+ hours")
+        evaluations = [e for e in events(self.folder / "run" / "log.jsonl") if e["event"] == "eval"]
+        self.assertEqual(len(evaluations), 2)
+        self.assertTrue(all(0 <= e["mAP50"] <= 1 for e in evaluations))
+        process = self.job(MPIS[0], 2, "train", "--data", "boxes.yaml", "--cfg", "yolov5n.yaml", "--device", "mlu", "--no-out")
+        status, out, err, _ = self.finish(process, 60)
+        self.assertNotEqual(status, 0)
+        self.assertRegex(err, r"device: expected one of cpu[^\n]*, got 'mlu'")
+
+    def test_ranks_and_shards_have_the_same_bits(self):
+        flags = ["yolov5n", "boxes.yaml", "--img", SIZE, "--batch-size", "4", "--accumulate", "1", "--epochs", "2", "--seed", "2", "-q"]
+        self.run_of("--reproducible", "2", "--seed", "2", "-q", out="one")
+        status, out, err, _ = self.finish(self.job(MPIS[0], 2, "train", *flags, "--reproducible", "2", "--out", "two"), 120)
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertEqual(self.losses("two"), self.losses("one"))
+        files = [Safetensors(self.folder / run / "last.safetensors") for run in ("one", "two")]
+        self.assertEqual(files[0].data, files[1].data)
+        # Two ranks are two shards whose gradients are added up in another order: the first steps part by the rounding of
+        # float32 sums only, some 1e-6 of the loss, which three steps at a warm-up's rates don't make a thousandth of.
+        status, out, err, _ = self.finish(self.job(MPIS[0], 2, "train", *flags, "--out", "plain"), 120)
+        self.assertEqual((status, err), (0, ""), out)
+        for ours, theirs in zip(self.losses("plain")[:3], self.losses("one")[:3]):
+            self.assertAlmostEqual(ours, theirs, delta=1e-4 * theirs)
+
+
+if __name__ == "__main__":
+    unittest.main()
