@@ -82,7 +82,7 @@ std::vector<std::vector<Detection>> detections(const Tensor& predictions, const 
   const std::int64_t boxes = all.size(1), classes = all.size(2) - 5;
   std::vector<std::vector<Detection>> result;
   for (std::int64_t n = 0; n < all.size(0); ++n) {
-    const float* first = all.data<float>() + n * boxes * (5 + classes);
+    const float* first = all.data<const float>() + n * boxes * (5 + classes);
     result.push_back(suppressed(candidates(first, boxes, classes, options), options));
   }
   return result;

@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <any>
 #include <bit>
-#include <cstdlib>
 #include <map>
 #include <numeric>
 #include <set>
-#include <sstream>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
@@ -28,6 +26,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
+#include "halfstep/train/rank_lines_internal.h"
 #include "halfstep/train/shards_internal.h"
 
 namespace halfstep::training {
@@ -309,21 +308,6 @@ void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int
     values.parts[i].tensor = all.select(0, static_cast<std::int64_t>(i) + 1);
   }
 }
-
-namespace {
-
-// A value and its name, as ranks tell each other.
-std::string line_of(const std::string& name, double value) { return fmt::format("{:a} {}\n", value, name); }
-
-// Adds up values by name, in the order of their lines.
-void add_lines(const std::string& lines, std::map<std::string, double>& sums) {
-  std::istringstream in(lines);
-  for (std::string value, name; std::getline(in, value, ' ') && std::getline(in, name);) {
-    sums[name] += std::strtod(value.c_str(), nullptr);
-  }
-}
-
-}  // namespace
 
 void TrainStep::Impl::merge_counts(StepValues& values) {
   if (values.count_later.empty()) return;                    // on all ranks alike
