@@ -105,7 +105,7 @@ class BoxDrawing {
   // How much a label would hide: other labels, and boxes that are little larger than itself. Of large ones it hides
   // nothing that matters.
   double hidden_by(const Box& label) const {
-    constexpr double kLarge = 8, kLabelsWeigh = 4;
+    constexpr double kLarge = 4, kLabelsWeigh = 4;
     double area = 0;
     for (const Box& t : taken_) area += kLabelsWeigh * shared_area(t, label);
     for (const Box& f : frames_) {
@@ -284,7 +284,6 @@ std::vector<ShownBox> batch_boxes(const Tensor& input, const Tensor& target, std
 io::Drawing draw_train_batch(const Tensor& input, const Tensor& target, const std::vector<std::string>& names,
                              const std::string& title) {
   constexpr std::int64_t kMost = 16;
-  constexpr std::size_t kColumns = 4;
   const std::int64_t count = input.dim() == 4 ? std::min(kMost, input.size(0)) : 1;
   std::vector<io::Bitmap> pictures;
   std::vector<std::vector<ShownBox>> boxes;
@@ -294,7 +293,9 @@ io::Drawing draw_train_batch(const Tensor& input, const Tensor& target, const st
   }
   std::vector<const io::Bitmap*> shown;
   for (const io::Bitmap& p : pictures) shown.push_back(&p);
-  const std::size_t columns = std::clamp<std::size_t>(pictures.size(), 1, kColumns);
+  // As many rows as columns.
+  std::size_t columns = 1;
+  while (columns * columns < pictures.size()) ++columns;
   const std::vector<double> tops = row_tops(shown, columns, kHeadings);
   io::Drawing drawing(2 * kMargin + static_cast<double>(columns) * (kPane + kGap) - kGap, tops.back() + 8, title);
   draw_heading(drawing, title,
