@@ -220,9 +220,8 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
     write_file(picture_file(i), png);
   }
   if (f.save_json) write_file(output.folder / "predictions.json", results.text());
-  fmt::print(
-      "{} of {} pictures, {} objects; in the middle {:.1f} ms pre-processing, {:.1f} ms inference, {:.1f} ms NMS\n",
-      seen, files.size(), objects, median(prepare), median(forward), median(suppress));
+  fmt::print("{} of {} pictures, {} objects; median {:.1f} ms pre-processing, {:.1f} ms inference, {:.1f} ms NMS\n",
+             seen, files.size(), objects, median(prepare), median(forward), median(suppress));
   if (!f.no_pictures || f.save_txt || f.save_json) fmt::print("written into {}\n", shown_path(output.folder));
   return status;
 }

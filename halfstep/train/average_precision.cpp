@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <optional>
 
@@ -114,16 +115,30 @@ std::vector<int> match(const Group& g, const AreaRange& area, double threshold, 
   return result;
 }
 
-CocoCounts count(const std::vector<Group>& groups, const AreaRange& area, double threshold, std::size_t most) {
+// Numbers of the boxes of all groups, one group behind the other, by falling score: the order of every curve of them.
+std::vector<std::size_t> order_of(const std::vector<Group>& groups) {
+  std::vector<double> scores;
+  for (const Group& g : groups) {
+    for (const DetectedBox* d : g.detected) scores.push_back(d->score);
+  }
+  return falling(scores.size(), [&](std::size_t i) { return scores[i]; });
+}
+
+CocoCounts count(const std::vector<Group>& groups, const std::vector<std::size_t>& order, const AreaRange& area,
+                 double threshold, std::size_t most) {
   CocoCounts counts;
+  std::vector<Scored> boxes;
+  std::vector<bool> counted;
   for (const Group& g : groups) {
     const std::vector<int> matches = match(g, area, threshold, most, counts.objects);
-    for (std::size_t d = 0; d < matches.size(); ++d) {
-      if (matches[d] >= 0) counts.boxes.push_back({g.detected[d]->score, matches[d] == 1});
+    for (std::size_t d = 0; d < g.detected.size(); ++d) {
+      boxes.push_back({g.detected[d]->score, d < matches.size() && matches[d] == 1});
+      counted.push_back(d < matches.size() && matches[d] >= 0);
     }
   }
-  std::stable_sort(counts.boxes.begin(), counts.boxes.end(),
-                   [](const Scored& a, const Scored& b) { return a.score > b.score; });
+  for (const std::size_t i : order) {
+    if (counted[i]) counts.boxes.push_back(boxes[i]);
+  }
   return counts;
 }
 
@@ -301,26 +316,28 @@ std::int64_t DetectionEvaluation::objects() const {
 CocoSummary DetectionEvaluation::coco() const {
   CocoSummary s;
   Mean ap50, ap75, of_area[4], ar1, ar10, ar_of_area[4];
-  for (std::int64_t label = 0; label < classes_; ++label) {
-    std::vector<Group> groups;
-    for (const Picture& p : pictures_) {
-      Group g;
-      for (const std::size_t i : falling(p.detected.size(), [&](std::size_t d) { return p.detected[d].score; })) {
-        if (p.detected[i].label == label && g.detected.size() < 100) g.detected.push_back(&p.detected[i]);
-      }
-      for (const TrueBox& t : p.truth) {
-        if (t.label == label) g.truth.push_back(&t);
-      }
+  std::vector<std::vector<Group>> by_label(static_cast<std::size_t>(classes_));
+  for (const Picture& p : pictures_) {
+    std::map<std::int64_t, Group> of_picture;
+    for (const std::size_t i : falling(p.detected.size(), [&](std::size_t d) { return p.detected[d].score; })) {
+      Group& g = of_picture[p.detected[i].label];
+      if (g.detected.size() < 100) g.detected.push_back(&p.detected[i]);
+    }
+    for (const TrueBox& t : p.truth) of_picture[t.label].truth.push_back(&t);
+    for (auto& [label, g] : of_picture) {
       for (const DetectedBox* d : g.detected) {
         for (const TrueBox* t : g.truth) g.overlaps.push_back(overlap_of(d->box, t->box, t->crowd));
       }
-      if (!g.detected.empty() || !g.truth.empty()) groups.push_back(std::move(g));
+      by_label[static_cast<std::size_t>(label)].push_back(std::move(g));
     }
+  }
+  for (const std::vector<Group>& groups : by_label) {
+    const std::vector<std::size_t> order = order_of(groups);
     Mean own, own50;
     for (int i = 0; i < kOverlaps; ++i) {
       const double threshold = overlap_number(i);
       for (int a = 0; a < 4; ++a) {
-        const Reached all = reached(count(groups, kAreas[a], threshold, 100));
+        const Reached all = reached(count(groups, order, kAreas[a], threshold, 100));
         of_area[a].add(all.precision);
         ar_of_area[a].add(all.recall);
         if (a != 0) continue;
@@ -328,8 +345,8 @@ CocoSummary DetectionEvaluation::coco() const {
         if (i == 0) own50.add(all.precision), ap50.add(all.precision);
         if (i == 5) ap75.add(all.precision);
       }
-      ar1.add(reached(count(groups, kAreas[0], threshold, 1)).recall);
-      ar10.add(reached(count(groups, kAreas[0], threshold, 10)).recall);
+      ar1.add(reached(count(groups, order, kAreas[0], threshold, 1)).recall);
+      ar10.add(reached(count(groups, order, kAreas[0], threshold, 10)).recall);
     }
     s.ap_of_class.push_back(own.value());
     s.ap50_of_class.push_back(own50.value());

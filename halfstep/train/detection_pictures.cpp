@@ -38,6 +38,7 @@ double shared_area(const Box& a, const Box& b) {
 struct BoxPlace {
   Box area;
   double scale = 1, line = 1, font = 10;
+  bool whole = false;  // lines are put on whole pixels, where they are sharp
 };
 
 class BoxDrawing {
@@ -89,7 +90,12 @@ class BoxDrawing {
                             double length) -> std::optional<std::array<double, 2>> {
       const double low = begin + from * place_.scale, high = begin + to * place_.scale, end = begin + length;
       if (!(low <= high && high >= begin && low <= end)) return std::nullopt;  // NaN too
-      return std::array{std::clamp(low, begin + half, end - half), std::clamp(high, begin + half, end - half)};
+      const auto sharp = [&](double v) {
+        const bool odd = std::lround(place_.line) % 2 == 1;
+        return !place_.whole ? v : odd ? std::floor(v) + 0.5 : std::round(v);
+      };
+      return std::array{std::clamp(sharp(std::clamp(low, begin, end)), begin + half, end - half),
+                        std::clamp(sharp(std::clamp(high, begin, end)), begin + half, end - half)};
     };
     const auto x = inside(box.left, box.right, a.x, a.width), y = inside(box.top, box.bottom, a.y, a.height);
     if (!x || !y) return std::nullopt;
@@ -99,7 +105,7 @@ class BoxDrawing {
   // How much a label would hide: other labels, and boxes that are little larger than itself. Of large ones it hides
   // nothing that matters.
   double hidden_by(const Box& label) const {
-    constexpr double kLarge = 8, kLabelsWeigh = 4;
+    constexpr double kLarge = 4, kLabelsWeigh = 4;
     double area = 0;
     for (const Box& t : taken_) area += kLabelsWeigh * shared_area(t, label);
     for (const Box& f : frames_) {
@@ -213,7 +219,12 @@ io::Drawing draw_detections(io::Bitmap picture, const std::vector<ShownBox>& box
   io::Drawing drawing(width, height);
   drawing.picture({0, 0, width, height}, std::move(picture));
   const double line = options.line_width > 0 ? options.line_width : std::max(1.0, std::round(0.0035 * size));
-  BoxDrawing(drawing, {.area = {0, 0, width, height}, .scale = 1, .line = line, .font = std::max(10.0, 0.021 * size)},
+  BoxDrawing(drawing,
+             {.area = {0, 0, width, height},
+              .scale = 1,
+              .line = line,
+              .font = std::max(10.0, 0.021 * size),
+              .whole = line == std::round(line)},
              names, options)
       .draw(boxes);
   return drawing;
@@ -273,7 +284,6 @@ std::vector<ShownBox> batch_boxes(const Tensor& input, const Tensor& target, std
 io::Drawing draw_train_batch(const Tensor& input, const Tensor& target, const std::vector<std::string>& names,
                              const std::string& title) {
   constexpr std::int64_t kMost = 16;
-  constexpr std::size_t kColumns = 4;
   const std::int64_t count = input.dim() == 4 ? std::min(kMost, input.size(0)) : 1;
   std::vector<io::Bitmap> pictures;
   std::vector<std::vector<ShownBox>> boxes;
@@ -283,7 +293,9 @@ io::Drawing draw_train_batch(const Tensor& input, const Tensor& target, const st
   }
   std::vector<const io::Bitmap*> shown;
   for (const io::Bitmap& p : pictures) shown.push_back(&p);
-  const std::size_t columns = std::clamp<std::size_t>(pictures.size(), 1, kColumns);
+  // As many rows as columns.
+  std::size_t columns = 1;
+  while (columns * columns < pictures.size()) ++columns;
   const std::vector<double> tops = row_tops(shown, columns, kHeadings);
   io::Drawing drawing(2 * kMargin + static_cast<double>(columns) * (kPane + kGap) - kGap, tops.back() + 8, title);
   draw_heading(drawing, title,

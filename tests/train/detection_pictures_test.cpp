@@ -82,6 +82,10 @@ TEST(PicturesWithBoxes, FramesAreInTheColoursOfTheirClasses) {
   for (const std::int64_t x : {99, 100, 179, 180}) EXPECT_TRUE(is(image, x, 85, training::class_color(1))) << x;
   for (const std::int64_t x : {18, 21, 78, 81, 98, 101}) EXPECT_TRUE(is(image, x, 85, {0, 0, 0})) << x;
   EXPECT_TRUE(is(image, 50, 60, {0, 0, 0})) << "inside nothing is drawn";
+  // One of 1 pixel covers a whole one, too.
+  const data::Image thin = pixels_of(draw_detections(black(200, 150), boxes, {}, {.line_width = 1}));
+  for (const std::int64_t x : {20, 80}) EXPECT_TRUE(is(thin, x, 60, training::class_color(0))) << x;
+  for (const std::int64_t x : {19, 21, 79, 81}) EXPECT_TRUE(is(thin, x, 60, {0, 0, 0})) << x;
   const std::string svg = drawing.svg();
   EXPECT_NE(svg.find(">cat</text>"), std::string::npos) << "no score where there is none";
   EXPECT_NE(svg.find(">dog 0.50</text>"), std::string::npos);
@@ -197,18 +201,18 @@ TEST(TrainBatches, BoxesAreFractionsOfTheInput) {
   Tensor input = zeros({2, 3, 40, 80});
   input[0][1].fill_(1);
   Tensor target = full({2, 8, 5}, -1);
-  const Tensor row = tensor({2.0, 0.5, 0.25, 0.25, 0.5}, {5});
+  const Tensor row = tensor({2.0, 0.5, 0.5, 0.25, 0.25}, {5});
   target[1][3].copy_(row);
   for (const DType dtype : {f32, f16, bf16}) {
     const Tensor made = to_channels_last(input).to(dtype);
     const auto boxes = training::batch_boxes(made, target, 1);
     ASSERT_EQ(boxes.size(), 1u);
     EXPECT_EQ(boxes[0].label, 2);
-    // Centre (40, 10), sides 20 and 20.
+    // Centre (40, 20), sides 20 and 10.
     EXPECT_DOUBLE_EQ(boxes[0].left, 30);
-    EXPECT_DOUBLE_EQ(boxes[0].top, 0);
+    EXPECT_DOUBLE_EQ(boxes[0].top, 15);
     EXPECT_DOUBLE_EQ(boxes[0].right, 50);
-    EXPECT_DOUBLE_EQ(boxes[0].bottom, 20);
+    EXPECT_DOUBLE_EQ(boxes[0].bottom, 25);
     EXPECT_TRUE(training::batch_boxes(made, target, 0).empty());
     const io::Bitmap green = training::batch_picture(made, 0);
     EXPECT_EQ((std::vector<int>{green.pixels[0], green.pixels[1], green.pixels[2]}), (std::vector<int>{0, 255, 0}));
