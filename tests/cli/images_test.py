@@ -342,7 +342,7 @@ class Refusing(ImageTest):
     def test_numbers_and_words(self):
         train = ["train", "resnet20", "images"]
         self.images()
-        for flag, value, said in (("--lr-schedule", "linear", "expected constant, step"), ("--lr-schedule", "step:0", "at least 1"),
+        for flag, value, said in (("--lr-schedule", "polynomial", "expected constant, step"), ("--lr-schedule", "step:0", "at least 1"),
                                   ("--lr-schedule", "onecycle:2", "between 0 and 1"), ("--warmup-epochs", "-1", "at least 0"),
                                   ("--label-smoothing", "1", "0 to under 1"), ("--mixup", "-1", "at least 0"), ("--crop", "center", "got 'center'"),
                                   ("--min-area", "0", "above 0 to 1"), ("--color-jitter", "2", "0 to 1"), ("--image-size", "0", "whole number"),

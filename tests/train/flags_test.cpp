@@ -145,10 +145,10 @@ TEST(Flags, TheRecipeIsWhatTheRowsSay) {
     EXPECT_NE(training::recipe(training::flags(other)).at(flag.key()), before.at(flag.key())) << flag.name();
     ++found;
   }
-  EXPECT_EQ(found, 16u);
+  EXPECT_EQ(found, 48u);
   // The same as the checkpoint's own, which for networks without images leaves theirs out.
   const auto saved = training::recipe(c);
-  EXPECT_EQ(saved.size(), 11u);
+  EXPECT_EQ(saved.size(), 17u);
   EXPECT_FALSE(saved.contains("image-size"));
   c.lr_schedule = "constant";
   EXPECT_FALSE(training::recipe(c).contains("epochs"));
