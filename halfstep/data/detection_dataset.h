@@ -65,6 +65,7 @@ class HS_API DetectionDataset final : public Dataset {
   std::int64_t size() const override;
   Batch batch(const BatchRequest& request) const override;
 
+  /// What it was made of; sizes of pictures that were not known are there now.
   const DetectionData& data() const;
   const DetectionTransform& transform() const;
   const DetectionDatasetOptions& options() const;

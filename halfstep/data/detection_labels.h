@@ -57,7 +57,7 @@ struct LabelProblems {
   std::int64_t skipped = 0;
   std::vector<std::string> first = {};  ///< texts of the first kMost
 
-  static constexpr std::size_t kMost = 20;
+  static constexpr std::size_t kMost = 20;  ///< texts that are kept
   /// Counts one.
   HS_API void add(std::string text);
   /// Adds those of another reader.

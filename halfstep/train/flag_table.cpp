@@ -151,7 +151,7 @@ std::vector<Flag> flags(TrainConfig& c) {
       {{.names = "DIR,--data",
         .field = &c.data,
         .help = "Folder with the data set: MNIST's format for mlp (default: built-in digits), else train and val with "
-                "class folders, list files or archives",
+                "class folders, list files or archives; for detectors a description such as coco.yaml too",
         .kept = FlagKept::given,
         .resume = FlagResume::reported},
        {.names = "--batch-size,-b",

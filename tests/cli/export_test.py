@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`halfstep export`: what it writes, and what it refuses. Where the package onnx is installed, its checker looks too."""
 import os
+import re
 import resource
 import signal
 import subprocess
 import sys
 import unittest
 
+from detection_test import make_boxes
 from images_test import make_images
 from program import ProgramTest, events
 
@@ -179,7 +181,35 @@ class ExportImages(ExportTest):
         self.assertEqual(results[1]["top1"], results[0]["top1"])
         status, out, err = self.run_program("train", "mlp", "--limit", "100", "--epochs", "1", "--out", "plain")
         self.assertEqual((status, err), (0, ""), out)
+        self.refused(2, ["--nms: expected a detector", "mlp gives [1, 10]"], "export", "mlp", "--weights", "plain", "--onnx", "a.onnx", "--nms")
         self.refused(2, ["--fold-batch-norm", "mlp has no batch norms"], "export", "mlp", "--weights", "plain", "--onnx", "a.onnx", "--fold-batch-norm")
+
+
+class ExportDetectors(ExportTest):
+    def test_predictions_and_objects(self):
+        make_boxes(self.folder / "boxes", train=4, val=2)
+        status, out, err = self.run_program("train", "yolov5n", "boxes.yaml", "--img", "64", "--batch-size", "4", "--epochs", "1", "-q", "--out", "run",
+                                            env={"HALFSTEP_THREADS": "1"}, timeout=300)
+        self.assertEqual((status, err), (0, ""), out)
+        # Three anchors in each cell of 8, 16 and 32 pixels: a box, objectness and two classes.
+        self.assertIn("takes [batch, 3, 64, 64]\n", self.exported("--weights", "run", model="yolov5n"))
+        if self.python:
+            self.assertEqual(self.checked(), f"['batch', 3, 64, 64] float32 [3, {3 * (64 + 16 + 4)}, 7] True 17")
+        fold = ["--weights", "run", "--fold-batch-norm"]
+        self.assertIn(", 57 batch norms folded\n", self.exported(*fold, "--nms", "--score", "0", "--overlap", "0.5", model="yolov5n"))
+        if self.python:
+            dims, dtype, sizes = re.match(r"(\[.*?\]) (\w+) \[(.*?)\] True 17", self.checked()).groups()
+            self.assertEqual((dims, dtype), ("['batch', 3, 64, 64]", "float32"))
+            found, numbers = map(int, sizes.split(","))
+            self.assertEqual(numbers, 7)
+            self.assertGreater(found, 0)
+        status, out, err = self.run_program("eval", *fold, env={"HALFSTEP_THREADS": "1"}, timeout=120)
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertIn(", 57 batch norms folded\n", out)
+        weights = ["export", "yolov5n", "--weights", "run", "--onnx", "net.onnx"]
+        self.refused(2, ["--score", "from 0 to 1", "1.5"], *weights, "--nms", "--score", "1.5")
+        self.refused(2, "--overlap: only with --nms", *weights, "--overlap", "0.5")
+        self.refused(1, "32", *weights, "--image-size", "100")
 
 
 if __name__ == "__main__":
