@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/fold.h"
 #include "cli/precision.h"
 #include "cli/verbs.h"
 #include "halfstep/train/checkpoint.h"
@@ -60,6 +61,7 @@ void add_predict(CLI::App& program, int& status) {
   add_path(verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
   add_image_size(verb, o->pictures);
   add_word(verb, "--amp", o->amp, kPrecisionHelp);
+  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
   for (auto make : {classification_predictor, detection_predictor}) {
     const std::vector<std::string> before = verb.flag_names();
     Predict::Task task{.predictor = make(), .flags = {}};

@@ -18,6 +18,7 @@ struct PredictOptions : CommonOptions {
   std::filesystem::path weights, classes;
   std::vector<std::filesystem::path> inputs;
   std::string amp;
+  bool fold = false;  ///< batch norms into convolutions, see cli/fold.h
 };
 
 /// How the networks of a task predict. A new task is one more in the list of predict.cpp.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "cli/fold.h"
 #include "cli/precision.h"
 #include "cli/predict.h"
 #include "cli/terminal.h"
@@ -59,14 +60,15 @@ int predict_digits(PredictOptions& o, const ClassifierFlags& flags, Device devic
   refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize", "--classes", "--top"});
   check_precision(o.amp);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  const std::string folded = o.fold ? fold_network(loaded, o.model, {1, 784}) : "";
   const Precision precision = set_precision(loaded, o.amp);
   const training::Classifier& classifier = loaded.classifier;
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(flags.seed) : std::nullopt;
   const DataPlace place = o.inputs.empty() ? place_of_data(loaded, flags.data, seed) : DataPlace{};
   const data::MnistData pictures = pictures_of(o, place);
   if (o.inputs.empty()) check_same_data(loaded, place, "test", training::checksum(pictures));
-  fmt::print("{}{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string(),
-             precision.said);
+  fmt::print("{}{}{}{}\n", loaded.text(o.model), o.inputs.empty() ? " on " + place.text(loaded) : std::string(),
+             precision.said, folded);
   std::vector<std::int64_t> chosen = flags.indices;
   for (std::int64_t i : chosen) {
     if (i >= pictures.count) {

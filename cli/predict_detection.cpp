@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "cli/detection_files.h"
+#include "cli/fold.h"
 #include "cli/precision.h"
 #include "cli/predict.h"
 #include "halfstep/core/atomic_file.h"
@@ -145,6 +146,8 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
   const std::vector<fs::path> files = pictures_in(o.inputs);
   const std::vector<std::string> names = names_of(files);
   const Loaded loaded = load_classifier(o.model, o.weights);
+  // Before the precision: at some levels networks compute with rounded copies of their weights.
+  const std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, 64, 64}) : "";
   const Precision precision = set_precision(loaded, o.amp);
   const std::vector<std::string> classes =
       o.classes.empty() ? loaded.classes : read_class_names(o.classes, loaded.num_classes);
@@ -167,7 +170,7 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
     }
   }
   if (f.save_txt) make_folder(output.folder / "labels");
-  fmt::print("{}{}\n", loaded.text(o.model), precision.said);
+  fmt::print("{}{}{}\n", loaded.text(o.model), precision.said, folded);
   std::fflush(stdout);
   int status = kDone;
   const auto failed = [&](const std::string& why) {

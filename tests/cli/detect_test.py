@@ -8,6 +8,7 @@ import struct
 import unittest
 import zlib
 
+from detection_test import make_boxes
 from program import ProgramTest
 
 CLASSES, ANCHORS = 3, [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 119], [116, 90, 156, 198, 373, 326]]
@@ -193,6 +194,9 @@ class Detect(ProgramTest):
         self.assertEqual(counts("--max-detections", "3"), "2 of class 1, 1 of class 2")
         self.assertEqual(counts("--max-det", "1", "--only", "2"), "1 of class 2")
         self.assertEqual(counts("--amp", "bf16"), "2 of class 0, 2 of class 1, 2 of class 2")
+        out = self.predict("a/x.png", "--no-pictures", "--fold-batch-norm")
+        self.assertIn("yolov5n with w.safetensors, 57 batch norms folded\n", out)
+        self.assertIn("2 of class 0, 2 of class 1, 2 of class 2", out)
         self.assertNotIn("written", self.predict("a/x.png", "--no-pictures"))
         self.assertFalse((self.folder / "runs").exists(), "nothing was written")
 
@@ -262,6 +266,19 @@ class Detect(ProgramTest):
             os.symlink("/dev/full", self.folder / "p/predictions.json")
             self.refused(1, "p/predictions.json: writing failed", "predict", "yolov5n", "--weights", "w.safetensors", "a/x.png", "--out", "p", "--save-json",
                          "--image-size", "64")
+
+    def test_a_run_says_its_classes_and_its_size(self):
+        make_boxes(self.folder / "boxes", train=4, val=2)
+        status, out, err = self.run_program("train", "yolov5n", "boxes.yaml", "--img", "64", "--batch-size", "4", "--epochs", "1", "--threads", "1", "--out", "run", timeout=300)
+        self.assertEqual((status, err), (0, ""), out)
+        status, out, err = self.run_program("predict", "boxes/images/val", "--weights", "run", "--conf-thres", "0", "--max-det", "50", "--save-json", "--out", "o")
+        self.assertEqual((status, err), (0, ""), out)
+        self.assertTrue(out.startswith("yolov5n with run/best.safetensors\n1/2 boxes/images/val/000.png: 64x64, "), out)
+        found = json.loads((self.folder / "o/predictions.json").read_text())
+        self.assertEqual(len(found), 100, "untrained, it finds something everywhere")
+        self.assertEqual({r["image_id"] for r in found}, {0, 1})
+        self.assertLessEqual({r["category"] for r in found}, {"red", "blue"})
+        self.assertEqual(sorted(os.listdir(self.folder / "o")), ["000.png", "001.png", "predictions.json"])
 
 
 if __name__ == "__main__":
