@@ -182,6 +182,11 @@ Argument add_flag(const Verb& verb, const Flag& flag) {
   return argument;
 }
 
+std::string alternatives(std::string list) {
+  for (std::size_t at = 0; (at = list.find(',', at)) != std::string::npos; at += 4) list.replace(at, 1, " or ");
+  return list;
+}
+
 std::string flags_markdown(std::span<const Flag> flags) {
   std::string text, group;
   for (const Flag& flag : flags) {
@@ -199,7 +204,7 @@ std::string flags_markdown(std::span<const Flag> flags) {
     if (const std::string value = value_name(flag); !value.empty()) names += fmt::format(" `{}`", value);
     std::string help = escaped(flag.help);
     for (const std::string& of : {flag.data, flag.task}) {
-      if (!of.empty()) help += fmt::format(" (of {})", of);
+      if (!of.empty()) help += fmt::format(" (of {})", alternatives(of));
     }
     if (flag.by_network) help += " (default: the network's)";
     text +=

@@ -24,6 +24,8 @@ using training::kMostCount;
 /// out, what can't be one and names a network or a file is left to the positional arguments. Throws UsageError naming
 /// the flag.
 Argument add_flag(const Verb& verb, const Flag& flag);
+/// Words with commas between them, as Flag::data has them, as `images or boxes`.
+std::string alternatives(std::string list);
 /// The rows as a Markdown table: what stands in docs/reference/train-flags.md.
 std::string flags_markdown(std::span<const Flag> flags);
 

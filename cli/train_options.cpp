@@ -113,13 +113,9 @@ void check_flags(TrainOptions& o) {
                                        : fmt::format("needs a {} {}", flag.needs->flag, flag.needs->value));
     }
     if (training::takes(o.model, flag)) continue;
-    const auto words = [](std::string list) {
-      for (std::size_t at = 0; (at = list.find(',', at)) != std::string::npos; at += 4) list.replace(at, 1, " or ");
-      return list;
-    };
     refuse(flag.of_data(training::data_of(o.model).flags)
-               ? fmt::format("{} is no network for {}", o.model, words(flag.task))
-               : fmt::format("{} is no network of {}", o.model, words(flag.data)));
+               ? fmt::format("{} is no network for {}", o.model, alternatives(flag.task))
+               : fmt::format("{} is no network of {}", o.model, alternatives(flag.data)));
   }
   if (c.overwrite && training::is_run_in(c.resume, c.out)) {
     throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",

@@ -81,7 +81,8 @@ struct NetworkKind {
   std::int64_t image_size = 0;  ///< of networks of images: pixels of a side, customarily
   std::int64_t classes = 0;     ///< of classifiers: unless data or weights say others
   std::string head = {};        ///< of classifiers: prefix of the last layer's parameters, such as `fc.`
-  /// Classes of weights of this network, 0 where they don't say; by default the rows of the head's `weight`.
+
+  /// Classes of weights of this network, 0 where they don't say; by default the rows of the last layer.
   std::function<std::int64_t(const NamedTensors& weights)> classes_in = {};
 };
 

@@ -20,7 +20,9 @@ class Row:
         self.names, self.value, self.help, self.kept, self.resume = names, value, help, kept, resume
         self.flag = next((n for n in names if n.startswith("--")), names[0])
         self.key = self.flag.lstrip("-") if self.flag.startswith("-") else self.flag.lower()
-        self.of_images = "(of images)" in help
+        of = re.search(r"\(of ([a-z ]+)\)", help)
+        self.of = of.group(1).split(" or ") if of else []  # networks that have it; none: all
+        self.of_images = "images" in self.of
 
     def given(self):
         """The flag with a value that isn't the usual one."""
@@ -57,7 +59,7 @@ class Rows(FlagsTest):
                          sorted({r.key for r in rows if r.flag.startswith("--")} | NO_FLAGS & set(re.findall(r"--([a-z-]+)", text))))
         words = re.sub(r"\s+", "", text)
         for row in rows:
-            self.assertIn(re.sub(r"\s+", "", re.sub(r" \((of \w+|default: the network's)\)", "", row.help)), words, row.flag)
+            self.assertIn(re.sub(r"\s+", "", re.sub(r" \((of [a-z ]+|default: the network's)\)", "", row.help)), words, row.flag)
             for name in row.names:
                 self.assertIn(name, text)
         self.assertEqual(len({r.key for r in rows}), len(rows))
@@ -77,23 +79,25 @@ class Rows(FlagsTest):
         self.data()
         self.train("data", "--epochs", "1", "--out", "run")
         rows = self.rows()
-        always = {r.key for r in rows if r.kept == "yes" and not r.of_images}
+        always = {r.key for r in rows if r.kept == "yes" and set(r.of) <= {"classification", "detection"}}
         self.assertEqual(set(self.keys("run")), always | {"data"})
         self.train("data", "--epochs", "1", "--out", "weights", "--seed", "7")
         (self.folder / "weights/last.safetensors").rename(self.folder / "weights.safetensors")
         for row in rows:
-            if row.kept != "if given" or row.key == "data":
+            if row.kept != "if given" or row.key == "data" or row.of:
                 continue
             with self.subTest(row.flag):
                 more = WITH.get(row.flag, [])
                 self.train("data", "--epochs", "4", "--limit", "64", "--out", "run", "--overwrite", "-q", *more, *row.given())
                 self.assertIn(f"{row.key}: {row.given()[1]}", (self.folder / "run/config.yaml").read_text().splitlines())
 
-    def test_those_of_images_are_refused_elsewhere(self):
-        own = [r for r in self.rows() if r.of_images]
-        self.assertGreater(len(own), 5)
-        for row in own:
-            self.refused(2, f"{row.flag}: mlp is no network of images", "train", "mlp", "--no-out", *row.given())
+    def test_those_of_some_data_are_refused_elsewhere(self):
+        for kind, least in (("images", 5), ("boxes", 25)):
+            own = [r for r in self.rows() if kind in r.of]
+            self.assertGreater(len(own), least)
+            for row in own:
+                if row.flag != "--cfg":  # which names a network itself
+                    self.refused(2, f"{row.flag}: mlp is no network of {' or '.join(row.of)}", "train", "mlp", "--no-out", *row.given())
 
 
 class Resuming(FlagsTest):
@@ -107,7 +111,7 @@ class Resuming(FlagsTest):
     def test_flags_that_have_to_be_the_same(self):
         self.data()
         self.train("data", "--epochs", "1", "--momentum", "0.5", "--weight-decay", "0.1", "--amp", "f16", "--threads", "1", "--out", "run")
-        rows = [r for r in self.rows() if r.resume.startswith("the same") and not r.of_images and r.key != "model"]
+        rows = [r for r in self.rows() if r.resume.startswith("the same") and set(r.of) <= {"classification", "detection"} and r.key != "model"]
         self.assertGreater(len(rows), 12)
         momentum = [r for r in rows if r.flag == "--optimizer"]
         self.check([r for r in rows if r not in momentum], "run", "mlp", "--epochs", "2")
