@@ -33,18 +33,18 @@ struct DetectionConfig {
   std::string cache = "off";  ///< off, ram or disk: where decoded pictures are kept
 
   // Loss: see models::DetectionLossOptions.
-  double box_gain = 0.05;
-  double object_gain = 1;
-  double class_gain = 0.5;
-  double anchor_ratio = 4;
-  double focal_gamma = 0;
-  double class_weight = 1;
-  double object_weight = 1;
+  double box_gain = 0.05;    ///< weight of the boxes
+  double object_gain = 1;    ///< of objectness
+  double class_gain = 0.5;   ///< of the classes
+  double anchor_ratio = 4;   ///< by which an object's sides may differ from an anchor's
+  double focal_gamma = 0;    ///< of focal loss; 0: plain cross entropy
+  double class_weight = 1;   ///< of positives among the classes
+  double object_weight = 1;  ///< of positives in objectness
 
   // Evaluation: see models::DetectionsOptions.
-  double score = 0.001;
-  double overlap = 0.6;
-  std::int64_t max_detections = 300;
+  double score = 0.001;               ///< the least of a box
+  double overlap = 0.6;               ///< the largest of two boxes of a class
+  std::int64_t max_detections = 300;  ///< most boxes of a picture
 };
 
 }  // namespace halfstep::training
