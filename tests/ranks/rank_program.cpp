@@ -158,13 +158,17 @@ void train_divided(const dist::ProcessGroup& group, int stage, std::int64_t most
               static_cast<long long>((data_bytes() - begin) >> 20));
 }
 
-// Of this process.
+// Of this process: the oldest thread of that name, which those that MPI starts from it inherit.
 void abort_in_communication_thread() {
+  int oldest = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
-    std::getline(std::ifstream(task.path() / "comm"), name);
-    if (name == "halfstep_comm") syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename().string()), SIGABRT);
+    std::ifstream file(task.path() / "comm");
+    std::getline(file, name);
+    const int thread = std::stoi(task.path().filename().string());
+    if (name == "halfstep_comm" && (oldest == 0 || thread < oldest)) oldest = thread;
   }
+  if (oldest > 0) syscall(SYS_tgkill, getpid(), oldest, SIGABRT);
 }
 
 int run(const std::string& what) {
