@@ -7,6 +7,8 @@
 // on the element, and may round 16 bits at every hop: there each rank gets its part of all ranks' values by all_to_all,
 // kernels add it up in float32, and all_gather gives the result to all. That moves as many bytes as a ring.
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -142,6 +144,7 @@ std::string reason_of(const DeviceBackend& backend) {
 // What a thread of its own does: it waits for the other ranks, one of which may be gone, or have failed.
 struct Creation {
   std::mutex mutex;
+  std::condition_variable ended;
   bool over = false, unwanted = false;
   Outcome outcome;
   halfstep_group* group = nullptr;
@@ -156,14 +159,17 @@ struct Creation {
     outcome = came;
     group = made;
     if (unwanted) destroy(backend);
+    ended.notify_all();
   }
   bool is_over() {
     const std::lock_guard lock(mutex);
     return over;
   }
-  /// The outcome, or that nobody waits for it any more.
+  /// The outcome, or that nobody waits for it any more. A creation that doesn't wait for other ranks comes to its end:
+  /// a process that ended first would take the device away from under it.
   Outcome take() {
-    const std::lock_guard lock(mutex);
+    std::unique_lock lock(mutex);
+    ended.wait_for(lock, std::chrono::seconds(1), [this] { return over; });
     unwanted = !over;
     return over ? outcome : Outcome{.status = HALFSTEP_FAILED, .follows = 1};
   }

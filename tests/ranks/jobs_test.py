@@ -181,7 +181,8 @@ class Jobs(unittest.TestCase):
             self.assertLess(seconds, 20)
 
     def test_an_abort_inside_of_mpi_is_answered_by_what_the_watch_knows(self):
-        for mpi in MPIRUNS:
+        # Open MPI has a handler of its own, and no library below it that aborts.
+        for mpi in [mpi for mpi in MPIRUNS if mpi == "mpich"]:
             status, output, seconds = run(mpi, 2, "mpi-aborts")
             self.assertNotEqual(status, 0, output)
             self.assertRegex(output, r"error: all_reduce #\d+ \(gradients\): rank 9 has ended")
