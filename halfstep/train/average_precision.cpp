@@ -178,13 +178,12 @@ struct Pair {
   std::size_t detected, truth;
   double overlap;
 };
-// Pairs of at least `least`, by falling overlap, each box and each object once.
+// Pairs of at least `least`, by falling overlap, each box and each object once, whatever their classes.
 std::vector<Pair> pairs_of(const std::vector<const DetectedBox*>& detected, const std::vector<const TrueBox*>& truth,
-                           double least, bool same_class) {
+                           double least) {
   std::vector<Pair> all, result;
   for (std::size_t d = 0; d < detected.size(); ++d) {
     for (std::size_t t = 0; t < truth.size(); ++t) {
-      if (same_class && detected[d]->label != truth[t]->label) continue;
       const double overlap = overlap_of(detected[d]->box, truth[t]->box);
       if (overlap >= least) all.push_back({d, t, overlap});
     }
@@ -197,6 +196,27 @@ std::vector<Pair> pairs_of(const std::vector<const DetectedBox*>& detected, cons
     result.push_back(p);
   }
   return result;
+}
+
+// Which boxes are right: each claims the object of its class that it overlaps most, by at least `least`, and of those
+// that claim one the best has it. `detected` by falling score.
+std::vector<bool> right_boxes(const std::vector<const DetectedBox*>& detected, const std::vector<const TrueBox*>& truth,
+                              const std::vector<double>& overlaps, double least) {
+  std::vector<bool> right(detected.size()), found(truth.size());
+  for (std::size_t d = 0; d < detected.size(); ++d) {
+    std::size_t claimed = truth.size();
+    double most = least;
+    for (std::size_t t = 0; t < truth.size(); ++t) {
+      const double overlap = overlaps[d * truth.size() + t];
+      if (detected[d]->label != truth[t]->label || overlap < most || (claimed < truth.size() && overlap == most))
+        continue;
+      most = overlap;
+      claimed = t;
+    }
+    if (claimed == truth.size() || found[claimed]) continue;
+    right[d] = found[claimed] = true;
+  }
+  return right;
 }
 
 // The value at x of the line through points of rising x; the first or last value beyond them.
@@ -376,9 +396,14 @@ std::vector<ClassBoxes> by_class(std::int64_t classes, const auto& pictures) {
       c.pictures += first ? 1 : 0;
       ++c.objects;
     }
+    std::stable_sort(detected.begin(), detected.end(),
+                     [](const DetectedBox* a, const DetectedBox* b) { return a->score > b->score; });
+    std::vector<double> overlaps;
+    for (const DetectedBox* d : detected) {
+      for (const TrueBox* t : truth) overlaps.push_back(d->label == t->label ? overlap_of(d->box, t->box) : 0);
+    }
     for (int i = 0; i < kOverlaps; ++i) {
-      std::vector<bool> right(detected.size());
-      for (const Pair& pair : pairs_of(detected, truth, overlap_number(i), true)) right[pair.detected] = true;
+      const std::vector<bool> right = right_boxes(detected, truth, overlaps, overlap_number(i));
       for (std::size_t d = 0; d < detected.size(); ++d) {
         ClassBoxes& c = all[static_cast<std::size_t>(detected[d]->label)];
         c.boxes[static_cast<std::size_t>(i)].push_back({detected[d]->score, right[d]});
@@ -491,7 +516,7 @@ std::vector<std::int64_t> DetectionEvaluation::confusion(double score, double ov
       if (!t.crowd) truth.push_back(&t);
     }
     std::vector<bool> used(detected.size()), found(truth.size());
-    for (const Pair& pair : pairs_of(detected, truth, overlap, false)) {
+    for (const Pair& pair : pairs_of(detected, truth, overlap)) {
       used[pair.detected] = found[pair.truth] = true;
       ++counts[static_cast<std::size_t>(detected[pair.detected]->label) * side +
                static_cast<std::size_t>(truth[pair.truth]->label)];

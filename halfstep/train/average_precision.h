@@ -84,9 +84,9 @@ class HS_API DetectionEvaluation {
   /// COCO's protocol (Lin et al. 2014), as pycocotools computes it: greedy matching by falling score at most 100 boxes
   /// a picture and class, crowds and objects of other sizes ignored, precision at 101 recalls.
   CocoSummary coco() const;
-  /// The trainers' protocol: pairs by falling overlap, each box and each object once; the area under the envelope of
-  /// the precision, by the trapezoidal rule over 101 recalls; scores smoothed over a tenth of their range before the
-  /// best is chosen. Crowds are left out.
+  /// The trainers' protocol: each box claims the object of its class that it overlaps most, and of the boxes that claim
+  /// one that of the best score is right; the area under the envelope of the precision, by the trapezoidal rule over
+  /// 101 recalls; scores smoothed over a tenth of their range before the best is chosen. Crowds are left out.
   DetectionSummary summary() const;
   /// Curves of the classes that have objects, at `points` places.
   std::vector<DetectionCurves> curves(int points = 1000) const;

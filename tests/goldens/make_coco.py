@@ -79,7 +79,7 @@ def iou(a, b):
 
 
 def trainers(truth, detected, classes):
-    """The figures that trainers print, with numpy: pairs by falling overlap, np.interp, the trapezoidal rule."""
+    """The figures that trainers print, with numpy: the best box that claims an object has it, np.interp, the trapezoidal rule."""
     grid, recalls, per_class, f1 = numpy.linspace(0, 1, 1000), numpy.linspace(0, 1, 101), [], 0
     for label in range(classes):
         objects = sum(t["label"] == label and not t["crowd"] for here in truth for t in here)
@@ -91,14 +91,13 @@ def trainers(truth, detected, classes):
             for here, seen in zip(truth, detected):
                 ours = [d for d in seen if d["label"] == label]
                 theirs = [t for t in here if t["label"] == label and not t["crowd"]]
-                pairs = sorted(((iou(d["box"], t["box"]), -i, -k) for i, d in enumerate(ours) for k, t in enumerate(theirs)),
-                               reverse=True)
-                used, taken = set(), set()
-                for overlap, i, k in pairs:
-                    if overlap >= least and i not in used and k not in taken:
-                        used.add(i)
-                        taken.add(k)
-                rows += [(d["score"], -i in used) for i, d in enumerate(ours)]
+                ours.sort(key=lambda d: -d["score"])
+                claims = []  # of each box, the object that it overlaps most
+                for d in ours:
+                    overlaps = [iou(d["box"], t["box"]) for t in theirs]
+                    best = int(numpy.argmax(overlaps)) if overlaps else -1
+                    claims.append(best if best >= 0 and overlaps[best] >= least else -1)
+                rows += [(d["score"], k >= 0 and k not in claims[:i]) for i, (d, k) in enumerate(zip(ours, claims))]
             order = numpy.argsort([-score for score, _ in rows], kind="stable")
             if not rows:
                 aps.append(0.0)

@@ -106,6 +106,26 @@ TEST(DetectionSummary, IsWhatTheFormulasGive) {
   EXPECT_NEAR(s.classes[1].recall, 1, 0.01);
 }
 
+// Of two boxes on one object the one of the better score is right, though the other overlaps it more.
+TEST(DetectionSummary, TheBestScoreHasTheObject) {
+  DetectionEvaluation e(1);
+  e.add({{0, 0.9, {0, 0, 10, 6}}, {0, 0.5, {0, 0, 10, 9}}}, {{0, kLeft}});  // overlaps of 0.6 and 0.9
+  const DetectionSummary s = e.summary();
+  EXPECT_NEAR(s.ap50, 1, 0.005);
+  // Right are the first from 0.5 to 0.6 (three overlaps), then, behind a wrong one, the second up to 0.9 (six): the
+  // precision is 1/2 from a recall of 0 to 1, but for a trapezoid of 1/200 at each end.
+  EXPECT_NEAR(s.ap, (3 * 1.0 + 6 * 0.5) / 10, 0.01);
+}
+
+// A box that overlaps two objects claims the one that it overlaps more, also where another box has that.
+TEST(DetectionSummary, ABoxClaimsOneObject) {
+  DetectionEvaluation e(1);
+  const BoxSides shifted = {3, 0, 10, 10};  // an overlap of 7 / 13 with kLeft, 6 / 14 with the next
+  e.add({{0, 0.9, kLeft}, {0, 0.8, shifted}}, {{0, kLeft}, {0, {7, 0, 10, 10}}});
+  // One object of two is found, by the first box.
+  EXPECT_NEAR(e.summary().classes.at(0).ap50, 0.5 + 0.5 * 0.25, 0.005);
+}
+
 TEST(DetectionSummary, OfNothingIsZero) {
   DetectionEvaluation e(2);
   EXPECT_EQ(e.summary().ap, 0);
