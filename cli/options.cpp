@@ -88,7 +88,7 @@ void make_folder(const std::filesystem::path& folder) {
   if (error) throw IoError(fmt::format("{}: can't be made: {}", shown_path(folder), error.message()));
 }
 
-Loaded load_classifier(std::string& model, const fs::path& weights) {
+Loaded load_classifier(std::string& model, const fs::path& weights, const fs::path& description) {
   training::SavedWeights saved = training::load_saved_weights(weights, model);
   // A configuration beside weights says nothing of them unless they are the run's.
   RunConfig run;
@@ -114,7 +114,8 @@ Loaded load_classifier(std::string& model, const fs::path& weights) {
                 .run = std::move(run)};
   training::TrainConfig config;
   config.model = model;
-  if (loaded.run) config.detection.network = loaded.run.value("cfg");
+  config.detection.network = description;
+  if (description.empty() && loaded.run) config.detection.network = loaded.run.value("cfg");
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);

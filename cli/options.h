@@ -66,9 +66,11 @@ struct Loaded {
   std::string text(const std::string& model) const;
 };
 /// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
-/// classes as they have. An empty `model` becomes that of the checkpoint; a checkpoint of another one is refused.
-/// Throws IoError, and UsageError for weights that don't say what they are of.
-Loaded load_classifier(std::string& model, const std::filesystem::path& weights);
+/// classes as they have. `description` is that of the network (--cfg), if not that of the run. An empty `model` becomes
+/// that of the checkpoint; a checkpoint of another one is refused. Throws IoError, and UsageError for weights that
+/// don't say what they are of.
+Loaded load_classifier(std::string& model, const std::filesystem::path& weights,
+                       const std::filesystem::path& description = {});
 
 /// The names of classes in a file, one a line. Throws IoError unless there are so many.
 std::vector<std::string> read_class_names(const std::filesystem::path& path, std::int64_t expected);

@@ -68,8 +68,8 @@ void say_damaged(const training::RunData& data) {
   std::int64_t count = 0;
   for (const auto& d : data.damaged) count += d();
   if (count > 0) {
-    complain(
-        fmt::format("{} picture{} could not be read, and another one stood in for each", count, count == 1 ? "" : "s"));
+    complain(fmt::format("{} could not be read and {} replaced",
+                         count == 1 ? "1 picture" : fmt::format("{} pictures", count), count == 1 ? "was" : "were"));
   }
 }
 
@@ -78,7 +78,9 @@ void load_pretrained(const TrainOptions& o, const nn::ModuleBase& network) {
   const training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
   const std::string file = shown_path(o.pretrained);
   try {
-    const io::PretrainedReport report = io::load_pretrained(network, saved.tensors);
+    const training::NetworkKind& kind = training::network_kind(o.model);
+    const io::PretrainedReport report = io::load_pretrained(
+        network, saved.tensors, {.heads = kind.heads ? kind.heads(network) : std::vector<std::string>()});
     if (o.quiet) return;
     fmt::print("{}: {} tensors loaded\n", file, report.loaded.size());
   } catch (const Error& e) {
@@ -117,7 +119,7 @@ int evaluate(TrainOptions& o) {
     data = training::load_data(c, false);
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights);
+    const Loaded loaded = load_classifier(model, weights, c.detection.network);
     check_classes(loaded, data.classes, weights, c.data);
     task = training::make_task(c, data, loaded.network);
     task->network().to(c.device);
@@ -386,8 +388,10 @@ int run(TrainOptions& o) {
     complain(report.epochs < c.epochs
                  ? fmt::format("{}: --patience {} has ended it after {} epochs; a larger one, or 0, continues",
                                shown_path(c.resume), c.patience, report.epochs)
-                 : fmt::format("{}: all {} epochs are done; a larger --epochs continues", shown_path(c.resume),
-                               report.epochs));
+                 : fmt::format("{}: all {} epochs are done{}", c.resume.empty() ? "train" : shown_path(c.resume),
+                               report.epochs,
+                               // A schedule that ends with them can't be longer.
+                               training::recipe(c).contains("epochs") ? "" : "; a larger --epochs continues"));
     return kDone;
   }
   if (!o.quiet) {

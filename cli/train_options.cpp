@@ -86,6 +86,10 @@ void fill_in(TrainOptions& o) {
     usual.warmup_momentum = plain.warmup_momentum;
     usual.warmup_bias_lr = plain.warmup_bias_lr;
   }
+  if (o.count("--momentum") > 0 && c.momentum == 0) {
+    usual.nesterov = false;
+    usual.warmup_momentum = 0;
+  }
   // A warm-up says that the schedule is the user's; onecycle has no room for it.
   if (c.warmup_epochs > 0 && usual.lr_schedule.starts_with("onecycle")) usual.lr_schedule = "cosine";
   const std::vector<Flag> from = training::flags(usual), to = training::flags(c);

@@ -107,7 +107,10 @@ struct DetectionDataset::Impl {
                        transform.upscale ? INFINITY : 1.0);
     more[2] = static_cast<double>(left);
     more[3] = static_cast<double>(top);
-    if (!readable) return;
+    if (!readable) {
+      more[1] = 0;  // which no picture has that is there
+      return;
+    }
     const auto in_width = static_cast<double>(width), in_height = static_cast<double>(height);
     for (const LabeledObject& o : picture.objects) {
       if (o.crowd) continue;

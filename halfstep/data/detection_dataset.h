@@ -50,7 +50,8 @@ struct DetectionDatasetOptions {
 /// Rows
 ///   of class -1 fill up; M is a power of 2, at least 8. Crowds are left out: they are in data();
 /// - `more[0]`, float64 [N, 6]: the picture's number in data().pictures, scale, left pad, top pad, the picture's width
-///   and height. Without augmentation an input pixel is an original pixel * scale + pad; with it scale and pads are 0.
+///   and height. Without augmentation an input pixel is an original pixel * scale + pad; with it, and of a picture that
+///   could not be read, the scale is 0.
 ///
 /// Randomness is keyed by the request's seed and epoch and the picture's number. A picture that can't be read is logged
 /// once, counted, and in its place is a plain one without objects; more than `max_damaged` different ones throw

@@ -193,7 +193,10 @@ PretrainedReport load_pretrained(const nn::ModuleBase& module, const NamedTensor
   const NamedTensors own = module.state_dict();
   const std::string last(own.empty() ? std::string_view() : layer_of(own.back().name));
   const auto may_differ = [&](std::string_view name) {
-    return options.replace_head && (is_head(name) || (!last.empty() && layer_of(name) == last));
+    if (!options.replace_head) return false;
+    const auto& heads = options.heads;
+    return is_head(name) || (!last.empty() && layer_of(name) == last) ||
+           std::any_of(heads.begin(), heads.end(), [&](const std::string& h) { return name.starts_with(h); });
   };
   // A layer stays as it was made with all its tensors or with none.
   std::set<std::string, std::less<>> replaced_layers;

@@ -33,6 +33,7 @@ HS_API WeightsFile load_weights_file(const std::filesystem::path& path, const Re
 struct PretrainedOptions {
   /// A last layer of a different size, for a different number of classes, keeps its values; off: that is an error too.
   bool replace_head = true;
+  std::vector<std::string> heads = {};  ///< what names of further such layers begin with, as a detector's `model.24.`
 };
 
 /// The result of load_pretrained, by the network's names (`unexpected`: by the file's).

@@ -39,7 +39,8 @@ Candidates candidates_of(const Tensor& level, const Tensor& objects, const Tenso
   const Tensor centre = objects.narrow(2, 1, 2) * size, sides = objects.narrow(2, 3, 2) * size;
 
   const Tensor quotient = sides.unsqueeze(2) / anchors;  // [N, M, anchors, 2]
-  const Tensor similar = lt(amax(maximum(quotient, reciprocal(quotient)), {-1}), ratio);
+  constexpr double kLeast = 1e-9;                        // of rows that fill up and have no size
+  const Tensor similar = lt(amax(maximum(quotient, reciprocal(clamp_min(quotient, kLeast))), {-1}), ratio);
   const Tensor real = ge(objects.select(2, 0), 0);
 
   // A neighbour answers where the centre is in the half of its cell next to it, and where there is one.

@@ -87,6 +87,11 @@ void DetectionTask::add_picture(std::int64_t place, const data::Batch& batch, co
                                 const std::vector<double>& objects, const std::vector<models::Detection>& found) {
   const double* g = geometry.data() + place * kGeometry;
   const auto picture = static_cast<std::int64_t>(g[0]);
+  if (!(g[1] > 0)) {  // it could not be read: the network has not missed its objects
+    evaluation_.add({}, {});
+    if (shown_.size() < kShownPictures) shown_.push_back({picture, {}});
+    return;
+  }
   const double scale = g[1], left = g[2], top = g[3], width = g[4], height = g[5];
   // From the input to the picture.
   const auto x_of = [&](double x) { return std::clamp((x - left) / scale, 0.0, width); };

@@ -15,6 +15,7 @@
 #include "halfstep/models/yolov5_description.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/random.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/built_in_internal.h"
 #include "halfstep/train/detection.h"
 #include "halfstep/train/flags.h"
@@ -24,6 +25,22 @@ namespace {
 
 constexpr const char* kBoxes = "boxes";
 constexpr std::int64_t kCocoClasses = 80, kImageSize = 640, kStride = 32;
+
+models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
+  models::Yolov5Options options;
+  if (!c.detection.network.empty()) options = models::read_yolov5_description(c.detection.network);
+  if (data.num_classes > 0) options.classes = data.num_classes;
+  return options;
+}
+
+// Of the coarsest level: sides of pictures are multiples of it.
+std::int64_t stride_of(const TrainConfig& c) {
+  if (c.detection.network.empty()) return kStride;
+  const PhiloxState random = default_generator().state();  // weights that nobody keeps
+  const models::Yolov5 network(options_of(c, {}));
+  default_generator().set_state(random);
+  return *std::max_element(network.strides().begin(), network.strides().end());
+}
 
 void check_boxes(const TrainConfig& config) {
   TrainConfig c = config;
@@ -35,15 +52,16 @@ void check_boxes(const TrainConfig& config) {
         "--data: expected the description of a data set for detection, such as coco.yaml, or a folder, got "
         "none");
   }
-  if (c.images.image_size % kStride != 0) {
-    fail<Error>("--image-size: expected a multiple of {}, got {}; {} is the next", kStride, c.images.image_size,
-                (c.images.image_size / kStride + 1) * kStride);
+  if (const std::int64_t stride = stride_of(c); c.images.image_size % stride != 0) {
+    fail<Error>("--image-size: expected a multiple of {}, got {}; {} is the next", stride, c.images.image_size,
+                (c.images.image_size / stride + 1) * stride);
   }
 }
 
 data::DetectionTransform training_transform(const TrainConfig& c) {
   const DetectionConfig& d = c.detection;
   return {.size = c.images.image_size,
+          .stride = stride_of(c),
           .mosaic = d.mosaic,
           .mixup = d.mixup,
           .copy_paste = d.copy_paste,
@@ -101,9 +119,16 @@ Part load_part(const TrainConfig& c, const std::string& split) {
   if (train && c.limit > 0 && c.limit < static_cast<std::int64_t>(all.pictures.size())) {
     all.pictures.resize(static_cast<std::size_t>(c.limit));
   }
+  if (all.skipped > 0 && c.group.rank() == 0) {
+    log(LogLevel::warning,
+        fmt::format("{}, part {}: {} label{} or picture{} left out; the first: {}", shown_path(c.data), split,
+                    all.skipped, all.skipped == 1 ? "" : "s", all.skipped == 1 ? "" : "s",
+                    all.problems.empty() ? std::string("not known") : all.problems[0]));
+  }
   Part part{.dataset = nullptr, .checksum = checksum(all)};
   data::DetectionTransform transform = training_transform(c);
-  if (!train) transform = {.train = false, .size = c.images.image_size, .rectangular = d.rect, .upscale = true};
+  if (!train)
+    transform = {.train = false, .size = c.images.image_size, .stride = transform.stride, .rectangular = d.rect};
   data::DetectionDatasetOptions own{.batch_size = std::max<std::int64_t>(c.eval_batch_size / c.group.size(), 1),
                                     .cache = d.cache == "ram"    ? data::PictureCache::memory
                                              : d.cache == "disk" ? data::PictureCache::disk
@@ -184,13 +209,6 @@ data::Batch random_boxes(const NetworkKind& network, std::int64_t n, std::int64_
           .more = {tensor(places, {n, 6}, {.dtype = f64})}};
 }
 
-models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
-  models::Yolov5Options options;
-  if (!c.detection.network.empty()) options = models::read_yolov5_description(c.detection.network);
-  if (data.num_classes > 0) options.classes = data.num_classes;
-  return options;
-}
-
 // Rows of a level's predictions are those of each anchor: a box, objectness and the classes.
 std::int64_t classes_in(const NamedTensors& weights) {
   const NamedTensor* anchors = nullptr;
@@ -203,6 +221,12 @@ std::int64_t classes_in(const NamedTensors& weights) {
     if (t.name == head + "m.0.weight" && t.tensor.dim() == 4) return t.tensor.size(0) / anchors->tensor.size(1) - 5;
   }
   return 0;
+}
+
+std::vector<std::string> heads_of(const nn::ModuleBase& network) {
+  const auto* detector = dynamic_cast<const models::Yolov5*>(&network);
+  if (!detector) return {};
+  return {fmt::format("model.{}.m.", detector->model.size() - 1)};
 }
 
 }  // namespace
@@ -239,7 +263,8 @@ std::vector<NetworkKind> detection_networks() {
                          },
                      .image_size = kImageSize,
                      .classes = kCocoClasses,
-                     .classes_in = classes_in});
+                     .classes_in = classes_in,
+                     .heads = heads_of});
   }
   return kinds;
 }

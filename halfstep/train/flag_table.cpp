@@ -325,7 +325,8 @@ std::vector<Flag> flags(TrainConfig& c) {
         .resume = FlagResume::recipe,
         .check =
             [&c] {
-              if (c.ema > 0 && c.zero == 3) fail<Error>("--ema: ranks have parts of the weights under --zero 3");
+              if (c.ema > 0 && c.zero == 3)
+                fail<Error>("--ema: ranks have parts of the weights under --zero 3; add --ema 0");
             }},
        {.names = "--ema-warmup",
         .field = &c.ema_warmup,

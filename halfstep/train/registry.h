@@ -84,6 +84,9 @@ struct NetworkKind {
 
   /// Classes of weights of this network, 0 where they don't say; by default the rows of the last layer.
   std::function<std::int64_t(const NamedTensors& weights)> classes_in = {};
+  /// What names of layers begin with that depend on the classes (io::PretrainedOptions::heads); by default the last
+  /// one.
+  std::function<std::vector<std::string>(const nn::ModuleBase& network)> heads = {};
 };
 
 /// What a network is trained for, such as `classification`.

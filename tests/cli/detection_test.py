@@ -131,6 +131,44 @@ class Runs(DetectionTest):
         self.assertGreater(len(sizes), 1)
         self.assertLessEqual(sizes, {32, 64, 96})
 
+    def test_what_is_left_out_is_said(self):
+        (self.folder / "boxes/labels/train/000.txt").write_text("0 nan 0.5 0.1 0.1\n0 0.5 0.5 0.2 0.2\n")
+        (self.folder / "boxes/images/train/001.png").write_bytes(b"no picture")
+        status, out, err = self.run_program("train", "yolov5n", "boxes.yaml", "--img", SIZE, "--batch-size", "4", "--epochs", "1", "--no-out", "-q")
+        self.assertEqual(status, 0, err)
+        self.assertRegex(err, r"warning: boxes.yaml, part train: 2 labels or pictures left out; the first: [^\n]*00[01]\.")
+
+    def test_weights_of_another_number_of_classes(self):
+        self.run_of("-q", out="two", epochs=1)
+        text = (self.folder / "boxes.yaml").read_text().replace('["red", "blue"]', '["red", "blue", "green"]')
+        (self.folder / "boxes.yaml").write_text(text)
+        status, printed, err = self.run_program("train", "yolov5n", "boxes.yaml", "--img", SIZE, "--batch-size", "4", "--epochs", "1", "--pretrained", "two", "--out", "three")
+        self.assertEqual(status, 0, err)
+        self.assertRegex(err, r"\Ahalfstep: warning: the last layer was not loaded[^\n]*model.24.m.0.weight[^\n]*\n\Z")
+        own, other = (Safetensors(self.folder / run / "best.safetensors").header for run in ("three", "two"))
+        self.assertEqual([own[f"model.24.m.{i}.weight"]["shape"][0] for i in range(3)], [24, 24, 24])
+        self.assertEqual([other[f"model.24.m.{i}.weight"]["shape"][0] for i in range(3)], [21, 21, 21])
+        self.assertIn("tensors loaded", printed)
+
+    def test_what_makes_no_number_is_found(self):
+        self.run_of("--debug-nonfinite", "raise", "-q", out="run", epochs=1)
+
+    def test_a_described_network_with_a_coarser_level(self):
+        """The coarser of its levels has 64 pixels to a cell: sides are multiples of that."""
+        (self.folder / "p6.yaml").write_text("""nc: 2
+depth_multiple: 0.33
+width_multiple: 0.25
+anchors: [[5,7, 8,15, 17,12], [15,30, 31,23, 30,60]]
+backbone: [[-1, 1, Conv, [32, 6, 4, 2]], [-1, 1, Conv, [64, 3, 4]], [-1, 1, Conv, [64, 3, 2]]]
+head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
+""")
+        flags = ["train", "yolov5n", "boxes.yaml", "--cfg", "p6.yaml", "--batch-size", "4", "--epochs", "1", "-q", "--out", "run"]
+        self.refused(2, "--image-size: expected a multiple of 64, got 96; 128 is the next", *flags, "--img", "96")
+        status, out, err = self.run_program(*flags, "--img", "128")
+        self.assertEqual((status, err), (0, ""), out)
+        status, out, err = self.run_program("eval", "--weights", "run")
+        self.assertEqual((status, err), (0, ""), out)
+
     def test_usage(self):
         for text, arguments in (("--data: expected the description of a data set", ["yolov5n"]),
                                 ("--image-size: expected a multiple of 32, got 100; 128 is the next", ["yolov5n", "boxes.yaml", "--img", "100"]),
