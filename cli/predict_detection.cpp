@@ -169,6 +169,18 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
                                 shown_path(output.folder), shown_path(picture_file(i))));
     }
   }
+  const auto label_file = [&](std::size_t i) { return output.folder / "labels" / (names[i] + ".txt"); };
+  const fs::path results_file = output.folder / "predictions.json";
+  // They may be the truth that somebody labelled.
+  std::vector<fs::path> written;
+  for (std::size_t i = 0; f.save_txt && i < files.size(); ++i) written.push_back(label_file(i));
+  if (f.save_json) written.push_back(results_file);
+  for (const fs::path& file : written) {
+    std::error_code error;
+    if (!fs::is_regular_file(file, error)) continue;
+    throw IoError(fmt::format("--out {}: {} is there and would be written over; name another folder",
+                              shown_path(output.folder), shown_path(file)));
+  }
   if (f.save_txt) make_folder(output.folder / "labels");
   fmt::print("{}{}{}\n", loaded.text(o.model), precision.said, folded);
   std::fflush(stdout);
@@ -201,8 +213,7 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
                found.prepare_ms, found.forward_ms, found.suppress_ms);
     std::fflush(stdout);
     if (f.save_txt) {
-      write_file(output.folder / "labels" / (names[i] + ".txt"),
-                 yolo_labels(found.objects, image.width, image.height, f.save_conf));
+      write_file(label_file(i), yolo_labels(found.objects, image.width, image.height, f.save_conf));
     }
     if (f.save_json) results.add(names[i], found.objects);
     if (f.no_pictures) continue;
@@ -222,7 +233,7 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
     }
     write_file(picture_file(i), png);
   }
-  if (f.save_json) write_file(output.folder / "predictions.json", results.text());
+  if (f.save_json) write_file(results_file, results.text());
   fmt::print("{} of {} pictures, {} objects; median {:.1f} ms pre-processing, {:.1f} ms inference, {:.1f} ms NMS\n",
              seen, files.size(), objects, median(prepare), median(forward), median(suppress));
   if (!f.no_pictures || f.save_txt || f.save_json) fmt::print("written into {}\n", shown_path(output.folder));

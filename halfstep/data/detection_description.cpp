@@ -157,8 +157,9 @@ DetectionData load_yolo(const std::string& where, const std::string& split, std:
   std::vector<char> labelled(pictures.size(), 0);
   const auto read = [&](std::size_t i, LabeledPicture& picture, LabelProblems& own) {
     const fs::path file = label_file(picture.file);
+    // Only what isn't there is background: one that can't be reached is an error of reading.
     std::error_code ignored;
-    if (!fs::exists(file, ignored)) return true;
+    if (fs::status(file, ignored).type() == fs::file_type::not_found) return true;
     labelled[i] = 1;
     picture.objects = parse_yolo_labels(read_whole_file(file, kMostLabelBytes), file.native(), count, own);
     if (!options.keep_segments) {
@@ -176,12 +177,17 @@ DetectionData load_yolo(const std::string& where, const std::string& split, std:
   return data;
 }
 
-/// The folder of a COCO JSON's pictures: the first of `folders` that has one of the first few.
+/// The folder of a COCO JSON's pictures: the first of `folders` that has one of the first few or, where none has, one
+/// of all.
 fs::path picture_folder(const fs::path& json, const std::vector<fs::path>& folders, const DetectionData& data) {
-  constexpr std::size_t kTried = 5;
-  for (const fs::path& folder : folders) {
-    for (std::size_t i = 0; i < std::min(kTried, data.pictures.size()); ++i) {
-      if (is_file(folder / data.pictures[i].file)) return folder;
+  constexpr std::size_t kFew = 5;
+  const std::size_t all = data.pictures.size();
+  for (const std::size_t tried : {std::min(kFew, all), all}) {
+    for (const fs::path& folder : folders) {
+      if (!folder.empty() && !is_folder(folder)) continue;  // empty: the working directory
+      for (std::size_t i = 0; i < tried; ++i) {
+        if (is_file(folder / data.pictures[i].file)) return folder;
+      }
     }
   }
   std::string places;

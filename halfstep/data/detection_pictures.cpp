@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <system_error>
 
@@ -49,6 +50,15 @@ std::array<std::uint64_t, 2> hash_of(std::string_view text) {
     for (std::uint64_t& half : hash) half = derive_seed(half, word, text.size());
   }
   return hash;
+}
+
+/// What is at a cached picture's place. Reading and writing would follow a link, and writing wait for a pipe's reader.
+enum class CachePlace { free, file, taken };
+
+CachePlace place_at(const fs::path& file) {
+  struct stat info {};
+  if (::lstat(file.c_str(), &info) == 0) return S_ISREG(info.st_mode) ? CachePlace::file : CachePlace::taken;
+  return errno == ENOENT ? CachePlace::free : CachePlace::taken;
 }
 
 }  // namespace
@@ -194,8 +204,7 @@ std::array<std::uint64_t, 8> DetectionPictures::cache_header(std::int64_t index)
 
 bool DetectionPictures::from_disk(std::int64_t index, const PixelRegion& region, PicturePart& part) const {
   const fs::path file = cache_file(index);
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return false;
+  if (place_at(file) != CachePlace::file) return false;
   try {
     const InputFile input(file);
     const auto expected = cache_header(index);
@@ -221,8 +230,10 @@ bool DetectionPictures::from_disk(std::int64_t index, const PixelRegion& region,
 
 void DetectionPictures::to_disk(std::int64_t index, const Image& image) const {
   try {
+    const fs::path path = cache_file(index);
+    if (place_at(path) == CachePlace::taken) fail<IoError>("{}: expected a file or none", shown_path(path));
     // Whoever looks finds no file or a whole one.
-    AtomicFile file(cache_file(index), /*durable=*/false);
+    AtomicFile file(path, /*durable=*/false);
     const auto header = cache_header(index);
     file.write(header.data(), sizeof header);
     file.write(image.pixels.data(), static_cast<std::size_t>(image.width * image.height * 3));

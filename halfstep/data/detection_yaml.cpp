@@ -57,7 +57,8 @@ std::optional<std::int64_t> whole_number(const std::string& text) {
 
 std::string text_in(const fs::path& file, const std::string& key, const YAML::Node& node) {
   if (!node.IsScalar() || node.Scalar().empty()) {
-    fail<IoError>("{}: {}: expected a text, got {}", place_in(file, node), key, kind_of(node));
+    fail<IoError>("{}: {}: expected a text, got {}", place_in(file, node), key,
+                  node.IsScalar() ? "an empty one" : kind_of(node));
   }
   return node.Scalar();
 }

@@ -25,7 +25,7 @@ std::vector<Flag> flags(DetectionConfig& o) {
       number("--degrees", &o.degrees, "Largest random rotation in degrees", FlagRange::from_to(0, 180)),
       number("--translate", &o.translate, "Largest random shift, as a fraction of the side", share),
       number("--scale", &o.scale, "Random scaling by 1 - X to 1 + X", FlagRange::from_under(0, 1)),
-      number("--shear", &o.shear, "Largest random shear in degrees", FlagRange::from_under(0, 90)),
+      number("--shear", &o.shear, "Largest random shear in degrees", FlagRange::from_to(0, 45)),
       number("--perspective", &o.perspective, "Largest random perspective", FlagRange::from_to(0, 0.001)),
       number("--hsv-h", &o.hsv_h, "Random change of hue, as a fraction", share),
       number("--hsv-s", &o.hsv_s, "Random change of saturation, as a fraction", share),

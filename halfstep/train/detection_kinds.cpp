@@ -157,9 +157,13 @@ RunData load_boxes(const TrainConfig& c, bool training) {
   result.classes = part.dataset->data().classes;
   if (training) {
     const auto* trained = dynamic_cast<const data::DetectionDataset*>(result.training.get());
-    if (trained->data().classes != result.classes) {
-      fail<IoError>("{}: expected the same classes in the parts train and val, got {} and {}", shown_path(c.data),
-                    trained->data().classes.size(), result.classes.size());
+    const auto &a = trained->data().classes, &b = result.classes;
+    if (a != b) {
+      const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+      fail<IoError>(
+          "{}: expected the same classes in the parts train and val, got {} and {}; the first that differs: {} and {}",
+          shown_path(c.data), a.size(), b.size(), x == a.end() ? "none" : printable_start(*x),
+          y == b.end() ? "none" : printable_start(*y));
     }
   }
   result.num_classes = static_cast<std::int64_t>(result.classes.size());

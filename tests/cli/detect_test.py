@@ -254,6 +254,24 @@ class Detect(ProgramTest):
         # Without pictures nothing is.
         self.predict("a", "--out", "a", "--no-pictures", "--save-txt")
 
+    def test_labels_and_results_that_are_there_are_never_written_over(self):
+        kept = {"flat/labels/x.txt": "0 0.5 0.5 0.1 0.1\n", "flat/predictions.json": "[]\n"}
+        (self.folder / "flat/labels").mkdir(parents=True)
+        for name, content in kept.items():
+            (self.folder / name).write_text(content)
+        predict = ["predict", "yolov5n", "--weights", "w.safetensors", "a", "--out", "flat"]
+        for name, flags in (("flat/labels/x.txt", ["--save-txt", "--save-json"]), ("flat/labels/x.txt", ["--save-txt", "--nosave"]),
+                            ("flat/predictions.json", ["--save-json"])):
+            self.refused(1, ["--out flat", f"{name} is there and would be written over"], *predict, *flags)
+            # Not even what comes before it was written.
+            self.assertEqual(sorted(os.listdir(self.folder / "flat")), ["labels", "predictions.json"])
+            self.assertEqual(os.listdir(self.folder / "flat/labels"), ["x.txt"])
+        for name, content in kept.items():
+            self.assertEqual((self.folder / name).read_text(), content)
+        # Labels of other pictures are in nobody's way.
+        self.predict("a/000000000139.png", "--out", "flat", "--save-txt")
+        self.assertEqual(sorted(os.listdir(self.folder / "flat/labels")), ["000000000139.txt", "x.txt"])
+
     def test_folders_that_can_not_be_written(self):
         (self.folder / "file").write_text("mine")
         self.refused(1, "file", "predict", "yolov5n", "--weights", "w.safetensors", "a", "--out", "file")

@@ -178,9 +178,20 @@ head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
                                 ("--cfg: yolov5s.yaml names another network than MODEL, yolov5n", ["yolov5n", "boxes.yaml", "--cfg", "yolov5s.yaml"]),
                                 ("--weights: is another word for --pretrained", ["yolov5n", "boxes.yaml", "--weights", "a", "--pretrained", "b"])):
             self.refused(2, text, "train", *arguments, "--no-out")
+        self.refused(2, ["--shear", "0 to 45", "60"], "train", "yolov5n", "boxes.yaml", "--shear", "60", "--no-out")
         self.refused(1, "none.yaml", "train", "yolov5n", "none.yaml", "--no-out", "-q")
         (self.folder / "bad.yaml").write_text("train: images/train\n")
         self.refused(1, "bad.yaml", "train", "yolov5n", "bad.yaml", "--no-out", "-q")
+
+    def test_parts_with_other_classes(self):
+        for part, names in (("train", ["red", "blue"]), ("val", ["red", "green"]), ("more", ["red", "blue", "green"])):
+            (self.folder / f"{part}.json").write_text(json.dumps({
+                "images": [{"id": 1, "file_name": "boxes/images/train/000.png", "width": SIZE, "height": SIZE}], "annotations": [],
+                "categories": [{"id": i + 1, "name": name} for i, name in enumerate(names)]}))
+        text = "expected the same classes in the parts train and val, got 2 and {}; the first that differs: {}"
+        for part, count, differs in (("val", 2, "blue and green"), ("more", 3, "none and green")):
+            (self.folder / "coco.yaml").write_text(f"train: train.json\nval: {part}.json\n")
+            self.refused(1, ["coco.yaml: " + text.format(count, differs)], "train", "yolov5n", "coco.yaml", "--img", SIZE, "--no-out", "-q")
 
 
 @unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")

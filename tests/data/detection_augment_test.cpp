@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // DetectionDataset's random changes: boxes stay on their pixels, and the bits depend on nothing but the keys.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
@@ -553,6 +558,38 @@ TEST(DetectionAugment, ReadsNoHalfWrittenCache) {
   write_png(data.pictures[0].file, test::painted(64, 64, [](auto, auto) { return Colour{1, 2, 3}; }));
   fs::last_write_time(data.pictures[0].file, fs::file_time_type::clock::now() + std::chrono::seconds(5));
   EXPECT_EQ(Pixels(sample(dataset, 0)).at(5, 5), (Colour{1, 2, 3}));
+}
+
+TEST(DetectionAugment, UsesNoCacheThatIsNoFile) {
+  const TemporaryDir dir;
+  const DetectionData data = plain_pictures(dir.path(), 1, 64, 64);
+  const fs::path cache = dir.path() / "cache", other = dir.path() / "other";
+  const DetectionDataset dataset{data, plain(64), {.cache = PictureCache::disk, .cache_folder = cache}};
+  const std::vector<float> want = sample(dataset, 0).input.to_vector<float>();
+  const fs::path file = fs::directory_iterator(cache)->path();
+  // A link: neither read, though what it leads to is a whole cached picture of another colour, nor written.
+  fs::rename(file, other);
+  std::fstream(other, std::ios::in | std::ios::out | std::ios::binary).seekp(-1, std::ios::end).put('\1');
+  fs::create_symlink(other, file);
+  EXPECT_EQ(sample(dataset, 0).input.to_vector<float>(), want);
+  fs::resize_file(other, 3);
+  EXPECT_EQ(sample(dataset, 0).input.to_vector<float>(), want);
+  EXPECT_TRUE(fs::is_symlink(file));
+  EXPECT_EQ(fs::file_size(other), 3U);
+  // One that leads nowhere stays so.
+  fs::remove(other);
+  EXPECT_EQ(sample(dataset, 0).input.to_vector<float>(), want);
+  EXPECT_FALSE(fs::exists(other));
+  // A pipe: nothing comes. It is open here, as whoever wrote into it would wait for ever otherwise.
+  fs::remove(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  const int pipe = ::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(pipe, 0);
+  EXPECT_EQ(sample(dataset, 0).input.to_vector<float>(), want);
+  char byte = 0;
+  EXPECT_EQ(::read(pipe, &byte, 1), 0);
+  ::close(pipe);
+  EXPECT_TRUE(fs::is_fifo(file));
 }
 
 }  // namespace

@@ -67,6 +67,22 @@ TEST(DetectionDescription, ReadsAYamlFile) {
   expect_error<IoError>([&] { load_detection(file, "test"); }, {"coco.yaml: expected the key `test`"});
 }
 
+TEST(DetectionDescription, NamesLabelsThatCanNotBeReached) {
+  const TemporaryDir dir;
+  write_small_set(dir.path());
+  write_text(dir.path() / "classes.txt", "a\nb\n");
+  // Links that lead round in a circle, of the file and of its folder.
+  fs::remove(dir.path() / "labels/train/b.txt");
+  fs::create_symlink("b.txt", dir.path() / "labels/train/b.txt");
+  fs::create_symlink("sub", dir.path() / "labels/train/sub");
+  const DetectionData data = load_detection(dir.path(), "train");
+  EXPECT_EQ(names_of(data, dir.path()), (std::vector<std::string>{"images/train/a.png"}));
+  EXPECT_EQ(data.skipped, 2);
+  ASSERT_EQ(data.problems.size(), 2U);
+  EXPECT_NE(data.problems[0].find("labels/train/b.txt: can't be opened"), std::string::npos) << data.problems[0];
+  EXPECT_NE(data.problems[1].find("labels/train/sub/c.txt: can't be opened"), std::string::npos) << data.problems[1];
+}
+
 TEST(DetectionDescription, ReadsListsOfPictures) {
   const TemporaryDir dir;
   const fs::path root = dir.path();
@@ -105,6 +121,8 @@ TEST(DetectionDescription, NamesWhatIsWrongInAYamlFile) {
   expect_error<IoError>([&] { load("train: images/train\nnames: {0: a, 0: c}\n"); }, {"got 0 again"});
   expect_error<IoError>([&] { load("train: images/train\nnames: [a, [b]]\n"); },
                         {"names: expected a text, got a list"});
+  expect_error<IoError>([&] { load("train: images/train\nnames: ['', b]\n"); },
+                        {"d.yaml:2: names: expected a text, got an empty one"});
   expect_error<IoError>([&] { load("train: images/none\nnc: 1\n"); },
                         {"train: expected a folder", "images/none", "not there"});
   expect_error<IoError>([&] { load("train: [[images/train]]\nnc: 1\n"); }, {"train: expected a text, got a list"});
@@ -163,6 +181,23 @@ TEST(DetectionDescription, ReadsCocoJson) {
   expect_error<IoError>(
       [&] { load_detection(direct, "train"); },
       {"instances_train2017.json: expected its pictures (b.png first) in one of:", "found them nowhere"});
+}
+
+TEST(DetectionDescription, FindsTheFolderOfCocoByAnyPicture) {
+  const TemporaryDir dir;
+  write_grey(dir.path() / "images/train/z.png", 8, 8);
+  fs::create_directories(dir.path() / "train");  // tried first
+  std::string images;
+  for (int i = 0; i < 9; ++i) {
+    images += fmt::format(R"({{"id": {0}, "file_name": "{0}.png", "width": 8, "height": 8}}, )", i);
+  }
+  images += R"({"id": 9, "file_name": "z.png", "width": 8, "height": 8})";
+  const fs::path file = write_text(
+      dir.path() / "annotations/instances_train.json",
+      fmt::format(R"({{"images": [{}], "annotations": [], "categories": [{{"id": 1, "name": "a"}}]}})", images));
+  const DetectionData data = load_detection(file, "train");
+  EXPECT_EQ(names_of(data, dir.path()), (std::vector<std::string>{"images/train/z.png"}));
+  EXPECT_EQ(data.skipped, 9);
 }
 
 TEST(DetectionDescription, ReadsAFolderOfVoc) {
