@@ -28,10 +28,11 @@ struct Candidates {
   Tensor label;   // class (i64); 0 for rows that fill up
 };
 
-Candidates candidates_of(const Tensor& level, const Tensor& objects, const Tensor& anchors, double ratio) {
+// `cells`: [N, H, W, anchors, ...], the order in which a channels-last convolution writes them.
+Candidates candidates_of(const Tensor& cells, const Tensor& objects, const Tensor& anchors, double ratio) {
   const DType dtype = objects.dtype();
   const Device device = objects.device();
-  const std::int64_t n = level.size(0), each = level.size(1), height = level.size(2), width = level.size(3);
+  const std::int64_t n = cells.size(0), height = cells.size(1), width = cells.size(2), each = cells.size(3);
   const std::int64_t m = objects.size(1);
   const Shape all{n, m, each, 5};
   const Tensor size =
@@ -61,8 +62,9 @@ Candidates candidates_of(const Tensor& level, const Tensor& objects, const Tenso
   };
   Candidates c;
   c.chosen = logical_and(similar.unsqueeze(3), open.unsqueeze(2)).to(dtype);
-  const Tensor anchor_number = whole(n, {n, 1, 1, 1}) * each + whole(each, {1, 1, each, 1});
-  c.place = (anchor_number * height + row.to(i64).unsqueeze(2)) * width + column.to(i64).unsqueeze(2);
+  const Tensor row_number = whole(n, {n, 1, 1}) * height + row.to(i64),
+               cell_number = row_number * width + column.to(i64);
+  c.place = cell_number.unsqueeze(2) * each + whole(each, {1, 1, each, 1});
   const Tensor corner = stack({column, row}, -1);
   const Tensor box = cat({centre.unsqueeze(2) - corner, sides.unsqueeze(2).expand({n, m, 5, 2})}, -1);  // [N, M, 5, 4]
   c.box = box.unsqueeze(2).expand({n, m, each, 5, 4});
@@ -114,12 +116,13 @@ DetectionLoss detection_loss(const DetectorLevels& levels, const Tensor& objects
   const auto zero = [&] { return zeros({}, {.dtype = dtype, .device = device}); };
   DetectionLoss sum_of{.loss = {}, .box = zero(), .objectness = zero(), .classes = zero(), .matches = zero()};
   for (std::size_t l = 0; l < levels.size(); ++l) {
-    const Tensor level = levels[l].to(dtype);
+    // Views of what the head wrote, in its dtype: a copy of all predictions would be larger than any activation.
+    const Tensor cells = levels[l].permute({0, 2, 3, 1, 4});
     const Tensor anchors = head.anchors.select(0, static_cast<std::int64_t>(l)).to(dtype);
-    const Candidates c = candidates_of(level, all, anchors, o.anchor_ratio);
+    const Candidates c = candidates_of(cells, all, anchors, o.anchor_ratio);
     const Tensor place = c.place.reshape({-1}), chosen = c.chosen.reshape({-1});
     const Tensor count = sum(chosen), at_least_one = clamp_min(count, 1);
-    const Tensor rows = index_select(level.reshape({-1, level.size(4)}), 0, place);
+    const Tensor rows = index_select(cells.reshape({-1, cells.size(4)}), 0, place).to(dtype);
 
     const Tensor p = sigmoid(rows.narrow(1, 0, 4)) * 2;
     const Tensor box = cat({p.narrow(1, 0, 2) - 0.5, square(p.narrow(1, 2, 2)) * c.anchor.reshape({-1, 2})}, 1);
@@ -127,7 +130,7 @@ DetectionLoss detection_loss(const DetectorLevels& levels, const Tensor& objects
         paired_box_iou(box, c.box.reshape({-1, 4}), {.kind = BoxIou::ciou, .format = BoxFormat::cxcywh});
     sum_of.box = sum_of.box + sum((1 - overlap) * chosen) / at_least_one;
 
-    const Tensor logits = level.select(4, 4);
+    const Tensor logits = cells.select(4, 4).to(dtype);
     const Tensor object = scatter_amax(zeros({logits.numel()}, {.dtype = dtype, .device = device}), 0, place,
                                        clamp_min(overlap.detach(), 0) * chosen);
     const double balance = l < o.balance.size() ? o.balance[l] : 1;
