@@ -140,7 +140,7 @@ struct Compare::Impl final : detail::CallObserver {
   std::map<std::string, std::uint64_t> skipped;
   std::uint64_t compared = 0;
   std::mutex& mutex() { return mutex_; }
-  detail::Observing observing{this};
+  Observing observing{this};
 };
 
 Compare::Compare(const CompareOptions& options) {

@@ -153,7 +153,7 @@ struct Dump::Impl final : detail::CallObserver {
   DumpOptions options;
   fs::path folder;
   std::uint64_t written = 0;
-  detail::Observing observing{this};
+  Observing observing{this};
 };
 
 Dump::Dump(const DumpOptions& options) : impl_(std::make_unique<Impl>(options)) {}

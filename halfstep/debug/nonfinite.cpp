@@ -114,7 +114,7 @@ struct NonFinite::Impl final : detail::CallObserver {
   std::set<std::string> said;
   std::mutex& mutex() { return mutex_; }
   std::uint64_t calls() const { return calls_; }
-  detail::Observing observing{this};
+  Observing observing{this};
 };
 
 NonFinite::NonFinite(const NonFiniteOptions& options) : impl_(std::make_unique<Impl>(options)) {}

@@ -88,16 +88,4 @@ class CallObserver : public OpObserver {
   std::map<const ObservedCall*, std::vector<Tensor>> kept_;
 };
 
-/// Adds an observer while it lives.
-class Observing {
- public:
-  explicit Observing(OpObserver* observer) : observer_(observer) { add_observer(observer); }
-  ~Observing() { remove_observer(observer_); }
-  Observing(const Observing&) = delete;
-  Observing& operator=(const Observing&) = delete;
-
- private:
-  OpObserver* observer_;
-};
-
 }  // namespace halfstep::debug::detail

@@ -224,7 +224,7 @@ class Again {
 };
 
 void run(detail::CallObserver& observer, const std::function<void()>& step) {
-  const detail::Observing observing(&observer);
+  const Observing observing(&observer);
   step();
 }
 

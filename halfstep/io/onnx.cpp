@@ -14,9 +14,7 @@
 namespace halfstep::io {
 namespace {
 
-using detail::OnnxCall;
 using detail::OnnxGraph;
-using detail::OnnxTrace;
 
 // `n` samples, from the first again where there are fewer. Copied on the CPU, since devices may have no index_select.
 Tensor samples(const Tensor& example, std::int64_t n) {
@@ -43,15 +41,14 @@ void check(std::span<const Tensor> inputs, const OnnxOptions& o) {
   }
 }
 
-[[noreturn]] void differ(const OnnxCall& call, const char* what) {
-  fail<Error>("export_onnx: {}: {} follows the batch; export with a fixed batch",
-              detail::place_of(call.op, call.module), what);
+[[noreturn]] void differ(const nn::TracedCall& call, const char* what) {
+  fail<Error>("export_onnx: {}: {} follows the batch; export with a fixed batch", call.place(), what);
 }
 
 // Two runs must have called the same on the same.
-void compare(const OnnxTrace& a, const OnnxTrace& b) {
+void compare(const nn::Trace& a, const nn::Trace& b) {
   for (std::size_t i = 0; i < std::min(a.calls.size(), b.calls.size()); ++i) {
-    const OnnxCall &x = a.calls[i], &y = b.calls[i];
+    const nn::TracedCall &x = a.calls[i], &y = b.calls[i];
     if (x.op != y.op || x.module != y.module || x.inputs != y.inputs || x.outputs != y.outputs) {
       differ(x, "what the network calls");
     }
@@ -107,10 +104,10 @@ OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase&
     first.push_back(options.dynamic_batch ? samples(t, 2) : t.clone());
     if (options.dynamic_batch) second.push_back(samples(t, 3));
   }
-  const OnnxTrace trace = detail::trace_onnx(module, forward, std::move(first));
+  const nn::Trace trace = nn::trace(module, forward, std::move(first), "export_onnx");
   OnnxGraph graph;
   if (options.dynamic_batch) {
-    const OnnxTrace other = detail::trace_onnx(module, forward, std::move(second));
+    const nn::Trace other = nn::trace(module, forward, std::move(second), "export_onnx");
     compare(trace, other);
     graph = detail::OnnxBuilder(trace, &other, options).build();
     compare(graph, detail::OnnxBuilder(other, &trace, options).build());

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/nn/module.h"
+#include "halfstep/nn/trace.h"
 
 namespace halfstep::io {
 
@@ -44,7 +44,7 @@ struct OnnxSummary {
 };
 
 /// A network as a function of its inputs, for modules with several inputs or outputs.
-using OnnxForward = std::function<std::vector<Tensor>(std::span<const Tensor> inputs)>;
+using OnnxForward = nn::TracedForward;
 
 /// Writes what `forward` computes as an ONNX file. `forward` runs on copies of `inputs` in evaluation mode, without
 /// gradients and without autocast, and the op calls that the outputs depend on become nodes. With a dynamic batch it

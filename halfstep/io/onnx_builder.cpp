@@ -14,7 +14,7 @@
 namespace halfstep::io::detail {
 namespace {
 
-using Kind = OnnxValue::Kind;
+using Kind = nn::TracedValue::Kind;
 
 std::vector<std::int64_t> list(const Shape& sizes) { return {sizes.begin(), sizes.end()}; }
 
@@ -31,7 +31,7 @@ bool all_finite(const Tensor& t) {
 
 }  // namespace
 
-OnnxBuilder::OnnxBuilder(const OnnxTrace& trace, const OnnxTrace* other, const OnnxOptions& options)
+OnnxBuilder::OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxOptions& options)
     : trace_(trace), other_(other), options_(options), needed_(trace.values.size(), false) {}
 
 std::int32_t OnnxBuilder::type_of(DType dtype) const {
@@ -50,9 +50,7 @@ std::int32_t OnnxBuilder::type_of(DType dtype) const {
   }
 }
 
-void OnnxBuilder::refuse(const std::string& why) const {
-  fail<Error>("export_onnx: {}: {}", place_of(call_->op, call_->module), why);
-}
+void OnnxBuilder::refuse(const std::string& why) const { fail<Error>("export_onnx: {}: {}", call_->place(), why); }
 
 void OnnxBuilder::check_attributes(std::size_t size) const {
   if (call_->attributes.size() != size) {
@@ -95,7 +93,7 @@ std::string OnnxBuilder::unique(const std::string& name) {
 }
 
 std::string OnnxBuilder::name_of(int value, bool in_float32) {
-  const OnnxValue& v = trace_.values[static_cast<std::size_t>(value)];
+  const nn::TracedValue& v = trace_.values[static_cast<std::size_t>(value)];
   const bool other_type = in_float32 && is_floating(v.tensor.dtype()) && options_.dtype != DType::f32;
   auto& names = other_type ? in_float_ : names_;
   if (const auto it = names.find(value); it != names.end()) return it->second;
@@ -175,7 +173,7 @@ std::string OnnxBuilder::add_initializer(std::string name, const Tensor& tensor,
 }
 
 // A constant whose sizes follow the batch: one element, repeated.
-std::string OnnxBuilder::broadcast_constant(const OnnxValue& v, const OnnxDims& dims) {
+std::string OnnxBuilder::broadcast_constant(const nn::TracedValue& v, const OnnxDims& dims) {
   const Tensor flat = v.tensor.to(Device{}).contiguous().view({v.tensor.numel()});
   const std::string_view bytes = bytes_of(flat);
   const std::size_t n = flat.item_size();
@@ -188,7 +186,7 @@ std::string OnnxBuilder::broadcast_constant(const OnnxValue& v, const OnnxDims& 
 }
 
 std::string OnnxBuilder::embed(int value, bool in_float32) {
-  const OnnxValue& v = trace_.values[static_cast<std::size_t>(value)];
+  const nn::TracedValue& v = trace_.values[static_cast<std::size_t>(value)];
   if (v.overwritten) refuse("reads a parameter or constant that is written over later");
   const bool named = v.kind == Kind::parameter;
   const OnnxDims dims = dims_of(value);
@@ -315,7 +313,7 @@ void OnnxBuilder::add_ports() {
   const auto port = [&](const std::string& name, int value) {
     if (name.empty()) fail<Error>("export_onnx: expected names for inputs and outputs, got an empty one");
     if (!taken_.insert(name).second) fail<Error>("export_onnx: two inputs or outputs are called '{}'", name);
-    const OnnxValue& v = trace_.values[static_cast<std::size_t>(value)];
+    const nn::TracedValue& v = trace_.values[static_cast<std::size_t>(value)];
     return OnnxPort{name, type_of(v.tensor.dtype()), dims_of(value)};
   };
   const auto in = names(options_.input_names, trace_.inputs.size(), "input");
@@ -326,7 +324,7 @@ void OnnxBuilder::add_ports() {
   const auto out = names(options_.output_names, trace_.outputs.size(), "output");
   for (std::size_t i = 0; i < out.size(); ++i) {
     graph_.outputs.push_back(port(out[i], trace_.outputs[i]));
-    const OnnxValue& v = trace_.values[static_cast<std::size_t>(trace_.outputs[i])];
+    const nn::TracedValue& v = trace_.values[static_cast<std::size_t>(trace_.outputs[i])];
     // The call that makes it gives it this name.
     if (v.kind == Kind::computed) names_.try_emplace(trace_.outputs[i], out[i]);
   }
@@ -341,11 +339,11 @@ void OnnxBuilder::add_outputs() {
 }
 
 OnnxGraph OnnxBuilder::build() {
-  const OnnxCall output{.op = "the output", .module = {}, .inputs = {}, .outputs = {}, .attributes = {}};
+  const nn::TracedCall output{.op = "the output", .module = {}, .inputs = {}, .outputs = {}, .attributes = {}};
   call_ = &output;
   find_needed();
   add_ports();
-  for (const OnnxCall& call : trace_.calls) {
+  for (const nn::TracedCall& call : trace_.calls) {
     if (std::none_of(call.outputs.begin(), call.outputs.end(),
                      [&](int v) { return needed_[static_cast<std::size_t>(v)]; })) {
       continue;

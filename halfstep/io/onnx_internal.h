@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Internal: how a network becomes an ONNX graph. A trace is what a run called (onnx_trace.cpp); a builder walks over it
-// and has each call written as nodes (onnx_builder.cpp) by its op's translator (onnx_ops.cpp, onnx_image_ops.cpp);
-// onnx_file.cpp writes the graph.
+// Internal: how a network becomes an ONNX graph. A builder walks over the trace of a run (nn/trace.h) and has each call
+// written as nodes (onnx_builder.cpp) by its op's translator (onnx_ops.cpp, onnx_image_ops.cpp); onnx_file.cpp writes
+// the graph.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/io/onnx.h"
+#include "halfstep/nn/trace.h"
 #include "halfstep/ops/attributes.h"
 
 namespace halfstep::io::detail {
@@ -82,40 +83,6 @@ struct OnnxGraph {
 /// Writes the file atomically and returns its size. Throws IoError.
 std::int64_t write_onnx(const std::filesystem::path& path, const OnnxGraph& graph, int opset);
 
-// --- the trace
-
-/// A tensor that the run saw.
-struct OnnxValue {
-  enum class Kind : std::uint8_t { input, parameter, constant, computed };
-  Kind kind;
-  Tensor tensor;             ///< kept, so that no other takes its memory
-  std::string name;          ///< of a parameter or buffer
-  std::uint64_t writes = 0;  ///< how often its memory was written when it got its value
-  bool overwritten = false;  ///< it was written again later
-};
-
-/// A call, with its tensors as numbers of values.
-struct OnnxCall {
-  std::string op;
-  std::string module;
-  std::vector<int> inputs;  ///< -1: none
-  std::vector<int> outputs;
-  std::vector<unsigned char> attributes;
-};
-
-struct OnnxTrace {
-  std::vector<OnnxValue> values;
-  std::vector<OnnxCall> calls;
-  std::vector<int> inputs;
-  std::vector<int> outputs;
-};
-
-/// Runs `forward`, as export_onnx says. The inputs are the trace's to keep.
-OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, std::vector<Tensor> inputs);
-
-/// `NAME in module PATH`, for messages.
-std::string place_of(std::string_view op, std::string_view module);
-
 /// Throws Error for options out of range.
 void check_nms(const OnnxNms& options);
 /// Adds it behind the graph's output, which becomes `output`. Throws Error for another output than predictions.
@@ -126,7 +93,7 @@ void add_nms(OnnxGraph& graph, const OnnxNms& options, const std::string& output
 /// Makes the graph of one trace. With a dynamic batch there is a second trace, with another number of samples.
 class OnnxBuilder {
  public:
-  OnnxBuilder(const OnnxTrace& trace, const OnnxTrace* other, const OnnxOptions& options);
+  OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxOptions& options);
   OnnxGraph build();
 
   // For translators. They speak of the call that is being translated; `i` counts its inputs or outputs.
@@ -178,10 +145,10 @@ class OnnxBuilder {
   [[noreturn]] void refuse(const std::string& why) const;
 
  private:
-  const OnnxValue& value_in(int i) const {
+  const nn::TracedValue& value_in(int i) const {
     return trace_.values[static_cast<std::size_t>(call_->inputs[static_cast<std::size_t>(i)])];
   }
-  const OnnxValue& value_out(int i) const {
+  const nn::TracedValue& value_out(int i) const {
     return trace_.values[static_cast<std::size_t>(call_->outputs[static_cast<std::size_t>(i)])];
   }
   OnnxDims dims_of(int value) const;
@@ -190,7 +157,7 @@ class OnnxBuilder {
   std::string name_of(int value, bool in_float32);
   std::string output_name(int value, int i);
   std::string embed(int value, bool in_float32);
-  std::string broadcast_constant(const OnnxValue& value, const OnnxDims& dims);
+  std::string broadcast_constant(const nn::TracedValue& value, const OnnxDims& dims);
   Tensor converted(const Tensor& tensor, bool in_float32, const std::string& what);
   std::string add_initializer(std::string name, const Tensor& tensor, std::vector<std::int64_t> dims,
                               std::int32_t type);
@@ -198,10 +165,10 @@ class OnnxBuilder {
   void add_ports();
   void add_outputs();
 
-  const OnnxTrace& trace_;
-  const OnnxTrace* other_;
+  const nn::Trace& trace_;
+  const nn::Trace* other_;
   const OnnxOptions& options_;
-  const OnnxCall* call_ = nullptr;
+  const nn::TracedCall* call_ = nullptr;
   OnnxGraph graph_;
   std::vector<bool> needed_;                      // by value
   std::map<int, std::string> names_;              // of values

@@ -131,17 +131,6 @@ class Reads final : public OpObserver {
   std::unordered_map<const Storage*, const ConvBase*> results_;
 };
 
-class Observing {
- public:
-  explicit Observing(OpObserver* observer) : observer_(observer) { add_observer(observer); }
-  ~Observing() { remove_observer(observer_); }
-  Observing(const Observing&) = delete;
-  Observing& operator=(const Observing&) = delete;
-
- private:
-  OpObserver* observer_;
-};
-
 // Why a norm can't be folded; empty where it can.
 std::string reason(const BatchNormBase& norm, Reads& seen) {
   if (!norm.running_mean.defined()) return "has no running statistics";

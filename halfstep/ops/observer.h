@@ -61,6 +61,17 @@ class HS_API OpObserver {
 /// Adds or removes an observer. Removing waits for its ongoing calls on other threads.
 HS_API void add_observer(OpObserver* observer);
 HS_API void remove_observer(OpObserver* observer);
+/// An observer for this object's lifetime.
+class Observing {
+ public:
+  explicit Observing(OpObserver* observer) : observer_(observer) { add_observer(observer); }
+  ~Observing() { remove_observer(observer_); }
+  Observing(const Observing&) = delete;
+  Observing& operator=(const Observing&) = delete;
+
+ private:
+  OpObserver* observer_;
+};
 /// Whether there is any, for data that is recorded only for observers.
 HS_API bool observed();
 /// Whether there is one that doesn't take fused ops.

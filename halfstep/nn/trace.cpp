@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of a network calls, as an observer sees it.
+#include "halfstep/nn/trace.h"
+
 #include <algorithm>
-#include <array>
+#include <map>
 #include <thread>
 #include <tuple>
 #include <unordered_map>
@@ -9,14 +10,13 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
-#include "halfstep/io/onnx_internal.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
 
-namespace halfstep::io::detail {
+namespace halfstep::nn {
 namespace {
 
-using Kind = OnnxValue::Kind;
+using Kind = TracedValue::Kind;
 
 bool is_random(std::string_view op) {
   constexpr std::string_view kRandom[] = {"uniform",   "normal",      "randint", "randperm",
@@ -34,7 +34,7 @@ Geometry geometry_of(const Tensor& t) {
 
 class Tracer final : public OpObserver {
  public:
-  explicit Tracer(const nn::ModuleBase& module) {
+  Tracer(const ModuleBase& module, std::string_view who) : who_(who) {
     for (const NamedTensor& p : module.state_dict()) {
       if (!p.tensor.defined() || find(p.tensor) >= 0) continue;  // tied ones go by their first name
       show(p.tensor, add(Kind::parameter, p.tensor, p.name));
@@ -56,9 +56,8 @@ class Tracer final : public OpObserver {
     if (const int value = find(t); value >= 0) return value;
     const auto storage = memory_.find(t.storage().get());
     if (storage != memory_.end() && storage->second.computed) {
-      fail<Error>(
-          "export_onnx: {}: reads memory that was written in place through another view; ONNX has no such writes",
-          place);
+      fail<Error>("{}: {}: reads memory that was written in place through another view; a graph has no such writes",
+                  who_, place);
     }
     const int value = add(Kind::constant, t);
     show(t, value);
@@ -69,12 +68,11 @@ class Tracer final : public OpObserver {
     if (std::this_thread::get_id() != thread_) return;
     const std::string_view op = call.name;
     const std::string& module = call_origin().module_path;
-    const std::string place = place_of(op, module);
     // What is written over doesn't matter to these.
     const bool copies = op == "copy", fills = op == "fill";
-    OnnxCall c{.op = call.name, .module = module, .inputs = {}, .outputs = {}, .attributes = {}};
+    TracedCall c{.op = call.name, .module = module, .inputs = {}, .outputs = {}, .attributes = {}};
     for (std::size_t i = copies && call.op ? 1 : 0; i < call.inputs.size() && !fills; ++i) {
-      c.inputs.push_back(lookup(*call.inputs[i], place));
+      c.inputs.push_back(lookup(*call.inputs[i], c.place()));
     }
     const bool view = call.path == ExecutionPath::view;
     if (const int source = passes_through(call, c.inputs); source >= 0) {
@@ -108,18 +106,18 @@ class Tracer final : public OpObserver {
   void show(const Tensor& t, int value) {
     Memory& memory = memory_[t.storage().get()];
     memory.shown[geometry_of(t)] = {value, memory.writes};
-    OnnxValue& v = trace.values[static_cast<std::size_t>(value)];
+    TracedValue& v = trace.values[static_cast<std::size_t>(value)];
     if (v.tensor.storage().get() == t.storage().get()) v.writes = memory.writes;
     memory.computed |= v.kind == Kind::input || v.kind == Kind::computed;
     kept_.push_back(t);
   }
 
-  OnnxTrace finish() {
-    for (OnnxValue& v : trace.values) v.overwritten = memory_[v.tensor.storage().get()].writes != v.writes;
+  Trace finish() {
+    for (TracedValue& v : trace.values) v.overwritten = memory_[v.tensor.storage().get()].writes != v.writes;
     return std::move(trace);
   }
 
-  OnnxTrace trace;
+  Trace trace;
 
  private:
   struct Shown {
@@ -134,8 +132,8 @@ class Tracer final : public OpObserver {
 
   void written(const Tensor& t) { ++memory_[t.storage().get()].writes; }
 
-  // The value that the call's result is just another layout, place or precision of; -1 otherwise. All floating tensors
-  // have one type in the file.
+  // The value that the call's result is just another layout, place or precision of; -1 otherwise. Floating
+  // dtypes count as one.
   static bool same_type(DType a, DType b) { return a == b || (is_floating(a) && is_floating(b)); }
   int passes_through(const ObservedCall& call, const std::vector<int>& inputs) const {
     if (call.outputs.size() != 1 || inputs.empty()) return -1;
@@ -149,51 +147,21 @@ class Tracer final : public OpObserver {
     return inputs.back();
   }
 
+  std::string_view who_;
   std::thread::id thread_ = std::this_thread::get_id();
   std::unordered_map<const Storage*, Memory> memory_;
   std::vector<Tensor> kept_;
 };
 
-// All modules as they were when it goes.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(const nn::ModuleBase& module) {
-    module.apply([&](const std::string&, const nn::ModuleBase& m) { was_.emplace_back(&m, m.is_training()); });
-    module.eval();
-  }
-  ~EvaluationMode() {
-    // From the outermost on: each sets all that is inside of it.
-    for (const auto& [module, training] : was_) module->train(training);
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  std::vector<std::pair<const nn::ModuleBase*, bool>> was_;
-};
-
-class Observing {
- public:
-  explicit Observing(OpObserver* observer) : observer_(observer) { add_observer(observer); }
-  ~Observing() { remove_observer(observer_); }
-  Observing(const Observing&) = delete;
-  Observing& operator=(const Observing&) = delete;
-
- private:
-  OpObserver* observer_;
-};
-
 }  // namespace
 
-std::string place_of(std::string_view op, std::string_view module) {
-  return module.empty() ? std::string(op) : fmt::format("{} in module {}", op, module);
-}
+std::string TracedCall::place() const { return module.empty() ? op : fmt::format("{} in module {}", op, module); }
 
-OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, std::vector<Tensor> inputs) {
+Trace trace(const ModuleBase& module, const TracedForward& forward, std::vector<Tensor> inputs, std::string_view who) {
   const NoGrad no_grad;
   const AutocastOff autocast_off;
-  const EvaluationMode evaluation(module);
-  Tracer tracer(module);
+  const EvalMode evaluation(module);
+  Tracer tracer(module, who);
   for (const Tensor& t : inputs) {
     const int value = tracer.add(Kind::input, t);
     tracer.show(t, value);
@@ -204,12 +172,12 @@ OnnxTrace trace_onnx(const nn::ModuleBase& module, const OnnxForward& forward, s
     const Observing observing(&tracer);
     outputs = forward(inputs);
   }
-  if (outputs.empty()) fail<Error>("export_onnx: expected at least one output, got none");
+  if (outputs.empty()) fail<Error>("{}: expected at least one output, got none", who);
   for (const Tensor& t : outputs) {
-    if (!t.defined()) fail<Error>("export_onnx: expected defined outputs, got an undefined one");
+    if (!t.defined()) fail<Error>("{}: expected defined outputs, got an undefined one", who);
     tracer.trace.outputs.push_back(tracer.lookup(t, "the output"));
   }
   return tracer.finish();
 }
 
-}  // namespace halfstep::io::detail
+}  // namespace halfstep::nn
