@@ -138,6 +138,7 @@ std::vector<std::pair<std::string, const ModuleBase*>> ModuleBase::children() co
     if (e.kind == Kind::child) result.emplace_back(e.name, &child_at(e));
   }
   for (const auto& [name, module] : held()) result.emplace_back(name, module);
+  for (const auto& module : state_->attached) result.emplace_back(module->name(), module.get());
   return result;
 }
 
@@ -300,6 +301,33 @@ void ModuleBase::set_forward_guard(ForwardGuard guard) const {
   ++capture_generation();
 }
 
+void ModuleBase::attach(std::string name, std::shared_ptr<ModuleBase> module) const {
+  if (name.empty() || !module)
+    fail<Error>("attach: expected a name and a module, got {}", name.empty() ? "no name" : "no module");
+  if (module->contains(*this))
+    fail<Error>("attach: expected another module as '{}', got one that this one is in", name);
+  const auto inside = children();
+  const auto taken = [&](const auto& child) { return child.first == name; };
+  if (own_tensor(name).defined() || std::any_of(inside.begin(), inside.end(), taken)) {
+    fail<Error>("attach: expected a name that is free, got '{}'", name);
+  }
+  module->name_ = std::move(name);
+  module->train(state_->training);
+  state_->attached.push_back(std::move(module));
+  ++capture_generation();
+}
+std::shared_ptr<ModuleBase> ModuleBase::attached(std::string_view name) const {
+  for (const auto& module : state_->attached) {
+    if (module->name() == name) return module;
+  }
+  return nullptr;
+}
+bool ModuleBase::remove_attached(std::string_view name) const {
+  const bool removed = std::erase_if(state_->attached, [&](const auto& module) { return module->name() == name; }) > 0;
+  if (removed) ++capture_generation();
+  return removed;
+}
+
 std::vector<Tensor> ModuleBase::own_parameters() const {
   std::vector<Tensor> result;
   for (const Entry& e : *entries_) {
@@ -310,6 +338,12 @@ std::vector<Tensor> ModuleBase::own_parameters() const {
 
 void ModuleBase::unshare() {
   state_ = std::make_shared<State>(*state_);
+  for (auto& module : state_->attached) {
+    std::string name = module->name();
+    module = module->copy();
+    module->name_ = std::move(name);
+    module->unshare();
+  }
   const NoGrad no_grad;
   for (const Entry& e : *entries_) {
     if (e.kind == Kind::child) {
@@ -361,18 +395,22 @@ ModuleBase::Scope::Scope(const ModuleBase& module)
   static_assert(sizeof(amp::ModuleScope) <= sizeof(storage_) && alignof(amp::ModuleScope) <= 8);
   new (storage_) amp::ModuleScope(module.name(), precision_);
   innermost_scope() = this;
-  if (module.state_->forward_guard) [[unlikely]] {
-    try {
-      guard_ = module.state_->forward_guard();
-    } catch (...) {
-      leave_scope();
-      throw;
-    }
-  }
+  if (module.state_->forward_guard || !module.state_->attached.empty()) [[unlikely]]
+    enter_guards();
 }
 ModuleBase::Scope::~Scope() {
-  guard_.reset();
+  while (!guards_.empty()) guards_.pop_back();
   leave_scope();
+}
+void ModuleBase::Scope::enter_guards() {
+  try {
+    if (module_.state_->forward_guard) guards_.push_back(module_.state_->forward_guard());
+    for (const auto& attached : module_.state_->attached) guards_.push_back(attached->around_forward(module_));
+  } catch (...) {
+    while (!guards_.empty()) guards_.pop_back();
+    leave_scope();
+    throw;
+  }
 }
 void ModuleBase::Scope::leave_scope() {
   innermost_scope() = outer_;

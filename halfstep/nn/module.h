@@ -115,6 +115,19 @@ class HS_API ModuleBase : public amp::Castable {
   /// Gives this module, without its submodules, a guard in the place of the one that it has; an empty one: none. Copies
   /// of the module share it, clones have none.
   void set_forward_guard(ForwardGuard guard) const;
+  /// Adds a module inside of this one that its class knows nothing of; it is trained, moved and saved with it, under
+  /// `name`. Copies of this module share it, clones have a clone of it. Throws Error where the name is taken.
+  void attach(std::string name, std::shared_ptr<ModuleBase> module) const;
+  /// The attached module of that name; null: there is none.
+  std::shared_ptr<ModuleBase> attached(std::string_view name) const;
+  /// Takes an attached module away; false where there is none of that name.
+  bool remove_attached(std::string_view name) const;
+  /// What an attached module does around each forward() of `owner`, the module that it is attached to: called as that
+  /// begins; the result lives until it ends.
+  virtual std::shared_ptr<void> around_forward(const ModuleBase& owner) const {
+    (void)owner;
+    return nullptr;
+  }
   /// This module's own parameters, without those of submodules; undefined ones are left out.
   std::vector<Tensor> own_parameters() const;
   /// This module's own parameter or buffer of that name; undefined when there is none. Unlike parameters(), it doesn't
@@ -216,6 +229,7 @@ class HS_API ModuleBase : public amp::Castable {
     static void widen(T&) {}  // a custom type
 
     static const Scope*& innermost_scope();
+    void enter_guards();
     void leave_scope();
 
     const ModuleBase& module_;
@@ -223,7 +237,7 @@ class HS_API ModuleBase : public amp::Castable {
     const amp::ModulePrecision* precision_;
     bool float32_output_;
     alignas(8) unsigned char storage_[128];
-    std::shared_ptr<void> guard_;
+    std::vector<std::shared_ptr<void>> guards_;
   };
 
  private:
@@ -238,10 +252,11 @@ class HS_API ModuleBase : public amp::Castable {
   };
   struct State {
     State() = default;
-    State(const State& other) : training(other.training), precision(other.precision) {}
+    State(const State& other) : training(other.training), precision(other.precision), attached(other.attached) {}
     bool training = true;
     amp::PrecisionSlot precision = {};
     ForwardGuard forward_guard = {};
+    std::vector<std::shared_ptr<ModuleBase>> attached = {};
     std::atomic<bool> checked = false;  // its members have been checked
     std::atomic<bool> placed = false;   // it belongs to the calling module, or a warning has been given
   };

@@ -299,10 +299,27 @@ DType key_dtype(const Op& op, std::span<const Tensor* const> inputs, const Tenso
   return output.impl()->dtype;
 }
 
+// The thread's interceptor, which takes no call while this lives.
+class Intercepted {
+ public:
+  Intercepted() : interceptor_(std::exchange(thread_state().interceptor, nullptr)) {}
+  ~Intercepted() { thread_state().interceptor = interceptor_; }
+  Intercepted(const Intercepted&) = delete;
+  Intercepted& operator=(const Intercepted&) = delete;
+  CallInterceptor* operator->() const { return interceptor_; }
+
+ private:
+  CallInterceptor* interceptor_;
+};
+
 }  // namespace
 
 void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void* raw_attributes,
              std::span<Tensor> outputs) {
+  if (thread_state().interceptor) [[unlikely]] {
+    Intercepted()->call(op, raw_inputs, raw_attributes, outputs);
+    return;
+  }
   Prepared call(op, raw_inputs, raw_attributes);
   const Device device = common_device(op, call.inputs.span, call.moved);
   const std::span<const Tensor* const> inputs = call.inputs.span;
@@ -345,6 +362,10 @@ void call_op(const Op& op, std::span<const Tensor* const> raw_inputs, const void
 void call_op_into(const Op& op, std::span<const Tensor* const> raw_inputs, const void* raw_attributes,
                   Tensor& destination, bool in_place) {
   check_defined(destination, op.name, "a destination");
+  if (thread_state().interceptor) [[unlikely]] {
+    Intercepted()->call_into(op, raw_inputs, raw_attributes, destination, in_place);
+    return;
+  }
   const Tensor* destination_pointer = &destination;
   const bool recording =
       thread_state().grad_enabled && (any_requires_grad(raw_inputs) || any_requires_grad({&destination_pointer, 1}));

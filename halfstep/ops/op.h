@@ -303,10 +303,24 @@ struct AutocastState {
   std::shared_ptr<const void> overrides;  ///< amp's
 };
 
-/// A thread's mode: whether calls are recorded, and in what precision they run.
+/// Takes a thread's calls of ops before they run, to give them other inputs or to change their results: how a network
+/// is quantized without being rewritten. Its own calls are not taken.
+class HS_API CallInterceptor {
+ public:
+  virtual ~CallInterceptor() = default;
+  /// In the place of call_op(op, inputs, attributes, outputs), views included: it calls that itself.
+  virtual void call(const Op& op, std::span<const Tensor* const> inputs, const void* attributes,
+                    std::span<Tensor> outputs) = 0;
+  /// In the place of call_op_into(op, inputs, attributes, destination, in_place).
+  virtual void call_into(const Op& op, std::span<const Tensor* const> inputs, const void* attributes,
+                         Tensor& destination, bool in_place) = 0;
+};
+
+/// A thread's mode: whether calls are recorded, in what precision they run, and who takes them.
 struct ThreadState {
   bool grad_enabled = true;
   AutocastState autocast;
+  CallInterceptor* interceptor = nullptr;  ///< null: nobody
 };
 HS_API ThreadState& thread_state();
 
