@@ -123,6 +123,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
   Frame(const TensorFunction& function, const std::vector<Tensor>& inputs, const CheckpointOptions& options)
       : function_(function),
         state_(thread_state()),
+        interceptor_(state_.interceptor ? state_.interceptor->again() : nullptr),
         module_(call_origin().module_path),
         random_(std::make_shared<PhiloxState>(default_generator().state())),
         options_(options),
@@ -198,7 +199,10 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
           "(version {}, now {})",
           what, name(parameter.dtype()), parameter.sizes().str(), version, parameter.version());
     }
-    const StateScope state(state_, module_);
+    const std::shared_ptr<CallInterceptor> interceptor = interceptor_ ? interceptor_->again() : nullptr;
+    ThreadState modes = state_;
+    modes.interceptor = interceptor.get();
+    const StateScope state(modes, module_);
     const RandomScope random(options_.preserve_random_state, random_);
     const HookScope scope(this);
     cursor_ = 0;
@@ -212,7 +216,8 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
 
  private:
   TensorFunction function_;
-  ThreadState state_;
+  ThreadState state_;  // but for the interceptor, which may be gone by then
+  std::shared_ptr<const CallInterceptor> interceptor_;
   std::string module_;
   std::shared_ptr<PhiloxState> random_;
   CheckpointOptions options_;

@@ -314,6 +314,8 @@ class HS_API CallInterceptor {
   /// In the place of call_op_into(op, inputs, attributes, destination, in_place).
   virtual void call_into(const Op& op, std::span<const Tensor* const> inputs, const void* attributes,
                          Tensor& destination, bool in_place) = 0;
+  /// One that takes calls as this one does from now on, for a function that is run a second time (checkpoint()).
+  virtual std::shared_ptr<CallInterceptor> again() const = 0;
 };
 
 /// A thread's mode: whether calls are recorded, in what precision they run, and who takes them.

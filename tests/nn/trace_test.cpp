@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "halfstep/autograd/checkpoint.h"
 #include "halfstep/nn/container.h"
 #include "halfstep/nn/conv.h"
 #include "halfstep/nn/linear.h"
@@ -12,6 +13,8 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
 #include "tests/support/errors.h"
 
@@ -99,6 +102,7 @@ struct Doubler final : CallInterceptor {
     ++writes;
     call_op_into(op, inputs, attributes, destination, in_place);
   }
+  std::shared_ptr<CallInterceptor> again() const override { return std::make_shared<Doubler>(*this); }
   int calls = 0, writes = 0;
 };
 
@@ -119,6 +123,22 @@ TEST(Interceptor, TakesCallsOfItsThreadButNotItsOwn) {
   thread_state().interceptor = nullptr;
   EXPECT_EQ(y.to_vector<float>(), (std::vector<float>{7, 7}));
   EXPECT_EQ(relu(x).to_vector<float>(), (std::vector<float>{3, 3}));
+}
+
+TEST(Interceptor, TakesWhatACheckpointRunsAgain) {
+  Tensor x = full({2}, 3.0);
+  x.requires_grad_();
+  Tensor y;
+  {
+    Doubler doubler;
+    thread_state().interceptor = &doubler;
+    y = checkpoint([](const Tensor& t) { return square(relu(t)); }, x);
+    thread_state().interceptor = nullptr;
+  }
+  EXPECT_EQ(y.detach().to_vector<float>(), (std::vector<float>{36, 36}));
+  sum(y).backward();  // of (2 x)^2
+  EXPECT_EQ(x.grad().to_vector<float>(), (std::vector<float>{24, 24}));
+  EXPECT_EQ(thread_state().interceptor, nullptr);
 }
 
 }  // namespace
