@@ -116,6 +116,7 @@
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/pool.h"
 #include "halfstep/ops/print.h"
+#include "halfstep/ops/quantize.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/resample.h"
