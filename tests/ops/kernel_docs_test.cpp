@@ -36,6 +36,7 @@
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/ema.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/quant/observer.h"
 #include "halfstep/runtime/kernel_names.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/test_data.h"
@@ -398,8 +399,11 @@ void run_without_gradients() {
     }
   }
   quantization_parameters(zeros({2}), ones({2}));
-  Tensor low = zeros({}), high = ones({});
-  for (const DType dtype : {f32, f64, f16}) observe_range(b.to(dtype), low, high);
+  const quant::Observer observer;
+  for (const DType dtype : {f32, f64, f16}) {
+    observer(b.to(dtype));
+    observer.commit(dtype == f64 ? zeros({1}) : Tensor());
+  }
   nms(ones({2, 4}), ones({2})), batched_nms(ones({2, 4}), ones({2}), a.to(i64).select(0, 0));
 }
 

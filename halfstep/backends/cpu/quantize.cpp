@@ -3,6 +3,7 @@
 // next to each other goes through blocks in the first-level cache.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -492,7 +493,35 @@ Status observe_range(KernelContext* context, const TensorView* in, int, TensorVi
   return Status::ok;
 }
 
+// --- values that are pending
+
+std::size_t bytes_of(const TensorView& t) { return static_cast<std::size_t>(t.numel) * item_size(t.dtype); }
+
+// in: values; out: flag, what they are kept in.
+Status hold_pending(KernelContext*, const TensorView* in, int n, TensorView* out, int, const void*) {
+  float& flag = *static_cast<float*>(out[0].data);
+  if (flag != 0) return Status::ok;
+  for (int i = 0; i < n; ++i) {
+    if (in[i].numel > 0) std::memcpy(out[i + 1].data, in[i].data, bytes_of(in[i]));
+  }
+  flag = 1;
+  return Status::ok;
+}
+
+// in: unless (may be absent), what is kept; out: flag, values.
+Status settle_pending(KernelContext*, const TensorView* in, int n, TensorView* out, int, const void*) {
+  float& flag = *static_cast<float*>(out[0].data);
+  const bool dropped = in[0].defined && *static_cast<const float*>(in[0].data) != 0;
+  for (int i = 1; dropped && flag != 0 && i < n; ++i) {
+    if (in[i].numel > 0) std::memcpy(out[i].data, in[i].data, bytes_of(in[i]));
+  }
+  flag = 0;
+  return Status::ok;
+}
+
 const RegisterCpuKernel registered_quantize[] = {
+    {"hold_pending", {DType::f32}, hold_pending},
+    {"settle_pending", {DType::f32}, settle_pending},
     {"observe_range", kFloatingDTypes, observe_range},
     {"fake_quantize", kFloatingDTypes, put_on_grid<ZeroPoint::as_is>},
     {"fake_quantize_backward", kFloatingDTypes, fake_quantize_backward},
