@@ -131,6 +131,7 @@
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/optim/schedule.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/quant/fake_quantize.h"
 #include "halfstep/quant/observer.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/devices.h"
