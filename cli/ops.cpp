@@ -30,7 +30,8 @@ int run(const OpsOptions& o) {
   const auto region = as_usage([&] { return training::amp_dtype(o.amp); });
   if (!o.policy.empty() && !amp::parse_policy(o.policy)) {
     throw UsageError(fmt::format(
-        "--policy: expected 'lower precision', float32, 'float32 output', widest, 'pass through' or banned, got '{}'",
+        "--policy: expected 'lower precision', float32, 'float32 output', widest, 'pass through', banned or 'low "
+        "output', got '{}'",
         o.policy));
   }
   for (const std::string& name : o.names) {

@@ -32,6 +32,7 @@ SECTIONS = [
                         "reduce", "matmul", "einsum", "triangle", "activation", "softmax", "dropout", "norm", "norm_act",
                         "conv", "pool", "pad", "resample", "attention", "loss", "print"]),
     ("optim", "Optimizers, schedules, clipping and averages", "optim", ["sgd", "adam", "lbfgs", "schedule", "clip", "ema"]),
+    ("quant", "Quantization-aware training", "quant", ["fake_quantize", "observer"]),
     ("dist", "Several processes", "dist", ["functional"]),
 ]
 TITLES = {"linear": "Linear", "conv": "Convolution", "norm": "Normalisation", "activation": "Activation",
@@ -44,9 +45,9 @@ TITLES = {"linear": "Linear", "conv": "Convolution", "norm": "Normalisation", "a
           "norm_act": "Normalisation with activation", "pool": "Pooling", "pad": "Padding", "resample": "Resampling",
           "attention": "Attention", "print": "Printing", "sgd": "SGD", "adam": "Adam", "lbfgs": "L-BFGS",
           "schedule": "Learning-rate schedules", "clip": "Clipping", "ema": "Weight averages",
-          "functional": "Collectives with gradients"}
+          "functional": "Collectives with gradients", "fake_quantize": "Fake quantization", "observer": "Observers"}
 # What serves the library itself.
-SKIPPED_HEADERS = {"module", "members", "op", "observer", "recorder", "attributes", "attention_attributes", "ratio",
+SKIPPED_HEADERS = {"module", "members", "op", "ops/observer", "recorder", "attributes", "attention_attributes", "ratio",
                    "index_detail", "reduce_inl", "optimizer", "create_detail"}
 SKIPPED_NAMES = re.compile(r"_backward$|_unrecorded$|^(?:name|cast_op|cast|tensor_from_integers|arange_floating|sum_to|"
                            r"matrix_transpose|.*print_options)$")
@@ -76,9 +77,9 @@ def declared(line: str, modules: bool, folder: str) -> str:
     kind = CLASS.match(line)
     if not kind or line.rstrip().endswith(";") and "{" not in line or SKIPPED_CLASSES.search(kind[1]):
         return ""
-    made = re.search(r":\s*public\s+(?:Module<|ModuleBase|Optimizer|Schedule|Adam)", line)
+    made = re.search(r":\s*public\s+(?:(?:nn::)?Module<|ModuleBase|Optimizer|Schedule|Adam)", line)
     made = made or kind[1] in ("EMA", "Schedule", "ReduceLROnPlateau")
-    return kind[1] if made and folder in ("nn", "optim") else ""
+    return kind[1] if made and folder in ("nn", "optim", "quant") else ""
 
 
 def paragraphs(header: pathlib.Path):
@@ -135,7 +136,7 @@ def page() -> tuple[str, list[str]]:
     for folder, heading, namespace, order in SECTIONS:
         lines.append(f"## {heading}" + (f" (`{namespace}::`)" if namespace else "") + "\n")
         stems = [h.stem for h in sorted((TOP / "halfstep" / folder).glob("*.h"))
-                 if not h.stem.endswith("_internal") and h.stem not in SKIPPED_HEADERS]
+                 if not h.stem.endswith("_internal") and not {h.stem, f"{folder}/{h.stem}"} & SKIPPED_HEADERS]
         for stem in [s for s in order if s in stems] + [s for s in stems if s not in order]:
             found = entries(TOP / "halfstep" / folder / f"{stem}.h", folder == "nn" and stem != "init")
             if not found:

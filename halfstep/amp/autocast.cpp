@@ -57,11 +57,18 @@ std::optional<DType> widest(std::span<const DType> dtypes) {
   return result;
 }
 
-// What the inputs are cast to, if to anything; or that the result is to be float32.
+// What the inputs are cast to, if to anything; or what the result is to be.
 struct Plan {
   std::optional<DType> cast;
-  bool output_float32 = false;
+  std::optional<DType> output = {};
 };
+
+// The result is `wanted` of inputs as they come; an op that can't be told so is given inputs of it.
+Plan output_plan(const Op& op, DType wanted, std::span<const DType> dtypes, bool dtype_given) {
+  if (op.dtype_attribute < 0) return {.cast = wanted};
+  if (dtype_given || dtypes.empty() || !eligible(dtypes[0])) return {};
+  return {.cast = {}, .output = wanted};
+}
 
 Plan plan_for(const Op& op, Policy policy, DType low, std::span<const DType> dtypes, bool dtype_given) {
   switch (policy) {
@@ -70,8 +77,9 @@ Plan plan_for(const Op& op, Policy policy, DType low, std::span<const DType> dty
     case Policy::float32:
       return {.cast = DType::f32};
     case Policy::float32_output:
-      if (op.dtype_attribute < 0) return {.cast = DType::f32};
-      return {.cast = {}, .output_float32 = !dtype_given && !dtypes.empty() && eligible(dtypes[0])};
+      return output_plan(op, DType::f32, dtypes, dtype_given);
+    case Policy::low_output:
+      return output_plan(op, low, dtypes, dtype_given);
     case Policy::widest:
       return {.cast = widest(dtypes)};
     case Policy::pass_through:
@@ -138,7 +146,7 @@ void hook(AutocastCall& call) {
   if (!(state.device_types >> device.type & 1)) return;
   std::int8_t* out = dtype_attribute(call.op, call.attributes);
   const Plan plan = plan_for(call.op, policy, state.dtype, dtypes, out && *out != kNoDType);
-  if (plan.output_float32 && out) *out = dtype_code(DType::f32);
+  if (plan.output && out) *out = dtype_code(*plan.output);
   if (plan.cast) {
     for (std::size_t i = 0; i < call.inputs.size(); ++i) {
       const DType used = used_dtype(call.op, plan, i, dtypes[i]);

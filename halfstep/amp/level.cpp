@@ -61,8 +61,10 @@ std::shared_ptr<const void> all_but(const Names& black) {
   return policies(Policy::lower_precision, [&](const Op& op) {
     // Norms compute in float32 whatever they read: a cast before them and one behind would change nothing.
     if (black.contains(op.name)) return among(kBlackOps, op.name) ? Policy::pass_through : Policy::float32;
+    const Policy usual = policy_of(op);
     // What 16 bits can't do at all.
-    return policy_of(op) == Policy::banned ? Policy::float32 : Policy::lower_precision;
+    if (usual == Policy::banned) return Policy::float32;
+    return usual == Policy::low_output ? usual : Policy::lower_precision;
   });
 }
 

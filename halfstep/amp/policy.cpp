@@ -97,6 +97,14 @@ constexpr Row kFloat32Output[] = {
     {"log_softmax", "logarithms of small probabilities keep too few digits in 16 bits"},
 };
 
+// Computed in float32 from the input as it is, and rounded once to what the next op takes: a float32 input is not
+// rounded before it is put on the grid.
+constexpr const char* kGrid = "puts float32 values on a grid, then rounds once to what the next product takes";
+constexpr Row kLowOutput[] = {
+    {"fake_quantize", kGrid},
+    {"fake_quantize_learnable", kGrid},
+};
+
 constexpr const char* kMixes = "takes several tensors of equal rank: the widest decides, so that none is cut";
 constexpr Row kWidest[] = {
     {"addcmul", kMixes},   {"addcdiv", kMixes},     {"atan2", kMixes},        {"dot", kMixes},
@@ -252,6 +260,14 @@ constexpr Row kImages[] = {
     {"roi_align", "as torchvision has it: keeps its input's dtype and computes in float32 inside"},
 };
 
+// Quantization apart from kLowOutput.
+constexpr Row kQuantization[] = {
+    {"pact", kExact},
+    {"quantize", "gives integers, and computes in float32"},
+    {"dequantize", "the caller named the dtype"},
+    {"quantization_parameters", "reads ranges, which are float32, and gives a float32 scale"},
+};
+
 struct Table {
   std::shared_mutex mutex;
   std::map<std::string, PolicyRow, std::less<>> rows;
@@ -264,6 +280,8 @@ struct Table {
     add(kLowerPrecision, Policy::lower_precision);
     add(kFloat32, Policy::float32);
     add(kFloat32Output, Policy::float32_output);
+    add(kLowOutput, Policy::low_output);
+    add(kQuantization, Policy::pass_through);
     add(kWidest, Policy::widest);
     add(kBanned, Policy::banned);
     add(kPassThrough, Policy::pass_through);
@@ -284,7 +302,8 @@ PolicyRow row_without_entry(const Op& op) {
   return {op.name, Policy::pass_through, op.backward ? kBackward : "not in the table: an op of the program's own"};
 }
 
-constexpr const char* kNames[] = {"lower precision", "float32", "float32 output", "widest", "pass through", "banned"};
+constexpr const char* kNames[] = {"lower precision", "float32", "float32 output", "widest",
+                                  "pass through",    "banned",  "low output"};
 
 }  // namespace
 

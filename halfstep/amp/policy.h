@@ -19,9 +19,10 @@ enum class Policy : std::uint8_t {
   widest,           ///< cast to the widest dtype among the inputs
   pass_through,     ///< left as they are; mixed dtypes follow type promotion
   banned,           ///< an error with a suggestion
+  low_output,       ///< inputs stay; the result has the region's dtype unless the caller named one
 };
 
-/// `lower precision`, `float32`, `float32 output`, `widest`, `pass through`, `banned`.
+/// `lower precision`, `float32`, `float32 output`, `widest`, `pass through`, `banned`, `low output`.
 HS_API const char* name(Policy policy);
 /// The policy of that name (also with `_` for blanks), or none.
 HS_API std::optional<Policy> parse_policy(std::string_view text);

@@ -57,7 +57,8 @@ class OpNode final : public Node {
     }
     outputs.reserve(results.size());
     for (const Tensor& t : results) outputs.push_back({t.impl()->sizes, t.impl()->dtype, t.impl()->storage->device()});
-    accepts_float32 = &op == &cast_op() && metas_[0].dtype == DType::f32 && is_low_precision(results[0].impl()->dtype);
+    accepts_float32 = (op.float32_gradient || &op == &cast_op()) && metas_[0].dtype == DType::f32 &&
+                      is_low_precision(results[0].impl()->dtype);
   }
 
   // A training step makes and drops dozens of them.

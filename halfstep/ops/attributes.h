@@ -60,7 +60,12 @@
   S(NmsAttributes, halfstep_nms_attributes, iou_threshold, limit)                                                     \
   S(RoiAlignAttributes, halfstep_roi_align_attributes, sizes, spatial_scale, sampling_ratio, aligned)                 \
   S(PadAttributes, halfstep_pad_attributes, before, after, value, mode, dtype)                                        \
-  S(AttentionAttributes, halfstep_attention_attributes, scale, dropout, causal, want, dtypes)
+  S(AttentionAttributes, halfstep_attention_attributes, scale, dropout, causal, want, dtypes)                         \
+  S(QuantizeAttributes, halfstep_quantize_attributes, quant_min, quant_max, axis, grad_factor, want_mask, want_input, \
+    want_scale, want_zero_point, dtype)                                                                               \
+  S(QuantizationParametersAttributes, halfstep_quantization_parameters_attributes, quant_min, quant_max, symmetric,   \
+    eps)                                                                                                              \
+  S(ObserveRangeAttributes, halfstep_observe_range_attributes, axis, averaging_constant)
 
 namespace halfstep {
 

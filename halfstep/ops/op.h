@@ -56,6 +56,8 @@ struct Op {
   bool backward = false;           ///< part of a backward pass: called by gradient rules only
   std::uint32_t state_inputs = 0;  ///< inputs, as in(...), that are a state and no operands: autocast leaves them in
                                    ///< float32, as 16 bits would lose what many steps have gathered
+  bool float32_gradient = false;   ///< where input 0 is f32 and the result has 16 bits, the result's gradient may
+                                   ///< come in f32: like that of a cast, it isn't rounded on the way
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;

@@ -387,6 +387,34 @@ typedef struct halfstep_attention_attributes {
   int8_t dtypes[3] HALFSTEP_DEFAULT({-1, -1, -1}); /* of the gradients of query, key and value; a dtype or -1 */
 } halfstep_attention_attributes;
 
+/* fake_quantize, fake_quantize_learnable and their backward passes, quantize, dequantize; of pact_backward the wanted
+ * gradients. */
+typedef struct halfstep_quantize_attributes {
+  int64_t quant_min HALFSTEP_DEFAULT(-128);
+  int64_t quant_max HALFSTEP_DEFAULT(127);
+  int64_t axis HALFSTEP_DEFAULT(-1);      /* the dimension of the channels, wrapped; -1: one scale for all */
+  double grad_factor HALFSTEP_DEFAULT(1); /* of the gradients of scale and zero point */
+  uint8_t want_mask HALFSTEP_DEFAULT(0);  /* of fake_quantize: whether the mask is asked for */
+  uint8_t want_input HALFSTEP_DEFAULT(1); /* which gradients are asked for */
+  uint8_t want_scale HALFSTEP_DEFAULT(1); /* of pact_backward: alpha's */
+  uint8_t want_zero_point HALFSTEP_DEFAULT(1);
+  int8_t dtype HALFSTEP_DEFAULT(-1); /* of the result; a dtype or -1 */
+} halfstep_quantize_attributes;
+
+/* quantization_parameters. */
+typedef struct halfstep_quantization_parameters_attributes {
+  int64_t quant_min HALFSTEP_DEFAULT(0);
+  int64_t quant_max HALFSTEP_DEFAULT(255);
+  uint8_t symmetric HALFSTEP_DEFAULT(0);
+  double eps HALFSTEP_DEFAULT(1.1920928955078125e-07); /* the smallest scale */
+} halfstep_quantization_parameters_attributes;
+
+/* observe_range. */
+typedef struct halfstep_observe_range_attributes {
+  int64_t axis HALFSTEP_DEFAULT(-1);              /* the dimension of the channels, wrapped; -1: one range for all */
+  double averaging_constant HALFSTEP_DEFAULT(-1); /* weight of what is seen now; negative: the widest range */
+} halfstep_observe_range_attributes;
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -45,7 +45,7 @@ TEST(Policy, OpsOfBackwardPassesNeedNoRow) {
 }
 
 TEST(Policy, NamesRoundTrip) {
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 7; ++i) {
     const auto policy = static_cast<amp::Policy>(i);
     EXPECT_EQ(amp::parse_policy(amp::name(policy)), policy);
   }

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/goldens/*.json with PyTorch: expected values that come from outside the code. See README.md.
 
-usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [detection] [models]     (default: all)
+usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [detection] [models] [quantize]
+       (default: all)
 Run it with the Python of scripts/peer_env.sh, on one thread, so that the files don't depend on the number of cores.
 """
 import importlib
@@ -10,7 +11,7 @@ import sys
 
 import torch
 
-PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models")
+PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models", "quantize")
 
 
 def main():

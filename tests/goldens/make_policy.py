@@ -321,6 +321,27 @@ def detection(p, region):
               [p.values(3, 2).to(first), rows, p.values(3, 2).to(second)], region, dim=0)
 
 
+def quantization(p, region):
+    low, scale, zero = LOW[region], torch.tensor([0.03]), torch.tensor([5], dtype=torch.int32)
+
+    def fake(x):
+        # The result is rounded to the region's dtype after it is quantized.
+        y = torch.fake_quantize_per_tensor_affine(x.float() if x.dtype != F64 else x, 0.03, 5, -128, 127)
+        return y if x.dtype == F64 else y.to(low)
+
+    def learnable(x):
+        y = torch._fake_quantize_learnable_per_tensor_affine(x, scale, zero.float(), -128, 127, 1.0)
+        return y if x.dtype == F64 else y.to(low)
+
+    for op, function in (("fake_quantize", fake), ("fake_quantize_learnable", learnable)):
+        for dtype in (F32, low, F64):
+            # Not near the middle of a step, where the float64 reference may go another way.
+            steps = torch.tensor([-150, -128, -3, 0, 1, 90, 127, 140]).double() + p.values(8, low=-0.3, high=0.3).double()
+            x = (steps * 0.03).to(dtype)
+            p.add("low_output", op, lambda x, s, z, f=function: f(x), [x, scale, zero], region,
+                  quant_min=-128, quant_max=127)
+
+
 def make():
     file = GoldenFile("policy_ops.json")
     p = Policy(file, 20262)
@@ -338,4 +359,7 @@ def make():
     p.generator = torch.Generator().manual_seed(20282)
     for region in LOW:
         detection(p, region)
+    p.generator = torch.Generator().manual_seed(20283)
+    for region in LOW:
+        quantization(p, region)
     file.write()

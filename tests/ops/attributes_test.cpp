@@ -67,7 +67,11 @@ constexpr const char* kLayouts =
     "halfstep_nms_attributes 16: iou_threshold 0+8 limit 8+8\n"
     "halfstep_roi_align_attributes 96: sizes 0+72 spatial_scale 72+8 sampling_ratio 80+8 aligned 88+1\n"
     "halfstep_pad_attributes 176: before 0+72 after 72+72 value 144+24 mode 168+4 dtype 172+1\n"
-    "halfstep_attention_attributes 24: scale 0+8 dropout 8+8 causal 16+1 want 17+4 dtypes 21+3\n";
+    "halfstep_attention_attributes 24: scale 0+8 dropout 8+8 causal 16+1 want 17+4 dtypes 21+3\n"
+    "halfstep_quantize_attributes 40: quant_min 0+8 quant_max 8+8 axis 16+8 grad_factor 24+8 want_mask 32+1 want_input "
+    "33+1 want_scale 34+1 want_zero_point 35+1 dtype 36+1\n"
+    "halfstep_quantization_parameters_attributes 32: quant_min 0+8 quant_max 8+8 symmetric 16+1 eps 24+8\n"
+    "halfstep_observe_range_attributes 16: axis 0+8 averaging_constant 8+8\n";
 
 TEST(Attributes, HaveTheLayoutsThatPluginsAreCompiledWith) {
   std::string layouts;

@@ -51,6 +51,7 @@ TEST(GradientsPooling, MatchDifferences) { check_gradients(test::pooling_cases()
 TEST(GradientsResampling, MatchDifferences) { check_gradients(test::resampling_cases()); }
 TEST(GradientsImageNorm, MatchDifferences) { check_gradients(test::image_norm_cases()); }
 TEST(GradientsDetection, MatchDifferences) { check_gradients(test::detection_cases()); }
+TEST(GradientsQuantize, MatchDifferences) { check_gradients(test::quantize_cases()); }
 
 class Seen : public OpObserver {
  public:
@@ -81,7 +82,9 @@ bool needs_no_gradient(const Op& op) {
       // Steps: PyTorch's has no gradient either.
       "floor_divide",
       // Random integers: their gradient is none, and nothing that has one comes in.
-      "randint", "randperm"};
+      "randint", "randperm",
+      // To integers and from them, and from a range that was seen to its scale.
+      "quantize", "dequantize", "quantization_parameters"};
   return list.contains(op.name);
 }
 
@@ -210,6 +213,7 @@ TEST(SixteenBitsPooling, RoundOnce) { check_sixteen_bits(test::pooling_cases());
 TEST(SixteenBitsResampling, RoundOnce) { check_sixteen_bits(test::resampling_cases()); }
 TEST(SixteenBitsImageNorm, RoundOnce) { check_sixteen_bits(test::image_norm_cases()); }
 TEST(SixteenBitsDetection, RoundOnce) { check_sixteen_bits(test::detection_cases()); }
+TEST(SixteenBitsQuantize, RoundOnce) { check_sixteen_bits(test::quantize_cases()); }
 
 }  // namespace
 }  // namespace halfstep

@@ -28,6 +28,7 @@
 #include "halfstep/ops/norm.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/quantize.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/sort.h"
@@ -35,6 +36,7 @@
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/ema.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/quant/observer.h"
 #include "halfstep/runtime/kernel_names.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/test_data.h"
@@ -390,6 +392,18 @@ void run_without_gradients() {
     nan_to_num(x), bernoulli(x * 0), rand_like(x), randn_like(x);
   }
   one_hot(a.to(i64)), randint(0, 5, {3}), randperm(4), full({2}, 1.5);
+  for (const DType dtype : {u8, i8, i32}) {
+    for (const DType zero : {i32, f32}) {
+      const Tensor q = quantize(b.to(f32), ones({1}), zeros({1}, {.dtype = zero}), {.dtype = dtype});
+      dequantize(q, ones({1}), zeros({1}, {.dtype = zero}), {.dtype = bf16});
+    }
+  }
+  quantization_parameters(zeros({2}), ones({2}));
+  const quant::Observer observer;
+  for (const DType dtype : {f32, f64, f16}) {
+    observer(b.to(dtype));
+    observer.commit(dtype == f64 ? zeros({1}) : Tensor());
+  }
   nms(ones({2, 4}), ones({2})), batched_nms(ones({2, 4}), ones({2}), a.to(i64).select(0, 0));
 }
 

@@ -19,6 +19,7 @@
 #include "halfstep/ops/pad.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/pool.h"
+#include "halfstep/ops/quantize.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/resample.h"
 #include "halfstep/ops/softmax.h"
@@ -129,6 +130,12 @@ void add_elementwise(std::map<std::string, GoldenCall>& r) {
   r["masked_fill"] = call_of([](auto& e, auto& in) { return masked_fill(in[0], in[1], e.real("value")); });
   r["lt"] = call_of([](auto&, auto& in) { return lt(in[0], in[1]); });
   r["dropout"] = call_of([](auto& e, auto& in) { return dropout(in[0], e.real("p"), e.flag("training")); });
+  r["fake_quantize"] = call_of([](auto& e, auto& in) {
+    return fake_quantize(in[0], in[1], in[2], {e.integer("quant_min"), e.integer("quant_max")});
+  });
+  r["fake_quantize_learnable"] = call_of([](auto& e, auto& in) {
+    return fake_quantize_learnable(in[0], in[1], in[2], {e.integer("quant_min"), e.integer("quant_max")});
+  });
 }
 
 void add_reductions(std::map<std::string, GoldenCall>& r) {

@@ -398,9 +398,9 @@ std::vector<OpCase> network_cases() {
 
 std::vector<OpCase> all_op_cases() {
   std::vector<OpCase> all;
-  for (const auto& family :
-       {unary_cases(), binary_cases(), reduction_cases(), product_cases(), moving_cases(), network_cases(),
-        convolution_cases(), pooling_cases(), resampling_cases(), image_norm_cases(), detection_cases()}) {
+  for (const auto& family : {unary_cases(), binary_cases(), reduction_cases(), product_cases(), moving_cases(),
+                             network_cases(), convolution_cases(), pooling_cases(), resampling_cases(),
+                             image_norm_cases(), detection_cases(), quantize_cases()}) {
     all.insert(all.end(), family.begin(), family.end());
   }
   return all;

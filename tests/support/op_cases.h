@@ -45,6 +45,7 @@ std::vector<OpCase> pooling_cases();
 std::vector<OpCase> resampling_cases();
 std::vector<OpCase> image_norm_cases();
 std::vector<OpCase> detection_cases();
+std::vector<OpCase> quantize_cases();
 std::vector<OpCase> all_op_cases();
 
 /// How the arguments lie in memory.

@@ -87,33 +87,37 @@ struct StridedLoop {
   template <class F>
   void for_each_run(std::int64_t grain, F&& f) const {
     if (numel == 0) return;
+    parallel_for(numel, grain, [&](std::int64_t begin, std::int64_t end) { for_runs(begin, end, f); });
+  }
+
+  /// The same for elements [begin, end), on this thread.
+  template <class F>
+  void for_runs(std::int64_t begin, std::int64_t end, F&& f) const {
     std::int64_t inner[N];
     for (int k = 0; k < N; ++k) inner[k] = strides[k][0];
-    parallel_for(numel, grain, [&](std::int64_t begin, std::int64_t end) {
-      std::int64_t index[kMaxDims];
-      std::int64_t rest = begin;
-      std::int64_t offsets[N] = {};
-      for (int d = 0; d < ndim; ++d) {
-        index[d] = rest % sizes[d];
-        rest /= sizes[d];
-        for (int k = 0; k < N; ++k) offsets[k] += index[d] * strides[k][d];
-      }
-      for (std::int64_t at = begin; at < end;) {
-        const std::int64_t n = std::min(sizes[0] - index[0], end - at);
-        f(offsets, n, inner);
-        at += n;
-        for (int k = 0; k < N; ++k) offsets[k] -= index[0] * strides[k][0];
-        index[0] = 0;
-        for (int d = 1; d < ndim; ++d) {
-          if (++index[d] < sizes[d]) {
-            for (int k = 0; k < N; ++k) offsets[k] += strides[k][d];
-            break;
-          }
-          for (int k = 0; k < N; ++k) offsets[k] -= (sizes[d] - 1) * strides[k][d];
-          index[d] = 0;
+    std::int64_t index[kMaxDims];
+    std::int64_t rest = begin;
+    std::int64_t offsets[N] = {};
+    for (int d = 0; d < ndim; ++d) {
+      index[d] = rest % sizes[d];
+      rest /= sizes[d];
+      for (int k = 0; k < N; ++k) offsets[k] += index[d] * strides[k][d];
+    }
+    for (std::int64_t at = begin; at < end;) {
+      const std::int64_t n = std::min(sizes[0] - index[0], end - at);
+      f(offsets, n, inner);
+      at += n;
+      for (int k = 0; k < N; ++k) offsets[k] -= index[0] * strides[k][0];
+      index[0] = 0;
+      for (int d = 1; d < ndim; ++d) {
+        if (++index[d] < sizes[d]) {
+          for (int k = 0; k < N; ++k) offsets[k] += strides[k][d];
+          break;
         }
+        for (int k = 0; k < N; ++k) offsets[k] -= (sizes[d] - 1) * strides[k][d];
+        index[d] = 0;
       }
-    });
+    }
   }
 };
 
