@@ -182,7 +182,7 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const std::st
 }
 
 void add_image_size(const Verb& verb, EvalImageOptions& o) {
-  add_whole(verb, "--image-size", o.images.image_size, 1, 1 << 14,
+  add_whole(verb, "--image-size", o.images.image_size, 1, data::kLargestInputSide,
             "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
@@ -202,6 +202,10 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
   const std::int64_t size = sized ? o.images.image_size : std::max<std::int64_t>(trained("image-size"), 0);
   const training::ImageDataOptions usual = training::default_images(model, size);
   o.images.image_size = usual.image_size;
+  if (usual.image_size > data::kLargestInputSide) {
+    throw IoError(fmt::format("{}: expected weights for an image size of 1 to {}, got {}", shown_path(loaded.file),
+                              data::kLargestInputSide, usual.image_size));
+  }
   if (o.count("--resize") == 0) {
     const std::int64_t resize = trained("resize");
     o.images.resize = !sized && resize >= 0 ? resize : usual.resize;

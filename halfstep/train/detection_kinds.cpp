@@ -56,6 +56,12 @@ void check_boxes(const TrainConfig& config) {
     fail<Error>("--image-size: expected a multiple of {}, got {}; {} is the next", stride, c.images.image_size,
                 (c.images.image_size / stride + 1) * stride);
   }
+  // The flag's own limit is that of small inputs.
+  const double most = data::largest_perspective(c.images.image_size);
+  if (const double perspective = c.detection.perspective; perspective > most) {
+    fail<Error>("--perspective: expected 0 to {:.3g} with an --image-size of {}, got {}", most, c.images.image_size,
+                perspective);
+  }
 }
 
 data::DetectionTransform training_transform(const TrainConfig& c) {

@@ -178,6 +178,9 @@ head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
                                 ("--cfg: yolov5s.yaml names another network than MODEL, yolov5n", ["yolov5n", "boxes.yaml", "--cfg", "yolov5s.yaml"]),
                                 ("--weights: is another word for --pretrained", ["yolov5n", "boxes.yaml", "--weights", "a", "--pretrained", "b"])):
             self.refused(2, text, "train", *arguments, "--no-out")
+        # A quarter of a pixel's share of the size, by which a denominator over twice the size stays above 0.
+        self.refused(2, "--perspective: expected 0 to 0.000391 with an --image-size of 640, got 0.0005", "train", "yolov5n", "boxes.yaml", "--perspective", "0.0005", "--no-out")
+        self.run_of("--perspective", "0.001", "-q", out="bent", epochs=1)
         self.refused(2, ["--shear", "0 to 45", "60"], "train", "yolov5n", "boxes.yaml", "--shear", "60", "--no-out")
         self.refused(1, "none.yaml", "train", "yolov5n", "none.yaml", "--no-out", "-q")
         (self.folder / "bad.yaml").write_text("train: images/train\n")
