@@ -116,10 +116,12 @@ int evaluate(TrainOptions& o) {
   training::JsonLog log;
   const training::AmpMode mode = training::amp_mode(c);
   const auto prepare = [&] {
-    data = training::load_data(c, false);
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights, c.detection.network);
+    const Loaded loaded = load_classifier(model, weights, c.detection);
+    c.detection.network = loaded.described.network;
+    c.detection.network_text = loaded.described.network_text;
+    data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
     task = training::make_task(c, data, loaded.network);
     task->network().to(c.device);

@@ -112,6 +112,20 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
   }
 }
 
+void check_network(const Checkpoint& c, const Task& task, const TrainConfig& config, const std::string& file) {
+  if (c.network.empty()) return;
+  try {
+    task.check_network(c.network);
+  } catch (const Error& e) {
+    const DetectionConfig& d = config.detection;
+    fail<IoError>("{}: the run had another network than {}: {}", file,
+                  !d.network.empty()        ? "--cfg " + shown_path(d.network)
+                  : !d.network_text.empty() ? std::string("--cfg describes")
+                                            : config.model,
+                  e.what());
+  }
+}
+
 void check_state(const Checkpoint& c, const nn::ModuleBase& module, const optim::Optimizer& optimizer,
                  const std::string& file) {
   // Read as another dtype, a number that is none becomes some whole number.
