@@ -141,7 +141,8 @@ void add_bench(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "bench", "Time whole training steps on random data; one JSON line a precision");
   auto o = std::make_shared<BenchOptions>();
   add_common(verb, *o);
-  add_whole(verb, "--image-size", o->image_size, 1, 1 << 14, "Pixels of a side (default: the network's own)")
+  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
+            "Pixels of a side (default: the network's own)")
       .value("N");
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
   verb.add_list("--amp", o->amp, "Precisions and levels, such as off,bf16,O2").split(',').value("TEXT=off");

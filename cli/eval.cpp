@@ -75,7 +75,8 @@ int run(EvalOptions& o) {
   c.seed = place.seed;
   if (images) c.images = o.pictures.images;
   c.detection = o.detection;
-  if (loaded.run) c.detection.network = loaded.run.value("cfg");
+  c.detection.network = loaded.described.network;
+  c.detection.network_text = loaded.described.network_text;
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);

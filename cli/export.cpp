@@ -121,7 +121,7 @@ void add_export(CLI::App& program, int& status) {
   add_read_limits(verb);
   add_path(verb, "--onnx", o->onnx, "File to write; one that is there is replaced").required();
   add_word(verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
-  add_whole(verb, "--image-size", o->pictures.images.image_size, 1, 1 << 14,
+  add_whole(verb, "--image-size", o->pictures.images.image_size, 1, data::kLargestInputSide,
             "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   o->pictures.count = [verb](const std::string& flag) {

@@ -13,10 +13,12 @@
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/text.h"
+#include "halfstep/models/yolov5_description.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
+#include "halfstep/train/detection.h"
 #include "halfstep/train/networks.h"
 
 namespace halfstep::cli {
@@ -88,7 +90,38 @@ void make_folder(const std::filesystem::path& folder) {
   if (error) throw IoError(fmt::format("{}: can't be made: {}", shown_path(folder), error.message()));
 }
 
-Loaded load_classifier(std::string& model, const fs::path& weights, const fs::path& description) {
+namespace {
+
+// What a network is built from, if not from its name.
+training::DetectionConfig description_of(const training::SavedWeights& saved, const RunConfig& run,
+                                         const training::DetectionConfig& given) {
+  training::DetectionConfig own;
+  const bool is_given = !given.network.empty() || !given.network_text.empty();
+  if (saved.network.empty()) {  // of a file of before
+    if (is_given) return given;
+    const std::string said = run ? run.value("cfg") : std::string();
+    if (said.starts_with('{')) {
+      own.network_text = said;
+    } else {
+      own.network = said;
+    }
+    return own;
+  }
+  own.network = saved.file;
+  own.network_text = saved.network;
+  if (!is_given) return own;
+  if (const std::string differs =
+          models::yolov5_difference(training::described_network(own), training::described_network(given));
+      !differs.empty()) {
+    throw IoError(fmt::format("{}: its weights are of another network than --cfg {}: {}", shown_path(saved.file),
+                              given.network.empty() ? "describes" : shown_path(given.network), differs));
+  }
+  return own;
+}
+
+}  // namespace
+
+Loaded load_classifier(std::string& model, const fs::path& weights, const training::DetectionConfig& given) {
   training::SavedWeights saved = training::load_saved_weights(weights, model);
   // A configuration beside weights says nothing of them unless they are the run's.
   RunConfig run;
@@ -114,8 +147,8 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const fs::pa
                 .run = std::move(run)};
   training::TrainConfig config;
   config.model = model;
-  config.detection.network = description;
-  if (description.empty() && loaded.run) config.detection.network = loaded.run.value("cfg");
+  loaded.described = description_of(saved, loaded.run, given);
+  config.detection = loaded.described;
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);
@@ -182,7 +215,7 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const std::st
 }
 
 void add_image_size(const Verb& verb, EvalImageOptions& o) {
-  add_whole(verb, "--image-size", o.images.image_size, 1, 1 << 14,
+  add_whole(verb, "--image-size", o.images.image_size, 1, data::kLargestInputSide,
             "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
   add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
@@ -202,6 +235,10 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
   const std::int64_t size = sized ? o.images.image_size : std::max<std::int64_t>(trained("image-size"), 0);
   const training::ImageDataOptions usual = training::default_images(model, size);
   o.images.image_size = usual.image_size;
+  if (usual.image_size > data::kLargestInputSide) {
+    throw IoError(fmt::format("{}: expected weights for an image size of 1 to {}, got {}", shown_path(loaded.file),
+                              data::kLargestInputSide, usual.image_size));
+  }
   if (o.count("--resize") == 0) {
     const std::int64_t resize = trained("resize");
     o.images.resize = !sized && resize >= 0 ? resize : usual.resize;

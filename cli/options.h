@@ -61,16 +61,18 @@ struct Loaded {
   std::map<std::string, std::string> data_checksums;  ///< of its training's data; may be empty
   std::filesystem::path file;                         ///< of the weights
   RunConfig run;                                      ///< that they are of, where that is known
+  training::DetectionConfig described = {};           ///< what the network was built from, if not its name
 
   /// `mlp with runs/a/best.safetensors`.
   std::string text(const std::string& model) const;
 };
 /// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
-/// classes as they have. `description` is that of the network (--cfg), if not that of the run. An empty `model` becomes
-/// that of the checkpoint; a checkpoint of another one is refused. Throws IoError, and UsageError for weights that
-/// don't say what they are of.
+/// classes as they have. A network that was described is built from what the checkpoint says of it, or where that says
+/// nothing from `given` (--cfg) or the run's configuration. An empty `model` becomes that of the checkpoint; a
+/// checkpoint of another network, or of another description than the one given, is refused. Throws IoError, and
+/// UsageError for weights that don't say what they are of.
 Loaded load_classifier(std::string& model, const std::filesystem::path& weights,
-                       const std::filesystem::path& description = {});
+                       const training::DetectionConfig& given = {});
 
 /// The names of classes in a file, one a line. Throws IoError unless there are so many.
 std::vector<std::string> read_class_names(const std::filesystem::path& path, std::int64_t expected);

@@ -325,7 +325,8 @@ void add_plan_parallel(CLI::App& program, int& status) {
   add_word(verb, "--ranks", o->ranks, "Numbers of ranks: 8-1024 doubles from 8 on, 8,24,48 are those three");
   add_word(verb, "--amp", o->amp, "Precisions, with commas between: off, f16, bf16");
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a rank in a step");
-  add_whole(verb, "--image-size", o->image_size, 1, 4096, "Pixels of a side (default: the network's own)");
+  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
+            "Pixels of a side (default: the network's own)");
   std::vector<std::string> names;
   for (const PlanSystem& s : plan_systems()) names.emplace_back(s.name);
   add_word(verb, "--system", o->system, fmt::format("Machines: {}", fmt::join(names, ", ")));

@@ -46,7 +46,8 @@ void add_summary(CLI::App& program, int& status) {
   add_common(verb, *o);
   add_word(verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(verb, "--image-size", o->image_size, 1, 4096, "Pixels of a side (default: the network's own)");
+  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
+            "Pixels of a side (default: the network's own)");
   add_whole(verb, "--depth", o->depth, 0, 100, "Show no modules deeper than that (default: all)");
   verb.run([o, &status] { status = run(*o); });
 }

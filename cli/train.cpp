@@ -116,10 +116,12 @@ int evaluate(TrainOptions& o) {
   training::JsonLog log;
   const training::AmpMode mode = training::amp_mode(c);
   const auto prepare = [&] {
-    data = training::load_data(c, false);
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights, c.detection.network);
+    const Loaded loaded = load_classifier(model, weights, c.detection);
+    c.detection.network = loaded.described.network;
+    c.detection.network_text = loaded.described.network_text;
+    data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
     task = training::make_task(c, data, loaded.network);
     task->network().to(c.device);
@@ -321,6 +323,23 @@ void print_resumed(const TrainOptions& o) {
   for (const std::string& line : changes(o)) print_line("  " + line);
 }
 
+// Losses that are no numbers end a run in its steps, unless too few are left to tell: a scale that is dynamic bears
+// some, and the last step's weights are seen by the evaluation only.
+int finished(const training::RunReport& report, dist::ProcessGroup& group) {
+  if (!report.metrics.contains("loss")) return kDone;
+  const auto loss = static_cast<double>(report.metrics["loss"]);
+  if (std::isfinite(loss)) return kDone;
+  dist::expect_end();
+  if (group.rank() == 0) {
+    complain(fmt::format(
+        "train: expected a finite loss, got {} in the last evaluation, of epoch {}, step {}; last checkpoint: {}; a "
+        "smaller --lr may help",
+        std::isnan(loss) ? std::string("nan") : fmt::format("{}", loss), report.epochs, report.steps,
+        report.checkpoint.empty() ? std::string("none was written") : shown_path(report.checkpoint)));
+  }
+  return kFailed;
+}
+
 int run(TrainOptions& o) {
   resolve(o);
   training::TrainConfig& c = o.config;
@@ -407,7 +426,7 @@ int run(TrainOptions& o) {
     print_fallbacks(report.fallbacks, c.device);
     if (!c.out.empty()) fmt::print("checkpoints and log in {}\n", shown_path(c.out));
   }
-  return kDone;
+  return finished(report, c.group);
 }
 
 }  // namespace

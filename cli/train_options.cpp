@@ -11,7 +11,10 @@
 #include "cli/config_file.h"
 #include "cli/suggest.h"
 #include "halfstep/core/text.h"
+#include "halfstep/models/yolov5_description.h"
 #include "halfstep/runtime/parallel.h"
+#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/detection.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/run_folder.h"
@@ -27,6 +30,42 @@ constexpr const char* kNoDownload =
     "`python3 -c \"import torchvision; torchvision.models.resnet50(weights='IMAGENET1K_V1')\"` leaves one in "
     "~/.cache/torch/hub/checkpoints";
 
+// `--cfg yolov5n.yaml` names a network, or describes one in a file, which is read once: what the run keeps is its
+// content.
+void take_description(TrainOptions& o) {
+  training::DetectionConfig& d = o.config.detection;
+  if (d.network.empty()) {
+    // A checkpoint that lies alone says itself what it is of.
+    if (!o.config.resume.empty() && !o.run && is_network(o.model) && training::data_of(o.model).flags == "boxes") {
+      d.network_text = training::load_saved_weights(o.config.resume).network;
+      if (!d.network_text.empty()) d.network = o.config.resume;
+    }
+    return;
+  }
+  const auto take = [&] {
+    d.network_text = as_usage([&] { return models::yolov5_description(training::described_network(d)); });
+  };
+  if (d.network.native().starts_with('{')) {
+    d.network_text = std::exchange(d.network, {}).native();
+    take();
+    return;
+  }
+  const std::string name = d.network.stem().string();
+  if (o.model.empty() && is_network(name)) o.model = name;
+  if (fs::exists(d.network)) {
+    take();
+    return;
+  }
+  if (!is_network(name)) {
+    throw UsageError(fmt::format("--cfg: expected a file, or the name of a network such as yolov5n.yaml, got {}",
+                                 shown_path(d.network)));
+  }
+  if (o.model != name) {
+    throw UsageError(fmt::format("--cfg: {} names another network than MODEL, {}", shown_path(d.network), o.model));
+  }
+  d.network.clear();
+}
+
 // `train resnet50 DIR` and `train --arch resnet50 DIR` are the same.
 void name_model(TrainOptions& o) {
   if (!o.arch.empty()) {
@@ -39,22 +78,7 @@ void name_model(TrainOptions& o) {
     }
     o.model = o.arch;
   }
-  // `--cfg yolov5n.yaml` names a network, or describes one in a file.
-  if (fs::path& description = o.config.detection.network; !description.empty()) {
-    const std::string name = description.stem().string();
-    if (o.model.empty() && is_network(name)) o.model = name;
-    if (!fs::exists(description)) {
-      if (!is_network(name)) {
-        throw UsageError(fmt::format("--cfg: expected a file, or the name of a network such as yolov5n.yaml, got {}",
-                                     shown_path(description)));
-      }
-      if (o.model != name) {
-        throw UsageError(
-            fmt::format("--cfg: {} names another network than MODEL, {}", shown_path(description), o.model));
-      }
-      description.clear();
-    }
-  }
+  take_description(o);
   if (o.model.empty() && !o.config.resume.empty() && !o.run) {
     throw UsageError(
         fmt::format("train: MODEL is required: {} has no config.yaml that names it", shown_path(o.config.resume)));

@@ -133,6 +133,9 @@ class CocoReader {
   }
 
   void add_category(const Json& category) {
+    if (number_ >= kMostDetectionClasses) {
+      fail<IoError>("{}: expected at most {} categories, got more", name_, kMostDetectionClasses);
+    }
     std::int64_t id = 0;
     const Json* name = find(category, "name");
     if (!whole_number(find(category, "id"), id) || name == nullptr || !name->is_string()) {

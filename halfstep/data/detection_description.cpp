@@ -263,6 +263,10 @@ DetectionData load_voc(const fs::path& folder, const std::string& split, const D
   const fs::path annotations = folder / "Annotations", classes = folder / "classes.txt";
   data.classes = is_file(classes) ? read_classes(classes) : names_in_annotations(annotations);
   if (data.classes.empty()) fail<IoError>("{}: expected files with objects, found none", shown_path(annotations));
+  if (std::ssize(data.classes) > kMostDetectionClasses) {
+    fail<IoError>("{}: expected at most {} classes of objects, got {}", shown_path(annotations), kMostDetectionClasses,
+                  data.classes.size());
+  }
   std::vector<fs::path> files;
   for (const std::string& line : read_lines(list)) {
     // Lists of a class have 1 or -1 behind the name.

@@ -25,7 +25,7 @@ DescriptionFile read_description(const std::filesystem::path& file, const std::s
 /// The lines of a small text file without blanks around them, empty ones left out. Throws IoError.
 std::vector<std::string> read_lines(const std::filesystem::path& file);
 
-/// The names in a classes.txt; throws IoError for none.
+/// The names in a classes.txt; throws IoError for none or too many.
 std::vector<std::string> read_classes(const std::filesystem::path& file);
 
 /// Runs run(0) to run(n - 1) on a few threads; none may throw.

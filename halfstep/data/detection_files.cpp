@@ -38,6 +38,10 @@ std::vector<std::string> read_lines(const fs::path& file) {
 std::vector<std::string> read_classes(const fs::path& file) {
   std::vector<std::string> names = read_lines(file);
   if (names.empty()) fail<IoError>("{}: expected names of classes, one a line, got none", shown_path(file));
+  if (std::ssize(names) > kMostDetectionClasses) {
+    fail<IoError>("{}: expected at most {} names of classes, got {}", shown_path(file), kMostDetectionClasses,
+                  names.size());
+  }
   for (std::string& name : names) name = printable(name);
   return names;
 }

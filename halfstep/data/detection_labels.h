@@ -19,6 +19,9 @@
 
 namespace halfstep::data {
 
+/// The most classes that a data set for detection has; more are refused.
+inline constexpr std::int64_t kMostDetectionClasses = 65536;
+
 /// One object in a picture.
 struct LabeledObject {
   std::int64_t label = 0;  ///< number of its class
@@ -107,7 +110,7 @@ struct CocoOptions {
 /// COCO's JSON of instances: `images`, `annotations`, `categories`, whatever their order. Classes are the categories in
 /// order of their ids, which may have gaps; pictures are in the file's order, those without objects too, each with its
 /// `file_name`. Polygons become segments, run lengths (crowds) keep their box. Throws IoError for text that is no such
-/// JSON.
+/// JSON, and for more than kMostDetectionClasses categories.
 HS_API DetectionData parse_coco(std::string_view text, std::string_view name, const CocoOptions& options = {});
 
 }  // namespace halfstep::data

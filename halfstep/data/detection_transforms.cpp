@@ -10,18 +10,19 @@
 namespace halfstep::data {
 namespace {
 
-constexpr std::int64_t kLargestInput = 1 << 13;
-
 void expect_option(bool ok, const char* name, const char* what, double got) {
   if (!ok) fail<Error>("DetectionTransform: {}: expected {}, got {}", name, what, got);
 }
 
 }  // namespace
 
+// Over twice the size no denominator becomes zero.
+double largest_perspective(std::int64_t size) { return 0.25 / static_cast<double>(std::max<std::int64_t>(size, 1)); }
+
 void check_options(const DetectionTransform& t) {
   expect_option(t.stride >= 1 && t.stride <= 1024, "stride", "1 to 1024", static_cast<double>(t.stride));
-  if (t.size < t.stride || t.size > kLargestInput || t.size % t.stride != 0) {
-    fail<Error>("DetectionTransform: size: expected a multiple of {} up to {}, got {}", t.stride, kLargestInput,
+  if (t.size < t.stride || t.size > kLargestInputSide || t.size % t.stride != 0) {
+    fail<Error>("DetectionTransform: size: expected a multiple of {} up to {}, got {}", t.stride, kLargestInputSide,
                 t.size);
   }
   expect_option(t.fill >= 0 && t.fill <= 255, "fill", "0 to 255", t.fill);
@@ -35,8 +36,7 @@ void check_options(const DetectionTransform& t) {
   expect_option(t.translate >= 0 && t.translate <= 1, "translate", "0 to 1", t.translate);
   expect_option(t.scale >= 0 && t.scale < 1, "scale", "at least 0 and under 1", t.scale);
   expect_option(t.shear >= 0 && t.shear <= 45, "shear", "0 to 45", t.shear);
-  // Over twice the size no denominator becomes zero.
-  const double most = 0.25 / static_cast<double>(t.size);
+  const double most = largest_perspective(t.size);
   if (!(t.perspective >= 0 && t.perspective <= most)) {
     fail<Error>("DetectionTransform: perspective: expected 0 to {:.3g} with inputs of {}, got {}", most, t.size,
                 t.perspective);

@@ -33,7 +33,7 @@ struct DetectionTransform {
   double translate = 0.1;        ///< shift by up to this share of the size, both ways
   double scale = 0.5;            ///< scale from 1 - scale to 1 + scale
   double shear = 0;              ///< along either axis by up to these degrees, both ways
-  double perspective = 0;        ///< up to this, both ways, a pixel; 0 to 0.001 is usual
+  double perspective = 0;        ///< up to this, both ways, a pixel; at most largest_perspective()
   double flip_up_down = 0;       ///< probability
   double flip_left_right = 0.5;  ///< probability
   double hue = 0.015;            ///< factor of the hue from 1 - hue to 1 + hue; also the next two, of their channel
@@ -77,6 +77,8 @@ struct RectangularBatches {
 HS_API RectangularBatches rectangular_batches(std::span<const std::array<std::int64_t, 2>> sizes,
                                               std::int64_t batch_size, const DetectionTransform& transform);
 
+/// The largest DetectionTransform::perspective for inputs of this size: 0.25 / size.
+HS_API double largest_perspective(std::int64_t size);
 /// Throws Error for an option out of range, naming it.
 HS_API void check_options(const DetectionTransform& transform);
 

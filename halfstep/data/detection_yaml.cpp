@@ -18,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kMostDetectionClasses = 1 << 16;
-
 std::string place_in(const fs::path& file, const YAML::Node& node) {
   const YAML::Mark mark = node.Mark();
   return mark.line < 0 ? shown_path(file) : fmt::format("{}:{}", shown_path(file), mark.line + 1);

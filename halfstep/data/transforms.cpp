@@ -16,7 +16,7 @@
 namespace halfstep::data {
 namespace {
 
-constexpr std::int64_t kLargestSide = 1 << 14;
+constexpr std::int64_t kLargestSide = 1 << 14;  // of a picture before its crop
 
 /// Each step has numbers of its own, so that turning one on doesn't change what the others draw.
 enum class TransformStep : std::uint64_t { crop, flip, jitter };
@@ -31,8 +31,13 @@ void check(bool ok, const char* what, double got) {
   if (!ok) fail<Error>("ImagePipeline: expected {}, got {}", what, got);
 }
 
+void check_size(std::int64_t size) {
+  if (size >= 1 && size <= kLargestInputSide) return;
+  fail<Error>("ImagePipeline: expected a size from 1 to {}, got {}", kLargestInputSide, size);
+}
+
 void check_options(const TrainTransform& t) {
-  check(t.size >= 1 && t.size <= kLargestSide, "a size from 1 to 16384", static_cast<double>(t.size));
+  check_size(t.size);
   check(t.min_area > 0 && t.min_area <= 1, "a least area over 0 and at most 1", t.min_area);
   check(t.max_area >= t.min_area && t.max_area <= 1, "a largest area from the least one to 1", t.max_area);
   check(t.min_ratio > 0 && std::isfinite(t.min_ratio), "a least ratio over 0", t.min_ratio);
@@ -47,7 +52,7 @@ void check_options(const TrainTransform& t) {
 }
 
 void check_options(const EvalTransform& t) {
-  check(t.size >= 1 && t.size <= kLargestSide, "a size from 1 to 16384", static_cast<double>(t.size));
+  check_size(t.size);
   check(t.resize == 0 || (t.resize >= t.size && t.resize <= kLargestSide), "a resize of 0, or from the size to 16384",
         static_cast<double>(t.resize));
 }

@@ -18,6 +18,9 @@
 
 namespace halfstep::data {
 
+/// The largest side of a network's input, in pixels: of all transforms, and of `--image-size` of every command.
+inline constexpr std::int64_t kLargestInputSide = 8192;
+
 /// A pixel p from 0 to 255 becomes (p / 255 - mean) / std, channel by channel, each step rounded to float32.
 struct Normalization {
   std::array<float, 3> mean = {0, 0, 0};

@@ -3,6 +3,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <optional>
@@ -253,6 +254,74 @@ class Description {
 };
 
 }  // namespace
+
+namespace {
+
+// What a row has behind `number`: the module with all its arguments.
+std::pair<std::string, std::string> module_and_arguments(const DetectorLayer& layer) {
+  const auto argument = [&](std::size_t i, double otherwise) {
+    return fmt::format("{}", i < layer.arguments.size() ? layer.arguments[i] : otherwise);
+  };
+  const std::string& module = layer.module;
+  if (module == "Conv") {
+    const std::string padding = layer.arguments.size() > 3 ? argument(3, 0) : "None";
+    return {module, fmt::format("[{}, {}, {}, {}]", argument(0, 0), argument(1, 1), argument(2, 1), padding)};
+  }
+  if (module == "C3")
+    return {module, fmt::format("[{}, {}]", argument(0, 0), argument(1, 1) == "0" ? "False" : "True")};
+  if (module == "SPPF") return {module, fmt::format("[{}, {}]", argument(0, 0), argument(1, 5))};
+  if (module == "Upsample") return {"nn.Upsample", fmt::format("[None, {}, 'nearest']", argument(0, 2))};
+  return {module, module == "Concat" ? "[1]" : "[nc, anchors]"};
+}
+
+std::string row_of(const DetectorLayer& layer) {
+  const auto [module, arguments] = module_and_arguments(layer);
+  const std::string from =
+      layer.from.size() == 1 ? fmt::format("{}", layer.from[0]) : fmt::format("[{}]", fmt::join(layer.from, ", "));
+  return fmt::format("[{}, {}, {}, {}]", from, layer.repeats, module, arguments);
+}
+
+std::string anchors_of(const Yolov5Options& options) {
+  std::string text;
+  for (const auto& level : options.anchors) {
+    text += fmt::format("{}[{}]", text.empty() ? "" : ", ", fmt::join(level, ", "));
+  }
+  return "[" + text + "]";
+}
+
+// The layers that the row reads, by their numbers: -1 is the images.
+std::vector<int> sources(const DetectorLayer& layer, std::size_t number) {
+  std::vector<int> from = layer.from;
+  for (int& f : from) f += f < 0 ? static_cast<int>(number) : 0;
+  return from;
+}
+
+}  // namespace
+
+std::string yolov5_description(const Yolov5Options& o) {
+  std::vector<std::string> rows;
+  for (const DetectorLayer& layer : o.layers) rows.push_back(row_of(layer));
+  return fmt::format("{{nc: {}, depth_multiple: {}, width_multiple: {}, anchors: {}, backbone: [], head: [{}]}}",
+                     o.classes, o.depth, o.width, anchors_of(o), fmt::join(rows, ", "));
+}
+
+std::string yolov5_difference(const Yolov5Options& a, const Yolov5Options& b) {
+  const auto differ = [](const std::string& what, const auto& x, const auto& y) {
+    return fmt::format("{} is {} and {}", what, x, y);
+  };
+  if (a.depth != b.depth) return differ("depth_multiple", a.depth, b.depth);
+  if (a.width != b.width) return differ("width_multiple", a.width, b.width);
+  for (std::size_t i = 0; i < std::min(a.layers.size(), b.layers.size()); ++i) {
+    const DetectorLayer &x = a.layers[i], &y = b.layers[i];
+    if (sources(x, i) != sources(y, i) || x.repeats != y.repeats ||
+        module_and_arguments(x) != module_and_arguments(y)) {
+      return differ(fmt::format("layer {}", i), row_of(x), row_of(y));
+    }
+  }
+  if (a.layers.size() != b.layers.size()) return differ("the number of layers", a.layers.size(), b.layers.size());
+  if (a.anchors != b.anchors) return differ("anchors", anchors_of(a), anchors_of(b));
+  return {};
+}
 
 Yolov5Options parse_yolov5_description(std::string_view text, std::string_view name) {
   return Description(text, name).read();

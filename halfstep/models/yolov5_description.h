@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 #include "halfstep/models/yolov5.h"
@@ -27,5 +28,13 @@ HS_API Yolov5Options read_yolov5_description(const std::filesystem::path& file);
 
 /// The same from the text of such a file, which messages call `name`.
 HS_API Yolov5Options parse_yolov5_description(std::string_view text, std::string_view name);
+
+/// Options of a Yolov5 that could be built, with its layers and anchors, as such a text: one line of YAML, with what
+/// was left out. Read again it is the same network.
+HS_API std::string yolov5_description(const Yolov5Options& options);
+
+/// Where two descriptions first differ, such as `depth_multiple is 0.33 and 0.67`; empty where they are of the same
+/// network. Arguments that are left out have their defaults; classes may differ.
+HS_API std::string yolov5_difference(const Yolov5Options& a, const Yolov5Options& b);
 
 }  // namespace halfstep::models

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/train/verdicts.h"
 
 namespace halfstep::training {
 namespace {
@@ -504,6 +505,9 @@ std::vector<DetectionCurves> DetectionEvaluation::curves(int points) const {
 }
 
 std::vector<std::int64_t> DetectionEvaluation::confusion(double score, double overlap) const {
+  if (classes_ > kMostConfusionClasses) {
+    fail<Error>("confusion matrix: expected at most {} classes, got {}", kMostConfusionClasses, classes_);
+  }
   const auto side = static_cast<std::size_t>(classes_ + 1), none = static_cast<std::size_t>(classes_);
   std::vector<std::int64_t> counts(side * side);
   for (const Picture& p : pictures_) {

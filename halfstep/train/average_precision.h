@@ -92,7 +92,8 @@ class HS_API DetectionEvaluation {
   std::vector<DetectionCurves> curves(int points = 1000) const;
   /// Counts [classes + 1, classes + 1], row-major, of what was found (row) where what is (column): boxes of a score of
   /// at least `score`, paired by falling overlap of at least `overlap` whatever their classes. The last row counts
-  /// objects that were missed, the last column boxes where nothing is.
+  /// objects that were missed, the last column boxes where nothing is. Throws Error for more than
+  /// kMostConfusionClasses classes (train/verdicts.h).
   std::vector<std::int64_t> confusion(double score = 0.25, double overlap = 0.45) const;
 
   /// All of it as bytes, and back: what ranks send each other. Throws Error for bytes that aren't such.

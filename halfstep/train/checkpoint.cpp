@@ -49,6 +49,17 @@ void refuse_own_parts(const io::StateReader& state) {
       state.file(), parts(state));
 }
 
+// Of files of before there is none.
+std::string network_in(const io::StateReader& state) {
+  constexpr std::size_t kMostBytes = 1 << 20;
+  if (!state.has("network")) return {};
+  const json value = state.at("network");
+  if (!value.is_string() || value.get_ref<const std::string&>().size() > kMostBytes) {
+    io::damaged_checkpoint(state.file(), fmt::format("a text of at most {} bytes", kMostBytes), "network", value);
+  }
+  return value.get<std::string>();
+}
+
 // What the names of tensors begin with that are not the network's.
 std::vector<std::string> other_prefixes(const io::StateReader& state) {
   if (!state.has(io::kHolds)) return {kOptimizer, kCommunication, kTraining};
@@ -90,6 +101,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"scale_rules", c.scale_rules},
       {"data", c.data_checksums},
   };
+  if (!c.network.empty()) state["network"] = c.network;
   if (c.shuffle) state["shuffle"] = *c.shuffle;
   if (c.drop_last) state["drop_last"] = *c.drop_last;
   if (c.repeat) state["repeat"] = *c.repeat;
@@ -113,6 +125,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
   refuse_own_parts(state);
   Checkpoint c;
   c.model = state.text("model");
+  c.network = network_in(state);
   c.optimizer_kind = state.text("optimizer_kind");
   c.optimizer.numbers = state.reals("optimizer");
   c.scaler = state.reals("scaler");
@@ -205,6 +218,7 @@ SavedWeights load_saved_weights(const fs::path& given, const std::string& model)
       }
     } else {
       weights.model = state.text("model");
+      weights.network = network_in(state);
       if (!model.empty() && weights.model != model) {
         fail<IoError>("{}: expected a checkpoint of {}, got one of {}", file, model, weights.model);
       }

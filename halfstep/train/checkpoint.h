@@ -16,6 +16,7 @@ namespace halfstep::training {
 /// Everything a run needs to resume bit-exactly, except the data.
 struct Checkpoint {
   std::string model;           ///< name of the network
+  std::string network = {};    ///< Task::network_description(); empty: none, or a file of before
   NamedTensors weights;        ///< its state_dict
   std::string optimizer_kind;  ///< such as `SGD`
   optim::OptimizerState optimizer;
@@ -54,6 +55,7 @@ struct Checkpoint {
 struct SavedWeights {
   NamedTensors tensors;
   std::string model;
+  std::string network = {};                           ///< what it is built from, see Task::network_description()
   std::vector<std::string> classes;                   ///< names
   std::map<std::string, std::string> recipe;          ///< such as `image-size`
   std::string amp;                                    ///< precision of the run, as `O2 bf16`

@@ -15,6 +15,7 @@
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/built_in_internal.h"
+#include "halfstep/train/confusion_figure_internal.h"
 #include "halfstep/train/data.h"
 
 namespace halfstep::training {
@@ -121,7 +122,9 @@ void ClassificationTask::write_results(const ResultPlace& place) const {
   io::AtomicFile file(place.folder / "classes.csv", false);
   file.write(table.data(), table.size());
   file.commit();
-  draw_confusion(verdicts_, options_.classes, place.title).save(place.folder / "confusion.svg");
+  if (has_confusion(verdicts_.classes, place.folder)) {
+    draw_confusion(verdicts_, options_.classes, place.title).save(place.folder / "confusion.svg");
+  }
   if (!options_.pictures || !place.samples || place.samples->size() == 0) return;
   // A network under that name may be trained on something else.
   const std::int64_t first = 0;

@@ -47,8 +47,8 @@ class HS_API ClassificationTask final : public Task {
   void merge_evaluation(dist::ProcessGroup& group) override;
   /// Precision, recall, F1 and count of each class; of more than 50 the 20 with the lowest F1.
   ResultTable result_table() const override;
-  /// Writes `classes.csv`, `confusion.svg` and, where samples are pictures, `predictions.png`; nothing unless verdicts
-  /// are kept.
+  /// Writes `classes.csv`, `confusion.svg` (up to kMostConfusionClasses) and, where samples are pictures,
+  /// `predictions.png`; nothing unless verdicts are kept.
   void write_results(const ResultPlace& place) const override;
   std::string best_by() const override { return "top1"; }
   bool larger_is_better() const override { return true; }

@@ -7,6 +7,10 @@
 #include <cmath>
 #include <numeric>
 
+#include "halfstep/core/text.h"
+#include "halfstep/runtime/log.h"
+#include "halfstep/train/verdicts.h"
+
 namespace halfstep::training {
 namespace {
 
@@ -62,6 +66,15 @@ void draw_mistakes(io::Drawing& drawing, io::Point at, const ConfusionFigure& fi
 }
 
 }  // namespace
+
+bool has_confusion(std::int64_t classes, const std::filesystem::path& folder) {
+  if (classes <= kMostConfusionClasses) return true;
+  const std::string file = shown_path(folder / "confusion.svg");
+  log_once(LogLevel::warning, "no " + file,
+           fmt::format("{}: not written: a confusion matrix has at most {} classes, got {}", file,
+                       kMostConfusionClasses, classes));
+  return false;
+}
 
 std::string class_name(const std::vector<std::string>& names, std::int64_t label) {
   const auto i = static_cast<std::size_t>(label);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ struct ConfusionFigure {
 };
 /// The matrix with its most frequent mistakes beside it.
 io::Drawing draw_confusion_figure(const ConfusionFigure& figure);
+
+/// Whether a run with so many classes has a matrix. The log says once for a folder that it lacks one.
+bool has_confusion(std::int64_t classes, const std::filesystem::path& folder);
 
 /// The name of a class, or its number where it has none.
 std::string class_name(const std::vector<std::string>& names, std::int64_t label);

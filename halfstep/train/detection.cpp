@@ -7,6 +7,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/data/loader.h"
+#include "halfstep/models/yolov5_description.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
@@ -225,6 +226,15 @@ void DetectionTask::check_saved(const std::map<std::string, double>& parts, std:
     if (!(sum >= 0)) fail<Error>("expected a number of at least 0 for parts.{}, got {}", name, sum);
   }
   if (best && !(*best >= 0 && *best <= 1)) fail<Error>("expected a fraction of 1 for the best fitness, got {}", *best);
+}
+
+std::string DetectionTask::network_description() const { return models::yolov5_description(network_->options); }
+
+void DetectionTask::check_network(const std::string& description) const {
+  const auto other = models::parse_yolov5_description(description, "its description");
+  if (const std::string text = models::yolov5_difference(other, network_->options); !text.empty()) {
+    fail<Error>("{}", text);
+  }
 }
 
 }  // namespace halfstep::training

@@ -13,9 +13,13 @@
 #include "halfstep/models/detections.h"
 #include "halfstep/models/yolov5.h"
 #include "halfstep/train/average_precision.h"
+#include "halfstep/train/detection_config.h"
 #include "halfstep/train/task.h"
 
 namespace halfstep::training {
+
+/// The network of `config.network_text`, or else of the file `config.network`. Throws IoError.
+HS_API models::Yolov5Options described_network(const DetectionConfig& config);
 
 /// Options of DetectionTask.
 struct DetectionTaskOptions {
@@ -58,6 +62,9 @@ class HS_API DetectionTask final : public Task {
   bool larger_is_better() const override { return true; }
   void check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
                    std::optional<double> best) const override;
+  /// As models::yolov5_description().
+  std::string network_description() const override;
+  void check_network(const std::string& description) const override;
 
   /// The boxes of the last evaluation; on several ranks of all of them.
   const DetectionEvaluation& evaluation() const { return evaluation_; }

@@ -12,6 +12,8 @@ namespace halfstep::training {
 /// YOLOv5 networks on COCO.
 struct DetectionConfig {
   std::filesystem::path network = {};  ///< description of the network (YAML); empty: the published one
+  /// The description itself, where it isn't to be read from the file `network`, which messages name.
+  std::string network_text = {};
 
   // Pictures in training: see data::DetectionTransform.
   double mosaic = 1;          ///< probability that four pictures make one

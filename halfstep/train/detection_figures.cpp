@@ -20,6 +20,7 @@ namespace colors = io::colors;
 
 constexpr int kCurvePoints = 201;  // lines of some 500 pixels
 constexpr std::size_t kMostColoured = 10;
+constexpr std::size_t kMostLines = 1000;  // of more classes they are one grey, and megabytes
 
 // Those of all classes, and of each that has objects.
 struct DetectionRow {
@@ -73,7 +74,9 @@ io::Drawing draw_class_curves(const std::vector<ClassCurve>& curves, Chart chart
   const bool coloured = curves.size() <= kMostColoured;
   const io::Color faint{178, 188, 198};
   chart.y_min = 0, chart.y_max = 1;
+  const bool lines = curves.size() <= kMostLines;
   for (const ClassCurve& c : curves) {
+    if (!lines) break;
     chart.series.push_back({.points = points_of(*c.values),
                             .color = coloured ? class_color(c.label) : faint,
                             .width = coloured ? 1.4 : 0.7});
@@ -93,7 +96,7 @@ io::Drawing draw_class_curves(const std::vector<ClassCurve>& curves, Chart chart
   };
   if (curves.empty()) return drawing;
   entry("all classes, mean", colors::kBlack, 2.8);
-  if (!coloured) entry(fmt::format("each of {} classes", curves.size()), faint, 1.4);
+  if (!coloured && lines) entry(fmt::format("each of {} classes", curves.size()), faint, 1.4);
   for (std::size_t i = 0; coloured && i < curves.size(); ++i) {
     const std::string& note = curves[i].note;
     const double room = kSide - 35 - io::text_width(note, 11);
@@ -212,7 +215,9 @@ void write_detection_results(const DetectionEvaluation& evaluation, const std::v
   if (evaluation.pictures() == 0) return;
   const DetectionSummary summary = evaluation.summary();
   write_text(folder / "classes.csv", csv_of(detection_rows(evaluation, summary, names)));
-  draw_confusion(evaluation, names, title).save(folder / "confusion.svg");
+  if (has_confusion(evaluation.classes(), folder)) {
+    draw_confusion(evaluation, names, title).save(folder / "confusion.svg");
+  }
   const std::vector<DetectionCurves> curves = evaluation.curves(kCurvePoints);
   draw_precision_recall(curves, summary, names, title).save(folder / "precision-recall.svg");
   draw_score_curve(ScoreCurve::f1, curves, names, title).save(folder / "f1.svg");

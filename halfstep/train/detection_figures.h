@@ -25,7 +25,8 @@ HS_API ResultTable detection_table(const DetectionEvaluation& evaluation, const 
 HS_API std::string detection_csv(const DetectionEvaluation& evaluation, const std::vector<std::string>& names);
 
 /// Precision over recall at overlap 0.5; F1, precision and recall over the score. A thick line is the mean of the
-/// classes that have objects; each of up to 10 classes has a colour and a name, more are thin and grey.
+/// classes that have objects; each of up to 10 classes has a colour and a name, more are thin and grey,
+/// and of more than 1000 there is the mean only.
 HS_API io::Drawing draw_precision_recall(const std::vector<DetectionCurves>& curves, const DetectionSummary& summary,
                                          const std::vector<std::string>& names, const std::string& title);
 /// What draw_score_curve() shows over the score.
@@ -34,7 +35,7 @@ HS_API io::Drawing draw_score_curve(ScoreCurve which, const std::vector<Detectio
                                     const std::vector<std::string>& names, const std::string& title);
 /// The confusion matrix of boxes of a score of at least 0.25 that overlap an object by at least 0.45, as that of
 /// classification: what it is in rows, what was found in columns. The last row is boxes where nothing is, the last
-/// column objects that were missed; up to 100 classes have names.
+/// column objects that were missed; up to 100 classes have names. Throws Error for more than kMostConfusionClasses.
 HS_API io::Drawing draw_confusion(const DetectionEvaluation& evaluation, const std::vector<std::string>& names,
                                   const std::string& title);
 
@@ -50,8 +51,9 @@ HS_API std::vector<LabelBox> label_boxes(const data::DetectionData& data);
 HS_API io::Drawing draw_labels(const std::vector<LabelBox>& boxes, const std::vector<std::string>& names,
                                const std::string& title);
 
-/// Writes `classes.csv`, `confusion.svg`, `precision-recall.svg`, `f1.svg`, `precision.svg` and `recall.svg` into a
-/// folder, each at once or not at all; nothing without pictures. Throws IoError.
+/// Writes `classes.csv`, `confusion.svg` (up to kMostConfusionClasses), `precision-recall.svg`, `f1.svg`,
+/// `precision.svg` and `recall.svg` into a folder, each at once or not at all; nothing without pictures. Throws
+/// IoError.
 HS_API void write_detection_results(const DetectionEvaluation& evaluation, const std::vector<std::string>& names,
                                     const std::filesystem::path& folder, const std::string& title);
 /// Writes `predictions.png`: draw_compared(). Nothing without pictures. Throws IoError.

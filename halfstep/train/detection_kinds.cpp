@@ -26,16 +26,18 @@ namespace {
 constexpr const char* kBoxes = "boxes";
 constexpr std::int64_t kCocoClasses = 80, kImageSize = 640, kStride = 32;
 
+bool is_described(const DetectionConfig& d) { return !d.network.empty() || !d.network_text.empty(); }
+
 models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
   models::Yolov5Options options;
-  if (!c.detection.network.empty()) options = models::read_yolov5_description(c.detection.network);
+  if (is_described(c.detection)) options = described_network(c.detection);
   if (data.num_classes > 0) options.classes = data.num_classes;
   return options;
 }
 
 // Of the coarsest level: sides of pictures are multiples of it.
 std::int64_t stride_of(const TrainConfig& c) {
-  if (c.detection.network.empty()) return kStride;
+  if (!is_described(c.detection)) return kStride;
   const PhiloxState random = default_generator().state();  // weights that nobody keeps
   const models::Yolov5 network(options_of(c, {}));
   default_generator().set_state(random);
@@ -55,6 +57,12 @@ void check_boxes(const TrainConfig& config) {
   if (const std::int64_t stride = stride_of(c); c.images.image_size % stride != 0) {
     fail<Error>("--image-size: expected a multiple of {}, got {}; {} is the next", stride, c.images.image_size,
                 (c.images.image_size / stride + 1) * stride);
+  }
+  // The flag's own limit is that of small inputs.
+  const double most = data::largest_perspective(c.images.image_size);
+  if (const double perspective = c.detection.perspective; perspective > most) {
+    fail<Error>("--perspective: expected 0 to {:.3g} with an --image-size of {}, got {}", most, c.images.image_size,
+                perspective);
   }
 }
 
@@ -235,6 +243,12 @@ std::vector<std::string> heads_of(const nn::ModuleBase& network) {
 
 }  // namespace
 
+models::Yolov5Options described_network(const DetectionConfig& d) {
+  if (d.network_text.empty()) return models::read_yolov5_description(d.network);
+  return models::parse_yolov5_description(d.network_text,
+                                          d.network.empty() ? std::string("--cfg") : shown_path(d.network));
+}
+
 DataKind boxes_kind() {
   return {.name = kBoxes,
           .load = load_boxes,
@@ -260,7 +274,7 @@ std::vector<NetworkKind> detection_networks() {
                          [make = make](const TrainConfig& c, const RunData& data) {
                            const models::Yolov5Options options = options_of(c, data);
                            const auto net = std::make_shared<models::Yolov5>(
-                               c.detection.network.empty() ? make(options) : models::Yolov5(options));
+                               is_described(c.detection) ? models::Yolov5(options) : make(options));
                            return Network{.module = net,
                                           .forward = [net](const Tensor& x) { return net->decode((*net)(x)); },
                                           .name = {}};

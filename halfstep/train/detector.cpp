@@ -50,9 +50,8 @@ Detector::Detector(std::shared_ptr<const models::Yolov5> network, const Detector
     : network_(std::move(network)), options_(options) {
   const auto& strides = network_->strides();
   if (!strides.empty()) stride_ = *std::max_element(strides.begin(), strides.end());
-  constexpr std::int64_t kMost = 1 << 14;
-  if (options.image_size < 1 || options.image_size > kMost) {
-    fail<Error>("Detector: expected an image size of 1 to {}, got {}", kMost, options.image_size);
+  if (options.image_size < 1 || options.image_size > data::kLargestInputSide) {
+    fail<Error>("Detector: expected an image size of 1 to {}, got {}", data::kLargestInputSide, options.image_size);
   }
   const std::int64_t classes = network_->head().options.classes;
   for (const std::int64_t c : options.classes) {

@@ -13,7 +13,7 @@
 namespace halfstep::training {
 namespace {
 
-constexpr double kMostPixels = 1 << 14;  // of a side
+constexpr double kMostPixels = 1 << 14;  // of a side before the crop
 
 void add(std::vector<Flag>& all, const char* group, std::vector<Flag> rows) {
   for (Flag& row : rows) {
@@ -58,7 +58,7 @@ std::vector<Flag> flags(ImageDataOptions& o) {
       {{.names = "--image-size,--imgsz,--img",
         .field = &o.image_size,
         .help = "Side length of the network's input in pixels",
-        .range = FlagRange::from_to(1, kMostPixels),
+        .range = FlagRange::from_to(1, data::kLargestInputSide),
         .by_network = true,
         .resume = FlagResume::recipe},
        {.names = "--resize",

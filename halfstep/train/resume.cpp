@@ -27,7 +27,12 @@ void check_recipe(const Checkpoint& c, const TrainConfig& config, const std::str
   for (const auto& [flag, value] : given) {
     if (flag != "epochs") check(flag, value);
   }
-  if (const auto epochs = given.find("epochs"); epochs != given.end()) check("epochs", epochs->second);
+  const auto epochs = given.find("epochs"), saved = c.recipe.find("epochs");
+  if (epochs == given.end() || saved == c.recipe.end() || epochs->second == saved->second) return;
+  fail<IoError>(
+      "{}: the run had --epochs {}, got {}; its rates, of --lr-schedule {}, are those of a run of {} epochs. One of {} "
+      "goes on from its weights by --pretrained {} --start-epoch {}",
+      file, saved->second, epochs->second, config.lr_schedule, saved->second, epochs->second, file, c.loader.epoch);
 }
 
 // As the optimizer's flags; the scale itself has moved since a dynamic one began.
@@ -109,6 +114,20 @@ void check_resume(const Checkpoint& c, const TrainConfig& config, const optim::O
   if (c.amp != amp_text(config)) {
     log(LogLevel::warning,
         fmt::format("{}: the run had --amp {}, it continues with {}", file, c.amp, amp_text(config)));
+  }
+}
+
+void check_network(const Checkpoint& c, const Task& task, const TrainConfig& config, const std::string& file) {
+  if (c.network.empty()) return;
+  try {
+    task.check_network(c.network);
+  } catch (const Error& e) {
+    const DetectionConfig& d = config.detection;
+    fail<IoError>("{}: the run had another network than {}: {}", file,
+                  !d.network.empty()        ? "--cfg " + shown_path(d.network)
+                  : !d.network_text.empty() ? std::string("--cfg describes")
+                                            : config.model,
+                  e.what());
   }
 }
 

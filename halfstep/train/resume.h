@@ -8,6 +8,7 @@
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/task.h"
 
 namespace halfstep::training {
 
@@ -16,6 +17,10 @@ namespace halfstep::training {
 /// Warns if the precision differs.
 HS_API void check_resume(const Checkpoint& checkpoint, const TrainConfig& config, const optim::Optimizer& optimizer,
                          const amp::GradScaler& scaler, std::int64_t samples, const std::string& file);
+
+/// Throws IoError, naming `file` and what describes the task's network, if the checkpoint is of another one.
+HS_API void check_network(const Checkpoint& checkpoint, const Task& task, const TrainConfig& config,
+                          const std::string& file);
 
 /// Throws IoError, naming `file` and the tensor, if integers of the network or the optimizer are saved as
 /// floating-point values or vice versa, and for counters that no run produces.

@@ -149,6 +149,7 @@ void RunSaver::save(const std::vector<std::filesystem::path>& places) {
     }
   }
   writer_.write(places, {.model = config_.model,
+                         .network = step_.task().network_description(),
                          .weights = std::move(weights),
                          .optimizer_kind = optimizer.kind(),
                          .optimizer = optimizer.state_dict(),

@@ -20,6 +20,8 @@ std::string Task::best_by() const { return "loss"; }
 bool Task::larger_is_better() const { return false; }
 void Task::check_saved(const std::map<std::string, double>& /*parts*/, std::int64_t /*samples*/,
                        std::optional<double> /*best*/) const {}
+std::string Task::network_description() const { return {}; }
+void Task::check_network(const std::string& /*description*/) const {}
 std::int64_t Task::samples(const data::Batch& batch) const { return batch.input.dim() > 0 ? batch.input.size(0) : 1; }
 
 }  // namespace halfstep::training

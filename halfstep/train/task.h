@@ -110,6 +110,13 @@ class HS_API Task {
   virtual void check_saved(const std::map<std::string, double>& parts, std::int64_t samples,
                            std::optional<double> best) const;
 
+  /// What the network is built from, as text that checkpoints keep, where its name alone doesn't say it; empty unless
+  /// overridden.
+  virtual std::string network_description() const;
+  /// Throws Error, saying where they differ, if a checkpoint's network_description() is of another network than this
+  /// one; nothing unless overridden.
+  virtual void check_network(const std::string& description) const;
+
   /// Samples in a batch: dimension 0 of its input unless overridden.
   virtual std::int64_t samples(const data::Batch& batch) const;
 };

@@ -366,6 +366,7 @@ class Run {
     amp::GradScaler none({.enabled = false});
     amp::GradScaler& scaler = step_.scaler() ? *step_.scaler() : none;
     check_resume(c, config_, *optimizer_, scaler, samples_, file);
+    check_network(c, step_.task(), config_, file);
     check_state(c, step_.network(), *optimizer_, file);
     try {
       step_.task().check_saved(c.parts, samples_, c.best);

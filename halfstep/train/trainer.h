@@ -97,8 +97,9 @@ struct TrainCallbacks {
 /// `best.safetensors` in `out`, JSON lines in `log_json`. The network is moved to the configuration's device; batches
 /// are copied there ahead of the steps. Evaluates on `test` after each epoch. When `stop` becomes true it finishes the
 /// step (or gives up the evaluation, which a resumed run makes again), writes a checkpoint and returns. Throws Error
-/// for a loss that isn't finite (on other devices than the CPU when it is read), and IoError. No checkpoint is written
-/// over another one while the losses aren't finite: the last good one stays.
+/// for a loss of a step that isn't finite, with a dynamic loss scale for the 21st in a row (on other devices than the
+/// CPU when it is read), and IoError. No checkpoint is written over another one while the losses aren't finite: the
+/// last good one stays.
 ///
 /// Checks come first and files last: a run that is refused changes none. `out` is made where it isn't there and locked
 /// (train/run_folder.h), unless the caller has done that and gives `folder`; one with a run in it is refused, unless it

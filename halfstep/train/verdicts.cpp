@@ -114,6 +114,9 @@ std::string class_rows_csv(const std::vector<ClassRow>& rows) {
 }
 
 std::vector<std::int64_t> confusion_counts(const Verdicts& verdicts) {
+  if (verdicts.classes > kMostConfusionClasses) {
+    fail<Error>("confusion matrix: expected at most {} classes, got {}", kMostConfusionClasses, verdicts.classes);
+  }
   std::vector<std::int64_t> counts(place(verdicts.classes * verdicts.classes));
   for (std::size_t i = 0; i < verdicts.said.size(); ++i) {
     const std::int64_t label = verdicts.label[i], said = verdicts.said[i];

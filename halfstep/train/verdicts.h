@@ -50,9 +50,15 @@ HS_API std::vector<ClassRow> class_rows(const Verdicts& verdicts, const std::vec
 /// As CSV: class,precision,recall,f1,count.
 HS_API std::string class_rows_csv(const std::vector<ClassRow>& rows);
 
+/// The most classes that a confusion matrix is counted and drawn of, of classifiers and detectors: it grows with their
+/// square. ImageNet's 1,000 and LVIS' 1,203 have one; runs with more classes write none and say so.
+inline constexpr std::int64_t kMostConfusionClasses = 2000;
+
 /// How often a class (row) was taken for a class (column), row by row; samples without a label or verdict are left out.
+/// Throws Error for more than kMostConfusionClasses classes.
 HS_API std::vector<std::int64_t> confusion_counts(const Verdicts& verdicts);
 /// The confusion matrix, up to 40 classes with their names; more of them in blocks. With the most frequent mistakes.
+/// Throws as confusion_counts().
 HS_API io::Drawing draw_confusion(const Verdicts& verdicts, const std::vector<std::string>& names,
                                   const std::string& title);
 

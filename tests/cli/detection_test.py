@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -13,7 +14,7 @@ import unittest
 import zlib
 
 from jobs import MPIS, JobTest
-from program import FIGURES, STATE, Safetensors, events
+from program import CHECKPOINT, FIGURES, STATE, Safetensors, events
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 DATA = pathlib.Path(os.environ.get("HALFSTEP_DATA") or TOP.parent / "shared" / "data") / "detection"
@@ -22,6 +23,13 @@ COMPILER = os.environ.get("HALFSTEP_COMPILER", "c++")
 SIZE = 64
 CLASSES = ["red", "blue"]
 COLORS = [(220, 40, 40), (40, 60, 220)]
+P6 = """nc: 2
+depth_multiple: 0.33
+width_multiple: 0.25
+anchors: [[5,7, 8,15, 17,12], [15,30, 31,23, 30,60]]
+backbone: [[-1, 1, Conv, [32, 6, 4, 2]], [-1, 1, Conv, [64, 3, 4]], [-1, 1, Conv, [64, 3, 2]]]
+head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
+"""
 DETECTION_FIGURES = ["f1.svg", "labels.svg", "precision-recall.svg", "precision.svg", "recall.svg", "train-batch.png"]
 
 
@@ -162,13 +170,7 @@ class Runs(DetectionTest):
 
     def test_a_described_network_with_a_coarser_level(self):
         """The coarser of its levels has 64 pixels to a cell: sides are multiples of that."""
-        (self.folder / "p6.yaml").write_text("""nc: 2
-depth_multiple: 0.33
-width_multiple: 0.25
-anchors: [[5,7, 8,15, 17,12], [15,30, 31,23, 30,60]]
-backbone: [[-1, 1, Conv, [32, 6, 4, 2]], [-1, 1, Conv, [64, 3, 4]], [-1, 1, Conv, [64, 3, 2]]]
-head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
-""")
+        (self.folder / "p6.yaml").write_text(P6)
         flags = ["train", "yolov5n", "boxes.yaml", "--cfg", "p6.yaml", "--batch-size", "4", "--epochs", "1", "-q", "--out", "run"]
         self.refused(2, "--image-size: expected a multiple of 64, got 96; 128 is the next", *flags, "--img", "96")
         status, out, err = self.run_program(*flags, "--img", "128")
@@ -185,6 +187,9 @@ head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
                                 ("--cfg: yolov5s.yaml names another network than MODEL, yolov5n", ["yolov5n", "boxes.yaml", "--cfg", "yolov5s.yaml"]),
                                 ("--weights: is another word for --pretrained", ["yolov5n", "boxes.yaml", "--weights", "a", "--pretrained", "b"])):
             self.refused(2, text, "train", *arguments, "--no-out")
+        # A quarter of a pixel's share of the size, by which a denominator over twice the size stays above 0.
+        self.refused(2, "--perspective: expected 0 to 0.000391 with an --image-size of 640, got 0.0005", "train", "yolov5n", "boxes.yaml", "--perspective", "0.0005", "--no-out")
+        self.run_of("--perspective", "0.001", "-q", out="bent", epochs=1)
         self.refused(2, ["--shear", "0 to 45", "60"], "train", "yolov5n", "boxes.yaml", "--shear", "60", "--no-out")
         self.refused(1, "none.yaml", "train", "yolov5n", "none.yaml", "--no-out", "-q")
         (self.folder / "bad.yaml").write_text("train: images/train\n")
@@ -199,6 +204,91 @@ head: [[-1, 1, Conv, [64, 3, 2]], [[2, 3], 1, Detect, [nc, anchors]]]
         for part, count, differs in (("val", 2, "blue and green"), ("more", 3, "none and green")):
             (self.folder / "coco.yaml").write_text(f"train: train.json\nval: {part}.json\n")
             self.refused(1, ["coco.yaml: " + text.format(count, differs)], "train", "yolov5n", "coco.yaml", "--img", SIZE, "--no-out", "-q")
+
+
+class Described(DetectionTest):
+    """Networks of --cfg FILE: a run and its checkpoints have the description itself."""
+
+    def setUp(self):
+        super().setUp()
+        (self.folder / "p6.yaml").write_text(P6)
+        self.good("train", "yolov5n", "boxes.yaml", "--cfg", "p6.yaml", "--img", "128", "--batch-size", "4", "--epochs", "1", "--lr-schedule", "constant", "-q", "--out", "run")
+
+    def good(self, *arguments):
+        status, out, err = self.run_program(*arguments, env={"HALFSTEP_THREADS": "1"}, timeout=120)
+        self.assertEqual((status, err), (0, ""), (arguments, out))
+        return out
+
+    def config(self, run):
+        return re.search(r"(?m)^cfg: .*$", (self.folder / run / "config.yaml").read_text())[0]
+
+    def test_the_file_is_read_once(self):
+        described = Safetensors(self.folder / "run/last.safetensors").state["network"]
+        self.assertTrue(described.startswith("{nc: 2, depth_multiple: 0.33, width_multiple: 0.25, anchors: [[5, 7, 8, 15, 17, 12], "), described)
+        self.assertEqual(self.config("run"), f'cfg: "{described}"')
+        (self.folder / "p6.yaml").unlink()
+        (self.folder / "away").mkdir()
+        shutil.copy(self.folder / "run/last.safetensors", self.folder / "away/weights.safetensors")
+        for weights in ("run", "away/weights.safetensors"):
+            data = [] if weights == "run" else ["--data", "boxes.yaml"]
+            self.assertIn("mAP50", self.good("eval", "--weights", weights, *data))
+            self.good("predict", "boxes/images/val/000.png", "--weights", weights, "--out", "found")
+            self.assertIn("takes [batch, 3, 128, 128]", self.good("export", "--weights", weights, "--onnx", "a.onnx"))
+            self.good("train", "yolov5n", "boxes.yaml", "--img", "128", "--evaluate", "--pretrained", weights)
+        # What the configuration says is the network, wherever the file is.
+        self.good("train", "--config", "run/config.yaml", "--out", "again")
+        self.assertEqual(self.losses("again"), self.losses("run"))
+        self.good("train", "--resume", "run", "--epochs", "2")
+        self.assertEqual(len(self.losses("run")), 2 * len(self.losses("again")))
+        # A checkpoint without a run's configuration beside it says what it is of.
+        flags = ["--img", "128", "--batch-size", "4", "--lr-schedule", "constant", "-q", "--out", "alone"]
+        self.good("train", "yolov5n", "boxes.yaml", *flags, "--epochs", "2", "--resume", "away/weights.safetensors")
+        self.assertEqual(self.losses("alone"), self.losses("run")[len(self.losses("again")):])
+        self.assertEqual(self.config("alone"), self.config("run"))
+
+    def test_another_network_is_refused(self):
+        (self.folder / "p6.yaml").write_text("# the same\n" + P6.replace("head: [[-1,", "head:\n  [[ -1,"))
+        self.good("train", "--resume", "run", "--cfg", "p6.yaml", "--epochs", "2")
+        # Weights have the same shapes with another stride.
+        (self.folder / "p6.yaml").write_text(P6.replace("[64, 3, 4]", "[64, 3, 2]"))
+        rows = "layer 1 is [-1, 1, Conv, [64, 3, 4, None]] and [-1, 1, Conv, [64, 3, 2, None]]"
+        self.refused(1, f"run: the run had another network than --cfg p6.yaml: {rows}", "train", "--resume", "run", "--cfg", "p6.yaml", "--epochs", "3")
+        self.refused(1, f"run/best.safetensors: its weights are of another network than --cfg p6.yaml: {rows}", "train", "--resume", "run", "--cfg", "p6.yaml", "--evaluate")
+        self.refused(1, "run: the run had another network than yolov5n: layer 0 is ", "train", "--resume", "run", "--cfg", "yolov5n.yaml", "--epochs", "3")
+        config = (self.folder / "run/config.yaml").read_text()
+        (self.folder / "run/config.yaml").write_text(config.replace("[64, 3, 4, None]", "[64, 3, 2, None]"))
+        self.refused(1, f"run: the run had another network than --cfg describes: {rows}", "train", "--resume", "run", "--epochs", "3")
+        (self.folder / "run/config.yaml").write_text(config)
+        self.good("train", "--resume", "run", "--epochs", "3")
+
+    def test_runs_of_before_have_the_path_only(self):
+        for name in ("best", "last"):
+            saved = Safetensors(self.folder / f"run/{name}.safetensors")
+            state = saved.state
+            del state["network"]
+            saved.header["__metadata__"][CHECKPOINT] = json.dumps(state)
+            saved.write(self.folder / f"run/{name}.safetensors")
+        config = self.folder / "run/config.yaml"
+        config.write_text(config.read_text().replace(self.config("run"), "cfg: p6.yaml"))
+        self.assertIn("mAP50", self.good("eval", "--weights", "run"))
+        self.good("export", "--weights", "run", "--onnx", "a.onnx")
+        self.good("train", "--resume", "run", "--epochs", "2")
+        self.assertIn("network", Safetensors(self.folder / "run/last.safetensors").state)
+        self.assertRegex(self.config("run"), r'\Acfg: "\{nc: 2, ')
+        (self.folder / "p6.yaml").unlink()
+        self.good("train", "--resume", "run", "--epochs", "3")
+
+    def test_damaged_descriptions(self):
+        saved = Safetensors(self.folder / "run/last.safetensors")
+        for network, said in ((5, "a.safetensors: damaged checkpoint: expected a text of at most 1048576 bytes for 'network', got 5"),
+                              ("x" * (1 << 20 | 1), "a.safetensors: damaged checkpoint: expected a text of at most"), ("{nc: 2", "a.safetensors:1: expected YAML"),
+                              ("{nc: 2}", "a.safetensors: expected the key depth_multiple, got none"),
+                              (saved.state["network"].replace("[64, 3, 4,", "[128, 3, 4,"), "a.safetensors: no weights of yolov5n: ")):
+            saved.set_state(network=network)
+            saved.write(self.folder / "a.safetensors")
+            self.refused(1, said, "export", "--weights", "a.safetensors", "--onnx", "a.onnx")
+        self.refused(2, "--cfg:1: layer 0 (Dense): expected Conv, C3", "train", "yolov5n", "boxes.yaml", "--no-out", "--cfg",
+                     P6.replace("\n", ", ").join("{}").replace("Conv, [32", "Dense, [32"))
 
 
 @unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")

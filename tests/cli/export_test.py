@@ -10,7 +10,7 @@ import unittest
 
 from detection_test import make_boxes
 from images_test import make_images
-from program import ProgramTest, events
+from program import ProgramTest, Safetensors, events
 
 CHECK = """
 import sys, numpy, onnx
@@ -156,6 +156,11 @@ class ExportImages(ExportTest):
         self.assertIn("takes [2, 3, 40, 40]\n", self.exported("--weights", "run", "--image-size", "40", "--batch-size", "2", "--dtype", "f16", model="resnet20"))
         self.assertEqual(self.checked(), "[2, 3, 40, 40] float16 [2, 2] True 17")
         self.refused(2, "resnet20", "export", "resnet2", "--weights", "run", "--onnx", "net.onnx")
+        saved = Safetensors(self.folder / "run/best.safetensors")
+        saved.set_state(recipe={**saved.state["recipe"], "image-size": "100000"})
+        saved.write(self.folder / "large.safetensors")
+        self.refused(1, "large.safetensors: expected weights for an image size of 1 to 8192, got 100000", "export", "resnet20", "--weights", "large.safetensors",
+                     "--onnx", "large.onnx")
         self.folds_batch_norms()
 
     def folds_batch_norms(self):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What verbs take from a run: its network, its data and its flags; what may change in a run that goes on, and its log."""
 import json
+import math
 import random
 import re
 import shutil
@@ -98,12 +99,28 @@ class Resuming(RunTest):
                             (["--data", other], ["other data", "--data other"]), ([other], ["other data"]), (["--seed", "1"], ["--seed 0, got 64 and 1"]),
                             (["--batch-size", "32"], ["--batch-size 64", "got 32"]), (["--optimizer", "adam"], ["expected the state of Adam, got that of SGD", "--optimizer"]),
                             (["--lr", "1"], ["--lr 0.01, got 1"]), (["--lr-schedule", "constant"], ["--lr-schedule cosine, got constant"]),
-                            (["--epochs", "3"], ["--epochs 1, got 3"]), (["--momentum", "0.5"], ["--momentum 0, got 0.5"]), (["--clip-norm", "2"], ["--clip-norm 0, got 2"]),
+                            (["--epochs", "3"], ["--epochs 1, got 3", "of --lr-schedule cosine,", "by --pretrained run --start-epoch 1\n"]),
+                            (["--momentum", "0.5"], ["--momentum 0, got 0.5"]), (["--clip-norm", "2"], ["--clip-norm 0, got 2"]),
                             (["--limit", "90"], ["100 training samples, got 90"]), (["--mixup", "0.2"], ["--mixup 0, got 0.2"]),
                             (["--loss-scale", "apex"], ["without a loss scale, got --loss-scale apex"]), (["--no-norm-decay", "--weight-decay", "1"], ["got"])):
             with self.subTest(flags):
                 self.refused(1, said, "train", *flags, "--resume", "run")
         self.assertEqual(before, (self.folder / "run/config.yaml").read_bytes())
+
+    def test_a_schedule_of_another_length_goes_on_from_the_weights(self):
+        """Half a cosine over 3 epochs of 2 steps, of which one epoch has passed: torch.optim.lr_scheduler.CosineAnnealingLR, with T_max 6 and from step 2."""
+        self.good("train", "mlp", "data", "--out", "run", "-q", "--lr-schedule", "cosine", "--lr", "0.04")
+        said = self.refused(1, "--pretrained", "train", "--resume", "run", "--epochs", "3")
+        flags = re.search(r"goes on from its weights by (.*)\n", said)[1].split()
+        self.assertEqual(flags, ["--pretrained", "run", "--start-epoch", "1"])
+        self.good("train", "mlp", "data", "--out", "longer", "-q", "--lr-schedule", "cosine", "--lr", "0.04", "--epochs", "3", *flags)
+        steps = [e for e in events(self.folder / "longer/log.jsonl") if e["event"] == "step"]
+        self.assertEqual([(s["epoch"], s["step"]) for s in steps], [(2, 3), (2, 4), (3, 5), (3, 6)])
+        for s in steps:
+            self.assertAlmostEqual(s["lr"], 0.02 * (1 + math.cos(math.pi * (s["step"] - 1) / 6)), delta=1e-12)
+        # It is a run like any other: it resumes, and begins there no second time.
+        self.assertIn("all 3 epochs are done", self.run_program("train", "--resume", "longer").stderr)
+        self.refused(2, "--start-epoch: --resume is given", "train", "--resume", "longer", "--start-epoch", "2")
 
     def test_flags_that_the_run_had_and_the_command_has_no_use_for(self):
         self.good("train", "mlp", "data", "--out", "run", "-q", "--tensorboard", "--weight-decay", "0.1", "--no-norm-decay")

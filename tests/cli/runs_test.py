@@ -206,6 +206,22 @@ class Log(ProgramTest):
         self.assertIn('"loss":null', text)
         self.assertNotRegex(text.lower(), r"[:,\[] *-?(nan|inf)")  # as a value: a path may have the letters
 
+    def test_a_run_without_a_finite_loss_at_its_end_has_failed(self):
+        """One step is enough for weights whose loss is none. Without another step, or with steps that a dynamic scale skips, the evaluation alone tells."""
+        self.data()
+        for limit, amp, skipped in ((64, "off", 0), (64, "f16", 0), (128, "f16", 1)):
+            with self.subTest(limit=limit, amp=amp):
+                steps = limit // 64
+                err = self.refused(1, [f"in the last evaluation, of epoch 1, step {steps}; last checkpoint: run/last.safetensors; a smaller --lr may help"], "train", "mlp",
+                                   "data", "--lr", "1e30", "--amp", amp, "--limit", limit, "--epochs", "1", "--out", "run", "--overwrite", "-q")
+                self.assertRegex(err, "train: expected a finite loss, got (nan|-?inf) ")
+                end = events(self.folder / "run/log.jsonl")[-1]
+                self.assertEqual([end[k] for k in ("event", "epochs", "step", "skipped", "loss", "interrupted")], ["end", 1, steps, skipped, None, False])
+                self.assertEqual(Safetensors(self.folder / "run/last.safetensors").state["step"], steps)
+        # A step that is skipped at the end is none of these: the scale was too large, the weights are good.
+        self.train("data", "--limit", "64", "--epochs", "1", "--amp", "f16", "--loss-scale", "dynamic:1e30", "--no-out", "--log-json", "log", "-q")
+        self.assertEqual(events(self.folder / "log")[-1]["skipped"], 1)
+
     def test_the_lines_that_are_printed(self):
         self.data()
         out = self.train("data", "--epochs", "2", "--amp", "f16", "--out", "run")

@@ -54,6 +54,13 @@ class Arguments(ProgramTest):
         self.refused(2, "--steps: expected a whole number from 1", "bench", "mlp", "--steps", "0")
         self.refused(2, "--batch-size: expected a whole number", "bench", "mlp", "--batch-size", "100000000000")
 
+    def test_one_limit_of_image_sizes(self):
+        weights = ["--weights", "x"]
+        for arguments in (["train", "yolov5n", "x"], ["train", "resnet20", "x"], ["eval", "yolov5n", *weights], ["predict", "yolov5n", "a.jpg", *weights],
+                          ["predict", "resnet18", "a.jpg", *weights], ["export", "yolov5n", *weights, "--onnx", "y"], ["bench", "resnet18"], ["summary", "resnet18"],
+                          ["devices", "cpu", "--model", "resnet18"], ["plan-parallel", "resnet18"]):
+            self.refused(2, "--image-size: expected a whole number from 1 to 8192, got '8193'", *arguments, "--image-size", "8193")
+
     def test_numbers(self):
         for flag, bad in (("--lr", ["", "x", "1,5", "0", "-1", "nan", "inf", "1e999", "1e-3x"]),
                           ("--momentum", ["1", "-0.1", "nan"]), ("--weight-decay", ["-1", "nan", "inf"]),

@@ -239,12 +239,17 @@ TEST(DetectionDataset, ChecksItsOptions) {
     expect_error<Error>([&] { (void)DetectionDataset(data, t); }, {text});
   };
   refuses([](auto& t) { t.size = 100; }, "size: expected a multiple of 32");
+  refuses([](auto& t) { t.size = 8224; }, "size: expected a multiple of 32 up to 8192, got 8224");
   refuses([](auto& t) { t.stride = 0; }, "stride: expected");
   refuses([](auto& t) { t.fill = 256; }, "fill: expected 0 to 255, got 256");
   refuses([](auto& t) { t.mosaic = 1.5; }, "mosaic: expected a probability from 0 to 1, got 1.5");
   refuses([](auto& t) { t.mixup = NAN; }, "mixup: expected a probability");
   refuses([](auto& t) { t.scale = 1; }, "scale: expected at least 0 and under 1");
   refuses([](auto& t) { t.perspective = 0.1; }, "perspective: expected");
+  EXPECT_EQ(largest_perspective(640), 1.0 / 2560);
+  DetectionTransform bent;
+  bent.perspective = 1.0 / 2560;
+  EXPECT_NO_THROW((void)DetectionDataset(data, bent));
   refuses([](auto& t) { t.degrees = -1; }, "degrees: expected");
   refuses([](auto& t) { t.hue = 2; }, "hue: expected");
   EXPECT_THROW(DetectionDataset(data, {}, {.dtype = i64}), DTypeError);

@@ -235,6 +235,11 @@ TEST(DetectionDescription, ReadsAFolderWithClasses) {
   expect_error<IoError>([&] { load_detection(dir.path(), "train"); }, {"no classes.txt"});
   write_text(dir.path() / "classes.txt", "a\nb\n");
   EXPECT_EQ(load_detection(dir.path(), "train").pictures.size(), 3U);
+  std::string many;
+  for (int i = 0; i < 65537; ++i) many += "a\n";
+  write_text(dir.path() / "classes.txt", many);
+  expect_error<IoError>([&] { load_detection(dir.path(), "train"); },
+                        {"classes.txt: expected at most 65536 names of classes, got 65537"});
   expect_error<IoError>([&] { load_detection(dir.path(), "other"); }, {"no images/other"});
   expect_error<Error>([&] { load_detection(dir.path(), "../train"); }, {"expected a part such as train"});
   expect_error<IoError>([&] { load_detection(dir.path() / "none.yaml", "train"); }, {"none.yaml", "isn't there"});

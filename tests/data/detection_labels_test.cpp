@@ -261,6 +261,13 @@ TEST(CocoLabels, RefusesWhatIsNoInstancesFile) {
   expect_error<IoError>(
       [&] { parse(R"({"images":[],"annotations":[],"categories":[{"id":1,"name":"a"},{"id":1,"name":"b"}]})"); },
       {"categories[1]: expected different ids, got 1 twice"});
+  const auto of_categories = [&](int count) {
+    std::string text = R"({"images":[],"annotations":[],"categories":[)";
+    for (int i = 0; i < count; ++i) text += fmt::format(R"({}{{"id":{},"name":"a"}})", i == 0 ? "" : ",", i);
+    return text + "]}";
+  };
+  EXPECT_EQ(parse(of_categories(65536)).classes.size(), 65536U);
+  expect_error<IoError>([&] { parse(of_categories(65537)); }, {"x.json: expected at most 65536 categories, got more"});
   std::string deep;
   for (int i = 0; i < 200000; ++i) deep += R"({"a":[)";
   expect_error<IoError>([&] { parse(deep); }, {"expected COCO's JSON"});

@@ -304,6 +304,7 @@ TEST(Transforms, RefuseWhatMakesNoSense) {
     expect_error<Error>([&] { ImagePipeline{transform}; }, {text});
   };
   refuses([](TrainTransform& t) { t.size = 0; }, "size");
+  refuses([](TrainTransform& t) { t.size = 8193; }, "a size from 1 to 8192, got 8193");
   refuses([](TrainTransform& t) { t.min_area = 0; }, "area");
   refuses([](TrainTransform& t) { t.max_area = 0.01; }, "area");
   refuses([](TrainTransform& t) { t.min_ratio = -1; }, "ratio");

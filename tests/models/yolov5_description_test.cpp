@@ -76,6 +76,51 @@ TEST(Yolov5Description, FillsInArguments) {
   EXPECT_EQ(net(zeros({1, 3, 8, 8}))[0].sizes(), Shape({1, 1, 4, 4, 7}));
 }
 
+// As a checkpoint keeps it, with what was left out.
+TEST(Yolov5Description, IsWrittenAsOneLine) {
+  const Yolov5Options o = models::parse_yolov5_description(
+      "# small\nnc: 2\ndepth_multiple: 1.0\nwidth_multiple: 0.25\nanchors: [[4,5.5, 6,7]]\n"
+      "backbone: [[-1, 1, Conv, [16]], [-1, 2, C3, [16]], [-1, 1, Conv, [16, 3, 2, 0]], [-1, 1, SPPF, [32]]]\n"
+      "head: [[-1, 1, nn.Upsample, [None, 2, 'nearest']], [[-1, 1], 1, Concat, [1]], [-1, 1, C3, [8, False]],\n"
+      "       [[6], 1, Detect, [2, anchors]]]\n",
+      "small");
+  const std::string text = models::yolov5_description(o);
+  EXPECT_EQ(text,
+            "{nc: 2, depth_multiple: 1, width_multiple: 0.25, anchors: [[4, 5.5, 6, 7]], backbone: [], "
+            "head: [[-1, 1, Conv, [16, 1, 1, None]], [-1, 2, C3, [16, True]], [-1, 1, Conv, [16, 3, 2, 0]], "
+            "[-1, 1, SPPF, [32, 5]], [-1, 1, nn.Upsample, [None, 2, 'nearest']], [[-1, 1], 1, Concat, [1]], "
+            "[-1, 1, C3, [8, False]], [6, 1, Detect, [nc, anchors]]]}");
+  for (const Yolov5Options& written : {o, models::yolov5n().options, models::yolov5x({.classes = 3}).options}) {
+    const Yolov5Options again = models::parse_yolov5_description(models::yolov5_description(written), "again");
+    EXPECT_EQ(models::yolov5_difference(written, again), "");
+    EXPECT_EQ(models::yolov5_description(again), models::yolov5_description(written));
+    EXPECT_EQ(shapes(Yolov5{again}), shapes(Yolov5{written}));
+  }
+}
+
+TEST(Yolov5Description, NamesTheFirstDifference) {
+  const auto differs = [](const std::string& other) {
+    return models::yolov5_difference(models::parse_yolov5_description(nano(), "a"),
+                                     models::parse_yolov5_description(other, "b"));
+  };
+  EXPECT_EQ(differs(nano()), "");
+  EXPECT_EQ(differs("# another comment\n" + with(nano(), "nc: 80", "nc:   3  # of cells")), "");
+  // The same layer by its number, and an argument that is the default.
+  EXPECT_EQ(differs(with(with(nano(), "[[-1, 6], 1, Concat", "[[11, 6], 1, Concat"), "C3, [128]", "C3, [128, True]")),
+            "");
+  EXPECT_EQ(differs(with(nano(), "0.33", "0.67")), "depth_multiple is 0.33 and 0.67");
+  EXPECT_EQ(differs(with(nano(), "0.25", "0.5")), "width_multiple is 0.25 and 0.5");
+  EXPECT_EQ(differs(with(nano(), "C3, [128]", "C3, [128, False]")),
+            "layer 2 is [-1, 3, C3, [128, True]] and [-1, 3, C3, [128, False]]");
+  EXPECT_EQ(differs(with(nano(), "[-1, 6], 1, Concat", "[-1, 5], 1, Concat")),
+            "layer 12 is [[-1, 6], 1, Concat, [1]] and [[-1, 5], 1, Concat, [1]]");
+  EXPECT_EQ(differs(with(nano(), "10,13", "10,14")).substr(0, 50),
+            "anchors is [[10, 13, 16, 30, 33, 23], [30, 61, 62,");
+  Yolov5Options shorter = models::parse_yolov5_description(nano(), "a");
+  shorter.layers.pop_back();
+  EXPECT_EQ(models::yolov5_difference(models::yolov5n().options, shorter), "the number of layers is 25 and 24");
+}
+
 TEST(Yolov5Description, NamesFileRowAndWhatWasExpected) {
   const auto error = [](const std::string& text) {
     return test::error_of<IoError>([&] { models::parse_yolov5_description(text, "f.yaml"); });

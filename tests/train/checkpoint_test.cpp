@@ -111,6 +111,7 @@ TEST_F(Checkpoints, NumbersThatNoRunLeavesBehind) {
       {"random_offset", {-1, 0.5, null}},
       {"version", {0, 2, 1.0, 1.5, true, null, "1", huge}},
       {"model", {null, 1, json::array()}},
+      {"network", {null, 1, json::array({"a"}), std::string((1 << 20) + 1, 'x')}},
       {"amp", {null, 1}},
       {"classes", {1, "ab", json::array({1}), json::object({{"a", "b"}})}},
       {"recipe", {1, json::array({"a"}), json::object({{"lr", 1}})}},

@@ -15,6 +15,7 @@
 #include "halfstep/data/image.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/run_folder.h"
 #include "tests/support/errors.h"
 #include "tests/support/test_data.h"
@@ -163,6 +164,39 @@ TEST(DetectionFigures, EightyClassesHaveTheirNames) {
   EXPECT_LT(pr.size(), 500'000u);
   const std::string many = training::draw_confusion(large_evaluation(365), {}, "t").svg();
   EXPECT_NE(many.find("a cell is 4 x 4 classes"), std::string::npos);
+}
+
+// A matrix of a million classes would have 10^12 cells.
+TEST(DetectionFigures, OfTooManyClassesThereIsNoMatrix) {
+  DetectionEvaluation e(1'000'000);
+  e.add({{7, 0.9, {0, 0, 8, 8}}}, {{7, {0, 0, 8, 8}}, {999'999, {20, 0, 8, 8}}});
+  const std::string error = test::error_of<Error>([&] { training::draw_confusion(e, {}, "t"); });
+  EXPECT_NE(error.find("at most 2000 classes, got 1000000"), std::string::npos) << error;
+  EXPECT_EQ(DetectionEvaluation(2000).confusion().size(), 2001u * 2001u);
+  const test::TemporaryDir dir;
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+  for (int i = 0; i < 2; ++i) write_detection_results(e, {}, dir.path(), "t");
+  set_log_sink({});
+  ASSERT_EQ(said.size(), 1u) << "once for a folder";
+  EXPECT_NE(said[0].find("confusion.svg: not written: a confusion matrix has at most 2000 classes, got 1000000"),
+            std::string::npos)
+      << said[0];
+  EXPECT_FALSE(fs::exists(dir.path() / "confusion.svg"));
+  for (const char* name : {"classes.csv", "precision-recall.svg", "f1.svg", "precision.svg", "recall.svg"}) {
+    EXPECT_TRUE(fs::exists(dir.path() / name)) << name;
+  }
+}
+
+TEST(DetectionFigures, OfManyClassesThereIsTheMeanOnly) {
+  DetectionEvaluation e(1001);
+  for (std::int64_t label = 0; label < 1001; ++label) {
+    e.add({{label, 0.9, {0, 0, 8, 8}}}, {{label, {0, 0, 8, 8}}});
+  }
+  const std::string svg = draw_precision_recall(e.curves(201), e.summary(), {}, "t").svg();
+  EXPECT_EQ(count(svg, "stroke=\"#b2bcc6\""), 0);
+  EXPECT_TRUE(says(svg, "all classes, mean"));
+  EXPECT_LT(svg.size(), 50'000u);
 }
 
 TEST(DetectionFigures, CurvesNameTheirClassesAndTheirBest) {

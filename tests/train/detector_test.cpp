@@ -134,7 +134,7 @@ TEST(Detectors, SayWhatTheyCannotDo) {
   const auto refused = [&](const training::DetectorOptions& options) {
     return test::error_of<Error>([&] { Detector(network, options)(picture(32, 32).view()); });
   };
-  EXPECT_NE(refused({.image_size = 0}).find("image size of 1 to 16384, got 0"), std::string::npos);
+  EXPECT_NE(refused({.image_size = 0}).find("image size of 1 to 8192, got 0"), std::string::npos);
   EXPECT_NE(refused({.image_size = 1 << 20}).find("got 1048576"), std::string::npos);
   EXPECT_NE(refused({.classes = {3}}).find("classes from 0 to 2, got 3"), std::string::npos);
   EXPECT_NE(refused({.detections = {.score = 2}}), "");

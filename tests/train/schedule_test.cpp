@@ -348,5 +348,26 @@ TEST(TrainSchedules, BeginAtALaterEpoch) {
   EXPECT_EQ(r.report.epochs, 5);
 }
 
+// As if the epochs before had passed: the rates are those of all epochs of the run.
+TEST(TrainSchedules, ALaterEpochHasItsPlaceInTheWholeSchedule) {
+  const Samples samples(64, 4, 2, 1);
+  for (const bool cosine : {true, false}) {
+    TrainConfig config;
+    config.epochs = 5;
+    config.batch_size = 16;  // 4 steps an epoch
+    config.lr = 0.4;
+    config.lr_schedule = cosine ? "cosine" : "linear:0.25";
+    config.start_epoch = 2;
+    const test::Regression net(4, 2);
+    const Recorded r = test::run(config, net, samples.dataset(), samples.dataset());
+    ASSERT_EQ(r.steps.size(), 12U);
+    for (std::size_t i = 0; i < 12; ++i) {
+      const double part = (8 + static_cast<double>(i)) / 20;
+      const double expected = cosine ? 0.2 * (1 + std::cos(std::numbers::pi * part)) : 0.4 * (1 - 0.75 * part);
+      EXPECT_NEAR(r.steps[i].lr, expected, 1e-15) << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace halfstep

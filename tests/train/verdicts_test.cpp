@@ -5,13 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <limits>
 
 #include "halfstep/data/dataset.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/view.h"
+#include "halfstep/runtime/log.h"
 #include "halfstep/train/classification.h"
 #include "tests/support/errors.h"
+#include "tests/support/test_data.h"
 
 namespace halfstep {
 namespace {
@@ -94,6 +97,29 @@ TEST(VerdictFigures, NamesOfAnyBytesAndManyClasses) {
   EXPECT_NE(many.find("a cell is 10 x 10 classes"), std::string::npos);
   EXPECT_LT(many.size(), 20000u);
   EXPECT_FALSE(training::draw_confusion({}, {}, "none").svg().empty());
+  EXPECT_NE(test::error_of<Error>([] {
+              training::draw_confusion(of({0}, {0}, 2001), {}, "t");
+            }).find("at most 2000 classes, got 2001"),
+            std::string::npos);
+}
+
+// Of a classifier of more classes the run's other files are written.
+TEST(VerdictFigures, ARunOfTooManyClassesHasNoMatrix) {
+  struct Wide : nn::Module<Wide> {
+    Tensor forward(const Tensor& x) const { return x; }
+  };
+  const Wide net;
+  training::ClassificationTask task({.module = &net, .forward = [&](const Tensor& x) { return net(x); }});
+  const test::TemporaryDir dir;
+  std::vector<std::string> said;
+  set_log_sink([&](LogLevel, std::string_view text) { said.emplace_back(text); });
+  task.evaluate({zeros({2, 2001}), tensor({0, 2000}, {2}, {.dtype = i64})});
+  task.write_results({.folder = dir.path(), .title = "t"});
+  set_log_sink({});
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_NE(said[0].find("confusion.svg: not written"), std::string::npos) << said[0];
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "classes.csv"));
+  EXPECT_FALSE(std::filesystem::exists(dir.path() / "confusion.svg"));
 }
 
 TEST(VerdictFigures, NoMistakesIsSaidOnlyWhereAllIsRight) {
