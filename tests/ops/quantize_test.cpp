@@ -117,6 +117,16 @@ TEST(FakeQuantize, AnyLayoutGivesTheSame) {
   }
 }
 
+// A view made before its base got a history has one too: the mask is there.
+TEST(FakeQuantize, OfAViewWhoseBaseGotAHistoryHasAGradient) {
+  const Tensor leaf = tensor({1, 2, 300, 4}).requires_grad_(), scale = tensor({1.0}), zero = zeros({1}, {.dtype = i32});
+  Tensor base = zeros({4});
+  const Tensor view = base.slice(0, 1, 4);
+  base.copy_(leaf);
+  sum(fake_quantize(view, scale, zero)).backward();
+  EXPECT_EQ(leaf.grad().to_vector<float>(), (std::vector<float>{0, 1, 0, 1}));
+}
+
 // In 16 bits the value is computed in float32 and rounded once: that of the float32 result, cast.
 TEST(FakeQuantize, SixteenBitsRoundOnce) {
   manual_seed(4);

@@ -306,6 +306,8 @@ TEST(FakeQuantizeModule, LearnsAZeroPointAndFollowsItsObserver) {
   EXPECT_EQ(numbers(fake.scale), numbers(scale));
   EXPECT_EQ(numbers(fake.zero_point), numbers(zero));
   EXPECT_EQ(numbers(y), numbers(fake_quantize(x, scale.reshape({1}), zero.reshape({1}), {-8, 7})));
+  // Twice in one step.
+  sum(fake(x) + fake(x * 2)).backward();
 }
 
 TEST(FakeQuantizeModule, LearnsABound) {
