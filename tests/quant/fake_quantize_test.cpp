@@ -167,6 +167,27 @@ TEST(FakeQuantizeModule, SwitchesDoWhatTheySay) {
   EXPECT_NE(numbers(histogram.scale), std::vector<double>{1});
 }
 
+TEST(QuantizeOps, AreCapturedAndReplayed) {
+  const Tensor weight = randn({5, 6}).requires_grad_(), alpha = tensor({1.5}).requires_grad_();
+  const Tensor learned = tensor({0.05}).requires_grad_();
+  const Tensor low = tensor({-1.0}), high = tensor({2.0});
+  const auto step = [&](const Tensor& x) {
+    const auto [scale, zero] = quantization_parameters(low, high);
+    const Tensor fixed = zeros({1}, {.dtype = i32});
+    const Tensor w = fake_quantize_learnable(weight, learned, fixed);
+    const Tensor y = linear(fake_quantize(pact(x, alpha), scale, zero, {.quant_min = 0, .quant_max = 255}), w);
+    const auto grads = grad({sum(y)}, {weight, alpha, learned});
+    return std::vector<Tensor>{y, grads[0], grads[1], grads[2]};
+  };
+  auto fast = capture(step);
+  for (int i = 0; i < 5; ++i) {
+    const Tensor x = randn({7, 6}) * 2;
+    const auto got = fast(x), want = step(x);
+    for (std::size_t k = 0; k < got.size(); ++k) EXPECT_EQ(got[k].to_vector<float>(), want[k].to_vector<float>()) << k;
+  }
+  EXPECT_EQ(fast.stats().replayed, 3U) << fast.why_not();
+}
+
 struct Net : nn::Module<Net> {
   FakeQuantize input = child("input", FakeQuantize{quant::activation_options()});
   FakeQuantize weight = child("weight", FakeQuantize{quant::weight_options(4)});
