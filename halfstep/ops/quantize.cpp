@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/compare.h"
@@ -306,7 +307,9 @@ Tensor fake_quantize(const Tensor& input, const Tensor& scale, const Tensor& zer
   check_range(options.quant_min, options.quant_max, op);
   a.quant_min = options.quant_min;
   a.quant_max = options.quant_max;
-  a.want_mask = thread_state().grad_enabled && input.requires_grad();
+  // A view may have got a history through its base.
+  const TensorImpl& x = *input.impl();
+  a.want_mask = thread_state().grad_enabled && (x.requires_grad || (x.base && x.base->requires_grad));
   return call_n<2>(fake_quantize_op, {&input, &scale, &zero_point}, a)[0];
 }
 

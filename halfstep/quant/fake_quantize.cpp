@@ -231,7 +231,8 @@ Tensor FakeQuantize::forward(const Tensor& input) const {
   if (!observes && !again) start_scale(input);
   const std::int64_t n = options.gradient_elements > 0 ? options.gradient_elements : input.numel();
   const double factor = options.scale_gradient && n > 0 ? lsq_grad_factor(n, quant_max_) : 1;
-  const Tensor zero = zero_point.is_floating() && zero_point.dtype() != f64 ? zero_point.to(f32) : Tensor(zero_point);
+  Tensor zero = zero_point.is_floating() && zero_point.dtype() != f64 ? zero_point.to(f32) : Tensor(zero_point);
+  if (observes) zero = zero.clone();  // the next pass of this step writes it, and the backward pass reads it
   return fake_quantize_learnable(input, grid_scale(input), zero, {quant_min_, quant_max_, options.axis, factor});
 }
 
