@@ -326,11 +326,11 @@ void print_resumed(const TrainOptions& o) {
 // Losses that are no numbers end a run in its steps, unless too few are left to tell: a scale that is dynamic bears
 // some, and the last step's weights are seen by the evaluation only.
 int finished(const training::RunReport& report, dist::ProcessGroup& group) {
-  if (!report.metrics.contains("loss")) return kDone;
-  const auto loss = static_cast<double>(report.metrics["loss"]);
-  if (std::isfinite(loss)) return kDone;
+  if (report.finite) return kDone;
   dist::expect_end();
   if (group.rank() == 0) {
+    // A run with nothing left knows no more of it.
+    const double loss = report.metrics.contains("loss") ? static_cast<double>(report.metrics["loss"]) : NAN;
     complain(fmt::format(
         "train: expected a finite loss, got {} in the last evaluation, of epoch {}, step {}; last checkpoint: {}; a "
         "smaller --lr may help",
@@ -411,7 +411,7 @@ int run(TrainOptions& o) {
                                report.epochs,
                                // A schedule that ends with them can't be longer.
                                training::recipe(c).contains("epochs") ? "" : "; a larger --epochs continues"));
-    return kDone;
+    return finished(report, c.group);
   }
   if (!o.quiet) {
     if (report.out_of_patience && report.epochs < c.epochs) {

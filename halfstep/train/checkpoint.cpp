@@ -102,6 +102,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
       {"data", c.data_checksums},
   };
   if (!c.network.empty()) state["network"] = c.network;
+  if (!c.finite) state["finite"] = false;
   if (c.shuffle) state["shuffle"] = *c.shuffle;
   if (c.drop_last) state["drop_last"] = *c.drop_last;
   if (c.repeat) state["repeat"] = *c.repeat;
@@ -146,6 +147,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
     if (!value.is_boolean()) io::damaged_checkpoint(file, "true or false", key, value);
     return value.get<bool>();
   };
+  c.finite = yes_or_no("finite").value_or(true);
   c.shuffle = yes_or_no("shuffle");
   c.drop_last = yes_or_no("drop_last");
   if (state.has("repeat")) c.repeat = state.count("repeat", 1);

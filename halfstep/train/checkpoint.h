@@ -37,6 +37,7 @@ struct Checkpoint {
   std::optional<double> best = {};           ///< of all evaluations so far; none before the first
   std::string best_by = {};                  ///< name of the metric that `best` is of
   std::int64_t best_epoch = 0;               ///< the epoch, from 1, that it is of; 0: not known
+  bool finite = true;                        ///< whether the loss of the last evaluation was
   std::string amp;                           ///< precision of the run, for a hint when it changes
   std::map<std::string, double> parts = {};  ///< of the task, sums over `part_samples` of the epoch so far
   std::int64_t part_samples = 0;             ///< all of them, unless the parts were counted in a part of the epoch

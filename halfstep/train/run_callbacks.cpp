@@ -106,6 +106,7 @@ void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
 
 void RunSaver::resume(const Checkpoint& c) {
   state_.epoch = static_cast<int>(c.loader.epoch);
+  finite = c.finite;
   if (c.best_by == step_.task().best_by()) {
     best_ = c.best;
     best_epoch_ = c.best_epoch;
@@ -171,6 +172,7 @@ void RunSaver::save(const std::vector<std::filesystem::path>& places) {
                          .best = best_,
                          .best_by = step_.task().best_by(),
                          .best_epoch = best_epoch_,
+                         .finite = finite,
                          .amp = amp_text(config_),
                          .parts = state_.parts,
                          .part_samples = state_.samples,
@@ -243,6 +245,7 @@ void SaveCallback::on_step_end(TrainContext& context) {
 
 void SaveCallback::on_eval_end(TrainContext& context) {
   saver_.set_state(context.state());
+  saver_.finite = !context.metrics.contains("loss") || std::isfinite(static_cast<double>(context.metrics["loss"]));
   const std::string by = reports_.task().best_by();
   best_ = context.metrics.contains(by) && saver_.offer(static_cast<double>(context.metrics[by]));
   evaluated_ = true;

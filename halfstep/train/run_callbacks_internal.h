@@ -68,6 +68,8 @@ class RunSaver {
   }
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
+  /// Whether that of the last evaluation was.
+  bool finite = true;
   /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
   /// it. Empty: the state isn't divided, or no rank saves.
   std::function<std::shared_ptr<void>()> gather = {};

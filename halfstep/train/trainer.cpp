@@ -251,6 +251,7 @@ class Run {
     if (nothing_left() || report.interrupted) {
       report.nothing_left = nothing_left();
       report.out_of_patience = saver_.out_of_patience();
+      report.finite = saver_.finite;
       report.epochs = from_.epoch;
       report.steps = from_.step;
       report.skipped = from_.skipped;
@@ -297,6 +298,7 @@ class Run {
     // A stop while the last evaluation ended came too late.
     const bool stopped = max_of(all_ranks, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
     report.out_of_patience = saver_.out_of_patience();
+    report.finite = saver_.finite;
     report.interrupted = stopped && end.epoch < config_.epochs && !report.out_of_patience;
     report.epochs = end.epoch;
     report.steps = end.step;

@@ -68,6 +68,7 @@ struct RunReport {
   double peak_rss_mb = 0;        ///< of the process, in 10^6 bytes
   double device_peak_mb = 0;     ///< of tensors on the device; 0 on the CPU
   MetricResults metrics = {};    ///< of the last evaluation; empty where none was made
+  bool finite = true;            ///< whether the loss of the last evaluation is, also of a run with nothing left
   std::string best_by = "loss";  ///< name of the metric that tells which evaluation was the best
   /// Its value in the last evaluation; NaN where none was made.
   double best_value() const { return metrics.contains(best_by) ? static_cast<double>(metrics[best_by]) : NAN; }

@@ -218,6 +218,9 @@ class Log(ProgramTest):
                 end = events(self.folder / "run/log.jsonl")[-1]
                 self.assertEqual([end[k] for k in ("event", "epochs", "step", "skipped", "loss", "interrupted")], ["end", 1, steps, skipped, None, False])
                 self.assertEqual(Safetensors(self.folder / "run/last.safetensors").state["step"], steps)
+                # Nor is it one that is done when it is resumed, as by `launch --max-restarts`.
+                status, _, err = self.run_program("train", "--resume", "run")
+                self.assertEqual((status, "all 1 epochs are done" in err, "expected a finite loss" in err), (1, True, True), err)
         # A step that is skipped at the end is none of these: the scale was too large, the weights are good.
         self.train("data", "--limit", "64", "--epochs", "1", "--amp", "f16", "--loss-scale", "dynamic:1e30", "--no-out", "--log-json", "log", "-q")
         self.assertEqual(events(self.folder / "log")[-1]["skipped"], 1)

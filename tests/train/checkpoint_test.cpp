@@ -106,6 +106,7 @@ TEST_F(Checkpoints, NumbersThatNoRunLeavesBehind) {
       {"loader_seed", {-1, 0.5, null, "0", true}},
       {"shuffle", {1, null, "true"}},
       {"drop_last", {0, null, "false"}},
+      {"finite", {0, null, "false"}},
       {"repeat", {0, 1.5, null, true}},
       {"random_seed", {-1, 0.5, null, "0", 1e30}},
       {"random_offset", {-1, 0.5, null}},
