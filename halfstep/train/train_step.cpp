@@ -23,6 +23,7 @@
 #include "halfstep/ops/join.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/clip.h"
+#include "halfstep/quant/quantization.h"
 #include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
@@ -253,6 +254,7 @@ void TrainStep::Impl::update(StepValues& values) {
     }
     optimizer.step();
   }
+  if (const auto quantization = quant::quantization_of(task->network())) quant::commit(*quantization, values.overflow);
 }
 
 StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs) {
