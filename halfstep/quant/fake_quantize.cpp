@@ -37,7 +37,7 @@ IntegerRange integers(const FakeQuantizeOptions& o) {
   return {-values / 2 + (o.narrow_range ? 1 : 0), values / 2 - 1};
 }
 
-const FakeQuantizeOptions& checked(const FakeQuantizeOptions& o) {
+FakeQuantizeOptions checked(const FakeQuantizeOptions& o) {
   integers(o);
   if (o.source == ScaleSource::clipped && (o.is_signed || o.axis)) {
     fail<Error>("FakeQuantize: a clipped source is for activations from 0 on: unsigned, and without an axis");

@@ -20,7 +20,7 @@ namespace {
 constexpr const char* kKinds[] = {"min_max", "moving_average", "histogram", "percentile", "entropy"};
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-const ObserverOptions& checked(const ObserverOptions& o) {
+ObserverOptions checked(const ObserverOptions& o) {
   if (o.quant_min >= o.quant_max) {
     fail<Error>("Observer: expected quant_min below quant_max, got {} and {}", o.quant_min, o.quant_max);
   }

@@ -151,9 +151,9 @@ Status put_on_grid(KernelContext* context, const TensorView* in, int, TensorView
       std::uint8_t mask_block[kQuantizeBlock];
       if constexpr (std::is_same_v<C, float>) {
         if (stride[0] == 1 && stride[1] == 1 && stride[2] == 1 &&
-            grid_values(channels.from(at[3], stride[3]), in[0].dtype, element(in[0].dtype, in[0].data, at[1]), n,
-                        out[0].dtype, element(out[0].dtype, out[0].data, at[0]),
-                        masked ? static_cast<std::uint8_t*>(out[1].data) + at[2] : nullptr)) {
+            grid_values_of(channels.from(at[3], stride[3]), in[0].dtype, element(in[0].dtype, in[0].data, at[1]), n,
+                           out[0].dtype, element(out[0].dtype, out[0].data, at[0]),
+                           masked ? static_cast<std::uint8_t*>(out[1].data) + at[2] : nullptr)) {
           return;
         }
       }
@@ -268,9 +268,9 @@ Status fake_quantize_backward(KernelContext*, const TensorView* in, int, TensorV
       std::uint8_t mask_block[kQuantizeBlock];
       if (is_low_precision(in[0].dtype) && in[0].dtype == out[0].dtype && stride[0] == 1 && stride[1] == 1 &&
           stride[2] == 1) {
-        masked_values(static_cast<const std::uint16_t*>(in[0].data) + at[1],
-                      static_cast<const std::uint8_t*>(in[1].data) + at[2], n,
-                      static_cast<std::uint16_t*>(out[0].data) + at[0]);
+        masked_bits(static_cast<const std::uint16_t*>(in[0].data) + at[1],
+                    static_cast<const std::uint8_t*>(in[1].data) + at[2], n,
+                    static_cast<std::uint16_t*>(out[0].data) + at[0]);
         return;
       }
       for (std::int64_t i = 0; i < n; i += kQuantizeBlock) {

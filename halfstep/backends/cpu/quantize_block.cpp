@@ -335,35 +335,42 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace halfstep::cpu {
 
-#define HALFSTEP_GRID_DISPATCH(C, name)                                                                          \
-  HWY_EXPORT(values_##name);                                                                                     \
-  HWY_EXPORT(integers_##name);                                                                                   \
-  HWY_EXPORT(points_##name);                                                                                     \
-  HWY_EXPORT(gradients_##name);                                                                                  \
-  HWY_EXPORT(masked_##name);                                                                                     \
-  HWY_EXPORT(clipped_##name);                                                                                    \
-  HWY_EXPORT(clipped_gradients_##name);                                                                          \
-  void grid_values(const Grid<C>& grid, const C* x, std::int64_t n, C* y, std::uint8_t* mask) {                  \
-    HWY_DYNAMIC_DISPATCH(values_##name)(grid, x, n, y, mask);                                                    \
-  }                                                                                                              \
-  void grid_integers(const Grid<C>& grid, const C* x, std::int64_t n, C* y) {                                    \
-    HWY_DYNAMIC_DISPATCH(integers_##name)(grid, x, n, y);                                                        \
-  }                                                                                                              \
-  void grid_points(const Grid<C>& grid, const C* x, std::int64_t n, C* y) {                                      \
-    HWY_DYNAMIC_DISPATCH(points_##name)(grid, x, n, y);                                                          \
-  }                                                                                                              \
-  GridSums grid_gradients(const Grid<C>& grid, const C* g, const C* x, std::int64_t n, C* x_grad, C* scale_grad, \
-                          C* zero_grad) {                                                                        \
-    return HWY_DYNAMIC_DISPATCH(gradients_##name)(grid, g, x, n, x_grad, scale_grad, zero_grad);                 \
-  }                                                                                                              \
-  void masked_values(const C* g, const std::uint8_t* mask, std::int64_t n, C* y) {                               \
-    HWY_DYNAMIC_DISPATCH(masked_##name)(g, mask, n, y);                                                          \
-  }                                                                                                              \
-  void clipped_values(const C* x, C alpha, std::int64_t n, C* y) {                                               \
-    HWY_DYNAMIC_DISPATCH(clipped_##name)(x, alpha, n, y);                                                        \
-  }                                                                                                              \
-  double clipped_gradients(const C* g, const C* x, C alpha, std::int64_t n, C* x_grad) {                         \
-    return HWY_DYNAMIC_DISPATCH(clipped_gradients_##name)(g, x, alpha, n, x_grad);                               \
+#define HALFSTEP_GRID_DISPATCH(C, name)                                                                             \
+  HWY_EXPORT(values_##name);                                                                                        \
+  HWY_EXPORT(integers_##name);                                                                                      \
+  HWY_EXPORT(points_##name);                                                                                        \
+  HWY_EXPORT(gradients_##name);                                                                                     \
+  HWY_EXPORT(masked_##name);                                                                                        \
+  HWY_EXPORT(clipped_##name);                                                                                       \
+  HWY_EXPORT(clipped_gradients_##name);                                                                             \
+  template <>                                                                                                       \
+  void grid_values<C>(const Grid<C>& grid, const C* x, std::int64_t n, C* y, std::uint8_t* mask) {                  \
+    HWY_DYNAMIC_DISPATCH(values_##name)(grid, x, n, y, mask);                                                       \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  void grid_integers<C>(const Grid<C>& grid, const C* x, std::int64_t n, C* y) {                                    \
+    HWY_DYNAMIC_DISPATCH(integers_##name)(grid, x, n, y);                                                           \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  void grid_points<C>(const Grid<C>& grid, const C* x, std::int64_t n, C* y) {                                      \
+    HWY_DYNAMIC_DISPATCH(points_##name)(grid, x, n, y);                                                             \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  GridSums grid_gradients<C>(const Grid<C>& grid, const C* g, const C* x, std::int64_t n, C* x_grad, C* scale_grad, \
+                             C* zero_grad) {                                                                        \
+    return HWY_DYNAMIC_DISPATCH(gradients_##name)(grid, g, x, n, x_grad, scale_grad, zero_grad);                    \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  void masked_values<C>(const C* g, const std::uint8_t* mask, std::int64_t n, C* y) {                               \
+    HWY_DYNAMIC_DISPATCH(masked_##name)(g, mask, n, y);                                                             \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  void clipped_values<C>(const C* x, C alpha, std::int64_t n, C* y) {                                               \
+    HWY_DYNAMIC_DISPATCH(clipped_##name)(x, alpha, n, y);                                                           \
+  }                                                                                                                 \
+  template <>                                                                                                       \
+  double clipped_gradients<C>(const C* g, const C* x, C alpha, std::int64_t n, C* x_grad) {                         \
+    return HWY_DYNAMIC_DISPATCH(clipped_gradients_##name)(g, x, alpha, n, x_grad);                                  \
   }
 HALFSTEP_GRID_DISPATCH(float, f32)
 HALFSTEP_GRID_DISPATCH(double, f64)
@@ -371,11 +378,11 @@ HALFSTEP_GRID_DISPATCH(double, f64)
 
 HWY_EXPORT(put_sixteen_bits);
 HWY_EXPORT(take_masked_bits);
-bool grid_values(const Grid<float>& grid, DType in, const void* x, std::int64_t n, DType out, void* y,
-                 std::uint8_t* mask) {
+bool grid_values_of(const Grid<float>& grid, DType in, const void* x, std::int64_t n, DType out, void* y,
+                    std::uint8_t* mask) {
   return HWY_DYNAMIC_DISPATCH(put_sixteen_bits)(grid, in, x, n, out, y, mask);
 }
-void masked_values(const std::uint16_t* g, const std::uint8_t* mask, std::int64_t n, std::uint16_t* y) {
+void masked_bits(const std::uint16_t* g, const std::uint8_t* mask, std::int64_t n, std::uint16_t* y) {
   HWY_DYNAMIC_DISPATCH(take_masked_bits)(g, mask, n, y);
 }
 

@@ -95,7 +95,7 @@ struct StridedLoop {
   void for_runs(std::int64_t begin, std::int64_t end, F&& f) const {
     std::int64_t inner[N];
     for (int k = 0; k < N; ++k) inner[k] = strides[k][0];
-    std::int64_t index[kMaxDims];
+    std::int64_t index[kMaxDims] = {};
     std::int64_t rest = begin;
     std::int64_t offsets[N] = {};
     for (int d = 0; d < ndim; ++d) {
