@@ -22,6 +22,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/quant/quantization.h"
 #include "tests/ranks/networks.h"
 #include "tests/support/errors.h"
 
@@ -289,6 +290,28 @@ TEST(DataParallel, BuffersAreRankZerosInEachForwardPass) {
   parallel.broadcast_buffers();
   EXPECT_EQ(dist::first_difference(net, world()), "");
   EXPECT_EQ(values_of(net.buffers()), values_of(alone.buffers()));
+}
+
+TEST(DataParallel, RangesOfQuantizationAreRankZerosInEachForwardPass) {
+  const Net net = seeded();
+  const quant::Quantization quantization = quant::prepare(net, zeros({1, 32}));
+  const quant::Observer alone;  // sees what rank 0 sees
+  DataParallel parallel(net, world());
+  optim::SGD sgd(net.parameters(), {.lr = 0.05});
+  manual_seed(5);
+  for (int i = 0; i < 3; ++i) {
+    const Data batch;
+    sgd.zero_grad();
+    cross_entropy(parallel(part_of(batch.x)), part_of(batch.y)).backward();
+    sgd.step();
+    quant::commit(net);
+    alone(batch.x.narrow(0, 0, batch.x.size(0) / world().size()));
+  }
+  parallel.broadcast_buffers();
+  EXPECT_EQ(dist::first_difference(net, world()), "");
+  const quant::Observer& input = quantization.at("input").activation_post_process;
+  EXPECT_EQ(input.min_val.item<float>(), alone.min_val.item<float>());
+  EXPECT_EQ(input.max_val.item<float>(), alone.max_val.item<float>());
 }
 
 // One step of the tutorial's loop.
