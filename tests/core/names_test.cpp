@@ -32,8 +32,8 @@ struct Names {};
                                           f(usage) f(error) f(fail) f(train_epoch) f(optimizer) f(schedule) f(layer)   \
                                               f(block) f(encode) f(decode) f(attention) f(policy) f(report) f(stats)   \
                                                   f(benchmark) f(timer) f(epoch) f(metrics) f(trainer) f(logger)       \
-                                                      f(runtime) f(core) f(ops) f(autograd) f(backends) f(quant)       \
-                                                          f(cpu) f(cuda) f(utils)
+                                                      f(runtime) f(core) f(ops) f(autograd) f(backends) f(cpu) f(cuda) \
+                                                          f(utils)
 FOR_ALL_NAMES(OWN_FUNCTION)
 
 namespace {
