@@ -52,6 +52,7 @@ ROWS = """  given::Net net, model;
   } f;
   Tensor x = randn({4, 4}, {.dtype = f64, .requires_grad = true}), t = randn({4}), y = sum(x * x), loss = y;
   const Tensor q = randn({1, 2, 3, 4}), k = q, v = q;
+  const Tensor scale = ones({4}), zero_point = zeros({4}, {.dtype = i32});
 """
 AT_FILE_SCOPE = re.compile(r"^(?:Tensor|Status|void|int|double|bool) \w+\(.*\)(?: \{|;)", re.MULTILINE)
 
