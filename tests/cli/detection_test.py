@@ -104,10 +104,12 @@ class Runs(DetectionTest):
         self.assertTrue(replayed and replayed[0] > 0, log[-2:])
 
     def test_it_learns(self):
-        """Rectangles of two colours, found again on the pictures that it was trained on."""
+        """Rectangles of two colours, found again on the pictures that it was trained on. With Adam, and without an average of weights: fourteen seeds reach
+        0.77 to 0.95, where the defaults' 180 steps reach 0.2 to 0.8, depending on the last bit."""
         text = (self.folder / "boxes.yaml").read_text().replace("images/val", "images/train")
         (self.folder / "boxes.yaml").write_text(text)
-        self.run_of("--lr", "0.05", "--warmup-steps", "20", "--mosaic", "0", "--scale", "0.1", "--patience", "0", "-q", out="run", epochs=60)
+        self.run_of("--optimizer", "adam", "--lr", "0.003", "--ema", "0", "--nominal-batch", "4", "--warmup-steps", "20", "--mosaic", "0", "--scale", "0.1",
+                    "--patience", "0", "-q", out="run", epochs=60)
         best = max(e["COCO_AP50"] for e in events(self.folder / "run" / "log.jsonl") if e["event"] == "eval")
         self.assertGreater(best, 0.5)
 
