@@ -15,7 +15,7 @@ namespace halfstep::cli {
 namespace {
 
 // Kinds of accelerators that have a device here.
-std::vector<std::string> accelerators() {
+std::vector<std::string> accelerator_kinds() {
   std::vector<std::string> kinds;
   for (const DeviceInfo& d : devices()) {
     const std::string name = d.device.str(), kind = name.substr(0, name.find(':'));
@@ -35,7 +35,7 @@ Device chosen_device(const std::string& device, bool given, int gpu) {
     if (!named.is_cpu() && named.index == gpu) return named;
     throw UsageError(fmt::format("--gpu: means device {} of the accelerator, and --device {} is given", gpu, device));
   }
-  const std::vector<std::string> kinds = accelerators();
+  const std::vector<std::string> kinds = accelerator_kinds();
   if (kinds.empty())
     throw UsageError(fmt::format("--gpu {}: there is no accelerator here; see `halfstep devices`", gpu));
   if (kinds.size() > 1) {

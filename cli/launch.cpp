@@ -135,7 +135,7 @@ std::vector<Host> read_hosts(const fs::path& path) {
   return hosts;
 }
 
-std::uint64_t accelerators() {
+std::uint64_t count_accelerators() {
   std::uint64_t count = 0;
   for (const DeviceInfo& d : devices()) count += d.device.is_cpu() ? 0 : 1;
   return count;
@@ -144,7 +144,7 @@ std::uint64_t accelerators() {
 LaunchRange ranks_per_node(const std::string& text) {
   constexpr const char* kFlag = "--nproc-per-node";
   if (text == "auto" || text == "gpu") {
-    if (const std::uint64_t count = accelerators(); count > 0) return {.least = count, .most = count};
+    if (const std::uint64_t count = count_accelerators(); count > 0) return {.least = count, .most = count};
     if (text == "gpu") throw UsageError(fmt::format("{}: gpu: there is no device here but the CPU", kFlag));
   }
   if (text == "auto" || text == "cpu") {

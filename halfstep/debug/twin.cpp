@@ -13,7 +13,7 @@
 namespace halfstep::debug {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kIncomparable = std::numeric_limits<double>::infinity();
 // Sums of a thousand terms in float32.
 constexpr double kFloat32Limit = 0x1p-14;
 // How far apart partners may be: what one run calls and the other doesn't.
@@ -65,10 +65,10 @@ Distance distance(const Tensor& tested, const Tensor& reference) {
     if (v == 0 && b != 0) ++d.lost;
   });
   if (d.infinite > 0) {
-    d.sums = d.squares = kInfinity;
+    d.sums = d.squares = kIncomparable;
   } else if (sum > 0) {
-    d.sums = sum_of > 0 ? sum / sum_of : kInfinity;
-    d.squares = square_of > 0 ? std::sqrt(square / square_of) : kInfinity;
+    d.sums = sum_of > 0 ? sum / sum_of : kIncomparable;
+    d.squares = square_of > 0 ? std::sqrt(square / square_of) : kIncomparable;
   }
   return d;
 }

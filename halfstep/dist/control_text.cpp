@@ -13,7 +13,7 @@ namespace {
 
 using Doing = Activity::State;
 
-std::string ranks_text(const std::vector<int>& ranks) {
+std::string list_of_ranks(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
@@ -86,7 +86,7 @@ std::string circumstances(const std::vector<RankState>& ranks, int rank, const s
   for (const auto& [what, who] : clauses) {
     const bool one = who.size() == 1;
     const Activity& first = ranks[static_cast<std::size_t>(who[0])].activity;
-    text += "; " + ranks_text(who);
+    text += "; " + list_of_ranks(who);
     if (what == "finished") {
       text += one ? " has finished" : " have finished";
     } else if (what == "same") {
@@ -127,7 +127,7 @@ int out_of_step(const std::vector<RankState>& ranks, std::chrono::milliseconds l
       fmt::format("{} is out of step: it {}, while {} {} waited for {} in {}", rank_text(ranks, found),
                   late.left ? "has finished"
                             : fmt::format("{} for {}", state_text(late.activity, false), seconds_text(elapsed(late))),
-                  ranks_text(others), others.size() == 1 ? "has" : "have", seconds_text(elapsed(*waiting)),
+                  list_of_ranks(others), others.size() == 1 ? "has" : "have", seconds_text(elapsed(*waiting)),
                   collective_text(waiting->activity));
   return found;
 }

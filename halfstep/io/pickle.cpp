@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/io/little_endian_internal.h"
 #include "halfstep/io/pickle_internal.h"
 
 namespace halfstep::io {
@@ -432,10 +433,6 @@ class Reader {
   std::vector<std::size_t> marks_;
   std::unordered_map<std::uint64_t, PickleId> memo_;
 };
-
-void little_endian(std::string& to, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) to += static_cast<char>(value >> (8 * i));
-}
 
 }  // namespace
 

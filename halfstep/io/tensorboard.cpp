@@ -18,6 +18,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
+#include "halfstep/io/little_endian_internal.h"
 #include "tensorboard.pb.h"  // made by protoc from tensorboard.proto
 
 namespace halfstep::io {
@@ -41,10 +42,6 @@ constexpr std::array<std::uint32_t, 256> make_table() {
 
 // The format keeps checksums turned and shifted, so that a checksum of data with checksums in it stays useful.
 std::uint32_t masked(std::uint32_t crc) { return std::rotr(crc, 15) + 0xA282EAD8u; }
-
-void append_little_endian(std::string& to, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) to.push_back(static_cast<char>(value >> (8 * i)));
-}
 
 // Upper limits of TensorBoard's buckets: -1e20 ... -1e-12, 0, 1e-12 ... 1e20 in steps of a tenth, then everything else.
 const std::vector<double>& bucket_limits() {
@@ -93,10 +90,10 @@ struct TensorBoardWriter::Impl {
   void write(const tensorboard_file::Event& event) {
     const std::string data = event.SerializeAsString();
     std::string record;
-    append_little_endian(record, data.size(), 8);
-    append_little_endian(record, masked(detail::crc32c(record.data(), 8)), 4);
+    little_endian(record, data.size(), 8);
+    little_endian(record, masked(detail::crc32c(record.data(), 8)), 4);
     record += data;
-    append_little_endian(record, masked(detail::crc32c(data.data(), data.size())), 4);
+    little_endian(record, masked(detail::crc32c(data.data(), data.size())), 4);
     errno = 0;
     if (!file.write(record.data(), static_cast<std::streamsize>(record.size()))) failed("writing failed");
     if (Clock::now() - flushed > std::chrono::seconds(1)) flush();

@@ -7,6 +7,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
+#include "halfstep/io/little_endian_internal.h"
 #include "halfstep/io/zip_internal.h"
 
 namespace halfstep::io {
@@ -17,10 +18,6 @@ constexpr std::size_t kAlignment = 64;
 std::string reason(::archive* reader) {
   const char* text = archive_error_string(reader);
   return text ? printable_start(text, 300) : "unknown reason";
-}
-
-void little_endian(std::string& to, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) to += static_cast<char>(value >> (8 * i));
 }
 
 }  // namespace

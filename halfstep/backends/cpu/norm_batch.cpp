@@ -315,10 +315,14 @@ bool forward(KernelContext* context, const BatchNormForward& f) {
   visit_strips(x.dtype, direct, [&](auto tag) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-      if (f.activation == kSiluOfNorm && is_low_precision(x.dtype)) {
-        return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<true>{});
+      if (f.activation == kSiluOfNorm) {
+        // Results in T: 16 bits where T has them, and perhaps where it is float32, which other layouts go through.
+        if constexpr (sizeof(T) == 2) return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<true>{});
+        if constexpr (sizeof(T) == 4) {
+          if (is_low_precision(x.dtype)) return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<true>{});
+        }
+        if constexpr (sizeof(T) > 2) return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<false>{});
       }
-      if (f.activation == kSiluOfNorm) return normalise_all<T>(f, walk, centre, factor, offset, SiluOf<false>{});
       if (f.activation == 0) return normalise_all<T>(f, walk, centre, factor, offset, Unchanged{});
       if (f.activation == 1) return normalise_all<T>(f, walk, centre, factor, offset, Rectified<0>{});
       normalise_all<T>(f, walk, centre, factor, offset, Rectified<6>{});

@@ -194,17 +194,21 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const Chann
   });
 }
 
-template <class T, class C, class Before>
-bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk, const Before& before) {
-  const BatchNormAttributes& a = *f.attributes;
+// What the passes work with: values of the channels, and the sums of g and of g (x - mean).
+template <class C>
+struct Work {
+  Channels<C> of;
+  double* sums;
+};
+template <class C>
+HWY_NOINLINE bool prepare(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk, Work<C>& work) {
   const std::int64_t channels = walk.channels, size = repeated_size(walk);
-  Operands<T> t(f, walk);
-  const bool sums_wanted = a.training || a.want_weight || a.want_bias;
-  auto* parts = static_cast<double*>(context->workspace(
+  auto* sums = static_cast<double*>(context->workspace(
       context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
   auto* values = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(5 * size) * sizeof(C)));
-  if (!parts || !values) return false;
-  const Channels<C> of{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size};
+  if (!sums || !values) return false;
+  work = {{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size}, sums};
+  const Channels<C>& of = work.of;
   const C *rstd = static_cast<const C*>(f.rstd->data), *given = static_cast<const C*>(f.mean->data);
   const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
   const C* bias = f.bias && f.bias->defined ? static_cast<const C*>(f.bias->data) : nullptr;
@@ -214,41 +218,58 @@ bool backward(KernelContext* context, const BatchNormBackward& f, const ChannelW
     of.bias[c] = bias ? bias[c] : C(0);
   }
   for (C* repeated : {of.mean, of.scale, of.bias}) repeat(walk, repeated);
-  std::fill_n(parts, 2 * channels, 0.0);
-  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, of, parts, before);
+  std::fill_n(sums, 2 * channels, 0.0);
+  return true;
+}
+// From the sums: the gradients of weight and bias, and what the gradient of the input takes from them.
+template <class C>
+HWY_NOINLINE void use_sums(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>& work) {
+  const BatchNormAttributes& a = *f.attributes;
+  const Channels<C>& of = work.of;
+  const std::int64_t channels = walk.channels;
+  const C* rstd = static_cast<const C*>(f.rstd->data);
   const double n = static_cast<double>(std::max<std::int64_t>(walk.places, 1));
   for (std::int64_t c = 0; c < channels; ++c) {
     // sum(g z), z = (x - mean) rstd
-    const double sum_g = parts[c], sum_gz = parts[channels + c] * static_cast<double>(rstd[c]);
+    const double sum_g = work.sums[c], sum_gz = work.sums[channels + c] * static_cast<double>(rstd[c]);
     if (a.want_weight) static_cast<C*>(f.weight_grad->data)[c] = static_cast<C>(sum_gz);
     if (a.want_bias) static_cast<C*>(f.bias_grad->data)[c] = static_cast<C>(sum_g);
     of.mean_g[c] = static_cast<C>(sum_g / n);
     of.slope[c] = static_cast<C>(sum_gz / n * static_cast<double>(rstd[c]));
   }
-  if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return true;
   for (C* repeated : {of.mean_g, of.slope}) repeat(walk, repeated);
-  write_all<T>(t, walk, a.training && t.x_grad.present(), of, before);
-  return true;
+}
+
+template <class T, class C, class Before>
+void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>& work, const Before& before) {
+  const BatchNormAttributes& a = *f.attributes;
+  Operands<T> t(f, walk);
+  const bool sums_wanted = a.training || a.want_weight || a.want_bias;
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, work.of, work.sums, before);
+  use_sums(f, walk, work);
+  if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return;
+  write_all<T>(t, walk, a.training && t.x_grad.present(), work.of, before);
 }
 
 template <class C>
 bool backward(KernelContext* context, const BatchNormBackward& f) {
   const ChannelWalk walk(*f.x, static_cast<std::int64_t>(hn::Lanes(ComputeTag<C>())));
   if (walk.channels == 0) return true;
-  bool ok = true;
+  Work<C> work;
+  if (!prepare(context, f, walk, work)) return false;
   visit_strips(
       f.x->dtype, [&](auto tag) { return Operands<decltype(tag)>(f, walk).direct(); },
       [&](auto tag) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
           const int activation = f.y ? f.attributes->activation : 0;
-          ok = f.bias            ? backward<T, C>(context, f, walk, SiluSlope{})
-               : activation == 0 ? backward<T, C>(context, f, walk, Unchanged{})
-               : activation == 1 ? backward<T, C>(context, f, walk, Rectified<0>{})
-                                 : backward<T, C>(context, f, walk, Rectified<6>{});
+          f.bias            ? backward<T>(f, walk, work, SiluSlope{})
+          : activation == 0 ? backward<T>(f, walk, work, Unchanged{})
+          : activation == 1 ? backward<T>(f, walk, work, Rectified<0>{})
+                            : backward<T>(f, walk, work, Rectified<6>{});
         }
       });
-  return ok;
+  return true;
 }
 
 }  // namespace

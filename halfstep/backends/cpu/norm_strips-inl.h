@@ -24,25 +24,14 @@ class Strips {
  public:
   /// `v` may be absent. It has the sizes of what the walk was made for.
   Strips(const TensorView& v, const TensorView& like, const ChannelWalk& walk)
-      : view_(v), walk_(walk), present_(v.defined && v.numel > 0) {
-    if (!present_) return;
-    places_ = places_like(v, like);
-    channel_stride_ = v.strides[1];
-    bool lies_so;
-    if (walk.rows) {
-      lies_so = channel_stride_ == 1 && (places_.n == 0 || (places_.n == 1 && places_.strides[0] == walk.channels));
-    } else {
-      lies_so = places_.n == 0 || (places_.inner_stride() == 1 && places_.inner_size() % walk.run == 0);
-    }
-    direct_ = lies_so && v.dtype == dtype_of<T>;
-  }
-  bool present() const { return present_; }
+      : view_(v), walk_(walk), lies_(v, like, walk), direct_(lies_.together && v.dtype == dtype_of<T>) {}
+  bool present() const { return lies_.present; }
   /// Whether strips are used where they lie.
-  bool direct() const { return direct_ || !present_; }
+  bool direct() const { return direct_ || !lies_.present; }
 
   /// The elements of a strip, in `block` unless they are used where they lie; null for an absent tensor.
   const T* read(const Strip& s, T* block) const {
-    if (!present_) return nullptr;
+    if (!lies_.present) return nullptr;
     if (direct_) return place_of(s);
     if constexpr (std::is_same_v<T, ComputeScalar<T>>) {
       for_pieces(s, [&](std::int64_t at, std::int64_t stride, std::int64_t n, std::int64_t i) {
@@ -53,11 +42,11 @@ class Strips {
   }
   /// Where a strip is to be written, and, once it is, its way home.
   T* target(const Strip& s, T* block) const {
-    if (!present_) return nullptr;
+    if (!lies_.present) return nullptr;
     return direct_ ? place_of(s) : block;
   }
   void written(const Strip& s, const T* block) {
-    if (!present_ || direct_) return;
+    if (!lies_.present || direct_) return;
     if constexpr (std::is_same_v<T, ComputeScalar<T>>) {
       for_pieces(s, [&](std::int64_t at, std::int64_t stride, std::int64_t n, std::int64_t i) {
         write_row(view_, at, stride, n, block + i);
@@ -69,19 +58,19 @@ class Strips {
   T* place_of(const Strip& s) const {
     T* data = static_cast<T*>(view_.data);
     if (walk_.rows) return data + s.place * walk_.channels + s.channel;
-    return data + places_.offset(s.place) + s.channel * channel_stride_;
+    return data + lies_.places.offset(s.place) + s.channel * lies_.channel_stride;
   }
   template <class F>
   void for_pieces(const Strip& s, F&& f) const {
-    const std::int64_t first = s.channel * channel_stride_;
+    const std::int64_t first = s.channel * lies_.channel_stride;
     if (walk_.rows) {
       for (std::int64_t p = 0; p < s.count; ++p) {
-        f(first + places_.offset(s.place + p), channel_stride_, s.width, p * s.width);
+        f(first + lies_.places.offset(s.place + p), lies_.channel_stride, s.width, p * s.width);
       }
       return;
     }
     std::int64_t i = 0;
-    places_.for_runs(s.place, s.place + s.count, [&](std::int64_t at, std::int64_t n, std::int64_t stride) {
+    lies_.places.for_runs(s.place, s.place + s.count, [&](std::int64_t at, std::int64_t n, std::int64_t stride) {
       f(first + at, stride, n, i);
       i += n;
     });
@@ -89,9 +78,8 @@ class Strips {
 
   TensorView view_;
   const ChannelWalk& walk_;
-  bool present_, direct_ = false;
-  DimGroup places_;
-  std::int64_t channel_stride_ = 0;
+  StripPlaces lies_;
+  bool direct_;
 };
 
 /// f(zero) with the type that strips are read as: the tensors' own if all lie as the walk goes, else what they are

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 
 #include "halfstep/backends/cpu/reduce_plan.h"
 
@@ -17,19 +16,7 @@ inline constexpr std::int64_t kStrip = 2048;
 inline constexpr std::int64_t kSumStrip = 128;
 
 /// The dimensions of `v` but the channels', in the order in which those of `like` lie in memory.
-inline DimGroup places_like(const TensorView& v, const TensorView& like) {
-  int order[kMaxDims], n = 0;
-  for (int i = 0; i < like.ndim; ++i) {
-    if (i == 1) continue;
-    // Behind all that are not closer together.
-    int at = n++;
-    for (; at > 0 && like.strides[order[at - 1]] < like.strides[i]; --at) order[at] = order[at - 1];
-    order[at] = i;
-  }
-  DimGroup places;
-  for (int i = n - 1; i >= 0; --i) places.push_outer(v.sizes[order[i]], v.strides[order[i]]);
-  return places;
-}
+DimGroup places_like(const TensorView& v, const TensorView& like);
 
 /// `count` places from `place` on of `width` channels from `channel` on, places outside. One of both is 1, or the width
 /// is that of all channels.
@@ -50,25 +37,7 @@ struct ChannelWalk {
   std::int64_t chunk, chunks;  ///< places that are summed by one thread, and how many such pieces there are
 
   /// `lanes`: elements of a vector, of which strips are multiples where that can be had.
-  ChannelWalk(const TensorView& like, std::int64_t lanes) {
-    const DimGroup group = places_like(like, like);
-    channels = like.sizes[1];
-    places = group.numel;
-    rows = channels > 1 && like.strides[1] == 1 && (places <= 1 || group.inner_stride() != 1);
-    run = std::max<std::int64_t>(1, group.inner_size());
-    if (rows) {
-      width = std::min(channels, kStrip);
-      const std::int64_t step = lanes / std::gcd(channels, lanes);
-      std::int64_t n = step;
-      while (n * channels < 256) n += step;
-      if (n * channels <= kStrip) together = n;
-    }
-    // At most 32 pieces, of 32,768 elements and 32 strips at least.
-    const std::int64_t least = rows ? std::max(32 * together, kReduceGrain / channels) : kReduceGrain;
-    chunk = std::max({(places + 31) / 32, std::min(least, places), std::int64_t{1}});
-    chunk = (chunk + together - 1) / together * together;
-    chunks = (places + chunk - 1) / chunk;
-  }
+  ChannelWalk(const TensorView& like, std::int64_t lanes);
   /// How often strips of the same places follow each other to cover all channels.
   std::int64_t blocks() const { return (channels + width - 1) / width; }
   std::int64_t block_width(std::int64_t channel) const { return std::min(width, channels - channel); }
@@ -80,6 +49,17 @@ struct ChannelWalk {
     if (rows) return {place, std::min(together, end - place), channel, block_width(channel)};
     return {place, std::min({most, run - place % run, end - place}), channel, 1};
   }
+};
+
+/// Where the strips of a tensor lie.
+struct StripPlaces {
+  bool present;           ///< whether there is a tensor with elements
+  bool together = false;  ///< whether each strip lies in one piece, as the walk goes
+  DimGroup places;
+  std::int64_t channel_stride = 0;
+
+  /// `v` may be absent. It has the sizes of `like`, which the walk was made for.
+  StripPlaces(const TensorView& v, const TensorView& like, const ChannelWalk& walk);
 };
 
 }  // namespace halfstep::cpu

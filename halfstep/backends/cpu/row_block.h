@@ -10,37 +10,27 @@
 
 namespace halfstep::cpu {
 
+/// Elements of any floating dtype and stride: loops for each, compiled once.
+void read_strided(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, float* to);
+void read_strided(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, double* to);
+void write_strided(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const float* from);
+void write_strided(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const double* from);
+
 /// `n` elements of `x` from element `at` on, `stride` apart (a floating dtype).
 inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, float* to) {
   if (x.dtype != DType::f64 && stride == 1) return load_floats(x.dtype, x.data, at, n, to);
-  visit_floating(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* from = static_cast<const T*>(x.data) + at;
-    for (std::int64_t i = 0; i < n; ++i) to[i] = convert<float>(from[i * stride]);
-  });
+  read_strided(x, at, stride, n, to);
 }
 inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, double* to) {
-  visit_floating(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const T* from = static_cast<const T*>(x.data) + at;
-    for (std::int64_t i = 0; i < n; ++i) to[i] = convert<double>(from[i * stride]);
-  });
+  read_strided(x, at, stride, n, to);
 }
 /// The reverse, rounded once.
 inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const float* from) {
   if (x.dtype != DType::f64 && stride == 1) return store_floats(x.dtype, x.data, at, n, from);
-  visit_floating(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    T* to = static_cast<T*>(x.data) + at;
-    for (std::int64_t i = 0; i < n; ++i) to[i * stride] = convert<T>(from[i]);
-  });
+  write_strided(x, at, stride, n, from);
 }
 inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const double* from) {
-  visit_floating(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    T* to = static_cast<T*>(x.data) + at;
-    for (std::int64_t i = 0; i < n; ++i) to[i * stride] = convert<T>(from[i]);
-  });
+  write_strided(x, at, stride, n, from);
 }
 
 /// The sum of f(i) for i < n: 16 sums side by side, at most 64 terms in each before they are added in float64.
