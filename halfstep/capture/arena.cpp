@@ -70,6 +70,13 @@ std::size_t CaptureArena::in_use() const {
   return users_ - 1;
 }
 
+std::size_t CaptureArena::bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [data, size] : blocks_) sum += size;
+  return sum;
+}
+
 bool CaptureArena::ran_short() const {
   const std::lock_guard lock(mutex_);
   return ran_short_;

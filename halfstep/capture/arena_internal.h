@@ -27,6 +27,8 @@ class CaptureArena final : public Allocator {
   bool owns(const void* data) const;
   /// Blocks in use.
   std::size_t in_use() const;
+  /// Bytes of all that was taken from the device.
+  std::size_t bytes() const;
   /// Memory ran out, and free blocks went back: the recording is of no use.
   bool ran_short() const;
   /// Called by the recording at its end: unused blocks are returned now, the others when they are freed.

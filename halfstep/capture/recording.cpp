@@ -76,6 +76,11 @@ std::size_t Recording::blocks_in_use() const {
   return arena_->in_use() + (device_arena_ ? device_arena_->in_use() + own_arena_->in_use() : 0);
 }
 
+std::size_t Recording::bytes() const {
+  if (!arena_) return 0;
+  return arena_->bytes() + (device_arena_ ? device_arena_->bytes() + own_arena_->bytes() : 0);
+}
+
 void Recording::refuse(std::string why) {
   if (refusal_.empty()) refusal_ = std::move(why);
 }

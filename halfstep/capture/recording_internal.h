@@ -55,13 +55,20 @@ class Recording final : public KernelRecorder {
   const std::vector<Tensor>& aliases() const { return aliases_; }
   const std::string& refusal() const { return refusal_; }
   const std::vector<Ref<TensorImpl>>& leaves() const { return leaves_; }
+  /// Bytes of the tensors that it makes, what lies in the same place counted once.
+  std::size_t bytes() const;
 
   /// Whether all that it works on is still there and in use.
   bool valid() const;
   /// Does what comes before a replay; false when the recording no longer fits.
   bool ready();
-  /// Runs it again. Throws what kernels and the host's work throw.
+  /// Runs it again and returns copies of its results. Throws what kernels and the host's work throw.
   std::vector<Tensor> replay(std::span<const Tensor> inputs);
+  /// The same without the copies: results() have what it computed, until it runs again. On the CPU it takes no memory.
+  void run_again(std::span<const Tensor> inputs);
+  const std::vector<Tensor>& results() const { return results_; }
+  /// Runs kernels one by one: while a graph is made, no other thread may use the queue.
+  void leave_out_graphs() { no_graphs_ = true; }
   /// Whether the last replay went through graphs of the device.
   bool used_graphs() const { return used_graphs_; }
 

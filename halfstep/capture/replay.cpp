@@ -115,6 +115,15 @@ void Recording::run(Step& step, Context& context, std::span<const Tensor> inputs
 }
 
 std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
+  run_again(inputs);
+  const NoGrad no_grad;
+  std::vector<Tensor> results;
+  results.reserve(results_.size());
+  for (const Tensor& t : results_) results.push_back(t.defined() ? t.clone() : t);
+  return results;
+}
+
+void Recording::run_again(std::span<const Tensor> inputs) {
   relocate(inputs);
   if (queue_) {
     // Memory of other queues is used on this one, and its contents may be on the host still.
@@ -147,11 +156,6 @@ std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
     }
     if (gradient.defined()) gradient.storage()->bump_version();
   }
-  const NoGrad no_grad;
-  std::vector<Tensor> results;
-  results.reserve(results_.size());
-  for (const Tensor& t : results_) results.push_back(t.defined() ? t.clone() : t);
-  return results;
 }
 
 }  // namespace halfstep::detail

@@ -45,6 +45,19 @@ constexpr ErrorText kErrors[] = {
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     {cudaErrorNotPermitted, "cudaErrorNotPermitted", "operation not permitted"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
+     "operation failed due to a previous error during capture"},
+    {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+     "dependency created on uncaptured work in another stream"},
+    {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+     "attempt to terminate a thread-local capture sequence from another thread"},
 };
 
 bool known(int device) { return device >= 0 && device < static_cast<int>(machine().devices.size()); }
@@ -192,6 +205,7 @@ cudaError_t cudaDeviceSynchronize() {
   const std::lock_guard lock(m.mutex);
   if (const cudaError_t error = m.unusable(current_device()); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("synchronize"); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_wait(current_device()); error != cudaSuccess) return noted(error);
   m.drain_device(current_device());
   return noted(m.unusable(current_device()));
 }

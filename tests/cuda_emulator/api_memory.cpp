@@ -153,6 +153,15 @@ cudaError_t copy(void* to, const void* from, std::size_t count, cudaMemcpyKind k
     return noted(cudaErrorInvalidValue);
   }
   if (!whole(to, count) || !whole(from, count)) return noted(cudaErrorInvalidValue);
+  if (wait) {
+    if (const cudaError_t error = m.may_call(); error != cudaSuccess) return noted(error);
+  }
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return noted(error);
+  if (stream->capture && (to_home == -2 || from_home == -2)) {
+    // CUDA may take it, and read at every launch what is there by then, or nothing any more: nobody can mean that.
+    stream->capture->broken = true;
+    return noted(cudaErrorStreamCaptureUnsupported);
+  }
   m.enqueue(stream, {[=] { std::memmove(to, from, count); }, nullptr, nullptr});
   if (wait || to_home == -2 || from_home == -2) {
     m.drain(stream);
@@ -161,11 +170,22 @@ cudaError_t copy(void* to, const void* from, std::size_t count, cudaMemcpyKind k
   return cudaSuccess;
 }
 
+/// Before memory is taken or given back in the order of a stream. Graphs that do so by themselves are CUDA's, not this
+/// stand-in's.
+cudaError_t ordered(CUstream_st* stream) {
+  if (const cudaError_t error = machine().may_call(); error != cudaSuccess) return error;
+  if (const cudaError_t error = machine().may_enqueue(stream); error != cudaSuccess) return error;
+  if (!stream->capture) return cudaSuccess;
+  stream->capture->broken = true;
+  return cudaErrorStreamCaptureUnsupported;
+}
+
 }  // namespace
 
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   const std::lock_guard lock(machine().mutex);
   if (const cudaError_t error = machine().unusable(current_device()); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = machine().may_call(); error != cudaSuccess) return noted(error);
   return noted(allocate(pointer, size, current_device(), false));
 }
 cudaError_t cudaFree(void* pointer) {
@@ -175,6 +195,7 @@ cudaError_t cudaFree(void* pointer) {
   if (pointer == nullptr) return noted(m.unusable(current_device()));
   const int device = owner(pointer);
   if (device < 0) return noted(cudaErrorInvalidValue);
+  if (const cudaError_t error = m.may_call(); error != cudaSuccess) return noted(error);
   m.drain_device(device);
   release(pointer);
   return noted(m.unusable(device));
@@ -185,6 +206,7 @@ cudaError_t cudaMallocAsync(void** pointer, size_t size, cudaStream_t handle) {
   CUstream_st* stream = m.stream(handle);
   if (stream == nullptr) return noted(m.devices.empty() ? cudaErrorNoDevice : cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = ordered(stream); error != cudaSuccess) return noted(error);
   return noted(allocate(pointer, size, stream->device, true));
 }
 cudaError_t cudaFreeAsync(void* pointer, cudaStream_t handle) {
@@ -195,6 +217,7 @@ cudaError_t cudaFreeAsync(void* pointer, cudaStream_t handle) {
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
   if (pointer == nullptr) return cudaSuccess;
   if (owner(pointer) < 0) return noted(cudaErrorInvalidValue);
+  if (const cudaError_t error = ordered(stream); error != cudaSuccess) return noted(error);
   m.enqueue(stream, {[pointer] { release(pointer); }, nullptr, nullptr});
   return cudaSuccess;
 }
@@ -259,6 +282,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t size, unsigned) {
   const std::lock_guard lock(m.mutex);
   if (const cudaError_t error = m.unusable(current_device()); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("host"); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_call(); error != cudaSuccess) return noted(error);
   *pointer = nullptr;
   if (size == 0) return cudaSuccess;
   void* memory = std::aligned_alloc(4096, (size + 4095) / 4096 * 4096);
@@ -273,6 +297,7 @@ cudaError_t cudaFreeHost(void* pointer) {
   const std::lock_guard lock(m.mutex);
   if (pointer == nullptr) return cudaSuccess;
   if (owner(pointer) != -1) return noted(cudaErrorInvalidValue);
+  if (const cudaError_t error = m.may_call(); error != cudaSuccess) return noted(error);
   for (int i = 0; i < static_cast<int>(m.devices.size()); ++i) m.drain_device(i);
   release(pointer);
   return cudaSuccess;
@@ -320,7 +345,13 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
   }
   return copy(to, from, count, cudaMemcpyDeviceToDevice, stream, false);
 }
-cudaError_t cudaMemset(void* to, int value, size_t count) { return cudaMemsetAsync(to, value, count, nullptr); }
+cudaError_t cudaMemset(void* to, int value, size_t count) {
+  {
+    const std::lock_guard lock(machine().mutex);
+    if (const cudaError_t error = machine().may_call(); error != cudaSuccess) return noted(error);
+  }
+  return cudaMemsetAsync(to, value, count, nullptr);
+}
 cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t handle) {
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
@@ -330,6 +361,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t count, cudaStream_t hand
   if (stream == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (count == 0) return cudaSuccess;
   if (home(to) == -2 || !whole(to, count)) return noted(cudaErrorInvalidValue);
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return noted(error);
   m.enqueue(stream, {[=] { std::memset(to, value, count); }, nullptr, nullptr});
   return cudaSuccess;
 }

@@ -16,7 +16,7 @@ cudaError_t create_stream(cudaStream_t* stream, unsigned flags, int priority) {
   if (const cudaError_t error = m.unusable(current_device()); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("stream"); error != cudaSuccess) return noted(error);
   if (flags > cudaStreamNonBlocking) return noted(cudaErrorInvalidValue);
-  *stream = new CUstream_st{current_device(), flags == cudaStreamDefault, priority, {}};
+  *stream = new CUstream_st{current_device(), flags == cudaStreamDefault, priority, {}, nullptr};
   m.streams.insert(*stream);
   return cudaSuccess;
 }
@@ -27,7 +27,7 @@ cudaError_t create_event(cudaEvent_t* event, unsigned flags) {
   if (const cudaError_t error = m.unusable(current_device()); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("event"); error != cudaSuccess) return noted(error);
   if (flags > (cudaEventBlockingSync | cudaEventDisableTiming)) return noted(cudaErrorInvalidValue);
-  *event = new CUevent_st{current_device(), (flags & cudaEventDisableTiming) == 0, nullptr};
+  *event = new CUevent_st{current_device(), (flags & cudaEventDisableTiming) == 0, nullptr, nullptr};
   m.events.insert(*event);
   return cudaSuccess;
 }
@@ -43,6 +43,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
   if (!m.streams.contains(stream)) return noted(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = m.may_wait(stream); error != cudaSuccess) return noted(error);
   m.drain(stream);
   m.streams.erase(stream);
   const cudaError_t error = m.unusable(stream->device);
@@ -55,6 +56,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   CUstream_st* stream = m.stream(handle);
   if (stream == nullptr) return noted(m.devices.empty() ? cudaErrorNoDevice : cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = m.fault("synchronize"); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_wait(stream); error != cudaSuccess) return noted(error);
   m.keep_in_step(stream);
   m.drain(stream);
   return noted(m.unusable(stream->device));
@@ -64,6 +66,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   const std::lock_guard lock(m.mutex);
   CUstream_st* stream = m.stream(handle);
   if (stream == nullptr) return noted(m.devices.empty() ? cudaErrorNoDevice : cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = m.may_wait(stream); error != cudaSuccess) return noted(error);
   for (int i = 0; i < kStepsOfQuery && !stream->queue.empty(); ++i) m.step(stream);
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
   return noted(stream->queue.empty() ? cudaSuccess : cudaErrorNotReady);
@@ -76,11 +79,17 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("wait"); error != cudaSuccess) return noted(error);
   if (flags != 0) return noted(cudaErrorInvalidValue);
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return noted(error);
+  if (stream->capture || event->capture) {
+    if (stream->capture == event->capture || (event->record == nullptr && event->capture == nullptr)) {
+      return cudaSuccess;  // it comes after that anyhow
+    }
+    // Into the capture from outside. CUDA lets a capture go on in a stream that waits for it; this stand-in doesn't.
+    if (stream->capture) stream->capture->broken = true;
+    if (event->capture) event->capture->broken = true;
+    return noted(cudaErrorStreamCaptureIsolation);
+  }
   if (event->record != nullptr && !event->record->done) m.enqueue(stream, {nullptr, event->record, nullptr});
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  *status = cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t handle, void (*function)(void*), void* data) {
@@ -89,6 +98,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, void (*function)(void*), voi
   CUstream_st* stream = m.stream(handle);
   if (stream == nullptr) return noted(cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return noted(error);
   m.enqueue(stream, {[=] { function(data); }, nullptr, nullptr});
   return cudaSuccess;
 }
@@ -112,6 +122,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
   }
   if (const cudaError_t error = m.unusable(stream->device); error != cudaSuccess) return noted(error);
   if (const cudaError_t error = m.fault("record"); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return noted(error);
+  event->capture = stream->capture;
+  if (stream->capture) {
+    event->record = nullptr;
+    return cudaSuccess;
+  }
   event->record = std::make_shared<Record>(Record{stream, false, {}});
   m.enqueue(stream, {nullptr, nullptr, event->record});
   return cudaSuccess;
@@ -120,6 +136,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   Machine& m = machine();
   const std::lock_guard lock(m.mutex);
   if (!m.events.contains(event)) return noted(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = m.may_wait(event); error != cudaSuccess) return noted(error);
   if (event->record == nullptr) return cudaSuccess;
   for (int i = 0; i < kStepsOfQuery && !event->record->done; ++i) m.step(event->record->stream);
   if (const cudaError_t error = m.unusable(event->device); error != cudaSuccess) return noted(error);
@@ -130,6 +147,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   const std::lock_guard lock(m.mutex);
   if (!m.events.contains(event)) return noted(cudaErrorInvalidResourceHandle);
   if (const cudaError_t error = m.fault("synchronize"); error != cudaSuccess) return noted(error);
+  if (const cudaError_t error = m.may_wait(event); error != cudaSuccess) return noted(error);
   if (event->record != nullptr) m.reach(*event->record);
   return noted(m.unusable(event->device));
 }

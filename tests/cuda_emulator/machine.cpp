@@ -105,6 +105,7 @@ void Machine::keep_in_step(CUstream_st* stream) {
 }
 
 void Machine::enqueue(CUstream_st* stream, Work work) {
+  if (stream->capture) return stream->capture->nodes.push_back(std::move(work.run));
   keep_in_step(stream);
   stream->queue.push_back(std::move(work));
   while (stream->queue.size() > kWaiting) step(stream);
@@ -205,6 +206,7 @@ void enqueue(cudaStream_t handle, dim3 grid, dim3 block, std::size_t shared, boo
     return static_cast<void>(noted(cudaErrorInvalidConfiguration));
   }
   if (shared > 48 * 1024) return static_cast<void>(noted(cudaErrorInvalidValue));
+  if (const cudaError_t error = m.may_enqueue(stream); error != cudaSuccess) return static_cast<void>(noted(error));
   const cudaError_t fault = m.fault("launch");
   if (fault != cudaSuccess && !loses_context(fault)) return static_cast<void>(noted(fault));
   m.enqueue(stream, {[=, body = std::move(body), pointers = std::move(pointers)] {

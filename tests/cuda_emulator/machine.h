@@ -7,8 +7,9 @@
 //   HALFSTEP_CUDA_EMULATED_PROTECT  0: the host may touch the devices' memory, as a debugger likes it
 //   HALFSTEP_CUDA_EMULATED_WITHOUT_CUBLASLT  any value: cuBLASLt takes no product (cublas_lt.cpp)
 //   HALFSTEP_CUDA_EMULATED_FAULTS   failures, CALL:NUMBER=ERROR,...: the NUMBERth call of CALL (launch, malloc, host,
-//                                   memcpy, memset, stream, event, record, wait, synchronize) fails with cudaError
-//                                   ERROR. Errors that lose the context come when the work runs, and stay.
+//                                   memcpy, memset, stream, event, record, wait, synchronize, and of graphs capture,
+//                                   instantiate, graph) fails with cudaError ERROR. Errors that lose the context come
+//                                   when the work runs, and stay. A capture that fails was broken off before its end.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace hscuda::emulator {
@@ -36,6 +38,14 @@ struct Record {
 struct Work {
   std::function<void()> run;
   std::shared_ptr<Record> wait, reached;
+};
+
+/// Work of a stream that is recorded, not run. It becomes a graph unless something breaks it off.
+struct Capture {
+  cudaStreamCaptureMode mode;
+  std::thread::id thread;
+  bool broken = false;
+  std::vector<std::function<void()>> nodes;
 };
 
 struct Allocation {
@@ -58,12 +68,19 @@ struct CUstream_st {
   bool blocking;  ///< runs in step with the legacy default stream
   int priority;
   std::deque<hscuda::emulator::Work> queue;
+  std::shared_ptr<hscuda::emulator::Capture> capture = nullptr;
 };
 struct CUevent_st {
   int device;
   bool timing;
   std::shared_ptr<hscuda::emulator::Record> record;
+  std::shared_ptr<hscuda::emulator::Capture> capture = nullptr;  ///< where it was recorded last, if in one
 };
+struct CUgraph_st {
+  int device;
+  std::vector<std::function<void()>> nodes;
+};
+struct CUgraphExec_st : CUgraph_st {};
 struct CUmemPoolHandle_st {
   int device;
   uint64_t threshold = 0;
@@ -79,6 +96,8 @@ class Machine {
   std::size_t memory = 0;  ///< bytes of a device
   std::set<CUstream_st*> streams;
   std::set<CUevent_st*> events;
+  std::set<CUgraph_st*> graphs;
+  std::set<CUgraphExec_st*> executables;
   std::vector<std::unique_ptr<CUmemPoolHandle_st>> pools;
   std::map<uintptr_t, Allocation> allocations;
 
@@ -98,6 +117,17 @@ class Machine {
   void drain_device(int device);
   /// What a stream of the legacy kind must see done before it gets more work.
   void keep_in_step(CUstream_st* stream);
+
+  // Captures (api_graph.cpp). What CUDA forbids breaks off those that it concerns, and returns the error of the call.
+  /// Before work is put into a stream.
+  cudaError_t may_enqueue(CUstream_st* stream);
+  /// Before a call that a graph couldn't repeat, such as cudaMalloc: by the mode of the thread and those of captures.
+  cudaError_t may_call();
+  /// Before the host waits for a stream, asks about it, or destroys it; and for all of a device.
+  cudaError_t may_wait(CUstream_st* stream);
+  cudaError_t may_wait(int device);
+  /// The same for an event.
+  cudaError_t may_wait(CUevent_st* event);
 
   /// The allocation that an address lies in, or ends at; null if it's none of ours.
   const Allocation* find(const void* pointer, uintptr_t* begin = nullptr) const;

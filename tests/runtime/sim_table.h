@@ -2,7 +2,6 @@
 // The simulated accelerator's table, as a host sees it, without any of Halfstep between: for the tests of the plug-in.
 #pragma once
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -15,33 +14,17 @@
 
 #include "halfstep/backends/sim/sim.h"
 #include "halfstep/runtime/plugin.h"
-#include "halfstep/runtime/plugin_loader.h"
+#include "tests/runtime/opened_plugin.h"
 
 namespace halfstep::test {
 
 /// The table of the library at HALFSTEP_SIM_PLUGIN, opened once for the whole program.
 inline const halfstep_plugin_table& sim() {
-  static const halfstep_plugin_table* table = [] {
-    void* library = dlopen(HALFSTEP_SIM_PLUGIN, RTLD_NOW | RTLD_LOCAL);
-    if (library == nullptr) throw std::runtime_error(dlerror());
-    const auto open = reinterpret_cast<halfstep_plugin_fn>(dlsym(library, HALFSTEP_PLUGIN_SYMBOL));
-    static const halfstep_host host = {sizeof(halfstep_host),
-                                       HALFSTEP_PLUGIN_MAJOR,
-                                       HALFSTEP_PLUGIN_MINOR,
-                                       "test",
-                                       [](int32_t, const char* text) { ADD_FAILURE() << text; },
-                                       plugin_host().cpu_kernel};
-    return open(&host);
-  }();
-  return *table;
+  static const halfstep_plugin_table& table = opened_plugin(HALFSTEP_SIM_PLUGIN);
+  return table;
 }
 
-inline halfstep_error last_error() {
-  halfstep_error error = {};
-  error.size = sizeof error;
-  sim().error(&error);
-  return error;
-}
+inline halfstep_error last_error() { return taken_error(sim()); }
 inline bool order(const char* faults) {
   return reinterpret_cast<halfstep_sim_order_fault_fn>(sim().extension("sim_order_fault"))(faults) == 0;
 }

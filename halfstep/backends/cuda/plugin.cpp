@@ -7,18 +7,22 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "host/device.h"
 #include "host/errors.h"
+#include "host/graph.h"
 #include "host/kernel.h"
 #include "libraries/collectives.h"
 
 namespace hscuda {
 namespace {
 
+using graphs::Unrecorded;
 using halfstep_plugin_helpers::answer;
 using halfstep_plugin_helpers::guarded;
 using halfstep_plugin_helpers::take_error;
@@ -45,6 +49,7 @@ halfstep_status with_device(int32_t index, F&& f) {
     Device* device = device_at(index);
     if (device == nullptr) return HALFSTEP_FAILED;
     if (const auto status = device->use()) return status;
+    const Unrecorded unrecorded;
     return f(*device);
   });
 }
@@ -75,7 +80,7 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
 }
 
 halfstep_status synchronize(int32_t index) {
-  return with_device(index, [](Device& d) { return waited(d, cudaDeviceSynchronize(), "cudaDeviceSynchronize"); });
+  return with_device(index, [](Device& d) { return waited(d, d.wait(), "waiting for all queues"); });
 }
 
 // --- memory
@@ -132,6 +137,7 @@ halfstep_status host_allocate(uint64_t bytes, void** data) {
   *data = nullptr;
   return guarded([&] {
     use_any();
+    const Unrecorded unrecorded;
     return check(cudaHostAlloc(data, bytes, cudaHostAllocPortable), "cudaHostAlloc");
   });
 }
@@ -139,6 +145,7 @@ halfstep_status host_allocate(uint64_t bytes, void** data) {
 halfstep_status host_deallocate(void* data, uint64_t) {
   return guarded([&] {
     use_any();
+    const Unrecorded unrecorded;
     return check(cudaFreeHost(data), "cudaFreeHost");
   });
 }
@@ -150,6 +157,7 @@ halfstep_status copy(halfstep_queue* handle, void* destination, const void* sour
     const Queue& queue = queue_of(handle);
     Device& device = *queue.device;
     if (const auto status = device.use()) return status;
+    if (const auto status = queue.refuse_while_recording("copy")) return status;
     if (bytes == 0) return HALFSTEP_OK;
     constexpr cudaMemcpyKind kKinds[] = {cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
     if (kind < HALFSTEP_COPY_TO_DEVICE || kind > HALFSTEP_COPY_ON_DEVICE) {
@@ -170,6 +178,7 @@ halfstep_status copy_peer(halfstep_queue* handle, int32_t to_index, void* destin
     if (to == nullptr) return HALFSTEP_FAILED;
     if (const auto status = to->use()) return status;
     if (const auto status = queue.device->use()) return status;
+    if (const auto status = queue.refuse_while_recording("copy_peer")) return status;
     if (bytes == 0) return HALFSTEP_OK;
     to->show_memory_to(*queue.device);
     queue.device->show_memory_to(*to);
@@ -188,23 +197,35 @@ halfstep_status queue_create(int32_t index, int32_t priority, halfstep_queue** q
     if (const auto status =
             device.check(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange"))
       return status;
-    auto made = std::make_unique<Queue>(Queue{&device, nullptr});
+    auto made = std::make_shared<Queue>(&device);
     const int wanted = std::max(lowest - priority, highest);
     if (const auto status = device.check(cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, wanted),
                                          "cudaStreamCreateWithPriority"))
       return status;
-    *queue = reinterpret_cast<halfstep_queue*>(made.release());
+    if (const auto status =
+            device.check(cudaEventCreateWithFlags(&made->place, cudaEventDisableTiming), "cudaEventCreateWithFlags"))
+      return status;
+    *queue = reinterpret_cast<halfstep_queue*>(made.get());
+    device.add(std::move(made));
     return HALFSTEP_OK;
   });
 }
 
 halfstep_status queue_destroy(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
-    const std::unique_ptr<Queue> queue(&queue_of(handle));
-    Device& device = *queue->device;
+    Device& device = *queue_of(handle).device;
+    // Another thread that waits for the GPU may hold it a little longer.
+    const std::shared_ptr<Queue> queue = device.remove(&queue_of(handle));
+    if (queue->recording) {
+      halfstep_graph* graph = nullptr;
+      if (graphs::end(handle, &graph) == HALFSTEP_OK) graphs::destroy(graph);
+    }
     if (const auto status = device.use()) return status;
+    const Unrecorded unrecorded;
     const halfstep_status status = waited(device, cudaStreamSynchronize(queue->stream), "cudaStreamSynchronize");
-    const halfstep_status destroyed = device.check(cudaStreamDestroy(queue->stream), "cudaStreamDestroy");
+    const std::lock_guard lock(queue->mutex);
+    const halfstep_status destroyed =
+        device.check(cudaStreamDestroy(std::exchange(queue->stream, nullptr)), "cudaStreamDestroy");
     return status != HALFSTEP_OK ? status : destroyed;
   });
 }
@@ -213,6 +234,8 @@ halfstep_status queue_synchronize(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     const Queue& queue = queue_of(handle);
     if (const auto status = queue.device->use()) return status;
+    if (const auto status = queue.refuse_while_recording("queue_synchronize")) return status;
+    const Unrecorded unrecorded;
     return waited(*queue.device, cudaStreamSynchronize(queue.stream), "cudaStreamSynchronize");
   });
 }
@@ -228,6 +251,8 @@ halfstep_status queue_query(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     const Queue& queue = queue_of(handle);
     if (const auto status = queue.device->use()) return status;
+    if (const auto status = queue.refuse_while_recording("queue_query")) return status;
+    const Unrecorded unrecorded;
     return answered(*queue.device, cudaStreamQuery(queue.stream), "cudaStreamQuery");
   });
 }
@@ -236,6 +261,7 @@ halfstep_status queue_wait(halfstep_queue* handle, halfstep_event* event) {
   return guarded([&]() -> halfstep_status {
     const Queue& queue = queue_of(handle);
     if (const auto status = queue.device->use()) return status;
+    if (const auto status = queue.refuse_while_recording("queue_wait")) return status;
     return queue.device->check(cudaStreamWaitEvent(queue.stream, event_of(event).event, 0), "cudaStreamWaitEvent");
   });
 }
@@ -258,6 +284,7 @@ halfstep_status event_destroy(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const std::unique_ptr<Event> event(&event_of(handle));
     if (const auto status = event->device->use()) return status;
+    const Unrecorded unrecorded;
     return event->device->check(cudaEventDestroy(event->event), "cudaEventDestroy");
   });
 }
@@ -266,6 +293,7 @@ halfstep_status event_record(halfstep_event* handle, halfstep_queue* queue) {
   return guarded([&]() -> halfstep_status {
     Device& device = *queue_of(queue).device;
     if (const auto status = device.use()) return status;
+    if (const auto status = queue_of(queue).refuse_while_recording("event_record")) return status;
     return device.check(cudaEventRecord(event_of(handle).event, queue_of(queue).stream), "cudaEventRecord");
   });
 }
@@ -274,6 +302,7 @@ halfstep_status event_query(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const Event& event = event_of(handle);
     if (const auto status = event.device->use()) return status;
+    const Unrecorded unrecorded;
     return answered(*event.device, cudaEventQuery(event.event), "cudaEventQuery");
   });
 }
@@ -282,6 +311,7 @@ halfstep_status event_synchronize(halfstep_event* handle) {
   return guarded([&]() -> halfstep_status {
     const Event& event = event_of(handle);
     if (const auto status = event.device->use()) return status;
+    const Unrecorded unrecorded;
     return waited(*event.device, cudaEventSynchronize(event.event), "cudaEventSynchronize");
   });
 }
@@ -311,6 +341,7 @@ void set_float32_precision(int32_t precision) { allow_tf32(precision != 0); }
 void* extension(const char* name) {
   const std::string_view which = name;
   if (which == "set_float32_precision") return reinterpret_cast<void*>(set_float32_precision);
+  if (which == "graph_launches" && graphs::wanted()) return reinterpret_cast<void*>(graphs::launches);
   // `halfstep devices` says of a GPU that its self-check never passed that it is untested.
   static char yes[] = "yes";
   if (which == "needs_check") return yes;
@@ -364,14 +395,14 @@ const halfstep_plugin_table& table() {
       .extension = extension,
       // The driver cleans up after the process; calls at its end may come after CUDA has gone.
       .shutdown = nullptr,
-      // Profiles and graphs come when they can be tried on a GPU.
+      // Profiles come when they can be tried on a GPU.
       .profile_start = nullptr,
       .profile_stop = nullptr,
       .profile_read = nullptr,
-      .graph_begin = nullptr,
-      .graph_end = nullptr,
-      .graph_launch = nullptr,
-      .graph_destroy = nullptr,
+      .graph_begin = graphs::wanted() ? graphs::begin : nullptr,
+      .graph_end = graphs::wanted() ? graphs::end : nullptr,
+      .graph_launch = graphs::wanted() ? graphs::launch : nullptr,
+      .graph_destroy = graphs::wanted() ? graphs::destroy : nullptr,
       .group_id = collectives::group_id,
       .group_create = collectives::group_create,
       .group_destroy = collectives::group_destroy,

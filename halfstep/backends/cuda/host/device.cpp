@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host/device.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -86,11 +87,12 @@ halfstep_status Device::prepare() {
   if (const auto status =
           check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, ordinal), "cudaDeviceGetAttribute"))
     return status;
-  if (pools != 0 && memory_stream == nullptr) {
+  if (own_stream == nullptr) {
     if (const auto status =
-            check(cudaStreamCreateWithFlags(&memory_stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"))
+            check(cudaStreamCreateWithFlags(&own_stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"))
       return status;
   }
+  if (pools != 0) memory_stream = own_stream;
   ready_.store(true, std::memory_order_release);
   last_ready().store(this, std::memory_order_release);
   return HALFSTEP_OK;
@@ -129,8 +131,9 @@ halfstep_status Device::outcome() {
   const Fault found = *fault;
   ready.store(0, std::memory_order_release);
   // From here on kernels may report again: not before the fill is done, which its call's return doesn't mean.
-  if (const auto status = check(cudaMemset(fault->claim, 0, sizeof(unsigned)), "cudaMemset")) return status;
-  if (const auto status = check(cudaDeviceSynchronize(), "cudaDeviceSynchronize")) return status;
+  if (const auto status = check(cudaMemsetAsync(fault->claim, 0, sizeof(unsigned), own_stream), "cudaMemsetAsync"))
+    return status;
+  if (const auto status = check(cudaStreamSynchronize(own_stream), "cudaStreamSynchronize")) return status;
   switch (found.code) {
     case kIndex:
       if (found.high < found.low) {
@@ -150,6 +153,49 @@ halfstep_status Device::outcome() {
     default:
       return fail(HALFSTEP_FAILED, found.call, "a kernel reported fault %d", found.code);
   }
+}
+
+cudaError_t Device::wait() {
+  std::vector<std::shared_ptr<Queue>> all;
+  {
+    const std::lock_guard lock(queues_mutex_);
+    all = queues_;
+  }
+  for (const auto& queue : all) {
+    {
+      const std::lock_guard lock(queue->mutex);
+      if (queue->stream == nullptr) continue;
+      // Where it records, its place is where it began to: behind that nothing is done before the graph is launched.
+      if (!queue->recording) {
+        if (const cudaError_t error = cudaEventRecord(queue->place, queue->stream); error != cudaSuccess) return error;
+      }
+    }
+    if (const cudaError_t error = cudaEventSynchronize(queue->place); error != cudaSuccess) return error;
+  }
+  return cudaStreamSynchronize(own_stream);
+}
+
+void Device::add(std::shared_ptr<Queue> queue) {
+  const std::lock_guard lock(queues_mutex_);
+  queues_.push_back(std::move(queue));
+}
+
+std::shared_ptr<Queue> Device::remove(const Queue* queue) {
+  const std::lock_guard lock(queues_mutex_);
+  const auto found = std::find_if(queues_.begin(), queues_.end(), [&](const auto& q) { return q.get() == queue; });
+  std::shared_ptr<Queue> removed = std::move(*found);
+  queues_.erase(found);
+  return removed;
+}
+
+Queue::~Queue() {
+  if (place != nullptr && cudaEventDestroy(place) != cudaSuccess) cudaGetLastError();
+  if (stream != nullptr && cudaStreamDestroy(stream) != cudaSuccess) cudaGetLastError();
+}
+
+halfstep_status Queue::refuse_while_recording(const char* what) const {
+  if (!recording.load(std::memory_order_relaxed)) return HALFSTEP_OK;
+  return fail(HALFSTEP_FAILED, 0, "%s: the queue's work is being recorded into a graph, which can't hold this", what);
 }
 
 void log(int32_t level, const std::string& text) {

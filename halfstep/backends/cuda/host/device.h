@@ -9,6 +9,8 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "halfstep/runtime/plugin.h"
 
@@ -16,6 +18,7 @@ namespace hscuda {
 
 class Blas;
 class Dnn;
+struct Queue;
 
 /// What a kernel found wrong with values, which the host can't see: the first of them since it was last asked for. Lies
 /// in host memory that the GPU writes to.
@@ -48,6 +51,8 @@ class Device {
   Fault* fault = nullptr;         ///< as the host sees it
   Fault* device_fault = nullptr;  ///< as kernels see it
   std::atomic<bool> lost{false};
+  /// For what belongs to no queue.
+  cudaStream_t own_stream = nullptr;
   /// Allocations are ordered here, so that giving memory back doesn't wait for the whole GPU. Null: there are no pools.
   cudaStream_t memory_stream = nullptr;
 
@@ -67,6 +72,13 @@ class Device {
   /// wait.
   halfstep_status outcome();
 
+  /// Waits for the work of all queues, one by one: what waits for the GPU as a whole breaks off what any thread records
+  /// into a graph. Of a queue that records, for the work from before.
+  cudaError_t wait();
+  /// A queue that wait() waits for, and one that it doesn't any more.
+  void add(std::shared_ptr<Queue> queue);
+  std::shared_ptr<Queue> remove(const Queue* queue);
+
   /// The matrix library on this device, opened at its first use; null when it can't be (the failure is noted). In
   /// blas.cpp.
   Blas* blas();
@@ -83,12 +95,30 @@ class Device {
   std::shared_ptr<Dnn> dnn_;
   bool dnn_tried_ = false;
   std::set<int> shown_to_;  // ordinals
+  std::mutex queues_mutex_;
+  std::vector<std::shared_ptr<Queue>> queues_;
 };
 
 /// A stream, behind halfstep_queue.
 struct Queue {
-  Device* device;
-  cudaStream_t stream;
+  explicit Queue(Device* device) : device(device) {}
+  ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  Device* const device;
+  cudaStream_t stream = nullptr;  ///< null once the queue is destroyed
+  cudaEvent_t place = nullptr;    ///< up to where Device::wait() waits
+  std::mutex mutex;               ///< of the two above and of what begins to record, for Device::wait()
+  /// Between graph_begin and graph_end: what is enqueued becomes part of a graph.
+  std::atomic<bool> recording{false};
+  std::vector<std::shared_ptr<const void>> kept;  ///< what that graph needs for as long as it may be launched
+
+  void keep(std::shared_ptr<const void> part) {
+    if (recording.load(std::memory_order_relaxed)) kept.push_back(std::move(part));
+  }
+  /// HALFSTEP_FAILED, noted, while it records, which `what` can't be part of.
+  halfstep_status refuse_while_recording(const char* what) const;
 };
 
 /// Finds the GPUs; none without a driver. Called once, before everything else. The host, which log() speaks through,

@@ -79,7 +79,10 @@ halfstep_status convolve(Call& call, const ConvCall& conv) {
     const char* why = nullptr;
     const int count = plan_convolution(conv, {.tf32 = tf32_allowed(), .compile = dnn->compiles()}, ways, &why);
     for (int i = 0; i < count; ++i) {
-      if (const auto plan = dnn->plan(ways[i].problem)) return run(call, conv, *dnn, ways[i], *plan);
+      if (const auto plan = dnn->plan(ways[i].problem)) {
+        call.queue().keep(plan);  // kernels that cuDNN compiled go with it
+        return run(call, conv, *dnn, ways[i], *plan);
+      }
     }
   }
   return convolve_directly(call, conv);

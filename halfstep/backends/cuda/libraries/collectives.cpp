@@ -117,13 +117,14 @@ halfstep_status enqueue(halfstep_group* handle, halfstep_queue* queue_handle, co
     const Nccl* const n = nccl();
     if (n == nullptr) return HALFSTEP_FAILED;
     Group& group = group_of(handle);
+    const Queue& queue = *reinterpret_cast<Queue*>(queue_handle);
+    if (queue.recording) return fail(HALFSTEP_UNSUPPORTED, 0, "%s: graphs hold no collectives here", what);
     const ncclComm_t communicator = group.communicator;
     if (communicator == nullptr) return fail(HALFSTEP_FAILED, 0, "%s: the group was aborted", what);
     if (const auto status = group.device->use()) return status;
     // A rank that has gone is noticed here, not by a hang.
     if (const auto status = async_error(*n, communicator, what)) return status;
-    const auto stream = reinterpret_cast<Queue*>(queue_handle)->stream;
-    return check(*n, f(*n, communicator, stream), communicator, what);
+    return check(*n, f(*n, communicator, queue.stream), communicator, what);
   } catch (const std::exception& e) {
     return fail(HALFSTEP_FAILED, 0, "%s: %s", what, e.what());
   }
