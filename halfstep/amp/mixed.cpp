@@ -48,7 +48,7 @@ void warn(const Op& op, std::span<const Tensor* const> inputs, DType dtype) {
                   op.name, given));
 }
 
-[[maybe_unused]] const bool installed = (halfstep::detail::mixed_hook() = warn, true);
+[[maybe_unused]] const bool warning_installed = (halfstep::detail::mixed_hook() = warn, true);
 
 }  // namespace
 

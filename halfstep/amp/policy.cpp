@@ -29,6 +29,7 @@ constexpr Row kLowerPrecision[] = {
     {"mv", kProduct},
     {"matmul", kProduct},
     {"linear", kProduct},
+    {"linear_weight_only", "matrix product: its result in 16 bits; weights are integers, scales and sums float32"},
     {"addmm", kProduct},
     {"addmv", kProduct},
     {"addr", kProduct},
@@ -265,6 +266,11 @@ constexpr Row kQuantization[] = {
     {"pact", kExact},
     {"quantize", "gives integers, and computes in float32"},
     {"dequantize", "the caller named the dtype"},
+    {"conv2d_int8", "integers, or rounded to the dtype that the caller named"},
+    {"linear_int8", "integers, or rounded to the dtype that the caller named"},
+    {"add_int8", "integers, or rounded to the dtype that the caller named"},
+    {"mean_int8", "integers, or rounded to the dtype that the caller named"},
+    {"lookup_int8", "only moves values"},
     {"quantization_parameters", "reads ranges, which are float32, and gives a float32 scale"},
 };
 

@@ -9,6 +9,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/fold_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/observer.h"
@@ -17,6 +18,31 @@
 #include "halfstep/ops/view.h"
 
 namespace halfstep::nn {
+namespace detail {
+
+// In float64, so that the new weights are rounded once.
+NormFactors norm_factors(const ConstantNorm& norm, const Tensor& bias) {
+  const NoGrad no_grad;
+  const auto wide = [](const Tensor& t) { return t.to(f64); };
+  Tensor factor = rsqrt(wide(norm.running_var) + norm.eps);
+  if (norm.weight.defined()) factor = factor * wide(norm.weight);
+  Tensor shift = neg(wide(norm.running_mean));
+  if (bias.defined()) shift = shift + wide(bias);
+  shift = shift * factor;
+  if (norm.bias.defined()) shift = shift + wide(norm.bias);
+  return {factor, shift};
+}
+
+FoldedWeights folded_weights(const Tensor& weight, const Tensor& bias, const ConstantNorm& norm) {
+  const NoGrad no_grad;
+  const auto [factor, shift] = norm_factors(norm, bias);
+  Shape per_output = Shape::filled(weight.dim(), 1);
+  per_output[0] = weight.size(0);
+  return {(weight.to(f64) * factor.view(per_output)).to(weight.dtype()), shift.to(weight.dtype())};
+}
+
+}  // namespace detail
+
 namespace {
 
 void check_pair(const ConvBase& conv, const BatchNormBase& norm) {
@@ -29,23 +55,16 @@ void check_pair(const ConvBase& conv, const BatchNormBase& norm) {
   }
 }
 
-// In float64, so that the new weights are rounded once.
 void fold_into(ConvBase& conv, const BatchNormBase& norm) {
-  const NoGrad no_grad;
-  const auto wide = [](const Tensor& t) { return t.to(f64); };
-  Tensor scale = rsqrt(wide(norm.running_var) + norm.options.eps);
-  if (norm.weight.defined()) scale = scale * wide(norm.weight);
-  Tensor shift = neg(wide(norm.running_mean));
-  if (conv.bias.defined()) shift = shift + wide(conv.bias);
-  shift = shift * scale;
-  if (norm.bias.defined()) shift = shift + wide(norm.bias);
-  Shape per_output = Shape::filled(conv.weight.dim(), 1);
-  per_output[0] = conv.options.out;
-  const DType dtype = conv.weight.dtype();
   const bool trained = conv.weight.requires_grad();
-  const auto kept = [&](const Tensor& t) { return t.to(dtype).detach().requires_grad_(trained); };
-  conv.weight = kept(wide(conv.weight) * scale.view(per_output));
-  conv.bias = kept(shift);
+  const detail::FoldedWeights folded = detail::folded_weights(conv.weight, conv.bias,
+                                                              {.weight = norm.weight,
+                                                               .bias = norm.bias,
+                                                               .running_mean = norm.running_mean,
+                                                               .running_var = norm.running_var,
+                                                               .eps = norm.options.eps});
+  conv.weight = folded.weight.detach().requires_grad_(trained);
+  conv.bias = folded.bias.detach().requires_grad_(trained);
   conv.options.bias = true;
 }
 

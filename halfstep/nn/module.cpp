@@ -13,6 +13,7 @@
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/nn/members_internal.h"
+#include "halfstep/nn/weight_only_internal.h"
 
 namespace halfstep::nn {
 namespace {
@@ -437,14 +438,20 @@ EvalMode::~EvalMode() {
 void replace_contents(const Tensor& tensor, const Tensor& contents) {
   check_defined(tensor, "replace_contents", "a tensor");
   check_defined(contents, "replace_contents", "contents");
+  if (tensor.sizes() != contents.sizes()) {
+    fail<ShapeError>("replace_contents: expected {}, got {}", tensor.sizes().str(), contents.sizes().str());
+  }
+  detail::replace_tensor(tensor, contents);
+}
+
+void detail::replace_tensor(const Tensor& tensor, const Tensor& contents) {
   TensorImpl& to = *tensor.impl();
   const TensorImpl& from = *contents.impl();
-  if (to.sizes != from.sizes) {
-    fail<ShapeError>("replace_contents: expected {}, got {}", to.sizes.str(), from.sizes.str());
-  }
-  const bool fits = to.dtype == from.dtype && to.storage->device() == from.storage->device();
+  const bool fits = to.dtype == from.dtype && to.storage->device() == from.storage->device() && to.sizes == from.sizes;
   to.storage = from.storage;
   to.offset = from.offset;
+  to.sizes = from.sizes;
+  to.numel = from.numel;
   to.strides = from.strides;
   to.dtype = from.dtype;
   to.contiguous = from.contiguous;

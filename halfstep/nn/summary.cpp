@@ -170,10 +170,34 @@ std::string megabytes(std::uint64_t n) {
   return n == 0 ? "" : fmt::format("{:.{}f}", static_cast<double>(n) / 1e6, n < 100'000 ? 4 : 2);
 }
 
+// Modules that are attached have parts named after modules, for what those give (`layer1.0.bn1`), and after their
+// tensors (`fc.weight`): these move into the rows of the modules.
+void fold_attached(const ModuleBase& module, std::vector<SummaryRow>& rows) {
+  const auto row_at = [&](std::string_view path) {
+    return std::find_if(rows.begin(), rows.end(), [&](const SummaryRow& r) { return r.path == path; });
+  };
+  for (const auto& [name, part] : module.children()) {
+    if (!module.attached(name)) continue;
+    for (const auto& [of, what] : part->children()) {
+      auto row = row_at(of);
+      std::string tensor = "output";
+      if (row == rows.end()) {
+        const std::size_t dot = of.rfind('.');
+        row = row_at(dot == std::string::npos ? "" : std::string_view(of).substr(0, dot));
+        tensor = dot == std::string::npos ? of : of.substr(dot + 1);
+      }
+      if (row == rows.end()) continue;
+      const std::string how = what->describe();
+      row->attached += fmt::format("{}{} {}", row->attached.empty() ? "" : ", ", tensor, how.substr(0, how.find(',')));
+      std::erase_if(rows, [&, path = name + "." + of](const SummaryRow& r) { return inside(r.path, path); });
+    }
+  }
+}
+
 using Cells = std::vector<std::string>;
 
-// The first column to the left, and `lefts` more; the others to the right.
-std::string table(const std::vector<Cells>& rows, std::size_t lefts) {
+// The first column to the left, and `lefts` more, and those from `last_left` on; the others to the right.
+std::string table(const std::vector<Cells>& rows, std::size_t lefts, std::size_t last_left = 1000) {
   std::vector<std::size_t> widths(rows[0].size(), 0);
   for (const Cells& row : rows) {
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
@@ -182,8 +206,8 @@ std::string table(const std::vector<Cells>& rows, std::size_t lefts) {
   for (std::size_t r = 0; r < rows.size(); ++r) {
     std::string line;
     for (std::size_t i = 0; i < rows[r].size(); ++i) {
-      line +=
-          i <= lefts ? fmt::format("{:<{}}  ", rows[r][i], widths[i]) : fmt::format("{:>{}}  ", rows[r][i], widths[i]);
+      const bool left = i <= lefts || i >= last_left;
+      line += left ? fmt::format("{:<{}}  ", rows[r][i], widths[i]) : fmt::format("{:>{}}  ", rows[r][i], widths[i]);
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
     if (r > 0) continue;
@@ -226,10 +250,12 @@ Summary summary(const ModuleBase& module, const std::function<void()>& forward, 
     }
     made.rows.push_back(std::move(row));
   });
+  fold_attached(module, made.rows);
   return made;
 }
 
 std::string Summary::str(std::optional<int> depth) const {
+  constexpr std::size_t kNumbered = 8;  // columns before that of attached modules
   std::vector<Cells> cells = {{"module", "kind", "output", "dtype", "parameters", "multiply-adds", "saved f32, MB",
                                fmt::format("{}, MB", name(low))}};
   for (const SummaryRow& r : rows) {
@@ -244,7 +270,14 @@ std::string Summary::str(std::optional<int> depth) const {
                      megabytes(r.saved_float32), megabytes(r.saved_low)});
   }
   if (cells.size() > 1) cells[1][0] = "(network)";
-  std::string text = table(cells, 1) + '\n';
+  if (std::any_of(rows.begin(), rows.end(), [](const SummaryRow& r) { return !r.attached.empty(); })) {
+    cells[0].emplace_back("attached");
+    std::size_t i = 1;
+    for (const SummaryRow& r : rows) {
+      if (!depth || r.depth <= *depth) cells[i++].push_back(r.attached);
+    }
+  }
+  std::string text = table(cells, 1, kNumbered) + '\n';
   if (rows.empty()) return text;
   const SummaryRow& all = rows[0];
   const double share =

@@ -31,6 +31,9 @@ struct SummaryRow {
   std::int64_t multiply_adds = 0;   ///< of a forward pass
   std::uint64_t saved_float32 = 0;  ///< bytes kept for the backward pass in float32, memory that is shared once
   std::uint64_t saved_low = 0;      ///< the same in 16 bits
+  /// What modules that are attached to the network (Module::attach) have for this one, such as its quantization:
+  /// `weight 8 bits, output 8 bits`. Their parts, which are named after it, have no rows of their own.
+  std::string attached = {};
 };
 
 /// See summary().

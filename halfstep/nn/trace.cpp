@@ -10,6 +10,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/tensor_impl.h"
+#include "halfstep/ops/create.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
 
@@ -44,7 +45,7 @@ class Tracer final : public OpObserver {
   // Reads are checked against the writes that were seen: memory that was written through one tensor isn't what another
   // one on it was before.
   int find(const Tensor& t) const {
-    const auto storage = memory_.find(t.storage().get());
+    const auto storage = memory_.find(t.storage()->id());
     if (storage == memory_.end()) return -1;
     const auto shown = storage->second.shown.find(geometry_of(t));
     if (shown == storage->second.shown.end() || shown->second.writes != storage->second.writes) return -1;
@@ -54,7 +55,7 @@ class Tracer final : public OpObserver {
   int lookup(const Tensor& t, const std::string& place) {
     if (!t.defined()) return -1;
     if (const int value = find(t); value >= 0) return value;
-    const auto storage = memory_.find(t.storage().get());
+    const auto storage = memory_.find(t.storage()->id());
     if (storage != memory_.end() && storage->second.computed) {
       fail<Error>("{}: {}: reads memory that was written in place through another view; a graph has no such writes",
                   who_, place);
@@ -77,20 +78,25 @@ class Tracer final : public OpObserver {
     const bool view = call.path == ExecutionPath::view;
     if (const int source = passes_through(call, c.inputs); source >= 0) {
       if (!view) written(*call.outputs[0]);
-      show(*call.outputs[0], source);
+      // A constant may lie in memory of its caller, as the values of tensor({...}) do: its copy stays.
+      const bool moved = !view && trace.values[static_cast<std::size_t>(source)].kind == Kind::constant;
+      show(*call.outputs[0], moved ? add(Kind::constant, *call.outputs[0]) : source);
       return;
     }
     const bool constant = !is_random(op) && std::all_of(c.inputs.begin(), c.inputs.end(), [&](int i) {
       return i < 0 || trace.values[static_cast<std::size_t>(i)].kind == Kind::constant;
     });
+    const bool follows_inputs = std::any_of(c.inputs.begin(), c.inputs.end(), [&](int i) {
+      return i >= 0 && made_[static_cast<std::size_t>(i)].of_inputs;
+    });
     for (const Tensor* t : call.outputs) {
       if (!view) written(*t);
-      const int value = add(constant ? Kind::constant : Kind::computed, *t);
+      const int value = add(constant ? Kind::constant : Kind::computed, *t, {}, follows_inputs);
       show(*t, value);
       c.outputs.push_back(value);
     }
     if (constant) return;
-    for (const Tensor* t : call.outputs) memory_[t->storage().get()].computed = true;
+    for (const Tensor* t : call.outputs) memory_[t->storage()->id()].computed = true;
     if (call.op && call.attributes) {
       const auto* bytes = static_cast<const unsigned char*>(call.attributes);
       c.attributes.assign(bytes, bytes + call.op->attributes_size);
@@ -98,22 +104,36 @@ class Tracer final : public OpObserver {
     trace.calls.push_back(std::move(c));
   }
 
-  int add(Kind kind, const Tensor& t, std::string name = {}) {
+  // `of_inputs`: its contents are not kept.
+  int add(Kind kind, const Tensor& t, std::string name = {}, bool of_inputs = false) {
     // A tensor of our own on the same memory: in-place forms may give their handle other memory later.
-    trace.values.push_back({.kind = kind, .tensor = t, .name = std::move(name)});
+    trace.values.push_back({.kind = kind, .tensor = of_inputs ? Tensor() : t, .name = std::move(name)});
+    made_.push_back({.storage = t.storage()->id(),
+                     .of_inputs = of_inputs || kind == Kind::input,
+                     .sizes = t.sizes(),
+                     .options = {.dtype = t.dtype(), .device = t.device()}});
     return static_cast<int>(trace.values.size()) - 1;
   }
   void show(const Tensor& t, int value) {
-    Memory& memory = memory_[t.storage().get()];
+    Memory& memory = memory_[t.storage()->id()];
     memory.shown[geometry_of(t)] = {value, memory.writes};
     TracedValue& v = trace.values[static_cast<std::size_t>(value)];
-    if (v.tensor.storage().get() == t.storage().get()) v.writes = memory.writes;
+    if (made_[static_cast<std::size_t>(value)].storage == t.storage()->id()) v.writes = memory.writes;
     memory.computed |= v.kind == Kind::input || v.kind == Kind::computed;
-    kept_.push_back(t);
   }
 
-  Trace finish() {
-    for (TracedValue& v : trace.values) v.overwritten = memory_[v.tensor.storage().get()].writes != v.writes;
+  // Outside of the observation: it makes tensors.
+  Trace finish(std::span<const Tensor> outputs) {
+    for (std::size_t i = 0; i < trace.values.size(); ++i) {
+      TracedValue& v = trace.values[i];
+      const Made& made = made_[i];
+      v.overwritten = memory_[made.storage].writes != v.writes;
+      if (!v.tensor.defined()) v.tensor = zeros({}, made.options).expand(made.sizes);
+    }
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      TracedValue& v = trace.values[static_cast<std::size_t>(trace.outputs[i])];
+      if (v.kind == Kind::computed && v.tensor.dtype() == outputs[i].dtype()) v.tensor = outputs[i];
+    }
     return std::move(trace);
   }
 
@@ -124,13 +144,20 @@ class Tracer final : public OpObserver {
     int value;
     std::uint64_t writes;  // of the memory, when it was shown
   };
+  // What a value was when it was made.
+  struct Made {
+    std::uint64_t storage;  // Storage::id()
+    bool of_inputs;         // follows from the network's inputs
+    Shape sizes;
+    TensorOptions options;
+  };
   struct Memory {
     std::uint64_t writes = 0;
     bool computed = false;  // holds what depends on the inputs or parameters
     std::map<Geometry, Shown> shown;
   };
 
-  void written(const Tensor& t) { ++memory_[t.storage().get()].writes; }
+  void written(const Tensor& t) { ++memory_[t.storage()->id()].writes; }
 
   // The value that the call's result is just another layout, place or precision of; -1 otherwise. Floating
   // dtypes count as one.
@@ -149,8 +176,8 @@ class Tracer final : public OpObserver {
 
   std::string_view who_;
   std::thread::id thread_ = std::this_thread::get_id();
-  std::unordered_map<const Storage*, Memory> memory_;
-  std::vector<Tensor> kept_;
+  std::unordered_map<std::uint64_t, Memory> memory_;  // by Storage::id()
+  std::vector<Made> made_;                            // by value
 };
 
 }  // namespace
@@ -177,7 +204,7 @@ Trace trace(const ModuleBase& module, const TracedForward& forward, std::vector<
     if (!t.defined()) fail<Error>("{}: expected defined outputs, got an undefined one", who);
     tracer.trace.outputs.push_back(tracer.lookup(t, "the output"));
   }
-  return tracer.finish();
+  return tracer.finish(outputs);
 }
 
 }  // namespace halfstep::nn

@@ -26,7 +26,9 @@ struct TracedValue {
     computed,   ///< the result of a call
   };
   Kind kind = Kind::constant;
-  Tensor tensor = {};        ///< kept, so that no other takes its memory
+  /// Its contents, and sizes, dtype and device. What is computed from the inputs has zeros for contents (one element,
+  /// repeated), unless it is an output: a run that kept all of it would need the memory of a training step.
+  Tensor tensor = {};
   std::string name = {};     ///< of a parameter or buffer, as in state_dict()
   std::uint64_t writes = 0;  ///< how often its memory had been written when it got its value
   bool overwritten = false;  ///< it was written again later

@@ -65,7 +65,13 @@
     want_scale, want_zero_point, dtype)                                                                               \
   S(QuantizationParametersAttributes, halfstep_quantization_parameters_attributes, quant_min, quant_max, symmetric,   \
     eps)                                                                                                              \
-  S(ObserveRangeAttributes, halfstep_observe_range_attributes, axis, averaging_constant)
+  S(ObserveRangeAttributes, halfstep_observe_range_attributes, axis, averaging_constant)                              \
+  S(Int8ProductAttributes, halfstep_int8_product_attributes, stride, padding, dilation, groups, input_scale,          \
+    input_zero_point, residual_scale, residual_zero_point, output_scale, output_zero_point, quant_min, quant_max,     \
+    activation, a, b, dtype)                                                                                          \
+  S(Int8GridAttributes, halfstep_int8_grid_attributes, input_scale, input_zero_point, other_scale, other_zero_point,  \
+    output_scale, output_zero_point, quant_min, quant_max, relu, dims, keepdim, dtype)                                \
+  S(WeightOnlyAttributes, halfstep_weight_only_attributes, group, bits)
 
 namespace halfstep {
 

@@ -37,11 +37,14 @@ inline void output_resized(InferContext& ctx, std::int64_t height, std::int64_t 
   ctx.output(sizes, strides_like(sizes, x.strides()), dtype);
 }
 
-/// Throws unless input is [N, C, H, W] or [C, H, W] (`dims` 2; [N, C, L] or [C, L] for 1) of a floating dtype, with
-/// places.
-inline void check_image(const Tensor& input, const char* op, int dims = 2) {
+/// Whether an image has integers of 8 bits: those of quantized networks.
+inline bool is_byte_image(const Tensor& input) { return input.dtype() == DType::u8 || input.dtype() == DType::i8; }
+
+/// Throws unless input is [N, C, H, W] or [C, H, W] (`dims` 2; [N, C, L] or [C, L] for 1) of a floating dtype (or, with
+/// `bytes`, u8 or i8), with places.
+inline void check_image(const Tensor& input, const char* op, int dims = 2, bool bytes = false) {
   check_defined(input, op, "an input");
-  check_floating(input, op);
+  if (!bytes || !is_byte_image(input)) check_floating(input, op);
   const Shape& sizes = input.sizes();
   bool fits = sizes.size() == dims + 1 || sizes.size() == dims + 2;
   for (int i = sizes.size() - dims; fits && i < sizes.size(); ++i) fits = sizes[i] > 0;

@@ -70,7 +70,7 @@ const Op& pad_backward_op() {
   });
   return op;
 }
-[[maybe_unused]] const Op* const defined[] = {&pad_op(), &pad_backward_op()};
+[[maybe_unused]] const Op* const pad_ops[] = {&pad_op(), &pad_backward_op()};
 
 const char* name_of(PadMode mode) {
   constexpr const char* kNames[] = {"constant", "reflect", "replicate", "circular"};

@@ -155,6 +155,7 @@ MaximumOps define_maximum(const MaximumNames& names) {
             const auto& a = ctx.attributes<A>();
             const Shape sizes = pooled_sizes(a, x.sizes());
             output_resized(ctx, sizes[0], sizes[1], x.dtype());
+            if (detail::is_byte_image(x)) return ctx.output({0}, DType::u8);  // no gradient will ask for it
             output_resized(ctx, sizes[0], sizes[1], index_dtype(places(a, x.sizes())));
           },
       .grad =
@@ -238,8 +239,8 @@ MaximumOps maximum_ops<AdaptivePoolAttributes>() {
 struct Window {
   const Shape &kernel, &stride, &padding, &dilation;
 };
-PoolAttributes pool_attributes(const Tensor& input, const Window& w, const char* op, int dims) {
-  detail::check_image(input, op, dims);
+PoolAttributes pool_attributes(const Tensor& input, const Window& w, const char* op, int dims, bool bytes = false) {
+  detail::check_image(input, op, dims, bytes);
   PoolAttributes a;
   numbers_for(w.kernel, op, "kernel", dims, 1, a.kernel);
   numbers_for(w.stride.empty() ? w.kernel : w.stride, op, "stride", dims, 1, a.stride);
@@ -266,8 +267,8 @@ PoolAttributes fitted(PoolAttributes a, const Tensor& x, const char* op) {
 }
 
 PoolAttributes max_attributes(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& o, const char* op,
-                              int dims) {
-  PoolAttributes a = pool_attributes(input, {kernel, o.stride, o.padding, o.dilation}, op, dims);
+                              int dims, bool bytes = true) {
+  PoolAttributes a = pool_attributes(input, {kernel, o.stride, o.padding, o.dilation}, op, dims, bytes);
   a.ceil_mode = o.ceil_mode;
   if (a.kernel[0] * a.kernel[1] > INT32_MAX) {
     fail<ShapeError>("{}: expected a kernel of at most {} places, got {}", op, INT32_MAX, kernel.str());
@@ -367,7 +368,7 @@ Tensor adaptive_avg_pool1d(const Tensor& input, const Shape& output_size) {
 }
 Tensor adaptive_max_pool2d(const Tensor& input, const Shape& output_size) {
   const char* op = "adaptive_max_pool2d";
-  detail::check_image(input, op);
+  detail::check_image(input, op, 2, true);
   return as_images(input, 2, [&](const Tensor& x) {
     return call_n<2>(*maximum_ops<AdaptivePoolAttributes>().forward, {&x},
                      adaptive_attributes(x, output_size, op, 2))[0];
@@ -376,7 +377,7 @@ Tensor adaptive_max_pool2d(const Tensor& input, const Shape& output_size) {
 
 MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options) {
   const char* op = "max_pool2d_with_indices";
-  const PoolAttributes a = max_attributes(input, kernel, options, op, 2);
+  const PoolAttributes a = max_attributes(input, kernel, options, op, 2, false);
   const Tensor x = input.dim() == 3 ? input.unsqueeze(0) : input;
   return with_indices(input, fitted(a, x, op), x);
 }

@@ -21,9 +21,9 @@ struct MaxPoolFuncOptions {
 };
 /// The largest value of each window of `kernel` places of `input` [N, C, H, W] (or [C, H, W]):
 /// [N, C, (H + 2 padding - dilation (kernel - 1) - 1) / stride + 1, ...]. NaN counts as the largest. The gradient goes
-/// to the first of equal values, to the last NaN. Floating dtypes. Throws ShapeError where sizes don't fit. Semantics:
-/// torch.nn.functional.max_pool2d. For the backward pass one byte is kept for each result (four for windows of more
-/// than 256 places), not the input.
+/// to the first of equal values, to the last NaN. Floating dtypes, u8 and i8. Throws ShapeError where sizes don't fit.
+/// Semantics: torch.nn.functional.max_pool2d. For the backward pass one byte is kept for each result (four for windows
+/// of more than 256 places), not the input.
 HS_API Tensor max_pool2d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options = {});
 /// The same for `input` [N, C, L] (or [C, L]).
 HS_API Tensor max_pool1d(const Tensor& input, const Shape& kernel, const MaxPoolFuncOptions& options = {});
@@ -33,7 +33,7 @@ struct MaxPoolResult {
   Tensor values;
   Tensor indices;  ///< i64: y W + x of where each value comes from, in the H x W places of its channel
 };
-/// max_pool2d, and where the values come from.
+/// max_pool2d of floating dtypes, and where the values come from.
 HS_API MaxPoolResult max_pool2d_with_indices(const Tensor& input, const Shape& kernel,
                                              const MaxPoolFuncOptions& options = {});
 
@@ -59,7 +59,7 @@ HS_API Tensor adaptive_avg_pool2d(const Tensor& input, const Shape& output_size)
 HS_API Tensor adaptive_avg_pool1d(const Tensor& input, const Shape& output_size);
 /// The largest values of the windows of adaptive_avg_pool2d, otherwise as max_pool2d.
 HS_API Tensor adaptive_max_pool2d(const Tensor& input, const Shape& output_size);
-/// adaptive_max_pool2d, and where the values come from.
+/// adaptive_max_pool2d of floating dtypes, and where the values come from.
 HS_API MaxPoolResult adaptive_max_pool2d_with_indices(const Tensor& input, const Shape& output_size);
 
 }  // namespace halfstep

@@ -57,13 +57,13 @@ const Op& interpolate_backward_op() {
   });
   return op;
 }
-[[maybe_unused]] const Op* const defined[] = {&interpolate_op(), &interpolate_backward_op()};
+[[maybe_unused]] const Op* const resample_ops[] = {&interpolate_op(), &interpolate_backward_op()};
 
 }  // namespace
 
 Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
   const char* op = "interpolate";
-  detail::check_image(input, op);
+  detail::check_image(input, op, 2, options.mode != InterpolateMode::bilinear);
   const bool by_size = !options.size.empty();
   if (by_size == !options.scale_factor.empty()) {
     fail<Error>("interpolate: expected either size or scale_factor, got {}", by_size ? "both" : "neither");

@@ -26,9 +26,10 @@ struct InterpolateOptions {
   /// to be rounded down.
   bool recompute_scale_factor = false;
 };
-/// `input` [N, C, H, W] (or [C, H, W]) with another height and width, in the input's layout. Floating dtypes; weights
-/// and sums are float32 (float64 for float64), rounded once. Under autocast it runs in float32. Throws ShapeError or
-/// Error for options that don't fit. Semantics: torch.nn.functional.interpolate.
+/// `input` [N, C, H, W] (or [C, H, W]) with another height and width, in the input's layout. Floating dtypes (u8 and i8
+/// for the nearest modes, which only move values); weights and sums are float32 (float64 for float64), rounded once.
+/// Under autocast it runs in float32. Throws ShapeError or Error for options that don't fit. Semantics:
+/// torch.nn.functional.interpolate.
 HS_API Tensor interpolate(const Tensor& input, const InterpolateOptions& options);
 
 }  // namespace halfstep

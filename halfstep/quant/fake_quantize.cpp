@@ -183,6 +183,7 @@ void FakeQuantize::follow_observer() const {
 void FakeQuantize::start_scale(const Tensor& input) const {
   if (state_->started || input.numel() == 0) return;
   const NoGrad no_grad;
+  const AutocastOff in_its_own_dtype;
   const Tensor size = abs(input.detach().to(input.dtype() == f64 ? f64 : f32));
   Shape dims;
   for (int i = 0; i < size.dim(); ++i) {
@@ -199,6 +200,7 @@ void FakeQuantize::start_scale(const Tensor& input) const {
 // The scale as the grid takes it: f32 (f64 with an f64 input) and at least eps, which training may leave; the gradient
 // passes all the same, so that it finds its way back.
 Tensor FakeQuantize::grid_scale(const Tensor& input) const {
+  const AutocastOff in_its_own_dtype;
   const DType dtype = scale.dtype() == f64 && input.dtype() == f64 ? f64 : f32;
   const Tensor s = scale.to(dtype);
   const Tensor least = clamp_min(s.detach(), options.eps);

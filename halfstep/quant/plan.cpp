@@ -10,6 +10,7 @@
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/quant/plan_internal.h"
+#include "halfstep/quant/quantization.h"
 
 namespace halfstep::quant::detail {
 namespace {
@@ -28,19 +29,6 @@ bool is_activation(std::string_view op) {
   static constexpr auto kNames = std::to_array<std::string_view>(
       {"relu", "silu", "hardtanh", "leaky_relu", "sigmoid", "tanh", "gelu", "hardswish", "hardsigmoid", "mish", "elu"});
   return is_one_of(op, kNames);
-}
-// Its results lie on the grid of its input: it moves or chooses elements.
-bool keeps_grid(const nn::TracedCall& call) {
-  static constexpr auto kNames = std::to_array<std::string_view>(
-      {"max_pool2d", "adaptive_max_pool2d", "pad", "flip", "index_select", "gather", "amax", "max_dim"});
-  if (call.op == "interpolate" && call.attributes.size() >= sizeof(InterpolateAttributes)) {
-    InterpolateAttributes a;
-    std::memcpy(&a, call.attributes.data(), sizeof(a));
-    constexpr std::int32_t kBilinear = 2;
-    return a.mode != kBilinear;
-  }
-  const Op* known = find_op(call.op);
-  return (known && known->view) || is_one_of(call.op, kNames);
 }
 // Computed in integers where their inputs are.
 bool combines(std::string_view op) {
@@ -265,3 +253,20 @@ Plan plan_quantization(const nn::Trace& trace, const std::function<bool(const st
 }
 
 }  // namespace halfstep::quant::detail
+
+namespace halfstep::quant {
+
+bool keeps_grid(const nn::TracedCall& call) {
+  static constexpr auto kNames = std::to_array<std::string_view>(
+      {"max_pool2d", "adaptive_max_pool2d", "pad", "flip", "index_select", "gather", "amax", "max_dim"});
+  if (call.op == "interpolate" && call.attributes.size() >= sizeof(InterpolateAttributes)) {
+    InterpolateAttributes a;
+    std::memcpy(&a, call.attributes.data(), sizeof(a));
+    constexpr std::int32_t kBilinear = 2;
+    return a.mode != kBilinear;
+  }
+  const Op* known = find_op(call.op);
+  return (known && known->view) || std::find(kNames.begin(), kNames.end(), call.op) != kNames.end();
+}
+
+}  // namespace halfstep::quant

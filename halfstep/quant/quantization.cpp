@@ -12,6 +12,7 @@
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/op.h"
+#include "halfstep/quant/path_pattern_internal.h"
 #include "halfstep/quant/plan_internal.h"
 #include "halfstep/runtime/log.h"
 
@@ -45,16 +46,6 @@ namespace {
 
 constexpr std::string_view kName = "quantization";
 
-// `*` stands for any text.
-bool matches(std::string_view pattern, std::string_view text) {
-  if (pattern.empty()) return text.empty();
-  if (pattern[0] != '*') return !text.empty() && text[0] == pattern[0] && matches(pattern.substr(1), text.substr(1));
-  for (std::size_t i = 0; i <= text.size(); ++i) {
-    if (matches(pattern.substr(1), text.substr(i))) return true;
-  }
-  return false;
-}
-
 // Of an op, as a trace of its parts has them.
 constexpr std::size_t kMostParts = 3;
 struct Parts {
@@ -79,6 +70,16 @@ Parts parts_of(const Op& op, std::span<const Tensor* const> inputs, const void* 
   }
   return parts;
 }
+
+// Of this thread: networks run without their quantization.
+thread_local bool is_left_out = false;
+struct LeavingOut {
+  const bool was = std::exchange(is_left_out, true);
+  LeavingOut() = default;
+  ~LeavingOut() { is_left_out = was; }
+  LeavingOut(const LeavingOut&) = delete;
+  LeavingOut& operator=(const LeavingOut&) = delete;
+};
 
 void check_bits(int bits, const char* what) {
   if ((bits < 2 || bits > 8) && bits != 16) fail<Error>("prepare: expected {} of 2 to 8 or 16, got {}", what, bits);
@@ -179,7 +180,10 @@ Quantization::Quantization(std::shared_ptr<const Plan> plan, const QuantizationO
     FakeQuantizeOptions o;
     if (site.weight) {
       o = weight_options(plan_->channels[i], options.weight_bits);
-      if (!options.per_channel) o.axis.reset();
+      if (!options.per_channel) {
+        o.axis.reset();
+        o.channels = 0;
+      }
       o.narrow_range = true;
     } else {
       o = activation_options(options.activation_bits);
@@ -213,6 +217,7 @@ void Quantization::unshare() {
 
 std::shared_ptr<void> Quantization::around_forward(const nn::ModuleBase& owner) const {
   (void)owner;
+  if (is_left_out) return nullptr;
   return std::make_shared<Quantizing>(plan_, quantizers_);
 }
 
@@ -255,7 +260,7 @@ Quantization prepare(const nn::ModuleBase& network, const nn::TracedForward& for
       trace,
       [&](const std::string& module) {
         return std::any_of(options.skip.begin(), options.skip.end(), [&](const std::string& pattern) {
-          if (!matches(pattern, module)) return false;
+          if (!detail::matches(pattern, module)) return false;
           used.push_back(pattern);
           return true;
         });
@@ -286,6 +291,49 @@ Quantization prepare(const nn::ModuleBase& network, const nn::TracedForward& for
 
 std::shared_ptr<Quantization> quantization_of(const nn::ModuleBase& network) {
   return std::dynamic_pointer_cast<Quantization>(network.attached(kName));
+}
+
+std::vector<TracedGrid> Quantization::grids(const nn::Trace& trace, std::string_view who) const {
+  std::vector<TracedGrid> result;
+  std::vector<bool> found(plan_->sites.size());
+  std::unordered_map<std::string, std::unordered_map<std::string, int>> seen;
+  for (std::size_t c = 0; c < trace.calls.size(); ++c) {
+    const nn::TracedCall& call = trace.calls[c];
+    const int occurrence = seen[call.module][call.op]++;
+    const auto module = plan_->by_module.find(call.module);
+    if (module == plan_->by_module.end()) continue;
+    for (const Plan::Call& planned : module->second) {
+      if (planned.op != call.op || planned.occurrence != occurrence) continue;
+      for (const std::size_t i : planned.sites) {
+        const detail::Site& site = plan_->sites[i];
+        result.push_back({.call = static_cast<int>(c),
+                          .input = site.input,
+                          .weight = site.weight,
+                          .quantizer = quantizers_[i],
+                          .name = site.name});
+        found[i] = true;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    if (found[i]) continue;
+    fail<Error>("{}: expected the calls that the network was prepared with, but '{}' isn't computed", who,
+                plan_->sites[i].name);
+  }
+  return result;
+}
+
+QuantizedTrace trace_quantized(const nn::ModuleBase& network, const nn::TracedForward& forward,
+                               std::vector<Tensor> inputs, std::string_view who) {
+  const std::shared_ptr<Quantization> quantization = quantization_of(network);
+  if (!quantization) fail<Error>("{}: expected a network that quant::prepare() has prepared", who);
+  QuantizedTrace result;
+  {
+    const LeavingOut left_out;
+    result.trace = nn::trace(network, forward, std::move(inputs), who);
+  }
+  result.grids = quantization->grids(result.trace, who);
+  return result;
 }
 
 }  // namespace halfstep::quant

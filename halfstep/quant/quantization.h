@@ -43,6 +43,15 @@ struct QuantizedTensor {
   std::string group = {};  ///< the ops whose result it is, `conv2d + batch_norm + relu`; empty for weights and inputs
 };
 
+/// Where a FakeQuantize stands in a traced run.
+struct TracedGrid {
+  int call = 0;                                  ///< number of the call
+  int input = -1;                                ///< which of its inputs is quantized; -1: its result
+  bool weight = false;                           ///< a parameter, by output channel or as a whole
+  std::shared_ptr<FakeQuantize> quantizer = {};  ///< the network's own
+  std::string name = {};                         ///< as in QuantizedTensor
+};
+
 /// What quantizes a network: a module that prepare() attaches to it under the name `quantization`, with a FakeQuantize
 /// for each tensor. It takes the calls of ops in the network's forward() and puts weights, inputs and results on their
 /// grids. enable_observer(), enable_fake_quant() and commit() take the network or this.
@@ -61,6 +70,8 @@ class HS_API Quantization : public nn::Module<Quantization> {
   FakeQuantize& at(std::string_view name) const;
   /// Modules with weights that stay in floating point, each with the reason: `fc: left out by option`.
   std::vector<std::string> left() const;
+  /// Where it stands in a run that was traced without it; trace_quantized() is the way there.
+  std::vector<TracedGrid> grids(const nn::Trace& trace, std::string_view who) const;
 
   std::string kind() const override { return "Quantization"; }
   std::string describe() const override;
@@ -96,5 +107,20 @@ Quantization prepare(const M& network, const Tensor& input, const QuantizationOp
 }
 /// The Quantization of a prepared network; null: it isn't prepared.
 HS_API std::shared_ptr<Quantization> quantization_of(const nn::ModuleBase& network);
+
+/// A run of a prepared network as it is without its quantization, and where that stands in it.
+struct QuantizedTrace {
+  nn::Trace trace;
+  std::vector<TracedGrid> grids;  ///< in the order of the calls
+};
+/// What exports and conversions to integers start from: nn::trace of a prepared network whose FakeQuantize modules are
+/// left out for the run. Where a call's result has no grid of its own, it lies on its input's if keeps_grid(), and in
+/// floating point otherwise. Throws Error, in the name of `who`, where the network isn't prepared, where a quantized
+/// tensor isn't computed in this run, and as nn::trace does.
+HS_API QuantizedTrace trace_quantized(const nn::ModuleBase& network, const nn::TracedForward& forward,
+                                      std::vector<Tensor> inputs, std::string_view who = "trace_quantized");
+/// Whether a call moves or chooses elements, so that its results lie on the grid of its input: views, max pooling,
+/// padding, nearest resampling.
+HS_API bool keeps_grid(const nn::TracedCall& call);
 
 }  // namespace halfstep::quant

@@ -415,6 +415,50 @@ typedef struct halfstep_observe_range_attributes {
   double averaging_constant HALFSTEP_DEFAULT(-1); /* weight of what is seen now; negative: the widest range */
 } halfstep_observe_range_attributes;
 
+/* conv2d_int8 and linear_int8: products of integers, whose real numbers are (q - zero_point) * scale. Of linear_int8
+ * the geometry is unused. */
+typedef struct halfstep_int8_product_attributes {
+  int64_t stride[2] HALFSTEP_DEFAULT({1, 1});
+  int64_t padding[2] HALFSTEP_DEFAULT({});
+  int64_t dilation[2] HALFSTEP_DEFAULT({1, 1});
+  int64_t groups HALFSTEP_DEFAULT(1);
+  double input_scale HALFSTEP_DEFAULT(1);
+  int64_t input_zero_point HALFSTEP_DEFAULT(0);
+  double residual_scale HALFSTEP_DEFAULT(1); /* of what is added before the activation */
+  int64_t residual_zero_point HALFSTEP_DEFAULT(0);
+  double output_scale HALFSTEP_DEFAULT(1); /* this and the next three: of integers that come out */
+  int64_t output_zero_point HALFSTEP_DEFAULT(0);
+  int64_t quant_min HALFSTEP_DEFAULT(-128);
+  int64_t quant_max HALFSTEP_DEFAULT(127);
+  int32_t activation HALFSTEP_DEFAULT(0); /* 0 none, 1 relu, 2 hardtanh from a to b, 3 silu, 4 leaky_relu of slope a,
+                                             5 hardswish */
+  double a HALFSTEP_DEFAULT(0);
+  double b HALFSTEP_DEFAULT(0);
+  uint8_t dtype HALFSTEP_DEFAULT(0); /* of the result: u8, i8, or a floating one */
+} halfstep_int8_product_attributes;
+
+/* add_int8, lookup_int8 and mean_int8: integers on two grids, and those on a third that come out. */
+typedef struct halfstep_int8_grid_attributes {
+  double input_scale HALFSTEP_DEFAULT(1);
+  int64_t input_zero_point HALFSTEP_DEFAULT(0);
+  double other_scale HALFSTEP_DEFAULT(1);
+  int64_t other_zero_point HALFSTEP_DEFAULT(0);
+  double output_scale HALFSTEP_DEFAULT(1);
+  int64_t output_zero_point HALFSTEP_DEFAULT(0);
+  int64_t quant_min HALFSTEP_DEFAULT(-128);
+  int64_t quant_max HALFSTEP_DEFAULT(127);
+  uint8_t relu HALFSTEP_DEFAULT(0);            /* of a sum */
+  halfstep_int_list dims HALFSTEP_DEFAULT({}); /* of a mean */
+  uint8_t keepdim HALFSTEP_DEFAULT(0);         /* likewise */
+  uint8_t dtype HALFSTEP_DEFAULT(0);           /* of the result: u8 or i8; of a mean and a sum a floating one too */
+} halfstep_int8_grid_attributes;
+
+/* linear_weight_only: floating inputs times weights in integers. */
+typedef struct halfstep_weight_only_attributes {
+  int64_t group HALFSTEP_DEFAULT(0); /* elements of a row that share a scale; 0: all */
+  int32_t bits HALFSTEP_DEFAULT(8);  /* 8, or 4: two elements a byte, the first in the low half */
+} halfstep_weight_only_attributes;
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -129,8 +129,9 @@ TEST(PolicyOps, MatchPyTorchsListInDtypesAndValues) {
 TEST(PolicyOps, EveryRowThatChangesDtypesHasAGolden) {
   std::set<std::string> golden;
   for (const GoldenEntry& e : test::read_goldens("policy_ops.json")) golden.insert(e.op);
-  // Forms of one function, which chooses between them by its arguments.
-  const std::map<std::string, std::string> forms = {{"pow_scalar", "pow"}, {"scalar_pow", "pow"}};
+  // Forms of one function, which chooses between them by its arguments, and of a layer by what its weights are.
+  const std::map<std::string, std::string> forms = {
+      {"pow_scalar", "pow"}, {"scalar_pow", "pow"}, {"linear_weight_only", "linear"}};
   for (const amp::PolicyRow& row : amp::policy_table()) {
     if (row.policy == amp::Policy::pass_through || row.op.starts_with("test_")) continue;
     const auto form = forms.find(row.op);

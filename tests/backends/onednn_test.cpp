@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <array>
 #include <cstring>
@@ -25,6 +24,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/reduce.h"
+#include "tests/support/guarded.h"
 #include "tests/support/isa_child.h"
 
 namespace halfstep::cpu {
@@ -120,37 +120,12 @@ TEST(OneDnnChild, DISABLED_Implementations) {
   }
 }
 
-/// Memory that ends where a page begins that may not be touched, and begins close behind another.
-class Guarded {
- public:
-  explicit Guarded(std::size_t bytes) : pages_((bytes + 4095) / 4096 + 2) {
-    base_ = static_cast<char*>(mmap(nullptr, pages_ * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    mprotect(base_ + 4096, (pages_ - 2) * 4096, PROT_READ | PROT_WRITE);
-    // Aligned to 64 bytes, as all memory of tensors is.
-    data_ = base_ + (pages_ - 1) * 4096 - (bytes + 63) / 64 * 64;
-    for (std::size_t i = 0; i + 4 <= bytes; i += 4) {
-      const float value = static_cast<float>(i % 13) - 6;
-      std::memcpy(data_ + i, &value, 4);
-    }
-  }
-  ~Guarded() { munmap(base_, pages_ * 4096); }
-  Guarded(const Guarded&) = delete;
-  Guarded& operator=(const Guarded&) = delete;
-  void* data() const { return data_; }
+using test::Guarded;
 
- private:
-  std::size_t pages_;
-  char *base_, *data_;
-};
-
-struct Context : KernelContext {
-  Context() : KernelContext{} {
-    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
-      return static_cast<Context*>(self)->pieces.emplace_back(std::make_unique<Guarded>(bytes))->data();
-    };
+struct Context : test::GuardedContext {
+  Context() {
     set_error = [](KernelContext*, const char* text) { ADD_FAILURE() << text; };
   }
-  std::vector<std::unique_ptr<Guarded>> pieces;
 };
 
 struct Strided {

@@ -20,6 +20,7 @@
 #include "halfstep/ops/attention.h"
 #include "halfstep/ops/conv.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/int8.h"
 #include "halfstep/ops/join.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm.h"
@@ -130,6 +131,29 @@ void convolutions(DType dtype) {
   }
 }
 
+void integers() {
+  const Window windows[] = {{2, 3, 64, 64, 7, 2, 3, 1},   {2, 64, 28, 64, 1, 1, 0, 1},   {2, 64, 28, 64, 3, 1, 1, 1},
+                            {2, 32, 14, 32, 3, 1, 1, 32}, {2, 128, 14, 128, 3, 2, 1, 1}, {2, 5, 17, 7, 3, 1, 1, 1},
+                            {2, 32, 14, 64, 3, 1, 1, 4}};
+  manual_seed(1);
+  for (const Window& w : windows) {
+    const Tensor x = randint(0, 256, {w.n, w.c, w.size, w.size}, {.dtype = u8});
+    const Tensor weight = randint(-128, 128, {w.o, w.c / w.groups, w.window, w.window}, {.dtype = i8});
+    Conv2dInt8Options options;
+    options.stride = {w.stride}, options.padding = {w.padding}, options.groups = w.groups;
+    options.input = {.scale = 0.01, .zero_point = 100};
+    options.output = Int8Grid{.scale = 2, .zero_point = 50};
+    options.activation = Int8Activation::silu;
+    storm(
+        "conv2d_int8 of " + std::to_string(w.c) + " to " + std::to_string(w.o) + ", window " + std::to_string(w.window),
+        [&] { return conv2d_int8(x, weight, full({w.o}, 0.02), {}, {}, options); });
+  }
+  const Tensor rows = randint(0, 256, {64, 512}, {.dtype = u8}), weight = randint(-128, 128, {96, 512}, {.dtype = i8});
+  storm("linear_int8", [&] { return linear_int8(rows, weight, ones({96})); });
+  const Tensor x = numbers({7, 512}, f32, 4);
+  storm("linear_weight_only", [&] { return linear_weight_only(x, weight, ones({96})); });
+}
+
 void everything_else() {
   const Tensor x = numbers({64, 500}, f32, 1).requires_grad_();
   storm("softmax and sums", [&] {
@@ -154,6 +178,7 @@ TEST(SignalStormChild, DISABLED_InThisProcess) {
     products(dtype);
     convolutions(dtype);
   }
+  integers();
   everything_else();
   EXPECT_GT(g_signals, 1000);
 }

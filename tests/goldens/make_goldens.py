@@ -3,6 +3,7 @@
 """Writes tests/goldens/*.json with PyTorch: expected values that come from outside the code. See README.md.
 
 usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [detection] [models] [quantize]
+                       [int8]
        (default: all)
 Run it with the Python of scripts/peer_env.sh, on one thread, so that the files don't depend on the number of cores.
 """
@@ -11,7 +12,8 @@ import sys
 
 import torch
 
-PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models", "quantize")
+PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models", "quantize",
+         "int8")
 
 
 def main():

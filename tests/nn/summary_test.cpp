@@ -21,6 +21,7 @@
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/quant/quantization.h"
 
 namespace halfstep {
 namespace {
@@ -162,6 +163,26 @@ TEST(MultiplyAdds, OfEachKindOfProduct) {
               sum(conv2d(x, w, {}, {.padding = {1}})).backward();
             }),
             3 * 2 * 6 * 25 * 4 * 9);
+}
+
+// The rows of modules list what is attached to the network for them.
+TEST(Summary, TellsWhatIsQuantized) {
+  const models::Model net = models::make_model("resnet20");
+  const Tensor images = randn({2, 3, 32, 32});
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{net.forward(in[0])}; };
+  const std::size_t rows = summary_of("resnet20", {2, 3, 32, 32}).rows.size();
+  quant::prepare(*net.module, forward, {images}, {.weight_bits = 4, .skip = {"layer1.0.conv2"}});
+  const nn::Summary s = nn::summary(*net.module, [&] { net.forward(images); });
+  EXPECT_EQ(s.rows.size(), rows + 1);  // the quantization itself
+  EXPECT_EQ(row(s, "quantization").kind, "Quantization(weights 4 bits by channel, activations 8 bits)");
+  EXPECT_EQ(row(s, "").attached, "input 8 bits, adaptive_avg_pool2d 8 bits");
+  EXPECT_EQ(row(s, "layer1.0.conv1").attached, "weight 4 bits");
+  EXPECT_EQ(row(s, "layer1.0.bn1").attached, "");  // nothing that computes in integers reads it
+  EXPECT_EQ(row(s, "layer2.0.bn1").attached, "output 8 bits");
+  EXPECT_EQ(row(s, "layer1.0.conv2").attached, "");
+  EXPECT_EQ(row(s, "fc").attached, "weight 4 bits");
+  EXPECT_NE(s.str().find("attached"), std::string::npos);
+  EXPECT_EQ(summary_of("resnet20", {2, 3, 32, 32}).str().find("attached"), std::string::npos);
 }
 
 }  // namespace

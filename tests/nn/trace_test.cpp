@@ -11,11 +11,13 @@
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/ops/view.h"
+#include "halfstep/runtime/caching_allocator.h"
 #include "tests/support/errors.h"
 
 namespace halfstep::nn {
@@ -62,6 +64,27 @@ TEST(Trace, TellsCallsWithTheirModulesAndFusedOpsInParts) {
   EXPECT_EQ(t.outputs, t.calls.back().outputs);
   EXPECT_EQ(t.calls[5].place(), "linear in module fc");
   EXPECT_EQ(t.calls[7].place(), "relu");
+}
+
+TEST(Trace, ConstantsOutliveTheirSources) {
+  const Net net;
+  const Trace t = trace(net,
+                        [&](std::span<const Tensor> in) {
+                          const Tensor ramp = [] {
+                            // The size of its source, which is freed, is taken again by what comes next.
+                            std::vector<double> values(64);
+                            for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i);
+                            return tensor(values);
+                          }();
+                          const std::vector<double> other(64, -1.0);
+                          return std::vector<Tensor>{in[0] * ramp * tensor(other)};
+                        },
+                        {ones({64})});
+  ASSERT_EQ(t.calls.size(), 2u);
+  const TracedValue& constant = t.values[static_cast<std::size_t>(t.calls[0].inputs[1])];
+  EXPECT_EQ(constant.kind, TracedValue::Kind::constant);
+  const std::vector<float> values = constant.tensor.to(f32).to_vector<float>();
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_EQ(values[i], static_cast<float>(i));
 }
 
 TEST(Trace, CopiesAndConversionsAreNoCalls) {
@@ -123,6 +146,37 @@ TEST(Interceptor, TakesCallsOfItsThreadButNotItsOwn) {
   thread_state().interceptor = nullptr;
   EXPECT_EQ(y.to_vector<float>(), (std::vector<float>{7, 7}));
   EXPECT_EQ(relu(x).to_vector<float>(), (std::vector<float>{3, 3}));
+}
+
+// A run of 20 layers needs the memory of a forward pass, not that of all results.
+TEST(Trace, ReleasesWhatTheNetworkReleases) {
+  const Tensor x = ones({1 << 20});
+  const std::uint64_t bytes = std::uint64_t{4} << 20, before = memory_stats().allocated;
+  reset_peak_memory();
+  const auto forward = [](std::span<const Tensor> in) {
+    Tensor y = in[0];
+    for (int i = 0; i < 20; ++i) y = y * 2;
+    return std::vector<Tensor>{y};
+  };
+  const Trace t = trace(Net(), forward, {x});
+  EXPECT_LE(memory_stats().allocated_peak - before, 3 * bytes);  // a call's input, its result, and a little
+  EXPECT_LE(memory_stats().allocated - before, bytes + 65536);   // the output
+  ASSERT_EQ(t.calls.size(), 20U);
+  const TracedValue& middle = t.values[static_cast<std::size_t>(t.calls[9].outputs[0])];
+  EXPECT_EQ(middle.tensor.sizes(), x.sizes());
+  EXPECT_EQ(middle.tensor.dtype(), f32);
+  EXPECT_EQ(t.values[static_cast<std::size_t>(t.outputs[0])].tensor.slice(0, 0, 1).item<float>(), 1048576.0F);
+  // Memory that is used again is another tensor's: no call reads what an earlier one left there.
+  for (std::size_t c = 1; c < t.calls.size(); ++c) EXPECT_EQ(t.calls[c].inputs[0], t.calls[c - 1].outputs[0]);
+}
+
+// What is computed from parameters alone stays: a graph holds it as a constant.
+TEST(Trace, KeepsWhatDoesNotFollowTheInputs) {
+  const Linear fc({.in = 2, .out = 2, .bias = false});
+  const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{linear(in[0], fc.weight * 3)}; };
+  const Trace t = trace(fc, forward, {ones({1, 2})});
+  const Tensor kept = t.values[static_cast<std::size_t>(t.calls[0].outputs[0])].tensor;
+  EXPECT_EQ(kept.to_vector<float>(), (fc.weight * 3).to_vector<float>());
 }
 
 TEST(Interceptor, TakesWhatACheckpointRunsAgain) {

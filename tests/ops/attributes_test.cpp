@@ -71,7 +71,14 @@ constexpr const char* kLayouts =
     "halfstep_quantize_attributes 40: quant_min 0+8 quant_max 8+8 axis 16+8 grad_factor 24+8 want_mask 32+1 want_input "
     "33+1 want_scale 34+1 want_zero_point 35+1 dtype 36+1\n"
     "halfstep_quantization_parameters_attributes 32: quant_min 0+8 quant_max 8+8 symmetric 16+1 eps 24+8\n"
-    "halfstep_observe_range_attributes 16: axis 0+8 averaging_constant 8+8\n";
+    "halfstep_observe_range_attributes 16: axis 0+8 averaging_constant 8+8\n"
+    "halfstep_int8_product_attributes 152: stride 0+16 padding 16+16 dilation 32+16 groups 48+8 input_scale 56+8 "
+    "input_zero_point 64+8 residual_scale 72+8 residual_zero_point 80+8 output_scale 88+8 output_zero_point 96+8 "
+    "quant_min 104+8 quant_max 112+8 activation 120+4 a 128+8 b 136+8 dtype 144+1\n"
+    "halfstep_int8_grid_attributes 152: input_scale 0+8 input_zero_point 8+8 other_scale 16+8 other_zero_point 24+8 "
+    "output_scale 32+8 output_zero_point 40+8 quant_min 48+8 quant_max 56+8 relu 64+1 dims 72+72 keepdim 144+1 dtype "
+    "145+1\n"
+    "halfstep_weight_only_attributes 16: group 0+8 bits 8+4\n";
 
 TEST(Attributes, HaveTheLayoutsThatPluginsAreCompiledWith) {
   std::string layouts;

@@ -84,7 +84,9 @@ bool needs_no_gradient(const Op& op) {
       // Random integers: their gradient is none, and nothing that has one comes in.
       "randint", "randperm",
       // To integers and from them, and from a range that was seen to its scale.
-      "quantize", "dequantize", "quantization_parameters"};
+      "quantize", "dequantize", "quantization_parameters",
+      // Of networks that are not trained any more.
+      "add_int8", "conv2d_int8", "linear_int8", "linear_weight_only", "lookup_int8", "mean_int8"};
   return list.contains(op.name);
 }
 

@@ -23,14 +23,17 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/detection.h"
 #include "halfstep/ops/index.h"
+#include "halfstep/ops/int8.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/norm.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/pool.h"
 #include "halfstep/ops/quantize.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/resample.h"
 #include "halfstep/ops/sort.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/clip.h"
@@ -399,6 +402,21 @@ void run_without_gradients() {
     }
   }
   quantization_parameters(zeros({2}), ones({2}));
+  for (const DType dtype : {f32, f16, bf16}) {
+    const Tensor x = ones({3, 4}, {.dtype = dtype});
+    linear_weight_only(x, zeros({5, 4}, {.dtype = i8}), ones({5}), ones({5}));
+    linear_weight_only(x, zeros({5, 2}, {.dtype = u8}), ones({5, 2}));
+  }
+  for (const DType dtype : {u8, i8}) {
+    const Tensor q = zeros({2, 4, 3, 3}, {.dtype = dtype}), w = zeros({4, 4, 1, 1}, {.dtype = i8}), s = ones({4});
+    Conv2dInt8Options o;
+    o.output = Int8Grid{};
+    conv2d_int8(q, w, s, zeros({4}, {.dtype = i32}), q, o), conv2d_int8(q, w, s);
+    linear_int8(q.reshape({-1, 4}), w.reshape({4, 4}), s, zeros({4}, {.dtype = i32}), q.reshape({-1, 4}), o);
+    linear_int8(q.reshape({-1, 4}), w.reshape({4, 4}), s);
+    add_int8(q, q, {}, {}, Int8Grid{}), lookup_int8(q, zeros({256}, {.dtype = u8})), mean_int8(q, {2, 3}, false, {});
+    max_pool2d(q, {2}), adaptive_max_pool2d(q, {2}), interpolate(q, {.size = {5}});
+  }
   const quant::Observer observer;
   for (const DType dtype : {f32, f64, f16}) {
     observer(b.to(dtype));

@@ -92,6 +92,35 @@ TEST(Quantization, FindsWhatIsComputedTogether) {
   EXPECT_TRUE(net.is_training());
 }
 
+TEST(Quantization, StandsInATracedRunWithoutIt) {
+  const Net net;
+  prepare(net, batch());
+  const nn::TracedForward forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{net(in[0])}; };
+  const QuantizedTrace traced = trace_quantized(net, forward, {batch()});
+  Names ops, grids;
+  for (const nn::TracedCall& call : traced.trace.calls) ops.push_back(call.op);
+  for (const TracedGrid& grid : traced.grids) {
+    const nn::TracedCall& call = traced.trace.calls.at(static_cast<std::size_t>(grid.call));
+    grids.push_back(grid.name + " " + call.op + " " + std::to_string(grid.input));
+    EXPECT_EQ(grid.weight, grid.input == 1) << grid.name;
+    EXPECT_EQ(grid.quantizer.get(), &quantization_of(net)->at(grid.name));
+  }
+  EXPECT_EQ(std::count(ops.begin(), ops.end(), "fake_quantize"), 0);
+  EXPECT_EQ(grids, (Names{"input conv2d 0", "conv1.weight conv2d 1", "bn1 relu -1", "conv2.weight conv2d 1",
+                          "relu relu -1", "fc.weight linear 1"}));
+  for (const nn::TracedCall& call : traced.trace.calls) {
+    EXPECT_EQ(keeps_grid(call), call.op == "max_pool2d" || call.op == "view" || call.op == "flatten") << call.op;
+  }
+  // The thread's runs are quantized again.
+  EXPECT_EQ(net(batch()).to_vector<float>(), by_hand(net, *quantization_of(net), batch()).to_vector<float>());
+  const Net plain;
+  EXPECT_EQ(test::error_of<Error>([&] { trace_quantized(plain, forward, {batch()}); }),
+            "trace_quantized: expected a network that quant::prepare() has prepared");
+  const nn::TracedForward part = [&](std::span<const Tensor> in) { return std::vector<Tensor>{net.conv1(in[0])}; };
+  EXPECT_EQ(test::error_of<Error>([&] { trace_quantized(net, part, {batch()}, "export"); }),
+            "export: expected the calls that the network was prepared with, but 'bn1' isn't computed");
+}
+
 TEST(Quantization, WithoutFakeQuantizationItIsTheNetwork) {
   const Net net;
   const Net plain = nn::clone(net);
@@ -188,6 +217,16 @@ TEST(Quantization, LeavesOutWhatIsAskedFor) {
             "prepare: expected weight_bits of 2 to 8 or 16, got 9");
   prepare(net, batch());
   EXPECT_EQ(test::error_of<Error>([&] { prepare(net, batch()); }), "prepare: the network is prepared already");
+}
+
+TEST(Quantization, WeightsMayHaveOneScale) {
+  const Net net;
+  const Quantization q = prepare(net, batch(), {.per_channel = false});
+  (void)net(batch());
+  const FakeQuantize& weight = q.at("conv1.weight");
+  const float largest = max(abs(net.conv1.weight.detach())).item<float>();
+  // Symmetric: 255 steps of 8 bits cover -largest to largest, PyTorch's formula.
+  EXPECT_EQ(weight.scale.to_vector<float>(), std::vector<float>{largest / (254.0F / 2)});
 }
 
 TEST(Quantization, OfPublishedNetworks) {

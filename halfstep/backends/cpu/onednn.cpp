@@ -16,17 +16,15 @@
 #include <unordered_map>
 #include <vector>
 
-#include <dnnl.hpp>
 #ifndef HALFSTEP_NO_OPENMP
 #include <omp.h>
 #endif
 
+#include "halfstep/backends/cpu/onednn_internal.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
 namespace {
-
-using Memory = dnnl::memory;
 
 dnnl::cpu_isa cap_of(Isa isa) {
   switch (isa) {
@@ -46,32 +44,26 @@ dnnl::cpu_isa cap_of(Isa isa) {
   return dnnl::cpu_isa::isa_default;
 }
 
-/// While it lives, oneDNN makes and runs its primitives on the calling thread alone: whoever wants more calls it from
-/// the ranges of a parallel_for. (The OpenMP threads of the program's own code are as they were afterwards.)
-class OneThread {
- public:
-  OneThread() {
-    // The cap of HALFSTEP_ISA takes effect only before oneDNN's first use.
-    static const bool capped = [] {
-      return compute_isa() != detected_isa() && dnnl::set_max_cpu_isa(cap_of(compute_isa())) == dnnl::status::success;
-    }();
-    (void)capped;
-#ifndef HALFSTEP_NO_OPENMP
-    before_ = omp_get_max_threads();
-    if (before_ != 1) omp_set_num_threads(1);
-#endif
-  }
-  ~OneThread() {
-#ifndef HALFSTEP_NO_OPENMP
-    if (before_ != 1) omp_set_num_threads(before_);
-#endif
-  }
-  OneThread(const OneThread&) = delete;
-  OneThread& operator=(const OneThread&) = delete;
+}  // namespace
 
- private:
-  [[maybe_unused]] int before_ = 1;
-};
+namespace onednn {
+
+OneThread::OneThread() {
+  // The cap of HALFSTEP_ISA takes effect only before oneDNN's first use.
+  static const bool capped = [] {
+    return compute_isa() != detected_isa() && dnnl::set_max_cpu_isa(cap_of(compute_isa())) == dnnl::status::success;
+  }();
+  (void)capped;
+#ifndef HALFSTEP_NO_OPENMP
+  before_ = omp_get_max_threads();
+  if (before_ != 1) omp_set_num_threads(1);
+#endif
+}
+OneThread::~OneThread() {
+#ifndef HALFSTEP_NO_OPENMP
+  if (before_ != 1) omp_set_num_threads(before_);
+#endif
+}
 
 const dnnl::engine& engine() {
   static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
@@ -79,26 +71,43 @@ const dnnl::engine& engine() {
 }
 
 dnnl::stream& stream() {
-  // A stream belongs to one thread at a time.
   static thread_local dnnl::stream s(engine());
   return s;
 }
 
-/// Passes over implementations that must not run. `gemm`: float32 products of AVX-512 (and the products made of them)
-/// use the stack pointer for something else, so that a signal's handler writes over the heap (tests/backends/
-/// signal_test.cpp). `ref`: plain loops, a hundred times slower than ours. `jit_1x1:avx2` with strides: it packs whole
-/// vectors of channels behind the end of its memory where there are fewer (tests/backends/onednn_test.cpp). False: no
-/// other is left.
-template <class Description>
-bool choose_implementation(Description& description, bool strided = false) {
-  for (;;) {
-    const std::string_view name = description.impl_info_str();
-    const bool refused =
-        name.starts_with("gemm") || name.starts_with("ref") || (strided && name.starts_with("jit_1x1:avx2"));
-    if (!refused) return true;
-    if (!description.next_impl()) return false;
-  }
+Memory::dims weight_dims(const ConvGeometry& g) {
+  if (g.groups == 1) return {g.o, g.c, g.kh, g.kw};
+  return {g.groups, g.o / g.groups, g.c / g.groups, g.kh, g.kw};
 }
+Memory::desc weight_desc(const Memory::dims& dims, Memory::data_type type, const std::int64_t* strides) {
+  if (dims.size() == 4) return {dims, type, Memory::dims(strides, strides + 4)};
+  return {dims, type, Memory::dims{dims[1] * strides[0], strides[0], strides[1], strides[2], strides[3]}};
+}
+
+bool small_enough(const ConvGeometry& g) {
+  constexpr std::int64_t kMost = 1 << 29;
+  const std::int64_t window[] = {g.kh, g.kw}, outputs[] = {g.oh, g.ow};
+  for (int d = 0; d < 2; ++d) {
+    const std::int64_t extent = g.dilation[d] * (window[d] - 1) + 1, spanned = (outputs[d] - 1) * g.stride[d] + extent;
+    if (std::max({g.stride[d], g.dilation[d], extent, spanned, g.before[d], std::abs(g.after[d])}) > kMost)
+      return false;
+  }
+  return true;
+}
+std::int64_t number_of(const Memory::desc& order) {
+  static std::mutex mutex;
+  static std::vector<Memory::desc> known;
+  const std::lock_guard lock(mutex);
+  const std::int64_t number = std::find(known.begin(), known.end(), order) - known.begin();
+  if (number == static_cast<std::int64_t>(known.size())) known.push_back(order);
+  return number;
+}
+
+}  // namespace onednn
+
+namespace {
+
+using namespace onednn;  // NOLINT(google-build-using-namespace): of internals, in two files
 
 std::optional<Memory::data_type> type_of(DType dtype) {
   switch (dtype) {
@@ -263,37 +272,6 @@ struct OneDnnConv::Impl {
 };
 
 namespace {
-
-Memory::dims weight_dims(const ConvGeometry& g) {
-  if (g.groups == 1) return {g.o, g.c, g.kh, g.kw};
-  return {g.groups, g.o / g.groups, g.c / g.groups, g.kh, g.kw};
-}
-// The same strides with a dimension for the groups.
-Memory::desc weight_desc(const Memory::dims& dims, Memory::data_type type, const std::int64_t* strides) {
-  if (dims.size() == 4) return {dims, type, Memory::dims(strides, strides + 4)};
-  return {dims, type, Memory::dims{dims[1] * strides[0], strides[0], strides[1], strides[2], strides[3]}};
-}
-
-// Whether places and distances, whose sums and products oneDNN takes in 32 bits, fit there.
-bool small_enough(const ConvGeometry& g) {
-  constexpr std::int64_t kMost = 1 << 29;
-  const std::int64_t window[] = {g.kh, g.kw}, outputs[] = {g.oh, g.ow};
-  for (int d = 0; d < 2; ++d) {
-    const std::int64_t extent = g.dilation[d] * (window[d] - 1) + 1, spanned = (outputs[d] - 1) * g.stride[d] + extent;
-    if (std::max({g.stride[d], g.dilation[d], extent, spanned, g.before[d], std::abs(g.after[d])}) > kMost)
-      return false;
-  }
-  return true;
-}
-// Orders of weights, numbered as they come.
-std::int64_t number_of(const Memory::desc& order) {
-  static std::mutex mutex;
-  static std::vector<Memory::desc> known;
-  const std::lock_guard lock(mutex);
-  const std::int64_t number = std::find(known.begin(), known.end(), order) - known.begin();
-  if (number == static_cast<std::int64_t>(known.size())) known.push_back(order);
-  return number;
-}
 
 using ConvKey = std::array<std::int64_t, 22>;
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // interpolate and its backward pass, as weighted sums over tables of taps.
 #include <cmath>
+#include <cstring>
 
 #include "halfstep/backends/cpu/gather_planes.h"
+#include "halfstep/backends/cpu/image_rows.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -39,6 +41,37 @@ bool taps_of(KernelContext* context, const InterpolateAttributes& a, int d, std:
   return true;
 }
 
+// Places of bytes, which nearest neighbours only move.
+Status forward_bytes(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  const auto& a = *static_cast<const InterpolateAttributes*>(p);
+  const TensorView &x = in[0], &y = out[0];
+  if (a.mode == 2) return Status::unsupported;
+  if (y.numel == 0) return Status::ok;
+  Taps rows, columns;
+  if (!taps_of(context, a, 0, x.sizes[2], y.sizes[2], rows) ||
+      !taps_of(context, a, 1, x.sizes[3], y.sizes[3], columns)) {
+    return Status::out_of_memory;
+  }
+  const ImageStrides from(x), to(y);
+  const auto* source = elements<std::uint8_t>(x);
+  auto* target = elements<std::uint8_t>(y);
+  if (channels_side_by_side(x, y)) {
+    for_image_rows(y, 1, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
+      for (std::int64_t w = 0; w < columns.size; ++w) {
+        std::memcpy(target + to.at(n, c, h, w), source + from.at(n, c, rows.begin(h)->at, columns.begin(w)->at),
+                    static_cast<std::size_t>(channels));
+      }
+    });
+    return Status::ok;
+  }
+  for_plane_rows(y, 4, [&](std::int64_t n, std::int64_t c, std::int64_t h) {
+    for (std::int64_t w = 0; w < columns.size; ++w) {
+      target[to.at(n, c, h, w)] = source[from.at(n, c, rows.begin(h)->at, columns.begin(w)->at)];
+    }
+  });
+  return Status::ok;
+}
+
 Status forward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   const auto& a = *static_cast<const InterpolateAttributes*>(p);
   const TensorView &x = in[0], &y = out[0];
@@ -66,6 +99,7 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
 
 const RegisterCpuKernel registered[] = {
     {"interpolate", kFloatingDTypes, forward},
+    {"interpolate", {DType::u8, DType::i8}, forward_bytes},
     {"interpolate_backward", kFloatingDTypes, backward},
 };
 
