@@ -17,10 +17,12 @@ constexpr const char* kKey = "halfstep_checkpoint";
 constexpr const char* kChecksum = "halfstep_crc32";
 constexpr int kVersion = 1;
 
-// Names and values of flags are short, and stand in messages.
-bool is_word(const json& value) {
-  constexpr std::size_t kMost = 200;
-  return value.is_string() && value.get_ref<const std::string&>().size() <= kMost;
+// Names are short, and stand in messages.
+constexpr std::size_t kLongestName = 200;
+// Values of flags may be lists of a network's layers.
+constexpr std::size_t kLongestText = std::size_t{1} << 16;
+bool is_text(const json& value, std::size_t longest) {
+  return value.is_string() && value.get_ref<const std::string&>().size() <= longest;
 }
 
 double finite(const json& value, const std::string& key, const std::string& file) {
@@ -100,7 +102,7 @@ json value_at(const json& object, const char* key) {
 
 std::string StateReader::text(const char* key) const {
   const json value = at(key);
-  if (!is_word(value)) damaged_checkpoint(file_, "a text", key, value);
+  if (!is_text(value, kLongestName)) damaged_checkpoint(file_, "a text", key, value);
   return value.get<std::string>();
 }
 
@@ -119,7 +121,7 @@ std::map<std::string, std::string> StateReader::texts(const char* key) const {
   if (!values.is_object()) damaged_checkpoint(file_, "an object of texts", key, values);
   std::map<std::string, std::string> result;
   for (const auto& [name, value] : values.items()) {
-    if (!is_word(value)) damaged_checkpoint(file_, "a text", fmt::format("{}.{}", key, name), value);
+    if (!is_text(value, kLongestText)) damaged_checkpoint(file_, "a text", fmt::format("{}.{}", key, name), value);
     result[name] = value.get<std::string>();
   }
   return result;

@@ -84,6 +84,22 @@ void compare(const OnnxGraph& a, const OnnxGraph& b) {
   }
 }
 
+struct Run {
+  nn::Trace trace;
+  std::vector<quant::TracedGrid> grids = {};
+};
+// Scales are float32, and what they are of.
+void check_dtype(const detail::OnnxGrids& grids, const OnnxOptions& o) {
+  if (grids.empty() || o.dtype == DType::f32) return;
+  fail<DTypeError>("export_onnx: expected dtype f32 for a quantized network, got {}", name(o.dtype));
+}
+
+Run traced(const nn::ModuleBase& module, const OnnxForward& forward, std::vector<Tensor> inputs) {
+  if (!quant::quantization_of(module)) return {.trace = nn::trace(module, forward, std::move(inputs), "export_onnx")};
+  quant::QuantizedTrace run = quant::trace_quantized(module, forward, std::move(inputs), "export_onnx");
+  return {.trace = std::move(run.trace), .grids = std::move(run.grids)};
+}
+
 }  // namespace
 
 OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase& module, const OnnxForward& forward,
@@ -104,15 +120,20 @@ OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase&
     first.push_back(options.dynamic_batch ? samples(t, 2) : t.clone());
     if (options.dynamic_batch) second.push_back(samples(t, 3));
   }
-  const nn::Trace trace = nn::trace(module, forward, std::move(first), "export_onnx");
+  Run run = traced(module, forward, std::move(first));
   OnnxGraph graph;
   if (options.dynamic_batch) {
-    const nn::Trace other = nn::trace(module, forward, std::move(second), "export_onnx");
-    compare(trace, other);
-    graph = detail::OnnxBuilder(trace, &other, options).build();
-    compare(graph, detail::OnnxBuilder(other, &trace, options).build());
+    Run other = traced(module, forward, std::move(second));
+    compare(run.trace, other.trace);
+    const detail::OnnxGrids grids = detail::take_grids(run.trace, run.grids);
+    check_dtype(grids, options);
+    const detail::OnnxGrids other_grids = detail::take_grids(other.trace, other.grids);
+    graph = detail::OnnxBuilder(run.trace, &other.trace, grids, options).build();
+    compare(graph, detail::OnnxBuilder(other.trace, &run.trace, other_grids, options).build());
   } else {
-    graph = detail::OnnxBuilder(trace, nullptr, options).build();
+    const detail::OnnxGrids grids = detail::take_grids(run.trace, run.grids);
+    check_dtype(grids, options);
+    graph = detail::OnnxBuilder(run.trace, nullptr, grids, options).build();
   }
   if (given.nms) {
     detail::add_nms(graph, *given.nms, given.output_names.empty() ? "detections" : given.output_names[0]);
@@ -120,7 +141,11 @@ OnnxSummary export_onnx(const std::filesystem::path& path, const nn::ModuleBase&
   graph.name = module.kind();
   OnnxSummary summary{.nodes = static_cast<std::int64_t>(graph.nodes.size()),
                       .initializers = static_cast<std::int64_t>(graph.initializers.size())};
-  for (const auto& t : graph.initializers) summary.elements += t.tensor.numel();
+  for (const auto& t : graph.initializers) {
+    std::int64_t elements = 1;
+    for (const std::int64_t n : t.dims) elements *= n;
+    summary.elements += elements;
+  }
   summary.bytes = detail::write_onnx(path, graph, options.opset);
   return summary;
 }

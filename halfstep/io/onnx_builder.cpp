@@ -31,8 +31,34 @@ bool all_finite(const Tensor& t) {
 
 }  // namespace
 
-OnnxBuilder::OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxOptions& options)
-    : trace_(trace), other_(other), options_(options), needed_(trace.values.size(), false) {}
+OnnxBuilder::OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxGrids& grids,
+                         const OnnxOptions& options)
+    : trace_(trace),
+      other_(other),
+      grids_(grids),
+      options_(options),
+      makers_(trace.values.size(), -1),
+      reader_(trace.values.size(), -1),
+      needed_(trace.values.size(), false) {
+  constexpr int kSeveral = -2;
+  for (std::size_t c = 0; c < trace.calls.size(); ++c) {
+    for (const int v : trace.calls[c].outputs) makers_[static_cast<std::size_t>(v)] = static_cast<int>(c);
+    for (const int v : trace.calls[c].inputs) {
+      if (v < 0) continue;
+      int& reader = reader_[static_cast<std::size_t>(v)];
+      reader = reader == -1 ? static_cast<int>(c) : kSeveral;
+    }
+  }
+  for (const int v : trace.outputs) reader_[static_cast<std::size_t>(v)] = kSeveral;
+  // Programs find a product's integers where QuantizeLinear and DequantizeLinear stand right before it, not where a
+  // view or pooling is between: what is on a grid already is put on it again, which changes no number.
+  for (const auto& [place, grid] : grids) {
+    const auto& [c, input] = place;
+    if (!grid.weight || input != 1 || grids.contains({c, 0})) continue;
+    const int maker = makers_[static_cast<std::size_t>(trace.calls[static_cast<std::size_t>(c)].inputs[0])];
+    if (maker >= 0 && !grids.contains({maker, -1})) again_.insert(maker);
+  }
+}
 
 std::int32_t OnnxBuilder::type_of(DType dtype) const {
   if (is_floating(dtype)) return options_.dtype == DType::f16 ? kOnnxFloat16 : kOnnxFloat;
@@ -110,7 +136,13 @@ std::string OnnxBuilder::name_of(int value, bool in_float32) {
 }
 
 std::string OnnxBuilder::in(int i) {
-  return has(i) ? name_of(call_->inputs[static_cast<std::size_t>(i)], false) : std::string();
+  if (product_ && i == 1) return product_->weight;
+  if (product_ && i == 2) return product_->bias;
+  if (!has(i)) return {};
+  const int value = call_->inputs[static_cast<std::size_t>(i)];
+  const OnnxGrid* grid = grid_at(i);
+  if (!grid) return name_of(value, false);
+  return grid->weight ? weight_on_grid(value, *grid) : input_on_grid(value, *grid);
 }
 std::string OnnxBuilder::in_float(int i) {
   return has(i) ? name_of(call_->inputs[static_cast<std::size_t>(i)], true) : std::string();
@@ -338,20 +370,51 @@ void OnnxBuilder::add_outputs() {
   }
 }
 
+// The call as its translator has it, and around it what is in integers.
+void OnnxBuilder::translate() {
+  const int value = call_->outputs[0];
+  const OnnxGrid* grid = grid_at(-1);
+  if (!grid && again_.contains(index_)) grid = grid_of(value);
+  begin_product();
+  // The result's name is that of what comes last.
+  std::string name;
+  if (grid || (product_ && product_->late_bias.defined())) {
+    if (const auto it = names_.find(value); it != names_.end()) {
+      name = it->second;
+      names_.erase(it);
+    }
+  }
+  if (folded_.contains(index_)) {
+    same(in(0));
+  } else {
+    onnx_translators().find(call_->op)->second(*this);
+  }
+  if (product_ && product_->late_bias.defined()) add_late_bias();
+  if (grid) names_[value] = on_grid(names_.at(value), *grid, name);
+  if (!grid && !name.empty()) {
+    graph_.nodes.push_back({"Identity", name, {names_.at(value)}, {name}, {}});
+    names_[value] = name;
+  }
+  product_.reset();
+}
+
 OnnxGraph OnnxBuilder::build() {
   const nn::TracedCall output{.op = "the output", .module = {}, .inputs = {}, .outputs = {}, .attributes = {}};
   call_ = &output;
   find_needed();
   add_ports();
-  for (const nn::TracedCall& call : trace_.calls) {
+  for (std::size_t c = 0; c < trace_.calls.size(); ++c) {
+    const nn::TracedCall& call = trace_.calls[c];
     if (std::none_of(call.outputs.begin(), call.outputs.end(),
                      [&](int v) { return needed_[static_cast<std::size_t>(v)]; })) {
       continue;
     }
     call_ = &call;
-    const auto it = onnx_translators().find(call.op);
-    if (it == onnx_translators().end()) refuse("has no form in ONNX here; docs/guide/onnx.md lists the ops that have");
-    it->second(*this);
+    index_ = static_cast<int>(c);
+    if (!onnx_translators().contains(call.op)) {
+      refuse("has no form in ONNX here; docs/guide/onnx.md lists the ops that have");
+    }
+    translate();
     for (int v : call.outputs) {
       if (needed_[static_cast<std::size_t>(v)] && !names_.contains(v)) {
         refuse("has a second result, which has no form in ONNX here");
@@ -359,6 +422,7 @@ OnnxGraph OnnxBuilder::build() {
     }
   }
   call_ = &output;
+  index_ = -1;
   add_outputs();
   return std::move(graph_);
 }

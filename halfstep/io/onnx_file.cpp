@@ -83,7 +83,7 @@ std::int64_t write_onnx(const std::filesystem::path& path, const OnnxGraph& grap
     for (std::int64_t d : t.dims) to.add_dims(d);
     to.set_data_type(t.type);
     to.set_name(kept(t.name));
-    to.set_raw_data(t.tensor.impl()->data(), bytes_of(t));
+    to.set_raw_bytes(t.tensor.impl()->data(), bytes_of(t));
   }
   for (const OnnxPort& p : graph.inputs) write(*g.add_input(), p);
   for (const OnnxPort& p : graph.outputs) write(*g.add_output(), p);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Internal: how a network becomes an ONNX graph. A builder walks over the trace of a run (nn/trace.h) and has each call
-// written as nodes (onnx_builder.cpp) by its op's translator (onnx_ops.cpp, onnx_image_ops.cpp); onnx_file.cpp writes
-// the graph.
+// written as nodes (onnx_builder.cpp) by its op's translator (onnx_ops.cpp, onnx_image_ops.cpp), with what is quantized
+// as integers (onnx_quant.cpp); onnx_file.cpp writes the graph, and onnx_read.cpp reads one.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -16,8 +18,10 @@
 
 #include "halfstep/core/tensor.h"
 #include "halfstep/io/onnx.h"
+#include "halfstep/io/read_limits.h"
 #include "halfstep/nn/trace.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/quant/quantization.h"
 
 namespace halfstep::io::detail {
 
@@ -28,15 +32,30 @@ enum OnnxType : std::int32_t {
   kOnnxFloat = 1,
   kOnnxUint8 = 2,
   kOnnxInt8 = 3,
+  kOnnxUint16 = 4,
+  kOnnxInt16 = 5,
   kOnnxInt32 = 6,
   kOnnxInt64 = 7,
   kOnnxBool = 9,
   kOnnxFloat16 = 10,
+  kOnnxDouble = 11,
+  kOnnxBfloat16 = 16,
+  kOnnxInt4 = 22,
+};
+
+struct OnnxInitializer {
+  std::string name;
+  std::int32_t type;
+  std::vector<std::int64_t> dims;
+  Tensor tensor;  ///< on the CPU, row-major, of the type; its sizes may be others
 };
 
 struct OnnxAttribute {
   std::string name;
-  std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>> value;
+  // The last three are only read.
+  std::variant<std::int64_t, float, std::string, std::vector<std::int64_t>, std::vector<float>,
+               std::vector<std::string>, std::shared_ptr<const OnnxInitializer>>
+      value;
   bool operator==(const OnnxAttribute&) const = default;
 };
 using OnnxAttributes = std::vector<OnnxAttribute>;
@@ -59,13 +78,6 @@ struct OnnxDim {
 };
 using OnnxDims = std::vector<OnnxDim>;
 
-struct OnnxInitializer {
-  std::string name;
-  std::int32_t type;
-  std::vector<std::int64_t> dims;
-  Tensor tensor;  ///< on the CPU, row-major, of the type; its sizes may be others
-};
-
 struct OnnxPort {
   std::string name;
   std::int32_t type;
@@ -80,8 +92,39 @@ struct OnnxGraph {
   std::vector<OnnxPort> outputs;
 };
 
+// --- quantization
+
+/// A grid of integers on which a tensor is put: (q - zero_point) * scale with q from `least` to `most`.
+struct OnnxGrid {
+  std::string name = {};
+  bool weight = false;  ///< of a constant: its integers are stored
+  std::vector<float> scale = {};
+  std::vector<std::int64_t> zero_point = {};  ///< as many
+  std::int64_t axis = -1;                     ///< of the channels; -1: one scale for all
+  std::int64_t least = 0, most = 255;
+
+  /// The narrowest of ONNX's types that has the integers.
+  std::int32_t type() const;
+  bool has_16_bits() const { return type() == kOnnxInt16 || type() == kOnnxUint16; }
+};
+/// By the number of the call and of its input; -1: its result.
+using OnnxGrids = std::map<std::pair<int, int>, OnnxGrid>;
+/// The grids of a prepared network, and those of fake quantizations that a trace calls, which are taken out of it:
+/// those of parameters become ones of the calls that read them, others are calls that do nothing.
+OnnxGrids take_grids(nn::Trace& trace, const std::vector<quant::TracedGrid>& planned);
+
 /// Writes the file atomically and returns its size. Throws IoError.
 std::int64_t write_onnx(const std::filesystem::path& path, const OnnxGraph& graph, int opset);
+
+/// A file as it was read. Types of 16-bit integers are held as i32, bfloat16 and float16 as they are.
+struct OnnxModelFile {
+  OnnxGraph graph;
+  std::int64_t opset = 0;
+  std::string producer;
+};
+/// Reads a file's bytes; `name` is for messages. Throws IoError, also for what is beyond the limits, and Error for what
+/// the format has and Halfstep doesn't: data in other files, operators of other domains, sparse tensors, functions.
+OnnxModelFile read_onnx(std::span<const unsigned char> bytes, const std::string& name, const ReadLimits& limits);
 
 /// Throws Error for options out of range.
 void check_nms(const OnnxNms& options);
@@ -93,13 +136,16 @@ void add_nms(OnnxGraph& graph, const OnnxNms& options, const std::string& output
 /// Makes the graph of one trace. With a dynamic batch there is a second trace, with another number of samples.
 class OnnxBuilder {
  public:
-  OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxOptions& options);
+  OnnxBuilder(const nn::Trace& trace, const nn::Trace* other, const OnnxGrids& grids, const OnnxOptions& options);
   OnnxGraph build();
 
   // For translators. They speak of the call that is being translated; `i` counts its inputs or outputs.
   int opset() const { return options_.opset; }
   int inputs() const { return static_cast<int>(call_->inputs.size()); }
-  bool has(int i) const { return i < inputs() && call_->inputs[static_cast<std::size_t>(i)] >= 0; }
+  bool has(int i) const {
+    if (product_ && i == 2) return !product_->bias.empty();
+    return i < inputs() && call_->inputs[static_cast<std::size_t>(i)] >= 0;
+  }
   /// The input's name in the graph; an empty one where there is none, which is how ONNX leaves inputs out.
   std::string in(int i);
   /// The input as float32, whatever the other floating tensors of the file are.
@@ -136,6 +182,9 @@ class OnnxBuilder {
   std::string filled(std::int64_t n, double value, bool in_float32 = false);
   /// A tensor as a constant.
   std::string constant(const Tensor& tensor);
+  /// Input 1, integers of a linear layer of 8 or 4 bits (two in a byte), as the numbers that they and the scales of
+  /// input 2 stand for: DequantizeLinear.
+  std::string dequantized_weight(int bits);
   /// `x` of sizes `from` with other sizes; the operator is the call's result if `final`.
   std::string reshape(const std::string& x, const OnnxDims& from, const OnnxDims& to, bool final = false);
   /// Sizes as a tensor: a constant, or computed from the graph's input.
@@ -164,11 +213,39 @@ class OnnxBuilder {
   std::string unique(const std::string& name);
   void add_ports();
   void add_outputs();
+  void translate();
+
+  // onnx_quant.cpp
+  /// A product with a weight in integers.
+  struct Product {
+    std::string weight, bias;  // what it reads; no bias: an empty one
+    Tensor late_bias = {};     // f32 [channels], to be added behind it
+  };
+  const OnnxGrid* grid_at(int input) const;
+  const OnnxGrid* grid_of(int value) const;
+  int norm_behind() const;
+  std::string on_grid(const std::string& x, const OnnxGrid& grid, const std::string& as);
+  std::string input_on_grid(int value, const OnnxGrid& grid);
+  std::string weight_on_grid(int value, const OnnxGrid& grid);
+  std::string stored(const OnnxGrid& grid, const Tensor& integers);
+  void begin_product();
+  void add_late_bias();
+  std::string grid_scale(const OnnxGrid& grid);
+  std::string grid_zero_point(const OnnxGrid& grid);
 
   const nn::Trace& trace_;
   const nn::Trace* other_;
+  const OnnxGrids& grids_;
   const OnnxOptions& options_;
   const nn::TracedCall* call_ = nullptr;
+  int index_ = -1;                  // of the call in the trace
+  std::optional<Product> product_;  // which the call is
+  std::vector<int> makers_;         // by value: the call that makes it, or -1
+  std::vector<int> reader_;         // by value: the one call that reads it, or -1
+  std::set<int> folded_;            // batch norms that are in the weights before them
+  std::set<int> again_;             // calls whose results lie on a grid, and are put on it once more
+  std::map<std::pair<int, std::string>, std::string> on_grids_;                // names by value and grid
+  std::map<const OnnxGrid*, std::pair<std::string, std::string>> grid_names_;  // of scales and zero points
   OnnxGraph graph_;
   std::vector<bool> needed_;                      // by value
   std::map<int, std::string> names_;              // of values

@@ -194,6 +194,18 @@ void linear(B& b) {
   b.result("Gemm", inputs, {{"transB", int64_t{1}}});
 }
 
+void linear_weight_only(B& b) {
+  const std::string weight = b.dequantized_weight(static_cast<int>(b.attributes<WeightOnlyAttributes>().bits));
+  if (b.in_sizes(0).size() == 2) {
+    std::vector<std::string> inputs{b.in(0), weight};
+    if (b.has(3)) inputs.push_back(b.in(3));
+    return b.result("Gemm", inputs, {{"transB", int64_t{1}}});
+  }
+  const std::string turned = b.node("Transpose", {weight}, {{"perm", Ints{1, 0}}});
+  if (!b.has(3)) return b.result("MatMul", {b.in(0), turned});
+  b.result("Add", {b.node("MatMul", {b.in(0), turned}), b.in(3)});
+}
+
 void matmul(B& b) { b.result("MatMul", {b.in(0), b.in(1)}); }
 
 void attention(B& b) {
@@ -254,6 +266,13 @@ void reduce(B& b, const char* op) {
   const auto& a = b.attributes<ReduceAttributes>();
   if (b.in_sizes(0).empty()) return b.same(b.in(0));
   reduced(b, op, b.in(0), axes_of(b, a.dims), a.keepdim, true);
+}
+
+void norm(B& b) {
+  const auto& a = b.attributes<NormAttributes>();
+  if (a.p != 1 && a.p != 2) b.refuse("expected a norm of 1 or 2, which ONNX has");
+  if (b.in_sizes(0).empty()) return b.result("Abs", {b.in(0)});
+  reduced(b, a.p == 1 ? "ReduceL1" : "ReduceL2", b.in(0), axes_of(b, a.dims), a.keepdim, true);
 }
 
 void arg(B& b, const char* op, int output) {
@@ -454,6 +473,7 @@ OnnxTranslators make_table() {
   t["triu"] = [](B& b) { triangle(b, true); };
 
   t["linear"] = linear;
+  t["linear_weight_only"] = linear_weight_only;
   t["mm"] = matmul;
   t["bmm"] = matmul;
   t["dot"] = matmul;
@@ -464,6 +484,7 @@ OnnxTranslators make_table() {
   t["prod"] = [](B& b) { reduce(b, "ReduceProd"); };
   t["amax"] = [](B& b) { reduce(b, "ReduceMax"); };
   t["amin"] = [](B& b) { reduce(b, "ReduceMin"); };
+  t["norm"] = norm;
   t["logsumexp"] = [](B& b) { reduce(b, "ReduceLogSumExp"); };
   t["argmax"] = [](B& b) { arg(b, "ArgMax", 0); };
   t["argmin"] = [](B& b) { arg(b, "ArgMin", 0); };
@@ -472,6 +493,10 @@ OnnxTranslators make_table() {
   t["cumsum"] = cumsum;
 
   t["batch_norm"] = batch_norm;
+  // What they do is in the grids (take_grids).
+  t["fake_quantize"] = [](B& b) { b.same(b.in(0)); };
+  t["fake_quantize_learnable"] = [](B& b) { b.same(b.in(0)); };
+
   t["layer_norm"] = layer_norm;
   t["rms_norm"] = rms_norm;
   t["group_norm"] = group_norm;

@@ -180,10 +180,12 @@ std::string header_text(const std::vector<const NamedTensor*>& order,
   return text;
 }
 
-}  // namespace
-
-void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
-                      const std::map<std::string, std::string>& metadata) {
+// What stands in a file, in its order.
+struct Contents {
+  std::vector<const NamedTensor*> order;
+  std::string header;
+};
+Contents contents_of(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
   std::vector<const NamedTensor*> order;
   std::vector<std::string_view> names;
   order.reserve(tensors.size());
@@ -204,11 +206,28 @@ void save_safetensors(const std::filesystem::path& path, const NamedTensors& ten
     const auto x = a->tensor.item_size(), y = b->tensor.item_size();
     return x != y ? x > y : a->name < b->name;
   });
-  const std::string text = header_text(order, metadata);
+  std::string text = header_text(order, metadata);
   if (text.size() > kMaxHeader) {
     fail<Error>("save_safetensors: names and metadata take {} bytes, the format has at most {}", text.size(),
                 kMaxHeader);
   }
+  return {std::move(order), std::move(text)};
+}
+
+}  // namespace
+
+std::uint64_t safetensors_bytes(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
+  const Contents contents = contents_of(tensors, metadata);
+  std::uint64_t sum = 8 + contents.header.size();
+  for (const NamedTensor* t : contents.order) {
+    sum += static_cast<std::uint64_t>(t->tensor.numel()) * t->tensor.item_size();
+  }
+  return sum;
+}
+
+void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                      const std::map<std::string, std::string>& metadata) {
+  const auto [order, text] = contents_of(tensors, metadata);
   AtomicFile file(path);
   unsigned char length[8];
   for (std::size_t i = 0; i < 8; ++i) length[i] = static_cast<unsigned char>(text.size() >> (8 * i));

@@ -29,5 +29,8 @@ HS_API Safetensors parse_safetensors(std::span<const unsigned char> bytes, const
 /// writer orders them. Throws IoError, and Error for duplicate names and for names and texts that are not UTF-8.
 HS_API void save_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata = {});
+/// Bytes of the file that save_safetensors() would write. Throws what that throws for tensors and texts.
+HS_API std::uint64_t safetensors_bytes(const NamedTensors& tensors,
+                                       const std::map<std::string, std::string>& metadata = {});
 
 }  // namespace halfstep::io

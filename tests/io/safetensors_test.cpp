@@ -72,6 +72,7 @@ TEST_F(Safetensors, RoundTripsEveryDtypeAndLayout) {
   tensors.push_back({"scalar", full({}, 2.5)});
   const fs::path path = folder_ / "x.safetensors";
   io::save_safetensors(path, tensors, {{"note", "\"quoted\" – ü"}});
+  EXPECT_EQ(io::safetensors_bytes(tensors, {{"note", "\"quoted\" – ü"}}), fs::file_size(path));
   const auto loaded = io::load_safetensors(path);
   EXPECT_EQ(loaded.metadata.at("note"), "\"quoted\" – ü");
   ASSERT_EQ(loaded.tensors.size(), tensors.size());
