@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole training steps on random data: `halfstep bench mlp --amp off,bf16,f16`.
+// Whole training steps, or calls of sessions, on random data: `halfstep bench mlp --amp off,bf16,f16`.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "cli/bench_inference.h"
+#include "cli/integers.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
+#include "cli/weight_only.h"
 #include "halfstep/core/random.h"
+#include "halfstep/core/text.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/machine.h"
@@ -32,8 +38,33 @@ struct BenchOptions : CommonOptions {
   std::vector<std::string> amp{"off"};
   int steps = 200, warmup = 20;
   std::string optimizer = "sgd", loss_scale;
-  bool no_capture = false;
+  bool no_capture = false, inference = false, int8 = false, weight_only = false;
+  int weight_bits = 8;
+  std::int64_t group_size = 0;
+  std::filesystem::path onnx_to;
+  std::function<bool(const std::string& flag)> given;
 };
+
+constexpr const char *kOnnxFlag = "--write-onnx", *kWeightBitsFlag = "--quant-weight-bits";
+
+void check_mode(const BenchOptions& o) {
+  if (!o.inference) {
+    for (const char* flag : {kInt8Flag, kOnnxFlag, kWeightOnlyFlag, kWeightBitsFlag, kGroupSizeFlag}) {
+      if (o.given(flag)) throw UsageError(fmt::format("{}: only with --inference", flag));
+    }
+    return;
+  }
+  for (const char* flag : {kWeightBitsFlag, kGroupSizeFlag}) {
+    if (o.given(flag) && !o.weight_only) throw UsageError(fmt::format("{}: only with {}", flag, kWeightOnlyFlag));
+  }
+  for (const char* flag : {"--optimizer", "--loss-scale", "--no-capture"}) {
+    if (o.given(flag)) throw UsageError(fmt::format("{}: of training steps, and --inference is given", flag));
+  }
+  std::error_code error;
+  if (o.given(kOnnxFlag) && !std::filesystem::is_directory(o.onnx_to, error)) {
+    throw UsageError(fmt::format("{}: expected a folder, got {}", kOnnxFlag, shown_path(o.onnx_to)));
+  }
+}
 
 // One training step after another, each timed; in turn over the precisions, so that drift of the machine hits all.
 struct Run {
@@ -54,6 +85,7 @@ struct Run {
 };
 
 int run(const BenchOptions& o) {
+  check_mode(o);
   const Device device = apply_common(o);
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
@@ -68,6 +100,20 @@ int run(const BenchOptions& o) {
   if (o.batch_size > kMostValues / values) {
     throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",
                                  kMostValues / values, values, o.batch_size));
+  }
+  if (o.inference) {
+    std::optional<quant::WeightOnlyOptions> weights;
+    if (o.weight_only) weights = weight_only_options({.weight_bits = o.weight_bits}, o.group_size);
+    return bench_inference({.model = o.model,
+                            .device = device,
+                            .batch_size = o.batch_size,
+                            .image_size = size,
+                            .amp = o.amp,
+                            .int8 = o.int8,
+                            .weights = weights,
+                            .steps = o.steps,
+                            .warmup = o.warmup,
+                            .onnx_to = o.onnx_to});
   }
   std::vector<Run> runs;
   for (const std::string& precision : o.amp) {
@@ -138,7 +184,8 @@ int run(const BenchOptions& o) {
 }  // namespace
 
 void add_bench(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "bench", "Time whole training steps on random data; one JSON line a precision");
+  const Verb verb =
+      add_verb(program, "bench", "Time training steps or inference on random data; one JSON line a precision");
   auto o = std::make_shared<BenchOptions>();
   add_common(verb, *o);
   add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
@@ -151,6 +198,17 @@ void add_bench(CLI::App& program, int& status) {
   add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(verb, "--loss-scale", o->loss_scale, "As in train");
   verb.add_switch("--no-capture", o->no_capture, "Don't capture and replay steps");
+  verb.add_switch("--inference", o->inference, "Time calls of sessions, as `halfstep predict` makes them, not steps");
+  verb.add_switch(kInt8Flag, o->int8, "With --inference: the network in 8-bit integers, too");
+  verb.add_switch(kWeightOnlyFlag, o->weight_only,
+                  "With --inference: the weights of linear layers in integers, too, in each precision of --amp");
+  add_whole(verb, kWeightBitsFlag, o->weight_bits, 4, 8, "With --weight-only: bits of weights, 8 or 4");
+  add_whole(verb, kGroupSizeFlag, o->group_size, 0, kMostCount,
+            "With --weight-only: weights of a row that share a scale; 0: whole rows")
+      .value("N");
+  add_path(verb, kOnnxFlag, o->onnx_to,
+           "With --inference: folder for MODEL.onnx and MODEL-int8.onnx, to time the same networks elsewhere");
+  o->given = [verb](const std::string& flag) { return verb.count(flag) > 0; };
   verb.run([o, &status] { status = run(*o); });
 }
 

@@ -119,6 +119,26 @@ class Reader {
     const std::string where = place(file_, key_node.Mark());
     if (!key_node.IsScalar()) throw UsageError(fmt::format("{}: expected the name of a flag before the colon", where));
     const std::string& key = key_node.Scalar();
+    if (key == kSection && value.IsMap()) return take_section(key_node, value);
+    take_flag(where, key == kSection && flags_.contains(kTurnsOn) ? kTurnsOn : key, value);
+  }
+
+ private:
+  // `quant: {weight-bits: 4}` is `qat: true` with `quant-weight-bits: 4`, and `quant: true` that alone.
+  static constexpr const char *kSection = "quant", *kTurnsOn = "qat";
+
+  void take_section(const YAML::Node& key_node, const YAML::Node& section) {
+    take_flag(place(file_, key_node.Mark()), kTurnsOn, YAML::Node(true));
+    for (const auto& entry : section) {
+      const std::string where = place(file_, entry.first.Mark());
+      if (!entry.first.IsScalar()) {
+        throw UsageError(fmt::format("{}: expected the name of a flag before the colon", where));
+      }
+      take_flag(where, fmt::format("{}-{}", kSection, entry.first.Scalar()), entry.second);
+    }
+  }
+
+  void take_flag(const std::string& where, const std::string& key, const YAML::Node& value) {
     const auto flag = flags_.find(key);
     if (flag == flags_.end()) {
       std::vector<std::string> names;
@@ -147,7 +167,6 @@ class Reader {
     if (!displaced) give(where, *option, value.IsNull() ? std::string() : value.Scalar());
   }
 
- private:
   static void give(const std::string& where, CLI::Option& option, const std::string& value) {
     try {
       option.add_result(value);

@@ -34,7 +34,7 @@ bool to_pth(const fs::path& path) {
       fmt::format("convert: expected a target that ends in .safetensors, .pth or .pt, got '{}'", shown_path(path)));
 }
 
-std::optional<DType> parse_dtype(const std::string& name) {
+std::optional<DType> dtype_of_file(const std::string& name) {
   if (name.empty()) return std::nullopt;
   for (const DType dtype : {f16, bf16, f32}) {
     if (name == halfstep::name(dtype)) return dtype;
@@ -99,7 +99,7 @@ std::string listed(const std::set<std::string>& names) { return printable(fmt::f
 
 int run(const ConvertOptions& o) {
   const bool pth = to_pth(o.to);
-  const auto dtype = parse_dtype(o.dtype);
+  const auto dtype = dtype_of_file(o.dtype);
   check_target(o);
   io::WeightsFile file = io::load_weights_file(o.from);
   std::set<std::string> left_out, kept;

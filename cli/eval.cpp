@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "cli/fold.h"
+#include "cli/integers.h"
 #include "cli/options.h"
 #include "cli/precision.h"
 #include "cli/progress.h"
@@ -27,7 +28,7 @@ struct EvalOptions : CommonOptions {
   std::int64_t print_freq = 10;
   int workers = 1;
   std::uint64_t seed = 0;
-  bool fold = false;
+  bool fold = false, int8 = false;
 };
 
 // The flags of some kinds of data that an evaluation takes.
@@ -49,7 +50,7 @@ int run(EvalOptions& o) {
   if (!o.log_json.empty()) refuse_many_processes("eval");
   training::check_log(o.log_json, {}, {o.weights, o.data});
   check_precision(o.amp);
-  const Loaded loaded = load_classifier(o.model, o.weights);
+  Loaded loaded = load_classifier(o.model, o.weights);
   const training::DataKind& kind = training::data_of(o.model);
   for (const Flag& row : rows(o)) {
     if (o.pictures.count(row.name()) > 0 && !training::takes(o.model, row)) {
@@ -65,7 +66,8 @@ int run(EvalOptions& o) {
     const std::int64_t size = o.pictures.images.image_size;
     folded = fold_network(loaded, o.model, images ? Shape{1, 3, size, size} : Shape{1, 784});
   }
-  const Precision precision = set_precision(loaded, o.amp);
+  if (o.int8) folded += use_integers(loaded, o.amp);
+  const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
   fmt::print("evaluating {} on {}{}{}\n", loaded.text(o.model), place.text(loaded), precision.said, folded);
@@ -144,6 +146,7 @@ void add_eval(CLI::App& program, int& status) {
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
   verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
+  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
   add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb.run([o, &status] { status = run(*o); });
 }

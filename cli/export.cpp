@@ -15,7 +15,7 @@
 namespace halfstep::cli {
 namespace {
 
-constexpr std::uint64_t kMostBatch = 65536;
+constexpr std::uint64_t kMostExportBatch = 65536;
 
 struct ExportOptions : CommonOptions {
   EvalImageOptions pictures;
@@ -26,7 +26,7 @@ struct ExportOptions : CommonOptions {
   io::OnnxNms suppression;
 };
 
-DType parse_dtype(const std::string& name) {
+DType parse_onnx_dtype(const std::string& name) {
   for (const DType dtype : {f32, f16}) {
     if (name == halfstep::name(dtype)) return dtype;
   }
@@ -79,9 +79,11 @@ void check_predictions(const std::string& model, const training::Network& networ
 
 int run(ExportOptions& o) {
   const Device device = apply_common(o);
-  io::OnnxOptions options{.opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_dtype(o.dtype)};
-  const auto batch =
-      options.dynamic_batch ? 1 : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostBatch));
+  io::OnnxOptions options{
+      .opset = o.opset, .dynamic_batch = o.batch_size == "dynamic", .dtype = parse_onnx_dtype(o.dtype)};
+  const auto batch = options.dynamic_batch
+                         ? 1
+                         : static_cast<std::int64_t>(parse_whole("--batch-size", o.batch_size, 1, kMostExportBatch));
   check_target(o);
   const Loaded loaded = load_classifier(o.model, o.weights);
   const training::Network& network = loaded.network;

@@ -5,6 +5,7 @@
 
 #include "halfstep/nn/fold.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/quant/quantization.h"
 
 namespace halfstep::cli {
 
@@ -14,6 +15,10 @@ std::string fold_network(const Loaded& loaded, const std::string& model, const S
     const NamedTensors parameters = module.parameters();
     return parameters.empty() ? Device() : parameters.front().tensor.device();
   }();
+  if (quant::quantization_of(module)) {
+    throw UsageError(
+        fmt::format("{}: {} was trained with --qat, whose rounding is that of the network as it is", kFoldFlag, model));
+  }
   const Tensor example = zeros(sizes, {.device = device});
   // The verb's own network: nobody else has a handle on it.
   const nn::FoldReport report =

@@ -12,7 +12,6 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -103,22 +102,9 @@ void complain(const std::string& text) {
 
 namespace {
 
-struct Later {
-  const char* name;
-  const char* what;
-};
-constexpr Later kLaterVerbs[] = {{"quantize", "quantization"}};
-constexpr Later kLaterFlags[] = {{"--qat", "quantization-aware training"}};
 // Of other programs' launchers.
 constexpr const char* kLauncherFlags[] = {"--dist-url", "--dist-backend", "--world-size", "--rank",
                                           "--multiprocessing-distributed"};
-
-std::string later(std::span<const Later> all, std::string_view name) {
-  for (const Later& l : all) {
-    if (name == l.name) return std::string(l.name) + ": " + l.what + " is not there yet";
-  }
-  return {};
-}
 
 // A file that is opened would otherwise take the place of a closed standard file, and get what is printed. What stands
 // in goes the other way, as in gnulib: reading from it or writing to it stays an error. Returns whether all are taken.
@@ -182,9 +168,8 @@ void check_verb(const CLI::App& program, const std::vector<std::string>& argumen
   }
   const std::string& given = arguments[0];
   if (given.starts_with('-') || std::find(names.begin(), names.end(), given) != names.end()) return;
-  std::string reason = later(kLaterVerbs, given);
-  if (reason.empty()) reason = fmt::format("there is no command '{}'{}", given, did_you_mean(given, names));
-  throw UsageError(fmt::format("{}; the commands are {}", reason, list));
+  throw UsageError(
+      fmt::format("there is no command '{}'{}; the commands are {}", given, did_you_mean(given, names), list));
 }
 
 // What CLI11 has to say, in the words of this program.
@@ -203,7 +188,7 @@ std::string usage_text(const CLI::App& program, const CLI::ParseError& e) {
     for (const std::string& argument : program.remaining(true)) {
       if (!argument.starts_with('-')) continue;
       const std::string flag = argument.substr(0, argument.find('='));
-      std::string reason = later(kLaterFlags, flag);
+      std::string reason;
       if (std::find(std::begin(kLauncherFlags), std::end(kLauncherFlags), flag) != std::end(kLauncherFlags)) {
         reason = flag + " is not needed: `mpirun -n N halfstep train` and `halfstep launch` start N processes";
       }
@@ -245,6 +230,7 @@ int run(int argc, char** argv) {
   add_convert(program, status);
   add_inspect(program, status);
   add_export(program, status);
+  add_quantize(program, status);
   add_summary(program, status);
   add_ops(program, status);
   add_devices(program, status);

@@ -20,6 +20,8 @@
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/detection.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/quantize.h"
+#include "halfstep/train/weight_only.h"
 
 namespace halfstep::cli {
 namespace fs = std::filesystem;
@@ -121,6 +123,23 @@ training::DetectionConfig description_of(const training::SavedWeights& saved, co
 
 }  // namespace
 
+namespace {
+
+// A number of the recipe that weights were trained by; -1: it isn't there.
+std::int64_t trained(const std::map<std::string, std::string>& recipe, const char* flag) {
+  const auto it = recipe.find(flag);
+  std::int64_t value = -1;
+  if (it != recipe.end()) std::from_chars(it->second.data(), it->second.data() + it->second.size(), value);
+  return value;
+}
+// Of the pictures; 0: the network's own.
+std::int64_t trained_size(const std::map<std::string, std::string>& recipe) {
+  const std::int64_t size = trained(recipe, "image-size");
+  return size > 0 && size <= data::kLargestInputSide ? size : 0;
+}
+
+}  // namespace
+
 Loaded load_classifier(std::string& model, const fs::path& weights, const training::DetectionConfig& given) {
   training::SavedWeights saved = training::load_saved_weights(weights, model);
   // A configuration beside weights says nothing of them unless they are the run's.
@@ -154,7 +173,16 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const traini
   loaded.network = training::network_kind(model).make(config, data);
   loaded.classifier = {.module = loaded.network.module.get(), .forward = loaded.network.forward};
   try {
+    config.quantization = training::saved_quantization(loaded.recipe);
+    if (config.quantization.is_on()) {
+      config.images.image_size = trained_size(loaded.recipe);
+      training::prepare_quantization(config, *training::make_task(config, data, loaded.network));
+    }
+    if (const auto weight_only = training::saved_weight_only(loaded.recipe)) {
+      quant::quantize_weights(*loaded.classifier.module, *weight_only);
+    }
     loaded.classifier.module->load_state_dict(saved.tensors);
+    training::check_ranges(*loaded.classifier.module);
   } catch (const Error& e) {
     throw IoError(fmt::format("{}: no weights of {}: {}", shown_path(weights), model, e.what()));
   }
@@ -163,6 +191,22 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const traini
 }
 
 // One name a line; a carriage return before the end of the line belongs to the line's end.
+training::Checkpoint rewritten(const std::string& model, const Loaded& loaded, const training::Task& task,
+                               const training::ImageDataOptions* images, NamedTensors weights) {
+  training::Checkpoint made;
+  made.model = model;
+  made.weights = std::move(weights);
+  made.network = task.network_description();
+  made.classes = loaded.classes;
+  made.recipe = loaded.recipe;
+  made.data_checksums = loaded.data_checksums;
+  if (images) {
+    made.recipe.emplace("image-size", fmt::format("{}", images->image_size));
+    made.recipe.emplace("resize", fmt::format("{}", images->resize));
+  }
+  return made;
+}
+
 std::vector<std::string> read_class_names(const fs::path& path, std::int64_t expected) {
   std::ifstream file(path);
   if (!file || fs::is_directory(path)) {
@@ -183,7 +227,14 @@ std::vector<std::string> read_class_names(const fs::path& path, std::int64_t exp
   return names;
 }
 
-std::string Loaded::text(const std::string& model) const { return fmt::format("{} with {}", model, shown_path(file)); }
+std::string Loaded::text(const std::string& model) const {
+  std::string said = fmt::format("{} with {}", model, shown_path(file));
+  if (const auto integers = quant::weight_only_layers(*network.module); !integers.empty()) {
+    said += fmt::format(" ({} linear layer{} with {}-bit weights)", integers.size(), integers.size() == 1 ? "" : "s",
+                        integers[0].bits);
+  }
+  return said;
+}
 
 std::string DataPlace::text(const Loaded& loaded) const {
   std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
@@ -225,14 +276,9 @@ void add_image_size(const Verb& verb, EvalImageOptions& o) {
 }
 
 void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded& loaded) {
-  const auto trained = [&](const char* flag) -> std::int64_t {
-    const auto it = loaded.recipe.find(flag);
-    std::int64_t value = -1;
-    if (it != loaded.recipe.end()) std::from_chars(it->second.data(), it->second.data() + it->second.size(), value);
-    return value;
-  };
   const bool sized = o.count("--image-size") > 0;
-  const std::int64_t size = sized ? o.images.image_size : std::max<std::int64_t>(trained("image-size"), 0);
+  const std::int64_t size =
+      sized ? o.images.image_size : std::max<std::int64_t>(trained(loaded.recipe, "image-size"), 0);
   const training::ImageDataOptions usual = training::default_images(model, size);
   o.images.image_size = usual.image_size;
   if (usual.image_size > data::kLargestInputSide) {
@@ -240,7 +286,7 @@ void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded&
                               data::kLargestInputSide, usual.image_size));
   }
   if (o.count("--resize") == 0) {
-    const std::int64_t resize = trained("resize");
+    const std::int64_t resize = trained(loaded.recipe, "resize");
     o.images.resize = !sized && resize >= 0 ? resize : usual.resize;
   }
   o.images.crop = usual.crop;

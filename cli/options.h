@@ -15,6 +15,7 @@
 #include "cli/verbs.h"
 #include "halfstep/core/error.h"
 #include "halfstep/data/dataset.h"
+#include "halfstep/train/checkpoint.h"
 #include "halfstep/train/data.h"
 #include "halfstep/train/trainer.h"
 
@@ -73,6 +74,11 @@ struct Loaded {
 /// UsageError for weights that don't say what they are of.
 Loaded load_classifier(std::string& model, const std::filesystem::path& weights,
                        const training::DetectionConfig& given = {});
+
+/// What a file of the same network with other weights holds: the task's description of it, its classes and flags, and
+/// the size and cut of the pictures that it was measured with (null: no network of pictures).
+training::Checkpoint rewritten(const std::string& model, const Loaded& loaded, const training::Task& task,
+                               const training::ImageDataOptions* images, NamedTensors weights);
 
 /// The names of classes in a file, one a line. Throws IoError unless there are so many.
 std::vector<std::string> read_class_names(const std::filesystem::path& path, std::int64_t expected);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cli/fold.h"
+#include "cli/integers.h"
 #include "cli/precision.h"
 #include "cli/verbs.h"
 #include "halfstep/train/checkpoint.h"
@@ -62,6 +63,7 @@ void add_predict(CLI::App& program, int& status) {
   add_image_size(verb, o->pictures);
   add_word(verb, "--amp", o->amp, kPrecisionHelp);
   verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
+  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
   for (auto make : {classification_predictor, detection_predictor}) {
     const std::vector<std::string> before = verb.flag_names();
     Predict::Task task{.predictor = make(), .flags = {}};

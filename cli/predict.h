@@ -19,6 +19,7 @@ struct PredictOptions : CommonOptions {
   std::vector<std::filesystem::path> inputs;
   std::string amp;
   bool fold = false;  ///< batch norms into convolutions, see cli/fold.h
+  bool int8 = false;  ///< see cli/integers.h
 };
 
 /// How the networks of a task predict. A new task is one more in the list of predict.cpp.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cli/fold.h"
+#include "cli/integers.h"
 #include "cli/precision.h"
 #include "cli/predict.h"
 #include "cli/terminal.h"
@@ -59,9 +60,10 @@ data::MnistData pictures_of(const PredictOptions& o, const DataPlace& place) {
 int predict_digits(PredictOptions& o, const ClassifierFlags& flags, Device device) {
   refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize", "--classes", "--top"});
   check_precision(o.amp);
-  const Loaded loaded = load_classifier(o.model, o.weights);
-  const std::string folded = o.fold ? fold_network(loaded, o.model, {1, 784}) : "";
-  const Precision precision = set_precision(loaded, o.amp);
+  Loaded loaded = load_classifier(o.model, o.weights);
+  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 784}) : "";
+  if (o.int8) folded += use_integers(loaded, o.amp);
+  const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const training::Classifier& classifier = loaded.classifier;
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(flags.seed) : std::nullopt;
   const DataPlace place = o.inputs.empty() ? place_of_data(loaded, flags.data, seed) : DataPlace{};

@@ -11,6 +11,7 @@
 
 #include "cli/detection_files.h"
 #include "cli/fold.h"
+#include "cli/integers.h"
 #include "cli/precision.h"
 #include "cli/predict.h"
 #include "halfstep/core/atomic_file.h"
@@ -145,10 +146,11 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
   if (o.inputs.empty()) throw UsageError("INPUT: expected at least one image, .jpg or .png, or a folder of them");
   const std::vector<fs::path> files = pictures_in(o.inputs);
   const std::vector<std::string> names = names_of(files);
-  const Loaded loaded = load_classifier(o.model, o.weights);
+  Loaded loaded = load_classifier(o.model, o.weights);
   // Before the precision: at some levels networks compute with rounded copies of their weights.
-  const std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, 64, 64}) : "";
-  const Precision precision = set_precision(loaded, o.amp);
+  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, 64, 64}) : "";
+  if (o.int8) folded += use_integers(loaded, o.amp);
+  const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const std::vector<std::string> classes =
       o.classes.empty() ? loaded.classes : read_class_names(o.classes, loaded.num_classes);
   resolve_images(o.pictures, o.model, loaded);
@@ -157,7 +159,8 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
       .image_size = o.pictures.images.image_size,
       .detections = {.score = f.score, .overlap = f.overlap, .limit = f.limit, .agnostic = f.agnostic},
       .classes = only_classes(f.only, classes, loaded.num_classes),
-      .autocast = precision.region};
+      .autocast = precision.region,
+      .levels = loaded.network.outputs};
   const training::Detector detector(loaded.network.as<models::Yolov5>(), options);
   const Output output = open_output(f.out);
   const auto picture_file = [&](std::size_t i) { return output.folder / (names[i] + ".png"); };

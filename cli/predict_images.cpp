@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cli/fold.h"
+#include "cli/integers.h"
 #include "cli/precision.h"
 #include "cli/predict.h"
 #include "halfstep/amp/autocast.h"
@@ -24,11 +25,12 @@ int predict_images(PredictOptions& o, const ClassifierFlags& flags, Device devic
     }
   }
   if (o.inputs.empty()) throw UsageError("INPUT: expected at least one image, .jpg or .png");
-  const Loaded loaded = load_classifier(o.model, o.weights);
+  Loaded loaded = load_classifier(o.model, o.weights);
   resolve_images(o.pictures, o.model, loaded);
   const std::int64_t size = o.pictures.images.image_size;
-  const std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, size, size}) : "";
-  const Precision precision = set_precision(loaded, o.amp);
+  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, size, size}) : "";
+  if (o.int8) folded += use_integers(loaded, o.amp);
+  const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   fmt::print("{}{}{}\n", loaded.text(o.model), precision.said, folded);
   o.pictures.images.folder = ".";  // none is needed here
   as_usage([&] { training::check(o.pictures.images); });

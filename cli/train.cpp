@@ -30,7 +30,9 @@
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/quantize.h"
 #include "halfstep/train/run_folder.h"
+#include "halfstep/train/weight_only.h"
 
 namespace halfstep::cli {
 namespace {
@@ -73,16 +75,27 @@ void say_damaged(const training::RunData& data) {
   }
 }
 
-// Values of a file for a network to begin with.
-void load_pretrained(const TrainOptions& o, const nn::ModuleBase& network) {
-  const training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
+// Values of a file for a network to begin with. Where both are quantized, ranges too.
+void load_pretrained(const TrainOptions& o, training::Task& task) {
+  training::SavedWeights saved = training::load_saved_weights(o.pretrained, o.model);
   const std::string file = shown_path(o.pretrained);
+  const nn::ModuleBase& network = task.network();
+  const auto ranges = std::stable_partition(saved.tensors.begin(), saved.tensors.end(), [](const NamedTensor& t) {
+    return !t.name.starts_with(training::kQuantizationPrefix);
+  });
+  NamedTensors quantized(ranges, saved.tensors.end());
+  saved.tensors.erase(ranges, saved.tensors.end());
   try {
+    training::widen_weights(saved.tensors);
     const training::NetworkKind& kind = training::network_kind(o.model);
     const io::PretrainedReport report = io::load_pretrained(
         network, saved.tensors, {.heads = kind.heads ? kind.heads(network) : std::vector<std::string>()});
+    training::prepare_quantization(o.config, task);
+    const std::size_t count = training::load_ranges(network, quantized);
+    training::check_ranges(network);
     if (o.quiet) return;
-    fmt::print("{}: {} tensors loaded\n", file, report.loaded.size());
+    fmt::print("{}: {} tensors loaded{}\n", file, report.loaded.size() + count,
+               quantized.empty() || count > 0 ? "" : ", without their quantization: there is no --qat");
   } catch (const Error& e) {
     throw IoError(fmt::format("{}: no weights of {}: {}", file, o.model, e.what()));
   }
@@ -369,7 +382,11 @@ int run(TrainOptions& o) {
     if (g_stop) return;
     training::describe_data(c, data);
     task = training::make_task(c, data);
-    if (!o.pretrained.empty()) load_pretrained(o, task->network());
+    if (o.pretrained.empty()) {
+      training::prepare_quantization(c, *task);
+    } else {
+      load_pretrained(o, *task);
+    }
     if (!g_stop) place->claim();
   };
   if (!prepared_on_all(c.group, prepare)) return kFailed;

@@ -140,6 +140,9 @@ void check_flags(TrainOptions& o) {
       refuse(flag.needs->value.empty() ? fmt::format("belongs to {}, which is not given", flag.needs->flag)
                                        : fmt::format("needs a {} {}", flag.needs->flag, flag.needs->value));
     }
+    if (o.evaluate && flag.group == "Quantization" && !o.files.contains(flag.name())) {
+      refuse("--evaluate quantizes weights as they say that they were trained");
+    }
     if (training::takes(o.model, flag)) continue;
     refuse(flag.of_data(training::data_of(o.model).flags)
                ? fmt::format("{} is no network for {}", o.model, alternatives(flag.task))
@@ -291,6 +294,14 @@ void add_train_options(const Verb& verb, TrainOptions& o) {
 
 namespace {
 
+// What a configuration may say of quantization.
+std::vector<std::string> quantization_names() {
+  training::QuantizationConfig config;
+  std::vector<std::string> names;
+  for (const Flag& flag : training::flags(config)) names.push_back(flag.key());
+  return names;
+}
+
 // One of the first takes the place of all of the second.
 const std::vector<Displacement> kDisplaced = {
     {{"model", "arch"}, {"model", "arch"}},
@@ -298,7 +309,8 @@ const std::vector<Displacement> kDisplaced = {
     {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
     {{"no-out", "evaluate"}, {"tensorboard"}},
-    {{"resume"}, {"overwrite"}}};
+    {{"resume"}, {"overwrite"}},
+    {{"no-quant"}, quantization_names()}};
 
 // A folder in the place of MODEL is one with data where a file names the network.
 void model_for_data(const Verb& verb, TrainOptions& o) {

@@ -31,6 +31,7 @@ void add_data(CLI::App& program, int& status);
 void add_convert(CLI::App& program, int& status);
 void add_inspect(CLI::App& program, int& status);
 void add_export(CLI::App& program, int& status);
+void add_quantize(CLI::App& program, int& status);
 void add_summary(CLI::App& program, int& status);
 void add_ops(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);

@@ -10,6 +10,8 @@
 #include "halfstep/io/checkpoint_file_internal.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/quantize.h"
+#include "halfstep/train/weight_only.h"
 
 namespace halfstep::training {
 namespace {
@@ -128,6 +130,9 @@ Checkpoint load_checkpoint(const fs::path& given) {
   c.model = state.text("model");
   c.network = network_in(state);
   c.optimizer_kind = state.text("optimizer_kind");
+  if (c.optimizer_kind.empty()) {
+    fail<IoError>("{}: it has weights and no state of a training; begin another one with --pretrained", file);
+  }
   c.optimizer.numbers = state.reals("optimizer");
   c.scaler = state.reals("scaler");
   // Counts that fit one another: what one bounds, another can't exceed.
@@ -235,11 +240,23 @@ SavedWeights load_saved_weights(const fs::path& given, const std::string& model)
     });
   }
   weights.tensors = std::move(content.tensors);
+  try {
+    if (const auto weight_only = saved_weight_only(weights.recipe)) {
+      check_weight_only(weights.tensors, *weight_only);
+    } else {
+      restore_weights(weights.tensors, weights.recipe);
+      widen_weights(weights.tensors);
+    }
+  } catch (const Error& e) {
+    fail<IoError>("{}: {}", file, e.what());
+  }
   return weights;
 }
 
 NamedTensors load_weights(const fs::path& path, const std::string& model) {
-  return load_saved_weights(path, model).tensors;
+  SavedWeights weights = load_saved_weights(path, model);
+  widen_weights(weights.tensors);
+  return std::move(weights.tensors);
 }
 
 }  // namespace halfstep::training

@@ -68,6 +68,7 @@ void add_hits(TaskLoss& made, const Tensor& target, Verdicts* verdicts) {
 ClassificationTask::ClassificationTask(const Network& network, const ClassificationOptions& options)
     : holder_(network.module),
       classifier_{.module = network.module.get(), .forward = network.forward},
+      outputs_(network.outputs),
       options_(options) {}
 
 TaskLoss ClassificationTask::loss(const data::Batch& batch) {
@@ -87,7 +88,7 @@ void ClassificationTask::count(TaskLoss& made, const data::Batch& batch) {
 
 TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
   TaskLoss made;
-  made.output = classifier_.forward(batch.input);
+  made.output = outputs_ ? outputs_(batch.input).at(0) : classifier_.forward(batch.input);
   made.loss = cross_entropy(made.output, batch.target);
   add_hits(made, batch.target, options_.keep_verdicts ? &verdicts_ : nullptr);
   return made;

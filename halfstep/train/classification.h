@@ -60,6 +60,7 @@ class HS_API ClassificationTask final : public Task {
  private:
   std::shared_ptr<const nn::ModuleBase> holder_ = nullptr;
   Classifier classifier_;
+  std::function<std::vector<Tensor>(const Tensor&)> outputs_ = {};  // in evaluations; empty: the classifier's
   ClassificationOptions options_;
   Verdicts verdicts_;
 };

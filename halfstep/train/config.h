@@ -19,6 +19,26 @@
 
 namespace halfstep::training {
 
+/// Quantization-aware training (quant/quantization.h).
+struct QuantizationConfig {
+  bool on = false;                          ///< see is_on()
+  bool off = false;                         ///< not even where `on` asks for it
+  int weight_bits = 8;                      ///< 2 to 8, and 16
+  int activation_bits = 8;                  ///< 2 to 8, and 16
+  std::string observer = "moving_average";  ///< of activations: the name of an ObserverKind
+  bool symmetric = false;                   ///< activations too have no zero point
+  bool reduce_range = false;                ///< activations have a bit less
+  bool learned = false;                     ///< scales are trained (LSQ)
+  std::string skip = {};  ///< paths of modules that stay in floating point, by commas; `*` stands for any text
+  bool first = true;      ///< quantize the first product with weights
+  bool last = true;       ///< quantize the last one
+  int freeze_ranges = 0;  ///< epochs after which the ranges of activations stay as they are; 0: never
+  int freeze_norms = 0;   ///< epochs after which batch norms use and keep their running statistics; 0: never
+
+  /// Whether there is any.
+  bool is_on() const { return on && !off; }
+};
+
 /// The configuration of a training run. What is a flag of `halfstep train` has its row in train/flag_table.cpp.
 struct TrainConfig {
   std::string model = "mlp";
@@ -67,9 +87,10 @@ struct TrainConfig {
   ImageDataOptions images = {};     ///< of networks of images; `data` and `limit` stand for its folder and limit
   DetectionConfig detection = {};   ///< of detectors; the size of the pictures is `images.image_size`
   bool train_accuracy = false;      ///< count top-1 and top-5 of the training batches
-  bool capture = true;              ///< replay steps from memory where they can be (capture/capture.h)
-  int read_every = 1;               ///< steps between two reads of a device's losses, see FitOptions
-  std::int64_t num_classes = 0;     ///< for mixup; 0: as many as there are names
+  QuantizationConfig quantization = {};
+  bool capture = true;           ///< replay steps from memory where they can be (capture/capture.h)
+  int read_every = 1;            ///< steps between two reads of a device's losses, see FitOptions
+  std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
   /// Names of the classes, which go into the checkpoints; may be empty.
   std::vector<std::string> classes = {};
   /// Further settings that determine the run's data, such as the image size, as flag (without dashes) and value: saved

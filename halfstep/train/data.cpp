@@ -18,9 +18,9 @@ namespace halfstep::training {
 namespace {
 
 // Some of the samples, evenly over all: those of a folder stand class by class.
-class Part final : public data::Dataset {
+class SomeSamples final : public data::Dataset {
  public:
-  Part(std::shared_ptr<const data::Dataset> all, std::int64_t count) : all_(std::move(all)), count_(count) {}
+  SomeSamples(std::shared_ptr<const data::Dataset> all, std::int64_t count) : all_(std::move(all)), count_(count) {}
   std::int64_t size() const override { return count_; }
   data::Batch batch(const data::BatchRequest& request) const override {
     std::vector<std::int64_t> places;
@@ -131,7 +131,7 @@ LoadedImages load_images(const ImageDataOptions& o, const std::string& model, da
                       .damaged = [images] { return static_cast<std::int64_t>(images->bad_images().size()); },
                       .checksum = checksum_of(*source)};
   if (split == data::Split::kTrain && o.limit > 0 && o.limit < images->size()) {
-    loaded.dataset = std::make_shared<const Part>(images, o.limit);
+    loaded.dataset = std::make_shared<const SomeSamples>(images, o.limit);
   }
   return loaded;
 }

@@ -75,7 +75,7 @@ TaskLoss DetectionTask::evaluate(const data::Batch& batch) {
         "data::DetectionDataset says it, got {}",
         batch.input.size(0), kGeometry, batch.more.empty() ? std::string("nothing") : batch.more[0].sizes().str());
   }
-  const models::DetectorLevels levels = (*network_)(batch.input);
+  const models::DetectorLevels levels = options_.levels ? options_.levels(batch.input) : (*network_)(batch.input);
   const auto found = models::detections(network_->decode(levels), options_.found);
   const std::vector<double> geometry = numbers(batch.more[0]), objects = numbers(batch.target);
   for (std::int64_t i = 0; i < batch.input.size(0); ++i) {

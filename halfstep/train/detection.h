@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,6 +34,8 @@ struct DetectionTaskOptions {
   /// What is trained on, for figures; may be null.
   std::shared_ptr<const data::DetectionDataset> training = {};
   std::uint64_t seed = 0;  ///< of the order of training, for the figure of its first batch
+  /// What computes the network's results in evaluations; empty: the network.
+  std::function<models::DetectorLevels(const Tensor& pictures)> levels = {};
 };
 
 /// A detector with its loss (models::detection_loss). Batches are those of data::DetectionDataset: pictures [N, 3, H,

@@ -277,7 +277,8 @@ std::vector<NetworkKind> detection_networks() {
                                is_described(c.detection) ? models::Yolov5(options) : make(options));
                            return Network{.module = net,
                                           .forward = [net](const Tensor& x) { return net->decode((*net)(x)); },
-                                          .name = {}};
+                                          .name = {},
+                                          .outputs = [net](const Tensor& x) { return (*net)(x); }};
                          },
                      .image_size = kImageSize,
                      .classes = kCocoClasses,
@@ -303,7 +304,8 @@ TaskKind detection_kind() {
                 .classes = data.classes,
                 .evaluated = std::dynamic_pointer_cast<const data::DetectionDataset>(data.test),
                 .training = std::dynamic_pointer_cast<const data::DetectionDataset>(data.training),
-                .seed = c.seed};
+                .seed = c.seed,
+                .levels = network.outputs};
             return std::make_shared<DetectionTask>(network.as<models::Yolov5>(), std::move(options));
           }};
 }

@@ -78,7 +78,7 @@ FoundObjects Detector::operator()(const data::ImageView& picture) const {
   models::DetectorLevels levels;
   {
     const amp::Autocast autocast{{.dtype = options_.autocast.value_or(f16), .enabled = options_.autocast.has_value()}};
-    levels = network_->forward(input);
+    levels = options_.levels ? options_.levels(input) : network_->forward(input);
   }
   found.forward_ms = passed();
   // The objects of other classes don't count, so that none of those that do is left out for them.

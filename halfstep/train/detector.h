@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -21,6 +22,8 @@ struct DetectorOptions {
   models::DetectionsOptions detections = {};  ///< which boxes are kept
   std::vector<std::int64_t> classes = {};     ///< the only ones that are looked for; empty: all
   std::optional<DType> autocast = {};         ///< of the forward pass; none: the network's own precision
+  /// What computes the network's results; empty: the network.
+  std::function<models::DetectorLevels(const Tensor& pictures)> levels = {};
 };
 
 /// What was found in a picture, and how long it took.

@@ -338,6 +338,7 @@ std::vector<Flag> flags(TrainConfig& c) {
         .help = "End the run when so many epochs had no better evaluation; 0: never",
         .range = FlagRange::at_least(0)},
        {.names = "--no-capture", .field = TurnsOff{&c.capture}, .help = "Don't capture and replay steps"}});
+  add(all, "Quantization", flags(c.quantization));
   add(all, "Several processes",
       {{.names = "--compress-gradients",
         .field = &c.compress_gradients,

@@ -119,6 +119,7 @@ HS_API std::vector<Flag> flags(TrainConfig& config);
 /// Those of images, of detection and of debugging among them.
 HS_API std::vector<Flag> flags(ImageDataOptions& options);
 HS_API std::vector<Flag> flags(DetectionConfig& options);
+HS_API std::vector<Flag> flags(QuantizationConfig& options);
 HS_API std::vector<Flag> flags(DebugConfig& config);
 
 /// Whether the flag is one of the data and of the task of the network of that name.

@@ -59,6 +59,9 @@ struct Network {
   std::shared_ptr<const nn::ModuleBase> module;       ///< parameters, state and mode
   std::function<Tensor(const Tensor&)> forward = {};  ///< of networks with one input and one output; may be empty
   std::string name = {};                              ///< that it is registered under
+  /// The results of the module's forward() in evaluations, from something faster in its place such as an
+  /// infer::Session; empty: the module itself.
+  std::function<std::vector<Tensor>(const Tensor&)> outputs = {};
 
   /// The network as what a task needs it to be: its type or a base of it. Throws Error for another one.
   template <class M>

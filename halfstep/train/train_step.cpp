@@ -336,7 +336,19 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
   StepValues values;
   for (const data::Batch& b : batches) values.samples += b.all_samples > 0 ? b.all_samples : task->samples(b) * ranks();
   const NamedTensors buffers = task->network().buffers();
-  std::vector<Tensor> kept;
+  std::vector<Tensor> kept, begin_with;
+  // What activations are rounded by depends on the ranges so far: those of the shards before this step, of which the
+  // first one's are kept.
+  if (quant::quantization_of(task->network())) {
+    if (options.parallel) options.parallel->broadcast_buffers();
+    for (const NamedTensor& b : buffers) begin_with.push_back(b.tensor.clone());
+  }
+  const auto set_buffers = [&](const std::vector<Tensor>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      Tensor to = buffers[i].tensor;
+      to.copy_(values[i]);
+    }
+  };
   const PhiloxState random = default_generator().state();
   constexpr std::uint64_t kPurpose = 0x7368617264;  // keeps shards' numbers apart from other uses of the seed
   Tree tree;
@@ -344,6 +356,7 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
   one.samples = values.samples;
   for (int k = 0; k < own; ++k) {
     const std::int64_t shard = rank * own + k;
+    if (k > 0) set_buffers(begin_with);
     default_generator().set_state(
         {.seed = derive_seed(derive_seed(random.seed, random.offset, kPurpose), static_cast<std::uint64_t>(shard)),
          .offset = 0});
@@ -373,10 +386,7 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
     }
   }
   default_generator().set_state({.seed = random.seed, .offset = random.offset + 1});
-  for (std::size_t i = 0; i < buffers.size(); ++i) {
-    Tensor to = buffers[i].tensor;
-    to.copy_(kept[i]);
-  }
+  set_buffers(kept);
   const Gradients sum = tree.sum();
   for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor.set_grad(sum[i]);
   if (options.parallel) options.parallel->reduce_without_backward();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <set>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/core/fail.h"
@@ -28,6 +29,7 @@
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/model.h"
 #include "halfstep/train/optimizer.h"
+#include "halfstep/train/quantize.h"
 #include "halfstep/train/result_files_internal.h"
 #include "halfstep/train/resume.h"
 #include "halfstep/train/run_callbacks_internal.h"
@@ -62,8 +64,8 @@ std::shared_ptr<dist::DataParallelBase> parallel_of(const TrainConfig& c, const 
   if (c.sync_batch_norm) dist::convert_sync_batch_norm(network, c.group);
   dist::DataParallelOptions options{.bucket_cap_mb = c.bucket_mb,
                                     .first_bucket_cap_mb = c.bucket_mb > 0 ? std::min(c.bucket_mb, 1.0) : 1,
-                                    // Statistics of the whole batch are the same on all ranks.
-                                    .broadcast_buffers = !c.sync_batch_norm};
+                                    // Statistics of the whole batch are the same on all ranks; ranges are not.
+                                    .broadcast_buffers = !c.sync_batch_norm || quant::quantization_of(network)};
   if (c.reproducible > 0) {
     if (c.reproducible % c.group.size() != 0) {
       fail<Error>("--reproducible: expected a number of shards that {} ranks divide, got {}", c.group.size(),
@@ -104,11 +106,13 @@ WarmupOptions warmup_of(const TrainConfig& c) {
   return options;
 }
 
-// What an average is of.
-NamedTensors floating(const NamedTensors& all) {
+// What an average is of, from a file that has it with the rest.
+NamedTensors of_average(const optim::EMA& average, const NamedTensors& all) {
+  std::set<std::string_view> names;
+  for (const NamedTensor& t : average.averages()) names.insert(t.name);
   NamedTensors result;
   std::copy_if(all.begin(), all.end(), std::back_inserter(result),
-               [](const NamedTensor& t) { return t.tensor.is_floating(); });
+               [&](const NamedTensor& t) { return names.contains(t.name); });
   return result;
 }
 
@@ -221,7 +225,7 @@ class Run {
     // Nobody may write the checkpoint that is read.
     if (claims && goes_on) own_folder_ = RunFolder(config.out, existing);
     if (config.ema > 0) {
-      average_.emplace(task->network().state_dict(),
+      average_.emplace(without_activation_ranges(task->network()),
                        optim::EMAOptions{.decay = config.ema, .warmup = config.ema_warmup});
       saver_.set_average(&*average_);
     }
@@ -278,6 +282,7 @@ class Run {
     // Before anything is saved.
     if (average_) all.insert(all.begin(), Callback(std::make_shared<AverageCallback>(*average_)));
     // Like the table, before the checkpoint that it may not lack.
+    if (auto freezes = quantization_schedule(config_.quantization, step_)) all.emplace_back(std::move(freezes));
     if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
     all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
     // Ranks that have read different checkpoints don't go on; what else a scale consists of is that of rank 0.
@@ -377,7 +382,7 @@ class Run {
     }
     try {
       if (average_) {
-        const NamedTensors averages = floating(c.weights);
+        const NamedTensors averages = of_average(*average_, c.weights);
         average_->load_state_dict({.tensors = averages, .numbers = {{"updates", static_cast<double>(c.ema_updates)}}});
       }
       step_.network().load_state_dict(c.training_weights.empty() ? c.weights : c.training_weights);
@@ -455,7 +460,9 @@ RunReport train(TrainConfig config, const TrainCallbacks& callbacks, const std::
   manual_seed(config.seed);
   const RunData data = load_data(config);
   describe_data(config, data);
-  return train(config, make_task(config, data), data.training, data.test, callbacks, stop, folder);
+  const std::shared_ptr<Task> task = make_task(config, data);
+  prepare_quantization(config, *task);
+  return train(config, task, data.training, data.test, callbacks, stop, folder);
 }
 
 void describe_data(TrainConfig& config, const RunData& data) {

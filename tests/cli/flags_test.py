@@ -9,7 +9,7 @@ from images_test import ImageTest, SMALL
 WORDS = {"--data": "data", "--optimizer": "adam", "--lr-schedule": "step:1", "--amp": "bf16", "--amp-dtype": "bf16", "--loss-scale": "512", "--crop": "none",
          "--resize": "0", "--image-size": "4", "--device": "cpu", "--debug-level": "first", "--debug-compare": "f32", "--debug-nonfinite": "raise",
          "--debug-steps": "2", "--profile-steps": "2", "--min-area": "0.5", "--pretrained": "weights.safetensors",
-         "--perspective": "0.0005", "--anchor-ratio": "3", "--cache": "disk"}
+         "--perspective": "0.0005", "--anchor-ratio": "3", "--cache": "disk", "--quant-observer": "entropy", "--quant-skip": "fc2"}
 # What a flag is of no use without.
 WITH = {"--debug-level": ["--debug-dump", "dump"], "--debug-steps": ["--debug-dump", "dump"], "--profile-steps": ["--profile", "profile"],
         "--amp-dtype": ["--amp", "O2"]}
@@ -32,6 +32,10 @@ class Row:
         if self.flag in WORDS:
             return [self.flag, WORDS[self.flag]]
         return [self.flag, {"N": "3", "X": "0.25"}.get(self.value.split("=")[0], "somewhere")]
+
+    def needed(self):
+        """The flags without which it is refused."""
+        return ["--qat"] if self.flag.startswith("--quant-") else WITH.get(self.flag, [])
 
 
 class FlagsTest(ImageTest):
@@ -88,9 +92,10 @@ class Rows(FlagsTest):
             if row.kept != "if given" or row.key == "data" or row.of:
                 continue
             with self.subTest(row.flag):
-                more = WITH.get(row.flag, [])
+                more = row.needed()
                 self.train("data", "--epochs", "4", "--limit", "64", "--out", "run", "--overwrite", "-q", *more, *row.given())
-                self.assertIn(f"{row.key}: {row.given()[1]}", (self.folder / "run/config.yaml").read_text().splitlines())
+                value = row.given()[1] if row.value else "true"
+                self.assertIn(f"{row.key}: {value}", (self.folder / "run/config.yaml").read_text().splitlines())
 
     def test_those_of_some_data_are_refused_elsewhere(self):
         for kind, least in (("images", 5), ("boxes", 25)):
@@ -115,7 +120,11 @@ class Resuming(FlagsTest):
         rows = [r for r in self.rows() if r.resume.startswith("the same") and set(r.of) <= {"classification", "detection"} and r.key != "model"]
         self.assertGreater(len(rows), 12)
         momentum = [r for r in rows if r.flag == "--optimizer"]
-        self.check([r for r in rows if r not in momentum], "run", "mlp", "--epochs", "2")
+        quantized = [r for r in rows if r.needed() == ["--qat"]]
+        self.assertGreater(len(quantized), 8)
+        self.check([r for r in rows if r not in momentum + quantized], "run", "mlp", "--epochs", "2")
+        self.train("data", "--epochs", "1", "--threads", "1", "--qat", "--out", "quantized")
+        self.check(quantized, "quantized", "mlp", "--epochs", "2")
         self.check(momentum, "run", "mlp", "--epochs", "2", "--momentum", "0")
 
     def test_flags_of_images_that_have_to_be_the_same(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks of images from the command line: training, resuming, evaluating and predicting, on small drawn pictures."""
+import json
 import os
 import random
 import re
@@ -363,6 +364,34 @@ class Timing(ImageTest):
         self.assertEqual(len(out.splitlines()), 2)
         for line, dtype in zip(out.splitlines(), ("f32", "bf16")):
             self.assertIn(f'"model":"resnet20","batch":2,"dtype":"{dtype}","image_size":16', line)
+
+    def test_bench_times_inference_in_floats_and_integers(self):
+        few = ["-b", "2", "--steps", "3", "--warmup", "1", "--threads", "1"]
+        out = self.done("bench", "resnet20", "--inference", "--int8", "--amp", "off,bf16", "--write-onnx", ".", *few)
+        lines = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual([line["dtype"] for line in lines], ["f32", "bf16", "int8"])
+        for line in lines:
+            self.assertEqual((line["mode"], line["batch"], line["image_size"]), ("inference", 2, 32))
+            self.assertTrue(0 < line["ms_min"] <= line["ms_median"] <= line["ms_max"])
+            self.assertAlmostEqual(line["samples_per_s"] * line["ms_median"], 2000, delta=1e-6)
+        # Operators are text in the file; ONNX's name for those of 8 bits is in the second one only.
+        plain, integers = ((self.folder / name).read_bytes() for name in ("resnet20.onnx", "resnet20-int8.onnx"))
+        self.assertIn(b"Conv", plain)
+        self.assertNotIn(b"QuantizeLinear", plain)
+        self.assertIn(b"QuantizeLinear", integers)
+        # Boxes are made by ops with numbers, which are the same for any number of samples.
+        out = self.done("bench", "yolov5n", "--inference", "--int8", "--image-size", "64", *few)
+        self.assertEqual([json.loads(line)["dtype"] for line in out.splitlines()], ["f32", "int8"])
+        self.assertEqual(json.loads(self.done("bench", "mlp", "--inference", "--int8", *few).splitlines()[1])["dtype"], "int8")
+
+    def test_what_bench_refuses_of_inference(self):
+        self.refused(2, "--int8: only with --inference", "bench", "resnet20", "--int8")
+        self.refused(2, "--write-onnx: only with --inference", "bench", "resnet20", "--write-onnx", ".")
+        self.refused(2, "--write-onnx: expected a folder", "bench", "resnet20", "--inference", "--write-onnx", "none")
+        for flag in (["--optimizer", "adam"], ["--loss-scale", "8"], ["--no-capture"]):
+            self.refused(2, f"{flag[0]}: of training steps", "bench", "resnet20", "--inference", *flag)
+        self.refused(2, "--amp: expected off, bf16 or f16 with --inference, got 'O2'", "bench", "resnet20", "--inference", "--amp", "O2")
+        self.refused(2, "--int8: integers are computed on the CPU", "bench", "resnet20", "--inference", "--int8", "--device", "sim")
 
 
 if __name__ == "__main__":

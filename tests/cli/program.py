@@ -69,7 +69,7 @@ class Safetensors:
 
     def checksum(self):
         """As train/checkpoint.cpp says: the state, then each tensor's name, dtype, sizes and data, by name."""
-        names = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64", "I64": "i64"}
+        names = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f64", "I64": "i64", "I32": "i32", "I8": "i8", "U8": "u8"}
         crc = zlib.crc32(self.header["__metadata__"][CHECKPOINT].encode())
         for name in sorted(set(self.header) - {"__metadata__"}):
             entry = self.header[name]
