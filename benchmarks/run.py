@@ -10,6 +10,7 @@ Exit status: 0 measured (a peer that is missing or fails is said and left out); 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -94,7 +95,8 @@ def peer_python(options: argparse.Namespace) -> str | None:
     return found.stdout.split("\n")[0].strip()
 
 
-def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> tuple[dict[str, Peer | Together], dict[str, Crowd]]:
+def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None,
+                onnx_files: pathlib.Path | None) -> tuple[dict[str, Peer | Together], dict[str, Crowd]]:
     """Those that answer, and the same for cases that want a process of their own. Raises PeerError when Halfstep's own
     server doesn't answer."""
     threads = str(options.threads)
@@ -111,8 +113,10 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> t
     # What torch.compile makes is kept beside the build: compiling a large network takes minutes.
     env = {**env, "PYTHONDONTWRITEBYTECODE": "1"}
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(options.server.resolve().parent.parent / "peer-compiled"))
-    for name in ("torch", "jax"):
+    for name in ("torch", "jax", "onnx") if onnx_files is not None else ("torch", "jax"):
         command = [python, str(HERE / "peers" / f"{name}_bench.py"), "--threads", threads]
+        if name == "onnx":
+            command += ["--files", str(onnx_files)]
         peer = Peer(name, command, env)
         try:
             peer.hello
@@ -126,6 +130,13 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None) -> t
         except PeerError as error:
             say(f"{name} is left out: {error}")
     return peers, crowds
+
+
+def write_onnx_files(options: argparse.Namespace, folder: pathlib.Path) -> None:
+    """The networks of the inference rows. Raises PeerError."""
+    done = subprocess.run([str(options.server), "--write-onnx", str(folder)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise PeerError(f"its networks can't be written: {done.stderr.strip() or f'status {done.returncode}'}")
 
 
 def start_ranks(options: argparse.Namespace) -> tuple[Peer | None, str]:
@@ -157,8 +168,8 @@ def close_finished(crowds: Mapping[str, Crowd], rows: Sequence[Row]) -> None:
 
 def headline(peers: dict[str, Peer], threads: int, limits: Limits, load: float) -> str:
     ours = peers[OURS].hello
-    names = {"torch": "PyTorch", "jax": "JAX"}
-    beside = " and ".join(f"{names[n]} {peers[n].hello['version']}" for n in ("torch", "jax") if n in peers)
+    names = {"torch": "PyTorch", "jax": "JAX", "onnx": "ONNX Runtime"}
+    beside = " and ".join(f"{names[n]} {peers[n].hello['version']}" for n in names if n in peers)
     lines = [f"Halfstep {ours['version']}" + (f" beside {beside}" if beside else ""),
              f"{ours['cpu']}, {ours['isa']}, {threads} thread{'s' if threads > 1 else ''} each, load average {load:.2f}",
              f"peaks measured: {limits.operations * 1e-9:.0f} GFLOP/s in float32, {limits.cache_bytes * 1e-9:.1f} GB/s on 8 MB, "
@@ -207,15 +218,18 @@ def run(options: argparse.Namespace) -> int:
     start = time.monotonic()
     try:
         pictures, why = find_pictures(HERE.parent, pathlib.Path(scratch.name))
-        peers, crowds = start_peers(options, pictures)
+        infers = any(s.name == "inference" for s in plan(Machine(), options.quick, options.only))
+        peers, crowds = start_peers(options, pictures, pathlib.Path(scratch.name) if infers else None)
+        if "onnx" in peers:
+            write_onnx_files(options, pathlib.Path(scratch.name))
         ours = peers[OURS].hello
         ranks, why_no_ranks = None, ""
         if any(s.name == "parallel" for s in plan(Machine(), options.quick, options.only)):
             ranks, why_no_ranks = start_ranks(options)
             if ranks is not None:
                 peers[f"{OURS}_ranks"] = ranks
-        sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"])), options.quick, options.only,
-                        pictures is not None, ranks is not None)
+        sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"]), ours["isa"]), options.quick, options.only,
+                        pictures is not None, ranks is not None, "onnx" in peers)
         if not sections:
             say(f"run.py: --only {options.only!r} matches no row")
             return 2
@@ -237,7 +251,7 @@ def run(options: argparse.Namespace) -> int:
                 if section.alone:
                     for peer in peers.values():
                         peer.close()  # it starts again when it is asked
-                    results.append(measure_row(row, crowds, long))
+                    results.append(measure_row(row, crowds, dataclasses.replace(long, min_ms=max(long.min_ms, section.min_ms))))
                     close_finished(crowds, section.rows[index + 1:])
                 else:
                     results.append(measure_row(row, peers, effort))
@@ -260,7 +274,7 @@ def run(options: argparse.Namespace) -> int:
     say("\n" + texts[-1])
     document = {"date": started.isoformat(timespec="seconds"), "processor": ours["cpu"], "isa": ours["isa"],
                 "bf16_units": ours["bf16_units"], "f16_units": ours["f16_units"], "threads": options.threads,
-                "versions": {name: peers[name].hello["version"] for name in (OURS, "torch", "jax") if name in peers},
+                "versions": {name: peers[name].hello["version"] for name in (OURS, "torch", "jax", "onnx") if name in peers},
                 "load_average": load, "effort": vars(effort), "long_effort": vars(long),
                 "limits": {"operations_per_s": limits.operations, "cache_bytes_per_s": limits.cache_bytes,
                            "memory_bytes_per_s": limits.memory_bytes},

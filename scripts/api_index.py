@@ -30,7 +30,7 @@ SECTIONS = [
     ("nn", "Modules", "nn", ["linear", "conv", "norm", "activation", "pooling", "embedding", "container", "loss"]),
     ("ops", "Ops", "", ["create", "random", "copy", "view", "join", "index", "sort", "arithmetic", "pointwise", "compare",
                         "reduce", "matmul", "einsum", "triangle", "activation", "softmax", "dropout", "norm", "norm_act",
-                        "conv", "pool", "pad", "resample", "attention", "loss", "print"]),
+                        "conv", "pool", "pad", "resample", "attention", "loss", "int8", "print"]),
     ("optim", "Optimizers, schedules, clipping and averages", "optim", ["sgd", "adam", "lbfgs", "schedule", "clip", "ema"]),
     ("quant", "Quantization-aware training", "quant", ["fake_quantize", "observer"]),
     ("dist", "Several processes", "dist", ["functional"]),
@@ -43,7 +43,8 @@ TITLES = {"linear": "Linear", "conv": "Convolution", "norm": "Normalisation", "a
           "compare": "Comparison and logic", "reduce": "Reduction", "matmul": "Matrix products", "einsum": "Einsum",
           "triangle": "Triangles and diagonals", "softmax": "Softmax", "dropout": "Dropout",
           "norm_act": "Normalisation with activation", "pool": "Pooling", "pad": "Padding", "resample": "Resampling",
-          "attention": "Attention", "print": "Printing", "sgd": "SGD", "adam": "Adam", "lbfgs": "L-BFGS",
+          "attention": "Attention", "int8": "Integers for inference", "print": "Printing", "sgd": "SGD", "adam": "Adam",
+          "lbfgs": "L-BFGS",
           "schedule": "Learning-rate schedules", "clip": "Clipping", "ema": "Weight averages",
           "functional": "Collectives with gradients", "fake_quantize": "Fake quantization", "observer": "Observers"}
 # What serves the library itself.

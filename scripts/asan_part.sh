@@ -6,7 +6,7 @@
 # runs on the simulated device are in no part: `make asan` has them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-parts=("core runtime" "ops" "autograd amp optim" "nn models debug quant" "data io cli" "train conformance" "backends")
+parts=("core runtime" "ops" "autograd amp optim" "nn models debug quant" "data io cli" "train infer conformance" "backends")
 day=$(($(date +%s) / 86400))
 part=${ASAN_PART:-$((day % ${#parts[@]}))}
 case $part in [0-6]) ;; *) echo "asan_part.sh: ASAN_PART: expected 0 to 6, got '$part'" >&2; exit 2 ;; esac

@@ -25,7 +25,7 @@ import sys
 
 # Left to right: each may include those before it.
 LAYERS = ["core", "runtime", "ops", "autograd", "capture", "amp", "debug", "nn", "optim", "quant", "data", "models",
-          "dist", "io", "train", "conformance", "cli"]
+          "dist", "io", "train", "infer", "conformance", "cli"]
 # What a backend may include of the project besides its own folder.
 BACKEND_LAYERS = {"core", "runtime"}
 BACKEND_HEADERS = {"halfstep/ops/op.h", "halfstep/ops/attributes.h", "halfstep/dist/mpi_table_internal.h"}

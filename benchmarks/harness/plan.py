@@ -11,7 +11,8 @@ COLUMN_NAMES = {"torch": "PyTorch", "torch_best": "PyTorch, best", "jax": "JAX",
                 "torch_compiled": "PyTorch, pages kept, compiled", "torch_f32": "PyTorch f32", "pillow": "PyTorch, Pillow",
                 "torchvision": "PyTorch, torchvision", "f32": "own f32", "without": "without",
                 "plain": "as it is", "quiet": "alone",
-                "torch_without": "PyTorch without"}
+                "torch_without": "PyTorch without", "bf16": "own bf16", "onnx_f32": "ONNX Runtime f32",
+                "onnx_int8": "ONNX Runtime int8"}
 FACT_NAMES = {"peak_bytes": "peak", "before_bytes": "before", "handed_out_bytes": "tensors", "saved_bytes": "saved",
               "outside_convolutions": "outside convolutions", "images": "images", "bytes_sent": "bytes sent"}
 
@@ -24,6 +25,7 @@ class Contestant:
     peer: str
     case: str
     timed: bool = True  # else only its facts are asked for
+    rate: float = 0.0  # operations in its dtype for one of float32, at the machine's peak; 0: its limit isn't shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Row:
     goals: tuple[Goal, ...] = ()
     facts: bool = False  # are asked for, after the turns
     peer: str = OURS  # who answers for us
+    rate: float = 1.0  # as a contestant's
 
     def name(self, section: str) -> str:
         return " ".join((section, *self.labels))
@@ -68,6 +71,7 @@ class Section:
     kind: str = "times"  # or rates (operations a second), streams (bytes a second), overhead, images (a second), ranks
     note: str = ""
     alone: bool = False  # every case has a process of its own, and a call takes seconds
+    min_ms: float = 0.0  # of a repetition, where calls are shorter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,12 @@ class Machine:
 
     bf16_units: bool = False
     f16_units: bool = False
+    isa: str = ""
+
+    def rate(self, dtype: str) -> float:
+        """What an instruction multiplies beside one of float32 of the same vectors (Intel's VPDPBUSD, VDPBF16PS); 0: not known."""
+        vnni, bf16 = self.isa in ("avx512_vnni", "avx512_bf16"), self.isa == "avx512_bf16"
+        return {"f32": 1.0, "bf16": 2.0 if bf16 else 0.0, "int8": 4.0 if vnni else 0.0}[dtype]
 
 
 def _steps(machine: Machine, quick: bool) -> Section:
@@ -255,6 +265,30 @@ def _detectors(machine: Machine) -> Section:
                         "times over own f32.")
 
 
+INFERENCE = (("ResNet-50, 224", "resnet50"), ("YOLOv5n, 640", "yolov5n"))  # with the pixels of a side
+
+
+def _inference(machine: Machine, onnx: bool) -> Section:
+    """The goals: the speed of ONNX Runtime's integers, and with VNNI twice that of our own float32 at batch 32."""
+    rows = []
+    for label, name in INFERENCE:
+        for batch in (1, 32):
+            def contestant(column: str, peer: str, dtype: str) -> Contestant:
+                return Contestant(column, peer, f"inference/{name}/{dtype}/b{batch}", rate=machine.rate(dtype))
+
+            others = [contestant("f32", OURS, "f32"), contestant("bf16", OURS, "bf16"), contestant("torch_f32", "torch", "f32")]
+            goals = [Goal("f32", 2.0)] if batch == 32 and machine.rate("int8") else []
+            if onnx:
+                others += [contestant("onnx_f32", "onnx", "f32"), contestant("onnx_int8", "onnx", "int8")]
+                goals.append(Goal("onnx_int8", 1.0))
+            rows.append(Row((label, str(batch)), f"inference/{name}/int8/b{batch}", tuple(others), tuple(goals), facts=True,
+                            rate=machine.rate("int8")))
+    return Section("inference", "Inference in 8-bit integers", ("network", "batch"), tuple(rows), kind="images", alone=True, min_ms=200.0,
+                   note="Halfstep: infer::Session. PyTorch: eval(), inference_mode(), channels-last. ONNX Runtime reads the networks that "
+                        "Halfstep writes, those of 8 bits\nwith QuantizeLinear and DequantizeLinear. Limits: float32's peak, and as many "
+                        "times that as the dtype's instruction multiplies.")
+
+
 def _loader() -> Section:
     return Section("loader", "Pictures from JPEG files to batches of 224x224 in float32, two workers (a picture's time)",
                    ("files",), (Row(("JPEG",), "loader/jpeg224/w2", (Contestant("pillow", "torch", "loader/pillow/w2"),
@@ -300,15 +334,16 @@ def _parallel(quick: bool) -> Section:
                         "of the communication's\ntime in which the backward pass was still running. Without: the same step, nothing sent.")
 
 
-def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True, ranks: bool = True) -> list[Section]:
+def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True, ranks: bool = True,
+         onnx: bool = True) -> list[Section]:
     """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds.
 
     Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load, and without ranks
-    no data parallel training.
+    no data parallel training. Inference has no columns of ONNX Runtime without `onnx`.
     """
     sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
-        sections += [_networks(machine), _detectors(machine)]
+        sections += [_networks(machine), _detectors(machine), _inference(machine, onnx)]
     if pictures:
         sections.append(_loader())
     if ranks:

@@ -128,9 +128,10 @@ def _images(section: Section, results: Sequence[Result], limits: Limits) -> list
             def megabytes(name: str) -> str:
                 return f"{facts[name] * 1e-6:.0f}" if name in facts else ""
 
+            rate = result.row.rate if ours else next(c.rate for c in result.row.others if c.column == column)
             outside = facts.get("outside_convolutions")
             rows.append([*(result.row.labels if ours else [""] * len(section.labels)), "Halfstep" if ours else COLUMN_NAMES[column],
-                         number(time), number(images / time * 1e3) if time else "-", number(limit) if ours else "",
+                         number(time), number(images / time * 1e3) if time else "-", number(limit / rate) if limit and rate else "",
                          "" if ours else spread(result.ratio(column)), megabytes("peak_bytes"), megabytes("before_bytes"),
                          megabytes("handed_out_bytes"), megabytes("saved_bytes"), "" if outside is None else f"{outside:.0%}", ""])
         if result.row.goals:

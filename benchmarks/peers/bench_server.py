@@ -109,7 +109,11 @@ class Server:
                 self.say({"case": words[0], "error": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 
-def arguments():
+def arguments_parser():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+    return parser
+
+
+def arguments():
+    return arguments_parser().parse_args()

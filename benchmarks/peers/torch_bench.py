@@ -12,6 +12,7 @@ Cases (all times include Python's share, as a PyTorch user has it):
   region/enter                   entering and leaving an autocast region
   scaler/mlp_unscale             unscale_ and update over the MLP's 669,706 gradients
   network/NAME/DTYPE/bBATCH      one training step of an image network (torch_networks.py); DTYPE also f32_compiled and bf16_compiled
+  inference/NAME/f32/bBATCH      a call of such a network in eval() and inference_mode(); a detector's with decoded predictions
   loader/HOW/w2                  a picture of the folder HALFSTEP_BENCH_IMAGES, by a DataLoader of two workers; HOW pillow or torchvision
   optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9), adam or adamw, HOW loop, foreach or fused
 """
@@ -138,6 +139,12 @@ def training(name, how):
     return torch_networks.Training(name, how)
 
 
+def inference(name, batch):
+    import torch_networks
+
+    return torch_networks.inference(name, batch)
+
+
 def loader(decoder):
     import torch_networks
 
@@ -150,6 +157,9 @@ def cases():
     for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("yolov5n", 16), ("yolov5n_320", 4)):
         for how in ("f32", "bf16", "f16", "f32_compiled", "bf16_compiled"):
             table[f"network/{name}/{how}/b{batch}"] = bind(training, name, how)
+    for name in ("resnet50", "yolov5n"):
+        for batch in (1, 32):
+            table[f"inference/{name}/f32/b{batch}"] = bind(inference, name, batch)
     for decoder in ("pillow", "torchvision"):
         table[f"loader/{decoder}/w2"] = bind(loader, decoder)
     for dtype in ("f32", "bf16", "f16", "f32_compiled", "f32_scaled"):

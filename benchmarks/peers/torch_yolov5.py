@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "goldens"))
-from torch_detector import ANCHORS, STRIDES, Nano  # noqa: F401
+from torch_detector import ANCHORS, STRIDES, Nano, decode  # noqa: F401
 
 OBJECTS = 8  # of a picture
 ANCHOR_RATIO = 4.0

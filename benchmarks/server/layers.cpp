@@ -53,4 +53,10 @@ double step_operations(const std::vector<ConvLayer>& layers, std::int64_t featur
   return 2.0 * static_cast<double>(batch) * adds;
 }
 
+double forward_operations(const std::vector<ConvLayer>& layers, std::int64_t features, std::int64_t classes) {
+  double adds = static_cast<double>(features * classes);
+  for (const ConvLayer& layer : layers) adds += layer.count * layer.multiply_adds();
+  return 2.0 * adds;
+}
+
 }  // namespace halfstep::bench

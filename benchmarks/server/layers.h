@@ -42,4 +42,9 @@ std::vector<ConvLayer> resnet18_cifar_convolutions();
 double step_operations(const std::vector<ConvLayer>& layers, std::int64_t features, std::int64_t classes,
                        std::int64_t batch);
 
+/// Those of a forward pass of one image.
+double forward_operations(const std::vector<ConvLayer>& layers, std::int64_t features, std::int64_t classes);
+/// The same of YOLOv5n for 80 classes on images of 640x640, as published.
+inline constexpr double kYolov5nOperations = 4.468e9;
+
 }  // namespace halfstep::bench

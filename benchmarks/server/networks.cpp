@@ -79,12 +79,11 @@ class Detection final : public training::Task {
   models::DetectionLossOptions options_;
 };
 
-// YOLOv5n for 80 classes, 8 objects a picture. A forward pass has 4.468e9 operations at 640 pixels, as published, of
-// which the first layer's have no gradient of the input.
+// YOLOv5n for 80 classes, 8 objects a picture. The first layer's operations have no gradient of the input.
 Network detector(const char* name, std::int64_t batch, std::int64_t size) {
   const double share = static_cast<double>(size * size) / (640 * 640);
   const double first = 2.0 * 320 * 320 * 16 * 3 * 36;
-  return {name, batch, share * (3 * 4.468e9 - first) * static_cast<double>(batch), [batch, size] {
+  return {name, batch, share * (3 * kYolov5nOperations - first) * static_cast<double>(batch), [batch, size] {
             const Tensor objects =
                 cat({randint(0, 80, {batch, 8, 1}).to(f32), rand({batch, 8, 2}), rand({batch, 8, 2}) * 0.5 + 0.02}, 2);
             return Work{std::make_shared<Detection>(size), {pictures(batch, size), objects}};

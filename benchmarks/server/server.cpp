@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// usage: bench_server [--threads N] [--device NAME [--small] | --ranks]
+// usage: bench_server [--threads N] [--device NAME [--small] | --ranks | --write-onnx FOLDER]
 // benchmarks/run.py starts it, and on a device benchmarks/gpu.py; the protocol is that of peers/bench_server.py.
 #include "benchmarks/server/server.h"
 
@@ -163,10 +163,14 @@ int main(int argc, char** argv) {
         device = halfstep::Device(argv[++i]);
       } else if (flag == "--small") {
         small = true;
+      } else if (flag == "--write-onnx" && i + 1 < argc) {
+        halfstep::bench::write_onnx_files(argv[++i]);
+        return 0;
       } else if (flag == "--ranks") {
         ranks = true;
       } else {
-        std::fprintf(stderr, "usage: %s [--threads N] [--device NAME [--small] | --ranks]\n", argv[0]);
+        std::fprintf(stderr, "usage: %s [--threads N] [--device NAME [--small] | --ranks | --write-onnx FOLDER]\n",
+                     argv[0]);
         return 2;
       }
     }
@@ -184,6 +188,7 @@ int main(int argc, char** argv) {
     halfstep::bench::add_step_cases(cases);
     halfstep::bench::add_op_cases(cases);
     halfstep::bench::add_network_cases(cases);
+    halfstep::bench::add_inference_cases(cases);
     halfstep::bench::add_loader_cases(cases);
     halfstep::bench::serve(cases, read);
   } catch (const std::exception& e) {

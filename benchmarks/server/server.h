@@ -3,6 +3,7 @@
 // benchmarks/peers/bench_server.py does for the peers, so that a driver can take turns between them.
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
@@ -43,6 +44,11 @@ void add_machine_cases(std::vector<Case>& cases);
 
 /// Training steps of image networks.
 void add_network_cases(std::vector<Case>& cases);
+/// Inference by sessions.
+void add_inference_cases(std::vector<Case>& cases);
+/// Writes their networks for other runtimes: NAME-f32.onnx, and NAME-int8.onnx with QuantizeLinear and
+/// DequantizeLinear.
+void write_onnx_files(const std::filesystem::path& folder);
 /// Reading pictures from the folder that HALFSTEP_BENCH_IMAGES names: decoded, cropped, resized and normalised.
 void add_loader_cases(std::vector<Case>& cases);
 

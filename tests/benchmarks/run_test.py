@@ -351,6 +351,17 @@ class TableTest(unittest.TestCase):
             "A note."]))
         self.assertIs(table.Result(row, {}, {}).met(row.goals[1]), None)
 
+    def test_limits_of_other_dtypes(self) -> None:
+        row = Row(("net", "1"), "x", (Contestant("f32", OURS, "y", rate=1.0), Contestant("bf16", OURS, "z")), rate=4.0)
+        section = Section("inference", "Calls", ("network", "batch"), (row,), kind="images")
+        result = table.Result(row, {"halfstep": [2.0], "f32": [6.0], "bf16": [4.0]}, {}, 4e6, 0)
+        self.assertEqual(table.render(section, [result], LIMITS), "\n".join([
+            "Calls",
+            "network  batch              ms  images/s  limit        time / ours",
+            "net      1      Halfstep  2.00       500   1.00",
+            "                own f32   6.00       167   4.00  3.00x (3.00-3.00)",
+            "                own bf16  4.00       250         2.00x (2.00-2.00)"]))
+
     def test_ranks(self) -> None:
         row = Row(("net", "f16"), "x", (Contestant("torch", "torch_ranks", "x"), Contestant("torch_f32", "torch_ranks", "y", timed=False)),
                   (Goal("torch_f32", fact="bytes_sent", share=0.6),), facts=True)
@@ -427,6 +438,19 @@ class PlanTest(unittest.TestCase):
             # All of them on as many processes as we have: nobody is compared with a program of one.
             self.assertEqual({row.peer, *(c.peer for c in row.others)}, {f"{OURS}_ranks", "torch_ranks"})
         self.assertNotIn("parallel", {s.name for s in plan(Machine(), ranks=False)})
+
+    def test_inference_asks_for_the_speed_of_onnx_runtime(self) -> None:
+        section = next(s for s in plan(Machine(isa="avx512_vnni")) if s.name == "inference")
+        self.assertEqual([r.labels for r in section.rows],
+                         [(n, b) for n in ("ResNet-50, 224", "YOLOv5n, 640") for b in ("1", "32")])
+        for row in section.rows:
+            self.assertIn(Goal("onnx_int8", 1.0), row.goals)
+            self.assertEqual(Goal("f32", 2.0) in row.goals, row.labels[1] == "32")
+            self.assertEqual({c.column: c.rate for c in row.others},
+                             {"f32": 1, "bf16": 0, "torch_f32": 1, "onnx_f32": 1, "onnx_int8": 4})
+            self.assertEqual(row.rate, 4)
+        without = next(s for s in plan(Machine(), onnx=False) if s.name == "inference").rows[1]
+        self.assertEqual((without.goals, [c.column for c in without.others], without.rate), ((), ["f32", "bf16", "torch_f32"], 0))
 
     def test_ranks_need_processors_and_a_launcher(self) -> None:
         self.assertIn("2 processors", rank_launcher(1)[1])
