@@ -7,6 +7,7 @@
 
 #include "cli/compare_brief.h"
 #include "cli/options.h"
+#include "cli/progress.h"
 #include "cli/run_log.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
@@ -112,10 +113,8 @@ void add_epochs(Rows& rows, const RunLog& a, const RunLog& b) {
     rows.add(fmt::format("epoch {} loss", epoch), mean(train_a, epoch), mean(train_b, epoch), kPlain);
     rows.add(fmt::format("epoch {} test loss", epoch), metric(a, epoch, "loss"), metric(b, epoch, "loss"), kPlain);
     for (const std::string& name : names) {
-      // The log has these as fractions of 1.
-      const bool share = name == "top1" || name == "top5" || name == "map" || name == "map50" || name == "accuracy";
       rows.add(fmt::format("epoch {} {}", epoch, name), metric(a, epoch, name), metric(b, epoch, name),
-               share ? kPercent : kPlain);
+               is_share(name) ? kPercent : kPlain);
     }
   }
 }

@@ -12,6 +12,7 @@
 #include <optional>
 #include <vector>
 
+#include "cli/progress.h"
 #include "cli/terminal.h"
 #include "halfstep/core/error.h"
 #include "halfstep/io/drawing.h"
@@ -38,15 +39,17 @@ std::int64_t samples_in(const fs::path& classes) {
   return sum;
 }
 
-// The metric of both by which the best evaluation is chosen, as far as the log tells: not the loss.
+// The metric by which both choose their best evaluation, unless it is the loss.
 std::optional<std::string> shared_metric(const RunLog& a, const RunLog& b) {
-  if (a.evals.empty() || b.evals.empty()) return std::nullopt;
-  for (const char* first : {"top1", "accuracy", "map"}) {
-    if (a.evals.rbegin()->second.metrics.contains(first) && b.evals.rbegin()->second.metrics.contains(first)) {
-      return first;
-    }
-  }
-  return std::nullopt;
+  const auto best_by = [](const RunLog& log) {
+    const auto it = log.settings.find("best_by");
+    return it == log.settings.end() ? std::string("top1") : it->second;  // logs of before don't say it
+  };
+  const auto has = [](const RunLog& log, const std::string& name) {
+    return !log.evals.empty() && log.evals.rbegin()->second.metrics.contains(name);
+  };
+  const std::string name = best_by(a);
+  return name != "loss" && name == best_by(b) && has(a, name) && has(b, name) ? std::optional(name) : std::nullopt;
 }
 
 // A setting that is a number; 0 where the log has none.
@@ -142,10 +145,15 @@ std::string brief_text(const RunBrief& a, const RunBrief& b) {
   std::vector<std::string> notes;
   if (const auto name = shared_metric(a.log, b.log)) {
     const double x = a.log.evals.rbegin()->second.metrics.at(*name), y = b.log.evals.rbegin()->second.metrics.at(*name);
-    rows.push_back({*name == "top1" ? "accuracy on the test part" : *name, fmt::format("{:.2f}%", 100 * x),
-                    fmt::format("{:.2f}%", 100 * y), fmt::format("{:+.2f}%", 100 * (x - y))});
+    const bool share = is_share(*name);
+    const auto number = [&](double value, bool sign) {
+      if (share) return sign ? fmt::format("{:+.2f}%", 100 * value) : fmt::format("{:.2f}%", 100 * value);
+      return sign ? fmt::format("{:+.4f}", value) : fmt::format("{:.4f}", value);
+    };
+    rows.push_back({*name == "top1" ? "accuracy on the test part" : *name, number(x, false), number(y, false),
+                    number(x - y, true)});
     const auto n = static_cast<double>(std::min(a.evaluated, b.evaluated));
-    if (n > 0 && x != y) {
+    if (share && n > 0 && x != y) {
       // Two fractions of n independent samples differ by chance by twice this in one of twenty cases.
       const double p = (x + y) / 2, chance = 2 * std::sqrt(2 * p * (1 - p) / n);
       const auto pictures = std::llround(std::fabs(x - y) * n);
@@ -239,12 +247,14 @@ void draw_comparison(const RunBrief& a, const RunBrief& b, const fs::path& file)
                  {.name = b.label, .points = losses(b.log), .color = kSecond}};
   draw_chart(drawing, {12, kTop, kWidth, 245}, loss);
   if (const auto name = shared_metric(a.log, b.log)) {
-    io::Chart metric = chart_of(*name == "top1" ? "Accuracy on the test part" : "Metric", "%", last);
+    const bool share = is_share(*name);
+    io::Chart metric = chart_of(*name == "top1" ? "Accuracy on the test part" : name->c_str(), share ? "%" : "", last);
     for (const RunBrief* run : {&a, &b}) {
       io::ChartSeries s{.name = run->label, .color = run == &a ? kFirst : kSecond, .dots = true};
       for (const auto& [epoch, eval] : run->log.evals) {
         const auto value = eval.metrics.find(*name);
-        if (value != eval.metrics.end()) s.points.push_back({static_cast<double>(eval.step), 100 * value->second});
+        if (value == eval.metrics.end()) continue;
+        s.points.push_back({static_cast<double>(eval.step), share ? 100 * value->second : value->second});
       }
       metric.series.push_back(std::move(s));
     }

@@ -24,8 +24,6 @@ std::string loss_text(double last, double mean) {
 std::string time_text(const char* name, const training::Meter& m) {
   return fmt::format("{} {:6.3f} ({:6.3f})", name, m.last, m.mean());
 }
-// Shares of right answers have the names of those scripts, and are percentages.
-bool is_share(const std::string& name) { return name.starts_with("top") || name == "accuracy"; }
 std::string label(const std::string& name) { return name.starts_with("top") ? "Acc@" + name.substr(3) : name; }
 
 std::string part_text(const std::string& name, const training::Meter& m) {
@@ -39,6 +37,8 @@ std::string parts_text(const std::map<std::string, training::Meter>& parts) {
 }
 
 }  // namespace
+
+bool is_share(const std::string& name) { return name.starts_with("top") || name == "accuracy"; }
 
 std::string step_line(const training::StepReport& r) {
   return fmt::format("Epoch: [{}]{}\t{}\t{}\t{}{}", r.epoch - 1, place(r.step_in_epoch, r.steps_in_epoch),

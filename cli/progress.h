@@ -18,6 +18,9 @@ std::string step_line(const training::StepReport& report);
 std::string columns_text(const std::vector<training::ProgressColumn>& columns, bool names);
 /// `Test: [ 10/782]\tTime ...\tLoss ...\tAcc@1 ...\tAcc@5 ...`.
 std::string eval_line(const training::EvalProgress& progress);
+/// Whether a result of this name is a share of right answers, as the usual ImageNet scripts name them: logs have it as
+/// a fraction of 1, people read percentages. (Those of detectors stay fractions, as YOLOv5 prints them.)
+bool is_share(const std::string& name);
 /// ` * Acc@1 76.130 Acc@5 92.862`.
 std::string accuracy_line(const training::MetricResults& results);
 /// `top1 97.86%`, `loss 0.0712`.

@@ -74,6 +74,17 @@ std::vector<std::string> other_prefixes(const io::StateReader& state) {
 
 }  // namespace
 
+RunState run_state(const Checkpoint& c) {
+  return {.epoch = static_cast<int>(c.loader.epoch),
+          .batch = c.loader.batch,
+          .step = c.step,
+          .skipped = c.skipped,
+          .loss_sum = c.loss_sum,
+          .loss_samples = c.loss_samples,
+          .parts = c.parts,
+          .samples = c.part_samples};
+}
+
 void save_checkpoint(const fs::path& path, const Checkpoint& c) {
   json state = {
       {"model", c.model},

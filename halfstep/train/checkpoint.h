@@ -10,6 +10,7 @@
 #include "halfstep/core/philox.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/optim/optimizer.h"
+#include "halfstep/train/callback.h"
 
 namespace halfstep::training {
 
@@ -51,6 +52,9 @@ struct Checkpoint {
   std::int64_t ema_updates = 0;     ///< of the average
   NamedTensors communication = {};  ///< dist::PowerSGD::state_dict(); empty: gradients aren't compressed so
 };
+
+/// Where a run stood that wrote this.
+RunState run_state(const Checkpoint& checkpoint);
 
 /// Weights without a training state, and their file's metadata; everything but the tensors may be empty.
 struct SavedWeights {

@@ -6,6 +6,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/evaluate.h"
@@ -92,6 +93,8 @@ struct Model::Impl {
   }
   History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,
               const FitOptions& fit);
+  // `weights`: those of the checkpoint that are wanted.
+  void restore(const Checkpoint& c, const NamedTensors& weights, const std::filesystem::path& file, const char* who);
 };
 
 // A low type without a level is the whole network in it, as in build_train_network.
@@ -206,20 +209,40 @@ Tensor Model::predict(const Tensor& input) const {
   return impl_->forward(input.to(device_of(impl_->network())));
 }
 
+void Model::Impl::restore(const Checkpoint& c, const NamedTensors& weights, const std::filesystem::path& file,
+                          const char* who) {
+  if (step && c.optimizer_kind != step->optimizer().kind()) {
+    fail<Error>("{}: expected a checkpoint of a run with {}, got one with {}: {}", who, step->optimizer().kind(),
+                c.optimizer_kind.empty() ? "no optimizer" : c.optimizer_kind, shown_path(file));
+  }
+  network().load_state_dict(weights);
+  if (!step) return;
+  step->optimizer().load_state_dict(c.optimizer);
+  if (step->scaler() && !c.scaler.empty()) step->scaler()->load_state_dict(c.scaler);
+}
+
 void Model::restore(const std::filesystem::path& checkpoint) {
   const Checkpoint c = load_checkpoint(checkpoint);
-  if (impl_->step) {
-    optim::Optimizer& optimizer = impl_->step->optimizer();
-    if (c.optimizer_kind != optimizer.kind()) {
-      fail<Error>("Model::restore: expected a checkpoint of a run with {}, got one with {}: {}", optimizer.kind(),
-                  c.optimizer_kind.empty() ? "no optimizer" : c.optimizer_kind, shown_path(checkpoint));
-    }
+  impl_->restore(c, c.weights, checkpoint, "Model::restore");
+}
+
+RunState Model::resume(const std::filesystem::path& checkpoint, data::DataLoader& training) {
+  const Checkpoint c = load_checkpoint(checkpoint);
+  const data::LoaderState before = training.state();
+  try {
+    training.seek(c.loader);
+  } catch (const Error& e) {
+    fail<Error>("Model::resume: {}: expected the loader of the run that wrote it: {}", shown_path(checkpoint),
+                e.what());
   }
-  impl_->network().load_state_dict(c.weights);
-  if (impl_->step) impl_->step->optimizer().load_state_dict(c.optimizer);
-  if (impl_->step && impl_->step->scaler() && !c.scaler.empty()) {
-    impl_->step->scaler()->load_state_dict(c.scaler);
+  try {
+    impl_->restore(c, c.training_weights.empty() ? c.weights : c.training_weights, checkpoint, "Model::resume");
+  } catch (...) {
+    training.seek(before);
+    throw;
   }
+  default_generator().set_state(c.random);
+  return run_state(c);
 }
 
 }  // namespace halfstep::training

@@ -46,7 +46,8 @@ struct FitOptions {
   int read_every = 100;
   /// Ends the run after the step, or gives up the evaluation, when it becomes true.
   const std::atomic<bool>* stop = nullptr;
-  /// Where a run goes on, as TrainContext::state() said it; the loader has to stand there (data::DataLoader::seek).
+  /// Where a run resumes: Model::resume() returns it, and TrainContext::state() gives it in a run, whose loader has to
+  /// be put there (data::DataLoader::seek).
   RunState from = {};
 };
 
@@ -98,6 +99,11 @@ class HS_API Model {
   /// Restores weights and the states of the optimizer and the loss scale from a file written by ModelCheckpoint. Throws
   /// Error if it is from another network or kind of optimizer, IoError if it can't be read.
   void restore(const std::filesystem::path& checkpoint);
+  /// The same, and puts the default generator and `training` where they stood: a run from FitOptions::from = the result
+  /// gives the bits that the run which wrote the file would have given, also from the middle of an epoch. What
+  /// callbacks count (EarlyStopping, ReduceLROnPlateau) starts anew. Throws Error as well if the loader has no such
+  /// place, and then nothing is changed.
+  RunState resume(const std::filesystem::path& checkpoint, data::DataLoader& training);
   /// How the training steps so far ran, with ModelOptions::capture; otherwise all 0.
   CaptureStats capture_stats() const;
   /// The network; it shares its parameters with the one that was given.

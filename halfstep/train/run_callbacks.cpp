@@ -36,6 +36,7 @@ void LogCallback::on_train_begin(TrainContext& context) {
                        {"batch_size", config_.batch_size},
                        {"accumulate", std::int64_t{config_.accumulate}},
                        {"samples", samples_},
+                       {"best_by", best_by_},
                        {"lr", config_.lr},
                        {"optimizer", config_.optimizer},
                        {"amp", amp_text(config_)},

@@ -36,8 +36,8 @@ class ScheduleCallback final : public CallbackBase {
 /// The lines `start`, `step` and `eval` of the log.
 class LogCallback final : public CallbackBase {
  public:
-  LogCallback(JsonLog& log, const TrainConfig& config, std::int64_t samples)
-      : log_(log), config_(config), samples_(samples) {}
+  LogCallback(JsonLog& log, const TrainConfig& config, std::int64_t samples, std::string best_by)
+      : log_(log), config_(config), samples_(samples), best_by_(std::move(best_by)) {}
   void on_train_begin(TrainContext& context) override;
   void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
   void on_eval_end(TrainContext& context) override;
@@ -46,6 +46,7 @@ class LogCallback final : public CallbackBase {
   JsonLog& log_;
   const TrainConfig& config_;
   std::int64_t samples_;
+  std::string best_by_;
 };
 /// The lines `capture`, `fallback` and `end`.
 void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);

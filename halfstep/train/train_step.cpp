@@ -532,8 +532,9 @@ CaptureStats TrainStep::capture_stats() const {
   return stats;
 }
 std::string TrainStep::why_not_captured() const {
-  if (!impl_->why_plain.empty() || !impl_->captured) return impl_->why_plain;
-  return impl_->captured->why_not();
+  // What keeps every step from being replayed says more than that the last one was an epoch's smaller one.
+  const std::string why = impl_->captured ? impl_->captured->why_not() : std::string();
+  return why.empty() ? impl_->why_plain : why;
 }
 
 Tensor TrainStep::predict(const Tensor& input) const {

@@ -268,7 +268,7 @@ class Run {
     // A region that is open around all steps would keep the casts of a network with a level from step to step.
     std::optional<amp::Autocast> outside;
     if (!amp_.region && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
-    const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_);
+    const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_, step_.task().best_by());
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
     std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_,
@@ -394,14 +394,7 @@ class Run {
       fail<IoError>("{}: {}", file, e.what());
     }
     default_generator().set_state(c.random);
-    from_ = {.epoch = static_cast<int>(c.loader.epoch),
-             .batch = c.loader.batch,
-             .step = c.step,
-             .skipped = c.skipped,
-             .loss_sum = c.loss_sum,
-             .loss_samples = c.loss_samples,
-             .parts = c.parts,
-             .samples = c.part_samples};
+    from_ = run_state(c);
     saver_.resume(c);
   }
 

@@ -49,6 +49,15 @@ class Table(CompareTest):
         self.assertRows(["precision ? ?", "the run is done interrupted", "epoch 1 loss 1.5000 NaN -", "epoch 2 loss 3.5000 - -", "epoch 1 test loss 3.0000 NaN -"],
                         self.rows("a", "b"))
 
+    def test_what_the_best_evaluation_is_chosen_by(self):
+        for name, fitness in (("a", 0.5), ("b", 0.25)):
+            self.write(name, {"event": "start", "model": "yolov5n", "best_by": "fitness"}, step(1, 2),
+                       {"event": "eval", "epoch": 1, "step": 1, "loss": 1, "mAP50": 0.8, "fitness": fitness}, {"event": "end"})
+        self.assertRows(["epoch 1 fitness 0.5000 0.2500 +0.2500", "epoch 1 mAP50 0.8000 0.8000 +0.0000"], self.rows("a", "b"))
+        self.assertRows(["fitness 0.5000 0.2500 +0.2500"], self.rows("a", "b", "--brief"))
+        self.compare("a", "b", "--brief", "--figure", "figure.svg")
+        self.assertIn("fitness", (self.folder / "figure.svg").read_text())
+
     def test_names(self):
         for name in ("x/log.jsonl", "y/x/log.jsonl"):
             (self.folder / name).parent.mkdir(parents=True)

@@ -8,6 +8,7 @@
 
 #include "halfstep/data/loader.h"
 #include "halfstep/io/atomic_file.h"
+#include "halfstep/nn/activation.h"
 #include "halfstep/nn/container.h"
 #include "halfstep/nn/loss.h"
 #include "halfstep/nn/norm.h"
@@ -279,6 +280,56 @@ TEST(Model, GoesOnFromACheckpoint) {
   const std::string error = error_of<Error>([&] { model.restore(dir.path() / "CKP-2_7.safetensors"); });
   EXPECT_NE(error.find("expected a checkpoint of a run with AdamW, got one with SGD"), std::string::npos) << error;
   EXPECT_EQ(test::values(other), before);
+}
+
+// The order of samples and the masks of dropout are those of the run that was left, in the middle of an epoch too.
+TEST(Model, ResumesBitExactlyInTheMiddleOfAnEpoch) {
+  test::TemporaryDir dir;
+  const auto batches = [] {
+    return data::DataLoader{training_samples().dataset(), {.batch_size = 16, .shuffle = true, .seed = 5}};
+  };
+  const auto train = [&](const std::string& from, bool save) {
+    manual_seed(from.empty() ? 3 : 8);
+    const nn::Sequential net{nn::Linear{{.in = 6, .out = 16}}, nn::ReLU{}, nn::Dropout{{.p = 0.5}},
+                             nn::Linear{{.in = 16, .out = 3}}};
+    optim::SGD optimizer{net.parameters(), {.lr = 0.3, .momentum = 0.9}};
+    Model model{net,
+                {.loss = nn::CrossEntropyLoss{},
+                 .optimizer = optimizer,
+                 .loss_scale_manager = amp::DynamicLossScaleManager{256, 2, 3}}};
+    data::DataLoader l = batches();
+    training::FitOptions options;
+    if (!from.empty()) options.from = model.resume(dir.path() / from, l);
+    std::vector<training::Callback> callbacks;
+    std::vector<double> losses;
+    callbacks.push_back(training::Lambda{{.on_epoch_end = [&](TrainContext& c) { losses.push_back(c.epoch_loss); }}});
+    if (save) callbacks.push_back(training::ModelCheckpoint{{.directory = dir.path(), .steps = 3, .keep = 0}});
+    model.train(3, l, callbacks, options);
+    auto all = test::values(net);
+    losses.erase(losses.begin(), losses.end() - 2);  // of the second and the third epoch
+    all.push_back(losses);
+    return all;
+  };
+  const auto whole = train("", true);
+  for (const char* file : {"CKP-2_2.safetensors", "CKP-2_5.safetensors"}) {
+    EXPECT_EQ(train(file, false), whole) << file;
+  }
+  // A loader of another size has no such place: nothing is changed.
+  const Regression net = fresh();
+  optim::SGD optimizer{net.parameters(), {.lr = 0.3}};
+  Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer}};
+  data::DataLoader few{training_samples().dataset(), {.batch_size = 112}};
+  const auto before = test::values(net);
+  const PhiloxState random = default_generator().state();
+  const std::string error = error_of<Error>([&] { model.resume(dir.path() / "CKP-2_5.safetensors", few); });
+  EXPECT_NE(error.find("CKP-2_5.safetensors: expected the loader of the run that wrote it"), std::string::npos)
+      << error;
+  data::DataLoader fits = batches();
+  EXPECT_THROW(model.resume(dir.path() / "CKP-2_5.safetensors", fits), Error);  // another network
+  EXPECT_EQ(fits.state().epoch, 0);
+  EXPECT_EQ(fits.state().batch, 0);
+  EXPECT_EQ(test::values(net), before);
+  EXPECT_EQ(default_generator().state().offset, random.offset);
 }
 
 // A part that the user froze stays frozen.
