@@ -29,16 +29,16 @@ const char* kind_of(const CheckpointPart& part) {
       Overloaded{[](const nn::ModuleBase*) { return "network"; }, [](optim::Optimizer*) { return "optimizer"; },
                  [](amp::GradScaler*) { return "gradient scaler"; }, [](amp::LossScaler*) { return "loss scaler"; },
                  [](optim::Schedule*) { return "schedule"; },
-                 [](optim::ReduceLROnPlateau*) { return "plateau schedule"; }, [](Generator*) { return "generator"; },
-                 [](data::DataLoader*) { return "loader"; }, [](std::int64_t*) { return "whole number"; },
-                 [](double*) { return "number"; }},
+                 [](optim::ReduceLROnPlateau*) { return "plateau schedule"; }, [](optim::EMA*) { return "average"; },
+                 [](Generator*) { return "generator"; }, [](data::DataLoader*) { return "loader"; },
+                 [](std::int64_t*) { return "whole number"; }, [](double*) { return "number"; }},
       part.object());
 }
 
 const std::set<std::string>& known_kinds() {
-  static const std::set<std::string> all = {"network",  "optimizer",       "gradient scaler", "loss scaler",
-                                            "schedule", "generator",       "loader",          "whole number",
-                                            "number",   "plateau schedule"};
+  static const std::set<std::string> all = {"network",  "optimizer",        "gradient scaler", "loss scaler",
+                                            "schedule", "generator",        "loader",          "whole number",
+                                            "number",   "plateau schedule", "average"};
   return all;
 }
 
@@ -50,6 +50,7 @@ const Names& own_names() {
                               {"optimizer", {"optimizer"}},
                               {"scaler", {"gradient scaler", "loss scaler"}},
                               {"schedule", {"schedule", "plateau schedule"}},
+                              {"average", {"average"}},
                               {"generator", {"generator"}},
                               {"loader", {"loader"}}};
   return names;
@@ -135,6 +136,11 @@ struct Writer {
   void operator()(const optim::ReduceLROnPlateau* schedule) const {
     state["schedule"] = numbers_json(schedule->state_dict());
   }
+  void operator()(const optim::EMA* average) const {
+    const optim::OptimizerState s = average->state_dict();
+    state["average"] = s.numbers;
+    add(s.tensors);
+  }
   void operator()(const Generator* generator) const {
     state["random_seed"] = generator->state().seed;
     state["random_offset"] = generator->state().offset;
@@ -194,7 +200,7 @@ Content read(const std::filesystem::path& path) {
   for (NamedTensor& t : read.tensors) {
     std::string owner = "model";
     for (const auto& [name, kind] : content.kinds) {
-      const bool has_tensors = kind == "network" || kind == "optimizer";
+      const bool has_tensors = kind == "network" || kind == "optimizer" || kind == "average";
       if (has_tensors && name != "model" && t.name.starts_with(prefix_of(name))) owner = name;
     }
     content.tensors[owner].push_back({t.name.substr(prefix_of(owner).size()), std::move(t.tensor)});
@@ -296,6 +302,17 @@ struct Reader {
     replace(schedule, state.reals("schedule"));
   }
   void operator()(optim::ReduceLROnPlateau* schedule) const { replace(schedule, numbers_of(state, "schedule")); }
+  void operator()(optim::EMA* average) const {
+    for (const NamedTensor& t : tensors) {
+      if (is_floating(t.tensor.dtype())) continue;
+      fail<DTypeError>("expected {} of floating point, got {}", t.name, halfstep::name(t.tensor.dtype()));
+    }
+    // Its state is the averages themselves, which what is loaded is written into.
+    optim::OptimizerState before = average->state_dict();
+    for (NamedTensor& t : before.tensors) t.tensor = t.tensor.clone();
+    undo.push_back([average, before] { average->load_state_dict(before); });
+    average->load_state_dict({tensors, state.reals("average")});
+  }
   void operator()(Generator* generator) const {
     const PhiloxState now{state.word("random_seed"), state.word("random_offset")};
     undo.push_back([generator, before = generator->state()] { generator->set_state(before); });

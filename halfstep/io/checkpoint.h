@@ -14,6 +14,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/nn/module.h"
+#include "halfstep/optim/ema.h"
 #include "halfstep/optim/optimizer.h"
 #include "halfstep/optim/schedule.h"
 
@@ -32,6 +33,7 @@ class HS_API CheckpointPart {
   CheckpointPart(amp::LossScaler& scaler) : CheckpointPart("scaler", scaler) {}
   CheckpointPart(optim::Schedule& schedule) : CheckpointPart("schedule", schedule) {}
   CheckpointPart(optim::ReduceLROnPlateau& schedule) : CheckpointPart("schedule", schedule) {}
+  CheckpointPart(optim::EMA& average) : CheckpointPart("average", average) {}
   CheckpointPart(Generator& generator) : CheckpointPart("generator", generator) {}
   CheckpointPart(data::DataLoader& loader) : CheckpointPart("loader", loader) {}
 
@@ -41,6 +43,7 @@ class HS_API CheckpointPart {
   CheckpointPart(std::string name, amp::LossScaler& scaler) : name_(std::move(name)), object_(&scaler) {}
   CheckpointPart(std::string name, optim::Schedule& schedule) : name_(std::move(name)), object_(&schedule) {}
   CheckpointPart(std::string name, optim::ReduceLROnPlateau& schedule) : name_(std::move(name)), object_(&schedule) {}
+  CheckpointPart(std::string name, optim::EMA& average) : name_(std::move(name)), object_(&average) {}
   CheckpointPart(std::string name, Generator& generator) : name_(std::move(name)), object_(&generator) {}
   CheckpointPart(std::string name, data::DataLoader& loader) : name_(std::move(name)), object_(&loader) {}
   /// Counters of the loop: steps, epochs, a best value.
@@ -50,7 +53,7 @@ class HS_API CheckpointPart {
   /// What may be a part.
   using Object =
       std::variant<const nn::ModuleBase*, optim::Optimizer*, amp::GradScaler*, amp::LossScaler*, optim::Schedule*,
-                   optim::ReduceLROnPlateau*, Generator*, data::DataLoader*, std::int64_t*, double*>;
+                   optim::ReduceLROnPlateau*, optim::EMA*, Generator*, data::DataLoader*, std::int64_t*, double*>;
   /// Its name in the file, and the object itself.
   const std::string& name() const { return name_; }
   const Object& object() const { return object_; }

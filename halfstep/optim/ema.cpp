@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/optim/ema.h"
 
+#include <cmath>
+
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
@@ -75,6 +77,9 @@ void EMA::load_state_dict(const OptimizerState& state) {
   for (const NamedTensor& t : state.tensors) given.emplace(t.name, t.tensor);
   const auto updates = state.numbers.find("updates");
   if (updates == state.numbers.end()) fail<Error>("EMA: the state has no 'updates'");
+  if (!(updates->second >= 0 && updates->second <= 0x1p53) || updates->second != std::floor(updates->second)) {
+    fail<Error>("EMA: expected a number of updates, got {}", updates->second);
+  }
   for (const NamedTensor& a : averages_) {
     const auto it = given.find(a.name);
     if (it == given.end()) fail<Error>("EMA: the state has no '{}'; is it of another network?", a.name);

@@ -69,7 +69,6 @@ class Kills(ProgramTest):
                     self.assertTrue(text == "" or text.endswith("\n"))
             else:
                 # What a program that was ended at once was writing; the next one takes it away.
-                # What a program that was ended at once was writing, the repaired log of a resumed run too; the next one takes it away.
                 self.assertTrue(name == "run.lock" or any(part in name for part in RUN_FILES), name)
 
     def check_end(self, run):

@@ -54,6 +54,7 @@ struct Loop {
   optim::AdamW optimizer{net.parameters(), {.lr = 0.05}};
   amp::GradScaler scaler{amp::LossScalePolicy({.init_scale = 1 << 20, .growth_interval = 3, .hysteresis = 2})};
   optim::WarmupCosineLR schedule{optimizer, {.warmup_steps = 3, .total_steps = 40}};
+  optim::EMA average{net.parameters(), {.decay = 0.9}};
   data::DataLoader loader{test::Samples(50, 4, 3, 7).dataset(), {.batch_size = 8, .shuffle = true, .seed = 5}};
   std::int64_t steps = 0;
   std::vector<double> losses = {};
@@ -72,22 +73,27 @@ struct Loop {
         scaler.step(optimizer);
         scaler.update();
         schedule.step();
+        average.update();
         losses.push_back(loss.item<double>());
         if (++steps == until) break;
       }
     }
   }
   void save(const fs::path& path) {
-    io::save_checkpoint(path, {net, optimizer, scaler, schedule, default_generator(), loader, {"steps", steps}});
+    io::save_checkpoint(path,
+                        {net, optimizer, scaler, schedule, average, default_generator(), loader, {"steps", steps}});
   }
   void load(const fs::path& path) {
-    io::load_checkpoint(path, {net, optimizer, scaler, schedule, default_generator(), loader, {"steps", steps}});
+    io::load_checkpoint(path,
+                        {net, optimizer, scaler, schedule, average, default_generator(), loader, {"steps", steps}});
   }
   // Everything, for comparing bit for bit.
   std::vector<std::vector<double>> values() const {
     auto all = test::values(net);
     const optim::OptimizerState state = optimizer.state_dict();
     for (const NamedTensor& t : state.tensors) all.push_back(t.tensor.to_vector<double>());
+    for (const NamedTensor& t : average.averages()) all.push_back(t.tensor.to_vector<double>());
+    all.push_back({static_cast<double>(average.updates())});
     for (const auto& numbers : {state.numbers, scaler.state_dict(), schedule.state_dict()}) {
       std::vector<double> row;
       for (const auto& [name, value] : numbers) row.push_back(value);
@@ -274,6 +280,7 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
   Net wide(9);
   optim::AdamW of_wide{wide.parameters(), {.lr = 0.1}};
   optim::SGD sgd{to.net.parameters(), {.lr = 0.1}};
+  optim::EMA average_of_wide{wide.parameters()};
   amp::GradScaler off({.enabled = false});
   amp::DynamicLossScaler other{4, 2, 50};
   optim::ReduceLROnPlateau plateau{to.optimizer};
@@ -296,6 +303,8 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
         io::load_checkpoint(file_, {to.optimizer, to.scaler, to.schedule, default_generator(), to.net, last});
       } else if (last.name() == "schedule") {
         io::load_checkpoint(file_, {to.optimizer, to.scaler, to.loader, default_generator(), to.net, last});
+      } else if (last.name() == "steps" || last.name() == "epochs") {
+        io::load_checkpoint(file_, {to.average, to.optimizer, to.scaler, to.loader, to.net, last});
       } else {
         io::load_checkpoint(file_, {to.optimizer, to.scaler, to.schedule, default_generator(), to.loader, last});
       }
@@ -305,6 +314,7 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
   };
   says(wide, "its part 'model' doesn't fit: expected fc.weight [9, 4], got [8, 4]");
   says(of_wide, "its part 'optimizer' doesn't fit: AdamW: expected");
+  says(average_of_wide, "its part 'average' doesn't fit: EMA: expected fc.weight");
   says(sgd, "its part 'optimizer' doesn't fit: expected the state of SGD, got that of AdamW");
   says(off, "expected the state of a disabled scaler, got that of an enabled one");
   says(other, "expected its part 'scaler' to be a loss scaler, got a gradient scaler");
@@ -315,7 +325,8 @@ TEST_F(OwnCheckpoints, WhatDoesNotFitIsRefusedAndChangesNothing) {
   says(ordered, "expected a loader of shuffle true, got one of false");
   says(twice, "expected a loader of repeat 1, got one of 2");
   says({"steps", real}, "expected its part 'steps' to be a number, got a whole number");
-  says({"epochs", to.steps}, "expected a part 'epochs' (whole number), got a checkpoint of generator, loader, model,");
+  says({"epochs", to.steps},
+       "expected a part 'epochs' (whole number), got a checkpoint of average, generator, loader, model,");
 }
 
 TEST_F(OwnCheckpoints, FilesThatAreNone) {
@@ -430,7 +441,8 @@ TEST_F(OwnCheckpoints, AreOfTheSameFormatAsARuns) {
   other.load_state_dict(weights.tensors);
   EXPECT_EQ(test::values(other), test::values(net));
   const std::string said = refused([&] { training::load_checkpoint(file_); });
-  EXPECT_TRUE(has(said, "expected a checkpoint of a run, got a checkpoint of generator, loader, model")) << said;
+  EXPECT_TRUE(has(said, "expected a checkpoint of a run, got a checkpoint of average, generator, loader, model"))
+      << said;
   io::save_checkpoint(file_, {loop.optimizer});
   EXPECT_TRUE(has(refused([&] { training::load_saved_weights(file_); }), "expected a network, got a checkpoint of"));
 }
