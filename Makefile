@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The commands of this project. CMake does the work; this file installs what is missing and remembers the options.
 
+empty :=
+space := $(empty) $(empty)
 BUILD ?= build
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -16,6 +18,8 @@ CUDA_QUICK ?= 0
 # Every build folder shares one copy of oneDNN.
 export HALFSTEP_DEPS ?= $(CURDIR)/build/_deps
 export CTEST_OUTPUT_ON_FAILURE = 1
+# A file may take ten seconds to compile: how far the build is and how long it has taken is said with each.
+export NINJA_STATUS = [%f/%t, %es]$(space)
 
 CTEST = ctest --test-dir $(1) -j $(JOBS) --no-tests=error
 

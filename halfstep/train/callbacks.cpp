@@ -185,4 +185,26 @@ void Lambda::on_step_end(TrainContext& context) { call(functions_.on_step_end, c
 void Lambda::on_eval_begin(TrainContext& context) { call(functions_.on_eval_begin, context); }
 void Lambda::on_eval_end(TrainContext& context) { call(functions_.on_eval_end, context); }
 
+void LearningRateSchedule::on_train_begin(TrainContext& context) {
+  std::map<std::string, double> state = schedule_.state_dict();
+  state["steps"] = static_cast<double>(options_.by_epoch ? context.state().epoch : context.state().step);
+  schedule_.load_state_dict(state);
+}
+
+void LearningRateSchedule::on_step_end(TrainContext& /*context*/) {
+  if (!options_.by_epoch) schedule_.step();
+}
+
+void LearningRateSchedule::on_epoch_end(TrainContext& /*context*/) {
+  if (options_.by_epoch) schedule_.step();
+}
+
+void WeightAverage::on_step_end(TrainContext& context) { average_.update_unless(context.overflow); }
+
+void WeightAverage::on_eval_begin(TrainContext& /*context*/) { average_.swap(); }
+
+void WeightAverage::go_back(TrainContext& /*context*/) {
+  if (average_.is_swapped()) average_.swap();
+}
+
 }  // namespace halfstep::training

@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "halfstep/io/tensorboard.h"
+#include "halfstep/optim/ema.h"
+#include "halfstep/optim/schedule.h"
 #include "halfstep/train/callback.h"
 
 namespace halfstep::training {
@@ -126,9 +128,51 @@ class HS_API Lambda : public CallbackBase {
   LambdaOptions functions_;
 };
 
+/// Options of LearningRateSchedule.
+struct LearningRateScheduleOptions {
+  bool by_epoch = false;  ///< the schedule's steps are epochs
+};
+
+/// Advances a schedule (optim/schedule.h) by each step of the run, as MindSpore's LearningRateScheduler. A run that
+/// resumes (FitOptions::from) begins with its rate there. Steps that a loss scale skipped count, so that the rate
+/// follows from the place in the run.
+class HS_API LearningRateSchedule : public CallbackBase {
+ public:
+  /// `schedule` is of the model's optimizer and must outlive the run.
+  explicit LearningRateSchedule(optim::Schedule& schedule, const LearningRateScheduleOptions& options = {})
+      : schedule_(schedule), options_(options) {}
+  void on_train_begin(TrainContext& context) override;
+  void on_step_end(TrainContext& context) override;
+  void on_epoch_end(TrainContext& context) override;
+
+ private:
+  optim::Schedule& schedule_;
+  LearningRateScheduleOptions options_;
+};
+
+/// Updates a moving average of the weights after each step that wasn't skipped, and lets evaluations see the averages
+/// in place of the weights, as PyTorch Lightning's WeightAveraging. After the run EMA::swap() puts them into the
+/// network. (ModelCheckpoint saves the weights; io::save_checkpoint takes the average as a part.)
+class HS_API WeightAverage : public CallbackBase {
+ public:
+  /// `average` is of the model's network and must outlive the run.
+  explicit WeightAverage(optim::EMA& average) : average_(average) {}
+  void on_step_end(TrainContext& context) override;
+  void on_eval_begin(TrainContext& context) override;
+  void on_eval_end(TrainContext& context) override { go_back(context); }
+  // An evaluation that was stopped has no end.
+  void on_epoch_end(TrainContext& context) override { go_back(context); }
+
+ private:
+  void go_back(TrainContext& context);
+  optim::EMA& average_;
+};
+
 /// Whether the monitored quantity is better when it is smaller or larger.
 enum class Better : std::uint8_t {
-  automatic,  ///< larger for names with `acc`, `precision`, `recall` or `f1` in them, smaller for others
+  /// Larger for names with `acc`, `precision`, `recall`, `f1`, `top`, `mAP`, `COCO_AP`, `IoU` or `fitness` in them,
+  /// smaller for others.
+  automatic,
   smaller,
   larger,
 };

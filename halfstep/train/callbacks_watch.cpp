@@ -19,10 +19,11 @@ namespace {
 // Weights that came with such a loss are worth no file.
 bool lost(const TrainContext& c) { return c.loss.defined() && !std::isfinite(c.loss.item<double>()); }
 
-// "acc" is in accuracy and top_5_accuracy.
+// "acc" is in accuracy and top_5_accuracy, "top" in what a ClassificationTask counts, and a DetectionTask has mAP50 and
+// fitness.
 bool larger_is_better(const std::string& name, Better better) {
   if (better != Better::automatic) return better == Better::larger;
-  for (const char* part : {"acc", "precision", "recall", "f1", "F1"}) {
+  for (const char* part : {"acc", "precision", "recall", "f1", "F1", "top", "mAP", "COCO_AP", "IoU", "fitness"}) {
     if (name.find(part) != std::string::npos) return true;
   }
   return false;

@@ -199,6 +199,9 @@ TEST(EarlyStopping, EndsAfterPatience) {
       {{.monitor = "eval_loss", .min_delta = 1.5, .patience = 3}, dip, 4},  // 3 is better by 2, but comes too late
       {{.monitor = "eval_accuracy", .patience = 2}, dip, 3},                // larger is better
       {{.monitor = "eval_accuracy", .patience = 2, .better = training::Better::smaller}, dip, 4},
+      {{.monitor = "eval_top1", .patience = 2}, dip, 3},
+      {{.monitor = "eval_mAP50-95", .patience = 2}, dip, 3},
+      {{.monitor = "eval_fitness", .patience = 2}, dip, 3},
       {{.monitor = "eval_loss", .patience = 3, .baseline = 3.5}, dip, 3},
       {{.monitor = "eval_loss", .patience = 5, .baseline = 3.5}, dip, 10},
       {{.monitor = "eval_loss", .patience = 2}, {kInf, 3, kInf, kInf, 1}, 4},

@@ -92,43 +92,49 @@ TEST_F(ModelOnSim, ReadsTheDeviceOnlyWhenValuesAreDue) {
     for (int i = 0; i < 3; ++i) batches.push_back({b.input.to(sim), b.target.to(sim)});
   }
   ASSERT_EQ(batches.size(), 21u);
-  const test::Regression net = fresh(sim);
-  optim::SGD optimizer{net.parameters(), {.lr = 0.1}};
-  const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
-  training::Model model{make_train_step(std::make_shared<training::ClassificationTask>(classifier), optimizer,
-                                        amp::GradScaler({.init_scale = 1e30}), {.autocast = f16})};
-  std::vector<std::uint64_t> reads;
-  std::vector<std::int64_t> read_at;
-  std::vector<training::StepRecord> records;
-  struct Watch : training::CallbackBase {
-    std::function<void(std::span<const training::StepRecord>)> values;
-    std::function<void(training::TrainContext&)> step;
-    void on_values(training::TrainContext&, std::span<const training::StepRecord> steps) override { values(steps); }
-    void on_step_begin(training::TrainContext& c) override { step(c); }
-  };
-  const auto watch = std::make_shared<Watch>();
-  watch->step = [&](training::TrainContext&) { reads.push_back(test::sim_stats().host_reads); };
-  watch->values = [&](std::span<const training::StepRecord> steps) {
-    read_at.push_back(static_cast<std::int64_t>(reads.size()));
-    records.insert(records.end(), steps.begin(), steps.end());
-  };
-  model.train(1, batches, {training::Callback(watch)}, {.read_every = 8});
-  EXPECT_EQ(read_at, (std::vector<std::int64_t>{8, 16, 21}));
-  // Between the beginnings of two steps: one read of the ring, one of the scale, and one of the flags of each skipped
-  // step.
-  for (std::size_t i = 1; i < reads.size(); ++i) {
-    EXPECT_EQ(reads[i] - reads[i - 1], i == 8 || i == 16 ? 1u + 1u + 8u : 0u) << "step " << i;
+  for (const bool counted : {false, true}) {
+    SCOPED_TRACE(counted);
+    const test::Regression net = fresh(sim);
+    optim::SGD optimizer{net.parameters(), {.lr = 0.1}};
+    const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+    training::Model model{make_train_step(std::make_shared<training::ClassificationTask>(
+                                              classifier, training::ClassificationOptions{.train_accuracy = counted}),
+                                          optimizer, amp::GradScaler({.init_scale = 1e30}), {.autocast = f16})};
+    std::vector<std::uint64_t> reads;
+    std::vector<std::int64_t> read_at;
+    std::vector<training::StepRecord> records;
+    struct Watch : training::CallbackBase {
+      std::function<void(std::span<const training::StepRecord>)> values;
+      std::function<void(training::TrainContext&)> step;
+      void on_values(training::TrainContext&, std::span<const training::StepRecord> steps) override { values(steps); }
+      void on_step_begin(training::TrainContext& c) override { step(c); }
+    };
+    const auto watch = std::make_shared<Watch>();
+    watch->step = [&](training::TrainContext&) { reads.push_back(test::sim_stats().host_reads); };
+    watch->values = [&](std::span<const training::StepRecord> steps) {
+      read_at.push_back(static_cast<std::int64_t>(reads.size()));
+      records.insert(records.end(), steps.begin(), steps.end());
+    };
+    model.train(1, batches, {training::Callback(watch)}, {.read_every = 8});
+    EXPECT_EQ(read_at, (std::vector<std::int64_t>{8, 16, 21}));
+    // What is counted on the host comes by copies that wait for nobody. Between the beginnings of two steps: one read
+    // of the ring, one of the scale, and one of the flags of each skipped step.
+    for (std::size_t i = 1; i < reads.size(); ++i) {
+      EXPECT_EQ(reads[i] - reads[i - 1], i == 8 || i == 16 ? 1u + 1u + 8u : 0u) << "step " << i;
+    }
+    ASSERT_EQ(records.size(), 21u);
+    for (std::size_t i = 0; i < records.size(); ++i) {
+      EXPECT_EQ(records[i].step, static_cast<std::int64_t>(i) + 1);
+      EXPECT_TRUE(std::isfinite(records[i].loss));
+      EXPECT_EQ(records[i].scale, static_cast<float>(1e30) * std::ldexp(1.0, -static_cast<int>(i)))
+          << "all are skipped";
+      EXPECT_TRUE(records[i].skipped);
+      EXPECT_EQ(records[i].skipped_steps, static_cast<std::int64_t>(i) + 1);
+      EXPECT_FALSE(records[i].overflow.empty());
+      EXPECT_EQ(records[i].parts.contains("top1"), counted);
+    }
+    EXPECT_EQ(net.parameters()[0].tensor.to_vector<double>(), fresh(sim).parameters()[0].tensor.to_vector<double>());
   }
-  ASSERT_EQ(records.size(), 21u);
-  for (std::size_t i = 0; i < records.size(); ++i) {
-    EXPECT_EQ(records[i].step, static_cast<std::int64_t>(i) + 1);
-    EXPECT_TRUE(std::isfinite(records[i].loss));
-    EXPECT_EQ(records[i].scale, static_cast<float>(1e30) * std::ldexp(1.0, -static_cast<int>(i))) << "all are skipped";
-    EXPECT_TRUE(records[i].skipped);
-    EXPECT_EQ(records[i].skipped_steps, static_cast<std::int64_t>(i) + 1);
-    EXPECT_FALSE(records[i].overflow.empty());
-  }
-  EXPECT_EQ(net.parameters()[0].tensor.to_vector<double>(), fresh(sim).parameters()[0].tensor.to_vector<double>());
 }
 
 // The tutorial's "loss scale as part of the full graph": the whole step is replayed on the device, skipped ones too.

@@ -332,6 +332,61 @@ TEST(Model, ResumesBitExactlyInTheMiddleOfAnEpoch) {
   EXPECT_EQ(default_generator().state().offset, random.offset);
 }
 
+// The rate follows from the place in the run, also where that resumes.
+TEST(Model, FollowsASchedule) {
+  for (const bool by_epoch : {false, true}) {
+    const auto rates = [&](const training::FitOptions& from) {
+      const Regression net = fresh();
+      optim::SGD optimizer{net.parameters(), {.lr = 0.8}};
+      optim::StepLR schedule{optimizer, {.step_size = by_epoch ? 1 : 5, .gamma = 0.5}};
+      Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer}};
+      data::DataLoader l = loader();
+      if (from.from.step > 0) l.seek({.epoch = from.from.epoch, .batch = from.from.batch});
+      std::vector<double> used;
+      model.train(2, l,
+                  {training::Lambda{{.on_step_begin = [&](TrainContext& c) { used.push_back(c.optimizer->lr(0)); }}},
+                   training::LearningRateSchedule{schedule, {.by_epoch = by_epoch}}},
+                  from);
+      return used;
+    };
+    // Seven steps an epoch.
+    std::vector<double> wanted;
+    for (int step = 0; step < 14; ++step) wanted.push_back(0.8 * std::pow(0.5, by_epoch ? step / 7 : step / 5));
+    EXPECT_EQ(rates({}), wanted);
+    EXPECT_EQ(rates({.from = {.epoch = 1, .batch = 2, .step = 9}}),
+              std::vector<double>(wanted.begin() + 9, wanted.end()));
+  }
+}
+
+// Evaluations see the averages; training doesn't, and steps that are skipped don't count.
+TEST(Model, EvaluatesTheAverageOfItsWeights) {
+  const Regression net = fresh(), plain = fresh();
+  optim::SGD optimizer{net.parameters(), {.lr = 0.3}}, other{plain.parameters(), {.lr = 0.3}};
+  optim::EMA average{net.parameters(), {.decay = 0.5}};
+  const amp::DynamicLossScaleManager overflows{0x1p127, 2, 2000};
+  Model model{net,
+              {.loss = nn::CrossEntropyLoss{},
+               .optimizer = optimizer,
+               .metrics = {"loss"},
+               .amp_level = amp::Level::O2,
+               .loss_scale_manager = overflows}};
+  Model without{plain,
+                {.loss = nn::CrossEntropyLoss{},
+                 .optimizer = other,
+                 .metrics = {"loss"},
+                 .amp_level = amp::Level::O2,
+                 .loss_scale_manager = overflows}};
+  data::DataLoader batches = loader(), again = loader(), test = loader(test_samples());
+  const training::History history = model.fit(3, batches, test, {training::WeightAverage{average}});
+  without.train(3, again);
+  EXPECT_EQ(test::values(net), test::values(plain));
+  ASSERT_GT(history["skipped"].back(), 0);
+  EXPECT_EQ(average.updates(), 21 - static_cast<std::int64_t>(history["skipped"].back()));
+  EXPECT_NE(static_cast<double>(model.eval(test)["loss"]), history["eval_loss"].back());
+  average.swap();
+  EXPECT_EQ(static_cast<double>(model.eval(test)["loss"]), history["eval_loss"].back());
+}
+
 // A part that the user froze stays frozen.
 TEST(Model, LeavesModesAsTheyWere) {
   const nn::Sequential net{nn::Linear{{.in = 6, .out = 4}}, nn::BatchNorm1d{{.channels = 4}},
