@@ -190,17 +190,16 @@ void add_devices(CLI::App& program, int& status) {
       .value("[NAME...]");
   verb.add_switch(
       "--check", o->check,
-      "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept when all is well");
-  add_flag(verb,
-           {.names = "--watch",
-            .field = &o->watch,
-            .help = "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)",
-            .value = "[SECONDS=1]",
-            .standard = "1",
-            .given = [o] { o->watching = true; }});
+      "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept if all passes");
+  add_flag(verb, {.names = "--watch",
+                  .field = &o->watch,
+                  .help = "Show memory in use, the queues' share and lost devices every SECONDS (until Ctrl-C)",
+                  .value = "[SECONDS=1]",
+                  .standard = "1",
+                  .given = [o] { o->watching = true; }});
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
-           "Take a training step of this network on DEVICE and list where each of its ops runs, and why");
+           "Run a training step of this network on DEVICE and list where each of its ops runs, and why");
   add_word(verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
   add_whole(verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
   add_whole(verb, "--image-size", o->placement.image_size, 1, data::kLargestInputSide,
