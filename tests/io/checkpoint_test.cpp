@@ -83,7 +83,7 @@ struct Loop {
   void load(const fs::path& path) {
     io::load_checkpoint(path, {net, optimizer, scaler, schedule, default_generator(), loader, {"steps", steps}});
   }
-  // Everything, for comparing bit for bit.
+  // Everything, to compare bit by bit.
   std::vector<std::vector<double>> values() const {
     auto all = test::values(net);
     const optim::OptimizerState state = optimizer.state_dict();
