@@ -199,7 +199,7 @@ void add_devices(CLI::App& program, int& status) {
                   .given = [o] { o->watching = true; }});
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
-           "Run a training step of this network on DEVICE and list where each of its ops runs, and why");
+           "Take a training step of this network on DEVICE and list where each of its ops runs, and why");
   add_word(verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
   add_whole(verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
   add_whole(verb, "--image-size", o->placement.image_size, 1, data::kLargestInputSide,
