@@ -185,7 +185,7 @@ int run(const BenchOptions& o) {
 
 void add_bench(CLI::App& program, int& status) {
   const Verb verb =
-      add_verb(program, "bench", "Time training steps or inference on random data; one JSON line a precision");
+      add_verb(program, "bench", "Time training steps or inference on random data; one JSON line per precision");
   auto o = std::make_shared<BenchOptions>();
   add_common(verb, *o);
   add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
@@ -194,14 +194,15 @@ void add_bench(CLI::App& program, int& status) {
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
   verb.add_list("--amp", o->amp, "Precisions and levels, such as off,bf16,O2").split(',').value("TEXT=off");
   add_whole(verb, "--steps", o->steps, 1, kMostCount, "Timed steps");
-  add_whole(verb, "--warmup", o->warmup, 0, kMostCount, "Steps before them");
+  add_whole(verb, "--warmup", o->warmup, 0, kMostCount, "Untimed steps before them");
   add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(verb, "--loss-scale", o->loss_scale, "As in train");
   verb.add_switch("--no-capture", o->no_capture, "Don't capture and replay steps");
-  verb.add_switch("--inference", o->inference, "Time calls of sessions, as `halfstep predict` makes them, not steps");
-  verb.add_switch(kInt8Flag, o->int8, "With --inference: the network in 8-bit integers, too");
+  verb.add_switch("--inference", o->inference,
+                  "Time calls of inference sessions, as in `halfstep predict`, instead of training steps");
+  verb.add_switch(kInt8Flag, o->int8, "With --inference: time 8-bit integers too");
   verb.add_switch(kWeightOnlyFlag, o->weight_only,
-                  "With --inference: the weights of linear layers in integers, too, in each precision of --amp");
+                  "With --inference: time integer weights of linear layers too, in each precision of --amp");
   add_whole(verb, kWeightBitsFlag, o->weight_bits, 4, 8, "With --weight-only: bits of weights, 8 or 4");
   add_whole(verb, kGroupSizeFlag, o->group_size, 0, kMostCount,
             "With --weight-only: weights of a row that share a scale; 0: whole rows")

@@ -147,12 +147,11 @@ int run(const ConvertOptions& o) {
 void add_convert(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "convert", "Convert weights between safetensors and PyTorch's .pth files");
   auto o = std::make_shared<ConvertOptions>();
-  add_path(verb, "FROM", o->from, "A .safetensors or .pth file, known by its content").required();
-  add_path(verb, "TO", o->to, "The file to write, in the form that its name ends in: .safetensors, .pth or .pt")
-      .required();
+  add_path(verb, "FROM", o->from, "A .safetensors or .pth file, recognised by its content").required();
+  add_path(verb, "TO", o->to, "File to write; its extension chooses the format: .safetensors, .pth or .pt").required();
   add_word(verb, "--dtype", o->dtype, "Convert weights: f16, bf16 or f32");
   add_read_limits(verb);
-  verb.add_switch("--force", o->force, "Replace a file that is there");
+  verb.add_switch("--force", o->force, "Replace an existing file");
   verb.run([o, &status] {
     refuse_many_processes("convert");
     status = run(*o);

@@ -124,14 +124,14 @@ void add_data(CLI::App& program, int& status) {
   std::vector<std::string> names;
   for (const data::DataSetInfo& set : data::data_sets()) names.push_back(set.name);
   verb.add_option("NAME", o->name, fmt::format("Data set: {}; or list", fmt::join(names, ", "))).value("");
-  add_path(verb, "--out", o->out, "Folder for it (default: data/NAME)");
-  add_word(verb, "--mirror", o->options.mirror, "URL of a folder that has the same files").value("URL");
+  add_path(verb, "--out", o->out, "Folder for the data set (default: data/NAME)");
+  add_word(verb, "--mirror", o->options.mirror, "URL of a folder with the same files").value("URL");
   add_path(verb, "--checksums", o->options.checksums,
            "SHA-256 sums of a mirror's own files, as sha256sum prints them, in place of the published ones");
-  add_whole(verb, "--timeout", o->options.timeout_s, 1, 3600, "Seconds without data until a server is given up");
-  add_whole(verb, "--tries", o->options.tries, 1, 100, "Tries without progress");
-  verb.add_switch("--keep", o->options.keep, "Keep the files as they were fetched beside what they are unpacked to");
-  verb.add_switch("--force", o->options.force, "Fetch and replace what is there");
+  add_whole(verb, "--timeout", o->options.timeout_s, 1, 3600, "Seconds without data before giving up on a server");
+  add_whole(verb, "--tries", o->options.tries, 1, 100, "Number of attempts without progress");
+  verb.add_switch("--keep", o->options.keep, "Keep the downloaded files beside what they are unpacked to");
+  verb.add_switch("--force", o->options.force, "Fetch again and replace existing files");
   verb.add_switch("--quiet,-q", o->quiet, "Print errors only");
   verb.run([o, &status] { status = run(*o); });
 }

@@ -190,14 +190,13 @@ void add_devices(CLI::App& program, int& status) {
       .value("[NAME...]");
   verb.add_switch(
       "--check", o->check,
-      "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept when all is well");
-  add_flag(verb,
-           {.names = "--watch",
-            .field = &o->watch,
-            .help = "Show memory in use, the queues' share and lost devices again every so many seconds (until Ctrl-C)",
-            .value = "[SECONDS=1]",
-            .standard = "1",
-            .given = [o] { o->watching = true; }});
+      "Compare DEVICE with the CPU: about a minute of ops and training steps; a record is kept if all passes");
+  add_flag(verb, {.names = "--watch",
+                  .field = &o->watch,
+                  .help = "Show memory in use, the queues' share and lost devices every SECONDS (until Ctrl-C)",
+                  .value = "[SECONDS=1]",
+                  .standard = "1",
+                  .given = [o] { o->watching = true; }});
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
            "Take a training step of this network on DEVICE and list where each of its ops runs, and why");

@@ -246,7 +246,7 @@ std::vector<Flag> read_limit_flags() {
            .kept = FlagKept::never},
           {.names = "--max-unpacked",
            .field = setter("--max-unpacked", &io::ReadLimits::max_unpacked),
-           .help = "Most bytes that a file's tensors may take beyond eight times its size (default: 1G)",
+           .help = "Limit on the bytes of a file's tensors beyond eight times the file's size (default: 1G)",
            .value = "SIZE",
            .kept = FlagKept::never}};
 }

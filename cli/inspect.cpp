@@ -193,13 +193,13 @@ bool is_checkpoint(const io::WeightsFile& file) {
 }
 
 void add_inspect(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "inspect", "List what is in a file of weights: names, shapes, dtypes, ranges");
+  const Verb verb = add_verb(program, "inspect", "List the contents of a weight file: names, shapes, dtypes, ranges");
   struct InspectOptions {
     std::filesystem::path file;
     bool json = false;
   };
   auto o = std::make_shared<InspectOptions>();
-  add_path(verb, "FILE", o->file, "A .safetensors or .pth file, known by its content").required();
+  add_path(verb, "FILE", o->file, "A .safetensors or .pth file, recognised by its content").required();
   add_read_limits(verb);
   verb.add_switch("--json", o->json, "One JSON object instead of a table");
   verb.run([o, &status] { status = run(o->file, o->json); });

@@ -373,16 +373,16 @@ int launch(const Verb& verb, const LaunchOptions& o) {
 }  // namespace
 
 void add_launch(CLI::App& program, int& status) {
-  const Verb verb = add_verb(program, "launch", "Start a command on several processes, by MPI");
+  const Verb verb = add_verb(program, "launch", "Start a command on several processes with MPI");
   const auto o = std::make_shared<LaunchOptions>();
   add_word(verb, "--nproc-per-node,--nproc_per_node", o->ranks,
-           "Processes on each machine: a number, auto (one for each accelerator, or, without one, for each processor), "
-           "cpu or gpu (default: 1, or as --hosts says); MIN:MAX goes on with one fewer after each failure");
-  add_path(verb, "--hosts", o->hosts, "File with the machines, one a line: HOST, or HOST slots=N for N processes");
+           "Processes on each machine: a number, auto (one per accelerator, or without any, one per processor), "
+           "cpu or gpu (default: 1, or as --hosts says); MIN:MAX continues with one fewer after each failure");
+  add_path(verb, "--hosts", o->hosts, "File with the machines, one per line: HOST, or HOST slots=N for N processes");
   add_whole(verb, "--max-restarts,--max_restarts", o->restarts, 0, kMostRestarts,
-            "Start again after a failure, at most so often; train goes on from its last checkpoint");
+            "Maximum number of restarts after a failure; train resumes from its last checkpoint");
   add_word(verb, "--mpi", o->mpi, "openmpi or mpich (default: the first that can be used)");
-  constexpr const char* kTorch = "Several machines, with this command on each, as torchrun has it";
+  constexpr const char* kTorch = "Several machines, with this command run on each, as with torchrun";
   add_word(verb, "--nnodes", o->nodes,
            "Number of machines (default: 1, or as --hosts says); with --hosts MIN:MAX leaves out those that can't be "
            "reached")
@@ -390,8 +390,7 @@ void add_launch(CLI::App& program, int& status) {
   add_whole(verb, "--node-rank,--node_rank", o->node_rank, 0, kMostRanks, "Number of this machine, from 0")
       .group(kTorch);
   add_word(verb, "--master-addr,--master_addr", o->master, "Name or address of the machine of node 0").group(kTorch);
-  add_whole(verb, "--master-port,--master_port", o->port, 1, 65'535,
-            "Port on which node 0 waits for the others (default: 29500)")
+  add_whole(verb, "--master-port,--master_port", o->port, 1, 65'535, "Port on which node 0 waits for the others")
       .group(kTorch);
   verb.add_switch("--standalone", o->nothing, "Not needed: one machine").group(kTorch);
   verb.add_switch("--use-env,--use_env", o->nothing, "Not needed").group(kTorch);

@@ -77,11 +77,11 @@ void add_ops(CLI::App& program, int& status) {
   auto o = std::make_shared<OpsOptions>();
   verb.add_list("NAME", o->names, "Only these ops").value("");
   verb.add_option("--policy", o->policy, "Only ops of this class, such as 'lower precision'");
-  verb.add_list("--explain", o->explain, "Say what a call of NAME on inputs of these dtypes would run in")
+  verb.add_list("--explain", o->explain, "Print in which dtype a call of NAME with inputs of these dtypes would run")
       .values(1, 16)
       .split(',');
   add_word(verb, "--amp", o->amp, "Region for --explain: off, bf16 or f16");
-  verb.add_switch("--markdown", o->markdown, "As a table for the docs");
+  verb.add_switch("--markdown", o->markdown, "Print a table for the docs");
   verb.run([o, &status] { status = run(*o); });
 }
 

@@ -322,27 +322,29 @@ void add_plan_parallel(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "plan-parallel", "Predict the step time of data parallel training on many ranks");
   const auto o = std::make_shared<PlanOptions>();
   add_word(verb, "MODEL", o->model, "Network");
-  add_word(verb, "--ranks", o->ranks, "Numbers of ranks: 8-1024 doubles from 8 on, 8,24,48 are those three");
-  add_word(verb, "--amp", o->amp, "Precisions, with commas between: off, f16, bf16");
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a rank in a step");
+  add_word(verb, "--ranks", o->ranks, "Numbers of ranks: 8-1024 doubles from 8 to 1024; 8,24,48 takes these three");
+  add_word(verb, "--amp", o->amp, "Precisions, separated by commas: off, f16, bf16");
+  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples per rank in a step");
   add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
             "Pixels of a side (default: the network's own)");
   std::vector<std::string> names;
   for (const PlanSystem& s : plan_systems()) names.emplace_back(s.name);
   add_word(verb, "--system", o->system, fmt::format("Machines: {}", fmt::join(names, ", ")));
   add_word(verb, "--step-ms", o->step_ms,
-           "Milliseconds of a rank's step, one for each precision, instead of the machines' speed");
+           "Milliseconds of a rank's step, one for each precision, instead of the speed of --system");
   add_word(verb, "--images-per-second", o->images,
-           "Samples a second of a rank, one for each precision, instead of that");
+           "Samples per second of a rank, one for each precision, instead of --step-ms");
   add_whole(verb, "--ranks-per-machine", o->per_machine, 1, kMostPlanned,
-            "Ranks of a machine, instead of the machines' own");
+            "Ranks per machine, instead of those of --system");
   const FlagRange latency = FlagRange::at_least(0), bandwidth = FlagRange::above(0);
-  add_given(verb, "--latency-inside", o->latency_inside, latency, "Microseconds of a message inside a machine");
+  add_given(verb, "--latency-inside", o->latency_inside, latency,
+            "Latency of a message inside a machine, in microseconds");
   add_given(verb, "--bandwidth-inside", o->bandwidth_inside, bandwidth,
-            "GB/s (1e9 bytes) of a rank inside a machine, in one direction");
-  add_given(verb, "--latency", o->latency, latency, "Microseconds of a message between machines");
-  add_given(verb, "--bandwidth", o->bandwidth, bandwidth, "GB/s of a machine to others, in one direction");
-  add_word(verb, "--algorithm", o->algorithm, "How an all-reduce goes: fastest, ring or tree");
+            "Bandwidth of a rank inside a machine, in one direction, in GB/s (1e9 bytes)");
+  add_given(verb, "--latency", o->latency, latency, "Latency of a message between machines, in microseconds");
+  add_given(verb, "--bandwidth", o->bandwidth, bandwidth,
+            "Bandwidth of a machine to others, in one direction, in GB/s");
+  add_word(verb, "--algorithm", o->algorithm, "All-reduce algorithm: fastest, ring or tree");
   add_flag(verb, {.names = "--interference",
                   .field = &o->interference,
                   .help = "Share of a processor that communication takes from the backward pass",
@@ -352,8 +354,8 @@ void add_plan_parallel(CLI::App& program, int& status) {
             .field = &o->variation,
             .help = "Percent by which a rank's computing time varies (standard deviation): all wait for the slowest",
             .range = FlagRange::from_to(0, 100)});
-  add_word(verb, "--buckets-mb", o->buckets, "Sizes of buckets to compare, MiB");
-  verb.add_switch("--full-gradients", o->full_gradients, "f16 and bf16 send gradients in float32");
+  add_word(verb, "--buckets-mb", o->buckets, "Bucket sizes to compare, in MiB");
+  verb.add_switch("--full-gradients", o->full_gradients, "Send gradients in float32 in f16 and bf16 too");
   verb.add_switch("--measure", o->measure,
                   "Measure latency and bandwidth between the processes of this job (mpirun, launch)");
   add_path(verb, "--figure", o->figure, "Draw efficiency and step time: FILE.svg or FILE.png");

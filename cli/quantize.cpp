@@ -529,30 +529,30 @@ void add_quantize(CLI::App& program, int& status) {
       "Folder with the data set: ranges come from its training part, figures from its test part (default: the data "
       "of the run; for mlp, where none is known, the built-in digits)");
   add_path(verb, "--out,-o", o->out, "File to write (.safetensors)").required();
-  verb.add_switch("--overwrite", o->overwrite, "Replace a file that is there");
+  verb.add_switch("--overwrite", o->overwrite, "Replace an existing file");
   add_whole(verb, "--batches", o->batches, 1, kMostCount, "Batches that ranges come from");
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
   add_image_size(verb, o->pictures);
   for (const Flag& row : rows(o->quantization)) add_flag(verb, row);
   verb.add_switch(kWeightOnlyFlag, o->weight_only,
-                  "Weights of linear layers alone, of 8 or 4 bits; it needs no data but to measure");
+                  "Quantize only the weights of linear layers, to 8 or 4 bits; data are needed only to measure");
   add_whole(verb, kGroupSizeFlag, o->group_size, 0, kMostCount,
             "With --weight-only: weights of a row that share a scale; 0: whole rows")
       .value("N");
   add_flag(verb, {.names = "--max-drop",
                   .field = &o->max_drop,
-                  .help = "Leave as few layers in --amp as it takes to lose at most so many points of accuracy to "
-                          "float32's: those that cost most first",
+                  .help = "Maximum loss of accuracy to float32, in points: as few layers as it takes stay in --amp, "
+                          "those that cost most first",
                   .range = FlagRange::from_to(0, 100)})
       .value("POINTS");
   add_word(verb, "--amp", o->amp,
-           "What layers that stay in floating point compute in: off, bf16 or f16 (default: with --max-drop bf16 where "
+           "Precision of layers that stay in floating point: off, bf16 or f16 (default: with --max-drop bf16 where "
            "the CPU has units for it, else off)");
   add_path(verb, "--qat-weights", o->qat_weights,
            "Weights of a run with --qat, for a row of the last table: checkpoint or folder");
-  add_whole(verb, "--layers", o->layers, 0, kMostCount, "Layers whose differences are shown");
+  add_whole(verb, "--layers", o->layers, 0, kMostCount, "Number of layers to list, those that differ most first");
   add_whole(verb, "--sensitivity", o->sensitivity, 0, kMostCount,
-            "Layers of which it is said what they alone cost, on 8 batches; 0: none");
+            "Number of layers to report by their individual cost, measured on 8 batches; 0: none");
   add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
   add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the order of the training data");
   verb.add_switch("--no-eval", o->no_eval, "Evaluate nothing");

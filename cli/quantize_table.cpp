@@ -161,7 +161,7 @@ std::string parity_text(const std::vector<infer::LayerParity>& layers, std::int6
                      percent(l.alone.by_more)});
   }
   if (lines.empty()) return "";
-  return fmt::format("\nlayers whose integers differ most from rounded numbers, of {}:\n{}", layers.size(),
+  return fmt::format("\nlayers whose integers differ most from fake quantization, of {}:\n{}", layers.size(),
                      table({"layer", "call", "by 1 step", "by more", "by 1, alone", "by more, alone"}, lines));
 }
 

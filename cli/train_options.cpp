@@ -228,21 +228,21 @@ std::vector<Flag> train_flags(TrainOptions& o) {
   add("Several processes",
       {.names = "--reduce",
        .field = &o.reduce,
-       .help = "Who adds up gradients: rank-order (Halfstep, the same bits with every MPI) or library",
+       .help = "What sums gradients: rank-order (Halfstep, the same bits with every MPI) or library",
        .choices = {"rank-order", "library"}});
   constexpr const char* kRuns = "Runs";
   add(kRuns, {.names = "--config",
               .field = &o.config_file,
-              .help = "YAML file with flags, as `lr: 0.1`; those given here win. config.yaml of a run is one",
+              .help = "YAML file with flags, such as `lr: 0.1`; flags given here win. A run's config.yaml is one",
               .kept = FlagKept::never});
   add(kRuns, {.names = "--evaluate,-e",
               .field = &o.evaluate,
-              .help = "Evaluate the weights of --resume or --pretrained, and train nothing",
+              .help = "Evaluate the weights of --resume or --pretrained without training",
               .kept = FlagKept::never});
   add(kRuns, {.names = "--no-out", .field = &o.no_out, .help = "Write no checkpoints", .kept = FlagKept::never});
   add(kRuns, {.names = "--print-freq,-p",
               .field = &o.print_freq,
-              .help = "Steps between two lines; 0: none (default: 10 for networks of images)",
+              .help = "Steps between printed lines; 0: none (default: 10 for networks of images)",
               .range = FlagRange::at_least(0),
               .value = "N"});
   add(kRuns, {.names = "--quiet,-q", .field = &o.quiet, .help = "Print errors only"});

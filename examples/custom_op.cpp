@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An op of the program's own (shape rule, gradient, CPU kernel, policy row) and a custom function with a backward of
-// its own.
+// A custom op (shape rule, gradient, CPU kernel, policy row) and a custom function with its own backward pass.
 #include <cmath>
 #include <iostream>
 

@@ -49,7 +49,7 @@ int main(int argc, char** argv) try {
   if (first) {
     std::cout << loader.size() << " steps, loss " << first_loss << " to " << last_loss << ", "
               << static_cast<double>(group.stats().bytes_sent) / 1e6 << " MB sent by rank 0\n"
-              << (difference.empty() ? "the networks of all ranks are the same, bit for bit"
+              << (difference.empty() ? "the networks of all ranks are bit-identical"
                                      : "the networks differ, first in " + difference)
               << '\n';
   }

@@ -12,8 +12,8 @@ usage: check_layers.py [--root DIR]
   const_raw_data() and data<const T>(), and writes by write_data() of core/write_internal.h;
 - messages show paths by shown_path() of core/text.h, which lets no byte of a name reach a terminal, not by string();
 - sources are shorter than MAX_LINES, start with the SPDX line, and headers with #pragma once;
-- no line of prose in Markdown is wider than MAX_COLUMNS, outside tables, code, headings and HTML; a single link or
-  code span that is wider by itself may stand alone;
+- no line of Markdown is wider than MAX_COLUMNS characters, outside tables, headings, HTML and blocks marked text, which
+  show what programs print; a single link or code span that is wider by itself may stand alone;
 - no file names a path of one person's machine, and none holds words that mark unfinished work.
 
 Prints one line a finding, as `file:line: what`, and exits with 1 if there is any.
@@ -37,6 +37,8 @@ CUDA = "halfstep/backends/cuda"
 CUDA_FOLDERS = ["host", "libraries", "device", "kernels"]
 MAX_LINES = 600
 MAX_COLUMNS = 120
+# Blocks of this language show what programs print, whose lines have the width that they have.
+OUTPUT = "text"
 # What prose is not broken inside of.
 CODE_SPAN_OR_LINK = re.compile(r"(`+).+?\1|\[[^\]]*\]\([^)]*\)|<[^>]*>")
 # Only Tensor itself gives addresses away.
@@ -144,12 +146,14 @@ def check_code(path, lines, report, dnnl_users):
             report(number, f"public header includes <{included}>; third-party headers belong in .cpp files")
 
 
-def check_prose(lines, report):
-    fence = ""
+def check_markdown(lines, report):
+    fence = language = ""
     for number, line in enumerate(lines, 1):
         text = line.lstrip(" ")
         if text.startswith(fence or ("```", "~~~")):
-            fence = "" if fence else text[:3]
+            fence, language = ("", "") if fence else (text[:3], text[3:].strip())
+        elif fence and language != OUTPUT and len(line) > MAX_COLUMNS:
+            report(number, f"{len(line)} columns of code; break the line (limit {MAX_COLUMNS}), or mark output as {OUTPUT}")
         if fence or len(line) <= MAX_COLUMNS or text.startswith(("|", "#", "<", "```", "~~~")):
             continue
         words = CODE_SPAN_OR_LINK.sub("x", text.lstrip("-*>0123456789. ")).split()
@@ -179,7 +183,7 @@ def check_file(root, file, findings, dnnl_users):
         if UNFINISHED.search(line):
             report(number, "holds a word that marks unfinished work")
     if suffix == ".md":
-        check_prose(lines, report)
+        check_markdown(lines, report)
     if suffix in CODE:
         check_code(path, lines, report, dnnl_users)
 

@@ -95,6 +95,21 @@ class CheckLayers(unittest.TestCase):
         self.expect({"docs/x.md": "see /ro" "ot/x\n"}, "a path of one machine")
         self.expect({"halfstep/core/x.cpp": SPDX + "// TO" "DO: more\n"}, "unfinished work")
 
+    def test_the_width_of_code_in_markdown(self):
+        wide = "x" * 121
+        for start, end in (("```cpp", "```"), ("```sh", "```"), ("```console", "```"), ("```", "```"), ("~~~", "~~~"),
+                           ("  ```cpp", "  ```")):
+            self.expect({"docs/x.md": f"{start}\nshort\n{wide}\n{end}\n"}, "x.md:3: 121 columns of code; break the line")
+            self.expect({"docs/x.md": f"{start}\n{wide[1:]}\n{end}\n"})
+        # What programs print stays as it is.
+        self.expect({"docs/x.md": "```text\n" + wide + "\n```\n"})
+        # What would be a heading or a table in prose is none in code.
+        self.expect({"docs/x.md": "```sh\n# " + wide + "\n```\n"}, "123 columns of code")
+        self.expect({"docs/x.md": "```cpp\n| " + wide + "\n```\n"}, "123 columns of code")
+        # Characters, not bytes.
+        self.expect({"docs/x.md": "```sh\n" + "\u2026" * 120 + "\n```\n"})
+        self.expect({"docs/x.md": "```sh\n" + "\u2026" * 121 + "\n```\n"}, "121 columns of code")
+
     def test_the_width_of_prose(self):
         words, span, link = "word " * 24 + "x", "`" + "c " * 70 + "`", "[t](https://x.org/" + "p" * 120 + ")"
         self.assertEqual(len(words), 121)

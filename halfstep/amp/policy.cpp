@@ -305,7 +305,7 @@ Table& table() {
 constexpr const char* kBackward = "part of a backward pass, which runs in the dtypes of the forward pass";
 
 PolicyRow row_without_entry(const Op& op) {
-  return {op.name, Policy::pass_through, op.backward ? kBackward : "not in the table: an op of the program's own"};
+  return {op.name, Policy::pass_through, op.backward ? kBackward : "not in the table: a custom op"};
 }
 
 constexpr const char* kNames[] = {"lower precision", "float32", "float32 output", "widest",

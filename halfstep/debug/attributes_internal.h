@@ -9,7 +9,7 @@
 
 namespace halfstep::debug::detail {
 
-/// The fields of an op's attributes as an object; for a struct of the program's own `{"bytes": "00ff..."}`; null for
+/// The fields of an op's attributes as an object; for a custom op's struct `{"bytes": "00ff..."}`; null for
 /// none.
 nlohmann::ordered_json attributes_of(const ObservedCall& call);
 /// Turns the dtypes that a call asks for its results to be of into `dtype`, where it asks.

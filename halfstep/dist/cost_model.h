@@ -100,7 +100,7 @@ struct HS_API StepPrediction {
   double efficiency() const { return seconds > 0 ? 1 - (exposed + waiting) / seconds : 1; }
 };
 /// The step on so many ranks: a bucket is reduced when its last gradient is there and the bucket before it is done,
-/// while the backward pass goes on; the optimizer waits for all. Ranks' times vary independently of each other, as a
+/// while the backward pass continues; the optimizer waits for all. Ranks' times vary independently of each other, as a
 /// normal distribution. Throws as all_reduce_seconds() and bucket_bytes() do.
 HS_API StepPrediction predict_step(const StepCost& step, const ClusterCost& cluster, int ranks,
                                    const BucketCost& buckets = {});

@@ -101,9 +101,9 @@ class HS_API DataParallelBase {
   /// For a rank without samples in this step, in the place of its backward pass: the gradients that it has, or zeros.
   void reduce_without_backward();
   /// Runs `loop`, a loop over batches of which ranks may have different numbers; all ranks call it. A rank whose loop
-  /// is over takes part in the reductions of the others, as one whose gradients are zeros, until all are done. If there
-  /// were such, all ranks have the parameters and buffers of one of those that went on longest in the end; the state of
-  /// optimizers is the same where `step` of the options makes their step. PyTorch's Join.
+  /// is over takes part in the reductions of the others, as one whose gradients are zeros, until all are done. In the
+  /// end all ranks have the parameters and buffers of one of those whose loops ran longest; the state of optimizers is
+  /// the same where `step` of the options makes their step. PyTorch's Join.
   ///
   ///     net.join([&] {
   ///       for (const data::Batch& batch : batches) train_on(batch);
@@ -141,7 +141,7 @@ class HS_API DataParallelBase {
 ///     cross_entropy(net(images), labels).backward();   // gradients are the mean over the ranks now
 ///
 /// At the start all ranks get the parameters and buffers of rank 0. Gradients are put into buckets, in the order in
-/// which the first backward pass made them, and a bucket is reduced while the backward pass goes on; when backward()
+/// which the first backward pass made them, and a bucket is reduced while the backward pass continues; when backward()
 /// returns, each grad() is the mean over the ranks and a view of its bucket. A loss that is the mean over the rank's
 /// samples gives the gradient of the mean over all samples where all ranks have as many. Bits are the same on all
 /// ranks.

@@ -48,7 +48,7 @@ struct Op {
   GradFn grad = nullptr;                        ///< null: not differentiable (or a composite)
   std::array<std::uint32_t, 8> saves = {};      ///< saves[i]: what the gradient of input i reads, as in(...) | out(...)
   const AttributeStruct* attributes = nullptr;  ///< &attribute_struct<A>() for one of ops/attributes.h; null: none
-  std::uint32_t attributes_size = 0;            ///< of a struct of the program's own, which has no description
+  std::uint32_t attributes_size = 0;            ///< of a custom op's struct, which has no description
   int dtype_attribute = -1;        ///< offset of an optional dtype there (a signed byte) that gives the result's dtype
   int key = 0;                     ///< the input whose dtype chooses the kernel (after casts); -1: output 0
   bool view = false;               ///< the output shares the first input's storage; no kernel runs

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fake quantization (values put on a grid of integers times a scale, with straight-through gradients), and quantization
-// to integers. The arithmetic is PyTorch's, bit for bit in float32.
+// to integers. The results are bit-identical to PyTorch's in float32.
 //
 // An element x is the integer q = clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max), and q stands for
 // (q - zero_point) * scale. round() is to the nearest even integer, the reciprocal is taken first, in float32. NaN

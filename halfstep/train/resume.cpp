@@ -30,9 +30,9 @@ void check_recipe(const Checkpoint& c, const TrainConfig& config, const std::str
   const auto epochs = given.find("epochs"), saved = c.recipe.find("epochs");
   if (epochs == given.end() || saved == c.recipe.end() || epochs->second == saved->second) return;
   fail<IoError>(
-      "{}: the run had --epochs {}, got {}; its rates, of --lr-schedule {}, are those of a run of {} epochs. One of {} "
-      "goes on from its weights by --pretrained {} --start-epoch {}",
-      file, saved->second, epochs->second, config.lr_schedule, saved->second, epochs->second, file, c.loader.epoch);
+      "{}: the run had --epochs {}, got {}; the rates of --lr-schedule {} depend on the number of epochs. A run of {} "
+      "epochs continues from its weights with --pretrained {} --start-epoch {}",
+      file, saved->second, epochs->second, config.lr_schedule, epochs->second, file, c.loader.epoch);
 }
 
 // As the optimizer's flags; the scale itself has moved since a dynamic one began.

@@ -84,9 +84,9 @@ class RunSaver {
   bool saved() const { return writer_.done(); }
   /// Returns when what was begun is written. Throws IoError if it can't be.
   void wait();
-  /// What compresses gradients, whose state checkpoints have.
   /// The average of the network's weights, which checkpoints have in their place. It has to live as long as this.
   void set_average(const optim::EMA* average) { average_ = average; }
+  /// What compresses gradients: its state is saved in checkpoints.
   void set_compression(std::optional<dist::PowerSGD> compression) { compression_ = std::move(compression); }
   /// Ahead of save(), on all ranks: collects the state of compression from them.
   void gather_compression();

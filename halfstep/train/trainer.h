@@ -104,7 +104,7 @@ struct TrainCallbacks {
 ///
 /// Checks come first and files last: a run that is refused changes none. `out` is made where it isn't there and locked
 /// (train/run_folder.h), unless the caller has done that and gives `folder`; one with a run in it is refused, unless it
-/// is the one that is resumed or `overwrite` is set. The log of a run that goes on loses the lines that come again.
+/// is the one that is resumed or `overwrite` is set. The log of a resumed run loses the lines that come again.
 HS_API RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
                        std::shared_ptr<const data::Dataset> training, std::shared_ptr<const data::Dataset> test,
                        const TrainCallbacks& callbacks = {}, const std::atomic<bool>* stop = nullptr,

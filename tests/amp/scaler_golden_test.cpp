@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GradScaler against trajectories of PyTorch's, bit for bit.
+// GradScaler against trajectories of PyTorch's: bit-identical.
 #include <gtest/gtest.h>
 
 #include <cmath>

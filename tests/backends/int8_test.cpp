@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The roads of a product of integers against each other, bit by bit: oneDNN's units, exact blocks, and plain loops.
+// The paths of a product of integers against each other, bit by bit: oneDNN's units, exact blocks, and plain loops.
 // That those are right is shown in tests/ops/int8_test.cpp.
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ Tensor empty_result(const ConvGeometry& g, DType dtype) {
 
 constexpr std::int32_t kSilu = 3, kHardswish = 5;
 
-void expect_same_roads(const std::vector<Int8Path>& roads) {
+void expect_same_paths(const std::vector<Int8Path>& paths) {
   manual_seed(1);
   int number = 0;
   for (const ConvGeometry& g : kByteGeometries) {
@@ -145,14 +145,14 @@ void expect_same_roads(const std::vector<Int8Path>& roads) {
       e.most = (dtype == u8 ? 255 : 127) - e.zero_point - (turn % 8 == 0 ? 5 : 0);
       const TensorView residual = view_of(t.residual);
       std::vector<std::vector<double>> results;
-      for (const Int8Path road : roads) {
+      for (const Int8Path path : paths) {
         const Tensor y = empty_result(g, dtype);
         Int8Call call = t.call(g, e, e.residual ? &residual : nullptr, y);
         call.zero_point = turn % 3 == 1 ? 0 : input == u8 ? 128 : -3;
         if (turn % 9 == 0) call.bias = nullptr;
         ByteContext context;
-        ASSERT_EQ(int8_by(road, &context, call), Status::ok)
-            << context.error << static_cast<int>(road) << ' ' << number;
+        ASSERT_EQ(int8_by(path, &context, call), Status::ok)
+            << context.error << static_cast<int>(path) << ' ' << number;
         results.push_back(y.to_vector<double>());
         if (!e.residual || dtype != t.residual.dtype()) continue;
         // Into the residual's own memory.
@@ -160,11 +160,11 @@ void expect_same_roads(const std::vector<Int8Path>& roads) {
         const TensorView both_view = view_of(both);
         Int8Call again = t.call(g, e, &both_view, both);
         again.zero_point = call.zero_point, again.bias = call.bias;
-        ASSERT_EQ(int8_by(road, &context, again), Status::ok);
-        ASSERT_EQ(both.to_vector<double>(), results.back()) << static_cast<int>(road) << ' ' << number;
+        ASSERT_EQ(int8_by(path, &context, again), Status::ok);
+        ASSERT_EQ(both.to_vector<double>(), results.back()) << static_cast<int>(path) << ' ' << number;
       }
       for (std::size_t r = 1; r < results.size(); ++r) {
-        const std::string what = "road " + std::to_string(static_cast<int>(roads[r])) + " case " +
+        const std::string what = "path " + std::to_string(static_cast<int>(paths[r])) + " case " +
                                  std::to_string(number) + " activation " + std::to_string(e.activation);
         std::int64_t others = 0;
         for (std::size_t i = 0; i < results[0].size(); ++i) {
@@ -186,16 +186,16 @@ void expect_same_roads(const std::vector<Int8Path>& roads) {
 }
 
 // Channels that are no whole vector, single places, strides: within the memory of the operands and the workspace.
-TEST(Int8Roads, DISABLED_StayInTheirMemory) {
-  std::vector<Int8Path> roads = {Int8Path::reference, Int8Path::blocked};
-  if (compute_isa(u8) >= Isa::avx512_vnni) roads.push_back(Int8Path::onednn);
+TEST(Int8Paths, DISABLED_StayInTheirMemory) {
+  std::vector<Int8Path> paths = {Int8Path::reference, Int8Path::blocked};
+  if (compute_isa(u8) >= Isa::avx512_vnni) paths.push_back(Int8Path::onednn);
   for (const ConvGeometry& g :
        {byte_geometry(1, 4, 32, 8, 1, 2, 0), byte_geometry(2, 3, 32, 8, 1, 2, 0), byte_geometry(1, 12, 17, 20, 1, 3, 0),
         byte_geometry(1, 3, 17, 5, 3, 1, 1), byte_geometry(1, 1, 9, 1, 3, 1, 1), byte_geometry(1, 5, 7, 13, 3, 2, 1),
         byte_geometry(2, 33, 5, 17, 3, 1, 1), byte_geometry(1, 7, 6, 7, 3, 1, 1, 7),
         byte_geometry(1, 66, 4, 66, 3, 1, 1, 66), byte_geometry(1, 3, 40, 16, 6, 2, 2),
         byte_geometry(1, 70, 1, 35, 1, 1, 0), byte_geometry(1, 6, 8, 9, 3, 1, 1, 3)}) {
-    for (const Int8Path road : roads) {
+    for (const Int8Path path : paths) {
       for (const DType input : {u8, i8}) {
         const Shape xs{g.n, g.c, g.h, g.w}, ws{g.o, g.c / g.groups, g.kh, g.kw}, ys{g.n, g.o, g.oh, g.ow};
         const Shape x_strides = channels_last_strides(xs), w_strides = contiguous_strides(ws),
@@ -225,51 +225,51 @@ TEST(Int8Roads, DISABLED_StayInTheirMemory) {
         call.epilogue.activation = 3;
         call.epilogue.most = 255;
         test::GuardedContext context;
-        EXPECT_EQ(int8_by(road, &context, call), Status::ok);
+        EXPECT_EQ(int8_by(path, &context, call), Status::ok);
       }
     }
   }
 }
 
-class Int8RoadsOf : public testing::TestWithParam<Isa> {};
-TEST_P(Int8RoadsOf, GiveTheSameIntegers) {
+class Int8PathsOf : public testing::TestWithParam<Isa> {};
+TEST_P(Int8PathsOf, GiveTheSameIntegers) {
   if (GetParam() > detected_isa()) GTEST_SKIP() << "this processor has no " << name(GetParam());
-  test::pass_in_child(GetParam(), "Int8Roads.DISABLED_GiveTheSameIntegers");
+  test::pass_in_child(GetParam(), "Int8Paths.DISABLED_GiveTheSameIntegers");
 }
-TEST_P(Int8RoadsOf, StayInTheirMemory) {
+TEST_P(Int8PathsOf, StayInTheirMemory) {
   if (GetParam() > detected_isa()) GTEST_SKIP() << "this processor has no " << name(GetParam());
-  test::pass_in_child(GetParam(), "Int8Roads.DISABLED_StayInTheirMemory");
+  test::pass_in_child(GetParam(), "Int8Paths.DISABLED_StayInTheirMemory");
 }
-INSTANTIATE_TEST_SUITE_P(All, Int8RoadsOf, test::kIsas, test::isa_name);
+INSTANTIATE_TEST_SUITE_P(All, Int8PathsOf, test::kIsas, test::isa_name);
 
-TEST(Int8Roads, DISABLED_GiveTheSameIntegers) {
-  std::vector<Int8Path> roads = {Int8Path::reference, Int8Path::blocked};
-  if (compute_isa(u8) >= Isa::avx512_vnni) roads.push_back(Int8Path::onednn);
-  expect_same_roads(roads);
+TEST(Int8Paths, DISABLED_GiveTheSameIntegers) {
+  std::vector<Int8Path> paths = {Int8Path::reference, Int8Path::blocked};
+  if (compute_isa(u8) >= Isa::avx512_vnni) paths.push_back(Int8Path::onednn);
+  expect_same_paths(paths);
 }
 
 // Not by oneDNN's kernels for processors without VNNI, which saturate sums of pairs in 16 bits.
-TEST(Int8Roads, FollowTheProcessorAndTheShape) {
-  const auto road = [](const ConvGeometry& g, Isa isa) {
+TEST(Int8Paths, FollowTheProcessorAndTheShape) {
+  const auto path = [](const ConvGeometry& g, Isa isa) {
     const ByteOperands t(g, u8, u8, false);
     const Tensor y = empty_result(g, u8);
     return choose_int8_path(t.call(g, {}, nullptr, y), isa);
   };
   const ConvGeometry square = byte_geometry(1, 32, 8, 32, 3, 1, 1),
                      depthwise = byte_geometry(1, 32, 8, 32, 3, 1, 1, 32);
-  EXPECT_EQ(road(square, Isa::avx2), Int8Path::blocked);
-  EXPECT_EQ(road(square, Isa::avx512), Int8Path::blocked);
-  EXPECT_EQ(road(square, Isa::avx512_vnni), Int8Path::onednn);
-  EXPECT_EQ(road(square, Isa::amx), Int8Path::onednn);
-  EXPECT_EQ(road(depthwise, Isa::avx512), Int8Path::blocked);
-  EXPECT_EQ(road(depthwise, Isa::amx), Int8Path::onednn);
+  EXPECT_EQ(path(square, Isa::avx2), Int8Path::blocked);
+  EXPECT_EQ(path(square, Isa::avx512), Int8Path::blocked);
+  EXPECT_EQ(path(square, Isa::avx512_vnni), Int8Path::onednn);
+  EXPECT_EQ(path(square, Isa::amx), Int8Path::onednn);
+  EXPECT_EQ(path(depthwise, Isa::avx512), Int8Path::blocked);
+  EXPECT_EQ(path(depthwise, Isa::amx), Int8Path::onednn);
   ConvGeometry nothing = square;
   nothing.c = 0;
-  EXPECT_EQ(road(nothing, Isa::amx), Int8Path::reference);
+  EXPECT_EQ(path(nothing, Isa::amx), Int8Path::reference);
 }
 
 // oneDNN has a kernel of its own for all that networks have: none is computed by its plain loops.
-TEST(Int8Roads, HaveUnitsForEveryConvolution) {
+TEST(Int8Paths, HaveUnitsForEveryConvolution) {
   if (compute_isa(u8) < Isa::avx512_vnni) GTEST_SKIP() << "this processor has no VNNI";
   for (const ConvGeometry& g : kByteGeometries) {
     for (const DType input : {u8, i8}) {
@@ -334,7 +334,7 @@ TEST(Int8Shares, CutASinglePlaceByChannels) {
 }
 
 // Packed weights stay with the weight, as those of other convolutions do (tests/ops/packed_weight_test.cpp).
-TEST(Int8Roads, KeepPackedWeights) {
+TEST(Int8Paths, KeepPackedWeights) {
   const Tensor x = zeros({1, 64, 8, 8}, {.dtype = u8}).contiguous(MemoryFormat::channels_last);
   Tensor w = randint(-128, 128, {64, 64, 3, 3}, {.dtype = i8});
   const Tensor scale = ones({64});

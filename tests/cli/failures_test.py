@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends a job on several ranks: a rank that is killed, stopped, out of disk or asked to stop, and ranks that were told different things. Under each MPI,
+"""What ends a job on several ranks: a rank that is killed, stopped, out of disk or asked to stop, and ranks started with different settings. Under each MPI,
 every rank leaves within 15 seconds, with the status of the first failure, and the last checkpoint that was written is whole."""
 import os
 import signal

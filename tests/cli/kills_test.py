@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals at any moment: while the program starts, draws its data, trains, evaluates, saves, and once more while it ends. Whatever came when, what is on the
-disk is whole, the status says what happened, and the run that goes on ends with the bits of one that nobody disturbed."""
+disk is whole, the status says what happened, and the run that goes on ends with the bits of an uninterrupted one."""
 import csv
 import json
 import random

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are those of a run that
-nobody disturbed, bit for bit."""
+"""`launch --max-restarts`: ranks that are killed at random moments, while they start, connect, train, save and end. The weights at the end are
+bit-identical to those of an uninterrupted run."""
 import fcntl
 import os
 import random

@@ -99,7 +99,7 @@ class Resuming(RunTest):
                             (["--data", other], ["other data", "--data other"]), ([other], ["other data"]), (["--seed", "1"], ["--seed 0, got 64 and 1"]),
                             (["--batch-size", "32"], ["--batch-size 64", "got 32"]), (["--optimizer", "adam"], ["expected the state of Adam, got that of SGD", "--optimizer"]),
                             (["--lr", "1"], ["--lr 0.01, got 1"]), (["--lr-schedule", "constant"], ["--lr-schedule cosine, got constant"]),
-                            (["--epochs", "3"], ["--epochs 1, got 3", "of --lr-schedule cosine,", "by --pretrained run --start-epoch 1\n"]),
+                            (["--epochs", "3"], ["--epochs 1, got 3", "of --lr-schedule cosine ", "with --pretrained run --start-epoch 1\n"]),
                             (["--momentum", "0.5"], ["--momentum 0, got 0.5"]), (["--clip-norm", "2"], ["--clip-norm 0, got 2"]),
                             (["--limit", "90"], ["100 training samples, got 90"]), (["--mixup", "0.2"], ["--mixup 0, got 0.2"]),
                             (["--loss-scale", "apex"], ["without a loss scale, got --loss-scale apex"]), (["--no-norm-decay", "--weight-decay", "1"], ["got"])):
@@ -111,7 +111,7 @@ class Resuming(RunTest):
         """Half a cosine over 3 epochs of 2 steps, of which one epoch has passed: torch.optim.lr_scheduler.CosineAnnealingLR, with T_max 6 and from step 2."""
         self.good("train", "mlp", "data", "--out", "run", "-q", "--lr-schedule", "cosine", "--lr", "0.04")
         said = self.refused(1, "--pretrained", "train", "--resume", "run", "--epochs", "3")
-        flags = re.search(r"goes on from its weights by (.*)\n", said)[1].split()
+        flags = re.search(r"continues from its weights with (.*)\n", said)[1].split()
         self.assertEqual(flags, ["--pretrained", "run", "--start-epoch", "1"])
         self.good("train", "mlp", "data", "--out", "longer", "-q", "--lr-schedule", "cosine", "--lr", "0.04", "--epochs", "3", *flags)
         steps = [e for e in events(self.folder / "longer/log.jsonl") if e["event"] == "step"]

@@ -33,8 +33,9 @@ std::array<double, 3> rgb_of(double hue, double saturation, double value) {
   return rgb;
 }
 
-// Hue, saturation and value are OpenCV's, bit for bit. On the way back OpenCV cuts to whole numbers, where here they
-// are rounded: as the formula says in float64, but for float32's error of some 1e-5 near a half, and at most one above.
+// Hue, saturation and value are bit-identical to OpenCV's. On the way back OpenCV cuts to whole numbers, where here
+// they are rounded: as the formula says in float64, but for float32's error of some 1e-5 near a half, and at most one
+// above.
 TEST(DetectionKernels, ColoursAreOpenCvs) {
   std::ifstream file(test::goldens_dir() / "hsv.json");
   const nlohmann::json golden = nlohmann::json::parse(file);

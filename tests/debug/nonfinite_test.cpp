@@ -195,7 +195,7 @@ TEST(NonFinite, WatchesItsOwnThreadUnlessAsked) {
   }
 }
 
-// What goes on inside of it is neither recorded nor cast nor random: the run is the same bit for bit.
+// What happens inside of it is neither recorded nor cast nor random: the run is bit-identical.
 TEST(NonFinite, ChangesNothing) {
   const auto run = [](bool watched) {
     manual_seed(5);

@@ -87,7 +87,7 @@ struct Loop {
     io::load_checkpoint(path,
                         {net, optimizer, scaler, schedule, average, default_generator(), loader, {"steps", steps}});
   }
-  // Everything, for comparing bit for bit.
+  // Everything, to compare bit by bit.
   std::vector<std::vector<double>> values() const {
     auto all = test::values(net);
     const optim::OptimizerState state = optimizer.state_dict();

@@ -29,7 +29,7 @@ const float kNan = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<double> numbers(const Tensor& t) { return t.to_vector<double>(); }
 
-// Every number as PyTorch's observer has it: bit for bit, after each batch.
+// Every number is bit-identical to that of PyTorch's observer, after each batch.
 TEST(Observers, ArePyTorchsBitForBit) {
   int run = 0;
   for (const GoldenEntry& e : test::read_goldens("quantize.json")) {

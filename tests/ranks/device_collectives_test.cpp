@@ -217,7 +217,7 @@ struct Small : nn::Module<Small> {
   Tensor forward(const Tensor& x) const { return fc2(relu(norm(fc1(x)))); }
 };
 
-// The simulated device computes with the CPU's kernels: weights are the CPU's, bit for bit.
+// The simulated device computes with the CPU's kernels: weights are bit-identical to the CPU's.
 TEST_F(DeviceCollectives, DataParallelTrainsAsOnTheHost) {
   for (const std::optional<DType> dtype : {std::optional<DType>(), std::optional(f16), std::optional(bf16)}) {
     manual_seed(3);

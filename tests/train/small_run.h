@@ -76,7 +76,7 @@ Recorded run(const training::TrainConfig& config, const Net& net, const std::sha
   return result;
 }
 
-/// All values of a network's state, for comparing bit for bit.
+/// All values of a network's state, to compare bit by bit.
 inline std::vector<std::vector<double>> values(const nn::ModuleBase& net) {
   std::vector<std::vector<double>> result;
   for (const auto& t : net.state_dict()) result.push_back(t.tensor.template to_vector<double>());

@@ -58,7 +58,7 @@ class Train : public ::testing::Test {
   std::shared_ptr<const data::Dataset> training_, test_;
 };
 
-// Interrupted in the middle of the second epoch: the rest is the same, bit for bit.
+// Interrupted in the middle of the second epoch: the rest is bit-identical.
 TEST_F(Train, ResumesBitForBit) {
   for (const char* amp : {"f16", "off"}) {
     TrainConfig config;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// conv2d_int8 and linear_int8: the numbers that follow the sums, the choice of the road, and plain loops.
+// conv2d_int8 and linear_int8: the numbers that follow the sums, the choice of the path, and plain loops.
 #include "halfstep/backends/cpu/int8_product.h"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of 8-bit integers: what follows the exact sums, and the roads that compute them.
+// Products of 8-bit integers: what follows the exact sums, and the paths that compute them.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace halfstep::cpu {
 
 /// From a sum of products to a result, step by step in float32. Each step rounds once (products and sums apart), on
-/// every road alike:
+/// every path alike:
 ///
 ///     v = float(sum) * scale[o] + bias[o];  v = (v + float(r)) * middle;  v = activation(v) * last
 ///
@@ -31,7 +31,7 @@ struct Int8Epilogue {
   DType dtype = DType::u8;  ///< of the result: u8, i8 or f32
 };
 
-/// A product of dense channels-last images and its numbers, [o] each; `bias` may be null. Every road writes `output`.
+/// A product of dense channels-last images and its numbers, [o] each; `bias` may be null. Every path writes `output`.
 struct Int8Call {
   ConvGeometry geometry;
   TensorView input, weight, output;
@@ -50,10 +50,10 @@ enum class Int8Path : std::uint8_t {
   onednn,     ///< the processor's units for 8 bits
 };
 
-/// Which road a product takes on a processor with `isa`: a function of shape and layout alone.
+/// Which path a product takes on a processor with `isa`: a function of shape and layout alone.
 HS_API Int8Path choose_int8_path(const Int8Call& call, Isa isa) noexcept;
 
-/// The result by a given road. Unsupported, with nothing written, where a road can't. `output` is u8, i8 or f32.
+/// The result by a given path. Unsupported, with nothing written, where a path can't. `output` is u8, i8 or f32.
 HS_API Status int8_by(Int8Path path, KernelContext* context, Int8Call& call);
 
 /// The steps of an epilogue up to the floating result, and from there to the integer. `residual` 0 where there is none.

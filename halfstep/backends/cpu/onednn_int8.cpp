@@ -190,7 +190,7 @@ std::shared_ptr<OneDnnInt8Conv> OneDnnInt8Conv::find(const ConvGeometry& g, DTyp
     if (made.size() >= kMost) made.clear();
     return made.emplace(key, conv).first->second;
   } catch (const std::exception&) {
-    return nullptr;  // not for oneDNN, or out of memory, which the road without it says
+    return nullptr;  // not for oneDNN, or out of memory, which the path without it says
   }
 }
 
