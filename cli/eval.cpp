@@ -19,10 +19,9 @@
 namespace halfstep::cli {
 namespace {
 
-struct EvalOptions : CommonOptions {
-  EvalImageOptions pictures;
+struct EvalOptions : TrainedOptions {
   training::DetectionConfig detection;
-  std::filesystem::path weights, data, log_json;
+  std::filesystem::path data, log_json;
   std::string amp;
   std::int64_t batch_size = 0;
   std::int64_t print_freq = 10;
@@ -130,23 +129,21 @@ int run(EvalOptions& o) {
 void add_eval(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "eval", "Evaluate a trained network on the test data");
   auto o = std::make_shared<EvalOptions>();
-  add_common(verb, *o, false);
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
+  add_trained(verb, *o);
   add_path(verb, "DIR,--data", o->data,
            "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
            "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
-  add_image_size(verb, o->pictures);
+  add_image_sizes(verb, o->pictures);
   for (const Flag& row : rows(*o)) {
     if (row.data == "boxes") add_flag(verb, row);
   }
-  add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
+  add_training_flag(verb, "--workers", &o->workers);
   add_whole(verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
-  add_word(verb, "--amp", o->amp, kPrecisionHelp);
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
-  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
-  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
+  add_precision(verb, o->amp);
+  add_training_flag(verb, "--batch-size", &o->batch_size);
+  add_data_seed(verb, o->seed);
+  add_fold(verb, o->fold);
+  add_int8(verb, o->int8);
   add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb.run([o, &status] { status = run(*o); });
 }

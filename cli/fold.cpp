@@ -8,6 +8,15 @@
 #include "halfstep/quant/quantization.h"
 
 namespace halfstep::cli {
+namespace {
+
+constexpr const char* kFoldFlag = "--fold-batch-norm";
+
+}  // namespace
+
+void add_fold(const Verb& verb, bool& fold) {
+  verb.add_switch(kFoldFlag, fold, "Fold batch norms into the convolutions before them");
+}
 
 std::string fold_network(const Loaded& loaded, const std::string& model, const Shape& sizes) {
   const nn::ModuleBase& module = *loaded.network.module;

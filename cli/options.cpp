@@ -19,7 +19,6 @@
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/detection.h"
-#include "halfstep/train/networks.h"
 #include "halfstep/train/quantize.h"
 #include "halfstep/train/weight_only.h"
 
@@ -252,6 +251,10 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   return place;
 }
 
+void add_data_seed(const Verb& verb, std::uint64_t& seed) {
+  add_training_flag(verb, "--seed", &seed, "Seed of the built-in data (default: the run's)");
+}
+
 void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
                      const std::string& checksum) {
   const auto saved = loaded.data_checksums.find(part);
@@ -266,13 +269,35 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const std::st
 }
 
 void add_image_size(const Verb& verb, EvalImageOptions& o) {
-  add_whole(verb, "--image-size", o.images.image_size, 1, data::kLargestInputSide,
-            "Side length of the network's input in pixels (default: as it was trained)")
+  add_training_flag(verb, "--image-size", &o.images.image_size,
+                    "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
-  add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
-            "Shorter side in pixels before the centre crop; 0: use the whole image")
+  o.count = [verb](const std::string& flag) { return verb.has(flag) ? verb.count(flag) : 0; };
+}
+
+void add_image_sizes(const Verb& verb, EvalImageOptions& o) {
+  add_image_size(verb, o);
+  add_training_flag(verb, "--resize", &o.images.resize,
+                    "Shorter side in pixels before the centre crop; 0: use the whole image")
       .value("N");
-  o.count = [verb](const std::string& flag) { return verb.count(flag); };
+}
+
+void add_fresh_image_size(const Verb& verb, std::int64_t& image_size) {
+  add_training_flag(verb, "--image-size", &image_size, "Pixels of a side (default: the network's own)").value("N");
+}
+
+training::NetworkInput checked_input(const std::string& model, std::int64_t image_size) {
+  const training::NetworkInput input = as_usage([&] { return training::network_input(model); });
+  if (image_size > 0 && !input.images) {
+    throw UsageError(fmt::format("--image-size: {} is no network of images", model));
+  }
+  return input;
+}
+
+void add_trained(const Verb& verb, TrainedOptions& o) {
+  add_common(verb, o, false);
+  add_path(verb, "--weights", o.weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
+  add_read_limits(verb);
 }
 
 void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded& loaded) {

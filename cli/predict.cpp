@@ -51,19 +51,17 @@ int run(Predict& o) {
 void add_predict(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "predict", "Classify images, or find objects in them");
   auto o = std::make_shared<Predict>();
-  add_common(verb, *o, false);
+  add_trained(verb, *o);
   verb.add_list(
           "INPUT", [o](const std::vector<std::string>& list) { o->inputs.assign(list.begin(), list.end()); },
           "JPEG or PNG files; of detectors folders of them too; for mlp IDX files of 28x28 pictures (default: test "
           "pictures of --data)")
       .value("");
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
   add_path(verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
-  add_image_size(verb, o->pictures);
-  add_word(verb, "--amp", o->amp, kPrecisionHelp);
-  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
-  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
+  add_image_sizes(verb, o->pictures);
+  add_precision(verb, o->amp);
+  add_fold(verb, o->fold);
+  add_int8(verb, o->int8);
   for (auto make : {classification_predictor, detection_predictor}) {
     const std::vector<std::string> before = verb.flag_names();
     Predict::Task task{.predictor = make(), .flags = {}};

@@ -13,9 +13,8 @@
 namespace halfstep::cli {
 
 /// What `halfstep predict` was told, of any network.
-struct PredictOptions : CommonOptions {
-  EvalImageOptions pictures;
-  std::filesystem::path weights, classes;
+struct PredictOptions : TrainedOptions {
+  std::filesystem::path classes;
   std::vector<std::filesystem::path> inputs;
   std::string amp;
   bool fold = false;  ///< batch norms into convolutions, see cli/fold.h

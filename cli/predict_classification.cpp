@@ -126,7 +126,7 @@ class ClassificationPredictor final : public Predictor {
         .value("N,...");
     add_whole(verb, "--top", flags_.top, 1, kMostCount, "How many classes to name for an image");
     add_whole(verb, "--count", flags_.count, 1, kMostCount, "How many of the first pictures");
-    add_whole(verb, "--seed", flags_.seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+    add_data_seed(verb, flags_.seed);
   }
   int run(PredictOptions& o, Device device) override {
     const bool images = is_network(o.model) && training::network_input(o.model).images;

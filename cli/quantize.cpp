@@ -34,10 +34,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct QuantizeOptions : CommonOptions {
-  EvalImageOptions pictures;
+struct QuantizeOptions : TrainedOptions {
   training::QuantizationConfig quantization;
-  fs::path weights, data, out, qat_weights;
+  fs::path data, out, qat_weights;
   std::string amp;
   double max_drop = -1;  // not given
   std::int64_t batches = 32, batch_size = 32, layers = 5, sensitivity = 0;
@@ -521,9 +520,7 @@ int run(QuantizeOptions& o) {
 void add_quantize(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "quantize", "Write a trained network's weights as 8-bit integers");
   auto o = std::make_shared<QuantizeOptions>();
-  add_common(verb, *o, false);
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
+  add_trained(verb, *o);
   add_path(
       verb, "DIR,--calibrate,--data", o->data,
       "Folder with the data set: ranges come from its training part, figures from its test part (default: the data "
@@ -531,8 +528,8 @@ void add_quantize(CLI::App& program, int& status) {
   add_path(verb, "--out,-o", o->out, "File to write (.safetensors)").required();
   verb.add_switch("--overwrite", o->overwrite, "Replace a file that is there");
   add_whole(verb, "--batches", o->batches, 1, kMostCount, "Batches that ranges come from");
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_image_size(verb, o->pictures);
+  add_training_flag(verb, "--batch-size", &o->batch_size);
+  add_image_sizes(verb, o->pictures);
   for (const Flag& row : rows(o->quantization)) add_flag(verb, row);
   verb.add_switch(kWeightOnlyFlag, o->weight_only,
                   "Weights of linear layers alone, of 8 or 4 bits; it needs no data but to measure");
@@ -553,8 +550,8 @@ void add_quantize(CLI::App& program, int& status) {
   add_whole(verb, "--layers", o->layers, 0, kMostCount, "Layers whose differences are shown");
   add_whole(verb, "--sensitivity", o->sensitivity, 0, kMostCount,
             "Layers of which it is said what they alone cost, on 8 batches; 0: none");
-  add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
-  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the order of the training data");
+  add_training_flag(verb, "--workers", &o->workers);
+  add_training_flag(verb, "--seed", &o->seed, "Seed of the order of the training data");
   verb.add_switch("--no-eval", o->no_eval, "Evaluate nothing");
   verb.run([o, &status] {
     refuse_many_processes("quantize");
