@@ -92,7 +92,7 @@ int run(const BenchOptions& o) {
   }
   const training::NetworkInput input = checked_input(o.model, o.image_size);
   const std::int64_t size = o.image_size > 0 ? o.image_size : input.image_size;
-  const std::int64_t values = input.images ? 3 * size * size : 784;
+  const std::int64_t values = training::example_input(o.model, 1, size).numel();
   // Random pictures are held in float64 and float32.
   if (o.batch_size > kMostValues / values) {
     throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",

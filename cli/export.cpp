@@ -9,8 +9,8 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/onnx.h"
-#include "halfstep/ops/create.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/trace_step.h"
 
 namespace halfstep::cli {
 namespace {
@@ -89,16 +89,15 @@ int run(ExportOptions& o) {
   check_suppression(o);
   if (o.nms) options.nms = o.suppression;
   const bool images = training::network_input(o.model).images;
-  if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
-  Shape sizes{1, 784};
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
-    sizes = {1, 3, o.pictures.images.image_size, o.pictures.images.image_size};
+  } else {
+    refuse_image_flags(o.pictures, o.model, {"--image-size"});
   }
-  const std::string folded = o.fold ? fold_network(loaded, o.model, sizes) : "";
+  const std::int64_t size = images ? o.pictures.images.image_size : 0;
+  const std::string folded = o.fold ? fold_network(loaded, o.model, size) : "";
   network.module->to(device);
-  sizes[0] = batch;
-  const Tensor example = zeros(sizes, {.device = device});
+  const Tensor example = training::example_input(o.model, batch, size, device);
   const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{network.forward(in[0])}; };
   if (o.nms) check_predictions(o.model, network, example);
   const io::OnnxSummary summary =
@@ -108,7 +107,7 @@ int run(ExportOptions& o) {
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
-             fmt::join(sizes.begin() + 1, sizes.end(), ", "));
+             fmt::join(example.sizes().begin() + 1, example.sizes().end(), ", "));
   return kDone;
 }
 

@@ -166,10 +166,11 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const traini
   training::TrainConfig config;
   config.model = model;
   loaded.described = description_of(saved, loaded.run, given);
-  config.detection = loaded.described;
+  loaded.apply(config);
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);
+  loaded.network.name = model;
   loaded.classifier = {.module = loaded.network.module.get(), .forward = loaded.network.forward};
   try {
     config.quantization = training::saved_quantization(loaded.recipe);
@@ -235,8 +236,13 @@ std::string Loaded::text(const std::string& model) const {
   return said;
 }
 
+void Loaded::apply(training::TrainConfig& config) const {
+  config.detection.network = described.network;
+  config.detection.network_text = described.network_text;
+}
+
 std::string DataPlace::text(const Loaded& loaded) const {
-  std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
+  const std::string what = training::data_label(loaded.network.name, folder);
   if (from_run) return fmt::format("{}, as {} says", what, shown_path(loaded.run.file));
   return what;
 }
@@ -249,6 +255,16 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   const std::string said = loaded.run.value("seed");
   if (!seed && !said.empty()) place.seed = parse_whole(shown_path(loaded.run.file) + ": seed", said, 0, kMostSeed);
   return place;
+}
+
+training::TrainConfig data_config(const std::string& model, const Loaded& loaded, const DataPlace& place,
+                                  const training::ImageDataOptions* images, std::int64_t batch_size, Device device) {
+  training::TrainConfig config = training::default_config(model, batch_size, device);
+  config.data = place.folder;
+  config.seed = place.seed;
+  if (images) config.images = *images;
+  loaded.apply(config);
+  return config;
 }
 
 void add_data_seed(const Verb& verb, std::uint64_t& seed) {

@@ -67,6 +67,8 @@ struct Loaded {
 
   /// `mlp with runs/a/best.safetensors`.
   std::string text(const std::string& model) const;
+  /// Lets a configuration say what the network was built from.
+  void apply(training::TrainConfig& config) const;
 };
 /// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
 /// classes as they have. A network that was described is built from what the checkpoint says of it, or where that says
@@ -95,6 +97,9 @@ struct DataPlace {
 };
 /// The data of the run that the weights are of, where no flag says others. Throws IoError when they are gone.
 DataPlace place_of_data(const Loaded& loaded, const std::filesystem::path& given, std::optional<std::uint64_t> seed);
+/// The configuration of the network on those data: the usual one, with `images` where they aren't null.
+training::TrainConfig data_config(const std::string& model, const Loaded& loaded, const DataPlace& place,
+                                  const training::ImageDataOptions* images, std::int64_t batch_size, Device device);
 /// Adds the --seed that it takes.
 void add_data_seed(const Verb& verb, std::uint64_t& seed);
 /// Throws IoError when a part of the run's data has another checksum than it had.

@@ -31,19 +31,19 @@ int run(Predict& o) {
   // Weights that don't say what they are of, or of a network that isn't known, are refused where they are loaded.
   const bool known = is_network(o.model);
   const std::string task = known ? training::network_kind(o.model).task : o.tasks[0].predictor->task();
-  const auto of =
-      std::find_if(o.tasks.begin(), o.tasks.end(), [&](const Predict::Task& t) { return t.predictor->task() == task; });
-  if (of == o.tasks.end()) {
-    throw UsageError(fmt::format("MODEL: {} is trained for {}, which predict doesn't know", o.model, task));
-  }
-  for (const Predict::Task& other : o.tasks) {
-    for (const std::string& flag : other.flags) {
-      if (&other == &*of || !known || o.pictures.count(flag) == 0) continue;
+  Predictor* predictor = nullptr;
+  for (const Predict::Task& t : o.tasks) {
+    if (t.predictor->task() == task) {
+      predictor = t.predictor.get();
+      continue;
+    }
+    for (const std::string& flag : t.flags) {
+      if (!known || o.pictures.count(flag) == 0) continue;
       throw UsageError(
-          fmt::format("{}: a flag of {}, and {} is trained for {}", flag, other.predictor->task(), o.model, task));
+          fmt::format("{}: a flag of {}, and {} is trained for {}", flag, t.predictor->task(), o.model, task));
     }
   }
-  return of->predictor->run(o, device);
+  return predictor ? predictor->run(o, device) : predict_samples(o, device);
 }
 
 }  // namespace

@@ -461,7 +461,7 @@ int run(QuantizeOptions& o) {
   if (o.no_eval && !o.qat_weights.empty()) throw UsageError("--qat-weights: only without --no-eval");
   check_target(o);
   Loaded loaded = load_classifier(o.model, o.weights);
-  const bool images = !training::data_of(o.model).flags.empty();
+  const bool images = training::network_input(o.model).images;
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
   } else {
@@ -503,12 +503,8 @@ int run(QuantizeOptions& o) {
   const DataPlace place = place_of_data(loaded, o.data, seed);
   fmt::print("quantizing {} by {}\n", loaded.text(o.model), place.text(loaded));
   std::fflush(stdout);
-  training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
-  c.data = place.folder;
-  c.seed = place.seed;
-  if (images) c.images = o.pictures.images;
-  c.detection.network = loaded.described.network;
-  c.detection.network_text = loaded.described.network_text;
+  training::TrainConfig c =
+      data_config(o.model, loaded, place, images ? &o.pictures.images : nullptr, o.batch_size, device);
   training::RunData data = training::load_data(c);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
   if (!loaded.classes.empty()) data.classes = loaded.classes;
