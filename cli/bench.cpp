@@ -90,12 +90,9 @@ int run(const BenchOptions& o) {
   if (o.optimizer != "sgd" && o.optimizer != "adam") {
     throw UsageError(fmt::format("--optimizer: expected sgd or adam, got '{}'", o.optimizer));
   }
-  const training::NetworkInput input = training::network_input(o.model);
-  if (o.image_size > 0 && !input.images) {
-    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
-  }
+  const training::NetworkInput input = checked_input(o.model, o.image_size);
   const std::int64_t size = o.image_size > 0 ? o.image_size : input.image_size;
-  const std::int64_t values = input.images ? 3 * size * size : 784;
+  const std::int64_t values = training::example_input(o.model, 1, size).numel();
   // Random pictures are held in float64 and float32.
   if (o.batch_size > kMostValues / values) {
     throw UsageError(fmt::format("--batch-size: expected at most {} pictures of {} values, got {}",
@@ -188,9 +185,8 @@ void add_bench(CLI::App& program, int& status) {
       add_verb(program, "bench", "Time training steps or inference on random data; one JSON line per precision");
   auto o = std::make_shared<BenchOptions>();
   add_common(verb, *o);
-  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
-            "Pixels of a side (default: the network's own)")
-      .value("N");
+  add_fresh_image_size(verb, o->image_size);
+  // Random samples of more wouldn't fit into memory.
   add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostBatch, "Samples of a batch");
   verb.add_list("--amp", o->amp, "Precisions and levels, such as off,bf16,O2").split(',').value("TEXT=off");
   add_whole(verb, "--steps", o->steps, 1, kMostCount, "Timed steps");

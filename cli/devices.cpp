@@ -200,10 +200,10 @@ void add_devices(CLI::App& program, int& status) {
   verb.add_switch("--quick", o->quick, "With --check: small tensors only, in seconds, without a record");
   add_word(verb, "--model", o->placement.model,
            "Take a training step of this network on DEVICE and list where each of its ops runs, and why");
-  add_word(verb, "--amp", o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
-  add_whole(verb, "--batch-size,-b", o->placement.batch_size, 1, kMostCount, "With --model: samples of a batch");
-  add_whole(verb, "--image-size", o->placement.image_size, 1, data::kLargestInputSide,
-            "With --model: pixels of a side (default: the network's own, at most 64)");
+  add_training_flag(verb, "--amp", &o->placement.amp, "With --model: off, bf16, f16, O0, O1, O2, O3 or auto");
+  add_training_flag(verb, "--batch-size", &o->placement.batch_size, "With --model: samples of a batch");
+  add_training_flag(verb, "--image-size", &o->placement.image_size,
+                    "With --model: pixels of a side (default: the network's own, at most 64)");
   verb.run([o, verb, &status] {
     for (const char* flag : {"--amp", "--batch-size", "--image-size"}) {
       if (o->placement_flag.empty() && verb.count(flag) > 0) o->placement_flag = flag;

@@ -19,10 +19,9 @@
 namespace halfstep::cli {
 namespace {
 
-struct EvalOptions : CommonOptions {
-  EvalImageOptions pictures;
-  training::DetectionConfig detection;
-  std::filesystem::path weights, data, log_json;
+struct EvalOptions : TrainedOptions {
+  training::TrainConfig config;  // of which flags of training are taken
+  std::filesystem::path data, log_json;
   std::string amp;
   std::int64_t batch_size = 0;
   std::int64_t print_freq = 10;
@@ -31,16 +30,10 @@ struct EvalOptions : CommonOptions {
   bool fold = false, int8 = false;
 };
 
-// The flags of some kinds of data that an evaluation takes.
-std::vector<Flag> rows(EvalOptions& o) {
-  std::vector<Flag> all = training::flags(o.pictures.images);
-  const auto boxes = training::flags(o.detection);
-  all.insert(all.end(), boxes.begin(), boxes.end());
-  constexpr std::string_view kTaken[] = {"--image-size", "--resize",         "--conf-thres",
-                                         "--iou-thres",  "--max-detections", "--no-rect"};
-  std::erase_if(all, [&](const Flag& f) {
-    return std::find(std::begin(kTaken), std::end(kTaken), f.name()) == std::end(kTaken);
-  });
+// Of the flags of training those that an evaluation takes.
+std::vector<Flag> evaluation_flags(training::TrainConfig& config) {
+  std::vector<Flag> all = training::flags(config);
+  std::erase_if(all, [](const Flag& f) { return !f.evaluation; });
   return all;
 }
 
@@ -52,33 +45,32 @@ int run(EvalOptions& o) {
   check_precision(o.amp);
   Loaded loaded = load_classifier(o.model, o.weights);
   const training::DataKind& kind = training::data_of(o.model);
-  for (const Flag& row : rows(o)) {
+  const std::vector<Flag> given = evaluation_flags(o.config);
+  for (const Flag& row : given) {
     if (o.pictures.count(row.name()) > 0 && !training::takes(o.model, row)) {
-      throw UsageError(
-          fmt::format("{}: {} is no network of {}", row.name(), o.model, row.data == "boxes" ? "boxes" : "images"));
+      const std::string of = row.data.substr(0, row.data.find(','));
+      throw UsageError(fmt::format("{}: {} is no network of {}", row.name(), o.model, of));
     }
   }
-  const bool images = !kind.flags.empty();
-  if (images) resolve_images(o.pictures, o.model, loaded);
-  // Before the precision: at some levels networks compute with rounded copies of their weights.
-  std::string folded;
-  if (o.fold) {
-    const std::int64_t size = o.pictures.images.image_size;
-    folded = fold_network(loaded, o.model, images ? Shape{1, 3, size, size} : Shape{1, 784});
+  const bool images = kind.images;
+  if (images) {
+    resolve_images(o.pictures, o.model, loaded);
+    o.config.images = o.pictures.images;
   }
+  // Before the precision: at some levels networks compute with rounded copies of their weights.
+  std::string folded = o.fold ? fold_network(loaded, o.model, images ? o.pictures.images.image_size : 0) : "";
   if (o.int8) folded += use_integers(loaded, o.amp);
   const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const auto seed = o.pictures.count("--seed") > 0 ? std::optional(o.seed) : std::nullopt;
   const DataPlace place = place_of_data(loaded, o.data, seed);
   fmt::print("evaluating {} on {}{}{}\n", loaded.text(o.model), place.text(loaded), precision.said, folded);
   std::fflush(stdout);
-  training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
-  c.data = place.folder;
-  c.seed = place.seed;
-  if (images) c.images = o.pictures.images;
-  c.detection = o.detection;
-  c.detection.network = loaded.described.network;
-  c.detection.network_text = loaded.described.network_text;
+  training::TrainConfig c =
+      data_config(o.model, loaded, place, images ? &o.pictures.images : nullptr, o.batch_size, device);
+  const std::vector<Flag> used = evaluation_flags(c);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (o.pictures.count(used[i].name()) > 0) training::copy_value(given[i], used[i]);
+  }
   if (kind.check) as_usage([&] { kind.check(c); });
   training::RunData data = training::load_data(c, false);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
@@ -130,23 +122,21 @@ int run(EvalOptions& o) {
 void add_eval(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "eval", "Evaluate a trained network on the test data");
   auto o = std::make_shared<EvalOptions>();
-  add_common(verb, *o, false);
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
+  add_trained(verb, *o);
   add_path(verb, "DIR,--data", o->data,
            "Folder with the data set: MNIST's format for mlp, else val or test with class folders, list files or "
            "archives (default: the data of the run; for mlp, where none is known, the built-in digits)");
-  add_image_size(verb, o->pictures);
-  for (const Flag& row : rows(*o)) {
-    if (row.data == "boxes") add_flag(verb, row);
+  add_image_sizes(verb, o->pictures);
+  for (const Flag& row : evaluation_flags(o->config)) {
+    if (!verb.has(row.name())) add_flag(verb, row);
   }
-  add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
+  add_training_flag(verb, "--workers", &o->workers);
   add_whole(verb, "--print-freq,-p", o->print_freq, 0, kMostCount, "Batches between two lines; 0: none");
-  add_word(verb, "--amp", o->amp, kPrecisionHelp);
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
-  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
-  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
+  add_precision(verb, o->amp);
+  add_training_flag(verb, "--batch-size", &o->batch_size);
+  add_data_seed(verb, o->seed);
+  add_fold(verb, o->fold);
+  add_int8(verb, o->int8);
   add_path(verb, "--log-json", o->log_json, "File for the result as a JSON line");
   verb.run([o, &status] { status = run(*o); });
 }

@@ -9,17 +9,16 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/onnx.h"
-#include "halfstep/ops/create.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/trace_step.h"
 
 namespace halfstep::cli {
 namespace {
 
 constexpr std::uint64_t kMostExportBatch = 65536;
 
-struct ExportOptions : CommonOptions {
-  EvalImageOptions pictures;
-  std::filesystem::path weights, onnx;
+struct ExportOptions : TrainedOptions {
+  std::filesystem::path onnx;
   std::string batch_size = "dynamic", dtype = "f32";
   int opset = 17;
   bool fold = false, nms = false;
@@ -90,16 +89,15 @@ int run(ExportOptions& o) {
   check_suppression(o);
   if (o.nms) options.nms = o.suppression;
   const bool images = training::network_input(o.model).images;
-  if (!images) refuse_image_flags(o.pictures, o.model, {"--image-size"});
-  Shape sizes{1, 784};
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
-    sizes = {1, 3, o.pictures.images.image_size, o.pictures.images.image_size};
+  } else {
+    refuse_image_flags(o.pictures, o.model, {"--image-size"});
   }
-  const std::string folded = o.fold ? fold_network(loaded, o.model, sizes) : "";
+  const std::int64_t size = images ? o.pictures.images.image_size : 0;
+  const std::string folded = o.fold ? fold_network(loaded, o.model, size) : "";
   network.module->to(device);
-  sizes[0] = batch;
-  const Tensor example = zeros(sizes, {.device = device});
+  const Tensor example = training::example_input(o.model, batch, size, device);
   const auto forward = [&](std::span<const Tensor> in) { return std::vector<Tensor>{network.forward(in[0])}; };
   if (o.nms) check_predictions(o.model, network, example);
   const io::OnnxSummary summary =
@@ -109,7 +107,7 @@ int run(ExportOptions& o) {
   fmt::print("{}: {} operators, {} parameters and constants in {} tensors, {}; takes [{}, {}]\n", shown_path(o.onnx),
              summary.nodes, summary.elements, summary.initializers,
              bytes_text(static_cast<std::uint64_t>(summary.bytes)), samples,
-             fmt::join(sizes.begin() + 1, sizes.end(), ", "));
+             fmt::join(example.sizes().begin() + 1, example.sizes().end(), ", "));
   return kDone;
 }
 
@@ -118,20 +116,14 @@ int run(ExportOptions& o) {
 void add_export(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "export", "Write a trained network as an ONNX file");
   auto o = std::make_shared<ExportOptions>();
-  add_common(verb, *o, false);
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
+  add_trained(verb, *o);
   add_path(verb, "--onnx", o->onnx, "File to write; one that is there is replaced").required();
+  // A word, not training's number.
   add_word(verb, "--batch-size,-b", o->batch_size, "Samples of a batch, or dynamic: any number");
-  add_whole(verb, "--image-size", o->pictures.images.image_size, 1, data::kLargestInputSide,
-            "Side length of the network's input in pixels (default: as it was trained)")
-      .value("N");
-  o->pictures.count = [verb](const std::string& flag) {
-    return flag == "--image-size" || flag == "--score" || flag == "--overlap" ? verb.count(flag) : 0;
-  };
+  add_image_size(verb, o->pictures);
   add_word(verb, "--dtype", o->dtype, "Dtype of the file's tensors: f32 or f16");
   add_whole(verb, "--opset", o->opset, 17, 21, "Version of ONNX's operators");
-  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
+  add_fold(verb, o->fold);
   verb.add_switch("--nms", o->nms,
                   "Of a detector: the objects that it finds, by non-maximum suppression, in place of its predictions");
   add_real(verb, "--score", o->suppression.score, "With --nms: objects have a score above this");

@@ -136,6 +136,17 @@ const char* kept_text(FlagKept kept) {
   return "";
 }
 
+// `--batch-size,-b` as both names.
+std::vector<std::string> split_names(const std::string& names) {
+  std::vector<std::string> result;
+  for (std::size_t at = 0; at < names.size();) {
+    const std::size_t comma = std::min(names.find(',', at), names.size());
+    result.push_back(names.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return result;
+}
+
 std::string escaped(const std::string& text) {
   std::string result;
   for (const char c : text) result += c == '|' ? std::string("\\|") : std::string(1, c);
@@ -196,10 +207,8 @@ std::string flags_markdown(std::span<const Flag> flags) {
                           text.empty() ? "" : "\n", group);
     }
     std::string names;
-    for (std::size_t at = 0; at < flag.names.size();) {
-      const std::size_t comma = std::min(flag.names.find(',', at), flag.names.size());
-      names += fmt::format("{}`{}`", names.empty() ? "" : ", ", flag.names.substr(at, comma - at));
-      at = comma + 1;
+    for (const std::string& name : split_names(flag.names)) {
+      names += fmt::format("{}`{}`", names.empty() ? "" : ", ", name);
     }
     if (const std::string value = value_name(flag); !value.empty()) names += fmt::format(" `{}`", value);
     std::string help = escaped(flag.help);
@@ -223,6 +232,22 @@ Argument add_word(const Verb& verb, const std::string& names, std::string& value
 
 Argument add_path(const Verb& verb, const std::string& names, std::filesystem::path& value, const std::string& help) {
   return add_flag(verb, {.names = names, .field = &value, .help = help});
+}
+
+Argument add_training_flag(const Verb& verb, const std::string& name, const FlagField& field, const std::string& help) {
+  static training::TrainConfig config;
+  static const std::vector<Flag> rows = training::flags(config);
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Flag& f) { return f.name() == name; });
+  if (row == rows.end()) throw InternalError(fmt::format("add_training_flag: training has no flag {}", name));
+  std::string names = name;
+  for (const std::string& other : split_names(row->names)) {
+    if (!other.starts_with("--")) names += "," + other;
+  }
+  return add_flag(verb, {.names = names,
+                         .field = field,
+                         .help = help.empty() ? row->help : help,
+                         .range = row->range,
+                         .choices = row->choices});
 }
 
 std::vector<Flag> read_limit_flags() {

@@ -15,6 +15,7 @@
 namespace halfstep::cli {
 
 using training::Flag;
+using training::FlagField;
 using training::FlagKept;
 using training::FlagRange;
 using training::FlagResume;
@@ -49,6 +50,13 @@ Argument add_real(const Verb& verb, const std::string& names, double& value, con
 Argument add_word(const Verb& verb, const std::string& names, std::string& value, const std::string& help);
 /// `--flag PATH`, or a positional argument; an empty path is refused, since it mostly comes from an unset variable.
 Argument add_path(const Verb& verb, const std::string& flag, std::filesystem::path& value, const std::string& help);
+
+/// A flag that training has too, with a field of the verb's own: its help and range are those of its row in
+/// training::flags(), and of its names the first long one and the letter; the others are those of training scripts.
+/// `help` replaces the row's where the verb has more to say of the same thing. Where another thing is meant by the
+/// name, such as a list of precisions by --amp, the verb has a row of its own.
+Argument add_training_flag(const Verb& verb, const std::string& name, const FlagField& field,
+                           const std::string& help = {});
 
 /// --max-bytes and --max-unpacked, the limits of files of weights (io::ReadLimits).
 std::vector<Flag> read_limit_flags();

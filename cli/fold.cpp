@@ -4,12 +4,21 @@
 #include <fmt/format.h>
 
 #include "halfstep/nn/fold.h"
-#include "halfstep/ops/create.h"
 #include "halfstep/quant/quantization.h"
+#include "halfstep/train/trace_step.h"
 
 namespace halfstep::cli {
+namespace {
 
-std::string fold_network(const Loaded& loaded, const std::string& model, const Shape& sizes) {
+constexpr const char* kFoldFlag = "--fold-batch-norm";
+
+}  // namespace
+
+void add_fold(const Verb& verb, bool& fold) {
+  verb.add_switch(kFoldFlag, fold, "Fold batch norms into the convolutions before them");
+}
+
+std::string fold_network(const Loaded& loaded, const std::string& model, std::int64_t image_size) {
   const nn::ModuleBase& module = *loaded.network.module;
   const Device device = [&] {
     const NamedTensors parameters = module.parameters();
@@ -19,7 +28,7 @@ std::string fold_network(const Loaded& loaded, const std::string& model, const S
     throw UsageError(
         fmt::format("{}: {} was trained with --qat, whose rounding is that of the network as it is", kFoldFlag, model));
   }
-  const Tensor example = zeros(sizes, {.device = device});
+  const Tensor example = training::example_input(model, 1, image_size, device);
   // The verb's own network: nobody else has a handle on it.
   const nn::FoldReport report =
       nn::fold_batch_norms(const_cast<nn::ModuleBase&>(module), [&] { (void)loaded.network.forward(example); });

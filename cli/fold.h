@@ -8,11 +8,11 @@
 
 namespace halfstep::cli {
 
-inline constexpr const char* kFoldFlag = "--fold-batch-norm";
-inline constexpr const char* kFoldHelp = "Fold batch norms into the convolutions before them";
-
-/// Folds the network's batch norms (nn::fold_batch_norms), which it finds by a run on an input of `sizes`, and returns
-/// what to say of it: `, 20 batch norms folded`. Throws UsageError for a network without any that can be folded.
-std::string fold_network(const Loaded& loaded, const std::string& model, const Shape& sizes);
+/// Adds the flag.
+void add_fold(const Verb& verb, bool& fold);
+/// Folds the network's batch norms (nn::fold_batch_norms), which it finds by a run on an input as its data are, images
+/// with `image_size` pixels of a side, and returns what to say of it: `, 20 batch norms folded`. Throws UsageError for
+/// a network without any that can be folded.
+std::string fold_network(const Loaded& loaded, const std::string& model, std::int64_t image_size);
 
 }  // namespace halfstep::cli

@@ -55,6 +55,12 @@ class Sessions {
 
 }  // namespace
 
+void add_int8(const Verb& verb, bool& int8) {
+  verb.add_switch(kInt8Flag, int8,
+                  "Compute in 8-bit integers: weights of `halfstep quantize`, or of a run with --qat; layers that were "
+                  "left out of it in --amp: off, bf16 or f16");
+}
+
 DType left_dtype(const Loaded& loaded, const std::string& amp) {
   const auto parsed = [](const std::string& text) {
     const std::optional<DType> dtype = halfstep::parse_dtype(text);

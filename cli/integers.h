@@ -10,9 +10,8 @@
 namespace halfstep::cli {
 
 inline constexpr const char* kInt8Flag = "--int8";
-inline constexpr const char* kInt8Help =
-    "Compute in 8-bit integers: weights of `halfstep quantize`, or of a run with --qat; layers that were left out of "
-    "it in --amp: off, bf16 or f16";
+/// Adds the flag of verbs that run trained networks.
+void add_int8(const Verb& verb, bool& int8);
 
 /// What files say of layers that stay in floating point, beside the flags of their training: bf16 or f16.
 inline constexpr const char* kLeftPrecision = "quant-amp";

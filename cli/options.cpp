@@ -19,7 +19,6 @@
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/detection.h"
-#include "halfstep/train/networks.h"
 #include "halfstep/train/quantize.h"
 #include "halfstep/train/weight_only.h"
 
@@ -167,10 +166,11 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const traini
   training::TrainConfig config;
   config.model = model;
   loaded.described = description_of(saved, loaded.run, given);
-  config.detection = loaded.described;
+  loaded.apply(config);
   training::RunData data;
   data.num_classes = loaded.num_classes;
   loaded.network = training::network_kind(model).make(config, data);
+  loaded.network.name = model;
   loaded.classifier = {.module = loaded.network.module.get(), .forward = loaded.network.forward};
   try {
     config.quantization = training::saved_quantization(loaded.recipe);
@@ -236,8 +236,13 @@ std::string Loaded::text(const std::string& model) const {
   return said;
 }
 
+void Loaded::apply(training::TrainConfig& config) const {
+  config.detection.network = described.network;
+  config.detection.network_text = described.network_text;
+}
+
 std::string DataPlace::text(const Loaded& loaded) const {
-  std::string what = folder.empty() ? "the built-in digits" : shown_path(folder);
+  const std::string what = training::data_label(loaded.network.name, folder);
   if (from_run) return fmt::format("{}, as {} says", what, shown_path(loaded.run.file));
   return what;
 }
@@ -250,6 +255,20 @@ DataPlace place_of_data(const Loaded& loaded, const fs::path& given, std::option
   const std::string said = loaded.run.value("seed");
   if (!seed && !said.empty()) place.seed = parse_whole(shown_path(loaded.run.file) + ": seed", said, 0, kMostSeed);
   return place;
+}
+
+training::TrainConfig data_config(const std::string& model, const Loaded& loaded, const DataPlace& place,
+                                  const training::ImageDataOptions* images, std::int64_t batch_size, Device device) {
+  training::TrainConfig config = training::default_config(model, batch_size, device);
+  config.data = place.folder;
+  config.seed = place.seed;
+  if (images) config.images = *images;
+  loaded.apply(config);
+  return config;
+}
+
+void add_data_seed(const Verb& verb, std::uint64_t& seed) {
+  add_training_flag(verb, "--seed", &seed, "Seed of the built-in data (default: the run's)");
 }
 
 void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
@@ -266,13 +285,35 @@ void check_same_data(const Loaded& loaded, const DataPlace& place, const std::st
 }
 
 void add_image_size(const Verb& verb, EvalImageOptions& o) {
-  add_whole(verb, "--image-size", o.images.image_size, 1, data::kLargestInputSide,
-            "Side length of the network's input in pixels (default: as it was trained)")
+  add_training_flag(verb, "--image-size", &o.images.image_size,
+                    "Side length of the network's input in pixels (default: as it was trained)")
       .value("N");
-  add_whole(verb, "--resize", o.images.resize, 0, 1 << 14,
-            "Shorter side in pixels before the centre crop; 0: use the whole image")
+  o.count = [verb](const std::string& flag) { return verb.has(flag) ? verb.count(flag) : 0; };
+}
+
+void add_image_sizes(const Verb& verb, EvalImageOptions& o) {
+  add_image_size(verb, o);
+  add_training_flag(verb, "--resize", &o.images.resize,
+                    "Shorter side in pixels before the centre crop; 0: use the whole image")
       .value("N");
-  o.count = [verb](const std::string& flag) { return verb.count(flag); };
+}
+
+void add_fresh_image_size(const Verb& verb, std::int64_t& image_size) {
+  add_training_flag(verb, "--image-size", &image_size, "Pixels of a side (default: the network's own)").value("N");
+}
+
+training::NetworkInput checked_input(const std::string& model, std::int64_t image_size) {
+  const training::NetworkInput input = as_usage([&] { return training::network_input(model); });
+  if (image_size > 0 && !input.images) {
+    throw UsageError(fmt::format("--image-size: {} is no network of images", model));
+  }
+  return input;
+}
+
+void add_trained(const Verb& verb, TrainedOptions& o) {
+  add_common(verb, o, false);
+  add_path(verb, "--weights", o.weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
+  add_read_limits(verb);
 }
 
 void resolve_images(EvalImageOptions& o, const std::string& model, const Loaded& loaded) {

@@ -17,6 +17,7 @@
 #include "halfstep/data/dataset.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/data.h"
+#include "halfstep/train/networks.h"
 #include "halfstep/train/trainer.h"
 
 namespace halfstep::cli {
@@ -66,6 +67,8 @@ struct Loaded {
 
   /// `mlp with runs/a/best.safetensors`.
   std::string text(const std::string& model) const;
+  /// Lets a configuration say what the network was built from.
+  void apply(training::TrainConfig& config) const;
 };
 /// The network with the weights of a checkpoint, of a run's folder, or of any .safetensors or .pth file; it has as many
 /// classes as they have. A network that was described is built from what the checkpoint says of it, or where that says
@@ -94,20 +97,40 @@ struct DataPlace {
 };
 /// The data of the run that the weights are of, where no flag says others. Throws IoError when they are gone.
 DataPlace place_of_data(const Loaded& loaded, const std::filesystem::path& given, std::optional<std::uint64_t> seed);
+/// The configuration of the network on those data: the usual one, with `images` where they aren't null.
+training::TrainConfig data_config(const std::string& model, const Loaded& loaded, const DataPlace& place,
+                                  const training::ImageDataOptions* images, std::int64_t batch_size, Device device);
+/// Adds the --seed that it takes.
+void add_data_seed(const Verb& verb, std::uint64_t& seed);
 /// Throws IoError when a part of the run's data has another checksum than it had.
 void check_same_data(const Loaded& loaded, const DataPlace& place, const std::string& part,
                      const std::string& checksum);
 
-/// The flags of the images that eval and predict look at.
+/// The flags of the images that a trained network looks at.
 struct EvalImageOptions {
   training::ImageDataOptions images;
-  std::function<std::size_t(const std::string& flag)> count = {};
+  std::function<std::size_t(const std::string& flag)> count = {};  ///< of the verb: how often a flag was given
 };
-/// Adds --image-size and --resize.
+/// Adds --image-size.
 void add_image_size(const Verb& verb, EvalImageOptions& options);
+/// Adds --image-size and --resize, for verbs that read images.
+void add_image_sizes(const Verb& verb, EvalImageOptions& options);
+/// Adds the --image-size of verbs that make a network with fresh weights; it stays as it is where none is given.
+void add_fresh_image_size(const Verb& verb, std::int64_t& image_size);
+/// The input of the network of that name. Throws UsageError for an --image-size, other than 0, of one that doesn't take
+/// images.
+training::NetworkInput checked_input(const std::string& model, std::int64_t image_size);
 /// Where flags don't say it, the sizes that the weights were trained with, or else the network's usual ones. Throws
 /// UsageError.
 void resolve_images(EvalImageOptions& options, const std::string& model, const Loaded& loaded);
+
+/// What verbs take that load a trained network.
+struct TrainedOptions : CommonOptions {
+  EvalImageOptions pictures;
+  std::filesystem::path weights;
+};
+/// Adds the common flags, with a MODEL that may be left out, and --weights with the limits of its file.
+void add_trained(const Verb& verb, TrainedOptions& options);
 
 /// Throws UsageError for the first of these flags that was given, for a network of something else than images.
 void refuse_image_flags(const EvalImageOptions& options, const std::string& model,

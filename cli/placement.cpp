@@ -27,10 +27,7 @@ int print_placement(const std::string& device, const PlacementOptions& o) {
   common.device = device;
   common.device_given = true;
   const Device where = apply_common(common);
-  const training::NetworkInput input = training::network_input(o.model);
-  if (o.image_size > 0 && !input.images) {
-    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
-  }
+  const training::NetworkInput input = checked_input(o.model, o.image_size);
   training::TrainConfig config = training::default_config(o.model, o.batch_size, where);
   config.amp = o.amp;
   as_usage([&] { training::check(config); });

@@ -81,8 +81,7 @@ struct PlannedNetwork {
 };
 
 PlannedNetwork look_at(const std::string& model, std::int64_t image_size) {
-  const training::NetworkInput input = as_usage([&] { return training::network_input(model); });
-  if (image_size > 0 && !input.images) throw UsageError(fmt::format("--image-size: {} is no network of images", model));
+  const training::NetworkInput input = checked_input(model, image_size);
   std::shared_ptr<const void> holder;
   const training::Classifier net = training::make_classifier(model, holder);
   const Tensor images = training::random_batch(model, 1, image_size).input;
@@ -324,9 +323,8 @@ void add_plan_parallel(CLI::App& program, int& status) {
   add_word(verb, "MODEL", o->model, "Network");
   add_word(verb, "--ranks", o->ranks, "Numbers of ranks: 8-1024 doubles from 8 to 1024; 8,24,48 takes these three");
   add_word(verb, "--amp", o->amp, "Precisions, separated by commas: off, f16, bf16");
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples per rank in a step");
-  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
-            "Pixels of a side (default: the network's own)");
+  add_training_flag(verb, "--batch-size", &o->batch_size, "Samples per rank in a step");
+  add_fresh_image_size(verb, o->image_size);
   std::vector<std::string> names;
   for (const PlanSystem& s : plan_systems()) names.emplace_back(s.name);
   add_word(verb, "--system", o->system, fmt::format("Machines: {}", fmt::join(names, ", ")));

@@ -8,6 +8,12 @@
 
 namespace halfstep::cli {
 
+void add_precision(const Verb& verb, std::string& amp) {
+  add_training_flag(verb, "--amp", &amp,
+                    "Mixed precision: off, bf16, f16, or a level O0, O1, O2, O3 or auto (default: the level of the "
+                    "training, or else off)");
+}
+
 void check_precision(const std::string& amp) {
   training::TrainConfig config;
   if (!amp.empty()) config.amp = amp;

@@ -19,9 +19,7 @@ void check_precision(const std::string& amp);
 /// Puts the network at the level of `--amp`, or, where `amp` is empty, at the level of mixed precision (O0 to O3, auto)
 /// that it was trained with. Throws UsageError as check_precision().
 Precision set_precision(const Loaded& loaded, const std::string& amp);
-/// The help of such an --amp.
-inline constexpr const char* kPrecisionHelp =
-    "Mixed precision: off, bf16, f16, or a level O0, O1, O2, O3 or auto (default: the level of the training, or else "
-    "off)";
+/// Adds such an --amp.
+void add_precision(const Verb& verb, std::string& amp);
 
 }  // namespace halfstep::cli

@@ -31,19 +31,19 @@ int run(Predict& o) {
   // Weights that don't say what they are of, or of a network that isn't known, are refused where they are loaded.
   const bool known = is_network(o.model);
   const std::string task = known ? training::network_kind(o.model).task : o.tasks[0].predictor->task();
-  const auto of =
-      std::find_if(o.tasks.begin(), o.tasks.end(), [&](const Predict::Task& t) { return t.predictor->task() == task; });
-  if (of == o.tasks.end()) {
-    throw UsageError(fmt::format("MODEL: {} is trained for {}, which predict doesn't know", o.model, task));
-  }
-  for (const Predict::Task& other : o.tasks) {
-    for (const std::string& flag : other.flags) {
-      if (&other == &*of || !known || o.pictures.count(flag) == 0) continue;
+  Predictor* predictor = nullptr;
+  for (const Predict::Task& t : o.tasks) {
+    if (t.predictor->task() == task) {
+      predictor = t.predictor.get();
+      continue;
+    }
+    for (const std::string& flag : t.flags) {
+      if (!known || o.pictures.count(flag) == 0) continue;
       throw UsageError(
-          fmt::format("{}: a flag of {}, and {} is trained for {}", flag, other.predictor->task(), o.model, task));
+          fmt::format("{}: a flag of {}, and {} is trained for {}", flag, t.predictor->task(), o.model, task));
     }
   }
-  return of->predictor->run(o, device);
+  return predictor ? predictor->run(o, device) : predict_samples(o, device);
 }
 
 }  // namespace
@@ -51,19 +51,17 @@ int run(Predict& o) {
 void add_predict(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "predict", "Classify images, or find objects in them");
   auto o = std::make_shared<Predict>();
-  add_common(verb, *o, false);
+  add_trained(verb, *o);
   verb.add_list(
           "INPUT", [o](const std::vector<std::string>& list) { o->inputs.assign(list.begin(), list.end()); },
           "JPEG or PNG files; of detectors folders of them too; for mlp IDX files of 28x28 pictures (default: test "
           "pictures of --data)")
       .value("");
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
   add_path(verb, "--classes", o->classes, "File with one class name a line (default: those of the checkpoint)");
-  add_image_size(verb, o->pictures);
-  add_word(verb, "--amp", o->amp, kPrecisionHelp);
-  verb.add_switch(kFoldFlag, o->fold, kFoldHelp);
-  verb.add_switch(kInt8Flag, o->int8, kInt8Help);
+  add_image_sizes(verb, o->pictures);
+  add_precision(verb, o->amp);
+  add_fold(verb, o->fold);
+  add_int8(verb, o->int8);
   for (auto make : {classification_predictor, detection_predictor}) {
     const std::vector<std::string> before = verb.flag_names();
     Predict::Task task{.predictor = make(), .flags = {}};

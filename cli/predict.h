@@ -13,16 +13,16 @@
 namespace halfstep::cli {
 
 /// What `halfstep predict` was told, of any network.
-struct PredictOptions : CommonOptions {
-  EvalImageOptions pictures;
-  std::filesystem::path weights, classes;
+struct PredictOptions : TrainedOptions {
+  std::filesystem::path classes;
   std::vector<std::filesystem::path> inputs;
   std::string amp;
   bool fold = false;  ///< batch norms into convolutions, see cli/fold.h
   bool int8 = false;  ///< see cli/integers.h
 };
 
-/// How the networks of a task predict. A new task is one more in the list of predict.cpp.
+/// How the networks of a task predict that has drawings or flags of its own; the others are what predict_samples()
+/// prints.
 class Predictor {
  public:
   virtual ~Predictor() = default;
@@ -36,6 +36,10 @@ class Predictor {
 };
 std::unique_ptr<Predictor> classification_predictor();
 std::unique_ptr<Predictor> detection_predictor();
+
+/// For networks of any task and data: what the task finds in the first samples of the test data (Task::predictions), of
+/// the run or of the folder that is INPUT. Throws UsageError for a task that has no words for it.
+int predict_samples(PredictOptions& options, Device device);
 
 /// The flags of classifiers.
 struct ClassifierFlags {

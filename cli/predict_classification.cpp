@@ -61,7 +61,7 @@ int predict_digits(PredictOptions& o, const ClassifierFlags& flags, Device devic
   refuse_image_flags(o.pictures, o.model, {"--image-size", "--resize", "--classes", "--top"});
   check_precision(o.amp);
   Loaded loaded = load_classifier(o.model, o.weights);
-  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 784}) : "";
+  std::string folded = o.fold ? fold_network(loaded, o.model, 0) : "";
   if (o.int8) folded += use_integers(loaded, o.amp);
   const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const training::Classifier& classifier = loaded.classifier;
@@ -126,11 +126,15 @@ class ClassificationPredictor final : public Predictor {
         .value("N,...");
     add_whole(verb, "--top", flags_.top, 1, kMostCount, "How many classes to name for an image");
     add_whole(verb, "--count", flags_.count, 1, kMostCount, "How many of the first pictures");
-    add_whole(verb, "--seed", flags_.seed, 0, kMostSeed, "Seed of the built-in data (default: the run's)");
+    add_data_seed(verb, flags_.seed);
   }
   int run(PredictOptions& o, Device device) override {
-    const bool images = is_network(o.model) && training::network_input(o.model).images;
-    return images ? predict_images(o, flags_, device) : predict_digits(o, flags_, device);
+    if (!is_network(o.model)) return predict_digits(o, flags_, device);
+    const training::DataKind& kind = training::data_of(o.model);
+    if (kind.images) return predict_images(o, flags_, device);
+    if (kind.pictures) return predict_digits(o, flags_, device);
+    refuse_image_flags(o.pictures, o.model, {"--data", "--index", "--top", "--count", "--seed"});
+    return predict_samples(o, device);
   }
 
  private:

@@ -148,7 +148,7 @@ int DetectionPredictor::run(PredictOptions& o, Device device) {
   const std::vector<std::string> names = names_of(files);
   Loaded loaded = load_classifier(o.model, o.weights);
   // Before the precision: at some levels networks compute with rounded copies of their weights.
-  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, 64, 64}) : "";
+  std::string folded = o.fold ? fold_network(loaded, o.model, 64) : "";
   if (o.int8) folded += use_integers(loaded, o.amp);
   const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   const std::vector<std::string> classes =

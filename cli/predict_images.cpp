@@ -27,8 +27,7 @@ int predict_images(PredictOptions& o, const ClassifierFlags& flags, Device devic
   if (o.inputs.empty()) throw UsageError("INPUT: expected at least one image, .jpg or .png");
   Loaded loaded = load_classifier(o.model, o.weights);
   resolve_images(o.pictures, o.model, loaded);
-  const std::int64_t size = o.pictures.images.image_size;
-  std::string folded = o.fold ? fold_network(loaded, o.model, {1, 3, size, size}) : "";
+  std::string folded = o.fold ? fold_network(loaded, o.model, o.pictures.images.image_size) : "";
   if (o.int8) folded += use_integers(loaded, o.amp);
   const Precision precision = o.int8 ? Precision() : set_precision(loaded, o.amp);
   fmt::print("{}{}{}\n", loaded.text(o.model), precision.said, folded);

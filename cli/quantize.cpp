@@ -34,10 +34,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct QuantizeOptions : CommonOptions {
-  EvalImageOptions pictures;
+struct QuantizeOptions : TrainedOptions {
   training::QuantizationConfig quantization;
-  fs::path weights, data, out, qat_weights;
+  fs::path data, out, qat_weights;
   std::string amp;
   double max_drop = -1;  // not given
   std::int64_t batches = 32, batch_size = 32, layers = 5, sensitivity = 0;
@@ -462,7 +461,7 @@ int run(QuantizeOptions& o) {
   if (o.no_eval && !o.qat_weights.empty()) throw UsageError("--qat-weights: only without --no-eval");
   check_target(o);
   Loaded loaded = load_classifier(o.model, o.weights);
-  const bool images = !training::data_of(o.model).flags.empty();
+  const bool images = training::network_input(o.model).images;
   if (images) {
     resolve_images(o.pictures, o.model, loaded);
   } else {
@@ -504,12 +503,8 @@ int run(QuantizeOptions& o) {
   const DataPlace place = place_of_data(loaded, o.data, seed);
   fmt::print("quantizing {} by {}\n", loaded.text(o.model), place.text(loaded));
   std::fflush(stdout);
-  training::TrainConfig c = training::default_config(o.model, o.batch_size, device);
-  c.data = place.folder;
-  c.seed = place.seed;
-  if (images) c.images = o.pictures.images;
-  c.detection.network = loaded.described.network;
-  c.detection.network_text = loaded.described.network_text;
+  training::TrainConfig c =
+      data_config(o.model, loaded, place, images ? &o.pictures.images : nullptr, o.batch_size, device);
   training::RunData data = training::load_data(c);
   if (!data.classes.empty()) check_classes(loaded, data.classes, o.weights, place.folder);
   if (!loaded.classes.empty()) data.classes = loaded.classes;
@@ -521,9 +516,7 @@ int run(QuantizeOptions& o) {
 void add_quantize(CLI::App& program, int& status) {
   const Verb verb = add_verb(program, "quantize", "Write a trained network's weights as 8-bit integers");
   auto o = std::make_shared<QuantizeOptions>();
-  add_common(verb, *o, false);
-  add_path(verb, "--weights", o->weights, "Checkpoint, .safetensors or .pth file, or folder of a run").required();
-  add_read_limits(verb);
+  add_trained(verb, *o);
   add_path(
       verb, "DIR,--calibrate,--data", o->data,
       "Folder with the data set: ranges come from its training part, figures from its test part (default: the data "
@@ -531,8 +524,8 @@ void add_quantize(CLI::App& program, int& status) {
   add_path(verb, "--out,-o", o->out, "File to write (.safetensors)").required();
   verb.add_switch("--overwrite", o->overwrite, "Replace an existing file");
   add_whole(verb, "--batches", o->batches, 1, kMostCount, "Batches that ranges come from");
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_image_size(verb, o->pictures);
+  add_training_flag(verb, "--batch-size", &o->batch_size);
+  add_image_sizes(verb, o->pictures);
   for (const Flag& row : rows(o->quantization)) add_flag(verb, row);
   verb.add_switch(kWeightOnlyFlag, o->weight_only,
                   "Quantize only the weights of linear layers, to 8 or 4 bits; data are needed only to measure");
@@ -553,8 +546,8 @@ void add_quantize(CLI::App& program, int& status) {
   add_whole(verb, "--layers", o->layers, 0, kMostCount, "Number of layers to list, those that differ most first");
   add_whole(verb, "--sensitivity", o->sensitivity, 0, kMostCount,
             "Number of layers to report by their individual cost, measured on 8 batches; 0: none");
-  add_whole(verb, "--workers,-j", o->workers, 0, 256, "Threads that load data");
-  add_whole(verb, "--seed", o->seed, 0, kMostSeed, "Seed of the order of the training data");
+  add_training_flag(verb, "--workers", &o->workers);
+  add_training_flag(verb, "--seed", &o->seed, "Seed of the order of the training data");
   verb.add_switch("--no-eval", o->no_eval, "Evaluate nothing");
   verb.run([o, &status] {
     refuse_many_processes("quantize");

@@ -39,10 +39,7 @@ int run(SummaryOptions& o) {
   }
   const Device device = apply_common(o);
   const auto dtype = as_usage([&] { return training::amp_dtype(o.amp); });
-  const training::NetworkInput input = training::network_input(o.model);
-  if (o.image_size > 0 && !input.images) {
-    throw UsageError(fmt::format("--image-size: {} is no network of images", o.model));
-  }
+  checked_input(o.model, o.image_size);
   silence_fallback_warnings();
   std::shared_ptr<const void> holder;
   const training::Classifier net = training::make_classifier(o.model, holder);
@@ -66,9 +63,8 @@ void add_summary(CLI::App& program, int& status) {
   auto o = std::make_shared<SummaryOptions>();
   add_common(verb, *o);
   add_word(verb, "--amp", o->amp, "Precision of the list of ops: off, bf16 or f16");
-  add_whole(verb, "--batch-size,-b", o->batch_size, 1, kMostCount, "Samples of a batch");
-  add_whole(verb, "--image-size", o->image_size, 1, data::kLargestInputSide,
-            "Pixels of a side (default: the network's own)");
+  add_training_flag(verb, "--batch-size", &o->batch_size);
+  add_fresh_image_size(verb, o->image_size);
   add_whole(verb, "--depth", o->depth, 0, 100, "Show no modules deeper than that (default: all)");
   for (const Flag& row : quantization_flags(o->quantization)) add_flag(verb, row);
   o->count = [verb](const std::string& flag) { return verb.count(flag); };

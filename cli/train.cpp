@@ -132,8 +132,7 @@ int evaluate(TrainOptions& o) {
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
     const Loaded loaded = load_classifier(model, weights, c.detection);
-    c.detection.network = loaded.described.network;
-    c.detection.network_text = loaded.described.network_text;
+    loaded.apply(c);
     data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
     task = training::make_task(c, data, loaded.network);
@@ -369,8 +368,7 @@ int run(TrainOptions& o) {
   if (!o.quiet) {
     print_line(fmt::format(
         "{} {} on {}{}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
-        c.data.empty() ? std::string("the built-in digits") : shown_path(c.data),
-        c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
+        training::data_label(c.model, c.data), c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
         c.group.size() == 1 ? std::string() : fmt::format(" by {} ranks ({})", c.group.size(), c.group.library()),
         c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }

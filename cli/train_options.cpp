@@ -36,7 +36,7 @@ void take_description(TrainOptions& o) {
   training::DetectionConfig& d = o.config.detection;
   if (d.network.empty()) {
     // A checkpoint that lies alone says itself what it is of.
-    if (!o.config.resume.empty() && !o.run && is_network(o.model) && training::data_of(o.model).flags == "boxes") {
+    if (!o.config.resume.empty() && !o.run && is_network(o.model) && training::network_kind(o.model).described_by) {
       d.network_text = training::load_saved_weights(o.config.resume).network;
       if (!d.network_text.empty()) d.network = o.config.resume;
     }
@@ -433,7 +433,7 @@ std::string describe(const TrainOptions& o) {
       fmt::format("# Written by halfstep {} into {}; `halfstep train --config FILE` does the same again.\n",
                   HALFSTEP_VERSION, one_line(c.out.string()));
   if (!c.resume.empty()) text += fmt::format("# Resumed from {}.\n", one_line(c.resume.string()));
-  if (c.data.empty()) text += "# The data are the built-in digits.\n";
+  if (c.data.empty()) text += fmt::format("# The data are {}.\n", training::data_label(c.model, c.data));
   text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
   for (const auto& [key, value] : effective(o)) text += config_line(key, value);
   return text;

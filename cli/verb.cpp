@@ -83,6 +83,7 @@ void Verb::leave_rest() const { app_->prefix_command(); }
 std::vector<std::string> Verb::rest() const { return app_->remaining(); }
 void Verb::run(std::function<void()> function) const { app_->callback(std::move(function)); }
 
+bool Verb::has(const std::string& name) const { return app_->get_option_no_throw(name) != nullptr; }
 std::size_t Verb::count(const std::string& name) const { return app_->count(name); }
 void Verb::give(const std::string& name, const std::string& value) const {
   CLI::Option* option = app_->get_option(name);

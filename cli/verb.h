@@ -61,6 +61,8 @@ class Verb {
   /// What it does when it was named, after its arguments were read.
   void run(std::function<void()> function) const;
 
+  /// Whether it has an argument of that name, with dashes.
+  bool has(const std::string& name) const;
   /// How often an argument was given.
   std::size_t count(const std::string& name) const;
   /// Gives an argument after the others were read, as if it had been given then.

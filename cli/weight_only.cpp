@@ -72,19 +72,14 @@ class WeightOnlyQuantizer {
 
   void load_data() {
     const DataPlace place = place_of_data(loaded_, options_.data, options_.seed);
-    const bool built_in = !options_.images;
+    const bool built_in = !training::data_of(options_.model).built_in.empty();
     evaluates_ = !options_.no_eval && (built_in || !place.folder.empty());
     fmt::print("quantizing the weights of {}{}\n", loaded_.text(options_.model),
                evaluates_         ? ", measured on " + place.text(loaded_)
                : options_.no_eval ? std::string()
                                   : ", not measured, since it isn't known on which data");
     std::fflush(stdout);
-    config_ = training::default_config(options_.model, options_.batch_size, options_.device);
-    config_.data = place.folder;
-    config_.seed = place.seed;
-    if (options_.images) config_.images = *options_.images;
-    config_.detection.network = loaded_.described.network;
-    config_.detection.network_text = loaded_.described.network_text;
+    config_ = data_config(options_.model, loaded_, place, options_.images, options_.batch_size, options_.device);
     data_.num_classes = loaded_.num_classes;
     if (evaluates_) {
       data_ = training::load_data(config_, false);

@@ -211,7 +211,7 @@ const Op& mean_int8_op = define_op({
 // Inputs: x, weight, scale, bias.
 const Op& linear_weight_only_op = define_op({
     .name = "linear_weight_only",
-    .signature = "linear_weight_only(input, weight, scale, bias=none, group=0)",
+    .signature = "linear_weight_only(input, weight, scale, bias=none, group_size=0)",
     .infer =
         [](InferContext& ctx) {
           Shape sizes = ctx.input(0).sizes();
@@ -355,14 +355,15 @@ Tensor linear_weight_only(const Tensor& input, const Tensor& weight, const Tenso
   }
   const bool rows = scale.dim() == 1;
   const std::int64_t groups = rows ? 1 : scale.dim() == 2 ? scale.size(1) : 0;
-  a.group = options.group != 0 ? options.group : groups > 0 ? k / groups : 0;
-  const bool fits = a.group > 0 ? groups > 0 && a.group * groups == k : k == 0 && options.group == 0;
+  a.group = options.group_size != 0 ? options.group_size : groups > 0 ? k / groups : 0;
+  const bool fits = a.group > 0 ? groups > 0 && a.group * groups == k : k == 0 && options.group_size == 0;
   if ((!rows && scale.dim() != 2) || scale.size(0) != outputs || !fits) {
-    fail<ShapeError>("{}: expected a scale [{}] or [{}, {} / group] with a group that divides {}, got {} and group {}",
-                     op, outputs, outputs, k, k, scale.sizes().str(), options.group);
+    fail<ShapeError>(
+        "{}: expected a scale [{}] or [{}, {} / group_size] with a group_size that divides {}, got {} and {}", op,
+        outputs, outputs, k, k, scale.sizes().str(), options.group_size);
   }
   if (a.bits == 4 && a.group % 2 != 0) {
-    fail<ShapeError>("{}: expected an even group for weights of 4 bits, got {}", op, a.group);
+    fail<ShapeError>("{}: expected an even group_size for weights of 4 bits, got {}", op, a.group);
   }
   if (bias.defined()) {
     check_floating(bias, op);

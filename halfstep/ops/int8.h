@@ -88,13 +88,13 @@ HS_API Tensor mean_int8(const Tensor& input, const Shape& dims, bool keepdim, co
 
 /// Options of linear_weight_only.
 struct LinearWeightOnlyOptions {
-  std::int64_t group =
-      0;  ///< elements of a row that share a scale, a divisor of K, even with 4 bits; 0: as many as `scale` says
+  /// Elements of a row that share a scale, a divisor of K, even with 4 bits; 0: as many as `scale` says.
+  std::int64_t group_size = 0;
 };
 /// A linear layer of floating `input` [..., K] (f32, f16 or bf16) whose weights are integers: i8 [O, K], or of 4 bits
 /// as u8 [O, K / 2], two in a byte, the first in the low half, from -8 to 7 in two's complement. Weight k of row o
-/// stands for w[o, k] * scale[o, k / group]; `scale` is f32 [O] for whole rows, or [O, K / group]. `bias` [O] is
-/// floating (or undefined). Weights are widened block by block in the cache, sums are float32, the result is rounded
+/// stands for w[o, k] * scale[o, k / group_size]; `scale` is f32 [O] for whole rows, or [O, K / group_size]. `bias` [O]
+/// is floating (or undefined). Weights are widened block by block in the cache, sums are float32, the result is rounded
 /// once to the input's dtype. For small batches, whose time is that of reading the weights. No gradient. Throws
 /// ShapeError, DTypeError. The scheme is that of GPTQ (Frantar et al. 2022) and AWQ without zero points.
 HS_API Tensor linear_weight_only(const Tensor& input, const Tensor& weight, const Tensor& scale,

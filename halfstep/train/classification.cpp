@@ -12,6 +12,7 @@
 #include "halfstep/ops/index.h"
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/softmax.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/built_in_internal.h"
@@ -86,9 +87,13 @@ void ClassificationTask::count(TaskLoss& made, const data::Batch& batch) {
   if (options_.train_accuracy) add_hits(made, batch.target, nullptr);
 }
 
+Tensor ClassificationTask::scores(const Tensor& input) const {
+  return outputs_ ? outputs_(input).at(0) : classifier_.forward(input);
+}
+
 TaskLoss ClassificationTask::evaluate(const data::Batch& batch) {
   TaskLoss made;
-  made.output = outputs_ ? outputs_(batch.input).at(0) : classifier_.forward(batch.input);
+  made.output = scores(batch.input);
   made.loss = cross_entropy(made.output, batch.target);
   add_hits(made, batch.target, options_.keep_verdicts ? &verdicts_ : nullptr);
   return made;
@@ -115,6 +120,20 @@ ResultTable ClassificationTask::result_table() const {
     table.rows.push_back({r.name, percent(r.precision), percent(r.recall), percent(r.f1), std::to_string(r.count)});
   }
   return table;
+}
+
+std::vector<std::string> ClassificationTask::predictions(const data::Batch& batch) {
+  const Tensor shares = softmax(scores(batch.input).to(f32), 1);
+  const auto classes = static_cast<std::size_t>(shares.size(1));
+  const std::vector<float> all = shares.to_vector<float>();
+  std::vector<std::string> lines;
+  for (auto row = all.begin(); row != all.end(); row += static_cast<std::ptrdiff_t>(classes)) {
+    const auto best = std::max_element(row, row + static_cast<std::ptrdiff_t>(classes));
+    const auto i = static_cast<std::size_t>(best - row);
+    const std::string name = i < options_.classes.size() ? options_.classes[i] : std::to_string(i);
+    lines.push_back(fmt::format("{} ({:.1f}%)", name, 100 * static_cast<double>(*best)));
+  }
+  return lines;
 }
 
 void ClassificationTask::write_results(const ResultPlace& place) const {

@@ -8,11 +8,12 @@
 #include "halfstep/models/registry.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/train/built_in_internal.h"
+#include "halfstep/train/networks.h"
 
 namespace halfstep::training {
 namespace {
 
-constexpr std::int64_t kDigitClasses = 10;
+constexpr std::int64_t kDigitClasses = 10, kDigitSide = 28;
 
 RunData load_digits(const TrainConfig& c, bool training) {
   RunData result;
@@ -113,12 +114,20 @@ void usual_digits(TrainConfig& c) {
   c.prefetch = prefetch;
 }
 
-data::Batch random_pictures(const NetworkKind& network, std::int64_t n, std::int64_t image_size) {
-  const models::ModelInfo& info = models::model_info(network.name);
-  const std::int64_t side = image_size > 0 ? image_size : info.image_size;
-  const Shape sizes = info.data == models::DataKind::digits ? Shape{n, info.image_size * info.image_size}
-                                                            : Shape{n, info.channels, side, side};
-  return {.input = randn(sizes), .target = randint(0, info.classes, {n}, {.dtype = i64})};
+// Of a network that doesn't say how many classes it has, all are of the first.
+Tensor random_labels(const NetworkKind& network, std::int64_t n) {
+  return randint(0, std::max<std::int64_t>(network.classes, 1), {n}, {.dtype = i64});
+}
+
+data::Batch random_digits(const NetworkKind& network, std::int64_t n, std::int64_t /*image_size*/) {
+  const Tensor input = randn({n, kDigitSide * kDigitSide});
+  return {.input = input, .target = random_labels(network, n)};
+}
+
+data::Batch random_images(const NetworkKind& network, std::int64_t n, std::int64_t image_size) {
+  const std::int64_t side = image_size > 0 ? image_size : network_input(network.name).image_size;
+  const Tensor input = randn({n, 3, side, side});
+  return {.input = input, .target = random_labels(network, n)};
 }
 
 }  // namespace
@@ -128,28 +137,31 @@ std::vector<DataKind> built_in_data() {
   return {{.name = digits,
            .load = load_digits,
            .usual = usual_digits,
+           .built_in = "the built-in digits",
            .lines = false,
            .pictures = PictureForm{.channels = 1,
-                                   .height = 28,
-                                   .width = 28,
+                                   .height = kDigitSide,
+                                   .width = kDigitSide,
                                    .normalization = {.mean = {0.1307F, 0, 0}, .std = {0.3081F, 1, 1}}},
-           .random = random_pictures},
+           .random = random_digits},
           {.name = cifar,
            .load = load_both,
            .check = check_images,
            .usual = usual_cifar,
            .flags = "images",
+           .images = true,
            .train_transform = data::cifar_train_transform(),
            .eval_transform = data::cifar_eval_transform(),
            .pictures = PictureForm{.normalization = data::cifar_eval_transform().normalization},
-           .random = random_pictures},
+           .random = random_images},
           {.name = imagenet,
            .load = load_both,
            .check = check_images,
            .usual = usual_imagenet,
            .flags = "images",
+           .images = true,
            .pictures = PictureForm{.normalization = data::EvalTransform{}.normalization},
-           .random = random_pictures}};
+           .random = random_images}};
 }
 
 }  // namespace halfstep::training

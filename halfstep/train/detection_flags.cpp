@@ -9,6 +9,11 @@ Flag number(const char* names, double* field, const char* help, const FlagRange&
   return {.names = names, .field = field, .help = help, .range = range, .resume = FlagResume::recipe};
 }
 
+Flag of_evaluations(Flag flag) {
+  flag.evaluation = true;
+  return flag;
+}
+
 }  // namespace
 
 std::vector<Flag> flags(DetectionConfig& o) {
@@ -41,7 +46,8 @@ std::vector<Flag> flags(DetectionConfig& o) {
       {.names = "--no-rect",
        .field = TurnsOff{&o.rect},
        .help = "Square pictures in evaluations",
-       .resume = FlagResume::recipe},
+       .resume = FlagResume::recipe,
+       .evaluation = true},
       {.names = "--no-polygon-boxes",
        .field = TurnsOff{&o.polygon_boxes},
        .help = "Boxes of COCO's files as they are, not those around the objects' polygons",
@@ -59,13 +65,15 @@ std::vector<Flag> flags(DetectionConfig& o) {
       number("--focal-gamma", &o.focal_gamma, "Gamma of focal loss, such as 1.5; 0: plain cross entropy", positive),
       number("--class-weight", &o.class_weight, "Weight of positives among the classes", FlagRange::above(0)),
       number("--object-weight", &o.object_weight, "Weight of positives in objectness", FlagRange::above(0)),
-      number("--conf-thres,--conf", &o.score, "Least score of a box in an evaluation", share),
-      number("--iou-thres,--iou", &o.overlap, "Largest overlap of boxes of one class in an evaluation", share),
+      of_evaluations(number("--conf-thres,--conf", &o.score, "Least score of a box in an evaluation", share)),
+      of_evaluations(
+          number("--iou-thres,--iou", &o.overlap, "Largest overlap of boxes of one class in an evaluation", share)),
       {.names = "--max-detections",
        .field = &o.max_detections,
        .help = "Most boxes of a picture in an evaluation",
        .range = FlagRange::at_least(1),
-       .resume = FlagResume::recipe}};
+       .resume = FlagResume::recipe,
+       .evaluation = true}};
   for (Flag& flag : all) {
     flag.group = "Detection";
     flag.data = "boxes";

@@ -28,6 +28,12 @@ constexpr std::int64_t kCocoClasses = 80, kImageSize = 640, kStride = 32;
 
 bool is_described(const DetectionConfig& d) { return !d.network.empty() || !d.network_text.empty(); }
 
+std::string description_name(const TrainConfig& c) {
+  const DetectionConfig& d = c.detection;
+  if (!d.network.empty()) return "--cfg " + shown_path(d.network);
+  return d.network_text.empty() ? std::string() : "--cfg describes";
+}
+
 models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
   models::Yolov5Options options;
   if (is_described(c.detection)) options = described_network(c.detection);
@@ -255,6 +261,7 @@ DataKind boxes_kind() {
           .check = check_boxes,
           .usual = usual_boxes,
           .flags = kBoxes,
+          .images = true,
           .random = random_boxes};
 }
 
@@ -283,7 +290,8 @@ std::vector<NetworkKind> detection_networks() {
                      .image_size = kImageSize,
                      .classes = kCocoClasses,
                      .classes_in = classes_in,
-                     .heads = heads_of});
+                     .heads = heads_of,
+                     .described_by = description_name});
   }
   return kinds;
 }

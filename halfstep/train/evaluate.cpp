@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,13 @@ class Sums {
   std::vector<std::pair<std::string, double>> parts_;
 };
 
+data::Batch on_device(data::Batch batch, Device device) {
+  visit_tensors(batch, [&](Tensor& t) {
+    if (t.defined()) t = t.to(device);
+  });
+  return batch;
+}
+
 }  // namespace
 
 double max_of(dist::ProcessGroup& group, double value) {
@@ -117,10 +125,7 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
       stopped = true;
       return false;
     }
-    data::Batch batch = given;
-    visit_tensors(batch, [&](Tensor& t) {
-      if (t.defined()) t = t.to(device);
-    });
+    const data::Batch batch = on_device(given, device);
     TaskLoss made;
     {
       std::optional<amp::Autocast> region;
@@ -142,6 +147,19 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
   task.end_evaluation(made);
   results = std::move(made);
   return true;
+}
+
+std::vector<std::string> predictions(Task& task, const data::Dataset& samples, std::int64_t count,
+                                     std::optional<DType> autocast) {
+  const NoGrad no_grad;
+  const nn::EvalMode mode(task.network());
+  std::vector<std::int64_t> first(static_cast<std::size_t>(std::clamp<std::int64_t>(count, 0, samples.size())));
+  std::iota(first.begin(), first.end(), std::int64_t{0});
+  if (first.empty()) return {};
+  const data::Batch batch = on_device(samples.batch({.indices = first}), device_of(task.network()));
+  std::optional<amp::Autocast> region;
+  if (autocast) region.emplace(amp::AutocastOptions{.dtype = *autocast});
+  return task.predictions(batch);
 }
 
 }  // namespace halfstep::training

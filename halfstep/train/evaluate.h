@@ -3,8 +3,11 @@
 
 #include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "halfstep/core/dtype.h"
+#include "halfstep/data/dataset.h"
 #include "halfstep/train/batches.h"
 #include "halfstep/train/callback.h"
 #include "halfstep/train/task.h"
@@ -35,5 +38,11 @@ struct EvaluationOptions {
 /// Returns false, and leaves `results` as they were, when it was stopped. Throws Error without batches and for a
 /// read_every below 1.
 HS_API bool evaluate(Task& task, const Batches& batches, MetricResults& results, const EvaluationOptions& options = {});
+
+/// What the task finds in the first `count` samples of a data set, a line each (Task::predictions), with the network in
+/// evaluation mode (the mode is restored) and without recording; empty for a task that has no words for it. `autocast`
+/// as in EvaluationOptions.
+HS_API std::vector<std::string> predictions(Task& task, const data::Dataset& samples, std::int64_t count,
+                                            std::optional<DType> autocast = {});
 
 }  // namespace halfstep::training

@@ -60,13 +60,15 @@ std::vector<Flag> flags(ImageDataOptions& o) {
         .help = "Side length of the network's input in pixels",
         .range = FlagRange::from_to(1, data::kLargestInputSide),
         .by_network = true,
-        .resume = FlagResume::recipe},
+        .resume = FlagResume::recipe,
+        .evaluation = true},
        {.names = "--resize",
         .field = &o.resize,
         .help = "Shorter side in pixels before the centre crop of evaluation; 0: use the whole image",
         .range = FlagRange::from_to(0, kMostPixels),
         .by_network = true,
         .resume = FlagResume::recipe,
+        .evaluation = true,
         .check =
             [&o] {
               if (o.resize == 0 || o.resize >= o.image_size) return;

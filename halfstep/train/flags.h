@@ -88,6 +88,7 @@ struct HS_API Flag {
   FlagKept kept = FlagKept::always;
   FlagResume resume = FlagResume::free;
   bool begins = false;                     ///< it says where a run begins, which one that resumes has behind it
+  bool evaluation = false;                 ///< evaluations of trained networks take it too
   std::optional<FlagNeeds> needs = {};     ///< refused without it
   std::function<void()> check = {};        ///< of this flag with others; throws Error
   std::function<std::string()> text = {};  ///< the value as it is saved, where it isn't that of the field

@@ -1,14 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/networks.h"
 
+#include <algorithm>
+
+#include "halfstep/core/text.h"
 #include "halfstep/train/registry.h"
 
 namespace halfstep::training {
+namespace {
+
+bool is_known(const std::string& network) {
+  const auto names = network_names();
+  return std::find(names.begin(), names.end(), network) != names.end();
+}
+
+}  // namespace
 
 NetworkInput network_input(const std::string& model) {
   const NetworkKind& kind = network_kind(model);
-  const bool images = kind.image_size > 0 && data_kind(kind.data).flags != "";
-  return {.images = images, .image_size = kind.image_size > 0 ? kind.image_size : NetworkInput().image_size};
+  NetworkInput input{.images = data_kind(kind.data).images};
+  if (kind.image_size > 0) {
+    input.image_size = kind.image_size;
+  } else if (input.images) {
+    input.image_size = ImageDataOptions().image_size;
+  }
+  return input;
+}
+
+std::string network_label(const TrainConfig& config) {
+  std::string label;
+  if (is_known(config.model)) {
+    const NetworkKind& kind = network_kind(config.model);
+    if (kind.described_by) label = kind.described_by(config);
+  }
+  return label.empty() ? config.model : label;
+}
+
+std::string data_label(const std::string& model, const std::filesystem::path& data) {
+  if (!data.empty()) return shown_path(data);
+  const std::string built_in = is_known(model) ? data_of(model).built_in : std::string();
+  return built_in.empty() ? "no data" : built_in;
 }
 
 Classifier make_classifier(const std::string& model, std::shared_ptr<const void>& holder,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,13 +36,21 @@ HS_API std::int64_t classes_of(const std::string& model, const NamedTensors& wei
 
 /// The input of a network.
 struct NetworkInput {
-  bool images = false;           ///< colour images [N, 3, H, W]; otherwise MNIST's pictures as [N, 784]
+  bool images = false;           ///< colour images [N, 3, H, W]; otherwise what its data are (DataKind), as [N, 784]
   std::int64_t image_size = 28;  ///< pixels of a side, customarily
 };
 /// The input of the network of that name. Throws Error naming the choices.
 HS_API NetworkInput network_input(const std::string& model);
 /// Names of all networks.
 HS_API std::vector<std::string> network_names();
+
+/// What messages call the network of a configuration: what describes it (NetworkKind::described_by), or else its name,
+/// which the registry needn't know.
+HS_API std::string network_label(const TrainConfig& config);
+
+/// What messages call the data of the network of that name: the folder or file, or else DataKind::built_in, `no data`
+/// where there is none and for a name that the registry doesn't know.
+HS_API std::string data_label(const std::string& model, const std::filesystem::path& data);
 
 /// The usual training settings of the network of that name: number of epochs, batch size, rate, schedule, momentum,
 /// decay. `batch_size` 0: its usual one; on a CPU, a smaller one for networks with large images. Image networks scale

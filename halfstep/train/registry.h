@@ -44,13 +44,17 @@ struct DataKind {
   /// they are given (otherwise 0 and the network's); by default those of TrainConfig.
   std::function<void(TrainConfig& config)> usual = {};
   std::string flags = {};  ///< the flags that it takes beside those of all kinds, as Flag::data says: `images`
+  bool images = false;     ///< samples are colour pictures [3, S, S] with the configuration's image size S
+  /// What is read where a configuration names no data, as messages call it: `the built-in digits`; empty: it has to.
+  std::string built_in = {};
   bool lines = true;  ///< a run prints lines as the usual ImageNet scripts do, every 10 steps unless told otherwise
   /// Of images: how colours are normalised; the rest follows from the configuration.
   data::TrainTransform train_transform = {};
   data::EvalTransform eval_transform = {};
   std::optional<PictureForm> pictures = {};  ///< how samples are drawn; none: they aren't
   /// A batch of random samples for a network that the configuration names, on the CPU, as those of `load`: for
-  /// benchmarks, summaries and traces; `image_size` may be 0. May be empty.
+  /// benchmarks, summaries and traces, and where only the sizes matter (example_input()); `image_size` may be 0. May be
+  /// empty.
   std::function<data::Batch(const NetworkKind& network, std::int64_t batch_size, std::int64_t image_size)> random = {};
 };
 
@@ -90,6 +94,9 @@ struct NetworkKind {
   /// What names of layers begin with that depend on the classes (io::PretrainedOptions::heads); by default the last
   /// one.
   std::function<std::vector<std::string>(const nn::ModuleBase& network)> heads = {};
+  /// Of networks that a configuration may describe (--cfg): what messages call its description, `--cfg FILE`; empty
+  /// text where it has none. By default the name says what the network is.
+  std::function<std::string(const TrainConfig& config)> described_by = {};
 };
 
 /// What a network is trained for, such as `classification`.

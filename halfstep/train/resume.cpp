@@ -10,6 +10,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/networks.h"
 
 namespace halfstep::training {
 namespace {
@@ -68,7 +69,7 @@ void check_data(const Checkpoint& c, const TrainConfig& config, const std::strin
   for (const auto& [part, given] : config.data_checksums) {
     const auto saved = c.data_checksums.find(part);
     if (saved == c.data_checksums.end() || saved->second == given) continue;
-    const std::string data = config.data.empty() ? "the built-in digits" : "--data " + shown_path(config.data);
+    const std::string data = (config.data.empty() ? "" : "--data ") + data_label(config.model, config.data);
     fail<IoError>(
         "{}: the run had other data: its {} part had the checksum {}, that of {} has {}; pass the --data of "
         "the first run",
@@ -122,12 +123,7 @@ void check_network(const Checkpoint& c, const Task& task, const TrainConfig& con
   try {
     task.check_network(c.network);
   } catch (const Error& e) {
-    const DetectionConfig& d = config.detection;
-    fail<IoError>("{}: the run had another network than {}: {}", file,
-                  !d.network.empty()        ? "--cfg " + shown_path(d.network)
-                  : !d.network_text.empty() ? std::string("--cfg describes")
-                                            : config.model,
-                  e.what());
+    fail<IoError>("{}: the run had another network than {}: {}", file, network_label(config), e.what());
   }
 }
 

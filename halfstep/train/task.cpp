@@ -14,6 +14,7 @@ TaskLoss Task::evaluate(const data::Batch& batch) {
 }
 void Task::end_evaluation(MetricResults& /*results*/) {}
 ResultTable Task::result_table() const { return {}; }
+std::vector<std::string> Task::predictions(const data::Batch& /*batch*/) { return {}; }
 std::vector<ProgressColumn> Task::progress(const ProgressState& /*state*/) const { return {}; }
 void Task::write_results(const ResultPlace& /*place*/) const {}
 std::string Task::best_by() const { return "loss"; }

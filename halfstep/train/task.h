@@ -95,6 +95,9 @@ class HS_API Task {
   virtual void end_evaluation(MetricResults& results);
   /// What `halfstep eval` prints of the last evaluation besides its results; empty unless overridden.
   virtual ResultTable result_table() const;
+  /// What the network finds in each sample of a batch, a line of words each: what `halfstep predict` prints for tasks
+  /// that it knows no drawing of. Called in evaluation mode, without recording; empty unless overridden.
+  virtual std::vector<std::string> predictions(const data::Batch& batch);
   /// Writes figures and tables of the last evaluation, if the task has any. Throws IoError.
   virtual void write_results(const ResultPlace& place) const;
   /// The line that a run prints every so many steps, where the task's users know another one than that of the usual

@@ -4,6 +4,7 @@
 #include "halfstep/amp/level.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
+#include "halfstep/ops/create.h"
 #include "halfstep/runtime/queue.h"
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/registry.h"
@@ -16,6 +17,15 @@ data::Batch random_batch(const std::string& model, std::int64_t batch_size, std:
   const DataKind& data = data_kind(kind.data);
   if (!data.random) fail<Error>("{}: its data, {}, have no random samples", model, data.name);
   return data.random(kind, batch_size, image_size);
+}
+
+Tensor example_input(const std::string& model, std::int64_t batch_size, std::int64_t image_size, Device device) {
+  const PhiloxState state = default_generator().state();
+  const Tensor sample = random_batch(model, 1, image_size).input;
+  default_generator().set_state(state);
+  Shape sizes = sample.sizes();
+  sizes[0] = batch_size;
+  return zeros(sizes, {.dtype = sample.dtype(), .device = device});
 }
 
 std::shared_ptr<Task> random_task(const TrainConfig& config) {

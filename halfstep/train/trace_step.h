@@ -28,4 +28,9 @@ HS_API std::shared_ptr<Task> random_task(const TrainConfig& config);
 /// Error for a kind of data without.
 HS_API data::Batch random_batch(const std::string& model, std::int64_t batch_size, std::int64_t image_size = 0);
 
+/// An input of zeros with the sizes and the dtype of random_batch()'s, on `device`: for what depends on them alone,
+/// such as an export. Leaves the default generator as it was. Throws Error for a kind of data without random samples.
+HS_API Tensor example_input(const std::string& model, std::int64_t batch_size = 1, std::int64_t image_size = 0,
+                            Device device = {});
+
 }  // namespace halfstep::training

@@ -40,7 +40,7 @@ TEST(LinearWeightOnly, IsTheProductWithTheWeightsReal) {
           const Tensor bias = rows % 2 == 0 ? Tensor() : randn({outputs});
           const DType dtype = rows % 3 == 0 ? f32 : rows % 3 == 1 ? bf16 : f16;
           const Tensor x = randn({rows, k}).to(dtype);
-          const Tensor y = linear_weight_only(x, w, scale, bias, {.group = group});
+          const Tensor y = linear_weight_only(x, w, scale, bias, {.group_size = group});
           ASSERT_EQ(y.dtype(), dtype);
           const auto xs = x.to_vector<double>(), s = scale.to_vector<double>(), got = y.to_vector<double>();
           const auto b = bias.defined() ? bias.to_vector<double>() : std::vector<double>(37, 0.0);
@@ -94,8 +94,8 @@ TEST(LinearWeightOnly, RefusesWhatHasNoMeaning) {
   EXPECT_THROW(linear_weight_only(x, w, ones({4})), ShapeError);
   EXPECT_THROW(linear_weight_only(x, w, ones({3, 3})), ShapeError);
   EXPECT_THROW(linear_weight_only(x, w, ones({3, 1, 1})), ShapeError);
-  EXPECT_THROW(linear_weight_only(x, w, ones({3, 4}), {}, {.group = 4}), ShapeError);
-  EXPECT_THROW(linear_weight_only(x, w, ones({3, 4}), {}, {.group = -2}), ShapeError);
+  EXPECT_THROW(linear_weight_only(x, w, ones({3, 4}), {}, {.group_size = 4}), ShapeError);
+  EXPECT_THROW(linear_weight_only(x, w, ones({3, 4}), {}, {.group_size = -2}), ShapeError);
   EXPECT_THROW(linear_weight_only(x, half, ones({3, 8})), ShapeError);  // half a byte has no scale of its own
   EXPECT_THROW(linear_weight_only(x, w, s, ones({2})), ShapeError);
   EXPECT_THROW(linear_weight_only(x, w, s, zeros({3}, {.dtype = i32})), DTypeError);

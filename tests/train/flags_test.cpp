@@ -187,6 +187,16 @@ TEST(Flags, BelongToTheDataAndTheTaskOfTheNetwork) {
   }
 }
 
+TEST(Flags, OfEvaluations) {
+  TrainConfig c;
+  std::set<std::string> names;
+  for (const Flag& flag : training::flags(c)) {
+    if (flag.evaluation) names.insert(flag.name());
+  }
+  EXPECT_EQ(names, (std::set<std::string>{"--image-size", "--resize", "--no-rect", "--conf-thres", "--iou-thres",
+                                          "--max-detections"}));
+}
+
 // All that a new flag takes.
 TEST(Flags, ARowIsAllThatAFlagTakes) {
   struct Options {

@@ -10,6 +10,7 @@
 #include "halfstep/train/data.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/schedule.h"
+#include "halfstep/train/trace_step.h"
 
 namespace halfstep {
 namespace {
@@ -70,6 +71,47 @@ TEST(TrainNetworks, WithoutASizeHaveTheUsualOne) {
   EXPECT_EQ(training::default_images("net without a size").resize, 256);
   EXPECT_EQ(training::default_config("net without a size").images.image_size, ImageDataOptions().image_size);
   EXPECT_EQ(training::default_images("net without a size", 112).image_size, 112);
+  EXPECT_TRUE(training::network_input("net without a size").images);
+  EXPECT_EQ(training::network_input("net without a size").image_size, ImageDataOptions().image_size);
+  // It takes random samples of its kind of data without being one of the library's.
+  const data::Batch batch = training::random_batch("net without a size", 2, 32);
+  EXPECT_EQ(batch.input.sizes(), (Shape{2, 3, 32, 32}));
+  EXPECT_EQ(batch.target.to_vector<std::int64_t>(), (std::vector<std::int64_t>{0, 0})) << "it says no classes";
+}
+
+TEST(TrainNetworks, HaveExamplesOfTheirInput) {
+  const auto sizes = [](const char* model, std::int64_t n, std::int64_t image_size) {
+    const Tensor example = training::example_input(model, n, image_size);
+    EXPECT_EQ(example.dtype(), f32);
+    return example.sizes();
+  };
+  EXPECT_EQ(sizes("mlp", 2, 0), (Shape{2, 784}));
+  EXPECT_EQ(sizes("cnn", 1, 64), (Shape{1, 784})) << "digits have one size";
+  EXPECT_EQ(sizes("resnet20", 1, 0), (Shape{1, 3, 32, 32}));
+  EXPECT_EQ(sizes("resnet18", 3, 64), (Shape{3, 3, 64, 64}));
+  EXPECT_EQ(sizes("yolov5n", 1, 64), (Shape{1, 3, 64, 64}));
+}
+
+TEST(TrainNetworks, HaveDataThatAreCalledByTheirPlace) {
+  EXPECT_EQ(training::data_label("resnet18", "a/folder"), "a/folder");
+  EXPECT_EQ(training::data_label("mlp", {}), "the built-in digits");
+  for (const char* without : {"resnet18", "yolov5n", "registered by nobody"}) {
+    EXPECT_EQ(training::data_label(without, {}), "no data");
+  }
+}
+
+TEST(TrainNetworks, AreCalledByWhatDescribesThem) {
+  training::TrainConfig c;
+  c.model = "yolov5n";
+  EXPECT_EQ(training::network_label(c), "yolov5n");
+  c.detection.network_text = "{nc: 2}";
+  EXPECT_EQ(training::network_label(c), "--cfg describes");
+  c.detection.network = "p6.yaml";
+  EXPECT_EQ(training::network_label(c), "--cfg p6.yaml");
+  for (const char* other : {"mlp", "registered by nobody"}) {
+    c.model = other;
+    EXPECT_EQ(training::network_label(c), other);
+  }
 }
 
 TEST(TrainNetworks, ClassesAreTheRowsOfTheLastLayer) {

@@ -2,7 +2,7 @@
 // Weighted sums of places of images: averages, resampling, and the backward passes of both.
 #pragma once
 
-#include "halfstep/backends/cpu/taps.h"
+#include "halfstep/backends/cpu/window.h"
 
 namespace halfstep::cpu {
 

@@ -14,7 +14,7 @@
 
 #include "halfstep/backends/cpu/image_rows.h"
 #include "halfstep/backends/cpu/simd-inl.h"
-#include "halfstep/backends/cpu/taps.h"
+#include "halfstep/backends/cpu/window.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_
 #define HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_

@@ -287,28 +287,9 @@ std::shared_ptr<OneDnnConv> OneDnnConv::find(ConvPart part, const ConvGeometry& 
   if (!small_enough(g)) return nullptr;
   try {
     const OneThread one;
-    const ConvKey key = {g.n,
-                         g.c,
-                         g.h,
-                         g.w,
-                         g.o,
-                         g.oh,
-                         g.ow,
-                         g.kh,
-                         g.kw,
-                         g.groups,
-                         g.stride[0],
-                         g.stride[1],
-                         g.dilation[0],
-                         g.dilation[1],
-                         g.before[0],
-                         g.before[1],
-                         g.after[0],
-                         g.after[1],
-                         static_cast<std::int64_t>(part),
-                         static_cast<std::int64_t>(operands),
-                         static_cast<std::int64_t>(result),
-                         bias};
+    const ConvKey key =
+        onednn::geometry_key<4>(g, {static_cast<std::int64_t>(part), static_cast<std::int64_t>(operands),
+                                    static_cast<std::int64_t>(result), bias});
     if (const auto found = made.find(key); found != made.end()) return found->second;
     if (made.size() >= kMost) made.clear();
     auto conv = std::make_shared<OneDnnConv>();

@@ -112,39 +112,11 @@ std::shared_ptr<OneDnnInt8Conv> OneDnnInt8Conv::find(const ConvGeometry& g, DTyp
   if (!onednn::small_enough(g) || !adds_exactly()) return nullptr;
   const auto bits = [](float v) { return static_cast<std::int64_t>(std::bit_cast<std::uint32_t>(v)); };
   try {
-    const ByteConvKey key = {g.n,
-                             g.c,
-                             g.h,
-                             g.w,
-                             g.o,
-                             g.oh,
-                             g.ow,
-                             g.kh,
-                             g.kw,
-                             g.groups,
-                             g.stride[0],
-                             g.stride[1],
-                             g.dilation[0],
-                             g.dilation[1],
-                             g.before[0],
-                             g.before[1],
-                             g.after[0],
-                             g.after[1],
-                             static_cast<std::int64_t>(input),
-                             static_cast<std::int64_t>(zero_point),
-                             static_cast<std::int64_t>(bias),
-                             static_cast<std::int64_t>(e.residual),
-                             static_cast<std::int64_t>(e.residual_dtype),
-                             bits(e.middle),
-                             static_cast<std::int64_t>(e.activation),
-                             bits(e.a),
-                             bits(e.b),
-                             bits(e.last),
-                             static_cast<std::int64_t>(e.integers),
-                             e.zero_point,
-                             e.least,
-                             e.most,
-                             static_cast<std::int64_t>(e.dtype)};
+    const ByteConvKey key = onednn::geometry_key<15>(
+        g, {static_cast<std::int64_t>(input), static_cast<std::int64_t>(zero_point), static_cast<std::int64_t>(bias),
+            static_cast<std::int64_t>(e.residual), static_cast<std::int64_t>(e.residual_dtype), bits(e.middle),
+            static_cast<std::int64_t>(e.activation), bits(e.a), bits(e.b), bits(e.last),
+            static_cast<std::int64_t>(e.integers), e.zero_point, e.least, e.most, static_cast<std::int64_t>(e.dtype)});
     {
       const std::shared_lock lock(mutex);
       if (const auto found = made.find(key); found != made.end()) return found->second;

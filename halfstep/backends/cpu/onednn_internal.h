@@ -2,6 +2,9 @@
 // What onednn.cpp and onednn_int8.cpp share. Only they include it: it needs oneDNN's header.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -44,6 +47,22 @@ bool choose_implementation(Description& description, bool strided = false) {
     if (!refused) return true;
     if (!description.next_impl()) return false;
   }
+}
+
+/// All that a geometry is, to look for primitives by.
+using GeometryKey = std::array<std::int64_t, 18>;
+inline GeometryKey geometry_key(const ConvGeometry& g) {
+  return {g.n,           g.c,           g.h,         g.w,         g.o,         g.oh,
+          g.ow,          g.kh,          g.kw,        g.groups,    g.stride[0], g.stride[1],
+          g.dilation[0], g.dilation[1], g.before[0], g.before[1], g.after[0],  g.after[1]};
+}
+/// The same followed by what else distinguishes them.
+template <std::size_t N>
+std::array<std::int64_t, 18 + N> geometry_key(const ConvGeometry& g, const std::array<std::int64_t, N>& more) {
+  std::array<std::int64_t, 18 + N> key;
+  const GeometryKey own = geometry_key(g);
+  std::copy(more.begin(), more.end(), std::copy(own.begin(), own.end(), key.begin()));
+  return key;
 }
 
 Memory::dims weight_dims(const ConvGeometry& g);

@@ -6,7 +6,7 @@
 
 #include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/row_block.h"
-#include "halfstep/backends/cpu/taps.h"
+#include "halfstep/backends/cpu/window.h"
 #include "halfstep/core/dtype.h"
 
 namespace halfstep::cpu {

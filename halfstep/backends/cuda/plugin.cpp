@@ -360,9 +360,14 @@ const char* version() {
   return text.c_str();
 }
 
+halfstep_plugin_table filled(halfstep_plugin_table table) {
+  collectives::fill(table);
+  return table;
+}
+
 // Each plug-in writes down its own table, entry by entry, so that one that is missing is seen here.
 const halfstep_plugin_table& table() {
-  static const halfstep_plugin_table all = {
+  static const halfstep_plugin_table all = filled({
       .size = sizeof(halfstep_plugin_table),
       .major = HALFSTEP_PLUGIN_MAJOR,
       .minor = HALFSTEP_PLUGIN_MINOR,
@@ -403,18 +408,19 @@ const halfstep_plugin_table& table() {
       .graph_end = graphs::wanted() ? graphs::end : nullptr,
       .graph_launch = graphs::wanted() ? graphs::launch : nullptr,
       .graph_destroy = graphs::wanted() ? graphs::destroy : nullptr,
-      .group_id = collectives::group_id,
-      .group_create = collectives::group_create,
-      .group_destroy = collectives::group_destroy,
-      .group_abort = collectives::group_abort,
-      .all_reduce = collectives::all_reduce,
-      .broadcast = collectives::broadcast,
-      .all_gather = collectives::all_gather,
-      .reduce_scatter = collectives::reduce_scatter,
-      .all_to_all = collectives::all_to_all,
-      .send_receive = collectives::send_receive,
-      .group_error = collectives::group_error,
-  };
+      // By collectives::fill().
+      .group_id = nullptr,
+      .group_create = nullptr,
+      .group_destroy = nullptr,
+      .group_abort = nullptr,
+      .all_reduce = nullptr,
+      .broadcast = nullptr,
+      .all_gather = nullptr,
+      .reduce_scatter = nullptr,
+      .all_to_all = nullptr,
+      .send_receive = nullptr,
+      .group_error = nullptr,
+  });
   return all;
 }
 

@@ -319,10 +319,7 @@ uint64_t bytes_of(int64_t count, int32_t dtype) {
 }
 uint64_t ranks_of(halfstep_group* group) { return static_cast<uint64_t>(handle_of(group)->ranks); }
 
-}  // namespace
-
-void set_promise(Promise promise) { the_promise = promise; }
-Promise promise() { return the_promise; }
+// --- the entries
 
 halfstep_status group_id(void* id, uint64_t capacity, uint64_t* bytes) {
   return guarded([&]() -> halfstep_status {
@@ -463,5 +460,24 @@ halfstep_status send_receive(halfstep_group* group, halfstep_queue* queue, const
     });
   });
 }
+
+}  // namespace
+
+void fill(halfstep_plugin_table& table) {
+  table.group_id = group_id;
+  table.group_create = group_create;
+  table.group_destroy = group_destroy;
+  table.group_abort = group_abort;
+  table.all_reduce = all_reduce;
+  table.broadcast = broadcast;
+  table.all_gather = all_gather;
+  table.reduce_scatter = reduce_scatter;
+  table.all_to_all = all_to_all;
+  table.send_receive = send_receive;
+  table.group_error = group_error;
+}
+
+void set_promise(Promise promise) { the_promise = promise; }
+Promise promise() { return the_promise; }
 
 }  // namespace sim::collectives

@@ -486,17 +486,18 @@ constexpr halfstep_plugin_table kTable = {
     .graph_end = graph_end,
     .graph_launch = graph_launch,
     .graph_destroy = graph_destroy,
-    .group_id = collectives::group_id,
-    .group_create = collectives::group_create,
-    .group_destroy = collectives::group_destroy,
-    .group_abort = collectives::group_abort,
-    .all_reduce = collectives::all_reduce,
-    .broadcast = collectives::broadcast,
-    .all_gather = collectives::all_gather,
-    .reduce_scatter = collectives::reduce_scatter,
-    .all_to_all = collectives::all_to_all,
-    .send_receive = collectives::send_receive,
-    .group_error = collectives::group_error,
+    // By collectives::fill().
+    .group_id = nullptr,
+    .group_create = nullptr,
+    .group_destroy = nullptr,
+    .group_abort = nullptr,
+    .all_reduce = nullptr,
+    .broadcast = nullptr,
+    .all_gather = nullptr,
+    .reduce_scatter = nullptr,
+    .all_to_all = nullptr,
+    .send_receive = nullptr,
+    .group_error = nullptr,
 };
 
 /// "512M" and the like; none where it is no such thing.
@@ -519,6 +520,7 @@ const char* setting(const char* name, const char* otherwise) {
 const halfstep_plugin_table* table() {
   static const halfstep_plugin_table chosen = [] {
     halfstep_plugin_table all = kTable;
+    collectives::fill(all);
     if (std::string_view(setting("HALFSTEP_SIM_GRAPHS", "1")) == "0") {
       all.graph_begin = nullptr;
       all.graph_end = nullptr;

@@ -146,7 +146,7 @@ halfstep_status enqueue_typed(halfstep_group* group, halfstep_queue* queue, cons
                  [&](const Nccl& n, ncclComm_t comm, cudaStream_t stream) { return f(n, comm, stream, *type, op); });
 }
 
-}  // namespace
+// --- the entries
 
 halfstep_status group_id(void* id, uint64_t capacity, uint64_t* bytes) {
   *bytes = 0;
@@ -280,6 +280,22 @@ halfstep_status group_error(halfstep_group* handle) {
   const ncclComm_t communicator = group_of(handle).communicator;
   if (communicator == nullptr) return fail(HALFSTEP_FAILED, 0, "the group was aborted");
   return async_error(*n, communicator, "NCCL");
+}
+
+}  // namespace
+
+void fill(halfstep_plugin_table& table) {
+  table.group_id = group_id;
+  table.group_create = group_create;
+  table.group_destroy = group_destroy;
+  table.group_abort = group_abort;
+  table.all_reduce = all_reduce;
+  table.broadcast = broadcast;
+  table.all_gather = all_gather;
+  table.reduce_scatter = reduce_scatter;
+  table.all_to_all = all_to_all;
+  table.send_receive = send_receive;
+  table.group_error = group_error;
 }
 
 }  // namespace hscuda::collectives

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums by index, and what index_put writes: several values may go to one place, and do in their order.
+#include <algorithm>
+
+#include "halfstep/backends/cpu/index_places.h"
+#include "halfstep/ops/attributes.h"
+
+namespace halfstep::cpu {
+namespace {
+
+// Runs `add(sums, view)` on an output that holds the input: in place, or in float32 rounded once at the end.
+template <class T, class F>
+Status with_sums(KernelContext* context, const TensorView& out, const TensorView& input, F&& add) {
+  if constexpr (!kWideSums<T>) {
+    start_from(out, input);
+    add(static_cast<T*>(out.data), out.strides);
+    return Status::ok;
+  } else {
+    auto* sums = static_cast<float*>(context->workspace(context, static_cast<std::size_t>(out.numel) * sizeof(float)));
+    if (!sums) return Status::failed;
+    std::int64_t strides[kMaxDims];
+    std::int64_t step = 1;
+    for (int d = out.ndim - 1; d >= 0; --d) {
+      strides[d] = step;
+      step *= out.sizes[d];
+    }
+    TensorView wide = out;
+    wide.data = sums;
+    wide.dtype = DType::f32;
+    wide.strides = strides;
+    wide.contiguous = true;
+    const auto copy = [](const TensorView& to, const TensorView& from, auto* t, const auto* f) {
+      const StridedLoop<2> loop({&to, &from});
+      using To = std::remove_reference_t<decltype(*t)>;
+      loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
+        for (std::int64_t i = 0; i < n; ++i) t[at[0] + i * s[0]] = convert<To>(f[at[1] + i * s[1]]);
+      });
+    };
+    copy(wide, input, sums, static_cast<const T*>(input.data));
+    add(sums, strides);
+    copy(out, wide, static_cast<T*>(out.data), static_cast<const float*>(sums));
+    return Status::ok;
+  }
+}
+
+Status scatter_add(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim;
+  if (!check_indices(context, in[1], dim_size(in[0], dim), dim, in[0].ndim, false)) return Status::failed;
+  Status status = Status::ok;
+  visit_all(out[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (is_float8(dtype_of<T>)) {
+      status = Status::failed;
+    } else {
+      status = with_sums<T>(context, out[0], in[0], [&](Sum<T>* sums, const std::int64_t* strides) {
+        if (in[1].numel == 0) return;
+        TensorView to = out[0];
+        to.strides = strides;
+        const Lines lines(dim, {&in[1], &to, &in[2]});
+        lines.for_each([&](const std::int64_t(&at)[3]) {
+          const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+          Sum<T>* o = sums + at[1];
+          const T* src = static_cast<const T*>(in[2].data) + at[2];
+          for (std::int64_t j = 0; j < lines.length; ++j) {
+            Sum<T>& s = o[index[j * lines.steps[0]] * lines.steps[1]];
+            s = static_cast<Sum<T>>(s + convert<Sum<T>>(src[j * lines.steps[2]]));
+          }
+        });
+      });
+    }
+  });
+  return status;
+}
+
+Status index_add(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const auto& a = *static_cast<const IndexAddAttributes*>(attributes);
+  const TensorView &index = in[1], &source = in[2];
+  if (!check_indices(context, index, dim_size(in[0], a.dim), a.dim, in[0].ndim, false)) return Status::failed;
+  const Around around(out[0], a.dim);
+  const std::int64_t n = index.numel, index_step = index.ndim ? index.strides[0] : 0;
+  Status status = Status::ok;
+  visit_all(out[0].dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using S = Sum<T>;
+    if constexpr (is_float8(dtype_of<T>)) {
+      status = Status::failed;
+    } else {
+      const S alpha = a.alpha.kind == 2 ? convert<S>(a.alpha.floating) : convert<S>(a.alpha.integer);
+      status = with_sums<T>(context, out[0], in[0], [&](S* sums, const std::int64_t* strides) {
+        if (n == 0 || out[0].numel == 0) return;
+        const int dim = around.dim, ndim = out[0].ndim;
+        const std::int64_t to_dim = ndim ? strides[dim] : 0, from_dim = ndim ? source.strides[dim] : 0;
+        const std::int64_t to_step = inner_step(out[0], strides, dim);
+        const std::int64_t from_step = inner_step(source, source.strides, dim);
+        // Columns are shared out, so that the sums of one element are taken in order by one thread.
+        const std::int64_t columns = around.outer * around.inner;
+        parallel_for(columns, std::max<std::int64_t>(1, kGrain / 4 / n), [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end;) {
+            const std::int64_t o = i / around.inner, first = i % around.inner;
+            const std::int64_t last = std::min(around.inner, first + end - i);
+            S* to = sums + offset_of(out[0], strides, 0, dim, o);
+            const T* from = static_cast<const T*>(source.data) + offset_of(source, source.strides, 0, dim, o);
+            for (std::int64_t k = 0; k < n; ++k) {
+              S* row = to + static_cast<const std::int64_t*>(index.data)[k * index_step] * to_dim;
+              const T* values = from + k * from_dim;
+              for (std::int64_t j = first; j < last; ++j) {
+                S& s = row[to_step ? j * to_step : offset_of(out[0], strides, dim + 1, ndim, j)];
+                const T v = values[from_step ? j * from_step : offset_of(source, source.strides, dim + 1, ndim, j)];
+                s = static_cast<S>(s + alpha * convert<S>(v));
+              }
+            }
+            i += last - first;
+          }
+        });
+      });
+    }
+  });
+  return status;
+}
+
+// Writes or adds `values` in the order of the places. Columns of the dimensions that are not indexed are shared out
+// among the threads, so that the order at one element is always the same.
+template <class Total, class T, bool kAdd>
+void put(Total* to, const Places& places, const Rest& rest, const TensorView& values, int broadcast) {
+  parallel_for(rest.count, std::max<std::int64_t>(1, kGrain / 4 / std::max<std::int64_t>(places.count, 1)),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t i = 0; i < places.count; ++i) {
+                   std::int64_t at = 0, left = i;
+                   for (int d = broadcast - 1; d >= 0; --d) {
+                     at += left % values.sizes[d] * values.strides[d];
+                     left /= values.sizes[d];
+                   }
+                   Total* row = to + places.offsets[i];
+                   const T* from = static_cast<const T*>(values.data) + at;
+                   for (std::int64_t j = begin; j < end; ++j) {
+                     std::int64_t a = j, b = j;
+                     if (!rest.straight) rest.offsets(j, a, b);
+                     if constexpr (kAdd) {
+                       row[a] = static_cast<Total>(row[a] + convert<Total>(from[b]));
+                     } else {
+                       row[a] = from[b];
+                     }
+                   }
+                 }
+               });
+}
+
+Status index_put(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void* attributes) {
+  const bool accumulate = static_cast<const IndexPutAttributes*>(attributes)->accumulate;
+  const TensorView &x = out[0], &values = in[1];
+  const int k = n - 2, broadcast = values.ndim - (x.ndim - k);
+  const bool wide = accumulate && (x.dtype == DType::f16 || x.dtype == DType::bf16);
+  // Sums of 16-bit values are taken in float32, in a row-major copy.
+  std::int64_t row_major[kMaxDims];
+  std::int64_t step = 1;
+  for (int d = x.ndim - 1; d >= 0; --d) {
+    row_major[d] = step;
+    step *= x.sizes[d];
+  }
+  const std::int64_t* strides = wide ? row_major : x.strides;
+  const Places places(context, in + 2, k, x, strides, values.sizes, broadcast);
+  if (places.status != Status::ok) return places.status;
+  if (!wide && out[0].data != in[0].data && x.numel) move_elements(x, in[0]);
+  if (x.numel == 0) return Status::ok;
+  const Rest rest(x.sizes, k, x.ndim, strides, values.strides + broadcast);
+  Status status = Status::ok;
+  if (!accumulate) {
+    visit_bits(x.dtype, [&](auto tag) {
+      using U = typename decltype(tag)::type;
+      if (values.numel) put<U, U, false>(static_cast<U*>(x.data), places, rest, values, broadcast);
+    });
+    return status;
+  }
+  visit_all(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (is_float8(dtype_of<T>)) {
+      status = Status::failed;
+    } else if constexpr (is_low_precision(dtype_of<T>)) {
+      auto* sums = static_cast<float*>(context->workspace(context, static_cast<std::size_t>(x.numel) * sizeof(float)));
+      if (!sums) {
+        status = Status::failed;
+        return;
+      }
+      TensorView total = x;
+      total.data = sums;
+      total.strides = row_major;
+      total.contiguous = true;
+      const StridedLoop<2> load({&total, &in[0]}), store({&x, &total});
+      load.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t m, const std::int64_t* s) {
+        const T* from = static_cast<const T*>(in[0].data) + at[1];
+        for (std::int64_t i = 0; i < m; ++i) sums[at[0] + i * s[0]] = static_cast<float>(from[i * s[1]]);
+      });
+      if (values.numel) put<float, T, true>(sums, places, rest, values, broadcast);
+      store.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t m, const std::int64_t* s) {
+        T* to = static_cast<T*>(x.data) + at[0];
+        for (std::int64_t i = 0; i < m; ++i) to[i * s[0]] = T(sums[at[1] + i * s[1]]);
+      });
+    } else {
+      if (values.numel) put<T, T, true>(static_cast<T*>(x.data), places, rest, values, broadcast);
+    }
+  });
+  return status;
+}
+
+// Rows are shared out among the threads; the gradients of a row are added in the order of their positions, in float32
+// (float64 for f64), a stretch of columns at a time.
+template <class In, class Out>
+void sum_rows(const TensorView& g, const TensorView& out, const std::int64_t* starts, const std::int64_t* positions,
+              const EmbeddingAttributes& a) {
+  using S = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
+  constexpr std::int64_t kStretch = 256;
+  const std::int64_t width = out.sizes[1], n = starts[a.rows];
+  // Positions are row-major numbers over all but the last dimension of the gradient.
+  const std::int64_t column = g.strides[g.ndim - 1];
+  const auto row_of = [&](std::int64_t i) {
+    std::int64_t offset = 0;
+    for (int d = g.ndim - 2; d >= 0; --d) {
+      offset += i % g.sizes[d] * g.strides[d];
+      i /= g.sizes[d];
+    }
+    return static_cast<const In*>(g.data) + offset;
+  };
+  const std::int64_t per_row = std::max<std::int64_t>(1, width * (n / std::max<std::int64_t>(a.rows, 1) + 1));
+  parallel_for(a.rows, std::max<std::int64_t>(1, kGrain / per_row), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      Out* to = static_cast<Out*>(out.data) + r * width;
+      if (starts[r] == starts[r + 1] || r == a.padding_idx) {
+        std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(width) * sizeof(Out));
+        continue;
+      }
+      for (std::int64_t first = 0; first < width; first += kStretch) {
+        const std::int64_t m = std::min(kStretch, width - first);
+        S sums[kStretch] = {};
+        for (std::int64_t p = starts[r]; p < starts[r + 1]; ++p) {
+          const In* from = row_of(positions[p]) + first * column;
+          for (std::int64_t j = 0; j < m; ++j) sums[j] += convert<S>(from[j * column]);
+        }
+        for (std::int64_t j = 0; j < m; ++j) to[first + j] = convert<Out>(sums[j]);
+      }
+    }
+  });
+}
+
+Status embedding_backward(KernelContext* context, const TensorView* in, int, TensorView* out, int,
+                          const void* attributes) {
+  const auto& a = *static_cast<const EmbeddingAttributes*>(attributes);
+  const TensorView &g = in[0], &index = in[1];
+  if (!check_indices(context, index, a.rows, 0, 2, false)) return Status::failed;
+  if (out[0].numel == 0) return Status::ok;
+  // The positions of each row, by counting.
+  const std::int64_t n = index.numel;
+  auto* starts = static_cast<std::int64_t*>(
+      context->workspace(context, static_cast<std::size_t>(a.rows + 2 + n) * sizeof(std::int64_t)));
+  if (!starts) return Status::failed;
+  std::int64_t* positions = starts + a.rows + 2;
+  std::fill(starts, starts + a.rows + 2, std::int64_t{0});
+  // Shifted by two, so that after the fill below starts[r] is where row r begins.
+  for (std::int64_t i = 0; i < n; ++i) ++starts[index_at(index, i) + 2];
+  for (std::int64_t r = 1; r < a.rows + 2; ++r) starts[r] += starts[r - 1];
+  for (std::int64_t i = 0; i < n; ++i) positions[starts[index_at(index, i) + 1]++] = i;
+  visit_floating(g.dtype, [&](auto in_tag) {
+    using In = typename decltype(in_tag)::type;
+    visit_floating(out[0].dtype, [&](auto out_tag) {
+      using Out = typename decltype(out_tag)::type;
+      sum_rows<In, Out>(g, out[0], starts, positions, a);
+    });
+  });
+  return Status::ok;
+}
+
+const RegisterCpuKernel registered[] = {
+    {"scatter_add", kComputeDTypes, scatter_add},
+    {"index_add", kComputeDTypes, index_add},
+    {"index_put", kAllDTypes, index_put},
+    {"embedding_backward", kFloatingDTypes, embedding_backward},
+};
+
+}  // namespace
+}  // namespace halfstep::cpu
