@@ -11,7 +11,7 @@
 namespace halfstep::dist::detail {
 namespace {
 
-constexpr std::int64_t kBlockBytes = 8192;
+constexpr std::int64_t kReduceKernelsBlockBytes = 8192;
 
 // Wraps around as unsigned numbers do. (8-bit ones are promoted to int, in which no product of two overflows.)
 template <class T>
@@ -85,7 +85,7 @@ void combine_widened(F f, std::span<const T* const> inputs, float* output, std::
 
 template <class F, class T>
 void combine(F f, std::span<const T* const> inputs, T* output, std::int64_t n, [[maybe_unused]] T divisor) {
-  constexpr auto kBlock = kBlockBytes / static_cast<std::int64_t>(sizeof(T));
+  constexpr auto kBlock = kReduceKernelsBlockBytes / static_cast<std::int64_t>(sizeof(T));
   T block[kBlock];  // not the output, which may be any of the inputs
   for (std::int64_t at = 0; at < n; at += kBlock) {
     const std::int64_t size = std::min(kBlock, n - at);

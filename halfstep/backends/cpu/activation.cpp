@@ -372,8 +372,8 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(activation_ops);
-const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(activation_ops)(); }
-const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kActivationOps));
+const ElementwiseOp* chosen_activation_ops() { return HWY_DYNAMIC_DISPATCH(activation_ops)(); }
+const RegisterFamily<chosen_activation_ops> activation_kernels(HWY_STATIC_DISPATCH(kActivationOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -15,8 +15,8 @@ namespace {
 
 // Elements of one piece of work: its flags and sum are found on their own, so that the result doesn't depend on the
 // threads.
-constexpr std::int64_t kChunk = 16384;
-constexpr std::int64_t kBlock = 2048;  // elements worked on at a time
+constexpr std::int64_t kAmpChunk = 16384;
+constexpr std::int64_t kAmpBlock = 2048;  // elements worked on at a time
 
 struct Chunk {
   std::int32_t tensor;
@@ -31,20 +31,20 @@ template <class Known, class Body>
 const Chunk* each_chunk(KernelContext* context, const TensorView* tensors, int n, std::int64_t& chunks, Known&& known,
                         Body&& body) {
   chunks = 0;
-  for (int i = 0; i < n; ++i) chunks += known(i) ? 0 : (tensors[i].numel + kChunk - 1) / kChunk;
+  for (int i = 0; i < n; ++i) chunks += known(i) ? 0 : (tensors[i].numel + kAmpChunk - 1) / kAmpChunk;
   auto* all = static_cast<Chunk*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Chunk)));
   if (!all) return nullptr;
   std::int64_t c = 0;
   for (std::int32_t i = 0; i < n; ++i) {
     if (known(i)) continue;
-    for (std::int64_t at = 0; at < tensors[i].numel; at += kChunk) all[c++] = {i, true, at, 0};
+    for (std::int64_t at = 0; at < tensors[i].numel; at += kAmpChunk) all[c++] = {i, true, at, 0};
   }
   parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       Chunk& chunk = all[k];
-      const std::int64_t stop = std::min(tensors[chunk.tensor].numel, chunk.start + kChunk);
-      for (std::int64_t at = chunk.start; at < stop; at += kBlock) {
-        const GradientBlock block = body(chunk.tensor, at, std::min(kBlock, stop - at));
+      const std::int64_t stop = std::min(tensors[chunk.tensor].numel, chunk.start + kAmpChunk);
+      for (std::int64_t at = chunk.start; at < stop; at += kAmpBlock) {
+        const GradientBlock block = body(chunk.tensor, at, std::min(kAmpBlock, stop - at));
         chunk.finite &= block.finite;
         chunk.squares += block.squares;
       }
@@ -153,7 +153,7 @@ Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel amp_kernels[] = {
     {"amp_unscale", {DType::f32}, unscale},
     {"amp_check", {DType::f32}, check},
     {"all_finite", {DType::f32}, all_finite},

@@ -147,8 +147,8 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(arithmetic_ops);
-const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(arithmetic_ops)(); }
-const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kArithmeticOps));
+const ElementwiseOp* chosen_arithmetic_ops() { return HWY_DYNAMIC_DISPATCH(arithmetic_ops)(); }
+const RegisterFamily<chosen_arithmetic_ops> arithmetic_kernels(HWY_STATIC_DISPATCH(kArithmeticOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kScores = 128 * 1024;  // scores of a block: half a megabyte in float32
 constexpr std::int64_t kMinRows = 16;
 constexpr std::int64_t kMaxRows = 128;
-constexpr double kWorkPerThread = 250'000;  // multiply-adds that are worth a thread
+constexpr double kAttentionWorkPerThread = 250'000;  // multiply-adds that are worth a thread
 
 /// Memory of one thread, and the context of its products: both come from the op's context, which serves one thread at a
 /// time. A product gives its workspace back when it returns, so that the next can have it.
@@ -117,7 +117,7 @@ bool multiply(Lane& lane, std::int64_t m, std::int64_t n, std::int64_t k, const 
 }
 
 /// What both passes know of a call.
-struct Plan {
+struct AttentionPlan {
   Heads q, k, v;
   const TensorView& mask;
   const AttentionAttributes& attributes;
@@ -128,8 +128,8 @@ struct Plan {
   double kept;              ///< factor of the others
 
   /// `like` is [B, H, L, Ev].
-  Plan(const TensorView& query, const TensorView& key, const TensorView& value, const TensorView& mask_view,
-       const TensorView& dropout, const TensorView& like, const AttentionAttributes& a)
+  AttentionPlan(const TensorView& query, const TensorView& key, const TensorView& value, const TensorView& mask_view,
+                const TensorView& dropout, const TensorView& like, const AttentionAttributes& a)
       : q(query, like.sizes[1]),
         k(key, like.sizes[1]),
         v(value, like.sizes[1]),
@@ -197,7 +197,7 @@ template <class F>
 Status share(KernelContext* context, std::int64_t n, double work, F&& f) {
   std::mutex mutex;
   std::atomic<bool> fine{true};
-  const auto grain = static_cast<std::int64_t>(std::clamp(kWorkPerThread / std::max(work, 1.0), 1.0, 1e6));
+  const auto grain = static_cast<std::int64_t>(std::clamp(kAttentionWorkPerThread / std::max(work, 1.0), 1.0, 1e6));
   parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     Lane lane(context, &mutex);
     if (!f(lane, begin, end)) fine.store(false, std::memory_order_relaxed);
@@ -226,7 +226,7 @@ C softmax_row(C* x, std::int64_t n) {
 }
 
 template <class C>
-Status forward(KernelContext* context, const Plan& p, TensorView* out) {
+Status forward(KernelContext* context, const AttentionPlan& p, TensorView* out) {
   const Heads result(out[0], p.heads);
   C* const lse = static_cast<C*>(out[1].data);
   const std::int64_t blocks = p.blocks();
@@ -278,7 +278,7 @@ struct Accumulator {
 template <class C>
 class Backward {
  public:
-  Backward(const Plan& plan, const TensorView& gradient, const TensorView& lse, TensorView* out)
+  Backward(const AttentionPlan& plan, const TensorView& gradient, const TensorView& lse, TensorView* out)
       : p(plan),
         g(gradient, plan.heads),
         lse_(static_cast<const C*>(lse.data)),
@@ -391,7 +391,7 @@ class Backward {
     for (std::int64_t j = 0; j < seen; ++j) d[j] *= scale;
   }
 
-  const Plan& p;
+  const AttentionPlan& p;
   const Heads g;
   const C* lse_;
   TensorView* out_;
@@ -401,7 +401,8 @@ class Backward {
 
 Status attention(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   if (out[0].numel == 0 && out[1].numel == 0) return Status::ok;
-  const Plan plan(in[0], in[1], in[2], in[3], in[4], out[0], *static_cast<const AttentionAttributes*>(attributes));
+  const AttentionPlan plan(in[0], in[1], in[2], in[3], in[4], out[0],
+                           *static_cast<const AttentionAttributes*>(attributes));
   return in[0].dtype == DType::f64 ? forward<double>(context, plan, out) : forward<float>(context, plan, out);
 }
 
@@ -415,12 +416,13 @@ Status attention_backward(KernelContext* context, const TensorView* in, int, Ten
     }
     return Status::ok;
   }
-  const Plan plan(in[1], in[2], in[3], in[4], in[5], in[0], *static_cast<const AttentionAttributes*>(attributes));
+  const AttentionPlan plan(in[1], in[2], in[3], in[4], in[5], in[0],
+                           *static_cast<const AttentionAttributes*>(attributes));
   return in[1].dtype == DType::f64 ? Backward<double>(plan, in[0], in[6], out).run(context)
                                    : Backward<float>(plan, in[0], in[6], out).run(context);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel attention_kernels[] = {
     {"scaled_dot_product_attention", kFloatingDTypes, attention},
     {"scaled_dot_product_attention_backward", kFloatingDTypes, attention_backward},
 };

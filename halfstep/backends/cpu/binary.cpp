@@ -373,7 +373,7 @@ namespace {
 
 HWY_EXPORT(pointwise_ops);
 HWY_EXPORT(division_ops);
-const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(pointwise_ops)(); }
+const ElementwiseOp* chosen_binary_ops() { return HWY_DYNAMIC_DISPATCH(pointwise_ops)(); }
 const ElementwiseOp* divisions() { return HWY_DYNAMIC_DISPATCH(division_ops)(); }
 Status divide(const ElementwiseOp& op, KernelContext* context, const TensorView* in, TensorView* out, const void*) {
   const DivisionState state;
@@ -382,7 +382,7 @@ Status divide(const ElementwiseOp& op, KernelContext* context, const TensorView*
   context->set_error(context, "an integer was divided by zero");
   return Status::failed;
 }
-const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kPointwiseOps));
+const RegisterFamily<chosen_binary_ops> binary_kernels(HWY_STATIC_DISPATCH(kPointwiseOps));
 const RegisterFamily<divisions, divide> registered_divisions(HWY_STATIC_DISPATCH(kDivisionOps));
 
 }  // namespace

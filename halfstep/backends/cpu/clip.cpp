@@ -12,8 +12,8 @@ namespace halfstep::cpu {
 namespace {
 
 // Pieces of work are the same for any number of threads, and so is the order in which their sums are added.
-constexpr std::int64_t kChunk = 16384;
-constexpr std::int64_t kBlock = 1024;
+constexpr std::int64_t kClipChunk = 16384;
+constexpr std::int64_t kClipBlock = 1024;
 
 struct Piece {
   std::int32_t tensor;
@@ -23,12 +23,12 @@ struct Piece {
 
 Piece* cut(KernelContext* context, const TensorView* tensors, int n, std::int64_t* count) {
   *count = 0;
-  for (int i = 0; i < n; ++i) *count += (tensors[i].numel + kChunk - 1) / kChunk;
+  for (int i = 0; i < n; ++i) *count += (tensors[i].numel + kClipChunk - 1) / kClipChunk;
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(*count) * sizeof(Piece)));
   if (!pieces) return nullptr;
   std::int64_t c = 0;
   for (int i = 0; i < n; ++i) {
-    for (std::int64_t at = 0; at < tensors[i].numel; at += kChunk) pieces[c++] = {i, at, 0};
+    for (std::int64_t at = 0; at < tensors[i].numel; at += kClipChunk) pieces[c++] = {i, at, 0};
   }
   return pieces;
 }
@@ -68,9 +68,9 @@ double piece_norm(const TensorView& t, std::int64_t start, std::int64_t n, doubl
   } else if (t.dtype == DType::f32) {
     add(static_cast<const float*>(t.data) + start, n);
   } else {
-    float block[kBlock];
-    for (std::int64_t at = 0; at < n; at += kBlock) {
-      const std::int64_t size = std::min(kBlock, n - at);
+    float block[kClipBlock];
+    for (std::int64_t at = 0; at < n; at += kClipBlock) {
+      const std::int64_t size = std::min(kClipBlock, n - at);
       load_floats(t.dtype, t.data, start + at, size, block);
       add(block, size);
     }
@@ -88,7 +88,7 @@ Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorVie
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = in[pieces[k].tensor];
-      pieces[k].value = piece_norm(t, pieces[k].start, std::min(kChunk, t.numel - pieces[k].start), exponent);
+      pieces[k].value = piece_norm(t, pieces[k].start, std::min(kClipChunk, t.numel - pieces[k].start), exponent);
     }
   });
   double total = 0;
@@ -119,7 +119,7 @@ Status multi_norm_pieces(KernelContext* context, const TensorView* in, int n, Te
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = in[pieces[k].tensor];
-      const std::int64_t start = pieces[k].start, size = std::min(kChunk, t.numel - start);
+      const std::int64_t start = pieces[k].start, size = std::min(kClipChunk, t.numel - start);
       if (a.limit == 0) {
         pieces[k].value = piece_norm(t, start, size, a.norm_type);
         continue;
@@ -167,16 +167,16 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = out[pieces[k].tensor];
-      const std::int64_t start = pieces[k].start, size = std::min(kChunk, t.numel - start);
+      const std::int64_t start = pieces[k].start, size = std::min(kClipChunk, t.numel - start);
       if (t.dtype == DType::f64) {
         clip_run(static_cast<double*>(t.data) + start, size, by_value, limit, factor);
       } else if (t.dtype == DType::f32) {
         clip_run(static_cast<float*>(t.data) + start, size, by_value, static_cast<float>(limit),
                  static_cast<float>(factor));
       } else {
-        float block[kBlock];
-        for (std::int64_t at = 0; at < size; at += kBlock) {
-          const std::int64_t part = std::min(kBlock, size - at);
+        float block[kClipBlock];
+        for (std::int64_t at = 0; at < size; at += kClipBlock) {
+          const std::int64_t part = std::min(kClipBlock, size - at);
           load_floats(t.dtype, t.data, start + at, part, block);
           clip_run(block, part, by_value, static_cast<float>(limit), static_cast<float>(factor));
           store_floats(t.dtype, t.data, start + at, part, block);
@@ -187,7 +187,7 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel clip_kernels[] = {
     {"multi_norm", {DType::f32}, multi_norm},
     {"multi_norm_pieces", {DType::f32}, multi_norm_pieces},
     {"multi_clip", {DType::f32}, multi_clip},

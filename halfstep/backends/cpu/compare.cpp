@@ -250,7 +250,7 @@ Status bitwise(KernelContext*, const TensorView* in, int, TensorView* out, int, 
 constexpr std::initializer_list<DType> kBits = {DType::i64, DType::i32, DType::i8, DType::u8, DType::boolean};
 constexpr std::initializer_list<DType> kBool = {DType::boolean};
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel compare_kernels[] = {
     {"logical_and", kBool, bitwise<And, 0, 1>}, {"logical_or", kBool, bitwise<Or, 0, 1>},
     {"logical_xor", kBool, bitwise<Xor, 0, 1>}, {"logical_not", kBool, bitwise<Not, 0>},
     {"bitwise_and", kBits, bitwise<And, 0, 1>}, {"bitwise_or", kBits, bitwise<Or, 0, 1>},

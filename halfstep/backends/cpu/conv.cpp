@@ -26,12 +26,6 @@ Status out_of_memory(KernelContext* context) {
   return Status::failed;
 }
 
-template <class T>
-bool take(KernelContext* context, std::size_t count, T*& to) {
-  to = count == 0 ? nullptr : static_cast<T*>(context->workspace(context, count * sizeof(T)));
-  return count == 0 || to != nullptr;
-}
-
 ConvPath float32_path(const ConvCall& call) noexcept {
   return products_serve(call) && products_suit(call.geometry) ? ConvPath::products : ConvPath::blocks;
 }
@@ -70,7 +64,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   }
   double* bias = nullptr;
   if (call.bias != nullptr) {
-    if (!take(context, static_cast<std::size_t>(call.bias->sizes[0]), bias)) return out_of_memory(context);
+    if (!take_workspace(context, static_cast<std::size_t>(call.bias->sizes[0]), bias)) return out_of_memory(context);
     read_row(*call.bias, 0, call.bias->strides[0], call.bias->sizes[0], bias);
   }
   convolve_reference(call, bias);
@@ -138,7 +132,7 @@ Status backward_weight(KernelContext* context, const TensorView* in, int, Tensor
   return convolve(context, call);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel conv_kernels[] = {
     {"conv2d", kFloatingDTypes, conv2d},
     {"conv_transpose2d", kFloatingDTypes, backward_input},
     {"conv2d_backward_input", kFloatingDTypes, backward_input},

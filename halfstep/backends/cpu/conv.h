@@ -44,4 +44,11 @@ HS_API Status convolve_onednn(KernelContext* context, ConvCall& call, DType comp
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);
 
+/// `to`: `count` elements of the call's workspace, null for none. False: there is no memory.
+template <class T>
+bool take_workspace(KernelContext* context, std::size_t count, T*& to) {
+  to = count == 0 ? nullptr : static_cast<T*>(context->workspace(context, count * sizeof(T)));
+  return count == 0 || to != nullptr;
+}
+
 }  // namespace halfstep::cpu

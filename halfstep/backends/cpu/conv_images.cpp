@@ -10,8 +10,8 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 15;  // elements worth a thread
-constexpr std::int64_t kTile = 64;        // places of a row that are turned at a time
+constexpr std::int64_t kConvImagesGrain = 1 << 15;  // elements worth a thread
+constexpr std::int64_t kTile = 64;                  // places of a row that are turned at a time
 
 bool lies(const TensorView& t, const int (&order)[4]) noexcept {
   std::int64_t stride = 1;
@@ -26,7 +26,7 @@ bool lies(const TensorView& t, const int (&order)[4]) noexcept {
 template <class F>
 void for_each_row(const TensorView& t, std::int64_t first, std::int64_t count, const F& row) {
   const std::int64_t height = t.sizes[2], each = t.sizes[1] * t.sizes[3];
-  parallel_for(count * height, std::max<std::int64_t>(1, kGrain / 2 / std::max<std::int64_t>(each, 1)),
+  parallel_for(count * height, std::max<std::int64_t>(1, kConvImagesGrain / 2 / std::max<std::int64_t>(each, 1)),
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t i = begin; i < end; ++i) {
                    row(i, (first + i / height) * t.strides[0] + i % height * t.strides[2]);
@@ -44,7 +44,7 @@ bool row_major(const TensorView& t) noexcept { return lies(t, {3, 2, 1, 0}); }
 void load_images(const TensorView& t, std::int64_t first, std::int64_t count, float* to) {
   if (channels_last(t)) {
     const std::int64_t from = first * image_size(t);
-    parallel_for(count * image_size(t), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(count * image_size(t), kConvImagesGrain, [&](std::int64_t begin, std::int64_t end) {
       load_floats(t.dtype, t.data, from + begin, end - begin, to + begin);
     });
     return;
@@ -72,7 +72,7 @@ void load_images(const TensorView& t, std::int64_t first, std::int64_t count, fl
 void store_images(const float* from, std::int64_t first, std::int64_t count, TensorView& t) {
   if (channels_last(t)) {
     const std::int64_t to = first * image_size(t);
-    parallel_for(count * image_size(t), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(count * image_size(t), kConvImagesGrain, [&](std::int64_t begin, std::int64_t end) {
       store_floats(t.dtype, t.data, to + begin, end - begin, from + begin);
     });
     return;
@@ -98,12 +98,12 @@ void store_images(const float* from, std::int64_t first, std::int64_t count, Ten
 }
 
 void load_all(const TensorView& t, float* to) {
-  parallel_for(t.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(t.numel, kConvImagesGrain, [&](std::int64_t begin, std::int64_t end) {
     load_floats(t.dtype, t.data, begin, end - begin, to + begin);
   });
 }
 void store_all(const float* from, TensorView& t) {
-  parallel_for(t.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(t.numel, kConvImagesGrain, [&](std::int64_t begin, std::int64_t end) {
     store_floats(t.dtype, t.data, begin, end - begin, from + begin);
   });
 }

@@ -14,6 +14,7 @@
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_shares.h"
 #include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -22,17 +23,9 @@ namespace {
 
 // Of widened images, in and out, a thread. ResNet-50's layers at batch 16 on two threads with 1 MiB of second and 36
 // MiB of third cache: 1 to 4 MiB are equal within 4%, with half a MiB input gradients take 10% longer.
-constexpr std::int64_t kBlockBytes = 2 << 20;
+constexpr std::int64_t kConvOnednnBlockBytes = 2 << 20;
 constexpr std::int64_t kWhole = std::numeric_limits<std::int64_t>::max();  // all of a share in one piece
 constexpr std::int64_t kAddGrain = 1 << 15;                                // elements worth a thread
-
-template <class T>
-bool take(KernelContext* context, std::size_t count, T*& to) {
-  to = count == 0 ? nullptr : static_cast<T*>(context->workspace(context, count * sizeof(T)));
-  return count == 0 || to != nullptr;
-}
-
-constexpr std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 /// Images as oneDNN's kernels want them: as they are where they can be read so, or through buffers.
 struct Images {
@@ -95,7 +88,8 @@ void* packed_weight_for(KernelContext* context, const ConvCall& call, OneDnnConv
     }
   }
   char* to = kept ? static_cast<char*>(kept->data()) : nullptr;
-  if ((to == nullptr && !take(context, conv.weight_bytes(), to)) || !conv.pack(from, w.strides, to)) return nullptr;
+  if ((to == nullptr && !take_workspace(context, conv.weight_bytes(), to)) || !conv.pack(from, w.strides, to))
+    return nullptr;
   if (kept) storage->keep_derived(key, kept);
   return to;
 }
@@ -119,11 +113,11 @@ class Work {
       return Status::unsupported;
     }
     // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
-    if (!plan(num_threads(), kBlockBytes) && !plan(num_threads(), kWhole) && !plan(1, kWhole)) {
+    if (!plan(num_threads(), kConvOnednnBlockBytes) && !plan(num_threads(), kWhole) && !plan(1, kWhole)) {
       return Status::unsupported;
     }
     if (!take_images(x_) || !take_images(y_) || !read_bias() ||
-        !take(context_, scratch_bytes_ * shares_.shares.size(), scratch_) ||
+        !take_workspace(context_, scratch_bytes_ * shares_.shares.size(), scratch_) ||
         !(part_ == ConvPart::weight ? take_sums() : pack_weights())) {
       context_->set_error(context_, "convolution: out of memory for the workspace");
       return Status::failed;
@@ -175,7 +169,7 @@ class Work {
         convs.push_back(OneDnnConv::find(part_, piece.geometry, compute_, compute_of(part_), fused_bias()));
         if (convs.back() == nullptr) return false;
         if (part_ == ConvPart::weight && convs.back()->weight_order() != convs_[0][0]->weight_order()) return false;
-        scratch_bytes_ = std::max(scratch_bytes_, round_up(convs.back()->scratch_bytes()));
+        scratch_bytes_ = std::max(scratch_bytes_, whole_lines(convs.back()->scratch_bytes()));
       }
     }
     return !convs_.empty();
@@ -188,12 +182,12 @@ class Work {
     }
     const std::int64_t count =
         shares_.bands ? g_.n : images.buffered * static_cast<std::int64_t>(shares_.shares.size());
-    return take(context_, static_cast<std::size_t>(count * images.each()), images.buffer);
+    return take_workspace(context_, static_cast<std::size_t>(count * images.each()), images.buffer);
   }
 
   bool read_bias() {
     if (call_.bias == nullptr) return true;
-    if (!take(context_, static_cast<std::size_t>(call_.bias->sizes[0]), bias_)) return false;
+    if (!take_workspace(context_, static_cast<std::size_t>(call_.bias->sizes[0]), bias_)) return false;
     read_row(*call_.bias, 0, call_.bias->strides[0], call_.bias->sizes[0], bias_);
     return true;
   }
@@ -204,7 +198,7 @@ class Work {
     float* wide = nullptr;
     if (w.dtype != compute_) {
       widen = [&]() -> const void* {
-        if (wide == nullptr && take(context_, static_cast<std::size_t>(w.numel), wide)) load_all(w, wide);
+        if (wide == nullptr && take_workspace(context_, static_cast<std::size_t>(w.numel), wide)) load_all(w, wide);
         return wide;
       };
     }
@@ -229,12 +223,12 @@ class Work {
   // A sum of each share, and room for a term where shares have several.
   bool take_sums() {
     const TensorView& w = call_.weight;
-    weights_ = static_cast<std::int64_t>(round_up(convs_[0][0]->weight_bytes()) / sizeof(float));
+    weights_ = static_cast<std::int64_t>(whole_lines(convs_[0][0]->weight_bytes()) / sizeof(float));
     as_is_ = w.dtype == DType::f32 && convs_[0][0]->takes(w.strides);
     const bool several = std::any_of(convs_.begin(), convs_.end(), [](const auto& c) { return c.size() > 1; });
     const auto count = static_cast<std::int64_t>(shares_.shares.size());
-    return take(context_, static_cast<std::size_t>(weights_ * (count - (as_is_ ? 1 : 0))), sums_) &&
-           take(context_, several ? static_cast<std::size_t>(weights_ * count) : 0, terms_);
+    return take_workspace(context_, static_cast<std::size_t>(weights_ * (count - (as_is_ ? 1 : 0))), sums_) &&
+           take_workspace(context_, several ? static_cast<std::size_t>(weights_ * count) : 0, terms_);
   }
   float* sum_of(std::int64_t share) const {
     if (!as_is_) return sums_ + share * weights_;

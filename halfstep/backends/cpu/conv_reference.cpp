@@ -14,8 +14,10 @@ std::int64_t at(const TensorView& t, std::int64_t i, std::int64_t j, std::int64_
 void store(TensorView& t, std::int64_t place, double value) { write_row(t, place, 1, 1, &value); }
 
 // Work worth a thread, in multiplications.
-constexpr std::int64_t kGrain = 1 << 14;
-std::int64_t grain(std::int64_t each) { return each >= kGrain ? 1 : kGrain / (each < 1 ? 1 : each); }
+constexpr std::int64_t kConvReferenceGrain = 1 << 14;
+std::int64_t grain(std::int64_t each) {
+  return each >= kConvReferenceGrain ? 1 : kConvReferenceGrain / (each < 1 ? 1 : each);
+}
 
 // Where the window's element `k` of output place `p` lies in the input, or -1 outside.
 std::int64_t place(const ConvGeometry& g, int d, std::int64_t p, std::int64_t k, std::int64_t size) {

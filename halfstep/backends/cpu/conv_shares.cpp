@@ -7,7 +7,7 @@ namespace halfstep::cpu {
 namespace {
 
 // Multiply-adds that are worth a thread: about 10 microseconds of float32 on AVX-512.
-constexpr double kWorkPerThread = 500'000;
+constexpr double kConvSharesWorkPerThread = 500'000;
 // How much longer the longest share may be than the mean one before images are cut into bands of rows.
 constexpr double kUneven = 1.15;
 // Rows of a band at least: a band reads the rows next to it again.
@@ -57,7 +57,8 @@ double unevenness(std::int64_t units, std::int64_t shares) {
 }  // namespace
 
 ConvShares conv_shares(ConvPart part, const ConvGeometry& g, int threads, std::int64_t most_images) {
-  const std::int64_t most = std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kWorkPerThread), 1, threads);
+  const std::int64_t most =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kConvSharesWorkPerThread), 1, threads);
   ConvShares result;
   if (unevenness(g.n, most) > kUneven) {
     const std::int64_t rows = part == ConvPart::input ? g.h : g.oh;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/conv_weight.h"
+#include "halfstep/backends/cpu/round_up.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,10 +21,8 @@ constexpr std::int64_t kPlaces = 128;
 // Floats of a place in a panel: a whole line for the filters, of which a tile takes 14 or 6.
 constexpr std::int64_t kFilterPanel = 16;
 
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
-
 /// How the work is laid out; all of it follows from the geometry and the number of threads.
-struct Plan {
+struct WeightPlan {
   std::int64_t columns;        // KH KW C
   std::int64_t rows;           // of output places: N OH
   std::int64_t by_rows;        // shares of the output rows ...
@@ -36,8 +35,8 @@ struct Plan {
   std::int64_t line;
 };
 
-Plan plan_of(const ConvGeometry& g, std::int64_t item) {
-  Plan p = {};
+WeightPlan plan_of(const ConvGeometry& g, std::int64_t item) {
+  WeightPlan p = {};
   p.columns = g.kh * g.kw * g.c;
   p.rows = g.n * g.oh;
   const std::int64_t threads = std::max(1, num_threads()), places = p.rows * g.ow;
@@ -141,7 +140,7 @@ struct Ahead {
 struct Job {
   const GemmKernels& kernels;
   const ConvGeometry& g;
-  const Plan& plan;
+  const WeightPlan& plan;
   const TensorView &x, &y;
   float *g_chunk, *x_chunk, *lines, *sums;
 
@@ -293,7 +292,7 @@ bool products_suit(const ConvGeometry& g) noexcept {
 
 Status weight_by_products(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
-  const Plan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)));
+  const WeightPlan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)));
   TensorView& w = call.weight;
   const std::int64_t jobs = p.by_rows * p.by_filters, places = p.chunk_rows * g.ow, all = g.o * p.columns;
   const bool direct = p.by_rows == 1 && w.dtype == DType::f32 && channels_last(w);

@@ -200,7 +200,7 @@ Status slice_backward(KernelContext* context, const TensorView* in, int, TensorV
   return part.numel ? copy(context, in, 1, &part, 1, nullptr) : Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel copy_kernels[] = {
     {"to", kAllDTypes, copy},
     {"clone", kAllDTypes, copy},
     {"copy", kAllDTypes, copy_into},

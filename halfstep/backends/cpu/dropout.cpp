@@ -185,7 +185,7 @@ Status dropout(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   return Status::ok;
 }
 
-const RegisterCpuKernel registered("dropout", kFloatingDTypes, dropout);
+const RegisterCpuKernel dropout_kernels("dropout", kFloatingDTypes, dropout);
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -10,7 +10,7 @@ namespace {
 
 // Elements of a block on the stack: with four inputs and an output of eight bytes, 20 KB, which stay in the first
 // cache.
-constexpr std::int64_t kBlock = 512;
+constexpr std::int64_t kElementwiseBlock = 512;
 
 template <class U>
 void gather_as(void* to, const void* from, std::int64_t step, std::int64_t n) {
@@ -53,12 +53,12 @@ void scatter(std::size_t size, void* to, std::int64_t step, const void* from, st
 template <int N>
 void run_through_blocks(const Runs& runs, const void* state, char* const* base, const std::size_t* size,
                         const std::int64_t* step, std::int64_t n) {
-  alignas(64) char blocks[N + 1][kBlock * 8];
+  alignas(64) char blocks[N + 1][kElementwiseBlock * 8];
   for (int k = 1; k <= N; ++k) {
-    if (step[k] == 0) gather(size[k], blocks[k], base[k], 0, std::min(n, kBlock));
+    if (step[k] == 0) gather(size[k], blocks[k], base[k], 0, std::min(n, kElementwiseBlock));
   }
-  for (std::int64_t at = 0; at < n; at += kBlock) {
-    const std::int64_t m = std::min(n - at, kBlock);
+  for (std::int64_t at = 0; at < n; at += kElementwiseBlock) {
+    const std::int64_t m = std::min(n - at, kElementwiseBlock);
     const void* in[N + 1] = {};
     for (int k = 1; k <= N; ++k) {
       const char* from = base[k] + at * step[k] * static_cast<std::int64_t>(size[k]);

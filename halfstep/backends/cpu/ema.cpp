@@ -10,8 +10,8 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kChunk = 16384;
-constexpr std::int64_t kBlock = 1024;
+constexpr std::int64_t kEmaChunk = 16384;
+constexpr std::int64_t kEmaBlock = 1024;
 
 // The difference is scaled, not the two values, so that an average of equal values is that value.
 template <class T>
@@ -41,18 +41,18 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
     std::int64_t start;
   };
   std::int64_t total = 0;
-  for (int i = 2; i < n; ++i) total += (in[i].numel + kChunk - 1) / kChunk;
+  for (int i = 2; i < n; ++i) total += (in[i].numel + kEmaChunk - 1) / kEmaChunk;
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(total) * sizeof(Piece)));
   if (!pieces && total > 0) return Status::failed;
   std::int64_t c = 0;
   for (int i = 2; i < n; ++i) {
-    for (std::int64_t at = 0; at < in[i].numel; at += kChunk) pieces[c++] = {i, at};
+    for (std::int64_t at = 0; at < in[i].numel; at += kEmaChunk) pieces[c++] = {i, at};
   }
   parallel_for(total, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& parameter = in[pieces[k].tensor];
       void* average = out[pieces[k].tensor - 1].data;
-      const std::int64_t start = pieces[k].start, size = std::min(kChunk, parameter.numel - start);
+      const std::int64_t start = pieces[k].start, size = std::min(kEmaChunk, parameter.numel - start);
       if (parameter.dtype == DType::f64) {
         move_towards(static_cast<double*>(average) + start, static_cast<const double*>(parameter.data) + start, share,
                      size);
@@ -63,9 +63,9 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
         move_towards(to, static_cast<const float*>(parameter.data) + start, static_cast<float>(share), size);
         continue;
       }
-      float block[kBlock];
-      for (std::int64_t at = 0; at < size; at += kBlock) {
-        const std::int64_t part = std::min(kBlock, size - at);
+      float block[kEmaBlock];
+      for (std::int64_t at = 0; at < size; at += kEmaBlock) {
+        const std::int64_t part = std::min(kEmaBlock, size - at);
         load_floats(parameter.dtype, parameter.data, start + at, part, block);
         move_towards(to + at, block, static_cast<float>(share), part);
       }
@@ -74,7 +74,7 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
   return Status::ok;
 }
 
-const RegisterCpuKernel registered("ema_update", {DType::f32}, ema_update);
+const RegisterCpuKernel ema_kernels("ema_update", {DType::f32}, ema_update);
 
 }  // namespace
 }  // namespace halfstep::cpu

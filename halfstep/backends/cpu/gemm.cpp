@@ -14,9 +14,9 @@ namespace halfstep::cpu {
 namespace {
 
 // Rows, columns or steps of a sum up to which a product is narrow.
-constexpr std::int64_t kNarrow = 4;
+constexpr std::int64_t kGemmNarrow = 4;
 // Multiply-adds that are worth a thread: about 10 microseconds of a small product.
-constexpr double kWorkPerThread = 150'000;
+constexpr double kGemmWorkPerThread = 150'000;
 // Elements of the large matrix of a narrow product, likewise.
 constexpr double kNarrowPerThread = 40'000;
 // Multiply-adds under which a call of a primitive costs more than it saves.
@@ -43,8 +43,8 @@ double work(const GemmArgs& g) {
 }
 
 bool is_narrow(const GemmArgs& g) {
-  if (g.m > kNarrow && g.n > kNarrow) {
-    return g.k <= kNarrow && (g.b.col_stride == 1 || g.k == 1 || g.b.row_stride == 1);
+  if (g.m > kGemmNarrow && g.n > kGemmNarrow) {
+    return g.k <= kGemmNarrow && (g.b.col_stride == 1 || g.k == 1 || g.b.row_stride == 1);
   }
   // The large matrix is read in place, which needs it contiguous in one dimension.
   const GemmOperand& large = g.n < g.m ? g.a : g.b;
@@ -89,7 +89,7 @@ GemmArgs tidy(const GemmArgs& args) {
 int threads_for(const GemmArgs& g, GemmPath path) {
   const double units = path == GemmPath::narrow
                            ? static_cast<double>(std::max({g.m * g.k, g.k * g.n, g.m * g.n})) / kNarrowPerThread
-                           : work(g) / kWorkPerThread;
+                           : work(g) / kGemmWorkPerThread;
   const int threads = in_parallel_region() ? 1 : num_threads();
   return static_cast<int>(std::clamp(units, 1.0, static_cast<double>(threads)));
 }
@@ -139,8 +139,8 @@ Status run_by(GemmPath path, KernelContext* context, const GemmArgs& g) {
   const int all = in_parallel_region() ? 1 : num_threads();
   const bool share_items = g.batch > 1 && (threads == 1 || g.batch >= all);
   const int lanes =
-      share_items ? static_cast<int>(std::clamp<double>(work(one) * static_cast<double>(g.batch) / kWorkPerThread, 1.0,
-                                                        static_cast<double>(std::min<std::int64_t>(all, g.batch))))
+      share_items ? static_cast<int>(std::clamp<double>(work(one) * static_cast<double>(g.batch) / kGemmWorkPerThread,
+                                                        1.0, static_cast<double>(std::min<std::int64_t>(all, g.batch))))
                   : 1;
   const int inner = share_items ? 1 : threads;
   const std::size_t bytes = (workspace_for(one, path, inner) + 63) / 64 * 64;

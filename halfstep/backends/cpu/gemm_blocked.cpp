@@ -10,6 +10,7 @@
 
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -28,9 +29,6 @@ constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar 
 constexpr std::int64_t kRowPad = 16;               // floats between packed rows, against equal cache sets
 constexpr double kPackAgain = 0.06;  // of a thread's multiplications, up to which it packs what another packs too
 
-constexpr std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
-
 struct Side {
   const char* data;
   DType dtype;
@@ -43,7 +41,7 @@ struct Side {
 
 enum class Scalars { rows_in_place, steps_in_place, packed_rows, packed_steps };
 
-struct Plan {
+struct GemmPlan {
   bool swap;
   bool vectors_in_place;
   bool straight;  // tiles write c themselves
@@ -95,11 +93,11 @@ double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, 
   return cycles + r * c * (turned ? 0.5 : 0.1);
 }
 
-Plan make_plan(const GemmArgs& g, int threads) {
+GemmPlan make_plan(const GemmArgs& g, int threads) {
   const GemmKernels& kernels = gemm_kernels();
   const Side a{static_cast<const char*>(g.a.data), g.a.dtype, g.a.row_stride, g.a.col_stride};
   const Side b{static_cast<const char*>(g.b.data), g.b.dtype, g.b.col_stride, g.b.row_stride};
-  Plan p = {};
+  GemmPlan p = {};
   p.lanes = kernels.lanes;
   p.max_rows = kernels.max_rows;
   p.panel = kernels.columns;
@@ -159,7 +157,7 @@ struct Scratch {
   std::int64_t packed_floats, scalars_floats, results_floats;
 };
 
-Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
+Scratch carve(const GemmArgs& g, const GemmPlan& p, int threads, Carver& carver) {
   Scratch s = {};
   // A last, partial panel is packed even when the others are read in place.
   s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.steps;
@@ -180,7 +178,7 @@ Scratch carve(const GemmArgs& g, const Plan& p, int threads, Carver& carver) {
 
 class Blocked {
  public:
-  Blocked(const GemmArgs& g, const Plan& p, const Scratch& scratch)
+  Blocked(const GemmArgs& g, const GemmPlan& p, const Scratch& scratch)
       : g_(g), p_(p), scratch_(scratch), kernels_(gemm_kernels()) {}
 
   void run() {
@@ -389,7 +387,7 @@ class Blocked {
   }
 
   const GemmArgs& g_;
-  const Plan& p_;
+  const GemmPlan& p_;
   const Scratch& scratch_;
   const GemmKernels& kernels_;
 };
@@ -397,14 +395,14 @@ class Blocked {
 }  // namespace
 
 std::size_t blocked_workspace(const GemmArgs& args, int threads) {
-  const Plan plan = make_plan(args, threads);
+  const GemmPlan plan = make_plan(args, threads);
   Carver carver(nullptr);
   carve(args, plan, threads, carver);
   return carver.used();
 }
 
 void gemm_blocked(const GemmArgs& args, int threads, void* workspace) {
-  const Plan plan = make_plan(args, threads);
+  const GemmPlan plan = make_plan(args, threads);
   Carver carver(workspace);
   const Scratch scratch = carve(args, plan, threads, carver);
   Blocked(args, plan, scratch).run();

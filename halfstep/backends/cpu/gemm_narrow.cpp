@@ -6,15 +6,15 @@
 
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kColumns = 1024;  // of sums that stay in the first-level cache while the matrix streams by
+constexpr std::int64_t kGemmNarrowColumns =
+    1024;                                // of sums that stay in the first-level cache while the matrix streams by
 constexpr std::int64_t kOuterRows = 16;  // of an outer product that wait to be rounded
-
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b * b; }
 
 struct Narrow {
   bool swap;                // the large matrix is a
@@ -41,14 +41,14 @@ Narrow describe(const GemmArgs& g) {
   return p;
 }
 
-struct Scratch {
+struct NarrowScratch {
   float* x;
   float* bias;
   float* out;
 };
 
-Scratch carve(const GemmArgs& g, const Narrow& p, int threads, Carver& carver) {
-  Scratch s = {};
+NarrowScratch carve(const GemmArgs& g, const Narrow& p, int threads, Carver& carver) {
+  NarrowScratch s = {};
   s.x = carver.floats(p.rows * p.ldx);
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   if (!p.straight) s.out = carver.floats((p.outer ? kOuterRows * threads : p.rows) * p.ldo);
@@ -66,8 +66,8 @@ void multiply(const GemmKernels& kernels, const Narrow& p, const float* x, std::
     kernels.dots(p.w.dtype, offset(p.w, j0 * p.w.col_stride), p.w.col_stride, j1 - j0, p.k, x, p.ldx, rows, out, ldo);
     return;
   }
-  for (std::int64_t j = j0; j < j1; j += kColumns) {
-    kernels.axpys(p.w.dtype, offset(p.w, j), p.w.row_stride, std::min(kColumns, j1 - j), p.k, x, p.ldx, rows,
+  for (std::int64_t j = j0; j < j1; j += kGemmNarrowColumns) {
+    kernels.axpys(p.w.dtype, offset(p.w, j), p.w.row_stride, std::min(kGemmNarrowColumns, j1 - j), p.k, x, p.ldx, rows,
                   out + (j - j0), ldo, false);
   }
 }
@@ -84,7 +84,7 @@ void gemm_narrow(const GemmArgs& g, int threads, void* workspace) {
   const GemmKernels& kernels = gemm_kernels();
   const Narrow p = describe(g);
   Carver carver(workspace);
-  const Scratch s = carve(g, p, threads, carver);
+  const NarrowScratch s = carve(g, p, threads, carver);
   if (g.bias != nullptr) kernels.widen(g.bias_dtype, g.bias, g.n, s.bias);
   if (p.x.col_stride == 1 || p.k == 1) {
     for (std::int64_t i = 0; i < p.rows; ++i) {

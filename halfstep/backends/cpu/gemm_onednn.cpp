@@ -13,16 +13,15 @@
 
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
 namespace {
 
 // Multiply-adds of units that are worth a thread: about 10 microseconds.
-constexpr double kWorkPerThread = 1'000'000;
+constexpr double kGemmOnednnWorkPerThread = 1'000'000;
 constexpr std::int64_t kRows = 32, kColumns = 64;  // of a part, a multiple of
-
-std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 const char* element(const void* data, DType dtype, std::int64_t at) {
   return static_cast<const char*>(data) + at * static_cast<std::int64_t>(item_size(dtype));
@@ -110,14 +109,14 @@ struct Cut {
     p.through_c = one.ldc != one.n || (one.beta != 0 && one.bias == nullptr && one.activation == GemmActivation::none);
     if (p.copy_a)
       make_dense(p.dense.a, one.m, one.k),
-          p.a_bytes = round_up(static_cast<std::size_t>(one.m * one.k) * item_size(one.a.dtype));
+          p.a_bytes = whole_lines(static_cast<std::size_t>(one.m * one.k) * item_size(one.a.dtype));
     if (p.copy_b)
       make_dense(p.dense.b, one.k, one.n),
-          p.b_bytes = round_up(static_cast<std::size_t>(one.k * one.n) * item_size(one.b.dtype));
+          p.b_bytes = whole_lines(static_cast<std::size_t>(one.k * one.n) * item_size(one.b.dtype));
     if (p.through_c) {
       p.dense.ldc = one.n;
       p.dense.beta = 0;
-      p.c_bytes = round_up(static_cast<std::size_t>(one.m * one.n) * item_size(one.c_dtype));
+      p.c_bytes = whole_lines(static_cast<std::size_t>(one.m * one.n) * item_size(one.c_dtype));
     }
     return p;
   }
@@ -148,7 +147,8 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
   const double work =
       static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k) * static_cast<double>(g.batch);
   const int most = in_parallel_region() ? 1 : num_threads();
-  const Cut cut(g, static_cast<std::int64_t>(std::clamp(work / kWorkPerThread, 1.0, static_cast<double>(most))));
+  const Cut cut(g,
+                static_cast<std::int64_t>(std::clamp(work / kGemmOnednnWorkPerThread, 1.0, static_cast<double>(most))));
   // Whether there are primitives for all parts is known before any is written.
   std::size_t bytes = 0;
   const auto planned = [&](std::int64_t i) -> std::optional<Part> {
@@ -157,7 +157,7 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
     if (p.through_c && g.beta != 0 && (g.bias != nullptr || g.activation != GemmActivation::none)) return std::nullopt;
     const auto scratch = onednn_product_scratch(p.dense);
     if (!scratch) return std::nullopt;
-    p.scratch = round_up(*scratch);
+    p.scratch = whole_lines(*scratch);
     return p;
   };
   for (std::int64_t i = 0; i < cut.parts(); ++i) {

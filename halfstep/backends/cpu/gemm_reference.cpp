@@ -11,7 +11,7 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kColumns = 256;  // of sums kept on the stack
+constexpr std::int64_t kGemmReferenceColumns = 256;  // of sums kept on the stack
 
 std::int64_t grain(const GemmArgs& g) {
   return std::max<std::int64_t>(1, 65536 / std::max<std::int64_t>(g.n * g.k, 1));
@@ -39,10 +39,10 @@ void doubles(const GemmArgs& g) {
   const auto* bias = static_cast<const double*>(g.bias);
   C* c = static_cast<C*>(g.c);
   parallel_for(g.m, grain(g), [&](std::int64_t begin, std::int64_t end) {
-    double sums[kColumns];
+    double sums[kGemmReferenceColumns];
     for (std::int64_t i = begin; i < end; ++i) {
-      for (std::int64_t j0 = 0; j0 < g.n; j0 += kColumns) {
-        const std::int64_t n = std::min(kColumns, g.n - j0);
+      for (std::int64_t j0 = 0; j0 < g.n; j0 += kGemmReferenceColumns) {
+        const std::int64_t n = std::min(kGemmReferenceColumns, g.n - j0);
         row_of_sums(g, a, b, i, j0, n, sums);
         C* to = c + i * g.ldc + j0;
         for (std::int64_t j = 0; j < n; ++j) {
@@ -76,10 +76,10 @@ void integers(const GemmArgs& g) {
       const auto* a = static_cast<const decltype(a_tag)*>(g.a.data);
       const auto* b = static_cast<const decltype(b_tag)*>(g.b.data);
       parallel_for(g.m, grain(g), [&](std::int64_t begin, std::int64_t end) {
-        std::uint64_t sums[kColumns];  // Unsigned: sums wrap around.
+        std::uint64_t sums[kGemmReferenceColumns];  // Unsigned: sums wrap around.
         for (std::int64_t i = begin; i < end; ++i) {
-          for (std::int64_t j0 = 0; j0 < g.n; j0 += kColumns) {
-            const std::int64_t n = std::min(kColumns, g.n - j0);
+          for (std::int64_t j0 = 0; j0 < g.n; j0 += kGemmReferenceColumns) {
+            const std::int64_t n = std::min(kGemmReferenceColumns, g.n - j0);
             row_of_sums(g, a, b, i, j0, n, sums);
             with_integer(g.c_dtype, [&](auto c_tag) {
               using C = decltype(c_tag);

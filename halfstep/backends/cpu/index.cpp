@@ -181,7 +181,7 @@ Status embedding(KernelContext* context, const TensorView* in, int, TensorView* 
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel index_kernels[] = {
     {"gather", kAllDTypes, gather},
     {"scatter", kAllDTypes, scatter},
     {"scatter_value", kAllDTypes, scatter_value},

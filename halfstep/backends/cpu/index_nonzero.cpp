@@ -49,7 +49,7 @@ Status nonzero(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel index_nonzero_kernels[] = {
     {"nonzero_count", kAllDTypes, nonzero_count},
     {"nonzero", kAllDTypes, nonzero},
 };

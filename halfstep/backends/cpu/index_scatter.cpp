@@ -268,7 +268,7 @@ Status embedding_backward(KernelContext* context, const TensorView* in, int, Ten
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel index_scatter_kernels[] = {
     {"scatter_add", kComputeDTypes, scatter_add},
     {"index_add", kComputeDTypes, index_add},
     {"index_put", kAllDTypes, index_put},

@@ -7,7 +7,7 @@ namespace halfstep::cpu {
 namespace {
 
 // Multiply-adds that are worth a thread: about 5 microseconds of VNNI.
-constexpr double kWorkPerThread = 2e6;
+constexpr double kInt8SharesWorkPerThread = 2e6;
 // The same where each weight is used once: reading them is what takes the time.
 constexpr double kWeightsPerThread = 5e5;
 constexpr std::int64_t kMostChannelParts = 4;
@@ -68,7 +68,8 @@ std::vector<std::vector<Int8Piece>> int8_shares(const ConvGeometry& whole, int t
   if (flat && g.ow == 1 && g.groups == 1) return channel_parts(g, threads);
   const std::int64_t units = flat ? g.ow : g.n * g.oh;
   const std::int64_t count = std::min(
-      units, std::clamp<std::int64_t>(static_cast<std::int64_t>(multiply_adds(g) / kWorkPerThread), 1, threads));
+      units,
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(multiply_adds(g) / kInt8SharesWorkPerThread), 1, threads));
   std::vector<std::vector<Int8Piece>> shares(static_cast<std::size_t>(std::max<std::int64_t>(count, 0)));
   for (std::int64_t t = 0; t < count; ++t) {
     auto& share = shares[static_cast<std::size_t>(t)];

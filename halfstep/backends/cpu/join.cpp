@@ -41,7 +41,7 @@ Status flip(KernelContext*, const TensorView* in, int, TensorView* out, int, con
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel join_kernels[] = {
     {"cat", kAllDTypes, cat},
     {"flip", kAllDTypes, flip},
 };

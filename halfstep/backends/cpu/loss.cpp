@@ -14,7 +14,7 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kRow = 4096;  // longer rows are read block by block
+constexpr std::int64_t kLossRow = 4096;  // longer rows are read block by block
 
 // Input 0 of the forward pass is [N, C, ...], the target [N, ...].
 template <class C>
@@ -64,8 +64,8 @@ const ClassLossAttributes& class_attributes(const void* p) { return *static_cast
 constexpr std::int64_t kShort = 64;
 template <class C>
 struct Pack {
-  static constexpr std::int64_t kRows = kRow / kShort;
-  alignas(64) C e[kRow];
+  static constexpr std::int64_t kRows = kLossRow / kShort;
+  alignas(64) C e[kLossRow];
   static bool fits(const TensorView& x) { return x.contiguous && x.ndim == 2 && x.sizes[1] <= kShort; }
   /// Reads rows [first, first + rows) and finds the largest value of each, NaN where there is one.
   void load(const TensorView& x, std::int64_t first, std::int64_t rows, C* tops) {
@@ -136,7 +136,7 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       }
       return;
     }
-    alignas(64) C row[kRow];
+    alignas(64) C row[kLossRow];
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t label = samples.label(i), at = plan.rows.offset(i);
       if (parts) parts[i] = parts[count + i] = 0;
@@ -149,17 +149,17 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       double smoothed = 0;  // sum of share(c) * x[c]
       if (!kNll) {
         C top = -std::numeric_limits<C>::infinity();
-        for (std::int64_t b = 0; b < n; b += kRow) {
-          const std::int64_t size = std::min(kRow, n - b);
+        for (std::int64_t b = 0; b < n; b += kLossRow) {
+          const std::int64_t size = std::min(kLossRow, n - b);
           load(b, size);
           const C t = max_of(row, size);
           top = t > top || t != t ? t : top;
           if (top != top) break;
         }
         double sum = 0;
-        for (std::int64_t b = 0; b < n; b += kRow) {
-          const std::int64_t size = std::min(kRow, n - b);
-          if (n > kRow) load(b, size);
+        for (std::int64_t b = 0; b < n; b += kLossRow) {
+          const std::int64_t size = std::min(kLossRow, n - b);
+          if (n > kLossRow) load(b, size);
           sum += exp_sum(row, size, top, nullptr);
         }
         parts[i] = top;
@@ -167,9 +167,9 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
         losses[i] = static_cast<double>(samples.own(label)) *
                     (std::log(sum) - (static_cast<double>(own) - static_cast<double>(top)));
         if (samples.smooth()) {
-          for (std::int64_t b = 0; b < n; b += kRow) {
-            const std::int64_t size = std::min(kRow, n - b);
-            if (n > kRow) load(b, size);
+          for (std::int64_t b = 0; b < n; b += kLossRow) {
+            const std::int64_t size = std::min(kLossRow, n - b);
+            if (n > kLossRow) load(b, size);
             for (std::int64_t c = 0; c < size; ++c) {
               smoothed += static_cast<double>(samples.share(b + c)) *
                           (std::log(sum) - (static_cast<double>(row[c]) - static_cast<double>(top)));
@@ -252,7 +252,7 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
       }
       return;
     }
-    alignas(64) C row[kRow];
+    alignas(64) C row[kLossRow];
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t label = samples.label(i), out_at = to.rows.offset(i);
       const bool ignored = label == a.ignore_index;
@@ -262,8 +262,8 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
         grad /= divisor;
         if (!kNll) factor = grad * samples.mass(label) / parts[count + i];
       }
-      for (std::int64_t b = 0; b < n; b += kRow) {
-        const std::int64_t size = std::min(kRow, n - b);
+      for (std::int64_t b = 0; b < n; b += kLossRow) {
+        const std::int64_t size = std::min(kLossRow, n - b);
         if (ignored || kNll) {
           std::fill_n(row, size, C(0));
         } else {
@@ -316,7 +316,7 @@ Status targets_kernel(KernelContext*, const TensorView* in, int, TensorView* out
   return out[0].dtype == DType::f64 ? targets<double>(in, out, a) : targets<float>(in, out, a);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel loss_kernels[] = {
     {"cross_entropy", kFloatingDTypes, forward_kernel<false>},
     {"cross_entropy_backward", kFloatingDTypes, backward_kernel<false>},
     {"nll_loss", kFloatingDTypes, forward_kernel<true>},

@@ -6,7 +6,7 @@
 namespace halfstep::cpu {
 namespace {
 
-[[maybe_unused]] const bool registered = [] {
+[[maybe_unused]] const bool machine_kernels = [] {
   const auto fill = [](MachineInfo& info) {
     info.isa = name(compute_isa());
     info.bf16_units = compute_isa(DType::bf16) >= Isa::avx512_bf16;

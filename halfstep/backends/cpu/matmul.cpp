@@ -68,7 +68,7 @@ Status linear(KernelContext* context, const TensorView* in, int n, TensorView* o
   return product(context, in, n, out, true);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel matmul_kernels[] = {
     {"mm", kNumericDTypes, mm},
     {"bmm", kNumericDTypes, mm},
     {"linear", kNumericDTypes, linear},

@@ -444,7 +444,7 @@ Status pick(KernelContext* context, const TensorView* in, int, TensorView* out, 
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel max_pool_kernels[] = {
     {"max_pool2d", kFloatingDTypes, forward<PoolAttributes>},
     {"max_pool2d_backward", kFloatingDTypes, backward<PoolAttributes>},
     {"max_pool2d_pick", kFloatingDTypes, pick<PoolAttributes>},

@@ -109,7 +109,7 @@ Status nms(KernelContext* context, const TensorView* in, int num_in, TensorView*
   return in[0].dtype == DType::f64 ? run<double>(context, in, num_in, out, a) : run<float>(context, in, num_in, out, a);
 }
 
-const RegisterCpuKernel registered[] = {{"nms", {DType::f32, DType::f64}, nms}};
+const RegisterCpuKernel nms_kernels[] = {{"nms", {DType::f32, DType::f64}, nms}};
 
 }  // namespace
 }  // namespace halfstep::cpu

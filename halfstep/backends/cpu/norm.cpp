@@ -11,7 +11,7 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 2048;
+constexpr std::int64_t kNormBlock = 2048;
 
 const RowNormAttributes& norm_attributes(const void* p) { return *static_cast<const RowNormAttributes*>(p); }
 
@@ -43,25 +43,25 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
   const std::int64_t rows = out[2].numel, n = rows > 0 ? x.numel / rows : 0;
   if (x.numel == 0) return;
   const Parameters parameters(a, n);
-  const bool whole = n <= kBlock;
+  const bool whole = n <= kNormBlock;
   // As in PyTorch, of the dtype that is computed in: that of bf16, 2^-7, would change ordinary results.
   const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps;
   parallel_for(rows, row_grain(n * 2), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C row[kBlock], factors[kBlock], offsets[kBlock];
+    alignas(64) C row[kNormBlock], factors[kNormBlock], offsets[kNormBlock];
     for (std::int64_t r = begin; r < end; ++r) {
       const auto load = [&](std::int64_t at, std::int64_t count) { read_row(x, r * n + at, 1, count, row); };
       C mean = 0;
       if (!a.rms) {
         double sum = 0;
-        for (std::int64_t at = 0; at < n; at += kBlock) {
-          load(at, std::min(kBlock, n - at));
-          sum += sum_of(row, std::min(kBlock, n - at));
+        for (std::int64_t at = 0; at < n; at += kNormBlock) {
+          load(at, std::min(kNormBlock, n - at));
+          sum += sum_of(row, std::min(kNormBlock, n - at));
         }
         mean = static_cast<C>(sum / static_cast<double>(n));
       }
       double squares = 0, rest = 0;  // what rounding the mean lost comes back in the second pass
-      for (std::int64_t at = 0; at < n; at += kBlock) {
-        const std::int64_t count = std::min(kBlock, n - at);
+      for (std::int64_t at = 0; at < n; at += kNormBlock) {
+        const std::int64_t count = std::min(kNormBlock, n - at);
         if (!whole || a.rms) load(at, count);
         squares += sum_terms<C>(count, [&](std::int64_t i) { return (row[i] - mean) * (row[i] - mean); });
         if (!a.rms) rest += sum_terms<C>(count, [&](std::int64_t i) { return row[i] - mean; });
@@ -73,8 +73,8 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
       const C rstd = static_cast<C>(1 / std::sqrt((difference < 0 ? 0 : difference) + epsilon));
       static_cast<C*>(out[1].data)[r] = mean + shift;
       static_cast<C*>(out[2].data)[r] = rstd;
-      for (std::int64_t at = 0; at < n; at += kBlock) {
-        const std::int64_t count = std::min(kBlock, n - at);
+      for (std::int64_t at = 0; at < n; at += kNormBlock) {
+        const std::int64_t count = std::min(kNormBlock, n - at);
         if (!whole) load(at, count);
         for (std::int64_t i = 0; i < count; ++i) row[i] = ((row[i] - mean) - shift) * rstd;
         if (in[1].defined) {
@@ -114,7 +114,7 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
     std::fill_n(sums, 2 * chunks * places, C(0));
   }
   parallel_for(chunks, row_grain(chunk * n * 4), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C gs[kBlock], xs[kBlock], factors[kBlock];
+    alignas(64) C gs[kNormBlock], xs[kNormBlock], factors[kNormBlock];
     for (std::int64_t k = begin; k < end; ++k) {
       for (std::int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
         const C mean = means[r], rstd = rstds[r];
@@ -129,8 +129,8 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
           }
         };
         double sum_h = 0, sum_hz = 0;
-        for (std::int64_t at = 0; at < n; at += kBlock) {
-          const std::int64_t count = std::min(kBlock, n - at);
+        for (std::int64_t at = 0; at < n; at += kNormBlock) {
+          const std::int64_t count = std::min(kNormBlock, n - at);
           if (sums) {
             load(at, count, false);
             C* dw = sums + 2 * k * places + r % a.groups * parameters.per_row;
@@ -153,9 +153,9 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
         }
         if (out[0].numel == 0) continue;
         const C mean_h = static_cast<C>(sum_h / count_d), mean_hz = static_cast<C>(sum_hz / count_d);
-        for (std::int64_t at = 0; at < n; at += kBlock) {
-          const std::int64_t count = std::min(kBlock, n - at);
-          if (n > kBlock) load(at, count, true);
+        for (std::int64_t at = 0; at < n; at += kNormBlock) {
+          const std::int64_t count = std::min(kNormBlock, n - at);
+          if (n > kNormBlock) load(at, count, true);
           for (std::int64_t i = 0; i < count; ++i) gs[i] = rstd * (gs[i] - mean_h - xs[i] * mean_hz);
           write_row(out[0], r * n + at, 1, count, gs);
         }
@@ -187,7 +187,7 @@ Status backward_kernel(KernelContext* context, const TensorView* in, int, Tensor
   return ok ? Status::ok : Status::failed;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel norm_kernels[] = {
     {"layer_norm", kFloatingDTypes, forward_kernel},
     {"rms_norm", kFloatingDTypes, forward_kernel},
     {"group_norm", kFloatingDTypes, forward_kernel},

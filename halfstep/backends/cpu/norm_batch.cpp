@@ -396,7 +396,7 @@ Status update_kernel(KernelContext*, const TensorView* in, int, TensorView* out,
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel norm_batch_kernels[] = {
     {"batch_norm", kFloatingDTypes, forward_kernel},
     {"batch_norm_act", kFloatingDTypes, forward_kernel},
     {"batch_norm_silu", kFloatingDTypes, silu_kernel},

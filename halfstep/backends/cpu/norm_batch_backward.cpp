@@ -42,14 +42,14 @@ Given(const T*, const T*, const T*, P, P, P) -> Given<T, P>;
 
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
 // activation it is g; with one it is 0 where the result is at most 0 or, of relu6, at least `kBound`.
-struct Unchanged {
+struct UnchangedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
     return part.read(d, s.g + i);
   }
 };
 template <int kBound>  // 0: none
-struct Rectified {
+struct RectifiedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
     const auto result = part.read(d, s.y + i);
@@ -264,9 +264,9 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
           const int activation = f.y ? f.attributes->activation : 0;
           f.bias            ? backward<T>(f, walk, work, SiluSlope{})
-          : activation == 0 ? backward<T>(f, walk, work, Unchanged{})
-          : activation == 1 ? backward<T>(f, walk, work, Rectified<0>{})
-                            : backward<T>(f, walk, work, Rectified<6>{});
+          : activation == 0 ? backward<T>(f, walk, work, UnchangedSlope{})
+          : activation == 1 ? backward<T>(f, walk, work, RectifiedSlope<0>{})
+                            : backward<T>(f, walk, work, RectifiedSlope<6>{});
         }
       });
   return true;
@@ -323,7 +323,7 @@ Status silu_backward_kernel(KernelContext* context, const TensorView* in, int, T
   return HWY_DYNAMIC_DISPATCH(batch_norm_backward)(context, f) ? Status::ok : Status::failed;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel norm_batch_backward_kernels[] = {
     {"batch_norm_backward", kFloatingDTypes, backward_kernel},
     {"batch_norm_act_backward", kFloatingDTypes, backward_kernel},
     {"batch_norm_silu_backward", kFloatingDTypes, silu_backward_kernel},

@@ -132,7 +132,7 @@ struct HashKey {
   }
 };
 
-struct Product {
+struct CachedProduct {
   dnnl::matmul matmul;
   Memory a, b, c, bias, scratch;
 };
@@ -146,7 +146,7 @@ Memory::desc matrix(const GemmArgs& g, std::int64_t rows, std::int64_t cols, DTy
           Memory::dims{shared ? rows * cols : batch_stride, row_stride, col_stride}};
 }
 
-Product make(const GemmArgs& g) {
+CachedProduct make(const GemmArgs& g) {
   const Memory::desc a = matrix(g, g.m, g.k, g.a.dtype, g.a.row_stride, g.a.col_stride, g.a_batch_stride),
                      b = matrix(g, g.k, g.n, g.b.dtype, g.b.row_stride, g.b.col_stride, g.b_batch_stride),
                      c = matrix(g, g.m, g.n, g.c_dtype, g.ldc, 1, g.c_batch_stride);
@@ -169,7 +169,7 @@ Product make(const GemmArgs& g) {
                                                  ? dnnl::matmul::primitive_desc(e, a, b, bias, c, attributes)
                                                  : dnnl::matmul::primitive_desc(e, a, b, c, attributes);
   if (!choose_implementation(description)) throw dnnl::error(dnnl_unimplemented, "matmul: no implementation for us");
-  Product p;
+  CachedProduct p;
   p.matmul = dnnl::matmul(description);
   p.a = Memory(a, e, DNNL_MEMORY_NONE);
   p.b = Memory(b, e, DNNL_MEMORY_NONE);
@@ -179,9 +179,9 @@ Product make(const GemmArgs& g) {
   return p;
 }
 
-Product& product_for(const GemmArgs& g) {
+CachedProduct& product_for(const GemmArgs& g) {
   constexpr std::size_t kMost = 512;
-  static thread_local std::unordered_map<Key, Product, HashKey> products;
+  static thread_local std::unordered_map<Key, CachedProduct, HashKey> products;
   const Key key = {g.m,
                    g.n,
                    g.k,
@@ -241,7 +241,7 @@ std::optional<std::size_t> onednn_product_scratch(const GemmArgs& g) noexcept {
 bool onednn_product(const GemmArgs& g, void* scratch) noexcept {
   try {
     const OneThread one;
-    Product& p = product_for(g);
+    CachedProduct& p = product_for(g);
     p.a.set_data_handle(const_cast<void*>(g.a.data));
     p.b.set_data_handle(const_cast<void*>(g.b.data));
     p.c.set_data_handle(g.c);

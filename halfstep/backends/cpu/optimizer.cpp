@@ -16,8 +16,8 @@ namespace halfstep::cpu {
 namespace {
 
 // Elements of a piece of work for one thread, and of a block that is worked on in the first-level cache.
-constexpr std::int64_t kChunk = 16384;
-constexpr std::int64_t kBlock = 1024;
+constexpr std::int64_t kOptimizerChunk = 16384;
+constexpr std::int64_t kOptimizerBlock = 1024;
 constexpr int kMaxStates = 3;
 
 struct Piece {
@@ -62,7 +62,7 @@ void store_stochastic(DType dtype, void* data, std::int64_t at, std::int64_t n, 
 // Adds the update and what earlier roundings cut off; what this one cuts off is kept for the next.
 void store_kahan(DType dtype, void* data, void* compensation, std::int64_t at, std::int64_t n, const float* before,
                  const float* after) {
-  float lost[kBlock] = {}, total[kBlock] = {}, written[kBlock] = {};
+  float lost[kOptimizerBlock] = {}, total[kOptimizerBlock] = {}, written[kOptimizerBlock] = {};
   load_floats(dtype, compensation, at, n, lost);
   for (std::int64_t i = 0; i < n; ++i) total[i] = before[i] + ((after[i] - before[i]) + lost[i]);
   store_floats(dtype, data, at, n, total);
@@ -101,10 +101,10 @@ void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::i
   const auto& [gradient, parameter, master, compensation, copy, unscaled, states, num_states] = slot;
   const TensorView& source = inverse != 0 ? unscaled : gradient;
   const bool wide = parameter.dtype == DType::f64;
-  double wide_gradients[kBlock];
-  float values[kBlock], before[kBlock], gradients[kBlock];
-  for (std::int64_t at = start; at < stop; at += kBlock) {
-    const std::int64_t n = std::min(kBlock, stop - at);
+  double wide_gradients[kOptimizerBlock];
+  float values[kOptimizerBlock], before[kOptimizerBlock], gradients[kOptimizerBlock];
+  for (std::int64_t at = start; at < stop; at += kOptimizerBlock) {
+    const std::int64_t n = std::min(kOptimizerBlock, stop - at);
     if (inverse != 0) {
       unscale_block(gradient.dtype, element(gradient.dtype, static_cast<const void*>(gradient.data), at),
                     element(unscaled.dtype, unscaled.data, at), n, inverse, false);
@@ -182,7 +182,7 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
   std::int64_t chunks = 0;
   for (int i = 0; i < count; ++i) {
     const TensorView& gradient = in[kFirstGradient + i];
-    if (gradient.defined) chunks += (gradient.numel + kChunk - 1) / kChunk;
+    if (gradient.defined) chunks += (gradient.numel + kOptimizerChunk - 1) / kOptimizerChunk;
   }
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Piece)));
   auto* first =
@@ -196,7 +196,7 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
     if (step) ++steps[i];
     first[i] = blocks;
     blocks += static_cast<std::uint64_t>(gradient.numel + 3) / 4;
-    for (std::int64_t at = 0; at < gradient.numel; at += kChunk) pieces[c++] = {i, at};
+    for (std::int64_t at = 0; at < gradient.numel; at += kOptimizerChunk) pieces[c++] = {i, at};
   }
   // Each thread takes its share of every parameter: matrix products divide their rows among the threads in the same
   // way, so that a weight mostly stays in the caches of one core.
@@ -212,7 +212,7 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
     for (std::int64_t k = begin; k < end; ++k) {
       const int i = pieces[k].parameter;
       const Slot slot = slot_of(in, out, i, width);
-      const std::int64_t stop = std::min(slot.gradient.numel, pieces[k].start + kChunk);
+      const std::int64_t stop = std::min(slot.gradient.numel, pieces[k].start + kOptimizerChunk);
       update_chunk(slot, rule_at(hyper[0], steps[i]), pieces[k].start, stop, inverse, step, random, first[i]);
     }
   });
@@ -264,7 +264,7 @@ Status adam_step(KernelContext* context, const TensorView* in, int n, TensorView
   });
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel optimizer_kernels[] = {
     {"sgd_step", {DType::f32, DType::f64}, sgd_step},
     {"adam_step", {DType::f32, DType::f64}, adam_step},
 };

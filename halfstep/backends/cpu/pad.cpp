@@ -289,7 +289,7 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel pad_kernels[] = {
     {"pad", kAllDTypes, forward},
     {"pad_backward", kFloatingDTypes, backward},
 };

@@ -12,8 +12,8 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 1024;
-constexpr std::int64_t kChunk = 1 << 15;  // elements whose terms are summed together, whatever the threads
+constexpr std::int64_t kPairLossBlock = 1024;
+constexpr std::int64_t kPairLossChunk = 1 << 15;  // elements whose terms are summed together, whatever the threads
 
 const PairLossAttributes& pair_attributes(const void* p) { return *static_cast<const PairLossAttributes*>(p); }
 
@@ -112,11 +112,11 @@ constexpr bool kOfProbabilities = std::is_same_v<Loss<float>, Bce<float>>;
 // Blocks of the operands, with ones where a weight is absent.
 template <class C>
 struct Operands {
-  alignas(64) C x[kBlock], y[kBlock], weight[kBlock], pos_weight[kBlock];
+  alignas(64) C x[kPairLossBlock], y[kPairLossBlock], weight[kPairLossBlock], pos_weight[kPairLossBlock];
   bool weighted;
   explicit Operands(const TensorView* in) : weighted(in[2].defined) {
-    std::fill_n(weight, kBlock, C(1));
-    std::fill_n(pos_weight, kBlock, C(1));
+    std::fill_n(weight, kPairLossBlock, C(1));
+    std::fill_n(pos_weight, kPairLossBlock, C(1));
   }
   void load(const TensorView* in, std::int64_t at, std::int64_t n) {
     read_row(in[0], at, 1, n, x);
@@ -128,7 +128,7 @@ struct Operands {
 
 template <template <class> class Loss, class C>
 bool forward(KernelContext* context, const TensorView* in, TensorView* out, const PairLossAttributes& a) {
-  const std::int64_t n = in[0].numel, chunks = (n + kChunk - 1) / kChunk;
+  const std::int64_t n = in[0].numel, chunks = (n + kPairLossChunk - 1) / kPairLossChunk;
   auto* totals = static_cast<double*>(
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(chunks, 1)) * sizeof(double)));
   if (!totals) return false;
@@ -138,8 +138,8 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
     Operands<C> o(in);
     for (std::int64_t k = begin; k < end; ++k) {
       totals[k] = 0;
-      for (std::int64_t at = k * kChunk; at < std::min(n, (k + 1) * kChunk); at += kBlock) {
-        const std::int64_t count = std::min(kBlock, std::min(n, (k + 1) * kChunk) - at);
+      for (std::int64_t at = k * kPairLossChunk; at < std::min(n, (k + 1) * kPairLossChunk); at += kPairLossBlock) {
+        const std::int64_t count = std::min(kPairLossBlock, std::min(n, (k + 1) * kPairLossChunk) - at);
         o.load(in, at, count);
         if constexpr (kOfProbabilities<Loss>) {
           for (std::int64_t i = 0; i < count; ++i) {
@@ -182,13 +182,13 @@ void backward(const TensorView* in, TensorView* out, const PairLossAttributes& a
     read_row(g, 0, 1, 1, &scale);
     scale = static_cast<C>(static_cast<double>(scale) / a.divisor);
   }
-  parallel_for(n, kChunk, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(n, kPairLossChunk, [&](std::int64_t begin, std::int64_t end) {
     const Loss<C> loss(a);
     Operands<C> o(in + 1);
-    alignas(64) C gs[kBlock], d[kBlock];
-    std::fill_n(gs, kBlock, scale);
-    for (std::int64_t at = begin; at < end; at += kBlock) {
-      const std::int64_t count = std::min(kBlock, end - at);
+    alignas(64) C gs[kPairLossBlock], d[kPairLossBlock];
+    std::fill_n(gs, kPairLossBlock, scale);
+    for (std::int64_t at = begin; at < end; at += kPairLossBlock) {
+      const std::int64_t count = std::min(kPairLossBlock, end - at);
       o.load(in + 1, at, count);
       if (a.reduction == 0) read_row(g, at, 1, count, gs);
       if (a.want_input) {
@@ -246,10 +246,10 @@ constexpr LossOp kLosses[] = {
 };
 
 template <std::size_t i>
-Status forward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+Status pair_loss_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   return kLosses[i].forward(context, in, out, pair_attributes(p)) ? Status::ok : Status::failed;
 }
-Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
+Status pair_loss_backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
   const PairLossAttributes& a = pair_attributes(p);
   for (const LossOp& loss : kLosses) {
     if (loss.kind != a.kind) continue;
@@ -261,11 +261,11 @@ Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* ou
 
 template <std::size_t... I>
 bool register_losses(std::index_sequence<I...>) {
-  (RegisterCpuKernel(kLosses[I].name, kFloatingDTypes, forward_kernel<I>), ...);
+  (RegisterCpuKernel(kLosses[I].name, kFloatingDTypes, pair_loss_kernel<I>), ...);
   return true;
 }
-const bool registered = register_losses(std::make_index_sequence<std::size(kLosses)>());
-const RegisterCpuKernel registered_backward{"pair_loss_backward", kFloatingDTypes, backward_kernel};
+const bool pair_loss_kernels = register_losses(std::make_index_sequence<std::size(kLosses)>());
+const RegisterCpuKernel pair_loss_backward_kernels{"pair_loss_backward", kFloatingDTypes, pair_loss_backward_kernel};
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -80,7 +80,7 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel pool_kernels[] = {
     {"avg_pool2d", kFloatingDTypes, forward<PoolAttributes>},
     {"avg_pool2d_backward", kFloatingDTypes, backward<PoolAttributes>},
     {"adaptive_avg_pool2d", kFloatingDTypes, forward<AdaptivePoolAttributes>},

@@ -178,7 +178,7 @@ Status randperm(KernelContext*, const TensorView* in, int, TensorView* out, int,
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel random_kernels[] = {
     {"uniform", kFloatingDTypes, uniform},     {"normal", kFloatingDTypes, normal},
     {"randint", kAllDTypes, randint},          {"bernoulli_p", kAllDTypes, bernoulli_p},
     {"bernoulli", kFloatingDTypes, bernoulli}, {"randperm", {DType::i64}, randperm},

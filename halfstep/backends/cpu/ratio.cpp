@@ -231,8 +231,8 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(ratio_ops);
-const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(ratio_ops)(); }
-const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kRatioOps));
+const ElementwiseOp* chosen_ratio_ops() { return HWY_DYNAMIC_DISPATCH(ratio_ops)(); }
+const RegisterFamily<chosen_ratio_ops> ratio_kernels(HWY_STATIC_DISPATCH(kRatioOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

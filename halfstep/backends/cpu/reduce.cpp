@@ -21,7 +21,7 @@ namespace {
 using namespace fold;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBlock = 2048;  // elements of a buffer
+constexpr std::int64_t kReduceBlock = 2048;  // elements of a buffer
 
 template <class T, class C>
 void read(const void* data, std::int64_t at, std::int64_t stride, std::int64_t n, C* to) {
@@ -56,7 +56,7 @@ template <class Op, class C>
 double fold_range(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
                   std::int64_t end, C shift) {
   double total = Op::kInit;
-  C buffer[kBlock];
+  C buffer[kReduceBlock];
   std::int64_t held = 0;
   const auto flush = [&] {
     if (held > 0) total = op.combine(total, fold_block(op, static_cast<const C*>(buffer), held, shift));
@@ -65,29 +65,29 @@ double fold_range(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
   reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
     for (std::int64_t i = 0; i < n;) {
       if (x.direct && stride == 1 && n - i >= 64) {
-        const std::int64_t run = std::min<std::int64_t>(n - i, 4 * kBlock);
+        const std::int64_t run = std::min<std::int64_t>(n - i, 4 * kReduceBlock);
         total = op.combine(total, fold_block(op, x.at(base + offset + i), run, shift));
         i += run;
         continue;
       }
-      const std::int64_t run = std::min(n - i, kBlock - held);
+      const std::int64_t run = std::min(n - i, kReduceBlock - held);
       x.function(x.data, base + offset + i * stride, stride, run, buffer + held);
       held += run;
       i += run;
-      if (held == kBlock) flush();
+      if (held == kReduceBlock) flush();
     }
   });
   flush();
   return total;
 }
 
-constexpr std::int64_t kColumns = 256;  // columns folded side by side
+constexpr std::int64_t kReduceColumns = 256;  // columns folded side by side
 
 // Calls f(row) for rows [begin, end) of `columns` elements that lie next to each other.
 template <class C, class F>
 void for_rows(const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin, std::int64_t end,
               std::int64_t columns, const F& f) {
-  C buffer[kColumns];
+  C buffer[kReduceColumns];
   reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t at = base + offset + i * stride;
@@ -103,13 +103,13 @@ template <class Op>
 [[gnu::noinline]] void fold_columns_again(const Op& op, const Reader<float>& x, std::int64_t base,
                                           const DimGroup& reduced, std::int64_t begin, std::int64_t end,
                                           std::int64_t columns, const float* shifts, double* acc) {
-  int again[kColumns] = {}, any = 0;
+  int again[kReduceColumns] = {}, any = 0;
   for_rows(x, base, reduced, begin, end, columns, [&](const float* row) {
     for (std::int64_t c = 0; c < columns; ++c) again[c] |= row[c] != shifts[c];
   });
   for (std::int64_t c = 0; c < columns; ++c) any |= again[c] &= spoilt<Op>(static_cast<float>(acc[c]), end - begin);
   if (!any) return;
-  double wide[kColumns];
+  double wide[kReduceColumns];
   std::fill_n(wide, columns, Op::kInit);
   for_rows(x, base, reduced, begin, end, columns, [&](const float* row) {
     for (std::int64_t c = 0; c < columns; ++c) {
@@ -126,7 +126,7 @@ template <class Op, class C>
 void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
                   std::int64_t end, std::int64_t columns, const double* shift, double* total) {
   constexpr std::int64_t kRows = 128;
-  C acc[kColumns], shifts[kColumns];
+  C acc[kReduceColumns], shifts[kReduceColumns];
   for (std::int64_t c = 0; c < columns; ++c) {
     total[c] = Op::kInit;
     shifts[c] = shift ? static_cast<C>(shift[c]) : C(0);
@@ -141,7 +141,7 @@ void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
       int again = 0;
       for (std::int64_t c = 0; c < columns; ++c) again |= spoilt<Op>(acc[c], last - first);
       if (again) {
-        double sums[kColumns];
+        double sums[kReduceColumns];
         std::copy_n(acc, columns, sums);
         fold_columns_again(op, x, base, reduced, first, last, columns, shifts, sums);
         for (std::int64_t c = 0; c < columns; ++c) total[c] = op.combine(total[c], sums[c]);
@@ -162,7 +162,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   const std::int64_t inner = plan.kept.inner_size();
   const bool by_columns =
       inner >= 4 && plan.kept.inner_stride() == 1 && (plan.reduced.inner_stride() != 1 || length == 1);
-  const std::int64_t width = by_columns ? std::min(inner, kColumns) : 1;
+  const std::int64_t width = by_columns ? std::min(inner, kReduceColumns) : 1;
   const std::int64_t blocks_inner = by_columns ? (inner + width - 1) / width : 1;
   const std::int64_t blocks = by_columns ? outputs / inner * blocks_inner : outputs;
   // Few outputs of long reductions: pieces, whose number depends on the shape only.
@@ -178,7 +178,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   }
   const std::int64_t work = std::min(length, pieces > 1 ? piece_length : length) * width;
   parallel_for(blocks * pieces, row_grain(work), [&](std::int64_t begin, std::int64_t end) {
-    double values[kColumns];
+    double values[kReduceColumns];
     std::int64_t held = 0;  // single outputs are handed on together
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t piece = i / blocks, block = i % blocks;
@@ -193,7 +193,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
       } else {
         values[held] = fold_range(op, x, plan.kept.offset(block), plan.reduced, from, to,
                                   shift ? static_cast<C>(shift[block]) : C(0));
-        if (!partial && ++held < kColumns && i + 1 < end) continue;
+        if (!partial && ++held < kReduceColumns && i + 1 < end) continue;
         if (!partial) {
           first = block + 1 - held;
           count = held;
@@ -432,7 +432,7 @@ Status dot(KernelContext*, const TensorView* in, int, TensorView* out, int, cons
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel reduce_kernels[] = {
     {"sum", kComputeDTypes, sum},
     {"mean", kFloatingDTypes, mean},
     {"prod", kComputeDTypes, prod},

@@ -72,7 +72,7 @@ Status forward_bytes(KernelContext* context, const TensorView* in, int, TensorVi
   return Status::ok;
 }
 
-Status forward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+Status interpolate_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   const auto& a = *static_cast<const InterpolateAttributes*>(p);
   const TensorView &x = in[0], &y = out[0];
   Taps rows, columns;
@@ -84,7 +84,8 @@ Status forward(KernelContext* context, const TensorView* in, int, TensorView* ou
   return Status::ok;
 }
 
-Status backward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+Status interpolate_backward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int,
+                                   const void* p) {
   const auto& a = *static_cast<const InterpolateAttributes*>(p);
   const TensorView &g = in[0], &dx = out[0];
   Taps rows, columns, by_row, by_column;
@@ -97,10 +98,10 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
-    {"interpolate", kFloatingDTypes, forward},
+const RegisterCpuKernel resample_kernels[] = {
+    {"interpolate", kFloatingDTypes, interpolate_kernel},
     {"interpolate", {DType::u8, DType::i8}, forward_bytes},
-    {"interpolate_backward", kFloatingDTypes, backward},
+    {"interpolate_backward", kFloatingDTypes, interpolate_backward_kernel},
 };
 
 }  // namespace

@@ -167,7 +167,7 @@ Status roi_align_backward(KernelContext* context, const TensorView* in, int, Ten
                                    : backward<float>(context, in[0], in[1], out[0], a);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel roi_align_kernels[] = {
     {"roi_align", {DType::f32, DType::f64}, roi_align},
     {"roi_align_backward", {DType::f32, DType::f64}, roi_align_backward},
 };

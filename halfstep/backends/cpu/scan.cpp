@@ -250,7 +250,7 @@ Status signed_pow(KernelContext*, const TensorView* in, int, TensorView* out, in
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel scan_kernels[] = {
     {"argmax", kComputeDTypes, arg<true>},
     {"argmin", kComputeDTypes, arg<false>},
     {"max_dim", kComputeDTypes, extreme<true>},

@@ -11,7 +11,7 @@ namespace halfstep::cpu {
 namespace {
 
 // Rows up to this length are read once; longer ones block by block in each pass.
-constexpr std::int64_t kRow = 4096;
+constexpr std::int64_t kSoftmaxRow = 4096;
 
 const DimAttributes& dim_attributes(const void* attributes) { return *static_cast<const DimAttributes*>(attributes); }
 
@@ -20,30 +20,30 @@ void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
   const RowPlan from(x, dim), to(out, dim);
   const std::int64_t n = from.length;
   parallel_for(from.rows.numel, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C row[kRow];
+    alignas(64) C row[kSoftmaxRow];
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t in_at = from.rows.offset(r), out_at = to.rows.offset(r);
       const auto load = [&](std::int64_t at, std::int64_t count) {
         read_row(x, in_at + at * from.stride, from.stride, count, row);
       };
-      const bool whole = n <= kRow;
+      const bool whole = n <= kSoftmaxRow;
       C top = -std::numeric_limits<C>::infinity();
-      for (std::int64_t at = 0; at < n; at += kRow) {
-        const std::int64_t count = std::min(kRow, n - at);
+      for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
+        const std::int64_t count = std::min(kSoftmaxRow, n - at);
         load(at, count);
         const C t = max_of(row, count);
         top = t > top || t != t ? t : top;
         if (top != top) break;
       }
       double sum = 0;
-      for (std::int64_t at = 0; at < n; at += kRow) {
-        const std::int64_t count = std::min(kRow, n - at);
+      for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
+        const std::int64_t count = std::min(kSoftmaxRow, n - at);
         if (!whole) load(at, count);
         sum += exp_sum(row, count, top, kLog || !whole ? nullptr : row);
       }
       const C divisor = static_cast<C>(sum), logarithm = static_cast<C>(std::log(sum));
-      for (std::int64_t at = 0; at < n; at += kRow) {
-        const std::int64_t count = std::min(kRow, n - at);
+      for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
+        const std::int64_t count = std::min(kSoftmaxRow, n - at);
         if (!whole) load(at, count);
         if (kLog) {
           for (std::int64_t i = 0; i < count; ++i) row[i] = (row[i] - top) - logarithm;
@@ -62,7 +62,7 @@ template <class C, bool kLog>
 void backward(const TensorView& g, const TensorView& y, TensorView& out, std::int64_t dim) {
   const RowPlan from_g(g, dim), from_y(y, dim), to(out, dim);
   const std::int64_t n = to.length;
-  constexpr std::int64_t kBlock = kRow / 2;
+  constexpr std::int64_t kBlock = kSoftmaxRow / 2;
   parallel_for(to.rows.numel, row_grain(n * 3), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C gs[kBlock], ys[kBlock];
     for (std::int64_t r = begin; r < end; ++r) {
@@ -116,7 +116,7 @@ Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* ou
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel softmax_kernels[] = {
     {"softmax", kFloatingDTypes, forward_kernel<false>},
     {"log_softmax", kFloatingDTypes, forward_kernel<true>},
     {"softmax_backward", kFloatingDTypes, backward_kernel<false>},

@@ -12,20 +12,20 @@ namespace halfstep::cpu {
 namespace {
 
 template <class T>
-using Key = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+using SortKey = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
 
 // Order of keys = order of values; -0 is 0, NaN the greatest.
 template <class T>
-Key<T> key_of(T value) {
+SortKey<T> key_of(T value) {
   if constexpr (std::is_same_v<T, bool>) {
     return value;
   } else if constexpr (std::is_integral_v<T>) {
-    constexpr Key<T> kFlip = std::is_signed_v<T> ? Key<T>(1) << (8 * sizeof(Key<T>) - 1) : 0;
-    return static_cast<Key<T>>(static_cast<std::make_signed_t<Key<T>>>(value)) ^ kFlip;
+    constexpr SortKey<T> kFlip = std::is_signed_v<T> ? SortKey<T>(1) << (8 * sizeof(SortKey<T>) - 1) : 0;
+    return static_cast<SortKey<T>>(static_cast<std::make_signed_t<SortKey<T>>>(value)) ^ kFlip;
   } else if constexpr (std::is_same_v<T, double> || std::is_same_v<T, float>) {
-    if (value != value) return ~Key<T>{0};
-    const auto bits = std::bit_cast<Key<T>>(value + T{0});  // -0 + 0 is 0
-    constexpr Key<T> kSign = Key<T>(1) << (8 * sizeof(T) - 1);
+    if (value != value) return ~SortKey<T>{0};
+    const auto bits = std::bit_cast<SortKey<T>>(value + T{0});  // -0 + 0 is 0
+    constexpr SortKey<T> kSign = SortKey<T>(1) << (8 * sizeof(T) - 1);
     return bits & kSign ? ~bits : bits | kSign;
   } else {
     return key_of(static_cast<float>(value));
@@ -40,7 +40,7 @@ struct LongItem {
   }
 };
 
-// Key and index in one number where they fit: lines of up to 2^32 elements of up to 32 bits.
+// SortKey and index in one number where they fit: lines of up to 2^32 elements of up to 32 bits.
 struct ShortItem {
   std::uint64_t both;
   friend bool operator<(const ShortItem& a, const ShortItem& b) { return a.both < b.both; }
@@ -85,7 +85,7 @@ Status run(KernelContext* context, const TensorView& x, TensorView* out, int dim
         const T* values = static_cast<const T*>(x.data) + from;
         for (std::int64_t i = 0; i < n; ++i) {
           const auto key = key_of(values[i * step]);
-          make(line[i], descending ? static_cast<Key<T>>(~key) : key, i);
+          make(line[i], descending ? static_cast<SortKey<T>>(~key) : key, i);
         }
         if (k < n) {
           if (k > 0) std::nth_element(line, line + k - 1, line + n);
@@ -135,7 +135,7 @@ Status topk(KernelContext* context, const TensorView* in, int, TensorView* out, 
   return first_of_lines(context, in[0], out, a.dim, in[0].ndim ? a.k : 1, a.largest);
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel sort_kernels[] = {
     {"sort", kComputeDTypes, sort},
     {"topk", kComputeDTypes, topk},
 };

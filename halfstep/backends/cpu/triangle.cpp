@@ -71,7 +71,7 @@ Status diagonal_backward(KernelContext*, const TensorView* in, int, TensorView* 
   return Status::ok;
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel triangle_kernels[] = {
     {"tril", kAllDTypes, tril},
     {"triu", kAllDTypes, triu},
     {"diagonal_backward", kAllDTypes, diagonal_backward},

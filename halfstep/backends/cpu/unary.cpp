@@ -300,8 +300,8 @@ namespace halfstep::cpu {
 namespace {
 
 HWY_EXPORT(unary_ops);
-const ElementwiseOp* ops() { return HWY_DYNAMIC_DISPATCH(unary_ops)(); }
-const RegisterFamily<ops> registered(HWY_STATIC_DISPATCH(kUnaryOps));
+const ElementwiseOp* chosen_unary_ops() { return HWY_DYNAMIC_DISPATCH(unary_ops)(); }
+const RegisterFamily<chosen_unary_ops> unary_kernels(HWY_STATIC_DISPATCH(kUnaryOps));
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -115,7 +115,7 @@ Status masked_fill(KernelContext*, const TensorView* in, int, TensorView* out, i
   });
 }
 
-const RegisterCpuKernel registered[] = {
+const RegisterCpuKernel where_kernels[] = {
     {"where", kAllDTypes, where},
     {"masked_fill", kAllDTypes, masked_fill},
 };
