@@ -16,6 +16,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/dist/bucket_members_internal.h"
 #include "halfstep/dist/bucket_tuner_internal.h"
 #include "halfstep/dist/captured_internal.h"
 #include "halfstep/dist/describe_internal.h"
@@ -73,9 +74,7 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
       layouts.push_back(strides_of(p.tensor));
     }
   }
-  ~Impl() {
-    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].tensor.remove_hook(hooks[i]);
-  }
+  ~Impl() { remove_hooks(); }
 
   void add_hooks() {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -83,6 +82,11 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
         if (const auto self = weak.lock()) self->ready(i);
       }));
     }
+  }
+  // Recorded steps, which keep this, may outlive the network's wrapper.
+  void remove_hooks() {
+    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].tensor.remove_hook(hooks[i]);
+    hooks.clear();
   }
   /// Buckets for the parameters in this order, which is the one that their gradients are expected in.
   void make_buckets(std::span<const std::size_t> members_in_order);
@@ -140,29 +144,8 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> members_i
   buckets.clear();
   views.assign(parameters.size(), Tensor());
   bucket_of.assign(parameters.size(), 0);
-  // A bucket has one dtype and device. Those that are open, by both; in the order in which they were opened.
-  struct Open {
-    std::vector<std::size_t> parameters;
-    std::int64_t bytes = 0;
-  };
-  std::vector<std::pair<std::pair<DType, std::string>, Open>> open;
-  std::vector<std::vector<std::size_t>> closed;
-  for (const std::size_t i : members_in_order) {
-    const Tensor& p = parameters[i].tensor;
-    const auto kind = std::pair(p.dtype(), p.device().str());
-    auto at = std::find_if(open.begin(), open.end(), [&](const auto& o) { return o.first == kind; });
-    if (at == open.end()) at = open.insert(open.end(), {kind, {}});
-    Open& bucket = at->second;
-    bucket.parameters.push_back(i);
-    bucket.bytes += bytes_of(p);
-    const double cap = closed.empty() ? std::min(options.first_bucket_cap_mb, cap_mb) : cap_mb;
-    if (static_cast<double>(bucket.bytes) >= cap * 0x1p20) {
-      closed.push_back(std::move(bucket.parameters));
-      open.erase(at);
-    }
-  }
-  for (auto& [kind, bucket] : open) closed.push_back(std::move(bucket.parameters));
-  for (std::vector<std::size_t>& members : closed) {
+  for (std::vector<std::size_t>& members :
+       detail::bucket_members(parameters, members_in_order, std::min(options.first_bucket_cap_mb, cap_mb), cap_mb)) {
     if (sharded()) {
       std::stable_sort(members.begin(), members.end(),
                        [&](std::size_t a, std::size_t b) { return owners[a] < owners[b]; });
@@ -291,7 +274,7 @@ void DataParallelBase::Impl::ready(std::size_t i) {
 
 void DataParallelBase::Impl::launch() {
   while (next < buckets.size() && buckets[next].waiting == 0) {
-    detail::repeated({&buckets[next].flat}, [this, b = next] { start(b); });
+    detail::repeated({buckets[next].flat}, [self = shared_from_this(), b = next] { self->start(b); });
     // The memory of those before goes to the ones that come.
     if (sharded() && next > 0) finish_bucket(next - 1);
     ++next;
@@ -413,7 +396,11 @@ void DataParallelBase::Impl::resolve_missing(bool backward) {
 void DataParallelBase::Impl::finish(bool backward) {
   armed = false;
   resolve_missing(backward);
-  detail::repeated({}, [this] { wait(); });
+  std::vector<Tensor> flats;
+  for (const Bucket& b : buckets) {
+    if (b.flat.defined()) flats.push_back(b.flat);
+  }
+  detail::repeated(flats, [self = shared_from_this()] { self->wait(); });
   if (order.empty()) find_order();
 }
 
@@ -457,7 +444,7 @@ DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup gr
   Impl& s = *impl_;
   if (s.parameters.empty()) fail<Error>("{}: the network has no parameters that require grad", kName);
   describe::check_same(module.state_dict(), s.group, kName);
-  for (const NamedTensor& t : module.state_dict()) describe::broadcast_values(t, s.group);
+  describe::broadcast_values(module.state_dict(), s.group);
   std::vector<std::size_t> order(s.parameters.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   s.make_buckets(order);
@@ -469,9 +456,15 @@ DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup gr
   }
   s.add_hooks();
 }
-DataParallelBase::~DataParallelBase() = default;
+DataParallelBase::~DataParallelBase() {
+  if (impl_) impl_->remove_hooks();
+}
 DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
-DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
+DataParallelBase& DataParallelBase::operator=(DataParallelBase&& other) noexcept {
+  DataParallelBase last(std::move(*this));
+  impl_ = std::move(other.impl_);
+  return *this;
+}
 
 // A guard that a step makes and lets go is in the step's recording, and changes nothing that the step finds.
 DataParallelBase::NoSync::NoSync(const DataParallelBase& of) : depth_(of.impl_->no_sync), step_(capture_sink()) {
@@ -514,7 +507,7 @@ void DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
   loop();
   for (Turn turn = s.joining->announce(Turn::none); turn != Turn::none; turn = s.joining->announce(Turn::none)) {
     if (turn == Turn::buffers) {
-      for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
+      describe::broadcast_values(s.buffers, s.group, s.joining->first_active());
       continue;
     }
     for (const NamedTensor& p : s.parameters) p.tensor.set_grad({});
@@ -523,12 +516,12 @@ void DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
   }
   if (!s.joining->shadowed()) return;
   for (const NamedTensors* all : {&s.parameters, &s.buffers}) {
-    for (const NamedTensor& t : *all) describe::broadcast_values(t, s.group, s.joining->first_active());
+    describe::broadcast_values(*all, s.group, s.joining->first_active());
   }
 }
 
 void DataParallelBase::mean_(const Tensor& tensor, std::string_view label) const {
-  detail::repeated({&tensor}, [tensor, group = impl_->group, label = std::string(label)]() mutable {
+  detail::repeated({tensor}, [tensor, group = impl_->group, label = std::string(label)]() mutable {
     group.all_reduce(tensor, ReduceOp::mean, label).wait();
     tensor.storage()->bump_version();
   });
@@ -539,13 +532,11 @@ void DataParallelBase::broadcast_buffers() {
   if (s.group.size() == 1 || s.buffers.empty()) return;
   if (s.joining) {
     s.joining->announce(detail::Joining::Turn::buffers);
-    for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
-    return;
+    return describe::broadcast_values(s.buffers, s.group, s.joining->first_active());
   }
-  detail::repeated({&s.buffers[0].tensor}, [self = impl_] {
-    const NoGrad no_grad;
-    for (const NamedTensor& b : self->buffers) describe::broadcast_values(b, self->group);
-  });
+  std::vector<Tensor> tensors;
+  for (const NamedTensor& b : s.buffers) tensors.push_back(b.tensor);
+  detail::repeated(tensors, [self = impl_] { describe::broadcast_values(self->buffers, self->group); });
 }
 
 void DataParallelBase::shard_gradients(const std::function<int(const Tensor&)>& owner) {

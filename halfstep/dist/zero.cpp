@@ -106,13 +106,7 @@ void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
   for (const NamedTensor& p : of.named_parameters()) {
     if (owner(p.tensor) >= 0) all.push_back(p.tensor);
   }
-  if (KernelRecorder* recorder = kernel_recorder()) {
-    for (const Tensor& p : all) {
-      if (!p.device().is_cpu()) recorder->refuse("ranks exchange tensors that are on a device");
-      recorder->uses(p);
-    }
-  }
-  detail::repeated({}, [self = shared_from_this(), all] {
+  detail::repeated(all, [self = shared_from_this(), all] {
     const NoGrad no_grad;
     self->exchange(all);
     for (const Tensor& p : all) {
