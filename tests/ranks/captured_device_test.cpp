@@ -22,6 +22,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/loss.h"
+#include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
 #include "halfstep/optim/adam.h"
@@ -81,6 +82,15 @@ struct Case {
   int stage = 0;
 };
 
+// The simulated device has no kernel that clamps.
+std::function<void()> clamped(const GradBucket& bucket, const ProcessGroup& group) {
+  ProcessGroup all = group;
+  return [work = all.all_reduce(bucket.buffer, ReduceOp::mean), mean = bucket.buffer]() mutable {
+    work.wait();
+    clamp_(mean, -0.01, 0.01);
+  };
+}
+
 enum class How { plain, kernels, graphs };
 
 struct Outcome {
@@ -101,6 +111,7 @@ Outcome trained(const Case& c, How how, Device device) {
   DataParallelOptions options{.bucket_cap_mb = 0.004, .first_bucket_cap_mb = 0.001};
   if (c.hook == std::string("f16")) options.hook = compress_hook(f16);
   if (c.hook == std::string("bf16")) options.hook = compress_hook(bf16);
+  if (c.hook == std::string("clamped")) options.hook = clamped;
   if (c.hook == std::string("powersgd")) options.hook = PowerSGD({.rank = 2, .start = 4}).hook();
   const auto parallel = std::make_shared<DataParallelBase>(net, world(), options);
   std::optional<ZeroRedundancy> zero;
@@ -184,6 +195,7 @@ INSTANTIATE_TEST_SUITE_P(Steps, CapturedOnDevice,
                          testing::Values(Case{.name = "plain"}, Case{.name = "f16", .hook = "f16"},
                                          Case{.name = "bf16", .hook = "bf16", .autocast = bf16},
                                          Case{.name = "powersgd", .hook = "powersgd"},
+                                         Case{.name = "clamped", .hook = "clamped"},
                                          Case{.name = "synced", .synced = true},
                                          Case{.name = "accumulated", .accumulate = 3, .clip = 0.5},
                                          Case{.name = "overflow", .autocast = f16, .scaled = true, .checked = true},
@@ -196,6 +208,17 @@ INSTANTIATE_TEST_SUITE_P(Steps, CapturedOnDevice,
                                               .synced = true},
                                          Case{.name = "zero1", .clip = 0.5, .stage = 1},
                                          Case{.name = "zero1_overflow", .autocast = f16, .scaled = true, .stage = 1},
+                                         Case{.name = "zero2", .clip = 0.5, .stage = 2},
+                                         Case{.name = "zero2_clamped", .hook = "clamped", .stage = 2},
+                                         Case{.name = "zero2_powersgd", .hook = "powersgd", .stage = 2},
+                                         Case{.name = "zero2_overflow", .autocast = f16, .scaled = true, .stage = 2},
+                                         Case{.name = "zero2_overflow_accumulated",
+                                              .hook = "f16",
+                                              .autocast = f16,
+                                              .accumulate = 2,
+                                              .clip = 0.5,
+                                              .scaled = true,
+                                              .stage = 2},
                                          Case{.name = "counted", .accumulate = 2, .counts_later = true}),
                          [](const auto& info) { return std::string(info.param.name); });
 

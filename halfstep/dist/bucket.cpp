@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "halfstep/dist/bucket_members_internal.h"
+#include "halfstep/dist/bucket_internal.h"
 
 namespace halfstep::dist::detail {
 
