@@ -165,8 +165,9 @@ class Captured {
 /// the same memory in every replay.
 ///
 /// On a device whose plug-in has graphs, a replay launches graphs of its kernels (from the second replay on), after the
-/// host has brought it learning rates, random states and the like; ops that run on the CPU lie between graphs. On other
-/// devices kernels are enqueued one by one. Either way nothing is read back.
+/// host has brought it learning rates, random states and the like; ops that run on the CPU and exchanges with other
+/// ranks (dist/data_parallel.h) lie between graphs. On other devices kernels are enqueued one by one. Either way
+/// nothing is read back but what ranks exchange.
 ///
 /// A step that can't be replayed runs normally: one that reads values on the host (item(), to_vector(), data()), calls
 /// gradient hooks, seeds a generator, sets a learning rate, keeps tensors for later, waits for a device, or computes on

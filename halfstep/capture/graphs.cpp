@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replays through the graph entries of a plug-in (runtime/plugin.h). A recorded step becomes segments. In each, the
 // host first does its own work and copies its numbers to the device, and then launches one graph of all the kernels.
-// Segments end where the host waits for the device: at copies to it and from it, for ops that run on the CPU.
+// Segments end where the host waits for the device: at copies to it and from it, for ops that run on the CPU, and at
+// exchanges with other ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -100,6 +101,7 @@ void Recording::make_graphs(Context& context, std::span<const Tensor> inputs) {
   // What a segment can hold.
   const auto continues = [](const Step& step) {
     if (step.kind == Step::Kind::copy) return step.early;
+    if (step.kind == Step::Kind::host) return !step.ordered;
     return !step.on_device() || !step.alone;
   };
   std::vector<std::pair<std::size_t, std::size_t>> ranges;

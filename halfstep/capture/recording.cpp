@@ -216,6 +216,24 @@ void Recording::host(std::function<void()> work) {
   step.work = std::move(work);
 }
 
+void Recording::exchange(std::span<const Tensor> tensors, std::function<void()> work) {
+  for (const Tensor& t : tensors) {
+    if (!t.device().is_cpu() && !use_device(t.device(), current_native_queue(t.device()))) return;
+  }
+  if (!arena_ || !refusal_.empty()) return;
+  Step& step = steps_.emplace_back();
+  step.kind = Step::Kind::host;
+  step.ordered = true;
+  step.work = std::move(work);
+  for (const Tensor& t : tensors) {
+    Storage* const storage = t.storage().get();
+    bounds_.erase(storage);
+    // What isn't in memory of the arenas is kept by uses().
+    const bool kept = owns(storage->address()) || outside_.contains(storage);
+    if (!t.device().is_cpu() && kept) step.exchanged.push_back(storage);
+  }
+}
+
 void Recording::before(std::function<bool()> work) {
   if (arena_ && refusal_.empty()) before_.push_back(std::move(work));
 }

@@ -37,6 +37,7 @@ class Recording final : public KernelRecorder {
   void kernel(const KernelCall& call, const KernelRun& run) override;
   void copy(const Bytes& to, const Bytes& from, std::size_t count, bool non_blocking) override;
   void host(std::function<void()> work) override;
+  void exchange(std::span<const Tensor> tensors, std::function<void()> work) override;
   void own_memory(bool on) override { own_memory_ = on; }
   void before(std::function<bool()> work) override;
   void keep(const Tensor& tensor) override;
@@ -96,6 +97,8 @@ class Recording final : public KernelRecorder {
     std::vector<Storage*> written = {};  ///< outside of the arenas
     std::vector<std::size_t> written_inputs = {};  ///< that lie there
     std::function<void()> work = {};
+    bool ordered = false;                  ///< work of exchange(): kernels stay ahead of it and behind it
+    std::vector<Storage*> exchanged = {};  ///< of a device, by that work
     // Of kernels in a graph:
     std::vector<unsigned char> baked = {};  ///< live attributes as the graph has them
     bool alone = false;                     ///< they change too often for one
@@ -108,6 +111,7 @@ class Recording final : public KernelRecorder {
     std::ptrdiff_t offset;  ///< in bytes, from the input's first element
   };
   // Steps from `first` to `last`, excluded: what the host has to do for them, then a graph of the device's kernels.
+  // None of them is an exchange.
   struct Segment {
     std::size_t first, last;
     halfstep_graph* graph;

@@ -102,6 +102,8 @@ void Recording::run(Step& step, Context& context, std::span<const Tensor> inputs
   switch (step.kind) {
     case Step::Kind::host:
       step.work();
+      // The CPU may have computed a part of it in the device's place, and kernels that follow read the device's memory.
+      for (Storage* storage : step.exchanged) storage->data();
       return;
     case Step::Kind::copy:
       copy_memory(views_[step.first_view + 1].data, step.to, views_[step.first_view].data, step.from, step.bytes,

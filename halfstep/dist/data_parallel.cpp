@@ -16,6 +16,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/dist/bucket_internal.h"
 #include "halfstep/dist/bucket_tuner_internal.h"
 #include "halfstep/dist/captured_internal.h"
 #include "halfstep/dist/describe_internal.h"
@@ -29,21 +30,12 @@
 namespace halfstep::dist {
 namespace {
 
+using detail::Bucket;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 constexpr const char* kName = "data_parallel";
 constexpr std::int64_t kAlignment = 64;  // bytes, of each gradient in its bucket
-
-struct Bucket {
-  Tensor flat = {};  // where gradients are sharded, from its first gradient until it is reduced
-  std::int64_t numel = 0;
-  std::vector<std::size_t> parameters;
-  std::vector<std::int64_t> offsets = {};  // of the parameters
-  std::vector<std::int64_t> counts = {};   // elements of the ranks' parts, where gradients are sharded
-  int waiting = 0;                         // gradients that haven't come in this pass
-  std::function<void()> finish = {};       // of the reduction that runs
-};
 
 std::int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<std::int64_t>(t.item_size()); }
 
@@ -73,9 +65,7 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
       layouts.push_back(strides_of(p.tensor));
     }
   }
-  ~Impl() {
-    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].tensor.remove_hook(hooks[i]);
-  }
+  ~Impl() { remove_hooks(); }
 
   void add_hooks() {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -84,19 +74,26 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
       }));
     }
   }
+  // Recorded steps, which keep this, may outlive the network's wrapper.
+  void remove_hooks() {
+    for (std::size_t i = 0; i < hooks.size(); ++i) parameters[i].tensor.remove_hook(hooks[i]);
+    hooks.clear();
+  }
   /// Buckets for the parameters in this order, which is the one that their gradients are expected in.
   void make_buckets(std::span<const std::size_t> members_in_order);
   void make_flat(Bucket& bucket);
   void use_bucket_view(std::size_t i);
   bool sharded() const { return !owners.empty(); }
   void finish_bucket(std::size_t b);
+  void complete(std::size_t b);
   void keep_own_part(Bucket& bucket);
 
   /// `announced`: the ranks whose loops are over know of it (join()).
   void begin(bool announced = false);
   void ready(std::size_t i);
   void launch();
-  void start(std::size_t b);
+  void send(std::size_t b);
+  void start(std::size_t b, const Tensor& flat);
   void wait();
   /// `backward`: the pass was one, and not what stands for it on a rank without samples.
   void finish(bool backward = true);
@@ -133,36 +130,15 @@ struct DataParallelBase::Impl : std::enable_shared_from_this<Impl> {
   detail::StaticGraph fixed{options.static_graph, parameters};
   std::optional<detail::Joining> joining;
   DataParallelStats stats;
-  Clock::time_point started;
+  Clock::time_point started, ended;  // the first reduction was; the backward pass has
 };
 
 void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> members_in_order) {
   buckets.clear();
   views.assign(parameters.size(), Tensor());
   bucket_of.assign(parameters.size(), 0);
-  // A bucket has one dtype and device. Those that are open, by both; in the order in which they were opened.
-  struct Open {
-    std::vector<std::size_t> parameters;
-    std::int64_t bytes = 0;
-  };
-  std::vector<std::pair<std::pair<DType, std::string>, Open>> open;
-  std::vector<std::vector<std::size_t>> closed;
-  for (const std::size_t i : members_in_order) {
-    const Tensor& p = parameters[i].tensor;
-    const auto kind = std::pair(p.dtype(), p.device().str());
-    auto at = std::find_if(open.begin(), open.end(), [&](const auto& o) { return o.first == kind; });
-    if (at == open.end()) at = open.insert(open.end(), {kind, {}});
-    Open& bucket = at->second;
-    bucket.parameters.push_back(i);
-    bucket.bytes += bytes_of(p);
-    const double cap = closed.empty() ? std::min(options.first_bucket_cap_mb, cap_mb) : cap_mb;
-    if (static_cast<double>(bucket.bytes) >= cap * 0x1p20) {
-      closed.push_back(std::move(bucket.parameters));
-      open.erase(at);
-    }
-  }
-  for (auto& [kind, bucket] : open) closed.push_back(std::move(bucket.parameters));
-  for (std::vector<std::size_t>& members : closed) {
+  for (std::vector<std::size_t>& members :
+       detail::bucket_members(parameters, members_in_order, std::min(options.first_bucket_cap_mb, cap_mb), cap_mb)) {
     if (sharded()) {
       std::stable_sort(members.begin(), members.end(),
                        [&](std::size_t a, std::size_t b) { return owners[a] < owners[b]; });
@@ -186,7 +162,8 @@ void DataParallelBase::Impl::make_buckets(std::span<const std::size_t> members_i
 }
 
 void DataParallelBase::Impl::make_flat(Bucket& bucket) {
-  const CapturePause pause;  // buckets outlive a captured step
+  std::optional<CapturePause> pause;
+  if (!sharded()) pause.emplace();  // buckets outlive a captured step
   const Tensor& first = parameters[bucket.parameters[0]].tensor;
   bucket.flat = zeros({bucket.numel}, {.dtype = first.dtype(), .device = first.device()});
   for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
@@ -212,17 +189,9 @@ void DataParallelBase::Impl::begin(bool announced) {
   seen.assign(parameters.size(), false);
   ready_order.clear();
   absent.assign(parameters.size(), false);
-  if (CaptureSink* sink = capture_sink(); sink && sharded()) [[unlikely]]
-    sink->refuse("gradients are divided among the ranks (ZeRO)");
   for (Bucket& b : buckets) {
     b.waiting = static_cast<int>(b.parameters.size());
-    if (b.finish) {
-      // Begun by a pass that threw: until its end it writes to the bucket.
-      try {
-        std::exchange(b.finish, {})();
-      } catch (const Error&) {
-      }
-    }
+    b.abandon();
     if (sharded()) b.flat = Tensor();  // of a pass that failed
   }
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -291,43 +260,60 @@ void DataParallelBase::Impl::ready(std::size_t i) {
 
 void DataParallelBase::Impl::launch() {
   while (next < buckets.size() && buckets[next].waiting == 0) {
-    detail::repeated({&buckets[next].flat}, [this, b = next] { start(b); });
+    send(next);
     // The memory of those before goes to the ones that come.
     if (sharded() && next > 0) finish_bucket(next - 1);
     ++next;
   }
 }
 
-void DataParallelBase::Impl::start(std::size_t b) {
+void DataParallelBase::Impl::send(std::size_t b) {
+  const auto self = shared_from_this();
+  if (!sharded()) {
+    detail::repeated({buckets[b].flat}, [self, b] { self->start(b, self->buckets[b].flat); });
+    return;
+  }
+  struct Replayed {
+    std::shared_ptr<Impl> self;
+    std::size_t bucket;
+    int runs = 0;
+    // The recording, which has the bucket's memory, goes: that ends what a replay that failed has begun.
+    ~Replayed() {
+      if (runs > 1 && bucket < self->buckets.size()) self->buckets[bucket].abandon();
+    }
+  };
+  detail::repeated_in(buckets[b].flat,
+                      [of = std::make_shared<Replayed>(Replayed{.self = self, .bucket = b})](const Tensor& flat) {
+                        ++of->runs;
+                        of->self->start(of->bucket, flat);
+                      });
+}
+
+void DataParallelBase::Impl::start(std::size_t b, const Tensor& flat) {
   if (b == 0) started = Clock::now();
   Bucket& bucket = buckets[b];
   if (!options.hook && sharded()) {
-    bucket.finish = [work = group.reduce_scatter_parts(bucket.flat, bucket.counts, ReduceOp::mean, label(b))] {
-      work.wait();
-    };
+    bucket.finish = [work = group.reduce_scatter_parts(flat, bucket.counts, ReduceOp::mean, label(b))] { work.wait(); };
     return;
   }
   if (!options.hook) {
-    bucket.finish = [work = group.all_reduce(bucket.flat, ReduceOp::mean, label(b))] { work.wait(); };
+    bucket.finish = [work = group.all_reduce(flat, ReduceOp::mean, label(b))] { work.wait(); };
     return;
   }
-  GradBucket given{.index = static_cast<int>(b),
-                   .is_last = b + 1 == buckets.size(),
-                   .buffer = bucket.flat,
-                   .gradients = {},
-                   .names = {}};
-  for (const std::size_t i : bucket.parameters) {
-    given.gradients.push_back(views[i]);
+  const NoGrad no_grad;
+  GradBucket given{
+      .index = static_cast<int>(b), .is_last = b + 1 == buckets.size(), .buffer = flat, .gradients = {}, .names = {}};
+  for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+    const std::size_t i = bucket.parameters[k];
+    given.gradients.push_back(as_strided(flat, parameters[i].tensor.sizes(), layouts[i], bucket.offsets[k]));
     given.names.push_back(parameters[i].name);
   }
-  const NoGrad no_grad;
   bucket.finish = options.hook(given, group);
 }
 
 void DataParallelBase::Impl::wait() {
-  const auto begun = Clock::now();
-  for (std::size_t b = 0; b < buckets.size(); ++b) finish_bucket(b);
-  stats.wait_seconds += seconds_since(begun);
+  for (std::size_t b = 0; b < buckets.size(); ++b) complete(b);
+  stats.wait_seconds += seconds_since(ended);
   stats.reduction_seconds += seconds_since(started);
   ++stats.reductions;
   if (!tuner || order.empty()) return;
@@ -339,21 +325,28 @@ void DataParallelBase::Impl::wait() {
   stats.tuning = !tuner->done();
 }
 
-void DataParallelBase::Impl::finish_bucket(std::size_t b) {
+// The mean is in the bucket.
+void DataParallelBase::Impl::complete(std::size_t b) {
   const NoGrad no_grad;
   Bucket& bucket = buckets[b];
   if (bucket.finish) std::exchange(bucket.finish, {})();
-  if (!bucket.flat.defined()) return;  // finished before
+  if (!bucket.flat.defined()) return;  // of a replay, or divided before
   // The other ranks' values: nothing known of one's own holds for the mean.
   bucket.flat.storage()->bump_version();
   bucket.flat.storage()->forget_derived();
   if (joining && joining->factor() != 1) bucket.flat.mul_(joining->factor());
-  if (sharded()) keep_own_part(bucket);
+}
+
+// Where gradients are sharded.
+void DataParallelBase::Impl::finish_bucket(std::size_t b) {
+  if (!buckets[b].flat.defined()) return;  // finished before
+  detail::repeated_in(buckets[b].flat, [self = shared_from_this(), b](const Tensor&) { self->complete(b); });
+  const NoGrad no_grad;
+  keep_own_part(buckets[b]);
 }
 
 // The gradients of this rank's parameters get memory of their own; the bucket's is free for the next one.
 void DataParallelBase::Impl::keep_own_part(Bucket& bucket) {
-  const CapturePause pause;  // of a step that can't be captured
   const std::int64_t begin =
       std::accumulate(bucket.counts.begin(), bucket.counts.begin() + group.rank(), std::int64_t{0});
   const std::int64_t count = bucket.counts[static_cast<std::size_t>(group.rank())];
@@ -413,7 +406,16 @@ void DataParallelBase::Impl::resolve_missing(bool backward) {
 void DataParallelBase::Impl::finish(bool backward) {
   armed = false;
   resolve_missing(backward);
-  detail::repeated({}, [this] { wait(); });
+  detail::repeated({}, [self = shared_from_this()] { self->ended = Clock::now(); });
+  std::vector<Tensor> flats;
+  for (std::size_t b = 0; b < buckets.size(); ++b) {
+    if (sharded()) {
+      finish_bucket(b);
+    } else {
+      flats.push_back(buckets[b].flat);
+    }
+  }
+  detail::repeated(flats, [self = shared_from_this()] { self->wait(); });
   if (order.empty()) find_order();
 }
 
@@ -457,7 +459,7 @@ DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup gr
   Impl& s = *impl_;
   if (s.parameters.empty()) fail<Error>("{}: the network has no parameters that require grad", kName);
   describe::check_same(module.state_dict(), s.group, kName);
-  for (const NamedTensor& t : module.state_dict()) describe::broadcast_values(t, s.group);
+  describe::broadcast_values(module.state_dict(), s.group);
   std::vector<std::size_t> order(s.parameters.size());
   std::iota(order.rbegin(), order.rend(), std::size_t{0});
   s.make_buckets(order);
@@ -469,9 +471,15 @@ DataParallelBase::DataParallelBase(const nn::ModuleBase& module, ProcessGroup gr
   }
   s.add_hooks();
 }
-DataParallelBase::~DataParallelBase() = default;
+DataParallelBase::~DataParallelBase() {
+  if (impl_) impl_->remove_hooks();
+}
 DataParallelBase::DataParallelBase(DataParallelBase&&) noexcept = default;
-DataParallelBase& DataParallelBase::operator=(DataParallelBase&&) noexcept = default;
+DataParallelBase& DataParallelBase::operator=(DataParallelBase&& other) noexcept {
+  DataParallelBase last(std::move(*this));
+  impl_ = std::move(other.impl_);
+  return *this;
+}
 
 // A guard that a step makes and lets go is in the step's recording, and changes nothing that the step finds.
 DataParallelBase::NoSync::NoSync(const DataParallelBase& of) : depth_(of.impl_->no_sync), step_(capture_sink()) {
@@ -514,7 +522,7 @@ void DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
   loop();
   for (Turn turn = s.joining->announce(Turn::none); turn != Turn::none; turn = s.joining->announce(Turn::none)) {
     if (turn == Turn::buffers) {
-      for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
+      describe::broadcast_values(s.buffers, s.group, s.joining->first_active());
       continue;
     }
     for (const NamedTensor& p : s.parameters) p.tensor.set_grad({});
@@ -523,12 +531,12 @@ void DataParallelBase::join(const std::function<void()>& loop, const JoinOptions
   }
   if (!s.joining->shadowed()) return;
   for (const NamedTensors* all : {&s.parameters, &s.buffers}) {
-    for (const NamedTensor& t : *all) describe::broadcast_values(t, s.group, s.joining->first_active());
+    describe::broadcast_values(*all, s.group, s.joining->first_active());
   }
 }
 
 void DataParallelBase::mean_(const Tensor& tensor, std::string_view label) const {
-  detail::repeated({&tensor}, [tensor, group = impl_->group, label = std::string(label)]() mutable {
+  detail::repeated({tensor}, [tensor, group = impl_->group, label = std::string(label)]() mutable {
     group.all_reduce(tensor, ReduceOp::mean, label).wait();
     tensor.storage()->bump_version();
   });
@@ -539,13 +547,11 @@ void DataParallelBase::broadcast_buffers() {
   if (s.group.size() == 1 || s.buffers.empty()) return;
   if (s.joining) {
     s.joining->announce(detail::Joining::Turn::buffers);
-    for (const NamedTensor& b : s.buffers) describe::broadcast_values(b, s.group, s.joining->first_active());
-    return;
+    return describe::broadcast_values(s.buffers, s.group, s.joining->first_active());
   }
-  detail::repeated({&s.buffers[0].tensor}, [self = impl_] {
-    const NoGrad no_grad;
-    for (const NamedTensor& b : self->buffers) describe::broadcast_values(b, self->group);
-  });
+  std::vector<Tensor> tensors;
+  for (const NamedTensor& b : s.buffers) tensors.push_back(b.tensor);
+  detail::repeated(tensors, [self = impl_] { describe::broadcast_values(self->buffers, self->group); });
 }
 
 void DataParallelBase::shard_gradients(const std::function<int(const Tensor&)>& owner) {
@@ -565,22 +571,6 @@ const NamedTensors& DataParallelBase::parameters() const { return impl_->paramet
 const ProcessGroup& DataParallelBase::group() const { return impl_->group; }
 const DataParallelOptions& DataParallelBase::options() const { return impl_->options; }
 DataParallelStats DataParallelBase::stats() const { return impl_->stats; }
-
-CommunicationHook compress_hook(DType dtype) {
-  if (!is_low_precision(dtype)) fail<DTypeError>("compress_hook: expected f16 or bf16, got {}", name(dtype));
-  return [dtype](const GradBucket& bucket, const ProcessGroup& group) -> std::function<void()> {
-    ProcessGroup g = group;
-    const std::string label = fmt::format("{} gradients of bucket {}: {}", name(dtype), bucket.index, bucket.names[0]);
-    if (bucket.buffer.dtype() == dtype) {
-      return [work = g.all_reduce(bucket.buffer, ReduceOp::mean, label)] { work.wait(); };
-    }
-    const Tensor narrow = bucket.buffer.to(dtype);
-    return [work = g.all_reduce(narrow, ReduceOp::mean, label), narrow, wide = bucket.buffer]() mutable {
-      work.wait();
-      wide.copy_(narrow);
-    };
-  };
-}
 
 void broadcast_state(amp::GradScaler& scaler, const ProcessGroup& group) {
   std::string text;

@@ -10,28 +10,11 @@
 #include <vector>
 
 #include "halfstep/amp/grad_scaler.h"
+#include "halfstep/dist/communication_hook.h"
 #include "halfstep/dist/process_group.h"
 #include "halfstep/nn/module.h"
 
 namespace halfstep::dist {
-
-/// Gradients that are reduced together: what a communication hook is given.
-struct GradBucket {
-  int index = 0;                   ///< buckets are reduced in this order, from 0
-  bool is_last = false;            ///< no more of them in this backward pass
-  Tensor buffer;                   ///< all of the bucket's gradients, flat; the mean over the ranks goes here
-  std::vector<Tensor> gradients;   ///< the parts of it, in the shapes of the parameters
-  std::vector<std::string> names;  ///< of the parameters
-};
-/// Starts the reduction of a bucket and returns what finishes it: afterwards the buffer holds the mean over the ranks.
-/// Called on the thread of the backward pass; no autograd records it.
-using CommunicationHook = std::function<std::function<void()>(const GradBucket& bucket, const ProcessGroup& group)>;
-
-/// A hook that sends gradients in 16 bits, f16 or bf16, and makes them float32 again: half of the bytes. They are
-/// summed in float32 and rounded once more (ProcessGroup). In f16 a gradient that overflows becomes infinite on all
-/// ranks, so that a gradient scaler skips the step on all of them. PyTorch's fp16_compress_hook, which sums in 16 bits.
-/// Throws DTypeError for other dtypes.
-HS_API CommunicationHook compress_hook(DType dtype);
 
 /// Options of DataParallel; defaults and names are PyTorch's DistributedDataParallel's.
 struct DataParallelOptions {
@@ -146,7 +129,7 @@ class HS_API DataParallelBase {
 /// samples gives the gradient of the mean over all samples where all ranks have as many. Bits are the same on all
 /// ranks.
 ///
-/// Steps of a network on the CPU can be captured; a replay reduces as the step does.
+/// Steps can be captured, on the CPU and on devices; a replay reduces as the step does.
 ///
 /// Throws DistError where the ranks' networks differ, naming the first parameter that does; from backward() where a
 /// parameter got no gradient (see find_unused_parameters) and what collectives throw. Throws Error for options out of

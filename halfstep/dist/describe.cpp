@@ -3,6 +3,8 @@
 #include <cstring>
 #include <optional>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -10,6 +12,8 @@
 #include "halfstep/core/text.h"
 #include "halfstep/dist/describe_internal.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/view.h"
 
 namespace halfstep::dist::describe {
 namespace {
@@ -39,6 +43,58 @@ std::optional<Difference> compare(const std::string& mine, ProcessGroup& group) 
                       .there = i < other.size() ? other[i] : ""};
   }
   return std::nullopt;
+}
+
+// What is sent together, as in PyTorch's DistributedDataParallel.
+constexpr std::int64_t kMostBytes = std::int64_t{250} << 20;
+
+struct Message {
+  std::vector<const NamedTensor*> tensors;  // of one dtype and device
+  std::int64_t elements = 0;
+};
+
+std::vector<Message> messages_of(const NamedTensors& tensors) {
+  std::vector<Message> messages;
+  const auto kind = [](const NamedTensor& t) { return std::pair(t.tensor.dtype(), t.tensor.device()); };
+  for (const NamedTensor& t : tensors) {
+    const auto item = static_cast<std::int64_t>(t.tensor.item_size());
+    // The last one of its kind has room, or none has.
+    const auto open = std::find_if(messages.rbegin(), messages.rend(),
+                                   [&](const Message& m) { return kind(*m.tensors[0]) == kind(t); });
+    Message& message = open != messages.rend() && (open->elements + t.tensor.numel()) * item <= kMostBytes
+                           ? *open
+                           : messages.emplace_back();
+    message.tensors.push_back(&t);
+    message.elements += t.tensor.numel();
+  }
+  return messages;
+}
+
+void broadcast(const NamedTensor& named, ProcessGroup& group, int root) {
+  Tensor tensor = named.tensor.detach();
+  const bool dense = tensor.is_contiguous();
+  // Ranks may have other layouts: values travel in row-major order.
+  const Tensor sent = dense ? tensor : tensor.contiguous();
+  group.broadcast(sent, root, named.name).wait();
+  if (!dense) tensor.copy_(sent);
+}
+
+void broadcast(const Message& message, ProcessGroup& group, int root) {
+  const Tensor& first = message.tensors[0]->tensor;
+  const Tensor flat = empty({message.elements}, {.dtype = first.dtype(), .device = first.device()});
+  std::vector<std::pair<Tensor, Tensor>> places;  // of each tensor
+  std::int64_t at = 0;
+  for (const NamedTensor* t : message.tensors) {
+    const Tensor tensor = t->tensor.detach();
+    places.emplace_back(tensor, flat.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+    at += tensor.numel();
+  }
+  if (group.rank() == root) {
+    for (auto& [tensor, place] : places) place.copy_(tensor);
+  }
+  group.broadcast(flat, root, fmt::format("{} to {}", message.tensors[0]->name, message.tensors.back()->name)).wait();
+  if (group.rank() == root) return;
+  for (auto& [tensor, place] : places) tensor.copy_(place);
 }
 
 // FNV-1a with 64 bits, in words of 8 bytes.
@@ -75,17 +131,20 @@ void check_same(const NamedTensors& tensors, ProcessGroup& group, const char* wh
                   shown(found->here), found->rank, shown(found->there));
 }
 
-void broadcast_values(const NamedTensor& named, ProcessGroup& group, int root) {
+void broadcast_values(const NamedTensors& tensors, ProcessGroup& group, int root) {
   if (group.size() == 1) return;
   const NoGrad no_grad;
-  Tensor tensor = named.tensor.detach();
-  const bool dense = tensor.is_contiguous();
-  // Ranks may have other layouts: values travel in row-major order.
-  const Tensor sent = dense ? tensor : tensor.contiguous();
-  group.broadcast(sent, root, named.name).wait();
-  if (!dense) tensor.copy_(sent);
-  tensor.storage()->bump_version();
-  tensor.storage()->forget_derived();
+  for (const Message& message : messages_of(tensors)) {
+    if (message.tensors.size() == 1) {
+      broadcast(*message.tensors[0], group, root);
+    } else {
+      broadcast(message, group, root);
+    }
+  }
+  for (const NamedTensor& t : tensors) {
+    t.tensor.storage()->bump_version();
+    t.tensor.storage()->forget_derived();
+  }
 }
 
 std::string first_difference(const NamedTensors& tensors, ProcessGroup& group) {

@@ -14,8 +14,9 @@ namespace halfstep::dist::describe {
 /// Throws DistError, on all ranks, unless all have tensors of the same names, dtypes and sizes in the same order; it
 /// names the first that differs.
 void check_same(const NamedTensors& tensors, ProcessGroup& group, const char* who);
-/// The tensor's values become those of rank `root`; its layout stays.
-void broadcast_values(const NamedTensor& tensor, ProcessGroup& group, int root = 0);
+/// The tensors' values become those of rank `root`; their layouts stay. Those of one dtype and device are sent
+/// together, up to 250 MiB at a time.
+void broadcast_values(const NamedTensors& tensors, ProcessGroup& group, int root = 0);
 /// Name of the first tensor whose bits differ between ranks; empty if none does.
 std::string first_difference(const NamedTensors& tensors, ProcessGroup& group);
 /// Numbers separated by spaces.

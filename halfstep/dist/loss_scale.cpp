@@ -37,7 +37,7 @@ void check_same_scale(const amp::GradScaler& scaler, const ProcessGroup& group) 
     fail<DistError>("loss scale: expected the same on all ranks, got {}", text);
   };
   if (const Tensor scale = scaler.scale_tensor(); scale.defined()) {
-    detail::repeated({&scale}, check);
+    detail::repeated({scale}, check);
   } else {
     detail::repeated({}, check);
   }
@@ -47,7 +47,7 @@ void share_found_inf(const amp::GradScaler& scaler, const amp::OptimizerBase& op
   if (!scaler.is_enabled()) return;
   const Tensor found = scaler.found_inf(optimizer);
   if (!found.defined()) fail<Error>("share_found_inf: expected unscale_() of this optimizer before");
-  detail::repeated({&found}, [found, g = group]() mutable {
+  detail::repeated({found}, [found, g = group]() mutable {
     g.all_reduce(found, ReduceOp::max, "found inf").wait();
     found.storage()->bump_version();
   });

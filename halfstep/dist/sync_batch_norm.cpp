@@ -58,7 +58,7 @@ Statistics gather_statistics(const Tensor& x, const Tensor& shift, bool none, co
     own = zeros({2 * channels + 1}, f64_there);  // no part in any sum
   }
   const Tensor all = empty({of.size() * own.numel()}, f64_there);
-  detail::repeated({&own, &all},
+  detail::repeated({own, all},
                    [own, all, group = of]() mutable { group.all_gather(all, own, "statistics of batch norm").wait(); });
   const Tensor table = all.view({of.size(), own.numel()});
   const Tensor means = table.narrow(1, 0, channels), vars = table.narrow(1, channels, channels),
@@ -141,7 +141,7 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
                                                                .with_residual = residual.has_value()},
                                                               setup.activation);
     const Tensor sums = cat({d[2].to(f64), d[1].to(f64)}, 0);
-    detail::repeated({&sums}, [sums, group = setup.group]() mutable {
+    detail::repeated({sums}, [sums, group = setup.group]() mutable {
       group.all_reduce(sums, ReduceOp::sum, "gradients of batch norm").wait();
     });
     const std::int64_t channels = x.size(1);

@@ -46,16 +46,27 @@ std::map<const TensorImpl*, int> deal_out(const NamedTensors& parameters, int ra
   return owners;
 }
 
+std::int64_t pieces_of(const Tensor& t) { return (t.numel() + kPiece - 1) / kPiece; }
+
 // The sums that the norm of a gradient is made of; a `limit` of 1 asks for those of amp_unscale.
-std::vector<double> norm_pieces(const Tensor& gradient, double norm_type, bool unscaled) {
+void norm_pieces(const Tensor& gradient, const Tensor& sums, double norm_type, bool unscaled) {
   static const KernelTable& table = kernel_table("multi_norm_pieces");
-  const Tensor sums = zeros({(gradient.numel() + kPiece - 1) / kPiece}, {.dtype = f64, .device = gradient.device()});
   const Tensor *in = &gradient, *out = &sums;
-  if (sums.numel() > 0) {
-    run_kernel(table, "multi_norm_pieces", gradient.device(), DType::f32, {&in, 1}, {&out, 1},
-               ClipAttributes{.limit = unscaled ? 1.0 : 0.0, .norm_type = norm_type});
+  run_kernel(table, "multi_norm_pieces", gradient.device(), DType::f32, {&in, 1}, {&out, 1},
+             ClipAttributes{.limit = unscaled ? 1.0 : 0.0, .norm_type = norm_type});
+}
+
+double norm_of(const std::vector<double>& sums, double norm_type) {
+  double total = 0;
+  for (const double v : sums) {
+    if (!std::isinf(norm_type)) {
+      total += v;
+    } else if (!(v <= total) && !std::isnan(total)) {
+      total = v;
+    }
   }
-  return sums.to_vector<double>();
+  if (std::isinf(norm_type)) return total;
+  return norm_type == 2 ? std::sqrt(total) : std::pow(total, 1 / norm_type);
 }
 
 }  // namespace
@@ -106,13 +117,7 @@ void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
   for (const NamedTensor& p : of.named_parameters()) {
     if (owner(p.tensor) >= 0) all.push_back(p.tensor);
   }
-  if (KernelRecorder* recorder = kernel_recorder()) {
-    for (const Tensor& p : all) {
-      if (!p.device().is_cpu()) recorder->refuse("ranks exchange tensors that are on a device");
-      recorder->uses(p);
-    }
-  }
-  detail::repeated({}, [self = shared_from_this(), all] {
+  detail::repeated(all, [self = shared_from_this(), all] {
     const NoGrad no_grad;
     self->exchange(all);
     for (const Tensor& p : all) {
@@ -169,30 +174,45 @@ void ZeroRedundancy::Impl::exchange(const std::vector<Tensor>& all) {
   if (unpack) unpack();
 }
 
-// Largest flag of any rank; -1 where no rank has a gradient.
+// Largest flag of any rank, for all parameters: 0 where none has a gradient.
 void ZeroRedundancy::Impl::share(const optim::Optimizer& of, amp::GradientFindings& found) {
-  const CapturePause pause;
+  const NoGrad no_grad;
   const NamedTensors& all = of.named_parameters();
   const Device device = found.found.device();
-  const std::vector<float> own = found.per_parameter.to_vector<float>();
-  std::vector<double> flags(all.size(), -1);
-  for (std::size_t i = 0, k = 0; i < all.size(); ++i) {
-    if (all[i].tensor.grad().defined()) flags[i] = static_cast<double>(own[k++]);
-  }
-  const Tensor merged = tensor(flags, {static_cast<std::int64_t>(flags.size())}, {.dtype = f32, .device = Device{}});
-  group.all_reduce(merged, ReduceOp::max, "overflows").wait();
-  const std::vector<float> everywhere = merged.to_vector<float>();
   auto names = std::make_shared<std::vector<std::string>>();
-  std::vector<double> there;
+  std::vector<bool> here;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (everywhere[i] < 0) continue;
     names->push_back(all[i].name.empty() ? fmt::format("parameter {} {}", i, all[i].tensor.sizes().str())
                                          : all[i].name);
-    there.push_back(static_cast<double>(everywhere[i]));
+    here.push_back(all[i].tensor.grad().defined());
   }
-  const bool any = std::any_of(there.begin(), there.end(), [](double flag) { return flag != 0; });
-  found.per_parameter = tensor(there, {static_cast<std::int64_t>(there.size())}, {.dtype = f32, .device = device});
-  found.found = full({}, any ? 1.0 : 0.0, {.dtype = f32, .device = device});
+  const Tensor own = found.per_parameter;
+  Tensor flag = empty({}, {.dtype = f32, .device = device}),
+         flags = empty({static_cast<std::int64_t>(all.size())}, {.dtype = f32, .device = device});
+  const auto anywhere = std::make_shared<bool>();
+  detail::repeated({own, flags, flag}, [own, flags, flag, here, anywhere, g = group]() mutable {
+    const NoGrad no_grad;
+    const std::vector<float> values = own.to_vector<float>();
+    std::vector<double> mine(here.size(), -1);
+    for (std::size_t i = 0, k = 0; i < here.size(); ++i) {
+      if (here[i]) mine[i] = static_cast<double>(values[k++]);
+    }
+    const Tensor merged = tensor(mine, flags.sizes(), {.dtype = f32, .device = Device{}});
+    g.all_reduce(merged, ReduceOp::max, "overflows").wait();
+    bool any = false;
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      // NaN counts.
+      const auto value = static_cast<double>(merged.data<const float>()[i]);
+      *anywhere |= !(value < 0);
+      mine[i] = value < 0 ? 0 : value;
+      any |= mine[i] != 0;
+    }
+    flags.copy_(tensor(mine, flags.sizes(), {.dtype = f32, .device = Device{}}));
+    flag.copy_(full({}, any ? 1.0 : 0.0, {.dtype = f32, .device = Device{}}));
+  });
+  if (!*anywhere) names->clear();
+  found.per_parameter = flags;
+  found.found = flag;
   found.names = std::move(names);
   if (found.norm.defined()) found.norm = norm(all, 2, true).to(f32);
 }
@@ -200,34 +220,31 @@ void ZeroRedundancy::Impl::share(const optim::Optimizer& of, amp::GradientFindin
 // The same sums in the same order as on one rank, each from the rank that has the gradient.
 Tensor ZeroRedundancy::Impl::norm(const NamedTensors& of, double norm_type, bool unscaled) {
   if (!(norm_type > 0)) fail<Error>("grad_norm: expected a norm type above 0, got {}", norm_type);
-  const CapturePause pause;
   const NoGrad no_grad;
-  std::vector<double> sums;
+  const Device device = of.empty() ? Device{} : of[0].tensor.device();
+  std::int64_t count = 0;
+  for (const NamedTensor& p : of) count += pieces_of(p.tensor);
+  const Tensor sums = zeros({count}, {.dtype = f64, .device = device});
+  std::int64_t at = 0;
   bool wide = !of.empty();
   for (const NamedTensor& p : of) {
     wide &= p.tensor.dtype() == DType::f64;
-    const std::size_t pieces = static_cast<std::size_t>((p.tensor.numel() + kPiece - 1) / kPiece);
+    const std::int64_t pieces = pieces_of(p.tensor);
     // What all ranks have counts once.
     const bool own = owner(p.tensor) == group.rank() || (owner(p.tensor) < 0 && group.rank() == 0);
-    if (const Tensor g = p.tensor.grad(); own && g.defined()) {
-      const std::vector<double> here = norm_pieces(g, norm_type, unscaled);
-      sums.insert(sums.end(), here.begin(), here.end());
-    } else {
-      sums.insert(sums.end(), pieces, 0.0);
+    if (const Tensor g = p.tensor.grad(); own && g.defined() && pieces > 0) {
+      norm_pieces(g, sums.narrow(0, at, pieces), norm_type, unscaled);
     }
+    at += pieces;
   }
-  const Tensor all = tensor(sums, {static_cast<std::int64_t>(sums.size())}, {.dtype = f64, .device = Device{}});
-  group.all_reduce(all, ReduceOp::sum, "norms of gradients").wait();
-  double total = 0;
-  for (const double v : all.to_vector<double>()) {
-    if (!std::isinf(norm_type)) {
-      total += v;
-    } else if (!(v <= total) && !std::isnan(total)) {
-      total = v;
-    }
-  }
-  if (!std::isinf(norm_type)) total = norm_type == 2 ? std::sqrt(total) : std::pow(total, 1 / norm_type);
-  return full({}, total, {.dtype = wide ? f64 : f32, .device = of.empty() ? Device{} : of[0].tensor.device()});
+  Tensor result = empty({}, {.dtype = wide ? f64 : f32, .device = device});
+  detail::repeated({sums, result}, [sums, result, norm_type, g = group]() mutable {
+    const NoGrad no_grad;
+    const Tensor all = sums.to(Device{}).clone();
+    g.all_reduce(all, ReduceOp::sum, "norms of gradients").wait();
+    result.copy_(full({}, norm_of(all.to_vector<double>(), norm_type), {.dtype = result.dtype(), .device = Device{}}));
+  });
+  return result;
 }
 
 optim::OptimizerState ZeroRedundancy::Impl::whole_state(const optim::Optimizer& of) const {

@@ -38,7 +38,7 @@ struct ZeroMemory {
 /// The loop stays as it is: schedules, parameter groups, a GradScaler and optim::EMA (stages 1 and 2) work. At stage 2
 /// and 3 a backward pass leaves gradients with their owners only: clip them by clip_grad_norm_() here, and drop them
 /// (zero_grad()) before the next pass that reduces; passes under no_sync() add up whole gradients on each rank.
-/// Captured steps replay at stage 1 on the CPU; at the others steps run uncaptured.
+/// Captured steps replay at stages 1 and 2; at stage 3 steps run uncaptured.
 ///
 /// At stage 3 a parameter's values are on its owner, and on the others while the module runs to which it belongs: they
 /// come before its forward() and when its backward pass needs them, and are freed behind it. Outside of that a

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <utility>
 
 #include "halfstep/core/capture.h"
@@ -39,6 +40,9 @@ class HS_API KernelRecorder : public CaptureSink {
   virtual void copy(const Bytes& to, const Bytes& from, std::size_t count, bool non_blocking) = 0;
   /// Host work to run at this point in every replay. It depends on nothing that a device computes.
   virtual void host(std::function<void()> work) = 0;
+  /// Host work that reads or writes these tensors, on the CPU or a device, where other threads and processes may take
+  /// part: in every replay it comes behind all kernels before it and ahead of all behind it.
+  virtual void exchange(std::span<const Tensor> tensors, std::function<void()> work) = 0;
   /// Between `true` and `false`, memory of devices is taken that no other tensor of the step gets, so that the host may
   /// fill it before the kernels of a replay are enqueued.
   virtual void own_memory(bool on) = 0;

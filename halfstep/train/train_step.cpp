@@ -20,13 +20,12 @@
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
-#include "halfstep/ops/join.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/clip.h"
 #include "halfstep/quant/quantization.h"
-#include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/train/evaluate.h"
+#include "halfstep/train/merge_ranks_internal.h"
 #include "halfstep/train/rank_lines_internal.h"
 #include "halfstep/train/shards_internal.h"
 
@@ -153,11 +152,8 @@ struct TrainStep::Impl {
   void add(const data::Batch& batch, double weight, StepValues& values, std::vector<Tensor>* outputs);
   /// The optimizer's part.
   void update(StepValues& values);
+  /// With `outputs`, losses and parts are this rank's.
   StepValues run(std::span<const data::Batch> batches, std::vector<Tensor>* outputs = nullptr);
-  /// Losses and parts become those of all ranks. `own`: this rank's samples in each batch.
-  void merge_ranks(StepValues& values, const std::vector<std::int64_t>& own);
-  /// TaskLoss::count_later of all ranks, counted now.
-  void merge_counts(StepValues& values);
   /// The step of StepOptions::shards.
   StepValues run_shards(std::span<const data::Batch> batches);
   void merge_shards(const StepValues& own, StepValues& values);
@@ -279,50 +275,12 @@ StepValues TrainStep::Impl::run(std::span<const data::Batch> batches, std::vecto
     if (options.parallel && i + 1 < batches.size()) alone.emplace(*options.parallel);
     add(batches[i], values.weights[i], values, outputs);
   }
-  if (ranks() > 1) {
-    merge_ranks(values, samples);
-    merge_counts(values);
-  }
   update(values);
+  // Behind the optimizer's exchanges, as in run_captured(): a rank may replay a step that another one runs as it is.
+  if (ranks() > 1 && !outputs) {
+    merge_ranks(values, samples, *options.parallel, device_of(task->network()));
+  }
   return values;
-}
-
-void TrainStep::Impl::merge_ranks(StepValues& values, const std::vector<std::int64_t>& own) {
-  const NoGrad no_grad;
-  const DType dtype = accumulate_dtype(values.losses[0].dtype());
-  Tensor loss;
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    if (own[i] == 0) continue;  // whose loss may be anything
-    const Tensor part = values.losses[i].to(dtype) * values.weights[i];
-    loss = loss.defined() ? loss + part : part;
-  }
-  if (!loss.defined()) loss = zeros({}, {.dtype = dtype, .device = values.losses[0].device()});
-  std::vector<Tensor> numbers{loss.reshape({1})};
-  // The reduction is a mean: sums are those of the ranks, times their number.
-  for (const NamedTensor& p : values.parts) {
-    numbers.push_back(p.tensor.to(dtype).reshape({1}) * static_cast<double>(ranks()));
-  }
-  const Tensor all = cat(numbers, 0);
-  options.parallel->mean_(all, "losses");
-  values.losses = {all.select(0, 0)};
-  values.weights = {1};
-  for (std::size_t i = 0; i < values.parts.size(); ++i) {
-    values.parts[i].tensor = all.select(0, static_cast<std::int64_t>(i) + 1);
-  }
-}
-
-void TrainStep::Impl::merge_counts(StepValues& values) {
-  if (values.count_later.empty()) return;                    // on all ranks alike
-  Queue::current(device_of(task->network())).synchronize();  // copies to the host have arrived
-  std::map<std::string, double> own, all;
-  for (const auto& count : values.count_later) count(own);
-  std::string text;
-  for (const auto& [name, sum] : own) text += line_of(name, sum);
-  dist::ProcessGroup group = options.parallel->group();
-  for (const std::string& lines : group.all_gather_text(text)) add_lines(lines, all);
-  values.count_later = {[all](std::map<std::string, double>& parts) {
-    for (const auto& [name, sum] : all) parts[name] += sum;
-  }};
 }
 
 StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
@@ -490,10 +448,10 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
         parts[i].all_samples = s.shares[i].all_samples;
         parts[i].stand_in = s.shares[i].stand_in;
       }
-      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step. So it is with
-      // several ranks, whose steps on a device aren't captured: what is counted is merged with the losses.
+      // Counting may wait for the device or leave work to the host; on the CPU it is part of the step. Ranks merge
+      // losses where they merge what is counted.
       std::vector<Tensor> outputs;
-      const bool counted_later = s.ranks() == 1 && !device_of(s.task->network()).is_cpu();
+      const bool counted_later = !device_of(s.task->network()).is_cpu();
       StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
@@ -516,6 +474,11 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     counted.output = std::move(made.tensors[i]);
     s.task->count(counted, batches[b]);
     take_over(counted, batches[b], values);
+  }
+  if (s.ranks() > 1 && !device_of(s.task->network()).is_cpu()) {
+    std::vector<std::int64_t> own;
+    for (const data::Batch& batch : batches) own.push_back(batch.stand_in ? 0 : s.task->samples(batch));
+    merge_ranks(values, own, *s.options.parallel, device_of(s.task->network()));
   }
   return values;
 }

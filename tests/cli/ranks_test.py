@@ -310,6 +310,17 @@ class Ranks(ProgramTest):
         # By the devices' own collectives or through the host: the same bits.
         self.done(2, "data", "--out", "host", *flags, variables={"HALFSTEP_DEVICE_COLLECTIVES": "0"})
         self.assertEqual(self.losses("two"), self.losses("host"))
+        # Steps are replayed, through the device's graphs, with the bits of steps that run as they are.
+        for more in ([], ["--zero", "2", "--amp", "f16"]):
+            runs = []
+            for run, capture in (("replayed", []), ("plain", ["--no-capture"])):
+                self.done(2, "data", "--out", run, "--overwrite", *flags, *more, *capture)
+                counts = next((e for e in events(self.folder / run / "log.jsonl") if e["event"] == "capture"), {})
+                runs.append((self.losses(run), Safetensors(self.folder / run / "last.safetensors").data))
+                if not capture:
+                    self.assertGreater(counts["replayed"], counts["plain"] + counts["recorded"], counts)
+                    self.assertGreater(counts["graphs"], 0, counts)
+            self.assertEqual(runs[0], runs[1])
         # Hits are counted on the host there, where each rank has those of its own samples.
         accuracies = [re.findall(r"Epoch:.*?Acc@1 +([0-9. (]+)\).*?Acc@5 +([0-9. (]+)\)", text.replace("\t", " ")) for text in (one, two)]
         self.assertGreater(len(accuracies[0]), 3)

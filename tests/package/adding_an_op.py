@@ -114,7 +114,7 @@ class Build:
         self.entries = {}
         for entry in entries:
             file = pathlib.Path(entry["file"]).resolve()
-            if file.name.startswith("unity_"):  # several source files compiled as one
+            if self.is_group(file):
                 names = re.findall(r'(?m)^#include "(.+)"', file.read_text())
             else:
                 names = [str(file)]
@@ -122,14 +122,20 @@ class Build:
                 if name.is_relative_to(source):
                     self.entries[str(name.relative_to(source))] = entry
 
+    def is_group(self, file):
+        """Whether several source files are compiled as this one."""
+        return file.name.startswith("unity_") or file.is_relative_to(self.build / "groups")
+
     def compile(self, name):
         """Compiles a file of the scratch folder as the build does, with those that the build compiles it with; returns
         the build's object and the new one."""
         entry = self.entries[name]
         file = self.scratch / name
-        if pathlib.Path(entry["file"]).name.startswith("unity_"):
-            file = self.scratch / pathlib.Path(entry["file"]).name
-            text = pathlib.Path(entry["file"]).read_text()
+        given = pathlib.Path(entry["file"]).resolve()
+        if self.is_group(given):
+            file = self.scratch / given.name
+            # A group of vector kernels names itself, too.
+            text = given.read_text().replace(f'"{entry["file"]}"', f'"{file}"')
             for place in [*PLACES, *ALSO]:
                 text = text.replace(f'"{self.source / place}"', f'"{self.scratch / place}"')
             file.write_text(text)

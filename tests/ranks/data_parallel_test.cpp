@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <optional>
 
 #include "halfstep/amp/autocast.h"
@@ -292,6 +293,39 @@ TEST(DataParallel, BuffersAreRankZerosInEachForwardPass) {
   EXPECT_EQ(values_of(net.buffers()), values_of(alone.buffers()));
 }
 
+// Buffers of three dtypes; ranks have one of them in unlike layouts.
+struct Buffered : nn::Module<Buffered> {
+  static Tensor drawn(const Shape& sizes) { return randn(sizes) * static_cast<double>(world().rank() + 1); }
+  nn::Linear fc = child("fc", nn::Linear{{.in = 4, .out = 2}});
+  nn::Buffer a = buffer("a", drawn({3}));
+  nn::Buffer count = buffer("count", full({}, static_cast<double>(world().rank() + 7), {.dtype = i64}));
+  nn::Buffer turned = buffer("turned", world().rank() % 2 == 0 ? drawn({3, 5}) : drawn({5, 3}).t());
+  nn::Buffer half = buffer("half", drawn({6}).to(f16));
+  nn::Buffer none = buffer("none", drawn({0}));
+  nn::Buffer counts = buffer("counts", full({4}, static_cast<double>(world().rank()), {.dtype = i64}));
+  Tensor forward(const Tensor& x) const { return fc(x); }
+};
+
+TEST(DataParallel, BuffersTravelTogether) {
+  const Buffered net;
+  const std::vector<double> own = values_of(net.state_dict());
+  DataParallel parallel(net, world());
+  EXPECT_EQ(dist::first_difference(net, world()), "");
+  if (world().rank() == 0) {
+    EXPECT_EQ(values_of(net.state_dict()), own);
+  }
+  EXPECT_EQ(net.turned.is_contiguous(), world().rank() % 2 == 0) << "layouts stay";
+  for (const NamedTensor& b : net.buffers()) Tensor(b.tensor).copy_(b.tensor + world().rank());
+  const std::vector<double> changed = values_of(net.buffers());
+  const std::uint64_t before = world().stats().collectives;
+  parallel.broadcast_buffers();
+  EXPECT_EQ(world().stats().collectives - before, world().size() > 1 ? 3U : 0U) << "one for each dtype";
+  EXPECT_EQ(dist::first_difference(net, world()), "");
+  if (world().rank() == 0) {
+    EXPECT_EQ(values_of(net.buffers()), changed);
+  }
+}
+
 TEST(DataParallel, RangesOfQuantizationAreRankZerosInEachForwardPass) {
   const Net net = seeded();
   const quant::Quantization quantization = quant::prepare(net, zeros({1, 32}));
@@ -391,6 +425,30 @@ TEST(DataParallel, ReplaysGiveTheSameBits) {
     EXPECT_EQ(parallel.stats().reductions, 12U);
   }
   EXPECT_EQ(results[0], results[1]);
+}
+
+// A step that was captured reduces no more than the step itself does once the wrapper has gone.
+TEST(DataParallel, ReplaysEndWithTheWrapper) {
+  const Net net = seeded(), alone = copy_of(net);
+  auto parallel = std::make_unique<DataParallel<Net>>(net, world(), small_buckets());
+  optim::SGD sgd(net.parameters(), {.lr = 0.1});
+  auto fast = capture([&](const Tensor& x, const Tensor& y) {
+    sgd.zero_grad();
+    const Tensor loss = cross_entropy(net(x), y);
+    loss.backward();
+    return loss;
+  });
+  manual_seed(7);
+  const Data batch;
+  const Tensor x = part_of(batch.x).clone(), y = part_of(batch.y).clone();
+  for (int i = 0; i < 6; ++i) fast(x, y);
+  EXPECT_TRUE(fast.replayed()) << fast.why_not();
+  parallel.reset();
+  const std::uint64_t before = world().stats().collectives;
+  fast(x, y);
+  EXPECT_EQ(world().stats().collectives, before);
+  cross_entropy(alone(x), y).backward();
+  EXPECT_EQ(values_of(gradients_of(net)), values_of(gradients_of(alone)));
 }
 
 // {float32, f16, bf16} x {plain, accumulation, clipping}: replicas are the same, and near the network that one process
