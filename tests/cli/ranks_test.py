@@ -6,11 +6,13 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 import time
 import unittest
 
+from images_test import make_images
 from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
 
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
@@ -57,7 +59,8 @@ class Ranks(ProgramTest):
         for x, y in zip(a, b):
             self.assertTrue(math.isclose(x, y, rel_tol=relative), f"{x} and {y}")
 
-    # 131 samples in batches of 16: the last one has 3, which 4 ranks share as 0, 1, 1 and 1. 50 test samples.
+    # 131 samples in batches of 16: the last one has 3, which rank 0 has alone: single samples have no statistics. 50 test
+    # samples.
     def test_a_run_is_that_of_one_process(self):
         self.data(train=131, test=50)
         self.train("data", "--out", "one", *FLAGS, "--epochs", "2")
@@ -78,6 +81,22 @@ class Ranks(ProgramTest):
             self.assertEqual(self.losses("openmpi-4"), self.losses("mpich-4"))
         table = (self.folder / run / "classes.csv").read_text().splitlines()
         self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), 50)
+
+    # What one process trains on, several do: here the last layers see one value per sample and channel, and of the last
+    # batch's 3 samples rank 1 would have a single one.
+    def test_the_last_batch_of_a_network_with_batch_norm(self):
+        make_images(self.folder / "images", train=11)
+        flags = ["resnet18", "images", "--image-size", "32", "-b", "8", "--limit", "11", "--threads", "1", "--epochs", "1", "--lr", "0.01"]
+        status, out, err = self.run_program("train", *flags, "--out", "one")
+        self.assertEqual((status, err), (0, ""), out)
+        for ranks in (2, 4):
+            status, out, err = self.finish(self.launch(ranks, "train", *flags, "--out", str(ranks)))
+            self.assertEqual(status, 0, out + err)
+            last = Safetensors(self.folder / str(ranks) / "last.safetensors")
+            counts = [struct.unpack("<q", last.tensor(name))[0] for name in last.header if name.endswith("num_batches_tracked")]
+            self.assertEqual(counts, [2] * 20)
+            # Each part has statistics of its own: the losses aren't those of one process.
+            self.assertTrue(all(map(math.isfinite, self.losses(str(ranks)))))
 
     def test_precisions(self):
         self.data()
