@@ -228,8 +228,9 @@ std::vector<Flag> train_flags(TrainOptions& o) {
   add("Several processes",
       {.names = "--reduce",
        .field = &o.reduce,
-       .help = "Who adds up gradients: rank-order (Halfstep, the same bits with every MPI) or library",
-       .choices = {"rank-order", "library"}});
+       .help =
+           "Who adds up gradients: rank-order (Halfstep, the same bits with every MPI) or library; fast is the latter",
+       .choices = {"rank-order", "library", "fast"}});
   constexpr const char* kRuns = "Runs";
   add(kRuns, {.names = "--config",
               .field = &o.config_file,

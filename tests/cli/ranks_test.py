@@ -69,18 +69,28 @@ class Ranks(ProgramTest):
                 run = f"{mpi}-{ranks}"
                 out = self.done(ranks, "data", "--out", run, *FLAGS, "--epochs", "2", mpi=mpi)
                 self.assertEqual(out.count("2 epochs completed"), 1, "rank 0 speaks for all")
-                self.assertIn(f"by {ranks} ranks", out)
+                self.assertRegex(out, rf"by {ranks} ranks \(.*\), {16 // ranks} samples a rank, float32")
+                start = events(self.folder / run / "log.jsonl")[0]
+                self.assertEqual((start["ranks"], start["share"]), (ranks, [16 // ranks] * ranks))
                 self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), RUN_FILES)
                 # 18 steps of sums in another order: a few roundings of 2^-24 in each, which the network carries on.
                 self.near(self.losses(run), self.losses("one"), 1e-5)
                 for mine, theirs in zip(self.evaluations(run), self.evaluations("one")):
                     self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
                     self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-5))
+        start = events(self.folder / "one" / "log.jsonl")[0]
+        self.assertEqual((start["ranks"], start["share"]), (1, [16]))
         # Which library carries the data makes no difference to the bits, and the table of classes has all samples.
         if len(modules()) == 2:
             self.assertEqual(self.losses("openmpi-4"), self.losses("mpich-4"))
         table = (self.folder / run / "classes.csv").read_text().splitlines()
         self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), 50)
+
+    def test_parts_of_unlike_sizes_are_told(self):
+        self.data()
+        out = self.done(3, "data", "--out", "run", "-b", "16", "--accumulate", "2", "--epochs", "1")
+        self.assertIn("), 10 to 12 samples a rank, ", out)
+        self.assertEqual(events(self.folder / "run" / "log.jsonl")[0]["share"], [12, 10, 10])
 
     # What one process trains on, several do: here the last layers see one value per sample and channel, and of the last
     # batch's 3 samples rank 1 would have a single one.
@@ -101,7 +111,7 @@ class Ranks(ProgramTest):
     def test_precisions(self):
         self.data()
         for flags in (["--amp", "f16"], ["--amp", "bf16", "--compress-gradients", "bf16"], ["--amp", "f16", "--compress-gradients", "f16"],
-                      ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"],
+                      ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"], ["--reduce", "fast"],
                       ["--amp", "O2", "--sync-batch-norm"]):
             self.train("data", "--out", "one", "--overwrite", *FLAGS, "--epochs", "2", *flags)
             self.done(2, "data", "--out", "two", "--overwrite", *FLAGS, "--epochs", "2", *flags)
