@@ -10,6 +10,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/sync_batch_norm.h"
+#include "halfstep/models/mlp.h"
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/norm.h"
@@ -19,6 +20,7 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/train/classification.h"
 #include "halfstep/train/evaluate.h"
 #include "tests/ranks/networks.h"
 #include "tests/support/errors.h"
@@ -267,6 +269,34 @@ TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
       {.parallel = std::make_shared<dist::DataParallelBase>(net, world(), dist::DataParallelOptions{}), .shards = 4});
   const data::Batch batch{randn({8, 12}), zeros({8}, {.dtype = i64})};
   EXPECT_NE(error_of<Error>([&] { step.run({&batch, 1}); }).find("a batch of 4 shards"), std::string::npos);
+}
+
+// What docs/guide/data-parallel.md says of their cost: (n - 1) P bytes a rank beside 2 (n - 1) / n P.
+TEST(RankSteps, OfShardsSendTheirGradientsToAllRanks) {
+  const int n = world().size();
+  if (n == 3) return;
+  for (const int shards : {0, n}) {
+    const models::MLP net;
+    const auto task = std::make_shared<training::ClassificationTask>(
+        training::Classifier{&net, [&net](const Tensor& x) { return net(x); }});
+    optim::SGD sgd(net.parameters(), {.lr = 0.1});
+    dist::DataParallelOptions parallel;
+    if (shards > 0) parallel.hook = training::shard_hook();
+    training::TrainStep step = training::make_train_step(
+        task, sgd, {},
+        {.parallel = std::make_shared<dist::DataParallelBase>(net, world(), parallel), .shards = shards});
+    data::DataLoader batches{data::TensorDataset(randn({16, 784}), randint(0, 10, {16})),
+                             {.batch_size = 8, .workers = 0, .rank = world().rank(), .ranks = n, .shards = shards}};
+    double bytes = 0, parameters = 0;
+    for (const data::Batch& batch : batches) {
+      const auto before = world().stats().bytes_sent;
+      step.run({&batch, 1});
+      bytes = static_cast<double>(world().stats().bytes_sent - before);
+    }
+    for (const NamedTensor& p : net.parameters()) parameters += static_cast<double>(p.tensor.numel()) * 4;
+    const double expected = shards > 0 ? (n - 1) * parameters : 2.0 * (n - 1) / n * parameters;
+    EXPECT_NEAR(bytes, expected, 0.01 * parameters) << shards;  // losses and counts are beside them
+  }
 }
 
 }  // namespace
