@@ -64,7 +64,7 @@ void join_ranks(TrainOptions& o) {
       refuse_many_processes("train", " that no launcher of MPI started; use mpirun or `halfstep launch`");
     }
     c.group = dist::ProcessGroup::init(
-        {.reduction = o.reduce == "library" ? dist::Reduction::library : dist::Reduction::rank_order,
+        {.reduction = o.reduce == "rank-order" ? dist::Reduction::rank_order : dist::Reduction::library,
          .watch = true,
          .stop = &g_stop});
   } catch (const dist::DistError& e) {

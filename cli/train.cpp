@@ -352,6 +352,18 @@ int finished(const training::RunReport& report, dist::ProcessGroup& group) {
   return kFailed;
 }
 
+// How many ranks there are and what each has of a step; empty for one.
+std::string by_ranks(const TrainOptions& o) {
+  const dist::ProcessGroup& group = o.config.group;
+  if (group.size() == 1) return {};
+  const std::string ranks = fmt::format(" by {} ranks ({})", group.size(), group.library());
+  if (o.evaluate) return ranks;
+  const std::vector<std::int64_t> samples = training::samples_of_ranks(o.config);
+  const auto [least, most] = std::minmax_element(samples.begin(), samples.end());
+  return *least == *most ? fmt::format("{}, {} samples a rank", ranks, *least)
+                         : fmt::format("{}, {} to {} samples a rank", ranks, *least, *most);
+}
+
 int run(TrainOptions& o) {
   resolve(o);
   training::TrainConfig& c = o.config;
@@ -366,11 +378,10 @@ int run(TrainOptions& o) {
   const bool terminal = is_terminal(STDOUT_FILENO) && !o.quiet;
   manual_seed(c.seed);
   if (!o.quiet) {
-    print_line(fmt::format(
-        "{} {} on {}{}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
-        training::data_label(c.model, c.data), c.device.is_cpu() ? "" : " (device " + c.device.str() + ")",
-        c.group.size() == 1 ? std::string() : fmt::format(" by {} ranks ({})", c.group.size(), c.group.library()),
-        c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
+    print_line(fmt::format("{} {} on {}{}{}, {} with loss scale {}", o.evaluate ? "evaluating" : "training", c.model,
+                           training::data_label(c.model, c.data),
+                           c.device.is_cpu() ? "" : " (device " + c.device.str() + ")", by_ranks(o),
+                           c.amp == "off" ? "float32" : training::amp_text(c), training::loss_scale_text(c)));
   }
   if (o.evaluate) return evaluate(o);
   training::RunData data;

@@ -27,7 +27,7 @@ struct TrainOptions : CommonOptions {
   std::string weights;  ///< --weights, another word for --pretrained
   bool quiet = false;
   bool no_out = false;
-  std::string reduce = "rank-order";                   ///< or library: see dist::Reduction
+  std::string reduce = "rank-order";                   ///< or library, fast: see dist::Reduction
   RunConfig run;                                       ///< of the run that is gone on with
   std::map<std::string, std::filesystem::path> files;  ///< that flags come from, of those that weren't given
   /// How often a flag was given.

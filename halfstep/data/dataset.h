@@ -24,6 +24,8 @@ struct Batch {
   std::int64_t all_samples = 0;
   /// This part has no samples; one of another part stands in its place, to count nothing.
   bool stand_in = false;
+  /// Samples of each shard that this part consists of (LoaderOptions::shards); may be 0.
+  std::vector<std::int64_t> shards = {};
 
   /// For structured bindings, which see input and target.
   template <std::size_t I>

@@ -19,6 +19,7 @@
 #include "halfstep/core/error.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/philox.h"
+#include "halfstep/data/parts_internal.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
@@ -48,11 +49,16 @@ class Plan {
     const std::int64_t pass = first_pass_ + batch / batches_;
     const std::int64_t first = batch % batches_ * options_.batch_size;
     const std::int64_t all = std::min(options_.batch_size, size_ - first);
-    const std::int64_t begin = all * options_.rank / options_.ranks, end = all * (options_.rank + 1) / options_.ranks;
+    // A rank's part is that of its shards.
+    const int parts = std::max(options_.shards, options_.ranks), own = parts / options_.ranks;
+    const auto begin_of = [&](int part) { return detail::part_begin(all, options_.batch_size, part, parts); };
+    const int part = options_.rank * own;
+    const std::int64_t begin = begin_of(part), end = begin_of(part + own);
     const bool none = begin == end;
     Batch made = read(none ? first : first + begin, none ? 1 : end - begin, pass, batch % batches_);
     if (options_.ranks > 1) made.all_samples = all;
     made.stand_in = none;
+    for (int k = part; options_.shards > 0 && k < part + own; ++k) made.shards.push_back(begin_of(k + 1) - begin_of(k));
     return made;
   }
 
@@ -303,6 +309,10 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptio
   }
   if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) {
     fail<Error>("DataLoader: expected a rank from 0 to ranks - 1, got rank {} of {}", options.rank, options.ranks);
+  }
+  if (options.shards < 0 || options.shards % options.ranks != 0) {
+    fail<Error>("DataLoader: expected a number of shards that the {} ranks divide, got {}", options.ranks,
+                options.shards);
   }
   const std::int64_t batches = batches_of_a_pass(*dataset, options);
   if (batches > std::numeric_limits<std::int64_t>::max() / options.repeat) {

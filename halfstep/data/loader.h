@@ -37,12 +37,16 @@ struct LoaderOptions {
   /// Passes over the data that make an epoch, at least 1. Each has the order and the batches of a separate epoch: pass
   /// p of epoch e those of epoch e * repeat + p.
   std::int64_t repeat = 1;
-  /// Of `ranks` loaders that share each batch, this one returns part `rank`: samples n * rank / ranks to
-  /// n * (rank + 1) / ranks of the batch's n, in their order, so that together they return what one alone would, and
-  /// each sample once. Batch sizes and positions are those of the whole. A part without samples is one of the first
-  /// sample's (Batch::stand_in).
+  /// Of `ranks` loaders that share each batch, this one returns part `rank`. The parts lie one behind the other, so
+  /// that together they are what one loader alone would return, and each sample comes once. They differ by at most one
+  /// sample; but of a pass's last, smaller batch some ranks have none where others would have a single one and whole
+  /// batches give each several, since batch norm finds no variance in one. Part 0 always has samples. A part without
+  /// is one of the first sample's (Batch::stand_in). Batch sizes and positions are those of the whole.
   int rank = 0;
   int ranks = 1;
+  /// Batches are divided into this number of parts, as above, of which each rank has the same number, one behind the
+  /// other (Batch::shards): the parts don't depend on the number of ranks. A multiple of ranks; 0: a part per rank.
+  int shards = 0;
 };
 
 /// A loader's position, for checkpoints.

@@ -98,6 +98,39 @@ struct AllGatherFunction : Function<AllGatherFunction> {
   }
 };
 
+struct GatherFunction : Function<GatherFunction> {
+  static Tensor forward(FunctionContext& c, const Tensor& x, ProcessGroup group, int root) {
+    c.saved_data["group"] = group;
+    c.saved_data["root"] = root;
+    c.saved_data["scalar"] = x.dim() == 0;
+    Shape sizes = x.sizes();
+    if (x.dim() == 0) sizes.push_back(1);
+    sizes[0] *= group.size();
+    const bool here = group.rank() == root;
+    const TensorOptions like{.dtype = x.dtype(), .device = x.device()};
+    const Tensor y = here ? empty(sizes, like) : zeros(sizes, like);
+    group.gather(here ? y : Tensor(), x.contiguous(), root).wait();
+    return y;
+  }
+  static Gradients backward(FunctionContext& c, const Gradients& g) {
+    const Tensor own = scatter(g[0], saved_group(c), saved_root(c));
+    return {std::any_cast<bool>(c.saved_data["scalar"]) ? own.reshape({}) : own};
+  }
+};
+
+struct ScatterFunction : Function<ScatterFunction> {
+  static Tensor forward(FunctionContext& c, const Tensor& x, ProcessGroup group, int root) {
+    c.saved_data["group"] = group;
+    c.saved_data["root"] = root;
+    const Tensor y = empty(part_sizes("scatter", x, group.size()), {.dtype = x.dtype(), .device = x.device()});
+    group.scatter(y, group.rank() == root ? x.contiguous() : Tensor(), root).wait();
+    return y;
+  }
+  static Gradients backward(FunctionContext& c, const Gradients& g) {
+    return {gather(g[0], saved_group(c), saved_root(c))};
+  }
+};
+
 struct ReduceScatterFunction : Function<ReduceScatterFunction> {
   static Tensor forward(FunctionContext& c, const Tensor& x, ProcessGroup group, ReduceOp op) {
     c.saved_data["group"] = group;
@@ -143,6 +176,14 @@ Tensor broadcast(const Tensor& input, const ProcessGroup& group, int root) {
 }
 
 Tensor all_gather(const Tensor& input, const ProcessGroup& group) { return AllGatherFunction::apply(input, group); }
+
+Tensor gather(const Tensor& input, const ProcessGroup& group, int root) {
+  return GatherFunction::apply(input, group, root);
+}
+
+Tensor scatter(const Tensor& input, const ProcessGroup& group, int root) {
+  return ScatterFunction::apply(input, group, root);
+}
 
 Tensor reduce_scatter(const Tensor& input, const ProcessGroup& group, ReduceOp op) {
   check_differentiable("reduce_scatter", input, op);

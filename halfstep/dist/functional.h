@@ -24,6 +24,13 @@ HS_API Tensor broadcast(const Tensor& input, const ProcessGroup& group, int root
 /// [n, ...] to [size * n, ...]: the ranks' tensors, one after the other. A 0-d tensor gives [size]. Gradient: the sum
 /// of the ranks' gradients of this rank's part.
 HS_API Tensor all_gather(const Tensor& input, const ProcessGroup& group);
+/// [n, ...] to [size * n, ...]: the ranks' tensors, one after the other, on rank `root`; zeros of that shape on others.
+/// A 0-d tensor gives [size]. Gradient: this rank's part of the root's gradient.
+HS_API Tensor gather(const Tensor& input, const ProcessGroup& group, int root = 0);
+/// [size * n, ...] to [n, ...]: part `rank` of rank `root`'s tensor; others give one of the same shape and dtype.
+/// Gradient: the ranks' gradients, one after the other, on the root, zeros on others. Throws ShapeError if the first
+/// size can't be divided.
+HS_API Tensor scatter(const Tensor& input, const ProcessGroup& group, int root = 0);
 /// [size * n, ...] to [n, ...]: part `rank` of the reduction of the ranks' tensors. Gradient: the ranks' gradients, one
 /// after the other (divided by their number for mean); ops other than sum and mean as in all_reduce. Throws ShapeError
 /// if the first size can't be divided.

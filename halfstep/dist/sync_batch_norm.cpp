@@ -8,7 +8,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/captured_internal.h"
-#include "halfstep/dist/no_samples_internal.h"
+#include "halfstep/nn/no_samples_internal.h"
 #include "halfstep/nn/norm.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
@@ -159,11 +159,6 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
 
 }  // namespace
 
-bool& detail::NoSamples::flag() {
-  thread_local bool on = false;
-  return on;
-}
-
 Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options, const ProcessGroup& group,
                        Activation activation, const Tensor& residual) {
   if (!options.training || group.size() == 1) return batch_norm_act(input, options, activation, residual);
@@ -171,7 +166,7 @@ Tensor sync_batch_norm(const Tensor& input, const BatchNormFuncOptions& options,
     fail<ShapeError>("sync_batch_norm: expected an input [N, C, ...], got {}", input.sizes().str());
   }
   return SyncBatchNorm::apply(input, options.weight, options.bias, residual,
-                              Setup{options, activation, group, detail::NoSamples::active()});
+                              Setup{options, activation, group, nn::detail::NoSamples::active()});
 }
 
 int convert_sync_batch_norm(const nn::ModuleBase& module, const ProcessGroup& group) {

@@ -5,6 +5,7 @@
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/nn/given_internal.h"
+#include "halfstep/nn/no_samples_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/norm.h"
@@ -18,7 +19,27 @@ const O& checked(const O& o, const char* kind) {
   return o;
 }
 
+// Of what stands in for no samples: the batch's statistics are left alone, and a channel of one value has none.
+BatchNormFuncOptions without_statistics(BatchNormFuncOptions o, const Tensor& input) {
+  if (input.numel() >= 2 * input.size(1)) {
+    o.running_mean = o.running_var = Tensor();
+    return o;
+  }
+  o.training = false;
+  if (!o.running_mean.defined()) {
+    const TensorOptions there{.dtype = accumulate_dtype(input.dtype()), .device = input.device()};
+    o.running_mean = zeros({input.size(1)}, there);
+    o.running_var = ones({input.size(1)}, there);
+  }
+  return o;
+}
+
 }  // namespace
+
+bool& detail::NoSamples::flag() {
+  thread_local bool on = false;
+  return on;
+}
 
 LayerNorm::LayerNorm(const LayerNormOptions& o)
     : options(checked(o, "LayerNorm")),
@@ -87,8 +108,9 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
     return activate(residual.defined() ? input + residual : input, activation);
   }
   const bool batch = is_training() || !options.track_running_stats;
+  const bool stands_in = is_training() && detail::NoSamples::active();
   double momentum = options.momentum.value_or(0);
-  if (is_training() && num_batches_tracked.defined()) {
+  if (is_training() && num_batches_tracked.defined() && (!stands_in || training_->function)) {
     const NoGrad no_grad;
     Tensor count = num_batches_tracked;
     count.add_(1);
@@ -103,7 +125,7 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
                                    .momentum = momentum,
                                    .eps = options.eps};
   if (is_training() && training_->function) return training_->function(input, given, activation, residual);
-  return batch_norm_act(input, given, activation, residual);
+  return batch_norm_act(input, stands_in ? without_statistics(given, input) : given, activation, residual);
 }
 
 void BatchNormBase::set_training_function(BatchNormFunction function, std::string what) const {

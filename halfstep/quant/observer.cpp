@@ -8,6 +8,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/nn/no_samples_internal.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
@@ -84,7 +85,7 @@ bool Observer::has_histogram() const {
 Tensor Observer::forward(const Tensor& input) const {
   check_defined(input, "Observer", "a tensor");
   check_floating(input, "Observer");
-  if (input.numel() == 0) return input;
+  if (input.numel() == 0 || nn::detail::NoSamples::active()) return input;
   const NoGrad no_grad;
   for (const Tensor* t : {static_cast<const Tensor*>(&min_val), static_cast<const Tensor*>(&max_val)}) narrow_again(*t);
   if (has_histogram()) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/config.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/data/parts_internal.h"
 #include "halfstep/train/flags.h"
 
 namespace halfstep::training {
@@ -50,6 +52,15 @@ AmpMode amp_mode(const TrainConfig& config) {
     }
   }
   return mode;
+}
+
+std::vector<std::int64_t> samples_of_ranks(const TrainConfig& config) {
+  const std::int64_t batch = config.batch_size, ranks = config.group.size();
+  const std::int64_t parts = std::max(config.reproducible, ranks), own = parts / ranks;
+  const auto begin_of = [&](std::int64_t rank) { return data::detail::part_begin(batch, batch, rank * own, parts); };
+  std::vector<std::int64_t> samples;
+  for (std::int64_t r = 0; r < ranks; ++r) samples.push_back((begin_of(r + 1) - begin_of(r)) * config.accumulate);
+  return samples;
 }
 
 std::string amp_text(const TrainConfig& config) {

@@ -147,6 +147,8 @@ struct AmpMode {
 HS_API AmpMode amp_mode(const TrainConfig& config);
 /// As text: `off`, `f16`, `O2`, `O2 bf16`.
 HS_API std::string amp_text(const TrainConfig& config);
+/// The samples of each rank in a step of whole batches, by rank.
+HS_API std::vector<std::int64_t> samples_of_ranks(const TrainConfig& config);
 /// The settings that must match for a run to resume, flag (without dashes) and value: of the optimizer, the schedule,
 /// the loss and the data.
 HS_API std::map<std::string, std::string> recipe(const TrainConfig& config);

@@ -18,7 +18,7 @@ namespace halfstep::training {
 /// immediately and atomically: a line cut off by a full disk is removed again.
 class HS_API JsonLog {
  public:
-  using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string>;
+  using Value = std::variant<bool, std::int64_t, std::uint64_t, double, std::string, std::vector<std::int64_t>>;
   JsonLog() = default;
   /// Truncates the file at the first line and leaves it unchanged until then; with `append` it continues after the
   /// existing lines. A named pipe waits for its reader, and the library's log says so; if `stop` is given and becomes

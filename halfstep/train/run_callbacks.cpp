@@ -41,6 +41,8 @@ void LogCallback::on_train_begin(TrainContext& context) {
                        {"optimizer", config_.optimizer},
                        {"amp", amp_text(config_)},
                        {"device", config_.device.str()},
+                       {"ranks", std::int64_t{config_.group.size()}},
+                       {"share", samples_of_ranks(config_)},
                        {"scale", scale_of(context.scaler)},
                        {"seed", config_.seed},
                        {"step", context.state().step}});

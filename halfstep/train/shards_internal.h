@@ -6,9 +6,28 @@
 #include <utility>
 #include <vector>
 
+#include "halfstep/core/fail.h"
 #include "halfstep/core/tensor.h"
+#include "halfstep/data/dataset.h"
+#include "halfstep/data/parts_internal.h"
 
 namespace halfstep::training {
+
+// Samples of each of this rank's `own` shards of a batch, of which it has `samples`. Only a loader knows how a batch is
+// divided among several ranks.
+inline std::vector<std::int64_t> shards_of(const data::Batch& batch, std::int64_t samples, int own, int ranks) {
+  if (batch.shards.size() == static_cast<std::size_t>(own)) return batch.shards;
+  if (ranks > 1 || !batch.shards.empty()) {
+    fail<Error>("train_step: expected a batch of {} shards, as a loader with that many makes it, got one of {}",
+                own * ranks, batch.shards.size() * static_cast<std::size_t>(ranks));
+  }
+  std::vector<std::int64_t> sizes;
+  for (int k = 0; k < own; ++k) {
+    const auto begin_of = [&](int shard) { return data::detail::part_begin(samples, samples, shard, own); };
+    sizes.push_back(begin_of(k + 1) - begin_of(k));
+  }
+  return sizes;
+}
 
 using Gradients = std::vector<Tensor>;
 

@@ -15,7 +15,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/loss_scale.h"
-#include "halfstep/dist/no_samples_internal.h"
+#include "halfstep/nn/no_samples_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/copy.h"
@@ -200,7 +200,7 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
   TaskLoss made;
   {
     const EnableGrad on;
-    const dist::detail::NoSamples none(batch.stand_in);  // backward too: checkpoint() repeats forward passes there
+    const nn::detail::NoSamples none(batch.stand_in);  // backward too: checkpoint() repeats forward passes there
     {
       std::optional<amp::Autocast> region;
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
@@ -321,13 +321,13 @@ StepValues TrainStep::Impl::run_shards(std::span<const data::Batch> batches) {
     std::optional<dist::DataParallelBase::NoSync> alone;
     if (options.parallel) alone.emplace(*options.parallel);
     for (const data::Batch& batch : batches) {
-      const std::int64_t all = batch.all_samples > 0 ? batch.all_samples : task->samples(batch) * ranks();
-      const std::int64_t first = all * rank / ranks(), begin = all * shard / options.shards,
-                         n = all * (shard + 1) / options.shards - begin;
-      if (n == 0) continue;
+      const std::vector<std::int64_t> sizes = shards_of(batch, task->samples(batch), own, ranks());
+      const auto at = sizes.begin() + k;
+      if (*at == 0) continue;
+      const std::int64_t begin = std::accumulate(sizes.begin(), at, std::int64_t{0}), n = *at;
       data::Batch part = batch;
       visit_tensors(part, [&](Tensor& t) {
-        if (t.defined()) t = t.narrow(0, begin - first, n);
+        if (t.defined()) t = t.narrow(0, begin, n);
       });
       const double weight = static_cast<double>(n) / static_cast<double>(values.samples);
       add(part, weight, one, nullptr);

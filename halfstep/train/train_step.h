@@ -96,7 +96,8 @@ struct StepOptions {
   /// divide it. Each shard runs its own forward and backward pass, with its own statistics and random numbers, and
   /// gradients are summed as a tree over the shards: 1, 2, 4, ... ranks give the same bits. Running statistics are
   /// those of the first shard. `parallel`, if there are several ranks, is to have the hook of shard_hook(), no
-  /// broadcast of buffers and no synchronised batch norms. Steps are not captured, and small shards cost speed.
+  /// broadcast of buffers and no synchronised batch norms, and their loaders divide batches into the same shards
+  /// (data::LoaderOptions::shards). Steps are not captured, and small shards cost speed.
   int shards = 0;
 };
 

@@ -6,11 +6,13 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import threading
 import time
 import unittest
 
+from images_test import make_images
 from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
 
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
@@ -24,7 +26,7 @@ def modules():
 
 
 @unittest.skipUnless(modules(), "no MPI was found when this was built, or no mpirun is installed")
-class Ranks(ProgramTest):
+class RanksTest(ProgramTest):
     def launch(self, ranks, *arguments, mpi=None, variables=None, **options):
         env = self.environment(HALFSTEP_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
                                OMPI_MCA_btl_vader_single_copy_mechanism="none", **(variables or {}))
@@ -57,7 +59,10 @@ class Ranks(ProgramTest):
         for x, y in zip(a, b):
             self.assertTrue(math.isclose(x, y, rel_tol=relative), f"{x} and {y}")
 
-    # 131 samples in batches of 16: the last one has 3, which 4 ranks share as 0, 1, 1 and 1. 50 test samples.
+
+class Ranks(RanksTest):
+    # 131 samples in batches of 16: the last one has 3, which rank 0 has alone: single samples have no statistics. 50 test
+    # samples.
     def test_a_run_is_that_of_one_process(self):
         self.data(train=131, test=50)
         self.train("data", "--out", "one", *FLAGS, "--epochs", "2")
@@ -66,23 +71,49 @@ class Ranks(ProgramTest):
                 run = f"{mpi}-{ranks}"
                 out = self.done(ranks, "data", "--out", run, *FLAGS, "--epochs", "2", mpi=mpi)
                 self.assertEqual(out.count("2 epochs completed"), 1, "rank 0 speaks for all")
-                self.assertIn(f"by {ranks} ranks", out)
+                self.assertRegex(out, rf"by {ranks} ranks \(.*\), {16 // ranks} samples a rank, float32")
+                start = events(self.folder / run / "log.jsonl")[0]
+                self.assertEqual((start["ranks"], start["share"]), (ranks, [16 // ranks] * ranks))
                 self.assertEqual(sorted(p.name for p in (self.folder / run).iterdir()), RUN_FILES)
                 # 18 steps of sums in another order: a few roundings of 2^-24 in each, which the network carries on.
                 self.near(self.losses(run), self.losses("one"), 1e-5)
                 for mine, theirs in zip(self.evaluations(run), self.evaluations("one")):
                     self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
                     self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-5))
+        start = events(self.folder / "one" / "log.jsonl")[0]
+        self.assertEqual((start["ranks"], start["share"]), (1, [16]))
         # Which library carries the data makes no difference to the bits, and the table of classes has all samples.
         if len(modules()) == 2:
             self.assertEqual(self.losses("openmpi-4"), self.losses("mpich-4"))
         table = (self.folder / run / "classes.csv").read_text().splitlines()
         self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), 50)
 
+    def test_parts_of_unlike_sizes_are_told(self):
+        self.data()
+        out = self.done(3, "data", "--out", "run", "-b", "16", "--accumulate", "2", "--epochs", "1")
+        self.assertIn("), 10 to 12 samples a rank, ", out)
+        self.assertEqual(events(self.folder / "run" / "log.jsonl")[0]["share"], [12, 10, 10])
+
+    # What one process trains on, several do: here the last layers see one value per sample and channel, and of the last
+    # batch's 3 samples rank 1 would have a single one.
+    def test_the_last_batch_of_a_network_with_batch_norm(self):
+        make_images(self.folder / "images", train=11)
+        flags = ["resnet18", "images", "--image-size", "32", "-b", "8", "--limit", "11", "--threads", "1", "--epochs", "1", "--lr", "0.01"]
+        status, out, err = self.run_program("train", *flags, "--out", "one")
+        self.assertEqual((status, err), (0, ""), out)
+        for ranks in (2, 4):
+            status, out, err = self.finish(self.launch(ranks, "train", *flags, "--out", str(ranks)))
+            self.assertEqual(status, 0, out + err)
+            last = Safetensors(self.folder / str(ranks) / "last.safetensors")
+            counts = [struct.unpack("<q", last.tensor(name))[0] for name in last.header if name.endswith("num_batches_tracked")]
+            self.assertEqual(counts, [2] * 20)
+            # Each part has statistics of its own: the losses aren't those of one process.
+            self.assertTrue(all(map(math.isfinite, self.losses(str(ranks)))))
+
     def test_precisions(self):
         self.data()
         for flags in (["--amp", "f16"], ["--amp", "bf16", "--compress-gradients", "bf16"], ["--amp", "f16", "--compress-gradients", "f16"],
-                      ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"],
+                      ["--accumulate", "3", "--clip-norm", "0.5"], ["--reduce", "library", "--no-capture", "--bucket-mb", "0.1"], ["--reduce", "fast"],
                       ["--amp", "O2", "--sync-batch-norm"]):
             self.train("data", "--out", "one", "--overwrite", *FLAGS, "--epochs", "2", *flags)
             self.done(2, "data", "--out", "two", "--overwrite", *FLAGS, "--epochs", "2", *flags)

@@ -296,6 +296,49 @@ TEST_P(LoaderWorkers, RanksShareEachBatch) {
   expect_error<Error>([] { DataLoader(Counting{1}, {.ranks = 0}); }, {"of 0"});
 }
 
+// Samples of each part of the last batch of a pass, 0 where one of another part stands in.
+std::vector<std::int64_t> last_parts(std::int64_t samples, std::int64_t batch_size, int ranks, int shards = 0) {
+  std::vector<std::int64_t> sizes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    DataLoader loader{Counting{samples}, {.batch_size = batch_size, .rank = rank, .ranks = ranks, .shards = shards}};
+    Batch last;
+    for (const Batch& batch : loader) last = batch;
+    const std::int64_t own = last.stand_in ? 0 : last.input.numel();
+    EXPECT_EQ(std::accumulate(last.shards.begin(), last.shards.end(), std::int64_t{0}), shards > 0 ? own : 0);
+    if (shards > 0) {
+      sizes.insert(sizes.end(), last.shards.begin(), last.shards.end());
+    } else {
+      sizes.push_back(own);
+    }
+  }
+  return sizes;
+}
+
+// Rank 0, whose buffers are kept, always has samples, and nobody a single one that others could have with theirs.
+TEST(Loader, RanksOfASmallBatchHaveSeveralSamplesOrNone) {
+  using Sizes = std::vector<std::int64_t>;
+  EXPECT_EQ(last_parts(7, 8, 2), (Sizes{4, 3}));
+  EXPECT_EQ(last_parts(3, 8, 2), (Sizes{3, 0}));
+  EXPECT_EQ(last_parts(1, 8, 2), (Sizes{1, 0}));
+  EXPECT_EQ(last_parts(3, 8, 4), (Sizes{3, 0, 0, 0}));
+  EXPECT_EQ(last_parts(5, 8, 4), (Sizes{2, 0, 3, 0}));
+  EXPECT_EQ(last_parts(7, 8, 4), (Sizes{2, 2, 3, 0}));
+  EXPECT_EQ(last_parts(10, 8, 3), (Sizes{2, 0, 0}));
+  // Whole batches whose parts are single samples are the user's choice, which the last one follows.
+  EXPECT_EQ(last_parts(4, 4, 4), (Sizes{1, 1, 1, 1}));
+  EXPECT_EQ(last_parts(3, 4, 4), (Sizes{1, 1, 1, 0}));
+  EXPECT_EQ(last_parts(2, 3, 4), (Sizes{1, 0, 1, 0}));
+  // Shards are the same on any number of ranks.
+  for (const std::int64_t samples : {1, 2, 3, 7, 9, 10, 15, 16, 21, 27}) {
+    for (const std::int64_t batch_size : {8, 16, 20}) {
+      const Sizes alone = last_parts(samples, batch_size, 1, 8);
+      EXPECT_GT(alone[0], 0);
+      for (const int ranks : {2, 4, 8}) EXPECT_EQ(last_parts(samples, batch_size, ranks, 8), alone) << samples;
+    }
+  }
+  expect_error<Error>([] { DataLoader(Counting{1}, {.ranks = 3, .shards = 4}); }, {"3 ranks divide, got 4"});
+}
+
 TEST(Loader, RefusesBadOptionsAndCalls) {
   expect_error<Error>([] { DataLoader(Counting{1}, {.batch_size = 0}); }, {"batch size", "got 0"});
   expect_error<Error>([] { DataLoader(Counting{1}, {.workers = -1}); }, {"workers", "got -1"});

@@ -8,6 +8,7 @@
 
 #include "halfstep/capture/capture.h"
 #include "halfstep/core/random.h"
+#include "halfstep/nn/no_samples_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise.h"
@@ -181,6 +182,23 @@ TEST(Observers, AStepThatWasSkippedLeavesNoTrace) {
     observer(tensor({-70, 80}));
     observer.commit(tensor({1.0}).to(boolean));
     EXPECT_EQ(state(), loaded);
+  }
+}
+
+// What a rank without samples computes with isn't its data.
+TEST(Observers, DoNotSeeWhatStandsInForNoSamples) {
+  for (const ObserverKind kind : {ObserverKind::min_max, ObserverKind::moving_average, ObserverKind::histogram}) {
+    const Observer observer({.kind = kind, .bins = 8});
+    observer(tensor({-1.0, 2.0}));
+    const std::vector<double> low = numbers(observer.min_val), high = numbers(observer.max_val);
+    {
+      const nn::detail::NoSamples none(true);
+      EXPECT_EQ(numbers(observer(tensor({-5.0, 7.0}))), (std::vector<double>{-5, 7}));
+    }
+    EXPECT_EQ(numbers(observer.min_val), low);
+    EXPECT_EQ(numbers(observer.max_val), high);
+    observer(tensor({-5.0, 7.0}));
+    EXPECT_NE(numbers(observer.max_val), high);
   }
 }
 

@@ -95,6 +95,65 @@ TEST(Differentiable, AllGather) {
   EXPECT_EQ(scalar.grad().item<double>(), 2.0 * (world().rank() + 1) * world().size());
 }
 
+TEST(Differentiable, Gather) {
+  const int root = world().size() - 1;
+  const bool here = world().rank() == root;
+  const std::int64_t n = 3, first = n * world().rank();
+  check(
+      n, [&](const Tensor& x) { return gather(x, world(), root); },
+      filled(n * world().size(), [&](auto i) { return here ? input(static_cast<int>(i / n), i % n) : 0; }),
+      filled(n, [&](auto i) { return weight(root, first + i); }));
+  const Tensor scalar =
+      tensor(Values{world().rank() + 1.0}, {}, {.dtype = f64, .device = Device(), .requires_grad = true});
+  const Tensor all = gather(scalar, world(), root);
+  EXPECT_EQ(all.sizes(), Shape({world().size()}));
+  sum(all * all).backward();
+  EXPECT_EQ(scalar.grad().sizes(), Shape({}));
+  EXPECT_EQ(scalar.grad().item<double>(), 2.0 * (world().rank() + 1));
+  EXPECT_THROW(gather(scalar, world(), world().size()), Error);
+}
+
+TEST(Differentiable, Scatter) {
+  const int size = world().size(), root = size - 1;
+  const bool here = world().rank() == root;
+  const std::int64_t n = 3, first = n * world().rank();
+  check(
+      n * size, [&](const Tensor& x) { return scatter(x, world(), root); },
+      filled(n, [&](auto i) { return input(root, first + i); }),
+      filled(n * size, [&](auto i) { return here ? weight(static_cast<int>(i / n), i % n) : 0; }));
+  EXPECT_THROW(scatter(inputs(size + 1), world()), ShapeError);
+}
+
+// Each rank multiplies its part of the root's tensor by a factor of its own: all gradients, and theirs, are those of
+// one process that multiplies the whole by all factors.
+TEST(Differentiable, ScatterAndGatherAreOneProcesssComputation) {
+  const int size = world().size(), root = 0;
+  const std::int64_t n = 2;
+  const Tensor x = inputs(n * size);
+  const Tensor a = tensor(Values{world().rank() + 2.0}, {1}, {.dtype = f64, .device = Device(), .requires_grad = true});
+  const Tensor y = gather(scatter(x, world(), root) * a, world(), root);
+  sum(y * y).backward({}, {.create_graph = true});
+  // The whole, on every rank: y = x * a by parts.
+  const Tensor whole = tensor(filled(n * size, [&](auto i) { return input(root, i); }), {n * size},
+                              {.dtype = f64, .device = Device(), .requires_grad = true});
+  Values factors;
+  for (int r = 0; r < size; ++r) factors.push_back(r + 2.0);
+  const Tensor all = tensor(factors, {size, 1}, {.dtype = f64, .device = Device(), .requires_grad = true});
+  const Tensor z = whole.view({size, n}) * all;
+  sum(z * z).backward({}, {.create_graph = true});
+  const bool here = world().rank() == root;
+  const auto expected = [&](const Tensor& g) { return here ? g.to_vector<double>() : Values(g.numel(), 0); };
+  EXPECT_EQ(x.grad().to_vector<double>(), expected(whole.grad()));
+  EXPECT_EQ(a.grad().item<double>(), all.grad().to_vector<double>()[static_cast<std::size_t>(world().rank())]);
+  // And again.
+  const Tensor first = x.grad(), first_whole = whole.grad();
+  for (const Tensor* t : {&x, &a, &whole, &all}) Tensor(*t).set_grad({});
+  sum(first * first).backward();
+  sum(first_whole * first_whole).backward();
+  EXPECT_EQ(x.grad().to_vector<double>(), expected(whole.grad()));
+  EXPECT_EQ(a.grad().item<double>(), all.grad().to_vector<double>()[static_cast<std::size_t>(world().rank())]);
+}
+
 TEST(Differentiable, ReduceScatter) {
   const int size = world().size();
   const std::int64_t n = 3;

@@ -10,6 +10,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/sync_batch_norm.h"
+#include "halfstep/models/mlp.h"
 #include "halfstep/nn/activation.h"
 #include "halfstep/nn/linear.h"
 #include "halfstep/nn/norm.h"
@@ -19,6 +20,7 @@
 #include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/train/classification.h"
 #include "halfstep/train/evaluate.h"
 #include "tests/ranks/networks.h"
 #include "tests/support/errors.h"
@@ -61,14 +63,15 @@ class Task final : public training::Task {
   Net net_;
 };
 
-data::DataLoader loader(bool divided, std::int64_t samples, std::int64_t batch) {
+data::DataLoader loader(bool divided, std::int64_t samples, std::int64_t batch, int shards = 0) {
   manual_seed(5);
   return data::DataLoader(data::TensorDataset(randn({samples, 12}), randint(0, 4, {samples})),
                           {.batch_size = batch,
                            .shuffle = true,
                            .workers = 0,
                            .rank = divided ? world().rank() : 0,
-                           .ranks = divided ? world().size() : 1});
+                           .ranks = divided ? world().size() : 1,
+                           .shards = shards});
 }
 
 struct Result {
@@ -111,7 +114,11 @@ Result trained(bool divided, const Setting& s) {
   std::optional<amp::GradScaler> scaler;
   if (s.autocast) scaler.emplace(amp::GradScalerOptions{.init_scale = 256, .growth_interval = 3});
   training::TrainStep step = training::make_train_step(task, sgd, std::move(scaler), options);
-  data::DataLoader batches = loader(divided, s.samples > 0 ? s.samples : s.normed ? 48 : 45, s.normed ? 20 : 14);
+  data::DataLoader batches = loader(divided,
+                                    s.samples > 0 ? s.samples
+                                    : s.normed    ? 48
+                                                  : 45,
+                                    s.normed ? 20 : 14, s.shards);
   manual_seed(9);
   Result result;
   for (int epoch = 0; epoch < 3; ++epoch) {
@@ -201,6 +208,39 @@ TEST(RankSteps, CountAllSamples) {
   }
 }
 
+// A rank without samples computes with one of another's, which leaves no trace in what it knows of the data: 43 samples
+// in batches of 20, the last of which are rank 0's.
+TEST(RankSteps, LeaveAloneTheStatisticsOfARankWithoutSamples) {
+  for (const bool captured : {false, true}) {
+    manual_seed(3);
+    const Net net;
+    const auto task = std::make_shared<Task>(net);
+    optim::SGD sgd(net.parameters(), {.lr = 0.1});
+    // Their own, as they are: not rank 0's.
+    const dist::DataParallelOptions own{.broadcast_buffers = false, .static_graph = captured};
+    training::TrainStep step = training::make_train_step(
+        task, sgd, {}, {.parallel = std::make_shared<dist::DataParallelBase>(net, world(), own)});
+    data::DataLoader batches = loader(true, 43, 20);
+    std::int64_t steps = 0, without = 0;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      for (const data::Batch& batch : batches) {
+        const std::vector<double> before = values_of(net.buffers());
+        captured ? step.run_captured({&batch, 1}) : step.run({&batch, 1});
+        ++steps;
+        if (batch.stand_in) {
+          ++without;
+          EXPECT_EQ(values_of(net.buffers()), before);
+        } else {
+          EXPECT_NE(values_of(net.buffers()), before);
+        }
+      }
+    }
+    EXPECT_EQ(net.norm.num_batches_tracked.item<std::int64_t>(), steps - without);
+    EXPECT_EQ(without, world().rank() == 0 ? 0 : 2);
+    EXPECT_EQ(dist::first_difference(nn::clone(net.fc1), world()), "");
+  }
+}
+
 // The same bits, with batch norm and dropout, whatever the number of ranks.
 TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
   if (world().size() == 3) {
@@ -220,6 +260,42 @@ TEST(RankSteps, OfShardsGiveTheSameBitsOnAnyNumberOfRanks) {
         EXPECT_NE(here.losses.front(), here.losses.back());
       }
     }
+  }
+  // Parts of a batch that weren't made for it.
+  const Net net;
+  optim::SGD sgd(net.parameters(), {.lr = 0.1});
+  training::TrainStep step = training::make_train_step(
+      std::make_shared<Task>(net), sgd, {},
+      {.parallel = std::make_shared<dist::DataParallelBase>(net, world(), dist::DataParallelOptions{}), .shards = 4});
+  const data::Batch batch{randn({8, 12}), zeros({8}, {.dtype = i64})};
+  EXPECT_NE(error_of<Error>([&] { step.run({&batch, 1}); }).find("a batch of 4 shards"), std::string::npos);
+}
+
+// What docs/guide/data-parallel.md says of their cost: (n - 1) P bytes a rank beside 2 (n - 1) / n P.
+TEST(RankSteps, OfShardsSendTheirGradientsToAllRanks) {
+  const int n = world().size();
+  if (n == 3) return;
+  for (const int shards : {0, n}) {
+    const models::MLP net;
+    const auto task = std::make_shared<training::ClassificationTask>(
+        training::Classifier{&net, [&net](const Tensor& x) { return net(x); }});
+    optim::SGD sgd(net.parameters(), {.lr = 0.1});
+    dist::DataParallelOptions parallel;
+    if (shards > 0) parallel.hook = training::shard_hook();
+    training::TrainStep step = training::make_train_step(
+        task, sgd, {},
+        {.parallel = std::make_shared<dist::DataParallelBase>(net, world(), parallel), .shards = shards});
+    data::DataLoader batches{data::TensorDataset(randn({16, 784}), randint(0, 10, {16})),
+                             {.batch_size = 8, .workers = 0, .rank = world().rank(), .ranks = n, .shards = shards}};
+    double bytes = 0, parameters = 0;
+    for (const data::Batch& batch : batches) {
+      const auto before = world().stats().bytes_sent;
+      step.run({&batch, 1});
+      bytes = static_cast<double>(world().stats().bytes_sent - before);
+    }
+    for (const NamedTensor& p : net.parameters()) parameters += static_cast<double>(p.tensor.numel()) * 4;
+    const double expected = shards > 0 ? (n - 1) * parameters : 2.0 * (n - 1) / n * parameters;
+    EXPECT_NEAR(bytes, expected, 0.01 * parameters) << shards;  // losses and counts are beside them
   }
 }
 

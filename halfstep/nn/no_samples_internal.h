@@ -4,10 +4,13 @@
 
 #include <utility>
 
-namespace halfstep::dist::detail {
+#include "halfstep/core/export.h"
 
-/// While it lives with `on`, batches on this thread have no part in the statistics of sync_batch_norm().
-class NoSamples {
+namespace halfstep::nn::detail {
+
+/// While it lives with `on`, batches on this thread have no part in statistics: those of batch norm, running and across
+/// ranks, and the ranges of quantization's observers.
+class HS_API NoSamples {
  public:
   explicit NoSamples(bool on) : was_(std::exchange(flag(), on)) {}
   ~NoSamples() { flag() = was_; }
@@ -20,4 +23,4 @@ class NoSamples {
   bool was_;
 };
 
-}  // namespace halfstep::dist::detail
+}  // namespace halfstep::nn::detail
