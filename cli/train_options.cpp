@@ -228,8 +228,8 @@ std::vector<Flag> train_flags(TrainOptions& o) {
   add("Several processes",
       {.names = "--reduce",
        .field = &o.reduce,
-        .help = "What sums gradients: rank-order (Halfstep, the same bits with every MPI) or library; fast is library",
-        .choices = {"rank-order", "library", "fast"}});
+       .help = "What sums gradients: rank-order (Halfstep, the same bits with every MPI) or library; fast is library",
+       .choices = {"rank-order", "library", "fast"}});
   constexpr const char* kRuns = "Runs";
   add(kRuns, {.names = "--config",
               .field = &o.config_file,
