@@ -242,7 +242,7 @@ void Loaded::apply(training::TrainConfig& config) const {
 }
 
 std::string DataPlace::text(const Loaded& loaded) const {
-  const std::string what = training::data_label(loaded.network.name, folder);
+  std::string what = training::data_label(loaded.network.name, folder);
   if (from_run) return fmt::format("{}, as {} says", what, shown_path(loaded.run.file));
   return what;
 }
