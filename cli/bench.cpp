@@ -143,7 +143,9 @@ int run(const BenchOptions& o) {
   manual_seed(1);
   data::Batch batch = training::random_batch(o.model, o.batch_size, input.images ? size : 0);
   if (input.images) batch.input = batch.input.contiguous(MemoryFormat::channels_last);
-  visit_tensors(batch, [&](Tensor& t) { t = t.to(device); });
+  visit_tensors(batch, [&](Tensor& t) {
+    if (t.defined()) t = t.to(device);  // text may have no target of its own
+  });
   for (int s = 0; s < o.warmup + o.steps; ++s) {
     for (Run& r : runs) {
       const double ms = r.step(batch, !o.no_capture);

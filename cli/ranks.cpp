@@ -125,10 +125,10 @@ bool same_on_all(TrainOptions& o) {
     const nlohmann::json other = nlohmann::json::parse(all[r], nullptr, false);
     for (const auto& [name, value] : own.items()) {
       const std::string there = other.is_object() ? other.value(name, "") : "";
-      if (there == value) continue;
+      const auto here = value.get<std::string>();
+      if (there == here) continue;
       complain(fmt::format("train: rank {} ({}) has {} {}, rank 0 has {}; all ranks do the same run", r,
-                           c.group.host(static_cast<int>(r)), name, there.empty() ? "of nothing" : there,
-                           value.get<std::string>()));
+                           c.group.host(static_cast<int>(r)), name, there.empty() ? "of nothing" : there, here));
       return false;
     }
     complain(fmt::format("train: rank {} ({}) does another run than rank 0", r, c.group.host(static_cast<int>(r))));

@@ -356,7 +356,7 @@ int finished(const training::RunReport& report, dist::ProcessGroup& group) {
 std::string by_ranks(const TrainOptions& o) {
   const dist::ProcessGroup& group = o.config.group;
   if (group.size() == 1) return {};
-  const std::string ranks = fmt::format(" by {} ranks ({})", group.size(), group.library());
+  std::string ranks = fmt::format(" by {} ranks ({})", group.size(), group.library());
   if (o.evaluate) return ranks;
   const std::vector<std::int64_t> samples = training::samples_of_ranks(o.config);
   const auto [least, most] = std::minmax_element(samples.begin(), samples.end());

@@ -133,8 +133,8 @@ class Log(ProgramTest):
         self.assertEqual([k for k in kinds if k != "checkpoint"], ["start"] + (["step"] * 4 + ["eval"]) * 2 + ["capture", "end"])
         self.assertEqual(kinds[1:7], per_epoch)
         n, words = self.NUMBER, str
-        self.check(log[0], {"model": words, "epochs": int, "batch_size": int, "accumulate": int, "samples": int, "lr": n, "optimizer": words, "amp": words, "device": words, "scale": n,
-                            "seed": int, "step": int})
+        self.check(log[0], {"model": words, "epochs": int, "batch_size": int, "accumulate": int, "samples": int, "best_by": words, "lr": n, "optimizer": words, "amp": words, "device": words,
+                            "ranks": int, "share": list, "scale": n, "seed": int, "step": int})
         self.assertEqual((log[0]["seed"], log[0]["samples"], log[0]["batch_size"]), (2**64 - 1, 128, 40))
         steps = [e for e in log if e["event"] == "step"]
         for number, e in enumerate(steps):

@@ -100,7 +100,7 @@ TEST_F(ModelOnSim, ReadsTheDeviceOnlyWhenValuesAreDue) {
     training::Model model{make_train_step(std::make_shared<training::ClassificationTask>(
                                               classifier, training::ClassificationOptions{.train_accuracy = counted}),
                                           optimizer, amp::GradScaler({.init_scale = 1e30}), {.autocast = f16})};
-    std::vector<std::uint64_t> reads;
+    std::vector<std::uint64_t> reads, waits;
     std::vector<std::int64_t> read_at;
     std::vector<training::StepRecord> records;
     struct Watch : training::CallbackBase {
@@ -110,17 +110,24 @@ TEST_F(ModelOnSim, ReadsTheDeviceOnlyWhenValuesAreDue) {
       void on_step_begin(training::TrainContext& c) override { step(c); }
     };
     const auto watch = std::make_shared<Watch>();
-    watch->step = [&](training::TrainContext&) { reads.push_back(test::sim_stats().host_reads); };
+    watch->step = [&](training::TrainContext&) {
+      reads.push_back(test::sim_stats().host_reads);
+      waits.push_back(test::sim_stats().waiting_copies);
+    };
     watch->values = [&](std::span<const training::StepRecord> steps) {
       read_at.push_back(static_cast<std::int64_t>(reads.size()));
       records.insert(records.end(), steps.begin(), steps.end());
     };
     model.train(1, batches, {training::Callback(watch)}, {.read_every = 8});
     EXPECT_EQ(read_at, (std::vector<std::int64_t>{8, 16, 21}));
-    // What is counted on the host comes by copies that wait for nobody. Between the beginnings of two steps: one read
-    // of the ring, one of the scale, and one of the flags of each skipped step.
+    // Between the beginnings of two steps: one read of the ring, one of the scale, and one of the flags of each skipped
+    // step. Scores and labels that are counted on the host come by two copies of each step, which wait for nobody.
     for (std::size_t i = 1; i < reads.size(); ++i) {
-      EXPECT_EQ(reads[i] - reads[i - 1], i == 8 || i == 16 ? 1u + 1u + 8u : 0u) << "step " << i;
+      const bool due = i == 8 || i == 16;
+      EXPECT_EQ(reads[i] - reads[i - 1], (due ? 1u + 1u + 8u : 0u) + (counted ? 2u : 0u)) << "step " << i;
+      if (!due) {
+        EXPECT_EQ(waits[i], waits[i - 1]) << "step " << i;
+      }
     }
     ASSERT_EQ(records.size(), 21u);
     for (std::size_t i = 0; i < records.size(); ++i) {
