@@ -18,7 +18,7 @@ inline void check_given(const Shape& sizes, const char* kind, const char* field,
 }
 /// The options, of which `in` and `out` must be given.
 template <class Options>
-const Options& given_channels(const Options& o, const char* kind) {
+Options given_channels(const Options& o, const char* kind) {
   check_given(o.in, kind, "in", ".in = 32, .out = 64");
   check_given(o.out, kind, "out", ".in = 32, .out = 64");
   return o;

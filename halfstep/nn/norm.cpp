@@ -14,7 +14,7 @@ namespace halfstep::nn {
 namespace {
 
 template <class O>
-const O& checked(const O& o, const char* kind) {
+O checked(const O& o, const char* kind) {
   check_given(o.normalized_shape, kind, "normalized_shape", ".normalized_shape = {64}");
   return o;
 }
