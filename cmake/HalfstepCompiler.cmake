@@ -84,7 +84,7 @@ endfunction()
 function(halfstep_unity target)
   if(HALFSTEP_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    # The files of a folder in groups of 25 files at most: which ones doesn't depend on other folders. Groups of six take
+    # The files of a folder in groups of 27 files at most: which ones doesn't depend on other folders. Groups of six take
     # a third more time together.
     get_target_property(sources ${target} SOURCES)
     set(folders "")
@@ -98,7 +98,7 @@ function(halfstep_unity target)
     endforeach()
     list(REMOVE_DUPLICATES folders)
     foreach(folder ${folders})
-      halfstep_group(group ${folder} 25 ${files_${folder}})
+      halfstep_group(group ${folder} 27 ${files_${folder}})
       foreach(source ${files_${folder}})
         set_source_files_properties("${source}" PROPERTIES UNITY_GROUP "${group_${source}}")
       endforeach()
