@@ -4,7 +4,7 @@
 set -euo pipefail
 program=$1
 epochs=${DEMO_EPOCHS:-2}
-samples=${DEMO_SAMPLES:-10000}
+samples=${DEMO_SAMPLES:-8000}
 out=$(dirname "$program")/../demo
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -26,7 +26,7 @@ for dtype in bf16 f16; do
 done
 
 train() {
-  "$program" train cnn --epochs "$epochs" --limit "$samples" --lr 0.4 --out "$out/$1" "${@:2}"
+  "$program" train cnn --epochs "$epochs" --limit "$samples" --batch-size 96 --lr 0.5 --out "$out/$1" "${@:2}"
 }
 
 echo
