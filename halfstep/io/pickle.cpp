@@ -157,7 +157,8 @@ class Reader {
   // What is copied at a few bytes' word: all else takes as much room in the file as in memory.
   void charge(std::size_t bytes) {
     constexpr std::size_t kMost = std::size_t{1} << 26;
-    if ((copied_ += bytes) > kMost) damaged("the same values are copied too often");
+    copied_ += bytes;
+    if (copied_ > kMost) damaged("the same values are copied too often");
   }
 
   void push_tuple(int n) {

@@ -14,7 +14,7 @@
 namespace halfstep::nn {
 namespace {
 
-const LinearOptions& checked(const LinearOptions& o) {
+LinearOptions checked(const LinearOptions& o) {
   constexpr const char* kExample = ".in = 784, .out = 10";
   check_given(o.in, "Linear", "in", kExample);
   check_given(o.out, "Linear", "out", kExample);
