@@ -55,13 +55,15 @@ ConvGeometry geometry(std::int64_t n, std::int64_t c, std::int64_t size, std::in
   return {n, c, size, size, o, out, out, k, k, 1, {stride, stride}, {1, 1}, {padding, padding}, {padding, padding}};
 }
 
-const char* const kPaths[] = {"reference", "products", "blocks", "native"};
-static_assert(static_cast<int>(ConvPath::native) == 3);
+const char* const kPaths[] = {"reference", "products", "pairs", "blocks", "native"};
+static_assert(static_cast<int>(ConvPath::native) == 4);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
   for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(9, 16, 7, 40, 1, 1, 0),
                                 geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3),
+                                // An odd number of places in all, and a single one.
+                                geometry(1, 16, 5, 20, 3, 1, 1), geometry(1, 40, 3, 33, 3, 1, 0),
                                 // Weights enough for two threads to reorder, in blocks of 48 output channels.
                                 geometry(1, 256, 8, 512, 1, 2, 0)}) {
     for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
@@ -89,8 +91,9 @@ TEST(ConvPaths, Agree) {
                                                        : static_cast<double>(g.n * g.oh * g.ow);
         const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
-        for (const ConvPath path : {ConvPath::products, ConvPath::blocks, ConvPath::native}) {
+        for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::blocks, ConvPath::native}) {
           if (path == ConvPath::products && part != ConvPart::weight) continue;
+          if (path == ConvPath::pairs && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
           const std::string what = std::string(kPaths[static_cast<int>(path)]) + " part " +
                                    std::to_string(static_cast<int>(part)) + " " + name(dtype);
@@ -126,6 +129,14 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvPath::blocks);
+  // Weight gradients of bf16 on units: our own where they are the faster ones, and never in the place of AMX.
+  const ConvGeometry wide = geometry(2, 64, 56, 256, 1, 1, 0), strided = geometry(2, 64, 56, 64, 3, 2, 1);
+  EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::pairs);
+  EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::avx512_fp16), ConvPath::pairs);
+  EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
+  EXPECT_EQ(path(wide, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
+  EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_vnni), ConvPath::products);
 }
 
 // Whatever is cut, every output row (input row, where the input is computed) of every image is there once, in the

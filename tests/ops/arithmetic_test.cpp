@@ -143,6 +143,32 @@ TEST(Arithmetic, RoundsOnceIn16Bits) {
   EXPECT_EQ((tensor(Values{65504}, {.dtype = f16}) + 16).item<double>(), INFINITY);
 }
 
+// Vectors are rounded two at a time, by other instructions where one of them has a NaN.
+TEST(Arithmetic, EveryBfloat16RoundsAsOneByItselfDoes) {
+  constexpr std::int64_t kAll = 65536;
+  for (const std::int64_t step : {1, 257, 40503}) {
+    for (const std::int64_t count : {kAll, std::int64_t{45}}) {
+      Tensor a = empty({count}, {.dtype = bf16}), b = empty({count}, {.dtype = bf16});
+      auto *x = static_cast<BFloat16*>(a.raw_data()), *y = static_cast<BFloat16*>(b.raw_data());
+      for (std::int64_t i = 0; i < count; ++i) {
+        x[i] = BFloat16::from_bits(static_cast<std::uint16_t>(i * step));
+        y[i] = BFloat16::from_bits(static_cast<std::uint16_t>(i * 7 + 12345));
+      }
+      const Tensor sums = a + b;
+      const auto* got = static_cast<const BFloat16*>(sums.raw_data());
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float exact = static_cast<float>(x[i]) + static_cast<float>(y[i]);
+        const BFloat16 expected(exact);
+        if (std::isnan(exact)) {
+          ASSERT_TRUE(std::isnan(static_cast<float>(got[i]))) << i;
+        } else {
+          ASSERT_EQ(got[i].bits, expected.bits) << i << ": " << exact;
+        }
+      }
+    }
+  }
+}
+
 // Of two dense layouts that of the first operand; a layout other than row-major wins over an operand that is broadcast.
 TEST(Arithmetic, TheFirstDenseOperandGivesTheLayout) {
   const Tensor plain = zeros({2, 3, 4, 5}), last = plain.contiguous(MemoryFormat::channels_last);

@@ -47,12 +47,14 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept {
   const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
+  if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   if (native) return ConvPath::native;
   return float32_path(call);
 }
 
 Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
+  if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
   if (path != ConvPath::reference) {
     const bool native = path == ConvPath::native;
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;

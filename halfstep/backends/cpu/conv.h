@@ -26,6 +26,7 @@ struct ConvCall {
 enum class ConvPath : std::uint8_t {
   reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses
   products,   ///< the weight's gradient as sums of outer products, see conv_weight.h
+  pairs,      ///< the same on the processor's bf16 units
   blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
   native,     ///< the processor's 16-bit units through oneDNN
 };

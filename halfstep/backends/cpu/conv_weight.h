@@ -18,4 +18,12 @@ HS_API bool products_suit(const ConvGeometry& geometry) noexcept;
 /// less memory; the result depends on their number only.
 Status weight_by_products(KernelContext* context, ConvCall& call);
 
+/// The same of weight_by_pair_products(), on a processor with `isa`: AVX512-BF16 without AMX, and images and gradients
+/// of bf16.
+bool pair_products_serve(const ConvCall& call, Isa isa) noexcept;
+HS_API bool pair_products_suit(const ConvGeometry& geometry) noexcept;
+/// As weight_by_products(), on the processor's bfloat16 units: two places a step, with sums in float32. Where it has
+/// none, plain loops take the tiles' place.
+Status weight_by_pair_products(KernelContext* context, ConvCall& call);
+
 }  // namespace halfstep::cpu

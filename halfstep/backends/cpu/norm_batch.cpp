@@ -50,6 +50,7 @@ HWY_INLINE void add_four_moments(const T* x, std::int64_t pitch, std::int64_t n,
   const ComputeTag<T> d;
   const T *x1 = x + pitch, *x2 = x1 + pitch, *x3 = x2 + pitch;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    fetch_ahead(x, pitch, i);
     const auto k = part.get(d, shift, i);
     const auto d0 = hn::Sub(part.read(d, x + i), k), d1 = hn::Sub(part.read(d, x1 + i), k);
     const auto d2 = hn::Sub(part.read(d, x2 + i), k), d3 = hn::Sub(part.read(d, x3 + i), k);
@@ -105,9 +106,9 @@ class Moments {
     std::fill_n(s2_, sum_width_, C(0));
     if (walk_.rows) {
       for (std::int64_t i = width_; i < sum_width_; ++i) shift_[i] = shift_[i - width_];
-      from = sweep(from, end, strips, walk_.together, Run<C>{shift_});
+      from = sweep(from, end, strips, Run<C>{shift_});
     } else {
-      from = sweep(from, end, strips, kSumStrip, Same<C>{shift_[0]});
+      from = sweep(from, end, strips, Same<C>{shift_[0]});
     }
     std::fill_n(a_, width_, 0.0);
     std::fill_n(b_, width_, 0.0);
@@ -115,16 +116,15 @@ class Moments {
     fold(s2_, sum_width_, width_, b_);
     return from;
   }
-  // `full`: places of a strip that isn't cut short.
   template <class P>
-  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips, std::int64_t full, const P& shift) {
+  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips, const P& shift) {
     while (strips > 0 && from < end) {
-      const Strip s = walk_.strip(from, end, channel_, kSumStrip);
+      const Strip s = walk_.summed_strip(from, end, channel_);
       const T* x = x_.read(s, block_);
-      const std::int64_t left = walk_.rows ? end - from : std::min(end - from, walk_.run - from % walk_.run);
-      if (strips >= 4 && left >= 4 * full && x_.direct()) {
-        add_four_moments(x, walk_.rows ? full * walk_.channels : full, s.numel(), shift, s1_, s2_);
-        from += 4 * full;
+      const std::int64_t pitch = strips >= 4 && x_.direct() ? walk_.four_summed(from, end) : 0;
+      if (pitch > 0) {
+        add_four_moments(x, pitch, s.numel(), shift, s1_, s2_);
+        from += 4 * s.count;
         strips -= 4;
       } else {
         add_moments(x, s.numel(), shift, s1_, s2_);
@@ -213,9 +213,9 @@ template <int kBound>  // 0: none
 struct Rectified {
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
-    const auto rectified = hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
+    // Of a number and NaN, x86's maximum is the second operand; -0 plus 0 is 0.
+    const auto rectified = hn::Add(hn::Max(hn::Zero(d), v), hn::Zero(d));
     if constexpr (kBound == 0) return rectified;
-    // Of a number and NaN, x86's minimum is the second operand.
     return hn::Min(hn::Set(d, static_cast<hn::TFromD<D>>(kBound)), rectified);
   }
 };
@@ -236,19 +236,17 @@ template <class T, class P, class Activation>
 HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
                           const P& offset, const Activation activate) {
   const ComputeTag<T> d;
-  if (residual) {
-    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
-      const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
-      part.write(activate(d, hn::Add(v, part.read(d, residual + i))), d, y + i);
-    });
-    return;
-  }
-  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+  const auto normalised = [&](std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
-    const auto v = hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
-    part.write(activate(d, v), d, y + i);
-  });
+    return hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
+  };
+  if (residual) {
+    each_result(d, n, y, [&](std::size_t i, auto part) HWY_ATTR {
+      return activate(d, hn::Add(normalised(i, part), part.read(d, residual + i)));
+    });
+  } else {
+    each_result(d, n, y, [&](std::size_t i, auto part) HWY_ATTR { return activate(d, normalised(i, part)); });
+  }
 }
 
 template <class T, class C, class Activation>

@@ -93,21 +93,32 @@ HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T*
     return hn::Mul(part.get(d, s.scale, i), inner);
   };
   if (with_x && residual_grad) {
-    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
+    const std::size_t lanes = hn::Lanes(d);
+    std::size_t i = 0;
+    for (; i + 2 * lanes <= static_cast<std::size_t>(n); i += 2 * lanes) {
+      const auto v0 = before(d, s, i, Whole{}), v1 = before(d, s, i + lanes, Whole{});
+      store_two(v0, v1, d, residual_grad + i);
+      const auto x0 = gradient(v0, i, Whole{});
+      store_two(x0, gradient(v1, i + lanes, Whole{}), d, x_grad + i);
+    }
+    for (; i < static_cast<std::size_t>(n); i += lanes) {
+      const Part part{std::min(lanes, static_cast<std::size_t>(n) - i)};
       const auto v = before(d, s, i, part);
       part.write(v, d, residual_grad + i);
       part.write(gradient(v, i, part), d, x_grad + i);
-    });
+    }
   } else if (with_x) {
-    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      part.write(gradient(before(d, s, i, part), i, part), d, x_grad + i);
-    });
+    each_result(d, n, x_grad,
+                [&](std::size_t i, auto part) HWY_ATTR { return gradient(before(d, s, i, part), i, part); });
   } else {
-    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-      const auto v = before(d, s, i, part);
-      if (residual_grad) part.write(v, d, residual_grad + i);
-      if (x_grad) part.write(hn::Mul(part.get(d, s.scale, i), v), d, x_grad + i);
-    });
+    if (residual_grad) {
+      each_result(d, n, residual_grad, [&](std::size_t i, auto part) HWY_ATTR { return before(d, s, i, part); });
+    }
+    if (x_grad) {
+      each_result(d, n, x_grad, [&](std::size_t i, auto part) HWY_ATTR {
+        return hn::Mul(part.get(d, s.scale, i), before(d, s, i, part));
+      });
+    }
   }
 }
 
@@ -144,7 +155,7 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
     std::fill_n(s1, sum_width, C(0));
     std::fill_n(s2, sum_width, C(0));
     for (std::int64_t strips = kBlock; strips > 0 && first < end; --strips) {
-      const Strip s = walk.strip(first, end, channel, kSumStrip);
+      const Strip s = walk.summed_strip(first, end, channel);
       with_parameters<C>(
           walk, s,
           [&](const auto& m, const auto& k, const auto& b) {

@@ -10,6 +10,8 @@
 #define HALFSTEP_BACKENDS_CPU_NORM_STRIPS_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include "halfstep/backends/cpu/norm_walk.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/simd-inl.h"
@@ -138,6 +140,24 @@ HWY_INLINE void each_vector(D d, std::int64_t count, F&& f) {
   for (; i + lanes <= n; i += lanes) f(i, Whole{});
   if (i < n) f(i, Part{n % lanes});
 }
+/// Has four strips fetched that are summed 16 strips later: strips read side by side aren't a stream to the processor.
+template <class T>
+HWY_INLINE void fetch_ahead(const T* strips, std::int64_t pitch, std::size_t i) {
+  for (int k = 16; k < 20; ++k) hwy::Prefetch(strips + k * pitch + static_cast<std::int64_t>(i));
+}
+
+/// to[i] = f(i, part) for i < count, where f returns the vector from i on.
+template <class D, class T, class F>
+HWY_INLINE void each_result(D d, std::int64_t count, T* to, F&& f) {
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    const auto first = f(i, Whole{});
+    store_two(first, f(i + lanes, Whole{}), d, to + i);
+  }
+  for (; i + lanes <= n; i += lanes) store(f(i, Whole{}), d, to + i);
+  if (i < n) store_n(f(i, Part{n - i}), d, to + i, n - i);
+}
 
 /// Calls f(parameters...) with values of channels as operands of a strip: a value for each element, or one for all.
 /// Arrays of the channels are as repeated() makes them.
@@ -150,27 +170,28 @@ HWY_INLINE void with_parameters(const ChannelWalk& walk, const Strip& s, F&& f, 
   }
 }
 /// Values that array of channels needs, and their repetition for strips of several places.
-inline std::int64_t repeated_size(const ChannelWalk& walk) { return walk.channels * walk.together; }
+inline std::int64_t repeated_size(const ChannelWalk& walk) { return walk.channels * walk.written; }
 template <class C>
 void repeat(const ChannelWalk& walk, C* values) {
   for (std::int64_t i = walk.channels; i < repeated_size(walk); ++i) values[i] = values[i - walk.channels];
 }
 
-/// Calls f(strip) for all strips, over threads. Each thread goes through its part backwards, about 64 KiB at a time:
-/// what the pass before it read last is in the cache still.
+/// Calls f(strip) for all strips, over threads. Each thread goes through its part backwards, 128 Ki elements at a time
+/// (with less the processor doesn't see a stream of addresses): what the pass before it read last is in the cache
+/// still.
 template <class F>
 void for_strips_backwards(const ChannelWalk& walk, F&& f) {
-  const std::int64_t span = walk.rows ? walk.together : walk.run;  // places of an item
+  const std::int64_t span = walk.rows ? walk.written : walk.run;  // places of an item
   const std::int64_t spans = (walk.places + span - 1) / span, blocks = walk.blocks();
   const std::int64_t size = span * walk.width;
   parallel_for(spans * blocks, row_grain(size), [&](std::int64_t begin, std::int64_t end) {
-    const std::int64_t group = std::max<std::int64_t>(1, 16384 / size);
+    const std::int64_t group = std::max<std::int64_t>(1, 131072 / size);
     for (std::int64_t last = end; last > begin; last -= group) {
       for (std::int64_t i = std::max(begin, last - group); i < last; ++i) {
         const std::int64_t channel = i % blocks * walk.width;
         const std::int64_t first = i / blocks * span, after = std::min(walk.places, first + span);
         for (std::int64_t p = first; p < after;) {
-          const Strip s = walk.strip(p, after, channel, kStrip);
+          const Strip s = walk.written_strip(p, after, channel);
           f(s);
           p += s.count;
         }

@@ -31,7 +31,8 @@ ChannelWalk::ChannelWalk(const TensorView& like, std::int64_t lanes) {
     const std::int64_t step = lanes / std::gcd(channels, lanes);
     std::int64_t n = step;
     while (n * channels < 256) n += step;
-    if (n * channels <= kStrip) together = n;
+    if (n * channels <= kStrip) together = written = n;
+    while (written * channels * 2 <= kStrip && written * channels < 1024) written *= 2;
   }
   // At most 32 pieces, of 32,768 elements and 32 strips at least.
   const std::int64_t least = rows ? std::max(32 * together, kReduceGrain / channels) : kReduceGrain;

@@ -26,12 +26,13 @@ struct Strip {
 };
 
 /// The walk over all places of a tensor. With `rows` channels lie next to each other (channels-last and [N, C]) and a
-/// strip has some of one place, or all of `together` places, so that short rows fill vectors too. Otherwise a strip has
-/// places of one channel. Depends on the tensor's geometry only.
+/// strip has some of one place, or all of several places, so that short rows fill vectors too and what a strip costs by
+/// itself is little. Otherwise a strip has places of one channel. Depends on the tensor's geometry only.
 struct ChannelWalk {
   bool rows;
   std::int64_t channels, places;
-  std::int64_t together = 1;   ///< rows: places in a strip
+  std::int64_t together = 1;   ///< rows: places in a strip that is summed
+  std::int64_t written = 1;    ///< rows: places in a strip that is written, a multiple of those
   std::int64_t width = 1;      ///< channels in a strip
   std::int64_t run = 1;        ///< without rows: how many places lie next to each other
   std::int64_t chunk, chunks;  ///< places that are summed by one thread, and how many such pieces there are
@@ -44,9 +45,26 @@ struct ChannelWalk {
   /// Elements in which a sum of strips is taken: `width` channels, repeated in order.
   std::int64_t sum_width(std::int64_t channel) const { return rows ? together * block_width(channel) : kSumStrip; }
 
-  /// The strip that starts at `place`, ends before `end` and has at most `most` elements where it has one channel.
-  Strip strip(std::int64_t place, std::int64_t end, std::int64_t channel, std::int64_t most) const {
-    if (rows) return {place, std::min(together, end - place), channel, block_width(channel)};
+  /// The strip to be summed that starts at `place` and ends before `end`.
+  Strip summed_strip(std::int64_t place, std::int64_t end, std::int64_t channel) const {
+    return strip(place, end, channel, together, kSumStrip);
+  }
+  /// Whether four whole ones from `place` on follow each other before `end`, and if so how many elements lie between
+  /// their beginnings; else 0.
+  std::int64_t four_summed(std::int64_t place, std::int64_t end) const {
+    const std::int64_t full = rows ? together : kSumStrip;
+    const std::int64_t left = rows ? end - place : std::min(end - place, run - place % run);
+    if (left < 4 * full) return 0;
+    return rows ? full * channels : full;
+  }
+  /// The same of a strip to be written.
+  Strip written_strip(std::int64_t place, std::int64_t end, std::int64_t channel) const {
+    return strip(place, end, channel, written, kStrip);
+  }
+
+ private:
+  Strip strip(std::int64_t place, std::int64_t end, std::int64_t channel, std::int64_t count, std::int64_t most) const {
+    if (rows) return {place, std::min(count, end - place), channel, block_width(channel)};
     return {place, std::min({most, run - place % run, end - place}), channel, 1};
   }
 };
