@@ -139,6 +139,28 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_vnni), ConvPath::products);
 }
 
+TEST(ConvPaths, AreDescribed) {
+  const auto described = [](const ConvGeometry& g, ConvPart part, DType dtype) {
+    const auto last = MemoryFormat::channels_last;
+    const Tensor x = empty({g.n, g.c, g.h, g.w}, {.dtype = dtype}).contiguous(last),
+                 w = empty({g.o, g.c, g.kh, g.kw}, {.dtype = dtype}).contiguous(last),
+                 y = empty({g.n, g.o, g.oh, g.ow}, {.dtype = dtype}).contiguous(last);
+    ConvCall call{part, g, view(x), view(w), view(y)};
+    return describe_conv(call);
+  };
+  const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
+  EXPECT_EQ(described(square, ConvPart::output, DType::f64), "reference");
+  EXPECT_EQ(described(single, ConvPart::weight, DType::f32), "products");
+  for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
+    EXPECT_NE(described(square, part, DType::f32).find(':'), std::string::npos);  // oneDNN's, with an instruction set
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      const std::string text = described(square, part, dtype);
+      EXPECT_NE(text.find(':'), std::string::npos) << text;
+      EXPECT_EQ(text.find("ref"), std::string::npos) << text;
+    }
+  }
+}
+
 // Whatever is cut, every output row (input row, where the input is computed) of every image is there once, in the
 // shares' order, and sees the rows of the other tensor that the whole convolution has for it.
 TEST(ConvShares, CoverEveryRowOnce) {
