@@ -13,7 +13,7 @@ import time
 import unittest
 
 from images_test import make_images
-from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
+from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events, make_data
 
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
 FLAGS = ["--batch-size", "16", "--lr", "0.05", "--momentum", "0.9"]
@@ -276,7 +276,7 @@ class Ranks(RanksTest):
             self.assertNotEqual(status, 0, flags)
             self.assertIn(said, err)
             self.assertLess(time.time() - started, 30)
-            self.assertFalse((self.folder / "new" / "last.safetensors").exists())
+            self.assertFalse((self.folder / "new").exists())
 
     def test_the_same_bits_on_any_number_of_ranks(self):
         self.data(train=131)
@@ -364,6 +364,26 @@ class Ranks(RanksTest):
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)
+
+    def test_few_samples(self):
+        """Of the test set, and of the training set, fewer than ranks: those who have none take part with zero counts."""
+        for count in (1, 2, 3):
+            data = self.folder / f"few{count}"
+            make_data(data, train=count, test=count)
+            flags = [data, *FLAGS, "--epochs", "3"]
+            self.train(*flags, "--out", f"one{count}")
+            for mpi, ranks in ((modules()[0], 2), (modules()[-1], 4)):
+                run = f"{count}-{ranks}"
+                self.done(ranks, *flags, "--out", run, mpi=mpi)
+                self.near(self.losses(run), self.losses(f"one{count}"), 1e-5)
+                self.assertEqual(len(self.evaluations(run)), 3)
+                for mine, theirs in zip(self.evaluations(run), self.evaluations(f"one{count}")):
+                    self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
+                    self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-5))
+                table = (self.folder / run / "classes.csv").read_text().splitlines()
+                self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), count)
+                status, out, err = self.finish(self.launch(ranks, "train", "mlp", data, "--resume", run, "--evaluate", mpi=mpi))
+                self.assertEqual(status, 0, out + err)
 
 
 if __name__ == "__main__":
