@@ -54,6 +54,10 @@ class RanksTest(ProgramTest):
     def evaluations(self, run):
         return [e for e in events(self.folder / run / "log.jsonl") if e["event"] == "eval"]
 
+    def why_not(self, run):
+        """Why the steps of a run weren't replayed."""
+        return [e["why_not"] for e in events(self.folder / run / "log.jsonl") if e["event"] == "capture" and "why_not" in e][-1]
+
     def near(self, a, b, relative):
         self.assertEqual(len(a), len(b))
         for x, y in zip(a, b):
@@ -287,6 +291,7 @@ class Ranks(RanksTest):
             self.done(ranks, *flags, "--out", str(ranks))
             self.assertEqual(self.losses(str(ranks)), self.losses("1"))
             self.assertEqual(Safetensors(self.folder / str(ranks) / "last.safetensors").data, first.data)
+            self.assertEqual(self.why_not(str(ranks)), "its batches are divided into shards (reproducible)")
         # In the middle of an epoch to another number of ranks.
         self.train("data", "--epochs", "1", *FLAGS, "--reproducible", "4", "--amp", "f16", "--clip-norm", "1", "--out", "mixed")
         self.done(2, "--resume", "mixed", "--epochs", "2")
@@ -310,6 +315,8 @@ class Ranks(RanksTest):
                 self.done(2, *flags, "--out", "run", "--epochs", "2", "--zero", stage)
                 self.assertEqual(self.losses("run"), self.losses("whole"))
                 self.assertEqual([e["top1"] for e in self.evaluations("run")], [e["top1"] for e in self.evaluations("whole")])
+                if stage == 3:
+                    self.assertEqual(self.why_not("run"), "parameters are divided among the ranks (ZeRO stage 3)")
                 divided = Safetensors(self.folder / "run" / "last.safetensors")
                 self.assertEqual(divided.data, whole.data, f"--zero {stage}: weights and the optimizer's state")
                 # A checkpoint is whole: it goes on divided in another way, or not at all.
