@@ -235,6 +235,9 @@ class Ranks(RanksTest):
         status, out, err = self.run_program("train", "--resume", "run", "--epochs", "3")
         self.assertEqual((status, err), (0, ""), out)
         self.near(self.losses("run"), self.losses("whole"), 1e-5)
+        # Where nothing is left to do, one rank says so.
+        status, out, err = self.finish(self.launch(2, "train", "--resume", "run"))
+        self.assertEqual((status, err.count("all 3 epochs are done")), (0, 1), out + err)
 
     # With the same number the bits are those of a run that wasn't interrupted.
     def test_a_stop_on_any_rank_is_one_of_all(self):
@@ -279,6 +282,8 @@ class Ranks(RanksTest):
             status, out, err = self.finish(self.launch(2, "train", "mlp", *flags), 60)
             self.assertNotEqual(status, 0, flags)
             self.assertIn(said, err)
+            if "--batch-size" in flags:
+                self.assertEqual((out, err.count("--batch-size: expected")), ("", 1), "one rank says it, before anything else")
             self.assertLess(time.time() - started, 30)
             self.assertFalse((self.folder / "new").exists())
 
@@ -371,6 +376,9 @@ class Ranks(RanksTest):
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)
+        status, _, err = self.finish(self.launch(2, "train", "mlp", "data", "--no-out", "--device", "sim:1", *FLAGS, "--epochs", "1"))
+        self.assertEqual(status, 2, err)
+        self.assertIn("--device: sim:1 is one device, and each of 2 ranks on this machine takes its own", err)
 
     def test_few_samples(self):
         """Of the test set, and of the training set, fewer than ranks: those who have none take part with zero counts."""

@@ -39,6 +39,7 @@ class Arguments(ProgramTest):
         self.refused(2, "--epochs: expected a value", "train", "mlp", "--epochs")
         self.refused(2, "--epochs: given more than once", "train", "mlp", "--epochs", "1", "--epochs", "2")
         self.refused(2, "RUN", "compare", "a")
+        self.refused(2, "--no-out: --out run is given too", "train", "mlp", "--no-out", "--out", "run")
         self.refused(2, "there is no op called 'lineer'; did you mean linear?", "ops", "lineer")
 
     def test_whole_numbers(self):
