@@ -25,6 +25,12 @@
 namespace halfstep::cli {
 namespace fs = std::filesystem;
 
+namespace {
+constexpr const char* kTf32 =
+    "Allow TF32 in float32 matrix products and convolutions on devices with TF32 units, such as NVIDIA's tensor cores "
+    "since Ampere; no effect on the CPU (default: full float32, unless HALFSTEP_TF32=1)";
+}  // namespace
+
 std::vector<Flag> common_flags(CommonOptions& o) {
   return {{.names = "MODEL",
            .field = &o.model,
@@ -48,10 +54,7 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
            .kept = FlagKept::given,
            .resume = FlagResume::reported},
-          {.names = "--tf32",
-           .field = &o.tf32,
-           .help = "Devices that can may compute float32 products and convolutions in TF32",
-           .resume = FlagResume::reported}};
+          {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported}};
 }
 
 void add_common(const Verb& verb, CommonOptions& o, bool model_required) {

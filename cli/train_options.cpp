@@ -152,6 +152,9 @@ void check_flags(TrainOptions& o) {
     throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",
                                  shown_path(c.out)));
   }
+  if (o.no_out && !c.out.empty()) {
+    throw UsageError(fmt::format("--no-out: --out {} is given too, and is where checkpoints go", shown_path(c.out)));
+  }
   if (c.tensorboard && (o.no_out || o.evaluate)) {
     throw UsageError(fmt::format("--tensorboard: it writes into the folder of a run, and {} has none",
                                  o.no_out ? "--no-out" : "--evaluate"));

@@ -182,7 +182,7 @@ Tensor ParameterShards::values_of(const Entry& e) {
 
 void ParameterShards::bring(Entry& e) {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
-    sink->refuse("parameters are divided among the ranks (ZeRO)");
+    sink->refuse("parameters are divided among the ranks (ZeRO stage 3)");
   if (e.users > 0) {
     ++e.users;
     return;

@@ -27,16 +27,16 @@ struct EvaluationOptions {
                        ///< CPU each is read
   std::function<void(const EvalProgress&)> on_batch = {};  ///< for each batch once its values are read
   std::function<bool()> stop = {};                         ///< gives up before the next batch when it says true
-  /// Ranks that evaluate a part of the data set each; the results are those of all parts together, on all of them. They
-  /// give up together.
+  /// Ranks that evaluate a part of the data set each, which may be empty; the results are those of all parts together,
+  /// on all of them. They give up together.
   dist::ProcessGroup group = {};
   const char* who = "evaluate";  ///< the caller, for messages
 };
 
 /// Evaluates a task on a data set, with the network in evaluation mode (the mode is restored) and without recording.
 /// Adds `loss` and the task's parts to `results` as means over all samples, then what Task::end_evaluation() adds.
-/// Returns false, and leaves `results` as they were, when it was stopped. Throws Error without batches and for a
-/// read_every below 1.
+/// Returns false, and leaves `results` as they were, when it was stopped. Throws Error where no rank has a
+/// batch and for a read_every below 1.
 HS_API bool evaluate(Task& task, const Batches& batches, MetricResults& results, const EvaluationOptions& options = {});
 
 /// What the task finds in the first `count` samples of a data set, a line each (Task::predictions), with the network in

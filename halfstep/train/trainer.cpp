@@ -85,15 +85,14 @@ std::optional<dist::PowerSGD> power_sgd_of(const TrainConfig& c) {
   return dist::PowerSGD(*options);
 }
 
-// A rank's part of the data set of an evaluation: the parts lie one behind the other.
+// A rank's part of the data set of an evaluation: the parts lie one behind the other. With fewer samples than ranks
+// some are empty; the first never is, whose samples are drawn.
 std::shared_ptr<const data::Dataset> part_of(std::shared_ptr<const data::Dataset> all,
                                              const dist::ProcessGroup& group) {
   if (group.size() == 1) return all;
-  const std::int64_t n = all->size(), begin = n * group.rank() / group.size(),
-                     end = n * (group.rank() + 1) / group.size();
-  if (n < group.size()) {
-    fail<Error>("train: expected at least as many test samples as ranks, {}, got {}", group.size(), n);
-  }
+  const std::int64_t n = all->size(), ranks = group.size();
+  const auto begin_of = [=](std::int64_t rank) { return (n * rank + ranks - 1) / ranks; };
+  const std::int64_t begin = begin_of(group.rank()), end = begin_of(group.rank() + 1);
   std::vector<std::int64_t> indices(static_cast<std::size_t>(end - begin));
   std::iota(indices.begin(), indices.end(), begin);
   return std::make_shared<data::SubsetDataset>(std::move(all), std::move(indices));

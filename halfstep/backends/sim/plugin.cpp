@@ -348,11 +348,18 @@ halfstep_status profile_read(int32_t index, halfstep_record* records, uint64_t c
 
 // --- graphs
 
+halfstep_status refuse_as_ordered(const FaultPlan& plan) {
+  if (plan.refuse) return fail(HALFSTEP_FAILED, 0, "refused, as ordered");
+  if (plan.unsupported) return fail(HALFSTEP_UNSUPPORTED, 0, "not supported, as ordered");
+  return HALFSTEP_OK;
+}
+
 halfstep_status graph_begin(halfstep_queue* handle) {
   return guarded([&]() -> halfstep_status {
     Queue& queue = *queue_of(handle);
     if (queue.device().lost()) return queue.device().present();
     if (const auto status = refuse_while_recording(queue, "graph_begin")) return status;
+    if (const auto status = refuse_as_ordered(machine().faults.next_entry("graph_begin"))) return status;
     queue.capture = std::make_unique<Graph>();
     queue.capture->device = queue.device().index;
     return HALFSTEP_OK;
@@ -363,7 +370,9 @@ halfstep_status graph_end(halfstep_queue* handle, halfstep_graph** graph) {
   Queue& queue = *queue_of(handle);
   *graph = nullptr;
   if (!queue.capture) return fail(HALFSTEP_FAILED, 0, "no graph was begun on the queue");
-  *graph = reinterpret_cast<halfstep_graph*>(queue.capture.release());
+  std::unique_ptr<Graph> made = std::move(queue.capture);
+  if (const auto status = refuse_as_ordered(machine().faults.next_entry("graph_end"))) return status;
+  *graph = reinterpret_cast<halfstep_graph*>(made.release());
   return queue.device().present();
 }
 
@@ -375,6 +384,8 @@ halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handl
     if (device.lost()) return device.present();
     if (graph.device != device.index) return fail(HALFSTEP_FAILED, 0, "a graph of another device");
     if (const auto status = refuse_while_recording(queue, "graph_launch")) return status;
+    const FaultPlan ordered = machine().faults.next_entry("graph_launch");
+    if (const auto status = refuse_as_ordered(ordered)) return status;
     // All or nothing: what is refused at the call is found before anything is queued.
     std::vector<FaultPlan> plans;
     for (const auto& work : graph.work) {
@@ -388,6 +399,12 @@ halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handl
         return fail(refuse ? HALFSTEP_FAILED : HALFSTEP_UNSUPPORTED, work->call, "%s, as ordered",
                     refuse ? "refused" : "not supported");
       }
+    }
+    if (!plans.empty()) {
+      FaultPlan& last = plans.back();
+      last.fail |= ordered.fail;
+      last.corrupt |= ordered.corrupt;
+      last.delay += ordered.delay;
     }
     for (std::size_t i = 0; i < plans.size(); ++i) queue.push(graph.work[i], plans[i]);
     machine().graph_launches.fetch_add(1, std::memory_order_relaxed);
