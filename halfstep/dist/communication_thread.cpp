@@ -16,6 +16,7 @@
 #include "halfstep/dist/control_text_internal.h"
 #include "halfstep/dist/messages_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
+#include "halfstep/dist/thread_watch_internal.h"
 #include "halfstep/dist/watch_internal.h"
 #include "halfstep/runtime/log.h"
 
@@ -82,7 +83,10 @@ void CommunicationThread::start(const halfstep_mpi_table& mpi, const std::shared
       pthread_setname_np(pthread_self(), "halfstep_comm");
       prctl(PR_SET_TIMERSLACK, 1000UL);  // short sleeps are meant as they are said
       try {
-        check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        {
+          const NotCounted threads_of_mpi;
+          check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        }
         world->comm = mpi.world();
         mpi.comm_place(world->comm, &world->rank, &world->size);
         char text[256] = "";
@@ -140,6 +144,7 @@ void CommunicationThread::submit(const std::shared_ptr<Call>& call) {
 
 void CommunicationThread::wait(WorkState& state) {
   if (process_ != getpid()) fail<DistError>("Work::wait: this process was made by fork() from a rank");
+  const WaitsForRanks waits;
   const auto begin = Clock::now();
   // What is about to be done needs no sleep.
   for (int i = 0; i < 8; ++i) {

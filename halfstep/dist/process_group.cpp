@@ -303,6 +303,7 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
     fail<Error>("ProcessGroup::init: expected a positive timeout, got {} ms", options.timeout.count());
   }
+  const std::chrono::milliseconds hang_timeout = detail::hang_timeout(options.hang_timeout);
   auto made = std::make_shared<Impl>();
   try {
     start_mpi(detail::find_launch(), options, made);
@@ -314,7 +315,7 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
   ProcessGroup group(world);
   if (options.watch && world->size > 1) {
     detail::start_watch(
-        world, [&](std::string_view text) { return group.all_gather_text(text); }, options.stop);
+        world, [&](std::string_view text) { return group.all_gather_text(text); }, hang_timeout, options.stop);
   }
   return group;
 }
