@@ -361,7 +361,7 @@ class Run {
   }
 
   void resume() {
-    const Checkpoint c = load_checkpoint(config_.resume, needed_tensors(step_.network(), *optimizer_));
+    Checkpoint c = load_checkpoint(config_.resume, needed_tensors(step_.network(), *optimizer_));
     const std::string file = shown_path(config_.resume);
     amp::GradScaler none({.enabled = false});
     amp::GradScaler& scaler = step_.scaler() ? *step_.scaler() : none;
@@ -379,6 +379,9 @@ class Run {
         average_->load_state_dict({.tensors = averages, .numbers = {{"updates", static_cast<double>(c.ema_updates)}}});
       }
       load_needed(step_.network(), *optimizer_, c.training_weights.empty() ? c.weights : c.training_weights);
+      // Copies of what is left come next.
+      c.weights.clear();
+      c.training_weights.clear();
       optimizer_->load_state_dict(c.optimizer);
       if (!c.scaler.empty()) scaler.load_state_dict(c.scaler);
       if (power_sgd_ && !c.communication.empty()) power_sgd_->load_state_dict(c.communication, config_.group);
