@@ -67,8 +67,9 @@ class HS_API ZeroRedundancy {
   Tensor clip_grad_norm_(double max_norm, const optim::ClipOptions& options = {});
   /// Brings the optimizer's whole state to rank `to`, whose optimizer.state_dict() gives it until the next step or
   /// drop_state_dict(). All ranks call it. load_state_dict() takes such a state, on all ranks, of any number of ranks.
+  /// (io::save_checkpoint(), called by all ranks, needs no rank with room for it: each writes its own part.)
   void consolidate_state_dict(int to = 0);
-  /// Frees that copy.
+  /// Frees that copy. All ranks call it.
   void drop_state_dict();
   /// At stage 3, all parameters are whole on all ranks for as long as the result lives. What is written to them
   /// meanwhile stays on their owners only. All ranks call it.

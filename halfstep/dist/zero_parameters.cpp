@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -145,7 +146,7 @@ void ParameterShards::attach(const nn::ModuleBase& module) {
       if (entry_of(p)) own.push_back(p);
     }
     if (own.empty()) return;
-    m.set_forward_guard([self = shared_from_this(), own] { return self->gather(own); });
+    m.set_forward_guard([self = shared_from_this(), own] { return self->gather_for_module(own); });
   });
   for (const auto& e : entries_) {
     if (e->owner != group_.rank()) {
@@ -233,6 +234,35 @@ std::shared_ptr<void> ParameterShards::gather_all() {
   std::vector<Entry*> entries;
   for (const auto& e : entries_) entries.push_back(e.get());
   return std::make_shared<Guard>(shared_from_this(), std::move(entries), false);
+}
+
+std::shared_ptr<void> ParameterShards::gather_for_module(const std::vector<Tensor>& parameters) {
+  std::shared_ptr<void> guard = gather(parameters);
+  if (!watching_) return guard;
+  const std::size_t begin = pass_->size();
+  pass_->push_back({begin, parameters});
+  return {nullptr, [pass = pass_, begin, guard](void*) mutable {
+            guard.reset();
+            pass->push_back({begin, {}});
+          }};
+}
+
+std::shared_ptr<void> ParameterShards::watch_pass() {
+  pass_ = std::make_shared<Pass>();
+  watching_ = true;
+  return {nullptr, [self = shared_from_this()](void*) { self->watching_ = false; }};
+}
+
+void ParameterShards::follow_pass() {
+  if (!pass_) return;
+  std::map<std::size_t, std::shared_ptr<void>> here;
+  for (const Event& e : *pass_) {
+    if (e.parameters.empty()) {
+      here.erase(e.begin);
+    } else {
+      here[e.begin] = gather(e.parameters);
+    }
+  }
 }
 
 std::int64_t ParameterShards::bytes() const {

@@ -100,7 +100,8 @@ struct TrainConfig {
   /// a run resumes only with the same ones.
   std::map<std::string, std::string> data_checksums = {};
   /// The ranks that train together: each takes its part of each batch (data::LoaderOptions::ranks) and of the test
-  /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports.
+  /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports; with
+  /// `zero` each writes its shard of a checkpoint into rank 0's `out`, a folder that all ranks share.
   dist::ProcessGroup group = {};
   std::string compress_gradients = "off";  ///< off, f16, bf16 or powersgd[:RANK[,START]]: what ranks send gradients in
   double bucket_mb = 25;                   ///< of gradients that are reduced together; 0: tuned in the first steps

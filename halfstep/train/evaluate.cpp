@@ -133,7 +133,16 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
   // Ranks' parts may differ by a sample, and so by a batch, or be empty: behind the last one that all have, nobody
   // gives up.
   const std::int64_t common = static_cast<std::int64_t>(-max_of(group, -static_cast<double>(batches.size())));
-  std::int64_t at = 0;
+  // Passes bring parameters from their owners: all ranks make as many.
+  optim::StateSharding* divided = options.sharding.get();
+  if (divided && !divided->parameters_too()) divided = nullptr;
+  const double most = divided ? max_of(group, static_cast<double>(batches.size())) : 0;
+  std::shared_ptr<void> whole;
+  if (divided && common == 0) {
+    whole = divided->gather_parameters();
+    divided = nullptr;
+  }
+  std::int64_t at = 0, passes = 0;
   batches.each([&](const data::Batch& given) {
     if (options.stop && at++ < common && max_of(group, options.stop() ? 1 : 0) != 0) {
       stopped = true;
@@ -144,7 +153,9 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
     {
       std::optional<amp::Autocast> region;
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
+      const std::shared_ptr<void> watched = divided ? divided->watch_pass() : nullptr;
       made = task.evaluate(batch);
+      ++passes;
     }
     sums.add(made, task.samples(batch), std::chrono::duration<double>(Clock::now() - start).count());
     if (device.is_cpu() || sums.pending() >= read_every) sums.read(device, progress, options.on_batch);
@@ -152,6 +163,7 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
     return true;
   });
   if (stopped) return false;
+  for (; divided && static_cast<double>(passes) < most; ++passes) divided->follow_pass();
   sums.read(device, progress, options.on_batch);
   MetricResults made = results;
   if (group.size() > 1 && common == 0) sums.name_parts(group, progress.batch == 0);

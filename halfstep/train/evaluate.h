@@ -8,6 +8,7 @@
 
 #include "halfstep/core/dtype.h"
 #include "halfstep/data/dataset.h"
+#include "halfstep/optim/sharding.h"
 #include "halfstep/train/batches.h"
 #include "halfstep/train/callback.h"
 #include "halfstep/train/task.h"
@@ -30,6 +31,9 @@ struct EvaluationOptions {
   /// Ranks that evaluate a part of the data set each, which may be empty; the results are those of all parts together,
   /// on all of them. They give up together.
   dist::ProcessGroup group = {};
+  /// How ranks divide the network's parameters; null: they don't. Where these are with their owners only, each module's
+  /// come when it runs. (With fewer batches than ranks all parameters come to each rank.)
+  std::shared_ptr<optim::StateSharding> sharding = {};
   const char* who = "evaluate";  ///< the caller, for messages
 };
 

@@ -116,6 +116,7 @@ void Loop::epoch(const Batches& training, const Batches* validation) {
         .on_batch = [&](const EvalProgress& p) { tell(&CallbackBase::on_eval_batch, p); },
         .stop = [&] { return stopped() || context_.stop_requested(); },
         .group = group_,
+        .sharding = step_.optimizer().sharding(),
         .who = who_};
     over = evaluate(evaluation_, *validation, context_.metrics, evaluation);
     if (over) tell(&CallbackBase::on_eval_end);

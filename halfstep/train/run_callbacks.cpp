@@ -136,14 +136,14 @@ bool RunSaver::may_write(const std::filesystem::path& file) const {
 }
 
 void RunSaver::wait() {
+  finish_shards();
   writer_.wait();
   if (!next_file_.empty()) last_file_ = std::exchange(next_file_, {});
 }
 
-void RunSaver::save(const std::vector<std::filesystem::path>& places) {
+Checkpoint RunSaver::checkpoint(NamedTensors weights, optim::OptimizerState optimizer) const {
   const amp::GradScaler* scaler = step_.scaler();
-  optim::Optimizer& optimizer = step_.optimizer();
-  NamedTensors weights = step_.network().state_dict(), training_weights;
+  NamedTensors training_weights;
   if (average_) {
     training_weights = weights;
     std::map<std::string, Tensor> averages;
@@ -152,41 +152,47 @@ void RunSaver::save(const std::vector<std::filesystem::path>& places) {
       if (const auto it = averages.find(t.name); it != averages.end()) t.tensor = it->second;
     }
   }
-  writer_.write(places, {.model = config_.model,
-                         .network = step_.task().network_description(),
-                         .weights = std::move(weights),
-                         .optimizer_kind = optimizer.kind(),
-                         .optimizer = optimizer.state_dict(),
-                         .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
-                         // Not where the loader stands: a batch that was taken may not have been trained on.
-                         .loader = {.epoch = state_.epoch, .batch = state_.batch},
-                         .loader_seed = loader_.options().seed,
-                         .batch_size = loader_.options().batch_size,
-                         .samples = loader_.dataset().size(),
-                         .shuffle = loader_.options().shuffle,
-                         .drop_last = loader_.options().drop_last,
-                         .repeat = loader_.options().repeat,
-                         .accumulate = config_.accumulate,
-                         .random = default_generator().state(),
-                         .step = state_.step,
-                         .skipped = state_.skipped,
-                         .loss_sum = state_.loss_sum,
-                         .loss_samples = state_.loss_samples,
-                         .best = best_,
-                         .best_by = step_.task().best_by(),
-                         .best_epoch = best_epoch_,
-                         .finite = finite,
-                         .amp = amp_text(config_),
-                         .parts = state_.parts,
-                         .part_samples = state_.samples,
-                         .classes = config_.classes,
-                         .recipe = recipe(config_),
-                         .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
-                         .data_checksums = config_.data_checksums,
-                         .training_weights = std::move(training_weights),
-                         .ema_updates = average_ ? average_->updates() : 0,
-                         .communication = communication_});
-  if (places.back().filename() == kLast) next_file_ = places.back();
+  return {.model = config_.model,
+          .network = step_.task().network_description(),
+          .weights = std::move(weights),
+          .optimizer_kind = step_.optimizer().kind(),
+          .optimizer = std::move(optimizer),
+          .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
+          // Not where the loader stands: a batch that was taken may not have been trained on.
+          .loader = {.epoch = state_.epoch, .batch = state_.batch},
+          .loader_seed = loader_.options().seed,
+          .batch_size = loader_.options().batch_size,
+          .samples = loader_.dataset().size(),
+          .shuffle = loader_.options().shuffle,
+          .drop_last = loader_.options().drop_last,
+          .repeat = loader_.options().repeat,
+          .accumulate = config_.accumulate,
+          .random = default_generator().state(),
+          .step = state_.step,
+          .skipped = state_.skipped,
+          .loss_sum = state_.loss_sum,
+          .loss_samples = state_.loss_samples,
+          .best = best_,
+          .best_by = step_.task().best_by(),
+          .best_epoch = best_epoch_,
+          .finite = finite,
+          .amp = amp_text(config_),
+          .parts = state_.parts,
+          .part_samples = state_.samples,
+          .classes = config_.classes,
+          .recipe = recipe(config_),
+          .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
+          .data_checksums = config_.data_checksums,
+          .training_weights = std::move(training_weights),
+          .ema_updates = average_ ? average_->updates() : 0,
+          .communication = communication_};
+}
+
+bool RunSaver::save(const std::vector<std::filesystem::path>& files) {
+  if (!files.empty() && files.back().filename() == kLast) next_file_ = files.back();
+  if (sharded) return save_shards();
+  writer_.write(files, checkpoint(step_.network().state_dict(), step_.optimizer().state_dict()));
+  return true;
 }
 
 void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
@@ -205,38 +211,38 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
   }
 }
 
-void SaveCallback::save(std::vector<const char*> names, const TrainContext& context) {
+void SaveCallback::save(const std::vector<const char*>& names, const TrainContext& context) {
   saver_.gather_compression();
-  const std::shared_ptr<void> whole = saver_.gather ? saver_.gather() : nullptr;
-  if (saver_.folder().empty()) return;
   settle();
   std::vector<std::filesystem::path> files;
-  std::erase_if(names, [&](const char* name) { return !saver_.may_write(saver_.folder() / name); });
-  for (const char* name : names) files.push_back(saver_.folder() / name);
+  for (const char* name : names) {
+    const std::filesystem::path file = saver_.folder() / name;
+    if (!saver_.folder().empty() && saver_.may_write(file)) files.push_back(file);
+  }
+  files = saver_.agree_on(files);
   if (files.empty()) return;
   dist::ProcessGroup::working("writing a checkpoint");
   pending_epoch_ = context.epoch;
   pending_step_ = saver_.state().step;
-  saver_.save(files);
-  pending_ = std::move(names);
-  if (saver_.saved()) settle();
+  const bool beside = saver_.save(files);
+  pending_ = std::move(files);
+  if (!beside || saver_.saved()) settle();
 }
 
 void SaveCallback::settle() {
   if (pending_.empty()) return;
   if (!saver_.saved()) dist::ProcessGroup::working("writing a checkpoint");
-  const std::vector<const char*> names = std::exchange(pending_, {});
+  const std::vector<std::filesystem::path> files = std::exchange(pending_, {});
   saver_.wait();
-  for (const char* name : names) {
-    const std::filesystem::path file = saver_.folder() / name;
+  for (const std::filesystem::path& file : files) {
     log_.write("checkpoint", {{"epoch", pending_epoch_}, {"step", pending_step_}, {"file", file.string()}});
     // The caller is notified of the last one only: the best one is a copy of some last one.
-    if (name == kLast && callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+    if (file.filename() == kLast && callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
   }
 }
 
 void SaveCallback::on_step_end(TrainContext& context) {
-  if (saver_.saved()) settle();
+  if (!pending_.empty() && saver_.saved()) settle();
   saver_.set_state(context.state());
   const std::int64_t every = saver_.save_every();
   // An epoch's end is a place of its own to save at.

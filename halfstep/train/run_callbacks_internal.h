@@ -71,17 +71,23 @@ class RunSaver {
   int bad_losses = 0;
   /// Whether that of the last evaluation was.
   bool finite = true;
-  /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
-  /// it. Empty: the state isn't divided, or no rank saves.
-  std::function<std::shared_ptr<void>()> gather = {};
+  /// Ranks divide the optimizer's state, and each writes what only it has: files that are shards of rank 0's. Then all
+  /// ranks call agree_on(), save(), saved() and wait(). They agree that all shards are written when they call one of
+  /// the last two anyway, and not on the writers' threads, since all collectives go by one thread and in one order.
+  bool sharded = false;
+  /// Throws IoError on all ranks unless all see the folder of rank 0, which is locked. For runs whose state is divided.
+  void check_folder() const;
 
   /// Whether the file may be written: unless it would take the place of a good one, since a run can't be resumed from
   /// weights whose loss isn't finite.
   bool may_write(const std::filesystem::path& file) const;
-  /// Begins to write the state as it is now, beside training unless the configuration says otherwise.
-  void save(const std::vector<std::filesystem::path>& places);
+  /// The files that rank 0 is about to write, on all ranks if these write shards of them.
+  std::vector<std::filesystem::path> agree_on(const std::vector<std::filesystem::path>& files);
+  /// Begins to write the state as it is now, beside training unless the configuration says otherwise; agree_on() gave
+  /// the files. Returns false where wait() has to be called before training goes on.
+  bool save(const std::vector<std::filesystem::path>& files);
   /// Whether wait() would return, or throw, at once.
-  bool saved() const { return writer_.done(); }
+  bool saved();
   /// Returns when what was begun is written. Throws IoError if it can't be.
   void wait();
   /// The average of the network's weights, which checkpoints have in their place. It has to live as long as this.
@@ -97,6 +103,11 @@ class RunSaver {
   const std::filesystem::path& last_file() const { return last_file_; }
 
  private:
+  /// With these tensors.
+  Checkpoint checkpoint(NamedTensors weights, optim::OptimizerState optimizer) const;
+  bool save_shards();
+  void finish_shards();
+
   const TrainConfig& config_;
   TrainStep& step_;
   const data::DataLoader& loader_;
@@ -107,7 +118,9 @@ class RunSaver {
   std::filesystem::path last_file_, next_file_;
   CheckpointWriter writer_;
   std::optional<dist::PowerSGD> compression_;
-  NamedTensors communication_;  // its state
+  NamedTensors communication_;                         // its state
+  std::vector<std::filesystem::path> files_, shards_;  // that are being written
+  bool shards_pending_ = false;                        // on all ranks alike: nobody knows whether they are written
 };
 
 /// Ends the run at a loss that lowering the scale doesn't mend.
@@ -166,7 +179,7 @@ class SaveCallback final : public CallbackBase {
   void on_train_end(TrainContext& context) override;
 
  private:
-  void save(std::vector<const char*> names, const TrainContext& context);
+  void save(const std::vector<const char*>& names, const TrainContext& context);
   /// Waits for what is being written, and says so.
   void settle();
   RunSaver& saver_;
@@ -176,7 +189,7 @@ class SaveCallback final : public CallbackBase {
   bool best_ = false;       // the evaluation of this epoch
   bool evaluated_ = false;  // this epoch
   // What is being written, and of when.
-  std::vector<const char*> pending_;
+  std::vector<std::filesystem::path> pending_;
   std::int64_t pending_epoch_ = 0, pending_step_ = 0;
 };
 

@@ -20,6 +20,7 @@
 #include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
+#include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/classification.h"
 #include "halfstep/train/compression_internal.h"
 #include "halfstep/train/data.h"
@@ -140,17 +141,14 @@ class AverageCallback final : public CallbackBase {
 class BeforeEvaluation final : public CallbackBase {
  public:
   /// `average` may be null.
-  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel,
-                   std::optional<dist::ZeroRedundancy> zero, optim::EMA* average)
-      : loader_(loader), parallel_(std::move(parallel)), zero_(std::move(zero)), average_(average) {}
+  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel, optim::EMA* average)
+      : loader_(loader), parallel_(std::move(parallel)), average_(average) {}
   void on_eval_begin(TrainContext& context) override {
     loader_.seek({});
     context.optimizer->zero_grad();
     if (average_) average_->swap();
     // Each rank's last step has changed its own.
     if (parallel_) parallel_->broadcast_buffers();
-    // Ranks may have unlike numbers of batches.
-    if (zero_) parameters_ = zero_->gather_parameters();
   }
   void on_eval_end(TrainContext& /*context*/) override { go_back(); }
   // Of an evaluation that was stopped.
@@ -158,15 +156,12 @@ class BeforeEvaluation final : public CallbackBase {
 
  private:
   void go_back() {
-    parameters_.reset();
     if (average_ && average_->is_swapped()) average_->swap();
   }
 
   data::DataLoader& loader_;
   std::shared_ptr<dist::DataParallelBase> parallel_;
-  std::optional<dist::ZeroRedundancy> zero_;
   optim::EMA* average_;
-  std::shared_ptr<void> parameters_;
 };
 
 class Run {
@@ -229,8 +224,8 @@ class Run {
                        optim::EMAOptions{.decay = config.ema, .warmup = config.ema_warmup});
       saver_.set_average(&*average_);
     }
-    if (!config.resume.empty()) resume();
     divide_state();
+    if (!config.resume.empty()) resume();
     if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
     folder_ = folder ? folder : &own_folder_;
     // Before the caller writes a configuration, which would make a run of any folder.
@@ -271,7 +266,7 @@ class Run {
     const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_, step_.task().best_by());
     const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
     const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
-    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_,
+    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel,
                                                                           average_ ? &*average_ : nullptr)),
                               Callback(std::make_shared<ScheduleCallback>(schedule_)),
                               Callback(first_lines),
@@ -321,7 +316,7 @@ class Run {
   }
 
  private:
-  // ZeRO, once all ranks have the whole state.
+  // ZeRO, before a checkpoint is read, of which a rank then needs its part only.
   void divide_state() {
     const auto& parallel = step_.options().parallel;
     if (config_.zero == 0 || !parallel) return;
@@ -330,11 +325,7 @@ class Run {
                       .stage = config_.zero,
                       .bucket_cap_mb = config_.bucket_mb > 0 ? config_.bucket_mb : dist::ZeroOptions().bucket_cap_mb});
     dist::ProcessGroup group = config_.group;
-    if (max_of(group, config_.out.empty() ? 0 : 1) == 0) return;
-    saver_.gather = [this]() -> std::shared_ptr<void> {
-      zero_->consolidate_state_dict();
-      return {nullptr, [this, whole = zero_->gather_parameters()](void*) { zero_->drop_state_dict(); }};
-    };
+    saver_.sharded = max_of(group, config_.out.empty() ? 0 : 1) != 0;
   }
 
   bool nothing_left() const { return from_.epoch >= config_.epochs || saver_.out_of_patience(); }
@@ -348,6 +339,7 @@ class Run {
       folder_->remove_run(keep);
     }
     folder_->remove_leftovers();
+    saver_.check_folder();
     if (!appends_ || config_.log_json.empty()) return;
     const LogRepair repair = prepare_log(config_.log_json, from_.step, from_.epoch);
     const std::string file = shown_path(config_.log_json);
@@ -368,7 +360,7 @@ class Run {
   }
 
   void resume() {
-    const Checkpoint c = load_checkpoint(config_.resume);
+    Checkpoint c = load_checkpoint(config_.resume, needed_tensors(step_.network(), *optimizer_));
     const std::string file = shown_path(config_.resume);
     amp::GradScaler none({.enabled = false});
     amp::GradScaler& scaler = step_.scaler() ? *step_.scaler() : none;
@@ -385,7 +377,10 @@ class Run {
         const NamedTensors averages = of_average(*average_, c.weights);
         average_->load_state_dict({.tensors = averages, .numbers = {{"updates", static_cast<double>(c.ema_updates)}}});
       }
-      step_.network().load_state_dict(c.training_weights.empty() ? c.weights : c.training_weights);
+      load_needed(step_.network(), *optimizer_, c.training_weights.empty() ? c.weights : c.training_weights);
+      // Copies of what is left come next.
+      c.weights.clear();
+      c.training_weights.clear();
       optimizer_->load_state_dict(c.optimizer);
       if (!c.scaler.empty()) scaler.load_state_dict(c.scaler);
       if (power_sgd_ && !c.communication.empty()) power_sgd_->load_state_dict(c.communication, config_.group);

@@ -322,13 +322,13 @@ class Ranks(RanksTest):
                 self.assertEqual([e["top1"] for e in self.evaluations("run")], [e["top1"] for e in self.evaluations("whole")])
                 if stage == 3:
                     self.assertEqual(self.why_not("run"), "parameters are divided among the ranks (ZeRO stage 3)")
-                divided = Safetensors(self.folder / "run" / "last.safetensors")
+                divided = Safetensors.whole(self.folder / "run" / "last.safetensors")
                 self.assertEqual(divided.data, whole.data, f"--zero {stage}: weights and the optimizer's state")
-                # A checkpoint is whole: it goes on divided in another way, or not at all.
+                # A checkpoint is whole when it is read: it goes on divided in another way, or not at all.
                 self.done(2, *flags, "--out", "half", "--epochs", "1", "--zero", stage)
                 self.done(2, "--resume", "half", "--epochs", "2", "--zero", 3 - stage)
                 self.assertEqual(self.losses("half"), self.losses("whole"))
-                self.assertEqual(Safetensors(self.folder / "half" / "last.safetensors").data, whole.data)
+                self.assertEqual(Safetensors.whole(self.folder / "half" / "last.safetensors").data, whole.data)
 
     def test_a_divided_state_resumes_on_another_number_of_ranks(self):
         self.data(train=131)
@@ -359,7 +359,7 @@ class Ranks(RanksTest):
             for run, capture in (("replayed", []), ("plain", ["--no-capture"])):
                 self.done(2, "data", "--out", run, "--overwrite", *flags, *more, *capture)
                 counts = next((e for e in events(self.folder / run / "log.jsonl") if e["event"] == "capture"), {})
-                runs.append((self.losses(run), Safetensors(self.folder / run / "last.safetensors").data))
+                runs.append((self.losses(run), Safetensors.whole(self.folder / run / "last.safetensors").data))
                 if not capture:
                     self.assertGreater(counts["replayed"], counts["plain"] + counts["recorded"], counts)
                     self.assertGreater(counts["graphs"], 0, counts)

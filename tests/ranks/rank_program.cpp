@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "halfstep/backends/sim/sim.h"
+#include "halfstep/core/error.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/launcher_internal.h"
@@ -39,6 +40,7 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/runtime/devices.h"
+#include "halfstep/train/trainer.h"
 
 using namespace halfstep;
 using namespace std::chrono_literals;
@@ -163,6 +165,57 @@ void train_divided(const dist::ProcessGroup& group, int stage, std::int64_t most
               static_cast<long long>((data_bytes() - begin) >> 20));
 }
 
+// Samples of a task whose loss goes down: the mean of the network's outputs, squared.
+class Shrink final : public training::Task {
+ public:
+  explicit Shrink(nn::Sequential layers) : layers_(std::move(layers)) {}
+  const nn::ModuleBase& network() const override { return layers_; }
+  training::TaskLoss loss(const data::Batch& batch) override {
+    const Tensor out = layers_(batch.input);
+    return {.loss = mean(out * out)};
+  }
+
+ private:
+  nn::Sequential layers_;
+};
+
+// The same state, by a run with evaluations and checkpoints: 2 epochs of 3 steps, after which ranks evaluate 3 and 2
+// batches; or, where its folder has one, a third epoch. `what`: the stage, `:`, the limit in MiB, `:`, the folder.
+void train_run(const dist::ProcessGroup& group, const std::string& what) {
+  const std::size_t colon = what.find(':'), second = what.find(':', colon + 1);
+  const std::int64_t begin = data_bytes(), most = std::atoll(what.c_str() + colon + 1) << 20;
+  manual_seed(3);
+  const auto samples = std::make_shared<data::TensorDataset>(randn({48, 1024}), zeros({48}, {.dtype = i64}));
+  const auto test = std::make_shared<data::TensorDataset>(randn({9, 1024}), zeros({9}, {.dtype = i64}));
+  const rlimit limit{.rlim_cur = static_cast<rlim_t>(begin + most), .rlim_max = RLIM_INFINITY};
+  if (most > 0 && setrlimit(RLIMIT_DATA, &limit) != 0) throw Error("no limit could be set");
+  nn::Sequential layers;
+  for (int i = 0; i < 16; ++i) layers.push_back(nn::Linear{{.in = 1024, .out = 1024, .bias = false}});
+  training::TrainConfig config;
+  config.model = "layers";
+  config.batch_size = 16;
+  config.eval_batch_size = 4;
+  config.lr = 1e-3;
+  config.optimizer = "adam";
+  config.workers = 0;
+  config.out = what.substr(second + 1);
+  const bool resumed = std::filesystem::exists(config.out / "last.safetensors");
+  if (resumed) config.resume = config.out;
+  config.epochs = resumed ? 3 : 2;
+  config.group = group;
+  config.bucket_mb = 4;
+  config.zero = what[0] - '0';
+  training::TrainCallbacks callbacks;
+  callbacks.on_eval = [](const training::EvalReport& e) {
+    std::printf("evaluated: %.9g\n", static_cast<double>(e.metrics["loss"]));
+  };
+  callbacks.on_checkpoint = [](const std::filesystem::path&) { std::printf("saved\n"); };
+  const training::RunReport report =
+      training::train(config, std::make_shared<Shrink>(std::move(layers)), samples, test, callbacks);
+  std::printf("trained: %lld steps, %lld MiB\n", static_cast<long long>(report.steps),
+              static_cast<long long>((data_bytes() - begin) >> 20));
+}
+
 // Of this process: the oldest thread of that name, which those that MPI starts from it inherit.
 void abort_in_communication_thread() {
   int oldest = 0;
@@ -277,7 +330,8 @@ void stay_behind(const std::string& what, dist::ProcessGroup& group) {
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (is_behind(what) || what == "time" || what == "unread" || what == "slow" || what.starts_with("zero"))
+  if (is_behind(what) || what == "time" || what == "unread" || what == "slow" || what.starts_with("zero") ||
+      what.starts_with("run"))
     options.timeout = 60s;
   options.watch = what == "slow" || what == "watched-fork" || is_behind(what);
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
@@ -307,6 +361,8 @@ int run(const std::string& what) {
     const std::size_t colon = what.find(':');
     const std::int64_t most = colon == std::string::npos ? 0 : std::atoll(what.c_str() + colon + 1) << 20;
     train_divided(group, what[4] - '0', most);
+  } else if (what.starts_with("run")) {  // run3:240:FOLDER
+    train_run(group, what.substr(3));
   } else if (what == "vanish") {
     if (last) _exit(0);
     group.all_reduce(t).wait();
