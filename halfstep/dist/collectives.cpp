@@ -85,7 +85,7 @@ class CollectiveRun {
 
   // As reduce_scatter(), of parts that lie in one tensor and have unlike lengths.
   void reduce_scatter_parts() {
-    agree();
+    if (!agree()) return;
     auto* data = static_cast<char*>(call_.output);
     const std::vector<std::int64_t> starts = starts_of_parts();
     const std::int64_t segment = std::max<std::int64_t>(kSegmentBytes / size_ / item(), 1),
@@ -111,7 +111,7 @@ class CollectiveRun {
   }
 
   void all_gather_parts() {
-    agree();
+    if (!agree()) return;
     const std::vector<std::int64_t> starts = starts_of_parts();
     RankParts parts(size_);
     for (std::size_t r = 0; r < starts.size(); ++r) {

@@ -400,7 +400,7 @@ Work ProcessGroup::all_gather_parts(const Tensor& tensor, const std::vector<std:
   check_tensor(*call, tensor, "a tensor");
   check_parts(*call, tensor, counts, impl_->size);
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, true);
+  attach(*call, {}, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -412,7 +412,7 @@ Work ProcessGroup::reduce_scatter_parts(const Tensor& tensor, const std::vector<
   check_parts(*call, tensor, counts, impl_->size);
   call->op = op;
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, true);
+  attach(*call, {}, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
