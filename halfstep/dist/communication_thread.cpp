@@ -194,6 +194,7 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
     if (!failed_.empty()) {
       fail<DistError>("{}: nothing can be exchanged any more since an earlier error: {}", call->title(), failed_);
     }
+    if (call->group->freed) fail<DistError>("{}: the group was freed", call->title());
     if (message) {
       start_message(call);
       return;
@@ -343,6 +344,13 @@ void CommunicationThread::wait_for(const Call& call, const std::function<bool()>
     }
     backoff.pause();
   }
+}
+
+void CommunicationThread::finish_messages(const Call& call) {
+  wait_for(call, [&] {
+    return std::none_of(messages_.begin(), messages_.end(),
+                        [&](const Message& m) { return m.call->group == call.group; });
+  });
 }
 
 char* CommunicationThread::scratch(std::size_t bytes) {

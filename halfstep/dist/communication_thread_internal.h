@@ -52,6 +52,8 @@ class CommunicationThread {
   void finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving = 0);
   /// The same for what isn't MPI's: asks `done` until it is true.
   void wait_for(const Call& call, const std::function<bool()>& done, std::int64_t moving = 0);
+  /// Returns when no message of the call's group is on its way.
+  void finish_messages(const Call& call);
   /// Memory for `bytes`, the same in every call.
   char* scratch(std::size_t bytes);
   /// Nothing more can be exchanged: throws DistError now, and in all later calls.

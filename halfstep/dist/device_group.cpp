@@ -29,7 +29,7 @@
 
 namespace halfstep::dist::detail {
 
-/// The group of a ProcessGroup's ranks on one kind of device. Never destroyed, like its communicator of MPI.
+/// The group of a ProcessGroup's ranks on one kind of device.
 class DeviceGroup {
  public:
   DeviceGroup(DeviceBackend& backend, Device device, halfstep_group* native)
@@ -37,6 +37,8 @@ class DeviceGroup {
 
   Device device() const { return device_; }
   bool run(CommunicationThread& thread, Call& call);
+  /// All ranks call it; nothing else follows.
+  void destroy(CommunicationThread& thread, const Call& call) { destroy_native_group(thread, call, backend_, native_); }
 
  private:
   /// A call of the table: HALFSTEP_UNSUPPORTED is false, what goes wrong is thrown.
@@ -366,6 +368,10 @@ bool DeviceGroup::run(CommunicationThread& thread, Call& call) {
     if (dynamic_cast<const DistError*>(&e)) throw;
     thread.give_up(fmt::format("{}: {}", call.title(), e.what()));
   }
+}
+
+void destroy_device_group(CommunicationThread& thread, const Call& call, std::shared_ptr<DeviceGroup> group) {
+  group->destroy(thread, call);
 }
 
 std::uint32_t device_offer(const Call& call) {

@@ -4,6 +4,7 @@
 #include "halfstep/dist/native_group_internal.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <memory>
@@ -197,6 +198,16 @@ halfstep_group* make_native_group(CommunicationThread& thread, const Call& call)
     return nullptr;
   }
   return creation->group;
+}
+
+void destroy_native_group(CommunicationThread& thread, const Call& call, const DeviceBackend& backend,
+                          halfstep_group* group) {
+  const auto over = std::make_shared<std::atomic<bool>>(false);
+  std::thread([over, &backend, group] {
+    backend.table.group_destroy(group);
+    *over = true;
+  }).detach();
+  thread.wait_for(call, [&] { return over->load(); });
 }
 
 }  // namespace halfstep::dist::detail

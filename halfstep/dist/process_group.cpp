@@ -78,6 +78,7 @@ void refuse_capture(CallKind kind) {
 
 CallPtr new_call(CallKind kind, std::shared_ptr<GroupState> group, std::string_view label) {
   refuse_capture(kind);
+  if (group->freed) fail<Error>("{}: the group was freed", name(kind));
   auto call = std::make_shared<Call>();
   call->kind = kind;
   call->group = std::move(group);
@@ -277,6 +278,7 @@ void start_mpi(const detail::Launch& launch, const ProcessGroupOptions& options,
   CommunicationThread& thread = CommunicationThread::get();
   thread.start(detail::open_mpi_module(launch.mpi), world);
   check_size(launch, *world);
+  for (int r = 0; r < world->size; ++r) world->members.push_back(r);
   if (world->size == 1) return;
   thread.end_together(world);
   const CallPtr call = new_call(CallKind::all_gather_text, world, "host names");
@@ -501,7 +503,10 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   made->reduction = impl_->reduction;
   made->timeout = impl_->timeout;
   made->hosts = impl_->hosts;
-  if (impl_->size == 1) return count_alone(), ProcessGroup(made);
+  if (impl_->size == 1) {
+    made->identity.number = 1;
+    return count_alone(), ProcessGroup(made);
+  }
   made->hosts.clear();
   call->color = color;
   call->key = key;
@@ -509,6 +514,17 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   CommunicationThread::get().wait(*hand_over(call));
   find_local_place(*made);
   return ProcessGroup(made);
+}
+
+void ProcessGroup::free() {
+  const CallPtr call = new_call(CallKind::free, impl_, {});
+  if (impl_->identity.number == 0)
+    fail<Error>("free: expected a group that split() has made, got that of all processes");
+  if (!impl_->comm) {
+    impl_->freed = true;
+    return count_alone();
+  }
+  CommunicationThread::get().wait(*hand_over(call));
 }
 
 CommunicationStats ProcessGroup::stats() const { return detail::StatsCounter::get().read(); }

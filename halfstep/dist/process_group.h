@@ -146,8 +146,13 @@ class HS_API ProcessGroup {
   /// The text of rank `root`.
   std::string broadcast_text(std::string_view text, int root = 0);
 
-  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it.
+  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it. What
+  /// MPI and devices hold for a group is freed at the first split, of a group that has all its ranks, behind the end of
+  /// its last handle on the last of them.
   ProcessGroup split(int color, int key = 0);
+  /// Frees that now. All ranks of a group that split() has made call it, when their messages are through. From then on
+  /// every collective of it throws Error.
+  void free();
 
   /// Of this process: of all groups together.
   CommunicationStats stats() const;
