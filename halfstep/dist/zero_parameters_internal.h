@@ -4,39 +4,55 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
+#include "halfstep/dist/gather_order_internal.h"
 #include "halfstep/dist/process_group.h"
+#include "halfstep/dist/zero.h"
 #include "halfstep/nn/module.h"
 
 namespace halfstep::dist::detail {
 
+/// While a module computes, the parameters of the one that is expected next (gather_order_internal.h) come.
 class ParameterShards : public std::enable_shared_from_this<ParameterShards> {
  public:
   /// `owner`: of a parameter; -1: all ranks have it.
   ParameterShards(const NamedTensors& parameters, const std::function<int(const Tensor&)>& owner,
-                  const ProcessGroup& group);
+                  const ProcessGroup& group, bool prefetch);
   ~ParameterShards();
   /// Frees the others' parameters, and has the modules bring them when they run.
   void attach(const nn::ModuleBase& module);
   /// Some of them, or all, are whole while the result lives. All ranks call it.
   std::shared_ptr<void> gather(const std::vector<Tensor>& parameters);
   std::shared_ptr<void> gather_all();
+  /// The owners' values are about to change, or have: none that came ahead is used. All ranks call it.
+  void values_change();
   /// Bytes of parameters on this rank now.
   std::int64_t bytes() const;
+  const ZeroGathers& stats() const { return stats_; }
 
  private:
   struct Entry;
+  struct Gather;
   class Saved;
   class Hook;
   class Guard;
-  Tensor values_of(const Entry& entry);
-  void bring(Entry& entry);
+  void begin_pass();
+  void drop_ahead();
+  std::unique_ptr<Gather> start(const GatherOrder::Unit& unit, bool ahead);
+  std::vector<Tensor> values_of(const GatherOrder::Unit& unit, bool follows_order);
+  void bring(const std::vector<Entry*>& entries, bool of_module);
+  void place(Entry& entry, const Tensor& values);
   void free(Entry& entry);
   Entry* entry_of(const Tensor& parameter);
 
   ProcessGroup group_;
+  const bool prefetch_;
   std::vector<std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> live_;  // those that are here, for modules
+  GatherOrder order_;
+  std::unique_ptr<Gather> ahead_;  // what is expected next
+  ZeroGathers stats_;
 };
 
 }  // namespace halfstep::dist::detail
