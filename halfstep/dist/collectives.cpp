@@ -14,6 +14,7 @@
 #include "halfstep/dist/agreement_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
 #include "halfstep/dist/device_group_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
 #include "halfstep/dist/reduce.h"
 #include "halfstep/dist/retired_groups_internal.h"
 
@@ -224,6 +225,7 @@ class CollectiveRun {
   }
 
   void split() {
+    const DeviceMessages::Taken taken(thread_, call_);  // MPI's call waits for the other ranks, and does nothing else
     // Numbers that no other group has, and how many groups this rank has retired.
     static std::int64_t number = 0;
     const std::vector<GroupIdentity> retired = retired_within(group_);
@@ -264,6 +266,7 @@ class CollectiveRun {
 
   void free() {
     thread_.finish_messages(call_);
+    const DeviceMessages::Taken taken(thread_, call_);
     agree();
     release(thread_, call_, std::exchange(group_.comm, nullptr), std::move(group_.device_group));
     group_.freed = true;

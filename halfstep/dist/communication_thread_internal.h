@@ -30,6 +30,8 @@ class Backoff {
   int sleep_us_ = 0;
 };
 
+class DeviceMessages;
+
 class CommunicationThread {
  public:
   using Clock = std::chrono::steady_clock;
@@ -47,6 +49,9 @@ class CommunicationThread {
   // For what runs on the thread.
 
   const halfstep_mpi_table& mpi() const { return *mpi_; }
+  DeviceMessages& device_messages() { return device_messages_; }
+  /// Gives up on an error of MPI.
+  void check(int code, const Call& call);
   /// Waits for what was started with error code `code`. `moving`: bytes that all ranks are known to exchange by now,
   /// for which it is worth staying awake.
   void finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving = 0);
@@ -64,7 +69,7 @@ class CommunicationThread {
 
  private:
   struct Message;
-  CommunicationThread() = default;
+  CommunicationThread();
   void run();
   void run_call(const std::shared_ptr<Call>& call);
   void take_messages();
@@ -99,6 +104,7 @@ class CommunicationThread {
   // Of the thread alone.
   std::string failed_;
   std::list<Message> messages_;
+  DeviceMessages& device_messages_;
   HostBuffer scratch_;
   std::size_t scratch_bytes_ = 0;
 };

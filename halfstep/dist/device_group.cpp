@@ -19,6 +19,7 @@
 #include "halfstep/dist/agreement_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
 #include "halfstep/dist/device_group_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
 #include "halfstep/dist/native_group_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
@@ -328,6 +329,12 @@ bool DeviceGroup::enqueue(Call& call, std::vector<Tensor>& scratch) {
       return gather_parts(call);
     case CallKind::reduce_scatter_parts:
       return reduce_parts(call, scratch);
+    case CallKind::send:
+    case CallKind::receive: {
+      const bool sends = call.kind == CallKind::send;
+      const halfstep_transfer message{address(sends ? on.input : on.output), bytes, HALFSTEP_U8, call.peer, !sends, 0};
+      return enqueued(t.send_receive(native_, queue_, &message, 1), call);
+    }
     default:
       return false;
   }
@@ -368,6 +375,13 @@ bool DeviceGroup::run(CommunicationThread& thread, Call& call) {
     if (dynamic_cast<const DistError*>(&e)) throw;
     thread.give_up(fmt::format("{}: {}", call.title(), e.what()));
   }
+}
+
+void run_message_on_device(CommunicationThread& thread, Call& call) {
+  if (!call.group->device_group->run(thread, call)) {
+    thread.give_up(fmt::format("{}: the device has no messages", call.title()));
+  }
+  StatsCounter::get().add({.on_devices = 1});
 }
 
 void destroy_device_group(CommunicationThread& thread, const Call& call, std::shared_ptr<DeviceGroup> group) {
@@ -417,6 +431,8 @@ std::int64_t bytes_sent(const Call& call) {
 
 bool run_on_device(CommunicationThread& thread, Call& call) {
   GroupState& group = *call.group;
+  const DeviceMessages::Taken taken(thread, call);
+  ++group.device_collectives;
   if (!group.device_group) {
     const Device device = call.on_device->device;
     if (halfstep_group* native = make_native_group(thread, call)) {

@@ -463,13 +463,13 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, std::st
 
 Work ProcessGroup::send(const Tensor& tensor, int to, int tag) {
   const CallPtr call = new_message(CallKind::send, impl_, tensor, to, tag);
-  call->input = host_input(*call, tensor);
+  attach(*call, tensor, {});
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
 Work ProcessGroup::receive(const Tensor& tensor, int from, int tag) {
   const CallPtr call = new_message(CallKind::receive, impl_, tensor, from, tag);
-  call->output = host_output(*call, tensor, false);
+  attach(*call, {}, tensor);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 

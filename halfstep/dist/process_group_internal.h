@@ -81,6 +81,7 @@ struct GroupState {
   // Of the communication thread alone (device_group_internal.h).
   std::shared_ptr<DeviceGroup> device_group;  ///< null until a collective wants it
   bool no_device_group = false;               ///< it can't be made
+  std::uint64_t device_collectives = 0;       ///< that the devices have begun
 };
 
 /// What the process has done so far, in all groups.
