@@ -16,8 +16,8 @@ struct ZeroOptions {
   /// too; 3, parameters too.
   int stage = 1;
   double bucket_cap_mb = 25;  ///< of parameters that are exchanged together after a step, in MiB, above 0
-  /// At stage 3 a module's parameters come while the one before it computes, in the order that the pass before had. A
-  /// module's parameters more are here at a time.
+  /// At stage 3 the largest parameter of a module comes while the module before it computes, in the order that the pass
+  /// before had: one parameter more is here at a time.
   bool prefetch = true;
 };
 
@@ -55,8 +55,9 @@ struct ZeroMemory {
 /// At stage 3 a parameter's values are on its owner, and on the others while the module runs to which it belongs: they
 /// come before its forward() and when its backward pass needs them, and are freed behind it. Outside of that a
 /// parameter of another rank reads as NaN; gather_parameters() brings all. A module may not use parameters of a
-/// submodule without calling it. Each step sends parameters twice: those of the module that comes next, as far as the
-/// pass before tells, while the network computes. The order may change at any time; all ranks have the same one.
+/// submodule without calling it. Each step sends parameters twice: the largest one of the module that comes next, as
+/// far as the pass before tells, while the network computes. The order may change at any time; all ranks have the same
+/// one.
 ///
 /// A handle; the optimizer keeps what it needs. On one rank it does nothing.
 class HS_API ZeroRedundancy {

@@ -36,17 +36,12 @@ struct ParameterShards::Entry {
   TensorImpl& impl() const { return *parameter.tensor.impl(); }
 };
 
-// Values on their way to all ranks, in the order of the memory, whatever the layout.
+// Values on their way to all ranks, one parameter after the other: ranks that differ learn it at the first one that
+// does, and none has begun more than another then.
 struct ParameterShards::Gather {
   GatherOrder::Unit unit;
-  std::vector<Tensor> values;
-  std::vector<Work> works;
-  void wait() const {
-    for (const Work& w : works) w.wait();
-  }
-  bool done() const {
-    return std::all_of(works.begin(), works.end(), [](const Work& w) { return w.done(); });
-  }
+  std::vector<Tensor> values;  // of those that have been begun, in the order of the memory, whatever the layout
+  Work work;                   // of the last of them
 };
 
 // A tensor that the backward pass needs: a parameter, its 16-bit copy, or a view of either. It is made again then.
@@ -200,23 +195,18 @@ void ParameterShards::drop_ahead() {
   if (!ahead_) return;
   const std::unique_ptr<Gather> gather = std::move(ahead_);
   ++stats_.discarded;
-  gather->wait();
+  gather->work.wait();
 }
 
 // `ahead`: ranks that don't expect the same find out as those do that ask for different parameters.
-std::unique_ptr<ParameterShards::Gather> ParameterShards::start(const GatherOrder::Unit& unit, bool ahead) {
-  auto gather = std::make_unique<Gather>();
-  gather->unit = unit;
-  for (const std::size_t i : unit) {
-    const Entry& e = *entries_[i];
-    const TensorImpl& p = e.impl();
-    const bool here = e.owner == group_.rank();
-    const Tensor flat = here ? Tensor(TensorImpl::make(p.storage, p.offset, {p.numel}, {1}, p.dtype))
-                             : empty({p.numel}, {.dtype = p.dtype, .device = p.storage->device()});
-    gather->values.push_back(flat);
-    gather->works.push_back(group_.broadcast(flat, e.owner, ahead ? e.parameter.name + ", ahead" : e.parameter.name));
-  }
-  return gather;
+void ParameterShards::begin_next(Gather& gather, bool ahead) {
+  const Entry& e = *entries_[gather.unit[gather.values.size()]];
+  const TensorImpl& p = e.impl();
+  const bool here = e.owner == group_.rank();
+  const Tensor flat = here ? Tensor(TensorImpl::make(p.storage, p.offset, {p.numel}, {1}, p.dtype))
+                           : empty({p.numel}, {.dtype = p.dtype, .device = p.storage->device()});
+  gather.values.push_back(flat);
+  gather.work = group_.broadcast(flat, e.owner, ahead ? e.parameter.name + ", ahead" : e.parameter.name);
 }
 
 // The owners' values, as tensors with the parameters' layouts: on an owner its own, elsewhere memory of their own.
@@ -224,18 +214,23 @@ std::vector<Tensor> ParameterShards::values_of(const GatherOrder::Unit& unit, bo
   std::unique_ptr<Gather> gather = std::move(ahead_);
   if (gather && gather->unit == unit) {
     ++stats_.ahead;
-    if (gather->done()) ++stats_.arrived;
+    if (gather->work.done()) ++stats_.arrived;
   } else {
     if (gather) ++stats_.discarded;
-    gather = start(unit, false);
+    gather = std::make_unique<Gather>(Gather{.unit = unit, .values = {}, .work = {}});
+    begin_next(*gather, false);
   }
   ++stats_.gathers;
   const auto begin = std::chrono::steady_clock::now();
-  gather->wait();
+  gather->work.wait();
+  while (gather->values.size() < unit.size()) {
+    begin_next(*gather, false);
+    gather->work.wait();
+  }
   stats_.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  // Behind the wait: ranks that differ have begun as many gathers when they learn it.
   if (const GatherOrder::Unit* next = prefetch_ && follows_order ? order_.next(unit) : nullptr) {
-    ahead_ = start(*next, true);
+    ahead_ = std::make_unique<Gather>(Gather{.unit = *next, .values = {}, .work = {}});
+    begin_next(*ahead_, true);
   }
   std::vector<Tensor> values;
   for (std::size_t k = 0; k < unit.size(); ++k) {
@@ -254,6 +249,10 @@ void ParameterShards::bring(const std::vector<Entry*>& entries, bool of_module) 
   for (const Entry* e : entries) {
     if (e->users == 0 && std::find(unit.begin(), unit.end(), e->number) == unit.end()) unit.push_back(e->number);
   }
+  // The largest comes ahead.
+  std::stable_sort(unit.begin(), unit.end(), [this](std::size_t a, std::size_t b) {
+    return entries_[a]->impl().numel > entries_[b]->impl().numel;
+  });
   if (!unit.empty()) {
     const CapturePause pause;
     const NoGrad no_grad;
@@ -316,7 +315,7 @@ std::int64_t ParameterShards::bytes() const {
       bytes += e->impl().numel * static_cast<std::int64_t>(item_size(e->impl().dtype));
     }
   }
-  for (std::size_t k = 0; ahead_ && k < ahead_->unit.size(); ++k) {
+  for (std::size_t k = 0; ahead_ && k < ahead_->values.size(); ++k) {
     const Tensor& t = ahead_->values[k];
     if (entries_[ahead_->unit[k]]->owner != group_.rank()) {
       bytes += t.numel() * static_cast<std::int64_t>(t.item_size());

@@ -13,7 +13,7 @@
 
 namespace halfstep::dist::detail {
 
-/// While a module computes, the parameters of the one that is expected next (gather_order_internal.h) come.
+/// While a module computes, the largest parameter of the one that is expected next (gather_order_internal.h) comes.
 class ParameterShards : public std::enable_shared_from_this<ParameterShards> {
  public:
   /// `owner`: of a parameter; -1: all ranks have it.
@@ -39,7 +39,7 @@ class ParameterShards : public std::enable_shared_from_this<ParameterShards> {
   class Guard;
   void begin_pass();
   void drop_ahead();
-  std::unique_ptr<Gather> start(const GatherOrder::Unit& unit, bool ahead);
+  void begin_next(Gather& gather, bool ahead);
   std::vector<Tensor> values_of(const GatherOrder::Unit& unit, bool follows_order);
   void bring(const std::vector<Entry*>& entries, bool of_module);
   void place(Entry& entry, const Tensor& values);
