@@ -14,6 +14,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/control_text_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
 #include "halfstep/dist/messages_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
 #include "halfstep/dist/thread_watch_internal.h"
@@ -62,6 +63,9 @@ void Backoff::pause() {
   sleep_us_ = sleep_us_ == 0 ? 10 : std::min(sleep_us_ * 3 / 2, kLongestSleepUs);
   std::this_thread::sleep_for(std::chrono::microseconds(sleep_us_));
 }
+
+// Never destroyed, either.
+CommunicationThread::CommunicationThread() : device_messages_(*new DeviceMessages(*this)) {}
 
 CommunicationThread& CommunicationThread::get() {
   static CommunicationThread& instance = *new CommunicationThread;
@@ -199,6 +203,7 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
     if (!failed_.empty()) {
       fail<DistError>("{}: nothing can be exchanged any more since an earlier error: {}", call->title(), failed_);
     }
+    if (call->group->freed) fail<DistError>("{}: the group was freed", call->title());
     if (message) {
       start_message(call);
       return;
@@ -301,15 +306,17 @@ void CommunicationThread::check_still_wanted(const Call& call, Clock::time_point
   }
 }
 
+void CommunicationThread::check(int code, const Call& call) {
+  if (code == 0) return;
+  try {
+    check_mpi(*mpi_, code, call.title());
+  } catch (const DistError& error) {
+    give_up(error.what());
+  }
+}
+
 void CommunicationThread::finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving) {
-  const auto give_up_on = [&](int e) {
-    try {
-      check_mpi(*mpi_, e, call.title());
-    } catch (const DistError& error) {
-      give_up(error.what());
-    }
-  };
-  if (code != 0) give_up_on(code);
+  check(code, call);
   const auto since = Clock::now();
   auto checked = since;
   // Data move in small pieces, one test at a time: sleeping in between would cost far more than the processor.
@@ -319,7 +326,7 @@ void CommunicationThread::finish(int code, halfstep_mpi_request* request, const 
       std::int32_t done = 0;
       if (const int e = mpi_->test(request, &done)) {
         request = nullptr;
-        give_up_on(e);
+        check(e, call);
       }
       if (done) return;
       take_messages();
@@ -348,6 +355,13 @@ void CommunicationThread::wait_for(const Call& call, const std::function<bool()>
     }
     backoff.pause();
   }
+}
+
+void CommunicationThread::finish_messages(const Call& call) {
+  wait_for(call, [&] {
+    return std::none_of(messages_.begin(), messages_.end(),
+                        [&](const Message& m) { return m.call->group == call.group; });
+  });
 }
 
 char* CommunicationThread::scratch(std::size_t bytes) {
@@ -383,6 +397,10 @@ void CommunicationThread::start_message(const std::shared_ptr<Call>& call) {
 
 void CommunicationThread::progress_messages() {
   for (auto it = messages_.begin(); it != messages_.end();) {
+    if (it->running()) {  // this is called by what it waits for
+      ++it;
+      continue;
+    }
     std::exception_ptr error;
     bool done = true;
     try {
@@ -404,18 +422,12 @@ void CommunicationThread::progress_messages() {
 bool CommunicationThread::progress(Message& m) {
   const auto waits_for_earlier = [&] {
     return std::any_of(messages_.begin(), messages_.end(),
-                       [&](const Message& other) { return &other != &m && other.begun() && other.same_way(m); });
+                       [&](const Message& other) { return &other != &m && other.holds_up(m); });
   };
-  if (!m.begun() && m.call->kind == CallKind::receive && waits_for_earlier()) return false;
+  if (!m.begun() && waits_for_earlier()) return false;
   int e = 0;
-  const bool done = m.progress(*mpi_, e);
-  if (e != 0) {
-    try {
-      check_mpi(*mpi_, e, m.call->title());
-    } catch (const DistError& error) {
-      give_up(error.what());
-    }
-  }
+  const bool done = m.progress(*this, e);
+  check(e, *m.call);
   if (done) return true;
   if (const auto now = Clock::now(); now - m.checked > kBetweenChecks) {
     m.checked = now;

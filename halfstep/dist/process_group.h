@@ -62,7 +62,7 @@ struct CommunicationStats {
   std::uint64_t bytes_sent = 0;  ///< of data, to other ranks
   double busy_seconds = 0;       ///< time during which the communication thread ran collectives
   double wait_seconds = 0;       ///< time that callers spent in Work::wait() and in blocking calls
-  std::uint64_t on_devices = 0;  ///< of the collectives: by the devices' own, not through the host
+  std::uint64_t on_devices = 0;  ///< collectives and messages by the devices' own, not through the host
 };
 
 /// A collective that was started. A handle: copies are the same one. Collectives run on one thread of the process, in
@@ -135,7 +135,8 @@ class HS_API ProcessGroup {
   Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view label = {});
   /// Part r of `output` becomes part `rank` of rank r's input; both [size * n, ...].
   Work all_to_all(const Tensor& output, const Tensor& input, std::string_view label = {});
-  /// Between two ranks; a receive fits the send with the same tag. Sizes and dtypes are compared on arrival.
+  /// Between two ranks; a receive fits the send with the same tag. Sizes and dtypes are compared on arrival. Where both
+  /// tensors are on devices, those do it once they have done a collective of the group.
   Work send(const Tensor& tensor, int to, int tag = 0);
   Work receive(const Tensor& tensor, int from, int tag = 0);
   /// Parts of unlike lengths lie one behind the other in `tensor`: part r has counts[r] elements. The ranks' parts come
@@ -153,8 +154,13 @@ class HS_API ProcessGroup {
   /// The text of rank `root`.
   std::string broadcast_text(std::string_view text, int root = 0);
 
-  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it.
+  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it. What
+  /// MPI and devices hold for a group is freed at the first split, of a group that has all its ranks, behind the end of
+  /// its last handle on the last of them.
   ProcessGroup split(int color, int key = 0);
+  /// Frees that now. All ranks of a group that split() has made call it, when their messages are through. From then on
+  /// every collective of it throws Error.
+  void free();
 
   /// Of this process: of all groups together.
   CommunicationStats stats() const;

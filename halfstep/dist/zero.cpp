@@ -128,7 +128,7 @@ struct ZeroRedundancy::Impl final : optim::StateSharding, std::enable_shared_fro
 void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
   whole.reset();
   whole_at = -1;
-  if (options.stage == 3) return;  // they come when they are used
+  if (options.stage == 3) return shards->values_change();  // they come when they are used
   std::vector<Tensor> all;
   for (const NamedTensor& p : of.named_parameters()) {
     if (owner(p.tensor) >= 0) all.push_back(p.tensor);
@@ -353,7 +353,11 @@ ZeroRedundancy::ZeroRedundancy(DataParallelBase& net, const nn::ModuleBase& modu
   const auto owner_of = [&s](const Tensor& p) { return s.owner(p); };
   if (options.stage >= 2) net.shard_gradients(owner_of);
   if (options.stage == 3) {
-    s.shards = std::make_shared<detail::ParameterShards>(s.parameters, owner_of, s.group);
+    const bool beside = s.group.local_size() < s.group.size() ||
+                        std::any_of(s.parameters.begin(), s.parameters.end(),
+                                    [](const NamedTensor& p) { return !p.tensor.device().is_cpu(); });
+    s.shards =
+        std::make_shared<detail::ParameterShards>(s.parameters, owner_of, s.group, options.prefetch.value_or(beside));
     s.shards->attach(module);
   }
 }
@@ -374,6 +378,8 @@ ZeroMemory ZeroRedundancy::memory() const {
   }
   return memory;
 }
+
+ZeroGathers ZeroRedundancy::gathers() const { return impl_->shards ? impl_->shards->stats() : ZeroGathers(); }
 
 Tensor ZeroRedundancy::clip_grad_norm_(double max_norm, const optim::ClipOptions& options) {
   const NamedTensors& all = impl_->optimizer.named_parameters();
