@@ -327,8 +327,8 @@ void print_resumed(const TrainOptions& o) {
   const fs::path& resume = o.config.resume;
   fs::path file = resume;
   if (fs::is_directory(resume)) {
-    file = resume / "last.safetensors";
-    if (!fs::exists(file)) file = resume / "best.safetensors";
+    file = resume / training::kLastCheckpoint;
+    if (!fs::exists(file)) file = resume / training::kBestCheckpoint;
   }
   print_line(fmt::format("resuming from {}{}", shown_path(file),
                          o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));

@@ -162,8 +162,8 @@ void check_flags(TrainOptions& o) {
       throw UsageError("--pretrained: --resume is given too, and its checkpoint has all the weights");
     }
     // As those scripts have it, the flag stood alone before the folder with the data.
-    if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / "last.safetensors") &&
-        !fs::exists(o.pretrained / "best.safetensors")) {
+    if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / training::kLastCheckpoint) &&
+        !fs::exists(o.pretrained / training::kBestCheckpoint)) {
       throw UsageError(fmt::format("{}; got the folder {}", kNoDownload, shown_path(o.pretrained)));
     }
     if (!fs::exists(o.pretrained)) {

@@ -11,6 +11,7 @@
 #include "halfstep/io/weights.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/quantize.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/weight_only.h"
 
 namespace halfstep::training {
@@ -128,7 +129,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
 }
 
 Checkpoint load_checkpoint(const fs::path& given) {
-  const fs::path path = file_of(given, {"last.safetensors", "best.safetensors"});
+  const fs::path path = file_of(given, {kLastCheckpoint, kBestCheckpoint});
   const std::string file = shown_path(path);
   io::Safetensors content = io::load_safetensors(path);
   if (!io::has_checkpoint_state(content)) {
@@ -221,7 +222,7 @@ Checkpoint load_checkpoint(const fs::path& given) {
 }
 
 SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
-  const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
+  const fs::path path = file_of(given, {kBestCheckpoint, kLastCheckpoint});
   const std::string file = shown_path(path);
   io::WeightsFile loaded = io::load_weights_file(path);
   io::Safetensors content{std::move(loaded.tensors), std::move(loaded.metadata)};

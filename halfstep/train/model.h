@@ -46,6 +46,9 @@ struct FitOptions {
   int read_every = 100;
   /// Ends the run after the step, or gives up the evaluation, when it becomes true.
   const std::atomic<bool>* stop = nullptr;
+  /// Called before the first batch of each evaluation, behind on_eval_begin; the result is destroyed after the last
+  /// one, before on_eval_end. For what an evaluation alone needs, such as dist::ZeroRedundancy::gather_parameters().
+  std::function<std::shared_ptr<void>()> during_evaluation = {};
   /// Where a run resumes: Model::resume() returns it, and TrainContext::state() gives it in a run, whose loader has to
   /// be put there (data::DataLoader::seek).
   RunState from = {};

@@ -358,6 +358,29 @@ TEST(Model, FollowsASchedule) {
   }
 }
 
+// What an evaluation needs is there while batches are evaluated, and no longer.
+TEST(Model, HoldsWhatAnEvaluationNeeds) {
+  const Regression net = fresh();
+  optim::SGD optimizer{net.parameters(), {.lr = 0.3}};
+  Model model{net, {.loss = nn::CrossEntropyLoss{}, .optimizer = optimizer, .metrics = {"loss"}}};
+  data::DataLoader batches = loader(), test = loader(test_samples(), 25);
+  std::string seen;
+  const auto note = [&](const char* what) { return [&seen, what](TrainContext&) { seen += what; }; };
+  struct InBatches final : training::CallbackBase {
+    explicit InBatches(std::string& text) : text_(text) {}
+    void on_eval_batch(TrainContext& /*context*/, const training::EvalProgress& /*progress*/) override { text_ += "."; }
+    std::string& text_;
+  };
+  model.fit(2, batches, test,
+            {training::Lambda{{.on_epoch_end = note("|"), .on_eval_begin = note("b"), .on_eval_end = note("e")}},
+             training::Callback(std::make_shared<InBatches>(seen))},
+            {.during_evaluation = [&]() -> std::shared_ptr<void> {
+              seen += "(";
+              return {nullptr, [&](void*) { seen += ")"; }};
+            }});
+  EXPECT_EQ(seen, "b(..)e|b(..)e|");
+}
+
 // Evaluations see the averages; training doesn't, and steps that are skipped don't count.
 TEST(Model, EvaluatesTheAverageOfItsWeights) {
   const Regression net = fresh(), plain = fresh();
