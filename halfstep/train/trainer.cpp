@@ -12,7 +12,6 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
-#include "halfstep/data/mixup.h"
 #include "halfstep/dist/loss_scale.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/sync_batch_norm.h"
@@ -45,14 +44,6 @@ using Clock = std::chrono::steady_clock;
 NamedTensors parameters_on(const nn::ModuleBase& module, Device device) {
   module.to(device);
   return module.parameters();
-}
-
-// Batches are mixed by whoever makes them, keyed as their samples are: no state beside the loader's.
-std::shared_ptr<const data::Dataset> mixed(const TrainConfig& c, std::shared_ptr<const data::Dataset> training) {
-  if (c.mixup == 0) return training;
-  const auto classes = c.num_classes > 0 ? c.num_classes : static_cast<std::int64_t>(c.classes.size());
-  return std::make_shared<data::MixupDataset>(std::move(training),
-                                              data::MixupOptions{.alpha = c.mixup, .classes = classes});
 }
 
 // The network on several ranks; null on one.
@@ -148,15 +139,15 @@ class Run {
                                .shards = static_cast<int>(config.reproducible)})),
         samples_(training->size()),
         test_(test),
-        loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
-                                                     .shuffle = true,
-                                                     .workers = config.workers,
-                                                     .prefetch = config.prefetch,
-                                                     .seed = config.seed,
-                                                     .device = config.device,
-                                                     .rank = config.group.rank(),
-                                                     .ranks = config.group.size(),
-                                                     .shards = static_cast<int>(config.reproducible)}),
+        loader_(task->training_data(std::move(training)), {.batch_size = config.batch_size,
+                                                           .shuffle = true,
+                                                           .workers = config.workers,
+                                                           .prefetch = config.prefetch,
+                                                           .seed = config.seed,
+                                                           .device = config.device,
+                                                           .rank = config.group.rank(),
+                                                           .ranks = config.group.size(),
+                                                           .shards = static_cast<int>(config.reproducible)}),
         test_loader_(part_of(std::move(test), config.group),
                      {.batch_size = std::max<std::int64_t>(config.eval_batch_size / config.group.size(), 1),
                       .workers = std::max(config.workers, 1),
@@ -426,11 +417,7 @@ RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
                 std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks,
                 const std::atomic<bool>* stop, RunFolder* folder) {
-  const auto task =
-      std::make_shared<ClassificationTask>(classifier, ClassificationOptions{.label_smoothing = config.label_smoothing,
-                                                                             .train_accuracy = config.train_accuracy,
-                                                                             .classes = config.classes,
-                                                                             .pictures = picture_form(config.model)});
+  const auto task = std::make_shared<ClassificationTask>(classifier, classification_options(config));
   return train(config, task, std::move(training), std::move(test), callbacks, stop, folder);
 }
 
