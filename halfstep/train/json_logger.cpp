@@ -33,6 +33,7 @@ JsonLogger::JsonLogger(std::shared_ptr<JsonLog> log, const JsonLoggerOptions& op
 
 void JsonLogger::on_train_begin(TrainContext& context) {
   begin_ = Clock::now();
+  device_ = device_of(*context.network);
   metrics_ = {};
   JsonLog::Fields fields = options_.start;
   const auto given = [&](const char* name) {
@@ -44,20 +45,19 @@ void JsonLogger::on_train_begin(TrainContext& context) {
   add("epochs", [&] { return std::int64_t{context.epochs}; });
   add("accumulate", [&] { return context.accumulate; });
   if (context.optimizer) add("lr", [&] { return context.optimizer->lr(); });
-  add("device", [&] { return device_of(*context.network).str(); });
+  add("device", [&] { return device_.str(); });
   add("scale", [&] { return scale_of(context.scaler); });
   add("step", [&] { return context.state().step; });
   log_->write("start", fields);
 }
 
-void JsonLogger::on_values(TrainContext& context, std::span<const StepRecord> steps) {
-  const Device device = device_of(*context.network);
+void JsonLogger::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
   for (const StepRecord& r : steps) {
     JsonLog::Fields fields = {{"epoch", std::int64_t{r.epoch}}, {"step", r.step}, {"loss", r.loss}};
     for (const auto& [name, sum] : r.parts) fields.emplace_back(name, sum / static_cast<double>(r.samples));
     fields.insert(fields.end(),
                   {{"lr", r.lr}, {"scale", r.scale}, {"skipped", r.skipped_steps}, {"samples_per_s", r.samples_per_s}});
-    add_memory(fields, device);
+    add_memory(fields, device_);
     log_->write("step", fields);
   }
 }
@@ -73,13 +73,12 @@ void JsonLogger::on_eval_end(TrainContext& context) {
 
 void JsonLogger::on_train_end(TrainContext& context) {
   if (!options_.end || !context.train_step) return;
-  const Device device = device_of(*context.network);
   RunReport report{.epochs = context.state().epoch,
                    .steps = context.state().step,
                    .skipped = context.state().skipped,
                    .seconds = std::chrono::duration<double>(Clock::now() - begin_).count(),
                    .peak_rss_mb = peak_rss_mb(),
-                   .device_peak_mb = device_peak_mb(device),
+                   .device_peak_mb = device_peak_mb(device_),
                    .metrics = metrics_};
   report.interrupted = context.interrupted();
   report.fallbacks = fallback_counts();

@@ -24,7 +24,7 @@ struct JsonLoggerOptions {
 };
 
 /// Writes what happens in a run as JSON, an object a line: the log of `halfstep train --log-json`
-/// (docs/reference/log-json.md). `start` has epochs, accumulation, rate, device, scale and step; `step`, for each
+/// (docs/guide/runs.md). `start` has epochs, accumulation, rate, device, scale and step; `step`, for each
 /// step as its values are read, loss, parts, rate, scale, skipped steps, speed and memory; `eval` the results of each
 /// evaluation; `capture`, `fallback` and `buckets`, where they apply, how steps were replayed, ops that ran on the CPU
 /// in place of a device, and how gradients are reduced; `end` how the run ended. Throws IoError when the file can't be
@@ -47,6 +47,7 @@ class HS_API JsonLogger : public CallbackBase {
   std::shared_ptr<JsonLog> log_;
   JsonLoggerOptions options_;
   Clock::time_point begin_ = {};
+  Device device_ = {};     // of the run
   MetricResults metrics_;  // of the last evaluation
 };
 
