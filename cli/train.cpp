@@ -131,7 +131,7 @@ int evaluate(TrainOptions& o) {
   const auto prepare = [&] {
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights, c.detection);
+    const Loaded loaded = load_classifier(model, weights, c.description);
     loaded.apply(c);
     data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
