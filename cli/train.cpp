@@ -131,7 +131,7 @@ int evaluate(TrainOptions& o) {
   const auto prepare = [&] {
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights, c.detection);
+    const Loaded loaded = load_classifier(model, weights, c.description);
     loaded.apply(c);
     data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
@@ -327,8 +327,8 @@ void print_resumed(const TrainOptions& o) {
   const fs::path& resume = o.config.resume;
   fs::path file = resume;
   if (fs::is_directory(resume)) {
-    file = resume / "last.safetensors";
-    if (!fs::exists(file)) file = resume / "best.safetensors";
+    file = resume / training::kLastCheckpoint;
+    if (!fs::exists(file)) file = resume / training::kBestCheckpoint;
   }
   print_line(fmt::format("resuming from {}{}", shown_path(file),
                          o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));

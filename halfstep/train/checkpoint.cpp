@@ -13,6 +13,7 @@
 #include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/quantize.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/weight_only.h"
 
 namespace halfstep::training {
@@ -134,7 +135,7 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c, const json& shar
 Checkpoint load_checkpoint(const fs::path& given) { return load_checkpoint(given, {}); }
 
 Checkpoint load_checkpoint(const fs::path& given, const io::detail::Wanted& wanted) {
-  const fs::path path = file_of(given, {"last.safetensors", "best.safetensors"});
+  const fs::path path = file_of(given, {kLastCheckpoint, kBestCheckpoint});
   const std::string file = shown_path(path);
   io::Safetensors content = io::load_checkpoint_file(path, io::read_limits(), io::Portion::all, wanted);
   if (!io::has_checkpoint_state(content)) {
@@ -227,7 +228,7 @@ Checkpoint load_checkpoint(const fs::path& given, const io::detail::Wanted& want
 }
 
 SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
-  const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
+  const fs::path path = file_of(given, {kBestCheckpoint, kLastCheckpoint});
   const std::string file = shown_path(path);
   io::WeightsFile loaded = io::load_weights_file(path, io::read_limits(), io::Portion::weights);
   io::Safetensors content{std::move(loaded.tensors), std::move(loaded.metadata)};

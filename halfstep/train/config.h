@@ -39,10 +39,19 @@ struct QuantizationConfig {
   bool is_on() const { return on && !off; }
 };
 
+/// What a network is built from, where its name alone doesn't say it (--cfg); see NetworkKind::description.
+struct NetworkDescription {
+  std::filesystem::path file = {};  ///< with the description; messages name it
+  std::string text = {};            ///< the description itself, where it isn't to be read from `file`
+  /// Whether there is none: the network is the published one of its name.
+  bool empty() const { return file.empty() && text.empty(); }
+};
+
 /// The configuration of a training run. What is a flag of `halfstep train` has its row in train/flag_table.cpp.
 struct TrainConfig {
   std::string model = "mlp";
-  std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
+  std::filesystem::path data = {};      ///< folder with the data set; empty: the built-in digits
+  NetworkDescription description = {};  ///< of networks that can be described
   int epochs = 1;
   std::int64_t batch_size = 64;
   double lr = 0.01;                      ///< the highest of the run

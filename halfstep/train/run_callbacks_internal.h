@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of the program adds to the loop: rates by the schedule, the JSON log, reports, observers, checkpoints.
+// What a run of the program adds to the public callbacks: rates by the schedule, reports, checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -11,10 +11,11 @@
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/optim/ema.h"
+#include "halfstep/train/callbacks.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/checkpoint_writer_internal.h"
-#include "halfstep/train/debugging.h"
 #include "halfstep/train/json_log.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/schedule.h"
 #include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"
@@ -33,39 +34,25 @@ class ScheduleCallback final : public CallbackBase {
   RateSchedule& schedule_;
 };
 
-/// The lines `start`, `step` and `eval` of the log.
-class LogCallback final : public CallbackBase {
- public:
-  LogCallback(JsonLog& log, const TrainConfig& config, std::int64_t samples, std::string best_by)
-      : log_(log), config_(config), samples_(samples), best_by_(std::move(best_by)) {}
-  void on_train_begin(TrainContext& context) override;
-  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
-  void on_eval_end(TrainContext& context) override;
-
- private:
-  JsonLog& log_;
-  const TrainConfig& config_;
-  std::int64_t samples_;
-  std::string best_by_;
-};
-/// The lines `capture`, `fallback` and `end`.
-void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
-
 /// Keeps the state of the run in files.
 class RunSaver {
  public:
   RunSaver(const TrainConfig& config, TrainStep& step, const data::DataLoader& loader)
-      : config_(config), step_(step), loader_(loader), writer_(!config.sync_checkpoints) {}
+      : config_(config),
+        step_(step),
+        loader_(loader),
+        best_(step.task().best_by(), step.task().larger_is_better() ? Better::larger : Better::smaller),
+        writer_(!config.sync_checkpoints) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
   /// The state that the next checkpoint holds.
   void set_state(const RunState& state) { state_ = state; }
   const RunState& state() const { return state_; }
   /// Whether `value` of the task's best_by() is better than all before; remembers it then.
-  bool offer(double value);
+  bool offer(double value) { return best_.offer(value, state_.epoch + 1); }  // of the epoch that isn't over yet
   /// Whether so many epochs passed without a better value that the run ends (TrainConfig::patience).
   bool out_of_patience() const {
-    return config_.patience > 0 && best_epoch_ > 0 && state_.epoch - best_epoch_ >= config_.patience;
+    return config_.patience > 0 && best_.epoch() > 0 && state_.epoch - best_.epoch() >= config_.patience;
   }
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
@@ -112,8 +99,7 @@ class RunSaver {
   TrainStep& step_;
   const data::DataLoader& loader_;
   RunState state_;
-  std::optional<double> best_;
-  std::int64_t best_epoch_ = 0;
+  detail::Best best_;
   const optim::EMA* average_ = nullptr;
   std::filesystem::path last_file_, next_file_;
   CheckpointWriter writer_;
@@ -151,19 +137,6 @@ class ReportCallback final : public CallbackBase {
   const Task& task_;
   Meter seconds_ = {}, data_seconds_ = {};
   MetricResults last_metrics_;
-};
-
-/// The observers of debugging and profiling, in their ranges of steps.
-class DebugCallback final : public CallbackBase {
- public:
-  DebugCallback(StepDebugging& debugging, TrainStep& step) : debugging_(debugging), step_(step) {}
-  void on_step_begin(TrainContext& context) override;
-  void on_step_end(TrainContext& context) override { debugging_.after_step(context.step); }
-
- private:
-  void twin(const data::Batch& batch);
-  StepDebugging& debugging_;
-  TrainStep& step_;
 };
 
 /// Writes `last.safetensors` and `best.safetensors`. The log has them, and the caller hears of them, when they are in

@@ -30,11 +30,11 @@ namespace fs = std::filesystem;
 constexpr const char* kLock = "run.lock";
 // First those that make a folder a run's, then what people look at, which anybody may have a file of the name of, then
 // the reports of debugging.
-constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml",          "log.jsonl",
-                                  "results.csv",      "curves.svg",       "classes.csv",          "confusion.svg",
-                                  "predictions.png",  "labels.svg",       "train-batch.png",      "f1.svg",
-                                  "precision.svg",    "recall.svg",       "precision-recall.svg", "debug-nonfinite.txt",
-                                  "debug-twin.txt",   "debug-compare.txt"};
+constexpr const char* kFiles[] = {kLastCheckpoint,   kBestCheckpoint,    "config.yaml",          "log.jsonl",
+                                  "results.csv",     "curves.svg",       "classes.csv",          "confusion.svg",
+                                  "predictions.png", "labels.svg",       "train-batch.png",      "f1.svg",
+                                  "precision.svg",   "recall.svg",       "precision-recall.svg", "debug-nonfinite.txt",
+                                  "debug-twin.txt",  "debug-compare.txt"};
 constexpr std::span<const char*const> kCheckpoints = std::span(kFiles).first(2), kMarks = std::span(kFiles).first(4),
                                       kShown = std::span(kFiles).subspan(4, 11);
 constexpr std::chrono::milliseconds kMoment{5};
@@ -89,7 +89,7 @@ void check_free(const fs::path& folder, ExistingRun existing) {
     return;
   }
   if (existing == ExistingRun::replace) return;
-  const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
+  const bool saved = fs::exists(folder / kLastCheckpoint) || fs::exists(folder / kBestCheckpoint);
   fail<IoError>("{}: holds a run already ({}); {}", shown_path(folder), shown_path(files[0]),
                 saved ? fmt::format("--resume {} continues it, --overwrite replaces it", shown_path(folder))
                       : "it has no checkpoint to resume from; --overwrite replaces it");

@@ -10,6 +10,10 @@
 
 namespace halfstep::training {
 
+/// The checkpoints of a run, in its folder: the one to go on from, and the one of the best evaluation.
+inline constexpr const char* kLastCheckpoint = "last.safetensors";
+inline constexpr const char* kBestCheckpoint = "best.safetensors";
+
 /// What a run does with a folder that already holds a run.
 enum class ExistingRun {
   refuse,   ///< IoError

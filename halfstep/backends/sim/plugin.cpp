@@ -464,6 +464,7 @@ void* extension(const char* name) {
 
 // --- the table: each plug-in writes down its own, entry by entry, so that one that is missing is seen here
 
+// The same list as in any plug-in's table, of functions of its own: plug-ins are built alone and share no code.
 constexpr halfstep_plugin_table kTable = {
     .size = sizeof(halfstep_plugin_table),
     .major = HALFSTEP_PLUGIN_MAJOR,
