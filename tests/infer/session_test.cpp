@@ -49,15 +49,21 @@
 namespace {
 std::atomic<bool> counting{false};
 std::atomic<std::int64_t> allocations{0};
-void* counted(std::size_t bytes) {
+void* counted_or_null(std::size_t bytes) noexcept {
   if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
-  void* p = std::malloc(bytes == 0 ? 1 : bytes);
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+void* counted(std::size_t bytes) {
+  void* p = counted_or_null(bytes);
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
 }  // namespace
 void* operator new(std::size_t bytes) { return counted(bytes); }
 void* operator new[](std::size_t bytes) { return counted(bytes); }
+// std::stable_sort allocates by this one and frees by the delete below: under the address sanitizer both must be ours.
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return counted_or_null(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return counted_or_null(bytes); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, std::size_t) noexcept { std::free(p); }
