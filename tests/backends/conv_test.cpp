@@ -150,7 +150,8 @@ TEST(ConvPaths, FollowTheShape) {
   const Winograd small = Winograd::tiles_2x2, large = Winograd::tiles_4x4;
   EXPECT_EQ(by(square, ConvPart::output, DType::f32, small), ConvPath::winograd2);
   EXPECT_EQ(by(square, ConvPart::input, DType::f16, large), ConvPath::winograd4);
-  EXPECT_EQ(by(square, ConvPart::weight, DType::f32, large), ConvPath::blocks);
+  EXPECT_EQ(by(square, ConvPart::weight, DType::f32, large), ConvPath::winograd4);
+  EXPECT_EQ(by(square, ConvPart::weight, DType::bf16, small, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(by(square, ConvPart::output, DType::f64, large), ConvPath::reference);
   EXPECT_EQ(by(single, ConvPart::output, DType::f32, large), ConvPath::blocks);
   EXPECT_EQ(by(strided, ConvPart::output, DType::f32, large), ConvPath::blocks);
@@ -193,6 +194,45 @@ struct WinogradMagnitudes {
       // Constants are rounded too, and products before a multiply-add.
       roundings = 2 * (4 + 4 + 5);
     }
+  }
+  /// What the errors of a weight's gradient follow, of magnitudes of the input and of the output's gradient.
+  std::vector<double> weight_gradient(const ConvGeometry& g, const std::vector<double>& x,
+                                      const std::vector<double>& y) const {
+    const auto turned = [](const std::vector<std::vector<double>>& a) {
+      std::vector<std::vector<double>> b(a[0].size(), std::vector<double>(a.size()));
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        for (std::size_t j = 0; j < a[0].size(); ++j) b[j][i] = a[i][j];
+      }
+      return b;
+    };
+    const auto tile = [](const std::vector<double>& of, std::int64_t plane, std::int64_t h, std::int64_t w,
+                         std::int64_t r0, std::int64_t s0, std::int64_t size) {
+      std::vector<double> some(static_cast<std::size_t>(size * size));
+      for (std::int64_t i = 0; i < size * size; ++i) {
+        const std::int64_t r = r0 + i / size, s = s0 + i % size;
+        if (r < 0 || r >= h || s < 0 || s >= w) continue;
+        some[static_cast<std::size_t>(i)] = of[static_cast<std::size_t>((plane * h + r) * w + s)];
+      }
+      return some;
+    };
+    const auto gradient = turned(output), back = turned(weight);
+    std::vector<double> all;
+    for (std::int64_t o = 0; o < g.o; ++o) {
+      for (std::int64_t c = 0; c < g.c; ++c) {
+        std::vector<double> sums(static_cast<std::size_t>(t * t));
+        for (std::int64_t n = 0; n < g.n; ++n) {
+          for (std::int64_t r = 0; r < g.oh; r += m) {
+            for (std::int64_t s = 0; s < g.ow; s += m) {
+              const auto v = both(input, tile(x, n * g.c + c, g.h, g.w, r - g.before[0], s - g.before[1], t));
+              const auto q = both(gradient, tile(y, n * g.o + o, g.oh, g.ow, r, s, m));
+              for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += v[i] * q[i];
+            }
+          }
+        }
+        for (const double each : both(back, sums)) all.push_back(each);
+      }
+    }
+    return all;
   }
   /// a b a' of a square or oblong b.
   static std::vector<double> both(const std::vector<std::vector<double>>& a, const std::vector<double>& b) {
@@ -341,6 +381,56 @@ TEST(ConvWinograd, KeepsItsBound) {
   set_isa_for_test(best);
 }
 
+TEST(ConvWinograd, KeepsItsBoundForWeightGradients) {
+  manual_seed(7);
+  const Isa best = compute_isa();
+  const int threads = num_threads();
+  ConvGeometry uneven = geometry(2, 18, 9, 35, 3, 1, 1);
+  uneven.before[0] = 0, uneven.after[0] = 2, uneven.before[1] = 2, uneven.w = 6, uneven.ow = 7;
+  for (const Isa isa : {Isa::avx2, best}) {
+    if (isa > best) continue;
+    set_isa_for_test(isa);
+    // The second one has several blocks of tiles.
+    for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(5, 3, 33, 5, 3, 1, 2),
+                                  geometry(2, 1, 7, 1, 3, 1, 2), geometry(1, 66, 3, 43, 3, 1, 0), uneven}) {
+      for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+        const auto last = MemoryFormat::channels_last;
+        const Tensor x = randn({g.n, g.c, g.h, g.w}).to(dtype).contiguous(last),
+                     y = randn({g.n, g.o, g.oh, g.ow}).to(dtype).contiguous(last);
+        const auto solve = [&](ConvPath path, const Tensor& a, const Tensor& b, MemoryFormat format) {
+          const Tensor w = full({g.o, g.c, 3, 3}, NAN).to(a.dtype()).contiguous(format);
+          ConvCall call{ConvPart::weight, g, view(a), view(w), view(b)};
+          Context context;
+          EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
+          return w.to_vector<double>();
+        };
+        const auto exact = solve(ConvPath::reference, x.to(DType::f64), y.to(DType::f64), MemoryFormat::contiguous);
+        const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
+        for (const int m : {2, 4}) {
+          const WinogradMagnitudes by(m);
+          const auto sizes = by.weight_gradient(g, abs(x.to(DType::f64)).contiguous().to_vector<double>(),
+                                                abs(y.to(DType::f64)).contiguous().to_vector<double>());
+          const auto tiles = static_cast<double>(g.n * ((g.oh + m - 1) / m) * ((g.ow + m - 1) / m));
+          // Sums of blocks are added to those before them.
+          const double rounded = (tiles * (1 + 1. / 48) + 4 + by.roundings) * 0x1p-24 * 1.001;
+          for (const int n : {1, 2, 3}) {
+            set_num_threads(n);
+            const auto got = solve(winograd_path(m), x, y, n == 2 ? last : MemoryFormat::contiguous);
+            for (std::size_t i = 0; i < got.size(); ++i) {
+              const double error = rounded * sizes[i];
+              ASSERT_LE(std::abs(got[i] - exact[i]), error + u * (std::abs(exact[i]) + error) + 0x1p-25)
+                  << "tiles of " << m << ' ' << name(dtype) << " channels " << g.c << " element " << i;
+            }
+            EXPECT_EQ(solve(winograd_path(m), x, y, n == 2 ? last : MemoryFormat::contiguous), got);
+          }
+        }
+      }
+    }
+  }
+  set_isa_for_test(best);
+  set_num_threads(threads);
+}
+
 TEST(ConvWinograd, HasTheSameBitsOnAnyNumberOfThreadsAndForEachImageAlone) {
   manual_seed(4);
   const int threads = num_threads();
@@ -390,6 +480,28 @@ TEST(ConvWinograd, ComputesAgainWithoutItWhatIsNotFinite) {
       for (const int m : {2, 4}) EXPECT_EQ(text(c.solve(winograd_path(m))), text(direct)) << value << ' ' << m;
     }
   }
+}
+
+TEST(ConvWinograd, ComputesWeightGradientsAgainThatAreNotFinite) {
+  manual_seed(8);
+  const ConvGeometry g = geometry(2, 32, 9, 32, 3, 1, 1);
+  const auto last = MemoryFormat::channels_last;
+  const Tensor x = randn({2, 32, 9, 9}).contiguous(last), y = randn({2, 32, 9, 9}).contiguous(last);
+  static_cast<float*>(x.raw_data())[4321] = INFINITY;
+  static_cast<float*>(y.raw_data())[123] = NAN;
+  const auto kinds = [&](ConvPath path) {
+    const Tensor w = empty({32, 32, 3, 3});
+    ConvCall call{ConvPart::weight, g, view(x), view(w), view(y)};
+    Context context;
+    EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
+    std::string all;
+    for (const float v : w.to_vector<float>()) all += std::isnan(v) ? 'n' : std::isinf(v) ? 'i' : '.';
+    return all;
+  };
+  const std::string direct = kinds(ConvPath::blocks);
+  EXPECT_NE(direct.find('.'), std::string::npos);
+  EXPECT_NE(direct.find('i'), std::string::npos);
+  for (const int m : {2, 4}) EXPECT_EQ(kinds(winograd_path(m)), direct);
 }
 
 // Why it has to be asked for: a result whose own terms are all 0 has the error of its tile.

@@ -48,11 +48,11 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexc
   const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
-  if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
+  if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call);
 }
 
@@ -60,7 +60,9 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
   if (path == ConvPath::winograd2 || path == ConvPath::winograd4) {
-    const Status status = convolve_winograd(context, call, path == ConvPath::winograd4 ? 4 : 2);
+    const int m = path == ConvPath::winograd4 ? 4 : 2;
+    const Status status =
+        call.part == ConvPart::weight ? weight_by_winograd(context, call, m) : convolve_winograd(context, call, m);
     return status == Status::unsupported ? convolve_by(choose_conv_path(call, compute_isa()), context, call) : status;
   }
   if (path != ConvPath::reference) {

@@ -48,6 +48,18 @@ struct Line<2> {
     to[0] = hn::Add(p[0], hn::Add(p[1], p[2]));
     to[1] = hn::Sub(hn::Sub(p[1], p[2]), p[3]);
   }
+  static HWY_INLINE void gradient(const F32Vec (&y)[2], F32Vec (&to)[4]) {
+    to[0] = y[0];
+    to[1] = hn::Add(y[0], y[1]);
+    to[2] = hn::Sub(y[0], y[1]);
+    to[3] = hn::Neg(y[1]);
+  }
+  static HWY_INLINE void weight_gradient(const F32Vec (&p)[4], F32Vec (&to)[3]) {
+    const F32Vec half = same(0.5f), sum = hn::Mul(half, hn::Add(p[1], p[2]));
+    to[0] = hn::Add(p[0], sum);
+    to[1] = hn::Mul(half, hn::Sub(p[1], p[2]));
+    to[2] = hn::Add(sum, p[3]);
+  }
 };
 
 template <>
@@ -86,6 +98,24 @@ struct Line<4> {
     to[1] = hn::MulAdd(same(kRoot), difference2, hn::Mul(same(kHalfRoot), difference1));
     to[2] = hn::MulAdd(same(2.0f), sum2, hn::Mul(same(0.5f), sum1));
     to[3] = hn::Add(hn::MulAdd(same(2 * kRoot), difference2, hn::Mul(same(kHalfRoot / 2), difference1)), p[5]);
+  }
+  static HWY_INLINE void gradient(const F32Vec (&y)[4], F32Vec (&to)[6]) {
+    const F32Vec even1 = hn::MulAdd(same(0.5f), y[2], y[0]), even2 = hn::MulAdd(same(2.0f), y[2], y[0]);
+    const F32Vec odd1 = hn::MulAdd(same(kHalfRoot / 2), y[3], hn::Mul(same(kHalfRoot), y[1]));
+    const F32Vec odd2 = hn::MulAdd(same(2 * kRoot), y[3], hn::Mul(same(kRoot), y[1]));
+    to[0] = y[0];
+    to[1] = hn::Add(even1, odd1);
+    to[2] = hn::Sub(even1, odd1);
+    to[3] = hn::Add(even2, odd2);
+    to[4] = hn::Sub(even2, odd2);
+    to[5] = y[3];
+  }
+  static HWY_INLINE void weight_gradient(const F32Vec (&p)[6], F32Vec (&to)[3]) {
+    const F32Vec sum1 = hn::Add(p[1], p[2]), difference1 = hn::Sub(p[1], p[2]);
+    const F32Vec sum2 = hn::Add(p[3], p[4]), difference2 = hn::Sub(p[3], p[4]);
+    to[0] = hn::Add(p[0], hn::MulAdd(same(-2 / 3.0f), sum1, hn::Mul(same(1 / 6.0f), sum2)));
+    to[1] = hn::MulAdd(same(-kRoot / 3), difference1, hn::Mul(same(kRoot / 6), difference2));
+    to[2] = hn::Add(p[5], hn::Mul(same(1 / 3.0f), hn::Sub(sum2, sum1)));
   }
 };
 
@@ -242,6 +272,88 @@ void weight_of(const float* from, std::int64_t stride, std::int64_t n, float* to
   }
 }
 
+template <int m, class T>
+void gradient_of(const WinogradImages& images, const WinogradTiles& to) {
+  constexpr int t = m + 2;
+  const std::int64_t channels = images.channels, width = images.width, apart = to.apart;
+  const T* const zeros = static_cast<const T*>(images.zeros);
+  Walk walk(images, to.first);
+  for (std::int64_t i = 0; i < to.count; ++i, walk.next(images)) {
+    const T* at[m][m];
+    const std::int64_t y0 = walk.row * m, x0 = walk.column * m;
+    const T* const image = static_cast<const T*>(images.data) + walk.image * images.height * width * channels;
+    for (int r = 0; r < m; ++r) {
+      for (int s = 0; s < m; ++s) {
+        at[r][s] = y0 + r < images.height && x0 + s < width ? image + ((y0 + r) * width + x0 + s) * channels : zeros;
+      }
+    }
+    fetch_ahead<m>(image, y0, x0 + kTilesAhead * m, images);
+    float* out = to.data + i * to.stride;
+    const auto transform = [&](const auto& read) HWY_ATTR {
+      F32Vec half[m][t];  // A y, by columns
+#pragma GCC unroll 4
+      for (int s = 0; s < m; ++s) {
+        F32Vec y[m];
+#pragma GCC unroll 4
+        for (int r = 0; r < m; ++r) y[r] = read(at[r][s]);
+        Line<m>::gradient(y, half[s]);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < t; ++r) {
+        F32Vec y[m], q[t];
+#pragma GCC unroll 4
+        for (int s = 0; s < m; ++s) y[s] = half[s][r];
+        Line<m>::gradient(y, q);
+#pragma GCC unroll 6
+        for (int s = 0; s < t; ++s) hn::StoreU(q[s], kTag, out + (r * t + s) * apart);
+      }
+    };
+    std::int64_t c = 0;
+    for (; c + kStep <= channels; c += kStep, out += kStep) {
+      transform([&](const T* p) HWY_ATTR { return load(kTag, p + c); });
+    }
+    if (c < channels) {
+      transform([&](const T* p) HWY_ATTR { return load_n(kTag, p + c, static_cast<std::size_t>(channels - c)); });
+    }
+  }
+}
+
+template <int m>
+bool weight_gradient_of(const float* from, std::int64_t apart, std::int64_t n, float* to, std::int64_t stride) {
+  constexpr int t = m + 2;
+  F32Vec poison = hn::Zero(kTag);
+  for (std::int64_t i = 0; i < n; i += kStep) {
+    F32Vec half[t][3];
+#pragma GCC unroll 6
+    for (int s = 0; s < t; ++s) {
+      F32Vec p[t];
+#pragma GCC unroll 6
+      for (int r = 0; r < t; ++r) p[r] = hn::LoadU(kTag, from + (r * t + s) * apart + i);
+      Line<m>::weight_gradient(p, half[s]);
+    }
+#pragma GCC unroll 3
+    for (int r = 0; r < 3; ++r) {
+      F32Vec p[t], g[3];
+#pragma GCC unroll 6
+      for (int s = 0; s < t; ++s) p[s] = half[s][r];
+      Line<m>::weight_gradient(p, g);
+#pragma GCC unroll 3
+      for (int s = 0; s < 3; ++s) {
+        const auto counted = hn::FirstN(kTag, static_cast<std::size_t>(std::min(n - i, kStep)));
+        poison = hn::MulAdd(hn::IfThenElseZero(counted, g[s]), hn::Zero(kTag), poison);
+        hn::StoreU(g[s], kTag, to + (r * 3 + s) * stride + i);
+      }
+    }
+  }
+  return hn::AllFalse(kTag, hn::IsNaN(poison));
+}
+
+template <int m>
+void gradient(const WinogradImages& images, const WinogradTiles& to) {
+  if (images.dtype == DType::f16) return gradient_of<m, Half>(images, to);
+  if (images.dtype == DType::bf16) return gradient_of<m, BFloat16>(images, to);
+  gradient_of<m, float>(images, to);
+}
 template <int m>
 void input(const WinogradImages& images, const WinogradTiles& to) {
   if (images.dtype == DType::f16) return input_of<m, Half>(images, to);
@@ -258,8 +370,10 @@ bool output(const WinogradTiles& from, const float* bias, const WinogradImages& 
 }  // namespace winograd
 
 const WinogradKernels& winograd_kernels_of_target(bool large) {
-  static constexpr WinogradKernels kOf2 = {winograd::input<2>, winograd::output<2>, winograd::weight_of<2>};
-  static constexpr WinogradKernels kOf4 = {winograd::input<4>, winograd::output<4>, winograd::weight_of<4>};
+  static constexpr WinogradKernels kOf2 = {winograd::input<2>, winograd::output<2>, winograd::weight_of<2>,
+                                           winograd::gradient<2>, winograd::weight_gradient_of<2>};
+  static constexpr WinogradKernels kOf4 = {winograd::input<4>, winograd::output<4>, winograd::weight_of<4>,
+                                           winograd::gradient<4>, winograd::weight_gradient_of<4>};
   return large ? kOf4 : kOf2;
 }
 

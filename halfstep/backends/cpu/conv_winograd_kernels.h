@@ -35,6 +35,10 @@ struct WinogradKernels {
   /// G g G': number k of `n` weights to to[k * apart + i], element e (of 9) of weight i at from[e * stride + i]. All in
   /// whole vectors of 16.
   void (*weight)(const float* from, std::int64_t stride, std::int64_t n, float* to, std::int64_t apart);
+  /// A y A' of tiles of the output's gradient, with zeros beyond its edges.
+  void (*gradient)(const WinogradImages& images, const WinogradTiles& to);
+  /// G' p G of n weights, from the order of `weight`'s results to that of its operands. Whether all were finite.
+  bool (*weight_gradient)(const float* from, std::int64_t apart, std::int64_t n, float* to, std::int64_t stride);
 };
 
 /// The kernels of tiles of m x m results, 2 or 4, for compute_isa().
