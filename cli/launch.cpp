@@ -276,8 +276,13 @@ std::vector<std::string> program_words(const Verb& verb, std::vector<std::string
   const std::string word = rest[0];
   if (word.starts_with('-')) {
     const std::string flag = word.substr(0, word.find('='));
-    throw UsageError(fmt::format("launch: there is no flag {}{}; `halfstep launch --help` lists the flags", flag,
-                                 did_you_mean(flag, verb.flag_names())));
+    // What mpirun and others call the number of processes.
+    constexpr const char* kCounts[] = {"-n", "-np", "--np", "--ntasks", "--num-processes"};
+    const bool count = std::find(std::begin(kCounts), std::end(kCounts), flag) != std::end(kCounts);
+    const std::string meant =
+        count ? "; --nproc-per-node N starts N processes on each machine" : did_you_mean(flag, verb.flag_names());
+    throw UsageError(
+        fmt::format("launch: there is no flag {}{}; `halfstep launch --help` lists the flags", flag, meant));
   }
   const std::vector<std::string> verbs = verb.all_verbs();
   of_halfstep = std::find(verbs.begin(), verbs.end(), word) != verbs.end();

@@ -19,7 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kCheckpoint = "last.safetensors";
 constexpr const char* kConfig = "config.yaml";
 
 // What the arguments say, by the key of the flag; of the same flag the last. `train` itself checks them.
@@ -80,7 +79,7 @@ TrainCommand::TrainCommand(std::vector<std::string> arguments, bool needs_folder
     if (training::is_run_in(value("resume"), folder_)) return;
     had_files_ = !training::run_files(folder_).empty();
     refused_ = training::holds_run(folder_) && !is_on("overwrite");
-    checkpoint_before_ = mark(kCheckpoint);
+    checkpoint_before_ = mark(training::kLastCheckpoint);
     config_before_ = mark(kConfig);
     return;
   }
@@ -103,9 +102,9 @@ TrainCommand::FileMark TrainCommand::mark(const char* name) const {
 fs::path TrainCommand::checkpoint() const {
   if (folder_.empty()) return {};
   // A run begins with its configuration: a checkpoint without a new one is of another program that writes there.
-  const FileMark now = mark(kCheckpoint);
+  const FileMark now = mark(training::kLastCheckpoint);
   const bool own = now != checkpoint_before_ && (config_before_ == FileMark() || mark(kConfig) != config_before_);
-  return own && now != FileMark() ? folder_ / kCheckpoint : fs::path();
+  return own && now != FileMark() ? folder_ / training::kLastCheckpoint : fs::path();
 }
 
 std::vector<std::string> TrainCommand::again() const {

@@ -13,18 +13,23 @@
 #include "cli/suggest.h"
 #include "halfstep/core/device.h"
 #include "halfstep/core/text.h"
-#include "halfstep/models/yolov5_description.h"
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/runtime/winograd.h"
 #include "halfstep/train/checkpoint.h"
-#include "halfstep/train/detection.h"
 #include "halfstep/train/quantize.h"
+#include "halfstep/train/registry.h"
 #include "halfstep/train/weight_only.h"
 
 namespace halfstep::cli {
 namespace fs = std::filesystem;
+
+namespace {
+constexpr const char* kTf32 =
+    "Allow TF32 in float32 matrix products and convolutions on devices with TF32 units, such as NVIDIA's tensor cores "
+    "since Ampere; no effect on the CPU (default: full float32, unless HALFSTEP_TF32=1)";
+}  // namespace
 
 std::vector<Flag> common_flags(CommonOptions& o) {
   return {{.names = "MODEL",
@@ -49,10 +54,7 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
            .kept = FlagKept::given,
            .resume = FlagResume::reported},
-          {.names = "--tf32",
-           .field = &o.tf32,
-           .help = "Devices that can may compute float32 products and convolutions in TF32",
-           .resume = FlagResume::reported},
+          {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported},
           {.names = "--winograd",
            .field = &o.winograd,
            .help = "3x3 convolutions on the CPU in tiles of 2x2 or 4x4 results, or off (the default): fewer "
@@ -103,28 +105,25 @@ void make_folder(const std::filesystem::path& folder) {
 namespace {
 
 // What a network is built from, if not from its name.
-training::DetectionConfig description_of(const training::SavedWeights& saved, const RunConfig& run,
-                                         const training::DetectionConfig& given) {
-  training::DetectionConfig own;
-  const bool is_given = !given.network.empty() || !given.network_text.empty();
+training::NetworkDescription description_of(const training::NetworkKind& network, const training::SavedWeights& saved,
+                                            const RunConfig& run, const training::NetworkDescription& given) {
+  training::NetworkDescription own;
   if (saved.network.empty()) {  // of a file of before
-    if (is_given) return given;
+    if (!given.empty()) return given;
     const std::string said = run ? run.value("cfg") : std::string();
     if (said.starts_with('{')) {
-      own.network_text = said;
+      own.text = said;
     } else {
-      own.network = said;
+      own.file = said;
     }
     return own;
   }
-  own.network = saved.file;
-  own.network_text = saved.network;
-  if (!is_given) return own;
-  if (const std::string differs =
-          models::yolov5_difference(training::described_network(own), training::described_network(given));
-      !differs.empty()) {
+  own.file = saved.file;
+  own.text = saved.network;
+  if (given.empty() || !network.difference) return own;
+  if (const std::string differs = network.difference(own, given); !differs.empty()) {
     throw IoError(fmt::format("{}: its weights are of another network than --cfg {}: {}", shown_path(saved.file),
-                              given.network.empty() ? "describes" : shown_path(given.network), differs));
+                              given.file.empty() ? "describes" : shown_path(given.file), differs));
   }
   return own;
 }
@@ -148,7 +147,7 @@ std::int64_t trained_size(const std::map<std::string, std::string>& recipe) {
 
 }  // namespace
 
-Loaded load_classifier(std::string& model, const fs::path& weights, const training::DetectionConfig& given) {
+Loaded load_classifier(std::string& model, const fs::path& weights, const training::NetworkDescription& given) {
   training::SavedWeights saved = training::load_saved_weights(weights, model);
   // A configuration beside weights says nothing of them unless they are the run's.
   RunConfig run;
@@ -174,7 +173,7 @@ Loaded load_classifier(std::string& model, const fs::path& weights, const traini
                 .run = std::move(run)};
   training::TrainConfig config;
   config.model = model;
-  loaded.described = description_of(saved, loaded.run, given);
+  loaded.described = description_of(training::network_kind(model), saved, loaded.run, given);
   loaded.apply(config);
   training::RunData data;
   data.num_classes = loaded.num_classes;
@@ -245,10 +244,7 @@ std::string Loaded::text(const std::string& model) const {
   return said;
 }
 
-void Loaded::apply(training::TrainConfig& config) const {
-  config.detection.network = described.network;
-  config.detection.network_text = described.network_text;
-}
+void Loaded::apply(training::TrainConfig& config) const { config.description = described; }
 
 std::string DataPlace::text(const Loaded& loaded) const {
   std::string what = training::data_label(loaded.network.name, folder);

@@ -64,7 +64,7 @@ struct Loaded {
   std::map<std::string, std::string> data_checksums;  ///< of its training's data; may be empty
   std::filesystem::path file;                         ///< of the weights
   RunConfig run;                                      ///< that they are of, where that is known
-  training::DetectionConfig described = {};           ///< what the network was built from, if not its name
+  training::NetworkDescription described = {};        ///< what the network was built from, if not its name
 
   /// `mlp with runs/a/best.safetensors`.
   std::string text(const std::string& model) const;
@@ -77,7 +77,7 @@ struct Loaded {
 /// checkpoint of another network, or of another description than the one given, is refused. Throws IoError, and
 /// UsageError for weights that don't say what they are of.
 Loaded load_classifier(std::string& model, const std::filesystem::path& weights,
-                       const training::DetectionConfig& given = {});
+                       const training::NetworkDescription& given = {});
 
 /// What a file of the same network with other weights holds: the task's description of it, its classes and flags, and
 /// the size and cut of the pictures that it was measured with (null: no network of pictures).

@@ -51,6 +51,12 @@ void take_device(Device& device, const dist::ProcessGroup& group) {
         fmt::format("--device: {} ranks on this machine, which has {} device{} of the kind {}; a device takes one rank",
                     group.local_size(), count, count == 1 ? "" : "s", device.str()));
   }
+  if (device.index > 0) {
+    throw UsageError(
+        fmt::format("--device: {} is one device, and each of {} ranks on this machine takes its own; "
+                    "without the number they take the first {}",
+                    device.str(), group.local_size(), group.local_size()));
+  }
   device.index = static_cast<decltype(device.index)>(group.local_rank());
 }
 

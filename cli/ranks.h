@@ -10,8 +10,9 @@ namespace halfstep::cli {
 
 /// Joins the processes that a launcher of MPI started with this one, if one did: the configuration's group. Ranks other
 /// than 0 print errors only, which begin with their number, and write no files. A rank's device is the one of its
-/// number among the ranks of its machine, unless the flag names one; it has its share of the machine's processors.
-/// Throws UsageError where there are fewer devices than ranks, or where processes were started by something else.
+/// number among the ranks of its machine; it has its share of the machine's processors. Throws UsageError where there
+/// are fewer devices than ranks, where several ranks are to use another device than the first, or where processes were
+/// started by something else.
 void join_ranks(TrainOptions& o);
 
 /// Runs `prepare`, which may fail on any rank, and waits for the others. The lowest rank that failed throws what it

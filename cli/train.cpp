@@ -131,7 +131,7 @@ int evaluate(TrainOptions& o) {
   const auto prepare = [&] {
     const fs::path& weights = c.resume.empty() ? o.pretrained : c.resume;
     std::string model = c.model;
-    const Loaded loaded = load_classifier(model, weights, c.detection);
+    const Loaded loaded = load_classifier(model, weights, c.description);
     loaded.apply(c);
     data = training::load_data(c, false);
     check_classes(loaded, data.classes, weights, c.data);
@@ -327,8 +327,8 @@ void print_resumed(const TrainOptions& o) {
   const fs::path& resume = o.config.resume;
   fs::path file = resume;
   if (fs::is_directory(resume)) {
-    file = resume / "last.safetensors";
-    if (!fs::exists(file)) file = resume / "best.safetensors";
+    file = resume / training::kLastCheckpoint;
+    if (!fs::exists(file)) file = resume / training::kBestCheckpoint;
   }
   print_line(fmt::format("resuming from {}{}", shown_path(file),
                          o.run ? fmt::format(", with what {} says", shown_path(o.run.file)) : std::string()));
@@ -364,6 +364,21 @@ std::string by_ranks(const TrainOptions& o) {
                          : fmt::format("{}, {} to {} samples a rank", ranks, *least, *most);
 }
 
+// What the number of ranks doesn't allow, in the words of the flags and before anything is said or written.
+void check_ranks(const TrainOptions& o) {
+  const training::TrainConfig& c = o.config;
+  const int ranks = c.group.size();
+  if (o.evaluate || ranks == 1) return;
+  if (c.batch_size < ranks) {
+    throw UsageError(
+        fmt::format("--batch-size: expected at least the number of ranks, {}, got {}", ranks, c.batch_size));
+  }
+  if (c.reproducible > 0 && c.reproducible % ranks != 0) {
+    throw UsageError(
+        fmt::format("--reproducible: expected a number of shards that {} ranks divide, got {}", ranks, c.reproducible));
+  }
+}
+
 int run(TrainOptions& o) {
   resolve(o);
   training::TrainConfig& c = o.config;
@@ -371,6 +386,7 @@ int run(TrainOptions& o) {
   join_ranks(o);
   std::optional<Place> place;
   const auto check_place = [&] {
+    check_ranks(o);
     place.emplace(o);
     training::check_log(c.log_json, o.evaluate ? fs::path() : c.out, {c.resume, o.pretrained, o.config_file, c.data});
   };
@@ -430,6 +446,7 @@ int run(TrainOptions& o) {
             : fmt::format("interrupted after step {}; resume with: {}", report.steps, command_to_resume(c.out)));
   }
   if (report.nothing_left) {
+    if (c.group.rank() > 0) return finished(report, c.group);
     complain(report.epochs < c.epochs
                  ? fmt::format("{}: --patience {} has ended it after {} epochs; a larger one, or 0, continues",
                                shown_path(c.resume), c.patience, report.epochs)

@@ -11,10 +11,8 @@
 #include "cli/config_file.h"
 #include "cli/suggest.h"
 #include "halfstep/core/text.h"
-#include "halfstep/models/yolov5_description.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
-#include "halfstep/train/detection.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/run_folder.h"
@@ -33,37 +31,39 @@ constexpr const char* kNoDownload =
 // `--cfg yolov5n.yaml` names a network, or describes one in a file, which is read once: what the run keeps is its
 // content.
 void take_description(TrainOptions& o) {
-  training::DetectionConfig& d = o.config.detection;
-  if (d.network.empty()) {
+  training::NetworkDescription& d = o.config.description;
+  if (d.file.empty()) {
     // A checkpoint that lies alone says itself what it is of.
     if (!o.config.resume.empty() && !o.run && is_network(o.model) && training::network_kind(o.model).described_by) {
-      d.network_text = training::load_saved_weights(o.config.resume).network;
-      if (!d.network_text.empty()) d.network = o.config.resume;
+      d.text = training::load_saved_weights(o.config.resume).network;
+      if (!d.text.empty()) d.file = o.config.resume;
     }
     return;
   }
   const auto take = [&] {
-    d.network_text = as_usage([&] { return models::yolov5_description(training::described_network(d)); });
+    // Of another network it is refused as a flag that does nothing.
+    if (!is_network(o.model)) return;
+    if (const auto& text = training::network_kind(o.model).description) d.text = as_usage([&] { return text(d); });
   };
-  if (d.network.native().starts_with('{')) {
-    d.network_text = std::exchange(d.network, {}).native();
+  if (d.file.native().starts_with('{')) {
+    d.text = std::exchange(d.file, {}).native();
     take();
     return;
   }
-  const std::string name = d.network.stem().string();
+  const std::string name = d.file.stem().string();
   if (o.model.empty() && is_network(name)) o.model = name;
-  if (fs::exists(d.network)) {
+  if (fs::exists(d.file)) {
     take();
     return;
   }
   if (!is_network(name)) {
     throw UsageError(fmt::format("--cfg: expected a file, or the name of a network such as yolov5n.yaml, got {}",
-                                 shown_path(d.network)));
+                                 shown_path(d.file)));
   }
   if (o.model != name) {
-    throw UsageError(fmt::format("--cfg: {} names another network than MODEL, {}", shown_path(d.network), o.model));
+    throw UsageError(fmt::format("--cfg: {} names another network than MODEL, {}", shown_path(d.file), o.model));
   }
-  d.network.clear();
+  d.file.clear();
 }
 
 // `train resnet50 DIR` and `train --arch resnet50 DIR` are the same.
@@ -152,6 +152,9 @@ void check_flags(TrainOptions& o) {
     throw UsageError(fmt::format("--overwrite: --resume continues the run in {}, which is not to be replaced then",
                                  shown_path(c.out)));
   }
+  if (o.no_out && !c.out.empty()) {
+    throw UsageError(fmt::format("--no-out: --out {} is given too, and is where checkpoints go", shown_path(c.out)));
+  }
   if (c.tensorboard && (o.no_out || o.evaluate)) {
     throw UsageError(fmt::format("--tensorboard: it writes into the folder of a run, and {} has none",
                                  o.no_out ? "--no-out" : "--evaluate"));
@@ -162,8 +165,8 @@ void check_flags(TrainOptions& o) {
       throw UsageError("--pretrained: --resume is given too, and its checkpoint has all the weights");
     }
     // As those scripts have it, the flag stood alone before the folder with the data.
-    if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / "last.safetensors") &&
-        !fs::exists(o.pretrained / "best.safetensors")) {
+    if (fs::is_directory(o.pretrained) && c.data.empty() && !fs::exists(o.pretrained / training::kLastCheckpoint) &&
+        !fs::exists(o.pretrained / training::kBestCheckpoint)) {
       throw UsageError(fmt::format("{}; got the folder {}", kNoDownload, shown_path(o.pretrained)));
     }
     if (!fs::exists(o.pretrained)) {

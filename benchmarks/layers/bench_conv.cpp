@@ -18,6 +18,7 @@
 #include "benchmarks/server/server.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/backends/cpu/conv.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
@@ -106,6 +107,7 @@ struct Measured {
 };
 
 struct Options {
+  bool implementations = false;  // list what computes each layer instead of timing it
   std::int64_t batch = 16;
   std::vector<DType> dtypes = {f32, bf16, f16};
   int turns = 5;
@@ -155,9 +157,9 @@ Tensor image(std::int64_t batch, std::int64_t channels, std::int64_t size, DType
 void convolutions(const Options& options, DType dtype, Limits& limits, std::vector<Total>& totals) {
   const double n = static_cast<double>(options.batch), width = static_cast<double>(item_size(dtype));
   fmt::print("Convolutions of ResNet-50 in {}, batch {}\n", name(dtype), options.batch);
-  fmt::print("{:>3} {:<28} {:>7} {:>6}", "", "image, channels, kernel", "GFLOP", "MB");
+  fmt::print("{:>3} {:<53} {:>7} {:>6}", "", "image, channels, kernel", "GFLOP", "MB");
   for (const char* part : {"forward", "input gradient", "weight gradient"}) fmt::print(" | {:>24}", part);
-  fmt::print("\n{:>3} {:<28} {:>7} {:>6}", "", "", "", "");
+  fmt::print("\n{:>3} {:<53} {:>7} {:>6}", "", "", "", "");
   for (int i = 0; i < 3; ++i) fmt::print(" | {:>7} {:>6} {:>9}", "ms", "GF/s", "of limit");
   fmt::print("\n");
   const NoGrad no_grad;
@@ -194,7 +196,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
                      },
                      operations, activations + layer.weight() * 4});
     const std::vector<Measured> measured = measure(parts, limits, options.turns);
-    fmt::print("{:>2}x {:<28} {:>7.2f} {:>6.1f}", layer.count,
+    fmt::print("{:>2}x {:<53} {:>7.2f} {:>6.1f}", layer.count,
                fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}", layer.size, layer.in, layer.out, layer.kernel,
                            layer.stride == 1 ? "" : fmt::format(" / {}", layer.stride)),
                operations * 1e-9, parts[0].bytes * 1e-6);
@@ -346,6 +348,49 @@ void run(const Options& options) {
   }
 }
 
+// Which kernel computes each part of each convolution here.
+void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
+  for (const DType dtype : options.dtypes) {
+    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<35} | {:<53} | {:<53} | {}\n", network, name(dtype),
+               options.batch, "    image, channels, kernel", "forward", "input gradient", "weight gradient");
+    for (const ConvLayer& l : layers) {
+      const std::int64_t out = l.out_size(), n = options.batch;
+      const auto view = [&](const Shape& sizes, const Shape& strides) {
+        TensorView v = {};
+        v.sizes = sizes.data(), v.strides = strides.data();
+        v.numel = 1, v.ndim = 4, v.dtype = dtype, v.defined = true;
+        return v;
+      };
+      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in, l.kernel, l.kernel}, y{n, l.out, out, out};
+      const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
+      const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
+      const cpu::ConvGeometry geometry = {n,
+                                          l.in,
+                                          l.size,
+                                          l.size,
+                                          l.out,
+                                          out,
+                                          out,
+                                          l.kernel,
+                                          l.kernel,
+                                          1,
+                                          {l.stride, l.stride},
+                                          {1, 1},
+                                          {l.padding, l.padding},
+                                          {l.padding, l.padding}};
+      std::string line =
+          fmt::format("{:>2}x {}x{}, {} -> {}, {}x{}", l.count, l.size, l.size, l.in, l.out, l.kernel, l.kernel);
+      if (l.stride > 1) line += fmt::format(" / {}", l.stride);
+      fmt::print("{:<35}", line);
+      for (const cpu::ConvPart part : {cpu::ConvPart::output, cpu::ConvPart::input, cpu::ConvPart::weight}) {
+        cpu::ConvCall call{part, geometry, view(x, x_strides), view(w, w_strides), view(y, y_strides)};
+        fmt::print(" | {:<53}", cpu::describe_conv(call));
+      }
+      fmt::print("\n");
+    }
+  }
+}
+
 bool number(std::string_view text, std::int64_t low, std::int64_t high, auto& value) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
@@ -353,6 +398,11 @@ bool number(std::string_view text, std::int64_t low, std::int64_t high, auto& va
 
 bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; i += 2) {
+    if (std::string_view(argv[i]) == "--implementations") {
+      options.implementations = true;
+      --i;
+      continue;
+    }
     if (i + 1 == argc) return false;
     const std::string_view flag = argv[i], value = argv[i + 1];
     if (flag == "--batch") {
@@ -379,11 +429,18 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   halfstep::bench::Options options;
   if (!halfstep::bench::parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N]\n", argv[0]);
+    std::fprintf(stderr, "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] [--implementations]\n",
+                 argv[0]);
     return 2;
   }
   try {
-    halfstep::bench::run(options);
+    if (options.implementations) {
+      halfstep::bench::list_implementations(options, "ResNet-50", halfstep::bench::resnet50_convolutions());
+      halfstep::bench::list_implementations(options, "ResNet-18 for CIFAR",
+                                            halfstep::bench::resnet18_cifar_convolutions());
+    } else {
+      halfstep::bench::run(options);
+    }
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench_conv: %s\n", error.what());
     return 1;

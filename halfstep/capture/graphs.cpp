@@ -10,6 +10,7 @@
 
 #include "halfstep/capture/replay_internal.h"
 #include "halfstep/core/error.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/transfer.h"
 
@@ -206,6 +207,7 @@ void Recording::drop_graphs() noexcept {
   if (!backend_) return;
   if (!segments_.empty() && !backend_->ended()) {
     // They may still run.
+    const DeviceWait waiting;
     backend_->defer(backend_->table.queue_synchronize(static_cast<halfstep_queue*>(queue_->native())), device_.index);
     for (const Segment& segment : segments_) backend_->table.graph_destroy(segment.graph);
   }

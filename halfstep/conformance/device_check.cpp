@@ -294,10 +294,12 @@ class Settings {
   Settings() {
     set_fallback_options({.missing = true, .failing = false});
     set_float32_precision(Float32Precision::highest);
+    set_device_graphs(true);
   }
   ~Settings() {
     set_fallback_options(fallback_);
     set_float32_precision(precision_);
+    set_device_graphs(graphs_);
     default_generator().set_state(random_);
   }
   Settings(const Settings&) = delete;
@@ -306,6 +308,7 @@ class Settings {
  private:
   FallbackOptions fallback_ = fallback_options();
   Float32Precision precision_ = float32_precision();
+  bool graphs_ = device_graphs();
   PhiloxState random_ = default_generator().state();
   DeviceGuard guard_{Device{}};
 };
@@ -323,10 +326,10 @@ DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options)
   const double start = detail::now();
   const Settings settings;
   detail::Checker c(device, options, report);
-  for (const auto part :
-       {detail::check_copies, detail::check_elementwise, detail::check_reductions, detail::check_products,
-        detail::check_layers, detail::check_losses, detail::check_indexing, detail::check_random, detail::check_scaling,
-        detail::check_optimizers, detail::check_networks, detail::check_collectives, detail::check_queues}) {
+  for (const auto part : {detail::check_copies, detail::check_elementwise, detail::check_reductions,
+                          detail::check_products, detail::check_layers, detail::check_losses, detail::check_indexing,
+                          detail::check_random, detail::check_scaling, detail::check_optimizers, detail::check_networks,
+                          detail::check_graphs, detail::check_collectives, detail::check_queues}) {
     part(c);
   }
   report.seconds = detail::now() - start;

@@ -44,9 +44,9 @@ struct DeviceCheckOptions {
 
 /// Compares a device with the CPU: casts of every 16-bit pattern, copies of odd strides, every family of ops forward
 /// and backward in f32, f16, bf16 and some in f64, random numbers, gradient scaling with injected infinities and NaNs,
-/// optimizers with master weights, a few training steps of two networks, collectives between the devices of the kind,
-/// queues, events and pinned memory, and that a wrong index is reported. Takes about a minute. Inputs are always the
-/// same.
+/// optimizers with master weights, a few training steps of two networks, captured steps by the device's graphs,
+/// collectives between the devices of the kind, queues, events and pinned memory, and that a wrong index is reported.
+/// Takes about a minute. Inputs are always the same.
 ///
 /// The reference is the CPU in float64 on the same inputs. With u the roundoff of the result's dtype (2^-24, 2^-11,
 /// 2^-8), an error may be
@@ -58,7 +58,7 @@ struct DeviceCheckOptions {
 /// blocked sum keeps), and S the sum of the magnitudes of what is added up. Results of ops that only move, compare,
 /// round once or draw random numbers must be bit-identical. A network's error after some steps may be 4 times that of
 /// the CPU in the same precision. Throws DeviceError for a device that isn't there. All settings that it changes
-/// (float32 precision, fallback, random state) are restored.
+/// (float32 precision, fallback, graphs, random state) are restored.
 HS_API DeviceCheckReport check_device(Device device, const DeviceCheckOptions& options = {});
 
 }  // namespace halfstep::conformance

@@ -109,6 +109,7 @@ void check_random(Checker& c);
 void check_scaling(Checker& c);
 void check_optimizers(Checker& c);
 void check_networks(Checker& c);
+void check_graphs(Checker& c);
 void check_collectives(Checker& c);
 void check_queues(Checker& c);
 

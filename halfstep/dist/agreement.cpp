@@ -90,6 +90,7 @@ const char* name(CallKind kind) {
                                  "all_gather_text",
                                  "broadcast_text",
                                  "split",
+                                 "free",
                                  "end of the process",
                                  "send",
                                  "receive"};

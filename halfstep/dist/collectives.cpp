@@ -8,12 +8,15 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/agreement_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
 #include "halfstep/dist/device_group_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
 #include "halfstep/dist/reduce.h"
+#include "halfstep/dist/retired_groups_internal.h"
 
 namespace halfstep::dist::detail {
 namespace {
@@ -85,7 +88,7 @@ class CollectiveRun {
 
   // As reduce_scatter(), of parts that lie in one tensor and have unlike lengths.
   void reduce_scatter_parts() {
-    agree();
+    if (!agree()) return;
     auto* data = static_cast<char*>(call_.output);
     const std::vector<std::int64_t> starts = starts_of_parts();
     const std::int64_t segment = std::max<std::int64_t>(kSegmentBytes / size_ / item(), 1),
@@ -111,7 +114,7 @@ class CollectiveRun {
   }
 
   void all_gather_parts() {
-    agree();
+    if (!agree()) return;
     const std::vector<std::int64_t> starts = starts_of_parts();
     RankParts parts(size_);
     for (std::size_t r = 0; r < starts.size(); ++r) {
@@ -222,27 +225,51 @@ class CollectiveRun {
   }
 
   void split() {
-    const std::int32_t own[] = {call_.color, call_.key};
-    const auto all = agree(thread_, call_, own, sizeof(own));
-    struct Member {
+    const DeviceMessages::Taken taken(thread_, call_);  // MPI's call waits for the other ranks, and does nothing else
+    // Numbers that no other group has, and how many groups this rank has retired.
+    static std::int64_t number = 0;
+    const std::vector<GroupIdentity> retired = retired_within(group_);
+    struct Given {
       std::int32_t color, key;
+      std::int64_t number, retired;
+    };
+    static_assert(sizeof(Given) <= Descriptor::kPayloadBytes);
+    const Given own{call_.color, call_.key, ++number, static_cast<std::int64_t>(retired.size())};
+    const auto all = agree(thread_, call_, &own, sizeof(own));
+    struct Member {
+      Given given;
       int rank;
     };
     std::vector<Member> members;
+    std::vector<std::int64_t> counts;
     for (int r = 0; r < size_; ++r) {
-      Member m{.color = 0, .key = 0, .rank = r};
-      std::memcpy(&m.color, all[static_cast<std::size_t>(r)].payload, sizeof(m.color));
-      std::memcpy(&m.key, all[static_cast<std::size_t>(r)].payload + sizeof(m.color), sizeof(m.key));
-      if (m.color == call_.color) members.push_back(m);
+      Member m{.given = {}, .rank = r};
+      std::memcpy(&m.given, all[static_cast<std::size_t>(r)].payload, sizeof(m.given));
+      counts.push_back(m.given.retired);
+      if (m.given.color == call_.color) members.push_back(m);
     }
-    std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.key < b.key; });
+    std::stable_sort(members.begin(), members.end(),
+                     [](const Member& a, const Member& b) { return a.given.key < b.given.key; });
+    free_retired(thread_, call_, retired, counts);
     // All ranks are here, so this waits for none of them.
     GroupState& made = *call_.made;
     if (mpi_.comm_split(group_.comm, call_.color, call_.key, &made.comm) != 0) {
       thread_.give_up(fmt::format("{}: MPI can't make another communicator", call_.title()));
     }
     mpi_.comm_place(made.comm, &made.rank, &made.size);
-    for (const Member& m : members) made.hosts.push_back(group_.hosts[static_cast<std::size_t>(m.rank)]);
+    for (const Member& m : members) {
+      made.hosts.push_back(group_.hosts[static_cast<std::size_t>(m.rank)]);
+      made.members.push_back(group_.members[static_cast<std::size_t>(m.rank)]);
+    }
+    made.identity = {made.members[0], members[0].given.number};
+  }
+
+  void free() {
+    thread_.finish_messages(call_);
+    const DeviceMessages::Taken taken(thread_, call_);
+    agree();
+    release(thread_, call_, std::exchange(group_.comm, nullptr), std::move(group_.device_group));
+    group_.freed = true;
   }
 
   /// False where the devices have done the rest.
@@ -408,6 +435,8 @@ void run_call_kind(CommunicationThread& thread, Call& call) {
       return run.broadcast_text();
     case CallKind::split:
       return run.split();
+    case CallKind::free:
+      return run.free();
     case CallKind::barrier:
     case CallKind::exit:
       run.agree();

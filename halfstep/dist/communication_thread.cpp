@@ -14,8 +14,10 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/dist/control_text_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
 #include "halfstep/dist/messages_internal.h"
 #include "halfstep/dist/mpi_library_internal.h"
+#include "halfstep/dist/thread_watch_internal.h"
 #include "halfstep/dist/watch_internal.h"
 #include "halfstep/runtime/log.h"
 
@@ -62,6 +64,9 @@ void Backoff::pause() {
   std::this_thread::sleep_for(std::chrono::microseconds(sleep_us_));
 }
 
+// Never destroyed, either.
+CommunicationThread::CommunicationThread() : device_messages_(*new DeviceMessages(*this)) {}
+
 CommunicationThread& CommunicationThread::get() {
   static CommunicationThread& instance = *new CommunicationThread;
   return instance;
@@ -82,7 +87,10 @@ void CommunicationThread::start(const halfstep_mpi_table& mpi, const std::shared
       pthread_setname_np(pthread_self(), "halfstep_comm");
       prctl(PR_SET_TIMERSLACK, 1000UL);  // short sleeps are meant as they are said
       try {
-        check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        {
+          const NotCounted threads_of_mpi;
+          check_mpi(mpi, mpi.init(), "ProcessGroup::init");
+        }
         world->comm = mpi.world();
         mpi.comm_place(world->comm, &world->rank, &world->size);
         char text[256] = "";
@@ -140,6 +148,7 @@ void CommunicationThread::submit(const std::shared_ptr<Call>& call) {
 
 void CommunicationThread::wait(WorkState& state) {
   if (process_ != getpid()) fail<DistError>("Work::wait: this process was made by fork() from a rank");
+  const WaitsForRanks waits;
   const auto begin = Clock::now();
   // What is about to be done needs no sleep.
   for (int i = 0; i < 8; ++i) {
@@ -194,6 +203,7 @@ void CommunicationThread::run_call(const std::shared_ptr<Call>& call) {
     if (!failed_.empty()) {
       fail<DistError>("{}: nothing can be exchanged any more since an earlier error: {}", call->title(), failed_);
     }
+    if (call->group->freed) fail<DistError>("{}: the group was freed", call->title());
     if (message) {
       start_message(call);
       return;
@@ -296,15 +306,17 @@ void CommunicationThread::check_still_wanted(const Call& call, Clock::time_point
   }
 }
 
+void CommunicationThread::check(int code, const Call& call) {
+  if (code == 0) return;
+  try {
+    check_mpi(*mpi_, code, call.title());
+  } catch (const DistError& error) {
+    give_up(error.what());
+  }
+}
+
 void CommunicationThread::finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving) {
-  const auto give_up_on = [&](int e) {
-    try {
-      check_mpi(*mpi_, e, call.title());
-    } catch (const DistError& error) {
-      give_up(error.what());
-    }
-  };
-  if (code != 0) give_up_on(code);
+  check(code, call);
   const auto since = Clock::now();
   auto checked = since;
   // Data move in small pieces, one test at a time: sleeping in between would cost far more than the processor.
@@ -314,7 +326,7 @@ void CommunicationThread::finish(int code, halfstep_mpi_request* request, const 
       std::int32_t done = 0;
       if (const int e = mpi_->test(request, &done)) {
         request = nullptr;
-        give_up_on(e);
+        check(e, call);
       }
       if (done) return;
       take_messages();
@@ -343,6 +355,13 @@ void CommunicationThread::wait_for(const Call& call, const std::function<bool()>
     }
     backoff.pause();
   }
+}
+
+void CommunicationThread::finish_messages(const Call& call) {
+  wait_for(call, [&] {
+    return std::none_of(messages_.begin(), messages_.end(),
+                        [&](const Message& m) { return m.call->group == call.group; });
+  });
 }
 
 char* CommunicationThread::scratch(std::size_t bytes) {
@@ -378,6 +397,10 @@ void CommunicationThread::start_message(const std::shared_ptr<Call>& call) {
 
 void CommunicationThread::progress_messages() {
   for (auto it = messages_.begin(); it != messages_.end();) {
+    if (it->running()) {  // this is called by what it waits for
+      ++it;
+      continue;
+    }
     std::exception_ptr error;
     bool done = true;
     try {
@@ -399,18 +422,12 @@ void CommunicationThread::progress_messages() {
 bool CommunicationThread::progress(Message& m) {
   const auto waits_for_earlier = [&] {
     return std::any_of(messages_.begin(), messages_.end(),
-                       [&](const Message& other) { return &other != &m && other.begun() && other.same_way(m); });
+                       [&](const Message& other) { return &other != &m && other.holds_up(m); });
   };
-  if (!m.begun() && m.call->kind == CallKind::receive && waits_for_earlier()) return false;
+  if (!m.begun() && waits_for_earlier()) return false;
   int e = 0;
-  const bool done = m.progress(*mpi_, e);
-  if (e != 0) {
-    try {
-      check_mpi(*mpi_, e, m.call->title());
-    } catch (const DistError& error) {
-      give_up(error.what());
-    }
-  }
+  const bool done = m.progress(*this, e);
+  check(e, *m.call);
   if (done) return true;
   if (const auto now = Clock::now(); now - m.checked > kBetweenChecks) {
     m.checked = now;

@@ -30,6 +30,8 @@ class Backoff {
   int sleep_us_ = 0;
 };
 
+class DeviceMessages;
+
 class CommunicationThread {
  public:
   using Clock = std::chrono::steady_clock;
@@ -47,11 +49,16 @@ class CommunicationThread {
   // For what runs on the thread.
 
   const halfstep_mpi_table& mpi() const { return *mpi_; }
+  DeviceMessages& device_messages() { return device_messages_; }
+  /// Gives up on an error of MPI.
+  void check(int code, const Call& call);
   /// Waits for what was started with error code `code`. `moving`: bytes that all ranks are known to exchange by now,
   /// for which it is worth staying awake.
   void finish(int code, halfstep_mpi_request* request, const Call& call, std::int64_t moving = 0);
   /// The same for what isn't MPI's: asks `done` until it is true.
   void wait_for(const Call& call, const std::function<bool()>& done, std::int64_t moving = 0);
+  /// Returns when no message of the call's group is on its way.
+  void finish_messages(const Call& call);
   /// Memory for `bytes`, the same in every call.
   char* scratch(std::size_t bytes);
   /// Nothing more can be exchanged: throws DistError now, and in all later calls.
@@ -62,7 +69,7 @@ class CommunicationThread {
 
  private:
   struct Message;
-  CommunicationThread() = default;
+  CommunicationThread();
   void run();
   void run_call(const std::shared_ptr<Call>& call);
   void take_messages();
@@ -97,6 +104,7 @@ class CommunicationThread {
   // Of the thread alone.
   std::string failed_;
   std::list<Message> messages_;
+  DeviceMessages& device_messages_;
   HostBuffer scratch_;
   std::size_t scratch_bytes_ = 0;
 };

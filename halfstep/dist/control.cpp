@@ -32,10 +32,6 @@ constexpr milliseconds kGoodbyeTime{1000}, kReportTime{2000};
 // Between two looks at whether this rank is asked to stop.
 constexpr milliseconds kStopLook{100};
 
-milliseconds passed(Clock::time_point since, Clock::time_point now) {
-  return std::chrono::duration_cast<milliseconds>(now - since);
-}
-
 }  // namespace
 
 // Ranks tell each other where they are, and rank 0 where it listens. Whatever fails fails on all of them.
@@ -116,7 +112,7 @@ void Control::Impl::listen(bool local) {
 
 void Control::Impl::start() {
   peers.resize(static_cast<std::size_t>(size));
-  started = ticked = Clock::now();
+  started = ticked = moved = Clock::now();
   ranks[static_cast<std::size_t>(rank)].here = true;
   rank == 0 ? accept() : connect();
   schedule_tick();
@@ -126,7 +122,10 @@ void Control::Impl::start() {
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread = std::thread([this] { io.run(); });
+    thread = std::thread([this] {
+      pthread_setname_np(pthread_self(), "halfstep_watch");
+      io.run();
+    });
   } catch (const std::system_error& e) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     fail<DistError>("control channel: no thread could be started: {}", e.what());
@@ -307,6 +306,7 @@ void Control::Impl::tick() {
     for (RankState& r : ranks) r.heard = now;
   }
   if (parting) return;
+  look_for_movement(now, was_away);
   ranks[static_cast<std::size_t>(rank)].activity = own_activity();
   ranks[static_cast<std::size_t>(rank)].heard = now;
   send_all(encode({.kind = Kind::beat, .activity = ranks[static_cast<std::size_t>(rank)].activity}), true);
@@ -351,53 +351,6 @@ void Control::Impl::check_answers() {
   }
 }
 
-void Control::Impl::watch(Clock::time_point now) {
-  // Who has reached rank 0 leaves it to rank 0 to say who is missing.
-  if (!(rank == 0 ? all_here : peers[0] != nullptr) && passed(started, now) > options.connect) {
-    if (rank != 0) {
-      return decide(Failure::What::silent, 0,
-                    fmt::format("{} can't reach {} within {}{}", rank_text(ranks, rank), rank_text(ranks, 0),
-                                seconds_text(options.connect), connect_error.empty() ? "" : ": " + connect_error));
-    }
-    const auto missing = std::find_if(ranks.begin(), ranks.end(), [](const RankState& r) { return !r.here; });
-    const int who = static_cast<int>(missing - ranks.begin());
-    return decide(
-        Failure::What::silent, who,
-        fmt::format("{} has not connected to rank 0 within {}", rank_text(ranks, who), seconds_text(options.connect)));
-  }
-  // Those who will be silent for too long at the next ticks: with the network of a machine all its ranks are lost.
-  std::vector<int> silent;
-  bool lost = false;
-  for (int r = 0; r < size; ++r) {
-    const RankState& other = ranks[static_cast<std::size_t>(r)];
-    if (!watches(r) || !other.here || other.left) continue;
-    const milliseconds silence = passed(other.heard, now);
-    if (silence > options.lost - 2 * options.heartbeat) silent.push_back(r);
-    lost = lost || silence > options.lost;
-  }
-  if (lost) {
-    std::vector<std::string> names;
-    for (const int r : silent) names.push_back(rank_text(ranks, r));
-    const RankState& first = ranks[static_cast<std::size_t>(silent[0])];
-    return decide(Failure::What::silent, silent[0],
-                  fmt::format("{} {} answered for {}: stopped, or cut off; {}{}", fmt::join(names, " and "),
-                              silent.size() == 1 ? "hasn't" : "haven't", seconds_text(passed(first.heard, now)),
-                              silent.size() == 1 ? "" : fmt::format("of rank {}: ", silent[0]),
-                              circumstances(ranks, silent[0], silent)));
-  }
-  if (rank != 0 || options.out_of_step.count() == 0) return;
-  std::vector<RankState> current = ranks;
-  for (int r = 1; r < size; ++r) {
-    RankState& other = current[static_cast<std::size_t>(r)];
-    // Of one that is silent nobody knows what it does now.
-    other.activity.elapsed_ms += static_cast<std::uint64_t>(passed(other.heard, now).count());
-    if (!other.left && passed(other.heard, now) > 3 * options.heartbeat) return;
-  }
-  std::string text;
-  const int late = out_of_step(current, options.out_of_step, text);
-  if (late >= 0) decide(Failure::What::out_of_step, late, std::move(text));
-}
-
 void Control::Impl::decide(Failure::What what, int who, std::string text) {
   const RankState& r = ranks[static_cast<std::size_t>(who)];
   adopt({.what = what, .rank = who, .host = r.host, .pid = r.pid, .text = std::move(text)});
@@ -430,7 +383,17 @@ void Control::Impl::send_all(const std::string& bytes, bool may_be_dropped) {
 Activity Control::Impl::own_activity() {
   const std::lock_guard lock(mutex);
   Activity a = mine;
-  a.elapsed_ms = static_cast<std::uint64_t>(passed(mine_since, Clock::now()).count());
+  const Clock::time_point now = Clock::now();
+  a.elapsed_ms = static_cast<std::uint64_t>(passed(mine_since, now).count());
+  if (!busy.empty() && a.state == Activity::State::idle) {
+    a.state = Activity::State::working;
+    a.name = busy.begin()->second;
+    a.label.clear();
+  }
+  if (a.state == Activity::State::idle && !blocked.empty()) {
+    a.still_ms = static_cast<std::uint64_t>(passed(moved, now).count());
+    a.blocked = blocked;
+  }
   return a;
 }
 
@@ -473,6 +436,10 @@ Control::Control(int rank, int size, std::vector<std::string> hosts, const Excha
         "{} ms",
         o.heartbeat.count(), o.lost.count());
   }
+  if (o.hang.count() != 0 && o.hang < 3 * o.heartbeat) {
+    fail<DistError>("control channel: expected 0 or at least three heartbeats ({} ms) until a rank hangs, got {} ms",
+                    3 * o.heartbeat.count(), o.hang.count());
+  }
   if (size == 1) return;
   impl_->set_up(std::move(hosts), exchange);
   impl_->start();
@@ -513,6 +480,19 @@ void Control::working(std::string_view what) {
   a.name = what;
   a.label.clear();
   impl_->mine_since = Clock::now();
+}
+
+std::uint64_t Control::busy(std::string_view with) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->busy.emplace(++impl_->last_busy, with);
+  return impl_->last_busy;
+}
+
+void Control::not_busy(std::uint64_t number) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->busy.erase(number);
+  // From here on it may fall behind.
+  if (impl_->mine.state == Activity::State::idle) impl_->mine_since = Clock::now();
 }
 
 void Control::report_failure(std::string_view text) {

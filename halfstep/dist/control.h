@@ -21,6 +21,7 @@ struct Failure {
     ended,        ///< its process ended without a goodbye
     silent,       ///< it doesn't answer: stopped, or its network is cut
     out_of_step,  ///< it answers, but others wait for it in a collective
+    hung,         ///< the same, and nothing in its process moves
     error,        ///< it reported an error
   };
   What what = What::error;
@@ -45,6 +46,13 @@ struct ControlOptions {
   std::chrono::milliseconds lost{10'000};         ///< silence after which a rank is lost
   std::chrono::milliseconds out_of_step{10'000};  ///< wait of others after which a rank is out of step; 0: never
   std::chrono::milliseconds connect{30'000};      ///< until all ranks have connected
+  /// Time for which nothing has moved in a rank that others wait for, after which it hangs; 0: never. Rank 0 warns
+  /// after three quarters of it.
+  std::chrono::milliseconds hang{10'000};
+  /// Tells what all threads of this process are blocked in, `its main thread waits for a lock`, if none has moved
+  /// since the call before, and else nothing. Called on the thread of the Control at each heartbeat while this rank is
+  /// in no collective. Empty function: this rank never hangs.
+  std::function<std::string()> blocked = {};
   /// From the moment at which a rank is asked to stop until all must have answered.
   std::chrono::milliseconds answer{2000};
   /// Whether this rank is asked to stop, by a signal, say; called on the thread of the Control, often. Ranks stop
@@ -56,8 +64,8 @@ struct ControlOptions {
 
 /// The ranks of a job watch each other over TCP connections of their own, beside what carries the data. Each rank sends
 /// rank 0 a heartbeat that says what it does, and rank 0 sends one to each. When a rank ends without a goodbye, is
-/// silent, falls out of step, or reports an error, rank 0 tells all ranks, which then know the same first failure; when
-/// it is rank 0 that is lost, each of the others notices.
+/// silent, hangs, falls out of step, or reports an error, rank 0 tells all ranks, which then know the same first
+/// failure; when it is rank 0 that is lost, each of the others notices.
 ///
 /// A thread does all this, so that a rank that computes or waits in MPI still answers. The destructor says goodbye and
 /// returns within about a second: a rank that finishes before the others is no failure. Once rank 0 has said goodbye
@@ -81,6 +89,10 @@ class HS_API Control {
   /// It begins something for which others may have to wait longer than `out_of_step`, such as an evaluation by rank 0
   /// alone; the next doing() or done() ends that.
   void working(std::string_view what);
+  /// It waits for something outside of this process, until not_busy() is called with the number that is returned: then
+  /// it neither hangs nor is out of step.
+  std::uint64_t busy(std::string_view with);
+  void not_busy(std::uint64_t number);
 
   /// This rank ends because of an error: all ranks learn the text, if it is the first failure. Returns when the first
   /// failure is known here, after two seconds at the latest.

@@ -9,6 +9,7 @@
 #include <asio/steady_timer.hpp>
 #include <atomic>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,13 @@
 #include "halfstep/dist/control_text_internal.h"
 
 namespace halfstep::dist {
+
+namespace detail {
+inline std::chrono::milliseconds passed(std::chrono::steady_clock::time_point since,
+                                        std::chrono::steady_clock::time_point now) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now - since);
+}
+}  // namespace detail
 
 struct Control::Impl {
   using Clock = std::chrono::steady_clock;
@@ -48,6 +56,8 @@ struct Control::Impl {
   void schedule_tick();
   void tick();
   void watch(Clock::time_point now);
+  void watch_steps(Clock::time_point now);
+  void look_for_movement(Clock::time_point now, bool was_away);
   void look_for_stop();
   void ask_to_stop();
   void check_answers();
@@ -79,6 +89,9 @@ struct Control::Impl {
   std::set<std::shared_ptr<detail::Peer>> strangers;
   std::string connect_error;
   Clock::time_point started, ticked, asked;
+  Clock::time_point moved, last_activity;  // of this process: when it was last seen to move, and mine_since then
+  std::string blocked;                     // empty: it moves
+  int warned_of = -1;                      // the rank that was warned of
   bool all_here = false, parting = false, stopping = false;
   std::thread thread;
 
@@ -87,6 +100,8 @@ struct Control::Impl {
   // Protected by it:
   detail::Activity mine, collective;  // what it does, and what it did before it began to work on something else
   Clock::time_point mine_since = Clock::now();
+  std::map<std::uint64_t, std::string> busy;  // by number
+  std::uint64_t last_busy = 0;
   std::optional<Failure> failure;
   bool ready = false, parted = false;
   std::atomic<bool> failed{false};

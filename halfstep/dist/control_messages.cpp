@@ -7,7 +7,8 @@ namespace halfstep::dist::detail {
 namespace {
 
 constexpr std::size_t kLengthBytes = 4;
-constexpr std::size_t kMostToken = 64, kMostName = 64, kMostLabel = 512, kMostHost = 256, kMostText = 4096;
+constexpr std::size_t kMostToken = 64, kMostName = 64, kMostLabel = 512, kMostBlocked = 512, kMostHost = 256,
+                      kMostText = 4096;
 
 // The fields of a message are written and read by the same function, so that both agree.
 class FieldWriter {
@@ -95,6 +96,8 @@ void fields(Stream& s, M& m) {
       s.number(m.activity.bytes);
       s.text(m.activity.name, kMostName);
       s.text(m.activity.label, kMostLabel);
+      s.number(m.activity.still_ms);
+      s.text(m.activity.blocked, kMostBlocked);
       break;
     case Kind::report:
       s.text(m.failure.text, kMostText);

@@ -25,8 +25,10 @@ struct Activity {
   std::uint64_t sequence = 0;    ///< of the collective; idle: of the last one
   std::uint64_t of_all = 0;      ///< of the last collective of all ranks that it entered
   std::uint64_t bytes = 0;
-  std::string name = {};  ///< working: what
+  std::uint64_t still_ms = 0;  ///< for how long none of its threads has run
+  std::string name = {};       ///< working: what
   std::string label = {};
+  std::string blocked = {};  ///< what its threads are blocked in, where nothing moves
 };
 
 struct ControlMessage {

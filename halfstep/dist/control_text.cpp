@@ -132,4 +132,41 @@ int out_of_step(const std::vector<RankState>& ranks, std::chrono::milliseconds l
   return found;
 }
 
+int hung_rank(const std::vector<RankState>& ranks, std::chrono::milliseconds limit, std::string& text) {
+  using std::chrono::milliseconds;
+  int found = -1;
+  const RankState* waiting = nullptr;  // for the one that was found
+  for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
+    const RankState& r = ranks[static_cast<std::size_t>(i)];
+    if (!r.here || r.left || r.activity.state != Doing::idle || milliseconds(r.activity.still_ms) < limit) continue;
+    const RankState* longest = nullptr;
+    for (const RankState& other : ranks) {
+      const Activity& a = other.activity;
+      if (!other.here || other.left || !in_collective(a) || milliseconds(a.elapsed_ms) < limit / 3) continue;
+      // One that has done its part already isn't waited for. Who is in a group of some ranks nobody knows here.
+      if (a.state == Doing::collective && r.activity.of_all >= a.of_all) continue;
+      if (!longest || a.elapsed_ms > longest->activity.elapsed_ms) longest = &other;
+    }
+    if (!longest || (found >= 0 && r.activity.still_ms <= ranks[static_cast<std::size_t>(found)].activity.still_ms)) {
+      continue;
+    }
+    found = i;
+    waiting = longest;
+  }
+  if (found < 0) return -1;
+  std::vector<int> others;
+  for (int i = 0; i < static_cast<int>(ranks.size()); ++i) {
+    const RankState& r = ranks[static_cast<std::size_t>(i)];
+    if (r.here && !r.left && together(r.activity, waiting->activity)) others.push_back(i);
+  }
+  const Activity& own = ranks[static_cast<std::size_t>(found)].activity;
+  text = fmt::format(
+      "{} hangs: it {} for {}, and none of its threads has run for {}{}, while {} {} waited for {} in {}",
+      rank_text(ranks, found), state_text(own, false), seconds_text(milliseconds(own.elapsed_ms)),
+      seconds_text(milliseconds(own.still_ms)), own.blocked.empty() ? "" : fmt::format(" ({})", printable(own.blocked)),
+      list_of_ranks(others), others.size() == 1 ? "has" : "have",
+      seconds_text(milliseconds(waiting->activity.elapsed_ms)), collective_text(waiting->activity));
+  return found;
+}
+
 }  // namespace halfstep::dist::detail

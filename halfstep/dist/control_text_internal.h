@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/core/export.h"
 #include "halfstep/dist/control_messages_internal.h"
 
 namespace halfstep::dist::detail {
@@ -32,6 +33,9 @@ std::string circumstances(const std::vector<RankState>& ranks, int rank, const s
 
 /// The rank for which others have waited longer than `limit` in a collective that it isn't in, and what to say of it;
 /// -1: there is none. Activities are as of `now`.
-int out_of_step(const std::vector<RankState>& ranks, std::chrono::milliseconds limit, std::string& text);
+HS_API int out_of_step(const std::vector<RankState>& ranks, std::chrono::milliseconds limit, std::string& text);
+/// The rank in which nothing has moved for `limit` while others have waited for a third of that in a collective that
+/// it isn't in, and what to say of it; -1: there is none.
+HS_API int hung_rank(const std::vector<RankState>& ranks, std::chrono::milliseconds limit, std::string& text);
 
 }  // namespace halfstep::dist::detail

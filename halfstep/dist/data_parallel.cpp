@@ -379,7 +379,7 @@ void DataParallelBase::Impl::resolve_missing(bool backward) {
         kName, group.rank(), detail::names_of(parameters, missing));
   }
   if (CaptureSink* sink = capture_sink(); sink && !fixed.on()) [[unlikely]]
-    sink->refuse("which parameters a step uses is found out on the host");
+    sink->refuse("which parameters it uses is found out on the host (find_unused_parameters)");
   const CapturePause pause;
   // Where no rank has a gradient there is none: neither was before.
   std::vector<std::int64_t> used(parameters.size(), 1);

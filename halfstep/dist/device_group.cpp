@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of devices is made when all ranks first have a collective for one: rank 0's id travels by MPI. Before each
-// collective the ranks have agreed, by MPI as well, what it is; while it runs on the device, this thread waits for it,
-// so that a rank that is gone, a timeout or the failure of another rank ends it.
+// Before each collective the ranks have agreed, by MPI, what it is; while it runs on the device, this thread waits for
+// it, so that a rank that is gone, a timeout or the failure of another rank ends it.
 //
 // A library that promises sums in the order of ranks reduces by itself. Others (rings) combine in an order that depends
 // on the element, and may round 16 bits at every hop: there each rank gets its part of all ranks' values by all_to_all,
 // kernels add it up in float32, and all_gather gives the result to all. That moves as many bytes as a ring.
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <string_view>
-#include <thread>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -24,17 +19,18 @@
 #include "halfstep/dist/agreement_internal.h"
 #include "halfstep/dist/communication_thread_internal.h"
 #include "halfstep/dist/device_group_internal.h"
+#include "halfstep/dist/device_messages_internal.h"
+#include "halfstep/dist/native_group_internal.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/device_backend.h"
-#include "halfstep/runtime/log.h"
 #include "halfstep/runtime/transfer.h"
 
 namespace halfstep::dist::detail {
 
-/// The group of a ProcessGroup's ranks on one kind of device. Never destroyed, like its communicator of MPI.
+/// The group of a ProcessGroup's ranks on one kind of device.
 class DeviceGroup {
  public:
   DeviceGroup(DeviceBackend& backend, Device device, halfstep_group* native)
@@ -42,6 +38,8 @@ class DeviceGroup {
 
   Device device() const { return device_; }
   bool run(CommunicationThread& thread, Call& call);
+  /// All ranks call it; nothing else follows.
+  void destroy(CommunicationThread& thread, const Call& call) { destroy_native_group(thread, call, backend_, native_); }
 
  private:
   /// A call of the table: HALFSTEP_UNSUPPORTED is false, what goes wrong is thrown.
@@ -56,6 +54,9 @@ class DeviceGroup {
   bool reduce_by_library(Call& call, const void* in, void* out, std::int32_t reduce);
   bool reduce_in_order_of_ranks(Call& call, std::vector<Tensor>& scratch);
   bool to_root(Call& call, bool gathers);
+  bool gather_parts(Call& call);
+  bool reduce_parts(Call& call, std::vector<Tensor>& scratch);
+  bool reduce_padded_parts(Call& call, std::vector<Tensor>& scratch);
   void wait(CommunicationThread& thread, const Call& call, const Event& done);
 
   DeviceBackend& backend_;
@@ -81,6 +82,16 @@ Tensor flat(const Tensor& t) { return as_strided(t.detach(), {t.numel()}, {1}, t
 std::int64_t bytes_of(const Tensor& t) { return t.numel() * static_cast<std::int64_t>(t.item_size()); }
 
 void* address(const Tensor& t) { return const_cast<void*>(t.const_raw_data()); }
+
+bool parts_are_alike(const Call& call) {
+  return std::all_of(call.counts.begin(), call.counts.end(), [&](std::int64_t n) { return n == call.counts[0]; });
+}
+
+std::vector<std::int64_t> starts_of_parts(const Call& call) {
+  std::vector<std::int64_t> starts(call.counts.size());
+  std::exclusive_scan(call.counts.begin(), call.counts.end(), starts.begin(), std::int64_t{0});
+  return starts;
+}
 
 std::int32_t reduction_of(ReduceOp op) {
   switch (op) {
@@ -108,184 +119,6 @@ Tensor combine_parts(const Tensor& parts, int ranks, ReduceOp op, DType dtype) {
   }
   if (op == ReduceOp::mean) sum = sum / static_cast<double>(ranks);
   return sum.to(dtype);
-}
-
-// --- making a group
-
-struct IdBlock {
-  std::int32_t status = HALFSTEP_FAILED;
-  std::uint32_t bytes = 0;
-  char data[HALFSTEP_GROUP_ID_BYTES] = {};  // or the reason
-};
-struct Outcome {
-  std::int32_t status = HALFSTEP_FAILED;
-  std::int32_t follows = 0;  ///< given up because another rank failed
-  char reason[248] = {};
-};
-
-template <std::size_t N>
-void put_reason(char (&to)[N], const DeviceBackend& backend) {
-  halfstep_error error{};
-  error.size = sizeof(error);
-  backend.table.error(&error);
-  error.text[sizeof(error.text) - 1] = '\0';
-  const std::string_view text = error.text[0] ? error.text : "no reason was given";
-  const std::size_t length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
-}
-
-std::string reason_of(const DeviceBackend& backend) {
-  char text[sizeof(halfstep_error::text)] = {};
-  put_reason(text, backend);
-  return text;
-}
-
-// What a thread of its own does: it waits for the other ranks, one of which may be gone, or have failed.
-struct Creation {
-  std::mutex mutex;
-  std::condition_variable ended;
-  bool over = false, unwanted = false;
-  Outcome outcome;
-  halfstep_group* group = nullptr;
-
-  void run(const DeviceBackend& backend, int device, int ranks, int rank, const IdBlock& id) {
-    halfstep_group* made = nullptr;
-    Outcome came;
-    came.status = backend.table.group_create(device, ranks, rank, id.data, id.bytes, &made);
-    if (came.status != HALFSTEP_OK) put_reason(came.reason, backend);
-    const std::lock_guard lock(mutex);
-    over = true;
-    outcome = came;
-    group = made;
-    if (unwanted) destroy(backend);
-    ended.notify_all();
-  }
-  bool is_over() {
-    const std::lock_guard lock(mutex);
-    return over;
-  }
-  /// The outcome, or that nobody waits for it any more. A creation that doesn't wait for other ranks comes to its end:
-  /// a process that ended first would take the device away from under it.
-  Outcome take() {
-    std::unique_lock lock(mutex);
-    ended.wait_for(lock, std::chrono::seconds(1), [this] { return over; });
-    unwanted = !over;
-    return over ? outcome : Outcome{.status = HALFSTEP_FAILED, .follows = 1};
-  }
-  void discard(const DeviceBackend& backend) {
-    const std::lock_guard lock(mutex);
-    destroy(backend);
-  }
-
- private:
-  void destroy(const DeviceBackend& backend) {
-    if (!group) return;
-    backend.table.group_abort(group);
-    backend.table.group_destroy(std::exchange(group, nullptr));
-  }
-};
-
-// The ranks' outcomes, which come one by one: who fails is known to the others while they still wait for it. Never
-// destroyed, as MPI may use its memory.
-class Outcomes {
- public:
-  Outcomes(CommunicationThread& thread, const Call& call)
-      : thread_(thread), call_(call), all_(static_cast<std::size_t>(call.group->size)), open_(all_.size()) {
-    each_other([&](int r, std::size_t k) {
-      const int code = thread_.mpi().start_receive(call_.group->comm, &all_[k], sizeof(Outcome), r, kTag, &open_[k]);
-      if (code != 0) thread_.finish(code, nullptr, call_);
-    });
-  }
-  /// Whether another rank is known to have failed.
-  bool any_failed() {
-    bool failed = false;
-    each_other([&](int, std::size_t k) {
-      std::int32_t done = 0;
-      if (open_[k]) {
-        const int code = thread_.mpi().test(open_[k], &done);
-        if (done || code != 0) open_[k] = nullptr;
-        if (code != 0) thread_.finish(code, nullptr, call_);
-      }
-      failed = failed || (!open_[k] && all_[k].status != HALFSTEP_OK);
-    });
-    return failed;
-  }
-  /// Gives this rank's to all, and waits for those of all.
-  const std::vector<Outcome>& exchange(const Outcome& own) {
-    Outcome& mine = all_[static_cast<std::size_t>(call_.group->rank)] = own;
-    std::vector<halfstep_mpi_request*> sends;
-    each_other([&](int r, std::size_t) {
-      halfstep_mpi_request* request = nullptr;
-      const int code = thread_.mpi().start_send(call_.group->comm, &mine, sizeof(Outcome), r, kTag, &request);
-      if (code != 0) thread_.finish(code, nullptr, call_);
-      sends.push_back(request);
-    });
-    each_other([&](int, std::size_t k) {
-      if (open_[k]) thread_.finish(0, std::exchange(open_[k], nullptr), call_);
-    });
-    for (halfstep_mpi_request* request : sends) thread_.finish(0, request, call_);
-    return all_;
-  }
-
- private:
-  static constexpr int kTag = 32001;  // beyond those of messages
-  template <class F>
-  void each_other(F&& f) {
-    for (int r = 0; r < call_.group->size; ++r) {
-      if (r != call_.group->rank) f(r, static_cast<std::size_t>(r));
-    }
-  }
-  CommunicationThread& thread_;
-  const Call& call_;
-  std::vector<Outcome> all_;
-  std::vector<halfstep_mpi_request*> open_;
-};
-
-void refuse(const Call& call, Device device, const std::string& why) {
-  call.group->no_device_group = true;
-  if (call.group->rank != 0) return;
-  log(LogLevel::warning,
-      fmt::format("the collectives of {} can't be used: {}; tensors on it go through the host", device.str(), why));
-}
-
-// All ranks call it; null on all if any can't.
-std::shared_ptr<DeviceGroup> make_group(CommunicationThread& thread, const Call& call) {
-  const GroupState& group = *call.group;
-  const Device device = call.on_device->device;
-  DeviceBackend& backend = backend_for(device, name(call.kind));
-  IdBlock& id = *new IdBlock;  // MPI, and the thread below, may use it to the end
-  if (group.rank == 0) {
-    std::uint64_t bytes = 0;
-    id.status = backend.table.group_id(id.data, sizeof(id.data), &bytes);
-    id.bytes = static_cast<std::uint32_t>(bytes);
-    if (id.status != HALFSTEP_OK) put_reason(id.data, backend);
-  }
-  halfstep_mpi_request* request = nullptr;
-  const int code = thread.mpi().start_broadcast(group.comm, &id, sizeof(IdBlock), 0, &request);
-  thread.finish(code, request, call);
-  if (id.status != HALFSTEP_OK) {
-    id.data[sizeof(id.data) - 1] = '\0';
-    refuse(call, device, id.data);
-    return nullptr;
-  }
-  Outcomes& outcomes = *new Outcomes(thread, call);
-  const auto creation = std::make_shared<Creation>();
-  std::thread([creation, &id, &backend, device, ranks = group.size, rank = group.rank] {
-    creation->run(backend, device.index, ranks, rank, id);
-  }).detach();
-  thread.wait_for(call, [&] { return creation->is_over() || outcomes.any_failed(); });
-  const std::vector<Outcome>& all = outcomes.exchange(creation->take());
-  const auto failed = std::find_if(all.begin(), all.end(), [](const Outcome& o) { return o.status != HALFSTEP_OK; });
-  if (failed != all.end()) {
-    const auto first =
-        std::find_if(failed, all.end(), [](const Outcome& o) { return o.status != HALFSTEP_OK && o.follows == 0; });
-    creation->discard(backend);
-    const auto& why = first == all.end() ? *failed : *first;
-    refuse(call, device, fmt::format("rank {}: {}", &why - all.data(), why.reason));
-    return nullptr;
-  }
-  return std::make_shared<DeviceGroup>(backend, device, creation->group);
 }
 
 }  // namespace
@@ -385,6 +218,95 @@ bool DeviceGroup::to_root(Call& call, bool gathers) {
                   call);
 }
 
+// Each rank's part to each other one, in place. Parts alike go as the library likes it, which may be a ring.
+bool DeviceGroup::gather_parts(Call& call) {
+  const GroupState& group = *call.group;
+  const auto item = static_cast<std::int64_t>(item_size(call.dtype));
+  char* const all = static_cast<char*>(address(call.on_device->output));
+  const auto& t = backend_.table;
+  if (parts_are_alike(call)) {
+    const std::int64_t bytes = call.counts[0] * item;
+    return enqueued(t.all_gather(native_, queue_, all + group.rank * bytes, all, bytes, HALFSTEP_U8), call);
+  }
+  const std::vector<std::int64_t> starts = starts_of_parts(call);
+  const auto me = static_cast<std::size_t>(group.rank);
+  std::vector<halfstep_transfer> transfers;
+  for (std::size_t r = 0; r < starts.size(); ++r) {
+    if (r == me) continue;
+    for (const bool receive : {false, true}) {
+      const std::size_t part = receive ? r : me;
+      const std::int64_t bytes = call.counts[part] * item;
+      if (bytes == 0) continue;
+      transfers.push_back({all + starts[part] * item, bytes, HALFSTEP_U8, static_cast<std::int32_t>(r), receive, 0});
+    }
+  }
+  return enqueued(t.send_receive(native_, queue_, transfers.data(), static_cast<std::int32_t>(transfers.size())), call);
+}
+
+// Part r of everybody's values to rank r, which adds them up in the order of ranks. The part's own place gets the
+// result.
+bool DeviceGroup::reduce_parts(Call& call, std::vector<Tensor>& scratch) {
+  const bool ordered = (backend_.info(device_.index).collectives & HALFSTEP_COLLECTIVES_IN_ORDER) != 0;
+  const bool adds = call.op != ReduceOp::min && call.op != ReduceOp::max;
+  if (is_integral(call.dtype) || (ordered && !adds)) return reduce_padded_parts(call, scratch);
+  if (!adds) return false;  // as in reduce()
+  const GroupState& group = *call.group;
+  const auto item = static_cast<std::int64_t>(item_size(call.dtype));
+  const Tensor data = flat(call.on_device->output);
+  const std::vector<std::int64_t> starts = starts_of_parts(call);
+  const auto me = static_cast<std::size_t>(group.rank);
+  const std::int64_t own = call.counts[me];
+  const Tensor parts = empty({group.size * own}, {.dtype = call.dtype, .device = device_});
+  scratch.push_back(parts);
+  std::vector<halfstep_transfer> transfers;
+  for (std::size_t r = 0; r < starts.size(); ++r) {
+    const auto peer = static_cast<std::int32_t>(r);
+    if (r == me) continue;
+    if (const std::int64_t n = call.counts[r]; n > 0) {
+      transfers.push_back({static_cast<char*>(address(data)) + starts[r] * item, n * item, HALFSTEP_U8, peer, 0, 0});
+    }
+    if (own > 0) {
+      transfers.push_back(
+          {static_cast<char*>(address(parts)) + peer * own * item, own * item, HALFSTEP_U8, peer, 1, 0});
+    }
+  }
+  const auto count = static_cast<std::int32_t>(transfers.size());
+  if (!enqueued(backend_.table.send_receive(native_, queue_, transfers.data(), count), call)) return false;
+  if (own == 0) return true;
+  Tensor mine = data.narrow(0, starts[me], own);
+  parts.narrow(0, group.rank * own, own).copy_(mine);
+  const Tensor sum = combine_parts(parts, group.size, call.op, call.dtype);
+  scratch.push_back(sum);
+  mine.copy_(sum);
+  return true;
+}
+
+// By the library, which reduces equal parts only: all get the length of the longest. What fills them is dropped.
+bool DeviceGroup::reduce_padded_parts(Call& call, std::vector<Tensor>& scratch) {
+  const GroupState& group = *call.group;
+  const std::int64_t longest = *std::max_element(call.counts.begin(), call.counts.end());
+  const TensorOptions options{.dtype = call.dtype, .device = device_};
+  const Tensor data = flat(call.on_device->output), result = empty({longest}, options);
+  const std::vector<std::int64_t> starts = starts_of_parts(call);
+  Tensor parts = data;
+  if (!parts_are_alike(call)) {
+    parts = zeros({group.size * longest}, options);
+    for (std::size_t r = 0; r < starts.size(); ++r) {
+      const std::int64_t n = call.counts[r];
+      if (n > 0) parts.narrow(0, static_cast<std::int64_t>(r) * longest, n).copy_(data.narrow(0, starts[r], n));
+    }
+  }
+  scratch.insert(scratch.end(), {parts, result});
+  const bool done =
+      enqueued(backend_.table.reduce_scatter(native_, queue_, address(parts), address(result), longest,
+                                             static_cast<std::int32_t>(call.dtype), reduction_of(call.op)),
+               call);
+  if (!done) return false;
+  const auto me = static_cast<std::size_t>(group.rank);
+  if (const std::int64_t n = call.counts[me]; n > 0) data.narrow(0, starts[me], n).copy_(result.narrow(0, 0, n));
+  return true;
+}
+
 bool DeviceGroup::enqueue(Call& call, std::vector<Tensor>& scratch) {
   const DeviceOperands& on = *call.on_device;
   const auto& t = backend_.table;
@@ -403,6 +325,16 @@ bool DeviceGroup::enqueue(Call& call, std::vector<Tensor>& scratch) {
       return to_root(call, true);
     case CallKind::scatter:
       return to_root(call, false);
+    case CallKind::all_gather_parts:
+      return gather_parts(call);
+    case CallKind::reduce_scatter_parts:
+      return reduce_parts(call, scratch);
+    case CallKind::send:
+    case CallKind::receive: {
+      const bool sends = call.kind == CallKind::send;
+      const halfstep_transfer message{address(sends ? on.input : on.output), bytes, HALFSTEP_U8, call.peer, !sends, 0};
+      return enqueued(t.send_receive(native_, queue_, &message, 1), call);
+    }
     default:
       return false;
   }
@@ -445,6 +377,17 @@ bool DeviceGroup::run(CommunicationThread& thread, Call& call) {
   }
 }
 
+void run_message_on_device(CommunicationThread& thread, Call& call) {
+  if (!call.group->device_group->run(thread, call)) {
+    thread.give_up(fmt::format("{}: the device has no messages", call.title()));
+  }
+  StatsCounter::get().add({.on_devices = 1});
+}
+
+void destroy_device_group(CommunicationThread& thread, const Call& call, std::shared_ptr<DeviceGroup> group) {
+  group->destroy(thread, call);
+}
+
 std::uint32_t device_offer(const Call& call) {
   if (!call.on_device || call.group->no_device_group) return 0;
   const DeviceOperands& on = *call.on_device;
@@ -457,16 +400,47 @@ std::uint32_t device_offer(const Call& call) {
   return h == 0 ? 1 : h;
 }
 
+namespace {
+
+// By this rank to others, in a call that was done on devices.
+std::int64_t bytes_sent(const Call& call) {
+  const GroupState& group = *call.group;
+  const std::int64_t bytes = call.bytes(), others = group.size - 1;
+  const bool is_root = group.rank == call.root;
+  const auto own = [&] {
+    return call.counts[static_cast<std::size_t>(group.rank)] * static_cast<std::int64_t>(item_size(call.dtype));
+  };
+  switch (call.kind) {
+    case CallKind::all_reduce:
+      return 2 * bytes * others / group.size;
+    case CallKind::gather:
+      return is_root ? 0 : bytes;
+    case CallKind::broadcast:
+    case CallKind::scatter:
+      return is_root ? bytes * others : 0;
+    case CallKind::all_gather_parts:
+      return own() * others;
+    case CallKind::reduce_scatter_parts:
+      return bytes - own();
+    default:
+      return bytes * others;
+  }
+}
+
+}  // namespace
+
 bool run_on_device(CommunicationThread& thread, Call& call) {
   GroupState& group = *call.group;
-  if (!group.device_group) group.device_group = make_group(thread, call);
+  const DeviceMessages::Taken taken(thread, call);
+  ++group.device_collectives;
+  if (!group.device_group) {
+    const Device device = call.on_device->device;
+    if (halfstep_group* native = make_native_group(thread, call)) {
+      group.device_group = std::make_shared<DeviceGroup>(backend_for(device, name(call.kind)), device, native);
+    }
+  }
   if (!group.device_group || !group.device_group->run(thread, call)) return false;
-  const std::int64_t bytes = call.bytes(), others = group.size - 1;
-  std::int64_t sent = bytes * others;
-  if (call.kind == CallKind::all_reduce) sent = 2 * bytes * others / group.size;
-  if (call.kind == CallKind::gather) sent = group.rank == call.root ? 0 : bytes;
-  const bool from_root = call.kind == CallKind::broadcast || call.kind == CallKind::scatter;
-  if (from_root && group.rank != call.root) sent = 0;
+  const std::int64_t sent = bytes_sent(call);
   StatsCounter::get().add({.bytes_sent = static_cast<std::uint64_t>(sent), .on_devices = 1});
   return true;
 }

@@ -39,6 +39,11 @@ std::uint32_t device_offer(const Call& call);
 /// Does a call on the devices. False where they can't, on all ranks alike, and nothing has been done. Throws DistError.
 bool run_on_device(CommunicationThread& thread, Call& call);
 
+/// Does a send or receive, which the other rank does too. Throws DistError.
+void run_message_on_device(CommunicationThread& thread, Call& call);
+/// Ends a group; all its ranks do. It has no work left.
+void destroy_device_group(CommunicationThread& thread, const Call& call, std::shared_ptr<DeviceGroup> group);
+
 /// Copies the call's tensors to the host, after what was computed before the call, and the result back.
 void stage_to_host(Call& call);
 void return_to_device(Call& call);

@@ -11,7 +11,7 @@ namespace halfstep::dist::detail {
 
 Joining::Turn Joining::announce(Turn own) {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
-    sink->refuse("other ranks may be at the end of their loops");
+    sink->refuse("other ranks may be at the end of their loops (join)");
   const CapturePause pause;
   const TensorOptions here{.dtype = i64, .device = Device{}};
   const Tensor mine = tensor_from_integers({static_cast<std::int64_t>(own)}, {1}, here),

@@ -2,9 +2,9 @@
 // Internal: what the library calls of MPI, as a table of C functions. A module (halfstep/backends/mpi) is compiled for
 // each MPI implementation, whose binary interfaces differ, and the one of the launcher is opened at run time.
 //
-// Nothing here waits for another rank, except init, finalize and comm_split, which all ranks call at the same time:
-// what has been started makes progress in test(). One thread makes all calls, init included. Functions return 0, or an
-// error code of MPI whose text is given by error(); nothing aborts the process but abort().
+// Nothing here waits for another rank, except init, finalize, comm_split and comm_free, which all ranks call at the
+// same time: what has been started makes progress in test(). One thread makes all calls, init included. Functions
+// return 0, or an error code of MPI whose text is given by error(); nothing aborts the process but abort().
 #pragma once
 
 #include <stddef.h>

@@ -78,6 +78,7 @@ void refuse_capture(CallKind kind) {
 
 CallPtr new_call(CallKind kind, std::shared_ptr<GroupState> group, std::string_view label) {
   refuse_capture(kind);
+  if (group->freed) fail<Error>("{}: the group was freed", name(kind));
   auto call = std::make_shared<Call>();
   call->kind = kind;
   call->group = std::move(group);
@@ -277,6 +278,7 @@ void start_mpi(const detail::Launch& launch, const ProcessGroupOptions& options,
   CommunicationThread& thread = CommunicationThread::get();
   thread.start(detail::open_mpi_module(launch.mpi), world);
   check_size(launch, *world);
+  for (int r = 0; r < world->size; ++r) world->members.push_back(r);
   if (world->size == 1) return;
   thread.end_together(world);
   const CallPtr call = new_call(CallKind::all_gather_text, world, "host names");
@@ -303,6 +305,7 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
     fail<Error>("ProcessGroup::init: expected a positive timeout, got {} ms", options.timeout.count());
   }
+  const std::chrono::milliseconds hang_timeout = detail::hang_timeout(options.hang_timeout);
   auto made = std::make_shared<Impl>();
   try {
     start_mpi(detail::find_launch(), options, made);
@@ -314,7 +317,7 @@ ProcessGroup ProcessGroup::init(const ProcessGroupOptions& options) {
   ProcessGroup group(world);
   if (options.watch && world->size > 1) {
     detail::start_watch(
-        world, [&](std::string_view text) { return group.all_gather_text(text); }, options.stop);
+        world, [&](std::string_view text) { return group.all_gather_text(text); }, hang_timeout, options.stop);
   }
   return group;
 }
@@ -400,7 +403,7 @@ Work ProcessGroup::all_gather_parts(const Tensor& tensor, const std::vector<std:
   check_tensor(*call, tensor, "a tensor");
   check_parts(*call, tensor, counts, impl_->size);
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, true);
+  attach(*call, {}, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -412,7 +415,7 @@ Work ProcessGroup::reduce_scatter_parts(const Tensor& tensor, const std::vector<
   check_parts(*call, tensor, counts, impl_->size);
   call->op = op;
   if (impl_->size == 1) return count_alone(), Work();
-  call->output = host_output(*call, tensor, true);
+  attach(*call, {}, tensor, true);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -461,13 +464,13 @@ Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, std::st
 
 Work ProcessGroup::send(const Tensor& tensor, int to, int tag) {
   const CallPtr call = new_message(CallKind::send, impl_, tensor, to, tag);
-  call->input = host_input(*call, tensor);
+  attach(*call, tensor, {});
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
 Work ProcessGroup::receive(const Tensor& tensor, int from, int tag) {
   const CallPtr call = new_message(CallKind::receive, impl_, tensor, from, tag);
-  call->output = host_output(*call, tensor, false);
+  attach(*call, {}, tensor);
   return Work(std::make_shared<Work::State>(hand_over(call)));
 }
 
@@ -501,7 +504,10 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   made->reduction = impl_->reduction;
   made->timeout = impl_->timeout;
   made->hosts = impl_->hosts;
-  if (impl_->size == 1) return count_alone(), ProcessGroup(made);
+  if (impl_->size == 1) {
+    made->identity.number = 1;
+    return count_alone(), ProcessGroup(made);
+  }
   made->hosts.clear();
   call->color = color;
   call->key = key;
@@ -509,6 +515,17 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   CommunicationThread::get().wait(*hand_over(call));
   find_local_place(*made);
   return ProcessGroup(made);
+}
+
+void ProcessGroup::free() {
+  const CallPtr call = new_call(CallKind::free, impl_, {});
+  if (impl_->identity.number == 0)
+    fail<Error>("free: expected a group that split() has made, got that of all processes");
+  if (!impl_->comm) {
+    impl_->freed = true;
+    return count_alone();
+  }
+  CommunicationThread::get().wait(*hand_over(call));
 }
 
 CommunicationStats ProcessGroup::stats() const { return detail::StatsCounter::get().read(); }

@@ -41,13 +41,20 @@ struct ProcessGroupOptions {
   Reduction reduction = Reduction::rank_order;
   /// Longest time that a collective may wait for other ranks; after it the collective throws DistError on this rank.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// The ranks watch each other (control.h): one that dies or is stopped is named on all others within seconds, one
-  /// that answers and doesn't come to a collective shortly before `timeout`, and their collectives throw DistError.
+  /// The ranks watch each other (control.h): one that dies, is stopped or hangs is named on all others within 15
+  /// seconds, one that is busy and doesn't come to a collective shortly before `timeout`, and their collectives throw
+  /// DistError.
   bool watch = false;
+  /// With `watch`: how long none of a rank's threads runs, while others wait for it in a collective and nothing outside
+  /// of it explains that, until it hangs. At least 3 seconds, or 0: never. HALFSTEP_HANG_TIMEOUT, in seconds, takes its
+  /// place where it is set. Code that waits on purpose says so by Busy.
+  std::chrono::milliseconds hang_timeout = std::chrono::seconds(10);
   /// Becomes true when this rank is asked to stop, by a signal, say. Ranks that watch each other and stop together then
   /// have 2 seconds to answer: one that is stopped or cut off is not waited for any longer. May be null.
   const std::atomic<bool>* stop = nullptr;
 };
+
+class Control;
 
 /// What a rank has sent and waited for since it began.
 struct CommunicationStats {
@@ -55,7 +62,7 @@ struct CommunicationStats {
   std::uint64_t bytes_sent = 0;  ///< of data, to other ranks
   double busy_seconds = 0;       ///< time during which the communication thread ran collectives
   double wait_seconds = 0;       ///< time that callers spent in Work::wait() and in blocking calls
-  std::uint64_t on_devices = 0;  ///< of the collectives: by the devices' own, not through the host
+  std::uint64_t on_devices = 0;  ///< collectives and messages by the devices' own, not through the host
 };
 
 /// A collective that was started. A handle: copies are the same one. Collectives run on one thread of the process, in
@@ -98,8 +105,8 @@ class HS_API ProcessGroup {
   /// Tells the ranks that watch each other that this one ends because of an error, and why; without them, or when
   /// another failure came first, it does nothing. A process that exits with a status other than 0 does it by itself.
   static void report_failure(std::string_view text);
-  /// Tells the ranks that watch each other that this one begins something for which others may have to wait longer than
-  /// the 10 seconds after which a rank is out of step, such as writing a file; the next collective ends that.
+  /// Tells the ranks that watch each other that this one begins something for which others may have to wait: until its
+  /// next collective it is neither late nor does it hang, whatever it waits for. Busy is the same for a scope.
   static void working(std::string_view what);
   /// Whether a launcher of MPI (mpirun, srun, ...) with more than one process started this one, or with one.
   static bool launched();
@@ -128,7 +135,8 @@ class HS_API ProcessGroup {
   Work scatter(const Tensor& output, const Tensor& input, int root = 0, std::string_view label = {});
   /// Part r of `output` becomes part `rank` of rank r's input; both [size * n, ...].
   Work all_to_all(const Tensor& output, const Tensor& input, std::string_view label = {});
-  /// Between two ranks; a receive fits the send with the same tag. Sizes and dtypes are compared on arrival.
+  /// Between two ranks; a receive fits the send with the same tag. Sizes and dtypes are compared on arrival. Where both
+  /// tensors are on devices, those do it once they have done a collective of the group.
   Work send(const Tensor& tensor, int to, int tag = 0);
   Work receive(const Tensor& tensor, int from, int tag = 0);
   /// Parts of unlike lengths lie one behind the other in `tensor`: part r has counts[r] elements. The ranks' parts come
@@ -146,8 +154,13 @@ class HS_API ProcessGroup {
   /// The text of rank `root`.
   std::string broadcast_text(std::string_view text, int root = 0);
 
-  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it.
+  /// Groups of the ranks that give the same `color`, in the order of `key` and then of rank. All ranks call it. What
+  /// MPI and devices hold for a group is freed at the first split, of a group that has all its ranks, behind the end of
+  /// its last handle on the last of them.
   ProcessGroup split(int color, int key = 0);
+  /// Frees that now. All ranks of a group that split() has made call it, when their messages are through. From then on
+  /// every collective of it throws Error.
+  void free();
 
   /// Of this process: of all groups together.
   CommunicationStats stats() const;
@@ -158,6 +171,22 @@ class HS_API ProcessGroup {
   struct Impl;
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
   std::shared_ptr<Impl> impl_;
+};
+
+/// Tells the ranks that watch each other, for its lifetime, that this one waits for something that they know nothing
+/// of, such as an answer from another program: it is neither late nor does it hang. From any thread; without such ranks
+/// it does nothing.
+class HS_API Busy {
+ public:
+  /// `with` is said to others where they ask what this rank does: `the scheduler`.
+  explicit Busy(std::string_view with);
+  ~Busy();
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  std::weak_ptr<Control> by_;
+  std::uint64_t number_ = 0;
 };
 
 }  // namespace halfstep::dist

@@ -3,6 +3,7 @@
 // thread.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/mpi_table_internal.h"
 #include "halfstep/dist/process_group.h"
+#include "halfstep/dist/retired_groups_internal.h"
 
 namespace halfstep::dist::detail {
 
@@ -48,6 +50,7 @@ enum class CallKind : std::uint8_t {
   all_gather_text,
   broadcast_text,
   split,
+  free,
   exit,  ///< the process ends
   send,
   receive,
@@ -59,16 +62,26 @@ struct DeviceOperands;
 
 /// What all handles of a group share.
 struct GroupState {
+  GroupState() = default;
+  GroupState(const GroupState&) = delete;
+  GroupState& operator=(const GroupState&) = delete;
+  /// What split() has made for the group is retired.
+  ~GroupState();
+
   int rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::vector<std::string> hosts;
   std::string library = "one process";
   Reduction reduction = Reduction::rank_order;
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  halfstep_mpi_comm* comm = nullptr;  ///< null: a group of one. Never freed: their number is small
-  std::uint64_t next_sequence = 0;    ///< under the communication thread's mutex
+  halfstep_mpi_comm* comm = nullptr;  ///< null: a group of one, or one that was freed
+  std::vector<int> members;           ///< ranks of the job, in the order of the group's
+  GroupIdentity identity;             ///< of a group of split()
+  std::atomic<bool> freed{false};
+  std::uint64_t next_sequence = 0;  ///< under the communication thread's mutex
   // Of the communication thread alone (device_group_internal.h).
   std::shared_ptr<DeviceGroup> device_group;  ///< null until a collective wants it
   bool no_device_group = false;               ///< it can't be made
+  std::uint64_t device_collectives = 0;       ///< that the devices have begun
 };
 
 /// What the process has done so far, in all groups.

@@ -2,10 +2,15 @@
 #include <fmt/format.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <utility>
 
+#include "halfstep/core/fail.h"
+#include "halfstep/core/text.h"
+#include "halfstep/dist/thread_watch_internal.h"
 #include "halfstep/dist/watch_internal.h"
+#include "halfstep/runtime/device_wait_internal.h"
 
 namespace halfstep::dist::detail {
 namespace {
@@ -16,6 +21,11 @@ std::atomic<std::shared_ptr<Control>>& the_watch() {
 }
 std::atomic<const GroupState*> g_world{nullptr};
 std::atomic<bool> g_end_expected{false};
+std::atomic<int> g_wait_for_ranks{0};
+
+// Three heartbeats.
+constexpr std::chrono::seconds kShortestHang{3};
+constexpr double kLongestHangSeconds = 1e6;
 
 // Before MPI ends. Where the communication thread is still in a collective, there is no goodbye.
 void end_watch(int status) {
@@ -31,11 +41,34 @@ std::shared_ptr<Control> watch() { return the_watch().load(); }
 
 bool end_is_expected() { return g_end_expected; }
 
+std::chrono::milliseconds hang_timeout(std::chrono::milliseconds given) {
+  const char* text = std::getenv("HALFSTEP_HANG_TIMEOUT");
+  if (text && *text != '\0') {
+    char* end = nullptr;
+    const double seconds = std::strtod(text, &end);
+    if (*end != '\0' || !(seconds >= 0 && seconds <= kLongestHangSeconds)) {
+      fail<Error>("HALFSTEP_HANG_TIMEOUT: expected a number of seconds, or 0 for never, got {}", printable(text));
+    }
+    given = std::chrono::milliseconds(std::llround(seconds * 1000));
+  }
+  if (given.count() != 0 && given < kShortestHang) {
+    fail<Error>("ProcessGroup::init: expected at least 3 s until a rank hangs, or 0 for never, got {} ms",
+                given.count());
+  }
+  return given;
+}
+
+WaitsForRanks::WaitsForRanks() { ++g_wait_for_ranks; }
+WaitsForRanks::~WaitsForRanks() { --g_wait_for_ranks; }
+
 void start_watch(const std::shared_ptr<GroupState>& world, const Control::Exchange& exchange,
-                 const std::atomic<bool>* stop) {
-  // A rank that answers may be slow: reading its first batch, writing a checkpoint. It has the time that a collective
-  // may wait, and is named a little before that is over.
-  ControlOptions options{.out_of_step = world->timeout / 10 * 9};
+                 std::chrono::milliseconds hang, const std::atomic<bool>* stop) {
+  // A rank that answers may be slow: reading its first batch, writing a checkpoint. As long as it moves it has the time
+  // that a collective may wait, and is named a little before that is over.
+  ControlOptions options{.out_of_step = world->timeout / 10 * 9, .hang = hang};
+  options.blocked = [threads = ThreadWatch()]() mutable {
+    return g_wait_for_ranks > 0 || DeviceWait::any() ? std::string() : threads.look();
+  };
   if (stop) options.stop = [stop] { return stop->load(std::memory_order_relaxed); };
   auto control = std::make_shared<Control>(world->rank, world->size, world->hosts, exchange, std::move(options));
   g_world = world.get();
@@ -70,5 +103,15 @@ Watched::~Watched() {
 namespace halfstep::dist {
 
 void expect_end() { detail::g_end_expected = true; }
+
+Busy::Busy(std::string_view with) {
+  const std::shared_ptr<Control> control = detail::watch();
+  if (!control) return;
+  by_ = control;
+  number_ = control->busy(with);
+}
+Busy::~Busy() {
+  if (const std::shared_ptr<Control> control = by_.lock()) control->not_busy(number_);
+}
 
 }  // namespace halfstep::dist

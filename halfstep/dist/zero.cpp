@@ -79,7 +79,9 @@ struct ZeroRedundancy::Impl final : optim::StateSharding, std::enable_shared_fro
         optimizer(of),
         owners(deal_out(parameters, group.size())) {}
 
-  int owner(const Tensor& parameter) const {
+  int rank() const override { return group.rank(); }
+  int ranks() const override { return group.size(); }
+  int owner(const Tensor& parameter) const override {
     const auto found = owners.find(parameter.impl());
     return found == owners.end() ? -1 : found->second;
   }
@@ -89,11 +91,25 @@ struct ZeroRedundancy::Impl final : optim::StateSharding, std::enable_shared_fro
     return rank < 0 || rank == group.rank();
   }
   bool gradients_too() const override { return options.stage >= 2; }
+  bool parameters_too() const override { return options.stage == 3; }
   void updated(const optim::Optimizer& of) override;
   void share(const optim::Optimizer& of, amp::GradientFindings& found) override;
   Tensor grad_norm(const NamedTensors& of, double norm_type) override { return norm(of, norm_type, false); }
   optim::OptimizerState whole_state(const optim::Optimizer& of) const override;
-  void state_replaced() override { whole.reset(); }
+  bool is_whole() const override { return whole_at >= 0; }
+  optim::OptimizerState whole_state_of_groups(const optim::Optimizer& of) override;
+  std::vector<std::string> gather_texts(std::string_view text) override { return group.all_gather_text(text); }
+  void state_replaced() override {
+    whole.reset();
+    whole_at = -1;
+  }
+  std::shared_ptr<void> gather_parameters() override { return shards ? shards->gather_all() : nullptr; }
+  std::shared_ptr<void> watch_pass() override { return shards ? shards->watch_pass() : nullptr; }
+  void follow_pass() override {
+    if (shards) shards->follow_pass();
+  }
+  // The rank whose state of a parameter counts.
+  int keeper(const Tensor& parameter) const { return std::max(owner(parameter), 0); }
 
   Tensor norm(const NamedTensors& of, double norm_type, bool unscaled);
   void exchange(const std::vector<Tensor>& all);
@@ -112,7 +128,7 @@ struct ZeroRedundancy::Impl final : optim::StateSharding, std::enable_shared_fro
 void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
   whole.reset();
   whole_at = -1;
-  if (options.stage == 3) return;  // they come when they are used
+  if (options.stage == 3) return shards->values_change();  // they come when they are used
   std::vector<Tensor> all;
   for (const NamedTensor& p : of.named_parameters()) {
     if (owner(p.tensor) >= 0) all.push_back(p.tensor);
@@ -124,6 +140,7 @@ void ZeroRedundancy::Impl::updated(const optim::Optimizer& of) {
       if (!self->owns(p)) p.storage()->forget_derived();
     }
     self->whole.reset();
+    self->whole_at = -1;
   });
 }
 
@@ -256,6 +273,24 @@ optim::OptimizerState ZeroRedundancy::Impl::whole_state(const optim::Optimizer& 
       whole_at < 0 ? std::string("no rank has all of it") : fmt::format("rank {} has all of it", whole_at));
 }
 
+optim::OptimizerState ZeroRedundancy::Impl::whole_state_of_groups(const optim::Optimizer& of) {
+  const NoGrad no_grad;
+  const CapturePause pause;
+  optim::OptimizerState state = of.state_of_groups();
+  for (int g = 0; g < of.num_groups(); ++g) {
+    const std::vector<std::size_t>& members = of.group_parameters(g);
+    NamedTensor& count = state.tensors[static_cast<std::size_t>(g)];
+    std::vector<std::int64_t> made = count.tensor.to_vector<std::int64_t>();
+    for (std::size_t k = 0; k < made.size(); ++k) {
+      if (keeper(of.named_parameters()[members[k]].tensor) != group.rank()) made[k] = 0;
+    }
+    const Tensor merged = tensor_from_integers(made, count.tensor.sizes(), {.dtype = i64, .device = Device{}});
+    group.all_reduce(merged, ReduceOp::sum, count.name).wait();
+    count.tensor = merged.to(count.tensor.device());
+  }
+  return state;
+}
+
 void ZeroRedundancy::Impl::consolidate(int to) {
   if (to < 0 || to >= group.size()) {
     fail<Error>("consolidate_state_dict: expected a rank from 0 to {}, got {}", group.size() - 1, to);
@@ -263,13 +298,13 @@ void ZeroRedundancy::Impl::consolidate(int to) {
   const NoGrad no_grad;
   const CapturePause pause;
   const NamedTensors& all = optimizer.named_parameters();
-  const auto keeper = [&](std::size_t i) { return std::max(owner(all[i].tensor), 0); };
-  optim::OptimizerState state = optimizer.state_of_groups();
+  const auto keeper_of = [&](std::size_t i) { return keeper(all[i].tensor); };
+  optim::OptimizerState state = whole_state_of_groups(optimizer);
   NamedTensors steps = std::exchange(state.tensors, {});
   std::vector<std::pair<std::size_t, std::string>> wanted;  // parameter, and `exp_avg f32`
   std::string text;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (keeper(i) != group.rank()) continue;
+    if (keeper_of(i) != group.rank()) continue;
     for (const NamedTensor& t : optimizer.state_of(i)) {
       text += fmt::format("{} {} {}\n", i, t.name.substr(all[i].name.size() + 1), name(t.tensor.dtype()));
     }
@@ -281,17 +316,9 @@ void ZeroRedundancy::Impl::consolidate(int to) {
     for (std::string what, dtype; in >> i >> what >> dtype;) tensors[i].emplace_back(what, *parse_dtype(dtype));
   }
   for (int g = 0; g < optimizer.num_groups(); ++g) {
-    const std::vector<std::size_t>& members = optimizer.group_parameters(g);
-    NamedTensor& count = steps[static_cast<std::size_t>(g)];
-    std::vector<std::int64_t> made = count.tensor.to_vector<std::int64_t>();
-    for (std::size_t k = 0; k < made.size(); ++k) {
-      if (keeper(members[k]) != group.rank()) made[k] = 0;
-    }
-    const Tensor merged = tensor_from_integers(made, count.tensor.sizes(), {.dtype = i64, .device = Device{}});
-    group.all_reduce(merged, ReduceOp::sum, count.name).wait();
-    state.tensors.push_back({count.name, merged.to(count.tensor.device())});
-    for (const std::size_t i : members) {
-      const int from = keeper(i);
+    state.tensors.push_back(std::move(steps[static_cast<std::size_t>(g)]));
+    for (const std::size_t i : optimizer.group_parameters(g)) {
+      const int from = keeper_of(i);
       const NamedTensors own = from == group.rank() ? optimizer.state_of(i) : NamedTensors();
       for (std::size_t k = 0; k < tensors[i].size(); ++k) {
         const auto& [what, dtype] = tensors[i][k];
@@ -326,7 +353,11 @@ ZeroRedundancy::ZeroRedundancy(DataParallelBase& net, const nn::ModuleBase& modu
   const auto owner_of = [&s](const Tensor& p) { return s.owner(p); };
   if (options.stage >= 2) net.shard_gradients(owner_of);
   if (options.stage == 3) {
-    s.shards = std::make_shared<detail::ParameterShards>(s.parameters, owner_of, s.group);
+    const bool beside = s.group.local_size() < s.group.size() ||
+                        std::any_of(s.parameters.begin(), s.parameters.end(),
+                                    [](const NamedTensor& p) { return !p.tensor.device().is_cpu(); });
+    s.shards =
+        std::make_shared<detail::ParameterShards>(s.parameters, owner_of, s.group, options.prefetch.value_or(beside));
     s.shards->attach(module);
   }
 }
@@ -348,6 +379,8 @@ ZeroMemory ZeroRedundancy::memory() const {
   return memory;
 }
 
+ZeroGathers ZeroRedundancy::gathers() const { return impl_->shards ? impl_->shards->stats() : ZeroGathers(); }
+
 Tensor ZeroRedundancy::clip_grad_norm_(double max_norm, const optim::ClipOptions& options) {
   const NamedTensors& all = impl_->optimizer.named_parameters();
   optim::ClipOptions given = options;
@@ -364,8 +397,6 @@ void ZeroRedundancy::drop_state_dict() {
   impl_->whole_at = -1;
 }
 
-std::shared_ptr<void> ZeroRedundancy::gather_parameters() {
-  return impl_->shards ? impl_->shards->gather_all() : nullptr;
-}
+std::shared_ptr<void> ZeroRedundancy::gather_parameters() { return impl_->gather_parameters(); }
 
 }  // namespace halfstep::dist

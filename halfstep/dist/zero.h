@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "halfstep/dist/data_parallel.h"
 #include "halfstep/optim/clip.h"
@@ -16,6 +17,19 @@ struct ZeroOptions {
   /// too; 3, parameters too.
   int stage = 1;
   double bucket_cap_mb = 25;  ///< of parameters that are exchanged together after a step, in MiB, above 0
+  /// At stage 3 the largest parameter of a module comes while the module before it computes, in the order that the pass
+  /// before had: one parameter more is here at a time. Unless said, where parameters are on a device or ranks on
+  /// several machines: ranks that compute on the processors that also do the exchange lose by it.
+  std::optional<bool> prefetch = {};
+};
+
+/// What stage 3 has brought so far, on this rank.
+struct ZeroGathers {
+  std::uint64_t gathers = 0;    ///< of a module's parameters, or of one that a backward pass needs
+  std::uint64_t ahead = 0;      ///< of these: started while what came before was computed
+  std::uint64_t arrived = 0;    ///< of those: there when they were asked for, so that the exchange took no time
+  std::uint64_t discarded = 0;  ///< started and not used, since the order was another one
+  double wait_seconds = 0;      ///< time that the passes have waited for parameters
 };
 
 /// Bytes of a network's training state on this rank.
@@ -43,7 +57,9 @@ struct ZeroMemory {
 /// At stage 3 a parameter's values are on its owner, and on the others while the module runs to which it belongs: they
 /// come before its forward() and when its backward pass needs them, and are freed behind it. Outside of that a
 /// parameter of another rank reads as NaN; gather_parameters() brings all. A module may not use parameters of a
-/// submodule without calling it. Each step sends parameters twice, and waits for them.
+/// submodule without calling it. Each step sends parameters twice: the largest one of the module that comes next, as
+/// far as the pass before tells, while the network computes. The order may change at any time; all ranks have the same
+/// one.
 ///
 /// A handle; the optimizer keeps what it needs. On one rank it does nothing.
 class HS_API ZeroRedundancy {
@@ -62,13 +78,15 @@ class HS_API ZeroRedundancy {
   int stage() const;  ///< ZeroOptions::stage
   /// What this rank holds now.
   ZeroMemory memory() const;
+  ZeroGathers gathers() const;
 
   /// optim::clip_grad_norm_ of all of the optimizer's gradients, wherever they are. All ranks call it.
   Tensor clip_grad_norm_(double max_norm, const optim::ClipOptions& options = {});
   /// Brings the optimizer's whole state to rank `to`, whose optimizer.state_dict() gives it until the next step or
   /// drop_state_dict(). All ranks call it. load_state_dict() takes such a state, on all ranks, of any number of ranks.
+  /// (io::save_checkpoint(), called by all ranks, needs no rank with room for it: each writes its own part.)
   void consolidate_state_dict(int to = 0);
-  /// Frees that copy.
+  /// Frees that copy. All ranks call it.
   void drop_state_dict();
   /// At stage 3, all parameters are whole on all ranks for as long as the result lives. What is written to them
   /// meanwhile stays on their owners only. All ranks call it.

@@ -15,6 +15,7 @@
 #include "halfstep/core/overloaded_internal.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/checkpoint_file_internal.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 
 namespace halfstep::io {
 namespace {
@@ -112,20 +113,50 @@ void check_names(const char* who, std::initializer_list<CheckpointPart> parts) {
 
 // ------------------------------------------------------------------------------------------------------------- saving
 
+// How ranks divide the states of these objects: that of each optimizer whose state no rank has whole.
+std::vector<optim::StateSharding*> shardings_of(std::initializer_list<CheckpointPart> parts) {
+  std::vector<optim::StateSharding*> found;
+  for (const CheckpointPart& part : parts) {
+    const auto* optimizer = std::get_if<optim::Optimizer*>(&part.object());
+    if (!optimizer || !(*optimizer)->sharding() || (*optimizer)->sharding()->is_whole()) continue;
+    found.push_back((*optimizer)->sharding().get());
+    if (found[0]->ranks() != found.back()->ranks() || found[0]->rank() != found.back()->rank()) {
+      fail<Error>("save_checkpoint: expected optimizers whose states the same ranks divide, got {} and {} of them",
+                  found[0]->ranks(), found.back()->ranks());
+    }
+  }
+  return found;
+}
+
 struct Writer {
   json& state;  // the part's own object
   NamedTensors& tensors;
+  NamedTensors& shard;  // what only this rank has
+  bool& has_weights;    // the shard
+  const std::vector<optim::StateSharding*>& shardings;
   const std::string& name;
 
-  void add(const NamedTensors& all) const {
-    for (const NamedTensor& t : all) tensors.push_back({prefix_of(name) + t.name, t.tensor});
+  void add(const NamedTensors& all) const { add(all, tensors); }
+  void add(const NamedTensors& all, NamedTensors& to) const {
+    for (const NamedTensor& t : all) to.push_back({prefix_of(name) + t.name, t.tensor});
   }
-  void operator()(const nn::ModuleBase* model) const { add(model->state_dict()); }
+  void operator()(const nn::ModuleBase* model) const {
+    NamedTensors weights = model->state_dict();
+    for (const optim::StateSharding* sharding : shardings) {
+      const NamedTensors owned = take_owned(weights, *sharding);
+      has_weights |= !owned.empty();
+      add(owned, shard);
+    }
+    add(weights);
+  }
   void operator()(const optim::Optimizer* optimizer) const {
-    const optim::OptimizerState s = optimizer->state_dict();
+    const auto& sharding = optimizer->sharding();
+    const bool divided = sharding && !sharding->is_whole();
+    const optim::OptimizerState s = divided ? sharding->whole_state_of_groups(*optimizer) : optimizer->state_dict();
     state["optimizer_kind"] = optimizer->kind();
     state["optimizer"] = s.numbers;
     add(s.tensors);
+    if (divided) add(own_state(*optimizer), shard);
   }
   void operator()(const amp::GradScaler* scaler) const { state["scaler"] = scaler->state_dict(); }
   void operator()(const amp::LossScaler* scaler) const { state["scaler"] = scaler->state().state_dict(); }
@@ -183,7 +214,7 @@ std::map<std::string, std::string> kinds_of_a_run(const json& state) {
 
 Content read(const std::filesystem::path& path) {
   Content content{.file = shown_path(path), .state = {}, .kinds = {}, .tensors = {}};
-  Safetensors read = load_safetensors(path);
+  Safetensors read = load_checkpoint_file(path, read_limits(), Portion::all);
   if (!has_checkpoint_state(read)) {
     fail<IoError>(
         "{}: expected a checkpoint, got a safetensors file without training state; load_weights_file() reads "
@@ -359,25 +390,49 @@ struct Reader {
   }
 };
 
+// All ranks: their shards first, and then on rank 0 what lists them.
+void save_sharded(const std::filesystem::path& path, json state, const NamedTensors& tensors, const NamedTensors& shard,
+                  bool has_weights, optim::StateSharding& sharding) {
+  const bool first = sharding.rank() == 0;
+  const std::string tag = sharding.gather_texts(first ? next_shard_tag(path, std::nullopt) : "").at(0);
+  const std::vector<json> lists = gather_shards(sharding, [&] {
+    const auto own = shard_path(path, tag, sharding.rank(), sharding.ranks());
+    return std::vector{write_shard(own, shard, has_weights)};
+  });
+  gather_shards(sharding, [&] {
+    if (first) {
+      check_shards(path, lists.at(0));
+      write_checkpoint_file(path, std::move(state), tensors, lists.at(0));
+    }
+    return std::vector<json>();
+  });
+}
+
 }  // namespace
 
 void save_checkpoint(const std::filesystem::path& path, std::initializer_list<CheckpointPart> parts) {
   check_names("save_checkpoint", parts);
   json state = json::object(), holds = json::object();
-  NamedTensors tensors;
+  NamedTensors tensors, shard;
+  bool has_weights = false;
+  const std::vector<optim::StateSharding*> shardings = shardings_of(parts);
   std::map<std::string, std::string> owners;  // of tensors
   for (const CheckpointPart& part : parts) {
     holds[part.name()] = kind_of(part);
     json own = json::object();
-    const std::size_t before = tensors.size();
-    std::visit(Writer{own, tensors, part.name()}, part.object());
-    for (std::size_t i = before; i < tensors.size(); ++i) {
-      const auto [it, fresh] = owners.emplace(tensors[i].name, part.name());
-      if (!fresh) {
-        fail<Error>("save_checkpoint: expected different names, got '{}' of the part '{}' and of '{}'", tensors[i].name,
-                    it->second, part.name());
+    const std::size_t before[] = {tensors.size(), shard.size()};
+    std::visit(Writer{own, tensors, shard, has_weights, shardings, part.name()}, part.object());
+    const auto check_new = [&](const NamedTensors& all, std::size_t from) {
+      for (std::size_t i = from; i < all.size(); ++i) {
+        const auto [it, fresh] = owners.emplace(all[i].name, part.name());
+        if (!fresh) {
+          fail<Error>("save_checkpoint: expected different names, got '{}' of the part '{}' and of '{}'", all[i].name,
+                      it->second, part.name());
+        }
       }
-    }
+    };
+    check_new(tensors, before[0]);
+    check_new(shard, before[1]);
     if (is_standard(part.name(), kind_of(part))) {
       state.update(own);
     } else {
@@ -395,6 +450,7 @@ void save_checkpoint(const std::filesystem::path& path, std::initializer_list<Ch
     }
   }
   state[kHolds] = holds;
+  if (!shardings.empty()) return save_sharded(path, std::move(state), tensors, shard, has_weights, *shardings[0]);
   write_checkpoint_file(path, std::move(state), tensors);
 }
 

@@ -71,6 +71,12 @@ class HS_API CheckpointPart {
 /// The network's tensors have their own names, so that every reader of safetensors, `halfstep eval --weights` and
 /// load_weights_file() find them; the optimizer's are prefixed by `optimizer.`. A checksum covers everything.
 ///
+/// Where ranks divide an optimizer's state (dist::ZeroRedundancy), all of them call it, with the same path in a folder
+/// that they share, and the same parts. Each writes what only it has into a file beside the checkpoint, such as
+/// `run.3.rank1-of-2.safetensors`; the checkpoint, with the rest, takes its place when all of these are there, and
+/// those of the one before are removed. Afterwards it is read like any other, by any number of ranks. (On a rank to
+/// which consolidate_state_dict() has brought the whole state, that rank alone calls it and writes one file.)
+///
 /// Throws IoError if it can't be written, and Error for no parts, two of one name, an empty name or one with characters
 /// other than letters, digits, `_` and `-`, and for tensors of two parts that would have the same name.
 HS_API void save_checkpoint(const std::filesystem::path& path, std::initializer_list<CheckpointPart> parts);

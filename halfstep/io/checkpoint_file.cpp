@@ -7,14 +7,13 @@
 #include <cmath>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 
 namespace halfstep::io {
 namespace {
 
 using nlohmann::json;
 
-constexpr const char* kKey = "halfstep_checkpoint";
-constexpr const char* kChecksum = "halfstep_crc32";
 constexpr int kVersion = 1;
 
 // Names are short, and stand in messages.
@@ -31,41 +30,53 @@ double finite(const json& value, const std::string& key, const std::string& file
   return number;
 }
 
-// Of the state and of every tensor's name, dtype, sizes and data, whatever the order of the tensors: a bit that fell
-// over in the weights makes no network that looks wrong.
-std::string checksum(const std::string& state, const NamedTensors& tensors) {
-  const auto add = [](uLong crc, const void* data, std::size_t bytes) {
-    return crc32_z(crc, static_cast<const Bytef*>(data), bytes);
-  };
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& t : tensors) order.push_back(&t);
-  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
-  uLong crc = add(0, state.data(), state.size());
-  for (const NamedTensor* t : order) {
-    const Tensor dense = t->tensor.detach().to(Device{}).contiguous();
-    const std::string head = fmt::format("\n{} {} {}\n", t->name, name(dense.dtype()), dense.sizes().str());
-    crc = add(crc, head.data(), head.size());
-    const std::size_t bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
-    if (bytes != 0) crc = add(crc, dense.const_raw_data(), bytes);
-  }
-  return fmt::format("{:08x}", crc);
+unsigned long add_bytes(unsigned long crc, const void* data, std::size_t bytes) {
+  return crc32_z(crc, static_cast<const Bytef*>(data), bytes);
 }
 
 }  // namespace
 
-void write_checkpoint_file(const std::filesystem::path& path, json state, const NamedTensors& tensors) {
-  state["version"] = kVersion;
-  const std::string text = state.dump(-1, ' ', false, json::error_handler_t::replace);
-  save_safetensors(path, tensors, {{"format", "pt"}, {kKey, text}, {kChecksum, checksum(text, tensors)}});
+// A bit that fell over in the weights makes no network that looks wrong.
+CheckpointChecksum::CheckpointChecksum(const std::string& state) : crc_(add_bytes(0, state.data(), state.size())) {}
+
+void CheckpointChecksum::add(const NamedTensor& t) {
+  const Tensor dense = t.tensor.detach().to(Device{}).contiguous();
+  const std::string head = fmt::format("\n{} {} {}\n", t.name, name(dense.dtype()), dense.sizes().str());
+  crc_ = add_bytes(crc_, head.data(), head.size());
+  const std::size_t bytes = static_cast<std::size_t>(dense.numel()) * dense.item_size();
+  if (bytes != 0) crc_ = add_bytes(crc_, dense.const_raw_data(), bytes);
 }
 
-bool has_checkpoint_state(const Safetensors& content) { return content.metadata.contains(kKey); }
+std::string CheckpointChecksum::text() const { return fmt::format("{:08x}", crc_); }
+
+std::string checkpoint_checksum(const std::string& state, const NamedTensors& tensors) {
+  std::vector<const NamedTensor*> order;
+  for (const NamedTensor& t : tensors) order.push_back(&t);
+  std::sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) { return a->name < b->name; });
+  CheckpointChecksum sum(state);
+  for (const NamedTensor* t : order) sum.add(*t);
+  return sum.text();
+}
+
+std::string state_text(const json& state) { return state.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+void write_checkpoint_file(const std::filesystem::path& path, json state, const NamedTensors& tensors,
+                           const json& shards) {
+  state["version"] = kVersion;
+  if (!shards.empty()) state[kShards] = shards;
+  const std::string text = state_text(state);
+  save_safetensors(path, tensors,
+                   {{"format", "pt"}, {kStateKey, text}, {kChecksumKey, checkpoint_checksum(text, tensors)}});
+  remove_other_shards(path, shards);
+}
+
+bool has_checkpoint_state(const Safetensors& content) { return content.metadata.contains(kStateKey); }
 
 json checkpoint_state(const Safetensors& content, const std::string& file) {
-  const std::string& text = content.metadata.at(kKey);
-  const auto sum = content.metadata.find(kChecksum);
+  const std::string& text = content.metadata.at(kStateKey);
+  const auto sum = content.metadata.find(kChecksumKey);
   if (sum == content.metadata.end()) fail<IoError>("{}: damaged checkpoint: it has no checksum", file);
-  if (const std::string real = checksum(text, content.tensors); real != sum->second) {
+  if (const std::string real = checkpoint_checksum(text, content.tensors); real != sum->second) {
     fail<IoError>("{}: damaged checkpoint: its checksum is {}, its contents give {}", file, sum->second, real);
   }
   json state;

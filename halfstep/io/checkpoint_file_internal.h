@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The container of all checkpoints, those of `halfstep train` and of custom loops: one safetensors file with tensors,
-// and the rest as JSON in its metadata, with a checksum of both.
+// and the rest as JSON in its metadata, with a checksum of both. What ranks divide lies in further files, its shards
+// (checkpoint_shards_internal.h).
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,31 @@ inline constexpr const char* kCommunicationPrefix = "communication.";
 inline constexpr const char* kTrainingPrefix = "training.";
 /// Names the parts of a custom loop's checkpoint and their kinds; checkpoints of runs have no such entry.
 inline constexpr const char* kHolds = "holds";
+/// Lists the shards of a checkpoint; one that is whole by itself has no such entry.
+inline constexpr const char* kShards = "shards";
+/// The key of a state in a file's metadata, and that of its checksum.
+inline constexpr const char* kStateKey = "halfstep_checkpoint";
+inline constexpr const char* kChecksumKey = "halfstep_crc32";
 
-/// Writes the file atomically; adds the version to the state. Throws IoError.
-void write_checkpoint_file(const std::filesystem::path& path, nlohmann::json state, const NamedTensors& tensors);
+/// Writes the file atomically; adds the version to the state. `shards`: the list of those, if there are any, which are
+/// there already. Then removes shards of the same name that aren't in it: those of the checkpoint that stood there
+/// before. Throws IoError.
+void write_checkpoint_file(const std::filesystem::path& path, nlohmann::json state, const NamedTensors& tensors,
+                           const nlohmann::json& shards = {});
+/// Of a state's text, and of every tensor's name, dtype, sizes and data, whatever the order of the tensors.
+std::string checkpoint_checksum(const std::string& state, const NamedTensors& tensors);
+/// The same, of tensors that come one after the other, in the order of their names.
+class CheckpointChecksum {
+ public:
+  explicit CheckpointChecksum(const std::string& state);
+  void add(const NamedTensor& tensor);
+  std::string text() const;
+
+ private:
+  unsigned long crc_;
+};
+/// A state as it stands in a file.
+std::string state_text(const nlohmann::json& state);
 /// Whether a file that was read has a state.
 bool has_checkpoint_state(const Safetensors& content);
 /// The state, its checksum and its version compared. Throws IoError, naming the file.

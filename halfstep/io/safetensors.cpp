@@ -61,7 +61,9 @@ std::uint64_t header_length(const unsigned char* bytes, std::uint64_t size, cons
 // `read` gives `bytes` bytes of the data from `at` on.
 template <class Read>
 Safetensors assemble(SafetensorsHeader header, const ReadLimits& limits, const std::string& file, Read&& read) {
-  detail::check_bytes(header.entries.empty() ? 0 : header.entries.back().end, limits, file);
+  std::uint64_t bytes = 0;
+  for (const SafetensorsEntry& e : header.entries) bytes += e.end - e.begin;
+  detail::check_bytes(bytes, limits, file);
   Safetensors result;
   result.metadata = std::move(header.metadata);
   result.tensors.reserve(header.entries.size());
@@ -102,24 +104,57 @@ Safetensors parse_safetensors(std::span<const unsigned char> bytes, const std::s
                   [&](std::uint64_t at, void* to, std::size_t n) { std::memcpy(to, data.data() + at, n); });
 }
 
-Safetensors load_safetensors(const std::filesystem::path& path, const ReadLimits& limits) {
-  const InputFile input(path);
+namespace {
+
+struct FileHeader {
+  SafetensorsHeader header;
+  std::uint64_t data = 0;  // where they begin
+};
+FileHeader header_of(const InputFile& input) {
   const std::string& file = input.name();
   if (input.size() < 8) fail<IoError>("{}: expected a safetensors file, got {} bytes", file, input.size());
   unsigned char start[8];
   input.read(0, start, sizeof(start));
   const std::uint64_t length = header_length(start, input.size(), file);
-  SafetensorsHeader header;
-  {
-    std::string text(static_cast<std::size_t>(length), '\0');
-    input.read(8, text.data(), text.size());
-    header = parse_header(text, input.size() - 8 - length, file);
-  }
+  std::string text(static_cast<std::size_t>(length), '\0');
+  input.read(8, text.data(), text.size());
+  return {parse_header(text, input.size() - 8 - length, file), 8 + length};
+}
+
+}  // namespace
+
+Safetensors detail::load_some_safetensors(const std::filesystem::path& path, const ReadLimits& limits,
+                                          const Wanted& wanted) {
+  const InputFile input(path);
+  auto [header, data] = header_of(input);
+  if (wanted) std::erase_if(header.entries, [&](const SafetensorsEntry& e) { return !wanted(e.name); });
   FileBytes bytes(input);
-  Safetensors result = assemble(std::move(header), limits, file,
-                                [&](std::uint64_t at, void* to, std::size_t n) { bytes.read(8 + length + at, to, n); });
+  Safetensors result =
+      assemble(std::move(header), limits, input.name(),
+               [&, begin = data](std::uint64_t at, void* to, std::size_t n) { bytes.read(begin + at, to, n); });
   input.check_unchanged();
   return result;
+}
+
+void detail::each_safetensor(const std::filesystem::path& path, const ReadLimits& limits,
+                             const std::function<void(NamedTensor)>& take) {
+  const InputFile input(path);
+  auto [header, data] = header_of(input);
+  std::sort(header.entries.begin(), header.entries.end(),
+            [](const SafetensorsEntry& a, const SafetensorsEntry& b) { return a.name < b.name; });
+  for (SafetensorsEntry& entry : header.entries) {
+    SafetensorsHeader one;
+    one.entries.push_back(std::move(entry));
+    Safetensors read =
+        assemble(std::move(one), limits, input.name(),
+                 [&, begin = data](std::uint64_t at, void* to, std::size_t n) { input.read(begin + at, to, n); });
+    take(std::move(read.tensors[0]));
+  }
+  input.check_unchanged();
+}
+
+Safetensors load_safetensors(const std::filesystem::path& path, const ReadLimits& limits) {
+  return detail::load_some_safetensors(path, limits, {});
 }
 
 namespace {

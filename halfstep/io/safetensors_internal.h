@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -10,6 +12,7 @@
 
 #include "halfstep/core/dtype.h"
 #include "halfstep/core/shape.h"
+#include "halfstep/io/safetensors.h"
 
 namespace halfstep::io::detail {
 
@@ -31,5 +34,13 @@ struct SafetensorsHeader {
 const char* safetensors_dtype(DType dtype);
 /// Reads a header in time that grows with its length. `data_bytes` is what follows it. Throws IoError.
 SafetensorsHeader read_safetensors_header(std::string_view text, std::uint64_t data_bytes, const std::string& file);
+
+/// Which tensors of a file are read.
+using Wanted = std::function<bool(const std::string& name)>;
+/// load_safetensors() of the tensors that are wanted: the bytes of the others aren't read.
+Safetensors load_some_safetensors(const std::filesystem::path& path, const ReadLimits& limits, const Wanted& wanted);
+/// All of them one after the other, in the order of their names: no more memory is taken than what `take` keeps.
+void each_safetensor(const std::filesystem::path& path, const ReadLimits& limits,
+                     const std::function<void(NamedTensor)>& take);
 
 }  // namespace halfstep::io::detail

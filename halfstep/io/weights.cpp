@@ -11,6 +11,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/input_file_internal.h"
 #include "halfstep/core/text.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 #include "halfstep/io/pth.h"
 #include "halfstep/io/safetensors.h"
 #include "halfstep/runtime/log.h"
@@ -170,12 +171,16 @@ class Differences {
 }  // namespace
 
 WeightsFile load_weights_file(const fs::path& path, const ReadLimits& limits) {
+  return load_weights_file(path, limits, Portion::all);
+}
+
+WeightsFile load_weights_file(const fs::path& path, const ReadLimits& limits, Portion which) {
   WeightsFile file;
   if (is_pth(path)) {
     PthFile content = load_pth(path, limits);
     file = {std::move(content.tensors), std::move(content.metadata), WeightsFormat::pth, std::move(content.others)};
   } else {
-    Safetensors content = load_safetensors(path, limits);
+    Safetensors content = load_checkpoint_file(path, limits, which);
     file = {std::move(content.tensors), std::move(content.metadata), WeightsFormat::safetensors, {}};
   }
   if (file.tensors.empty()) fail<IoError>("{}: there are no tensors in it", shown_path(path));

@@ -25,8 +25,8 @@ struct WeightsFile {
 };
 
 /// Reads a safetensors or .pth file, detected from its content. If all names begin with `module.`, like those of
-/// torch.nn.DataParallel, the prefix is removed and this is logged (level info). Throws IoError, also if the file
-/// contains no tensor.
+/// torch.nn.DataParallel, the prefix is removed and this is logged (level info). A checkpoint that ranks wrote in
+/// shards is read with them. Throws IoError, also if the file contains no tensor.
 HS_API WeightsFile load_weights_file(const std::filesystem::path& path, const ReadLimits& limits = read_limits());
 
 /// Options of load_pretrained.

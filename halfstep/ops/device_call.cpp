@@ -9,6 +9,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/queue.h"
 
@@ -169,6 +170,7 @@ ExecutionPath run_on_device(const KernelCall& call, std::uint64_t& number) {
   try {
     if (status != Status::ok) raise_launch(call.device, call.name, status, context.error, describe(call.inputs));
     if (waits) {
+      const DeviceWait waiting;
       backend.check(backend.table.synchronize(index), call.name, index);
       backend.passed(index);
     }

@@ -9,6 +9,7 @@
 #include "halfstep/ops/call_internal.h"
 #include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/queue.h"
@@ -31,6 +32,7 @@ void bring(const Storage::Bring& how, const Storage& block, void* to, const Stor
     // used on one queue.
     DeviceBackend& backend = backend_for(device, how.made_by);
     auto* const queue = static_cast<halfstep_queue*>(current_native_queue(device));
+    const DeviceWait waiting;
     backend.check(backend.table.queue_synchronize(queue), "copy to device", device.index);
   }
   count_fallback_result(how.made_by, block.bytes(), seconds_since(start));

@@ -13,6 +13,7 @@
 
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/queue.h"
 
 namespace halfstep {
@@ -219,6 +220,7 @@ struct DeviceAllocator::State {
       Block* block = held_back[i];
       while (!block->pending.empty()) {
         halfstep_event* event = block->pending.back();
+        const DeviceWait waiting;
         const halfstep_status status = wait ? backend.table.event_synchronize(event) : backend.table.event_query(event);
         if (status == HALFSTEP_NOT_READY) break;
         backend.defer(status, index);  // the memory is free all the same
@@ -251,6 +253,7 @@ struct DeviceAllocator::State {
         }
         if (!waited) {
           // Work that was enqueued before a block was freed may still run.
+          const DeviceWait waiting;
           backend.defer(backend.table.synchronize(index), index);
           waited = true;
         }
@@ -392,6 +395,7 @@ void DeviceAllocator::deallocate(void* data, std::size_t) noexcept {
       }
       // Without a mark in the queue only its end tells that the memory is free.
       s.clear_error();
+      const DeviceWait waiting;
       s.backend.defer(s.backend.table.queue_synchronize(queue), s.index);
     }
     block->used_on.clear();

@@ -14,6 +14,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/device_allocator.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/transfer.h"
 
 namespace halfstep {
@@ -122,6 +123,7 @@ void Queue::synchronize() const {
   if (!impl_->backend) return;
   refuse_capture("it waits for a queue");
   impl_->backend->check_alive("synchronize", impl_->device.index);
+  const DeviceWait waiting;
   impl_->backend->check(impl_->backend->table.queue_synchronize(impl_->native), "synchronize", impl_->device.index);
 }
 
@@ -212,6 +214,7 @@ void Event::synchronize() const {
   if (!impl_->backend) return;
   refuse_capture("it waits for an event");
   impl_->backend->check_alive("event.synchronize", impl_->device.index);
+  const DeviceWait waiting;
   impl_->backend->check(impl_->backend->table.event_synchronize(impl_->native), "event.synchronize",
                         impl_->device.index);
 }
@@ -246,6 +249,7 @@ void synchronize(Device device) {
   refuse_capture("it waits for a device");
   DeviceBackend& backend = backend_for(device, "synchronize");
   backend.check_alive("synchronize", device.index);
+  const DeviceWait waiting;
   backend.check(backend.table.synchronize(device.index), "synchronize", device.index);
   backend.passed(device.index);
 }

@@ -12,6 +12,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/storage.h"
 #include "halfstep/runtime/device_backend.h"
+#include "halfstep/runtime/device_wait_internal.h"
 #include "halfstep/runtime/queue.h"
 
 namespace halfstep {
@@ -73,6 +74,7 @@ class PinnedPool {
           use.backend->table.event_destroy(event);
         }
         // Without a mark in the queue only its end tells that the block is free.
+        const DeviceWait waiting;
         use.backend->defer(use.backend->table.queue_synchronize(use.queue), use.index);
       }
       block.uses.clear();
@@ -137,6 +139,7 @@ class PinnedPool {
       Block& block = blocks_[pending_[i]];
       while (!block.events.empty()) {
         const Mark& m = block.events.back();
+        const DeviceWait waiting;
         const halfstep_status status =
             wait ? m.backend->table.event_synchronize(m.event) : m.backend->table.event_query(m.event);
         if (status == HALFSTEP_NOT_READY) break;
@@ -229,6 +232,7 @@ void copy_one(DeviceBackend& backend, int index, void* destination, const void* 
   if (asynchronous) {
     counters.asynchronous.fetch_add(1, std::memory_order_relaxed);
   } else {
+    const DeviceWait waiting;
     backend.check(backend.table.queue_synchronize(queue), what, index);
     backend.check_alive(what, index);
   }
@@ -258,6 +262,7 @@ void copy_memory(void* destination, Device to, const void* source, Device from, 
       counters.bytes.fetch_add(bytes, std::memory_order_relaxed);
       backend.check(backend.table.copy_peer(queue, to.index, destination, source, bytes), "copy between devices",
                     from.index);
+      const DeviceWait waiting;
       backend.check(backend.table.queue_synchronize(queue), "copy between devices", from.index);
       return;
     }

@@ -22,6 +22,8 @@
 
 namespace halfstep::training {
 
+class TrainStep;
+
 /// A step whose values the host has read.
 struct StepRecord {
   int epoch = 0;                    ///< from 1
@@ -88,6 +90,7 @@ class HS_API TrainContext {
   const nn::ModuleBase* network = nullptr;  ///< never null in a run
   optim::Optimizer* optimizer = nullptr;    ///< null in an evaluation of a model without one
   const amp::GradScaler* scaler = nullptr;  ///< what scales the loss; null without loss scaling
+  const TrainStep* train_step = nullptr;    ///< what makes the steps; null where the optimizer is
 
   /// At the end of an epoch: the mean loss over its samples, without batches whose loss isn't finite.
   double epoch_loss = 0;
@@ -113,6 +116,8 @@ class HS_API TrainContext {
   void request_stop(std::string reason = "");
   /// Whether this has been requested.
   bool stop_requested() const { return stop_; }
+  /// Whether FitOptions::stop has ended the run, on this rank or another one, before its last epoch was over.
+  bool interrupted() const { return interrupted_ && state_.epoch < epochs; }
   /// The first reason given.
   const std::string& stop_reason() const { return reason_; }
 
@@ -123,6 +128,7 @@ class HS_API TrainContext {
   std::function<void()> read_;
   std::vector<std::string> watchable_;
   bool stop_ = false;
+  bool interrupted_ = false;
   std::string reason_;
 };
 

@@ -178,22 +178,26 @@ enum class Better : std::uint8_t {
 };
 
 namespace detail {
-/// The best value so far of the monitored quantity.
+/// The best value so far of the monitored quantity, and the epoch that it is of.
 class HS_API Best {
  public:
   Best(std::string name, Better better);
   const std::string& name() const { return name_; }
   /// Whether `value` is better than `than` by more than `by`; NaN never is.
   bool improves(double value, double than, double by = 0) const;
-  /// Keeps it if it is better than the best so far.
-  bool offer(double value, double by = 0);
-  double value() const { return value_; }
-  void reset();
+  /// Keeps it if it is better than the best so far by more than `by`, or the first that isn't NaN.
+  bool offer(double value, std::int64_t epoch, double by = 0);
+  /// None before the first.
+  const std::optional<double>& value() const { return value_; }
+  std::int64_t epoch() const { return epoch_; }
+  /// Begins anew, or with the best of the run so far.
+  void reset(std::optional<double> value = {}, std::int64_t epoch = 0);
 
  private:
   std::string name_;
   bool larger_;
-  double value_;
+  std::optional<double> value_;
+  std::int64_t epoch_ = 0;
 };
 }  // namespace detail
 
@@ -218,7 +222,6 @@ class HS_API EarlyStopping : public CallbackBase {
   EarlyStoppingOptions options_;
   detail::Best best_;
   int waited_ = 0;
-  int best_epoch_ = 0;
   NamedTensors best_weights_;
 };
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The callbacks that act on what they see, and those that write files.
 #include <cmath>
-#include <limits>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
-#include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
 #include "halfstep/train/callbacks.h"
-#include "halfstep/train/checkpoint.h"
+#include "halfstep/train/state_internal.h"
 
 namespace halfstep::training {
 
@@ -31,19 +29,21 @@ bool larger_is_better(const std::string& name, Better better) {
 
 }  // namespace
 
-detail::Best::Best(std::string name, Better better) : name_(std::move(name)), larger_(larger_is_better(name_, better)) {
-  reset();
-}
+detail::Best::Best(std::string name, Better better)
+    : name_(std::move(name)), larger_(larger_is_better(name_, better)) {}
 
-void detail::Best::reset() { value_ = std::numeric_limits<double>::infinity() * (larger_ ? -1 : 1); }
+void detail::Best::reset(std::optional<double> value, std::int64_t epoch) {
+  value_ = value;
+  epoch_ = epoch;
+}
 
 bool detail::Best::improves(double value, double than, double by) const {
   return larger_ ? value - by > than : value + by < than;
 }
 
-bool detail::Best::offer(double value, double by) {
-  if (!improves(value, value_, by)) return false;
-  value_ = value;
+bool detail::Best::offer(double value, std::int64_t epoch, double by) {
+  if (value_ ? !improves(value, *value_, by) : std::isnan(value)) return false;
+  reset(value, epoch);
   return true;
 }
 
@@ -58,7 +58,7 @@ EarlyStopping::EarlyStopping(const EarlyStoppingOptions& options)
 void EarlyStopping::on_train_begin(TrainContext& context) {
   context.check_watchable("EarlyStopping", options_.monitor);
   best_.reset();
-  waited_ = best_epoch_ = 0;
+  waited_ = 0;
   best_weights_.clear();
 }
 
@@ -66,8 +66,7 @@ void EarlyStopping::on_epoch_end(TrainContext& context) {
   const std::optional<double> now = context.watched(options_.monitor);
   if (!now) return;
   ++waited_;
-  if (best_.offer(*now, options_.min_delta)) {
-    best_epoch_ = context.epoch;
+  if (best_.offer(*now, context.epoch, options_.min_delta)) {
     if (options_.restore_best_weights) {
       const NoGrad no_grad;
       best_weights_.clear();
@@ -80,7 +79,8 @@ void EarlyStopping::on_epoch_end(TrainContext& context) {
   }
   if (waited_ < options_.patience) return;
   context.request_stop(fmt::format("EarlyStopping: {} has not improved for {} epoch{}; its best was {:.6g} in epoch {}",
-                                   options_.monitor, waited_, waited_ == 1 ? "" : "s", best_.value(), best_epoch_));
+                                   options_.monitor, waited_, waited_ == 1 ? "" : "s",
+                                   best_.value().value_or(std::nan("")), best_.epoch()));
   if (!best_weights_.empty()) context.network->load_state_dict(best_weights_);
 }
 
@@ -112,7 +112,7 @@ void ReduceLROnPlateau::on_epoch_end(TrainContext& context) {
     --cooldown_left_;
     waited_ = 0;
   }
-  if (best_.offer(*now, options_.min_delta)) {
+  if (best_.offer(*now, context.epoch, options_.min_delta)) {
     waited_ = 0;
     return;
   }
@@ -149,23 +149,13 @@ void ModelCheckpoint::on_train_begin(TrainContext& context) {
 void ModelCheckpoint::save(const TrainContext& c, const std::string& name) const {
   const bool ended = c.step_in_epoch == c.steps_in_epoch;
   const RunState& state = c.state();
-  Checkpoint saved{
-      .model = "",
-      .weights = c.network->state_dict(),
-      .optimizer_kind = c.optimizer ? c.optimizer->kind() : "",
-      .optimizer = c.optimizer ? c.optimizer->state_dict() : optim::OptimizerState{},
-      .scaler = c.scaler ? c.scaler->state_dict() : std::map<std::string, double>{},
-      .loader = {.epoch = ended ? c.epoch : c.epoch - 1, .batch = ended ? 0 : c.step_in_epoch * c.accumulate},
-      .batch_size = std::max<std::int64_t>(c.batch_size, 1),
-      .accumulate = c.accumulate,
-      .random = default_generator().state(),
-      .step = c.step,
-      .skipped = std::max(state.skipped, c.skipped),
-      .loss_sum = state.loss_sum,
-      .loss_samples = state.loss_samples,
-      .amp = "",
-      .parts = state.parts,
-      .part_samples = state.samples};
+  Checkpoint saved = state_of(c.network->state_dict(), c.optimizer ? c.optimizer->kind() : "",
+                              c.optimizer ? c.optimizer->state_dict() : optim::OptimizerState{}, c.scaler, state);
+  saved.loader = {.epoch = ended ? c.epoch : c.epoch - 1, .batch = ended ? 0 : c.step_in_epoch * c.accumulate};
+  saved.batch_size = std::max<std::int64_t>(c.batch_size, 1);
+  saved.accumulate = c.accumulate;
+  saved.step = c.step;
+  saved.skipped = std::max(state.skipped, c.skipped);
   save_checkpoint(options_.directory / name, saved);
 }
 
@@ -192,7 +182,7 @@ void ModelCheckpoint::on_epoch_end(TrainContext& context) {
   if (options_.steps == 0) save_and_clean(context);
   if (options_.monitor.empty()) return;
   const std::optional<double> now = context.watched(options_.monitor);
-  if (now && !lost(context) && best_.offer(*now)) save(context, options_.prefix + "-best.safetensors");
+  if (now && !lost(context) && best_.offer(*now, context.epoch)) save(context, options_.prefix + "-best.safetensors");
 }
 
 void ModelCheckpoint::on_train_end(TrainContext& context) {

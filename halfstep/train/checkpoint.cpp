@@ -8,9 +8,12 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/checkpoint_file_internal.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 #include "halfstep/io/weights.h"
+#include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/quantize.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/weight_only.h"
 
 namespace halfstep::training {
@@ -85,7 +88,9 @@ RunState run_state(const Checkpoint& c) {
           .samples = c.part_samples};
 }
 
-void save_checkpoint(const fs::path& path, const Checkpoint& c) {
+void save_checkpoint(const fs::path& path, const Checkpoint& c) { save_checkpoint(path, c, {}); }
+
+void save_checkpoint(const fs::path& path, const Checkpoint& c, const json& shards) {
   json state = {
       {"model", c.model},
       {"optimizer_kind", c.optimizer_kind},
@@ -124,13 +129,15 @@ void save_checkpoint(const fs::path& path, const Checkpoint& c) {
   for (const NamedTensor& t : c.optimizer.tensors) tensors.push_back({kOptimizer + t.name, t.tensor});
   for (const NamedTensor& t : c.communication) tensors.push_back({kCommunication + t.name, t.tensor});
   for (const NamedTensor& t : c.training_weights) tensors.push_back({kTraining + t.name, t.tensor});
-  io::write_checkpoint_file(path, std::move(state), tensors);
+  io::write_checkpoint_file(path, std::move(state), tensors, shards);
 }
 
-Checkpoint load_checkpoint(const fs::path& given) {
-  const fs::path path = file_of(given, {"last.safetensors", "best.safetensors"});
+Checkpoint load_checkpoint(const fs::path& given) { return load_checkpoint(given, {}); }
+
+Checkpoint load_checkpoint(const fs::path& given, const io::detail::Wanted& wanted) {
+  const fs::path path = file_of(given, {kLastCheckpoint, kBestCheckpoint});
   const std::string file = shown_path(path);
-  io::Safetensors content = io::load_safetensors(path);
+  io::Safetensors content = io::load_checkpoint_file(path, io::read_limits(), io::Portion::all, wanted);
   if (!io::has_checkpoint_state(content)) {
     fail<IoError>("{}: expected a checkpoint, got a safetensors file without training state; use it as --weights",
                   file);
@@ -221,9 +228,9 @@ Checkpoint load_checkpoint(const fs::path& given) {
 }
 
 SavedWeights load_saved_weights(const fs::path& given, const std::string& model) {
-  const fs::path path = file_of(given, {"best.safetensors", "last.safetensors"});
+  const fs::path path = file_of(given, {kBestCheckpoint, kLastCheckpoint});
   const std::string file = shown_path(path);
-  io::WeightsFile loaded = io::load_weights_file(path);
+  io::WeightsFile loaded = io::load_weights_file(path, io::read_limits(), io::Portion::weights);
   io::Safetensors content{std::move(loaded.tensors), std::move(loaded.metadata)};
   SavedWeights weights;
   weights.file = path;

@@ -75,8 +75,8 @@ struct SavedWeights {
 /// metadata, with a checksum (CRC-32) of all. Throws IoError.
 HS_API void save_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint);
 /// Reads one; a folder stands for its `last.safetensors`, or, if a full disk or a kill came between the two,
-/// `best.safetensors`. Throws IoError naming file and fault, also for a safetensors file that is not a checkpoint, for
-/// a wrong checksum, and for numbers that no run produces.
+/// `best.safetensors`. One that ranks wrote in shards is read with them. Throws IoError naming file and fault, also for
+/// a safetensors file that is not a checkpoint, for a wrong checksum, and for numbers that no run produces.
 HS_API Checkpoint load_checkpoint(const std::filesystem::path& path);
 /// The weights of a checkpoint or of any safetensors or .pth file (io::load_weights_file); a folder stands for its
 /// `best.safetensors`, or else `last.safetensors`. With a `model`, a checkpoint of another one is refused.

@@ -6,8 +6,10 @@
 #include <utility>
 
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/checkpoint_writer_internal.h"
 
 namespace halfstep::training {
@@ -51,35 +53,74 @@ bool CheckpointWriter::copy(NamedTensors& tensors, NamedTensors& copies) {
   return true;
 }
 
-void CheckpointWriter::write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint) {
-  wait();
-  if (!beside_ || !copy(checkpoint.weights, weights_) || !copy(checkpoint.optimizer.tensors, optimizer_) ||
-      !copy(checkpoint.communication, communication_) || !copy(checkpoint.training_weights, training_weights_)) {
-    return write_files(files, checkpoint);
+bool CheckpointWriter::copy(Checkpoint& c) {
+  if (!copy(c.weights, weights_) || !copy(c.optimizer.tensors, optimizer_) || !copy(c.communication, communication_) ||
+      !copy(c.training_weights, training_weights_)) {
+    return false;
   }
-  checkpoint.weights = weights_;
-  checkpoint.optimizer.tensors = optimizer_;
-  checkpoint.communication = communication_;
-  checkpoint.training_weights = training_weights_;
+  c.weights = weights_;
+  c.optimizer.tensors = optimizer_;
+  c.communication = communication_;
+  c.training_weights = training_weights_;
+  return true;
+}
+
+// Returns false where there is no thread for it.
+bool CheckpointWriter::start(std::function<void()> job) {
   finished_ = false;
   // Signals are for the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = true;
   try {
-    thread_ = std::thread([this, files, checkpoint] {
+    thread_ = std::thread([this, job = std::move(job)] {
       try {
-        write_files(files, checkpoint);
+        job();
       } catch (...) {
         error_ = std::current_exception();
       }
       finished_ = true;
     });
   } catch (const std::system_error&) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return write_files(files, checkpoint);
+    started = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+void CheckpointWriter::write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint) {
+  wait();
+  if (!beside_ || !copy(checkpoint)) return write_files(files, checkpoint);
+  if (!start([files, checkpoint] { write_files(files, checkpoint); })) write_files(files, checkpoint);
+}
+
+bool CheckpointWriter::write_shards(const std::vector<std::filesystem::path>& files, NamedTensors shard,
+                                    bool has_weights, std::optional<Checkpoint> rest) {
+  wait();
+  const bool copied = beside_ && copy(shard, shard_) && (!rest || copy(*rest));
+  if (copied) shard = shard_;
+  rest_ = std::move(rest);
+  shards_.clear();
+  const auto job = [this, files, shard = std::move(shard), has_weights] {
+    for (const std::filesystem::path& file : files) shards_.push_back(io::write_shard(file, shard, has_weights));
+  };
+  if (copied && start(job)) return true;
+  try {
+    job();
+  } catch (...) {
+    error_ = std::current_exception();  // the other ranks are to hear of it
+  }
+  return false;
+}
+
+void CheckpointWriter::write_rest(const std::vector<std::filesystem::path>& files,
+                                  const std::vector<nlohmann::json>& lists) {
+  wait();
+  const auto job = [files, lists, rest = *std::exchange(rest_, std::nullopt)] {
+    for (std::size_t i = 0; i < files.size(); ++i) save_checkpoint(files[i], rest, lists[i]);
+  };
+  if (!beside_ || !start(job)) job();
 }
 
 void CheckpointWriter::wait() {

@@ -6,6 +6,7 @@
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
+#include "halfstep/data/mixup.h"
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/ops/compare.h"
 #include "halfstep/ops/create.h"
@@ -71,6 +72,16 @@ ClassificationTask::ClassificationTask(const Network& network, const Classificat
       classifier_{.module = network.module.get(), .forward = network.forward},
       outputs_(network.outputs),
       options_(options) {}
+
+// Batches are mixed by whoever makes them, keyed as their samples are: no state beside the loader's.
+std::shared_ptr<const data::Dataset> ClassificationTask::training_data(
+    std::shared_ptr<const data::Dataset> samples) const {
+  if (options_.mixup == 0) return samples;
+  const auto names = static_cast<std::int64_t>(options_.classes.size());
+  const data::MixupOptions options{.alpha = options_.mixup,
+                                   .classes = options_.num_classes > 0 ? options_.num_classes : names};
+  return std::make_shared<data::MixupDataset>(std::move(samples), options);
+}
 
 TaskLoss ClassificationTask::loss(const data::Batch& batch) {
   TaskLoss made;
@@ -163,13 +174,21 @@ void ClassificationTask::check_saved(const std::map<std::string, double>& parts,
   if (best && !(*best >= 0 && *best <= 1)) fail<Error>("expected a fraction of 1 for the best top1, got {}", *best);
 }
 
+ClassificationOptions classification_options(const TrainConfig& config) {
+  return {.label_smoothing = config.label_smoothing,
+          .train_accuracy = config.train_accuracy,
+          .classes = config.classes,
+          .pictures = picture_form(config.model),
+          .mixup = config.mixup,
+          .num_classes = config.num_classes};
+}
+
 TaskKind classification_kind() {
   return {.name = "classification", .make = [](const TrainConfig& c, const RunData& data, const Network& network) {
             if (!network.forward) fail<Error>("classification: expected a network of one input and one output");
-            const ClassificationOptions options{.label_smoothing = c.label_smoothing,
-                                                .train_accuracy = c.train_accuracy,
-                                                .classes = data.classes,
-                                                .pictures = picture_form(c.model)};
+            ClassificationOptions options = classification_options(c);
+            options.classes = data.classes;
+            options.num_classes = data.num_classes;
             return std::make_shared<ClassificationTask>(network, options);
           }};
 }

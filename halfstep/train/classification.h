@@ -27,7 +27,12 @@ struct ClassificationOptions {
   bool keep_verdicts = true;                 ///< keep what was said of each sample of an evaluation, for verdicts()
   std::vector<std::string> classes = {};     ///< names, for figures and tables; may be empty
   std::optional<PictureForm> pictures = {};  ///< how samples are drawn; none: they aren't
+  double mixup = 0;              ///< alpha of training_data(), see data::MixupOptions; 0: samples aren't mixed
+  std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names
 };
+
+/// Those of a configuration.
+HS_API ClassificationOptions classification_options(const TrainConfig& config);
 
 /// A classifier with cross entropy. Batches hold inputs and labels [N] (i64) or soft targets [N, classes]. The parts
 /// are `top1` and `top5`; the best evaluation is the one with the largest `top1`.
@@ -40,6 +45,8 @@ class HS_API ClassificationTask final : public Task {
   explicit ClassificationTask(const Network& network, const ClassificationOptions& options = {});
 
   const nn::ModuleBase& network() const override { return *classifier_.module; }
+  /// Mixed with soft targets, with ClassificationOptions::mixup.
+  std::shared_ptr<const data::Dataset> training_data(std::shared_ptr<const data::Dataset> samples) const override;
   TaskLoss loss(const data::Batch& batch) override;
   void count(TaskLoss& made, const data::Batch& batch) override;
   void begin_evaluation() override { verdicts_.clear(); }

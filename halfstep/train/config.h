@@ -39,10 +39,19 @@ struct QuantizationConfig {
   bool is_on() const { return on && !off; }
 };
 
+/// What a network is built from, where its name alone doesn't say it (--cfg); see NetworkKind::description.
+struct NetworkDescription {
+  std::filesystem::path file = {};  ///< with the description; messages name it
+  std::string text = {};            ///< the description itself, where it isn't to be read from `file`
+  /// Whether there is none: the network is the published one of its name.
+  bool empty() const { return file.empty() && text.empty(); }
+};
+
 /// The configuration of a training run. What is a flag of `halfstep train` has its row in train/flag_table.cpp.
 struct TrainConfig {
   std::string model = "mlp";
-  std::filesystem::path data = {};  ///< folder with the data set; empty: the built-in digits
+  std::filesystem::path data = {};      ///< folder with the data set; empty: the built-in digits
+  NetworkDescription description = {};  ///< of networks that can be described
   int epochs = 1;
   std::int64_t batch_size = 64;
   double lr = 0.01;                      ///< the highest of the run
@@ -100,7 +109,8 @@ struct TrainConfig {
   /// a run resumes only with the same ones.
   std::map<std::string, std::string> data_checksums = {};
   /// The ranks that train together: each takes its part of each batch (data::LoaderOptions::ranks) and of the test
-  /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports.
+  /// part, and `batch_size` and `eval_batch_size` are those of all. Rank 0 alone writes files and makes reports; with
+  /// `zero` each writes its shard of a checkpoint into rank 0's `out`, a folder that all ranks share.
   dist::ProcessGroup group = {};
   std::string compress_gradients = "off";  ///< off, f16, bf16 or powersgd[:RANK[,START]]: what ranks send gradients in
   double bucket_mb = 25;                   ///< of gradients that are reduced together; 0: tuned in the first steps

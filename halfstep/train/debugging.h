@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+// What a run is told to watch and record; the callbacks that do it are in callbacks_debug.h.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
-#include <functional>
-#include <memory>
 #include <string>
 
 #include "halfstep/core/tensor.h"
@@ -20,7 +19,7 @@ struct StepRange {
 /// `12`, `10-12`, `10-` (to the end) or `all`. Throws Error naming `flag`.
 HS_API StepRange parse_steps(const std::string& text, const std::string& flag);
 
-/// What a run monitors and records; by default nothing.
+/// What a run monitors and records, as the flags of `halfstep train` say it; by default nothing (debug_callbacks).
 struct DebugConfig {
   std::filesystem::path dump = {};   ///< folder for debug::Dump
   std::string level = "statistics";  ///< of the dump: statistics, first or whole
@@ -33,32 +32,5 @@ struct DebugConfig {
 };
 /// Throws Error, naming the flag of `halfstep train`, when a value is none of the choices.
 HS_API void check(const DebugConfig& config);
-
-/// The observers of a run, each active in its range of steps. Findings are passed to `say` when the range, or the run,
-/// ends, and written next to the checkpoints.
-class HS_API StepDebugging {
- public:
-  /// `out`: folder for reports; empty: none are written.
-  StepDebugging(const DebugConfig& config, std::filesystem::path out,
-                std::function<void(const std::string& text)> say = {});
-  ~StepDebugging();
-  StepDebugging(const StepDebugging&) = delete;
-  StepDebugging& operator=(const StepDebugging&) = delete;
-
-  /// Before anything of step `number` runs; further calls for the same step do nothing.
-  void before_step(std::int64_t number);
-  /// After all of it did.
-  void after_step(std::int64_t number);
-  /// Whether step `number` is first to be run both in float32 and in its own precision.
-  bool wants_twin(std::int64_t number) const;
-  /// Runs `step` with debug::twin, in float32 and in `dtype`.
-  void twin(const std::function<void()>& step, DType dtype);
-  /// The run is over: ends what hasn't ended. The destructor does so too, for runs that fail.
-  void finish();
-
- private:
-  struct Impl;
-  std::unique_ptr<Impl> impl_;  // null when nothing is on
-};
 
 }  // namespace halfstep::training

@@ -19,8 +19,10 @@
 
 namespace halfstep::training {
 
-/// The network of `config.network_text`, or else of the file `config.network`. Throws IoError.
-HS_API models::Yolov5Options described_network(const DetectionConfig& config);
+struct NetworkDescription;
+
+/// The network of the description's text, or else of its file. Throws IoError.
+HS_API models::Yolov5Options described_network(const NetworkDescription& description);
 
 /// Options of DetectionTask.
 struct DetectionTaskOptions {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 
 namespace halfstep::training {
@@ -11,10 +10,6 @@ namespace halfstep::training {
 /// Pictures, loss and evaluation of a detector; the flags of `halfstep train`. The defaults are the recipe of small
 /// YOLOv5 networks on COCO.
 struct DetectionConfig {
-  std::filesystem::path network = {};  ///< description of the network (YAML); empty: the published one
-  /// The description itself, where it isn't to be read from the file `network`, which messages name.
-  std::string network_text = {};
-
   // Pictures in training: see data::DetectionTransform.
   double mosaic = 1;          ///< probability that four pictures make one
   double mixup = 0;           ///< probability that a mosaic is blended with another one

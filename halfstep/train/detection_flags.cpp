@@ -19,13 +19,6 @@ Flag of_evaluations(Flag flag) {
 std::vector<Flag> flags(DetectionConfig& o) {
   const FlagRange share = FlagRange::from_to(0, 1), positive = FlagRange::at_least(0);
   std::vector<Flag> all = {
-      {.names = "--cfg",
-       .field = &o.network,
-       .help = "File that describes the network (YAML), the description itself in braces, or a name as yolov5n.yaml",
-       .kept = FlagKept::given,
-       .resume = FlagResume::same,
-       // The file may change, or be somewhere else than who reads the configuration.
-       .text = [&o] { return o.network_text.empty() ? o.network.string() : o.network_text; }},
       number("--mosaic", &o.mosaic, "Probability that four training pictures are put together", share),
       number("--mixup-pictures", &o.mixup, "Probability that a training picture is blended with another one", share),
       number("--copy-paste", &o.copy_paste, "Share of the objects with polygons that are copied, mirrored", share),

@@ -26,24 +26,22 @@ namespace {
 constexpr const char* kBoxes = "boxes";
 constexpr std::int64_t kCocoClasses = 80, kImageSize = 640, kStride = 32;
 
-bool is_described(const DetectionConfig& d) { return !d.network.empty() || !d.network_text.empty(); }
-
 std::string description_name(const TrainConfig& c) {
-  const DetectionConfig& d = c.detection;
-  if (!d.network.empty()) return "--cfg " + shown_path(d.network);
-  return d.network_text.empty() ? std::string() : "--cfg describes";
+  const NetworkDescription& d = c.description;
+  if (!d.file.empty()) return "--cfg " + shown_path(d.file);
+  return d.text.empty() ? std::string() : "--cfg describes";
 }
 
 models::Yolov5Options options_of(const TrainConfig& c, const RunData& data) {
   models::Yolov5Options options;
-  if (is_described(c.detection)) options = described_network(c.detection);
+  if (!c.description.empty()) options = described_network(c.description);
   if (data.num_classes > 0) options.classes = data.num_classes;
   return options;
 }
 
 // Of the coarsest level: sides of pictures are multiples of it.
 std::int64_t stride_of(const TrainConfig& c) {
-  if (!is_described(c.detection)) return kStride;
+  if (c.description.empty()) return kStride;
   const PhiloxState random = default_generator().state();  // weights that nobody keeps
   const models::Yolov5 network(options_of(c, {}));
   default_generator().set_state(random);
@@ -249,10 +247,9 @@ std::vector<std::string> heads_of(const nn::ModuleBase& network) {
 
 }  // namespace
 
-models::Yolov5Options described_network(const DetectionConfig& d) {
-  if (d.network_text.empty()) return models::read_yolov5_description(d.network);
-  return models::parse_yolov5_description(d.network_text,
-                                          d.network.empty() ? std::string("--cfg") : shown_path(d.network));
+models::Yolov5Options described_network(const NetworkDescription& d) {
+  if (d.text.empty()) return models::read_yolov5_description(d.file);
+  return models::parse_yolov5_description(d.text, d.file.empty() ? std::string("--cfg") : shown_path(d.file));
 }
 
 DataKind boxes_kind() {
@@ -274,24 +271,30 @@ std::vector<NetworkKind> detection_networks() {
                                                 {"yolov5x", models::yolov5x}};
   std::vector<NetworkKind> kinds;
   for (const auto& [name, make] : sizes) {
-    kinds.push_back({.name = name,
-                     .task = "detection",
-                     .data = kBoxes,
-                     .make =
-                         [make = make](const TrainConfig& c, const RunData& data) {
-                           const models::Yolov5Options options = options_of(c, data);
-                           const auto net = std::make_shared<models::Yolov5>(
-                               is_described(c.detection) ? models::Yolov5(options) : make(options));
-                           return Network{.module = net,
-                                          .forward = [net](const Tensor& x) { return net->decode((*net)(x)); },
-                                          .name = {},
-                                          .outputs = [net](const Tensor& x) { return (*net)(x); }};
-                         },
-                     .image_size = kImageSize,
-                     .classes = kCocoClasses,
-                     .classes_in = classes_in,
-                     .heads = heads_of,
-                     .described_by = description_name});
+    kinds.push_back(
+        {.name = name,
+         .task = "detection",
+         .data = kBoxes,
+         .make =
+             [make = make](const TrainConfig& c, const RunData& data) {
+               const models::Yolov5Options options = options_of(c, data);
+               const auto net =
+                   std::make_shared<models::Yolov5>(c.description.empty() ? make(options) : models::Yolov5(options));
+               return Network{.module = net,
+                              .forward = [net](const Tensor& x) { return net->decode((*net)(x)); },
+                              .name = {},
+                              .outputs = [net](const Tensor& x) { return (*net)(x); }};
+             },
+         .image_size = kImageSize,
+         .classes = kCocoClasses,
+         .classes_in = classes_in,
+         .heads = heads_of,
+         .described_by = description_name,
+         .description = [](const NetworkDescription& d) { return models::yolov5_description(described_network(d)); },
+         .difference =
+             [](const NetworkDescription& a, const NetworkDescription& b) {
+               return models::yolov5_difference(described_network(a), described_network(b));
+             }});
   }
   return kinds;
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,16 +49,28 @@ class Sums {
     }
     pending_.clear();
   }
-  /// The means over all ranks' samples, in the order in which the parts came.
-  void results(const EvalProgress& progress, dist::ProcessGroup& group, MetricResults& results) {
+  /// Names the parts where this rank, `none`, has seen no batch: ranks add up the same numbers. Called by all ranks if
+  /// one of them has none.
+  void name_parts(dist::ProcessGroup& group, bool none) {
+    std::string own;
+    for (const auto& [name, sum] : parts_) own += name + '\n';
+    for (const std::string& names : group.all_gather_text(own)) {
+      std::istringstream in(names);
+      for (std::string name; none && std::getline(in, name);) part(name);
+    }
+  }
+  /// The means over all ranks' samples, in the order in which the parts came. False if there are no samples.
+  bool results(const EvalProgress& progress, dist::ProcessGroup& group, MetricResults& results) {
     std::vector<double> own{progress.loss.sum, progress.loss.count, samples_};
     for (const auto& [name, sum] : parts_) own.push_back(sum);
     const auto count = static_cast<std::int64_t>(own.size());
     const Tensor sums = tensor(own, {count}, {.dtype = f64, .device = Device{}});
     group.all_reduce(sums, dist::ReduceOp::sum, "results of the evaluation").wait();
     const std::vector<double> all = sums.to_vector<double>();
+    if (all[2] == 0) return false;
     if (all[1] > 0) results.set("loss", all[0] / all[1]);
     for (std::size_t i = 0; i < parts_.size(); ++i) results.set(parts_[i].first, all[i + 3] / all[2]);
+    return true;
   }
 
  private:
@@ -117,9 +130,19 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
   bool stopped = false;
   task.begin_evaluation();
   dist::ProcessGroup group = options.group;
-  // Ranks' parts may differ by a sample, and so by a batch: behind the last one that all have, nobody gives up.
+  // Ranks' parts may differ by a sample, and so by a batch, or be empty: behind the last one that all have, nobody
+  // gives up.
   const std::int64_t common = static_cast<std::int64_t>(-max_of(group, -static_cast<double>(batches.size())));
-  std::int64_t at = 0;
+  // Passes bring parameters from their owners: all ranks make as many.
+  optim::StateSharding* divided = options.sharding.get();
+  if (divided && !divided->parameters_too()) divided = nullptr;
+  const double most = divided ? max_of(group, static_cast<double>(batches.size())) : 0;
+  std::shared_ptr<void> whole;
+  if (divided && common == 0) {
+    whole = divided->gather_parameters();
+    divided = nullptr;
+  }
+  std::int64_t at = 0, passes = 0;
   batches.each([&](const data::Batch& given) {
     if (options.stop && at++ < common && max_of(group, options.stop() ? 1 : 0) != 0) {
       stopped = true;
@@ -130,7 +153,9 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
     {
       std::optional<amp::Autocast> region;
       if (options.autocast) region.emplace(amp::AutocastOptions{.dtype = *options.autocast});
+      const std::shared_ptr<void> watched = divided ? divided->watch_pass() : nullptr;
       made = task.evaluate(batch);
+      ++passes;
     }
     sums.add(made, task.samples(batch), std::chrono::duration<double>(Clock::now() - start).count());
     if (device.is_cpu() || sums.pending() >= read_every) sums.read(device, progress, options.on_batch);
@@ -138,11 +163,12 @@ bool evaluate(Task& task, const Batches& batches, MetricResults& results, const 
     return true;
   });
   if (stopped) return false;
+  for (; divided && static_cast<double>(passes) < most; ++passes) divided->follow_pass();
   sums.read(device, progress, options.on_batch);
-  if (progress.batch == 0) fail<Error>("{}: expected at least one batch, got none", options.who);
-  batches.finish_epoch();
   MetricResults made = results;
-  sums.results(progress, group, made);
+  if (group.size() > 1 && common == 0) sums.name_parts(group, progress.batch == 0);
+  if (!sums.results(progress, group, made)) fail<Error>("{}: expected at least one batch, got none", options.who);
+  batches.finish_epoch();
   task.merge_evaluation(group);
   task.end_evaluation(made);
   results = std::move(made);

@@ -182,6 +182,16 @@ std::vector<Flag> flags(TrainConfig& c) {
         .resume = FlagResume::recipe,
         .task = "classification"}});
   append(all, flags(c.images));
+  NetworkDescription& d = c.description;
+  add(all, "Detection",
+      {{.names = "--cfg",
+        .field = &d.file,
+        .help = "File that describes the network (YAML), the description itself in braces, or a name as yolov5n.yaml",
+        .kept = FlagKept::given,
+        .resume = FlagResume::same,
+        // The file may change, or be somewhere else than who reads the configuration.
+        .text = [&d] { return d.text.empty() ? d.file.string() : d.text; },
+        .data = "boxes"}});
   append(all, flags(c.detection));
   add(all, "Optimization",
       {{.names = "--epochs,--epoch",

@@ -266,7 +266,7 @@ void add_metrics(JsonLog::Fields& fields, const MetricResults& metrics) {
 void check_log(const fs::path& log, const fs::path& out, const std::vector<fs::path>& reads) {
   if (log.empty()) return;
   const auto files_of = [](const fs::path& folder) {
-    return std::vector{folder / "last.safetensors", folder / "best.safetensors", folder / "config.yaml"};
+    return std::vector{folder / kLastCheckpoint, folder / kBestCheckpoint, folder / "config.yaml"};
   };
   std::error_code error;
   if (!out.empty()) {
@@ -289,8 +289,8 @@ void check_log(const fs::path& log, const fs::path& out, const std::vector<fs::p
     }
   }
   const fs::path target = resolved(log), folder = target.parent_path();
-  const bool of_a_run = target.filename() == "log.jsonl" && (fs::exists(folder / "last.safetensors", error) ||
-                                                             fs::exists(folder / "best.safetensors", error));
+  const bool of_a_run = target.filename() == "log.jsonl" &&
+                        (fs::exists(folder / kLastCheckpoint, error) || fs::exists(folder / kBestCheckpoint, error));
   if (of_a_run && (out.empty() || !same_place(folder, out))) {
     fail<IoError>("--log-json {}: it is the log of the run in {}; name another file", shown_path(log),
                   shown_path(folder));

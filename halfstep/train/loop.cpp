@@ -57,14 +57,20 @@ Loop::Loop(TrainStep& step, Task& evaluation, TrainContext& context, const std::
 }
 
 bool Loop::stopped() {
-  if (options_.stop && options_.stop->load(std::memory_order_relaxed)) context_.request_stop("interrupted");
+  if (options_.stop && options_.stop->load(std::memory_order_relaxed)) {
+    context_.interrupted_ = true;
+    context_.request_stop("interrupted");
+  }
   return group_.size() > 1 ? agreed_ : context_.stop_requested();
 }
 
 void Loop::agree() {
   if (group_.size() == 1) return;
   stopped();
-  agreed_ = max_of(group_, context_.stop_requested() ? 1 : 0) != 0;
+  constexpr double kRequested = 1, kInterrupted = 2;
+  const double most = max_of(group_, context_.interrupted_ ? kInterrupted : context_.stop_requested() ? kRequested : 0);
+  agreed_ = most != 0;
+  context_.interrupted_ = most == kInterrupted;
   if (agreed_ && !context_.stop_requested()) context_.request_stop("another rank was stopped");
 }
 
@@ -116,6 +122,7 @@ void Loop::epoch(const Batches& training, const Batches* validation) {
         .on_batch = [&](const EvalProgress& p) { tell(&CallbackBase::on_eval_batch, p); },
         .stop = [&] { return stopped() || context_.stop_requested(); },
         .group = group_,
+        .sharding = step_.optimizer().sharding(),
         .who = who_};
     over = evaluate(evaluation_, *validation, context_.metrics, evaluation);
     if (over) tell(&CallbackBase::on_eval_end);

@@ -88,7 +88,10 @@ struct Model::Impl {
   TrainContext context() const {
     TrainContext c;
     c.network = &network();
-    if (step) c.optimizer = &step->optimizer();
+    if (step) {
+      c.optimizer = &step->optimizer();
+      c.train_step = &*step;
+    }
     return c;
   }
   History run(int epochs, const Batches& training, const Batches* validation, const std::vector<Callback>& callbacks,

@@ -97,6 +97,11 @@ struct NetworkKind {
   /// Of networks that a configuration may describe (--cfg): what messages call its description, `--cfg FILE`; empty
   /// text where it has none. By default the name says what the network is.
   std::function<std::string(const TrainConfig& config)> described_by = {};
+  /// The same description as text alone, in one form, as Task::network_description() of the network that is built from
+  /// it. Throws IoError for one that can't be read, or of no network.
+  std::function<std::string(const NetworkDescription& description)> description = {};
+  /// Where two descriptions first differ, in words; empty where they are of the same network.
+  std::function<std::string(const NetworkDescription& a, const NetworkDescription& b)> difference = {};
 };
 
 /// What a network is trained for, such as `classification`.

@@ -143,7 +143,7 @@ void check_state(const Checkpoint& c, const nn::ModuleBase& module, const optim:
     }
   };
   check_all(module.state_dict(), c.weights);
-  check_all(optimizer.state_dict().tensors, c.optimizer.tensors);
+  check_all((optimizer.sharding() ? optimizer.state_of_groups() : optimizer.state_dict()).tensors, c.optimizer.tensors);
   // Counters: batches that a normalisation saw, steps that a parameter made.
   const auto check_counts = [&](const NamedTensor& t, std::int64_t most) {
     if (is_floating(t.tensor.dtype())) return;

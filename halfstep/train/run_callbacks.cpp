@@ -2,12 +2,10 @@
 #include <cmath>
 #include <optional>
 
-#include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
-#include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
-#include "halfstep/train/device_memory.h"
 #include "halfstep/train/run_callbacks_internal.h"
+#include "halfstep/train/state_internal.h"
 
 namespace halfstep::training {
 namespace {
@@ -16,114 +14,19 @@ namespace {
 // nothing will.
 constexpr int kMaxBadLosses = 20;
 
-constexpr const char* kLast = "last.safetensors";
-constexpr const char* kBest = "best.safetensors";
-
 double scale_of(const amp::GradScaler* scaler) { return scaler ? scaler->get_scale() : 1; }
 
-void add_memory(JsonLog::Fields& fields, Device device) {
-  fields.emplace_back("peak_rss_mb", peak_rss_mb());
-  if (!device.is_cpu()) fields.emplace_back("device_peak_mb", device_peak_mb(device));
-}
-
 }  // namespace
-
-// --------------------------------------------------------------------------------------------------------------- log
-
-void LogCallback::on_train_begin(TrainContext& context) {
-  log_.write("start", {{"model", config_.model},
-                       {"epochs", std::int64_t{config_.epochs}},
-                       {"batch_size", config_.batch_size},
-                       {"accumulate", std::int64_t{config_.accumulate}},
-                       {"samples", samples_},
-                       {"best_by", best_by_},
-                       {"lr", config_.lr},
-                       {"optimizer", config_.optimizer},
-                       {"amp", amp_text(config_)},
-                       {"device", config_.device.str()},
-                       {"ranks", std::int64_t{config_.group.size()}},
-                       {"share", samples_of_ranks(config_)},
-                       {"scale", scale_of(context.scaler)},
-                       {"seed", config_.seed},
-                       {"step", context.state().step}});
-}
-
-void LogCallback::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
-  for (const StepRecord& r : steps) {
-    JsonLog::Fields fields = {{"epoch", std::int64_t{r.epoch}}, {"step", r.step}, {"loss", r.loss}};
-    for (const auto& [name, sum] : r.parts) fields.emplace_back(name, sum / static_cast<double>(r.samples));
-    fields.insert(fields.end(),
-                  {{"lr", r.lr}, {"scale", r.scale}, {"skipped", r.skipped_steps}, {"samples_per_s", r.samples_per_s}});
-    add_memory(fields, config_.device);
-    log_.write("step", fields);
-  }
-}
-
-void LogCallback::on_eval_end(TrainContext& context) {
-  JsonLog::Fields fields = {{"epoch", std::int64_t{context.epoch}}, {"step", context.state().step}};
-  add_metrics(fields, context.metrics);
-  fields.insert(fields.end(), {{"scale", scale_of(context.scaler)}, {"skipped", context.state().skipped}});
-  add_memory(fields, config_.device);
-  log_.write("eval", fields);
-}
-
-void log_end(JsonLog& log, const RunReport& report, const TrainStep& step) {
-  const CaptureStats& c = report.captured;
-  if (c.plain + c.recorded + c.replayed > 0) {
-    JsonLog::Fields fields = {{"plain", static_cast<std::int64_t>(c.plain)},
-                              {"recorded", static_cast<std::int64_t>(c.recorded)},
-                              {"replayed", static_cast<std::int64_t>(c.replayed)}};
-    if (c.graphs > 0) fields.emplace_back("graphs", static_cast<std::int64_t>(c.graphs));
-    if (!report.why_not_captured.empty()) fields.emplace_back("why_not", report.why_not_captured);
-    log.write("capture", fields);
-  }
-  for (const FallbackCount& f : report.fallbacks) {
-    log.write("fallback", {{"op", f.op},
-                           {"calls", static_cast<std::int64_t>(f.calls)},
-                           {"bytes_to_host", static_cast<std::int64_t>(f.bytes_to_host)},
-                           {"bytes_to_device", static_cast<std::int64_t>(f.bytes_to_device)},
-                           {"seconds", f.seconds},
-                           {"failures", static_cast<std::int64_t>(f.failures)}});
-  }
-  if (const auto& parallel = step.options().parallel; parallel && parallel->options().bucket_cap_mb == 0) {
-    const dist::DataParallelStats stats = parallel->stats();
-    log.write("buckets", {{"mb", stats.bucket_mb}, {"buckets", std::int64_t{stats.buckets}}, {"tuning", stats.tuning}});
-  }
-  JsonLog::Fields fields = {{"epochs", std::int64_t{report.epochs}},
-                            {"step", report.steps},
-                            {"seconds", report.seconds},
-                            {"skipped", report.skipped},
-                            {"scale", scale_of(step.scaler())}};
-  // Compared by name with other runs: also where there was no evaluation.
-  const Task& task = step.task();
-  for (const std::string& name : {std::string("loss"), task.best_by()}) {
-    if (!report.metrics.contains(name)) fields.emplace_back(name, double{NAN});
-  }
-  add_metrics(fields, report.metrics);
-  fields.insert(fields.end(), {{"interrupted", report.interrupted}, {"peak_rss_mb", report.peak_rss_mb}});
-  if (report.device_peak_mb > 0) fields.emplace_back("device_peak_mb", report.device_peak_mb);
-  log.write("end", fields);
-}
 
 // ------------------------------------------------------------------------------------------------------------- saver
 
 void RunSaver::resume(const Checkpoint& c) {
   state_.epoch = static_cast<int>(c.loader.epoch);
   finite = c.finite;
-  if (c.best_by == step_.task().best_by()) {
-    best_ = c.best;
-    best_epoch_ = c.best_epoch;
+  if (c.best_by == best_.name()) {
+    best_.reset(c.best, c.best_epoch);
   }
   last_file_ = config_.resume;
-}
-
-bool RunSaver::offer(double value) {
-  const bool better = !best_ ? !std::isnan(value) : (step_.task().larger_is_better() ? value > *best_ : value < *best_);
-  if (better) {
-    best_ = value;
-    best_epoch_ = state_.epoch + 1;  // which isn't over yet
-  }
-  return better;
 }
 
 void RunSaver::gather_compression() {
@@ -136,57 +39,53 @@ bool RunSaver::may_write(const std::filesystem::path& file) const {
 }
 
 void RunSaver::wait() {
+  finish_shards();
   writer_.wait();
   if (!next_file_.empty()) last_file_ = std::exchange(next_file_, {});
 }
 
-void RunSaver::save(const std::vector<std::filesystem::path>& places) {
+Checkpoint RunSaver::checkpoint(NamedTensors weights, optim::OptimizerState optimizer) const {
   const amp::GradScaler* scaler = step_.scaler();
-  optim::Optimizer& optimizer = step_.optimizer();
-  NamedTensors weights = step_.network().state_dict(), training_weights;
+  const optim::Optimizer& trained = step_.optimizer();
+  Checkpoint c = state_of(std::move(weights), trained.kind(), std::move(optimizer), scaler, state_);
   if (average_) {
-    training_weights = weights;
+    c.training_weights = c.weights;
+    c.ema_updates = average_->updates();
     std::map<std::string, Tensor> averages;
     for (const NamedTensor& t : average_->averages()) averages.emplace(t.name, t.tensor);
-    for (NamedTensor& t : weights) {
+    for (NamedTensor& t : c.weights) {
       if (const auto it = averages.find(t.name); it != averages.end()) t.tensor = it->second;
     }
   }
-  writer_.write(places, {.model = config_.model,
-                         .network = step_.task().network_description(),
-                         .weights = std::move(weights),
-                         .optimizer_kind = optimizer.kind(),
-                         .optimizer = optimizer.state_dict(),
-                         .scaler = scaler ? scaler->state_dict() : std::map<std::string, double>{},
-                         // Not where the loader stands: a batch that was taken may not have been trained on.
-                         .loader = {.epoch = state_.epoch, .batch = state_.batch},
-                         .loader_seed = loader_.options().seed,
-                         .batch_size = loader_.options().batch_size,
-                         .samples = loader_.dataset().size(),
-                         .shuffle = loader_.options().shuffle,
-                         .drop_last = loader_.options().drop_last,
-                         .repeat = loader_.options().repeat,
-                         .accumulate = config_.accumulate,
-                         .random = default_generator().state(),
-                         .step = state_.step,
-                         .skipped = state_.skipped,
-                         .loss_sum = state_.loss_sum,
-                         .loss_samples = state_.loss_samples,
-                         .best = best_,
-                         .best_by = step_.task().best_by(),
-                         .best_epoch = best_epoch_,
-                         .finite = finite,
-                         .amp = amp_text(config_),
-                         .parts = state_.parts,
-                         .part_samples = state_.samples,
-                         .classes = config_.classes,
-                         .recipe = recipe(config_),
-                         .scale_rules = scaler ? loss_scale_rules(scaler->policy()) : std::map<std::string, double>{},
-                         .data_checksums = config_.data_checksums,
-                         .training_weights = std::move(training_weights),
-                         .ema_updates = average_ ? average_->updates() : 0,
-                         .communication = communication_});
-  if (places.back().filename() == kLast) next_file_ = places.back();
+  c.model = config_.model;
+  c.network = step_.task().network_description();
+  // Not where the loader stands: a batch that was taken may not have been trained on.
+  c.loader = {.epoch = state_.epoch, .batch = state_.batch};
+  c.loader_seed = loader_.options().seed;
+  c.batch_size = loader_.options().batch_size;
+  c.samples = loader_.dataset().size();
+  c.shuffle = loader_.options().shuffle;
+  c.drop_last = loader_.options().drop_last;
+  c.repeat = loader_.options().repeat;
+  c.accumulate = config_.accumulate;
+  c.best = best_.value();
+  c.best_by = best_.name();
+  c.best_epoch = best_.epoch();
+  c.finite = finite;
+  c.amp = amp_text(config_);
+  c.classes = config_.classes;
+  c.recipe = recipe(config_);
+  if (scaler) c.scale_rules = loss_scale_rules(scaler->policy());
+  c.data_checksums = config_.data_checksums;
+  c.communication = communication_;
+  return c;
+}
+
+bool RunSaver::save(const std::vector<std::filesystem::path>& files) {
+  if (!files.empty() && files.back().filename() == kLastCheckpoint) next_file_ = files.back();
+  if (sharded) return save_shards();
+  writer_.write(files, checkpoint(step_.network().state_dict(), step_.optimizer().state_dict()));
+  return true;
 }
 
 void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord> steps) {
@@ -205,45 +104,45 @@ void FiniteLoss::on_values(TrainContext& /*context*/, std::span<const StepRecord
   }
 }
 
-void SaveCallback::save(std::vector<const char*> names, const TrainContext& context) {
+void SaveCallback::save(const std::vector<const char*>& names, const TrainContext& context) {
   saver_.gather_compression();
-  const std::shared_ptr<void> whole = saver_.gather ? saver_.gather() : nullptr;
-  if (saver_.folder().empty()) return;
   settle();
   std::vector<std::filesystem::path> files;
-  std::erase_if(names, [&](const char* name) { return !saver_.may_write(saver_.folder() / name); });
-  for (const char* name : names) files.push_back(saver_.folder() / name);
+  for (const char* name : names) {
+    const std::filesystem::path file = saver_.folder() / name;
+    if (!saver_.folder().empty() && saver_.may_write(file)) files.push_back(file);
+  }
+  files = saver_.agree_on(files);
   if (files.empty()) return;
   dist::ProcessGroup::working("writing a checkpoint");
   pending_epoch_ = context.epoch;
   pending_step_ = saver_.state().step;
-  saver_.save(files);
-  pending_ = std::move(names);
-  if (saver_.saved()) settle();
+  const bool beside = saver_.save(files);
+  pending_ = std::move(files);
+  if (!beside || saver_.saved()) settle();
 }
 
 void SaveCallback::settle() {
   if (pending_.empty()) return;
   if (!saver_.saved()) dist::ProcessGroup::working("writing a checkpoint");
-  const std::vector<const char*> names = std::exchange(pending_, {});
+  const std::vector<std::filesystem::path> files = std::exchange(pending_, {});
   saver_.wait();
-  for (const char* name : names) {
-    const std::filesystem::path file = saver_.folder() / name;
+  for (const std::filesystem::path& file : files) {
     log_.write("checkpoint", {{"epoch", pending_epoch_}, {"step", pending_step_}, {"file", file.string()}});
     // The caller is notified of the last one only: the best one is a copy of some last one.
-    if (name == kLast && callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
+    if (file.filename() == kLastCheckpoint && callbacks_.on_checkpoint) callbacks_.on_checkpoint(file);
   }
 }
 
 void SaveCallback::on_step_end(TrainContext& context) {
-  if (saver_.saved()) settle();
+  if (!pending_.empty() && saver_.saved()) settle();
   saver_.set_state(context.state());
   const std::int64_t every = saver_.save_every();
   // An epoch's end is a place of its own to save at.
   if (every == 0 || context.step % every != 0 || context.step_in_epoch == context.steps_in_epoch) return;
   context.read_values();
   saver_.set_state(context.state());
-  save({kLast}, context);
+  save({kLastCheckpoint}, context);
 }
 
 void SaveCallback::on_eval_end(TrainContext& context) {
@@ -259,13 +158,13 @@ void SaveCallback::on_epoch_end(TrainContext& context) {
   saver_.set_state(context.state());
   if (!std::exchange(evaluated_, false)) return;  // it was stopped
   // In this order: killed between the two, the run that goes on makes this evaluation again.
-  best_ ? save({kBest, kLast}, context) : save({kLast}, context);
+  best_ ? save({kBestCheckpoint, kLastCheckpoint}, context) : save({kLastCheckpoint}, context);
   if (saver_.out_of_patience()) context.request_stop("no better evaluation");
 }
 
 void SaveCallback::on_train_end(TrainContext& context) {
   saver_.set_state(context.state());
-  if (context.state().epoch < saver_.epochs()) save({kLast}, context);
+  if (context.state().epoch < saver_.epochs()) save({kLastCheckpoint}, context);
   settle();
 }
 
@@ -302,38 +201,6 @@ void ReportCallback::report(TrainContext& context, bool best) {
                       .train_loss = context.state().mean_loss(),
                       .scale = scale_of(context.scaler),
                       .skipped = context.state().skipped});
-}
-
-// --------------------------------------------------------------------------------------------------------- debugging
-
-void DebugCallback::on_step_begin(TrainContext& context) {
-  debugging_.before_step(context.step);
-  if (debugging_.wants_twin(context.step)) twin(context.batches[0]);
-}
-
-// The batch in float32 and in the run's precision. Leaves weights and buffers as they were, and no gradients, which a
-// step drops anyway.
-void DebugCallback::twin(const data::Batch& batch) {
-  const nn::ModuleBase& network = step_.network();
-  std::vector<Tensor> buffers;
-  for (const NamedTensor& b : network.buffers()) buffers.push_back(b.tensor.clone());
-  const auto restore = [&] {
-    const NoGrad no_grad;
-    std::size_t i = 0;
-    for (const NamedTensor& b : network.buffers()) Tensor(b.tensor).copy_(buffers[i++]);
-    step_.optimizer().zero_grad();
-  };
-  // Passes that train nothing are this rank's own: a hook such as PowerSGD's would keep what they leave out.
-  std::optional<dist::DataParallelBase::NoSync> alone;
-  if (step_.options().parallel) alone.emplace(*step_.options().parallel);
-  debugging_.twin(
-      [&] {
-        restore();
-        const Tensor loss = step_.task().loss(batch).loss;
-        (step_.scaler() ? step_.scaler()->scale(loss) : loss).backward();
-      },
-      *step_.options().autocast);
-  restore();
 }
 
 }  // namespace halfstep::training

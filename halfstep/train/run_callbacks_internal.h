@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run of the program adds to the loop: rates by the schedule, the JSON log, reports, observers, checkpoints.
+// What a run of the program adds to the public callbacks: rates by the schedule, reports, checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -11,10 +11,11 @@
 #include "halfstep/data/loader.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/optim/ema.h"
+#include "halfstep/train/callbacks.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/checkpoint_writer_internal.h"
-#include "halfstep/train/debugging.h"
 #include "halfstep/train/json_log.h"
+#include "halfstep/train/run_folder.h"
 #include "halfstep/train/schedule.h"
 #include "halfstep/train/train_step.h"
 #include "halfstep/train/trainer.h"
@@ -33,55 +34,47 @@ class ScheduleCallback final : public CallbackBase {
   RateSchedule& schedule_;
 };
 
-/// The lines `start`, `step` and `eval` of the log.
-class LogCallback final : public CallbackBase {
- public:
-  LogCallback(JsonLog& log, const TrainConfig& config, std::int64_t samples, std::string best_by)
-      : log_(log), config_(config), samples_(samples), best_by_(std::move(best_by)) {}
-  void on_train_begin(TrainContext& context) override;
-  void on_values(TrainContext& context, std::span<const StepRecord> steps) override;
-  void on_eval_end(TrainContext& context) override;
-
- private:
-  JsonLog& log_;
-  const TrainConfig& config_;
-  std::int64_t samples_;
-  std::string best_by_;
-};
-/// The lines `capture`, `fallback` and `end`.
-void log_end(JsonLog& log, const RunReport& report, const TrainStep& step);
-
 /// Keeps the state of the run in files.
 class RunSaver {
  public:
   RunSaver(const TrainConfig& config, TrainStep& step, const data::DataLoader& loader)
-      : config_(config), step_(step), loader_(loader), writer_(!config.sync_checkpoints) {}
+      : config_(config),
+        step_(step),
+        loader_(loader),
+        best_(step.task().best_by(), step.task().larger_is_better() ? Better::larger : Better::smaller),
+        writer_(!config.sync_checkpoints) {}
   /// Takes over what a checkpoint says of the run so far.
   void resume(const Checkpoint& c);
   /// The state that the next checkpoint holds.
   void set_state(const RunState& state) { state_ = state; }
   const RunState& state() const { return state_; }
   /// Whether `value` of the task's best_by() is better than all before; remembers it then.
-  bool offer(double value);
+  bool offer(double value) { return best_.offer(value, state_.epoch + 1); }  // of the epoch that isn't over yet
   /// Whether so many epochs passed without a better value that the run ends (TrainConfig::patience).
   bool out_of_patience() const {
-    return config_.patience > 0 && best_epoch_ > 0 && state_.epoch - best_epoch_ >= config_.patience;
+    return config_.patience > 0 && best_.epoch() > 0 && state_.epoch - best_.epoch() >= config_.patience;
   }
   /// Losses in a row that weren't finite.
   int bad_losses = 0;
   /// Whether that of the last evaluation was.
   bool finite = true;
-  /// Brings a state that is divided among ranks to the one that saves, for as long as the result lives; all ranks call
-  /// it. Empty: the state isn't divided, or no rank saves.
-  std::function<std::shared_ptr<void>()> gather = {};
+  /// Ranks divide the optimizer's state, and each writes what only it has: files that are shards of rank 0's. Then all
+  /// ranks call agree_on(), save(), saved() and wait(). They agree that all shards are written when they call one of
+  /// the last two anyway, and not on the writers' threads, since all collectives go by one thread and in one order.
+  bool sharded = false;
+  /// Throws IoError on all ranks unless all see the folder of rank 0, which is locked. For runs whose state is divided.
+  void check_folder() const;
 
   /// Whether the file may be written: unless it would take the place of a good one, since a run can't be resumed from
   /// weights whose loss isn't finite.
   bool may_write(const std::filesystem::path& file) const;
-  /// Begins to write the state as it is now, beside training unless the configuration says otherwise.
-  void save(const std::vector<std::filesystem::path>& places);
+  /// The files that rank 0 is about to write, on all ranks if these write shards of them.
+  std::vector<std::filesystem::path> agree_on(const std::vector<std::filesystem::path>& files);
+  /// Begins to write the state as it is now, beside training unless the configuration says otherwise; agree_on() gave
+  /// the files. Returns false where wait() has to be called before training goes on.
+  bool save(const std::vector<std::filesystem::path>& files);
   /// Whether wait() would return, or throw, at once.
-  bool saved() const { return writer_.done(); }
+  bool saved();
   /// Returns when what was begun is written. Throws IoError if it can't be.
   void wait();
   /// The average of the network's weights, which checkpoints have in their place. It has to live as long as this.
@@ -97,17 +90,23 @@ class RunSaver {
   const std::filesystem::path& last_file() const { return last_file_; }
 
  private:
+  /// With these tensors.
+  Checkpoint checkpoint(NamedTensors weights, optim::OptimizerState optimizer) const;
+  bool save_shards();
+  void finish_shards();
+
   const TrainConfig& config_;
   TrainStep& step_;
   const data::DataLoader& loader_;
   RunState state_;
-  std::optional<double> best_;
-  std::int64_t best_epoch_ = 0;
+  detail::Best best_;
   const optim::EMA* average_ = nullptr;
   std::filesystem::path last_file_, next_file_;
   CheckpointWriter writer_;
   std::optional<dist::PowerSGD> compression_;
-  NamedTensors communication_;  // its state
+  NamedTensors communication_;                         // its state
+  std::vector<std::filesystem::path> files_, shards_;  // that are being written
+  bool shards_pending_ = false;                        // on all ranks alike: nobody knows whether they are written
 };
 
 /// Ends the run at a loss that lowering the scale doesn't mend.
@@ -140,19 +139,6 @@ class ReportCallback final : public CallbackBase {
   MetricResults last_metrics_;
 };
 
-/// The observers of debugging and profiling, in their ranges of steps.
-class DebugCallback final : public CallbackBase {
- public:
-  DebugCallback(StepDebugging& debugging, TrainStep& step) : debugging_(debugging), step_(step) {}
-  void on_step_begin(TrainContext& context) override;
-  void on_step_end(TrainContext& context) override { debugging_.after_step(context.step); }
-
- private:
-  void twin(const data::Batch& batch);
-  StepDebugging& debugging_;
-  TrainStep& step_;
-};
-
 /// Writes `last.safetensors` and `best.safetensors`. The log has them, and the caller hears of them, when they are in
 /// their place.
 class SaveCallback final : public CallbackBase {
@@ -166,7 +152,7 @@ class SaveCallback final : public CallbackBase {
   void on_train_end(TrainContext& context) override;
 
  private:
-  void save(std::vector<const char*> names, const TrainContext& context);
+  void save(const std::vector<const char*>& names, const TrainContext& context);
   /// Waits for what is being written, and says so.
   void settle();
   RunSaver& saver_;
@@ -176,7 +162,7 @@ class SaveCallback final : public CallbackBase {
   bool best_ = false;       // the evaluation of this epoch
   bool evaluated_ = false;  // this epoch
   // What is being written, and of when.
-  std::vector<const char*> pending_;
+  std::vector<std::filesystem::path> pending_;
   std::int64_t pending_epoch_ = 0, pending_step_ = 0;
 };
 

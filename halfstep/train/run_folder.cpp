@@ -19,6 +19,7 @@
 #include "halfstep/core/atomic_file.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/core/text.h"
+#include "halfstep/io/checkpoint_shards_internal.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::training {
@@ -29,12 +30,13 @@ namespace fs = std::filesystem;
 constexpr const char* kLock = "run.lock";
 // First those that make a folder a run's, then what people look at, which anybody may have a file of the name of, then
 // the reports of debugging.
-constexpr const char* kFiles[] = {"last.safetensors", "best.safetensors", "config.yaml",          "log.jsonl",
-                                  "results.csv",      "curves.svg",       "classes.csv",          "confusion.svg",
-                                  "predictions.png",  "labels.svg",       "train-batch.png",      "f1.svg",
-                                  "precision.svg",    "recall.svg",       "precision-recall.svg", "debug-nonfinite.txt",
-                                  "debug-twin.txt",   "debug-compare.txt"};
-constexpr std::span<const char*const> kMarks = std::span(kFiles).first(4), kShown = std::span(kFiles).subspan(4, 11);
+constexpr const char* kFiles[] = {kLastCheckpoint,   kBestCheckpoint,    "config.yaml",          "log.jsonl",
+                                  "results.csv",     "curves.svg",       "classes.csv",          "confusion.svg",
+                                  "predictions.png", "labels.svg",       "train-batch.png",      "f1.svg",
+                                  "precision.svg",   "recall.svg",       "precision-recall.svg", "debug-nonfinite.txt",
+                                  "debug-twin.txt",  "debug-compare.txt"};
+constexpr std::span<const char*const> kCheckpoints = std::span(kFiles).first(2), kMarks = std::span(kFiles).first(4),
+                                      kShown = std::span(kFiles).subspan(4, 11);
 constexpr std::chrono::milliseconds kMoment{5};
 
 [[noreturn]] void cannot_be_made(const fs::path& path, int error) {
@@ -87,7 +89,7 @@ void check_free(const fs::path& folder, ExistingRun existing) {
     return;
   }
   if (existing == ExistingRun::replace) return;
-  const bool saved = fs::exists(folder / "last.safetensors") || fs::exists(folder / "best.safetensors");
+  const bool saved = fs::exists(folder / kLastCheckpoint) || fs::exists(folder / kBestCheckpoint);
   fail<IoError>("{}: holds a run already ({}); {}", shown_path(folder), shown_path(files[0]),
                 saved ? fmt::format("--resume {} continues it, --overwrite replaces it", shown_path(folder))
                       : "it has no checkpoint to resume from; --overwrite replaces it");
@@ -111,7 +113,18 @@ void check_unlocked(const fs::path& folder) {
 
 std::span<const char* const> run_file_names() { return kFiles; }
 
-std::vector<fs::path> run_files(const fs::path& folder) { return those_in(folder, kFiles); }
+std::vector<fs::path> run_files(const fs::path& folder) {
+  std::vector<fs::path> files = those_in(folder, kFiles);
+  for (const char* name : kCheckpoints) {
+    for (const fs::path& shard : io::shards_beside(folder / name)) {
+      std::error_code error;
+      if (fs::exists(fs::symlink_status(shard, error))) files.push_back(shard);
+    }
+  }
+  return files;
+}
+
+fs::path run_lock(const fs::path& folder) { return folder / kLock; }
 
 bool holds_run(const fs::path& folder) { return !those_in(folder, kMarks).empty(); }
 
@@ -314,6 +327,7 @@ void RunFolder::remove_run(const std::vector<fs::path>& keep) {
 void RunFolder::remove_leftovers() {
   if (lock_ < 0) return;
   for (const char* name : kFiles) AtomicFile::remove_leftovers(path_ / name);
+  for (const char* name : kCheckpoints) io::remove_stale_shards(path_ / name);
 }
 
 }  // namespace halfstep::training

@@ -10,6 +10,10 @@
 
 namespace halfstep::training {
 
+/// The checkpoints of a run, in its folder: the one to go on from, and the one of the best evaluation.
+inline constexpr const char* kLastCheckpoint = "last.safetensors";
+inline constexpr const char* kBestCheckpoint = "best.safetensors";
+
 /// What a run does with a folder that already holds a run.
 enum class ExistingRun {
   refuse,   ///< IoError
@@ -17,13 +21,16 @@ enum class ExistingRun {
   replace,  ///< its files are replaced, others stay
 };
 
-/// Names of all files that a run writes into its folder, but the lock.
+/// Names of all files that a run writes into its folder, but the lock and shards of checkpoints.
 HS_API std::span<const char* const> run_file_names();
 /// Those of them that are in a folder: checkpoints, configuration, log, what people look at and reports of debugging,
-/// in this order. None for a folder that isn't there.
+/// in this order, and then shards of checkpoints. None for a folder that isn't there.
 HS_API std::vector<std::filesystem::path> run_files(const std::filesystem::path& folder);
 /// Whether a folder holds a run: a checkpoint, a configuration or a log. Tables and figures alone may be anybody's.
 HS_API bool holds_run(const std::filesystem::path& folder);
+
+/// The file that is locked while a run writes into a folder; it names the process that does.
+HS_API std::filesystem::path run_lock(const std::filesystem::path& folder);
 
 /// Whether the checkpoint, or its folder, that a run resumes from is in that folder.
 HS_API bool is_run_in(const std::filesystem::path& resume, const std::filesystem::path& folder);
@@ -51,7 +58,8 @@ class HS_API RunFolder {
   /// Removes all files of a run, except those to keep; for a folder that held one when it was locked (holds_run).
   /// Throws IoError.
   void remove_run(const std::vector<std::filesystem::path>& keep);
-  /// Removes what a killed process left of files of a run that it was writing; nothing unless the folder is locked.
+  /// Removes what a killed process left of files of a run that it was writing, and shards that belong to no checkpoint;
+  /// nothing unless the folder is locked.
   /// Throws IoError.
   void remove_leftovers();
 

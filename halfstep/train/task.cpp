@@ -4,6 +4,9 @@
 namespace halfstep::training {
 
 Task::~Task() = default;
+std::shared_ptr<const data::Dataset> Task::training_data(std::shared_ptr<const data::Dataset> samples) const {
+  return samples;
+}
 void Task::count(TaskLoss& /*made*/, const data::Batch& /*batch*/) {}
 void Task::begin_evaluation() {}
 void Task::merge_evaluation(dist::ProcessGroup& /*group*/) {}

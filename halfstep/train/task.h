@@ -74,6 +74,9 @@ class HS_API Task {
 
   /// The network: parameters, buffers and mode. The same object in every call.
   virtual const nn::ModuleBase& network() const = 0;
+  /// The samples of a run as loss() takes them, such as pairs that are mixed; as they are unless overridden. A run
+  /// calls it once, for its training data.
+  virtual std::shared_ptr<const data::Dataset> training_data(std::shared_ptr<const data::Dataset> samples) const;
   /// Forward pass and loss of a batch in training, with recording on and inside the run's autocast region.
   virtual TaskLoss loss(const data::Batch& batch) = 0;
   /// Adds to `made.parts` what is counted of a batch but not part of its loss. After the backward pass, without

@@ -411,7 +411,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   s.since_smaller = smaller ? 0 : std::min(s.since_smaller + 1, kOften);
   s.why_plain.clear();
   if (s.options.shards > 0) {
-    s.why_plain = "its batches are divided into shards";
+    s.why_plain = "its batches are divided into shards (reproducible)";
     ++s.before.plain;
     return s.run(batches);
   }

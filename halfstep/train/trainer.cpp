@@ -12,7 +12,6 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/text.h"
-#include "halfstep/data/mixup.h"
 #include "halfstep/dist/loss_scale.h"
 #include "halfstep/dist/power_sgd.h"
 #include "halfstep/dist/sync_batch_norm.h"
@@ -20,6 +19,8 @@
 #include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/callbacks.h"
+#include "halfstep/train/callbacks_debug.h"
+#include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/classification.h"
 #include "halfstep/train/compression_internal.h"
 #include "halfstep/train/data.h"
@@ -27,6 +28,7 @@
 #include "halfstep/train/evaluate.h"
 #include "halfstep/train/flags.h"
 #include "halfstep/train/json_log.h"
+#include "halfstep/train/json_logger.h"
 #include "halfstep/train/model.h"
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/quantize.h"
@@ -43,14 +45,6 @@ using Clock = std::chrono::steady_clock;
 NamedTensors parameters_on(const nn::ModuleBase& module, Device device) {
   module.to(device);
   return module.parameters();
-}
-
-// Batches are mixed by whoever makes them, keyed as their samples are: no state beside the loader's.
-std::shared_ptr<const data::Dataset> mixed(const TrainConfig& c, std::shared_ptr<const data::Dataset> training) {
-  if (c.mixup == 0) return training;
-  const auto classes = c.num_classes > 0 ? c.num_classes : static_cast<std::int64_t>(c.classes.size());
-  return std::make_shared<data::MixupDataset>(std::move(training),
-                                              data::MixupOptions{.alpha = c.mixup, .classes = classes});
 }
 
 // The network on several ranks; null on one.
@@ -85,15 +79,14 @@ std::optional<dist::PowerSGD> power_sgd_of(const TrainConfig& c) {
   return dist::PowerSGD(*options);
 }
 
-// A rank's part of the data set of an evaluation: the parts lie one behind the other.
+// A rank's part of the data set of an evaluation: the parts lie one behind the other. With fewer samples than ranks
+// some are empty; the first never is, whose samples are drawn.
 std::shared_ptr<const data::Dataset> part_of(std::shared_ptr<const data::Dataset> all,
                                              const dist::ProcessGroup& group) {
   if (group.size() == 1) return all;
-  const std::int64_t n = all->size(), begin = n * group.rank() / group.size(),
-                     end = n * (group.rank() + 1) / group.size();
-  if (n < group.size()) {
-    fail<Error>("train: expected at least as many test samples as ranks, {}, got {}", group.size(), n);
-  }
+  const std::int64_t n = all->size(), ranks = group.size();
+  const auto begin_of = [=](std::int64_t rank) { return (n * rank + ranks - 1) / ranks; };
+  const std::int64_t begin = begin_of(group.rank()), end = begin_of(group.rank() + 1);
   std::vector<std::int64_t> indices(static_cast<std::size_t>(end - begin));
   std::iota(indices.begin(), indices.end(), begin);
   return std::make_shared<data::SubsetDataset>(std::move(all), std::move(indices));
@@ -127,49 +120,6 @@ TrainConfig config_of_rank(TrainConfig config) {
   return config;
 }
 
-// The average of the weights follows each step that was made.
-class AverageCallback final : public CallbackBase {
- public:
-  explicit AverageCallback(optim::EMA& average) : average_(average) {}
-  void on_step_end(TrainContext& context) override { average_.update_unless(context.overflow); }
-
- private:
-  optim::EMA& average_;
-};
-
-// Every evaluation sees the same data set in the same order, and has the memory of the gradients.
-class BeforeEvaluation final : public CallbackBase {
- public:
-  /// `average` may be null.
-  BeforeEvaluation(data::DataLoader& loader, std::shared_ptr<dist::DataParallelBase> parallel,
-                   std::optional<dist::ZeroRedundancy> zero, optim::EMA* average)
-      : loader_(loader), parallel_(std::move(parallel)), zero_(std::move(zero)), average_(average) {}
-  void on_eval_begin(TrainContext& context) override {
-    loader_.seek({});
-    context.optimizer->zero_grad();
-    if (average_) average_->swap();
-    // Each rank's last step has changed its own.
-    if (parallel_) parallel_->broadcast_buffers();
-    // Ranks may have unlike numbers of batches.
-    if (zero_) parameters_ = zero_->gather_parameters();
-  }
-  void on_eval_end(TrainContext& /*context*/) override { go_back(); }
-  // Of an evaluation that was stopped.
-  void on_epoch_end(TrainContext& /*context*/) override { go_back(); }
-
- private:
-  void go_back() {
-    parameters_.reset();
-    if (average_ && average_->is_swapped()) average_->swap();
-  }
-
-  data::DataLoader& loader_;
-  std::shared_ptr<dist::DataParallelBase> parallel_;
-  std::optional<dist::ZeroRedundancy> zero_;
-  optim::EMA* average_;
-  std::shared_ptr<void> parameters_;
-};
-
 class Run {
  public:
   Run(const TrainConfig& config, const std::shared_ptr<Task>& task, std::shared_ptr<const data::Dataset> training,
@@ -189,15 +139,15 @@ class Run {
                                .shards = static_cast<int>(config.reproducible)})),
         samples_(training->size()),
         test_(test),
-        loader_(mixed(config, std::move(training)), {.batch_size = config.batch_size,
-                                                     .shuffle = true,
-                                                     .workers = config.workers,
-                                                     .prefetch = config.prefetch,
-                                                     .seed = config.seed,
-                                                     .device = config.device,
-                                                     .rank = config.group.rank(),
-                                                     .ranks = config.group.size(),
-                                                     .shards = static_cast<int>(config.reproducible)}),
+        loader_(task->training_data(std::move(training)), {.batch_size = config.batch_size,
+                                                           .shuffle = true,
+                                                           .workers = config.workers,
+                                                           .prefetch = config.prefetch,
+                                                           .seed = config.seed,
+                                                           .device = config.device,
+                                                           .rank = config.group.rank(),
+                                                           .ranks = config.group.size(),
+                                                           .shards = static_cast<int>(config.reproducible)}),
         test_loader_(part_of(std::move(test), config.group),
                      {.batch_size = std::max<std::int64_t>(config.eval_batch_size / config.group.size(), 1),
                       .workers = std::max(config.workers, 1),
@@ -206,8 +156,7 @@ class Run {
         steps_per_epoch_((loader_.size() + config.accumulate - 1) / config.accumulate),
         schedule_(parse_rate_rule(config.lr_schedule, config.warmup_epochs), *optimizer_, steps_per_epoch_,
                   config.epochs, warmup_of(config)),
-        saver_(config, step_, loader_),
-        debugging_(config.debug, config.out, callbacks.on_debug) {
+        saver_(config, step_, loader_) {
     reset_fallback_counts();
     saver_.set_compression(power_sgd_);
     if (power_sgd_ && step_.scaler()) power_sgd_->follow([this] { return step_.scaler()->get_scale(); });
@@ -230,8 +179,8 @@ class Run {
                        optim::EMAOptions{.decay = config.ema, .warmup = config.ema_warmup});
       saver_.set_average(&*average_);
     }
-    if (!config.resume.empty()) resume();
     divide_state();
+    if (!config.resume.empty()) resume();
     if (claims && !goes_on) own_folder_ = RunFolder(config.out, existing);
     folder_ = folder ? folder : &own_folder_;
     // Before the caller writes a configuration, which would make a run of any folder.
@@ -243,7 +192,7 @@ class Run {
                !(replaces_ && (config.log_json == own || fs::equivalent(config.log_json, own, error)));
     // It may wait for its reader.
     if (config.group.size() > 1) dist::ProcessGroup::working("opening its log");
-    if (!config.log_json.empty() && !nothing_left()) log_ = JsonLog(config.log_json, appends_, stop_);
+    if (!config.log_json.empty() && !nothing_left()) *log_ = JsonLog(config.log_json, appends_, stop_);
   }
 
   RunReport run() {
@@ -252,7 +201,7 @@ class Run {
     report.best_by = step_.task().best_by();
     // Stopped while the log waited for its reader: nothing has begun.
     dist::ProcessGroup all_ranks = config_.group;
-    report.interrupted = max_of(all_ranks, !nothing_left() && !config_.log_json.empty() && !log_ ? 1 : 0) != 0;
+    report.interrupted = max_of(all_ranks, !nothing_left() && !config_.log_json.empty() && !*log_ ? 1 : 0) != 0;
     if (nothing_left() || report.interrupted) {
       report.nothing_left = nothing_left();
       report.out_of_patience = saver_.out_of_patience();
@@ -269,28 +218,32 @@ class Run {
     // A region that is open around all steps would keep the casts of a network with a level from step to step.
     std::optional<amp::Autocast> outside;
     if (!amp_.region && amp::is_autocast_enabled()) outside.emplace(amp::AutocastOptions{.enabled = false});
-    const auto first_lines = std::make_shared<LogCallback>(log_, config_, samples_, step_.task().best_by());
-    const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
-    const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
-    std::vector<Callback> all{Callback(std::make_shared<BeforeEvaluation>(test_loader_, step_.options().parallel, zero_,
-                                                                          average_ ? &*average_ : nullptr)),
-                              Callback(std::make_shared<ScheduleCallback>(schedule_)),
-                              Callback(first_lines),
-                              Callback(results),
-                              Callback(std::make_shared<FiniteLoss>(step_, saver_)),
-                              Callback(reports),
-                              Callback(std::make_shared<DebugCallback>(debugging_, step_))};
-    // Before anything is saved.
-    if (average_) all.insert(all.begin(), Callback(std::make_shared<AverageCallback>(*average_)));
-    // Like the table, before the checkpoint that it may not lack.
-    if (auto freezes = quantization_schedule(config_.quantization, step_)) all.emplace_back(std::move(freezes));
-    if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
-    all.emplace_back(std::make_shared<SaveCallback>(saver_, log_, callbacks_, *reports));
     // Ranks that have read different checkpoints don't go on; what else a scale consists of is that of rank 0.
     if (step_.scaler()) {
       dist::check_same_scale(*step_.scaler(), config_.group);
       if (config_.group.size() > 1) dist::broadcast_state(*step_.scaler(), config_.group);
     }
+    const auto logger = std::make_shared<JsonLogger>(log_, JsonLoggerOptions{.start = first_line(), .end = false});
+    const auto results = std::make_shared<ResultFiles>(config_, step_.task(), test_);
+    const auto reports = std::make_shared<ReportCallback>(callbacks_, step_.task());
+    // Every evaluation sees the same data set in the same order, and has the memory of the gradients.
+    std::vector<Callback> all{Lambda({.on_eval_begin = [this](TrainContext& context) {
+      test_loader_.seek({});
+      context.optimizer->zero_grad();
+    }})};
+    // Before anything is saved.
+    if (average_) all.emplace_back(WeightAverage(*average_));
+    // Each rank's last step has changed its own.
+    if (const auto& parallel = step_.options().parallel) {
+      all.emplace_back(Lambda({.on_eval_begin = [&parallel](TrainContext&) { parallel->broadcast_buffers(); }}));
+    }
+    all.insert(all.end(), {Callback(std::make_shared<ScheduleCallback>(schedule_)), Callback(logger), Callback(results),
+                           Callback(std::make_shared<FiniteLoss>(step_, saver_)), Callback(reports)});
+    for (Callback& c : debug_callbacks(config_.debug, config_.out, callbacks_.on_debug)) all.push_back(std::move(c));
+    // Like the table, before the checkpoint that it may not lack.
+    if (auto freezes = quantization_schedule(config_.quantization, step_)) all.emplace_back(std::move(freezes));
+    if (config_.tensorboard) all.emplace_back(TensorBoard(config_.out / "tensorboard"));
+    all.emplace_back(std::make_shared<SaveCallback>(saver_, *log_, callbacks_, *reports));
     Model model(step_, config_.capture);
     try {
       model.fit(config_.epochs, loader_, test_loader_, all,
@@ -299,7 +252,6 @@ class Run {
       results->run_failed();
       throw;
     }
-    debugging_.finish();
     const RunState& end = saver_.state();
     // A stop while the last evaluation ended came too late.
     const bool stopped = max_of(all_ranks, stop_ && stop_->load(std::memory_order_relaxed) ? 1 : 0) != 0;
@@ -317,12 +269,12 @@ class Run {
     report.fallbacks = fallback_counts();
     report.captured = step_.capture_stats();
     report.why_not_captured = step_.why_not_captured();
-    log_end(log_, report, step_);
+    logger->write_end(report, step_);
     return report;
   }
 
  private:
-  // ZeRO, once all ranks have the whole state.
+  // ZeRO, before a checkpoint is read, of which a rank then needs its part only.
   void divide_state() {
     const auto& parallel = step_.options().parallel;
     if (config_.zero == 0 || !parallel) return;
@@ -331,11 +283,25 @@ class Run {
                       .stage = config_.zero,
                       .bucket_cap_mb = config_.bucket_mb > 0 ? config_.bucket_mb : dist::ZeroOptions().bucket_cap_mb});
     dist::ProcessGroup group = config_.group;
-    if (max_of(group, config_.out.empty() ? 0 : 1) == 0) return;
-    saver_.gather = [this]() -> std::shared_ptr<void> {
-      zero_->consolidate_state_dict();
-      return {nullptr, [this, whole = zero_->gather_parameters()](void*) { zero_->drop_state_dict(); }};
-    };
+    saver_.sharded = max_of(group, config_.out.empty() ? 0 : 1) != 0;
+  }
+
+  // What the log says of the run before its first step.
+  JsonLog::Fields first_line() const {
+    return {{"model", config_.model},
+            {"epochs", std::int64_t{config_.epochs}},
+            {"batch_size", config_.batch_size},
+            {"accumulate", std::int64_t{config_.accumulate}},
+            {"samples", samples_},
+            {"best_by", step_.task().best_by()},
+            {"lr", config_.lr},
+            {"optimizer", config_.optimizer},
+            {"amp", amp_text(config_)},
+            {"device", config_.device.str()},
+            {"ranks", std::int64_t{config_.group.size()}},
+            {"share", samples_of_ranks(config_)},
+            {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
+            {"seed", config_.seed}};
   }
 
   bool nothing_left() const { return from_.epoch >= config_.epochs || saver_.out_of_patience(); }
@@ -349,6 +315,7 @@ class Run {
       folder_->remove_run(keep);
     }
     folder_->remove_leftovers();
+    saver_.check_folder();
     if (!appends_ || config_.log_json.empty()) return;
     const LogRepair repair = prepare_log(config_.log_json, from_.step, from_.epoch);
     const std::string file = shown_path(config_.log_json);
@@ -365,11 +332,11 @@ class Run {
                                          repair.repeated == 1 ? "is" : "are"));
     }
     // Another file may have taken the log's place.
-    if (repair.first > 0) log_ = JsonLog(config_.log_json, true, stop_);
+    if (repair.first > 0) *log_ = JsonLog(config_.log_json, true, stop_);
   }
 
   void resume() {
-    const Checkpoint c = load_checkpoint(config_.resume);
+    Checkpoint c = load_checkpoint(config_.resume, needed_tensors(step_.network(), *optimizer_));
     const std::string file = shown_path(config_.resume);
     amp::GradScaler none({.enabled = false});
     amp::GradScaler& scaler = step_.scaler() ? *step_.scaler() : none;
@@ -386,7 +353,10 @@ class Run {
         const NamedTensors averages = of_average(*average_, c.weights);
         average_->load_state_dict({.tensors = averages, .numbers = {{"updates", static_cast<double>(c.ema_updates)}}});
       }
-      step_.network().load_state_dict(c.training_weights.empty() ? c.weights : c.training_weights);
+      load_needed(step_.network(), *optimizer_, c.training_weights.empty() ? c.weights : c.training_weights);
+      // Copies of what is left come next.
+      c.weights.clear();
+      c.training_weights.clear();
       optimizer_->load_state_dict(c.optimizer);
       if (!c.scaler.empty()) scaler.load_state_dict(c.scaler);
       if (power_sgd_ && !c.communication.empty()) power_sgd_->load_state_dict(c.communication, config_.group);
@@ -418,8 +388,7 @@ class Run {
   RunFolder* folder_ = nullptr;
   bool replaces_ = false;  // the run that is in the folder
   bool appends_ = false;   // to the log
-  JsonLog log_;
-  StepDebugging debugging_;
+  std::shared_ptr<JsonLog> log_ = std::make_shared<JsonLog>();
   RunState from_;
 };
 
@@ -441,11 +410,7 @@ RunReport train(const TrainConfig& config, const std::shared_ptr<Task>& task,
 RunReport train(const TrainConfig& config, const Classifier& classifier, std::shared_ptr<const data::Dataset> training,
                 std::shared_ptr<const data::Dataset> test, const TrainCallbacks& callbacks,
                 const std::atomic<bool>* stop, RunFolder* folder) {
-  const auto task =
-      std::make_shared<ClassificationTask>(classifier, ClassificationOptions{.label_smoothing = config.label_smoothing,
-                                                                             .train_accuracy = config.train_accuracy,
-                                                                             .classes = config.classes,
-                                                                             .pictures = picture_form(config.model)});
+  const auto task = std::make_shared<ClassificationTask>(classifier, classification_options(config));
   return train(config, task, std::move(training), std::move(test), callbacks, stop, folder);
 }
 

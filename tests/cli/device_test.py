@@ -250,6 +250,15 @@ class Checks(ProgramTest):
             self.assertEqual(out.returncode, 0, out.stdout)
             self.assertRegex(out.stdout, "(?m)^ok +" + expected)
 
+    def test_graphs_are_checked_where_there_are_some(self):
+        for variables, expected in (({}, r"f32 +4 cases +same .* native"),
+                                    ({"HALFSTEP_GRAPHS": "0"}, r"bf16 +4 cases +same .* native"),
+                                    ({"HALFSTEP_SIM_GRAPHS": "0"}, r"0 cases .* no graphs: replays enqueue kernel by kernel"),
+                                    ({"HALFSTEP_SYNC": "1"}, r"0 cases .* not checked: each op waits until it is done \(HALFSTEP_SYNC\)")):
+            out = self.run_program("devices", "--check", "sim", "--quick", timeout=240, env=variables)
+            self.assertEqual(out.returncode, 0, out.stdout)
+            self.assertRegex(out.stdout, "(?m)^ok +captured steps, by graphs +" + expected)
+
     def test_wrong_usage(self):
         self.refused(2, "expected the device", "devices", "--check")
         self.refused(2, "belongs to --check", "devices", "--quick")

@@ -277,6 +277,8 @@ class Usage(LaunchTest):
                 ("--mpi: expected openmpi or mpich, got 'lam'", ["--mpi", "lam", "true"]),
                 ("expected what to run", []),
                 ("expected what to run", ["--nproc-per-node", "2"]),
+                ("there is no flag -n; --nproc-per-node N starts N processes on each machine", ["-n", "2", "true"]),
+                ("there is no flag --np; --nproc-per-node N starts N processes on each machine", ["--np=2", "true"]),
                 ("there is no flag --nproc; did you mean --nproc-per-node?", ["--nproc", "2", "true"]),
                 ("got tain, which is neither a command nor in PATH; did you mean train?", ["tain", "mlp"]),
                 ("got ./none, which is no program", ["./none"]),

@@ -49,6 +49,36 @@ class Safetensors:
     def state(self):
         return json.loads(self.header["__metadata__"][CHECKPOINT])
 
+    @property
+    def shards(self):
+        """Names of the files beside a checkpoint whose state was divided."""
+        return [entry["file"] for entry in self.state.get("shards", [])]
+
+    @classmethod
+    def whole(cls, path):
+        """A checkpoint with its shards, as the file that it would be without them, but for the texts."""
+        path = pathlib.Path(path)
+        file = cls(path)
+        if not file.shards:
+            return file
+        tensors = {}
+        for part in (file, *(cls(path.parent / name) for name in file.shards)):
+            for name in set(part.header) - {"__metadata__"}:
+                assert name not in tensors, f"{name} is there twice"
+                tensors[name] = ({k: v for k, v in part.header[name].items() if k != "data_offsets"}, part.tensor(name))
+        size = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2}
+        names = sorted(tensors, key=lambda name: (-size.get(tensors[name][0]["dtype"], 1), name))
+        header, data = {"__metadata__": dict(file.header["__metadata__"])}, b""
+        for name in names:
+            entry, content = tensors[name]
+            header[name] = {**entry, "data_offsets": [len(data), len(data) + len(content)]}
+            data += content
+        file.header, file.data = header, data
+        state = file.state
+        del state["shards"]
+        file.header["__metadata__"][CHECKPOINT] = json.dumps(state)
+        return file
+
     def set_state(self, **changes):
         state = self.state
         state.update(changes)

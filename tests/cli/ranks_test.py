@@ -13,7 +13,7 @@ import time
 import unittest
 
 from images_test import make_images
-from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events
+from program import PROGRAM, RUN_FILES, ProgramTest, Safetensors, events, make_data
 
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe", "--bind-to", "none"], "mpich": ["mpirun.mpich"]}
 FLAGS = ["--batch-size", "16", "--lr", "0.05", "--momentum", "0.9"]
@@ -53,6 +53,10 @@ class RanksTest(ProgramTest):
 
     def evaluations(self, run):
         return [e for e in events(self.folder / run / "log.jsonl") if e["event"] == "eval"]
+
+    def why_not(self, run):
+        """Why the steps of a run weren't replayed."""
+        return [e["why_not"] for e in events(self.folder / run / "log.jsonl") if e["event"] == "capture" and "why_not" in e][-1]
 
     def near(self, a, b, relative):
         self.assertEqual(len(a), len(b))
@@ -231,6 +235,9 @@ class Ranks(RanksTest):
         status, out, err = self.run_program("train", "--resume", "run", "--epochs", "3")
         self.assertEqual((status, err), (0, ""), out)
         self.near(self.losses("run"), self.losses("whole"), 1e-5)
+        # Where nothing is left to do, one rank says so.
+        status, out, err = self.finish(self.launch(2, "train", "--resume", "run"))
+        self.assertEqual((status, err.count("all 3 epochs are done")), (0, 1), out + err)
 
     # With the same number the bits are those of a run that wasn't interrupted.
     def test_a_stop_on_any_rank_is_one_of_all(self):
@@ -275,8 +282,10 @@ class Ranks(RanksTest):
             status, out, err = self.finish(self.launch(2, "train", "mlp", *flags), 60)
             self.assertNotEqual(status, 0, flags)
             self.assertIn(said, err)
+            if "--batch-size" in flags:
+                self.assertEqual((out, err.count("--batch-size: expected")), ("", 1), "one rank says it, before anything else")
             self.assertLess(time.time() - started, 30)
-            self.assertFalse((self.folder / "new" / "last.safetensors").exists())
+            self.assertFalse((self.folder / "new").exists())
 
     def test_the_same_bits_on_any_number_of_ranks(self):
         self.data(train=131)
@@ -287,6 +296,7 @@ class Ranks(RanksTest):
             self.done(ranks, *flags, "--out", str(ranks))
             self.assertEqual(self.losses(str(ranks)), self.losses("1"))
             self.assertEqual(Safetensors(self.folder / str(ranks) / "last.safetensors").data, first.data)
+            self.assertEqual(self.why_not(str(ranks)), "its batches are divided into shards (reproducible)")
         # In the middle of an epoch to another number of ranks.
         self.train("data", "--epochs", "1", *FLAGS, "--reproducible", "4", "--amp", "f16", "--clip-norm", "1", "--out", "mixed")
         self.done(2, "--resume", "mixed", "--epochs", "2")
@@ -302,21 +312,23 @@ class Ranks(RanksTest):
     def test_a_divided_state_gives_the_same_bits(self):
         self.data(train=131)
         for flags in (["--optimizer", "adamw", "--amp", "f16", "--accumulate", "2", "--clip-norm", "0.5", "--weight-decay", "0.01", "--no-norm-decay"],
-                      ["--momentum", "0.9", "--amp", "bf16", "--compress-gradients", "bf16", "--save-every", "4"]):
+                      ["--momentum", "0.9", "--amp", "bf16", "--compress-gradients", "bf16", "--save-every", "4"], ["--momentum", "0.9", "--ema", "0.9"]):
             flags = ["data", "--batch-size", "16", "--lr", "0.01", "--overwrite", *flags]
             self.done(2, *flags, "--out", "whole", "--epochs", "2")
             whole = Safetensors(self.folder / "whole" / "last.safetensors")
-            for stage in (1, 2, 3):
+            for stage in (1, 2) if "--ema" in flags else (1, 2, 3):  # averages are of whole weights
                 self.done(2, *flags, "--out", "run", "--epochs", "2", "--zero", stage)
                 self.assertEqual(self.losses("run"), self.losses("whole"))
                 self.assertEqual([e["top1"] for e in self.evaluations("run")], [e["top1"] for e in self.evaluations("whole")])
-                divided = Safetensors(self.folder / "run" / "last.safetensors")
+                if stage == 3:
+                    self.assertEqual(self.why_not("run"), "parameters are divided among the ranks (ZeRO stage 3)")
+                divided = Safetensors.whole(self.folder / "run" / "last.safetensors")
                 self.assertEqual(divided.data, whole.data, f"--zero {stage}: weights and the optimizer's state")
-                # A checkpoint is whole: it goes on divided in another way, or not at all.
+                # A checkpoint is whole when it is read: it goes on divided in another way, or not at all.
                 self.done(2, *flags, "--out", "half", "--epochs", "1", "--zero", stage)
                 self.done(2, "--resume", "half", "--epochs", "2", "--zero", 3 - stage)
                 self.assertEqual(self.losses("half"), self.losses("whole"))
-                self.assertEqual(Safetensors(self.folder / "half" / "last.safetensors").data, whole.data)
+                self.assertEqual(Safetensors.whole(self.folder / "half" / "last.safetensors").data, whole.data)
 
     def test_a_divided_state_resumes_on_another_number_of_ranks(self):
         self.data(train=131)
@@ -347,7 +359,7 @@ class Ranks(RanksTest):
             for run, capture in (("replayed", []), ("plain", ["--no-capture"])):
                 self.done(2, "data", "--out", run, "--overwrite", *flags, *more, *capture)
                 counts = next((e for e in events(self.folder / run / "log.jsonl") if e["event"] == "capture"), {})
-                runs.append((self.losses(run), Safetensors(self.folder / run / "last.safetensors").data))
+                runs.append((self.losses(run), Safetensors.whole(self.folder / run / "last.safetensors").data))
                 if not capture:
                     self.assertGreater(counts["replayed"], counts["plain"] + counts["recorded"], counts)
                     self.assertGreater(counts["graphs"], 0, counts)
@@ -364,6 +376,29 @@ class Ranks(RanksTest):
         status, _, err = self.finish(self.launch(4, "train", "mlp", "data", "--no-out", "--device", "sim", *FLAGS, "--epochs", "2"))
         self.assertNotEqual(status, 0)
         self.assertIn("4 ranks on this machine", err)
+        status, _, err = self.finish(self.launch(2, "train", "mlp", "data", "--no-out", "--device", "sim:1", *FLAGS, "--epochs", "1"))
+        self.assertEqual(status, 2, err)
+        self.assertIn("--device: sim:1 is one device, and each of 2 ranks on this machine takes its own", err)
+
+    def test_few_samples(self):
+        """Of the test set, and of the training set, fewer than ranks: those who have none take part with zero counts."""
+        for count in (1, 2, 3):
+            data = self.folder / f"few{count}"
+            make_data(data, train=count, test=count)
+            flags = [data, *FLAGS, "--epochs", "3"]
+            self.train(*flags, "--out", f"one{count}")
+            for mpi, ranks in ((modules()[0], 2), (modules()[-1], 4)):
+                run = f"{count}-{ranks}"
+                self.done(ranks, *flags, "--out", run, mpi=mpi)
+                self.near(self.losses(run), self.losses(f"one{count}"), 1e-5)
+                self.assertEqual(len(self.evaluations(run)), 3)
+                for mine, theirs in zip(self.evaluations(run), self.evaluations(f"one{count}")):
+                    self.assertEqual((mine["top1"], mine["top5"]), (theirs["top1"], theirs["top5"]))
+                    self.assertTrue(math.isclose(mine["loss"], theirs["loss"], rel_tol=1e-5))
+                table = (self.folder / run / "classes.csv").read_text().splitlines()
+                self.assertEqual(sum(int(line.split(",")[-1]) for line in table[1:]), count)
+                status, out, err = self.finish(self.launch(ranks, "train", "mlp", data, "--resume", run, "--evaluate", mpi=mpi))
+                self.assertEqual(status, 0, out + err)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,12 @@ RANKS = 2
 
 @unittest.skipUnless(MPIS, "no MPI was found when this was built, or no mpirun is installed")
 class RestartsTest(JobTest):
-    def killed_at_random(self, mpi, kills, epochs, most_steps):
+    def killed_at_random(self, mpi, kills, epochs, most_steps, save_every=9, flags=()):
         """Each life of the job ends after a random number of steps, at most `most_steps`, or a random time, whichever comes first: so that some end before the
         first step, and the run isn't done before all kills are."""
         numbers = random.Random(SEED)
         log = self.folder / "run/log.jsonl"
-        arguments = ["train", "mlp", "data", "--epochs", epochs, "--batch-size", "32", "--save-every", "9", "--amp", "f16", "--seed", "3", "-q"]
+        arguments = ["train", "mlp", "data", "--epochs", epochs, "--batch-size", "32", "--save-every", save_every, "--amp", "f16", "--seed", "3", "-q", *flags]
         whole = self.job(mpi, RANKS, *arguments, "--out", "whole")
         status, _, err, _ = self.finish(whole, 600)
         self.assertEqual(status, 0, err)
@@ -54,17 +54,34 @@ class RestartsTest(JobTest):
         self.assertIn(f"launch: restart {kills} of {kills}, from run/last.safetensors", err)
         runs = [Safetensors(self.folder / run / "last.safetensors") for run in ("run", "whole")]
         self.assertEqual((runs[0].header, runs[0].data), (runs[1].header, runs[1].data))
+        shards = [name for file in ("last", "best") for name in Safetensors(self.folder / f"run/{file}.safetensors").shards]
+        for name in runs[1].shards:
+            self.assertEqual((self.folder / "run" / name).read_bytes(), (self.folder / "whole" / name).read_bytes())
         logs = [[[e["step"], e["loss"], e["scale"]] for e in events(self.folder / run / "log.jsonl") if e["event"] == "step"] for run in ("run", "whole")]
         self.assertEqual(*logs)
-        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), RUN_FILES)
+        self.assertEqual(sorted(p.name for p in (self.folder / "run").iterdir()), sorted(RUN_FILES + shards))
+
+    def killed_at_random_with_each_mpi(self, kills, **options):
+        self.data(train=2048)
+        for mpi in MPIS:
+            with self.subTest(mpi=mpi):
+                self.killed_at_random(mpi, kills, **options)
+                os.rename(self.folder / "run", self.folder / f"run-{mpi}")
+                os.rename(self.folder / "whole", self.folder / f"whole-{mpi}")
 
 
 class Kills(RestartsTest):
     def test_at_random_moments(self):
+        self.killed_at_random_with_each_mpi(3, epochs=8, most_steps=150)
+
+
+class ShardKills(RestartsTest):
+    def test_at_random_moments(self):
+        """Each rank writes a shard of each checkpoint, all the time: one is whole whenever a rank is killed."""
         self.data(train=2048)
-        for mpi in MPIS:
-            with self.subTest(mpi=mpi):
-                self.killed_at_random(mpi, 3, epochs=8, most_steps=150)
+        for mpi, stage in zip(MPIS, (2, 3)):
+            with self.subTest(mpi=mpi, stage=stage):
+                self.killed_at_random(mpi, 3, epochs=6, most_steps=150, save_every=2, flags=["--zero", stage, "--optimizer", "adam"])
                 os.rename(self.folder / "run", self.folder / f"run-{mpi}")
                 os.rename(self.folder / "whole", self.folder / f"whole-{mpi}")
 
@@ -148,7 +165,8 @@ class Elastic(RestartsTest):
         """An agent in place of ssh, whose machines are this one, and one of which is gone after the first failure."""
         agent = self.folder / "agent"
         agent.write_text(f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1\nshift\n[ "$host" = 127.0.0.3 ] && [ -e {self.folder}/gone ] && exit 255\n'
-                         'exec sh -c "$*"\n')
+                         # Open MPI's daemons make the same folder of a job under it, which fails where two do so at once.
+                         f'export TMPDIR={self.folder}/$host\nmkdir -p "$TMPDIR"\nexec sh -c "$*"\n')
         agent.chmod(0o755)
         (self.folder / "hosts").write_text("127.0.0.2 slots=1\n127.0.0.3 slots=2\n127.0.0.4 slots=1\n")
         program = self.folder / "rank.py"
@@ -230,8 +248,9 @@ elif rank == "1" and first:
 
 class KillsSlow(RestartsTest):
     def test_a_hundred_at_random_moments(self):
-        self.data(train=2048)
-        self.killed_at_random(MPIS[0], 100, epochs=190, most_steps=120)  # of 64 steps: more than all lives have
+        """The MPIs end a job whose rank has died in ways of their own: each gets its share."""
+        kills = 100 // len(MPIS)
+        self.killed_at_random_with_each_mpi(kills, epochs=2 * kills, most_steps=120)  # of 64 steps: more than all lives have
 
 
 if __name__ == "__main__":

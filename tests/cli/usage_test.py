@@ -18,6 +18,9 @@ class Arguments(ProgramTest):
             status, out, err = self.run_program(*arguments)
             self.assertEqual((status, err), (0, ""))
             self.assertGreater(len(out), 5)
+        # What a flag does here and there, and by itself.
+        for said in ("on devices with TF32 units", "no effect on the CPU", "default: full float32"):
+            self.assertIn(said, self.run_program("train", "--help")[1])
         self.assertRegex(self.run_program("--version")[1], r"\Ahalfstep \d+\.\d+\.\d+\n\Z")
 
     def test_flags_that_are_not_known(self):
@@ -36,6 +39,7 @@ class Arguments(ProgramTest):
         self.refused(2, "--epochs: expected a value", "train", "mlp", "--epochs")
         self.refused(2, "--epochs: given more than once", "train", "mlp", "--epochs", "1", "--epochs", "2")
         self.refused(2, "RUN", "compare", "a")
+        self.refused(2, "--no-out: --out run is given too", "train", "mlp", "--no-out", "--out", "run")
         self.refused(2, "there is no op called 'lineer'; did you mean linear?", "ops", "lineer")
 
     def test_whole_numbers(self):

@@ -90,6 +90,57 @@ TEST_F(DeviceCheck, FindsWrongCollectives) {
   for (const DeviceCheckLine& l : report.lines) EXPECT_EQ(l.name.find("reductions between"), std::string::npos);
 }
 
+TEST_F(DeviceCheck, FindsWrongGraphs) {
+  const auto wrong_with = [&](const std::string& orders) {
+    test::order_fault("clear;" + orders);
+    auto wrong = failed(check_device(sim, {.quick = true}));
+    EXPECT_EQ(wrong.size(), 1U) << orders;
+    return wrong["captured steps, by graphs f32"];
+  };
+  // The third launch leaves one wrong value: steps one to three ran before there was a graph.
+  DeviceCheckLine line = wrong_with("corrupt:graph_launch:3");
+  EXPECT_TRUE(mentions(line, "replayed: step 6: 1 of "));
+  EXPECT_EQ(line.cases, 4);
+  line = wrong_with("refuse:graph_launch:1");
+  EXPECT_TRUE(mentions(line, "replayed: ") && mentions(line, "refused, as ordered"));
+  line = wrong_with("fail:graph_launch:2");
+  EXPECT_TRUE(mentions(line, "a failure was ordered"));
+  // Of the graphs of f32; one that can't be made is asked for no more.
+  line = wrong_with("refuse:graph_end:2");
+  EXPECT_TRUE(mentions(line, "given up: graph_end: refused, as ordered"));
+  EXPECT_EQ(line.cases, 2);
+  line = wrong_with("refuse:graph_begin:1");
+  EXPECT_TRUE(mentions(line, "given up before the first kernel: graph_begin: refused, as ordered"));
+  // The plug-in made graphs in the first cases, and none of the step.
+  line = wrong_with("refuse:graph_end:3");
+  EXPECT_TRUE(mentions(line, "replayed: the steps were replayed kernel by kernel"));
+}
+
+TEST_F(DeviceCheck, LeavesOutGraphsThatAreNotSupported) {
+  const auto graphs_of = [&] {
+    std::vector<DeviceCheckLine> lines;
+    for (const DeviceCheckLine& l : check_device(sim, {.quick = true}).lines) {
+      if (l.name == "captured steps, by graphs") lines.push_back(l);
+    }
+    return lines;
+  };
+  test::order_fault("unsupported:graph_begin:1:always");
+  std::vector<DeviceCheckLine> lines = graphs_of();
+  ASSERT_EQ(lines.size(), 3U);
+  for (const DeviceCheckLine& l : lines) {
+    EXPECT_TRUE(l.passed()) << l.problems[0];
+    EXPECT_EQ(l.note, "graph_begin: not supported, as ordered");
+  }
+  test::order_fault("clear");
+  // Whatever the program has said of graphs, they are checked, and what it has said stays.
+  set_device_graphs(false);
+  const std::uint64_t before = test::sim_stats().graph_launches;
+  lines = graphs_of();
+  EXPECT_GT(test::sim_stats().graph_launches, before);
+  EXPECT_FALSE(device_graphs());
+  set_device_graphs(true);
+}
+
 TEST_F(DeviceCheck, GoesOnAfterAnErrorAndNamesTheOp) {
   test::order_fault("fail:linear:1");
   const DeviceCheckReport report = check_device(sim, {.quick = true});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as threads, which exchange texts through memory. Intervals are a tenth of the usual ones and shorter.
+// What ranks tell each other, and what strangers at the port get.
 #include "halfstep/dist/control.h"
 
 #include <arpa/inet.h>
@@ -10,79 +10,16 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "halfstep/dist/control_messages_internal.h"
 #include "halfstep/dist/process_group.h"
+#include "tests/dist/control_ranks.h"
 
 namespace halfstep::dist {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
-
-constexpr milliseconds kBeat{100}, kLost{2000}, kStep{1000};
-constexpr milliseconds kLongEnough{30'000};  // for a loaded machine; nothing waits for it where all is well
-
-const ControlOptions kQuick{.heartbeat = kBeat, .lost = kLost, .out_of_step = kStep};
-
-// What all_gather_text does, between threads.
-class Meeting {
- public:
-  explicit Meeting(int size) : texts_(static_cast<std::size_t>(size)) {}
-  std::vector<std::string> exchange(int rank, std::string_view text) {
-    std::unique_lock lock(mutex_);
-    texts_[static_cast<std::size_t>(rank)] = text;
-    const int round = round_;
-    if (++arrived_ == static_cast<int>(texts_.size())) {
-      arrived_ = 0;
-      ++round_;
-      result_ = texts_;
-      changed_.notify_all();
-    } else {
-      changed_.wait(lock, [&] { return round_ != round; });
-    }
-    return result_;
-  }
-  Control::Exchange of(int rank) {
-    return [this, rank](std::string_view text) { return exchange(rank, text); };
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::string> texts_, result_;
-  int arrived_ = 0, round_ = 0;
-};
-
-std::vector<std::string> hosts(int size) {
-  std::vector<std::string> names;
-  for (int r = 0; r < size; ++r) names.push_back(r < 2 ? "a" : "b");
-  return names;
-}
-
-// Runs `body(rank, control)` on a thread a rank.
-template <class Body>
-void run_ranks(int size, const ControlOptions& options, Body body) {
-  Meeting meeting(size);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      Control control(r, size, hosts(size), meeting.of(r), options);
-      body(r, control);
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
-
-std::optional<Failure> wait_for_failure(const Control& control) {
-  const auto end = Clock::now() + kLongEnough;
-  while (!control.failed() && Clock::now() < end) std::this_thread::sleep_for(milliseconds(5));
-  return control.failure();
-}
 
 TEST(Control, RanksFinishInAnyOrder) {
   for (const bool first_is_last : {false, true}) {
@@ -155,29 +92,35 @@ TEST(Control, TheFirstFailureIsTheSameOnAllRanks) {
 }
 
 TEST(Control, NamesTheRankThatOthersWaitFor) {
-  std::mutex mutex;
-  std::vector<Failure> told;
-  run_ranks(4, kQuick, [&](int rank, Control& control) {
-    const std::string label = "bucket 3, fc1.weight … conv2.bias";
-    control.doing({.sequence = 40, .name = "broadcast", .bytes = 1000});
-    control.done();
-    if (rank != 2) control.doing({.sequence = 41, .name = "all_reduce", .label = label, .bytes = 4 << 20});
-    const auto failure = wait_for_failure(control);
-    ASSERT_TRUE(failure);
-    const std::lock_guard lock(mutex);
-    told.push_back(*failure);
-  });
-  ASSERT_EQ(told.size(), 4u);
-  for (const Failure& f : told) {
-    EXPECT_EQ(f.rank, 2);
-    EXPECT_EQ(f.what, Failure::What::out_of_step);
-    EXPECT_EQ(f.text, told[0].text);
-    for (const char* part :
-         {"rank 2 (host b, pid ", "is out of step", "in no collective, after broadcast #40 (1000 bytes)",
-          "while ranks 0, 1, 3 have waited for ", "all_reduce #41 (bucket 3, fc1.weight … conv2.bias, 4.0 MiB)"}) {
-      EXPECT_NE(f.text.find(part), std::string::npos) << part << " in " << f.text;
+  attempt([] {
+    std::mutex mutex;
+    std::vector<Failure> told;
+    Pace pace;
+    run_ranks(4, kQuick, [&](int rank, Control& control) {
+      const std::string label = "bucket 3, fc1.weight … conv2.bias";
+      Pace::Runner runner(pace);
+      control.doing({.sequence = 40, .name = "broadcast", .bytes = 1000});
+      control.done();
+      if (rank != 2) control.doing({.sequence = 41, .name = "all_reduce", .label = label, .bytes = 4 << 20});
+      runner.runs();
+      const auto failure = wait_for_failure(control);
+      const std::lock_guard lock(mutex);
+      if (failure) told.push_back(*failure);
+    });
+    if (!pace.kept()) return false;
+    EXPECT_EQ(told.size(), 4u);
+    for (const Failure& f : told) {
+      EXPECT_EQ(f.rank, 2);
+      EXPECT_EQ(f.what, Failure::What::out_of_step);
+      EXPECT_EQ(f.text, told[0].text);
+      for (const char* part :
+           {"rank 2 (host b, pid ", "is out of step", "in no collective, after broadcast #40 (1000 bytes)",
+            "while ranks 0, 1, 3 have waited for ", "all_reduce #41 (bucket 3, fc1.weight … conv2.bias, 4.0 MiB)"}) {
+        EXPECT_NE(f.text.find(part), std::string::npos) << part << " in " << f.text;
+      }
     }
-  }
+    return true;
+  });
 }
 
 TEST(Control, NamesTheRankThatHasFinishedWhileOthersWait) {
@@ -201,23 +144,31 @@ TEST(Control, NamesTheRankThatHasFinishedWhileOthersWait) {
 // Ranks that are slow, but not stuck: one goes through collectives that others have left behind, one says that it is
 // busy, and some wait in a group of their own, whose numbers are others.
 TEST(Control, SlowRanksAreNotOutOfStep) {
-  std::atomic<int> failures{0};
-  run_ranks(4, kQuick, [&](int rank, Control& control) {
-    const auto end = Clock::now() + 2 * kStep;
-    if (rank == 0) control.doing({.sequence = 1000, .name = "all_reduce"});
-    if (rank == 1) control.working("evaluation");
-    if (rank == 3) control.doing({.sequence = 2000, .name = "all_reduce", .of_all = false});
-    for (std::uint64_t i = 1; Clock::now() < end; ++i) {
-      if (rank == 2) control.doing({.sequence = i, .name = "all_reduce"});
-      if (rank == 2) control.done();
-      // What is waited for in a group says nothing about those who aren't of it; but it did enter all that all enter.
-      if (rank == 3 && i == 1) control.doing({.sequence = 1000, .name = "all_reduce"});
-      if (rank == 3 && i == 2) control.doing({.sequence = 2000, .name = "all_reduce", .of_all = false});
-      std::this_thread::sleep_for(kBeat / 2);
-    }
-    failures += control.failed();
+  attempt([] {
+    std::atomic<int> failures{0};
+    Pace pace;
+    run_ranks(4, kQuick, [&](int rank, Control& control) {
+      Pace::Runner runner(pace);
+      const auto end = Clock::now() + 2 * kStep;
+      if (rank == 0) control.doing({.sequence = 1000, .name = "all_reduce"});
+      if (rank == 1) control.working("evaluation");
+      if (rank == 3) control.doing({.sequence = 2000, .name = "all_reduce", .of_all = false});
+      for (std::uint64_t i = 1; Clock::now() < end; ++i) {
+        if (rank == 2) control.doing({.sequence = i, .name = "all_reduce"});
+        if (rank == 2) control.done();
+        // What is waited for in a group says nothing about those who aren't of it; but it did enter all that all enter.
+        if (rank == 3 && i == 1) control.doing({.sequence = 1000, .name = "all_reduce"});
+        if (rank == 3 && i == 2) control.doing({.sequence = 2000, .name = "all_reduce", .of_all = false});
+        runner.runs();
+        std::this_thread::sleep_for(kBeat / 2);
+      }
+      runner.runs();
+      failures += control.failed();
+    });
+    if (!pace.kept()) return false;
+    EXPECT_EQ(failures, 0);
+    return true;
   });
-  EXPECT_EQ(failures, 0);
 }
 
 TEST(Control, WorkIsOverWhenTheNextCollectiveBegins) {
@@ -291,6 +242,7 @@ TEST(Control, WrongArgumentsAreRefused) {
   EXPECT_THROW(Control(0, 2, {"a"}, meeting.of(0), kQuick), DistError);
   EXPECT_THROW(Control(0, 2, {"a", "a"}, meeting.of(0), {.heartbeat = milliseconds(0)}), DistError);
   EXPECT_THROW(Control(0, 2, {"a", "a"}, meeting.of(0), {.heartbeat = kBeat, .lost = 2 * kBeat}), DistError);
+  EXPECT_THROW(Control(0, 2, {"a", "a"}, meeting.of(0), {.heartbeat = kBeat, .hang = 2 * kBeat}), DistError);
   EXPECT_THROW(Control(
                    0, 2, {"a", "a"}, [](std::string_view) { return std::vector<std::string>{"{}"}; }, kQuick),
                DistError);

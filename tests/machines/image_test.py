@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/recipes/Dockerfile: by docker, where its daemon runs; elsewhere its steps in a Debian made by debootstrap.
+"""docs/recipes/Dockerfile: by docker, where its daemon runs; elsewhere its steps, of both stages, in Debians made by debootstrap.
 
-There the second stage is made of what this build installs, as the first one takes as long as a build; of that one it is
-checked that what it copies and installs is to be had. HALFSTEP_BUILD names the build folder; HALFSTEP_DEBIAN a folder with
-a fresh bookworm that debootstrap has made, to copy in place of another download.
+What can't be had is skipped, and the message says what: without debootstrap or an archive all steps but their syntax, without pip's index the
+build of the first stage, in whose place the second one gets what this build installs. HALFSTEP_BUILD names the build folder; HALFSTEP_DEBIAN a
+folder with a fresh bookworm that debootstrap has made, to copy in place of another download.
 """
 import json
 import os
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 SOURCES = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -49,6 +50,17 @@ class Image(unittest.TestCase):
         for name, rest in self.first:
             for source in rest.split()[:-1] if name == "COPY" else []:
                 self.assertTrue((SOURCES / source).exists(), source)
+        # The command is one of the Makefile's, with variables that it knows.
+        commands = [shlex.split(rest) for name, rest in self.first if name == "RUN" and rest.startswith("make ")]
+        self.assertEqual([c[:2] for c in commands], [["make", "install"]])
+        variables = dict(word.split("=", 1) for word in commands[0][2:])
+        makefile = (SOURCES / "Makefile").read_text()
+        for variable in variables:
+            self.assertRegex(makefile, rf"(?m)^{variable} \?=", variable)
+        for flag in variables["CMAKE_FLAGS"].split():
+            name = re.fullmatch(r"-D(\w+)=OFF", flag)[1]
+            self.assertIn(f"option({name} ", (SOURCES / "CMakeLists.txt").read_text())
+        self.assertIn(("COPY", f"--from=build {variables['PREFIX']} /usr/local"), self.second)
 
     def test_the_steps_make_an_image_that_trains(self):
         if shutil.which("docker") and subprocess.run(["docker", "version"], capture_output=True, check=False).returncode == 0:
@@ -57,37 +69,73 @@ class Image(unittest.TestCase):
             self.assertRegex(out, r"^halfstep \d")
             return
         if os.geteuid() != 0:
-            self.skipTest("docker's daemon doesn't run, and only root can use debootstrap")
+            self.skipTest("none of the Dockerfile's steps was run: docker's daemon doesn't run, and only root can use debootstrap")
         self.root = self.folder / "root"
         self.make_debian()
-        # Of the first stage: everything that it installs is there.
-        for name, rest in self.first:
-            if name == "RUN" and "apt-get" in rest:
-                self.step(rest.replace("apt-get install -y", "apt-get install -y --simulate"), "/")
-        environment = {}
-        for name, rest in self.second:
-            if name == "RUN":
-                self.step(rest, "/")
+        missing, self.built = self.without_pip(), None
+        if missing:
+            # Everything that it installs is there.
+            for name, rest in self.first:
+                if name == "RUN" and "apt-get" in rest:
+                    self.step(rest.replace("apt-get install -y", "apt-get install -y --simulate"), "/")
+        else:
+            self.built, second = self.folder / "build", self.root
+            subprocess.run(["cp", "-a", second, self.built], check=True)
+            self.root = self.built
+            self.run_stage(self.first)
+            self.root = second
+        self.trains(self.run_stage(self.second))
+        if missing:
+            self.skipTest(f"the first stage's `make install` was not run, and its packages were not installed: {missing}; the second stage was run and trains, "
+                          "with what this build installs")
+
+    def run_stage(self, stage):
+        """Does what the instructions say; returns the environment of the image's programs."""
+        folder, environment = "/", {}
+        for name, rest in stage:
+            began = time.monotonic()
+            if name == "FROM":
+                self.assertEqual(rest.split()[0], "debian:bookworm")
+            elif name == "WORKDIR":
+                folder = rest
+                (self.root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
+            elif name == "RUN":
+                self.step(rest, folder, environment)
             elif name == "COPY":
-                self.assertEqual(rest, "--from=build /opt/halfstep /usr/local")
-                subprocess.run(["cmake", "--install", BUILD, "--prefix", self.folder / "usr-local"], check=True, capture_output=True)
-                subprocess.run(["cp", "-a", f"{self.folder}/usr-local/.", self.root / "usr" / "local"], check=True)
+                self.copy(rest.split(), self.root / folder.lstrip("/"))
             elif name == "ENV":
                 environment.update(word.split("=", 1) for word in shlex.split(rest))
-        self.trains(environment)
+            print(f"{time.monotonic() - began:6.1f} s  {name} {rest[:100]}", flush=True)
+        return environment
+
+    def copy(self, words, folder):
+        """A folder's content goes into the folder that is named."""
+        *sources, to = words
+        to = self.root / to.lstrip("/") if to.startswith("/") else folder / to
+        base = SOURCES
+        if sources[0] == "--from=build":
+            if self.built:
+                base = self.built
+            else:
+                subprocess.run(["cmake", "--install", BUILD, "--prefix", self.folder / "stand-in" / sources[1].lstrip("/")], check=True, capture_output=True)
+                base = self.folder / "stand-in"
+            sources = sources[1:]
+        to.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            path = base / source.lstrip("/")
+            subprocess.run(["cp", "-a", f"{path}/." if path.is_dir() else path, to], check=True)
 
     def make_debian(self):
         ready = os.environ.get("HALFSTEP_DEBIAN")
+        nothing = "none of the Dockerfile's steps was run: docker's daemon doesn't run, and"
         if ready:
             subprocess.run(["cp", "-a", ready, self.root], check=True)
         elif not shutil.which("debootstrap"):
-            self.skipTest("docker's daemon doesn't run, and debootstrap isn't installed")
+            self.skipTest(f"{nothing} debootstrap isn't installed")
         else:
-            self.assertIn(("FROM", "debian:bookworm"), self.second)
-            made = subprocess.run(["debootstrap", "--variant=minbase", "bookworm", self.root, "http://deb.debian.org/debian"], capture_output=True, text=True,
-                                  check=False)
+            made = subprocess.run(["debootstrap", "--variant=minbase", "bookworm", self.root, *self.archive()], capture_output=True, text=True, check=False)
             if made.returncode != 0:
-                self.skipTest(f"debootstrap can't make a Debian here: {made.stdout[-500:]}")
+                self.skipTest(f"{nothing} debootstrap can't make a Debian here: {made.stdout[-500:]}{made.stderr[-500:]}")
         # Services of the packages aren't started, as in a container.
         policy = self.root / "usr" / "sbin" / "policy-rc.d"
         policy.write_text("#!/bin/sh\nexit 101\n")
@@ -96,6 +144,31 @@ class Image(unittest.TestCase):
         # What apt needs to reach the archive from here.
         for file in pathlib.Path("/etc/apt/apt.conf.d").glob("*proxy*"):
             shutil.copy(file, self.root / "etc" / "apt" / "apt.conf.d" / file.name)
+
+    @staticmethod
+    def archive():
+        """Debian's archive that this machine uses, where it uses one; else debootstrap knows one itself."""
+        found = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian", "Label: Debian"],
+                               capture_output=True, text=True, check=False).stdout.split()
+        return found[:1]
+
+    def without_pip(self):
+        """Why the first stage can't download oneDNN; nothing where it can, with this machine's settings of pip."""
+        pip = [sys.executable, "-m", "pip"]
+        tried = subprocess.run([*pip, "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes", "--dest", self.folder / "wheels",
+                                "--requirement", SOURCES / "scripts" / "onednn.txt"], capture_output=True, text=True, check=False)
+        if tried.returncode != 0:
+            return f"pip can't download scripts/onednn.txt: {tried.stderr[-500:]}"
+        settings = {}  # as `global.cert='/path'`, or `:env:.cert=...`, which counts
+        lines = subprocess.run([*pip, "config", "list"], capture_output=True, text=True, check=True).stdout.splitlines()
+        for line in sorted(lines, key=lambda line: line.startswith(":env:")):
+            key, value = line.split("=", 1)
+            settings[key.split(".")[-1]] = value.strip("'")
+        if "cert" in settings:
+            shutil.copy(settings["cert"], self.root / "etc" / "pip-cert.pem")
+            settings["cert"] = "/etc/pip-cert.pem"
+        (self.root / "etc" / "pip.conf").write_text("[global]\n" + "".join(f"{k} = {v}\n" for k, v in settings.items() if k != "find-links"))
+        return None
 
     def inside(self, script, environment=None, network=False):
         """A command that runs a shell script in the image, with the file systems that containers have."""
@@ -110,8 +183,8 @@ class Image(unittest.TestCase):
         return ["unshare", "-m", "-p", "--fork", "--kill-child", *own, "sh", "-e", "-c",
                 f'{mounts} {up} exec env -i {" ".join(f"{k}={shlex.quote(v)}" for k, v in variables.items())} chroot . sh -e -c "$1"', "x", script]
 
-    def step(self, script, folder):
-        done = subprocess.run(self.inside(f"cd {folder}; {script}"), capture_output=True, text=True, timeout=1200, check=False)
+    def step(self, script, folder, environment=None):
+        done = subprocess.run(self.inside(f"cd {folder}; {script}", environment), capture_output=True, text=True, timeout=6000, check=False)
         self.assertEqual(done.returncode, 0, f"{script}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
 
     def trains(self, environment):

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/data_parallel.h"
 #include "halfstep/nn/linear.h"
@@ -149,6 +150,65 @@ TEST_F(DeviceCollectives, MoveEveryDtype) {
         one(what, bytes, [&] { world().scatter(output, rank == root ? large : Tensor(), root).wait(); });
         expect_same<T>(output.to(Device()), part, what + " scatter");
       });
+    }
+  }
+}
+
+// Parts alike, of unlike lengths, some of them empty, and all with one rank; `seed` chooses.
+std::vector<std::int64_t> parts_of(int ranks, std::int64_t scale, int seed) {
+  std::vector<std::int64_t> counts;
+  for (int r = 0; r < ranks; ++r) {
+    const bool last = r == ranks - 1;
+    counts.push_back(seed == 0 ? scale : seed == 1 ? scale * (r + 1) + r : seed == 2 ? (r == 1 ? 0 : scale + r) : 0);
+    if (seed == 3 && last) counts.back() = scale;
+  }
+  return counts;
+}
+
+TEST_F(DeviceCollectives, GatherAndReducePartsOfUnlikeLengths) {
+  const int size = world().size(), rank = world().rank();
+  for (const DType dtype : kEverything) {
+    for (int seed = 0; seed < 4; ++seed) {
+      for (const std::int64_t scale : {std::int64_t{1}, std::int64_t{501}, std::int64_t{60001}}) {
+        if (scale > 1000 && dtype != f32 && dtype != bf16) continue;
+        const std::vector<std::int64_t> counts = parts_of(size, scale, seed);
+        std::int64_t total = 0, begin = 0;
+        for (int r = 0; r < size; ++r) {
+          if (r == rank) begin = total;
+          total += counts[static_cast<std::size_t>(r)];
+        }
+        const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+        visit_dtype(dtype, [&](auto tag) {
+          using T = storage_t<tag.value>;
+          const std::string what = fmt::format("{}, parts {} of {}", halfstep::name(dtype), seed, scale);
+          std::vector<Stored<T>> gathered;
+          for (int r = 0; r < size; ++r) {
+            for (std::int64_t k = 0; k < counts[static_cast<std::size_t>(r)]; ++k) {
+              gathered.push_back(value<T>(r, static_cast<std::int64_t>(gathered.size())));
+            }
+          }
+          const Tensor all = there<T>(total);
+          one(what, bytes_of<T>(total), [&] { world().all_gather_parts(all, counts).wait(); });
+          expect_same<T>(all.to(Device()), gathered, what + " all_gather_parts");
+          if constexpr (!std::is_same_v<T, bool>) {
+            for (const ReduceOp op : kOps) {
+              if (op == ReduceOp::mean && is_integral(dtype)) continue;
+              std::vector<T> expected;
+              for (std::int64_t i = 0; i < total; ++i) {
+                const bool mine = i >= begin && i < begin + own;
+                expected.push_back(mine ? reduced<T>(op, size, i) : value<T>(rank, i));
+              }
+              const Tensor t = there<T>(total), host = values<T>(rank, total);
+              one(
+                  what, bytes_of<T>(total), [&] { world().reduce_scatter_parts(t, counts, op).wait(); },
+                  reduces_there<T>(op));
+              expect_bits(t.to(Device()), expected, what + " reduce_scatter_parts " + name(op));
+              world().reduce_scatter_parts(host, counts, op).wait();
+              expect_bits(host, expected, what + " reduce_scatter_parts " + name(op) + ", host");
+            }
+          }
+        });
+      }
     }
   }
 }

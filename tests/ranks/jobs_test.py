@@ -4,9 +4,12 @@
 
 HALFSTEP_RANK_PROGRAM names the program, HALFSTEP_MPIRUNS the launchers as NAME=PATH, separated by colons.
 """
+import concurrent.futures
 import os
+import pathlib
 import re
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -26,6 +29,12 @@ def run(mpi, ranks, what, seconds=60, **variables):
     done = subprocess.run(command(mpi, ranks, what), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace", timeout=seconds, env={**os.environ, **variables}, check=False)
     return done.returncode, done.stdout, time.monotonic() - begin
+
+
+def at_once(jobs):
+    """Results of run() for the arguments of several jobs that mostly wait, four at a time."""
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda job: run(*job[:3], **job[3]), jobs))
 
 
 def hashes(output):
@@ -80,6 +89,35 @@ class Jobs(unittest.TestCase):
             self.assertNotIn("trained", output)
             status, output, _ = run(mpi, 2, "zero3:240")
             self.assertEqual((status, output.count("trained: better")), (0, 2), output)
+
+    # The same state, over the ends of epochs and in a run that resumes. MPI, kernels and threads have some 80 MiB of the
+    # limit: there is no room for the 256 MiB of all, nor for a rank's 128 MiB with the other's parameters and moments.
+    def test_epochs_end_where_the_state_does_not_fit_one_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, output, _ = run(next(iter(MPIRUNS)), 2, f"run1:0:{folder}/whole")
+            self.assertEqual(status, 0, output)
+            expected = re.findall(r"evaluated: .*", output)
+            self.assertEqual(len(expected), 2, output)
+            status, output, _ = run(next(iter(MPIRUNS)), 2, f"run1:0:{folder}/whole")
+            self.assertEqual(status, 0, output)
+            third = re.findall(r"evaluated: .*", output)
+            self.assertEqual(len(third), 1, output)
+            for mpi in MPIRUNS:
+                status, output, _ = run(mpi, 2, f"run3:280:{folder}/{mpi}")
+                self.assertEqual((status, output.count("trained: 6 steps"), output.count("saved")), (0, 2, 2), output)
+                self.assertEqual(re.findall(r"evaluated: .*", output), expected)
+                sizes = {p.name: p.stat().st_size >> 20 for p in pathlib.Path(folder, mpi).glob("*.safetensors")}
+                for name in ("last", "best"):
+                    self.assertEqual([sizes[f"{name}.6.rank{r}-of-2.safetensors"] for r in range(2)], [96, 96], sizes)
+                    self.assertEqual(sizes[f"{name}.safetensors"], 0, sizes)
+                # Resumed, each rank reads what it has.
+                status, output, _ = run(mpi, 2, f"run3:280:{folder}/{mpi}")
+                self.assertEqual((status, output.count("trained: 9 steps"), output.count("saved")), (0, 2, 1), output)
+                self.assertEqual(re.findall(r"evaluated: .*", output), third)
+            # Whole on each rank it is too much.
+            status, output, _ = run(next(iter(MPIRUNS)), 2, f"run0:280:{folder}/none")
+            self.assertNotEqual(status, 0, output)
+            self.assertNotIn("trained", output)
 
     def test_memory_of_each_stage(self):
         parameters = 16 * 1024 * 1024 * 4
@@ -238,6 +276,68 @@ class Jobs(unittest.TestCase):
             status, output, _ = run(mpi, 2, "hash", HALFSTEP_MPI_DIR="/nowhere")
             self.assertNotEqual(status, 0, output)
             self.assertIn(f"this Halfstep was built without {mpi}: there is no /nowhere/libhalfstep_mpi_{mpi}.so", output)
+
+
+@unittest.skipUnless(MPIRUNS, "no MPI")
+class Hangs(unittest.TestCase):
+    """A rank that answers and stays behind: it hangs, or it is slow."""
+
+    def hangs(self, result, limit):
+        """What the last of three ranks hangs in: both others name it, and what they wait for, within `limit` seconds."""
+        status, output, _ = result
+        self.assertNotEqual(status, 0, output)
+        said = re.findall(r"rank (\d) learnt after ([0-9.]+) s: all_reduce #\d+ \(bucket 0, layer1\.weight\): rank 2 "
+                          r"\(host [^,]+, pid \d+\) hangs: it is in no collective, after all_reduce #\d+ "
+                          r"\(loss, 16\.0 KiB\) for \S+ s, and none of its threads has run for \S+ s \((.*)\), while "
+                          r"ranks 0, 1 have waited for \S+ s in all_reduce #\d+ \(bucket 0, layer1\.weight, "
+                          r"16\.0 KiB\)", output)
+        self.assertEqual({rank for rank, _, _ in said}, {"0", "1"}, output)
+        self.assertLess(max(float(seconds) for _, seconds, _ in said), limit, output)
+        self.assertEqual(len({where for _, _, where in said}), 1, output)
+        return said[0][2]
+
+    # The threads of each MPI are idle in their own ways.
+    def test_a_rank_that_hangs_is_named_within_15_seconds(self):
+        lock = "its main thread waits for a lock or another thread"
+        pipe = "waits for somebody to write to /tmp/halfstep-rank-program-"
+        ways = {"lock": lock, "condition": lock, "pipe": "its main thread " + pipe,
+                "open": "its main thread waits for somebody to open the other end of a pipe",
+                "sleep": "its main thread sleeps", "thread": f"{lock}, and a thread of it {pipe}"}
+        jobs = [(mpi, 3, "hang:" + how, {}) for how in ways for mpi in MPIRUNS]
+        for (mpi, _, what, _), result in zip(jobs, at_once(jobs)):
+            with self.subTest(mpi=mpi, what=what):
+                where = self.hangs(result, 15)
+                self.assertTrue(where.startswith(ways[what[5:]]), where)
+                self.assertRegex(result[1], r"halfstep: warning: rank 2 \(host .* hangs: .*; when it is 10 s, the job ends "
+                                            r"\(HALFSTEP_HANG_TIMEOUT\)")
+
+    # For three times as long as one that hangs.
+    def test_a_rank_that_is_slow_does_not_hang(self):
+        jobs = [(mpi, 3, what, {"HALFSTEP_HANG_TIMEOUT": "3"}) for mpi in MPIRUNS for what in
+                ("slow:compute", "slow:poll", "slow:sleep", "slow:thread", "slow:program", "slow:socket", "busy:pipe",
+                 "message:")]
+        for (mpi, _, what, _), (status, output, seconds) in zip(jobs, at_once(jobs)):
+            with self.subTest(mpi=mpi, what=what):
+                self.assertEqual((status, output.count("is done")), (0, 3), output)
+                self.assertNotIn("warning", output)
+                self.assertGreater(seconds, 9)
+
+    def test_when_a_rank_hangs_can_be_set(self):
+        jobs = [(mpi, 3, what, {"HALFSTEP_HANG_TIMEOUT": seconds}) for mpi in MPIRUNS
+                for what, seconds in (("hang:pipe", "3"), ("late:pipe", "0"), ("late:pipe", "soon"), ("late:pipe", "2"))]
+        for (mpi, _, what, variables), result in zip(jobs, at_once(jobs)):
+            seconds = variables["HALFSTEP_HANG_TIMEOUT"]
+            with self.subTest(mpi=mpi, what=what, seconds=seconds):
+                status, output, _ = result
+                if seconds == "3":
+                    self.hangs(result, 9)
+                elif seconds == "0":
+                    self.assertEqual((status, output.count("is done")), (0, 3), output)
+                else:
+                    self.assertNotEqual(status, 0, output)
+                    self.assertIn("error: HALFSTEP_HANG_TIMEOUT: expected a number of seconds, or 0 for never, got soon"
+                                  if seconds == "soon" else "error: ProcessGroup::init: expected at least 3 s until a rank "
+                                  "hangs, or 0 for never, got 2000 ms", output)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 // Loops of different lengths on the ranks, beside one process that has the batches of all.
 #include <gtest/gtest.h>
 
+#include "halfstep/capture/capture.h"
 #include "halfstep/core/random.h"
 #include "halfstep/dist/data_parallel.h"
 #include "halfstep/nn/linear.h"
@@ -142,6 +143,26 @@ TEST(Join, AllEndWithTheFirstWhereThatIsTheWish) {
   const Data d(0, 0);
   parallel.join([&] { cross_entropy(parallel(d.x), d.y).backward(); }, {.throw_on_early_termination = true});
   EXPECT_NE(error_of<Error>([&] { parallel.join([&] { parallel.join([] {}); }); }).find("inside"), std::string::npos);
+}
+
+TEST(Join, IsWhyAStepIsNotCaptured) {
+  manual_seed(3);
+  const Net net;
+  DataParallel parallel(net, world());
+  parallel.join([&] {
+    auto fast = capture([&](const Tensor& x, const Tensor& y) {
+      for (const NamedTensor& p : net.parameters()) p.tensor.set_grad({});
+      const Tensor loss = cross_entropy(parallel(x), y);
+      loss.backward();
+      return loss;
+    });
+    for (int i = 0; i < steps_of(world().rank()); ++i) {
+      const Data d(world().rank(), i);
+      fast(d.x, d.y);
+    }
+    EXPECT_EQ(fast.stats().replayed, 0U);
+    EXPECT_EQ(fast.why_not(), world().rank() == 0 ? "" : "other ranks may be at the end of their loops (join)");
+  });
 }
 
 }  // namespace

@@ -175,6 +175,23 @@ TEST(StaticGraph, StepsAreCaptured) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+TEST(FindUnused, IsWhyAStepIsNotCaptured) {
+  manual_seed(3);
+  const Branches net;
+  dist::DataParallelOptions options = one_each();
+  options.find_unused_parameters = true;
+  DataParallel parallel(net, world(), options);
+  auto fast = capture([&](const Tensor& x) {
+    drop_gradients(net);
+    const Tensor loss = sum(parallel(x, world().rank() == 0));
+    loss.backward();
+    return loss;
+  });
+  for (int i = 0; i < 4; ++i) fast(ones({2, 4}));
+  EXPECT_EQ(fast.stats().replayed, 0U);
+  EXPECT_EQ(fast.why_not(), "which parameters it uses is found out on the host (find_unused_parameters)");
+}
+
 // About 5 MB of gradients, so that there are several sizes to try.
 struct Wide : nn::Module<Wide> {
   nn::Linear fc1 = child("fc1", nn::Linear{{.in = 64, .out = 768}});

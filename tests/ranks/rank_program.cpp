@@ -1,24 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program of several ranks for jobs_test.py: `rank_program WHAT`, which prints lines and ends in some way.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "halfstep/backends/sim/sim.h"
+#include "halfstep/core/error.h"
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor.h"
 #include "halfstep/dist/launcher_internal.h"
@@ -34,6 +40,7 @@
 #include "halfstep/ops/reduce.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/runtime/devices.h"
+#include "halfstep/train/trainer.h"
 
 using namespace halfstep;
 using namespace std::chrono_literals;
@@ -158,6 +165,57 @@ void train_divided(const dist::ProcessGroup& group, int stage, std::int64_t most
               static_cast<long long>((data_bytes() - begin) >> 20));
 }
 
+// Samples of a task whose loss goes down: the mean of the network's outputs, squared.
+class Shrink final : public training::Task {
+ public:
+  explicit Shrink(nn::Sequential layers) : layers_(std::move(layers)) {}
+  const nn::ModuleBase& network() const override { return layers_; }
+  training::TaskLoss loss(const data::Batch& batch) override {
+    const Tensor out = layers_(batch.input);
+    return {.loss = mean(out * out)};
+  }
+
+ private:
+  nn::Sequential layers_;
+};
+
+// The same state, by a run with evaluations and checkpoints: 2 epochs of 3 steps, after which ranks evaluate 3 and 2
+// batches; or, where its folder has one, a third epoch. `what`: the stage, `:`, the limit in MiB, `:`, the folder.
+void train_run(const dist::ProcessGroup& group, const std::string& what) {
+  const std::size_t colon = what.find(':'), second = what.find(':', colon + 1);
+  const std::int64_t begin = data_bytes(), most = std::atoll(what.c_str() + colon + 1) << 20;
+  manual_seed(3);
+  const auto samples = std::make_shared<data::TensorDataset>(randn({48, 1024}), zeros({48}, {.dtype = i64}));
+  const auto test = std::make_shared<data::TensorDataset>(randn({9, 1024}), zeros({9}, {.dtype = i64}));
+  const rlimit limit{.rlim_cur = static_cast<rlim_t>(begin + most), .rlim_max = RLIM_INFINITY};
+  if (most > 0 && setrlimit(RLIMIT_DATA, &limit) != 0) throw Error("no limit could be set");
+  nn::Sequential layers;
+  for (int i = 0; i < 16; ++i) layers.push_back(nn::Linear{{.in = 1024, .out = 1024, .bias = false}});
+  training::TrainConfig config;
+  config.model = "layers";
+  config.batch_size = 16;
+  config.eval_batch_size = 4;
+  config.lr = 1e-3;
+  config.optimizer = "adam";
+  config.workers = 0;
+  config.out = what.substr(second + 1);
+  const bool resumed = std::filesystem::exists(config.out / "last.safetensors");
+  if (resumed) config.resume = config.out;
+  config.epochs = resumed ? 3 : 2;
+  config.group = group;
+  config.bucket_mb = 4;
+  config.zero = what[0] - '0';
+  training::TrainCallbacks callbacks;
+  callbacks.on_eval = [](const training::EvalReport& e) {
+    std::printf("evaluated: %.9g\n", static_cast<double>(e.metrics["loss"]));
+  };
+  callbacks.on_checkpoint = [](const std::filesystem::path&) { std::printf("saved\n"); };
+  const training::RunReport report =
+      training::train(config, std::make_shared<Shrink>(std::move(layers)), samples, test, callbacks);
+  std::printf("trained: %lld steps, %lld MiB\n", static_cast<long long>(report.steps),
+              static_cast<long long>((data_bytes() - begin) >> 20));
+}
+
 // Of this process: the oldest thread of that name, which those that MPI starts from it inherit.
 void abort_in_communication_thread() {
   int oldest = 0;
@@ -171,11 +229,111 @@ void abort_in_communication_thread() {
   if (oldest > 0) syscall(SYS_tgkill, getpid(), oldest, SIGABRT);
 }
 
+// Ways for stay_behind().
+bool is_behind(const std::string& what) {
+  for (const char* kind : {"hang:", "late:", "busy:", "slow:", "message:"}) {
+    if (what.starts_with(kind)) return true;
+  }
+  return false;
+}
+
+// Blocks this thread for `seconds`, or for good (0), in a way that only what it is told explains.
+void block(const std::string& how, unsigned seconds) {
+  static std::mutex mutex;
+  static std::condition_variable changed;
+  static int pipe_end = -1;
+  const auto let_go = [](int) { (void)!write(pipe_end, "x", 1); };
+  std::string path = "/tmp/halfstep-rank-program-XXXXXX";
+  if (how == "pipe" || how == "open") {
+    if (!mkdtemp(path.data())) throw Error("no folder could be made");
+    const std::string pipe = path + "/pipe";
+    if (mkfifo(pipe.c_str(), 0600) != 0) throw Error("no pipe could be made");
+    // With both ends in this process nothing ends the reading.
+    pipe_end = how == "pipe" ? open(pipe.c_str(), O_RDWR | O_CLOEXEC) : -1;
+    std::thread([path] {  // it is gone before the process is
+      std::this_thread::sleep_for(500ms);
+      std::filesystem::remove_all(path);
+    })
+        .detach();
+    signal(SIGALRM, let_go);
+    alarm(seconds);
+    char byte = 0;
+    (void)!read(pipe_end >= 0 ? pipe_end : open(pipe.c_str(), O_RDONLY | O_CLOEXEC), &byte, 1);
+  } else if (how == "lock") {  // of a thread that has kept it
+    std::thread([] { mutex.lock(); }).join();
+    mutex.lock();
+  } else if (how == "condition") {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [] { return false; });
+  } else if (how == "sleep") {  // longer than anybody would poll
+    std::this_thread::sleep_for(1h);
+  } else if (how == "thread") {  // what this one waits for is stuck itself
+    std::thread([] { block("pipe", 0); }).join();
+  } else {
+    throw Error("no such way to block: " + how);
+  }
+}
+
+// The last rank is slow, in one of many ways, or blocked; the others wait for it in a collective.
+void stay_behind(const std::string& what, dist::ProcessGroup& group) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto passed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+  const std::size_t colon = what.find(':');
+  const std::string how = what.substr(colon + 1);
+  const Tensor t = zeros({4096}, {.device = Device()});
+  group.all_reduce(t, dist::ReduceOp::sum, "loss").wait();
+  constexpr unsigned kSeconds = 9;
+  if (what.starts_with("message")) {  // the last waits for the first, which is slow, the others for both
+    if (group.rank() == 0) std::this_thread::sleep_for(std::chrono::seconds(kSeconds));
+    if (group.rank() == 0) group.send(t, group.size() - 1).wait();
+    if (group.rank() == group.size() - 1) group.receive(t, 0).wait();
+  } else if (group.rank() == group.size() - 1) {
+    if (what.starts_with("hang:")) block(how, 0);
+    if (what.starts_with("late:")) block(how, kSeconds);
+    if (what.starts_with("busy:")) {
+      const dist::Busy busy("the scheduler");
+      block(how, kSeconds);
+    }
+    double x = 0;
+    const Tensor matrix = ones({256, 256}, {.device = Device()});
+    int socket[2] = {-1, -1};
+    while (what == "slow:compute" && passed() < kSeconds) x += sum(matrix * matrix).item<double>();
+    while (what == "slow:poll" && passed() < kSeconds) std::this_thread::sleep_for(50ms);
+    if (what == "slow:sleep") std::this_thread::sleep_for(std::chrono::seconds(kSeconds));
+    if (what == "slow:thread") {  // the main thread waits for one that computes
+      std::thread([&] {
+        while (passed() < kSeconds) x += sum(matrix * matrix).item<double>();
+      }).join();
+    }
+    if (what == "slow:program" && std::system("sleep 9") != 0) throw Error("no sleep");
+    if (what == "slow:socket") {  // the answer of somebody else, here this process's own
+      if (socketpair(AF_UNIX, SOCK_STREAM, 0, socket) != 0) throw Error("no sockets could be made");
+      static int other_end = -1;
+      other_end = socket[1];
+      signal(SIGALRM, [](int) { (void)!write(other_end, "x", 1); });
+      alarm(kSeconds);
+      char byte = 0;
+      (void)!read(socket[0], &byte, 1);
+    }
+    if (x < 0) std::printf("no\n");
+  }
+  try {
+    group.all_reduce(t, dist::ReduceOp::sum, "bucket 0, layer1.weight").wait();
+  } catch (const dist::DistError& e) {
+    std::printf("rank %d learnt after %.1f s: %s\n", group.rank(), passed(), e.what());
+    std::fflush(stdout);
+    std::this_thread::sleep_for(1s);  // a launcher that ends the others leaves them time to speak so
+    throw;
+  }
+}
+
 int run(const std::string& what) {
   dist::ProcessGroupOptions options{.timeout = 3s};
   if (what == "library") options.reduction = dist::Reduction::library;
-  if (what == "time" || what == "unread" || what == "slow" || what.starts_with("zero")) options.timeout = 60s;
-  options.watch = what == "slow" || what == "watched-fork";
+  if (is_behind(what) || what == "time" || what == "unread" || what == "slow" || what.starts_with("zero") ||
+      what.starts_with("run"))
+    options.timeout = 60s;
+  options.watch = what == "slow" || what == "watched-fork" || is_behind(what);
   if (what == "absent" && dist::detail::find_launch().rank == 0) {
     std::this_thread::sleep_for(6s);
     return 0;
@@ -203,6 +361,8 @@ int run(const std::string& what) {
     const std::size_t colon = what.find(':');
     const std::int64_t most = colon == std::string::npos ? 0 : std::atoll(what.c_str() + colon + 1) << 20;
     train_divided(group, what[4] - '0', most);
+  } else if (what.starts_with("run")) {  // run3:240:FOLDER
+    train_run(group, what.substr(3));
   } else if (what == "vanish") {
     if (last) _exit(0);
     group.all_reduce(t).wait();
@@ -266,6 +426,8 @@ int run(const std::string& what) {
       std::exit(0);  // with the handlers
     }
     group.barrier();
+  } else if (is_behind(what)) {
+    stay_behind(what, group);
   } else if (what == "abort") {
     if (last) std::this_thread::sleep_for(2s);
     dist::detail::set_abort_check([] { return std::string("rank 9 has ended"); });

@@ -104,9 +104,9 @@ TEST(TrainNetworks, AreCalledByWhatDescribesThem) {
   training::TrainConfig c;
   c.model = "yolov5n";
   EXPECT_EQ(training::network_label(c), "yolov5n");
-  c.detection.network_text = "{nc: 2}";
+  c.description.text = "{nc: 2}";
   EXPECT_EQ(training::network_label(c), "--cfg describes");
-  c.detection.network = "p6.yaml";
+  c.description.file = "p6.yaml";
   EXPECT_EQ(training::network_label(c), "--cfg p6.yaml");
   for (const char* other : {"mlp", "registered by nobody"}) {
     c.model = other;

@@ -15,6 +15,7 @@
 
 #include "halfstep/core/random.h"
 #include "halfstep/data/loader.h"
+#include "halfstep/data/mixup.h"
 #include "halfstep/nn/conv.h"
 #include "halfstep/nn/embedding.h"
 #include "halfstep/nn/linear.h"
@@ -104,6 +105,58 @@ TEST(Tasks, TextIsATaskOfItsOwn) {
   EXPECT_EQ(model.eval(test)["perplexity"], history["eval_perplexity"].back());
   EXPECT_GT(model.capture_stats().replayed, 50u);
   EXPECT_NE(test::error_of<Error>([&] { model.predict(zeros({1, 6})); }).find("one of a task"), std::string::npos);
+}
+
+// A task says what it is trained on; evaluations have the samples as they are.
+TEST(Tasks, SayWhatTheyAreTrainedOn) {
+  class Half final : public data::Dataset {
+   public:
+    explicit Half(std::shared_ptr<const data::Dataset> all) : all_(std::move(all)) {}
+    std::int64_t size() const override { return all_->size() / 2; }
+    data::Batch batch(const data::BatchRequest& request) const override { return all_->batch(request); }
+
+   private:
+    std::shared_ptr<const data::Dataset> all_;
+  };
+  class OfHalf final : public training::Task {
+   public:
+    explicit OfHalf(const Bigram& net) : task_(net) {}
+    const nn::ModuleBase& network() const override { return task_.network(); }
+    training::TaskLoss loss(const data::Batch& batch) override { return task_.loss(batch); }
+    std::shared_ptr<const data::Dataset> training_data(std::shared_ptr<const data::Dataset> samples) const override {
+      return std::make_shared<Half>(std::move(samples));
+    }
+
+   private:
+    NextToken task_;
+  };
+  manual_seed(1);
+  const Bigram net;
+  training::TrainConfig config;
+  config.batch_size = 8;
+  const auto steps = [&](const std::shared_ptr<training::Task>& task) {
+    return training::train(config, task, std::make_shared<Stream>(), std::make_shared<Stream>()).steps;
+  };
+  EXPECT_EQ(steps(std::make_shared<OfHalf>(net)) * 2, steps(std::make_shared<NextToken>(net)));
+}
+
+TEST(Tasks, OfClassesMixTheirSamples) {
+  const auto samples = std::make_shared<data::TensorDataset>(tensor({1, 2, 3, 4}, {4, 1}),
+                                                             tensor(std::vector<std::int64_t>{0, 1, 2, 0}, {4}));
+  const training::Classifier none{};
+  const auto data = [&](const training::ClassificationOptions& options) {
+    return training::ClassificationTask(none, options).training_data(samples);
+  };
+  EXPECT_EQ(data({}), samples);
+  const std::vector<std::int64_t> indices{0, 1, 2, 3};
+  const data::BatchRequest request{.indices = indices};
+  const data::MixupDataset mixed(samples, {.alpha = 0.4, .classes = 3});
+  for (const auto& options : {training::ClassificationOptions{.classes = {"a", "b", "c"}, .mixup = 0.4},
+                              training::ClassificationOptions{.mixup = 0.4, .num_classes = 3}}) {
+    const data::Batch batch = data(options)->batch(request), expected = mixed.batch(request);
+    EXPECT_EQ(batch.target.to_vector<float>(), expected.target.to_vector<float>());
+    EXPECT_EQ(batch.input.to_vector<float>(), expected.input.to_vector<float>());
+  }
 }
 
 // -------------------------------------------------------------------------------------------------------- detection

@@ -83,6 +83,26 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   return Status::ok;
 }
 
+std::string describe_conv(ConvCall& call) {
+  ConvPath path = choose_conv_path(call, compute_isa(), winograd());
+  if (path == ConvPath::winograd2) return "winograd 2x2";
+  if (path == ConvPath::winograd4) return "winograd 4x4";
+  if (path == ConvPath::native) {
+    const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
+    const std::string kernel = onednn_kernel(call, operands);
+    if (!kernel.empty()) return kernel;
+    path = float32_path(call);
+  }
+  if (path == ConvPath::pairs) return "pairs";
+  if (path == ConvPath::blocks) {
+    const std::string kernel = onednn_kernel(call, DType::f32);
+    const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;
+    if (!kernel.empty()) return widened ? "blocks " + kernel : kernel;
+    if (products_serve(call)) path = ConvPath::products;
+  }
+  return path == ConvPath::products ? "products" : "reference";
+}
+
 Status convolve(KernelContext* context, ConvCall& call) {
   TensorView& result = call.result();
   if (result.numel == 0) return Status::ok;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/core/export.h"
@@ -42,9 +43,17 @@ HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed
 HS_API Status convolve(KernelContext* context, ConvCall& call);
 HS_API Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call);
 
+/// What computes the part on this processor, for people: "products", "pairs", "reference", or oneDNN's name of its
+/// kernel and, where images are widened to float32, "blocks" before it. Nothing is computed; the tensors' data aren't
+/// read.
+HS_API std::string describe_conv(ConvCall& call);
+
 /// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit
 /// dtype. Unsupported, with nothing written, where it has no kernel that may run.
 HS_API Status convolve_onednn(KernelContext* context, ConvCall& call, DType compute);
+
+/// oneDNN's name of the kernel that convolve_onednn() runs, such as "brgconv:avx512_core"; empty where it has none.
+std::string onednn_kernel(ConvCall& call, DType compute);
 
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);

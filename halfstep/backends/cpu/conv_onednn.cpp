@@ -106,16 +106,19 @@ class Work {
         x_{&call.input, g_.h, g_.w * g_.c, compute_of(ConvPart::input)},
         y_{&call.output, g_.oh, g_.ow * g_.o, compute_of(ConvPart::output)} {}
 
+  /// False where oneDNN has no kernel.
+  bool plan() {
+    if (compute_ != DType::f32 && (!x_.direct() || !y_.direct())) return false;
+    if (compute_ != DType::f32 && part_ != ConvPart::weight && call_.weight.dtype != compute_) return false;
+    // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
+    return plan(num_threads(), kConvOnednnBlockBytes) || plan(num_threads(), kWhole) || plan(1, kWhole);
+  }
+  /// Of the first piece.
+  const char* kernel() const { return convs_[0][0]->implementation(); }
+
   /// Unsupported, with nothing written, where oneDNN has no kernel.
   Status run() {
-    if (compute_ != DType::f32 && (!x_.direct() || !y_.direct())) return Status::unsupported;
-    if (compute_ != DType::f32 && part_ != ConvPart::weight && call_.weight.dtype != compute_) {
-      return Status::unsupported;
-    }
-    // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
-    if (!plan(num_threads(), kConvOnednnBlockBytes) && !plan(num_threads(), kWhole) && !plan(1, kWhole)) {
-      return Status::unsupported;
-    }
+    if (!plan()) return Status::unsupported;
     if (!take_images(x_) || !take_images(y_) || !read_bias() ||
         !take_workspace(context_, scratch_bytes_ * shares_.shares.size(), scratch_) ||
         !(part_ == ConvPart::weight ? take_sums() : pack_weights())) {
@@ -313,6 +316,11 @@ Status convolve_onednn(KernelContext* context, ConvCall& call, DType compute) {
     context->set_error(context, error.what());
     return Status::failed;
   }
+}
+
+std::string onednn_kernel(ConvCall& call, DType compute) {
+  Work work(nullptr, call, compute);
+  return work.plan() ? work.kernel() : "";
 }
 
 }  // namespace halfstep::cpu

@@ -20,6 +20,8 @@ namespace {
 
 using namespace halfstep_plugin_numbers;
 
+constexpr uint64_t kMessages = ~uint64_t{0};  // in the place of a call's number
+
 Promise the_promise = Promise::in_order;
 
 struct Group {
@@ -135,6 +137,8 @@ class CollectiveWork : public Work {
   }
   const char* op() const final { return name_; }
 
+  /// Or only of those that it names.
+  virtual bool of_all_ranks() const { return true; }
   uint64_t number = 0;  ///< of the call
 
  protected:
@@ -263,6 +267,7 @@ class SendReceive final : public CollectiveWork {
 
  private:
   std::string exchange() const override { return transfer(transfers_); }
+  bool of_all_ranks() const override { return false; }
   std::vector<Transfer> transfers_;
 };
 
@@ -308,7 +313,7 @@ halfstep_status enqueue(const char* what, halfstep_group* handle, halfstep_queue
       if (place.bytes != 0) work->touches.push_back({place.data, place.data + place.bytes});
     }
     const std::lock_guard lock(group->mutex);
-    work->number = ++group->calls;
+    work->number = work->of_all_ranks() ? ++group->calls : kMessages;
     queue.push(std::move(work), faults);
     return HALFSTEP_OK;
   });

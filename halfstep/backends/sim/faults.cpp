@@ -131,6 +131,28 @@ void Faults::drop_done() {
   std::erase_if(orders_, [](const Order& order) { return order.left == 0; });
 }
 
+void Faults::add(const Order& order, FaultPlan* plan) {
+  switch (order.kind) {
+    case Kind::fail:
+      plan->fail = true;
+      break;
+    case Kind::refuse:
+      plan->refuse = true;
+      break;
+    case Kind::unsupported:
+      plan->unsupported = true;
+      break;
+    case Kind::corrupt:
+      plan->corrupt = true;
+      break;
+    case Kind::delay:
+      plan->delay += order.delay;
+      break;
+    default:
+      plan->lost = true;
+  }
+}
+
 FaultPlan Faults::next_kernel(std::string_view op) {
   FaultPlan plan;
   std::lock_guard lock(mutex_);
@@ -139,25 +161,17 @@ FaultPlan Faults::next_kernel(std::string_view op) {
     if (order.kind == Kind::oom || (order.kind != Kind::lost && !matches(order.op, op)) || !counts_down(order)) {
       continue;
     }
-    switch (order.kind) {
-      case Kind::fail:
-        plan.fail = true;
-        break;
-      case Kind::refuse:
-        plan.refuse = true;
-        break;
-      case Kind::unsupported:
-        plan.unsupported = true;
-        break;
-      case Kind::corrupt:
-        plan.corrupt = true;
-        break;
-      case Kind::delay:
-        plan.delay += order.delay;
-        break;
-      default:
-        plan.lost = true;
-    }
+    add(order, &plan);
+  }
+  drop_done();
+  return plan;
+}
+
+FaultPlan Faults::next_entry(std::string_view entry) {
+  FaultPlan plan;
+  std::lock_guard lock(mutex_);
+  for (Order& order : orders_) {
+    if (order.op == entry && counts_down(order)) add(order, &plan);
   }
   drop_done();
   return plan;

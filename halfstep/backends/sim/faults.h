@@ -25,6 +25,8 @@ class Faults {
   std::string order(std::string_view orders, bool* restore);
   /// Counts a kernel.
   FaultPlan next_kernel(std::string_view op);
+  /// Counts a call of an entry that runs no kernel of its own, which only orders with its name are for.
+  FaultPlan next_entry(std::string_view entry);
   /// Counts an allocation; true when it is to fail.
   bool next_allocation();
 
@@ -38,6 +40,7 @@ class Faults {
     std::chrono::nanoseconds delay{0};
   };
   static std::string parse(std::string_view text, Order* order);
+  static void add(const Order& order, FaultPlan* plan);
   /// Whether it is this order's turn.
   static bool counts_down(Order& order);
   void drop_done();

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "collectives.h"
+#include "graphs.h"
 #include "kernel.h"
 #include "queue.h"
 #include "sim.h"
@@ -18,9 +19,7 @@
 namespace sim {
 namespace {
 
-Queue* queue_of(halfstep_queue* queue) { return reinterpret_cast<Queue*>(queue); }
 Event* event_of(halfstep_event* event) { return reinterpret_cast<Event*>(event); }
-Graph* graph_of(halfstep_graph* graph) { return reinterpret_cast<Graph*>(graph); }
 
 // --- identity
 
@@ -40,11 +39,6 @@ halfstep_status device_info(int32_t index, halfstep_device_info* info) {
     answer(info, all);
     return HALFSTEP_OK;
   });
-}
-
-halfstep_status refuse_while_recording(const Queue& queue, const char* what) {
-  if (!queue.capture) return HALFSTEP_OK;
-  return fail(HALFSTEP_FAILED, 0, "%s: the queue's work is being recorded into a graph, which can't hold this", what);
 }
 
 halfstep_status synchronize(int32_t index) {
@@ -346,61 +340,6 @@ halfstep_status profile_read(int32_t index, halfstep_record* records, uint64_t c
   });
 }
 
-// --- graphs
-
-halfstep_status graph_begin(halfstep_queue* handle) {
-  return guarded([&]() -> halfstep_status {
-    Queue& queue = *queue_of(handle);
-    if (queue.device().lost()) return queue.device().present();
-    if (const auto status = refuse_while_recording(queue, "graph_begin")) return status;
-    queue.capture = std::make_unique<Graph>();
-    queue.capture->device = queue.device().index;
-    return HALFSTEP_OK;
-  });
-}
-
-halfstep_status graph_end(halfstep_queue* handle, halfstep_graph** graph) {
-  Queue& queue = *queue_of(handle);
-  *graph = nullptr;
-  if (!queue.capture) return fail(HALFSTEP_FAILED, 0, "no graph was begun on the queue");
-  *graph = reinterpret_cast<halfstep_graph*>(queue.capture.release());
-  return queue.device().present();
-}
-
-halfstep_status graph_launch(halfstep_graph* handle, halfstep_queue* queue_handle) {
-  return guarded([&]() -> halfstep_status {
-    const Graph& graph = *graph_of(handle);
-    Queue& queue = *queue_of(queue_handle);
-    Device& device = queue.device();
-    if (device.lost()) return device.present();
-    if (graph.device != device.index) return fail(HALFSTEP_FAILED, 0, "a graph of another device");
-    if (const auto status = refuse_while_recording(queue, "graph_launch")) return status;
-    // All or nothing: what is refused at the call is found before anything is queued.
-    std::vector<FaultPlan> plans;
-    for (const auto& work : graph.work) {
-      plans.push_back(work->kind == Work::Kind::kernel ? machine().faults.next_kernel(work->op()) : FaultPlan{});
-      if (plans.back().lost) {
-        device.lose();
-        return fail(HALFSTEP_LOST, work->call, "the device was lost, as ordered");
-      }
-      if (plans.back().refuse || plans.back().unsupported) {
-        const bool refuse = plans.back().refuse;
-        return fail(refuse ? HALFSTEP_FAILED : HALFSTEP_UNSUPPORTED, work->call, "%s, as ordered",
-                    refuse ? "refused" : "not supported");
-      }
-    }
-    for (std::size_t i = 0; i < plans.size(); ++i) queue.push(graph.work[i], plans[i]);
-    machine().graph_launches.fetch_add(1, std::memory_order_relaxed);
-    return HALFSTEP_OK;
-  });
-}
-
-halfstep_status graph_destroy(halfstep_graph* graph) {
-  const Device* device = machine().device(graph_of(graph)->device);
-  delete graph_of(graph);
-  return device->present();
-}
-
 // --- extensions
 
 int32_t order_fault(const char* orders) {
@@ -447,6 +386,7 @@ void* extension(const char* name) {
 
 // --- the table: each plug-in writes down its own, entry by entry, so that one that is missing is seen here
 
+// The same list as in any plug-in's table, of functions of its own: plug-ins are built alone and share no code.
 constexpr halfstep_plugin_table kTable = {
     .size = sizeof(halfstep_plugin_table),
     .major = HALFSTEP_PLUGIN_MAJOR,
@@ -482,10 +422,10 @@ constexpr halfstep_plugin_table kTable = {
     .profile_start = profile_start,
     .profile_stop = profile_stop,
     .profile_read = profile_read,
-    .graph_begin = graph_begin,
-    .graph_end = graph_end,
-    .graph_launch = graph_launch,
-    .graph_destroy = graph_destroy,
+    .graph_begin = nullptr,  // graphs::fill()
+    .graph_end = nullptr,
+    .graph_launch = nullptr,
+    .graph_destroy = nullptr,
     // By collectives::fill().
     .group_id = nullptr,
     .group_create = nullptr,
@@ -521,12 +461,7 @@ const halfstep_plugin_table* table() {
   static const halfstep_plugin_table chosen = [] {
     halfstep_plugin_table all = kTable;
     collectives::fill(all);
-    if (std::string_view(setting("HALFSTEP_SIM_GRAPHS", "1")) == "0") {
-      all.graph_begin = nullptr;
-      all.graph_end = nullptr;
-      all.graph_launch = nullptr;
-      all.graph_destroy = nullptr;
-    }
+    if (std::string_view(setting("HALFSTEP_SIM_GRAPHS", "1")) != "0") graphs::fill(all);
     if (collectives::promise() == collectives::Promise::none) all.group_id = nullptr;  // and with it the whole group
     return all;
   }();

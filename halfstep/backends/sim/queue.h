@@ -125,4 +125,12 @@ class Queue {
   std::thread thread_;  // last: it uses the others
 };
 
+inline Queue* queue_of(halfstep_queue* queue) { return reinterpret_cast<Queue*>(queue); }
+
+/// An error while the queue's work is being recorded, `what` being none of it.
+inline halfstep_status refuse_while_recording(const Queue& queue, const char* what) {
+  if (!queue.capture) return HALFSTEP_OK;
+  return fail(HALFSTEP_FAILED, 0, "%s: the queue's work is being recorded into a graph, which can't hold this", what);
+}
+
 }  // namespace sim

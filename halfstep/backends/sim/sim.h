@@ -18,13 +18,15 @@
  *               | "restore"              brings lost devices back (no hardware does that; for tests in one process)
  *   on          = ":" op ":" which
  *   op          = the name of an op | "matmul" (mm, bmm or linear) | "*" (any)
+ *               | "graph_begin" | "graph_end" | "graph_launch"
  *   which       = number                 that one from now on, once; the next is number 1
  *               | number ":always"       that one and every one after it
  *   time        = number ("ns" | "us" | "ms" | "s")
  *
  * So "fail:matmul:3" fails the third matrix product from now, "delay:*:1:always:50ms" delays every kernel. Every order
  * counts for itself; kernels of all devices count together, in the order of their calls. What a graph recorded counts
- * when the graph is launched.
+ * when the graph is launched. "refuse" and "unsupported" on an entry of graphs are what it returns; "fail", "corrupt"
+ * and "delay" on "graph_launch" go to the last kernel of the graph.
  */
 #pragma once
 
