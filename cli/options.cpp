@@ -16,6 +16,7 @@
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
+#include "halfstep/runtime/winograd.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/quantize.h"
 #include "halfstep/train/registry.h"
@@ -53,7 +54,14 @@ std::vector<Flag> common_flags(CommonOptions& o) {
            .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
            .kept = FlagKept::given,
            .resume = FlagResume::reported},
-          {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported}};
+          {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported},
+          {.names = "--winograd",
+           .field = &o.winograd,
+           .help = "3x3 convolutions on the CPU in tiles of 2x2 or 4x4 results, or off (the default): fewer "
+                   "multiplications, other rounding errors",
+           .choices = {"off", "2x2", "4x4"},
+           .kept = FlagKept::given,
+           .resume = FlagResume::reported}};
 }
 
 void add_common(const Verb& verb, CommonOptions& o, bool model_required) {
@@ -72,6 +80,7 @@ Device apply_common(const CommonOptions& o) {
   const Device device = chosen_device(o.device, o.device_given, o.gpu);
   if (o.threads > 0) set_num_threads(o.threads);
   if (o.tf32) set_float32_precision(Float32Precision::high);
+  if (!o.winograd.empty()) set_winograd(winograd_from_string(o.winograd));
   return device;
 }
 

@@ -29,14 +29,15 @@ struct CommonOptions {
   int gpu = -1;
   int threads = 0;
   bool tf32 = false;
+  std::string winograd;
   bool device_given = false;
 };
-/// Their rows: MODEL, --device, --gpu, --threads and --tf32.
+/// Their rows: MODEL, --device, --gpu, --threads, --tf32 and --winograd.
 std::vector<Flag> common_flags(CommonOptions& options);
 /// Adds them.
 void add_common(const Verb& verb, CommonOptions& options, bool model_required = true);
-/// Checks the model (where one is named), sets the threads and the precision of float32, and returns the device. Throws
-/// UsageError.
+/// Checks the model (where one is named), sets the threads, the precision of float32 and Winograd's tiles, and returns
+/// the device. Throws UsageError.
 Device apply_common(const CommonOptions& options);
 
 /// Most threads that --threads and HALFSTEP_THREADS take.

@@ -4,12 +4,11 @@
 #include "halfstep/backends/cpu/conv.h"
 
 #include "halfstep/backends/cpu/conv_shares.h"
+#include "halfstep/backends/cpu/isa.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,45 +17,15 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/random.h"
+#include "halfstep/runtime/parallel.h"
+#include "halfstep/runtime/winograd.h"
+#include "tests/backends/conv_calls.h"
 
 namespace halfstep::cpu {
 namespace {
 
-struct Context : KernelContext {
-  Context() : KernelContext{} {
-    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
-      auto& piece = static_cast<Context*>(self)->pieces.emplace_back(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-      std::memset(piece.get(), 0xFF, bytes);
-      return piece.get();
-    };
-    set_error = [](KernelContext* self, const char* text) { static_cast<Context*>(self)->error = text; };
-  }
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::vector<std::unique_ptr<void, Free>> pieces;
-  std::string error;
-};
-
-TensorView view(const Tensor& t) {
-  return {.data = t.raw_data(),
-          .sizes = t.sizes().data(),
-          .strides = t.strides().data(),
-          .numel = t.numel(),
-          .ndim = t.dim(),
-          .dtype = t.dtype(),
-          .defined = true,
-          .contiguous = t.is_contiguous()};
-}
-
-ConvGeometry geometry(std::int64_t n, std::int64_t c, std::int64_t size, std::int64_t o, std::int64_t k,
-                      std::int64_t stride, std::int64_t padding) {
-  const std::int64_t out = (size + 2 * padding - k) / stride + 1;
-  return {n, c, size, size, o, out, out, k, k, 1, {stride, stride}, {1, 1}, {padding, padding}, {padding, padding}};
-}
-
-const char* const kPaths[] = {"reference", "products", "pairs", "blocks", "native"};
-static_assert(static_cast<int>(ConvPath::native) == 4);
+const char* const kPaths[] = {"reference", "products", "pairs", "blocks", "native", "winograd2", "winograd4"};
+static_assert(static_cast<int>(ConvPath::winograd4) == 6);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
@@ -110,12 +79,13 @@ TEST(ConvPaths, Agree) {
 }
 
 TEST(ConvPaths, FollowTheShape) {
-  const auto path = [](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
+  Winograd allowed = Winograd::off;
+  const auto path = [&](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
     const Tensor x = empty({g.n, g.c, g.h, g.w}, {.dtype = dtype}), y = empty({g.n, g.o, g.oh, g.ow}, {.dtype = dtype});
     const auto format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
     const Tensor w = empty({g.o, g.c, g.kh, g.kw}, {.dtype = dtype}), a = x.contiguous(format),
                  b = y.contiguous(format);
-    return choose_conv_path({part, g, view(a), view(w), view(b)}, isa);
+    return choose_conv_path({part, g, view(a), view(w), view(b)}, isa, allowed);
   };
   const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
   EXPECT_EQ(path(square, ConvPart::output, DType::f64, true), ConvPath::reference);
@@ -137,6 +107,26 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(wide, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_vnni), ConvPath::products);
+  // Winograd's where they are asked for and faster.
+  const auto by = [&](const ConvGeometry& g, ConvPart part, DType dtype, Winograd most, Isa isa = Isa::avx512_vnni) {
+    allowed = most;
+    const ConvPath chosen = path(g, part, dtype, true, isa);
+    allowed = Winograd::off;
+    return chosen;
+  };
+  const Winograd small = Winograd::tiles_2x2, large = Winograd::tiles_4x4;
+  EXPECT_EQ(by(square, ConvPart::output, DType::f32, small), ConvPath::winograd2);
+  EXPECT_EQ(by(square, ConvPart::input, DType::f16, large), ConvPath::winograd4);
+  EXPECT_EQ(by(square, ConvPart::weight, DType::f32, large), ConvPath::winograd4);
+  EXPECT_EQ(by(square, ConvPart::weight, DType::bf16, small, Isa::avx512_bf16), ConvPath::native);
+  EXPECT_EQ(by(square, ConvPart::output, DType::f64, large), ConvPath::reference);
+  EXPECT_EQ(by(single, ConvPart::output, DType::f32, large), ConvPath::blocks);
+  EXPECT_EQ(by(strided, ConvPart::output, DType::f32, large), ConvPath::blocks);
+  EXPECT_EQ(by(geometry(1, 512, 7, 512, 3, 1, 1), ConvPart::output, DType::f32, large), ConvPath::blocks);
+  EXPECT_EQ(by(geometry(32, 512, 2, 512, 3, 1, 1), ConvPart::output, DType::f32, large), ConvPath::blocks);
+  EXPECT_EQ(by(square, ConvPart::output, DType::bf16, small, Isa::avx512_bf16), ConvPath::native);
+  EXPECT_EQ(by(square, ConvPart::output, DType::bf16, large, Isa::avx512_bf16), ConvPath::winograd4);
+  EXPECT_EQ(by(square, ConvPart::output, DType::bf16, large, Isa::amx), ConvPath::native);
 }
 
 TEST(ConvPaths, AreDescribed) {
@@ -151,6 +141,9 @@ TEST(ConvPaths, AreDescribed) {
   const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
   EXPECT_EQ(described(square, ConvPart::output, DType::f64), "reference");
   EXPECT_EQ(described(single, ConvPart::weight, DType::f32), "products");
+  set_winograd(Winograd::tiles_2x2);
+  EXPECT_EQ(described(square, ConvPart::output, DType::f32), "winograd 2x2");
+  set_winograd(Winograd::off);
   for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
     EXPECT_NE(described(square, part, DType::f32).find(':'), std::string::npos);  // oneDNN's, with an instruction set
     for (const DType dtype : {DType::f16, DType::bf16}) {

@@ -165,7 +165,8 @@ class Elastic(RestartsTest):
         """An agent in place of ssh, whose machines are this one, and one of which is gone after the first failure."""
         agent = self.folder / "agent"
         agent.write_text(f'#!/bin/sh\nwhile [ "${{1#-}}" != "$1" ]; do shift; done\nhost=$1\nshift\n[ "$host" = 127.0.0.3 ] && [ -e {self.folder}/gone ] && exit 255\n'
-                         'exec sh -c "$*"\n')
+                         # Open MPI's daemons make the same folder of a job under it, which fails where two do so at once.
+                         f'export TMPDIR={self.folder}/$host\nmkdir -p "$TMPDIR"\nexec sh -c "$*"\n')
         agent.chmod(0o755)
         (self.folder / "hosts").write_text("127.0.0.2 slots=1\n127.0.0.3 slots=2\n127.0.0.4 slots=1\n")
         program = self.folder / "rank.py"

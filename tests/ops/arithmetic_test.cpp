@@ -148,13 +148,14 @@ TEST(Arithmetic, EveryBfloat16RoundsAsOneByItselfDoes) {
   constexpr std::int64_t kAll = 65536;
   for (const std::int64_t step : {1, 257, 40503}) {
     for (const std::int64_t count : {kAll, std::int64_t{45}}) {
-      Tensor a = empty({count}, {.dtype = bf16}), b = empty({count}, {.dtype = bf16});
+      const TensorOptions on_host{.dtype = bf16, .device = Device{}};
+      Tensor a = empty({count}, on_host), b = empty({count}, on_host);
       auto *x = static_cast<BFloat16*>(a.raw_data()), *y = static_cast<BFloat16*>(b.raw_data());
       for (std::int64_t i = 0; i < count; ++i) {
         x[i] = BFloat16::from_bits(static_cast<std::uint16_t>(i * step));
         y[i] = BFloat16::from_bits(static_cast<std::uint16_t>(i * 7 + 12345));
       }
-      const Tensor sums = a + b;
+      const Tensor sums = (a.to(default_device()) + b.to(default_device())).to(Device{});
       const auto* got = static_cast<const BFloat16*>(sums.raw_data());
       for (std::int64_t i = 0; i < count; ++i) {
         const float exact = static_cast<float>(x[i]) + static_cast<float>(y[i]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions: oneDNN's float32 kernels on channels-last images. 16-bit images are widened a few at a time, so that
 // what is widened stays in the cache, and results are rounded once; where the processor has 16-bit units, oneDNN uses
-// them. Products and sums are float32 (float64 for float64).
+// them. Products and sums are float32 (float64 for float64). Winograd's algorithms take part where they are asked for.
 #include "halfstep/backends/cpu/conv.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_weight.h"
+#include "halfstep/backends/cpu/conv_winograd.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -36,7 +37,7 @@ bool has_units(DType dtype, Isa isa) {
 
 }  // namespace
 
-ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept {
+ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   const TensorView* all[] = {&call.input, &call.weight, &call.output};
   for (const TensorView* t : all) {
     if (!floats(t->dtype)) return ConvPath::reference;
@@ -47,14 +48,23 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept {
   const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
                       (result == operands || result == DType::f32) &&
                       (call.bias == nullptr || call.part == ConvPart::output);
+  if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
+    const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
+    if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
+  }
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
-  if (native) return ConvPath::native;
-  return float32_path(call);
+  return native ? ConvPath::native : float32_path(call);
 }
 
 Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
+  if (path == ConvPath::winograd2 || path == ConvPath::winograd4) {
+    const int m = path == ConvPath::winograd4 ? 4 : 2;
+    const Status status =
+        call.part == ConvPart::weight ? weight_by_winograd(context, call, m) : convolve_winograd(context, call, m);
+    return status == Status::unsupported ? convolve_by(choose_conv_path(call, compute_isa()), context, call) : status;
+  }
   if (path != ConvPath::reference) {
     const bool native = path == ConvPath::native;
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
@@ -74,7 +84,9 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
 }
 
 std::string describe_conv(ConvCall& call) {
-  ConvPath path = choose_conv_path(call, compute_isa());
+  ConvPath path = choose_conv_path(call, compute_isa(), winograd());
+  if (path == ConvPath::winograd2) return "winograd 2x2";
+  if (path == ConvPath::winograd4) return "winograd 4x4";
   if (path == ConvPath::native) {
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
     const std::string kernel = onednn_kernel(call, operands);
@@ -96,7 +108,7 @@ Status convolve(KernelContext* context, ConvCall& call) {
   if (result.numel == 0) return Status::ok;
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
-  return convolve_by(no_sum ? ConvPath::reference : choose_conv_path(call, compute_isa()), context, call);
+  return convolve_by(no_sum ? ConvPath::reference : choose_conv_path(call, compute_isa(), winograd()), context, call);
 }
 
 namespace {

@@ -9,6 +9,7 @@
 #include "halfstep/core/export.h"
 #include "halfstep/core/storage.h"
 #include "halfstep/runtime/kernel.h"
+#include "halfstep/runtime/winograd.h"
 
 namespace halfstep::cpu {
 
@@ -30,10 +31,13 @@ enum class ConvPath : std::uint8_t {
   pairs,      ///< the same on the processor's bf16 units
   blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
   native,     ///< the processor's 16-bit units through oneDNN
+  winograd2,  ///< F(2x2, 3x3), see conv_winograd.h
+  winograd4,  ///< F(4x4, 3x3)
 };
 
 /// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
-HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa) noexcept;
+/// `allowed`: the largest tiles of Winograd's that it may go by.
+HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed = Winograd::off) noexcept;
 
 /// Computes the part by the path that was chosen, or by a given one.
 HS_API Status convolve(KernelContext* context, ConvCall& call);
