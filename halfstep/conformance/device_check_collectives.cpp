@@ -38,8 +38,11 @@ struct Group {
     std::unique_ptr<Queue> queue;
     halfstep_group* group = nullptr;
   };
+  explicit Group(DeviceBackend& b) : backend(b) {}
+
   DeviceBackend& backend;
   std::vector<Member> members;
+  std::atomic<int> away = 0;  // calls that have not come back
 
   int size() const { return static_cast<int>(members.size()); }
   std::string reason(halfstep_status status) const {
@@ -62,6 +65,7 @@ std::vector<std::string> on_all_ranks(const GroupPtr& group, F f) {
   };
   const auto answers = std::make_shared<std::vector<Answer>>(group->members.size());
   for (int r = 0; r < group->size(); ++r) {
+    ++group->away;
     std::thread([answers, group, f, r] {
       Answer& answer = (*answers)[static_cast<std::size_t>(r)];
       try {
@@ -69,6 +73,7 @@ std::vector<std::string> on_all_ranks(const GroupPtr& group, F f) {
       } catch (const std::exception& e) {
         answer.text = e.what();
       }
+      --group->away;
       answer.there = true;
     }).detach();
   }
@@ -159,6 +164,7 @@ class CollectivesCheck {
       c_.problem(fmt::format("group_create of rank {}: {}", r, texts[r]));
       good = false;
     }
+    broken_ = !good;
     return good;
   }
 
@@ -294,15 +300,31 @@ class CollectivesCheck {
     });
   }
 
-  /// Nothing that may still be in use is destroyed.
+  /// Nothing that may still be in use is destroyed: after an error a group is ended, and left where it does not end.
   void destroy() {
-    if (broken_) return;
+    if (broken_) {
+      for (const Group::Member& m : group_->members) {
+        if (m.group != nullptr) table_.group_abort(m.group);
+      }
+      const auto until = Clock::now() + kForWork;
+      while (busy()) {
+        if (Clock::now() > until) return;
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+    }
     for (Group::Member& m : group_->members) {
+      if (m.group == nullptr) continue;
       if (const auto status = table_.group_destroy(m.group)) c_.problem("group_destroy: " + group_->reason(status));
+      m.group = nullptr;
     }
   }
 
  private:
+  bool busy() const {
+    return group_->away > 0 || std::any_of(group_->members.begin(), group_->members.end(), [&](const auto& m) {
+             return table_.queue_query(static_cast<halfstep_queue*>(m.queue->native())) == HALFSTEP_NOT_READY;
+           });
+  }
   // A case, unless an earlier one has left the group in an unknown state.
   template <class F>
   void one(const std::string& name, std::int64_t n, F&& f) {
@@ -408,7 +430,7 @@ void check_collectives(Checker& c) {
     c.line(name, "", [&] { c.note("the plug-in has none: tensors are staged through the host"); });
     return;
   }
-  const auto group = std::make_shared<Group>(Group{.backend = backend, .members = {}});
+  const auto group = std::make_shared<Group>(backend);
   group->members.push_back({.device = c.device, .queue = std::make_unique<Queue>(c.device)});
   for (const DeviceInfo& d : devices()) {
     if (d.device.type != c.device.type || d.device == c.device || d.lost || group->size() == kMostRanks) continue;
@@ -421,13 +443,17 @@ void check_collectives(Checker& c) {
     if (group->size() == 1) c.note("there is one device: it exchanges with itself only");
     c.one("a group", [&] { created = check.create(); });
     if (created) check.movement();
+    // A group that a rank may still be making is left alone.
+    if (check.broken() && (created || group->away == 0)) check.destroy();
   });
-  if (!created) return;
+  if (check.broken() || !created) return;
   for (const DType dtype : {f32, f16, bf16, f64, f8e4m3, f8e5m2, i64, i32, i8, u8}) {
+    c.line("reductions between " + ranks, halfstep::name(dtype), [&] {
+      check.reductions(dtype);
+      if (check.broken()) check.destroy();
+    });
     if (check.broken()) return;
-    c.line("reductions between " + ranks, halfstep::name(dtype), [&] { check.reductions(dtype); });
   }
-  if (check.broken()) return;
   c.line("collectives that are ended", "", [&] {
     check.abort();
     check.destroy();
