@@ -41,9 +41,7 @@ void put_reason(char (&to)[N], const DeviceBackend& backend) {
   backend.table.error(&error);
   error.text[sizeof(error.text) - 1] = '\0';
   const std::string_view text = error.text[0] ? error.text : "no reason was given";
-  const std::size_t length = std::min(text.size(), N - 1);
-  std::memcpy(to, text.data(), length);
-  to[length] = '\0';
+  to[text.copy(to, N - 1)] = '\0';
 }
 
 // What a thread of its own does: it waits for the other ranks, one of which may be gone, or have failed.

@@ -52,7 +52,7 @@ std::optional<std::string> tag_of(const fs::path& checkpoint, std::string_view n
   const std::string_view begin = rest;
   if (!take_number(rest)) return std::nullopt;
   take(rest, kSecond);
-  const std::string tag(begin.substr(0, begin.size() - rest.size()));
+  std::string tag(begin.substr(0, begin.size() - rest.size()));
   const bool whole = take(rest, ".rank") && take_number(rest) && take(rest, "-of-") && take_number(rest);
   if (!whole || rest != extension) return std::nullopt;
   return tag;
