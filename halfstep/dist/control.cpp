@@ -447,7 +447,7 @@ Control::Control(int rank, int size, std::vector<std::string> hosts, const Excha
 
 Control::~Control() {
   if (impl_->process != ::getpid()) {  // a child of fork() has neither the thread nor anything to say
-    static_cast<void>(impl_.release());
+    [[maybe_unused]] const Impl* const abandoned = impl_.release();
     return;
   }
   if (impl_->thread.joinable()) impl_->say_goodbye();

@@ -200,14 +200,14 @@ void run_fallback(const KernelCall& call, std::span<const TensorView> inputs, st
                   const std::string& reason) {
   // Views that have bytes in common are of one storage.
   struct Part {
-    std::uintptr_t begin, end;
+    std::byte *begin, *end;
     Ref<Storage> storage;
   };
   std::vector<Part> parts;
   const auto part_of = [](const TensorView& v) {
     std::int64_t last = 0;
     for (int d = 0; d < v.ndim; ++d) last += (v.sizes[d] - 1) * v.strides[d];
-    const auto begin = reinterpret_cast<std::uintptr_t>(v.data);
+    auto* const begin = static_cast<std::byte*>(v.data);
     return Part{begin, begin + static_cast<std::size_t>(last + 1) * item_size(v.dtype), {}};
   };
   for (const auto list : {inputs, outputs}) {
@@ -222,7 +222,9 @@ void run_fallback(const KernelCall& call, std::span<const TensorView> inputs, st
       parts.push_back(all);
     }
   }
-  for (Part& p : parts) p.storage = Storage::wrap(reinterpret_cast<void*>(p.begin), p.end - p.begin, call.device, {});
+  for (Part& p : parts) {
+    p.storage = Storage::wrap(p.begin, static_cast<std::size_t>(p.end - p.begin), call.device, {});
+  }
   std::vector<Tensor> tensors;
   for (const auto list : {inputs, outputs}) {
     for (const TensorView& v : list) {
@@ -236,11 +238,11 @@ void run_fallback(const KernelCall& call, std::span<const TensorView> inputs, st
       if (v.numel == 0) {
         storage = Storage::wrap(nullptr, 0, call.device, {});
       } else {
-        const auto begin = reinterpret_cast<std::uintptr_t>(v.data);
+        const auto* const begin = static_cast<const std::byte*>(v.data);
         const auto p = std::find_if(parts.begin(), parts.end(),
                                     [&](const Part& part) { return part.begin <= begin && begin < part.end; });
         storage = p->storage;
-        offset = static_cast<std::int64_t>((begin - p->begin) / item_size(v.dtype));
+        offset = static_cast<std::int64_t>(static_cast<std::size_t>(begin - p->begin) / item_size(v.dtype));
       }
       tensors.emplace_back(TensorImpl::make(std::move(storage), offset, Shape(std::span(v.sizes, ndim)),
                                             Shape(std::span(v.strides, ndim)), v.dtype));
