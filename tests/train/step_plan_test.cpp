@@ -130,10 +130,10 @@ TEST(StepPlan, PredictsWhatWouldNotFit) {
   config.amp = "bf16";
   const double rss = training::peak_rss_mb();
   const auto start = std::chrono::steady_clock::now();
-  const StepMemory memory = training::predict_memory(config, 4096, 224);
+  const StepMemory memory = training::predict_memory(config, 1024, 224);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  EXPECT_GT(memory.peak, std::uint64_t{200} << 30);
-  EXPECT_EQ(memory.batch, std::uint64_t{4096} * (3 * 224 * 224 * 4 + 8));
+  EXPECT_GT(memory.peak, std::uint64_t{40} << 30);
+  EXPECT_EQ(memory.batch, std::uint64_t{1024} * (3 * 224 * 224 * 4 + 8));
   EXPECT_LT(took.count(), 120);
   EXPECT_LT(training::peak_rss_mb(), rss + 1000);
 }
