@@ -31,7 +31,7 @@ Device chosen_device(const std::string& device, bool given, int gpu) {
   const auto named_device = [&] {
     const Device named = as_usage([&] { return Device(device); });
     if (named.is_meta()) {
-      throw UsageError("--device: expected a device that computes, got meta, whose tensors have no values");
+      throw UsageError("device: expected one that computes, got meta, whose tensors have no values");
     }
     return named;
   };
