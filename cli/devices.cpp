@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "cli/chosen_device.h"
 #include "cli/devices_check.h"
 #include "cli/devices_watch.h"
 #include "cli/options.h"
@@ -144,7 +145,7 @@ int run(const DevicesOptions& o) {
     return print_placement(o.device, o.placement);
   }
   std::vector<Device> chosen;
-  if (!o.device.empty()) chosen.push_back(as_usage([&] { return Device(o.device); }));
+  if (!o.device.empty()) chosen.push_back(chosen_device(o.device, true, -1));
   for (const std::string& n : o.ops) {
     if (find_op(n)) continue;
     std::vector<std::string> names;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `halfstep devices --check KIND[:INDEX]`: a device beside the CPU.
 #include "cli/devices_check.h"
+#include "cli/chosen_device.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -44,7 +45,7 @@ void print_line(const conformance::DeviceCheckLine& line) {
 }  // namespace
 
 int run_check(const std::string& name, bool quick) {
-  const Device device = as_usage([&] { return Device(name); });
+  const Device device = chosen_device(name, true, -1);
   const DeviceInfo info = device_info(device);
   fmt::print("{}: {}{}{}\n", device.str(), info.name, info.version.empty() ? "" : ", version ", info.version);
   fmt::print("{:<6} {:<48} {:<9} {:>9} {:>6} {:>7}  {}\n", "", "compared with the CPU", "dtype", "", "error", "time",

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/devices_watch.h"
+#include "cli/chosen_device.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -70,7 +71,7 @@ int watch_devices(const std::string& device, double seconds) {
   }
   std::vector<Device> chosen;
   if (!device.empty()) {
-    chosen.push_back(as_usage([&] { return Device(device); }));
+    chosen.push_back(chosen_device(device, true, -1));
     if (chosen[0].is_cpu()) throw UsageError("--watch: expected a device other than the CPU");
   } else {
     for (const DeviceInfo& d : devices()) {

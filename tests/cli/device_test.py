@@ -263,6 +263,8 @@ class Checks(ProgramTest):
         self.refused(2, "expected the device", "devices", "--check")
         self.refused(2, "belongs to --check", "devices", "--quick")
         self.refused(2, ["expected one of cpu, ", "sim, got 'simm'"], "devices", "--check", "simm")
+        for command in (["devices", "--check", "meta"], ["devices", "meta"], ["bench", "mlp", "--device", "meta"]):
+            self.refused(2, "expected one that computes, got meta", *command)
         self.refused(2, "--ops is given too", "devices", "--check", "sim", "--ops")
 
 
