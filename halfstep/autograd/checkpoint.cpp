@@ -202,6 +202,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
     const std::shared_ptr<CallInterceptor> interceptor = interceptor_ ? interceptor_->again() : nullptr;
     ThreadState modes = state_;
     modes.interceptor = interceptor.get();
+    modes.recomputing = true;
     const StateScope state(modes, module_);
     const RandomScope random(options_.preserve_random_state, random_);
     const HookScope scope(this);
@@ -252,5 +253,7 @@ std::vector<Tensor> checkpoint(const TensorFunction& function, const std::vector
   if (!GradMode::is_enabled()) return function(inputs);
   return std::make_shared<Frame>(function, inputs, options)->first_run(inputs);
 }
+
+bool is_recomputing() { return thread_state().recomputing; }
 
 }  // namespace halfstep

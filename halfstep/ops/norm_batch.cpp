@@ -131,7 +131,7 @@ BatchNormCall check_batch_norm(const Tensor& input, const BatchNormFuncOptions& 
 
 void update_running_statistics(const BatchNormFuncOptions& options, const BatchNormAttributes& attributes,
                                const Tensor& mean, const Tensor& var) {
-  if (!options.training || !options.running_mean.defined()) return;
+  if (!options.training || !options.running_mean.defined() || thread_state().recomputing) return;
   static const KernelTable& table = kernel_table("batch_norm_update");
   const Tensor* batch[] = {&mean, &var};
   const Tensor* running[] = {&options.running_mean, &options.running_var};
