@@ -106,7 +106,7 @@ TEST(NonFinite, ReportsOnceWhatACheckpointComputesTwice) {
   test::set(net.fc.weight, {100, 0, 0, 1});
   const Tensor x = ones({1, 2}, {.requires_grad = true});
   NonFinite watch(kCollect);
-  CallTrace trace;
+  debug::CallTrace trace;
   const Tensor y = checkpoint([&](const Tensor& t) { return net(t); }, x);  // exp(100) is too much for float32
   EXPECT_EQ(watch.count(), 1u);
   sum(y).backward();
@@ -114,12 +114,12 @@ TEST(NonFinite, ReportsOnceWhatACheckpointComputesTwice) {
   EXPECT_EQ(watch.findings()[0].site.module, "head");
   EXPECT_EQ(watch.findings()[0].site.op, "exp");
   EXPECT_EQ(watch.findings()[0].site.backward_of, "");
-  std::vector<CallSite> runs;
-  for (const TracedCall& call : trace.calls()) {
+  std::vector<debug::CallSite> runs;
+  for (const debug::TracedCall& call : trace.calls()) {
     if (call.site.op == "exp") runs.push_back(call.site);
   }
   ASSERT_EQ(runs.size(), 2u);
-  for (const CallSite& run : runs) EXPECT_EQ(run.module, "head");
+  for (const debug::CallSite& run : runs) EXPECT_EQ(run.module, "head");
   EXPECT_EQ(runs[0].backward_of, "");
   EXPECT_NE(runs[1].backward_of, "");
 }

@@ -20,6 +20,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/dropout.h"
 #include "halfstep/train/optimizer.h"
+#include "halfstep/train/quantize.h"
 #include "halfstep/train/step_plan.h"
 #include "halfstep/train/trace_step.h"
 #include "halfstep/train/train_step.h"
@@ -113,6 +114,7 @@ Outcome trained(const TrainConfig& config, int steps = 4) {
   manual_seed(1);
   const auto task = training::random_task(config);
   const nn::ModuleBase& network = task->network();
+  if (config.quantization.is_on()) training::prepare_quantization(config, *task);
   const training::AmpMode mode = training::amp_mode(config);
   if (mode.level != amp::Level::O0) amp::set_level(network, mode.level, mode.level_dtype);
   const auto optimizer = training::make_optimizer(config, network.parameters());
@@ -154,6 +156,21 @@ TEST(Recomputed, NetworksTrainToTheSameBits) {
         EXPECT_TRUE(again.values == plain.values) << c.model << " " << c.modules << " " << amp << " " << capture;
         EXPECT_EQ(again.replayed, plain.replayed) << c.model << " " << amp;
       }
+    }
+  }
+}
+
+// Ranges are observed once, and the second run has those of the first.
+TEST(Recomputed, QuantizedNetworksTrainToTheSameBits) {
+  for (const bool learned : {false, true}) {
+    for (const bool capture : {false, true}) {
+      TrainConfig config{.model = "resnet20", .batch_size = 4, .momentum = 0.9};
+      config.quantization.on = true;
+      config.quantization.learned = learned;
+      config.capture = capture;
+      const Outcome plain = trained(config);
+      config.recompute = "all";
+      EXPECT_TRUE(trained(config).values == plain.values) << learned << " " << capture;
     }
   }
 }
@@ -262,12 +279,12 @@ TEST(MemoryPlan, ChoosesTheCheapestBlocksThatFit) {
     EXPECT_EQ(plan.peak, chain.peak(chosen));
     EXPECT_EQ(plan.peak_without, none);
     EXPECT_LE(plan.peak, budget) << round;
-    EXPECT_LE(calls, 45);
-    EXPECT_LE(cost, 1.5 * best) << round;
+    EXPECT_LE(calls, 40);
+    EXPECT_LE(cost, 1.25 * best) << round;
     ++met;
     optimal += cost <= best ? 1 : 0;
   }
-  EXPECT_GE(optimal, met * 8 / 10);
+  EXPECT_GE(optimal, met * 9 / 10);
 }
 
 TEST(MemoryPlan, TakesNothingWhereAllFitsAndTheLeastWhereNothingDoes) {
