@@ -6,6 +6,7 @@
 #include "halfstep/autograd/node.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/ops/recorder.h"
 
 namespace halfstep::amp {
@@ -79,7 +80,7 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
   Region& here = region();
   const ThreadState& state = thread_state();
   // The region of what is computed again has ended, but a copy that outlived it is good.
-  const bool again = state.recomputing && here.depth == 0;
+  const bool again = here.depth == 0 && halfstep::detail::recomputing();
   const bool cacheable = (here.depth > 0 || again) && state.autocast.cache && p->dtype == DType::f32 &&
                          p->requires_grad && !p->base && source.is_leaf() && !p->storage->address_held();
   if (!cacheable) {

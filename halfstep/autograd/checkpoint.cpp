@@ -14,6 +14,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/observer.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/ops/recorder.h"
 
 namespace halfstep {
@@ -116,6 +117,17 @@ class StateScope {
   std::string module_;
 };
 
+class AgainScope {
+ public:
+  AgainScope() : was_(std::exchange(detail::recomputing(), true)) {}
+  ~AgainScope() { detail::recomputing() = was_; }
+  AgainScope(const AgainScope&) = delete;
+  AgainScope& operator=(const AgainScope&) = delete;
+
+ private:
+  bool was_;
+};
+
 // One call of checkpoint().
 class Frame final : public SavingHook, public std::enable_shared_from_this<Frame> {
  public:
@@ -202,8 +214,8 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
     const std::shared_ptr<CallInterceptor> interceptor = interceptor_ ? interceptor_->again() : nullptr;
     ThreadState modes = state_;
     modes.interceptor = interceptor.get();
-    modes.recomputing = true;
     const StateScope state(modes, module_);
+    const AgainScope again;
     const RandomScope random(options_.preserve_random_state, random_);
     const HookScope scope(this);
     cursor_ = 0;
@@ -254,6 +266,6 @@ std::vector<Tensor> checkpoint(const TensorFunction& function, const std::vector
   return std::make_shared<Frame>(function, inputs, options)->first_run(inputs);
 }
 
-bool is_recomputing() { return thread_state().recomputing; }
+bool is_recomputing() { return detail::recomputing(); }
 
 }  // namespace halfstep

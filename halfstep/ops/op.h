@@ -325,7 +325,6 @@ class HS_API CallInterceptor {
 /// A thread's mode: whether calls are recorded, in what precision they run, and who takes them.
 struct ThreadState {
   bool grad_enabled = true;
-  bool recomputing = false;  ///< a checkpointed function runs again: what it counts and observes was counted before
   AutocastState autocast;
   CallInterceptor* interceptor = nullptr;  ///< null: nobody
 };
