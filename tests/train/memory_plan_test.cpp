@@ -107,6 +107,7 @@ TEST(MemoryPlan, SetsModulesByPath) {
 struct Outcome {
   std::vector<double> values;
   std::uint64_t replayed = 0;
+  std::string why;  // it wasn't
 };
 
 // Steps of a network that the configuration names, on random batches.
@@ -136,6 +137,7 @@ Outcome trained(const TrainConfig& config, int steps = 4) {
     result.values.insert(result.values.end(), tensor.begin(), tensor.end());
   }
   result.replayed = step.capture_stats().replayed;
+  result.why = step.why_not_captured();
   return result;
 }
 
@@ -154,7 +156,8 @@ TEST(Recomputed, NetworksTrainToTheSameBits) {
         config.recompute = c.modules;
         const Outcome again = trained(config);
         EXPECT_TRUE(again.values == plain.values) << c.model << " " << c.modules << " " << amp << " " << capture;
-        EXPECT_EQ(again.replayed, plain.replayed) << c.model << " " << amp;
+        EXPECT_EQ(again.replayed, plain.replayed) << c.model << " " << amp << ": " << again.why;
+        EXPECT_EQ(again.replayed > 0, capture);
       }
     }
   }
