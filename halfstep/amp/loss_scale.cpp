@@ -183,7 +183,7 @@ void LossScale::update(const std::vector<Tensor>& found, std::function<std::stri
   if (!scale_.device().is_cpu()) {
     if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
       recorder->host([this, culprits] { culprits_ = culprits; });
-    culprits_ = std::move(culprits);
+    if (!scale_.device().is_meta()) culprits_ = std::move(culprits);  // there nobody can read the scale
     return;
   }
   const auto* counters = static_cast<const int*>(counters_.impl()->data());

@@ -74,6 +74,10 @@ Tensor from_values(const std::vector<T>& values, const Shape& sizes, const Tenso
       }
       copy_memory(source.impl()->data(), source.device(), values.data(), Device{}, values.size() * sizeof(T));
       recorder->keep(source);
+    } else if (result.device().is_meta()) {
+      // Never read, so that what follows is the CPU's copy from here.
+      auto storage = Storage::wrap(const_cast<T*>(values.data()), values.size() * sizeof(T), kMeta, {});
+      source = Tensor(TensorImpl::make(std::move(storage), 0, sizes, contiguous_strides(sizes), dtype_of<T>));
     } else {
       source = from_blob(const_cast<T*>(values.data()), sizes, dtype_of<T>);
     }

@@ -151,6 +151,7 @@ TEST(PluginLoader, RefusesAFileThatAnybodyMayWrite) {
 TEST(PluginLoader, RefusesNamesThatDevicesCantHave) {
   EXPECT_TRUE(says(refusal_of("bad_name"), {"lower-case letters", "'Bad-Name'"}));
   EXPECT_TRUE(says(refusal_of("cpu"), {"other than cpu", "'cpu'"}));
+  EXPECT_TRUE(says(refusal_of("meta"), {"other than cpu and meta", "'meta'"}));
 }
 
 TEST(PluginLoader, RefusesANameThatIsTakenAndALibraryThatIsThere) {
@@ -244,7 +245,7 @@ TEST_F(PluginSearch, AnUnknownDeviceIsNamedWithThoseThereAre) {
         }
         _exit(0);
       },
-      testing::ExitedWithCode(3), "cpu, tiny, got 'tinny'");
+      testing::ExitedWithCode(3), "cpu, meta, tiny, got 'tinny'");
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ void move_towards(T* __restrict average, const T* __restrict value, T share, std
 
 // in: unless (may be absent), hyper (f64: decay, warm-up, equal weights or not), parameters; out: count, averages.
 Status ema_update(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
-  if (in[0].defined && *static_cast<const float*>(in[0].data) != 0) return Status::ok;
+  const bool dry = runs_dry(context);
+  if (!dry && in[0].defined && *static_cast<const float*>(in[0].data) != 0) return Status::ok;
   struct Piece {
     std::int32_t tensor;
     std::int64_t start;
@@ -35,7 +36,7 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
   for (int i = 2; i < n; ++i) total += (in[i].numel + kEmaChunk - 1) / kEmaChunk;
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(total) * sizeof(Piece)));
   if (!pieces && total > 0) return Status::failed;
-  if (runs_dry(context)) return Status::ok;
+  if (dry) return Status::ok;
   const auto* hyper = static_cast<const double*>(in[1].data);
   const double decay = hyper[0], warmup = hyper[1];
   auto& count = *static_cast<std::int64_t*>(out[0].data);
