@@ -111,6 +111,7 @@ class ParameterShards::Hook final : public SavingHook {
  private:
   // A copy of a parameter in 16 bits that nobody keeps, as in a second run after the region of the first one.
   static bool is_cast_of(const Tensor& tensor, const Tensor& parameter) {
+    if (!is_low_precision(tensor.dtype()) || tensor.sizes() != parameter.sizes()) return false;
     const AutogradMeta* meta = autograd_meta_or_null(tensor);
     if (!meta || !meta->grad_fn || !meta->grad_fn->accepts_float32 || meta->grad_fn->edges.size() != 1) return false;
     return meta->grad_fn->edges[0].node.get() == gradient_edge(parameter).node.get();

@@ -44,7 +44,7 @@ class Benchmarks(ImageTest):
 class Training(ImageTest):
     def test_a_budget_says_what_it_chose(self):
         self.images()
-        small = [*SMALL, "--epochs", "1", "--threads", "1"]
+        small = [*SMALL, "--epochs", "1"]
         out = self.done("train", "resnet20", "images", *small, "--out", "plain", "--recompute", "none")
         self.assertIn("\nrecomputing nothing\n", out)
         out = self.done("train", "resnet20", "images", *small, "--out", "wide", "--memory-budget", "4GB")
