@@ -17,9 +17,11 @@
 #include "halfstep/core/text.h"
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
+#include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/device_memory.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/trace_step.h"
 #include "halfstep/train/train_step.h"
@@ -37,7 +39,7 @@ struct BenchOptions : CommonOptions {
   std::int64_t image_size = 0;
   std::vector<std::string> amp{"off"};
   int steps = 200, warmup = 20;
-  std::string optimizer = "sgd", loss_scale;
+  std::string optimizer = "sgd", loss_scale, recompute, memory_budget;
   bool no_capture = false, inference = false, int8 = false, weight_only = false;
   int weight_bits = 8;
   std::int64_t group_size = 0;
@@ -45,6 +47,7 @@ struct BenchOptions : CommonOptions {
   std::function<bool(const std::string& flag)> given;
 };
 
+constexpr double kMomentum = 0.9;
 constexpr const char *kOnnxFlag = "--write-onnx", *kWeightBitsFlag = "--quant-weight-bits";
 
 void check_mode(const BenchOptions& o) {
@@ -57,7 +60,7 @@ void check_mode(const BenchOptions& o) {
   for (const char* flag : {kWeightBitsFlag, kGroupSizeFlag}) {
     if (o.given(flag) && !o.weight_only) throw UsageError(fmt::format("{}: only with {}", flag, kWeightOnlyFlag));
   }
-  for (const char* flag : {"--optimizer", "--loss-scale", "--no-capture"}) {
+  for (const char* flag : {"--optimizer", "--loss-scale", "--no-capture", "--recompute", "--memory-budget"}) {
     if (o.given(flag)) throw UsageError(fmt::format("{}: of training steps, and --inference is given", flag));
   }
   std::error_code error;
@@ -73,6 +76,7 @@ struct Run {
   std::shared_ptr<training::Task> task;
   std::unique_ptr<optim::Optimizer> optimizer;
   std::optional<training::TrainStep> train_step = {};
+  std::optional<training::MemoryPlan> memory = {};
   std::vector<double> ms = {};
   double loss_first = 0, loss_last = 0;
 
@@ -119,20 +123,29 @@ int run(const BenchOptions& o) {
     config.loss_scale = o.loss_scale;
     config.optimizer = o.optimizer;
     config.model = o.model;
+    config.recompute = o.recompute;
+    config.memory_budget = o.memory_budget;
+    // Networks of images are trained with momentum: its traffic belongs to the step.
+    if (o.optimizer == "sgd" && input.images) config.momentum = kMomentum;
+    config.capture = !o.no_capture;
+    config.batch_size = o.batch_size;
+    config.images.image_size = size;
+    config.images.resize = 0;
     as_usage([&] { training::check(config); });
     manual_seed(0);
     Run r{.amp = precision,
           .mode = as_usage([&] { return training::amp_mode(config); }),
-          .task = training::random_task(config),
+          .task = as_usage([&] { return training::random_task(config); }),
           .optimizer = nullptr};
     const nn::ModuleBase& network = r.task->network();
+    r.memory = training::plan_of_run(config, network);
+    if (r.memory && r.memory->budget > 0) training::set_recomputed(network, r.memory->modules());
     network.to(device);
     if (r.mode.level != amp::Level::O0) amp::set_level(network, r.mode.level, r.mode.level_dtype);
     const NamedTensors parameters = network.parameters();
     if (o.optimizer == "sgd") {
-      // Networks of images are trained with momentum: its traffic belongs to the step.
       r.optimizer =
-          std::make_unique<optim::SGD>(parameters, optim::SGDOptions{.lr = 0.01, .momentum = input.images ? 0.9 : 0});
+          std::make_unique<optim::SGD>(parameters, optim::SGDOptions{.lr = 0.01, .momentum = config.momentum});
     } else {
       r.optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.lr = 1e-3});
     }
@@ -140,6 +153,7 @@ int run(const BenchOptions& o) {
         training::make_train_step(r.task, *r.optimizer, training::make_scaler(config), {.autocast = r.mode.region});
     runs.push_back(std::move(r));
   }
+  reset_peak_memory(device);
   manual_seed(1);
   data::Batch batch = training::random_batch(o.model, o.batch_size, input.images ? size : 0);
   if (input.images) batch.input = batch.input.contiguous(MemoryFormat::channels_last);
@@ -174,6 +188,12 @@ int run(const BenchOptions& o) {
                                    {"cpu", machine().cpu},
                                    {"threads", machine().threads}};
     if (r.amp.starts_with('O') || r.amp == "auto") line["level"] = r.amp;
+    if (r.memory) {
+      line["recompute"] = r.memory->modules();
+      if (r.memory->budget > 0) line["predicted_peak_mb"] = static_cast<double>(r.memory->peak) / 1e6;
+    }
+    // Of one precision: those of a second one would lie beside it.
+    if (runs.size() == 1) line["tensor_peak_mb"] = static_cast<double>(memory_stats(device).allocated_peak) / 1e6;
     if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);
     fmt::print("{}\n", line.dump());
   }
@@ -195,6 +215,8 @@ void add_bench(CLI::App& program, int& status) {
   add_whole(verb, "--warmup", o->warmup, 0, kMostCount, "Untimed steps before them");
   add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(verb, "--loss-scale", o->loss_scale, "As in train");
+  add_training_flag(verb, "--recompute", &o->recompute);
+  add_training_flag(verb, "--memory-budget", &o->memory_budget);
   verb.add_switch("--no-capture", o->no_capture, "Don't capture and replay steps");
   verb.add_switch("--inference", o->inference,
                   "Time calls of inference sessions, as in `halfstep predict`, instead of training steps");

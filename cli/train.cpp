@@ -179,6 +179,9 @@ class Reporter {
 
   training::TrainCallbacks callbacks() {
     training::TrainCallbacks result;
+    result.on_memory = [this](const training::MemoryPlan& plan) {
+      if (!options_.quiet) print_line(plan.text());
+    };
     result.on_step = [this](const training::StepReport& r) { step(r); };
     result.on_eval = [this](const training::EvalReport& r) { eval(r); };
     result.on_eval_batch = [this](const training::EvalProgress& p) { eval_batch(p); };

@@ -311,6 +311,7 @@ const std::vector<Displacement> kDisplaced = {
     {{"device", "gpu"}, {"device", "gpu"}},
     {{"out", "no-out"}, {"out", "no-out", "overwrite"}},
     {{"resume", "pretrained", "start-epoch"}, {"resume", "pretrained", "start-epoch"}},
+    {{"recompute", "memory-budget"}, {"recompute", "memory-budget"}},
     {{"no-out", "evaluate"}, {"tensorboard"}},
     {{"resume"}, {"overwrite"}},
     {{"no-quant"}, quantization_names()}};

@@ -6,6 +6,7 @@
 #include "halfstep/autograd/node.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/ops/recorder.h"
 
 namespace halfstep::amp {
@@ -78,8 +79,10 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
   if (p->dtype == dtype) return source;
   Region& here = region();
   const ThreadState& state = thread_state();
-  const bool cacheable = here.depth > 0 && state.autocast.cache && p->dtype == DType::f32 && p->requires_grad &&
-                         !p->base && source.is_leaf() && !p->storage->address_held();
+  // The region of what is computed again has ended, but a copy that outlived it is good.
+  const bool again = here.depth == 0 && halfstep::detail::recomputing();
+  const bool cacheable = (here.depth > 0 || again) && state.autocast.cache && p->dtype == DType::f32 &&
+                         p->requires_grad && !p->base && source.is_leaf() && !p->storage->address_held();
   if (!cacheable) {
     ++cast_stats().casts;
     return cast(source, dtype);
@@ -91,6 +94,10 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
       (!state.grad_enabled || slot.recorded.requires_grad())) {
     ++cast_stats().reused;
     return slot.recorded;
+  }
+  if (!fresh && again) {
+    ++cast_stats().casts;
+    return cast(source, dtype);
   }
   if (!fresh) {
     note_copy_of(slot, *p->storage);  // before it is read: who is given the address now is noticed at the next use
@@ -107,6 +114,7 @@ Tensor cached_cast(const Tensor& source, DType dtype) {
     const CastAttributes attributes = cast_attributes(dtype);
     op_hooks().record(cast_op(), {&input, 1}, &attributes, {&result, 1}, false);
   }
+  if (again) return result;  // no region would let go of it
   if (slot.region != here.id) here.cached.push_back(source);
   slot.recorded = result;
   slot.region = here.id;

@@ -14,6 +14,7 @@
 #include "halfstep/core/random.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/observer.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/ops/recorder.h"
 
 namespace halfstep {
@@ -51,6 +52,15 @@ class Slot final : public SavedSlot {
   DType dtype_;
   Tensor tensor_;
   std::uint32_t version_ = 0;
+};
+
+// The history of an input in the second run, which isn't a leaf there: captured steps would keep it, and it couldn't be
+// changed in place. Nobody asks for its gradient.
+class InputNode final : public Node {
+ public:
+  explicit InputNode(const Tensor& input) { outputs.push_back({input.sizes(), input.dtype(), input.device()}); }
+  std::string name() const override { return "checkpoint"; }
+  void apply(std::span<Tensor>, std::span<Tensor>, bool) override {}
 };
 
 class HookScope {
@@ -116,6 +126,17 @@ class StateScope {
   std::string module_;
 };
 
+class AgainScope {
+ public:
+  AgainScope() : was_(std::exchange(detail::recomputing(), true)) {}
+  ~AgainScope() { detail::recomputing() = was_; }
+  AgainScope(const AgainScope&) = delete;
+  AgainScope& operator=(const AgainScope&) = delete;
+
+ private:
+  bool was_;
+};
+
 // One call of checkpoint().
 class Frame final : public SavingHook, public std::enable_shared_from_this<Frame> {
  public:
@@ -156,10 +177,12 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
     }
     // What was there before, and leaves, take no memory of the checkpoint's.
     const bool leaf = !is_output && tensor.requires_grad() && tensor.is_leaf();
+    // An outer checkpoint may have made it. It counts everything: what was there before this run, such as 16-bit copies
+    // of weights, may be made in another one.
+    const auto outer = outer_ ? outer_->save(tensor, is_output, version) : nullptr;
     if (leaf || tensor.storage()->id() < first_storage_) {
       slots_.emplace_back();
-      // An outer checkpoint may have made it.
-      return leaf || !outer_ ? nullptr : outer_->save(tensor, is_output, version);
+      return leaf ? nullptr : outer;
     }
     auto slot = std::make_shared<Slot>(shared_from_this(), tensor);
     if (!is_output) slot->edge = gradient_edge(tensor);
@@ -188,7 +211,8 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
       const NoGrad no_grad;
       for (std::size_t i = 0; i < inputs_.size(); ++i) {
         Tensor t = inputs_[i].unpack({}, 0, "checkpoint", "input", static_cast<int>(i));
-        if (t.defined()) t = without_history(t).requires_grad_(needs_grad_[i]);
+        if (t.defined()) t = without_history(t);
+        if (needs_grad_[i]) set_history(t, Ref<Node>::adopt(new InputNode(t)), 0);
         inputs.push_back(std::move(t));
       }
     }
@@ -203,6 +227,7 @@ class Frame final : public SavingHook, public std::enable_shared_from_this<Frame
     ThreadState modes = state_;
     modes.interceptor = interceptor.get();
     const StateScope state(modes, module_);
+    const AgainScope again;
     const RandomScope random(options_.preserve_random_state, random_);
     const HookScope scope(this);
     cursor_ = 0;
@@ -252,5 +277,7 @@ std::vector<Tensor> checkpoint(const TensorFunction& function, const std::vector
   if (!GradMode::is_enabled()) return function(inputs);
   return std::make_shared<Frame>(function, inputs, options)->first_run(inputs);
 }
+
+bool is_recomputing() { return detail::recomputing(); }
 
 }  // namespace halfstep

@@ -22,7 +22,8 @@ struct CheckpointOptions {
 ///
 /// The second run sees the autocast state and the random numbers of the first one. Gradients reach the inputs and
 /// everything else that `function` uses. Checkpoints nest, and second derivatives work. `function` must do the same
-/// each time; its side effects (counting, updating running statistics) happen twice. Threads that draw from
+/// each time. Running statistics, counters and observers of the library's modules are updated by the first run only;
+/// other side effects of `function` happen twice (is_recomputing() tells the runs apart). Threads that draw from
 /// default_generator() during a backward pass disturb it; turn preserve_random_state off there.
 ///
 /// Throws AutogradError, in the backward pass, if an input or a parameter was changed in place since, or the second run
@@ -41,5 +42,8 @@ checkpoint(F function, const Inputs&... inputs) {
   };
   return checkpoint(run, std::vector<Tensor>{inputs...})[0];
 }
+
+/// Whether this thread runs a checkpointed function again.
+HS_API bool is_recomputing();
 
 }  // namespace halfstep

@@ -7,6 +7,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/debug/replay_internal.h"
 #include "halfstep/ops/attributes.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/runtime/log.h"
 
 namespace halfstep::debug {
@@ -78,6 +79,7 @@ struct NonFinite::Impl final : detail::CallObserver {
 
   void seen(const ObservedCall& call, std::uint64_t number, std::span<const Tensor> inputs) override {
     if (call.path == ExecutionPath::view || call.path == ExecutionPath::transfer) return;
+    if (halfstep::detail::recomputing()) return;  // the first run was seen
     for (std::size_t i = 0; i < call.outputs.size(); ++i) {
       if (detail::has_nonfinite(*call.outputs[i])) {
         found(call, number, inputs, i);

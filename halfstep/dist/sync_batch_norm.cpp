@@ -4,6 +4,7 @@
 #include <any>
 #include <optional>
 
+#include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/function.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/fail.h"
@@ -95,7 +96,7 @@ struct SyncBatchNorm : Function<SyncBatchNorm> {
       }
     }
     const DType kept_dtype = accumulate_dtype(x.dtype());
-    if (o.running_mean.defined()) {
+    if (o.running_mean.defined() && !is_recomputing()) {
       const Tensor unbiased = s.var * (s.count / (s.count - 1));
       for (const auto& [running, batch] : {std::pair(o.running_mean, s.mean), std::pair(o.running_var, unbiased)}) {
         Tensor to = running;

@@ -91,7 +91,8 @@ class ParameterShards::Hook final : public SavingHook {
         const std::unique_lock lock(meta->cast->mutex, std::try_to_lock);
         found = lock && meta->cast->data.defined() && storage == meta->cast->data.storage();
       }
-      if (found) return std::make_shared<Saved>(shards_.shared_from_this(), *e, tensor);
+      if (found || is_cast_of(tensor, e->parameter.tensor))
+        return std::make_shared<Saved>(shards_.shared_from_this(), *e, tensor);
     }
     return before_ ? before_->save(tensor, is_output, version) : nullptr;
   }
@@ -108,6 +109,14 @@ class ParameterShards::Hook final : public SavingHook {
   bool is_of(const ParameterShards& shards) const { return &shards_ == &shards; }
 
  private:
+  // A copy of a parameter in 16 bits that nobody keeps, as in a second run after the region of the first one.
+  static bool is_cast_of(const Tensor& tensor, const Tensor& parameter) {
+    if (!is_low_precision(tensor.dtype()) || tensor.sizes() != parameter.sizes()) return false;
+    const AutogradMeta* meta = autograd_meta_or_null(tensor);
+    if (!meta || !meta->grad_fn || !meta->grad_fn->accepts_float32 || meta->grad_fn->edges.size() != 1) return false;
+    return meta->grad_fn->edges[0].node.get() == gradient_edge(parameter).node.get();
+  }
+
   ParameterShards& shards_;
   SavingHook* before_;
 };

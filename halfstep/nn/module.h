@@ -20,6 +20,7 @@
 #include "halfstep/autograd/parameter.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/tensor.h"
+#include "halfstep/nn/recompute.h"
 
 namespace halfstep::nn {
 
@@ -94,6 +95,14 @@ class HS_API ModuleBase : public amp::Castable {
   const ModuleBase& train(bool on = true) const;
   const ModuleBase& eval() const { return train(false); }
   bool is_training() const;
+  /// Whether calls of this module, in training and with gradients, keep their inputs only: what else the backward pass
+  /// needs is computed again by a second forward pass there, with the same bits (checkpoint() has the rules). Running
+  /// statistics and observers are updated once. Saves the memory of all between the module's inputs and its results,
+  /// for the time of its forward pass: for blocks that follow each other, such as those of residual networks. Arguments
+  /// of forward() have to be copyable and no views of memory, or the call throws Error. Copies of the module share
+  /// this; it isn't part of state_dict(). Returns the module.
+  const ModuleBase& recompute(bool on = true) const;
+  bool is_recomputed() const;
   /// Freezes (false) or unfreezes all parameters.
   void requires_grad_(bool on = true) const;
   /// Drops all gradients.
@@ -171,6 +180,8 @@ class HS_API ModuleBase : public amp::Castable {
 
   /// Modules that a container holds in addition to the registered ones.
   virtual std::vector<std::pair<std::string, ModuleBase*>> held() const { return {}; }
+  /// Whether a call that is made now keeps its inputs only.
+  bool recomputes() const { return state_->recomputed && recomputes_now(); }
   /// Gives a held module its name in the path.
   static void set_name(ModuleBase& module, std::string name) { module.name_ = std::move(name); }
 
@@ -252,8 +263,13 @@ class HS_API ModuleBase : public amp::Castable {
   };
   struct State {
     State() = default;
-    State(const State& other) : training(other.training), precision(other.precision), attached(other.attached) {}
+    State(const State& other)
+        : training(other.training),
+          recomputed(other.recomputed),
+          precision(other.precision),
+          attached(other.attached) {}
     bool training = true;
+    bool recomputed = false;
     amp::PrecisionSlot precision = {};
     ForwardGuard forward_guard = {};
     std::vector<std::shared_ptr<ModuleBase>> attached = {};
@@ -263,6 +279,7 @@ class HS_API ModuleBase : public amp::Castable {
 
   /// Size in bytes of the object that has this base; 0 when it isn't known.
   virtual std::size_t extent() const { return 0; }
+  bool recomputes_now() const;
   void announce(std::string name);
   std::string str_under(const std::string& precision) const;
   void add(std::string_view name, const void* member, Kind kind);
@@ -303,12 +320,22 @@ class Module : public Base {
   /// Runs forward() inside the module's scope.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) const {
-    const ModuleBase::Scope scope(*this);
-    return run(scope, std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
+    using Result = decltype(std::declval<const T&>().forward(std::forward<Args>(args)...));
+    if constexpr (std::is_object_v<Result>) {
+      if (ModuleBase::recomputes()) [[unlikely]] {
+        const auto call = [](const T& module, auto&&... a) -> Result {
+          return once(module, std::forward<decltype(a)>(a)...);
+        };
+        return detail::recomputed(static_cast<const T&>(*this), call, std::forward<Args>(args)...);
+      }
+    }
+    return once(static_cast<const T&>(*this), std::forward<Args>(args)...);
   }
   /// As those of ModuleBase, with the module's own type.
   const T& train(bool on = true) const { return own(Base::train(on)); }
-  const T& eval() const { return own(Base::eval()); }                       ///< see train()
+  const T& eval() const { return own(Base::eval()); }  ///< see train()
+  /// As ModuleBase's, with the module's own type.
+  const T& recompute(bool on = true) const { return own(Base::recompute(on)); }
   const T& to(DType dtype) const { return own(Base::to(dtype)); }           ///< see train()
   const T& to(Device device) const { return own(Base::to(device)); }        ///< see train()
   const T& to(MemoryFormat format) const { return own(Base::to(format)); }  ///< see train()
@@ -325,6 +352,11 @@ class Module : public Base {
  private:
   const T& own(const ModuleBase& /*this module*/) const { return static_cast<const T&>(*this); }
   std::size_t extent() const override { return typeid(*this) == typeid(T) ? sizeof(T) : 0; }
+  template <class... Args>
+  static decltype(auto) once(const Module& module, Args&&... args) {
+    const ModuleBase::Scope scope(module);
+    return module.run(scope, std::index_sequence_for<Args...>(), std::forward<Args>(args)...);
+  }
   template <std::size_t... I, class... Args>
   decltype(auto) run(const ModuleBase::Scope& scope, std::index_sequence<I...>, Args&&... args) const {
     const T& self = static_cast<const T&>(*this);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/nn/norm.h"
 
+#include "halfstep/autograd/checkpoint.h"
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
@@ -110,7 +111,7 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
   const bool batch = is_training() || !options.track_running_stats;
   const bool stands_in = is_training() && detail::NoSamples::active();
   double momentum = options.momentum.value_or(0);
-  if (is_training() && num_batches_tracked.defined() && (!stands_in || training_->function)) {
+  if (is_training() && num_batches_tracked.defined() && (!stands_in || training_->function) && !is_recomputing()) {
     const NoGrad no_grad;
     Tensor count = num_batches_tracked;
     count.add_(1);

@@ -4,6 +4,7 @@
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/norm_internal.h"
 #include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/recomputing.h"
 #include "halfstep/ops/reduce.h"
 
 namespace halfstep {
@@ -131,7 +132,7 @@ BatchNormCall check_batch_norm(const Tensor& input, const BatchNormFuncOptions& 
 
 void update_running_statistics(const BatchNormFuncOptions& options, const BatchNormAttributes& attributes,
                                const Tensor& mean, const Tensor& var) {
-  if (!options.training || !options.running_mean.defined()) return;
+  if (!options.training || !options.running_mean.defined() || recomputing()) return;
   static const KernelTable& table = kernel_table("batch_norm_update");
   const Tensor* batch[] = {&mean, &var};
   const Tensor* running[] = {&options.running_mean, &options.running_var};

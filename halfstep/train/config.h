@@ -97,6 +97,12 @@ struct TrainConfig {
   DetectionConfig detection = {};   ///< of detectors; the size of the pictures is `images.image_size`
   bool train_accuracy = false;      ///< count top-1 and top-5 of the training batches
   QuantizationConfig quantization = {};
+  /// Modules whose forward pass runs again in the backward pass: paths with commas between, `all` (the blocks that the
+  /// network repeats, see set_recomputed) or `none`; empty: none.
+  std::string recompute = {};
+  /// The most bytes that tensors may have in a step, such as 1GB: modules to recompute are chosen for it (plan_memory);
+  /// empty: any.
+  std::string memory_budget = {};
   bool capture = true;           ///< replay steps from memory where they can be (capture/capture.h)
   int read_every = 1;            ///< steps between two reads of a device's losses, see FitOptions
   std::int64_t num_classes = 0;  ///< for mixup; 0: as many as there are names

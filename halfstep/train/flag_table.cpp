@@ -8,6 +8,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/train/compression_internal.h"
 #include "halfstep/train/flags.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/schedule.h"
 
 namespace halfstep::training {
@@ -38,6 +39,24 @@ void check_twin(const TrainConfig& c, const AmpMode& mode) {
   if (!mode.dtype()) {
     fail<Error>("--debug-compare twin: compares a step in 16 bits with float32, and --amp is off; add --amp f16?");
   }
+}
+
+// What a prediction of a step's memory knows.
+void check_budget(const TrainConfig& c) {
+  if (c.memory_budget.empty()) return;
+  try {
+    parse_bytes(c.memory_budget);
+  } catch (const Error& e) {
+    fail<Error>("--memory-budget: {}", e.what());
+  }
+  const auto refuse = [](const char* flag, const char* why) {
+    fail<Error>("--memory-budget: {} {}; name the modules by --recompute instead", flag, why);
+  };
+  if (!c.recompute.empty())
+    fail<Error>("--memory-budget: chooses the modules that --recompute names; give one of them");
+  if (c.quantization.is_on()) refuse("--qat", "needs memory that isn't predicted");
+  if (c.zero > 0) refuse("--zero", "divides memory among ranks, which isn't predicted");
+  if (c.reproducible > 0) refuse("--reproducible", "needs memory for sums of gradients that isn't predicted");
 }
 
 bool known_length(const TrainConfig& c) {
@@ -349,7 +368,20 @@ std::vector<Flag> flags(TrainConfig& c) {
         .field = &c.patience,
         .help = "End the run when so many epochs had no better evaluation; 0: never",
         .range = FlagRange::at_least(0)},
-       {.names = "--no-capture", .field = TurnsOff{&c.capture}, .help = "Don't capture and replay steps"}});
+       {.names = "--no-capture", .field = TurnsOff{&c.capture}, .help = "Don't capture and replay steps"},
+       {.names = "--recompute",
+        .field = &c.recompute,
+        .help = "Modules whose forward pass runs again in the backward pass instead of being kept, for less memory: "
+                "paths with commas between, all (the blocks that the network repeats) or none",
+        .value = "MODULES",
+        .kept = FlagKept::given},
+       {.names = "--memory-budget",
+        .field = &c.memory_budget,
+        .help = "The most memory of tensors in a step, such as 1GB or 800MB: chooses the modules to recompute, of all "
+                "sets that fit the one that takes the least time",
+        .value = "SIZE",
+        .kept = FlagKept::given,
+        .check = [&c] { check_budget(c); }}});
   add(all, "Quantization", flags(c.quantization));
   add(all, "Several processes",
       {{.names = "--compress-gradients",

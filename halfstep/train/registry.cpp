@@ -8,6 +8,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/models/registry.h"
 #include "halfstep/train/built_in_internal.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/networks.h"
 
 namespace halfstep::training {
@@ -145,6 +146,7 @@ std::shared_ptr<Task> make_task(const TrainConfig& config, const RunData& data, 
   const NetworkKind& kind = network_kind(config.model);
   std::shared_ptr<Task> task = task_kind(kind.task).make(config, data, network);
   if (!task) fail<Error>("task '{}': expected a task, got none", kind.task);
+  set_recomputed(task->network(), config.recompute);
   return task;
 }
 

@@ -29,6 +29,7 @@
 #include "halfstep/train/flags.h"
 #include "halfstep/train/json_log.h"
 #include "halfstep/train/json_logger.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/model.h"
 #include "halfstep/train/optimizer.h"
 #include "halfstep/train/quantize.h"
@@ -158,6 +159,7 @@ class Run {
                   config.epochs, warmup_of(config)),
         saver_(config, step_, loader_) {
     reset_fallback_counts();
+    plan_memory();
     saver_.set_compression(power_sgd_);
     if (power_sgd_ && step_.scaler()) power_sgd_->follow([this] { return step_.scaler()->get_scale(); });
     if (amp_.level != amp::Level::O0) amp::set_level(task->network(), amp_.level, amp_.level_dtype);
@@ -274,6 +276,14 @@ class Run {
   }
 
  private:
+  void plan_memory() {
+    set_recomputed(step_.network(), config_.recompute);
+    memory_ = plan_of_run(config_, step_.network());
+    if (!memory_) return;
+    if (memory_->budget > 0) set_recomputed(step_.network(), memory_->modules());
+    if (callbacks_.on_memory) callbacks_.on_memory(*memory_);
+  }
+
   // ZeRO, before a checkpoint is read, of which a rank then needs its part only.
   void divide_state() {
     const auto& parallel = step_.options().parallel;
@@ -288,20 +298,28 @@ class Run {
 
   // What the log says of the run before its first step.
   JsonLog::Fields first_line() const {
-    return {{"model", config_.model},
-            {"epochs", std::int64_t{config_.epochs}},
-            {"batch_size", config_.batch_size},
-            {"accumulate", std::int64_t{config_.accumulate}},
-            {"samples", samples_},
-            {"best_by", step_.task().best_by()},
-            {"lr", config_.lr},
-            {"optimizer", config_.optimizer},
-            {"amp", amp_text(config_)},
-            {"device", config_.device.str()},
-            {"ranks", std::int64_t{config_.group.size()}},
-            {"share", samples_of_ranks(config_)},
-            {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
-            {"seed", config_.seed}};
+    JsonLog::Fields fields = {{"model", config_.model},
+                              {"epochs", std::int64_t{config_.epochs}},
+                              {"batch_size", config_.batch_size},
+                              {"accumulate", std::int64_t{config_.accumulate}},
+                              {"samples", samples_},
+                              {"best_by", step_.task().best_by()},
+                              {"lr", config_.lr},
+                              {"optimizer", config_.optimizer},
+                              {"amp", amp_text(config_)},
+                              {"device", config_.device.str()},
+                              {"ranks", std::int64_t{config_.group.size()}},
+                              {"share", samples_of_ranks(config_)},
+                              {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
+                              {"seed", config_.seed}};
+    if (memory_) {
+      fields.emplace_back("recompute", memory_->modules());
+      if (memory_->budget > 0) {
+        fields.emplace_back("memory_budget_mb", static_cast<double>(memory_->budget) / 1e6);
+        fields.emplace_back("predicted_peak_mb", static_cast<double>(memory_->peak) / 1e6);
+      }
+    }
+    return fields;
   }
 
   bool nothing_left() const { return from_.epoch >= config_.epochs || saver_.out_of_patience(); }
@@ -390,6 +408,7 @@ class Run {
   bool appends_ = false;   // to the log
   std::shared_ptr<JsonLog> log_ = std::make_shared<JsonLog>();
   RunState from_;
+  std::optional<MemoryPlan> memory_;
 };
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "halfstep/runtime/fallback.h"
 #include "halfstep/train/callback.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/run_folder.h"
@@ -86,6 +87,8 @@ struct TrainCallbacks {
   /// Called once, after all checks and with the folder and the log ready, before a file is written or changed; not
   /// called if there is nothing left to do.
   std::function<void()> on_start = {};
+  /// Called with what recomputes for the run, before its state is restored; not called where nothing was asked for.
+  std::function<void(const MemoryPlan&)> on_memory = {};
   std::function<void(const StepReport&)> on_step;
   std::function<void(const EvalReport&)> on_eval;
   std::function<void(const EvalProgress&)> on_eval_batch;

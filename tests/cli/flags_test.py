@@ -9,7 +9,8 @@ from images_test import ImageTest, SMALL
 WORDS = {"--data": "data", "--optimizer": "adam", "--lr-schedule": "step:1", "--amp": "bf16", "--amp-dtype": "bf16", "--loss-scale": "512", "--crop": "none",
          "--resize": "0", "--image-size": "4", "--device": "cpu", "--debug-level": "first", "--debug-compare": "f32", "--debug-nonfinite": "raise",
          "--debug-steps": "2", "--profile-steps": "2", "--min-area": "0.5", "--pretrained": "weights.safetensors",
-         "--perspective": "0.0005", "--anchor-ratio": "3", "--cache": "disk", "--quant-observer": "entropy", "--quant-skip": "fc2"}
+         "--perspective": "0.0005", "--anchor-ratio": "3", "--cache": "disk", "--quant-observer": "entropy", "--quant-skip": "fc2",
+         "--recompute": "fc1", "--memory-budget": "2GB"}
 # What a flag is of no use without.
 WITH = {"--debug-level": ["--debug-dump", "dump"], "--debug-steps": ["--debug-dump", "dump"], "--profile-steps": ["--profile", "profile"],
         "--amp-dtype": ["--amp", "O2"]}
