@@ -18,6 +18,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/winograd.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/device_memory.h"
 #include "halfstep/train/networks.h"
@@ -174,6 +175,7 @@ int run(const BenchOptions& o) {
                                    {"cpu", machine().cpu},
                                    {"threads", machine().threads}};
     if (r.amp.starts_with('O') || r.amp == "auto") line["level"] = r.amp;
+    if (winograd() != Winograd::off) line["winograd"] = name(winograd());
     if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);
     fmt::print("{}\n", line.dump());
   }

@@ -18,6 +18,7 @@
 #include "halfstep/dist/zero.h"
 #include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/runtime/winograd.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/callbacks_debug.h"
 #include "halfstep/train/checkpoint_internal.h"
@@ -288,20 +289,22 @@ class Run {
 
   // What the log says of the run before its first step.
   JsonLog::Fields first_line() const {
-    return {{"model", config_.model},
-            {"epochs", std::int64_t{config_.epochs}},
-            {"batch_size", config_.batch_size},
-            {"accumulate", std::int64_t{config_.accumulate}},
-            {"samples", samples_},
-            {"best_by", step_.task().best_by()},
-            {"lr", config_.lr},
-            {"optimizer", config_.optimizer},
-            {"amp", amp_text(config_)},
-            {"device", config_.device.str()},
-            {"ranks", std::int64_t{config_.group.size()}},
-            {"share", samples_of_ranks(config_)},
-            {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
-            {"seed", config_.seed}};
+    JsonLog::Fields line = {{"model", config_.model},
+                            {"epochs", std::int64_t{config_.epochs}},
+                            {"batch_size", config_.batch_size},
+                            {"accumulate", std::int64_t{config_.accumulate}},
+                            {"samples", samples_},
+                            {"best_by", step_.task().best_by()},
+                            {"lr", config_.lr},
+                            {"optimizer", config_.optimizer},
+                            {"amp", amp_text(config_)},
+                            {"device", config_.device.str()},
+                            {"ranks", std::int64_t{config_.group.size()}},
+                            {"share", samples_of_ranks(config_)},
+                            {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
+                            {"seed", config_.seed}};
+    if (winograd() != Winograd::off) line.emplace_back("winograd", std::string(name(winograd())));
+    return line;
   }
 
   bool nothing_left() const { return from_.epoch >= config_.epochs || saver_.out_of_patience(); }
