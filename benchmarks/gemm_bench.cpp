@@ -3,7 +3,8 @@
 //
 //   build/benchmarks/gemm_bench --benchmark_filter=fwd --benchmark_repetitions=5
 //
-// `GFLOP/s` counts two operations a multiply-add. HALFSTEP_THREADS and HALFSTEP_ISA apply.
+// `GFLOP/s` counts two operations a multiply-add, `workspace_MB` is scratch memory. HALFSTEP_THREADS and HALFSTEP_ISA
+// apply.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -43,6 +44,11 @@ const Shape kShapes[] = {
     {"fwd_1x512x784", 1, 512, 784, false, true, false},
     {"input_1x512x512", 1, 512, 512, false, false, false},
     {"weight_512x784x1", 512, 784, 1, true, false, true},
+    {"fwd_4096x512x784", 4096, 512, 784, false, true, false},
+    {"weight_512x784x4096", 512, 784, 4096, true, false, true},
+    {"input_4096x512x512", 4096, 512, 512, false, false, false},
+    {"fwd_4096x2048x2048", 4096, 2048, 2048, false, true, false},
+    {"weight_2048x2048x4096", 2048, 2048, 4096, true, false, true},
     {"square_512", 512, 512, 512, false, false, false},
     {"square_1024", 1024, 1024, 1024, false, false, false},
     {"square_2048", 2048, 2048, 2048, false, false, false},
@@ -68,6 +74,7 @@ struct Context : KernelContext {
   Context() : KernelContext{} {
     workspace = [](KernelContext* self, std::size_t bytes) -> void* {
       auto& c = *static_cast<Context*>(self);
+      c.asked = bytes;
       if (bytes > c.size) {
         c.size = (bytes + 63) / 64 * 64;
         c.memory = Buffer(std::aligned_alloc(64, c.size), &std::free);
@@ -76,7 +83,7 @@ struct Context : KernelContext {
     };
     set_error = [](KernelContext*, const char*) {};
   }
-  std::size_t size = 0;
+  std::size_t size = 0, asked = 0;
   Buffer memory{nullptr, &std::free};
 };
 
@@ -101,6 +108,7 @@ void product(benchmark::State& state, const Shape& s, DType dtype, int path) {
   state.counters["GFLOP/s"] = benchmark::Counter(
       2e-9 * static_cast<double>(s.batch * s.m * s.n * s.k) * static_cast<double>(state.iterations()),
       benchmark::Counter::kIsRate);
+  state.counters["workspace_MB"] = static_cast<double>(context.asked) / 1e6;
 }
 
 }  // namespace

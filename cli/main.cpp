@@ -12,6 +12,7 @@
 #include <exception>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -138,17 +139,19 @@ void check_environment() {
     const char* text = std::getenv(name);
     return text ? text : "";
   };
-  if (const std::string isa = value("HALFSTEP_ISA"); !isa.empty()) {
-    const auto names = isa_names();
-    if (std::find(names.begin(), names.end(), isa) == names.end()) {
-      throw UsageError(fmt::format("HALFSTEP_ISA: expected one of {}, got '{}'", fmt::join(names, ", "), isa));
-    }
-  }
+  const auto check = [&](const char* name, std::span<const char* const> choices) {
+    const std::string given = value(name);
+    if (given.empty() || std::find(choices.begin(), choices.end(), given) != choices.end()) return;
+    throw UsageError(fmt::format("{}: expected one of {}, got '{}'", name, fmt::join(choices, ", "), given));
+  };
+  constexpr const char* kWinograd[] = {"off", "2x2", "4x4"};
+  constexpr const char* kTf32[] = {"0", "1"};
+  constexpr const char* kLevels[] = {"debug", "info", "warning", "error"};
+  check("HALFSTEP_ISA", isa_names());
+  check("HALFSTEP_WINOGRAD", kWinograd);
+  check("HALFSTEP_TF32", kTf32);
+  check("HALFSTEP_LOG", kLevels);
   if (const std::string n = value("HALFSTEP_THREADS"); !n.empty()) parse_whole("HALFSTEP_THREADS", n, 1, kMostThreads);
-  const std::string level = value("HALFSTEP_LOG");
-  if (!level.empty() && level != "debug" && level != "info" && level != "warning" && level != "error") {
-    throw UsageError(fmt::format("HALFSTEP_LOG: expected debug, info, warning or error, got '{}'", level));
-  }
 }
 
 std::vector<std::string> verb_names(const CLI::App& program) {

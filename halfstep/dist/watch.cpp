@@ -49,6 +49,10 @@ std::chrono::milliseconds hang_timeout(std::chrono::milliseconds given) {
     if (*end != '\0' || !(seconds >= 0 && seconds <= kLongestHangSeconds)) {
       fail<Error>("HALFSTEP_HANG_TIMEOUT: expected a number of seconds, or 0 for never, got {}", printable(text));
     }
+    if (seconds != 0 && seconds < std::chrono::duration<double>(kShortestHang).count()) {
+      fail<Error>("HALFSTEP_HANG_TIMEOUT: expected at least 3 s until a rank hangs, or 0 for never, got {}",
+                  printable(text));
+    }
     given = std::chrono::milliseconds(std::llround(seconds * 1000));
   }
   if (given.count() != 0 && given < kShortestHang) {

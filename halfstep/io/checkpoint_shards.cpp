@@ -58,17 +58,20 @@ std::optional<std::string> tag_of(const fs::path& checkpoint, std::string_view n
   return tag;
 }
 
-// Its state, unverified; none where there is no checkpoint.
-json state_there(const fs::path& checkpoint) {
+// The list of shards of the checkpoint that is there, unverified: null where there is none, nothing where it can't be
+// read, which is for its readers to report.
+std::optional<json> shards_there(const fs::path& checkpoint) {
   std::error_code error;
-  if (!fs::is_regular_file(checkpoint, error)) return {};
+  if (fs::symlink_status(checkpoint, error).type() == fs::file_type::not_found) return json();
   try {
     const Safetensors head = detail::load_some_safetensors(checkpoint, {}, none);
     const auto it = head.metadata.find(kStateKey);
-    return it == head.metadata.end() ? json() : json::parse(it->second, nullptr, false);
+    if (it == head.metadata.end()) return json();
+    const json state = json::parse(it->second, nullptr, false);
+    if (!state.is_discarded()) return value_at(state, kShards);
   } catch (const IoError&) {
-    return {};  // it is whoever reads it who says so
   }
+  return std::nullopt;
 }
 
 std::set<std::string> names_in(const json& shards) {
@@ -104,9 +107,20 @@ std::vector<Shard> shards_in(const json& state, const std::string& file) {
   return shards;
 }
 
-Safetensors load_shard(const fs::path& folder, const Shard& shard, const std::string& checkpoint,
+// Beside the checkpoint, or else, where that is a symbolic link, beside the file that it leads to.
+fs::path place_of(const fs::path& checkpoint, const std::string& shard) {
+  fs::path beside = checkpoint.parent_path() / shard;
+  std::error_code error;
+  if (fs::exists(beside, error)) return beside;
+  if (fs::path real = fs::canonical(checkpoint, error); !error) {
+    real.replace_filename(shard);
+    if (fs::exists(real, error)) return real;
+  }
+  return beside;
+}
+
+Safetensors load_shard(const fs::path& path, const Shard& shard, const std::string& checkpoint,
                        const ReadLimits& limits, const detail::Wanted& wanted) {
-  const fs::path path = folder / shard.file;
   const std::string file = shown_path(path);
   std::error_code error;
   if (!fs::exists(path, error)) {
@@ -171,11 +185,12 @@ void merge(Safetensors& content, const fs::path& path, const ReadLimits& limits,
   for (const NamedTensor& t : content.tensors) names.insert(t.name);
   for (const Shard& shard : shards_in(state, file)) {
     if (which == Portion::weights && !shard.weights) continue;
-    Safetensors more = load_shard(folder_of(path), shard, file, limits, wanted);
+    const fs::path place = place_of(path, shard.file);
+    Safetensors more = load_shard(place, shard, file, limits, wanted);
     for (NamedTensor& t : more.tensors) {
       if (!names.insert(t.name).second) {
         fail<IoError>("{}: damaged checkpoint: '{}' is there twice, in {} too", file, printable_start(t.name),
-                      shown_path(folder_of(path) / shard.file));
+                      shown_path(place));
       }
       content.tensors.push_back(std::move(t));
     }
@@ -202,7 +217,7 @@ fs::path shard_path(const fs::path& checkpoint, const std::string& tag, int rank
 
 std::string next_shard_tag(const fs::path& checkpoint, std::optional<std::int64_t> number) {
   std::string there;
-  for (const std::string& name : names_in(value_at(state_there(checkpoint), kShards))) {
+  for (const std::string& name : names_in(shards_there(checkpoint).value_or(json()))) {
     there = tag_of(checkpoint, name).value_or(there);
   }
   if (!number) {
@@ -335,7 +350,8 @@ void remove_other_shards(const fs::path& checkpoint, const json& shards) {
 }
 
 void remove_stale_shards(const fs::path& checkpoint) {
-  remove_other_shards(checkpoint, value_at(state_there(checkpoint), kShards));
+  // Of a checkpoint that can't be read at the moment, the shards may be whole.
+  if (const auto shards = shards_there(checkpoint)) remove_other_shards(checkpoint, *shards);
 }
 
 }  // namespace halfstep::io

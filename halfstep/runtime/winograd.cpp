@@ -51,7 +51,7 @@ const char* name(Winograd winograd) {
 
 Winograd winograd_from_string(std::string_view text) {
   const auto found = find_winograd(text);
-  if (!found) fail<Error>("unknown tiles of Winograd's '{}': expected off, 2x2 or 4x4", text);
+  if (!found) fail<Error>("Winograd's tiles: expected off, 2x2 or 4x4, got '{}'", text);
   return *found;
 }
 

@@ -18,6 +18,7 @@
 #include "halfstep/dist/zero.h"
 #include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/runtime/winograd.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/callbacks_debug.h"
 #include "halfstep/train/checkpoint_internal.h"
@@ -312,6 +313,7 @@ class Run {
                               {"share", samples_of_ranks(config_)},
                               {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
                               {"seed", config_.seed}};
+    if (winograd() != Winograd::off) fields.emplace_back("winograd", std::string(name(winograd())));
     if (memory_) {
       fields.emplace_back("recompute", memory_->modules());
       if (memory_->budget > 0) {

@@ -160,6 +160,15 @@ class Log(ProgramTest):
                              "peak_rss_mb": n})
         self.assertEqual((log[-1]["epochs"], log[-1]["step"], log[-1]["interrupted"]), (2, 8, False))
 
+    def test_tiles_of_convolutions_are_named(self):
+        self.data()
+        for arguments, variables, said in (((), {}, None), (("--winograd", "4x4"), {}, "4x4"), ((), {"HALFSTEP_WINOGRAD": "2x2"}, "2x2"),
+                                           (("--winograd", "off"), {"HALFSTEP_WINOGRAD": "2x2"}, None)):
+            self.train("data", "--epochs", "1", "--no-out", "--log-json", "log", "-q", *arguments, env=variables)
+            self.assertEqual(events(self.folder / "log")[0].get("winograd"), said, (arguments, variables))
+            out = self.run_program("bench", "mlp", "--steps", "1", "--warmup", "0", "--batch-size", "1", *arguments, env=variables)[1]
+            self.assertEqual(json.loads(out).get("winograd"), said, (arguments, variables))
+
     def test_levels_say_what_they_are_and_scale_in_f16(self):
         self.data()
         for level, dtype, said, scaled in (("O0", None, "O0", False), ("O1", None, "O1", True), ("O2", "bf16", "O2 bf16", False),

@@ -227,6 +227,27 @@ class Wrong(ShardsTest):
             changed.write(self.folder / "run/last.safetensors")
             self.refused(1, "damaged checkpoint: expected the name of a file for 'file'", "train", "--resume", "run", "--epochs", "2")
 
+    def test_through_a_link(self):
+        """Its shards lie beside the file that it leads to."""
+        (self.folder / "latest.safetensors").symlink_to("run/last.safetensors")
+        self.ranks_do(1, "inspect", "latest.safetensors")
+        self.shard.unlink()
+        self.refused(1, f"latest.safetensors: its shard {self.shard.name} is missing", "inspect", "latest.safetensors")
+
+    def test_those_of_a_checkpoint_that_can_not_be_read_stay(self):
+        """The best one, which the run doesn't replace: nothing is better than all."""
+        changed = self.last_file()
+        changed.set_state(best=1.0)
+        changed.write(self.folder / "run/last.safetensors")
+        best = self.folder / "run/best.safetensors"
+        shards = Safetensors(best).shards
+        self.assertEqual(len(shards), 2)
+        best.write_bytes(b"not to be read")
+        self.ranks_do(1, "train", "--resume", "run", "--epochs", "2")
+        self.assertEqual(best.read_bytes(), b"not to be read")
+        for name in shards:
+            self.assertTrue((self.folder / "run" / name).exists(), name)
+
     def test_what_was_left_is_removed(self):
         """By writers that were killed: shards of no checkpoint, and parts of files."""
         for name in ("last.7.rank0-of-2.safetensors", "best.9-2.rank3-of-4.safetensors", f"{self.shard.name}.tmp0123456789abcdef",

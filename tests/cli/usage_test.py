@@ -110,7 +110,9 @@ class Environment(ProgramTest):
         for value in ("x", "0", "-1", "1e3", "5000", "2 "):
             self.refused(2, ["HALFSTEP_THREADS", f"'{value}'"], "devices", env={"HALFSTEP_THREADS": value})
         self.refused(2, "HALFSTEP_LOG", "devices", env={"HALFSTEP_LOG": "loud"})
-        for name in ("HALFSTEP_ISA", "HALFSTEP_THREADS", "HALFSTEP_LOG"):
+        self.refused(2, "HALFSTEP_WINOGRAD: expected one of off, 2x2, 4x4, got '3x3'", "devices", env={"HALFSTEP_WINOGRAD": "3x3"})
+        self.refused(2, "HALFSTEP_TF32: expected one of 0, 1, got 'yes'", "devices", env={"HALFSTEP_TF32": "yes"})
+        for name in ("HALFSTEP_ISA", "HALFSTEP_THREADS", "HALFSTEP_LOG", "HALFSTEP_WINOGRAD", "HALFSTEP_TF32"):
             self.assertEqual(self.run_program("devices", env={name: ""})[0], 0)
 
     def test_caps_are_shown(self):

@@ -19,10 +19,12 @@ namespace {
 constexpr std::int64_t kMaxSteps = 384;               // of the sum in one go: a packed panel of these fits L1 of 48 KiB
 constexpr std::int64_t kTilesPerBlock = 8;            // rows of the scalar side that are worked on at a time
 constexpr std::int64_t kPanelsPerBlock = 16;          // columns, where results wait in scratch memory
-constexpr std::int64_t kPackedFloats = 4 << 20;       // of the vector side at a time, 16 MiB
-constexpr std::int64_t kResultFloats = 512 << 10;     // of sums that wait for the rest of their terms, a thread
+constexpr std::int64_t kPackedFloats = 1 << 20;       // of the vector side at a time, where threads share them
 constexpr std::int64_t kOwnPackedFloats = 128 << 10;  // likewise by a thread for itself, half of L2
 constexpr std::int64_t kOwnPackedOnce = 32 << 10;     // likewise where few rows use it
+constexpr std::int64_t kDeepFloats = 192 << 10;       // likewise of all steps, so that no sums need to wait
+constexpr std::int64_t kDeepColumns = 128;            // at least as many, since scalars are packed again for the next
+constexpr std::int64_t kResultFloats = 256 << 10;     // of sums that wait for the rest of their terms, a thread
 constexpr std::int64_t kFewPanels = 4;                // under which the scalar side is packed tile by tile, into L1
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
@@ -53,8 +55,10 @@ struct GemmPlan {
   std::int64_t row_parts, column_parts;  // among threads
   bool own_panels;                       // each thread packs what it needs, even if another needs it too
   std::int64_t block_rows, packed_stride;
-  std::int64_t chunk_panels;  // packed at a time, `steps` of them
-  bool deferred;              // sums of several goes wait in scratch memory for all rows of a thread
+  std::int64_t chunk_panels;  // packed at a time, `packed_steps` of them
+  std::int64_t packed_steps;  // `steps`, or all of the sum
+  bool deferred;              // sums of several goes wait in scratch memory, those of `rows_at_once`
+  std::int64_t rows_at_once;  // of a thread
 };
 
 /// Cycles to pack an element, about.
@@ -141,10 +145,27 @@ GemmPlan make_plan(const GemmArgs& g, int threads) {
   p.chunk_panels = !p.own_panels ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.steps), 1, p.panels)
                                  : std::clamp<std::int64_t>(own / (p.panel * p.steps), 1, thread_panels);
   if (p.vectors_in_place) p.chunk_panels = p.own_panels ? thread_panels : p.panels;
+  p.packed_steps = p.steps;
+  p.rows_at_once = part_rows;
   p.deferred = !p.straight && p.k > p.steps;
-  if (p.deferred) {
-    const std::int64_t most = std::max<std::int64_t>(kResultFloats / (p.panel * part_rows), 1);
-    p.chunk_panels = std::min(p.chunk_panels, p.own_panels ? most : most * p.column_parts);
+  if (!p.deferred) return p;
+  // Sums can't wait in a result of 16 bits. Either panels of all steps are packed, and a block's sums are done before
+  // the next block's, or they wait beside it.
+  const std::int64_t deep = kDeepFloats / (p.panel * p.k);
+  if (p.own_panels && !p.vectors_in_place && part_rows > p.block_rows &&
+      deep >= std::min(kDeepColumns / p.panel, thread_panels)) {
+    p.deferred = false;
+    p.packed_steps = p.k;
+    p.chunk_panels = divide_up(thread_panels, divide_up(thread_panels, deep));
+    return p;
+  }
+  const std::int64_t most = std::max<std::int64_t>(kResultFloats / (p.panel * part_rows), 1);
+  if (!p.own_panels) {
+    p.chunk_panels = std::min(p.chunk_panels, most * p.column_parts);
+  } else if (most < p.chunk_panels) {
+    // Panels are packed again for other rows.
+    p.rows_at_once = std::max(kResultFloats / (p.panel * p.chunk_panels) / p.block_rows * p.block_rows, p.block_rows);
+    p.chunk_panels = std::max<std::int64_t>(kResultFloats / (p.panel * p.rows_at_once), 1);
   }
   return p;
 }
@@ -160,16 +181,16 @@ struct Scratch {
 Scratch carve(const GemmArgs& g, const GemmPlan& p, int threads, Carver& carver) {
   Scratch s = {};
   // A last, partial panel is packed even when the others are read in place.
-  s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.steps;
+  s.packed_floats = (p.vectors_in_place ? 1 : p.chunk_panels) * p.panel * p.packed_steps;
   s.packed = carver.floats(s.packed_floats * (p.own_panels ? threads : 1));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
   if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
   if (p.scalars == Scalars::packed_steps) s.scalars_floats = round_up(tiles * p.steps * p.packed_stride, 16);
   s.results_floats = p.straight   ? p.max_rows * p.panel
-                     : p.deferred ? (divide_up(p.rows, p.row_parts) + 15) * p.panel *
+                     : p.deferred ? p.rows_at_once * p.panel *
                                         (p.own_panels ? p.chunk_panels : divide_up(p.chunk_panels, p.column_parts))
-                                  : p.block_rows * std::min(p.panels, kPanelsPerBlock) * p.panel;
+                                  : p.block_rows * std::min(p.chunk_panels, kPanelsPerBlock) * p.panel;
   s.results_floats = round_up(s.results_floats, 16);
   s.scalars = carver.floats(s.scalars_floats * threads);
   s.results = carver.floats(s.results_floats * threads);
@@ -195,11 +216,14 @@ class Blocked {
           // A scalar side of one block is packed once for all panels.
           const bool once = r1 - r0 <= p_.block_rows && p_.steps == p_.k;
           if (once) pack_scalars(scalars_of(t), r0, r1, tile_rows_of(r1 - r0), 0, p_.k);
-          for (std::int64_t q = first_panel(column); q < last; q += chunk) {
-            for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
-              const Panels panels = {packed, q, q, std::min(q + chunk, last), k0, std::min(p_.steps, p_.k - k0)};
-              pack_panels(panels);
-              compute(t, panels, r0, r1, once);
+          for (std::int64_t r = r0; r < r1; r += p_.rows_at_once) {
+            for (std::int64_t q = first_panel(column); q < last; q += chunk) {
+              for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.packed_steps) {
+                const std::int64_t steps = std::min(p_.packed_steps, p_.k - k0);
+                const Panels panels = {packed, q, q, std::min(q + chunk, last), k0, steps};
+                pack_panels(panels);
+                compute(t, panels, r, std::min(r + p_.rows_at_once, r1), once);
+              }
             }
           }
         }
@@ -209,8 +233,8 @@ class Blocked {
     // Others share the packing, and wait for each other.
     for (std::int64_t first = 0; first < p_.panels; first += chunk) {
       const std::int64_t last = std::min(first + chunk, p_.panels), count = last - first;
-      for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
-        const std::int64_t steps = std::min(p_.steps, p_.k - k0);
+      for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.packed_steps) {
+        const std::int64_t steps = std::min(p_.packed_steps, p_.k - k0);
         parallel_for(count, divide_up(count, threads), [&](std::int64_t begin, std::int64_t end) {
           pack_panels({scratch_.packed, first, first + begin, first + end, k0, steps});
         });
@@ -245,7 +269,7 @@ class Blocked {
   std::int64_t first_panel(std::int64_t part) const { return p_.panels * part / p_.column_parts; }
 
   float* packed(const Panels& panels, std::int64_t q) const {
-    return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.steps;
+    return panels.packed + (p_.vectors_in_place ? 0 : q - panels.first) * p_.panel * p_.packed_steps;
   }
 
   void pack_panels(const Panels& panels) const {
@@ -260,7 +284,7 @@ class Blocked {
   /// Rows of a tile where `rows` are cut into as few tiles as can be, all but the last alike.
   std::int64_t tile_rows_of(std::int64_t rows) const { return divide_up(rows, divide_up(rows, p_.max_rows)); }
 
-  /// These panels and steps of rows [r0, r1) by thread t.
+  /// These panels of rows [r0, r1) by thread t.
   void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1, bool scalars_packed) const {
     if (r0 == r1 || panels.begin == panels.end) return;
     float* const scalars = scalars_of(t);
@@ -274,17 +298,21 @@ class Blocked {
         // Sums of the group: of this block, or of all rows of the thread where other steps will add to them.
         float* const sums = p_.deferred ? results + (b0 - r0) * ld : results;
         const std::int64_t stride = g1 - g0 <= kFewPanels && !scalars_packed ? tile_rows : b1 - b0;
-        for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
-          const std::int64_t s1 = std::min(s0 + stride, b1);
-          if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, panels.k0, panels.steps);
-          for (std::int64_t q = g0; q < g1; ++q) {
-            for (std::int64_t r = s0; r < s1; r += tile_rows) {
-              tile(panels, q, s0, r, std::min(tile_rows, b1 - r), tile_rows, scalars,
-                   p_.straight ? results : sums + (r - b0) * ld + (q - g0) * p_.panel, ld);
+        const std::int64_t end = panels.k0 + panels.steps;
+        for (std::int64_t k0 = panels.k0; k0 < end; k0 += p_.steps) {
+          const std::int64_t steps = std::min(p_.steps, end - k0);
+          for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
+            const std::int64_t s1 = std::min(s0 + stride, b1);
+            if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
+            for (std::int64_t q = g0; q < g1; ++q) {
+              for (std::int64_t r = s0; r < s1; r += tile_rows) {
+                tile(panels, q, k0, steps, s0, r, std::min(tile_rows, b1 - r), tile_rows, scalars,
+                     p_.straight ? results : sums + (r - b0) * ld + (q - g0) * p_.panel, ld);
+              }
             }
           }
         }
-        if (!p_.straight && panels.k0 + panels.steps == p_.k) finish(sums, ld, b0, b1, g0, g1);
+        if (!p_.straight && end == p_.k) finish(sums, ld, b0, b1, g0, g1);
       }
     }
   }
@@ -303,10 +331,10 @@ class Blocked {
     }
   }
 
-  /// Rows [r, r + rows) of panel q; scalars are packed from row s0 on.
-  void tile(const Panels& panels, std::int64_t q, std::int64_t s0, std::int64_t r, std::int64_t rows,
-            std::int64_t tile_rows, const float* scalars, float* results, std::int64_t results_ld) const {
-    const std::int64_t k0 = panels.k0, steps = panels.steps;
+  /// `steps` of the sum from k0 on, of rows [r, r + rows) of panel q; scalars are packed from row s0 on.
+  void tile(const Panels& panels, std::int64_t q, std::int64_t k0, std::int64_t steps, std::int64_t s0, std::int64_t r,
+            std::int64_t rows, std::int64_t tile_rows, const float* scalars, float* results,
+            std::int64_t results_ld) const {
     GemmTile t = {};
     t.k = steps;
     switch (p_.scalars) {
@@ -332,7 +360,7 @@ class Blocked {
       t.v = reinterpret_cast<const float*>(p_.v.at(q * p_.panel, k0));
       t.v_stride = p_.v.k;
     } else {
-      t.v = packed(panels, q);
+      t.v = packed(panels, q) + (k0 - panels.k0) * p_.panel;
       t.v_stride = p_.panel;
     }
     const std::int64_t columns = width(q);

@@ -22,6 +22,9 @@ namespace {
 // Multiply-adds of units that are worth a thread: about 10 microseconds.
 constexpr double kGemmOnednnWorkPerThread = 1'000'000;
 constexpr std::int64_t kRows = 32, kColumns = 64;  // of a part, a multiple of
+// Steps of a long sum that are taken at a time, so that copies of operands stay in the cache. (AMX is too fast for
+// adding up results to cost nothing.)
+constexpr std::int64_t kStepsAtOnce = 1024, kStepsMultiple = 64;
 
 const char* element(const void* data, DType dtype, std::int64_t at) {
   return static_cast<const char*>(data) + at * static_cast<std::int64_t>(item_size(dtype));
@@ -77,9 +80,12 @@ struct Cut {
   std::int64_t parts() const { return batches * rows * columns; }
 
   Cut(const GemmArgs& g, std::int64_t threads) {
+    // Parts of rows all reorder b. Parts of columns write their results through scratch memory, which costs more than
+    // that where there are more rows than steps, and takes memory as large as the result.
+    const bool tall = g.m >= threads * kRows && g.m > (threads - 1) * g.k;
     if (g.batch > 1) {
       batches = std::min(g.batch, threads);
-    } else if (g.n >= threads * kColumns) {
+    } else if (g.n >= threads * kColumns && !tall) {
       columns = threads;
     } else {
       rows = std::clamp<std::int64_t>(g.m / kRows, 1, threads);
@@ -122,6 +128,24 @@ struct Cut {
   }
 };
 
+std::int64_t steps_at_once(const GemmArgs& g, const Cut& cut) {
+  const Part p = cut.part(g, 0);
+  if (!p.copy_a && !p.copy_b && !p.through_c) return g.k;
+  const bool added_up = g.batch == 1 && g.c_dtype == DType::f32 && g.bias == nullptr &&
+                        g.activation == GemmActivation::none && compute_isa() < Isa::amx;
+  return added_up ? round_up(divide_up(g.k, divide_up(g.k, kStepsAtOnce)), kStepsMultiple) : g.k;
+}
+
+/// Steps from k0 on, added to those before.
+GemmArgs some_steps(const GemmArgs& g, std::int64_t k0, std::int64_t steps) {
+  GemmArgs some = g;
+  some.k = std::min(steps, g.k - k0);
+  some.a.data = element(g.a.data, g.a.dtype, k0 * g.a.col_stride);
+  some.b.data = element(g.b.data, g.b.dtype, k0 * g.b.row_stride);
+  if (k0 > 0) some.beta = 1;
+  return some;
+}
+
 bool run(const Part& p, char* memory) {
   GemmArgs g = p.dense;
   char* at = memory + p.scratch;
@@ -151,8 +175,9 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
                 static_cast<std::int64_t>(std::clamp(work / kGemmOnednnWorkPerThread, 1.0, static_cast<double>(most))));
   // Whether there are primitives for all parts is known before any is written.
   std::size_t bytes = 0;
-  const auto planned = [&](std::int64_t i) -> std::optional<Part> {
-    Part p = cut.part(g, i);
+  const std::int64_t steps = steps_at_once(g, cut);
+  const auto planned = [&](std::int64_t i, std::int64_t k0) -> std::optional<Part> {
+    Part p = cut.part(some_steps(g, k0, steps), i);
     // After bias or activation nothing can be added.
     if (p.through_c && g.beta != 0 && (g.bias != nullptr || g.activation != GemmActivation::none)) return std::nullopt;
     const auto scratch = onednn_product_scratch(p.dense);
@@ -161,9 +186,11 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
     return p;
   };
   for (std::int64_t i = 0; i < cut.parts(); ++i) {
-    const auto p = planned(i);
-    if (!p) return Status::unsupported;
-    bytes = std::max(bytes, p->bytes());
+    for (std::int64_t k0 = 0; k0 < g.k; k0 += steps) {
+      const auto p = planned(i, k0);
+      if (!p) return Status::unsupported;
+      bytes = std::max(bytes, p->bytes());
+    }
   }
   char* memory = nullptr;
   if (bytes > 0) {
@@ -177,8 +204,10 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
   std::atomic<bool> done{true};
   parallel_for(cut.parts(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      const auto p = planned(i);
-      if (!p || !run(*p, memory + static_cast<std::size_t>(i) * bytes)) done.store(false, std::memory_order_relaxed);
+      for (std::int64_t k0 = 0; k0 < g.k; k0 += steps) {
+        const auto p = planned(i, k0);
+        if (!p || !run(*p, memory + static_cast<std::size_t>(i) * bytes)) done.store(false, std::memory_order_relaxed);
+      }
     }
   });
   if (done.load(std::memory_order_relaxed)) return Status::ok;
