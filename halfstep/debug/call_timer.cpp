@@ -100,7 +100,7 @@ std::int64_t integer_bound(const TracedCall& call) {
   if (has("cross_entropy") || has("nll_loss")) {
     return tensor && tensor->sizes.size() > 1 ? tensor->sizes[1] : tensor ? tensor->sizes[0] : 1;
   }
-  if (kernel == "embedding" && tensor) return std::max<std::int64_t>(call.inputs[0].sizes[0], 1);
+  if (kernel == "embedding" && tensor) return std::max<std::int64_t>(tensor->sizes[0], 1);
   if (kernel == "embedding_backward") return std::max<std::int64_t>(attributes(EmbeddingAttributes{}).rows, 1);
   if (has("max_pool2d") && !has("adaptive")) {
     const auto a = attributes(PoolAttributes{});
