@@ -140,10 +140,16 @@ int run(const StepPlanOptions& o) {
     }
   }
   training::CallTimes times({.again = o.measure});
+  ProgressBar bar(is_terminal(2), stderr);  // measuring takes a while, the first time
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const auto calls = training::trace_step(configs[i], input.images ? size : 0);
-    plans[i].time = training::predict_time(calls, times, {.captured = !o.no_capture});
+    const auto progress = [&](std::size_t done, std::size_t all) {
+      bar.update(fmt::format("plan {}/{}", i + 1, plans.size()), static_cast<std::int64_t>(done),
+                 static_cast<std::int64_t>(all), fmt::format("{} calls measured", times.measured()));
+    };
+    plans[i].time = training::predict_time(calls, times, {.captured = !o.no_capture, .progress = progress});
   }
+  bar.clear();
   times.save();
   const MachineInfo info = machine();
   if (o.json) {

@@ -112,6 +112,7 @@ StepTime predict_time(std::span<const TracedCall> calls, CallTimes& times, const
   StepTime step;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const TracedCall& call = calls[i];
+    if (options.progress) options.progress(i, calls.size());
     if (!options.captured) step.calling += times.calling();
     if (!runs_kernel(call)) continue;
     if (!call.repeatable) {

@@ -2,7 +2,9 @@
 // How long a training step takes, from the calls that it is made of.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +38,8 @@ struct HS_API StepTime {
 /// Options of predict_time.
 struct StepTimeOptions {
   bool captured = true;  ///< the step is replayed (capture/capture.h): calls cost their kernels only
+  /// Called before each call with the number of those that are done, since measuring takes up to a minute; may be null.
+  std::function<void(std::size_t done, std::size_t all)> progress = {};
 };
 
 /// Kinds of calls, in the order in which they are listed: `convolutions, forward`, ..., `optimizer`.
