@@ -82,7 +82,7 @@ double multiply_adds_of(DType /*dtype*/, std::int64_t rounds, float* result) {
 
 #endif
 
-double multiply_adds(DType dtype, std::int64_t rounds) {
+double loop_multiply_adds(DType dtype, std::int64_t rounds) {
   float result;
   const double done = multiply_adds_of(dtype, rounds, &result);
   volatile float used = result;  // else nothing of it would have to be computed
@@ -90,12 +90,12 @@ double multiply_adds(DType dtype, std::int64_t rounds) {
   return done;
 }
 
-void stream(float* __restrict to, const float* __restrict from, std::int64_t n) {
+void loop_stream(float* __restrict to, const float* __restrict from, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) to[i] += 1e-6f * from[i];
 }
 
 [[maybe_unused]] const bool machine_loops = [] {
-  set_machine_loops({.multiply_adds = multiply_adds, .stream = stream});
+  set_machine_loops({.multiply_adds = loop_multiply_adds, .stream = loop_stream});
   return true;
 }();
 
