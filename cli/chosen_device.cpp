@@ -28,10 +28,17 @@ std::vector<std::string> accelerator_kinds() {
 }  // namespace
 
 Device chosen_device(const std::string& device, bool given, int gpu) {
-  if (gpu < 0) return as_usage([&] { return Device(device); });
+  const auto named_device = [&] {
+    const Device named = as_usage([&] { return Device(device); });
+    if (named.is_meta()) {
+      throw UsageError("--device: expected a device that computes, got meta, whose tensors have no values");
+    }
+    return named;
+  };
+  if (gpu < 0) return named_device();
   if (given) {
     // A kind that is named needs not be the only one.
-    const Device named = as_usage([&] { return Device(device); });
+    const Device named = named_device();
     if (!named.is_cpu() && named.index == gpu) return named;
     throw UsageError(fmt::format("--gpu: means device {} of the accelerator, and --device {} is given", gpu, device));
   }

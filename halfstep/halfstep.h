@@ -184,6 +184,7 @@
 #include "halfstep/train/results.h"
 #include "halfstep/train/resume.h"
 #include "halfstep/train/schedule.h"
+#include "halfstep/train/step_plan.h"
 #include "halfstep/train/step_time.h"
 #include "halfstep/train/task.h"
 #include "halfstep/train/trace_step.h"

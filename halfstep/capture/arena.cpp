@@ -8,7 +8,7 @@ namespace halfstep::detail {
 namespace {
 
 // What the allocators of the CPU and of devices give.
-std::size_t alignment_of(Device device) { return device.is_cpu() ? 64 : 512; }
+std::size_t alignment_of(Device device) { return device.is_host() ? 64 : 512; }
 std::size_t rounded(std::size_t bytes, std::size_t alignment) {
   return (std::max<std::size_t>(bytes, 1) + alignment - 1) & ~(alignment - 1);
 }

@@ -38,7 +38,7 @@ Recording::~Recording() {
   kept_.clear();
   before_.clear();
   steps_.clear();
-  for (CaptureArena* arena : {arena_, device_arena_, own_arena_}) {
+  for (CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) {
     if (arena) arena->close();
   }
 }
@@ -46,6 +46,10 @@ Recording::~Recording() {
 Allocator* Recording::memory(Device device) {
   if (!arena_ || !refusal_.empty()) return nullptr;
   if (device.is_cpu()) return arena_;
+  if (device.is_meta()) {
+    if (!meta_arena_) meta_arena_ = CaptureArena::make(device);
+    return meta_arena_;
+  }
   if (!use_device(device, current_native_queue(device))) return nullptr;
   if (!device_arena_) {
     device_arena_ = CaptureArena::make(device);
@@ -69,16 +73,20 @@ bool Recording::use_device(Device device, void* queue) {
 }
 
 bool Recording::owns(const void* data) const {
-  return arena_->owns(data) || (device_arena_ && (device_arena_->owns(data) || own_arena_->owns(data)));
+  const CaptureArena* const all[] = {arena_, meta_arena_, device_arena_, own_arena_};
+  return std::any_of(std::begin(all), std::end(all), [&](const auto* arena) { return arena && arena->owns(data); });
 }
 
 std::size_t Recording::blocks_in_use() const {
-  return arena_->in_use() + (device_arena_ ? device_arena_->in_use() + own_arena_->in_use() : 0);
+  std::size_t sum = 0;
+  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) sum += arena ? arena->in_use() : 0;
+  return sum;
 }
 
 std::size_t Recording::bytes() const {
-  if (!arena_) return 0;
-  return arena_->bytes() + (device_arena_ ? device_arena_->bytes() + own_arena_->bytes() : 0);
+  std::size_t sum = 0;
+  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) sum += arena ? arena->bytes() : 0;
+  return sum;
 }
 
 void Recording::refuse(std::string why) {
@@ -156,7 +164,7 @@ void Recording::kernel(const KernelCall& call, const KernelRun& run) {
       if (t->defined()) note_leaf(*t);
     }
   }
-  if (!call.device.is_cpu() && !use_device(call.device, run.queue)) return;
+  if (!call.device.is_host() && !use_device(call.device, run.queue)) return;
   if (!arena_ || !refusal_.empty()) return;
   Step& step = steps_.emplace_back();
   step.device = call.device;
@@ -218,7 +226,7 @@ void Recording::host(std::function<void()> work) {
 
 void Recording::exchange(std::span<const Tensor> tensors, std::function<void()> work) {
   for (const Tensor& t : tensors) {
-    if (!t.device().is_cpu() && !use_device(t.device(), current_native_queue(t.device()))) return;
+    if (!t.device().is_host() && !use_device(t.device(), current_native_queue(t.device()))) return;
   }
   if (!arena_ || !refusal_.empty()) return;
   Step& step = steps_.emplace_back();
@@ -230,7 +238,7 @@ void Recording::exchange(std::span<const Tensor> tensors, std::function<void()> 
     bounds_.erase(storage);
     // What isn't in memory of the arenas is kept by uses().
     const bool kept = owns(storage->address()) || outside_.contains(storage);
-    if (!t.device().is_cpu() && kept) step.exchanged.push_back(storage);
+    if (!t.device().is_host() && kept) step.exchanged.push_back(storage);
   }
 }
 
@@ -301,7 +309,7 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
   for (const Tensor& t : results_) count(t);
   for (const Tensor& t : kept_) count(t);
   for (const auto& [leaf, gradient] : gradients_) count(gradient);
-  for (const CaptureArena* arena : {arena_, device_arena_}) {
+  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_}) {
     if (arena && arena->ran_short()) refuse("there is not enough memory to keep all of its own");
   }
   return blocks_in_use() <= ours.size();

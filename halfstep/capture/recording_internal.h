@@ -103,7 +103,7 @@ class Recording final : public KernelRecorder {
     std::vector<unsigned char> baked = {};  ///< live attributes as the graph has them
     bool alone = false;                     ///< they change too often for one
 
-    bool on_device() const { return kind == Kind::kernel && !device.is_cpu(); }
+    bool on_device() const { return kind == Kind::kernel && !device.is_host(); }
   };
   struct Relocation {
     std::size_t view;
@@ -144,6 +144,7 @@ class Recording final : public KernelRecorder {
   void drop_graphs() noexcept;
 
   CaptureArena* arena_ = nullptr;         // of the CPU; null while it only looks
+  CaptureArena* meta_arena_ = nullptr;    // of meta, used as the CPU's; null for none
   CaptureArena* device_arena_ = nullptr;  // of the device; null for none
   CaptureArena* own_arena_ = nullptr;     // of the device, for own_memory()
   bool own_memory_ = false;
@@ -178,6 +179,7 @@ class Recording final : public KernelRecorder {
   std::vector<std::pair<Ref<TensorImpl>, Tensor>> gradients_;
   std::vector<TensorView> scratch_;
   Scratch workspace_{Device{}};
+  Scratch meta_workspace_{kMeta};
   std::optional<Scratch> device_workspace_;
 
   std::uint64_t replays_ = 0;

@@ -33,7 +33,9 @@ void Recording::Context::begin(Step& s) {
   error.clear();
   const bool on_device = s.on_device();
   if (on_device && !recording.device_workspace_) recording.device_workspace_.emplace(recording.device_);
-  scratch = on_device ? &*recording.device_workspace_ : &recording.workspace_;
+  const bool dry = s.device.is_meta();
+  scratch = on_device ? &*recording.device_workspace_ : dry ? &recording.meta_workspace_ : &recording.workspace_;
+  storages.dry = dry;
   scratch->begin();
   device = on_device ? recording.device_.index : 0;
   queue = on_device ? recording.queue_->native() : nullptr;

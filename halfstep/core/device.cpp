@@ -14,7 +14,7 @@ namespace {
 
 struct TypeNames {
   std::mutex mutex;
-  std::vector<std::string> names{"cpu"};
+  std::vector<std::string> names{"cpu", "meta"};
 };
 
 TypeNames& type_names() {
@@ -74,10 +74,10 @@ Device::Device(std::string_view name) {
     if (error != std::errc{} || end != number.data() + number.size() || value > 255) {
       fail<DeviceError>("device: expected NAME or NAME:INDEX, got '{}'", name);
     }
-    if (type == 0 && value != 0) fail<DeviceError>("device: expected cpu or cpu:0, got '{}'", name);
+    if (is_host() && value != 0) fail<DeviceError>("device: expected {0} or {0}:0, got '{1}'", kind, name);
     index = static_cast<std::uint8_t>(value);
   }
-  if (type == 0) return;
+  if (is_host()) return;
   auto* count = g_count.load();
   const int n = count ? count(type) : -1;
   if (n >= 0 && index >= n) {
@@ -102,7 +102,7 @@ std::string Device::str() const {
   auto& types = type_names();
   std::lock_guard lock(types.mutex);
   std::string text = type < types.names.size() ? types.names[type] : fmt::format("device{}", type);
-  if (type != 0) text += fmt::format(":{}", index);
+  if (!is_host()) text += fmt::format(":{}", index);
   return text;
 }
 

@@ -51,6 +51,7 @@ constexpr std::int32_t kCpu = 1, kCuda = 2, kCudaHost = 3;
 
 dlpack::DeviceInfo device_of(Device device) {
   if (device.is_cpu()) return {kCpu, 0};
+  if (device.is_meta()) fail<DeviceError>("to_dlpack: tensors of the device meta have no values");
   const std::string text = device.str();
   if (text.starts_with("cuda")) return {kCuda, device.index};
   fail<DeviceError>("to_dlpack: expected a tensor of cpu or cuda, got {}; copy it to the CPU first", text);

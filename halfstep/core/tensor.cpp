@@ -123,6 +123,10 @@ void Tensor::check_dtype(DType wanted) const {
   if (dtype() != wanted) {
     fail<DTypeError>("tensor.data: expected a {} tensor, got {} {}", name(wanted), name(dtype()), sizes().str());
   }
+  if (device().is_meta()) {
+    fail<DeviceError>("tensor.data: {} {} is of the device meta, where tensors have no values", name(dtype()),
+                      sizes().str());
+  }
   if (!device().is_cpu()) {
     fail<DeviceError>("tensor.data: expected a tensor of the CPU, got one of {}; copy it with .to(Device(\"cpu\"))",
                       device().str());

@@ -163,13 +163,14 @@ Tensor kaiming_normal_(Tensor tensor, const KaimingOptions& options) {
 
 Tensor orthogonal_(Tensor tensor, double gain) {
   fans_of(tensor, "init.orthogonal_");
+  if (tensor.device().is_meta()) return tensor;
   const auto rows = static_cast<std::size_t>(tensor.size(0));
   const std::size_t columns = rows > 0 ? static_cast<std::size_t>(tensor.numel()) / rows : 0;
   const bool wide = columns >= rows;
   // The vectors that are made orthonormal: rows, or columns where there are fewer.
   const std::size_t count = wide ? rows : columns, length = wide ? columns : rows;
-  const Tensor random =
-      normal_(empty({static_cast<std::int64_t>(count), static_cast<std::int64_t>(length)}, {.dtype = f64}));
+  const Tensor random = normal_(
+      empty({static_cast<std::int64_t>(count), static_cast<std::int64_t>(length)}, {.dtype = f64, .device = Device{}}));
   std::vector<double> v = random.to_vector<double>();
   for (std::size_t i = 0; i < count; ++i) {
     double* x = v.data() + i * length;

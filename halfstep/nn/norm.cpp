@@ -115,7 +115,7 @@ Tensor BatchNormBase::normalise(const Tensor& input, int fewest, int most, Activ
     Tensor count = num_batches_tracked;
     count.add_(1);
     // Without a momentum all batches weigh the same: the host has to know how many there were.
-    if (!options.momentum) momentum = 1 / count.item<double>();
+    if (!options.momentum) momentum = count.device().is_meta() ? 1 : 1 / count.item<double>();
   }
   const BatchNormFuncOptions given{.weight = weight,
                                    .bias = bias,

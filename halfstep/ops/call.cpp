@@ -31,10 +31,15 @@ std::size_t bytes_of(const Op& op, const Shape& sizes, DType dtype) {
   return static_cast<std::size_t>(bytes);
 }
 
-constexpr CpuKernelState kCpuState = {.storage = [](KernelContext* context, int index) -> Storage* {
+Storage* storage_of(KernelContext* context, int index) {
   const Tensor& input = *static_cast<detail::CallContext*>(context->owner)->inputs[static_cast<std::size_t>(index)];
   return input.defined() ? input.storage().get() : nullptr;
-}};
+}
+constexpr CpuKernelState kCpuState = {.storage = storage_of};
+constexpr CpuKernelState kDryState = {.storage = storage_of, .dry = true};
+
+// On meta, in place of kernels that can't run dry.
+Status no_work(KernelContext*, const TensorView*, int, TensorView*, int, const void*) { return Status::ok; }
 
 }  // namespace
 
@@ -96,8 +101,8 @@ std::string describe(std::span<const TensorView> inputs) {
   return text;
 }
 
-void run_on_cpu(const KernelCall& call) {
-  const KernelFn kernel = call.table.find(Device{}, call.dtype);
+void run_on_host(const KernelCall& call) {
+  KernelFn kernel = call.table.find(Device{}, call.dtype);
   if (!kernel) [[unlikely]] {
     bool known = false;
     for (const auto& k : call.table.kernels[0]) known |= k.load() != nullptr;
@@ -107,7 +112,9 @@ void run_on_cpu(const KernelCall& call) {
   }
   Views views(call.inputs, call.outputs);
   CallContext context(call);
-  context.state = const_cast<CpuKernelState*>(&kCpuState);
+  const bool dry = call.device.is_meta();
+  if (dry && !call.table.dry[static_cast<std::size_t>(call.dtype)]) kernel = no_work;
+  context.state = const_cast<CpuKernelState*>(dry ? &kDryState : &kCpuState);
   const Status status = kernel(&context, views.in(), static_cast<int>(call.inputs.size()), views.out(),
                                static_cast<int>(call.outputs.size()), call.attributes);
   if (status != Status::ok) [[unlikely]] {
@@ -123,9 +130,9 @@ void run_on_cpu(const KernelCall& call) {
 namespace {
 
 ExecutionPath run_unobserved(const detail::KernelCall& call, std::uint64_t& number) {
-  if (!call.device.is_cpu()) [[unlikely]]
+  if (!call.device.is_host()) [[unlikely]]
     return detail::run_on_device(call, number);
-  detail::run_on_cpu(call);
+  detail::run_on_host(call);
   return ExecutionPath::native;
 }
 

@@ -59,8 +59,9 @@ class Views {
 /// Inputs as text, for errors: `f32 [2, 3], none`.
 std::string describe(std::span<const Tensor* const> inputs);
 std::string describe(std::span<const TensorView> inputs);
-/// Runs the CPU's kernel. Throws DTypeError or DeviceError when there is none, Error when it fails.
-void run_on_cpu(const KernelCall& call);
+/// Runs the CPU's kernel; for tensors of meta dry, which takes its workspace and computes nothing. Throws DTypeError or
+/// DeviceError when there is none, Error when it fails.
+void run_on_host(const KernelCall& call);
 /// Runs the kernel of another device, or the CPU's in its place. Throws DeviceError.
 ExecutionPath run_on_device(const KernelCall& call, std::uint64_t& number);
 /// Throws the error for a kernel of a device that has refused a call: with its own reason, or the plug-in's.

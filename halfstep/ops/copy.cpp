@@ -80,6 +80,13 @@ const Op& to_device_op() {
 }
 [[maybe_unused]] const Op& to_device_defined = to_device_op();
 
+void check_readable(const Tensor& source, const char* what, Device device) {
+  if (source.device().is_meta() && device != source.device()) {
+    fail<DeviceError>("{}: expected values to copy to {}, got {} {} of the device meta, where tensors have none", what,
+                      device.str(), name(source.dtype()), source.sizes().str());
+  }
+}
+
 // The tensor on the CPU, where the result of an op that ran there has stayed; else undefined.
 Tensor still_on_host(const Tensor& t) {
   if (t.device().is_cpu()) return {};
@@ -102,6 +109,11 @@ void note_copy(KernelRecorder& recorder, const Tensor& to, const Tensor& from, b
 
 // The same elements on another device, in the layout that they have (row-major when they have gaps).
 Tensor transferred(const Tensor& source, Device device, bool non_blocking) {
+  check_readable(source, "to", device);
+  if (device.is_meta()) {
+    return empty_strided(source.sizes(), strides_like(source.sizes(), source.strides()),
+                         {.dtype = source.dtype(), .device = device});
+  }
   if (const Tensor here = device.is_cpu() ? still_on_host(source) : Tensor(); here.defined()) {
     Tensor result = empty_strided(here.sizes(), strides_like(here.sizes(), here.strides()),
                                   {.dtype = here.dtype(), .device = Device{}});
@@ -179,6 +191,8 @@ Tensor cast_unrecorded(const Tensor& source, DType dtype) {
 
 void copy_unrecorded(Tensor& destination, const Tensor& source) {
   if (destination.device() != source.device()) {
+    check_readable(source, "copy", destination.device());
+    if (destination.device().is_meta()) return;
     if (const Tensor here = destination.device().is_cpu() ? still_on_host(source) : Tensor(); here.defined()) {
       return copy_unrecorded(destination, here);
     }
@@ -282,6 +296,7 @@ Scalar Tensor::item_scalar() const {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
     sink->refuse("it reads a value with item()");
   if (numel() != 1) fail<ShapeError>("item: expected a tensor of one element, got {}", sizes().str());
+  check_readable(*this, "item", Device{});
   const Tensor here = still_on_host(*this);
   const Tensor& from = here.defined() ? here : *this;
   return visit_all(dtype(), [&](auto tag) -> Scalar {
@@ -305,6 +320,7 @@ std::vector<T> Tensor::to_vector() const {
   if (CaptureSink* sink = capture_sink()) [[unlikely]]
     sink->refuse("it reads values with to_vector()");
   if (values.empty()) return values;
+  check_readable(*this, "to_vector", Device{});
   Tensor target = from_blob(values.data(), sizes(), dtype_of<T>);
   copy_unrecorded(target, *this);
   return values;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "halfstep/ops/copy.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/recorder.h"
+#include "halfstep/runtime/transfer.h"
 
 namespace halfstep {
 namespace {
@@ -70,9 +70,9 @@ Tensor from_values(const std::vector<T>& values, const Shape& sizes, const Tenso
       // A replay reads the values again, which no kernel may have overwritten: not from the recording's memory.
       {
         const CapturePause pause;
-        source = empty(sizes, {.dtype = dtype_of<T>, .device = Device{}});
+        source = empty(sizes, {.dtype = dtype_of<T>, .device = options.device.is_meta() ? kMeta : Device{}});
       }
-      std::memcpy(source.impl()->data(), values.data(), values.size() * sizeof(T));
+      copy_memory(source.impl()->data(), source.device(), values.data(), Device{}, values.size() * sizeof(T));
       recorder->keep(source);
     } else {
       source = from_blob(const_cast<T*>(values.data()), sizes, dtype_of<T>);
@@ -196,7 +196,8 @@ Tensor linspace(double start, double end, std::int64_t steps, const TensorOption
 }
 
 Tensor logspace(double start, double end, std::int64_t steps, double base, const TensorOptions& options) {
-  std::vector<double> values = linspace(start, end, steps, {.dtype = DType::f64}).to_vector<double>();
+  std::vector<double> values =
+      linspace(start, end, steps, {.dtype = DType::f64, .device = Device{}}).to_vector<double>();
   for (double& v : values) v = std::pow(base, v);
   return from_values(values, {steps}, options);
 }

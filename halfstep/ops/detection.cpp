@@ -138,6 +138,7 @@ const Op& roi_align_backward_op() {
 Tensor kept(const Tensor& boxes, const Tensor& scores, const Tensor& classes, const NmsOptions& options,
             const char* op) {
   check_list(boxes, 2, 4, op, "boxes");
+  check_values(boxes, op);
   check_floating(boxes, op);
   check_list(scores, 1, 0, op, "scores");
   check_floating(scores, op);

@@ -186,7 +186,7 @@ void run_fallback(const KernelCall& call, const std::string& reason, bool failed
                     .attributes_bytes = call.attributes_bytes,
                     .fresh = call.fresh,
                     .live = call.live};
-  run_on_cpu(on_cpu);
+  run_on_host(on_cpu);
   mirrors.write_back();
   const auto count = [begun, kernel, failed, to_host = mirrors.to_host, to_device = mirrors.to_device] {
     count_fallback(kernel, to_host, to_device, seconds_since(*begun), failed);

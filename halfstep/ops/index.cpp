@@ -406,6 +406,7 @@ Tensor one_hot(const Tensor& input, std::int64_t num_classes) {
     fail<Error>("one_hot: expected at least 1 class, or -1 to count them, got {}", num_classes);
   }
   if (num_classes == -1) {
+    check_values(at, "one_hot");
     const std::vector<std::int64_t> values = at.to_vector<std::int64_t>();
     if (values.empty()) fail<Error>("one_hot: the number of classes can't be read off an empty tensor; give it");
     num_classes = *std::max_element(values.begin(), values.end()) + 1;

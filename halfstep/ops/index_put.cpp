@@ -235,6 +235,7 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
   if (mask.dtype() != DType::boolean) {
     fail<DTypeError>("masked_select: expected a bool mask, got {}", name(mask.dtype()));
   }
+  check_values(mask, "masked_select");
   const Shape sizes = broadcast_shapes(input.sizes(), mask.sizes(), "masked_select");
   const Tensor places = nonzero(mask.expand(sizes).reshape({-1}));
   return index_select(input.expand(sizes).reshape({-1}), 0, places.select(1, 0));
@@ -242,6 +243,7 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
 
 Tensor nonzero(const Tensor& input) {
   check_defined(input, "nonzero", "a tensor");
+  check_values(input, "nonzero");
   const auto count = call(nonzero_count_op, {&input}).item<std::int64_t>();
   return call(nonzero_op, {&input}, CountAttributes{count});
 }

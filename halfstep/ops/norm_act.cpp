@@ -150,7 +150,7 @@ const Op& batch_norm_silu_op = define_op({
 
 // A device without the fused kernels may well have those of the single ops.
 bool fused_on(Device device, DType dtype, Activation activation) {
-  if (device.is_cpu()) return true;
+  if (device.is_host()) return true;
   const bool silu = activation == Activation::silu;
   const Op& op = silu ? batch_norm_silu_op : batch_norm_act_op;
   DeviceBackend& backend = backend_for(device, op.name);

@@ -167,4 +167,13 @@ void check_defined(const Tensor& input, const char* op, const char* what) {
     fail<Error>("{}: expected {}, got an undefined tensor", op, what);
 }
 
+void check_values(const Tensor& input, const char* op) {
+  if (input.defined() && input.device().is_meta()) [[unlikely]] {
+    fail<DeviceError>(
+        "{}: the sizes of its result depend on values, which {} {} of the device meta has none of; compute it on "
+        "another device",
+        op, name(input.dtype()), input.sizes().str());
+  }
+}
+
 }  // namespace halfstep

@@ -134,6 +134,8 @@ HS_API DType result_type(const Tensor& input, const Scalar& number);
 HS_API void check_floating(const Tensor& input, const char* op);
 /// Throws Error if the tensor is undefined, naming the argument.
 HS_API void check_defined(const Tensor& input, const char* op, const char* what);
+/// For ops whose results have sizes that depend on values: throws DeviceError for a tensor of meta, which has none.
+HS_API void check_values(const Tensor& input, const char* op);
 
 /// A gradient rule's inputs and results. Gradients set here may be of any dtype and of a broadcast shape: the engine
 /// sums and casts them to fit the input.

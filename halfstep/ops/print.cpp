@@ -186,6 +186,8 @@ std::string Tensor::str() const {
   std::string text = kOpening;
   if (numel() == 0) {
     text += "[]";
+  } else if (device().is_meta()) {
+    text += "...";
   } else {
     const Unrecorded unrecorded;
     Shape cut = Shape::filled(dim(), 0);
@@ -195,7 +197,7 @@ std::string Tensor::str() const {
   }
 
   std::vector<std::string> notes;
-  if (numel() == 0 && dim() != 1) notes.push_back(fmt::format("size={}", sizes().str()));
+  if ((numel() == 0 && dim() != 1) || device().is_meta()) notes.push_back(fmt::format("size={}", sizes().str()));
   const DType d = dtype();
   if ((d != DType::f32 && d != DType::i64 && d != DType::boolean) || (numel() == 0 && d != DType::f32)) {
     notes.push_back(fmt::format("dtype={}", name(d)));

@@ -83,6 +83,12 @@ class OwnMemory {
 /// for learning rates and states of generators, which change from step to step.
 template <class T, class F>
 Tensor host_numbers(std::int64_t count, Device device, F make) {
+  if (device.is_meta()) {
+    const Tensor none = empty({count}, {.dtype = dtype_of<T>, .device = device});
+    if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
+      recorder->keep(none);
+    return none;
+  }
   const Tensor numbers = empty({count}, {.dtype = dtype_of<T>, .device = Device{}});
   T* const at = static_cast<T*>(numbers.impl()->data());
   make(at);

@@ -41,9 +41,39 @@ std::size_t class_bytes(int c) {
 // From this size on memory comes straight from the system, aligned to its huge pages.
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 
-class CpuAllocator final : public Allocator {
+// Where blocks come from. `give` frees what `take` gave for the same size.
+struct Source {
+  void* (*take)(std::size_t size);
+  void (*give)(void* data, std::size_t size) noexcept;
+};
+
+constexpr Source kMemory = {
+    .take = [](std::size_t size) -> void* {
+      const std::size_t alignment = size >= kHuge ? kHuge : 64;
+      // aligned_alloc wants a multiple of the alignment.
+      void* data = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+      if (data && size >= kHuge) madvise(data, size, MADV_HUGEPAGE);
+      return data;
+    },
+    .give = [](void* data, std::size_t) noexcept { std::free(data); },
+};
+
+// Addresses for meta: nothing may touch them, so that they cost no memory, and an access by mistake ends the program
+// where it happens. Neighbouring ranges of a kind are one for the system, however many there are.
+constexpr Source kAddresses = {
+    .take = [](std::size_t size) -> void* {
+      void* data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      return data == MAP_FAILED ? nullptr : data;
+    },
+    .give = [](void* data, std::size_t size) noexcept { munmap(data, size); },
+};
+
+// The CPU's, and meta's, which counts as the CPU's does.
+class HostAllocator final : public Allocator {
  public:
-  CpuAllocator() { caching_ = std::getenv("HALFSTEP_NO_CACHE") == nullptr; }
+  HostAllocator(const Source& source, const char* what) : source_(source), what_(what) {
+    caching_ = std::getenv("HALFSTEP_NO_CACHE") == nullptr;
+  }
 
   void* allocate(std::size_t bytes) override {
     if (bytes > (std::size_t{1} << 46)) out_of_memory(bytes);
@@ -63,10 +93,10 @@ class CpuAllocator final : public Allocator {
     stats_.reserved += size;
     stats_.reserved_peak = std::max(stats_.reserved_peak, stats_.reserved);
     lock.unlock();
-    void* data = system_allocate(size);
+    void* data = source_.take(size);
     if (!data) {
       empty_cache();  // what is kept in other classes may be what is missing
-      data = system_allocate(size);
+      data = source_.take(size);
     }
     if (!data) {
       lock.lock();
@@ -92,7 +122,7 @@ class CpuAllocator final : public Allocator {
     }
     stats_.reserved -= size;
     lock.unlock();
-    system_free(data, size);
+    source_.give(data, size);
   }
 
   void empty_cache() {
@@ -101,7 +131,7 @@ class CpuAllocator final : public Allocator {
       const std::size_t size = class_bytes(c);
       for (void* data : free_[static_cast<std::size_t>(c)]) {
         stats_.reserved -= size;
-        system_free(data, size);
+        source_.give(data, size);
       }
       free_[static_cast<std::size_t>(c)] = {};
     }
@@ -125,21 +155,14 @@ class CpuAllocator final : public Allocator {
   }
 
  private:
-  static void* system_allocate(std::size_t size) {
-    const std::size_t alignment = size >= kHuge ? kHuge : 64;
-    // aligned_alloc wants a multiple of the alignment.
-    void* data = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-    if (data && size >= kHuge) madvise(data, size, MADV_HUGEPAGE);
-    return data;
-  }
-  static void system_free(void* data, std::size_t) noexcept { std::free(data); }
-
   [[noreturn]] void out_of_memory(std::size_t bytes) {
     const MemoryStats s = stats();
-    fail<DeviceError>("allocate: the CPU has no {} bytes left; {} bytes are in use, {} are kept for later", bytes,
+    fail<DeviceError>("allocate: {} has no {} bytes left; {} bytes are in use, {} are kept for later", what_, bytes,
                       s.allocated, s.reserved - s.allocated);
   }
 
+  const Source source_;
+  const char* const what_;
   std::mutex mutex_;
   std::array<std::vector<void*>, kNumClasses> free_;
   MemoryStats stats_;
@@ -147,39 +170,47 @@ class CpuAllocator final : public Allocator {
 };
 
 // Never destroyed: tensors with static lifetime give their memory back late.
-CpuAllocator& cpu_allocator() {
-  static CpuAllocator& instance = *new CpuAllocator;
+HostAllocator& cpu_allocator() {
+  static HostAllocator& instance = *new HostAllocator(kMemory, "the CPU");
   return instance;
 }
+HostAllocator& meta_allocator() {
+  static HostAllocator& instance = *new HostAllocator(kAddresses, "the address space of meta");
+  return instance;
+}
+HostAllocator& host_allocator(Device device) { return device.is_meta() ? meta_allocator() : cpu_allocator(); }
 
-[[maybe_unused]] const bool registered = (set_allocator(Device{}, &cpu_allocator()), true);
+[[maybe_unused]] const bool registered = [] {
+  set_allocator(Device{}, &cpu_allocator());
+  set_allocator(kMeta, &meta_allocator());
+  return true;
+}();
 
-}  // namespace
-
-namespace {
 DeviceAllocator& device_allocator(Device device, const char* what) {
   return backend_for(device, what).allocator(device.index);
 }
 }  // namespace
 
 MemoryStats memory_stats(Device device) {
-  return device.is_cpu() ? cpu_allocator().stats() : device_allocator(device, "memory_stats").stats();
+  return device.is_host() ? host_allocator(device).stats() : device_allocator(device, "memory_stats").stats();
 }
 void reset_peak_memory(Device device) {
-  device.is_cpu() ? cpu_allocator().reset_peak() : device_allocator(device, "reset_peak_memory").reset_peak();
+  device.is_host() ? host_allocator(device).reset_peak() : device_allocator(device, "reset_peak_memory").reset_peak();
 }
 void empty_memory_cache(Device device) {
-  device.is_cpu() ? cpu_allocator().empty_cache() : device_allocator(device, "empty_memory_cache").empty_cache();
+  device.is_host() ? host_allocator(device).empty_cache()
+                   : device_allocator(device, "empty_memory_cache").empty_cache();
 }
 void set_memory_caching(bool on, Device device) {
-  device.is_cpu() ? cpu_allocator().set_caching(on) : device_allocator(device, "set_memory_caching").set_caching(on);
+  device.is_host() ? host_allocator(device).set_caching(on)
+                   : device_allocator(device, "set_memory_caching").set_caching(on);
 }
 void set_memory_limit(std::uint64_t bytes, Device device) {
-  if (device.is_cpu()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
+  if (device.is_host()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
   device_allocator(device, "set_memory_limit").set_limit(bytes);
 }
 std::vector<MemoryBlock> memory_snapshot(Device device) {
-  return device.is_cpu() ? std::vector<MemoryBlock>() : device_allocator(device, "memory_snapshot").blocks();
+  return device.is_host() ? std::vector<MemoryBlock>() : device_allocator(device, "memory_snapshot").blocks();
 }
 
 const char*& allocation_label() {

@@ -39,7 +39,8 @@ struct MemoryBlock {
   std::string made_by;          ///< the op that it was allocated for; empty if unknown
 };
 
-/// Statistics of a device's allocator. Here and below: the CPU's unless a device is named. Throws DeviceError.
+/// Statistics of a device's allocator. Here and below: the CPU's unless a device is named; meta's are what the CPU's
+/// would be. Throws DeviceError.
 HS_API MemoryStats memory_stats(Device device = {});
 /// Resets the peaks to what is held now.
 HS_API void reset_peak_memory(Device device = {});
@@ -49,9 +50,9 @@ HS_API void empty_memory_cache(Device device = {});
 /// checkers).
 HS_API void set_memory_caching(bool on, Device device = {});
 /// The most bytes that the allocator of a device takes from it; 0: no limit of ours. Allocations beyond it fail as if
-/// the device had no more. Throws DeviceError for the CPU.
+/// the device had no more. Throws DeviceError for the CPU and meta.
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
-/// All blocks of a device's memory, for debugging; empty for the CPU.
+/// All blocks of a device's memory, for debugging; empty for the CPU and meta.
 HS_API std::vector<MemoryBlock> memory_snapshot(Device device);
 
 /// The op for which this thread allocates, reported in out-of-memory errors and snapshots; for the op layer. The text

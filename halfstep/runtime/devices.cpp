@@ -29,10 +29,19 @@ DeviceInfo cpu_info() {
   return info;
 }
 
+DeviceInfo meta_info() {
+  DeviceInfo info;
+  info.device = kMeta;
+  info.name = "tensors without values";
+  info.dtypes.assign(kAllDTypes.begin(), kAllDTypes.end());
+  return info;
+}
+
 }  // namespace
 
 DeviceInfo device_info(Device device) {
   if (device.is_cpu()) return cpu_info();
+  if (device.is_meta()) return meta_info();
   DeviceBackend& backend = backend_for(device, "device_info");
   const halfstep_device_info& given = backend.info(device.index);
   DeviceInfo info;
@@ -69,7 +78,7 @@ std::vector<DeviceInfo> devices() {
 }
 
 int device_count(std::string_view kind) noexcept {
-  if (kind == "cpu") return 1;
+  if (kind == "cpu" || kind == "meta") return 1;
   try {
     load_plugins();
     for (DeviceBackend* b : backends()) {
@@ -82,8 +91,8 @@ int device_count(std::string_view kind) noexcept {
 
 OpSupport op_support(Device device, std::string_view op, DType dtype) {
   const KernelTable& table = kernel_table(op);
-  if (device.is_cpu()) {
-    const bool native = table.find(device, dtype) != nullptr;
+  if (device.is_host()) {
+    const bool native = table.find(Device{}, dtype) != nullptr;
     return {.native = native, .strided = native, .reason = ""};
   }
   DeviceBackend::Answer answer = backend_for(device, "op_support").ask(std::string(op), table.version, dtype);
@@ -91,7 +100,7 @@ OpSupport op_support(Device device, std::string_view op, DType dtype) {
 }
 
 std::optional<double> device_busy_seconds(Device device) {
-  if (device.is_cpu()) return std::nullopt;
+  if (device.is_host()) return std::nullopt;
   void* const extension = device_extension(device, "busy_time");
   if (!extension) return std::nullopt;
   const auto busy_time = reinterpret_cast<std::uint64_t (*)(std::int32_t)>(extension);
@@ -99,6 +108,7 @@ std::optional<double> device_busy_seconds(Device device) {
 }
 
 void* device_extension(Device device, const char* name) {
+  if (device.is_meta()) return nullptr;
   DeviceBackend& backend = backend_for(device, "device_extension");
   return backend.table.extension ? backend.table.extension(name) : nullptr;
 }

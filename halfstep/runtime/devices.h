@@ -31,7 +31,7 @@ struct DeviceInfo {
   bool profile = false;  ///< reports how long its work took
 };
 
-/// The CPU and every device of every plug-in, which are loaded for it.
+/// The CPU and every device of every plug-in, which are loaded for it; not meta, which computes nothing.
 HS_API std::vector<DeviceInfo> devices();
 /// What one device is. Throws DeviceError.
 HS_API DeviceInfo device_info(Device device);

@@ -77,9 +77,13 @@ std::vector<std::string> kernel_names() {
   return names;
 }
 
-RegisterCpuKernel::RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel) {
+RegisterCpuKernel::RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel,
+                                     bool dry) {
   KernelTable& table = kernel_table(op);
-  for (DType dtype : dtypes) table.kernels[0][static_cast<std::size_t>(dtype)] = kernel;
+  for (DType dtype : dtypes) {
+    table.kernels[0][static_cast<std::size_t>(dtype)] = kernel;
+    table.dry[static_cast<std::size_t>(dtype)] = dry;
+  }
 }
 
 }  // namespace halfstep

@@ -65,7 +65,17 @@ struct KernelContext {
 struct CpuKernelState {
   /// The storage of input `index`; null for an absent input.
   Storage* (*storage)(KernelContext* context, int index) = nullptr;
+  /// The tensors are of the device meta: the kernel asks for the workspace that it would need, keeps what it would
+  /// keep, and returns without touching any of them. Only for kernels that are registered with kRunsDry.
+  bool dry = false;
 };
+
+/// Whether a CPU kernel is to compute nothing: CpuKernelState::dry. It returns ok behind its last request for
+/// workspace.
+inline bool runs_dry(const KernelContext* context) {
+  const auto* state = static_cast<const CpuKernelState*>(context->state);
+  return state != nullptr && state->dry;
+}
 
 /// A kernel: reads `in[0..n)`, writes `out[0..m)`, which have been allocated with the shapes, strides and dtypes that
 /// the op's shape rule gave. `attributes` points to the op's struct in ops/attributes.h (null for ops without). It
@@ -85,6 +95,8 @@ struct KernelTable {
   mutable std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
   /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
   mutable std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
+  /// By dtype: the CPU's kernel can be called with CpuKernelState::dry.
+  std::array<bool, kNumDTypes> dry = {};
   KernelFn find(Device device, DType dtype) const {
     return kernels[device.type][static_cast<std::size_t>(dtype)].load(std::memory_order_acquire);
   }
@@ -96,9 +108,12 @@ HS_API KernelTable& kernel_table(std::string_view name);
 /// The same without creating it: null if there is none.
 HS_API const KernelTable* find_kernel_table(std::string_view name);
 
+/// For RegisterCpuKernel: the kernel heeds runs_dry(), so that a dry run counts its workspace.
+inline constexpr bool kRunsDry = true;
+
 /// Registers a CPU kernel for some dtypes when a program starts: a namespace-scope constant in a backend's .cpp file.
 struct HS_API RegisterCpuKernel {
-  RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel);
+  RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel, bool dry = false);
 };
 
 /// Groups of dtypes for registration.

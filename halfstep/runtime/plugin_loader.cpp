@@ -96,9 +96,10 @@ void check_table(const halfstep_plugin_table& t, std::uint32_t size, const std::
   const bool good = !name.empty() && name.size() <= 32 && name[0] >= 'a' && name[0] <= 'z' &&
                     std::all_of(name.begin(), name.end(),
                                 [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_'; });
-  if (!good || name == "cpu") {
+  if (!good || name == "cpu" || name == "meta") {
     fail<DeviceError>(
-        "plug-in {}: expected a kind of device of lower-case letters, digits and underscores other than cpu, got '{}'",
+        "plug-in {}: expected a kind of device of lower-case letters, digits and underscores other than cpu and "
+        "meta, got '{}'",
         origin, name.substr(0, 64));
   }
   for (const DeviceBackend* b : backends()) {

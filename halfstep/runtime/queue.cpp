@@ -22,7 +22,7 @@ namespace halfstep {
 struct Queue::Impl {
   Device device;
   int priority = 0;
-  DeviceBackend* backend = nullptr;  // null on the CPU
+  DeviceBackend* backend = nullptr;  // null on the host
   halfstep_queue* native = nullptr;
   bool owned = false;
 
@@ -83,7 +83,7 @@ std::atomic<bool> g_graphs{[] {
 Queue::Queue(Device device, const QueueOptions& options) : impl_(std::make_shared<Impl>()) {
   impl_->device = device;
   if (options.priority < 0) fail<DeviceError>("queue: expected a priority of at least 0, got {}", options.priority);
-  if (device.is_cpu()) return;
+  if (device.is_host()) return;
   impl_->backend = &backend_for(device, "queue");
   impl_->backend->check_alive("queue", device.index);
   impl_->priority = std::min(options.priority, impl_->backend->info(device.index).priorities - 1);
@@ -95,7 +95,7 @@ Queue::Queue(Device device, const QueueOptions& options) : impl_(std::make_share
 Queue Queue::default_queue(Device device) {
   auto impl = std::make_shared<Impl>();
   impl->device = device;
-  if (!device.is_cpu()) {
+  if (!device.is_host()) {
     impl->backend = &backend_for(device, "queue");
     impl->native = impl->backend->default_queue(device.index);
   }
@@ -173,7 +173,7 @@ QueueGuard::~QueueGuard() {
 Event::Event(Device device, const EventOptions& options) : impl_(std::make_shared<Impl>()) {
   impl_->device = device;
   impl_->timing = options.timing;
-  if (device.is_cpu()) return;
+  if (device.is_host()) return;
   impl_->backend = &backend_for(device, "event");
   impl_->backend->check_alive("event", device.index);
   impl_->backend->check(
@@ -245,7 +245,7 @@ double Event::elapsed_ms(const Event& end) const {
 }
 
 void synchronize(Device device) {
-  if (device.is_cpu()) return;
+  if (device.is_host()) return;
   refuse_capture("it waits for a device");
   DeviceBackend& backend = backend_for(device, "synchronize");
   backend.check_alive("synchronize", device.index);
@@ -255,7 +255,7 @@ void synchronize(Device device) {
 }
 
 void* current_native_queue(Device device) {
-  if (device.is_cpu()) return nullptr;
+  if (device.is_host()) return nullptr;
   for (const Current& c : t_current) {
     if (c.device == device) return c.queue->native;
   }

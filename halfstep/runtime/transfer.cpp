@@ -23,7 +23,7 @@ namespace {
 class PinnedPool {
  public:
   void* allocate(Device device, std::size_t bytes) {
-    DeviceBackend* backend = device.is_cpu() ? nullptr : &backend_for(device, "pin_memory");
+    DeviceBackend* backend = device.is_host() ? nullptr : &backend_for(device, "pin_memory");
     if (backend && !backend->has_pinned()) backend = nullptr;
     const std::size_t size = std::bit_ceil(std::max<std::size_t>(bytes, 4096));
     std::lock_guard lock(mutex_);
@@ -241,7 +241,8 @@ void copy_one(DeviceBackend& backend, int index, void* destination, const void* 
 }  // namespace
 
 void copy_memory(void* destination, Device to, const void* source, Device from, std::size_t bytes, bool non_blocking) {
-  if (bytes == 0) return;
+  if (bytes == 0 || to.is_meta()) return;
+  if (from.is_meta()) fail<DeviceError>("copy: tensors of the device meta have no values to copy to {}", to.str());
   if (to.is_cpu() && from.is_cpu()) {
     std::memcpy(destination, source, bytes);
   } else if (to.is_cpu()) {

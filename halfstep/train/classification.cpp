@@ -48,7 +48,7 @@ namespace {
 // kernels are more than a copy, and a device that is being brought up may lack them.
 // `verdicts`: null where they aren't kept.
 void add_hits(TaskLoss& made, const Tensor& target, Verdicts* verdicts) {
-  if (made.output.device().is_cpu()) {
+  if (made.output.device().is_host()) {
     if (verdicts) verdicts->add(made.output, target);
     const TopHits hits = count_top_hits(made.output, target);
     made.parts.push_back({"top1", hits.top1});

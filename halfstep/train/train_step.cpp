@@ -451,7 +451,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
       // Counting may wait for the device or leave work to the host; on the CPU it is part of the step. Ranks merge
       // losses where they merge what is counted.
       std::vector<Tensor> outputs;
-      const bool counted_later = !device_of(s.task->network()).is_cpu();
+      const bool counted_later = !device_of(s.task->network()).is_host();
       StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
       CapturedStep::Result made;
@@ -475,7 +475,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
     s.task->count(counted, batches[b]);
     take_over(counted, batches[b], values);
   }
-  if (s.ranks() > 1 && !device_of(s.task->network()).is_cpu()) {
+  if (s.ranks() > 1 && !device_of(s.task->network()).is_host()) {
     std::vector<std::int64_t> own;
     for (const data::Batch& batch : batches) own.push_back(batch.stand_in ? 0 : s.task->samples(batch));
     merge_ranks(values, own, *s.options.parallel, device_of(s.task->network()));

@@ -33,7 +33,7 @@ const Chunk* each_chunk(KernelContext* context, const TensorView* tensors, int n
   chunks = 0;
   for (int i = 0; i < n; ++i) chunks += known(i) ? 0 : (tensors[i].numel + kAmpChunk - 1) / kAmpChunk;
   auto* all = static_cast<Chunk*>(context->workspace(context, static_cast<std::size_t>(chunks) * sizeof(Chunk)));
-  if (!all) return nullptr;
+  if (!all || runs_dry(context)) return all;
   std::int64_t c = 0;
   for (std::int32_t i = 0; i < n; ++i) {
     if (known(i)) continue;
@@ -70,7 +70,8 @@ void report(const Chunk* all, std::int64_t chunks, TensorView* out) {
 // gradients are dense.
 Status unscale(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
   const bool squares = out[2].defined;
-  const double inverse = inverse_of(in[0]);
+  const bool dry = runs_dry(context);
+  const double inverse = dry ? 1 : inverse_of(in[0]);
   std::int64_t chunks = 0;
   const Chunk* all = each_chunk(
       context, in + 1, n - 1, chunks, nothing_known, [&](std::int32_t i, std::int64_t at, std::int64_t size) {
@@ -79,6 +80,7 @@ Status unscale(KernelContext* context, const TensorView* in, int n, TensorView* 
                              element(to.dtype, to.data, at), size, inverse, squares);
       });
   if (!all && chunks > 0) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   report(all, chunks, out);
   double sum = 0;
   for (std::int64_t k = 0; k < chunks; ++k) sum += all[k].squares;
@@ -94,16 +96,19 @@ GradientBlock looked_at(const TensorView& from, std::int64_t at, std::int64_t si
 // in: scale, gradients, a bound on the magnitudes in each (infinity where nothing is known); out: found [], found for
 // each gradient, of what unscaling will give: for optimizers that unscale in the pass that updates the parameters.
 Status check(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
-  const double inverse = inverse_of(in[0]);
+  const bool dry = runs_dry(context);
+  const double inverse = dry ? 1 : inverse_of(in[0]);
   const auto* bounds = static_cast<const float*>(in[n - 1].data);
   std::int64_t chunks = 0;
   const Chunk* all = each_chunk(
       context, in + 1, n - 2, chunks,
       [&](int i) {
-        return static_cast<double>(bounds[i]) * inverse <= static_cast<double>(std::numeric_limits<float>::max());
+        return !dry &&
+               static_cast<double>(bounds[i]) * inverse <= static_cast<double>(std::numeric_limits<float>::max());
       },
       [&](std::int32_t i, std::int64_t at, std::int64_t size) { return looked_at(in[1 + i], at, size, inverse); });
   if (!all && chunks > 0) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   report(all, chunks, out);
   return Status::ok;
 }
@@ -115,6 +120,7 @@ Status all_finite(KernelContext* context, const TensorView* in, int n, TensorVie
       each_chunk(context, in, n, chunks, nothing_known,
                  [&](std::int32_t i, std::int64_t at, std::int64_t size) { return looked_at(in[i], at, size, 1); });
   if (!all && chunks > 0) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   *static_cast<bool*>(out[0].data) = std::all_of(all, all + chunks, [](const Chunk& c) { return c.finite; });
   return Status::ok;
 }
@@ -154,9 +160,9 @@ Status update_scale(KernelContext*, const TensorView* in, int n, TensorView* out
 }
 
 const RegisterCpuKernel amp_kernels[] = {
-    {"amp_unscale", {DType::f32}, unscale},
-    {"amp_check", {DType::f32}, check},
-    {"all_finite", {DType::f32}, all_finite},
+    {"amp_unscale", {DType::f32}, unscale, kRunsDry},
+    {"amp_check", {DType::f32}, check, kRunsDry},
+    {"all_finite", {DType::f32}, all_finite, kRunsDry},
     {"amp_update_scale", {DType::f32}, update_scale},
 };
 

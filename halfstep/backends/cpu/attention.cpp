@@ -123,13 +123,14 @@ struct AttentionPlan {
   const AttentionAttributes& attributes;
   std::int64_t items, heads, queries, keys, width, value_width;
   std::int64_t rows;  ///< of a block
+  bool dry;           ///< only what the products need is asked for
   PhiloxState state;
   std::uint64_t threshold;  ///< words below it drop their weight
   double kept;              ///< factor of the others
 
   /// `like` is [B, H, L, Ev].
   AttentionPlan(const TensorView& query, const TensorView& key, const TensorView& value, const TensorView& mask_view,
-                const TensorView& dropout, const TensorView& like, const AttentionAttributes& a)
+                const TensorView& dropout, const TensorView& like, const AttentionAttributes& a, bool dry_run)
       : q(query, like.sizes[1]),
         k(key, like.sizes[1]),
         v(value, like.sizes[1]),
@@ -142,10 +143,11 @@ struct AttentionPlan {
         width(query.sizes[3]),
         value_width(value.sizes[3]),
         rows(std::clamp(kScores / std::max<std::int64_t>(keys, 1), kMinRows, kMaxRows)),
+        dry(dry_run),
         threshold(bernoulli_threshold(a.dropout)),
         kept(a.dropout < 1 ? 1 / (1 - a.dropout) : 0) {
     rows = std::min(rows, std::max<std::int64_t>(queries, 1));
-    if (dropout.defined) {
+    if (dropout.defined && !dry) {
       const auto* words = static_cast<const std::int64_t*>(dropout.data);
       state = {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[1])};
     }
@@ -242,7 +244,7 @@ Status forward(KernelContext* context, const AttentionPlan& p, TensorView* out) 
                     n)) {
         return false;
       }
-      for (std::int64_t i = first; i < last; ++i) {
+      for (std::int64_t i = first; i < last && !p.dry; ++i) {
         C* const x = scores + (i - first) * n;
         const std::int64_t seen = p.attributes.causal ? std::min(n, i + 1) : n;
         p.finish_scores(x, seen, item, head, i);
@@ -323,11 +325,12 @@ class Backward {
   };
 
   bool one_head(Lane& lane, Scratch& s, std::int64_t item, std::int64_t head) {
-    if (want_[1] && head % p.k.group == 0) s.key.clear();
-    if (want_[2] && head % p.v.group == 0) s.value.clear();
+    if (!p.dry && want_[1] && head % p.k.group == 0) s.key.clear();
+    if (!p.dry && want_[2] && head % p.v.group == 0) s.value.clear();
     for (std::int64_t first = 0; first < p.queries; first += p.rows) {
       if (!one_block(lane, s, item, head, first, std::min(first + p.rows, p.queries))) return false;
     }
+    if (p.dry) return true;
     if (want_[1] && (head + 1) % p.k.group == 0) s.key.store(dk, out_[1], item, head);
     if (want_[2] && (head + 1) % p.v.group == 0) s.value.store(dv, out_[2], item, head);
     return true;
@@ -337,14 +340,14 @@ class Backward {
     const std::int64_t m = last - first, n = p.keys_before(last);
     const GemmOperand grad = g.operand(item, head, first), query = p.q.operand(item, head, first);
     if (!multiply(lane, m, n, p.width, query, p.k.turned(item, head), s.weights, kDType<C>, n)) return false;
-    for (std::int64_t i = first; i < last; ++i) find_weights(s, item, head, i, first, n);
+    for (std::int64_t i = first; i < last && !p.dry; ++i) find_weights(s, item, head, i, first, n);
     if (want_[2] && !multiply(lane, n, p.value_width, m, columns_of(s.dropped, n), grad, s.value.sums, kDType<C>,
                               p.value_width, true)) {
       return false;
     }
     if (!want_[0] && !want_[1] && !want_[3]) return true;
     if (!multiply(lane, m, n, p.value_width, grad, p.v.turned(item, head), s.scores, kDType<C>, n)) return false;
-    for (std::int64_t i = first; i < last; ++i) find_score_gradient(s, item, head, i, first, n);
+    for (std::int64_t i = first; i < last && !p.dry; ++i) find_score_gradient(s, item, head, i, first, n);
     if (want_[0] && !multiply(lane, m, p.width, n, rows_of(s.scores, n), p.k.operand(item, head),
                               dq.pointer(item, head, first), out_[0].dtype, out_[0].strides[2])) {
       return false;
@@ -402,13 +405,14 @@ class Backward {
 Status attention(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   if (out[0].numel == 0 && out[1].numel == 0) return Status::ok;
   const AttentionPlan plan(in[0], in[1], in[2], in[3], in[4], out[0],
-                           *static_cast<const AttentionAttributes*>(attributes));
+                           *static_cast<const AttentionAttributes*>(attributes), runs_dry(context));
   return in[0].dtype == DType::f64 ? forward<double>(context, plan, out) : forward<float>(context, plan, out);
 }
 
 Status attention_backward(KernelContext* context, const TensorView* in, int, TensorView* out, int,
                           const void* attributes) {
   if (in[6].numel == 0) {
+    if (runs_dry(context)) return Status::ok;
     // Without a query a key may still be there, for no one.
     for (int i = 0; i < 4; ++i) {
       if (out[i].numel > 0)
@@ -417,14 +421,14 @@ Status attention_backward(KernelContext* context, const TensorView* in, int, Ten
     return Status::ok;
   }
   const AttentionPlan plan(in[1], in[2], in[3], in[4], in[5], in[0],
-                           *static_cast<const AttentionAttributes*>(attributes));
+                           *static_cast<const AttentionAttributes*>(attributes), runs_dry(context));
   return in[1].dtype == DType::f64 ? Backward<double>(plan, in[0], in[6], out).run(context)
                                    : Backward<float>(plan, in[0], in[6], out).run(context);
 }
 
 const RegisterCpuKernel attention_kernels[] = {
-    {"scaled_dot_product_attention", kFloatingDTypes, attention},
-    {"scaled_dot_product_attention_backward", kFloatingDTypes, attention_backward},
+    {"scaled_dot_product_attention", kFloatingDTypes, attention, kRunsDry},
+    {"scaled_dot_product_attention_backward", kFloatingDTypes, attention_backward, kRunsDry},
 };
 
 }  // namespace

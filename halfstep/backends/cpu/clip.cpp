@@ -25,7 +25,7 @@ Piece* cut(KernelContext* context, const TensorView* tensors, int n, std::int64_
   *count = 0;
   for (int i = 0; i < n; ++i) *count += (tensors[i].numel + kClipChunk - 1) / kClipChunk;
   auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(*count) * sizeof(Piece)));
-  if (!pieces) return nullptr;
+  if (!pieces || runs_dry(context)) return pieces;
   std::int64_t c = 0;
   for (int i = 0; i < n; ++i) {
     for (std::int64_t at = 0; at < tensors[i].numel; at += kClipChunk) pieces[c++] = {i, at, 0};
@@ -85,6 +85,7 @@ Status multi_norm(KernelContext* context, const TensorView* in, int n, TensorVie
   std::int64_t count;
   Piece* pieces = cut(context, in, n, &count);
   if (!pieces) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = in[pieces[k].tensor];
@@ -116,6 +117,7 @@ Status multi_norm_pieces(KernelContext* context, const TensorView* in, int n, Te
   std::int64_t count;
   Piece* pieces = cut(context, in, n, &count);
   if (!pieces) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = in[pieces[k].tensor];
@@ -155,7 +157,7 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
   const double limit = static_cast<const ClipAttributes*>(attributes)->limit;
   const bool by_value = !in[0].defined;
   double factor = 1;
-  if (!by_value) {
+  if (!by_value && !runs_dry(context)) {
     const double norm = in[0].dtype == DType::f64 ? *static_cast<const double*>(in[0].data)
                                                   : static_cast<double>(*static_cast<const float*>(in[0].data));
     factor = limit / (norm + 1e-6);
@@ -164,6 +166,7 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
   std::int64_t count;
   Piece* pieces = cut(context, out, n - 1, &count);
   if (!pieces) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   parallel_for(count, 2, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; ++k) {
       const TensorView& t = out[pieces[k].tensor];
@@ -188,9 +191,9 @@ Status multi_clip(KernelContext* context, const TensorView* in, int n, TensorVie
 }
 
 const RegisterCpuKernel clip_kernels[] = {
-    {"multi_norm", {DType::f32}, multi_norm},
-    {"multi_norm_pieces", {DType::f32}, multi_norm_pieces},
-    {"multi_clip", {DType::f32}, multi_clip},
+    {"multi_norm", {DType::f32}, multi_norm, kRunsDry},
+    {"multi_norm_pieces", {DType::f32}, multi_norm_pieces, kRunsDry},
+    {"multi_clip", {DType::f32}, multi_clip, kRunsDry},
 };
 
 }  // namespace

@@ -82,14 +82,14 @@ void* packed_weight_for(KernelContext* context, const ConvCall& call, OneDnnConv
   if (from == nullptr) return nullptr;
   if (storage != nullptr && storage->keeps_derived(key)) {
     try {
-      kept = Storage::allocate(conv.weight_bytes(), Device{});
+      kept = Storage::allocate(conv.weight_bytes(), storage->device());
     } catch (const std::exception&) {
       // For this call then, if there is memory for that.
     }
   }
   char* to = kept ? static_cast<char*>(kept->data()) : nullptr;
-  if ((to == nullptr && !take_workspace(context, conv.weight_bytes(), to)) || !conv.pack(from, w.strides, to))
-    return nullptr;
+  if (to == nullptr && !take_workspace(context, conv.weight_bytes(), to)) return nullptr;
+  if (!runs_dry(context) && !conv.pack(from, w.strides, to)) return nullptr;
   if (kept) storage->keep_derived(key, kept);
   return to;
 }
@@ -125,6 +125,7 @@ class Work {
       context_->set_error(context_, "convolution: out of memory for the workspace");
       return Status::failed;
     }
+    if (runs_dry(context_)) return Status::ok;
     if (shares_.bands) load(x_, ConvPart::input, 0, g_.n, x_.buffer), load(y_, ConvPart::output, 0, g_.n, y_.buffer);
     std::atomic<bool> done{true};
     parallel_for(static_cast<std::int64_t>(shares_.shares.size()), 1, [&](std::int64_t begin, std::int64_t end) {
@@ -191,7 +192,7 @@ class Work {
   bool read_bias() {
     if (call_.bias == nullptr) return true;
     if (!take_workspace(context_, static_cast<std::size_t>(call_.bias->sizes[0]), bias_)) return false;
-    read_row(*call_.bias, 0, call_.bias->strides[0], call_.bias->sizes[0], bias_);
+    if (!runs_dry(context_)) read_row(*call_.bias, 0, call_.bias->strides[0], call_.bias->sizes[0], bias_);
     return true;
   }
 
@@ -201,7 +202,10 @@ class Work {
     float* wide = nullptr;
     if (w.dtype != compute_) {
       widen = [&]() -> const void* {
-        if (wide == nullptr && take_workspace(context_, static_cast<std::size_t>(w.numel), wide)) load_all(w, wide);
+        if (wide == nullptr && take_workspace(context_, static_cast<std::size_t>(w.numel), wide) &&
+            !runs_dry(context_)) {
+          load_all(w, wide);
+        }
         return wide;
       };
     }

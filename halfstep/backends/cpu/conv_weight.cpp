@@ -390,6 +390,7 @@ Status weight_by(KernelContext* context, ConvCall& call) {
     context->set_error(context, "convolution: out of memory for the workspace");
     return Status::failed;
   }
+  if (runs_dry(context)) return Status::ok;
   parallel_for(jobs, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t job = begin; job < end; ++job) {
       const std::int64_t r = job % p.by_rows, f = job / p.by_rows;

@@ -27,6 +27,15 @@ void move_towards(T* __restrict average, const T* __restrict value, T share, std
 // in: unless (may be absent), hyper (f64: decay, warm-up, equal weights or not), parameters; out: count, averages.
 Status ema_update(KernelContext* context, const TensorView* in, int n, TensorView* out, int, const void*) {
   if (in[0].defined && *static_cast<const float*>(in[0].data) != 0) return Status::ok;
+  struct Piece {
+    std::int32_t tensor;
+    std::int64_t start;
+  };
+  std::int64_t total = 0;
+  for (int i = 2; i < n; ++i) total += (in[i].numel + kEmaChunk - 1) / kEmaChunk;
+  auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(total) * sizeof(Piece)));
+  if (!pieces && total > 0) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   const auto* hyper = static_cast<const double*>(in[1].data);
   const double decay = hyper[0], warmup = hyper[1];
   auto& count = *static_cast<std::int64_t*>(out[0].data);
@@ -36,14 +45,6 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
   if (hyper[2] != 0) share = 1 / (before + 1);
   if (count == 0) share = 1;
   ++count;
-  struct Piece {
-    std::int32_t tensor;
-    std::int64_t start;
-  };
-  std::int64_t total = 0;
-  for (int i = 2; i < n; ++i) total += (in[i].numel + kEmaChunk - 1) / kEmaChunk;
-  auto* pieces = static_cast<Piece*>(context->workspace(context, static_cast<std::size_t>(total) * sizeof(Piece)));
-  if (!pieces && total > 0) return Status::failed;
   std::int64_t c = 0;
   for (int i = 2; i < n; ++i) {
     for (std::int64_t at = 0; at < in[i].numel; at += kEmaChunk) pieces[c++] = {i, at};
@@ -74,7 +75,7 @@ Status ema_update(KernelContext* context, const TensorView* in, int n, TensorVie
   return Status::ok;
 }
 
-const RegisterCpuKernel ema_kernels("ema_update", {DType::f32}, ema_update);
+const RegisterCpuKernel ema_kernels("ema_update", {DType::f32}, ema_update, kRunsDry);
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -152,6 +152,7 @@ Status run_by(GemmPath path, KernelContext* context, const GemmArgs& g) {
       return Status::failed;
     }
   }
+  if (runs_dry(context)) return Status::ok;
   const auto run_item = [&](std::int64_t i, int with, void* memory) { run(item(g, i), path, with, memory); };
   if (!share_items) {
     for (std::int64_t i = 0; i < g.batch; ++i) run_item(i, inner, workspace);
@@ -185,8 +186,9 @@ double largest(const GemmOperand& x, std::int64_t rows, std::int64_t cols) {
 /// A gradient scaler wants to know whether the result is finite. Where that is much larger than the operands, as the
 /// gradient of a weight is, they are quicker to read: no sum of k products is larger than k times the largest product.
 void tell_bound(KernelContext* context, const GemmArgs& g) {
-  if (context->set_magnitude_bound == nullptr || g.batch != 1 || g.c_dtype != DType::f32 || g.bias != nullptr ||
-      g.beta != 0 || g.ldc != g.n || !computes_in_f32(g.a.dtype) || g.m * g.n < 4 * g.k * (g.m + g.n)) {
+  if (context->set_magnitude_bound == nullptr || runs_dry(context) || g.batch != 1 || g.c_dtype != DType::f32 ||
+      g.bias != nullptr || g.beta != 0 || g.ldc != g.n || !computes_in_f32(g.a.dtype) ||
+      g.m * g.n < 4 * g.k * (g.m + g.n)) {
     return;
   }
   // Twice for the roundings: (1 + 2^-24)^k < 2 for all k that fit the comparison above.
@@ -214,6 +216,7 @@ Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args) {
   if (args.m <= 0 || args.n <= 0 || args.batch <= 0) return Status::ok;
   const GemmArgs g = tidy(args);
   if (g.k <= 0 && is_floating(g.c_dtype)) {
+    if (runs_dry(context)) return Status::ok;
     for (std::int64_t i = 0; i < g.batch; ++i) empty_sums(item(g, i));
     return Status::ok;
   }

@@ -173,6 +173,7 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
       return Status::failed;
     }
   }
+  if (runs_dry(context)) return Status::ok;
   std::atomic<bool> done{true};
   parallel_for(cut.parts(), 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {

@@ -131,6 +131,7 @@ Status index(KernelContext* context, const TensorView* in, int n, TensorView* ou
   const int k = n - 1, broadcast = out[0].ndim - (x.ndim - k);
   const Places places(context, in + 1, k, x, x.strides, out[0].sizes, broadcast);
   if (places.status != Status::ok) return places.status;
+  if (runs_dry(context)) return Status::ok;
   if (out[0].numel == 0) return Status::ok;
   const Rest rest(x.sizes, k, x.ndim, x.strides, out[0].strides + broadcast);
   visit_bits(x.dtype, [&](auto tag) {
@@ -187,7 +188,7 @@ const RegisterCpuKernel index_kernels[] = {
     {"scatter_value", kAllDTypes, scatter_value},
     {"scatter_amax", kComputeDTypes, scatter_amax},
     {"index_select", kAllDTypes, index_select},
-    {"index", kAllDTypes, index},
+    {"index", kAllDTypes, index, kRunsDry},
     {"embedding", kAllDTypes, embedding},
 };
 

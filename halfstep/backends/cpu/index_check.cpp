@@ -9,6 +9,7 @@ namespace halfstep::cpu {
 
 bool check_indices(KernelContext* context, const TensorView& index, std::int64_t size, std::int64_t dim, int ndim,
                    bool negative) {
+  if (runs_dry(context)) return true;
   const auto* data = static_cast<const std::int64_t*>(index.data);
   const std::int64_t low = negative ? -size : 0;
   const auto outside = [&](std::int64_t v) { return v < low || v >= size; };

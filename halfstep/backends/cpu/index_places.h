@@ -144,6 +144,7 @@ struct Places {
       status = Status::failed;
       return;
     }
+    if (runs_dry(context)) return;
     std::fill(offsets, offsets + count, std::int64_t{0});
     for (int i = 0; i < k; ++i) {
       if (count != 0 && !check_indices(context, index[i], x.sizes[i], i, x.ndim, true)) {

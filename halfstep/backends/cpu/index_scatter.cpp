@@ -12,12 +12,14 @@ namespace {
 template <class T, class F>
 Status with_sums(KernelContext* context, const TensorView& out, const TensorView& input, F&& add) {
   if constexpr (!kWideSums<T>) {
+    if (runs_dry(context)) return Status::ok;
     start_from(out, input);
     add(static_cast<T*>(out.data), out.strides);
     return Status::ok;
   } else {
     auto* sums = static_cast<float*>(context->workspace(context, static_cast<std::size_t>(out.numel) * sizeof(float)));
     if (!sums) return Status::failed;
+    if (runs_dry(context)) return Status::ok;
     std::int64_t strides[kMaxDims];
     std::int64_t step = 1;
     for (int d = out.ndim - 1; d >= 0; --d) {
@@ -160,6 +162,11 @@ Status index_put(KernelContext* context, const TensorView* in, int n, TensorView
   const std::int64_t* strides = wide ? row_major : x.strides;
   const Places places(context, in + 2, k, x, strides, values.sizes, broadcast);
   if (places.status != Status::ok) return places.status;
+  if (runs_dry(context)) {
+    const bool sums = wide && x.numel != 0;
+    const auto bytes = static_cast<std::size_t>(x.numel) * sizeof(float);
+    return !sums || context->workspace(context, bytes) ? Status::ok : Status::failed;
+  }
   if (!wide && out[0].data != in[0].data && x.numel) move_elements(x, in[0]);
   if (x.numel == 0) return Status::ok;
   const Rest rest(x.sizes, k, x.ndim, strides, values.strides + broadcast);
@@ -252,6 +259,7 @@ Status embedding_backward(KernelContext* context, const TensorView* in, int, Ten
   auto* starts = static_cast<std::int64_t*>(
       context->workspace(context, static_cast<std::size_t>(a.rows + 2 + n) * sizeof(std::int64_t)));
   if (!starts) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
   std::int64_t* positions = starts + a.rows + 2;
   std::fill(starts, starts + a.rows + 2, std::int64_t{0});
   // Shifted by two, so that after the fill below starts[r] is where row r begins.
@@ -269,10 +277,10 @@ Status embedding_backward(KernelContext* context, const TensorView* in, int, Ten
 }
 
 const RegisterCpuKernel index_scatter_kernels[] = {
-    {"scatter_add", kComputeDTypes, scatter_add},
-    {"index_add", kComputeDTypes, index_add},
-    {"index_put", kAllDTypes, index_put},
-    {"embedding_backward", kFloatingDTypes, embedding_backward},
+    {"scatter_add", kComputeDTypes, scatter_add, kRunsDry},
+    {"index_add", kComputeDTypes, index_add, kRunsDry},
+    {"index_put", kAllDTypes, index_put, kRunsDry},
+    {"embedding_backward", kFloatingDTypes, embedding_backward, kRunsDry},
 };
 
 }  // namespace

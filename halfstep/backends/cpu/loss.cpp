@@ -97,13 +97,14 @@ template <class C, bool kNll>
 Status forward(KernelContext* context, const TensorView* in, TensorView* out, const ClassLossAttributes& a) {
   const TensorView& x = in[0];
   const RowPlan plan(x, 1);
-  const Samples<C> samples(in[1], &in[2], a, plan.length);
   const std::int64_t count = plan.rows.numel, n = plan.length;
-  TensorView& divisor_out = out[kNll ? 1 : 2];
-  C* parts = kNll ? nullptr : static_cast<C*>(out[1].data);
   auto* losses = static_cast<double*>(
       context->workspace(context, static_cast<std::size_t>(std::max<std::int64_t>(count, 1)) * sizeof(double)));
   if (!losses) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
+  const Samples<C> samples(in[1], &in[2], a, plan.length);
+  TensorView& divisor_out = out[kNll ? 1 : 2];
+  C* parts = kNll ? nullptr : static_cast<C*>(out[1].data);
   std::atomic<std::int64_t> wrong{INT64_MAX};
   // Whether sample i counts; labels that are no class are noted.
   const auto counts = [&](std::int64_t i, std::int64_t label) {
@@ -317,9 +318,9 @@ Status targets_kernel(KernelContext*, const TensorView* in, int, TensorView* out
 }
 
 const RegisterCpuKernel loss_kernels[] = {
-    {"cross_entropy", kFloatingDTypes, forward_kernel<false>},
+    {"cross_entropy", kFloatingDTypes, forward_kernel<false>, kRunsDry},
     {"cross_entropy_backward", kFloatingDTypes, backward_kernel<false>},
-    {"nll_loss", kFloatingDTypes, forward_kernel<true>},
+    {"nll_loss", kFloatingDTypes, forward_kernel<true>, kRunsDry},
     {"nll_loss_backward", kFloatingDTypes, backward_kernel<true>},
     {"cross_entropy_targets", {DType::f32, DType::f64}, targets_kernel},
 };

@@ -44,7 +44,7 @@ Status product(KernelContext* context, const TensorView* in, int n, TensorView* 
         context->set_error(context, "matrix product: out of memory for the bias");
         return Status::failed;
       }
-      for (std::int64_t i = 0; i < g.n; ++i) {
+      for (std::int64_t i = 0; i < g.n && !runs_dry(context); ++i) {
         const auto from = i * in[2].strides[0] * static_cast<std::int64_t>(item);
         std::memcpy(dense + i * static_cast<std::int64_t>(item), static_cast<const char*>(in[2].data) + from, item);
       }
@@ -69,9 +69,9 @@ Status linear(KernelContext* context, const TensorView* in, int n, TensorView* o
 }
 
 const RegisterCpuKernel matmul_kernels[] = {
-    {"mm", kNumericDTypes, mm},
-    {"bmm", kNumericDTypes, mm},
-    {"linear", kNumericDTypes, linear},
+    {"mm", kNumericDTypes, mm, kRunsDry},
+    {"bmm", kNumericDTypes, mm, kRunsDry},
+    {"linear", kNumericDTypes, linear, kRunsDry},
 };
 
 }  // namespace

@@ -99,7 +99,8 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
   const std::int64_t rows = in[4].numel, n = rows > 0 ? x.numel / rows : 0;
   const C *means = static_cast<const C*>(in[3].data), *rstds = static_cast<const C*>(in[4].data);
   const std::int64_t places = out[1].numel > 0 ? out[1].numel : out[2].numel;
-  for (int o : {1, 2}) std::fill_n(static_cast<C*>(out[o].data), out[o].numel, C(0));
+  const bool dry = runs_dry(context);
+  for (int o : {1, 2}) std::fill_n(static_cast<C*>(out[o].data), dry ? 0 : out[o].numel, C(0));
   if (x.numel == 0) return true;
   const Parameters parameters(a, n);
   const double count_d = static_cast<double>(n);
@@ -111,8 +112,9 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
     const auto bytes = static_cast<std::size_t>(2 * chunks * places) * sizeof(C);
     sums = static_cast<C*>(context->workspace(context, bytes));
     if (!sums) return false;
-    std::fill_n(sums, 2 * chunks * places, C(0));
   }
+  if (dry) return true;
+  if (sums) std::fill_n(sums, 2 * chunks * places, C(0));
   parallel_for(chunks, row_grain(chunk * n * 4), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C gs[kNormBlock], xs[kNormBlock], factors[kNormBlock];
     for (std::int64_t k = begin; k < end; ++k) {
@@ -191,7 +193,7 @@ const RegisterCpuKernel norm_kernels[] = {
     {"layer_norm", kFloatingDTypes, forward_kernel},
     {"rms_norm", kFloatingDTypes, forward_kernel},
     {"group_norm", kFloatingDTypes, forward_kernel},
-    {"norm_backward", kFloatingDTypes, backward_kernel},
+    {"norm_backward", kFloatingDTypes, backward_kernel, kRunsDry},
 };
 
 }  // namespace

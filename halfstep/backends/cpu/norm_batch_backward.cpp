@@ -218,6 +218,7 @@ HWY_NOINLINE bool prepare(KernelContext* context, const BatchNormBackward& f, co
       context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
   auto* values = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(5 * size) * sizeof(C)));
   if (!sums || !values) return false;
+  if (runs_dry(context)) return true;
   work = {{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size}, sums};
   const Channels<C>& of = work.of;
   const C *rstd = static_cast<const C*>(f.rstd->data), *given = static_cast<const C*>(f.mean->data);
@@ -268,6 +269,7 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
   if (walk.channels == 0) return true;
   Work<C> work;
   if (!prepare(context, f, walk, work)) return false;
+  if (runs_dry(context)) return true;
   visit_strips(
       f.x->dtype, [&](auto tag) { return Operands<decltype(tag)>(f, walk).direct(); },
       [&](auto tag) {
@@ -335,9 +337,9 @@ Status silu_backward_kernel(KernelContext* context, const TensorView* in, int, T
 }
 
 const RegisterCpuKernel norm_batch_backward_kernels[] = {
-    {"batch_norm_backward", kFloatingDTypes, backward_kernel},
-    {"batch_norm_act_backward", kFloatingDTypes, backward_kernel},
-    {"batch_norm_silu_backward", kFloatingDTypes, silu_backward_kernel},
+    {"batch_norm_backward", kFloatingDTypes, backward_kernel, kRunsDry},
+    {"batch_norm_act_backward", kFloatingDTypes, backward_kernel, kRunsDry},
+    {"batch_norm_silu_backward", kFloatingDTypes, silu_backward_kernel, kRunsDry},
 };
 
 }  // namespace

@@ -167,12 +167,13 @@ void update_chunk(const Slot& slot, const Rule& rule, std::int64_t start, std::i
 template <class RuleAt>
 Status optimizer_step(KernelContext* context, const TensorView* in, int n, TensorView* out, int m,
                       const RuleAt& rule_at) {
-  const bool step = !in[2].defined || *static_cast<const float*>(in[2].data) == 0;
-  const double inverse = in[3].defined ? 1.0 / static_cast<double>(*static_cast<const float*>(in[3].data)) : 0;
+  const bool dry = runs_dry(context);
+  const bool step = dry || !in[2].defined || *static_cast<const float*>(in[2].data) == 0;
+  const double inverse = in[3].defined && !dry ? 1.0 / static_cast<double>(*static_cast<const float*>(in[3].data)) : 0;
   const int count = n - kFirstGradient;
   if (count == 0 || (!step && inverse == 0)) return Status::ok;
   const auto* hyper = static_cast<const double*>(in[0].data);
-  Random random{.on = hyper[1] != 0 && in[1].defined, .state = {}};
+  Random random{.on = !dry && hyper[1] != 0 && in[1].defined, .state = {}};
   if (random.on) {
     const auto* words = static_cast<const std::int64_t*>(in[1].data);
     random.state = {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[1])};
@@ -188,6 +189,7 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
   auto* first =
       static_cast<std::uint64_t*>(context->workspace(context, static_cast<std::size_t>(count) * sizeof(std::uint64_t)));
   if (!pieces || !first) return Status::failed;
+  if (dry) return Status::ok;
   std::int64_t c = 0;
   std::uint64_t blocks = 0;
   for (int i = 0; i < count; ++i) {
@@ -265,8 +267,8 @@ Status adam_step(KernelContext* context, const TensorView* in, int n, TensorView
 }
 
 const RegisterCpuKernel optimizer_kernels[] = {
-    {"sgd_step", {DType::f32, DType::f64}, sgd_step},
-    {"adam_step", {DType::f32, DType::f64}, adam_step},
+    {"sgd_step", {DType::f32, DType::f64}, sgd_step, kRunsDry},
+    {"adam_step", {DType::f32, DType::f64}, adam_step, kRunsDry},
 };
 
 }  // namespace

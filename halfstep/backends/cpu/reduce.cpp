@@ -176,6 +176,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
         static_cast<double*>(context->workspace(context, static_cast<std::size_t>(pieces * outputs) * sizeof(double)));
     if (!partial) return false;
   }
+  if (runs_dry(context)) return true;
   const std::int64_t work = std::min(length, pieces > 1 ? piece_length : length) * width;
   parallel_for(blocks * pieces, row_grain(work), [&](std::int64_t begin, std::int64_t end) {
     double values[kReduceColumns];
@@ -433,15 +434,21 @@ Status dot(KernelContext*, const TensorView* in, int, TensorView* out, int, cons
 }
 
 const RegisterCpuKernel reduce_kernels[] = {
-    {"sum", kComputeDTypes, sum},
-    {"mean", kFloatingDTypes, mean},
+    {"sum", kIntegralDTypes, sum},
+    {"sum", {DType::boolean}, sum},
+    {"sum", kFloatingDTypes, sum, kRunsDry},
+    {"mean", kFloatingDTypes, mean, kRunsDry},
     {"prod", kComputeDTypes, prod},
-    {"amax", kComputeDTypes, amax},
-    {"amin", kComputeDTypes, amin},
+    {"amax", kIntegralDTypes, amax},
+    {"amax", {DType::boolean}, amax},
+    {"amax", kFloatingDTypes, amax, kRunsDry},
+    {"amin", kIntegralDTypes, amin},
+    {"amin", {DType::boolean}, amin},
+    {"amin", kFloatingDTypes, amin, kRunsDry},
     {"count_nonzero", kComputeDTypes, count_nonzero},
     {"any", kComputeDTypes, any},
     {"all", kComputeDTypes, all},
-    {"norm", kFloatingDTypes, norm},
+    {"norm", kFloatingDTypes, norm, kRunsDry},
     {"var", kFloatingDTypes, var},
     {"std", kFloatingDTypes, std_deviation},
     {"var_mean", kFloatingDTypes, var},
