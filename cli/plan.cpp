@@ -2,6 +2,7 @@
 // `halfstep plan`: what a training step takes on this machine, before it runs.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,8 +15,8 @@
 #include "halfstep/runtime/machine.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/networks.h"
+#include "halfstep/train/step_plan.h"
 #include "halfstep/train/step_time.h"
-#include "halfstep/train/trace_step.h"
 
 namespace halfstep::cli {
 namespace {
@@ -34,6 +35,7 @@ struct StepPlan {
   std::string amp, dtype;
   std::int64_t batch_size;
   training::StepTime time = {};
+  training::StepMemory memory = {};
   double samples_per_second() const { return static_cast<double>(batch_size) / time.seconds(); }
 };
 
@@ -47,6 +49,7 @@ training::TrainConfig config_of(const StepPlanOptions& o, const std::string& amp
   config.batch_size = batch_size;
   // Networks of images are trained with momentum: its traffic belongs to the step.
   if (o.optimizer == "sgd" && input.images) config.momentum = 0.9;
+  config.capture = !o.no_capture;
   as_usage([&] { training::check(config); });
   return config;
 }
@@ -59,6 +62,18 @@ std::string time_text(double seconds) {
 
 std::string share_text(double part, double all) {
   return fmt::format("{} {:>3.0f}%", time_text(part), all > 0 ? 100 * part / all : 0);
+}
+
+std::string memory_text(std::uint64_t bytes) {
+  const double mb = static_cast<double>(bytes) * 1e-6;
+  return mb >= 1000 ? fmt::format("{:.2f} GB", mb * 1e-3) : fmt::format("{:.3g} MB", mb);
+}
+
+// What of the peak is none of what stays from step to step: results that the backward pass reads, 16-bit copies of
+// weights, and what kernels work in.
+std::uint64_t activations(const training::StepMemory& m) {
+  const std::uint64_t stays = m.parameters + m.gradients + m.optimizer + m.buffers + m.batch;
+  return m.peak - std::min(m.peak, stays);
 }
 
 void print_table(const std::vector<StepPlan>& plans) {
@@ -92,6 +107,12 @@ void print_table(const std::vector<StepPlan>& plans) {
   if (std::any_of(plans.begin(), plans.end(), [](const StepPlan& p) { return p.time.calling > 0; })) {
     row("  between kernels", [](const StepPlan& p) { return share_text(p.time.calling, p.time.seconds()); });
   }
+  row("memory of a step", [](const StepPlan& p) { return memory_text(p.memory.peak); });
+  row("  parameters", [](const StepPlan& p) { return memory_text(p.memory.parameters); });
+  row("  gradients", [](const StepPlan& p) { return memory_text(p.memory.gradients); });
+  row("  optimizer", [](const StepPlan& p) { return memory_text(p.memory.optimizer); });
+  row("  batch and buffers", [](const StepPlan& p) { return memory_text(p.memory.batch + p.memory.buffers); });
+  row("  activations and work", [](const StepPlan& p) { return memory_text(activations(p.memory)); });
   fmt::print("{}", table(header, rows));
 }
 
@@ -113,7 +134,14 @@ nlohmann::ordered_json json_of(const StepPlan& p) {
           {"limit_ms", 1e3 * p.time.limit()},
           {"calling_ms", 1e3 * p.time.calling},
           {"calls_left_out", p.time.unknown},
-          {"parts", std::move(parts)}};
+          {"parts", std::move(parts)},
+          {"memory",
+           {{"peak", p.memory.peak},
+            {"parameters", p.memory.parameters},
+            {"gradients", p.memory.gradients},
+            {"optimizer", p.memory.optimizer},
+            {"buffers", p.memory.buffers},
+            {"batch", p.memory.batch}}}};
 }
 
 int run(const StepPlanOptions& o) {
@@ -142,7 +170,9 @@ int run(const StepPlanOptions& o) {
   training::CallTimes times({.again = o.measure});
   ProgressBar bar(is_terminal(2), stderr);  // measuring takes a while, the first time
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    const auto calls = training::trace_step(configs[i], input.images ? size : 0);
+    const std::int64_t pixels = input.images ? size : 0;
+    plans[i].memory = training::predict_memory(configs[i], plans[i].batch_size, pixels);
+    const auto calls = training::predict_calls(configs[i], plans[i].batch_size, pixels);
     const auto progress = [&](std::size_t done, std::size_t all) {
       bar.update(fmt::format("plan {}/{}", i + 1, plans.size()), static_cast<std::int64_t>(done),
                  static_cast<std::int64_t>(all), fmt::format("{} calls measured", times.measured()));

@@ -15,6 +15,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
+#include "halfstep/train/step_plan.h"
 #include "halfstep/train/trace_step.h"
 #include "tests/support/errors.h"
 
@@ -311,7 +312,7 @@ TEST_F(StepTimes, CallsOfStepsCanBeMeasured) {
     config.amp = amp;
     config.optimizer = optimizer;
     config.batch_size = 2;
-    const auto calls = training::trace_step(config, image_size), again = training::trace_step(config, image_size);
+    const auto calls = training::trace_step(config, image_size), again = training::predict_calls(config, 2, image_size);
     std::map<std::string, const TracedCall*> kinds, kinds_again;
     for (const TracedCall& call : calls) {
       if (call.kernel.empty()) continue;
