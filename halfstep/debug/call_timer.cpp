@@ -191,7 +191,7 @@ class Operands {
 // Leaves nothing of other memory in the caches.
 class Flush {
  public:
-  Flush() : n_(last_cache_bytes() / static_cast<std::int64_t>(sizeof(float))) {
+  explicit Flush(std::int64_t bytes) : n_(bytes / static_cast<std::int64_t>(sizeof(float))) {
     to_.resize(static_cast<std::size_t>(n_));
     from_.resize(static_cast<std::size_t>(n_));
   }
@@ -265,11 +265,12 @@ double time_call(const TracedCall& call, OperandPlace place) {
   std::vector<std::unique_ptr<Operands>> sets;
   sets.push_back(std::make_unique<Operands>(call));
   std::optional<Flush> flush;
-  if (place == OperandPlace::memory) {
-    const auto needed = 2 * static_cast<std::uint64_t>(last_cache_bytes());
+  if (place != OperandPlace::inner) {
+    const std::int64_t cache = place == OperandPlace::memory ? last_cache_bytes() : inner_cache_bytes();
+    const auto needed = 2 * static_cast<std::uint64_t>(cache);
     const std::uint64_t each = std::max<std::uint64_t>(sets[0]->bytes(), 1), count = (needed + each - 1) / each;
     if (count > kMostSets) {
-      flush.emplace();
+      flush.emplace(cache);
     } else {
       while (sets.size() < count) sets.push_back(std::make_unique<Operands>(call));
     }
@@ -308,7 +309,7 @@ double time_of_calling() {
     ++calls;
     if (!call.repeatable) continue;
     const auto [at, fresh] = known.emplace(signature(call), 0);
-    if (fresh) at->second = time_call(call, OperandPlace::cache);
+    if (fresh) at->second = time_call(call, OperandPlace::inner);
     kernels += at->second;
   }
   std::vector<double> seconds;

@@ -10,7 +10,8 @@ namespace halfstep::debug {
 
 /// Where the operands of a call lie when it begins.
 enum class OperandPlace : std::uint8_t {
-  cache,   ///< in the last cache, as far as they fit
+  inner,   ///< in the processors' own caches, as far as they fit
+  cache,   ///< in the last cache, and in none before it
   memory,  ///< in no cache
 };
 
@@ -20,9 +21,9 @@ enum class OperandPlace : std::uint8_t {
 HS_API std::string signature(const TracedCall& call);
 
 /// Seconds of the call's kernel on the CPU: the median of a few runs on operands of the same sizes, strides and dtypes
-/// with random values (places of indices within their range, flags that say a step is to be made). In memory means that
-/// runs take turns with more operands than the last cache holds. Changes no tensor but its own. Throws Error for a call
-/// that can't be repeated (TracedCall::repeatable), and what the kernel throws.
+/// with random values (places of indices within their range, flags that say a step is to be made). In the last cache or
+/// in memory means that runs take turns with more operands than the caches before it hold. Changes no tensor but its
+/// own. Throws Error for a call that can't be repeated (TracedCall::repeatable), and what the kernel throws.
 HS_API double time_call(const TracedCall& call, OperandPlace place);
 
 /// Seconds that a call costs beside its kernel in a step that isn't replayed: shape rule, result, record and gradient

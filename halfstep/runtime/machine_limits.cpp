@@ -14,7 +14,7 @@
 namespace halfstep {
 namespace {
 
-constexpr std::int64_t kUnknownCache = 32 << 20;
+constexpr std::int64_t kUnknownCache = 32 << 20, kUnknownInner = 1 << 20;
 constexpr std::int64_t kStreamGrain = 1 << 15;
 constexpr std::int64_t kRounds = 200'000;
 
@@ -57,6 +57,11 @@ std::int64_t last_cache_bytes() {
   return kUnknownCache;
 }
 
+std::int64_t inner_cache_bytes() {
+  const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return (bytes > 0 ? bytes : kUnknownInner) * num_threads();
+}
+
 double run_multiply_adds(DType dtype, std::int64_t rounds) {
   const int threads = num_threads();
   std::vector<double> done(static_cast<std::size_t>(threads));
@@ -76,12 +81,13 @@ void run_stream(float* to, const float* from, std::int64_t n) {
 }
 
 MachineLimits measure_machine_limits() {
-  MachineLimits limits{.cache_bytes = last_cache_bytes()};
+  MachineLimits limits{.cache_bytes = last_cache_bytes(), .inner_bytes = inner_cache_bytes()};
   const auto operations = [](DType dtype) { return best_rate(8, [&] { return run_multiply_adds(dtype, kRounds); }); };
   limits.operations = operations(DType::f32);
   const MachineInfo info = machine();
   limits.bf16_operations = info.bf16_units ? std::max(limits.operations, operations(DType::bf16)) : limits.operations;
   limits.f16_operations = info.f16_units ? limits.bf16_operations : limits.operations;
+  limits.inner_bandwidth = bandwidth(limits.inner_bytes / 4, 200);
   limits.cache_bandwidth = bandwidth(limits.cache_bytes / 4, 20);
   limits.memory_bandwidth = bandwidth(std::min<std::int64_t>(8 * limits.cache_bytes, 512'000'000), 4);
   return limits;

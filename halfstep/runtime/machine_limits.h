@@ -14,9 +14,11 @@ struct MachineLimits {
   double operations = 0;         ///< per second in float32; a multiply-add is two
   double bf16_operations = 0;    ///< of bf16 factors with float32 sums: those of units for them, or `operations`
   double f16_operations = 0;     ///< the same of f16
-  double cache_bandwidth = 0;    ///< bytes per second, read and written, of what lies in the last cache
+  double inner_bandwidth = 0;    ///< bytes per second, read and written, of what lies in the processors' own caches
+  double cache_bandwidth = 0;    ///< of what lies in the last cache
   double memory_bandwidth = 0;   ///< of what doesn't
   std::int64_t cache_bytes = 0;  ///< of the last cache
+  std::int64_t inner_bytes = 0;  ///< of the own second-level caches of as many processors as there are threads
 
   /// That of products of a dtype, with the peak of float32 for all others.
   double operations_of(DType dtype) const {
@@ -26,6 +28,10 @@ struct MachineLimits {
 
 /// Bytes of the processor's last cache; 32 MiB where the system doesn't say.
 HS_API std::int64_t last_cache_bytes();
+
+/// Bytes of the second-level caches of as many processors as parallel loops have threads; 1 MiB each where the system
+/// doesn't say.
+HS_API std::int64_t inner_cache_bytes();
 
 /// Multiply-adds in registers, on all threads: `rounds` times as many vectors as keep the units busy, with factors of
 /// `dtype` (f32; bf16 or f16, which computes in float32 where the processor has no units for it). Returns the number of

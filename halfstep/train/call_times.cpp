@@ -101,12 +101,15 @@ CallTimes::Content CallTimes::read() const {
       content.limits = MachineLimits{.operations = rate_in(l.at("operations")),
                                      .bf16_operations = rate_in(l.at("bf16_operations")),
                                      .f16_operations = rate_in(l.at("f16_operations")),
+                                     .inner_bandwidth = rate_in(l.at("inner_bandwidth")),
                                      .cache_bandwidth = rate_in(l.at("cache_bandwidth")),
                                      .memory_bandwidth = rate_in(l.at("memory_bandwidth")),
-                                     .cache_bytes = l.at("cache_bytes").get<std::int64_t>()};
+                                     .cache_bytes = l.at("cache_bytes").get<std::int64_t>(),
+                                     .inner_bytes = l.at("inner_bytes").get<std::int64_t>()};
     }
     for (const auto& [key, times] : json.at("calls").items()) {
       Entry entry;
+      if (times.contains("inner")) entry.inner = time_in(times.at("inner"));
       if (times.contains("cache")) entry.cache = time_in(times.at("cache"));
       if (times.contains("memory")) entry.memory = time_in(times.at("memory"));
       content.calls.emplace(key, entry);
@@ -123,7 +126,7 @@ CallTimes::Content CallTimes::read() const {
 double CallTimes::seconds(const debug::TracedCall& call, OperandPlace place) {
   const std::string key = debug::signature(call);
   const auto of = [&](Entry& entry) -> std::optional<double>& {
-    return place == OperandPlace::cache ? entry.cache : entry.memory;
+    return place == OperandPlace::inner ? entry.inner : place == OperandPlace::cache ? entry.cache : entry.memory;
   };
   std::optional<double>& here = of(known_.calls[key]);
   if (!here) {
@@ -162,22 +165,23 @@ bool CallTimes::save() {
   if (fresh_.limits) all.limits = fresh_.limits;
   for (const auto& [key, entry] : fresh_.calls) {
     Entry& there = all.calls[key];
+    if (entry.inner) there.inner = entry.inner;
     if (entry.cache) there.cache = entry.cache;
     if (entry.memory) there.memory = entry.memory;
   }
   Json json{{"format", kFormat}, {"of", owner()}};
   if (all.calling) json["calling"] = *all.calling;
   if (all.limits) {
-    json["limits"] = {{"operations", all.limits->operations},
-                      {"bf16_operations", all.limits->bf16_operations},
-                      {"f16_operations", all.limits->f16_operations},
-                      {"cache_bandwidth", all.limits->cache_bandwidth},
-                      {"memory_bandwidth", all.limits->memory_bandwidth},
-                      {"cache_bytes", all.limits->cache_bytes}};
+    json["limits"] = {
+        {"operations", all.limits->operations},           {"bf16_operations", all.limits->bf16_operations},
+        {"f16_operations", all.limits->f16_operations},   {"inner_bandwidth", all.limits->inner_bandwidth},
+        {"cache_bandwidth", all.limits->cache_bandwidth}, {"memory_bandwidth", all.limits->memory_bandwidth},
+        {"cache_bytes", all.limits->cache_bytes},         {"inner_bytes", all.limits->inner_bytes}};
   }
   Json calls = Json::object();
   for (const auto& [key, entry] : all.calls) {
     Json times = Json::object();
+    if (entry.inner) times["inner"] = *entry.inner;
     if (entry.cache) times["cache"] = *entry.cache;
     if (entry.memory) times["memory"] = *entry.memory;
     calls[key] = std::move(times);

@@ -55,7 +55,7 @@ class HS_API CallTimes {
 
  private:
   struct Entry {
-    std::optional<double> cache = {}, memory = {};
+    std::optional<double> inner = {}, cache = {}, memory = {};
   };
   struct Content {
     std::map<std::string, Entry> calls = {};

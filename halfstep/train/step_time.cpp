@@ -20,8 +20,8 @@ constexpr const char *kForward = "convolutions, forward", *kInput = "convolution
 constexpr const char* kKinds[] = {kForward, kInput,       kWeight, kProducts, kNorms,
                                   kPooling, kElementwise, kCopies, kLossKind, kOptimizerKind};
 
-// A share of operands in the cache that is as good as all or nothing: the other time isn't measured for it.
-constexpr double kNearlyAll = 0.98;
+// A share of operands in a place that is as good as none: the time with all of them there isn't measured for it.
+constexpr double kNearlyNone = 0.02;
 
 bool runs_kernel(const TracedCall& call) {
   return !call.kernel.empty() && call.site.path != ExecutionPath::view && call.site.path != ExecutionPath::transfer;
@@ -107,7 +107,8 @@ std::vector<double> shares_in_cache(std::span<const TracedCall> calls, std::int6
 
 StepTime predict_time(std::span<const TracedCall> calls, CallTimes& times, const StepTimeOptions& options) {
   const MachineLimits limits = times.limits();
-  const std::vector<double> shares = shares_in_cache(calls, limits.cache_bytes);
+  const std::vector<double> in_any = shares_in_cache(calls, limits.cache_bytes),
+                            in_inner = shares_in_cache(calls, std::min(limits.inner_bytes, limits.cache_bytes));
   std::map<std::string_view, StepTimePart> parts;
   StepTime step;
   for (std::size_t i = 0; i < calls.size(); ++i) {
@@ -125,11 +126,20 @@ StepTime predict_time(std::span<const TracedCall> calls, CallTimes& times, const
     ++part.calls;
     double bytes = 0;
     for (const TracedTensor* t : operands(call)) bytes += static_cast<double>(t->bytes());
-    const double share = shares[i] >= kNearlyAll ? 1 : shares[i] <= 1 - kNearlyAll ? 0 : shares[i];
-    if (share > 0) part.seconds += share * times.seconds(call, OperandPlace::cache);
-    if (share < 1) part.seconds += (1 - share) * times.seconds(call, OperandPlace::memory);
+    const std::pair<OperandPlace, double> places[] = {{OperandPlace::inner, in_inner[i]},
+                                                      {OperandPlace::cache, in_any[i] - in_inner[i]},
+                                                      {OperandPlace::memory, 1 - in_any[i]}};
+    double taken = 0, seconds = 0;
+    for (const auto& [place, share] : places) {
+      if (share <= kNearlyNone) continue;
+      taken += share;
+      seconds += share * times.seconds(call, place);
+    }
+    part.seconds += seconds / taken;
     const double multiply_adds = static_cast<double>(call.multiply_adds);
-    const double moving = bytes * (shares[i] / limits.cache_bandwidth + (1 - shares[i]) / limits.memory_bandwidth);
+    const double moving =
+        bytes * (places[0].second / limits.inner_bandwidth + places[1].second / limits.cache_bandwidth +
+                 places[2].second / limits.memory_bandwidth);
     part.limit += std::max(2 * multiply_adds / limits.operations_of(call.dtype), moving);
     part.multiply_adds += multiply_adds;
     part.bytes += bytes;

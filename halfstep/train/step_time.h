@@ -52,8 +52,9 @@ HS_API const char* step_time_kind(const debug::TracedCall& call);
 /// in blocks of 16 KiB. Calls that run no kernel have 0.
 HS_API std::vector<double> shares_in_cache(std::span<const debug::TracedCall> calls, std::int64_t cache_bytes);
 
-/// The time of a step of these calls on the CPU: the sum of their kernels' times, each between that with operands in
-/// the cache and that with operands in memory, by shares_in_cache(). Limits are the larger of operations over the
+/// The time of a step of these calls on the CPU: the sum of their kernels' times. Each is the mean of those with
+/// operands in the processors' own caches, in the last cache and in memory, weighted by the shares_in_cache() of both
+/// sizes. Limits are the larger of operations over the
 /// machine's peak and of bytes over its bandwidth, call by call. What `times` doesn't know it measures. Throws as it
 /// does.
 HS_API StepTime predict_time(std::span<const debug::TracedCall> calls, CallTimes& times,

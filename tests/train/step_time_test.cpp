@@ -51,16 +51,18 @@ TracedCall made(const std::string& op, std::vector<TracedTensor> inputs, std::ve
 constexpr MachineLimits kLimits{.operations = 100e9,
                                 .bf16_operations = 200e9,
                                 .f16_operations = 100e9,
+                                .inner_bandwidth = 100e9,
                                 .cache_bandwidth = 50e9,
                                 .memory_bandwidth = 10e9,
-                                .cache_bytes = 8 * kMiB};
+                                .cache_bytes = 8 * kMiB,
+                                .inner_bytes = 1 * kMiB};
 
-// 1 ms from the cache, 3 ms from memory.
+// 0.5 ms from the inner caches, 1 ms from the last one, 3 ms from memory.
 CallMeasurement measured_by(int& count, double factor = 1) {
   return {.call =
               [&count, factor](const TracedCall&, OperandPlace place) {
                 ++count;
-                return factor * (place == OperandPlace::cache ? 1e-3 : 3e-3);
+                return factor * (place == OperandPlace::inner ? 0.5e-3 : place == OperandPlace::cache ? 1e-3 : 3e-3);
               },
           .calling = [] { return 1e-6; },
           .limits = [] { return kLimits; }};
@@ -144,6 +146,20 @@ TEST_F(StepTimes, AStepIsTheSumOfItsCallsByKind) {
   EXPECT_EQ(count, 4);  // conv2d in both places, and the two others in one
   // Where steps aren't replayed, each call costs more, views too.
   EXPECT_DOUBLE_EQ(training::predict_time(calls, known, {.captured = false}).seconds(), 8e-3 + 6e-6);
+}
+
+TEST_F(StepTimes, PartsOfOperandsLieInDifferentPlaces) {
+  // Of 4 MiB a quarter has just been touched, another one not too long ago.
+  const auto near = operand(1024 * kMiB, kMiB), middle = operand(64 * kMiB, kMiB), far = operand(128 * kMiB, 2 * kMiB);
+  const std::vector<TracedCall> calls{made("relu", {operand(512 * kMiB, 64 * kMiB)}, {}), made("relu", {middle}, {}),
+                                      made("relu", {operand(2048 * kMiB, 2 * kMiB)}, {}), made("relu", {near}, {}),
+                                      made("gelu", {near, middle, far}, {})};
+  int count = 0;
+  CallTimes known = times(count);
+  const StepTime step = training::predict_time(calls, known);
+  // relu: 3 ms from memory four times.
+  EXPECT_DOUBLE_EQ(step.seconds(), 4 * 3e-3 + 0.25 * 0.5e-3 + 0.25 * 1e-3 + 0.5 * 3e-3);
+  EXPECT_DOUBLE_EQ(step.limit(), 68.0 * kMiB / 10e9 + kMiB / 100e9 + kMiB / 50e9 + 2.0 * kMiB / 10e9);
 }
 
 TEST_F(StepTimes, KindsOfCalls) {
@@ -302,7 +318,7 @@ TEST_F(StepTimes, SignaturesSayWhatTheTimeDependsOn) {
   EXPECT_NE(debug::signature(made("add", {a, strided}, {})), plain);
 }
 
-// Every call of real steps can be run again by itself, has the same name in every trace, and takes some time.
+// Every call of real steps can be run again by itself, has the same name on the device meta, and takes some time.
 TEST_F(StepTimes, CallsOfStepsCanBeMeasured) {
   for (const auto& [model, image_size, amp, optimizer] :
        {std::tuple("mlp", 0, "f16", "adam"), std::tuple("resnet20", 32, "bf16", "sgd"),
@@ -323,9 +339,10 @@ TEST_F(StepTimes, CallsOfStepsCanBeMeasured) {
       if (!call.kernel.empty()) kinds_again.emplace(debug::signature(call), &call);
     }
     ASSERT_FALSE(kinds.empty());
-    EXPECT_EQ(kinds.size(), kinds_again.size()) << model;
     for (const auto& [key, call] : kinds) {
-      EXPECT_TRUE(kinds_again.contains(key)) << model << ": " << call->site.str();
+      // Numbers that the host makes come to another device by a transfer.
+      const bool number = call->site.op == "copy" && call->outputs[0].numel() == 1;
+      EXPECT_TRUE(number || kinds_again.contains(key)) << model << ": " << call->site.str();
       EXPECT_GT(debug::time_call(*call, OperandPlace::cache), 0) << model << ": " << call->site.str();
     }
   }
