@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "halfstep/runtime/machine.h"
@@ -51,6 +52,17 @@ double bandwidth(std::int64_t bytes, int times) {
 void set_machine_loops(const MachineLoops& made) { loops() = made; }
 
 std::int64_t last_cache_bytes() {
+  // Of the processors that share one; the C library may tell the sum of all that the package has.
+  std::int64_t largest = 0;
+  for (int index = 0; index < 8; ++index) {
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size");
+    std::int64_t size = 0;
+    char unit = 0;
+    if (!(file >> size)) continue;
+    if (file >> unit) size *= unit == 'K' ? 1 << 10 : unit == 'M' ? 1 << 20 : 1;
+    largest = std::max(largest, size);
+  }
+  if (largest > 0) return largest;
   for (const int level : {_SC_LEVEL4_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
     if (const long bytes = sysconf(level); bytes > 0) return bytes;
   }

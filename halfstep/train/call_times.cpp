@@ -85,10 +85,10 @@ fs::path CallTimes::default_file() {
 
 CallTimes::CallTimes(CallTimesOptions options) : options_(std::move(options)) {
   if (options_.file.empty()) options_.file = default_file();
-  if (!options_.again) known_ = read();
+  if (!options_.again) known_ = read(true);
 }
 
-CallTimes::Content CallTimes::read() const {
+CallTimes::Content CallTimes::read(bool warn) const {
   std::error_code error;
   if (options_.file.empty() || !fs::exists(options_.file, error)) return {};
   try {
@@ -116,9 +116,10 @@ CallTimes::Content CallTimes::read() const {
     }
     return content;
   } catch (const nlohmann::json::exception&) {
-    log(LogLevel::warning, fmt::format("{} is damaged: what it said is measured again", shown_path(options_.file)));
+    if (warn)
+      log(LogLevel::warning, fmt::format("{} is damaged: what it said is measured again", shown_path(options_.file)));
   } catch (const IoError& e) {
-    log(LogLevel::warning, fmt::format("{}: measured again", e.what()));
+    if (warn) log(LogLevel::warning, fmt::format("{}: measured again", e.what()));
   }
   return {};
 }
@@ -160,7 +161,7 @@ bool CallTimes::save() {
     log(LogLevel::warning, "measured times are not kept: there is neither XDG_CACHE_HOME nor HOME");
     return false;
   }
-  Content all = read();
+  Content all = read(options_.again);
   if (fresh_.calling) all.calling = fresh_.calling;
   if (fresh_.limits) all.limits = fresh_.limits;
   for (const auto& [key, entry] : fresh_.calls) {

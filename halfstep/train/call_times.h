@@ -63,7 +63,7 @@ class HS_API CallTimes {
     std::optional<MachineLimits> limits = {};
   };
   /// Nothing where there is no file, or one of another machine; a damaged one is warned of.
-  Content read() const;
+  Content read(bool warn) const;
 
   CallTimesOptions options_;
   Content known_, fresh_;  // of the file, and measured here

@@ -41,9 +41,10 @@ class Plan(ProgramTest):
         self.assertEqual((second["measured"], second["plans"]), (0, first["plans"]))
         # Steps that aren't replayed call the same kernels, and have to call them.
         plain = self.document("mlp", "-b", "8", "--no-capture")
-        self.assertEqual(plain["measured"], 1)
         self.assertGreater(plain["plans"][0]["calling_ms"], 0)
-        self.assertEqual(plain["plans"][0]["parts"], first["plans"][0]["parts"])
+        for part, captured in zip(plain["plans"][0]["parts"], first["plans"][0]["parts"], strict=True):
+            for key in ("kind", "calls", "multiply_adds", "bytes"):
+                self.assertEqual(part[key], captured[key])
         self.assertGreater(self.document("mlp", "-b", "8", "--measure")["measured"], 10)
 
     def test_a_damaged_file_is_written_anew(self):
