@@ -238,6 +238,7 @@ int run(int argc, char** argv) {
   add_ops(program, status);
   add_devices(program, status);
   add_launch(program, status);
+  add_plan(program, status);
   add_plan_parallel(program, status);
   try {
     check_verb(program, g_arguments);

@@ -36,6 +36,7 @@ void add_summary(CLI::App& program, int& status);
 void add_ops(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);
 void add_launch(CLI::App& program, int& status);
+void add_plan(CLI::App& program, int& status);
 void add_plan_parallel(CLI::App& program, int& status);
 
 /// What the program was called with, without its own name.

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "halfstep/core/error.h"
+#include "halfstep/debug/attributes_internal.h"
 #include "halfstep/debug/replay_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/runtime/devices.h"
@@ -18,6 +19,17 @@ namespace {
 
 const Tensor* tensor_at(std::span<const Tensor* const> list, std::size_t i) {
   return i < list.size() && list[i]->defined() ? list[i] : nullptr;
+}
+
+TracedTensor traced(const Tensor& t, ExecutionPath path) {
+  if (!t.defined()) return {};
+  // Asking for the address brings what the CPU has computed in the device's place.
+  const bool here = path == ExecutionPath::native || path == ExecutionPath::contiguous || path == ExecutionPath::view;
+  return {.defined = true,
+          .dtype = t.dtype(),
+          .sizes = t.sizes(),
+          .strides = t.strides(),
+          .address = here ? reinterpret_cast<std::uint64_t>(t.impl()->data()) : 0};
 }
 
 std::string reason(const TracedCall& call) {
@@ -32,6 +44,16 @@ std::string reason(const TracedCall& call) {
 }
 
 }  // namespace
+
+std::uint64_t TracedTensor::bytes() const {
+  if (!defined) return 0;
+  std::uint64_t last = 0;
+  for (int d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    last += static_cast<std::uint64_t>(sizes[d] - 1) * static_cast<std::uint64_t>(strides[d]);
+  }
+  return (last + 1) * item_size(dtype);
+}
 
 std::int64_t multiply_adds(const ObservedCall& call) {
   const std::string_view op = call.name;
@@ -72,11 +94,23 @@ struct CallTrace::Impl final : detail::CallObserver {
                     .dtype = call.dtype,
                     .outputs = {},
                     .output_dtypes = {},
-                    .multiply_adds = debug::multiply_adds(call)};
+                    .multiply_adds = debug::multiply_adds(call),
+                    .inputs = {},
+                    .results = {},
+                    .attributes = {},
+                    .repeatable = false};
     for (const Tensor* t : call.outputs) {
       if (!t->defined()) continue;
       made.outputs.push_back(t->sizes());
       made.output_dtypes.push_back(t->dtype());
+    }
+    for (const Tensor* t : call.inputs) made.inputs.push_back(traced(*t, call.path));
+    for (const Tensor* t : call.outputs) made.results.push_back(traced(*t, call.path));
+    const std::optional<std::size_t> size = detail::attributes_bytes(call);
+    made.repeatable = call.kernel && size;
+    if (size && *size > 0) {
+      const auto* bytes = static_cast<const std::byte*>(call.attributes);
+      made.attributes.assign(bytes, bytes + *size);
     }
     calls.push_back(std::move(made));
   }

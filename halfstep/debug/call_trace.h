@@ -2,6 +2,7 @@
 // Which ops a piece of a program calls: where each runs, in which dtype, with how many operations.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -12,6 +13,18 @@
 
 namespace halfstep::debug {
 
+/// A tensor that a call took or gave; one that was left out isn't `defined`.
+struct TracedTensor {
+  bool defined = false;
+  DType dtype = DType::f32;
+  Shape sizes = {};
+  Shape strides = {};         ///< in elements
+  std::uint64_t address = 0;  ///< of the first element, in its device's memory; 0 where that isn't looked at
+
+  /// From the first element to behind the last one, gaps included; 0 without elements.
+  std::uint64_t bytes() const;
+};
+
 /// A call of an op or of a kernel that runs by itself.
 struct TracedCall {
   CallSite site = {};
@@ -19,7 +32,11 @@ struct TracedCall {
   DType dtype = DType::f32;  ///< that the kernel was chosen by
   std::vector<Shape> outputs = {};
   std::vector<DType> output_dtypes = {};
-  std::int64_t multiply_adds = 0;  ///< multiply_adds() of the call
+  std::int64_t multiply_adds = 0;          ///< multiply_adds() of the call
+  std::vector<TracedTensor> inputs = {};   ///< as the kernel took them
+  std::vector<TracedTensor> results = {};  ///< those of `outputs`, and those that were left out
+  std::vector<std::byte> attributes = {};  ///< a copy of the struct that the kernel got
+  bool repeatable = false;                 ///< the kernel can be run again with what is here: its attributes are known
 };
 
 /// Multiplications with an addition of a matrix product or a convolution, forward or backward; 0 for all other ops,

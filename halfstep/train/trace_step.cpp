@@ -47,6 +47,7 @@ std::vector<debug::TracedCall> trace_step(const TrainConfig& config, std::int64_
       make_train_step(task, *optimizer, make_scaler(config), {.autocast = mode.region, .clip_norm = config.clip_norm});
   network.train();
   data::Batch batch = random_batch(config.model, config.batch_size, image_size);
+  if (batch.input.dim() == 4) batch.input = batch.input.contiguous(MemoryFormat::channels_last);  // as loaders give it
   visit_tensors(batch, [&](Tensor& t) {
     if (t.defined()) t = t.to(config.device);
   });
