@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // `halfstep devices --check KIND[:INDEX]`: a device beside the CPU.
 #include "cli/devices_check.h"
-#include "cli/chosen_device.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cmath>
 
+#include "cli/chosen_device.h"
 #include "cli/options.h"
 #include "cli/verbs.h"
 #include "halfstep/conformance/device_check.h"

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/devices_watch.h"
-#include "cli/chosen_device.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "cli/chosen_device.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
