@@ -34,6 +34,7 @@ struct Chain {
   std::int64_t elements;
   std::int64_t block;  ///< elements that all calls work on before the next ones
   std::vector<ChainCall> calls;
+  std::size_t kept_bytes = 0;    ///< of a thread, for what stays in the chain
   bool moves = false;            ///< it reads inputs of the step, which lie elsewhere in every replay
   std::size_t bytes_spared = 0;  ///< that don't go to memory and back
 };

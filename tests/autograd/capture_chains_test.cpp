@@ -198,6 +198,14 @@ TEST(CaptureChains, EndAtWhatIsNotTheSameElements) {
   EXPECT_EQ(chained_in([](const Tensor& a, const Tensor& b) -> Tensors { return {relu(a) * b + a}; },
                        {{randn({1000}), randn({1000})}}),
             0);
+  // One of the numbers that the chain computes.
+  EXPECT_EQ(chained_in(
+                [](const Tensor& a, const Tensor& b) -> Tensors {
+                  const Tensor t = relu(a) * b + a;
+                  return {t * t.narrow(0, 39999, 1)};
+                },
+                {{randn({40000}), randn({40000})}}),
+            3);
   // Nothing in common.
   EXPECT_EQ(chained_in(
                 [](const Tensor& a, const Tensor& b) -> Tensors {
