@@ -76,6 +76,7 @@ struct CapturedStep::Impl {
   };
 
   Function step;
+  CaptureOptions options;
   CaptureStats stats;
   bool replayed = false;
   std::string why_not;
@@ -122,6 +123,7 @@ struct CapturedStep::Impl {
     entry.recording.reset();
     entry.generation = capture_generation().load(std::memory_order_relaxed);
     auto recording = std::make_unique<Recording>(inputs, leaves);
+    if (!options.chains) recording->leave_out_chains();
     Result result;
     {
       const SinkScope scope(recording.get());
@@ -198,7 +200,9 @@ CapturedStep::Result CapturedStep::Impl::call(std::span<const Tensor> inputs) {
   ++stats.replayed;
   replayed = true;
   entry.renewals = entry.incomplete = 0;
+  const std::uint64_t chained = entry.recording->chained_calls();
   std::vector<Tensor> tensors = entry.recording->replay(inputs);
+  stats.chained += entry.recording->chained_calls() - chained;
   stats.graphs += entry.recording->used_graphs() ? 1 : 0;
   return {std::move(tensors), entry.frame};
 }
@@ -207,7 +211,10 @@ void detail::refuse_arity(std::size_t expected, std::size_t got) {
   fail<Error>("capture: expected {} inputs, as at the first call, got {}", expected, got);
 }
 
-CapturedStep::CapturedStep(Function step) : impl_(std::make_unique<Impl>()) { impl_->step = std::move(step); }
+CapturedStep::CapturedStep(Function step, const CaptureOptions& options) : impl_(std::make_unique<Impl>()) {
+  impl_->step = std::move(step);
+  impl_->options = options;
+}
 CapturedStep::CapturedStep(CapturedStep&&) noexcept = default;
 CapturedStep& CapturedStep::operator=(CapturedStep&&) noexcept = default;
 CapturedStep::~CapturedStep() = default;

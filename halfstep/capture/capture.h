@@ -23,6 +23,14 @@ struct CaptureStats {
   std::uint64_t recorded = 0;  ///< normally, while being recorded
   std::uint64_t replayed = 0;  ///< replayed, kernel by kernel or through graphs of a device
   std::uint64_t graphs = 0;    ///< those of the replayed ones that went through graphs
+  std::uint64_t chained = 0;   ///< kernel calls of replays that ran block by block with their neighbours
+};
+
+/// How steps are captured.
+struct CaptureOptions {
+  /// Replays neighbouring elementwise calls on large tensors of the CPU together, block by block: what one writes is
+  /// read from the cache, and what nothing else reads isn't written to memory. The results are the same bits.
+  bool chains = true;
 };
 
 /// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A custom
@@ -59,7 +67,7 @@ class HS_API CapturedStep {
   };
   using Function = std::function<Result(std::span<const Tensor>)>;
 
-  explicit CapturedStep(Function step);
+  explicit CapturedStep(Function step, const CaptureOptions& options = {});
   CapturedStep(CapturedStep&&) noexcept;
   CapturedStep& operator=(CapturedStep&&) noexcept;
   ~CapturedStep();
@@ -90,7 +98,8 @@ namespace detail {
 template <class F>
 class Captured {
  public:
-  explicit Captured(F step) : step_(std::make_unique<F>(std::move(step))) {}
+  explicit Captured(F step, const CaptureOptions& options = {})
+      : step_(std::make_unique<F>(std::move(step))), options_(options) {}
 
   /// The step's result, for tensors of any shapes and dtypes, as many as at the first call. Throws Error for a
   /// different number of them, and whatever the step throws.
@@ -102,9 +111,11 @@ class Captured {
     if (captured_ && arity_ != sizeof...(Inputs)) detail::refuse_arity(arity_, sizeof...(Inputs));
     if (!captured_) {
       arity_ = sizeof...(Inputs);
-      captured_ = std::make_unique<CapturedStep>([step = step_.get()](std::span<const Tensor> given) {
-        return run<Result>(*step, given, std::index_sequence_for<Inputs...>());
-      });
+      captured_ = std::make_unique<CapturedStep>(
+          [step = step_.get()](std::span<const Tensor> given) {
+            return run<Result>(*step, given, std::index_sequence_for<Inputs...>());
+          },
+          options_);
     }
     CapturedStep::Result made = (*captured_)(list);
     if constexpr (!std::is_void_v<Result>) {
@@ -140,6 +151,7 @@ class Captured {
   }
 
   std::unique_ptr<F> step_;
+  CaptureOptions options_;
   std::unique_ptr<CapturedStep> captured_;
   std::size_t arity_ = 0;
 };
@@ -164,6 +176,8 @@ class Captured {
 /// optimizer's or scaler's state, causes a new recording. Results are copies without history; grad() of parameters is
 /// the same memory in every replay.
 ///
+/// On the CPU, neighbouring elementwise ops on large tensors run together, block by block (CaptureOptions::chains).
+///
 /// On a device whose plug-in has graphs, a replay launches graphs of its kernels (from the second replay on), after the
 /// host has brought it learning rates, random states and the like; ops that run on the CPU and exchanges with other
 /// ranks (dist/data_parallel.h) lie between graphs. On other devices kernels are enqueued one by one. Either way
@@ -174,8 +188,8 @@ class Captured {
 /// several devices or queues. why_not() and a line in the log give the reason. A step also runs normally while
 /// debugging or profiling observes ops, and where every op waits (HALFSTEP_SYNC=1). One thread at a time.
 template <class F>
-Captured<std::decay_t<F>> capture(F&& step) {
-  return Captured<std::decay_t<F>>(std::forward<F>(step));
+Captured<std::decay_t<F>> capture(F&& step, const CaptureOptions& options = {}) {
+  return Captured<std::decay_t<F>>(std::forward<F>(step), options);
 }
 
 }  // namespace halfstep

@@ -184,6 +184,7 @@ void Recording::kernel(const KernelCall& call, const KernelRun& run) {
   step.first_view = views_.size();
   step.inputs = static_cast<int>(call.inputs.size());
   step.outputs = static_cast<int>(call.outputs.size());
+  step.fresh = call.fresh;
   step.bounded = run.bounded;
   for (const Tensor* t : call.inputs) add_view(*t, false, step);
   for (const Tensor* t : call.outputs) {
@@ -312,7 +313,9 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
   for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_}) {
     if (arena && arena->ran_short()) refuse("there is not enough memory to keep all of its own");
   }
-  return blocks_in_use() <= ours.size();
+  if (blocks_in_use() > ours.size()) return false;
+  if (!queue_ && !no_chains_ && refusal_.empty()) find_chains();
+  return true;
 }
 
 bool Recording::valid() const {

@@ -13,6 +13,7 @@
 
 #include "halfstep/autograd/node.h"
 #include "halfstep/capture/arena_internal.h"
+#include "halfstep/capture/chains_internal.h"
 #include "halfstep/core/tensor_impl.h"
 #include "halfstep/ops/recorder.h"
 #include "halfstep/runtime/device_backend.h"
@@ -70,6 +71,10 @@ class Recording final : public KernelRecorder {
   const std::vector<Tensor>& results() const { return results_; }
   /// Runs kernels one by one: while a graph is made, no other thread may use the queue.
   void leave_out_graphs() { no_graphs_ = true; }
+  /// Runs elementwise calls one by one, each over all of its elements.
+  void leave_out_chains() { no_chains_ = true; }
+  /// Calls of kernels that ran in chains, in all replays.
+  std::uint64_t chained_calls() const { return chained_; }
   /// Whether the last replay went through graphs of the device.
   bool used_graphs() const { return used_graphs_; }
 
@@ -88,6 +93,7 @@ class Recording final : public KernelRecorder {
     std::size_t first_view = 0;
     int inputs = 0;
     int outputs = 0;
+    bool fresh = false;  ///< nothing of the outputs is read
     bool bounded = false;
     float bound = 0;
     Device from = {}, to = {};  ///< of a copy
@@ -133,6 +139,16 @@ class Recording final : public KernelRecorder {
   void run(Step& step, Context& context, std::span<const Tensor> inputs);
   void launch(Step& step, Context& context);
   Status call(Step& step, Context& context);
+
+  // Chains of elementwise calls (chains.cpp).
+  friend class ChainFinder;
+  void find_chains();
+  /// False where what the chain reads and writes in this replay overlaps otherwise than in the recorded step.
+  bool run_chain(const Chain& chain, std::span<const Tensor> inputs);
+  bool apart(const Chain& chain) const;
+  /// The kernel of one call on `count` elements from `at` on.
+  Status call_slice(const ChainCall& call, KernelContext& context, std::int64_t at, std::int64_t count,
+                    char* memory) const;
 
   // Graphs of the device (graphs.cpp).
   bool can_have_graphs() const;
@@ -181,6 +197,10 @@ class Recording final : public KernelRecorder {
   Scratch workspace_{Device{}};
   Scratch meta_workspace_{kMeta};
   std::optional<Scratch> device_workspace_;
+
+  std::vector<Chain> chains_;  // in the order of their steps
+  bool no_chains_ = false;
+  std::uint64_t chained_ = 0;
 
   std::uint64_t replays_ = 0;
   bool no_graphs_ = false;    // they failed

@@ -149,7 +149,12 @@ void Recording::run_again(std::span<const Tensor> inputs) {
   if (can_have_graphs()) {
     run_with_graphs(context, inputs);
   } else {
-    for (Step& step : steps_) run(step, context, inputs);
+    std::size_t at = 0;
+    for (const Chain& chain : chains_) {
+      for (; at < chain.first; ++at) run(steps_[at], context, inputs);
+      if (run_chain(chain, inputs)) at = chain.last;
+    }
+    for (; at < steps_.size(); ++at) run(steps_[at], context, inputs);
   }
   ++replays_;
   for (const auto& [leaf, gradient] : gradients_) {

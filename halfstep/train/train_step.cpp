@@ -492,6 +492,7 @@ CaptureStats TrainStep::capture_stats() const {
   stats.recorded += impl_->before.recorded;
   stats.replayed += impl_->before.replayed;
   stats.graphs += impl_->before.graphs;
+  stats.chained += impl_->before.chained;
   return stats;
 }
 std::string TrainStep::why_not_captured() const {

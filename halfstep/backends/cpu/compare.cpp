@@ -256,6 +256,8 @@ const RegisterCpuKernel compare_kernels[] = {
     {"bitwise_and", kBits, bitwise<And, 0, 1>}, {"bitwise_or", kBits, bitwise<Or, 0, 1>},
     {"bitwise_xor", kBits, bitwise<Xor, 0, 1>}, {"bitwise_not", kBits, bitwise<Not, 0>},
 };
+const RegisterSlices compare_slices(Slices::elements,
+                                    {bitwise<And, 0, 1>, bitwise<Or, 0, 1>, bitwise<Xor, 0, 1>, bitwise<Not, 0>});
 
 }  // namespace
 }  // namespace halfstep::cpu

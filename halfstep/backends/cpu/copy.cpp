@@ -207,6 +207,7 @@ const RegisterCpuKernel copy_kernels[] = {
     {"fill", kAllDTypes, fill},
     {"slice_backward", kAllDTypes, slice_backward},
 };
+const RegisterSlices copy_slices(Slices::elements, {copy, copy_into, fill});
 
 }  // namespace
 }  // namespace halfstep::cpu

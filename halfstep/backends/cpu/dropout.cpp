@@ -14,6 +14,7 @@
 #include "halfstep/core/shape.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/runtime/kernel.h"
+#include "halfstep/runtime/kernel_slices.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -186,6 +187,7 @@ Status dropout(KernelContext*, const TensorView* in, int, TensorView* out, int, 
 }
 
 const RegisterCpuKernel dropout_kernels("dropout", kFloatingDTypes, dropout);
+const RegisterSlices dropout_slices(Slices::random, {dropout});
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "halfstep/runtime/kernel.h"
+#include "halfstep/runtime/kernel_slices.h"
 
 namespace halfstep::cpu {
 
@@ -54,7 +55,8 @@ Status elementwise_kernel(KernelContext* context, const TensorView* in, int, Ten
   return run(family()[i], context, in, out, attributes);
 }
 
-/// Registers the kernels of a family. Of `rows`, its table for any one instruction set, names and dtypes are read.
+/// Registers the kernels of a family, which run on slices too. Of `rows`, its table for any one instruction set, names
+/// and dtypes are read.
 template <const ElementwiseOp* (*family)(), RunOp run = run_op>
 struct RegisterFamily {
   template <std::size_t N>
@@ -66,6 +68,7 @@ struct RegisterFamily {
   template <std::size_t... I>
   static void add(const ElementwiseOp* rows, std::index_sequence<I...>) {
     (RegisterCpuKernel(rows[I].name, rows[I].dtypes, elementwise_kernel<family, run, I>), ...);
+    RegisterSlices(Slices::elements, {elementwise_kernel<family, run, I>...});
   }
 };
 

@@ -119,6 +119,7 @@ const RegisterCpuKernel where_kernels[] = {
     {"where", kAllDTypes, where},
     {"masked_fill", kAllDTypes, masked_fill},
 };
+const RegisterSlices where_slices(Slices::elements, {where, masked_fill});
 
 }  // namespace
 }  // namespace halfstep::cpu
