@@ -4,7 +4,7 @@ import json
 import re
 import unittest
 
-from images_test import ImageTest, SMALL
+from images_test import ImageTest
 from program import events
 
 RESNET = ["bench", "resnet20", "-b", "8", "--steps", "1", "--warmup", "4", "--threads", "1"]
@@ -44,12 +44,12 @@ class Benchmarks(ImageTest):
 class Training(ImageTest):
     def test_a_budget_says_what_it_chose(self):
         self.images()
-        small = [*SMALL, "--epochs", "1"]
+        small = ["--image-size", "32", "--batch-size", "8", "--threads", "1", "--epochs", "1", "--lr-schedule", "constant"]
         out = self.done("train", "resnet20", "images", *small, "--out", "plain", "--recompute", "none")
         self.assertIn("\nrecomputing nothing\n", out)
         out = self.done("train", "resnet20", "images", *small, "--out", "wide", "--memory-budget", "4GB")
         wide = float(re.search(r"^recomputing nothing; predicted peak of tensors ([0-9.]+) MB of 4000.0 MB$", out, re.M).group(1))
-        out = self.done("train", "resnet20", "images", *small, "--out", "run", "--memory-budget", f"{0.95 * wide:.2f}MB")
+        out = self.done("train", "resnet20", "images", *small, "--out", "run", "--memory-budget", f"{0.9 * wide:.2f}MB")
         line = re.search(r"^recomputing (\d) of 9 blocks \((.*)\), \d+% more work; predicted peak of tensors ([0-9.]+) MB of [0-9.]+ MB, ([0-9.]+) MB without$",
                          out, re.M)
         self.assertTrue(line, out)
@@ -60,9 +60,9 @@ class Training(ImageTest):
         for name in ("last.safetensors", "best.safetensors"):
             self.assertEqual((self.folder / "run" / name).read_bytes(), (self.folder / "plain" / name).read_bytes())
         # A run that goes on keeps its budget, or takes another choice.
-        self.assertIn(f"memory-budget: {0.95 * wide:.2f}MB\n", (self.folder / "run/config.yaml").read_text())
+        self.assertIn(f"memory-budget: {0.9 * wide:.2f}MB\n", (self.folder / "run/config.yaml").read_text())
         self.assertIn("recomputing ", self.done("train", "--resume", "run", "--epochs", "2"))
-        self.assertIn("\nrecomputing 9 of 9 blocks", "\n" + self.done("train", "--resume", "run", "--epochs", "3", "--recompute", "all"))
+        self.assertIn("\nrecomputing layer1.0", "\n" + self.done("train", "--resume", "run", "--epochs", "3", "--recompute", "all"))
 
     def test_mistakes_leave_nothing_behind(self):
         self.data()
