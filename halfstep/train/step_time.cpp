@@ -62,41 +62,10 @@ class Cache {
   }
 
  private:
-  static constexpr std::uint64_t kBlock = 16384;
+  // A page: where the system puts memory in the address space makes no difference.
+  static constexpr std::uint64_t kBlock = 4096;
   std::uint64_t bytes_, total_ = 0;
   std::unordered_map<std::uint64_t, std::uint64_t> touched_;  // total_ when the block was touched last
-};
-
-// Addresses as they would be if the system always put memory at the same place: the same step has the same shares in
-// every process.
-class Places {
- public:
-  explicit Places(std::span<const TracedCall> calls) {
-    std::map<std::uint64_t, std::uint64_t> ends;
-    for (const TracedCall& call : calls) {
-      for (const TracedTensor* t : operands(call)) {
-        std::uint64_t& end = ends[t->address];
-        end = std::max(end, t->address + t->bytes());
-      }
-    }
-    std::uint64_t last = 0, next = 0;
-    for (const auto& [address, end] : ends) {
-      if (moved_.empty() || address > last + kFar) {
-        moved_[address] = next;
-      }
-      last = std::max(last, end);
-      const auto& [start, place] = *moved_.rbegin();
-      next = (place + (last - start) + kFar) / kFar * kFar;
-    }
-  }
-  std::uint64_t of(std::uint64_t address) const {
-    const auto& [start, place] = *std::prev(moved_.upper_bound(address));
-    return place + (address - start);
-  }
-
- private:
-  static constexpr std::uint64_t kFar = 1 << 30;
-  std::map<std::uint64_t, std::uint64_t> moved_;  // where a stretch of memory starts, and where it is put
 };
 
 }  // namespace
@@ -121,7 +90,6 @@ const char* step_time_kind(const TracedCall& call) {
 
 std::vector<double> shares_in_cache(std::span<const TracedCall> calls, std::int64_t cache_bytes) {
   Cache cache(cache_bytes);
-  const Places places(calls);
   std::vector<double> shares(calls.size());
   // The second time it is as after the step before.
   for (int time = 0; time < 2; ++time) {
@@ -130,7 +98,7 @@ std::vector<double> shares_in_cache(std::span<const TracedCall> calls, std::int6
       std::uint64_t found = 0, all = 0;
       for (const TracedTensor* t : operands(calls[i])) {
         all += t->bytes();
-        if (t->address != 0) found += cache.touch(places.of(t->address), t->bytes());
+        if (t->address != 0) found += cache.touch(t->address, t->bytes());
       }
       shares[i] = all > 0 ? static_cast<double>(found) / static_cast<double>(all) : 1;
     }

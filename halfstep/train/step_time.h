@@ -49,7 +49,7 @@ HS_API const char* step_time_kind(const debug::TracedCall& call);
 
 /// For each call of a step that is repeated, the share of its operands' bytes that lies in a cache of so many bytes
 /// when it begins: what was read or written so shortly before that no more than `cache_bytes` have been touched since,
-/// in blocks of 16 KiB. Calls that run no kernel have 0.
+/// in blocks of 4 KiB. Calls that run no kernel have 0.
 HS_API std::vector<double> shares_in_cache(std::span<const debug::TracedCall> calls, std::int64_t cache_bytes);
 
 /// The time of a step of these calls on the CPU: the sum of their kernels' times. Each is the mean of those with
