@@ -508,6 +508,12 @@ TEST(Gemm, OneDnnAgreesOnManyThreads) {
         t.batch = 5;
         check(t, By::onednn);
       }
+      // Tall, cut by rows; and a long sum with float32 results, which goes in pieces: of a weight's gradient, and
+      // added.
+      check({.m = 900, .n = 270, .k = 100, .a = dtype, .b = dtype, .c = dtype, .layout_b = "cols"}, By::onednn);
+      for (const bool add : {false, true}) {
+        check({.m = 130, .n = 200, .k = 1600, .a = dtype, .b = dtype, .layout_a = "cols", .add = add}, By::onednn);
+      }
     }
   }
   set_num_threads(before);
