@@ -6,7 +6,7 @@ import unittest
 from images_test import ImageTest, SMALL
 
 # Values for flags that take words, or not any number. Paths and the rest: see value_of().
-WORDS = {"--data": "data", "--optimizer": "adam", "--lr-schedule": "step:1", "--amp": "bf16", "--amp-dtype": "bf16", "--loss-scale": "512", "--crop": "none",
+WORDS = {"--data": "data", "--winograd": "2x2", "--optimizer": "adam", "--lr-schedule": "step:1", "--amp": "bf16", "--amp-dtype": "bf16", "--loss-scale": "512", "--crop": "none",
          "--resize": "0", "--image-size": "4", "--device": "cpu", "--debug-level": "first", "--debug-compare": "f32", "--debug-nonfinite": "raise",
          "--debug-steps": "2", "--profile-steps": "2", "--min-area": "0.5", "--pretrained": "weights.safetensors",
          "--perspective": "0.0005", "--anchor-ratio": "3", "--cache": "disk", "--quant-observer": "entropy", "--quant-skip": "fc2",
