@@ -36,6 +36,14 @@
 namespace halfstep {
 namespace {
 
+/// Devices have no chains: the CPU's kernels are tested.
+class CaptureChains : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!default_device().is_cpu()) GTEST_SKIP() << "only the CPU runs chains";
+  }
+};
+
 using Tensors = std::vector<Tensor>;
 using Program = std::function<Tensors(const Tensor&, const Tensor&)>;
 
@@ -127,7 +135,7 @@ Tensors read_later(const Tensor& x, const Tensor& y) {
   return {sqrt(abs(c)), total + 1};
 }
 
-TEST(CaptureChains, GiveTheBitsOfCallsOneByOne) {
+TEST_F(CaptureChains, GiveTheBitsOfCallsOneByOne) {
   const NoGrad no_grad;
   const std::pair<const char*, Program> programs[] = {
       {"gelu", gelu_by_hand}, {"choices", choices},       {"casts", casts},          {"in place", in_place},
@@ -146,7 +154,7 @@ TEST(CaptureChains, GiveTheBitsOfCallsOneByOne) {
   }
 }
 
-TEST(CaptureChains, ComputeIntegersAndBools) {
+TEST_F(CaptureChains, ComputeIntegersAndBools) {
   const NoGrad no_grad;
   for (const DType dtype : {i64, i32, i8, u8}) {
     const Tensor x = numbers({3, 17, 701}, dtype), y = numbers({3, 17, 701}, dtype);
@@ -167,7 +175,7 @@ TEST(CaptureChains, ComputeIntegersAndBools) {
             4);
 }
 
-TEST(CaptureChains, FollowTheOrderOfMemory) {
+TEST_F(CaptureChains, FollowTheOrderOfMemory) {
   const NoGrad no_grad;
   const auto program = [](const Tensor& a, const Tensor& b) -> Tensors { return {relu(a * b) + a, (a - b) * b}; };
   const auto image = [] { return randn({2, 16, 45, 47}).contiguous(MemoryFormat::channels_last); };
@@ -181,7 +189,7 @@ TEST(CaptureChains, FollowTheOrderOfMemory) {
             0);
 }
 
-TEST(CaptureChains, EndAtWhatIsNotTheSameElements) {
+TEST_F(CaptureChains, EndAtWhatIsNotTheSameElements) {
   const NoGrad no_grad;
   // A row for all rows.
   const Tensor row = randn({300});
@@ -215,7 +223,7 @@ TEST(CaptureChains, EndAtWhatIsNotTheSameElements) {
             0);
 }
 
-TEST(CaptureChains, KeepToTheOrderOfOverlappingWrites) {
+TEST_F(CaptureChains, KeepToTheOrderOfOverlappingWrites) {
   const NoGrad no_grad;
   constexpr std::int64_t kN = 40000;
   for (const int threads : {1, 2}) {
@@ -257,7 +265,7 @@ TEST(CaptureChains, KeepToTheOrderOfOverlappingWrites) {
 }
 
 // What is an input in one call may lie in what the step writes in the next.
-TEST(CaptureChains, LookWhereInputsLie) {
+TEST_F(CaptureChains, LookWhereInputsLie) {
   const NoGrad no_grad;
   constexpr std::int64_t kN = 40000;
   std::vector<std::string> ends;
@@ -287,7 +295,7 @@ TEST(CaptureChains, LookWhereInputsLie) {
   EXPECT_EQ(last, (std::vector<std::uint64_t>{0, 0, 3, 3, 6, 9}));
 }
 
-TEST(CaptureChains, DrawTheSameRandomNumbers) {
+TEST_F(CaptureChains, DrawTheSameRandomNumbers) {
   const NoGrad no_grad;
   for (const int threads : {1, 3}) {
     const Threads set(threads);
@@ -306,7 +314,7 @@ TEST(CaptureChains, DrawTheSameRandomNumbers) {
   }
 }
 
-TEST(CaptureChains, NameTheCallThatFails) {
+TEST_F(CaptureChains, NameTheCallThatFails) {
   const NoGrad no_grad;
   auto step = capture([](const Tensor& a, const Tensor& b) { return floor_divide(a * 2, b) + a; });
   const Tensor x = randint(1, 50, {40000}), y = randint(1, 50, {40000});
@@ -320,7 +328,7 @@ TEST(CaptureChains, NameTheCallThatFails) {
 }
 
 // Programs drawn by chance: results live for different times, so that memory is used again in many ways.
-TEST(CaptureChains, RunRandomProgramsToTheSameBits) {
+TEST_F(CaptureChains, RunRandomProgramsToTheSameBits) {
   const NoGrad no_grad;
   std::uint64_t chained = 0;
   for (unsigned seed = 0; seed < 60; ++seed) {
@@ -402,7 +410,7 @@ struct Net : nn::Module<Net> {
   }
 };
 
-TEST(CaptureChains, TrainToTheSameBits) {
+TEST_F(CaptureChains, TrainToTheSameBits) {
   const Net start;
   const Tensor x = randn({1500, 24}), y = randint(0, 5, {1500});
   for (const std::optional<DType> low : {std::optional<DType>{}, {f16}, {bf16}}) {
