@@ -10,7 +10,7 @@ from program import ProgramTest, events
 # are another way to say what is there.
 ONLY_GIVEN = {"threads", "amp-dtype", "pretrained", "start-epoch", "debug-dump", "debug-level", "debug-compare", "debug-nonfinite", "debug-steps", "profile",
               "profile-steps", "data", "quant-weight-bits", "quant-activation-bits", "quant-observer", "quant-symmetric", "quant-reduce-range", "quant-learned",
-              "quant-skip", "quant-no-first", "quant-no-last", "quant-freeze-ranges", "quant-freeze-norms"}
+              "quant-skip", "quant-no-first", "quant-no-last", "quant-freeze-ranges", "quant-freeze-norms", "winograd", "recompute", "memory-budget"}
 NEVER = {"help", "no-quant", "help-all", "config", "arch", "gpu", "pyamp", "resume", "evaluate", "out", "overwrite", "no-out", "log-json", "max-bytes", "max-unpacked", "weights"}
 OF_IMAGES = {"image-size", "resize", "crop", "min-area", "color-jitter", "max-damaged", "zero-init-residual"}
 OF_BOXES = {"cfg", "mosaic", "mixup-pictures", "copy-paste", "degrees", "translate", "scale", "shear", "perspective", "hsv-h", "hsv-s", "hsv-v", "flip-ud", "flip-lr",
