@@ -29,8 +29,9 @@ struct CaptureStats {
 /// How steps are captured.
 struct CaptureOptions {
   /// Replays neighbouring elementwise calls on large tensors of the CPU together, block by block: what one writes is
-  /// read from the cache, and what nothing else reads isn't written to memory. The results are the same bits.
-  bool chains = true;
+  /// read from the cache, and what nothing else reads isn't written to memory. The results are the same bits. Pays for
+  /// formulas written out in ops; off by default, since the networks of this library have next to none.
+  bool chains = false;
 };
 
 /// Calls `visit` for each tensor of a step's result: a tensor, or those in a vector, array, pair or tuple. A custom
@@ -176,7 +177,7 @@ class Captured {
 /// optimizer's or scaler's state, causes a new recording. Results are copies without history; grad() of parameters is
 /// the same memory in every replay.
 ///
-/// On the CPU, neighbouring elementwise ops on large tensors run together, block by block (CaptureOptions::chains).
+/// On the CPU, neighbouring elementwise ops on large tensors can run together, block by block (CaptureOptions::chains).
 ///
 /// On a device whose plug-in has graphs, a replay launches graphs of its kernels (from the second replay on), after the
 /// host has brought it learning rates, random states and the like; ops that run on the CPU and exchanges with other
