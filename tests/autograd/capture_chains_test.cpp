@@ -316,7 +316,7 @@ TEST_F(CaptureChains, DrawTheSameRandomNumbers) {
 
 TEST_F(CaptureChains, NameTheCallThatFails) {
   const NoGrad no_grad;
-  auto step = capture([](const Tensor& a, const Tensor& b) { return floor_divide(a * 2, b) + a; });
+  auto step = capture([](const Tensor& a, const Tensor& b) { return floor_divide(a * 2, b) + a; }, {.chains = true});
   const Tensor x = randint(1, 50, {40000}), y = randint(1, 50, {40000});
   for (int i = 0; i < 3; ++i) step(x, y);
   EXPECT_EQ(step.stats().chained, 3);
