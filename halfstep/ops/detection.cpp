@@ -47,7 +47,7 @@ Tensor overlap(const Tensor& a, const Tensor& b, BoxIou kind, double area_eps, d
   const Tensor a_sides = a1 - a0, b_sides = b1 - b0;
   const Tensor both = product_of_two(clamp_min(minimum(a1, b1) - maximum(a0, b0), 0));
   const Tensor either = product_of_two(a_sides) + product_of_two(b_sides) - both;
-  const Tensor iou = both / plus(either, area_eps);
+  Tensor iou = both / plus(either, area_eps);
   if (kind == BoxIou::iou) return iou;
   const Tensor around = clamp_min(maximum(a1, b1) - minimum(a0, b0), 0);
   if (kind == BoxIou::giou) {
@@ -55,7 +55,7 @@ Tensor overlap(const Tensor& a, const Tensor& b, BoxIou kind, double area_eps, d
     return iou - (hull - either) / plus(hull, area_eps);
   }
   const auto squared = [](const Tensor& t) { return square(t.select(-1, 0)) + square(t.select(-1, 1)); };
-  const Tensor diou = iou - squared((a0 + a1 - b0 - b1) * 0.5) / (squared(around) + eps);
+  Tensor diou = iou - squared((a0 + a1 - b0 - b1) * 0.5) / (squared(around) + eps);
   if (kind == BoxIou::diou) return diou;
   // atan2(w, h) is atan(w / h), with a gradient where h is 0.
   const auto angle = [](const Tensor& sides) { return atan2(sides.select(-1, 0), sides.select(-1, 1)); };
