@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <string_view>
-#include <utility>
 
 #include "halfstep/debug/attributes_internal.h"
 #include "halfstep/ops/op.h"
@@ -92,27 +90,6 @@ Json attributes_of(const ObservedCall& call) {
     bytes += fmt::format("{:02x}", static_cast<const unsigned char*>(call.attributes)[i]);
   }
   return {{"bytes", bytes}};
-}
-
-std::optional<std::size_t> attributes_bytes(const ObservedCall& call) {
-  if (!call.attributes) return 0;
-  if (call.op) return call.op->attributes_size;
-  // A kernel that runs by itself has the struct of the op that it is registered for, or one of its own.
-  const std::string_view kernel = call.kernel ? call.kernel : "";
-  if (const Op* op = find_op(kernel); op && op->attributes_size > 0) return op->attributes_size;
-  constexpr std::pair<std::string_view, std::size_t> kOwn[] = {
-      {"sgd_step", sizeof(SgdAttributes)},
-      {"adam_step", sizeof(AdamAttributes)},
-      {"multi_norm", sizeof(ClipAttributes)},
-      {"multi_norm_pieces", sizeof(ClipAttributes)},
-      {"multi_clip", sizeof(ClipAttributes)},
-      {"amp_update_scale", sizeof(ScaleUpdateAttributes)},
-      {"batch_norm_update", sizeof(BatchNormAttributes)},
-  };
-  for (const auto& [name, bytes] : kOwn) {
-    if (name == kernel) return bytes;
-  }
-  return {};
 }
 
 void widen_results(const Op& op, void* attributes, DType dtype) {

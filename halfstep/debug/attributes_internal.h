@@ -2,9 +2,7 @@
 // Internal: the attributes of a call, for people and programs.
 #pragma once
 
-#include <cstddef>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "halfstep/core/dtype.h"
 #include "halfstep/ops/observer.h"
@@ -14,8 +12,6 @@ namespace halfstep::debug::detail {
 /// The fields of an op's attributes as an object; for a custom op's struct `{"bytes": "00ff..."}`; null for
 /// none.
 nlohmann::ordered_json attributes_of(const ObservedCall& call);
-/// The bytes of the struct that `attributes` of a call points to; none where a standalone kernel's isn't known.
-std::optional<std::size_t> attributes_bytes(const ObservedCall& call);
 /// Turns the dtypes that a call asks for its results to be of into `dtype`, where it asks.
 void widen_results(const Op& op, void* attributes, DType dtype);
 /// A number; JSON has no infinities and NaN, so they are texts.

@@ -9,7 +9,6 @@
 #include <tuple>
 
 #include "halfstep/core/error.h"
-#include "halfstep/debug/attributes_internal.h"
 #include "halfstep/debug/replay_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/runtime/devices.h"
@@ -106,11 +105,10 @@ struct CallTrace::Impl final : detail::CallObserver {
     }
     for (const Tensor* t : call.inputs) made.inputs.push_back(traced(*t, call.path));
     for (const Tensor* t : call.outputs) made.results.push_back(traced(*t, call.path));
-    const std::optional<std::size_t> size = detail::attributes_bytes(call);
-    made.repeatable = call.kernel && size;
-    if (size && *size > 0) {
+    made.repeatable = call.kernel != nullptr;
+    if (call.attributes) {
       const auto* bytes = static_cast<const std::byte*>(call.attributes);
-      made.attributes.assign(bytes, bytes + *size);
+      made.attributes.assign(bytes, bytes + call.attributes_bytes);
     }
     calls.push_back(std::move(made));
   }

@@ -113,7 +113,7 @@ void run_on_host(const KernelCall& call) {
   Views views(call.inputs, call.outputs);
   CallContext context(call);
   const bool dry = call.device.is_meta();
-  if (dry && !call.table.dry[static_cast<std::size_t>(call.dtype)]) kernel = no_work;
+  if (dry && !call.table.traits[static_cast<std::size_t>(call.dtype)].runs_dry) kernel = no_work;
   context.state = const_cast<CpuKernelState*>(dry ? &kDryState : &kCpuState);
   const Status status = kernel(&context, views.in(), static_cast<int>(call.inputs.size()), views.out(),
                                static_cast<int>(call.outputs.size()), call.attributes);
@@ -145,6 +145,7 @@ void run(const detail::KernelCall& call, const Op* op, bool in_place) {
                                      .inputs = call.inputs,
                                      .outputs = call.outputs,
                                      .attributes = call.attributes,
+                                     .attributes_bytes = call.attributes_bytes,
                                      .device = call.device,
                                      .in_place = in_place,
                                      .kernel = call.table.name.c_str(),
@@ -277,6 +278,7 @@ void call_view(const Op& op, const InferContext& ctx, std::span<const Tensor* co
                          .inputs = inputs,
                          .outputs = {&output, 1},
                          .attributes = attributes,
+                         .attributes_bytes = op.attributes_size,
                          .device = source->storage->device(),
                          .path = ExecutionPath::view,
                          .dtype = source->dtype})

@@ -34,6 +34,7 @@ struct ObservedCall {
       inputs;  ///< as the kernel receives them: after autocast and conversions; may be undefined
   std::span<const Tensor* const> outputs;      ///< before the call: not written yet
   const void* attributes;                      ///< the op's struct, or null
+  std::size_t attributes_bytes = 0;            ///< of that struct
   Device device;                               ///< where it runs (for a transfer: where to)
   bool in_place = false;                       ///< the output is written over input 0
   ExecutionPath path = ExecutionPath::native;  ///< known after the call
