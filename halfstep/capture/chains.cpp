@@ -13,7 +13,7 @@
 
 #include "halfstep/capture/replay_internal.h"
 #include "halfstep/core/fail.h"
-#include "halfstep/runtime/kernel_slices.h"
+#include "halfstep/runtime/kernel.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -140,12 +140,14 @@ class ChainFinder {
     return r_.views_[s.first_view + static_cast<std::size_t>(s.inputs)];
   }
 
+  static Slices slices_of(const Step& s) { return s.table->traits[static_cast<std::size_t>(s.dtype)].slices; }
+
   bool can_slice(const Step& s) const {
     if (s.kind != Step::Kind::kernel || !s.device.is_cpu() || s.outputs != 1 || s.inputs >= kMostOperands ||
         !s.written_inputs.empty()) {
       return false;
     }
-    const Slices slices = slices_of(s.function);
+    const Slices slices = slices_of(s);
     const TensorView& out = r_.views_[s.first_view + static_cast<std::size_t>(s.inputs)];
     if (slices == Slices::none || !out.defined || out.numel < kLeastElements || !is_dense(out)) return false;
     for (int k = 0; k < s.inputs; ++k) {
@@ -164,7 +166,7 @@ class ChainFinder {
 
   std::vector<ChainOperand> operands(std::size_t step) const {
     const Step& s = r_.steps_[step];
-    const bool random = slices_of(s.function) == Slices::random;
+    const bool random = slices_of(s) == Slices::random;
     std::vector<ChainOperand> all;
     for (int k = 0; k <= s.inputs; ++k) {
       const std::size_t view = s.first_view + static_cast<std::size_t>(k);
@@ -191,7 +193,7 @@ class ChainFinder {
     for (std::size_t i = last; i < r_.steps_.size() && !rest.empty(); ++i) {
       const Step& s = r_.steps_[i];
       if (s.kind != Step::Kind::kernel) return true;
-      const bool whole = s.fresh || slices_of(s.function) != Slices::none;  // it reads nothing of its outputs
+      const bool whole = s.fresh || slices_of(s) != Slices::none;  // it reads nothing of its outputs
       const int reads = whole ? s.inputs : s.inputs + s.outputs;
       for (int k = 0; k < reads; ++k) {
         if (any_overlaps(rest, range_of(r_.views_[s.first_view + static_cast<std::size_t>(k)]))) return true;

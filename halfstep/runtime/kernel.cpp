@@ -78,11 +78,11 @@ std::vector<std::string> kernel_names() {
 }
 
 RegisterCpuKernel::RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel,
-                                     bool dry) {
+                                     const KernelTraits& traits) {
   KernelTable& table = kernel_table(op);
   for (DType dtype : dtypes) {
     table.kernels[0][static_cast<std::size_t>(dtype)] = kernel;
-    table.dry[static_cast<std::size_t>(dtype)] = dry;
+    table.traits[static_cast<std::size_t>(dtype)] = traits;
   }
 }
 

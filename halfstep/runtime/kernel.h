@@ -84,6 +84,28 @@ inline bool runs_dry(const KernelContext* context) {
 using KernelFn = Status (*)(KernelContext* context, const TensorView* in, int n, TensorView* out, int m,
                             const void* attributes);
 
+/// How a CPU kernel computes slices of tensors: called with parts of its tensors that lie at the same elements, as
+/// row-major tensors of one dimension, it writes what it would write there for the whole tensors, bit for bit; inputs
+/// of one element stay as they are. Such a kernel has one output, of which it writes every element, and neither takes
+/// workspace nor reports bounds.
+enum class Slices : std::uint8_t {
+  none,      ///< only whole tensors
+  elements,  ///< an element of its output depends on the same elements of its inputs, and on nothing else
+  random,    ///< likewise, and on the element's number: input 1 has a PhiloxState (core/philox.h) as two i64, of which
+             ///< each block serves four elements in row-major order
+};
+
+/// What a CPU kernel can do beyond computing whole tensors.
+struct KernelTraits {
+  bool runs_dry = false;         ///< it heeds runs_dry(), so that a dry run counts its workspace
+  Slices slices = Slices::none;  ///< calls of captured steps can go through the cache together (capture/capture.h)
+};
+/// For RegisterCpuKernel.
+/// @{
+inline constexpr KernelTraits kRunsDry = {.runs_dry = true};
+inline constexpr KernelTraits kElementwise = {.slices = Slices::elements};
+/// @}
+
 /// The kernels of one op: a function for each kind of device and each dtype (that of the op's key input, see ops/op.h).
 /// The CPU's are registered when the program starts; a device's are looked up when first needed.
 struct KernelTable {
@@ -95,8 +117,8 @@ struct KernelTable {
   mutable std::array<std::array<std::atomic<void*>, kNumDTypes>, kMaxDeviceTypes> states = {};
   /// Whether the kernel takes tensors of any strides, or only row-major ones without gaps.
   mutable std::array<std::array<std::atomic<bool>, kNumDTypes>, kMaxDeviceTypes> strided = {};
-  /// By dtype: the CPU's kernel can be called with CpuKernelState::dry.
-  std::array<bool, kNumDTypes> dry = {};
+  /// By dtype: what the CPU's kernel can do.
+  std::array<KernelTraits, kNumDTypes> traits = {};
   KernelFn find(Device device, DType dtype) const {
     return kernels[device.type][static_cast<std::size_t>(dtype)].load(std::memory_order_acquire);
   }
@@ -108,12 +130,10 @@ HS_API KernelTable& kernel_table(std::string_view name);
 /// The same without creating it: null if there is none.
 HS_API const KernelTable* find_kernel_table(std::string_view name);
 
-/// For RegisterCpuKernel: the kernel heeds runs_dry(), so that a dry run counts its workspace.
-inline constexpr bool kRunsDry = true;
-
 /// Registers a CPU kernel for some dtypes when a program starts: a namespace-scope constant in a backend's .cpp file.
 struct HS_API RegisterCpuKernel {
-  RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel, bool dry = false);
+  RegisterCpuKernel(std::string_view op, std::initializer_list<DType> dtypes, KernelFn kernel,
+                    const KernelTraits& traits = {});
 };
 
 /// Groups of dtypes for registration.

@@ -251,13 +251,11 @@ constexpr std::initializer_list<DType> kBits = {DType::i64, DType::i32, DType::i
 constexpr std::initializer_list<DType> kBool = {DType::boolean};
 
 const RegisterCpuKernel compare_kernels[] = {
-    {"logical_and", kBool, bitwise<And, 0, 1>}, {"logical_or", kBool, bitwise<Or, 0, 1>},
-    {"logical_xor", kBool, bitwise<Xor, 0, 1>}, {"logical_not", kBool, bitwise<Not, 0>},
-    {"bitwise_and", kBits, bitwise<And, 0, 1>}, {"bitwise_or", kBits, bitwise<Or, 0, 1>},
-    {"bitwise_xor", kBits, bitwise<Xor, 0, 1>}, {"bitwise_not", kBits, bitwise<Not, 0>},
+    {"logical_and", kBool, bitwise<And, 0, 1>, kElementwise}, {"logical_or", kBool, bitwise<Or, 0, 1>, kElementwise},
+    {"logical_xor", kBool, bitwise<Xor, 0, 1>, kElementwise}, {"logical_not", kBool, bitwise<Not, 0>, kElementwise},
+    {"bitwise_and", kBits, bitwise<And, 0, 1>, kElementwise}, {"bitwise_or", kBits, bitwise<Or, 0, 1>, kElementwise},
+    {"bitwise_xor", kBits, bitwise<Xor, 0, 1>, kElementwise}, {"bitwise_not", kBits, bitwise<Not, 0>, kElementwise},
 };
-const RegisterSlices compare_slices(Slices::elements,
-                                    {bitwise<And, 0, 1>, bitwise<Or, 0, 1>, bitwise<Xor, 0, 1>, bitwise<Not, 0>});
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -201,13 +201,10 @@ Status slice_backward(KernelContext* context, const TensorView* in, int, TensorV
 }
 
 const RegisterCpuKernel copy_kernels[] = {
-    {"to", kAllDTypes, copy},
-    {"clone", kAllDTypes, copy},
-    {"copy", kAllDTypes, copy_into},
-    {"fill", kAllDTypes, fill},
+    {"to", kAllDTypes, copy, kElementwise},         {"clone", kAllDTypes, copy, kElementwise},
+    {"copy", kAllDTypes, copy_into, kElementwise},  {"fill", kAllDTypes, fill, kElementwise},
     {"slice_backward", kAllDTypes, slice_backward},
 };
-const RegisterSlices copy_slices(Slices::elements, {copy, copy_into, fill});
 
 }  // namespace
 }  // namespace halfstep::cpu

@@ -14,7 +14,6 @@
 #include "halfstep/core/shape.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/runtime/kernel.h"
-#include "halfstep/runtime/kernel_slices.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -186,8 +185,7 @@ Status dropout(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   return Status::ok;
 }
 
-const RegisterCpuKernel dropout_kernels("dropout", kFloatingDTypes, dropout);
-const RegisterSlices dropout_slices(Slices::random, {dropout});
+const RegisterCpuKernel dropout_kernels("dropout", kFloatingDTypes, dropout, {.slices = Slices::random});
 
 }  // namespace
 }  // namespace halfstep::cpu

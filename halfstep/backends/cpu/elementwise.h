@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "halfstep/runtime/kernel.h"
-#include "halfstep/runtime/kernel_slices.h"
 
 namespace halfstep::cpu {
 
@@ -67,8 +66,7 @@ struct RegisterFamily {
  private:
   template <std::size_t... I>
   static void add(const ElementwiseOp* rows, std::index_sequence<I...>) {
-    (RegisterCpuKernel(rows[I].name, rows[I].dtypes, elementwise_kernel<family, run, I>), ...);
-    RegisterSlices(Slices::elements, {elementwise_kernel<family, run, I>...});
+    (RegisterCpuKernel(rows[I].name, rows[I].dtypes, elementwise_kernel<family, run, I>, kElementwise), ...);
   }
 };
 

@@ -116,10 +116,9 @@ Status masked_fill(KernelContext*, const TensorView* in, int, TensorView* out, i
 }
 
 const RegisterCpuKernel where_kernels[] = {
-    {"where", kAllDTypes, where},
-    {"masked_fill", kAllDTypes, masked_fill},
+    {"where", kAllDTypes, where, kElementwise},
+    {"masked_fill", kAllDTypes, masked_fill, kElementwise},
 };
-const RegisterSlices where_slices(Slices::elements, {where, masked_fill});
 
 }  // namespace
 }  // namespace halfstep::cpu
