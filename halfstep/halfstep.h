@@ -83,6 +83,7 @@
 #include "halfstep/io/tensorboard.h"
 #include "halfstep/io/weights.h"
 #include "halfstep/models/cnn.h"
+#include "halfstep/models/gpt.h"
 #include "halfstep/models/mlp.h"
 #include "halfstep/models/mobilenet.h"
 #include "halfstep/models/registry.h"

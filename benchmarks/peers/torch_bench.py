@@ -11,7 +11,7 @@ Cases (all times include Python's share, as a PyTorch user has it):
   linear/1x16x16/plain, .../recorded, .../autocast     F.linear of batch 1, 16 to 16: under no_grad; with recorded weights; the latter under bf16 autocast
   region/enter                   entering and leaving an autocast region
   scaler/mlp_unscale             unscale_ and update over the MLP's 669,706 gradients
-  network/NAME/DTYPE/bBATCH      one training step of an image network (torch_networks.py); DTYPE also f32_compiled and bf16_compiled
+  network/NAME/DTYPE/bBATCH      one training step of a network (torch_networks.py); DTYPE also f32_compiled and bf16_compiled
   inference/NAME/f32/bBATCH      a call of such a network in eval() and inference_mode(); a detector's with decoded predictions
   loader/HOW/w2                  a picture of the folder HALFSTEP_BENCH_IMAGES, by a DataLoader of two workers; HOW pillow or torchvision
   optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9), adam or adamw, HOW loop, foreach or fused
@@ -154,7 +154,8 @@ def loader(decoder):
 def cases():
     bind = functools.partial
     table = {}
-    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("yolov5n", 16), ("yolov5n_320", 4)):
+    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("yolov5n", 16), ("yolov5n_640", 4), ("yolov5n_320", 4),
+                        ("gpt", 8)):
         for how in ("f32", "bf16", "f16", "f32_compiled", "bf16_compiled"):
             table[f"network/{name}/{how}/b{batch}"] = bind(training, name, how)
     for name in ("resnet50", "yolov5n"):

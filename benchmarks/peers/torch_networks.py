@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image networks and picture loaders for torch_bench.py, as PyTorch's users write them. Needs torchvision and Pillow.
+"""Networks and picture loaders for torch_bench.py, as PyTorch's users write them. Needs torchvision and Pillow.
 
-Networks are torchvision's, and the detector of torch_yolov5.py, channels-last; a step is zero_grad, forward, cross entropy (or the
+Networks are torchvision's, and the detector of torch_yolov5.py, channels-last, and the language model of torch_gpt.py; a step is zero_grad, forward, cross entropy (or the
 detector's loss), backward and SGD with momentum 0.9.
 bf16 and f16 run under autocast, f16 with a GradScaler; f32_compiled and bf16_compiled go through torch.compile.
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 NETWORKS = {"resnet50": (16, 224, 1000), "resnet18_cifar": (128, 32, 10), "yolov5n": (16, 640, 80),
-            "yolov5n_320": (4, 320, 80)}  # batch, size, classes
+            "yolov5n_640": (4, 640, 80), "yolov5n_320": (4, 320, 80), "gpt": (8, 256, 65)}  # batch, size or tokens, classes
 BATCH, EPOCH = 32, 640  # of the loaders, as in benchmarks/server/loader.cpp
 ENDINGS = {".jpg", ".jpeg", ".png"}
 
@@ -27,6 +27,11 @@ def make(name, classes):
         import torch_yolov5
 
         return torch_yolov5.Nano(classes), torch_yolov5.objects, torch_yolov5.loss_of
+    if name == "gpt":
+        import torch_gpt
+
+        model = torch_gpt.GPT(classes)
+        return model, lambda batch: torch.randint(0, classes, (batch, model.context)), torch_gpt.loss_of
     return make_classifier(name, classes), lambda batch: torch.randint(0, classes, (batch,)), F.cross_entropy
 
 
@@ -68,8 +73,11 @@ class Training:
         dtype, _, compiled = how.partition("_")
         torch.manual_seed(1)
         model, labels, self.criterion = make(name, classes)
-        self.model = model.to(memory_format=torch.channels_last)
-        self.images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
+        if name == "gpt":
+            self.model, self.images = model, labels(batch)
+        else:
+            self.model = model.to(memory_format=torch.channels_last)
+            self.images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
         self.labels = labels(batch)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.scaler = torch.amp.GradScaler("cpu", enabled=dtype == "f16")

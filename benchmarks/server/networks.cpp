@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of image networks and of a detector, those that Model and the program run: f32, and bf16 and f16 under
+// Training steps of image networks, of a detector and of a language model, those that Model and the program run: f32, and bf16 and f16 under
 // autocast, channels-last.
 #include <fmt/format.h>
 
@@ -15,10 +15,12 @@
 #include "halfstep/core/random.h"
 #include "halfstep/debug/profiler.h"
 #include "halfstep/models/detection_loss.h"
+#include "halfstep/models/gpt.h"
 #include "halfstep/models/registry.h"
 #include "halfstep/models/yolov5.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/join.h"
+#include "halfstep/ops/loss.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/sgd.h"
@@ -90,12 +92,39 @@ Network detector(const char* name, std::int64_t batch, std::int64_t size) {
           }};
 }
 
+class NextToken final : public training::Task {
+ public:
+  explicit NextToken(const models::GPTOptions& options) : net_(options) {}
+  const nn::ModuleBase& network() const override { return net_; }
+  training::TaskLoss loss(const data::Batch& batch) override {
+    return {.loss = cross_entropy(flatten(net_(batch.input), 0, 1), flatten(batch.target, 0))};
+  }
+
+ private:
+  models::GPT net_;
+};
+
+// Of characters, as small as is trained on one machine, without dropout.
+Network language_model(const char* name, std::int64_t batch, const models::GPTOptions& o) {
+  const auto n = static_cast<double>(batch), t = static_cast<double>(o.context), w = static_cast<double>(o.width);
+  // Multiply-adds of a token's forward pass: four linear layers a block (12 width^2) and the logits. Attention is not
+  // halved for its mask, as usual. The gradient of the first embedding is no product.
+  const double products = static_cast<double>(o.layers) * (12 * w * w + 2 * t * w) + static_cast<double>(o.vocabulary) * w;
+  return {name, batch, 3 * 2 * n * t * products, [batch, o] {
+            const auto ids = [&] { return randint(0, o.vocabulary, {batch, o.context}); };
+            return Work{std::make_shared<NextToken>(o), {ids(), ids()}};
+          }};
+}
+
 const std::vector<Network>& networks() {
   static const std::vector<Network> all = {
       classifier("resnet50", 16, 224, 2048, 1000, resnet50_convolutions()),
       classifier("resnet18_cifar", 128, 32, 512, 10, resnet18_cifar_convolutions()),
       detector("yolov5n", 16, 640),
+      detector("yolov5n_640", 4, 640),
       detector("yolov5n_320", 4, 320),
+      language_model("gpt", 8,
+                     {.vocabulary = 65, .context = 256, .layers = 6, .heads = 6, .width = 384, .dropout = 0, .bias = false}),
   };
   return all;
 }
