@@ -9,11 +9,11 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, bias):
         super().__init__()
         self.heads = heads
-        self.c_attn = nn.Linear(width, 3 * width, bias=False)
-        self.c_proj = nn.Linear(width, width, bias=False)
+        self.c_attn = nn.Linear(width, 3 * width, bias=bias)
+        self.c_proj = nn.Linear(width, width, bias=bias)
 
     def forward(self, x):
         n, t, width = x.shape
@@ -23,11 +23,11 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, bias):
         super().__init__()
-        self.ln_1, self.attn = nn.LayerNorm(width), Attention(width, heads)
+        self.ln_1, self.attn = nn.LayerNorm(width), Attention(width, heads, bias)
         self.ln_2 = nn.LayerNorm(width)
-        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width, bias=False), "c_proj": nn.Linear(4 * width, width, bias=False)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width, bias=bias), "c_proj": nn.Linear(4 * width, width, bias=bias)})
 
     def forward(self, x):
         x = x + self.attn(self.ln_1(x))
@@ -35,11 +35,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocabulary, context=256, layers=6, heads=6, width=384):
+    def __init__(self, vocabulary, context=256, layers=6, heads=6, width=384, bias=False):
         super().__init__()
         self.context = context
         self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.h = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.h = nn.ModuleList(Block(width, heads, bias) for _ in range(layers))
         self.ln_f = nn.LayerNorm(width)
         for name, p in self.named_parameters():
             if p.dim() == 2:

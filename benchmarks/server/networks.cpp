@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training steps of image networks, of a detector and of a language model, those that Model and the program run: f32, and bf16 and f16 under
-// autocast, channels-last.
+// Training steps of image networks, of a detector and of a language model, those that Model and the program run: f32,
+// and bf16 and f16 under autocast, channels-last.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -109,7 +109,8 @@ Network language_model(const char* name, std::int64_t batch, const models::GPTOp
   const auto n = static_cast<double>(batch), t = static_cast<double>(o.context), w = static_cast<double>(o.width);
   // Multiply-adds of a token's forward pass: four linear layers a block (12 width^2) and the logits. Attention is not
   // halved for its mask, as usual. The gradient of the first embedding is no product.
-  const double products = static_cast<double>(o.layers) * (12 * w * w + 2 * t * w) + static_cast<double>(o.vocabulary) * w;
+  const double products =
+      static_cast<double>(o.layers) * (12 * w * w + 2 * t * w) + static_cast<double>(o.vocabulary) * w;
   return {name, batch, 3 * 2 * n * t * products, [batch, o] {
             const auto ids = [&] { return randint(0, o.vocabulary, {batch, o.context}); };
             return Work{std::make_shared<NextToken>(o), {ids(), ids()}};
@@ -123,8 +124,9 @@ const std::vector<Network>& networks() {
       detector("yolov5n", 16, 640),
       detector("yolov5n_640", 4, 640),
       detector("yolov5n_320", 4, 320),
-      language_model("gpt", 8,
-                     {.vocabulary = 65, .context = 256, .layers = 6, .heads = 6, .width = 384, .dropout = 0, .bias = false}),
+      language_model(
+          "gpt", 8,
+          {.vocabulary = 65, .context = 256, .layers = 6, .heads = 6, .width = 384, .dropout = 0, .bias = false}),
   };
   return all;
 }

@@ -3,7 +3,7 @@
 """Writes tests/goldens/*.json with PyTorch: expected values that come from outside the code. See README.md.
 
 usage: make_goldens.py [ops] [policy] [scaler] [optim] [layers] [training] [pooling] [conv] [detection] [models] [quantize]
-                       [int8]
+                       [int8] [gpt]
        (default: all)
 Run it with the Python of scripts/peer_env.sh, on one thread, so that the files don't depend on the number of cores.
 """
@@ -13,7 +13,7 @@ import sys
 import torch
 
 PARTS = ("ops", "policy", "scaler", "optim", "layers", "training", "pooling", "conv", "detection", "models", "quantize",
-         "int8")
+         "int8", "gpt")
 
 
 def main():
