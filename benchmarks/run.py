@@ -107,6 +107,8 @@ def start_peers(options: argparse.Namespace, pictures: pathlib.Path | None,
     ours = Peer(OURS, command, env)
     ours.hello
     peers, crowds = {OURS: ours, **sharing(OURS, command, env)}, {OURS: Crowd(OURS, command, env)}
+    for m in (2, 4):
+        crowds[f"{OURS}_winograd{m}"] = Crowd(f"{OURS}_winograd{m}", command, {**env, "HALFSTEP_WINOGRAD": f"{m}x{m}"})
     python = peer_python(options)
     if python is None:
         return peers, crowds

@@ -31,12 +31,12 @@ class Result:
     def met(self, goal: Goal) -> bool | None:
         """Whether the goal is met; None where it wasn't measured."""
         if goal.at_most_us:
-            ours = self.median("halfstep")
+            ours = self.median(goal.by)
             return None if ours is None else ours * 1e3 <= goal.at_most_us
         if goal.fact:
-            ours, theirs = (self.facts.get(c, {}).get(goal.fact) for c in ("halfstep", goal.column))
+            ours, theirs = (self.facts.get(c, {}).get(goal.fact) for c in (goal.by, goal.column))
             return None if ours is None or not theirs else ours <= goal.share * theirs
-        ratio = self.ratio(goal.column)
+        ratio = self.ratio(goal.column, to=goal.by)
         return None if ratio is None else ratio.median >= goal.ratio
 
 

@@ -315,6 +315,11 @@ class TableTest(unittest.TestCase):
         self.assertIs(result.met(Goal("jax", 1.0)), None)
         self.assertIs(result.met(Goal(at_most_us=1.5)), True)
         self.assertIs(result.met(Goal(at_most_us=1.4)), False)
+        self.assertIs(result.met(Goal("torch", 1.0, by="torch")), True)
+        self.assertIs(result.met(Goal("torch", 1.1, by="torch")), False)
+        self.assertIs(result.met(Goal("torch", 1.0, by="winograd4")), None)
+        self.assertEqual([g.text() for g in (Goal("torch_kept", 1.4), Goal("torch_kept", 1.4, by="winograd4"))],
+                         [">= 1.4x PyTorch, pages kept", "Winograd 4x4 >= 1.4x PyTorch, pages kept"])
 
     def test_a_section(self) -> None:
         row = Row(("64", "f32"), "x", (Contestant("torch", "torch", "x"), Contestant("jax", "jax", "x")),
@@ -408,9 +413,14 @@ class PlanTest(unittest.TestCase):
         sections = {s.name: s for s in plan(Machine())}
         self.assertTrue(sections["network"].alone and sections["loader"].alone)
         rows = {r.case: r for r in sections["network"].rows}
-        for network in ("resnet50/f32/b16", "resnet18_cifar/f32/b128"):
-            self.assertEqual(rows[f"network/{network}"].goals, (Goal("torch", 1.3), Goal("torch_kept", 1.1), Goal("torch_compiled", 1.1)))
-        for units, speed in ((False, (Goal("f32", 0.95),)), (True, (Goal("f32", 2.0), Goal("torch", 1.3)))):
+        for network, torch, kept in (("resnet50/f32/b16", 1.7, 1.45), ("resnet18_cifar/f32/b128", 1.4, 1.4)):
+            row = rows[f"network/{network}"]
+            self.assertEqual(row.goals, (Goal("torch", torch), Goal("torch_kept", kept), Goal("torch_compiled", 1.1),
+                                         Goal("torch_kept", kept, by="winograd4")))
+            # The same case, by a program that is told to use these tiles.
+            self.assertEqual([(c.peer, c.case) for c in row.others if c.column.startswith("winograd")],
+                             [(f"{OURS}_winograd2", row.case), (f"{OURS}_winograd4", row.case)])
+        for units, speed in ((False, (Goal("f32", 1.0),)), (True, (Goal("f32", 1.7), Goal("torch", 1.6)))):
             both = plan(Machine(bf16_units=units), only="^network ResNet-.* bf16$")[0].rows
             self.assertEqual(len(both), 2)
             for row in both:
@@ -426,6 +436,14 @@ class PlanTest(unittest.TestCase):
                              [("network/yolov5n/f32/b16", (Goal("torch", 1.3),)), ("network/yolov5n/bf16/b16", of_bf16),
                               ("network/yolov5n/f16/b16", (memory,))])
         self.assertNotIn("detector", {s.name for s in plan(Machine(), quick=True)})
+
+    def test_language(self) -> None:
+        for units, of_bf16 in ((False, (Goal("f32", 0.95),)), (True, (Goal("f32", 1.0), Goal("torch", 1.2)))):
+            section = plan(Machine(bf16_units=units), only="^language")[0]
+            self.assertTrue(section.alone)
+            self.assertEqual([(r.case, r.goals) for r in section.rows],
+                             [("network/gpt/f32/b8", (Goal("torch", 1.2),)), ("network/gpt/bf16/b8", of_bf16),
+                              ("network/gpt/f16/b8", (Goal("f32", 0.95),))])
 
     def test_what_may_be_missing(self) -> None:
         self.assertNotIn("loader", {s.name for s in plan(Machine(), pictures=False)})
@@ -591,7 +609,7 @@ class MainTest(unittest.TestCase):
             status, out, _ = self.main("--no-peers", "--turns", "1", "--only", "^network ResNet-50.* bf16", "--json", str(file))
             self.assertEqual(status, 0, out)
             row = json.loads(file.read_text())["rows"][0]
-        self.assertEqual(row["turns_ms"], {"halfstep": [1.0], "f32": [1.0]})
+        self.assertEqual(row["turns_ms"], {"halfstep": [1.0], "winograd4": [1.0], "f32": [1.0]})
         self.assertNotEqual(row["facts"]["halfstep"]["pid"], row["facts"]["f32"]["pid"])
         self.assertIn("peak <= 0.6 of PyTorch f32: not measured", out)
         self.assertRegex(out, r"(?m)^ResNet-50, 16 +bf16 +Halfstep +1.00 +4000")
