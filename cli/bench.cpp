@@ -19,6 +19,7 @@
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
 #include "halfstep/train/config.h"
 #include "halfstep/train/device_memory.h"
@@ -196,6 +197,7 @@ int run(const BenchOptions& o) {
     // Of one precision: those of a second one would lie beside it.
     if (runs.size() == 1) line["tensor_peak_mb"] = static_cast<double>(memory_stats(device).allocated_peak) / 1e6;
     if (winograd() != Winograd::off) line["winograd"] = name(winograd());
+    if (tuning()) line["tuning"] = true;
     if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);
     fmt::print("{}\n", line.dump());
   }

@@ -145,11 +145,12 @@ void check_environment() {
     throw UsageError(fmt::format("{}: expected one of {}, got '{}'", name, fmt::join(choices, ", "), given));
   };
   constexpr const char* kWinograd[] = {"off", "2x2", "4x4"};
-  constexpr const char* kTf32[] = {"0", "1"};
+  constexpr const char* kSwitch[] = {"0", "1"};
   constexpr const char* kLevels[] = {"debug", "info", "warning", "error"};
   check("HALFSTEP_ISA", isa_names());
   check("HALFSTEP_WINOGRAD", kWinograd);
-  check("HALFSTEP_TF32", kTf32);
+  check("HALFSTEP_TF32", kSwitch);
+  check("HALFSTEP_TUNE", kSwitch);
   check("HALFSTEP_LOG", kLevels);
   if (const std::string n = value("HALFSTEP_THREADS"); !n.empty()) parse_whole("HALFSTEP_THREADS", n, 1, kMostThreads);
 }

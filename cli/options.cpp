@@ -16,6 +16,7 @@
 #include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/parallel.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/quantize.h"
@@ -32,36 +33,42 @@ constexpr const char* kTf32 =
 }  // namespace
 
 std::vector<Flag> common_flags(CommonOptions& o) {
-  return {{.names = "MODEL",
-           .field = &o.model,
-           .help = fmt::format("Network: {}", fmt::join(training::network_names(), ", ")),
-           .value = "",
-           .resume = FlagResume::same},
-          {.names = "--device",
-           .field = &o.device,
-           .help = "Device, as NAME or NAME:INDEX (see `halfstep devices`)",
-           .resume = FlagResume::reported,
-           .given = [&o] { o.device_given = true; }},
-          {.names = "--gpu",
-           .field = &o.gpu,
-           .help = "Index of the accelerator, if there is only one kind",
-           .range = FlagRange::from_to(0, 1023),
-           .value = "N",
-           .kept = FlagKept::never},
-          {.names = "--threads",
-           .field = &o.threads,
-           .help = "Threads that compute (default: all processors)",
-           .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
-           .kept = FlagKept::given,
-           .resume = FlagResume::reported},
-          {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported},
-          {.names = "--winograd",
-           .field = &o.winograd,
-           .help = "3x3 convolutions on the CPU in tiles of 2x2 or 4x4 results, or off (the default): fewer "
-                   "multiplications, other rounding errors",
-           .choices = {"off", "2x2", "4x4"},
-           .kept = FlagKept::given,
-           .resume = FlagResume::reported}};
+  return {
+      {.names = "MODEL",
+       .field = &o.model,
+       .help = fmt::format("Network: {}", fmt::join(training::network_names(), ", ")),
+       .value = "",
+       .resume = FlagResume::same},
+      {.names = "--device",
+       .field = &o.device,
+       .help = "Device, as NAME or NAME:INDEX (see `halfstep devices`)",
+       .resume = FlagResume::reported,
+       .given = [&o] { o.device_given = true; }},
+      {.names = "--gpu",
+       .field = &o.gpu,
+       .help = "Index of the accelerator, if there is only one kind",
+       .range = FlagRange::from_to(0, 1023),
+       .value = "N",
+       .kept = FlagKept::never},
+      {.names = "--threads",
+       .field = &o.threads,
+       .help = "Threads that compute (default: all processors)",
+       .range = FlagRange::from_to(1, static_cast<double>(kMostThreads)),
+       .kept = FlagKept::given,
+       .resume = FlagResume::reported},
+      {.names = "--tf32", .field = &o.tf32, .help = kTf32, .resume = FlagResume::reported},
+      {.names = "--winograd",
+       .field = &o.winograd,
+       .help = "3x3 convolutions on the CPU in tiles of 2x2 or 4x4 results, or off (the default): fewer "
+               "multiplications, other rounding errors",
+       .choices = {"off", "2x2", "4x4"},
+       .kept = FlagKept::given,
+       .resume = FlagResume::reported},
+      {.names = "--tune",
+       .field = &o.tune,
+       .help = "Choose how the CPU computes each convolution by timing it once on this machine, and keep the choices "
+               "(default: by a model, unless HALFSTEP_TUNE=1)",
+       .resume = FlagResume::reported}};
 }
 
 void add_common(const Verb& verb, CommonOptions& o, bool model_required) {
@@ -81,6 +88,7 @@ Device apply_common(const CommonOptions& o) {
   if (o.threads > 0) set_num_threads(o.threads);
   if (o.tf32) set_float32_precision(Float32Precision::high);
   if (!o.winograd.empty()) set_winograd(winograd_from_string(o.winograd));
+  if (o.tune) set_tuning(true);
   return device;
 }
 

@@ -30,9 +30,10 @@ struct CommonOptions {
   int threads = 0;
   bool tf32 = false;
   std::string winograd;
+  bool tune = false;
   bool device_given = false;
 };
-/// Their rows: MODEL, --device, --gpu, --threads, --tf32 and --winograd.
+/// Their rows: MODEL, --device, --gpu, --threads, --tf32, --winograd and --tune.
 std::vector<Flag> common_flags(CommonOptions& options);
 /// Adds them.
 void add_common(const Verb& verb, CommonOptions& options, bool model_required = true);

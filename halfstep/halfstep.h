@@ -158,6 +158,7 @@
 #include "halfstep/runtime/queue.h"
 #include "halfstep/runtime/trace.h"
 #include "halfstep/runtime/transfer.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
 #include "halfstep/train/average_precision.h"
 #include "halfstep/train/batches.h"

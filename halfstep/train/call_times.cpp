@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/train/call_times.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 
-#include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "halfstep/core/atomic_file.h"
@@ -16,6 +12,8 @@
 #include "halfstep/io/atomic_file.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/machine_file.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
 
 namespace halfstep::training {
@@ -28,23 +26,11 @@ using debug::OperandPlace;
 constexpr int kFormat = 1;
 constexpr std::uintmax_t kMostFileBytes = 64 << 20;
 
-// The file that this code was loaded from: another build may have other kernels.
-std::string build_of_library() {
-  Dl_info info{};
-  struct stat s {};
-  static const char here = 0;
-  if (dladdr(&here, &info) == 0 || !info.dli_fname || stat(info.dli_fname, &s) != 0) return HALFSTEP_VERSION;
-  return fmt::format("{} {} {}.{:09}", HALFSTEP_VERSION, s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
-}
-
 // Whose times they are.
 Json owner() {
   const MachineInfo info = machine();
-  return {{"cpu", info.cpu},
-          {"isa", info.isa},
-          {"threads", info.threads},
-          {"winograd", name(winograd())},
-          {"library", build_of_library()}};
+  return {{"cpu", info.cpu},    {"isa", info.isa},           {"threads", info.threads}, {"winograd", name(winograd())},
+          {"tuning", tuning()}, {"library", library_build()}};
 }
 
 // A time that can be one.
@@ -62,26 +48,7 @@ double rate_in(const Json& json) {
 
 }  // namespace
 
-fs::path CallTimes::default_file() {
-  const auto folder = [](const char* variable) {
-    const char* value = std::getenv(variable);
-    return fs::path(value ? value : "");
-  };
-  fs::path cache = folder("XDG_CACHE_HOME");  // one that is not absolute is to be passed over
-  if (!cache.is_absolute()) cache = folder("HOME") / ".cache";
-  if (!cache.is_absolute()) return {};
-  const MachineInfo info = machine();
-  std::string name;
-  for (const char c : fmt::format("{} {} {}", info.cpu, info.isa, info.threads)) {
-    const bool plain = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
-    if (plain) {
-      name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    } else if (!name.empty() && name.back() != '-') {
-      name += '-';
-    }
-  }
-  return cache / "halfstep" / "calls" / (name + ".json");
-}
+fs::path CallTimes::default_file() { return machine_file("calls"); }
 
 CallTimes::CallTimes(CallTimesOptions options) : options_(std::move(options)) {
   if (options_.file.empty()) options_.file = default_file();

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/train/compression_internal.h"
 #include "halfstep/train/flags.h"
 #include "halfstep/train/memory_plan.h"
@@ -403,6 +404,11 @@ std::vector<Flag> flags(TrainConfig& c) {
         .check =
             [&c] {
               if (c.reproducible == 0) return;
+              if (tuning()) {
+                fail<Error>(
+                    "--reproducible: gives the same bits on any number of ranks, and --tune (or HALFSTEP_TUNE) chooses "
+                    "kernels by timing");
+              }
               if (!std::has_single_bit(static_cast<std::uint64_t>(c.reproducible))) {
                 fail<Error>("--reproducible: expected a power of 2, got {}", c.reproducible);
               }

@@ -18,6 +18,7 @@
 #include "halfstep/dist/zero.h"
 #include "halfstep/optim/ema.h"
 #include "halfstep/runtime/log.h"
+#include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
 #include "halfstep/train/callbacks.h"
 #include "halfstep/train/callbacks_debug.h"
@@ -314,6 +315,7 @@ class Run {
                               {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
                               {"seed", config_.seed}};
     if (winograd() != Winograd::off) fields.emplace_back("winograd", std::string(name(winograd())));
+    if (tuning()) fields.emplace_back("tuning", true);
     if (memory_) {
       fields.emplace_back("recompute", memory_->modules());
       if (memory_->budget > 0) {

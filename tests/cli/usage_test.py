@@ -112,7 +112,8 @@ class Environment(ProgramTest):
         self.refused(2, "HALFSTEP_LOG", "devices", env={"HALFSTEP_LOG": "loud"})
         self.refused(2, "HALFSTEP_WINOGRAD: expected one of off, 2x2, 4x4, got '3x3'", "devices", env={"HALFSTEP_WINOGRAD": "3x3"})
         self.refused(2, "HALFSTEP_TF32: expected one of 0, 1, got 'yes'", "devices", env={"HALFSTEP_TF32": "yes"})
-        for name in ("HALFSTEP_ISA", "HALFSTEP_THREADS", "HALFSTEP_LOG", "HALFSTEP_WINOGRAD", "HALFSTEP_TF32"):
+        self.refused(2, "HALFSTEP_TUNE: expected one of 0, 1, got 'yes'", "devices", env={"HALFSTEP_TUNE": "yes"})
+        for name in ("HALFSTEP_ISA", "HALFSTEP_THREADS", "HALFSTEP_LOG", "HALFSTEP_WINOGRAD", "HALFSTEP_TF32", "HALFSTEP_TUNE"):
             self.assertEqual(self.run_program("devices", env={name: ""})[0], 0)
 
     def test_caps_are_shown(self):

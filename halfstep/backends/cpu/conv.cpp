@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
 #include "halfstep/backends/cpu/conv_winograd.h"
 #include "halfstep/backends/cpu/convert_block.h"
@@ -35,25 +36,46 @@ bool has_units(DType dtype, Isa isa) {
   return (dtype == DType::bf16 && isa >= Isa::avx512_bf16) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
 
-}  // namespace
+bool all_floats(const ConvCall& call) {
+  return floats(call.input.dtype) && floats(call.weight.dtype) && floats(call.output.dtype);
+}
 
-ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
-  const TensorView* all[] = {&call.input, &call.weight, &call.output};
-  for (const TensorView* t : all) {
-    if (!floats(t->dtype)) return ConvPath::reference;
-  }
+// Whether oneDNN's kernels on the processor's 16-bit units may serve.
+bool by_units(const ConvCall& call, Isa isa) {
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
   const DType result = const_cast<ConvCall&>(call).result().dtype;
   // A bias of a transposed convolution would be rounded after the sum is.
-  const bool native = has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
-                      (result == operands || result == DType::f32) &&
-                      (call.bias == nullptr || call.part == ConvPart::output);
+  return has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
+         (result == operands || result == DType::f32) && (call.bias == nullptr || call.part == ConvPart::output);
+}
+
+}  // namespace
+
+ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
+  if (!all_floats(call)) return ConvPath::reference;
+  const bool native = by_units(call, isa);
   if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call);
+}
+
+std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed, ConvPath first) {
+  std::vector<ConvPath> paths = {first};
+  if (!all_floats(call)) return paths;
+  const auto add = [&](ConvPath path, bool serves) {
+    if (serves && path != first) paths.push_back(path);
+  };
+  const bool winograd = winograd_serves(call);
+  add(ConvPath::native, by_units(call, isa));
+  add(ConvPath::pairs, pair_products_serve(call, isa));
+  add(ConvPath::blocks, true);
+  add(ConvPath::products, products_serve(call));
+  add(ConvPath::winograd2, winograd && allowed != Winograd::off);
+  add(ConvPath::winograd4, winograd && allowed == Winograd::tiles_4x4);
+  return paths;
 }
 
 Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
@@ -85,7 +107,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
 }
 
 std::string describe_conv(ConvCall& call) {
-  ConvPath path = choose_conv_path(call, compute_isa(), winograd());
+  ConvPath path = tuned_conv_path(call, choose_conv_path(call, compute_isa(), winograd()), false);
   if (path == ConvPath::winograd2) return "winograd 2x2";
   if (path == ConvPath::winograd4) return "winograd 4x4";
   if (path == ConvPath::native) {
@@ -109,7 +131,9 @@ Status convolve(KernelContext* context, ConvCall& call) {
   if (result.numel == 0) return Status::ok;
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
-  return convolve_by(no_sum ? ConvPath::reference : choose_conv_path(call, compute_isa(), winograd()), context, call);
+  if (no_sum) return convolve_by(ConvPath::reference, context, call);
+  const ConvPath model = choose_conv_path(call, compute_isa(), winograd());
+  return convolve_by(tuned_conv_path(call, model, !runs_dry(context)), context, call);
 }
 
 namespace {

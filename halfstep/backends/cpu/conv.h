@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/core/export.h"
@@ -39,7 +40,11 @@ enum class ConvPath : std::uint8_t {
 /// `allowed`: the largest tiles of Winograd's that it may go by.
 HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed = Winograd::off) noexcept;
 
-/// Computes the part by the path that was chosen, or by a given one.
+/// All paths that serve a call of floats of at most 32 bits, `first` first; for others that one only.
+HS_API std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed, ConvPath first);
+
+/// Computes the part by the path that was chosen, by timing where the program has asked for it (conv_tuning.h), or by a
+/// given one.
 HS_API Status convolve(KernelContext* context, ConvCall& call);
 HS_API Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call);
 
