@@ -29,10 +29,17 @@ static_assert(static_cast<int>(ConvPath::winograd4) == 6);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
+  ConvGeometry dilated = geometry(2, 32, 12, 24, 3, 1, 2);
+  dilated.dilation[0] = dilated.dilation[1] = 2;
+  dilated.oh = dilated.ow = 12;
   for (const ConvGeometry& g : {geometry(3, 24, 10, 32, 3, 1, 1), geometry(9, 16, 7, 40, 1, 1, 0),
                                 geometry(5, 33, 9, 17, 3, 2, 1), geometry(2, 3, 30, 16, 7, 2, 3),
                                 // An odd number of places in all, and a single one.
                                 geometry(1, 16, 5, 20, 3, 1, 1), geometry(1, 40, 3, 33, 3, 1, 0),
+                                // Taps that begin in the middle of 32 columns; strides, and windows that see nothing
+                                // but what is around the image.
+                                geometry(3, 48, 9, 30, 3, 2, 1), geometry(2, 80, 5, 20, 3, 1, 1),
+                                geometry(2, 32, 11, 64, 5, 3, 2), geometry(1, 16, 3, 20, 3, 2, 4), dilated,
                                 // Weights enough for two threads to reorder, in blocks of 48 output channels.
                                 geometry(1, 256, 8, 512, 1, 2, 0)}) {
     for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {

@@ -129,6 +129,20 @@ void load_lines(const ConvGeometry& g, const TensorView& x, std::int64_t n, std:
   }
 }
 
+// Columns that are taken of a place at a time: far places are read in pieces that the processor fetches ahead, while
+// the panels that are written side by side stay in the cache.
+constexpr std::int64_t kGathered = 256;
+
+template <class E>
+void gather_rows(DType dtype, const void* const* rows, std::int64_t steps, std::int64_t first, std::int64_t n,
+                 std::int64_t width, std::int64_t size, float* to, std::int64_t stride) {
+  if constexpr (kTogether<E> == 2) {
+    gather_pairs(rows, steps, first, n, width, size, to, stride);
+  } else {
+    gemm_kernels().gather(dtype, rows, steps, first, n, width, size, to, stride);
+  }
+}
+
 // One step of a chunk: `line` cut into panels of `width` columns, each `Panel` lanes a step and `size` lanes in all.
 // The line goes on for a panel behind its last column.
 template <std::int64_t Panel>
@@ -196,6 +210,8 @@ struct Job {
   const TensorView &x, &y;
   float *g_chunk, *x_chunk;
   E* lines;
+  const void** rows;  // of places of a chunk
+  const void* zeros;  // as many as a place has channels or filters
   float* sums;
 
   // sums[o0 .. o1) of all columns over the output rows [r0, r1).
@@ -233,27 +249,58 @@ struct Job {
 
   void load_filters(std::int64_t first, std::int64_t places, std::int64_t steps, std::int64_t o0,
                     std::int64_t o1) const {
-    constexpr std::int64_t kRun = 448;  // of both heights of tiles
-    StepLine<E> line;
-    const std::int64_t rows = tiles.rows, size = steps * kFilterPanel;
-    for (std::int64_t o = o0; o < o1; o += kRun / rows * rows) {
-      const std::int64_t n = std::min(kRun / rows * rows, o1 - o);
-      for (std::int64_t step = 0; step < steps; ++step) {
-        for (std::int64_t i = 0; i < kTogether<E>; ++i) {
-          const std::int64_t place = step * kTogether<E> + i;
-          if (place < places) {
-            load_elements(y.dtype, y.data, (first + place) * g.o + o, n, line.place(i));
-          } else {
-            std::fill_n(line.place(i), n, E{0});
-          }
-        }
-        cut<kFilterPanel>(line.finish(n), n, rows, step, size, g_chunk + (o - o0) / rows * size);
+    for (std::int64_t i = 0; i < steps * kTogether<E>; ++i) {
+      rows[i] = i < places ? element(y.dtype, y.data, (first + i) * g.o) : zeros;
+    }
+    const std::int64_t width = tiles.rows, size = steps * kFilterPanel;
+    for (std::int64_t o = o0; o < o1; o += kGathered / width * width) {
+      const std::int64_t n = std::min(kGathered / width * width, o1 - o);
+      gather_rows<E>(y.dtype, rows, steps, o, n, width, size, g_chunk + (o - o0) / width * size, kFilterPanel);
+    }
+  }
+
+  // Where tap (k, l) of the windows of `places` places from output row r on lies.
+  void find_tap(std::int64_t r, std::int64_t places, std::int64_t steps, std::int64_t k, std::int64_t l) const {
+    const std::int64_t offset = l * g.dilation[1] - g.before[1];
+    // Places [lo, hi) of a row are inside the image.
+    const std::int64_t lo = std::clamp<std::int64_t>((g.stride[1] - 1 - offset) / g.stride[1], 0, g.ow);
+    const std::int64_t hi = std::clamp<std::int64_t>((g.w - offset + g.stride[1] - 1) / g.stride[1], lo, g.ow);
+    const std::int64_t item = static_cast<std::int64_t>(item_size(x.dtype)), step = g.stride[1] * g.c * item;
+    std::int64_t i = 0;
+    for (std::int64_t row = r; i < places; ++row, i += g.ow) {
+      const std::int64_t h = row % g.oh * g.stride[0] - g.before[0] + k * g.dilation[0];
+      const bool inside = h >= 0 && h < g.h;
+      const std::int64_t first = inside ? lo : g.ow, last = inside ? hi : g.ow;
+      std::fill_n(rows + i, first, zeros);
+      const char* at =
+          static_cast<const char*>(x.data) + ((row / g.oh * g.h + h) * g.w + offset) * g.c * item + first * step;
+      for (std::int64_t q = first; q < last; ++q, at += step) rows[i + q] = at;
+      std::fill_n(rows + i + last, g.ow - last, zeros);
+    }
+    std::fill_n(rows + i, steps * kTogether<E> - i, zeros);
+  }
+
+  // Columns [c0, c1) of the windows of `places` places from output row r on, of as many channels as make whole vectors:
+  // tap by tap as they lie.
+  void gather_columns(std::int64_t r, std::int64_t places, std::int64_t steps, std::int64_t c0, std::int64_t c1) const {
+    for (std::int64_t c = c0; c < c1;) {
+      const std::int64_t tap = c / g.c, channel = c % g.c, n = std::min(g.c - channel, c1 - c);
+      find_tap(r, places, steps, tap / g.kw, tap % g.kw);
+      // A panel begins where the one before it ends: at a multiple of 32 columns, or in the middle of one.
+      for (std::int64_t i = 0; i < n;) {
+        const std::int64_t at = c + i - c0, inside = at % 32;
+        const std::int64_t count = inside != 0 ? std::min(n - i, 32 - inside) : std::min(n - i, kGathered);
+        gather_rows<E>(x.dtype, rows, steps, channel + i, count, 32, steps * 32,
+                       x_chunk + at / 32 * steps * 32 + inside, 32);
+        i += count;
       }
+      c += n;
     }
   }
 
   // Columns [c0, c1) of the windows of `places` places from output row r on.
   void load_columns(std::int64_t r, std::int64_t places, std::int64_t steps, std::int64_t c0, std::int64_t c1) const {
+    if (g.c % 16 == 0) return gather_columns(r, places, steps, c0, c1);
     StepLine<E> line;
     for (std::int64_t step = 0; step < steps; ++step) {
       for (std::int64_t i = 0; i < kTogether<E>; ++i) {
@@ -384,6 +431,14 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   const std::int64_t g_size = steps * kFilterPanel * panels, x_size = steps * p.block_columns;
   const std::int64_t chunk_size = g_size + x_size + g.kh * p.line;
   float* const chunks = floats(jobs * chunk_size);
+  const std::int64_t most_rows = (p.chunk_rows + 1) * g.ow + kTogether<E>;
+  const void** rows = nullptr;
+  float* zeros = nullptr;
+  if (!take_workspace(context, static_cast<std::size_t>(jobs * most_rows), rows) ||
+      !take_workspace(context, static_cast<std::size_t>(std::max(g.c, g.o)), zeros)) {
+    context->set_error(context, "convolution: out of memory for the workspace");
+    return Status::failed;
+  }
   float* const sums = direct ? static_cast<float*>(w.data) : floats(p.by_rows * all);
   float* const lines = direct ? sums : floats(g.o * 2 * p.columns);
   if (chunks == nullptr || sums == nullptr || lines == nullptr) {
@@ -391,6 +446,7 @@ Status weight_by(KernelContext* context, ConvCall& call) {
     return Status::failed;
   }
   if (runs_dry(context)) return Status::ok;
+  std::fill_n(zeros, std::max(g.c, g.o), 0.0f);
   parallel_for(jobs, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t job = begin; job < end; ++job) {
       const std::int64_t r = job % p.by_rows, f = job / p.by_rows;
@@ -398,8 +454,18 @@ Status weight_by(KernelContext* context, ConvCall& call) {
       const std::int64_t r0 = r * p.rows / p.by_rows, r1 = (r + 1) * p.rows / p.by_rows;
       float* const chunk = chunks + job * chunk_size;
       E* const input_lines = reinterpret_cast<E*>(chunk + g_size + x_size);
-      Job<E>{tiles, g, p, call.input, call.output, chunk, chunk + g_size, input_lines, sums + r * all}.run(r0, r1, o0,
-                                                                                                           o1);
+      Job<E>{tiles,
+             g,
+             p,
+             call.input,
+             call.output,
+             chunk,
+             chunk + g_size,
+             input_lines,
+             rows + job * most_rows,
+             zeros,
+             sums + r * all}
+          .run(r0, r1, o0, o1);
     }
   });
   if (!direct) write_weight(g, sums, p.by_rows, lines, w);

@@ -323,6 +323,34 @@ void pack(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_s
   });
 }
 
+template <class Load>
+void gather_as(Load load, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
+               std::int64_t width, std::int64_t size, float* HWY_RESTRICT to, std::int64_t stride) {
+  const D d;
+  for (std::int64_t i = 0; i < count; ++i, to += stride) {
+    const auto* p = static_cast<const typename Load::T*>(rows[i]) + first;
+    float* panel = to;
+    std::int64_t left = n;
+    if (width == 2 * kLanes) {
+      for (; left >= width; left -= width, p += width, panel += size) {
+        hn::StoreU(load(p), d, panel);
+        hn::StoreU(load(p + kLanes), d, panel + kLanes);
+      }
+    } else if (width <= kLanes) {
+      for (; left >= kLanes; left -= width, p += width, panel += size) hn::StoreU(load(p), d, panel);
+    }
+    for (; left > 0; left -= width, p += width, panel += size) {
+      const std::int64_t columns = std::min(left, width);
+      for (std::int64_t j = 0; j < columns; j += kLanes) hn::StoreU(load_some(load, p + j, columns - j), d, panel + j);
+    }
+  }
+}
+
+void gather(DType dtype, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
+            std::int64_t width, std::int64_t size, float* to, std::int64_t stride) {
+  with_load(dtype, [&](auto load) { gather_as(load, rows, count, first, n, width, size, to, stride); });
+}
+
 void widen(DType dtype, const void* from, std::int64_t n, float* to) {
   with_load(dtype, [&](auto load) {
     const auto* p = static_cast<const typename decltype(load)::T*>(from);
@@ -507,6 +535,7 @@ GemmKernels make_kernels() {
   fill(kernels.tiles[1][0], tile_row<true, 1>(Sequence()));
   fill(kernels.tiles[1][1], tile_row<true, 2>(Sequence()));
   kernels.pack = pack;
+  kernels.gather = gather;
   kernels.widen = widen;
   kernels.finish = finish;
   kernels.dots = dots;

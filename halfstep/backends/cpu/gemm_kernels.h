@@ -47,6 +47,11 @@ struct GemmKernels {
   /// from + j * j_stride + p * p_stride in elements of dtype (f32, f16, bf16).
   void (*pack)(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_stride, std::int64_t n,
                std::int64_t k, std::int64_t columns, float* to);
+  /// Elements `first` to `first` + n of each row, cut into panels of `width` (up to 32) columns: element j of panel q
+  /// of row i, as a float, at to[q * size + i * stride + j]. A panel's last vector is filled up with zeros or with what
+  /// follows it in the row; of the last panel only zeros.
+  void (*gather)(DType dtype, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
+                 std::int64_t width, std::int64_t size, float* to, std::int64_t stride);
   /// n elements as floats.
   void (*widen)(DType dtype, const void* from, std::int64_t n, float* to);
   void (*finish)(const GemmEpilogue& finish);

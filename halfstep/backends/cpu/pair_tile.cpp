@@ -117,6 +117,31 @@ HALFSTEP_PAIR_UNITS void interleave(const std::uint16_t* first, const std::uint1
     _mm512_storeu_si512(to + i + 16, _mm512_permutex2var_epi16(a, upper, b));
   }
 }
+// The first `n` (up to 16) elements of both as pairs, zeros behind them.
+HALFSTEP_PAIR_UNITS inline __m512i sixteen_pairs(const std::uint16_t* first, const std::uint16_t* second,
+                                                 std::int64_t n) {
+  const auto lanes = static_cast<__mmask16>(n >= 16 ? 0xFFFF : (1U << n) - 1);
+  // With masks, since g++ 12 warns of the others' undefined vectors.
+  const __m512i a = _mm512_maskz_cvtepu16_epi32(lanes, _mm256_maskz_loadu_epi16(lanes, first)),
+                b = _mm512_maskz_cvtepu16_epi32(lanes, _mm256_maskz_loadu_epi16(lanes, second));
+  return _mm512_or_si512(a, _mm512_maskz_slli_epi32(lanes, b, 16));
+}
+
+HALFSTEP_PAIR_UNITS void gather_pairs_by_vectors(const void* const* rows, std::int64_t steps, std::int64_t first,
+                                                 std::int64_t n, std::int64_t width, std::int64_t size, float* to,
+                                                 std::int64_t stride) {
+  for (std::int64_t i = 0; i < steps; ++i, to += stride) {
+    const auto* a = static_cast<const std::uint16_t*>(rows[2 * i]) + first;
+    const auto* b = static_cast<const std::uint16_t*>(rows[2 * i + 1]) + first;
+    float* panel = to;
+    for (std::int64_t left = n; left > 0; left -= width, a += width, b += width, panel += size) {
+      const std::int64_t columns = left < width ? left : width;
+      for (std::int64_t j = 0; j < columns; j += 16) {
+        _mm512_storeu_si512(panel + j, sixteen_pairs(a + j, b + j, columns - j));
+      }
+    }
+  }
+}
 #else
 template <int Rows, int Vectors>
 GemmTileFn tile_of() {
@@ -136,6 +161,24 @@ GemmTileFn tile_with(int rows, std::integer_sequence<int, I...>) {
 GemmTileFn bfloat16_pair_tile(int vectors, int rows) noexcept {
   constexpr std::make_integer_sequence<int, GemmKernels::kMaxRows> kRows;
   return vectors == 1 ? tile_with<1>(rows, kRows) : tile_with<2>(rows, kRows);
+}
+
+void gather_pairs(const void* const* rows, std::int64_t steps, std::int64_t first, std::int64_t n, std::int64_t width,
+                  std::int64_t size, float* to, std::int64_t stride) {
+#if defined(__x86_64__)
+  if (has_units()) return gather_pairs_by_vectors(rows, steps, first, n, width, size, to, stride);
+#endif
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const auto* a = static_cast<const std::uint16_t*>(rows[2 * i]) + first;
+    const auto* b = static_cast<const std::uint16_t*>(rows[2 * i + 1]) + first;
+    for (std::int64_t j = 0; j < n; ++j) {
+      const std::uint32_t pair = a[j] | static_cast<std::uint32_t>(b[j]) << 16;
+      std::memcpy(to + j / width * size + i * stride + j % width, &pair, sizeof pair);
+    }
+    // Up to the end of the last panel's vector.
+    const std::int64_t used = (n - 1) % width + 1;
+    for (std::int64_t j = used; j % kPairLanes != 0; ++j) to[(n - 1) / width * size + i * stride + j] = 0;
+  }
 }
 
 void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to) {

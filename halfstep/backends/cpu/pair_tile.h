@@ -21,4 +21,9 @@ GemmTileFn bfloat16_pair_tile(int vectors, int rows) noexcept;
 /// many behind `first` and `second` read. Under the same conditions.
 void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to);
 
+/// GemmKernels::gather() of pairs: rows[2 i] in the lower and rows[2 i + 1] in the upper halves of step i, `steps` of
+/// them. Under the same conditions.
+void gather_pairs(const void* const* rows, std::int64_t steps, std::int64_t first, std::int64_t n, std::int64_t width,
+                  std::int64_t size, float* to, std::int64_t stride);
+
 }  // namespace halfstep::cpu
