@@ -245,6 +245,7 @@ TEST(AmxTiles, InstructionsAreTheModels) {
   const test::AmxEmulated emulated;
   expect_instructions_compute_as_the_model();
   EXPECT_GT(test::AmxEmulated::count(), 1000);
+  EXPECT_FALSE(test::AmxEmulated::configured());
 }
 #endif
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions of AMX on processors that refuse them: while an AmxEmulated lives, its thread's SIGILL decodes the
-// instruction and carries it out on the model's tiles. So the code that will run on a processor with AMX runs, with its
-// registers, addresses and order of operands, wherever the tests do.
+// The instructions of AMX on processors that refuse them: while an AmxEmulated lives, SIGILL decodes the instruction
+// and carries it out on tiles of the model, which each thread has. So the code that will run on a processor with AMX
+// runs, with its registers, addresses and order of operands, wherever the tests do.
 #pragma once
 
 #include <signal.h>
@@ -28,15 +28,17 @@ class AmxEmulated {
   AmxEmulated(const AmxEmulated&) = delete;
   AmxEmulated& operator=(const AmxEmulated&) = delete;
 
-  /// Instructions carried out.
+  /// Instructions carried out by this thread.
   static int& count() {
-    static int n = 0;
+    static thread_local int n = 0;
     return n;
   }
+  /// Whether this thread's tiles have shapes: it hasn't released them.
+  static bool configured() { return tiles().configured(); }
 
  private:
   static cpu::TileModel& tiles() {
-    static cpu::TileModel model;
+    static thread_local cpu::TileModel model;
     return model;
   }
 

@@ -33,6 +33,7 @@ class HS_API TileModel {
   /// LDTILECFG: all tiles become zero. TILERELEASE: no tile has a shape.
   void configure(const TileConfig& config);
   void release();
+  bool configured() const { return configured_; }
   /// TILELOADD, TILESTORED, TILEZERO. What lies outside of a tile's shape becomes zero.
   void load(int tile, const void* from, std::int64_t stride);
   void store(int tile, void* to, std::int64_t stride) const;

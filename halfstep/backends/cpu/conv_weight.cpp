@@ -310,11 +310,15 @@ struct Job {
   void load_columns(std::int64_t r, std::int64_t places, std::int64_t steps, std::int64_t c0, std::int64_t c1) const {
     StepLine<E> line;
     for (std::int64_t step = 0; step < steps; ++step) {
+      const E* from[kTogether<E>];
       for (std::int64_t i = 0; i < kTogether<E>; ++i) {
         const std::int64_t place = step * kTogether<E> + i, row = r + place / g.ow, q = place % g.ow;
         E* const to = line.place(i);
+        from[i] = to;
         if (place >= places) {
           std::fill_n(to, c1 - c0, E{0});
+        } else if (const E* const there = InTiles ? in_image(row, q, c0, c1) : nullptr; there != nullptr) {
+          from[i] = there;
         } else if (plan.line == 0) {
           load_window(g, x, row / g.oh, row % g.oh, q, c0, c1, to);
         } else {
@@ -326,8 +330,20 @@ struct Job {
           }
         }
       }
-      cut<32>(line.finish(c1 - c0), c1 - c0, 32, step, steps * 32, x_chunk);
+      if constexpr (InTiles) {  // which read no more columns than there are
+        interleave_pairs(from[0], from[1], c1 - c0, reinterpret_cast<std::uint32_t*>(x_chunk) + step * 32, steps * 32);
+      } else {
+        cut<32>(line.finish(c1 - c0), c1 - c0, 32, step, steps * 32, x_chunk);
+      }
     }
+  }
+
+  // Where the image itself has what load_window() would copy, in whole thirty-twos.
+  const E* in_image(std::int64_t row, std::int64_t q, std::int64_t c0, std::int64_t c1) const {
+    if (g.kh * g.kw != 1 || (c1 - c0) % 32 != 0 || plan.line != 0) return nullptr;
+    const std::int64_t i = row % g.oh * g.stride[0] - g.before[0], j = q * g.stride[1] - g.before[1];
+    if (i < 0 || i >= g.h || j < 0 || j >= g.w) return nullptr;
+    return static_cast<const E*>(x.data) + ((row / g.oh * g.h + i) * g.w + j) * g.c + c0;
   }
 
   void multiply(std::int64_t steps, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1, bool accumulate,

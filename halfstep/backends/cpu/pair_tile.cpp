@@ -101,7 +101,7 @@ GemmTileFn tile_of() {
 }
 
 HALFSTEP_PAIR_UNITS void interleave(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n,
-                                    std::uint32_t* to) {
+                                    std::uint32_t* to, std::int64_t panel) {
   alignas(64) static constexpr auto kOrder = [] {
     std::array<std::uint16_t, 64> order{};
     for (std::uint16_t i = 0; i < 32; ++i) {
@@ -111,10 +111,10 @@ HALFSTEP_PAIR_UNITS void interleave(const std::uint16_t* first, const std::uint1
     return order;
   }();
   const __m512i lower = _mm512_load_si512(kOrder.data()), upper = _mm512_load_si512(kOrder.data() + 32);
-  for (std::int64_t i = 0; i < n; i += 32) {
+  for (std::int64_t i = 0; i < n; i += 32, to += panel) {
     const __m512i a = _mm512_loadu_si512(first + i), b = _mm512_loadu_si512(second + i);
-    _mm512_storeu_si512(to + i, _mm512_permutex2var_epi16(a, lower, b));
-    _mm512_storeu_si512(to + i + 16, _mm512_permutex2var_epi16(a, upper, b));
+    _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, lower, b));
+    _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(a, upper, b));
   }
 }
 #else
@@ -138,11 +138,14 @@ GemmTileFn bfloat16_pair_tile(int vectors, int rows) noexcept {
   return vectors == 1 ? tile_with<1>(rows, kRows) : tile_with<2>(rows, kRows);
 }
 
-void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to) {
+void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to,
+                      std::int64_t panel) {
 #if defined(__x86_64__)
-  if (has_units()) return interleave(first, second, n, to);
+  if (has_units()) return interleave(first, second, n, to, panel);
 #endif
-  for (std::int64_t i = 0; i < n; ++i) to[i] = first[i] | static_cast<std::uint32_t>(second[i]) << 16;
+  for (std::int64_t i = 0; i < n; ++i) {
+    to[i / 32 * panel + i % 32] = first[i] | static_cast<std::uint32_t>(second[i]) << 16;
+  }
 }
 
 }  // namespace halfstep::cpu

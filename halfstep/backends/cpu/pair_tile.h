@@ -17,8 +17,9 @@ inline constexpr std::int64_t kPairLanes = 16;
 /// are 0. Where compute_isa() has no avx512_bf16, plain loops.
 GemmTileFn bfloat16_pair_tile(int vectors, int rows) noexcept;
 
-/// to[i] = first[i] in the lower and second[i] in the upper half, i < n. Up to 31 elements more are written, and as
-/// many behind `first` and `second` read. Under the same conditions.
-void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to);
+/// to[i] = first[i] in the lower and second[i] in the upper half, i < n; each 32 of them begin `panel` behind those
+/// before. Up to 31 elements more are written, and as many behind `first` and `second` read. Under the same conditions.
+void interleave_pairs(const std::uint16_t* first, const std::uint16_t* second, std::int64_t n, std::uint32_t* to,
+                      std::int64_t panel = 32);
 
 }  // namespace halfstep::cpu
