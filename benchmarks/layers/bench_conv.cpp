@@ -7,18 +7,24 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "benchmarks/server/layers.h"
 #include "benchmarks/server/server.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv.h"
+#include "halfstep/backends/cpu/isa.h"
+#include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
@@ -108,6 +114,7 @@ struct Measured {
 
 struct Options {
   bool implementations = false;  // list what computes each layer instead of timing it
+  std::string weight_by;         // time weight gradients by this path of our own beside the one that is chosen
   std::int64_t batch = 16;
   std::vector<DType> dtypes = {f32, bf16, f16};
   int turns = 5;
@@ -348,6 +355,24 @@ void run(const Options& options) {
   }
 }
 
+cpu::ConvGeometry geometry_of(const ConvLayer& l, std::int64_t n) {
+  const std::int64_t out = l.out_size();
+  return {n,
+          l.in,
+          l.size,
+          l.size,
+          l.out,
+          out,
+          out,
+          l.kernel,
+          l.kernel,
+          1,
+          {l.stride, l.stride},
+          {1, 1},
+          {l.padding, l.padding},
+          {l.padding, l.padding}};
+}
+
 // Which kernel computes each part of each convolution here.
 void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
   for (const DType dtype : options.dtypes) {
@@ -364,20 +389,7 @@ void list_implementations(const Options& options, const char* network, const std
       const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in, l.kernel, l.kernel}, y{n, l.out, out, out};
       const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
       const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
-      const cpu::ConvGeometry geometry = {n,
-                                          l.in,
-                                          l.size,
-                                          l.size,
-                                          l.out,
-                                          out,
-                                          out,
-                                          l.kernel,
-                                          l.kernel,
-                                          1,
-                                          {l.stride, l.stride},
-                                          {1, 1},
-                                          {l.padding, l.padding},
-                                          {l.padding, l.padding}};
+      const cpu::ConvGeometry geometry = geometry_of(l, n);
       std::string line =
           fmt::format("{:>2}x {}x{}, {} -> {}, {}x{}", l.count, l.size, l.size, l.in, l.out, l.kernel, l.kernel);
       if (l.stride > 1) line += fmt::format(" / {}", l.stride);
@@ -388,6 +400,80 @@ void list_implementations(const Options& options, const char* network, const std
       }
       fmt::print("\n");
     }
+  }
+}
+
+/// Memory for calls of kernels one after the other: what one took, the next one gets.
+struct Workspace : KernelContext {
+  Workspace() : KernelContext{} {
+    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
+      auto& all = static_cast<Workspace*>(self)->pieces;
+      auto& at = static_cast<Workspace*>(self)->used;
+      if (at == all.size()) all.emplace_back();
+      auto& [memory, size] = all[at++];
+      if (size < bytes) memory.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), size = bytes;
+      return memory.get();
+    };
+    set_error = [](KernelContext*, const char* text) { fmt::print(stderr, "{}\n", text); };
+  }
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::vector<std::pair<std::unique_ptr<void, Free>, std::uint64_t>> pieces;
+  std::size_t used = 0;
+};
+
+TensorView view_of(const Tensor& t) {
+  TensorView v = {};
+  v.data = t.raw_data(), v.sizes = t.sizes().data(), v.strides = t.strides().data();
+  v.numel = t.numel(), v.ndim = t.dim(), v.dtype = t.dtype(), v.defined = true, v.contiguous = t.is_contiguous();
+  return v;
+}
+
+// Weight gradients of ResNet-50 by the path that is chosen and by another one, in turns.
+void compare_weight_gradients(const Options& options) {
+  const cpu::ConvPath other = options.weight_by == "tiles"   ? cpu::ConvPath::tiles
+                              : options.weight_by == "pairs" ? cpu::ConvPath::pairs
+                                                             : cpu::ConvPath::products;
+  const bool by_units = other != cpu::ConvPath::products;
+  if (other == cpu::ConvPath::tiles && !cpu::amx_usable()) fail<Error>("there is no AMX that this process may use");
+  if (other == cpu::ConvPath::pairs && cpu::compute_isa() < cpu::Isa::avx512_bf16) {
+    fail<Error>("there are no units for bf16");
+  }
+  if (options.threads > 0) set_num_threads(options.threads);
+  for (const DType dtype : options.dtypes) {
+    if (by_units && dtype != bf16) continue;
+    fmt::print("Weight gradients of ResNet-50 in {}, batch {}, {} threads: milliseconds\n", name(dtype), options.batch,
+               num_threads());
+    fmt::print("{:<38} {:>30} {:>8} {:>9} {:>6}\n", "    image, channels, kernel", "chosen", "", options.weight_by,
+               "of it");
+    double sums[2] = {};
+    for (const ConvLayer& l : resnet50_convolutions()) {
+      const auto format = MemoryFormat::channels_last;
+      const Tensor x = image(options.batch, l.in, l.size, dtype), y = image(options.batch, l.out, l.out_size(), dtype),
+                   w = randn({l.out, l.in, l.kernel, l.kernel}).contiguous(format);
+      cpu::ConvCall call{cpu::ConvPart::weight, geometry_of(l, options.batch), view_of(x), view_of(w), view_of(y)};
+      const cpu::ConvPath paths[] = {cpu::choose_conv_path(call, cpu::compute_isa(), winograd()), other};
+      Workspace workspaces[2];
+      std::vector<double> seconds[2];
+      for (int turn = -1; turn < options.turns; ++turn) {  // the first one is to warm up
+        for (int i = 0; i < 2; ++i) {
+          const double took = seconds_of([&] {
+            workspaces[i].used = 0;
+            cpu::convolve_by(paths[i], &workspaces[i], call);
+          });
+          if (turn >= 0) seconds[i].push_back(took);
+        }
+      }
+      const double took[] = {median(seconds[0]), median(seconds[1])};
+      for (int i = 0; i < 2; ++i) sums[i] += l.count * took[i];
+      fmt::print("{:>2}x {:<34} {:>30} {:>8.3f} {:>9.3f} {:>6.2f}\n", l.count,
+                 fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}", l.size, l.in, l.out, l.kernel,
+                             l.stride == 1 ? "" : fmt::format(" / {}", l.stride)),
+                 cpu::describe_conv(call), took[0] * 1e3, took[1] * 1e3, took[1] / took[0]);
+    }
+    fmt::print("{:<38} {:>30} {:>8.1f} {:>9.1f} {:>6.2f}\n", "    all", "", sums[0] * 1e3, sums[1] * 1e3,
+               sums[1] / sums[0]);
   }
 }
 
@@ -411,6 +497,9 @@ bool parse(int argc, char** argv, Options& options) {
       if (!number(value, 1, 1000, options.turns)) return false;
     } else if (flag == "--threads") {
       if (!number(value, 1, 4096, options.threads)) return false;
+    } else if (flag == "--weight-by") {
+      if (value != "products" && value != "pairs" && value != "tiles") return false;
+      options.weight_by = value;
     } else if (flag == "--dtype") {
       const std::vector<DType> all = {f32, bf16, f16};
       const auto found = std::find_if(all.begin(), all.end(), [&](DType d) { return value == name(d); });
@@ -429,7 +518,9 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   halfstep::bench::Options options;
   if (!halfstep::bench::parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] [--implementations]\n",
+    std::fprintf(stderr,
+                 "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] [--implementations] "
+                 "[--weight-by products|pairs|tiles]\n",
                  argv[0]);
     return 2;
   }
@@ -438,6 +529,8 @@ int main(int argc, char** argv) {
       halfstep::bench::list_implementations(options, "ResNet-50", halfstep::bench::resnet50_convolutions());
       halfstep::bench::list_implementations(options, "ResNet-18 for CIFAR",
                                             halfstep::bench::resnet18_cifar_convolutions());
+    } else if (!options.weight_by.empty()) {
+      halfstep::bench::compare_weight_gradients(options);
     } else {
       halfstep::bench::run(options);
     }

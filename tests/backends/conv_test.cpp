@@ -24,8 +24,8 @@
 namespace halfstep::cpu {
 namespace {
 
-const char* const kPaths[] = {"reference", "products", "pairs", "blocks", "native", "winograd2", "winograd4"};
-static_assert(static_cast<int>(ConvPath::winograd4) == 6);
+const char* const kPaths[] = {"reference", "products", "pairs", "tiles", "blocks", "native", "winograd2", "winograd4"};
+static_assert(static_cast<int>(ConvPath::winograd4) == 7);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
@@ -67,9 +67,11 @@ TEST(ConvPaths, Agree) {
                                                        : static_cast<double>(g.n * g.oh * g.ow);
         const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
-        for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::blocks, ConvPath::native}) {
+        for (const ConvPath path :
+             {ConvPath::products, ConvPath::pairs, ConvPath::tiles, ConvPath::blocks, ConvPath::native}) {
+          const bool bf16_only = path == ConvPath::pairs || path == ConvPath::tiles;
           if (path == ConvPath::products && part != ConvPart::weight) continue;
-          if (path == ConvPath::pairs && (part != ConvPart::weight || dtype != DType::bf16)) continue;
+          if (bf16_only && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
           const std::string what = std::string(kPaths[static_cast<int>(path)]) + " part " +
                                    std::to_string(static_cast<int>(part)) + " " + name(dtype);
@@ -83,6 +85,71 @@ TEST(ConvPaths, Agree) {
       }
     }
   }
+}
+
+// Our own weight gradients against float64: of float32, of pairs of bf16, and by tiles (their model, where the
+// processor has none). By tiles a term goes through at most 16 sums with others of its half of the pairs in 32 places,
+// one of both halves, one for each 32 places behind it, and one for each share; by the others through one for each
+// place or each chunk of places behind it: no more roundings than terms and five.
+TEST(ConvWeight, KeepsItsBound) {
+  manual_seed(2);
+  const int threads = num_threads();
+  ConvGeometry dilated = geometry(2, 20, 13, 35, 3, 1, 2), wide = geometry(3, 5, 12, 18, 3, 2, 2);
+  dilated.dilation[0] = dilated.dilation[1] = 2;  // the padding gives 13 x 13 again
+  dilated.oh = dilated.ow = 13;
+  wide.dilation[1] = 2;
+  wide.ow = 6, wide.after[1] = 1;
+  ConvGeometry uneven = geometry(2, 17, 11, 33, 3, 1, 0);
+  uneven.kh = 1, uneven.oh = 11;
+  for (const ConvGeometry& g :
+       {geometry(1, 16, 1, 16, 1, 1, 0), geometry(1, 1, 1, 1, 1, 1, 0), geometry(2, 33, 9, 17, 1, 1, 0),
+        geometry(64, 24, 3, 40, 3, 1, 1), geometry(1, 3, 40, 16, 7, 2, 3), geometry(2, 3, 15, 33, 7, 1, 3),
+        geometry(3, 48, 8, 47, 3, 2, 1), geometry(2, 70, 6, 300, 3, 1, 1), geometry(1, 16, 70, 31, 1, 3, 0),
+        geometry(1, 256, 8, 512, 1, 2, 0), geometry(1, 8, 300, 16, 1, 1, 0), geometry(2, 544, 7, 40, 1, 2, 1),
+        geometry(3, 96, 5, 64, 1, 1, 0), dilated, wide, uneven}) {
+    const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
+    const Tensor x = randn({g.n, g.c, g.h, g.w}).to(DType::bf16).contiguous(last),
+                 y = randn({g.n, g.o, g.oh, g.ow}).to(DType::bf16).contiguous(last);
+    const auto solve = [&](ConvPath path, DType dtype, DType result, MemoryFormat format, bool magnitudes) {
+      const auto of = [&](const Tensor& t) { return magnitudes ? abs(t.to(dtype)) : t.to(dtype); };
+      const Tensor a = of(x), b = of(y), w = full({g.o, g.c, g.kh, g.kw}, NAN).to(result).contiguous(format);
+      ConvCall call{ConvPart::weight, g, view(a), view(w), view(b)};
+      Context context;
+      EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
+      return w.to_vector<double>();
+    };
+    const auto exact = solve(ConvPath::reference, DType::f64, DType::f64, plain, false);
+    const auto sizes = solve(ConvPath::reference, DType::f64, DType::f64, plain, true);
+    const auto terms = static_cast<double>(g.n * g.oh * g.ow);
+    for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::tiles}) {
+      const DType operands = path == ConvPath::products ? DType::f32 : DType::bf16;
+      std::vector<double> before;
+      for (const int n : {1, 2, 3}) {
+        set_num_threads(n);
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+          for (const MemoryFormat format : {plain, last}) {
+            const auto got = solve(path, operands, dtype, format, false);
+            const double u = dtype == DType::bf16 ? 0x1p-8 : 0;
+            ASSERT_EQ(got.size(), exact.size());
+            for (std::size_t i = 0; i < got.size(); ++i) {
+              const double sum = (terms + 5) * 0x1p-24 * sizes[i];
+              ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum)
+                  << kPaths[static_cast<int>(path)] << ' ' << g.c << " to " << g.o << ", " << g.kh << " x " << g.kw
+                  << ", " << n << " threads: " << i;
+            }
+          }
+        }
+        // Bits follow the number of threads only, and not even that where each thread has filters of its own.
+        const auto bits = solve(path, operands, DType::f32, plain, false);
+        EXPECT_EQ(bits, solve(path, operands, DType::f32, last, false));
+        if (g.o == 512 && n > 1) {
+          EXPECT_EQ(bits, before);
+        }
+        before = bits;
+      }
+    }
+  }
+  set_num_threads(threads);
 }
 
 TEST(ConvPaths, FollowTheShape) {

@@ -32,6 +32,11 @@ ConvPath float32_path(const ConvCall& call) noexcept {
   return products_serve(call) && products_suit(call.geometry) ? ConvPath::products : ConvPath::blocks;
 }
 
+// Where the units have no kernel of oneDNN's.
+ConvPath path_without_onednn(const ConvCall& call) noexcept {
+  return tiles_serve(call) ? ConvPath::tiles : float32_path(call);
+}
+
 bool has_units(DType dtype, Isa isa) {
   return (dtype == DType::bf16 && isa >= Isa::avx512_bf16) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
@@ -58,6 +63,8 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexc
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
+  // With AMX oneDNN's kernels come first for every shape: where their names were recorded they were those of AMX
+  // throughout, and our own tiles have never been timed. They are taken where oneDNN has none.
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call);
 }
@@ -71,6 +78,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   const bool winograd = winograd_serves(call);
   add(ConvPath::native, by_units(call, isa));
   add(ConvPath::pairs, pair_products_serve(call, isa));
+  add(ConvPath::tiles, tiles_serve(call));
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);
@@ -81,6 +89,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
 Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
+  if (path == ConvPath::tiles) return weight_by_tiles(context, call);
   if (path == ConvPath::winograd2 || path == ConvPath::winograd4) {
     const int m = path == ConvPath::winograd4 ? 4 : 2;
     const Status status =
@@ -92,8 +101,8 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
     const Status status = convolve_onednn(context, call, native ? operands : DType::f32);
     if (status != Status::unsupported) return status;
-    // Where the units have no kernel (f16 weight gradients, for one) the float32 paths are taken.
-    if (native) return convolve_by(float32_path(call), context, call);
+    // Where the units have no kernel (f16 weight gradients, for one) our own or the float32 paths are taken.
+    if (native) return convolve_by(path_without_onednn(call), context, call);
     if (products_serve(call)) return weight_by_products(context, call);
   }
   double* bias = nullptr;
@@ -114,9 +123,10 @@ std::string describe_conv(ConvCall& call) {
     const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
     const std::string kernel = onednn_kernel(call, operands);
     if (!kernel.empty()) return kernel;
-    path = float32_path(call);
+    path = path_without_onednn(call);
   }
   if (path == ConvPath::pairs) return "pairs";
+  if (path == ConvPath::tiles) return "tiles";
   if (path == ConvPath::blocks) {
     const std::string kernel = onednn_kernel(call, DType::f32);
     const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;

@@ -30,6 +30,7 @@ enum class ConvPath : std::uint8_t {
   reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses
   products,   ///< the weight's gradient as sums of outer products, see conv_weight.h
   pairs,      ///< the same on the processor's bf16 units
+  tiles,      ///< the same on the tiles of AMX
   blocks,     ///< oneDNN's float32 kernels, on blocks of images that are widened before and rounded after
   native,     ///< the processor's 16-bit units through oneDNN
   winograd2,  ///< F(2x2, 3x3), see conv_winograd.h
@@ -48,9 +49,9 @@ HS_API std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd 
 HS_API Status convolve(KernelContext* context, ConvCall& call);
 HS_API Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call);
 
-/// What computes the part on this processor, for people: "products", "pairs", "reference", or oneDNN's name of its
-/// kernel and, where images are widened to float32, "blocks" before it. Nothing is computed; the tensors' data aren't
-/// read.
+/// What computes the part on this processor, for people: "products", "pairs", "tiles", "reference", or oneDNN's name of
+/// its kernel and, where images are widened to float32, "blocks" before it. Nothing is computed; the tensors' data
+/// aren't read.
 HS_API std::string describe_conv(ConvCall& call);
 
 /// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit

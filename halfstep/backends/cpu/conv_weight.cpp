@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
@@ -23,7 +24,8 @@ constexpr std::int64_t kSteps = 128;
 // Lanes of a step in a panel: a whole line for the filters, of which a tile takes 14 or 6.
 constexpr std::int64_t kFilterPanel = 16;
 
-// What is multiplied: float32, a place a step, or bfloat16 on the processor's units, two places a step.
+// What is multiplied: float32, a place a step, or bfloat16 on the processor's units, two places a step: vectors of
+// pairs, or (InTiles) tiles of 16 steps.
 template <class E>
 constexpr std::int64_t kTogether = static_cast<std::int64_t>(sizeof(float) / sizeof(E));
 
@@ -50,7 +52,7 @@ struct WeightPlan {
   std::int64_t line;
 };
 
-WeightPlan plan_of(const ConvGeometry& g, std::int64_t item, std::int64_t together) {
+WeightPlan plan_of(const ConvGeometry& g, std::int64_t item, std::int64_t together, bool in_tiles) {
   WeightPlan p = {};
   p.columns = g.kh * g.kw * g.c;
   p.rows = g.n * g.oh;
@@ -73,7 +75,8 @@ WeightPlan plan_of(const ConvGeometry& g, std::int64_t item, std::int64_t togeth
   if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1 && seen <= 2 * (g.w + g.kw)) {
     p.line = round_up(seen * g.c, 16);
   }
-  p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + g.ow / 2) / g.ow, 1, p.rows);
+  // Tiles take whole sixteens of steps: rather less than 128 than little more.
+  p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + (in_tiles ? 0 : g.ow / 2)) / g.ow, 1, p.rows);
   return p;
 }
 
@@ -189,12 +192,18 @@ struct StepLine {
 };
 
 // The tiles that multiply the steps.
-template <class E>
+template <class E, bool InTiles>
 struct Tiles {
   const GemmKernels& kernels = gemm_kernels();
+  const AmxKernels amx = amx_kernels(amx_usable());
   const std::int64_t lanes = kTogether<E> == 2 ? kPairLanes : kernels.lanes;
   const std::int64_t columns = 2 * lanes;
-  const std::int64_t rows = kTogether<E> == 2 ? GemmKernels::kMaxRows : kernels.max_rows;
+  const std::int64_t rows = InTiles ? kTileLanes : kTogether<E> == 2 ? GemmKernels::kMaxRows : kernels.max_rows;
+
+  // Of so many places, with those that are zero.
+  static std::int64_t steps(std::int64_t places) {
+    return round_up(divide_up(places, kTogether<E>), InTiles ? kTileLanes : 1);
+  }
 
   GemmTileFn of(std::int64_t vectors, std::int64_t height) const {
     if constexpr (kTogether<E> == 2) return bfloat16_pair_tile(static_cast<int>(vectors), static_cast<int>(height));
@@ -202,9 +211,9 @@ struct Tiles {
   }
 };
 
-template <class E>
+template <class E, bool InTiles>
 struct Job {
-  const Tiles<E>& tiles;
+  const Tiles<E, InTiles>& tiles;
   const ConvGeometry& g;
   const WeightPlan& plan;
   const TensorView &x, &y;
@@ -219,15 +228,24 @@ struct Job {
     if (o0 == o1) return;  // of many shares the last ones may be of nothing
     for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
-      const std::int64_t steps = (places + kTogether<E> - 1) / kTogether<E>;
+      const std::int64_t steps = tiles.steps(places);
       Ahead ahead[2] = {next_filters(r, r1, o0, o1), next_lines(r, r1)};
-      load_filters(r * g.ow, places, steps, o0, o1);
+      if constexpr (InTiles) {
+        load_filter_tiles(r * g.ow, places, steps, o0, o1);
+      } else {
+        load_filters(r * g.ow, places, steps, o0, o1);
+      }
       for (std::int64_t c0 = 0; c0 < plan.columns; c0 += plan.block_columns) {
         const std::int64_t c1 = std::min(plan.columns, c0 + plan.block_columns);
         load_columns(r, places, steps, c0, c1);
-        multiply(steps, o0, o1, c0, c1, r != r0, ahead);
+        if constexpr (InTiles) {
+          multiply_tiles(steps, o0, o1, c0, c1, r != r0, ahead);
+        } else {
+          multiply(steps, o0, o1, c0, c1, r != r0, ahead);
+        }
       }
     }
+    if constexpr (InTiles) tiles.amx.release();
   }
 
   // What the next chunk reads.
@@ -247,11 +265,15 @@ struct Job {
     return {static_cast<const char*>(x.data) + first * line, line, line, count};
   }
 
-  void load_filters(std::int64_t first, std::int64_t places, std::int64_t steps, std::int64_t o0,
-                    std::int64_t o1) const {
+  void find_filters(std::int64_t first, std::int64_t places, std::int64_t steps) const {
     for (std::int64_t i = 0; i < steps * kTogether<E>; ++i) {
       rows[i] = i < places ? element(y.dtype, y.data, (first + i) * g.o) : zeros;
     }
+  }
+
+  void load_filters(std::int64_t first, std::int64_t places, std::int64_t steps, std::int64_t o0,
+                    std::int64_t o1) const {
+    find_filters(first, places, steps);
     const std::int64_t width = tiles.rows, size = steps * kFilterPanel;
     for (std::int64_t o = o0; o < o1; o += kGathered / width * width) {
       const std::int64_t n = std::min(kGathered / width * width, o1 - o);
@@ -295,6 +317,25 @@ struct Job {
         i += count;
       }
       c += n;
+    }
+  }
+
+  // As TileProduct::a wants them: a filter's steps in lines.
+  void load_filter_tiles(std::int64_t first, std::int64_t places, std::int64_t steps, std::int64_t o0,
+                         std::int64_t o1) const {
+    constexpr std::int64_t kTile = kTileLanes * kTileLanes, kAtOnce = 16;
+    alignas(64) float pairs[kAtOnce * kTile];
+    find_filters(first, places, steps);
+    auto* const to = reinterpret_cast<std::uint32_t*>(g_chunk);
+    for (std::int64_t o = o0; o < o1; o += kAtOnce * kTileLanes) {
+      const std::int64_t n = std::min(kAtOnce * kTileLanes, o1 - o);
+      for (std::int64_t s = 0; s < steps; s += kTileLanes) {
+        gather_rows<E>(y.dtype, rows + 2 * s, kTileLanes, o, n, kTileLanes, kTile, pairs, kTileLanes);
+        for (std::int64_t i = 0; i < n; i += kTileLanes) {
+          transpose_pairs(reinterpret_cast<const std::uint32_t*>(pairs) + i * kTileLanes, kTileLanes,
+                          to + (o - o0 + i) * steps + s * kTileLanes);
+        }
+      }
     }
   }
 
@@ -356,6 +397,26 @@ struct Job {
       }
     }
   }
+
+  void multiply_tiles(std::int64_t steps, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1,
+                      bool accumulate, Ahead (&ahead)[2]) const {
+    struct Fetched {
+      Ahead* ahead;
+      std::int64_t each[2];
+    };
+    const std::int64_t blocks = divide_up(plan.columns, 2 * kTileLanes) * divide_up(o1 - o0, 2 * kTileLanes);
+    Fetched fetched = {ahead, {ahead[0].lines() / blocks + 1, ahead[1].lines() / blocks + 1}};
+    TileProduct p = {};
+    p.steps = steps, p.rows = o1 - o0, p.columns = c1 - c0;
+    p.a = reinterpret_cast<const std::uint32_t*>(g_chunk), p.b = reinterpret_cast<const std::uint32_t*>(x_chunk);
+    p.c = sums + o0 * plan.columns + c0, p.ldc = plan.columns, p.accumulate = accumulate;
+    p.context = &fetched;
+    p.between = [](void* context) {
+      const auto& f = *static_cast<const Fetched*>(context);
+      for (int i = 0; i < 2; ++i) f.ahead[i].fetch(f.each[i]);
+    };
+    tiles.amx.multiply(p);
+  }
 };
 
 // Adds up the shares' sums [O, KH, KW, C] and writes them as the weight lies, rounded once.
@@ -407,6 +468,10 @@ bool pair_products_serve(const ConvCall& call, Isa isa) noexcept {
          call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
 }
 
+bool tiles_serve(const ConvCall& call) noexcept {
+  return products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16 && amx_usable();
+}
+
 bool products_suit(const ConvGeometry& g) noexcept {
   // Measured: oneDNN's kernels come near the peak for 3 x 3 windows side by side on large images, not for single
   // places, strides, few channels or small images.
@@ -415,23 +480,23 @@ bool products_suit(const ConvGeometry& g) noexcept {
 
 namespace {
 
-template <class E>
+template <class E, bool InTiles = false>
 Status weight_by(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
-  const WeightPlan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)), kTogether<E>);
+  const WeightPlan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)), kTogether<E>, InTiles);
   TensorView& w = call.weight;
   const std::int64_t jobs = p.by_rows * p.by_filters, places = p.chunk_rows * g.ow, all = g.o * p.columns;
-  const std::int64_t steps = (places + kTogether<E> - 1) / kTogether<E>;
+  const Tiles<E, InTiles> tiles;
+  const std::int64_t steps = tiles.steps(places);
   const bool direct = p.by_rows == 1 && w.dtype == DType::f32 && channels_last(w);
   const auto floats = [&](std::int64_t n) {
     return static_cast<float*>(context->workspace(context, static_cast<std::size_t>(n) * sizeof(float)));
   };
-  const Tiles<E> tiles;
   const std::int64_t panels = (p.share_filters + tiles.rows - 1) / tiles.rows;
   const std::int64_t g_size = steps * kFilterPanel * panels, x_size = steps * p.block_columns;
   const std::int64_t chunk_size = g_size + x_size + g.kh * p.line;
   float* const chunks = floats(jobs * chunk_size);
-  const std::int64_t most_rows = (p.chunk_rows + 1) * g.ow + kTogether<E>;
+  const std::int64_t most_rows = tiles.steps(places + g.ow) * kTogether<E>;
   const void** rows = nullptr;
   float* zeros = nullptr;
   if (!take_workspace(context, static_cast<std::size_t>(jobs * most_rows), rows) ||
@@ -454,18 +519,18 @@ Status weight_by(KernelContext* context, ConvCall& call) {
       const std::int64_t r0 = r * p.rows / p.by_rows, r1 = (r + 1) * p.rows / p.by_rows;
       float* const chunk = chunks + job * chunk_size;
       E* const input_lines = reinterpret_cast<E*>(chunk + g_size + x_size);
-      Job<E>{tiles,
-             g,
-             p,
-             call.input,
-             call.output,
-             chunk,
-             chunk + g_size,
-             input_lines,
-             rows + job * most_rows,
-             zeros,
-             sums + r * all}
-          .run(r0, r1, o0, o1);
+      const Job<E, InTiles> one{tiles,
+                                g,
+                                p,
+                                call.input,
+                                call.output,
+                                chunk,
+                                chunk + g_size,
+                                input_lines,
+                                rows + job * most_rows,
+                                zeros,
+                                sums + r * all};
+      one.run(r0, r1, o0, o1);
     }
   });
   if (!direct) write_weight(g, sums, p.by_rows, lines, w);
@@ -485,5 +550,6 @@ Status weight_by_products(KernelContext* context, ConvCall& call) { return weigh
 Status weight_by_pair_products(KernelContext* context, ConvCall& call) {
   return weight_by<std::uint16_t>(context, call);
 }
+Status weight_by_tiles(KernelContext* context, ConvCall& call) { return weight_by<std::uint16_t, true>(context, call); }
 
 }  // namespace halfstep::cpu

@@ -26,4 +26,10 @@ HS_API bool pair_products_suit(const ConvGeometry& geometry) noexcept;
 /// none, plain loops take the tiles' place.
 Status weight_by_pair_products(KernelContext* context, ConvCall& call);
 
+/// The same of weight_by_tiles(): AMX that this process may use, and images and gradients of bf16.
+bool tiles_serve(const ConvCall& call) noexcept;
+/// As weight_by_pair_products(), on the tiles of AMX: 16 steps at a time, see amx_tile.h. Elsewhere their model takes
+/// the tiles' place.
+Status weight_by_tiles(KernelContext* context, ConvCall& call);
+
 }  // namespace halfstep::cpu

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles: the model against small cases worked out by hand from Intel's manual, the kernel on the model against sums of
+// integers, which are exact, and the kernel's instructions against the model, bit for bit.
+#include "halfstep/backends/cpu/amx_tile.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "halfstep/backends/cpu/amx_model.h"
+#include "halfstep/backends/cpu/isa.h"
+#include "tests/support/amx_emulated.h"
+
+namespace halfstep::cpu {
+namespace {
+
+std::uint32_t half(float x) {
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  EXPECT_EQ(bits & 0xFFFF, 0u) << x << " is no bfloat16";
+  return bits >> 16;
+}
+std::uint32_t pair(float first, float second) { return half(first) | half(second) << 16; }
+
+TileConfig shapes(std::initializer_list<std::array<int, 3>> tiles) {
+  TileConfig config;
+  for (const auto& [tile, rows, bytes] : tiles) {
+    config.rows[tile] = static_cast<std::uint8_t>(rows);
+    config.row_bytes[tile] = static_cast<std::uint16_t>(bytes);
+  }
+  return config;
+}
+
+TEST(AmxModel, RefusesWhatTheProcessorRefuses) {
+  TileModel tiles;
+  std::uint32_t memory[256] = {};
+  EXPECT_THROW(tiles.zero(0), TileFault);  // nothing is configured
+  EXPECT_THROW(tiles.configure(shapes({{0, 17, 64}})), TileFault);
+  EXPECT_THROW(tiles.configure(shapes({{0, 16, 65}})), TileFault);
+  EXPECT_THROW(tiles.configure(shapes({{0, 16, 0}})), TileFault);
+  EXPECT_THROW(tiles.configure(shapes({{0, 0, 64}})), TileFault);
+  EXPECT_THROW(tiles.configure(shapes({{8, 16, 64}})), TileFault);
+  TileConfig other;
+  other.palette = 2;
+  EXPECT_THROW(tiles.configure(other), TileFault);
+  other.palette = 1, other.reserved[13] = 1;
+  EXPECT_THROW(tiles.configure(other), TileFault);
+  tiles.configure(shapes({{0, 2, 12}, {1, 2, 8}, {2, 2, 12}, {3, 1, 12}, {4, 2, 16}, {5, 2, 6}}));
+  EXPECT_NO_THROW(tiles.multiply(0, 1, 2));
+  EXPECT_THROW(tiles.multiply(0, 1, 3), TileFault);  // steps
+  EXPECT_THROW(tiles.multiply(3, 1, 2), TileFault);  // rows
+  EXPECT_THROW(tiles.multiply(4, 1, 2), TileFault);  // columns
+  EXPECT_THROW(tiles.multiply(0, 5, 2), TileFault);  // half an element
+  EXPECT_THROW(tiles.multiply(0, 1, 1), TileFault);
+  EXPECT_THROW(tiles.multiply(1, 1, 2), TileFault);
+  EXPECT_THROW(tiles.load(6, memory, 64), TileFault);  // no shape
+  EXPECT_THROW(tiles.load(8, memory, 64), TileFault);
+  tiles.release();
+  EXPECT_THROW(tiles.load(0, memory, 64), TileFault);
+}
+
+TEST(AmxModel, MovesWhatTheShapeHas) {
+  TileModel tiles;
+  std::uint32_t from[6][20], to[6][20];
+  for (std::uint32_t i = 0; i < 120; ++i) from[i / 20][i % 20] = 1000 + i, to[i / 20][i % 20] = i;
+  const std::uint32_t corner = to[3][3];
+  tiles.configure(shapes({{7, 3, 12}}));
+  tiles.load(7, from, sizeof from[0]);
+  tiles.store(7, to, sizeof to[0]);
+  for (int i = 0; i < 6; ++i) {
+    for (int j = 0; j < 20; ++j) EXPECT_EQ(to[i][j], (i < 3 && j < 3 ? 1000u : 0u) + static_cast<unsigned>(20 * i + j));
+  }
+  EXPECT_EQ(to[3][3], corner);
+  tiles.zero(7);
+  tiles.store(7, to, sizeof to[0]);
+  EXPECT_EQ(to[2][2], 0u);
+  EXPECT_EQ(to[2][3], 43u);
+  tiles.load(7, from, sizeof from[0]);
+  tiles.configure(shapes({{7, 3, 12}}));  // zeroes
+  tiles.store(7, to, sizeof to[0]);
+  EXPECT_EQ(to[0][0], 0u);
+}
+
+// c + the products of one row and one column of pairs.
+float product(float c, std::initializer_list<std::uint32_t> a, std::initializer_list<std::uint32_t> b) {
+  TileModel tiles;
+  const int steps = static_cast<int>(a.size());
+  tiles.configure(shapes({{0, 1, 4}, {1, 1, 4 * steps}, {2, steps, 4}}));
+  tiles.load(0, &c, 4);
+  tiles.load(1, std::data(a), 64);
+  tiles.load(2, std::data(b), 4);
+  tiles.multiply(0, 1, 2);
+  tiles.store(0, &c, 4);
+  return c;
+}
+
+TEST(AmxModel, MultipliesInTheManualsOrder) {
+  EXPECT_EQ(product(1, {pair(2, 3)}, {pair(4, 5)}), 24);
+  // First elements have a sum, 2^24, second ones another, 1 + 1: one after the other the ones would be lost.
+  EXPECT_EQ(product(0, {pair(0x1p12f, 1), pair(0, 1)}, {pair(0x1p12f, 1), pair(0, 1)}), 0x1p24f + 2);
+  // c comes last: 2^24 + 2, and with 1 a tie, which goes to the even 2^24 + 4. First, it would be lost.
+  EXPECT_EQ(product(1, {pair(0x1p12f, 1), pair(0, 1)}, {pair(0x1p12f, 1), pair(0, 1)}), 0x1p24f + 4);
+  // Steps in order: 2^24, then 1 is lost (a tie goes to 2^24) twice; in the reverse order it would be 2^24 + 2.
+  EXPECT_EQ(product(0, {pair(0x1p12f, 0), pair(1, 0), pair(1, 0)}, {pair(0x1p12f, 0), pair(1, 0), pair(1, 0)}),
+            0x1p24f);
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(product(0, {pair(0x1p100f, 1)}, {pair(0x1p100f, 1)}), infinity);
+  // The fused product has no rounding and no infinity of its own.
+  EXPECT_EQ(product(0, {pair(0x1p127f, 0), pair(-0x1p126f, 0)}, {pair(1, 0), pair(4, 0)}), -0x1p127f);
+  EXPECT_TRUE(std::isnan(product(0, {pair(infinity, 0)}, {pair(0, 0)})));
+  EXPECT_TRUE(std::isnan(product(-infinity, {pair(infinity, 0)}, {pair(1, 0)})));
+}
+
+TEST(AmxModel, FlushesSubnormals) {
+  // Read: of a, b, and c.
+  EXPECT_EQ(product(0, {pair(0x1p-130f, 0)}, {pair(0x1p100f, 0)}), 0);
+  EXPECT_EQ(product(0, {pair(0, 0x1p100f)}, {pair(0, 0x1p-127f)}), 0);
+  EXPECT_EQ(product(0x1p-127f, {pair(0x1p-63f, 0)}, {pair(0x1p-63f, 0)}), 0x1p-126f);
+  // Made: by a product, by the sum of both, by adding to c. Signs stay.
+  EXPECT_EQ(product(0, {pair(0x1p-64f, 0)}, {pair(0x1p-63f, 0)}), 0);
+  EXPECT_TRUE(std::signbit(product(-0.0f, {pair(-0x1p-64f, -0x1p-64f)}, {pair(0x1p-63f, 0x1p-63f)})));
+  EXPECT_EQ(product(0, {pair(0x1.8p-63f, -0x1p-63f)}, {pair(0x1p-63f, 0x1p-63f)}), 0);
+  EXPECT_EQ(product(0x1.8p-126f, {pair(-0x1p-63f, 0)}, {pair(0x1p-63f, 0)}), 0);
+  // A product in the middle isn't: 2^-126 + 2^-140 is a normal number.
+  EXPECT_EQ(product(0, {pair(0x1p-63f, 0), pair(0x1p-70f, 0)}, {pair(0x1p-63f, 0), pair(0x1p-70f, 0)}),
+            0x1p-126f + 0x1p-140f);
+  // Tininess is seen after rounding to 24 digits: 2^-126 - 2^-150 has as many, though a float of so few bits would
+  // round to 2^-126; half of that step below becomes 2^-126.
+  EXPECT_EQ(product(0, {pair(0x1p-63f, 0), pair(-0x1p-75f, 0)}, {pair(0x1p-63f, 0), pair(0x1p-75f, 0)}), 0);
+  EXPECT_EQ(product(0, {pair(0x1p-63f, 0), pair(-0x1p-75f, 0)}, {pair(0x1p-63f, 0), pair(0x1p-76f, 0)}), 0x1p-126f);
+}
+
+/// Operands of a product, packed, and room around the result.
+struct Operands {
+  std::int64_t rows, columns, places;
+  std::vector<float> left, right;  // [rows][places], [places][columns]
+  std::vector<std::uint32_t> a, b;
+  std::vector<float> c;
+  TileProduct product = {};
+
+  template <class Draw>
+  Operands(std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate, Draw draw)
+      : rows(m), columns(n), places(k) {
+    const std::int64_t steps = (k + 31) / 32 * 16, ldc = n + 5;
+    for (std::int64_t i = 0; i < m * k; ++i) left.push_back(draw());
+    for (std::int64_t i = 0; i < k * n; ++i) right.push_back(draw());
+    // What is outside of the operands is NaN, but along the sum.
+    a.assign(static_cast<std::size_t>((m + 15) / 16 * 16 * steps), 0x7FC07FC0);
+    b.assign(static_cast<std::size_t>((n + 31) / 32 * 32 * steps), 0x7FC07FC0);
+    const auto of = [&](bool inside, const std::vector<float>& from, std::int64_t i) {
+      return inside ? half(from[static_cast<std::size_t>(i)]) : 0u;
+    };
+    for (std::int64_t s = 0; s < steps; ++s) {
+      for (std::int64_t i = 0; i < m; ++i) {
+        a[static_cast<std::size_t>((i / 16 * steps + s / 16 * 16) * 16 + i % 16 * 16 + s % 16)] =
+            of(2 * s < k, left, i * k + 2 * s) | of(2 * s + 1 < k, left, i * k + 2 * s + 1) << 16;
+      }
+      for (std::int64_t j = 0; j < n; ++j) {
+        b[static_cast<std::size_t>(j / 32 * steps * 32 + s * 32 + j % 32)] =
+            of(2 * s < k, right, 2 * s * n + j) | of(2 * s + 1 < k, right, (2 * s + 1) * n + j) << 16;
+      }
+    }
+    for (std::int64_t i = 0; i < m * ldc; ++i) c.push_back(i % ldc < n ? draw() : kAround);
+    product.steps = steps, product.rows = m, product.columns = n;
+    product.a = a.data(), product.b = b.data();
+    product.ldc = ldc, product.accumulate = accumulate;
+  }
+
+  static constexpr float kAround = 12345;
+
+  std::vector<float> by(bool processor) const {
+    std::vector<float> result = c;
+    TileProduct p = product;
+    int blocks = 0;
+    p.c = result.data();
+    p.context = &blocks;
+    p.between = [](void* n) { ++*static_cast<int*>(n); };
+    const AmxKernels kernels = amx_kernels(processor);
+    kernels.multiply(p);
+    kernels.release();
+    EXPECT_EQ(blocks, (rows + 31) / 32 * ((columns + 31) / 32));
+    return result;
+  }
+};
+
+constexpr std::int64_t kSizes[][3] = {{1, 1, 1},    {16, 16, 32}, {17, 16, 33},  {16, 17, 2},
+                                      {32, 32, 64}, {33, 31, 95}, {49, 100, 31}, {70, 65, 256}};
+
+TEST(AmxTiles, AddUpIntegersExactly) {
+  std::mt19937 random(1);
+  const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
+  for (const auto& [m, n, k] : kSizes) {
+    for (const bool accumulate : {false, true}) {
+      const Operands x(m, n, k, accumulate, draw);
+      const std::vector<float> got = x.by(false);
+      const std::int64_t ldc = x.product.ldc;
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t j = 0; j < ldc; ++j) {
+          const auto at = static_cast<std::size_t>(i * ldc + j);
+          double sum = j < n ? 0 : static_cast<double>(Operands::kAround);
+          if (j < n && accumulate) sum = static_cast<double>(x.c[at]);
+          for (std::int64_t p = 0; p < k && j < n; ++p) {
+            sum += static_cast<double>(x.left[static_cast<std::size_t>(i * k + p)]) *
+                   static_cast<double>(x.right[static_cast<std::size_t>(p * n + j)]);
+          }
+          ASSERT_EQ(static_cast<double>(got[at]), sum) << m << ' ' << n << ' ' << k << ": " << i << ' ' << j;
+        }
+      }
+    }
+  }
+}
+
+// Numbers of all sizes: orders and roundings show.
+void expect_instructions_compute_as_the_model() {
+  std::mt19937 random(2);
+  const auto draw = [&] {
+    const auto exponent = static_cast<std::uint32_t>(random() % 20 == 0 ? random() % 40 : 97 + random() % 50);
+    return std::bit_cast<float>(static_cast<std::uint32_t>(random() % 2) << 31 | exponent << 23 |
+                                static_cast<std::uint32_t>(random() % 128) << 16);
+  };
+  for (const auto& [m, n, k] : kSizes) {
+    for (const bool accumulate : {false, true}) {
+      const Operands x(m, n, k, accumulate, draw);
+      const std::vector<float> by_model = x.by(false), by_processor = x.by(true);
+      for (std::size_t i = 0; i < by_model.size(); ++i) {
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(by_model[i]), std::bit_cast<std::uint32_t>(by_processor[i]))
+            << m << ' ' << n << ' ' << k << ": " << i;
+      }
+    }
+  }
+}
+
+TEST(AmxTiles, InstructionsComputeAsTheModel) {
+  if (!amx_usable()) GTEST_SKIP() << "no AMX that this process may use";
+  expect_instructions_compute_as_the_model();
+}
+
+#if defined(__x86_64__)
+TEST(AmxTiles, InstructionsAreTheModels) {
+  if (amx_usable()) GTEST_SKIP() << "the processor has AMX, see InstructionsComputeAsTheModel";
+  const test::AmxEmulated emulated;
+  expect_instructions_compute_as_the_model();
+  EXPECT_GT(test::AmxEmulated::count(), 1000);
+  EXPECT_FALSE(test::AmxEmulated::configured());
+}
+#endif
+
+TEST(AmxTiles, AreNotUsedWithoutTheProcessor) {
+  set_isa_for_test(Isa::avx512_fp16);
+  EXPECT_FALSE(amx_usable());
+  set_isa_for_test(detected_isa());
+  EXPECT_LE(amx_usable(), detected_isa() == Isa::amx);
+}
+
+TEST(AmxTiles, TurnPairs) {
+  constexpr std::int64_t kStride = 19;
+  std::vector<std::uint32_t> from(16 * kStride), to(256), plain(256);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint32_t>(i * 2654435761u);
+  transpose_pairs(from.data(), kStride, to.data());
+  transpose_pairs_plainly(from.data(), kStride, plain.data());
+  EXPECT_EQ(to, plain);
+  for (std::size_t i = 0; i < 16; ++i) {
+    for (std::size_t j = 0; j < 16; ++j) EXPECT_EQ(plain[i * 16 + j], from[j * kStride + i]);
+  }
+}
+
+}  // namespace
+}  // namespace halfstep::cpu
