@@ -250,9 +250,10 @@ TEST(AmxTiles, InstructionsAreTheModels) {
 #endif
 
 TEST(AmxTiles, AreNotUsedWithoutTheProcessor) {
+  const Isa before = compute_isa();
   set_isa_for_test(Isa::avx512_fp16);
   EXPECT_FALSE(amx_usable());
-  set_isa_for_test(detected_isa());
+  set_isa_for_test(before);
   EXPECT_LE(amx_usable(), detected_isa() == Isa::amx);
 }
 
