@@ -6,17 +6,21 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/integers.h"
 #include "cli/options.h"
 #include "cli/terminal.h"
 #include "cli/verbs.h"
 #include "halfstep/core/text.h"
+#include "halfstep/ops/create.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/train/config.h"
+#include "halfstep/train/memory_plan.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/step_plan.h"
 #include "halfstep/train/step_time.h"
+#include "halfstep/train/trace_step.h"
 
 namespace halfstep::cli {
 namespace {
@@ -26,7 +30,7 @@ constexpr std::uint64_t kMostPlannedBatch = 1'000'000;
 struct StepPlanOptions : CommonOptions {
   std::vector<std::string> batch_sizes{"64"}, amp{"off"};
   std::int64_t image_size = 0;
-  std::string optimizer = "sgd", loss_scale;
+  std::string optimizer = "sgd", loss_scale, recompute, memory_budget;
   bool no_capture = false, measure = false, json = false;
 };
 
@@ -36,6 +40,7 @@ struct StepPlan {
   std::int64_t batch_size;
   training::StepTime time = {};
   training::StepMemory memory = {};
+  std::optional<training::MemoryPlan> recomputed = {};  ///< with --recompute and --memory-budget
   double samples_per_second() const { return static_cast<double>(batch_size) / time.seconds(); }
 };
 
@@ -50,6 +55,8 @@ training::TrainConfig config_of(const StepPlanOptions& o, const std::string& amp
   // Networks of images are trained with momentum: its traffic belongs to the step.
   if (o.optimizer == "sgd" && input.images) config.momentum = 0.9;
   config.capture = !o.no_capture;
+  config.recompute = o.recompute;
+  config.memory_budget = o.memory_budget;
   as_usage([&] { training::check(config); });
   return config;
 }
@@ -107,6 +114,12 @@ void print_table(const std::vector<StepPlan>& plans) {
   if (std::any_of(plans.begin(), plans.end(), [](const StepPlan& p) { return p.time.calling > 0; })) {
     row("  between kernels", [](const StepPlan& p) { return share_text(p.time.calling, p.time.seconds()); });
   }
+  if (plans.front().recomputed) {
+    row("blocks recomputed", [](const StepPlan& p) {
+      return p.recomputed->blocks > 0 ? fmt::format("{} of {}", p.recomputed->recomputed.size(), p.recomputed->blocks)
+                                      : fmt::format("{}", p.recomputed->recomputed.size());
+    });
+  }
   row("memory of a step", [](const StepPlan& p) { return memory_text(p.memory.peak); });
   row("  parameters", [](const StepPlan& p) { return memory_text(p.memory.parameters); });
   row("  gradients", [](const StepPlan& p) { return memory_text(p.memory.gradients); });
@@ -126,22 +139,37 @@ nlohmann::ordered_json json_of(const StepPlan& p) {
                      {"multiply_adds", part.multiply_adds},
                      {"bytes", part.bytes}});
   }
-  return {{"amp", p.amp},
-          {"dtype", p.dtype},
-          {"batch", p.batch_size},
-          {"ms_per_step", 1e3 * p.time.seconds()},
-          {"samples_per_s", p.samples_per_second()},
-          {"limit_ms", 1e3 * p.time.limit()},
-          {"calling_ms", 1e3 * p.time.calling},
-          {"calls_left_out", p.time.unknown},
-          {"parts", std::move(parts)},
-          {"memory",
-           {{"peak", p.memory.peak},
-            {"parameters", p.memory.parameters},
-            {"gradients", p.memory.gradients},
-            {"optimizer", p.memory.optimizer},
-            {"buffers", p.memory.buffers},
-            {"batch", p.memory.batch}}}};
+  nlohmann::ordered_json line = {{"amp", p.amp},
+                                 {"dtype", p.dtype},
+                                 {"batch", p.batch_size},
+                                 {"ms_per_step", 1e3 * p.time.seconds()},
+                                 {"samples_per_s", p.samples_per_second()},
+                                 {"limit_ms", 1e3 * p.time.limit()},
+                                 {"calling_ms", 1e3 * p.time.calling},
+                                 {"calls_left_out", p.time.unknown},
+                                 {"parts", std::move(parts)},
+                                 {"memory",
+                                  {{"peak", p.memory.peak},
+                                   {"parameters", p.memory.parameters},
+                                   {"gradients", p.memory.gradients},
+                                   {"optimizer", p.memory.optimizer},
+                                   {"buffers", p.memory.buffers},
+                                   {"batch", p.memory.batch}}}};
+  if (p.recomputed) line["recompute"] = p.recomputed->modules();
+  return line;
+}
+
+// Whose forward passes run again, as in bench: the modules that are named, or those that the budget asks for.
+void choose_recomputed(StepPlan& plan, training::TrainConfig& config, std::int64_t pixels) {
+  if (!config.memory_budget.empty()) {
+    plan.recomputed =
+        training::plan_memory(config, plan.batch_size, pixels, training::parse_bytes(config.memory_budget));
+    config.recompute = plan.recomputed->modules();
+    config.memory_budget.clear();
+  } else if (!config.recompute.empty()) {
+    const DeviceGuard nowhere(kMeta);
+    plan.recomputed = training::plan_of_run(config, as_usage([&] { return training::random_task(config); })->network());
+  }
 }
 
 int run(const StepPlanOptions& o) {
@@ -171,6 +199,7 @@ int run(const StepPlanOptions& o) {
   ProgressBar bar(is_terminal(2), stderr);  // measuring takes a while, the first time
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const std::int64_t pixels = input.images ? size : 0;
+    choose_recomputed(plans[i], configs[i], pixels);
     plans[i].memory = training::predict_memory(configs[i], plans[i].batch_size, pixels);
     const auto calls = training::predict_calls(configs[i], plans[i].batch_size, pixels);
     const auto progress = [&](std::size_t done, std::size_t all) {
@@ -226,6 +255,8 @@ void add_plan(CLI::App& program, int& status) {
   verb.add_list("--amp", o->amp, "Precisions and levels, such as off,bf16,O2").split(',').value("TEXT=off");
   add_word(verb, "--optimizer", o->optimizer, "sgd or adam");
   add_word(verb, "--loss-scale", o->loss_scale, "As in train");
+  add_training_flag(verb, "--recompute", &o->recompute);
+  add_training_flag(verb, "--memory-budget", &o->memory_budget);
   verb.add_switch("--no-capture", o->no_capture, "Of steps that are not captured and replayed");
   verb.add_switch("--measure", o->measure, "Measure all calls again, in place of the times kept on this machine");
   verb.add_switch("--json", o->json, "Print one JSON document instead of the table");

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
 
 #include "halfstep/capture/arena_internal.h"
-#include "halfstep/core/error.h"
+#include "halfstep/runtime/caching_allocator.h"
+#include "halfstep/runtime/log.h"
+#include "halfstep/runtime/transfer.h"
 
 namespace halfstep::detail {
 namespace {
@@ -13,56 +18,67 @@ std::size_t rounded(std::size_t bytes, std::size_t alignment) {
   return (std::max<std::size_t>(bytes, 1) + alignment - 1) & ~(alignment - 1);
 }
 
+double mb(std::size_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
 }  // namespace
 
-CaptureArena::CaptureArena(Device device, bool reuse)
-    : source_(allocator_for(device)), alignment_(alignment_of(device)), reuse_(reuse) {}
+CaptureArena::CaptureArena(Device device)
+    : device_(device), source_(allocator_for(device)), alignment_(alignment_of(device)) {}
 
 void* CaptureArena::allocate(std::size_t bytes) {
   const std::size_t size = rounded(bytes, alignment_);
   const std::lock_guard lock(mutex_);
-  // The smallest free block that it fits in, unless most of that would lie idle.
-  const auto found = reuse_ && !closed_ ? free_.lower_bound(size) : free_.end();
-  if (found != free_.end() && found->first <= 2 * size) {
-    void* data = found->second.back();
-    found->second.pop_back();
-    if (found->second.empty()) free_.erase(found);
-    ++users_;
-    return data;
-  }
-  void* data = nullptr;
-  try {
-    data = source_.allocate(size);
-  } catch (const OutOfMemoryError&) {
-    // A step that runs by itself would use this memory for something else.
-    if (free_.empty()) throw;
-    ran_short_ = true;
-    return_free();
-    data = source_.allocate(size);
-  }
-  blocks_.emplace(static_cast<const char*>(data), size);
+  auto* const data = static_cast<char*>(source_.allocate(size));
+  living_.emplace(data, blocks_.size());
+  blocks_.push_back({.bytes = size, .data = data, .alone = alone_});
+  now_ += size;
+  most_ = std::max(most_, now_);
   ++users_;
   return data;
 }
 
 void CaptureArena::deallocate(void* data, std::size_t) noexcept {
   std::unique_lock lock(mutex_);
-  const auto block = blocks_.find(static_cast<const char*>(data));
-  if (closed_ || ran_short_) {
-    source_.deallocate(data, block->second);
-    blocks_.erase(block);
+  if (const auto found = living_.find(static_cast<const char*>(data)); found != living_.end()) {
+    Block& block = blocks_[found->second];
+    block.data = nullptr;
+    now_ -= block.bytes;
+    source_.deallocate(data, block.bytes);
+    living_.erase(found);
   } else {
-    free_[block->second].push_back(data);
+    --kept_.tensors;
+    if (closed_ && kept_.tensors == 0) give(kept_);
   }
   release(std::move(lock));
 }
 
-bool CaptureArena::owns(const void* data) const {
+void CaptureArena::used_on(void* data, void* queue) noexcept {
   const std::lock_guard lock(mutex_);
-  auto after = blocks_.upper_bound(static_cast<const char*>(data));
-  if (after == blocks_.begin()) return false;
+  source_.used_on(kept_.has(data) ? kept_.data : data, queue);
+}
+
+std::optional<CaptureArena::Place> CaptureArena::find(const void* data) const {
+  const std::lock_guard lock(mutex_);
+  const auto* const at = static_cast<const char*>(data);
+  auto after = living_.upper_bound(at);
+  if (after == living_.begin()) return std::nullopt;
   --after;
-  return static_cast<const char*>(data) < after->first + after->second;
+  if (at >= after->first + blocks_[after->second].bytes) return std::nullopt;
+  return Place{after->second, at - after->first};
+}
+
+void CaptureArena::use(const Place& place, std::size_t call) {
+  const std::lock_guard lock(mutex_);
+  Block& block = blocks_[place.block];
+  if (!block.used) block.first = call;
+  block.used = true;
+  block.last = call;
+}
+
+CaptureArena::Place CaptureArena::add_work(std::size_t bytes, std::size_t call) {
+  const std::lock_guard lock(mutex_);
+  blocks_.push_back({.bytes = rounded(bytes, alignment_), .data = nullptr, .used = true, .first = call, .last = call});
+  return {blocks_.size() - 1, 0};
 }
 
 std::size_t CaptureArena::in_use() const {
@@ -70,32 +86,120 @@ std::size_t CaptureArena::in_use() const {
   return users_ - 1;
 }
 
+std::vector<Placement> CaptureArena::lifetimes(std::vector<std::size_t>& placed) const {
+  std::size_t calls = 0;
+  for (const Block& b : blocks_) calls = std::max(calls, b.last);
+  std::vector<Placement> all;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const Block& b = blocks_[i];
+    if (!b.used || b.data) continue;
+    placed.push_back(i);
+    all.push_back({.bytes = b.bytes, .first = b.alone ? 0 : b.first, .last = b.alone ? calls : b.last});
+  }
+  return all;
+}
+
+void CaptureArena::take(Piece& piece, std::size_t bytes) {
+  // What the step has freed is of no more use to the allocator.
+  constexpr std::size_t kMuch = std::size_t{32} << 20;
+  if (bytes >= kMuch && !device_.is_meta()) empty_memory_cache(device_);
+  piece.data = static_cast<char*>(source_.allocate(bytes));
+  piece.bytes = bytes;
+}
+
+void CaptureArena::give(Piece& piece) noexcept {
+  if (piece.data) source_.deallocate(piece.data, piece.bytes);
+  piece = {};
+}
+
+void CaptureArena::place(std::span<const Ref<Storage>> outlasting) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::size_t> placed;
+  std::vector<Placement> passing = lifetimes(placed);
+  const std::size_t alone = find_places(passing);
+  // Those that are written last leave most time to others. While they are copied they are there twice.
+  std::vector<Ref<Storage>> moving(outlasting.begin(), outlasting.end());
+  const auto block_of = [&](const Ref<Storage>& s) -> const Block& {
+    return blocks_[living_.at(static_cast<const char*>(s->address()))];
+  };
+  std::stable_sort(moving.begin(), moving.end(),
+                   [&](const auto& a, const auto& b) { return block_of(a).first > block_of(b).first; });
+  std::size_t bytes = 0;
+  std::vector<Placement> all;
+  std::erase_if(moving, [&](const Ref<Storage>& s) {
+    const Block& b = block_of(s);
+    if (!b.used || now_ + bytes + b.bytes > most_) return true;
+    all.push_back({.bytes = b.bytes,
+                   .first = b.first,
+                   .last = std::numeric_limits<std::size_t>::max(),
+                   .offset = bytes,
+                   .fixed = true});
+    bytes += b.bytes;
+    return false;
+  });
+  const std::size_t moved = all.size();
+  all.insert(all.end(), passing.begin(), passing.end());
+  std::size_t end = moved > 0 ? find_places(all, bytes) : alone;
+  // Not for next to nothing.
+  if (end > bytes + alone - alone / 64) {
+    moving.clear();
+    bytes = 0;
+    end = alone;
+    all = passing;
+  } else {
+    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(moved));
+  }
+  if (bytes > 0) {
+    take(kept_, bytes);
+    move(moving);
+  }
+  if (end > bytes) take(passing_, end - bytes);
+  log(LogLevel::debug,
+      fmt::format("capture: {} blocks of {} in {:.3f} MB, {:.3f} MB of them what outlasts the step; at least {:.3f} MB",
+                  placed.size(), device_.str(), mb(end), mb(bytes), mb(most_in_use(passing))));
+  for (std::size_t i = 0; i < placed.size(); ++i) {
+    const std::size_t offset = all[i].offset;
+    blocks_[placed[i]].data = offset < bytes ? kept_.data + offset : passing_.data + (offset - bytes);
+  }
+}
+
+void CaptureArena::move(std::span<const Ref<Storage>> moving) {
+  char* to = kept_.data;
+  for (const Ref<Storage>& s : moving) {
+    const auto found = living_.find(static_cast<const char*>(s->address()));
+    Block& block = blocks_[found->second];
+    if (!device_.is_meta()) copy_memory(to, device_, block.data, device_, s->bytes());
+    source_.deallocate(block.data, block.bytes);
+    now_ -= block.bytes;
+    living_.erase(found);
+    s->move_to(to);
+    block.data = to;
+    to += block.bytes;
+    ++kept_.tensors;
+  }
+}
+
+void* CaptureArena::address(const Place& place) const {
+  const std::lock_guard lock(mutex_);
+  return blocks_[place.block].data + place.offset;
+}
+
+bool CaptureArena::owns(const void* data) const {
+  if (find(data)) return true;
+  const std::lock_guard lock(mutex_);
+  return kept_.has(data) || passing_.has(data);
+}
+
 std::size_t CaptureArena::bytes() const {
   const std::lock_guard lock(mutex_);
-  std::size_t sum = 0;
-  for (const auto& [data, size] : blocks_) sum += size;
-  return sum;
-}
-
-bool CaptureArena::ran_short() const {
-  const std::lock_guard lock(mutex_);
-  return ran_short_;
-}
-
-void CaptureArena::return_free() noexcept {
-  for (const auto& [size, list] : free_) {
-    for (void* data : list) {
-      source_.deallocate(data, size);
-      blocks_.erase(static_cast<const char*>(data));
-    }
-  }
-  free_.clear();
+  return now_ + kept_.bytes + passing_.bytes;
 }
 
 void CaptureArena::close() noexcept {
   std::unique_lock lock(mutex_);
   closed_ = true;
-  return_free();
+  give(passing_);
+  if (kept_.tensors == 0) give(kept_);
   release(std::move(lock));
 }
 

@@ -38,7 +38,7 @@ Recording::~Recording() {
   kept_.clear();
   before_.clear();
   steps_.clear();
-  for (CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) {
+  for (CaptureArena* arena : arenas()) {
     if (arena) arena->close();
   }
 }
@@ -51,11 +51,9 @@ Allocator* Recording::memory(Device device) {
     return meta_arena_;
   }
   if (!use_device(device, current_native_queue(device))) return nullptr;
-  if (!device_arena_) {
-    device_arena_ = CaptureArena::make(device);
-    own_arena_ = CaptureArena::make(device, false);
-  }
-  return own_memory_ ? own_arena_ : device_arena_;
+  if (!device_arena_) device_arena_ = CaptureArena::make(device);
+  device_arena_->set_alone(own_memory_);
+  return device_arena_;
 }
 
 bool Recording::use_device(Device device, void* queue) {
@@ -73,20 +71,34 @@ bool Recording::use_device(Device device, void* queue) {
 }
 
 bool Recording::owns(const void* data) const {
-  const CaptureArena* const all[] = {arena_, meta_arena_, device_arena_, own_arena_};
-  return std::any_of(std::begin(all), std::end(all), [&](const auto* arena) { return arena && arena->owns(data); });
+  const auto all = arenas();
+  return std::any_of(all.begin(), all.end(), [&](const auto* arena) { return arena && arena->owns(data); });
 }
 
 std::size_t Recording::blocks_in_use() const {
   std::size_t sum = 0;
-  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) sum += arena ? arena->in_use() : 0;
+  for (const CaptureArena* arena : arenas()) sum += arena ? arena->in_use() : 0;
   return sum;
 }
 
 std::size_t Recording::bytes() const {
   std::size_t sum = 0;
-  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_, own_arena_}) sum += arena ? arena->bytes() : 0;
+  for (const CaptureArena* arena : arenas()) sum += arena ? arena->bytes() : 0;
   return sum;
+}
+
+std::optional<Recording::Lies> Recording::find(const void* data) const {
+  for (CaptureArena* arena : arenas()) {
+    if (!arena) continue;
+    if (const auto place = arena->find(data)) return Lies{arena, *place};
+  }
+  return std::nullopt;
+}
+
+std::optional<Recording::Lies> Recording::note_use(const void* data) {
+  const auto found = find(data);
+  if (found) found->arena->use(found->place, steps_.size() - 1);
+  return found;
 }
 
 void Recording::refuse(std::string why) {
@@ -136,7 +148,12 @@ Storage* Recording::place(const Ref<Storage>& storage, const void* data, bool wr
     if (written) step.written_inputs.push_back(input->second);
     return nullptr;
   }
-  if (!data || owns(data)) return nullptr;
+  if (!data) return nullptr;
+  if (const auto lies = note_use(data)) {
+    lying_.emplace_back(views_.size(), *lies);
+    if (step.kind == Step::Kind::copy && written) step.early = lies->arena->is_alone(lies->place);
+    return nullptr;
+  }
   if (!managed_.contains(s)) outside_.emplace(s, storage);
   if (written) step.written.push_back(s);
   return s;
@@ -186,6 +203,11 @@ void Recording::kernel(const KernelCall& call, const KernelRun& run) {
   step.outputs = static_cast<int>(call.outputs.size());
   step.fresh = call.fresh;
   step.bounded = run.bounded;
+  CaptureArena* const arena = call.device.is_cpu() ? arena_ : call.device.is_meta() ? meta_arena_ : device_arena_;
+  if (arena && run.workspace >= kLeastPlannedWork) {
+    step.work_bytes = run.workspace;
+    working_.emplace_back(&step, Lies{arena, arena->add_work(run.workspace, steps_.size() - 1)});
+  }
   for (const Tensor* t : call.inputs) add_view(*t, false, step);
   for (const Tensor* t : call.outputs) {
     add_view(*t, true, step);
@@ -214,7 +236,6 @@ void Recording::copy(const Bytes& to, const Bytes& from, std::size_t count, bool
     views_.push_back(view);
     storages_.push_back(outside);
   }
-  step.early = own_arena_ && own_arena_->owns(views_.back().data);
   bounds_.erase(to.storage.get());
 }
 
@@ -237,6 +258,7 @@ void Recording::exchange(std::span<const Tensor> tensors, std::function<void()> 
   for (const Tensor& t : tensors) {
     Storage* const storage = t.storage().get();
     bounds_.erase(storage);
+    note_use(storage->address());
     // What isn't in memory of the arenas is kept by uses().
     const bool kept = owns(storage->address()) || outside_.contains(storage);
     if (!t.device().is_host() && kept) step.exchanged.push_back(storage);
@@ -245,6 +267,15 @@ void Recording::exchange(std::span<const Tensor> tensors, std::function<void()> 
 
 void Recording::before(std::function<bool()> work) {
   if (arena_ && refusal_.empty()) before_.push_back(std::move(work));
+}
+
+Tensor Recording::stand_in(const Tensor& tensor) {
+  const TensorImpl& p = *tensor.impl();
+  const auto lies = find(p.storage->address());
+  if (!lies) return {};
+  auto storage = Storage::wrap(p.storage->data(), p.storage->bytes(), p.storage->device(), {});
+  stand_ins_.emplace_back(storage, *lies);
+  return Tensor(TensorImpl::make(std::move(storage), p.offset, p.sizes, p.strides, p.dtype));
 }
 
 void Recording::keep(const Tensor& tensor) {
@@ -310,12 +341,40 @@ bool Recording::finish(const std::vector<Tensor>& results, const std::vector<Ref
   for (const Tensor& t : results_) count(t);
   for (const Tensor& t : kept_) count(t);
   for (const auto& [leaf, gradient] : gradients_) count(gradient);
-  for (const CaptureArena* arena : {arena_, meta_arena_, device_arena_}) {
-    if (arena && arena->ran_short()) refuse("there is not enough memory to keep all of its own");
-  }
   if (blocks_in_use() > ours.size()) return false;
+  if (!refusal_.empty()) return true;
+  try {
+    place_memory();
+  } catch (const OutOfMemoryError&) {
+    // A step that runs by itself has less at a time.
+    refuse("there is not enough memory to keep all of its own");
+    return true;
+  }
   if (!queue_ && !no_chains_ && refusal_.empty()) find_chains();
   return true;
+}
+
+void Recording::place_memory() {
+  std::set<const Storage*> seen;
+  for (const Tensor& t : kept_) {
+    if (t.defined()) seen.insert(t.storage().get());  // whose addresses the host's work has
+  }
+  std::map<const CaptureArena*, std::vector<Ref<Storage>>> outlasting;
+  const auto add = [&](const Tensor& t) {
+    if (!t.defined() || t.storage()->address_held() || !seen.insert(t.storage().get()).second) return;
+    if (const auto lies = find(t.storage()->address())) outlasting[lies->arena].push_back(t.storage());
+  };
+  for (const Tensor& t : results_) add(t);
+  for (const auto& [leaf, gradient] : gradients_) add(gradient);
+  for (CaptureArena* arena : arenas()) {
+    if (arena) arena->place(outlasting[arena]);
+  }
+  for (const auto& [view, lies] : lying_) views_[view].data = lies.arena->address(lies.place);
+  for (const auto& [step, lies] : working_) step->work_memory = lies.arena->address(lies.place);
+  for (const auto& [storage, lies] : stand_ins_) storage->move_to(lies.arena->address(lies.place));
+  lying_ = {};
+  working_ = {};
+  stand_ins_.clear();
 }
 
 bool Recording::valid() const {

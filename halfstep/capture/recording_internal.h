@@ -2,6 +2,7 @@
 // Internal: what a capture remembers of a step, and how it runs it again.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -40,6 +41,7 @@ class Recording final : public KernelRecorder {
   void host(std::function<void()> work) override;
   void exchange(std::span<const Tensor> tensors, std::function<void()> work) override;
   void own_memory(bool on) override { own_memory_ = on; }
+  Tensor stand_in(const Tensor& tensor) override;
   void before(std::function<bool()> work) override;
   void keep(const Tensor& tensor) override;
   void manage(const Tensor& tensor) override;
@@ -96,6 +98,8 @@ class Recording final : public KernelRecorder {
     bool fresh = false;  ///< nothing of the outputs is read
     bool bounded = false;
     float bound = 0;
+    void* work_memory = nullptr;  ///< planned memory to work in
+    std::size_t work_bytes = 0;
     Device from = {}, to = {};  ///< of a copy
     std::size_t bytes = 0;
     bool non_blocking = false;
@@ -132,7 +136,17 @@ class Recording final : public KernelRecorder {
   /// Sees to it that there is one device and one queue; false when the step has others.
   bool use_device(Device device, void* queue);
   bool owns(const void* data) const;
+  std::array<CaptureArena*, 3> arenas() const { return {arena_, meta_arena_, device_arena_}; }
   std::size_t blocks_in_use() const;
+  /// The arena of this address, and where it lies in there; the step that is recorded now uses it.
+  struct Lies {
+    CaptureArena* arena;
+    CaptureArena::Place place;
+  };
+  std::optional<Lies> find(const void* data) const;
+  std::optional<Lies> note_use(const void* data);
+  /// Gives all that the step works in and leaves behind its place in replays.
+  void place_memory();
 
   void relocate(std::span<const Tensor> inputs);
   void wrote(const Step& step, std::span<const Tensor> inputs);
@@ -162,7 +176,6 @@ class Recording final : public KernelRecorder {
   CaptureArena* arena_ = nullptr;         // of the CPU; null while it only looks
   CaptureArena* meta_arena_ = nullptr;    // of meta, used as the CPU's; null for none
   CaptureArena* device_arena_ = nullptr;  // of the device; null for none
-  CaptureArena* own_arena_ = nullptr;     // of the device, for own_memory()
   bool own_memory_ = false;
   Device device_ = {};
   DeviceBackend* backend_ = nullptr;  // of the device
@@ -177,6 +190,9 @@ class Recording final : public KernelRecorder {
   std::deque<Shape> shapes_;
   std::vector<std::unique_ptr<unsigned char[]>> attributes_;
   std::vector<Relocation> relocations_;
+  std::vector<std::pair<std::size_t, Lies>> lying_;  // views in the arenas, while recording
+  std::vector<std::pair<Step*, Lies>> working_;      // steps that work in them, while recording
+  std::vector<std::pair<Ref<Storage>, Lies>> stand_ins_;
   std::vector<std::function<bool()>> before_;
   std::vector<Tensor> kept_;
   std::map<Storage*, Ref<Storage>> outside_;

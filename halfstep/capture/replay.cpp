@@ -14,6 +14,7 @@ Recording::Context::Context(Recording& r) : recording(r) {
   owner = this;
   workspace = [](KernelContext* context, std::uint64_t bytes) -> void* {
     auto& self = *static_cast<Context*>(context->owner);
+    if (void* const planned = self.work(bytes)) return planned;
     try {
       return self.scratch->take(bytes);
     } catch (const std::exception& e) {
@@ -28,8 +29,17 @@ Recording::Context::Context(Recording& r) : recording(r) {
   };
 }
 
+// In a replay a kernel may ask for more than in the recorded step: what it kept of the contents of a tensor then, it
+// makes anew where the tensor is the recording's.
+void* Recording::Context::work(std::uint64_t bytes) {
+  const std::uint64_t size = (bytes + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment;
+  if (!step->work_memory || size > step->work_bytes - worked) return nullptr;
+  return static_cast<char*>(step->work_memory) + std::exchange(worked, worked + size);
+}
+
 void Recording::Context::begin(Step& s) {
   step = &s;
+  worked = 0;
   error.clear();
   const bool on_device = s.on_device();
   if (on_device && !recording.device_workspace_) recording.device_workspace_.emplace(recording.device_);

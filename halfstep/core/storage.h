@@ -94,6 +94,9 @@ class HS_API Storage {
   /// The block's start, to be compared with other addresses only.
   const void* address() const { return data_; }
   std::size_t bytes() const { return bytes_; }
+  /// The block lies at `data` from now on, where its contents have been copied: for its allocator, while nobody else
+  /// uses it. Not for blocks whose address is held.
+  void move_to(void* data) { data_ = data; }
   Device device() const { return device_; }
   /// The queue whose use of the memory need not be reported (Allocator::home_queue()); null for none.
   void* home_queue() const { return home_queue_; }

@@ -40,13 +40,11 @@ inline void repeated(std::initializer_list<Tensor> tensors, const std::function<
 /// a tensor in its place, which is valid as long as the recording.
 inline void repeated_in(const Tensor& tensor, const std::function<void(const Tensor&)>& work) {
   KernelRecorder* const recorder = kernel_recorder();
-  if (!recorder || !recorder->owns(*tensor.storage())) {
+  const Tensor place = recorder ? recorder->stand_in(tensor) : Tensor();
+  if (!place.defined()) {
     repeated({tensor}, [tensor, work] { work(tensor); });
     return;
   }
-  const TensorImpl& p = *tensor.impl();
-  const Tensor place(TensorImpl::make(Storage::wrap(p.storage->data(), p.storage->bytes(), p.storage->device(), {}),
-                                      p.offset, p.sizes, p.strides, p.dtype));
   const auto on_place = [place, work] { work(place); };
   recorder->exchange({&place, 1}, on_place);
   const CapturePause pause;

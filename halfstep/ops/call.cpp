@@ -82,6 +82,12 @@ CallContext::~CallContext() {
   for (const Block& b : blocks) allocator_for(where).deallocate(b.data, b.bytes);
 }
 
+std::size_t CallContext::workspace_bytes() const {
+  std::size_t sum = 0;
+  for (const Block& b : blocks) sum += (b.bytes + kWorkAlignment - 1) / kWorkAlignment * kWorkAlignment;
+  return sum;
+}
+
 std::string describe(std::span<const Tensor* const> inputs) {
   std::string text;
   for (const Tensor* t : inputs) {
@@ -122,7 +128,8 @@ void run_on_host(const KernelCall& call) {
     fail<Error>("{}: {}, got ({})", call.name, why, describe(call.inputs));
   }
   if (KernelRecorder* recorder = kernel_recorder()) [[unlikely]]
-    recorder->kernel(call, {.function = kernel, .bounded = context.first_output != nullptr});
+    recorder->kernel(
+        call, {.function = kernel, .bounded = context.first_output != nullptr, .workspace = context.workspace_bytes()});
 }
 
 }  // namespace detail

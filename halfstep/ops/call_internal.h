@@ -89,6 +89,8 @@ struct CallContext : KernelContext {
 
   explicit CallContext(const KernelCall& call);
   ~CallContext();
+  /// Bytes of all blocks, as KernelRun has them: each can be cut out of them at an address that suits any device.
+  std::size_t workspace_bytes() const;
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 };

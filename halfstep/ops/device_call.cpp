@@ -27,7 +27,8 @@ void note(const KernelCall& call, KernelFn kernel, const CallContext& context) {
     recorder->kernel(call, {.function = kernel,
                             .state = context.state,
                             .queue = context.queue,
-                            .bounded = context.first_output != nullptr});
+                            .bounded = context.first_output != nullptr,
+                            .workspace = context.workspace_bytes()});
   }
 }
 

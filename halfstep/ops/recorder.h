@@ -18,12 +18,16 @@ namespace detail {
 struct KernelCall;
 }
 
+/// Blocks that a kernel works in begin at multiples of it, whatever the device.
+constexpr std::size_t kWorkAlignment = 512;
+
 /// How a kernel ran.
 struct KernelRun {
   KernelFn function = nullptr;  ///< the CPU's or the plug-in's
   void* state = nullptr;        ///< that a plug-in supplied with it
   void* queue = nullptr;        ///< the device's queue that it was given to; null on the CPU
   bool bounded = false;         ///< it may have reported a bound of its first output
+  std::size_t workspace = 0;    ///< bytes that it worked in
 };
 
 /// Every CaptureSink is one.
@@ -50,6 +54,10 @@ class HS_API KernelRecorder : public CaptureSink {
   virtual void before(std::function<bool()> work) = 0;
   /// The host wrote this tensor: its memory stays.
   virtual void keep(const Tensor& tensor) = 0;
+  /// A tensor in the memory of this one, which the step frees before it ends, for exchange(): it lies where the
+  /// recording's memory is, now and in replays, and is valid as long as the recording. Undefined where the tensor's
+  /// memory isn't the recording's.
+  virtual Tensor stand_in(const Tensor& tensor) = 0;
   /// The memory of this tensor is owned elsewhere; the owner ensures (with before()) that replays find it.
   virtual void manage(const Tensor& tensor) = 0;
   /// Whether the block is of the memory that every replay writes anew.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/runtime/caching_allocator.h"
 
+#include <malloc.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -18,33 +19,43 @@
 namespace halfstep {
 namespace {
 
-// Blocks come in classes of size, four to each doubling, so that at most a fifth is wasted and blocks of about one size
-// serve each other. A training step asks for the same sizes again and again: after the first step everything comes from
-// the lists, and no page is touched for the first time again (page faults of fresh memory cost more than many kernels).
-constexpr std::size_t kSmallest = 64;
-constexpr int kNumClasses = 4 * 58;
+// Blocks come in classes of size, so that blocks of about one size serve each other: four to each doubling, and 32 from
+// 2 MiB on, so that at most a fifth is wasted of small ones and 3% of large ones, which are most of a step's memory. A
+// training step asks for the same sizes again and again: after the first step everything comes from the lists, and no
+// page is touched for the first time again (page faults of fresh memory cost more than many kernels).
+constexpr int kSmallestLog2 = 6, kLargeLog2 = 21, kMostLog2 = 46;
+constexpr int kSmallClassesLog2 = 2, kLargeClassesLog2 = 5;  // of a doubling
+constexpr int kSmallClasses = (kLargeLog2 - kSmallestLog2) << kSmallClassesLog2;
+constexpr int kNumClasses = 1 + kSmallClasses + ((kMostLog2 + 1 - kLargeLog2) << kLargeClassesLog2);
 
 int class_of(std::size_t bytes) {
-  if (bytes <= kSmallest) return 0;
+  if (bytes <= std::size_t{1} << kSmallestLog2) return 0;
   const int log2 = std::bit_width(bytes - 1) - 1;  // 2^log2 < bytes <= 2^(log2+1)
-  const std::size_t quarter = std::size_t{1} << (log2 - 2);
-  const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) / quarter);
-  return std::min(4 * (log2 - 6) + step + 1, kNumClasses - 1);
+  const bool large = log2 >= kLargeLog2;
+  const int classes = large ? kLargeClassesLog2 : kSmallClassesLog2;
+  const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) >> (log2 - classes));
+  return 1 + step + (large ? kSmallClasses + ((log2 - kLargeLog2) << classes) : (log2 - kSmallestLog2) << classes);
 }
 
 std::size_t class_bytes(int c) {
-  if (c == 0) return kSmallest;
-  const int log2 = (c - 1) / 4 + 6;
-  return (std::size_t{1} << log2) + ((std::size_t{1} << log2) / 4) * static_cast<std::size_t>((c - 1) % 4 + 1);
+  if (c == 0) return std::size_t{1} << kSmallestLog2;
+  const bool large = c > kSmallClasses;
+  const int classes = large ? kLargeClassesLog2 : kSmallClassesLog2;
+  const int of_kind = c - 1 - (large ? kSmallClasses : 0);
+  const int log2 = (large ? kLargeLog2 : kSmallestLog2) + (of_kind >> classes);
+  const auto step = static_cast<std::size_t>(of_kind & ((1 << classes) - 1)) + 1;
+  return (std::size_t{1} << log2) + (step << (log2 - classes));
 }
 
 // From this size on memory comes straight from the system, aligned to its huge pages.
 constexpr std::size_t kHuge = std::size_t{2} << 20;
 
-// Where blocks come from. `give` frees what `take` gave for the same size.
+// Where blocks come from. `give` frees what `take` gave for the same size, and `trim` returns what was given to the
+// system.
 struct Source {
   void* (*take)(std::size_t size);
   void (*give)(void* data, std::size_t size) noexcept;
+  void (*trim)() noexcept;
 };
 
 constexpr Source kMemory = {
@@ -56,6 +67,13 @@ constexpr Source kMemory = {
       return data;
     },
     .give = [](void* data, std::size_t) noexcept { std::free(data); },
+    // The C library keeps blocks of up to 32 MiB.
+    .trim =
+        []() noexcept {
+#ifdef __GLIBC__
+          malloc_trim(0);
+#endif
+        },
 };
 
 // Addresses for meta: nothing may touch them, so that they cost no memory, and an access by mistake ends the program
@@ -66,6 +84,7 @@ constexpr Source kAddresses = {
       return data == MAP_FAILED ? nullptr : data;
     },
     .give = [](void* data, std::size_t size) noexcept { munmap(data, size); },
+    .trim = []() noexcept {},
 };
 
 // The CPU's, and meta's, which counts as the CPU's does.
@@ -76,7 +95,7 @@ class HostAllocator final : public Allocator {
   }
 
   void* allocate(std::size_t bytes) override {
-    if (bytes > (std::size_t{1} << 46)) out_of_memory(bytes);
+    if (bytes > std::size_t{1} << kMostLog2) out_of_memory(bytes);
     const int c = class_of(bytes);
     const std::size_t size = class_bytes(c);
     std::unique_lock lock(mutex_);
@@ -135,6 +154,7 @@ class HostAllocator final : public Allocator {
       }
       free_[static_cast<std::size_t>(c)] = {};
     }
+    source_.trim();
   }
 
   MemoryStats stats() {
@@ -157,8 +177,8 @@ class HostAllocator final : public Allocator {
  private:
   [[noreturn]] void out_of_memory(std::size_t bytes) {
     const MemoryStats s = stats();
-    fail<DeviceError>("allocate: {} has no {} bytes left; {} bytes are in use, {} are kept for later", what_, bytes,
-                      s.allocated, s.reserved - s.allocated);
+    fail<OutOfMemoryError>("allocate: {} has no {} bytes left; {} bytes are in use, {} are kept for later", what_,
+                           bytes, s.allocated, s.reserved - s.allocated);
   }
 
   const Source source_;

@@ -64,6 +64,34 @@ class Plan(ProgramTest):
                       r"\n  convolutions, input gradients ", r"\n  norms ", r"\n  optimizer "):
             self.assertRegex(out, words)
 
+    def test_recomputed_steps(self):
+        flags = ("resnet20", "-b", "8", "--amp", "bf16")
+        plain = self.document(*flags)["plans"][0]
+        self.assertNotIn("recompute", plain)
+        again = self.document(*flags, "--recompute", "all")["plans"][0]
+        self.assertEqual(len(again["recompute"].split(",")), 9)
+        self.assertLess(again["memory"]["peak"], plain["memory"]["peak"])
+        # The blocks' forward passes run twice, and all else once.
+        work = [{part["kind"]: part["multiply_adds"] for part in p["parts"]} for p in (plain, again)]
+        ratio = work[1]["convolutions, forward"] / work[0]["convolutions, forward"]
+        self.assertTrue(1.9 < ratio < 2, ratio)
+        for kind in ("convolutions, input gradients", "convolutions, weight gradients", "products"):
+            self.assertEqual(work[1][kind], work[0][kind])
+        self.assertEqual(self.document(*flags, "--recompute", "none")["plans"][0]["recompute"], "none")
+        # A budget between both: some blocks, and the same step as with these named.
+        budget = (plain["memory"]["peak"] + again["memory"]["peak"]) // 2
+        chosen = self.document(*flags, "--memory-budget", str(budget))["plans"][0]
+        self.assertLessEqual(chosen["memory"]["peak"], budget)
+        self.assertTrue(0 < len(chosen["recompute"].split(",")) < 9, chosen["recompute"])
+        self.assertEqual(self.document(*flags, "--recompute", chosen["recompute"])["plans"], [chosen])
+        status, out, err = self.run_program("bench", *flags, "--steps", "1", "--warmup", "3", "--memory-budget", str(budget))
+        self.assertEqual(status, 0, err)
+        line = json.loads(out)
+        self.assertEqual((line["recompute"], round(1e6 * line["predicted_peak_mb"])), (chosen["recompute"], chosen["memory"]["peak"]))
+        self.assertAlmostEqual(line["tensor_peak_mb"], line["predicted_peak_mb"], delta=0.02 * line["predicted_peak_mb"])
+        out, _ = self.plan(*flags, "--memory-budget", str(budget))
+        self.assertRegex(out, r"\nblocks recomputed +\d of 9\n")
+
     def test_a_file_that_cannot_be_written_is_warned_of(self):
         file = self.folder / "file"
         file.write_text("no folder")
@@ -77,6 +105,10 @@ class Plan(ProgramTest):
         self.refused(2, "--amp", "plan", "mlp", "--amp", "off,f8")
         self.refused(2, "--optimizer: expected sgd or adam, got 'lamb'", "plan", "mlp", "--optimizer", "lamb")
         self.refused(2, "--image-size: mlp is no network of images", "plan", "mlp", "--image-size", "32")
+        self.refused(2, "--memory-budget: expected a size such as 1GB", "plan", "mlp", "--memory-budget", "1XB")
+        self.refused(2, "give one of them", "plan", "resnet20", "--memory-budget", "1GB", "--recompute", "all")
+        self.refused(2, "--recompute: expected all, none or paths of modules", "plan", "resnet20", "--recompute", "layer9")
+        self.refused(1, "--memory-budget: expected at least ", "plan", "resnet20", "--memory-budget", "1MB")
         self.refused(2, "--device: plan knows the CPU's times only, got sim", "plan", "mlp", "--device", "sim")
 
 
