@@ -22,6 +22,7 @@
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/op_golden.h"
 
@@ -232,6 +233,19 @@ TEST(BatchNormAct, OtherVectorsAgreeToo) {
     }
   }
   cpu::set_isa_for_test(cpu::detected_isa());
+}
+
+// Results that go past the caches; of 37 channels rows don't begin where lines of memory do.
+TEST(BatchNormAct, LargeResultsAgreeWithFloat64) {
+  const std::int64_t bytes = std::min<std::int64_t>(last_cache_bytes(), 128 << 20) / 8;
+  for (const DType dtype : {f32, f16, bf16}) {
+    const std::int64_t channels = dtype == f16 ? 37 : 64;
+    const std::int64_t height = bytes / static_cast<std::int64_t>(item_size(dtype)) / channels / 66 + 1;
+    const auto activation = dtype == bf16 ? Activation::relu6 : Activation::relu;
+    check_against_float64(Case{
+        .sizes = {2, channels, height, 33}, .dtype = dtype, .activation = activation, .with_residual = dtype != f16}
+                              .fill());
+  }
 }
 
 // In float32 and float64 the fused result is that of the three ops to the bit: each rounds where they do. So are the

@@ -50,7 +50,7 @@ HWY_INLINE void add_four_moments(const T* x, std::int64_t pitch, std::int64_t n,
   const ComputeTag<T> d;
   const T *x1 = x + pitch, *x2 = x1 + pitch, *x3 = x2 + pitch;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-    fetch_ahead(x, pitch, i);
+    fetch_ahead(x, pitch, i, hn::Lanes(d));
     const auto k = part.get(d, shift, i);
     const auto d0 = hn::Sub(part.read(d, x + i), k), d1 = hn::Sub(part.read(d, x1 + i), k);
     const auto d2 = hn::Sub(part.read(d, x2 + i), k), d3 = hn::Sub(part.read(d, x3 + i), k);
@@ -86,13 +86,15 @@ class Moments {
     for (std::int64_t c = 0; c < width_; ++c) shift_[c] = convert<C>(values[c]);
     std::int64_t place = sweep(first, end, kFirst);
     const double share = 1 / static_cast<double>(place - first);
-    for (std::int64_t c = 0; c < width_; ++c) {
-      shift_[c] = static_cast<C>(static_cast<double>(shift_[c]) + a_[c] * share);
-    }
+    each_channel(width_, [&](auto d, std::int64_t c) HWY_ATTR {
+      const auto mean = hn::Add(load_exact(d, shift_ + c), hn::Mul(hn::LoadU(d, a_ + c), hn::Set(d, share)));
+      store_rounded(mean, d, shift_ + c);
+    });
     sweep(first, end, kFirst);
     join(0, place - first);
     while (place < end) {
-      for (std::int64_t c = 0; c < width_; ++c) shift_[c] = static_cast<C>(mean_[c]);
+      each_channel(width_,
+                   [&](auto d, std::int64_t c) HWY_ATTR { store_rounded(hn::LoadU(d, mean_ + c), d, shift_ + c); });
       const std::int64_t begin = place;
       place = sweep(begin, end, kBlock);
       join(begin - first, place - begin);
@@ -142,12 +144,15 @@ class Moments {
       std::fill_n(mean_, width_, 0.0);
       std::fill_n(squares_, width_, 0.0);
     }
-    for (std::int64_t c = 0; c < width_; ++c) {
-      const double own = b_[c] - a_[c] * a_[c] * share;
-      const double difference = (static_cast<double>(shift_[c]) - mean_[c]) + a_[c] * share;
-      mean_[c] += difference * to_mean;
-      squares_[c] += (own < 0 ? 0 : own) + difference * difference * to_squares;
-    }
+    each_channel(width_, [&](auto d, std::int64_t c) HWY_ATTR {
+      const auto a = hn::LoadU(d, a_ + c), mean = hn::LoadU(d, mean_ + c), part = hn::Mul(a, hn::Set(d, share));
+      // At least 0; NaN, as the second operand, stays.
+      const auto own = hn::Max(hn::Zero(d), hn::Sub(hn::LoadU(d, b_ + c), hn::Mul(a, part)));
+      const auto difference = hn::Add(hn::Sub(load_exact(d, shift_ + c), mean), part);
+      hn::StoreU(hn::Add(mean, hn::Mul(difference, hn::Set(d, to_mean))), d, mean_ + c);
+      const auto between = hn::Mul(hn::Mul(difference, difference), hn::Set(d, to_squares));
+      hn::StoreU(hn::Add(hn::LoadU(d, squares_ + c), hn::Add(own, between)), d, squares_ + c);
+    });
   }
 
   const Strips<T>& x_;
@@ -190,11 +195,14 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
       const double n = static_cast<double>(std::min(walk.places, (k + 1) * walk.chunk)) - before;
       const double to_mean = n / (before + n), to_squares = before * to_mean;
       const double *other_mean = mean + 2 * channels * k, *other_squares = other_mean + channels;
-      for (std::int64_t c = begin; c < end; ++c) {
-        const double difference = other_mean[c] - mean[c];
-        mean[c] += difference * to_mean;
-        squares[c] += other_squares[c] + difference * difference * to_squares;
-      }
+      each_channel(end - begin, [&](auto d, std::int64_t i) HWY_ATTR {
+        const std::int64_t c = begin + i;
+        const auto own = hn::LoadU(d, mean + c), difference = hn::Sub(hn::LoadU(d, other_mean + c), own);
+        hn::StoreU(hn::Add(own, hn::Mul(difference, hn::Set(d, to_mean))), d, mean + c);
+        const auto between = hn::Mul(hn::Mul(difference, difference), hn::Set(d, to_squares));
+        const auto sum = hn::Add(hn::LoadU(d, other_squares + c), between);
+        hn::StoreU(hn::Add(hn::LoadU(d, squares + c), sum), d, squares + c);
+      });
     }
   });
   return true;
@@ -204,14 +212,9 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
 
 /// What follows a normalisation: nothing, silu, relu, or relu6, which also sets what is at least `kBound` to that. NaN
 /// stays NaN.
-struct Unchanged {
-  template <class D>
-  HWY_INLINE hn::Vec<D> operator()(D, hn::Vec<D> v) const {
-    return v;
-  }
-};
 template <int kBound>  // 0: none
 struct Rectified {
+  static constexpr bool kRounded = true;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
     // Of a number and NaN, x86's maximum is the second operand; -0 plus 0 is 0.
@@ -219,10 +222,21 @@ struct Rectified {
     if constexpr (kBound == 0) return rectified;
     return hn::Min(hn::Set(d, static_cast<hn::TFromD<D>>(kBound)), rectified);
   }
+  // Of bfloat16, as integers: negative numbers and -0 are less than 0, positive ones are in order. After rounding,
+  // which changes neither sign nor order, and the bound is a bfloat16.
+  template <class D>
+  HWY_INLINE hn::Vec<D> packed(D d, hn::Vec<D> v) const {
+    static_assert(kBound == 0 || kBound == 6);
+    const hn::RebindToSigned<D> di;
+    const auto rectified = hn::Max(hn::BitCast(di, v), hn::Zero(di));
+    if constexpr (kBound == 0) return hn::BitCast(d, rectified);
+    return hn::BitCast(d, hn::Min(rectified, hn::Set(di, std::int16_t{0x40c0})));
+  }
 };
 
 template <bool kLow>  // whether results have 16 bits: otherwise it is the op silu's, to the bit
 struct SiluOf {
+  static constexpr bool kRounded = false;
   template <class D>
   HWY_INLINE hn::Vec<D> operator()(D d, hn::Vec<D> v) const {
     if constexpr (kLow) {
@@ -235,18 +249,24 @@ struct SiluOf {
 
 template <class T, class P, class Activation>
 HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
-                          const P& offset, const Activation activate) {
+                          const P& offset, bool stream, const Activation activate) {
   const ComputeTag<T> d;
   const auto normalised = [&](std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
     return hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
   };
-  if (residual) {
-    each_result(d, n, y, [&](std::size_t i, auto part) HWY_ATTR {
-      return activate(d, hn::Add(normalised(i, part), part.read(d, residual + i)));
-    });
+  if constexpr (Activation::kRounded) {
+    if (residual) {
+      each_result(
+          d, n, stream, y,
+          [&](std::size_t i, auto part) HWY_ATTR { return hn::Add(normalised(i, part), part.read(d, residual + i)); },
+          activate);
+    } else {
+      each_result(
+          d, n, stream, y, [&](std::size_t i, auto part) HWY_ATTR { return normalised(i, part); }, activate);
+    }
   } else {
-    each_result(d, n, y, [&](std::size_t i, auto part) HWY_ATTR { return activate(d, normalised(i, part)); });
+    each_result(d, n, stream, y, [&](std::size_t i, auto part) HWY_ATTR { return activate(d, normalised(i, part)); });
   }
 }
 
@@ -257,13 +277,14 @@ void normalise_all(const BatchNormForward& f, const ChannelWalk& walk, const C* 
   const TensorView none{};
   const Strips<T> in(x, x, walk), residual(f.residual ? *f.residual : none, x, walk);
   Strips<T> out(*f.y, x, walk);
+  const bool stream = out.direct() && written_past_caches(*f.y);
   for_strips_backwards(walk, [&](const Strip& s) {
     alignas(64) T in_block[kStrip], residual_block[kStrip], out_block[kStrip];
     with_parameters<C>(
         walk, s,
         [&](const auto& c, const auto& k, const auto& o) {
           normalise<T>(in.read(s, in_block), residual.read(s, residual_block), out.target(s, out_block), s.numel(), c,
-                       k, o, activate);
+                       k, o, stream, activate);
         },
         centre, factor, offset);
     out.written(s, out_block);

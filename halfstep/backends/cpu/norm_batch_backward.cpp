@@ -68,24 +68,30 @@ struct SiluSlope {
   }
 };
 
-// s1 += g, s2 += g (x - mean), element by element.
+// s1 += g, s2 += g (x - mean), element by element; g is also written to `kept` unless that is null.
 template <class T, class C, class P, class Before>
-HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRICT s1, C* HWY_RESTRICT s2,
+HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRICT s1, C* HWY_RESTRICT s2, T* kept,
                              const Before before) {
   const ComputeTag<T> d;
-  each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-    const auto v = before(d, s, i, part);
+  const auto add = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
     part.write(hn::Add(part.read(d, s1 + i), v), d, s1 + i);
     part.write(hn::MulAdd(v, difference, part.read(d, s2 + i)), d, s2 + i);
-  });
+    return v;
+  };
+  if (kept) {
+    each_result(d, n, false, kept,
+                [&](std::size_t i, auto part) HWY_ATTR { return add(before(d, s, i, part), i, part); });
+  } else {
+    each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR { add(before(d, s, i, part), i, part); });
+  }
 }
 
 // x_grad = scale (g - mean_g - (x - mean) slope) and residual_grad = g, where they are asked for. With constant
 // statistics (not `with_x`) it is scale g.
 template <class T, class P, class Before>
 HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T* residual_grad, std::int64_t n,
-                                const P& mean_g, const P& slope, const Before before) {
+                                const P& mean_g, const P& slope, bool stream, const Before before) {
   const ComputeTag<T> d;
   const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
@@ -108,14 +114,15 @@ HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T*
       part.write(gradient(v, i, part), d, x_grad + i);
     }
   } else if (with_x) {
-    each_result(d, n, x_grad,
+    each_result(d, n, stream, x_grad,
                 [&](std::size_t i, auto part) HWY_ATTR { return gradient(before(d, s, i, part), i, part); });
   } else {
     if (residual_grad) {
-      each_result(d, n, residual_grad, [&](std::size_t i, auto part) HWY_ATTR { return before(d, s, i, part); });
+      each_result(d, n, stream, residual_grad,
+                  [&](std::size_t i, auto part) HWY_ATTR { return before(d, s, i, part); });
     }
     if (x_grad) {
-      each_result(d, n, x_grad, [&](std::size_t i, auto part) HWY_ATTR {
+      each_result(d, n, stream, x_grad, [&](std::size_t i, auto part) HWY_ATTR {
         return hn::Mul(part.get(d, s.scale, i), before(d, s, i, part));
       });
     }
@@ -134,6 +141,11 @@ struct Operands {
         x_grad(f.attributes->want_input ? *f.x_grad : none, *f.x, walk),
         residual_grad(f.residual_grad && f.attributes->want_residual ? *f.residual_grad : none, *f.x, walk) {}
   bool direct() const { return g.direct() && x.direct() && y.direct() && x_grad.direct() && residual_grad.direct(); }
+  // Whether the pass that sums writes the residual's gradient, so that the next one reads that instead of g and y.
+  bool keeps(const BatchNormBackward& f) const {
+    return f.attributes->training && f.attributes->activation != 0 && x_grad.present() && residual_grad.present() &&
+           direct();
+  }
 };
 
 // Values of the channels, repeated for strips of several places.
@@ -142,10 +154,11 @@ struct Channels {
   C *mean, *scale, *bias, *mean_g, *slope;
 };
 
-// Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on.
+// Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on. With `keep` g is also written
+// as the residual's gradient.
 template <class T, class C, class Before>
 void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
-              const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
+              bool keep, const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
   alignas(64) C s1[kStrip], s2[kStrip];
   alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip];
   const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
@@ -160,7 +173,7 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
           walk, s,
           [&](const auto& m, const auto& k, const auto& b) {
             add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), m, k, b}, s.numel(),
-                         s1, s2, before);
+                         s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, before);
           },
           of.mean, of.scale, of.bias);
       first += s.count;
@@ -171,24 +184,28 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
 }
 
 template <class T, class C, class Before>
-void sum_all(const Operands<T>& t, const ChannelWalk& walk, const Channels<C>& of, double* parts,
+void sum_all(const Operands<T>& t, const ChannelWalk& walk, bool keep, const Channels<C>& of, double* parts,
              const Before& before) {
   const std::int64_t channels = walk.channels, blocks = walk.blocks();
   parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
       double* part = parts + 2 * channels * k + channel;
-      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), of, part,
+      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), keep, of, part,
                   part + channels, before);
     }
   });
   for (std::int64_t k = 1; k < walk.chunks; ++k) {
-    for (std::int64_t i = 0; i < 2 * channels; ++i) parts[i] += parts[2 * channels * k + i];
+    const double* part = parts + 2 * channels * k;
+    each_channel(2 * channels, [&](auto d, std::int64_t i) HWY_ATTR {
+      hn::StoreU(hn::Add(hn::LoadU(d, parts + i), hn::LoadU(d, part + i)), d, parts + i);
+    });
   }
 }
 
 template <class T, class C, class Before>
-void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const Channels<C>& of, const Before& before) {
+void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, bool stream, const Channels<C>& of,
+               const Before& before) {
   for_strips_backwards(walk, [&](const Strip& s) {
     alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], x_grad_block[kStrip], residual_block[kStrip];
     with_parameters<C>(
@@ -197,7 +214,7 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, const Chann
           const T* x = with_x || std::is_same_v<Before, SiluSlope> ? t.x.read(s, x_block) : nullptr;
           write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), m, k, b}, with_x,
                           t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), mg,
-                          sl, before);
+                          sl, stream, before);
         },
         of.mean, of.scale, of.bias, of.mean_g, of.slope);
     t.x_grad.written(s, x_grad_block);
@@ -257,10 +274,18 @@ void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>
   const BatchNormAttributes& a = *f.attributes;
   Operands<T> t(f, walk);
   const bool sums_wanted = a.training || a.want_weight || a.want_bias;
-  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, work.of, work.sums, before);
+  const bool keep = t.keeps(f), stream = t.direct() && written_past_caches(*f.x);
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, keep, work.of, work.sums, before);
   use_sums(f, walk, work);
   if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return;
-  write_all<T>(t, walk, a.training && t.x_grad.present(), work.of, before);
+  if (keep) {
+    BatchNormBackward rest = f;
+    rest.g = f.residual_grad;
+    rest.y = rest.residual_grad = nullptr;
+    Operands<T> kept(rest, walk);
+    return write_all<T>(kept, walk, true, stream, work.of, UnchangedSlope{});
+  }
+  write_all<T>(t, walk, a.training && t.x_grad.present(), stream, work.of, before);
 }
 
 template <class C>

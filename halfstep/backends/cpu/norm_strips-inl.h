@@ -140,23 +140,75 @@ HWY_INLINE void each_vector(D d, std::int64_t count, F&& f) {
   for (; i + lanes <= n; i += lanes) f(i, Whole{});
   if (i < n) f(i, Part{n % lanes});
 }
-/// Has four strips fetched that are summed 16 strips later: strips read side by side aren't a stream to the processor.
+/// Has memory behind four strips fetched while `lanes` elements of each from `i` on are summed: line after line, since
+/// strips that are read side by side aren't a stream to the processor, and 16 KiB or a turn ahead.
 template <class T>
-HWY_INLINE void fetch_ahead(const T* strips, std::int64_t pitch, std::size_t i) {
-  for (int k = 16; k < 20; ++k) hwy::Prefetch(strips + k * pitch + static_cast<std::int64_t>(i));
+HWY_INLINE void fetch_ahead(const T* strips, std::int64_t pitch, std::size_t i, std::size_t lanes) {
+  const std::int64_t ahead = std::max<std::int64_t>(4 * pitch, 16384 / static_cast<std::int64_t>(sizeof(T)));
+  const T* next = strips + ahead + 4 * static_cast<std::int64_t>(i);
+  for (std::size_t k = 0; k < 4 * lanes; k += 64 / sizeof(T)) hwy::Prefetch(next + k);
 }
 
-/// to[i] = f(i, part) for i < count, where f returns the vector from i on.
-template <class D, class T, class F>
-HWY_INLINE void each_result(D d, std::int64_t count, T* to, F&& f) {
+/// What happens to results: nothing. Another type may do something, and where `kRounded`, with the same outcome to
+/// results that are bfloat16 already, none of them NaN.
+struct Unchanged {
+  static constexpr bool kRounded = true;
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D, hn::Vec<D> v) const {
+    return v;
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> packed(D, hn::Vec<D> v) const {
+    return v;
+  }
+};
+
+/// Two vectors to memory one after the other, activated; past the caches if kStream, where memory is aligned.
+template <bool kStream, class D, class T, class Activation>
+HWY_INLINE void write_two(hn::Vec<D> v0, hn::Vec<D> v1, D d, T* p, const Activation& activate) {
+  if constexpr (sizeof(T) == 2) {
+    const hn::Repartition<std::uint16_t, D> d16;
+    auto* to = reinterpret_cast<std::uint16_t*>(p);
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(v0, v1))))) {
+        const auto halves = activate.packed(d16, round_two(d, v0, v1));
+        kStream ? hn::Stream(halves, d16, to) : hn::StoreU(halves, d16, to);
+        return;
+      }
+    } else if constexpr (kStream) {
+      const hn::Rebind<hwy::float16_t, D> dh;
+      const hn::Rebind<std::uint16_t, D> half;
+      const auto h0 = hn::BitCast(half, hn::DemoteTo(dh, activate(d, v0)));
+      const auto h1 = hn::BitCast(half, hn::DemoteTo(dh, activate(d, v1)));
+      hn::Stream(hn::Combine(d16, h1, h0), d16, to);
+      return;
+    }
+  } else if constexpr (kStream) {
+    hn::Stream(activate(d, v0), d, p);
+    hn::Stream(activate(d, v1), d, p + hn::Lanes(d));
+    return;
+  }
+  store(activate(d, v0), d, p);
+  store(activate(d, v1), d, p + hn::Lanes(d));
+}
+
+/// to[i] = f(i, part), activated, for i < count, where f returns the vector from i on; past the caches if `stream`.
+template <class D, class T, class F, class Activation = Unchanged>
+HWY_INLINE void each_result(D d, std::int64_t count, bool stream, T* to, F&& f, const Activation& activate = {}) {
   const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
   std::size_t i = 0;
+  if (stream && reinterpret_cast<std::uintptr_t>(to) % 64 == 0) {
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      const auto first = f(i, Whole{});
+      write_two<true>(first, f(i + lanes, Whole{}), d, to + i, activate);
+    }
+  }
   for (; i + 2 * lanes <= n; i += 2 * lanes) {
     const auto first = f(i, Whole{});
-    store_two(first, f(i + lanes, Whole{}), d, to + i);
+    write_two<false>(first, f(i + lanes, Whole{}), d, to + i, activate);
   }
-  for (; i + lanes <= n; i += lanes) store(f(i, Whole{}), d, to + i);
-  if (i < n) store_n(f(i, Part{n - i}), d, to + i, n - i);
+  for (; i + lanes <= n; i += lanes) store(activate(d, f(i, Whole{})), d, to + i);
+  if (i < n) store_n(activate(d, f(i, Part{n - i})), d, to + i, n - i);
 }
 
 /// Calls f(parameters...) with values of channels as operands of a strip: a value for each element, or one for all.
@@ -197,7 +249,35 @@ void for_strips_backwards(const ChannelWalk& walk, F&& f) {
         }
       }
     }
+    hwy::FlushStream();  // what went past the caches is there before another thread is told so
   });
+}
+
+/// Calls f(d, c) for the channels c < n in vectors of float64, then one by one: the arithmetic of each is the same.
+template <class F>
+HWY_INLINE void each_channel(std::int64_t n, F&& f) {
+  const F64Tag d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t c = 0;
+  for (; c + lanes <= n; c += lanes) f(d, c);
+  for (; c < n; ++c) f(hn::CappedTag<double, 1>(), c);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_exact(D d, const double* p) {
+  return hn::LoadU(d, p);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_exact(D d, const float* p) {
+  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<float, D>(), p));
+}
+template <class D>
+HWY_INLINE void store_rounded(hn::Vec<D> v, D d, double* p) {
+  hn::StoreU(v, d, p);
+}
+template <class D>
+HWY_INLINE void store_rounded(hn::Vec<D> v, D, float* p) {
+  const hn::Rebind<float, D> df;
+  hn::StoreU(hn::DemoteTo(df, v), df, p);
 }
 
 /// Sums of `n` numbers in turn into `width` of them, in float64: to[c] += from[c] + from[c + width] + ...
@@ -210,7 +290,9 @@ HWY_INLINE void fold(const C* from, std::int64_t n, std::int64_t width, double* 
     return;
   }
   for (; n > 0; n -= width, from += width) {
-    for (std::int64_t c = 0; c < width; ++c) to[c] += static_cast<double>(from[c]);
+    each_channel(width, [&](auto d, std::int64_t c) HWY_ATTR {
+      hn::StoreU(hn::Add(hn::LoadU(d, to + c), load_exact(d, from + c)), d, to + c);
+    });
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "halfstep/runtime/machine_limits.h"
+
 namespace halfstep::cpu {
 
 DimGroup places_like(const TensorView& v, const TensorView& like) {
@@ -34,11 +36,16 @@ ChannelWalk::ChannelWalk(const TensorView& like, std::int64_t lanes) {
     if (n * channels <= kStrip) together = written = n;
     while (written * channels * 2 <= kStrip && written * channels < 1024) written *= 2;
   }
-  // At most 32 pieces, of 32,768 elements and 32 strips at least.
-  const std::int64_t least = rows ? std::max(32 * together, kReduceGrain / channels) : kReduceGrain;
+  // At most 32 pieces, of 32,768 elements and 64 strips at least.
+  const std::int64_t least = rows ? std::max(64 * together, kReduceGrain / channels) : kReduceGrain;
   chunk = std::max({(places + 31) / 32, std::min(least, places), std::int64_t{1}});
   chunk = (chunk + together - 1) / together * together;
   chunks = (places + chunk - 1) / chunk;
+}
+
+bool written_past_caches(const TensorView& result) {
+  static const std::int64_t least = last_cache_bytes() / 8;
+  return result.numel * static_cast<std::int64_t>(item_size(result.dtype)) >= least;
 }
 
 StripPlaces::StripPlaces(const TensorView& v, const TensorView& like, const ChannelWalk& walk)

@@ -95,15 +95,28 @@ HWY_INLINE void store(hn::Vec<D> v, D d, BFloat16* p) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, round_to_bfloat16(d, v))), d16, reinterpret_cast<std::uint16_t*>(p));
 }
 
+/// Two vectors, none of their lanes NaN, rounded to nearest even as bfloat16, one after the other.
+template <class D>
+HWY_INLINE auto round_two(D d, hn::Vec<D> v0, hn::Vec<D> v1) {
+  const hn::Repartition<std::uint16_t, D> d16;
+#if HWY_TARGET <= HWY_AVX3
+  // The upper halves of both vectors are one instruction, and so are the lower ones, which carry into the upper ones
+  // where they exceed a half, or are one and the upper half is odd: where lower + 0x7fff + odd has a 17th bit.
+  const auto upper = hn::ConcatOdd(d16, hn::BitCast(d16, v1), hn::BitCast(d16, v0));
+  const auto lower = hn::ConcatEven(d16, hn::BitCast(d16, v1), hn::BitCast(d16, v0));
+  const auto odd = hn::OrAnd(hn::Set(d16, std::uint16_t{0x7ffe}), upper, hn::Set(d16, std::uint16_t{1}));
+  return hn::Add(upper, hn::ShiftRight<15>(hn::AverageRound(lower, odd)));
+#else
+  return hn::ConcatOdd(d16, hn::BitCast(d16, round_upper_half(d, v1)), hn::BitCast(d16, round_upper_half(d, v0)));
+#endif
+}
+
 /// Two vectors to memory one after the other.
 template <class D, class T>
 HWY_INLINE void store_two(hn::Vec<D> v0, hn::Vec<D> v1, D d, T* p) {
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (HWY_LIKELY(hn::AllFalse(d, hn::IsNaN(hn::Add(v0, v1))))) {
-      const hn::Repartition<std::uint16_t, D> d16;  // with AVX-512 the upper halves of both are one instruction
-      const auto halves =
-          hn::ConcatOdd(d16, hn::BitCast(d16, round_upper_half(d, v1)), hn::BitCast(d16, round_upper_half(d, v0)));
-      hn::StoreU(halves, d16, reinterpret_cast<std::uint16_t*>(p));
+      hn::StoreU(round_two(d, v0, v1), hn::Repartition<std::uint16_t, D>(), reinterpret_cast<std::uint16_t*>(p));
       return;
     }
   }
