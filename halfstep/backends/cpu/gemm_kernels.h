@@ -47,6 +47,10 @@ struct GemmKernels {
   /// from + j * j_stride + p * p_stride in elements of dtype (f32, f16, bf16).
   void (*pack)(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_stride, std::int64_t n,
                std::int64_t k, std::int64_t columns, float* to);
+  /// Tiles of `tile_rows` of n elements that lie beside each other, at each of k steps: element i of tile t at step p
+  /// to to[t * tile_floats + p * lanes + i], with anything in the lanes after a tile's own.
+  void (*pack_tiles)(DType dtype, const void* from, std::int64_t p_stride, std::int64_t n, std::int64_t k,
+                     std::int64_t tile_rows, std::int64_t tile_floats, float* to);
   /// n elements as floats.
   void (*widen)(DType dtype, const void* from, std::int64_t n, float* to);
   void (*finish)(const GemmEpilogue& finish);
