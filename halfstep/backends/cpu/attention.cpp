@@ -22,6 +22,8 @@ namespace {
 constexpr std::int64_t kScores = 128 * 1024;  // scores of a block: half a megabyte in float32
 constexpr std::int64_t kMinRows = 16;
 constexpr std::int64_t kMaxRows = 128;
+constexpr std::int64_t kMaxCausalRows =
+    48;  // a block computes scores that its first queries don't see: half its square
 constexpr double kAttentionWorkPerThread = 250'000;  // multiply-adds that are worth a thread
 
 /// Memory of one thread, and the context of its products: both come from the op's context, which serves one thread at a
@@ -142,7 +144,7 @@ struct AttentionPlan {
         keys(key.sizes[2]),
         width(query.sizes[3]),
         value_width(value.sizes[3]),
-        rows(std::clamp(kScores / std::max<std::int64_t>(keys, 1), kMinRows, kMaxRows)),
+        rows(std::clamp(kScores / std::max<std::int64_t>(keys, 1), kMinRows, a.causal ? kMaxCausalRows : kMaxRows)),
         dry(dry_run),
         threshold(bernoulli_threshold(a.dropout)),
         kept(a.dropout < 1 ? 1 / (1 - a.dropout) : 0) {

@@ -5,6 +5,7 @@
 // are written, where that packs less. So the weights of a linear layer ([n, k], by far the larger operand) are read in
 // place in the forward pass, where packing and turning them would cost a sixth of the time at batch 64.
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 
@@ -144,6 +145,11 @@ GemmPlan make_plan(const GemmArgs& g, int threads) {
   const std::int64_t thread_panels = divide_up(p.panels, p.column_parts);
   p.chunk_panels = !p.own_panels ? std::clamp<std::int64_t>(kPackedFloats / (p.panel * p.steps), 1, p.panels)
                                  : std::clamp<std::int64_t>(own / (p.panel * p.steps), 1, thread_panels);
+  if (p.own_panels) {
+    // Chunks alike, since each of them packs the scalar side again; a little more than fits is better than a rest.
+    const auto chunks = static_cast<double>(thread_panels * p.panel * p.steps) / static_cast<double>(own);
+    p.chunk_panels = divide_up(thread_panels, std::max<std::int64_t>(std::llround(chunks), 1));
+  }
   if (p.vectors_in_place) p.chunk_panels = p.own_panels ? thread_panels : p.panels;
   p.packed_steps = p.steps;
   p.rows_at_once = part_rows;
@@ -323,6 +329,9 @@ class Blocked {
       for (std::int64_t r = b0; r < b1; ++r, to += p_.packed_stride) {
         kernels_.widen(p_.s.dtype, p_.s.at(r, k0), steps, to);
       }
+    } else if (p_.scalars == Scalars::packed_steps && p_.s.outer == 1 && p_.packed_stride == p_.lanes) {
+      kernels_.pack_tiles(p_.s.dtype, p_.s.at(b0, k0), p_.s.k, b1 - b0, steps, tile_rows, p_.steps * p_.packed_stride,
+                          to);
     } else if (p_.scalars == Scalars::packed_steps) {
       for (std::int64_t r = b0; r < b1; r += tile_rows, to += p_.steps * p_.packed_stride) {
         kernels_.pack(p_.s.dtype, p_.s.at(r, k0), p_.s.outer, p_.s.k, std::min(tile_rows, b1 - r), steps,
