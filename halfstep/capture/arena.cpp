@@ -146,17 +146,18 @@ void CaptureArena::place(std::span<const Ref<Storage>> outlasting) {
     bytes = 0;
     end = alone;
     all = passing;
-  } else {
-    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(moved));
   }
+  const std::size_t least = std::max(bytes, most_in_use(all));
   if (bytes > 0) {
+    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(moved));
     take(kept_, bytes);
     move(moving);
   }
   if (end > bytes) take(passing_, end - bytes);
+  if (placed.empty()) return;
   log(LogLevel::debug,
       fmt::format("capture: {} blocks of {} in {:.3f} MB, {:.3f} MB of them what outlasts the step; at least {:.3f} MB",
-                  placed.size(), device_.str(), mb(end), mb(bytes), mb(most_in_use(passing))));
+                  placed.size(), device_.str(), mb(end), mb(bytes), mb(least)));
   for (std::size_t i = 0; i < placed.size(); ++i) {
     const std::size_t offset = all[i].offset;
     blocks_[placed[i]].data = offset < bytes ? kept_.data + offset : passing_.data + (offset - bytes);
