@@ -298,6 +298,8 @@ TEST_P(GemmIsa, LargerThanEveryBlock) {
     for (const std::string a : {"rows", "cols"}) {
       for (const std::string b : {"rows", "cols"}) {
         check({.m = 131, .n = 70, .k = 530, .a = dtype, .b = dtype, .layout_a = a, .layout_b = b}, By::blocked);
+        // Sums of more steps in one go than in a half of it, of tiles packed side by side.
+        check({.m = 70, .n = 140, .k = 384, .a = dtype, .b = dtype, .layout_a = a, .layout_b = b}, By::blocked);
         check({.m = 20, .n = 1037, .k = 77, .a = dtype, .b = dtype, .c = bf16, .layout_a = a, .layout_b = b},
               By::blocked);
         check(
