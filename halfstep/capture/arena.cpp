@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "halfstep/capture/arena_internal.h"
+#include "halfstep/core/error.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/transfer.h"
@@ -128,7 +129,8 @@ void CaptureArena::place(std::span<const Ref<Storage>> outlasting) {
   std::vector<Placement> all;
   std::erase_if(moving, [&](const Ref<Storage>& s) {
     const Block& b = block_of(s);
-    if (!b.used || now_ + bytes + b.bytes > most_) return true;
+    // What a device's graphs run after the copies that fill it must not use the memory of a copy before.
+    if (!b.used || b.alone || now_ + bytes + b.bytes > most_) return true;
     all.push_back({.bytes = b.bytes,
                    .first = b.first,
                    .last = std::numeric_limits<std::size_t>::max(),
@@ -147,12 +149,20 @@ void CaptureArena::place(std::span<const Ref<Storage>> outlasting) {
     end = alone;
     all = passing;
   }
-  const std::size_t least = std::max(bytes, most_in_use(all));
   if (bytes > 0) {
-    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(moved));
-    take(kept_, bytes);
-    move(moving);
+    try {
+      take(kept_, bytes);
+      all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(moved));
+    } catch (const OutOfMemoryError&) {
+      // A step without what moves may still fit.
+      moving.clear();
+      bytes = 0;
+      end = alone;
+      all = passing;
+    }
   }
+  const std::size_t least = std::max(bytes, most_in_use(all));
+  move(moving);
   if (end > bytes) take(passing_, end - bytes);
   if (placed.empty()) return;
   log(LogLevel::debug,

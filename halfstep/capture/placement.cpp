@@ -2,8 +2,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <map>
 #include <numeric>
+#include <queue>
+#include <utility>
 #include <vector>
 
 #include "halfstep/capture/placement_internal.h"
@@ -14,6 +18,8 @@ namespace {
 enum class Order { size, area, duration, time };
 // With more, only the first way is tried: the time grows with the square.
 constexpr std::size_t kManyPlaces = 6000;
+// Gaps are sought for so many, the largest ones; the others take the places of others of their size.
+constexpr std::size_t kMostSought = 10000;
 // An end so little above the least possible one, as a part of it, is good enough.
 constexpr std::size_t kCloseEnough = 256;
 
@@ -54,6 +60,32 @@ std::size_t gap_for(const Placement& p, std::span<const Placement> all, std::spa
   return best.offset;
 }
 
+// Behind `end`: each at the place of one of as many bytes that is no longer in use, or at one of its own.
+std::size_t place_by_size(std::span<const std::uint32_t> blocks, std::span<Placement> all, std::size_t end) {
+  std::vector<std::uint32_t> order(blocks.begin(), blocks.end());
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return all[a].first < all[b].first; });
+  std::map<std::size_t, std::vector<std::size_t>> free;  // offsets by bytes
+  using Used = std::pair<std::size_t, std::uint32_t>;    // the last call, and the block
+  std::priority_queue<Used, std::vector<Used>, std::greater<>> used;
+  for (const std::uint32_t i : order) {
+    for (; !used.empty() && used.top().first < all[i].first; used.pop()) {
+      const Placement& gone = all[used.top().second];
+      free[gone.bytes].push_back(gone.offset);
+    }
+    auto& same = free[all[i].bytes];
+    if (same.empty()) {
+      all[i].offset = end;
+      end += all[i].bytes;
+    } else {
+      all[i].offset = same.back();
+      same.pop_back();
+    }
+    used.emplace(all[i].last, i);
+  }
+  return end;
+}
+
 std::size_t place_in(std::span<const std::uint32_t> order, std::span<Placement> all, std::size_t border,
                      bool tightest) {
   std::vector<std::uint32_t> placed;
@@ -67,12 +99,13 @@ std::size_t place_in(std::span<const std::uint32_t> order, std::span<Placement> 
     if (all[i].fixed) add(i);
   }
   std::size_t end = border;
-  for (const std::uint32_t i : order) {
+  const std::size_t sought = std::min(order.size(), kMostSought);
+  for (const std::uint32_t i : order.first(sought)) {
     all[i].offset = gap_for(all[i], all, placed, border, tightest);
     end = std::max(end, all[i].offset + all[i].bytes);
     add(i);
   }
-  return end;
+  return place_by_size(order.subspan(sought), all, end);
 }
 
 }  // namespace

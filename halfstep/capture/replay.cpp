@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A recorded step once more: its kernels on the CPU or enqueued on the device, its copies and the host's work between.
+#include <algorithm>
 #include <limits>
 
 #include "halfstep/autograd/grad_mode.h"
@@ -137,7 +138,25 @@ std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
   return results;
 }
 
-void Recording::run_again(std::span<const Tensor> inputs) {
+// A gradient of the recording that is given to it is read before the replay has other things in its memory.
+std::vector<Tensor> Recording::outside_of_own_memory(std::span<const Tensor> inputs) const {
+  std::vector<Tensor> result(inputs.begin(), inputs.end());
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (!result[i].defined() || !owns(result[i].storage()->address())) continue;
+    const bool written = std::any_of(steps_.begin(), steps_.end(), [&](const Step& s) {
+      return std::find(s.written_inputs.begin(), s.written_inputs.end(), i) != s.written_inputs.end();
+    });
+    if (written) continue;
+    const NoGrad no_grad;
+    const Tensor copy = result[i].clone();
+    // The calls have the input's strides, which the copy of a part of a gradient may not have.
+    if (copy.strides() == result[i].strides()) result[i] = copy;
+  }
+  return result;
+}
+
+void Recording::run_again(std::span<const Tensor> given) {
+  const std::vector<Tensor> inputs = outside_of_own_memory(given);
   relocate(inputs);
   if (queue_) {
     // Memory of other queues is used on this one, and its contents may be on the host still.

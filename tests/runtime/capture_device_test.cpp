@@ -288,6 +288,27 @@ TEST_F(CaptureOnSim, PartsOnTheCpuAreRepeated) {
   EXPECT_EQ(step.stats().replayed, 5U) << step.why_not();
 }
 
+// A graph runs all kernels behind the copies that go before it: results that a copy fills have memory that no kernel
+// before it uses.
+TEST_F(CaptureOnSim, ResultsThatAreCopiesKeepWhatWasCopied) {
+  auto step = capture([&](const Tensor& x, const Tensor& labels) {
+    Tensor sum = zeros({1}, {.device = sim});
+    for (const std::int64_t n : {4096, 2048, 1024, 512}) {
+      const Tensor wide = full({n}, 1, {.device = sim}) * x;
+      sum = sum + wide.sum();
+    }
+    const Tensor there = labels.to(sim);
+    return std::vector<Tensor>{sum + there.sum(), there};
+  });
+  for (int i = 0; i < 7; ++i) {
+    const Tensor x = full({1}, i, {.device = sim}), labels = full({700}, 10 * i, {.device = Device{}});
+    const std::vector<Tensor> results = step(x, labels);
+    EXPECT_EQ(results[1].to_vector<float>(), labels.to_vector<float>()) << i;
+    EXPECT_EQ(results[0].to_vector<float>(), std::vector<float>{static_cast<float>(7680 * i + 7000 * i)}) << i;
+  }
+  EXPECT_EQ(step.stats().replayed, 5U) << step.why_not();
+}
+
 TEST_F(CaptureOnSim, TheDeviceSaysHowLongItHasWorked) {
   const auto before = device_busy_seconds(sim);
   ASSERT_TRUE(before.has_value());
