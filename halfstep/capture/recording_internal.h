@@ -149,7 +149,7 @@ class Recording final : public KernelRecorder {
   void place_memory();
 
   void relocate(std::span<const Tensor> inputs);
-  /// The same, with copies of those that lie in the recording's memory and aren't written.
+  /// The same, with copies of those that lie in the recording's memory and aren't written; empty where none lies there.
   std::vector<Tensor> outside_of_own_memory(std::span<const Tensor> inputs) const;
   void wrote(const Step& step, std::span<const Tensor> inputs);
   void run(Step& step, Context& context, std::span<const Tensor> inputs);

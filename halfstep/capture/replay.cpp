@@ -140,9 +140,11 @@ std::vector<Tensor> Recording::replay(std::span<const Tensor> inputs) {
 
 // A gradient of the recording that is given to it is read before the replay has other things in its memory.
 std::vector<Tensor> Recording::outside_of_own_memory(std::span<const Tensor> inputs) const {
+  const auto ours = [&](const Tensor& t) { return t.defined() && owns(t.storage()->address()); };
+  if (std::none_of(inputs.begin(), inputs.end(), ours)) return {};  // as always, and without taking memory
   std::vector<Tensor> result(inputs.begin(), inputs.end());
   for (std::size_t i = 0; i < result.size(); ++i) {
-    if (!result[i].defined() || !owns(result[i].storage()->address())) continue;
+    if (!ours(result[i])) continue;
     const bool written = std::any_of(steps_.begin(), steps_.end(), [&](const Step& s) {
       return std::find(s.written_inputs.begin(), s.written_inputs.end(), i) != s.written_inputs.end();
     });
@@ -156,7 +158,8 @@ std::vector<Tensor> Recording::outside_of_own_memory(std::span<const Tensor> inp
 }
 
 void Recording::run_again(std::span<const Tensor> given) {
-  const std::vector<Tensor> inputs = outside_of_own_memory(given);
+  const std::vector<Tensor> copied = outside_of_own_memory(given);
+  const std::span<const Tensor> inputs = copied.empty() ? given : std::span<const Tensor>(copied);
   relocate(inputs);
   if (queue_) {
     // Memory of other queues is used on this one, and its contents may be on the host still.

@@ -291,20 +291,17 @@ TEST_F(CaptureOnSim, PartsOnTheCpuAreRepeated) {
 // A graph runs all kernels behind the copies that go before it: results that a copy fills have memory that no kernel
 // before it uses.
 TEST_F(CaptureOnSim, ResultsThatAreCopiesKeepWhatWasCopied) {
-  auto step = capture([&](const Tensor& x, const Tensor& labels) {
-    Tensor sum = zeros({1}, {.device = sim});
-    for (const std::int64_t n : {4096, 2048, 1024, 512}) {
-      const Tensor wide = full({n}, 1, {.device = sim}) * x;
-      sum = sum + wide.sum();
-    }
-    const Tensor there = labels.to(sim);
-    return std::vector<Tensor>{sum + there.sum(), there};
+  CapturedStep step([&](std::span<const Tensor> in) {
+    Tensor total = zeros({}, {.device = sim});
+    for (const std::int64_t n : {4096, 2048, 1024, 512}) total = total + sum(full({n}, 1, {.device = sim}) * in[0]);
+    const Tensor there = in[1].to(sim);
+    return CapturedStep::Result{.tensors = {total + sum(there), there}};
   });
   for (int i = 0; i < 7; ++i) {
-    const Tensor x = full({1}, i, {.device = sim}), labels = full({700}, 10 * i, {.device = Device{}});
-    const std::vector<Tensor> results = step(x, labels);
-    EXPECT_EQ(results[1].to_vector<float>(), labels.to_vector<float>()) << i;
-    EXPECT_EQ(results[0].to_vector<float>(), std::vector<float>{static_cast<float>(7680 * i + 7000 * i)}) << i;
+    const Tensor inputs[] = {full({1}, i, {.device = sim}), full({4096}, 10 * i, {.device = Device{}})};
+    const std::vector<Tensor> results = step(inputs).tensors;
+    EXPECT_EQ(results[1].to_vector<float>(), inputs[1].to_vector<float>()) << i;
+    EXPECT_EQ(results[0].item<float>(), static_cast<float>(7680 * i + 40960 * i)) << i;
   }
   EXPECT_EQ(step.stats().replayed, 5U) << step.why_not();
 }
