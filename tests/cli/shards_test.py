@@ -280,7 +280,8 @@ class Wrong(ShardsTest):
                     if path.is_dir():
                         shutil.rmtree(path)
                 saved = Safetensors.whole(last)
-                self.assertEqual(saved.state["step"] % 3, 0)
+                # Of every third step, or of an epoch's end: 128 samples, 16 a step.
+                self.assertIn(0, (saved.state["step"] % 3, saved.state["step"] % 8), saved.state["step"])
                 self.ranks_do(1, "inspect", "run/last.safetensors")
 
 
