@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using Times = std::map<ConvPath, std::vector<double>>;
 
-// Times that are told one by one, the first of each being the warm-up's; none left: the path fails.
+// Returns scripted times in order; the first of each path is the warm-up's. A path without times fails.
 ConvChoices::Time told(Times& times, int* calls = nullptr) {
   return [&times, calls](ConvPath path) -> std::optional<double> {
     if (calls != nullptr) ++*calls;

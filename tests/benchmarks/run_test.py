@@ -417,7 +417,7 @@ class PlanTest(unittest.TestCase):
             row = rows[f"network/{network}"]
             self.assertEqual(row.goals, (Goal("torch", torch), Goal("torch_kept", kept), Goal("torch_compiled", 1.1),
                                          Goal("torch_kept", kept, by="winograd4")))
-            # The same case, by a program that is told to use these tiles.
+            # The same case, run by a server with HALFSTEP_WINOGRAD set.
             self.assertEqual([(c.peer, c.case) for c in row.others if c.column.startswith("winograd")],
                              [(f"{OURS}_winograd2", row.case), (f"{OURS}_winograd4", row.case)])
         for units, speed in ((False, (Goal("f32", 1.0),)), (True, (Goal("f32", 1.7), Goal("torch", 1.6)))):

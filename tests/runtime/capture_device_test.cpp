@@ -407,7 +407,7 @@ TEST_F(CaptureOnSim, WhereMemoryIsShortTheStepRunsByItself) {
   int runs = 0;
   auto step = capture([&](const Tensor& x) {
     Tensor result = two_large_ones(x);
-    // Others take what there is while it is recorded.
+    // Other allocations exhaust the device while the step is being recorded.
     if (++runs == 2) {
       empty_memory_cache(sim);
       set_memory_limit(memory_stats(sim).reserved + (std::uint64_t{4} << 20), sim);

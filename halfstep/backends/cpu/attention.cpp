@@ -22,8 +22,8 @@ namespace {
 constexpr std::int64_t kScores = 128 * 1024;  // scores of a block: half a megabyte in float32
 constexpr std::int64_t kMinRows = 16;
 constexpr std::int64_t kMaxRows = 128;
-constexpr std::int64_t kMaxCausalRows =
-    48;  // a block computes scores that its first queries don't see: half its square
+// Under a causal mask a block computes scores that its first queries don't see: half its square.
+constexpr std::int64_t kMaxCausalRows = 48;
 constexpr double kAttentionWorkPerThread = 250'000;  // multiply-adds that are worth a thread
 
 /// Memory of one thread, and the context of its products: both come from the op's context, which serves one thread at a

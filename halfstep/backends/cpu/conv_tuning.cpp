@@ -51,7 +51,7 @@ Json owner_of_choices() {
 
 const char* layout_of(const TensorView& t) { return channels_last(t) ? "last" : row_major(t) ? "first" : "strided"; }
 
-/// A kernel's context with memory of its own, which is free again afterwards.
+/// A kernel context that allocates its own workspace and frees it when destroyed.
 struct OwnContext : KernelContext {
   OwnContext() : KernelContext{} {
     workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {

@@ -249,7 +249,7 @@ void for_strips_backwards(const ChannelWalk& walk, F&& f) {
         }
       }
     }
-    hwy::FlushStream();  // what went past the caches is there before another thread is told so
+    hwy::FlushStream();  // non-temporal stores must be visible before other threads are signalled
   });
 }
 
