@@ -234,27 +234,32 @@ TEST(CaptureMemory, GradientsLieWhereTheForwardPassWasAndHaveTheSameBits) {
   for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_EQ(losses[i].to_vector<float>(), values[i]);
 }
 
-// Its memory is that of the forward pass in a replay, which may read it behind that.
+// In a replay the forward pass uses the memory of the gradient, which the step reads after it.
 TEST(CaptureMemory, AGradientThatIsGivenToTheStepIsReadAsItWas) {
   manual_seed(4);
-  const Layers layers;
-  const Tensor x = randn({8192, 24});
-  layers.loss(x).backward();
-  CapturedStep step([&layers](std::span<const Tensor> in) {
-    layers.forget_gradients();
-    const Tensor loss = layers.loss(in[0]);
-    const Tensor before = sum(square(in[1]));
+  const Tensor x = randn({512, 512});
+  Tensor w = mul(randn({512, 512}), 0.05);
+  w.requires_grad_();
+  const auto loss_of = [&w](const Tensor& in) {
+    Tensor h = in;
+    for (int i = 0; i < 3; ++i) h = tanh(matmul(h, w));
+    return mean(square(h));
+  };
+  loss_of(x).backward();
+  CapturedStep step([&](std::span<const Tensor> in) {
+    w.set_grad({});
+    const Tensor loss = loss_of(in[0]), before = sum(square(in[1]));
     loss.backward();
     return CapturedStep::Result{.tensors = {before}};
   });
   for (int i = 0; i < 6; ++i) {
-    const Tensor gradient = layers.weights[2].grad();
+    const Tensor gradient = w.grad();
     double expected = 0;
     for (const double v : gradient.to_vector<double>()) expected += v * v;
     const Tensor inputs[] = {x, gradient};
     const Tensor got = step(inputs).tensors[0];
-    // 32 * 56 squares, each rounded, and their sum.
-    EXPECT_NEAR(got.item<float>(), expected, expected * (32 * 56 + 1) * 0x1p-24) << i;
+    // 512 * 512 squares, each rounded, and their sum, of blocks.
+    EXPECT_NEAR(got.item<float>(), expected, expected * 4096 * 0x1p-24) << i;
   }
   EXPECT_GE(step.stats().replayed, 3u) << step.why_not();
 }
