@@ -330,8 +330,9 @@ class Blocked {
         kernels_.widen(p_.s.dtype, p_.s.at(r, k0), steps, to);
       }
     } else if (p_.scalars == Scalars::packed_steps && p_.s.outer == 1 && p_.packed_stride == p_.lanes) {
-      kernels_.pack_tiles(p_.s.dtype, p_.s.at(b0, k0), p_.s.k, b1 - b0, steps, tile_rows, p_.steps * p_.packed_stride,
-                          to);
+      const void* rows[kMaxSteps];
+      for (std::int64_t i = 0; i < steps; ++i) rows[i] = p_.s.at(b0, k0 + i);
+      kernels_.gather(p_.s.dtype, rows, steps, 0, b1 - b0, tile_rows, p_.steps * p_.packed_stride, to, p_.lanes);
     } else if (p_.scalars == Scalars::packed_steps) {
       for (std::int64_t r = b0; r < b1; r += tile_rows, to += p_.steps * p_.packed_stride) {
         kernels_.pack(p_.s.dtype, p_.s.at(r, k0), p_.s.outer, p_.s.k, std::min(tile_rows, b1 - r), steps,

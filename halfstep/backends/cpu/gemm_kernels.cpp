@@ -326,9 +326,15 @@ void pack(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_s
 template <class Load>
 void gather_as(Load load, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
                std::int64_t width, std::int64_t size, float* HWY_RESTRICT to, std::int64_t stride) {
+  constexpr std::int64_t kAhead = 4;
   const D d;
+  const std::int64_t bytes = n * static_cast<std::int64_t>(sizeof(typename Load::T));
   for (std::int64_t i = 0; i < count; ++i, to += stride) {
     const auto* p = static_cast<const typename Load::T*>(rows[i]) + first;
+    // The rows to come lie too far apart for the processor to foresee.
+    const auto* const ahead = reinterpret_cast<const char*>(
+        static_cast<const typename Load::T*>(rows[std::min(i + kAhead, count - 1)]) + first);
+    for (std::int64_t line = 0; line < bytes; line += 64) hwy::Prefetch(ahead + line);
     float* panel = to;
     std::int64_t left = n;
     if (width == 2 * kLanes) {
@@ -349,29 +355,6 @@ void gather_as(Load load, const void* const* rows, std::int64_t count, std::int6
 void gather(DType dtype, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
             std::int64_t width, std::int64_t size, float* to, std::int64_t stride) {
   with_load(dtype, [&](auto load) { gather_as(load, rows, count, first, n, width, size, to, stride); });
-}
-
-void pack_tiles(DType dtype, const void* from, std::int64_t p_stride, std::int64_t n, std::int64_t k,
-                std::int64_t tile_rows, std::int64_t tile_floats, float* to) {
-  with_load(dtype, [&](auto load) {
-    using T = typename decltype(load)::T;
-    constexpr std::int64_t kAhead = 4;
-    const D d;
-    const T* x = static_cast<const T*>(from);
-    for (std::int64_t p = 0; p < k; ++p, x += p_stride, to += kLanes) {
-      // The next steps lie too far apart for the processor to foresee.
-      const std::uintptr_t ahead =
-          reinterpret_cast<std::uintptr_t>(x) + static_cast<std::uintptr_t>(kAhead * p_stride) * sizeof(T);
-      for (std::uintptr_t line = 0; line < static_cast<std::uintptr_t>(n) * sizeof(T); line += 64) {
-        hwy::Prefetch(reinterpret_cast<const char*>(ahead + line));
-      }
-      float* tile = to;
-      std::int64_t j = 0;
-      // Values of the next tile after those of this one are not read.
-      for (; j + kLanes <= n; j += tile_rows, tile += tile_floats) hn::StoreU(load(x + j), d, tile);
-      for (; j < n; j += tile_rows, tile += tile_floats) hn::StoreU(load_some(load, x + j, n - j), d, tile);
-    }
-  });
 }
 
 void widen(DType dtype, const void* from, std::int64_t n, float* to) {
@@ -559,7 +542,6 @@ GemmKernels make_kernels() {
   fill(kernels.tiles[1][1], tile_row<true, 2>(Sequence()));
   kernels.pack = pack;
   kernels.gather = gather;
-  kernels.pack_tiles = pack_tiles;
   kernels.widen = widen;
   kernels.finish = finish;
   kernels.dots = dots;

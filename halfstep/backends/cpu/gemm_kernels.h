@@ -52,10 +52,6 @@ struct GemmKernels {
   /// follows it in the row; of the last panel only zeros.
   void (*gather)(DType dtype, const void* const* rows, std::int64_t count, std::int64_t first, std::int64_t n,
                  std::int64_t width, std::int64_t size, float* to, std::int64_t stride);
-  /// Tiles of `tile_rows` of n elements that lie beside each other, at each of k steps: element i of tile t at step p
-  /// to to[t * tile_floats + p * lanes + i], with anything in the lanes after a tile's own.
-  void (*pack_tiles)(DType dtype, const void* from, std::int64_t p_stride, std::int64_t n, std::int64_t k,
-                     std::int64_t tile_rows, std::int64_t tile_floats, float* to);
   /// n elements as floats.
   void (*widen)(DType dtype, const void* from, std::int64_t n, float* to);
   void (*finish)(const GemmEpilogue& finish);
