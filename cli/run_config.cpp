@@ -3,28 +3,14 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <string_view>
-
 #include "cli/config_file.h"
 #include "halfstep/core/error.h"
 #include "halfstep/core/text.h"
-#include "halfstep/io/atomic_file.h"
 
 namespace halfstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Stands there as a comment, as it belongs to the machine more than to the run.
-int threads_of(const std::string& text) {
-  constexpr std::string_view kBefore = "# It computed on ";
-  const std::size_t at = text.find(kBefore);
-  if (at == std::string::npos) return 0;
-  int threads = 0;
-  std::from_chars(text.data() + at + kBefore.size(), text.data() + text.size(), threads);
-  return threads;
-}
 
 }  // namespace
 
@@ -52,8 +38,6 @@ RunConfig read_run_config(const fs::path& run) {
   if (!fs::exists(file, error)) return config;
   config.file = file;
   config.values = config_values(file);
-  constexpr std::uintmax_t kMostBytes = 1 << 20;
-  config.threads = threads_of(io::read_file(file, kMostBytes));
   return config;
 }
 

@@ -12,7 +12,6 @@ namespace halfstep::cli {
 struct RunConfig {
   std::filesystem::path file;                 ///< empty: the run has none
   std::map<std::string, std::string> values;  ///< by flag, without dashes
-  int threads = 0;                            ///< that it computed on; 0: not said
 
   /// Whether there is one.
   explicit operator bool() const { return !file.empty(); }

@@ -11,7 +11,6 @@
 #include "cli/config_file.h"
 #include "cli/suggest.h"
 #include "halfstep/core/text.h"
-#include "halfstep/runtime/parallel.h"
 #include "halfstep/train/checkpoint.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
@@ -438,7 +437,6 @@ std::string describe(const TrainOptions& o) {
                   HALFSTEP_VERSION, one_line(c.out.string()));
   if (!c.resume.empty()) text += fmt::format("# Resumed from {}.\n", one_line(c.resume.string()));
   if (c.data.empty()) text += fmt::format("# The data are {}.\n", training::data_label(c.model, c.data));
-  text += fmt::format("# It computed on {} thread{}.\n", num_threads(), num_threads() == 1 ? "" : "s");
   for (const auto& [key, value] : effective(o)) text += config_line(key, value);
   return text;
 }
@@ -452,17 +450,13 @@ std::vector<std::string> changes(const TrainOptions& o) {
   for (const Flag& flag : train_flags(rows)) {
     const bool said = flag.resume == FlagResume::reported || flag.resume == FlagResume::at_epoch_end ||
                       flag.resume == FlagResume::of_precision;
-    // How many threads computed follows from the machine too: below.
+    // Bits don't depend on the number of threads.
     if (!said || flag.name() == "--threads") continue;
     const std::string key = flag.key(), had = o.run.value(key);
     const std::string before = key.starts_with("amp") ? training::canonical_amp(had) : had;
     if (now[key] == before) continue;
     lines.push_back(fmt::format("--{} {} in place of {}", key, now[key].empty() ? "none" : now[key],
                                 before.empty() ? "none" : before));
-  }
-  if (o.run.threads > 0 && o.run.threads != num_threads()) {
-    lines.push_back(
-        fmt::format("{} threads in place of {}: sums may be rounded otherwise", num_threads(), o.run.threads));
   }
   return lines;
 }

@@ -347,15 +347,15 @@ Tensor as_strided(const Tensor& input, const Shape& sizes, const Shape& strides,
   if (sizes.size() != strides.size()) {
     fail<ShapeError>("as_strided: expected as many strides as sizes, got {} for {}", strides.str(), sizes.str());
   }
-  std::int64_t last = offset;
+  std::int64_t last = offset, numel = 1;
   bool inside = offset >= 0;
   for (int i = 0; i < sizes.size(); ++i) {
-    inside &= sizes[i] >= 0 && strides[i] >= 0;
+    inside &= sizes[i] >= 0 && strides[i] >= 0 && !__builtin_mul_overflow(numel, sizes[i], &numel);
     std::int64_t step = 0;
     inside &= !__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) && !__builtin_add_overflow(last, step, &last);
   }
   const auto places = static_cast<std::int64_t>(input.storage()->bytes() / input.item_size());
-  if (!inside || (sizes.numel() != 0 && last >= places)) {
+  if (!inside || (numel != 0 && last >= places)) {
     fail<ShapeError>("as_strided: {} with strides {} from {} leaves the storage of {} elements", sizes.str(),
                      strides.str(), offset, places);
   }

@@ -58,4 +58,20 @@ void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
       const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }
 
+/// How many workers parallel_jobs() has for `jobs` jobs: the number of threads, or fewer where there are fewer jobs.
+inline std::int64_t num_workers(std::int64_t jobs) noexcept { return detail::num_ranges(jobs, 1); }
+
+/// Calls `f(job, worker)` for every job in [0, jobs), each worth a thread. Every worker in [0, num_workers(jobs)) does
+/// neighbouring jobs one after the other, so that it can have memory of its own, where a parallel_for over the jobs
+/// would need some for each of them. Otherwise as parallel_for.
+template <class F>
+void parallel_jobs(std::int64_t jobs, F&& f) {
+  const std::int64_t workers = num_workers(jobs);
+  parallel_for(workers, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t worker = begin; worker < end; ++worker) {
+      for (std::int64_t job = worker * jobs / workers; job < (worker + 1) * jobs / workers; ++job) f(job, worker);
+    }
+  });
+}
+
 }  // namespace halfstep

@@ -26,7 +26,7 @@ enum class Winograd : std::int32_t {
 /// The error bound of a result follows the inputs of its whole tile instead of those of its window alone:
 /// docs/reference/performance.md has it, and measured errors. Where results aren't finite, a convolution is computed
 /// again directly, so that overflow is found as without this. Results have the same bits in every run and for any
-/// number of threads; weight gradients for the same number, as without this. Throws Error for another value.
+/// number of threads. Throws Error for another value.
 HS_API void set_winograd(Winograd winograd);
 /// The current setting: off, or what HALFSTEP_WINOGRAD says (`off`, `2x2` or `4x4`) if the program has not changed it.
 HS_API Winograd winograd();

@@ -32,6 +32,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/errors.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -46,12 +47,6 @@ class CaptureChains : public testing::Test {
 
 using Tensors = std::vector<Tensor>;
 using Program = std::function<Tensors(const Tensor&, const Tensor&)>;
-
-struct Threads {
-  const int before = num_threads();
-  explicit Threads(int n) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before); }
-};
 
 std::string bits(const Tensor& t) {
   const Tensor c = t.contiguous();
@@ -141,7 +136,7 @@ TEST_F(CaptureChains, GiveTheBitsOfCallsOneByOne) {
       {"gelu", gelu_by_hand}, {"choices", choices},       {"casts", casts},          {"in place", in_place},
       {"repeated", repeated}, {"one number", one_number}, {"read later", read_later}};
   for (const int threads : {1, 2, 3}) {
-    const Threads set(threads);
+    const test::ThreadsGuard set(threads);
     for (const DType dtype : {f32, f16, bf16, f64}) {
       for (const Shape& sizes : shapes()) {
         const Tensor x = numbers(sizes, dtype), y = numbers(sizes, dtype), z = numbers(sizes, dtype);
@@ -227,7 +222,7 @@ TEST_F(CaptureChains, KeepToTheOrderOfOverlappingWrites) {
   const NoGrad no_grad;
   constexpr std::int64_t kN = 40000;
   for (const int threads : {1, 2}) {
-    const Threads set(threads);
+    const test::ThreadsGuard set(threads);
     for (const std::int64_t shift : {0, 1, 64, 5000}) {
       // Each way has memory of its own.
       const Tensor start = randn({kN + shift});
@@ -298,7 +293,7 @@ TEST_F(CaptureChains, LookWhereInputsLie) {
 TEST_F(CaptureChains, DrawTheSameRandomNumbers) {
   const NoGrad no_grad;
   for (const int threads : {1, 3}) {
-    const Threads set(threads);
+    const test::ThreadsGuard set(threads);
     for (const DType dtype : {f32, f16, bf16, f64}) {
       for (const std::int64_t n : {32768, 40001, 100003}) {
         const Tensor x = randn({n}).to(dtype), y = randn({n}).to(dtype);
@@ -332,7 +327,7 @@ TEST_F(CaptureChains, RunRandomProgramsToTheSameBits) {
   const NoGrad no_grad;
   std::uint64_t chained = 0;
   for (unsigned seed = 0; seed < 60; ++seed) {
-    const Threads set(1 + static_cast<int>(seed % 3));
+    const test::ThreadsGuard set(1 + static_cast<int>(seed % 3));
     const Program program = [seed](const Tensor& x, const Tensor& y) -> Tensors {
       std::mt19937 random(seed);
       const auto draw = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };

@@ -14,6 +14,7 @@
 
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/parallel.h"
+#include "tests/support/threads.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -39,15 +40,6 @@ class IsaGuard {
  public:
   explicit IsaGuard(Isa isa) { set_isa_for_test(isa); }
   ~IsaGuard() { set_isa_for_test(detected_isa()); }
-};
-
-class ThreadsGuard {
- public:
-  explicit ThreadsGuard(int n) : before_(num_threads()) { set_num_threads(n); }
-  ~ThreadsGuard() { set_num_threads(before_); }
-
- private:
-  int before_;
 };
 
 /// Numbers that repeat from run to run, between -1 and 1, a few of them exactly 0.
@@ -356,7 +348,7 @@ TEST_P(GemmIsa, Batches) {
 
 TEST_P(GemmIsa, ThreadsShareTheWork) {
   for (const int threads : {1, 2, 3, 4}) {
-    const ThreadsGuard guard(threads);
+    const test::ThreadsGuard guard(threads);
     check({.m = 150, .n = 170, .k = 90});
     check({.m = 64, .n = 512, .k = 100, .c = bf16, .layout_b = "cols", .bias = true});
     check({.m = 40, .n = 600, .k = 200});
@@ -439,7 +431,7 @@ TEST_P(GemmIsa, NothingToSum) {
 }
 
 TEST_P(GemmIsa, SameBitsEveryTime) {
-  const ThreadsGuard guard(2);
+  const test::ThreadsGuard guard(2);
   for (const Case& t :
        {Case{.m = 100, .n = 300, .k = 700, .c = bf16, .layout_b = "cols"},
         Case{.m = 1, .n = 900, .k = 700, .layout_b = "cols"}, Case{.m = 300, .n = 200, .k = 64, .layout_a = "cols"}}) {

@@ -9,20 +9,12 @@
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/data/idx_files.h"
+#include "tests/support/threads.h"
 
 namespace halfstep::data {
 namespace {
 
 using Pixels = std::array<std::uint8_t, kDigitPixels>;
-
-class Threads {
- public:
-  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 TEST(Digits, HaveTheSizesOfMnist) {
   const MnistData data = make_digits(Split::kTest);
@@ -36,13 +28,13 @@ TEST(Digits, HaveTheSizesOfMnist) {
 TEST(Digits, DependOnSeedPartAndIndexOnly) {
   const MnistData data = make_digits(Split::kTrain, {.seed = 7, .count = 300});
   {
-    const Threads one(1);
+    const test::ThreadsGuard one(1);
     const MnistData again = make_digits(Split::kTrain, {.seed = 7, .count = 100});
     EXPECT_TRUE(std::equal(again.images.begin(), again.images.end(), data.images.begin()));
     EXPECT_TRUE(std::equal(again.labels.begin(), again.labels.end(), data.labels.begin()));
   }
   {
-    const Threads three(3);
+    const test::ThreadsGuard three(3);
     EXPECT_EQ(make_digits(Split::kTrain, {.seed = 7, .count = 300}).images, data.images);
   }
   for (const std::int64_t i : {0, 17, 299}) {

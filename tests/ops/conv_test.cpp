@@ -19,6 +19,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/golden_calls.h"
 #include "tests/support/op_golden.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -125,7 +126,7 @@ TEST(Conv, AgreesWithFloat64InEveryLayoutAndDtype) {
   }
 }
 
-// Shares of the work are laid out by the number of threads: more than rows, filters or both divide by.
+// Shares of filters and columns are laid out by the number of threads: more than filters, columns or both divide by.
 TEST(Conv, SumsWeightGradientsOnAnyNumberOfThreads) {
   manual_seed(11);
   const int threads = num_threads();
@@ -145,6 +146,41 @@ TEST(Conv, SumsWeightGradientsOnAnyNumberOfThreads) {
                     str(c) + " on threads: " + std::to_string(n));
     }
     set_num_threads(threads);
+  }
+}
+
+// Whole images, bands of rows where there are fewer images than threads, and sums of several terms: of windows with
+// strides, in which a band could begin in another phase, and of 14 bands, which 16 threads share.
+TEST(Conv, HasTheSameBitsOnAnyNumberOfThreads) {
+  manual_seed(12);
+  const test::ThreadsGuard guard;
+  const std::vector<Case> some = {{{1, 3, 63, 63}, {32, 3, 7, 7}, {.stride = {2}, .padding = {3}}},
+                                  {{2, 64, 28, 28}, {64, 64, 3, 3}, {.stride = {2}, .padding = {1}}},
+                                  {{2, 96, 14, 14}, {96, 96, 3, 3}, {.stride = {2}, .padding = {1}}, true},
+                                  {{2, 128, 14, 14}, {256, 128, 1, 1}, {}},
+                                  {{2, 48, 14, 14}, {64, 48, 3, 3}, {.padding = {1}}},
+                                  {{3, 32, 45, 40}, {32, 32, 3, 3}, {.padding = {1}}, true},
+                                  {{5, 64, 32, 32}, {96, 64, 1, 1}, {}},
+                                  {{1, 32, 30, 31}, {64, 32, 3, 3}, {.stride = {3}, .padding = {1}, .dilation = {2}}},
+                                  {{2, 64, 20, 20}, {64, 1, 3, 3}, {.padding = {1}, .groups = 64}}};
+  for (const Case& c : some) {
+    for (const DType dtype : {f32, bf16, f16}) {
+      const auto last = MemoryFormat::channels_last;
+      const Tensor x = randn(c.input).to(dtype).contiguous(last), w = randn(c.weight).to(dtype);
+      const Tensor b = c.bias ? randn({c.weight[0]}) : Tensor();
+      const Tensor g = randn(conv2d(x, w, {}, c.options).sizes()).to(dtype).contiguous(last);
+      std::vector<std::vector<double>> one;
+      for (const int n : {1, 2, 3, 4, 7, 16}) {
+        set_num_threads(n);
+        const Products got = products(c, x, w, b, g);
+        const std::vector<std::vector<double>> now = {got.y.to_vector<double>(), got.x_grad.to_vector<double>(),
+                                                      got.weight_grad.to_vector<double>()};
+        if (one.empty()) one = now;
+        for (std::size_t i = 0; i < now.size(); ++i) {
+          EXPECT_TRUE(now[i] == one[i]) << str(c) << ' ' << name(dtype) << ", result " << i << " on threads: " << n;
+        }
+      }
+    }
   }
 }
 

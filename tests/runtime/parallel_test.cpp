@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,6 +25,7 @@
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/processors_internal.h"
 #include "tests/support/test_data.h"
+#include "tests/support/threads.h"
 
 #ifdef __SANITIZE_THREAD__
 #define HALFSTEP_SKIP_FORKS GTEST_SKIP() << "the thread sanitizer doesn't follow threads of a child";
@@ -33,16 +35,6 @@
 
 namespace halfstep {
 namespace {
-
-/// Sets the number of threads for one test.
-class Threads {
- public:
-  explicit Threads(int n) : before_(num_threads()) { set_num_threads(n); }
-  ~Threads() { set_num_threads(before_); }
-
- private:
-  int before_;
-};
 
 using Ranges = std::set<std::pair<std::int64_t, std::int64_t>>;
 
@@ -56,9 +48,32 @@ Ranges ranges_of(std::int64_t n, std::int64_t grain) {
   return ranges;
 }
 
+// Each job once, in order within a worker, and no worker in two places at once.
+TEST(Parallel, JobsHaveAWorkerEach) {
+  for (const int threads : {1, 2, 3, 7}) {
+    const test::ThreadsGuard guard(threads);
+    for (const std::int64_t jobs : {0, 1, 2, 5, 16, 100}) {
+      EXPECT_EQ(num_workers(jobs), std::clamp<std::int64_t>(jobs, 1, threads));
+      std::vector<std::vector<std::int64_t>> done(static_cast<std::size_t>(num_workers(jobs)));
+      std::vector<std::atomic<int>> busy(done.size());
+      parallel_jobs(jobs, [&](std::int64_t job, std::int64_t worker) {
+        const auto at = static_cast<std::size_t>(worker);
+        EXPECT_EQ(busy.at(at)++, 0);
+        done[at].push_back(job);
+        --busy[at];
+      });
+      std::int64_t next = 0;
+      for (const auto& some : done) {
+        for (const std::int64_t job : some) EXPECT_EQ(job, next++);
+      }
+      EXPECT_EQ(next, jobs);
+    }
+  }
+}
+
 TEST(Parallel, CoversEachItemOnce) {
   for (int threads : {1, 2, 3, 7}) {
-    const Threads set(threads);
+    const test::ThreadsGuard set(threads);
     for (std::int64_t n : {1, 2, 5, 64, 1000}) {
       std::vector<std::atomic<int>> seen(static_cast<std::size_t>(n));
       parallel_for(n, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -75,14 +90,14 @@ TEST(Parallel, NothingToDoCallsNothing) {
 }
 
 TEST(Parallel, RangesAreTheSameEveryTime) {
-  const Threads set(3);
+  const test::ThreadsGuard set(3);
   EXPECT_EQ(ranges_of(10, 1), (Ranges{{0, 4}, {4, 7}, {7, 10}}));
   EXPECT_EQ(ranges_of(10, 4), (Ranges{{0, 5}, {5, 10}}));
   EXPECT_EQ(ranges_of(10, 6), (Ranges{{0, 10}}));
 }
 
 TEST(Parallel, SmallWorkStaysOnTheCallingThread) {
-  const Threads set(4);
+  const test::ThreadsGuard set(4);
   const auto self = std::this_thread::get_id();
   parallel_for(100, 1000, [&](std::int64_t begin, std::int64_t end) {
     EXPECT_EQ(std::this_thread::get_id(), self);
@@ -92,7 +107,7 @@ TEST(Parallel, SmallWorkStaysOnTheCallingThread) {
 }
 
 TEST(Parallel, NestedCallsRunSerially) {
-  const Threads set(2);
+  const test::ThreadsGuard set(2);
   std::atomic<int> inner{0};
   parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
     EXPECT_TRUE(in_parallel_region());
@@ -108,7 +123,7 @@ TEST(Parallel, NestedCallsRunSerially) {
 }
 
 TEST(Parallel, ThrowsTheExceptionOfTheLowestRangeWhenAllAreDone) {
-  const Threads set(4);
+  const test::ThreadsGuard set(4);
   for (int attempt = 0; attempt < 20; ++attempt) {
     std::atomic<int> done{0};
     try {
@@ -126,7 +141,7 @@ TEST(Parallel, ThrowsTheExceptionOfTheLowestRangeWhenAllAreDone) {
 }
 
 TEST(Parallel, CallsFromSeveralThreadsDoNotMeet) {
-  const Threads set(2);
+  const test::ThreadsGuard set(2);
   std::vector<std::int64_t> sums(4, 0);
   {
     std::vector<std::jthread> callers;
@@ -153,7 +168,7 @@ TEST(Parallel, RefusesNoThreadsAndTooMany) {
 }
 
 TEST(Parallel, MoreThreadsThanProcessorsDoTheSame) {
-  const Threads set(64);
+  const test::ThreadsGuard set(64);
   std::vector<std::atomic<int>> seen(1000);
   for (int repeat = 0; repeat < 20; ++repeat) {
     parallel_for(1000, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -184,7 +199,7 @@ TEST(Parallel, NeedsNoWorker) {
 
 TEST(Parallel, AChildOfForkHasAPoolOfItsOwn) {
   HALFSTEP_SKIP_FORKS
-  const Threads set(3);
+  const test::ThreadsGuard set(3);
   const auto sum = [] {
     std::atomic<std::int64_t> total{0};
     parallel_for(999, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -218,7 +233,7 @@ TEST(Parallel, AChildOfForkHasAPoolOfItsOwn) {
 
 // Nobody waits for a range that nobody has begun: with a worker busy elsewhere for ever, calls still end.
 TEST(Parallel, ACallDoesNotWaitForABusyWorker) {
-  const Threads set(2);
+  const test::ThreadsGuard set(2);
   std::atomic<bool> leave{false}, taken{false};
   std::jthread other([&] {
     parallel_for(2, 1, [&](std::int64_t, std::int64_t) {
@@ -237,7 +252,7 @@ TEST(Parallel, ACallDoesNotWaitForABusyWorker) {
 
 // Signals whose handlers are the program's own reach the program's own threads.
 TEST(Parallel, WorkersTakeNoSignals) {
-  const Threads set(2);
+  const test::ThreadsGuard set(2);
   static std::atomic<int> elsewhere{0};
   static pthread_t self;
   self = pthread_self();

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,17 +34,17 @@ struct Images {
   std::int64_t rows, row;  ///< rows of an image and elements of a row
   DType compute;
   float* buffer = nullptr;
-  std::int64_t buffered = 0;  ///< images of a buffer: a share's, or all
+  std::int64_t buffered = 0;  ///< images of a buffer: a worker's, or all
 
   std::int64_t each() const { return rows * row; }
   bool direct() const { return view->dtype == compute && channels_last(*view); }
-  /// Where the piece lies that begins at `first_row` of image `first`. `share`: whose buffer, when each has its own.
-  void* at(std::int64_t first, std::int64_t first_row, std::int64_t share, bool bands) const {
+  /// Where the piece lies that begins at `first_row` of image `first`. `worker`: whose buffer, when each has its own.
+  void* at(std::int64_t first, std::int64_t first_row, std::int64_t worker, bool bands) const {
     if (direct()) {
       return static_cast<char*>(view->data) +
              (first * each() + first_row * row) * static_cast<std::int64_t>(item_size(compute));
     }
-    return bands ? buffer + first * each() + first_row * row : buffer + share * buffered * each();
+    return bands ? buffer + first * each() + first_row * row : buffer + worker * buffered * each();
   }
 };
 
@@ -111,7 +112,11 @@ class Work {
     if (compute_ != DType::f32 && (!x_.direct() || !y_.direct())) return false;
     if (compute_ != DType::f32 && part_ != ConvPart::weight && call_.weight.dtype != compute_) return false;
     // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
-    return plan(num_threads(), kConvOnednnBlockBytes) || plan(num_threads(), kWhole) || plan(1, kWhole);
+    const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
+    const std::int64_t shares = part_ == ConvPart::weight ? terms() : threads;
+    if (!plan(shares, kConvOnednnBlockBytes) && !plan(shares, kWhole) && !plan(1, kWhole)) return false;
+    workers_ = num_workers(static_cast<std::int64_t>(shares_.shares.size()));
+    return true;
   }
   /// Of the first piece.
   const char* kernel() const { return convs_[0][0]->implementation(); }
@@ -120,7 +125,7 @@ class Work {
   Status run() {
     if (!plan()) return Status::unsupported;
     if (!take_images(x_) || !take_images(y_) || !read_bias() ||
-        !take_workspace(context_, scratch_bytes_ * shares_.shares.size(), scratch_) ||
+        !take_workspace(context_, scratch_bytes_ * static_cast<std::size_t>(workers_), scratch_) ||
         !(part_ == ConvPart::weight ? take_sums() : pack_weights())) {
       context_->set_error(context_, "convolution: out of memory for the workspace");
       return Status::failed;
@@ -128,10 +133,8 @@ class Work {
     if (runs_dry(context_)) return Status::ok;
     if (shares_.bands) load(x_, ConvPart::input, 0, g_.n, x_.buffer), load(y_, ConvPart::output, 0, g_.n, y_.buffer);
     std::atomic<bool> done{true};
-    parallel_for(static_cast<std::int64_t>(shares_.shares.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t share = begin; share < end; ++share) {
-        if (!run_share(share)) done.store(false, std::memory_order_relaxed);
-      }
+    parallel_jobs(static_cast<std::int64_t>(shares_.shares.size()), [&](std::int64_t share, std::int64_t worker) {
+      if (!run_share(share, worker)) done.store(false, std::memory_order_relaxed);
     });
     if (!done.load(std::memory_order_relaxed)) {
       context_->set_error(context_, "convolution: oneDNN could not run it");
@@ -155,22 +158,32 @@ class Work {
     return part == ConvPart::weight ? DType::f32 : call_.result().dtype;
   }
 
+  /// Of the weight's gradient.
+  std::int64_t terms() const { return std::max(weight_terms(g_.n * g_.oh * g_.ow), std::min<std::int64_t>(g_.n, 4)); }
+
   bool fused_bias() const { return call_.bias != nullptr && part_ == ConvPart::output; }
 
   /// Cuts the call, where images are converted into pieces of about so many bytes, and finds a primitive for each.
   /// False: there is none for one, or they disagree about the order of the weight's gradient.
-  bool plan(int threads, std::int64_t piece_bytes) {
+  bool plan(std::int64_t shares, std::int64_t piece_bytes) {
     const std::int64_t bytes = (x_.each() + y_.each()) * 4;
     const bool direct = x_.direct() && y_.direct();
-    shares_ =
-        conv_shares(part_, g_, in_parallel_region() ? 1 : threads,
-                    direct ? g_.n : std::clamp<std::int64_t>(piece_bytes / std::max<std::int64_t>(bytes, 1), 1, g_.n));
+    const std::int64_t most =
+        direct ? g_.n : std::clamp<std::int64_t>(piece_bytes / std::max<std::int64_t>(bytes, 1), 1, g_.n);
+    shares_ = conv_shares(part_, g_, shares, most);
+    // A matrix product of a whole image may sum in another order than one of some rows.
+    if (shares_.bands && part_ != ConvPart::weight) {
+      const auto conv = find(shares_.shares[0][0]);
+      if (conv != nullptr && std::string_view(conv->implementation()).find("gemm") != std::string_view::npos) {
+        shares_ = conv_shares(part_, g_, shares, most, false);
+      }
+    }
     convs_.clear();
     scratch_bytes_ = 0;
     for (const auto& share : shares_.shares) {
       auto& convs = convs_.emplace_back();
       for (const ConvPiece& piece : share) {
-        convs.push_back(OneDnnConv::find(part_, piece.geometry, compute_, compute_of(part_), fused_bias()));
+        convs.push_back(find(piece));
         if (convs.back() == nullptr) return false;
         if (part_ == ConvPart::weight && convs.back()->weight_order() != convs_[0][0]->weight_order()) return false;
         scratch_bytes_ = std::max(scratch_bytes_, whole_lines(convs.back()->scratch_bytes()));
@@ -179,13 +192,16 @@ class Work {
     return !convs_.empty();
   }
 
+  std::shared_ptr<OneDnnConv> find(const ConvPiece& piece) const {
+    return OneDnnConv::find(part_, piece.geometry, compute_, compute_of(part_), fused_bias());
+  }
+
   bool take_images(Images& images) {
     if (images.direct()) return true;
     for (const auto& share : shares_.shares) {
       for (const ConvPiece& piece : share) images.buffered = std::max(images.buffered, piece.geometry.n);
     }
-    const std::int64_t count =
-        shares_.bands ? g_.n : images.buffered * static_cast<std::int64_t>(shares_.shares.size());
+    const std::int64_t count = shares_.bands ? g_.n : images.buffered * workers_;
     return take_workspace(context_, static_cast<std::size_t>(count * images.each()), images.buffer);
   }
 
@@ -235,7 +251,7 @@ class Work {
     const bool several = std::any_of(convs_.begin(), convs_.end(), [](const auto& c) { return c.size() > 1; });
     const auto count = static_cast<std::int64_t>(shares_.shares.size());
     return take_workspace(context_, static_cast<std::size_t>(weights_ * (count - (as_is_ ? 1 : 0))), sums_) &&
-           take_workspace(context_, several ? static_cast<std::size_t>(weights_ * count) : 0, terms_);
+           take_workspace(context_, several ? static_cast<std::size_t>(weights_ * workers_) : 0, terms_);
   }
   float* sum_of(std::int64_t share) const {
     if (!as_is_) return sums_ + share * weights_;
@@ -246,24 +262,24 @@ class Work {
     if (part_ != as && !images.direct()) load_images(*images.view, first, count, static_cast<float*>(to));
   }
 
-  bool run_share(std::int64_t share) {
+  bool run_share(std::int64_t share, std::int64_t worker) {
     const auto& pieces = shares_.shares[static_cast<std::size_t>(share)];
-    char* const scratch = scratch_bytes_ == 0 ? nullptr : scratch_ + static_cast<std::size_t>(share) * scratch_bytes_;
+    char* const scratch = scratch_bytes_ == 0 ? nullptr : scratch_ + static_cast<std::size_t>(worker) * scratch_bytes_;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       const ConvPiece& piece = pieces[i];
       OneDnnConv& conv = *convs_[static_cast<std::size_t>(share)][i];
       const std::int64_t count = piece.geometry.n;
-      void* const x = x_.at(piece.first, piece.input_row, share, shares_.bands);
-      void* const y = y_.at(piece.first, piece.output_row, share, shares_.bands);
+      void* const x = x_.at(piece.first, piece.input_row, worker, shares_.bands);
+      void* const y = y_.at(piece.first, piece.output_row, worker, shares_.bands);
       if (!shares_.bands) {
         load(x_, ConvPart::input, piece.first, count, x);
         load(y_, ConvPart::output, piece.first, count, y);
       }
       float* const sum = part_ == ConvPart::weight ? sum_of(share) : nullptr;
-      void* const weight = sum == nullptr ? packed_for(conv) : i == 0 ? sum : terms_ + share * weights_;
+      void* const weight = sum == nullptr ? packed_for(conv) : i == 0 ? sum : terms_ + worker * weights_;
       if (!conv.run(x, weight, y, fused_bias() ? bias_ : nullptr, scratch)) return false;
       if (sum != nullptr && i > 0) {
-        add(terms_ + share * weights_, static_cast<std::int64_t>(conv.weight_bytes() / sizeof(float)), sum);
+        add(terms_ + worker * weights_, static_cast<std::int64_t>(conv.weight_bytes() / sizeof(float)), sum);
       }
       if (part_ == ConvPart::input && bias_ != nullptr) {
         add_bias(static_cast<float*>(x), count * piece.geometry.h * g_.w, g_.c, bias_);
@@ -303,7 +319,8 @@ class Work {
   std::vector<std::vector<std::shared_ptr<OneDnnConv>>> convs_;  // as the pieces of the shares
   std::vector<std::pair<std::int64_t, void*>> packed_;           // weights by order
   std::vector<Ref<Storage>> kept_;
-  std::size_t scratch_bytes_ = 0;  // of a share
+  std::int64_t workers_ = 0;       // who take the shares, each with memory of its own
+  std::size_t scratch_bytes_ = 0;  // of a worker
   char* scratch_ = nullptr;
   float* bias_ = nullptr;
   std::int64_t weights_ = 0;  // floats of a sum

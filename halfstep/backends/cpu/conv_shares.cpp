@@ -2,6 +2,9 @@
 #include "halfstep/backends/cpu/conv_shares.h"
 
 #include <algorithm>
+#include <bit>
+
+#include "halfstep/backends/cpu/round_up.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -12,6 +15,8 @@ constexpr double kConvSharesWorkPerThread = 500'000;
 constexpr double kUneven = 1.15;
 // Rows of a band at least: a band reads the rows next to it again.
 constexpr std::int64_t kFewestRows = 2;
+// Places of a term of a weight's gradient, and terms.
+constexpr std::int64_t kFewestPlaces = 1024, kMostTerms = 16;
 
 double work(const ConvGeometry& g) {
   return static_cast<double>(g.n * g.oh) * static_cast<double>(g.ow * g.o) * static_cast<double>(g.c / g.groups) *
@@ -56,33 +61,43 @@ double unevenness(std::int64_t units, std::int64_t shares) {
 
 }  // namespace
 
-ConvShares conv_shares(ConvPart part, const ConvGeometry& g, int threads, std::int64_t most_images) {
+std::int64_t weight_terms(std::int64_t places) noexcept {
+  const std::int64_t terms = std::clamp<std::int64_t>(places / kFewestPlaces, 1, kMostTerms);
+  return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(terms)));
+}
+
+ConvShares conv_shares(ConvPart part, const ConvGeometry& g, std::int64_t shares, std::int64_t most_images,
+                       bool bands) {
   const std::int64_t most =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kConvSharesWorkPerThread), 1, threads);
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kConvSharesWorkPerThread), 1, shares);
   ConvShares result;
-  if (unevenness(g.n, most) > kUneven) {
+  if (bands && unevenness(g.n, most) > kUneven) {
     const std::int64_t rows = part == ConvPart::input ? g.h : g.oh;
-    for (std::int64_t bands = 2; bands <= std::min(4 * most, rows / kFewestRows); ++bands) {
-      if (unevenness(g.n * bands, most) > kUneven || (rows < 16 * bands && rows % bands != 0)) continue;
+    // Bands are of whole lines.
+    const std::int64_t line = part == ConvPart::input ? g.stride[0] : 1, lines = divide_up(rows, line);
+    for (std::int64_t each = 2; each <= std::min(4 * most, lines / divide_up(kFewestRows, line)); ++each) {
+      if (unevenness(g.n * each, most) > kUneven || (lines < 16 * each && lines % each != 0)) continue;
+      const auto edge = [&](std::int64_t b) { return std::min(lines * b / each * line, rows); };
       std::vector<ConvPiece> pieces;
-      for (std::int64_t i = 0; i < g.n * bands; ++i) {
-        const std::int64_t b = i % bands;
+      for (std::int64_t i = 0; i < g.n * each; ++i) {
+        const std::int64_t b = i % each;
         ConvPiece piece;
-        if (!band(part, g, i / bands, rows * b / bands, rows * (b + 1) / bands, piece)) break;
+        if (!band(part, g, i / each, edge(b), edge(b + 1), piece)) break;
         pieces.push_back(piece);
       }
-      if (static_cast<std::int64_t>(pieces.size()) < g.n * bands) break;
+      const auto count = static_cast<std::int64_t>(pieces.size());
+      if (count < g.n * each) break;
       result.bands = true;
-      for (std::int64_t t = 0; t < most; ++t) {
-        const std::int64_t from = t * g.n * bands / most, to = (t + 1) * g.n * bands / most;
-        result.shares.emplace_back(pieces.begin() + from, pieces.begin() + to);
+      const std::int64_t all = std::min(most, count);
+      for (std::int64_t t = 0; t < all; ++t) {
+        result.shares.emplace_back(pieces.begin() + t * count / all, pieces.begin() + (t + 1) * count / all);
       }
       return result;
     }
   }
-  const std::int64_t shares = std::min(most, g.n);
-  for (std::int64_t t = 0; t < shares; ++t) {
-    const std::int64_t from = t * g.n / shares, to = (t + 1) * g.n / shares;
+  const std::int64_t all = std::min(most, g.n);
+  for (std::int64_t t = 0; t < all; ++t) {
+    const std::int64_t from = t * g.n / all, to = (t + 1) * g.n / all;
     const std::int64_t blocks = (to - from + most_images - 1) / most_images;
     auto& share = result.shares.emplace_back();
     for (std::int64_t b = 0; b < blocks; ++b) {

@@ -19,14 +19,23 @@ struct ConvPiece {
   std::int64_t output_row;
 };
 
-/// The pieces of each thread's share, in order. Shares differ by little, and depend on the geometry and the number of
-/// threads alone; few threads are asked for little work.
+/// The pieces of each share, in order. Shares differ by little, and depend on the geometry and their number alone; few
+/// are made of little work.
 struct ConvShares {
   std::vector<std::vector<ConvPiece>> shares;
-  bool bands = false;  ///< pieces are rows of images: there are too few images for the threads
+  bool bands = false;  ///< pieces are rows of images: there are too few images for the shares
 };
 
-/// Cuts a convolution for at most `threads` threads. `most_images`: of a piece.
-HS_API ConvShares conv_shares(ConvPart part, const ConvGeometry& geometry, int threads, std::int64_t most_images);
+/// Cuts a convolution into at most `shares` shares, none of them empty. `most_images`: of a piece. However outputs and
+/// input gradients are cut, oneDNN's direct kernels give them the same bits: where windows move by several rows, a band
+/// of the input begins at a multiple of them, since the taps that reach a row, and their order, follow from its phase.
+/// Without `bands` images stay whole.
+HS_API ConvShares conv_shares(ConvPart part, const ConvGeometry& geometry, std::int64_t shares,
+                              std::int64_t most_images, bool bands = true);
+
+/// The number of terms of which a weight's gradient is the ordered sum, each over a part of `places` output places (or
+/// tiles of them): a power of two up to 16, with at least 1,024 places each, to which writing and adding the terms adds
+/// little. It must not follow the number of threads, so that the bits of the gradient don't.
+HS_API std::int64_t weight_terms(std::int64_t places) noexcept;
 
 }  // namespace halfstep::cpu

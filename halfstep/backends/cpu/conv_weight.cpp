@@ -1,23 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/conv_weight.h"
-#include "halfstep/backends/cpu/round_up.h"
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_shares.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/pair_tile.h"
+#include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kMostColumns = 512;   // of the window in a chunk
-constexpr std::int64_t kFewestFilters = 56;  // that are worth a thread: four tiles of rows
+constexpr std::int64_t kMostColumns = 512;  // of the window in a chunk
+// Multiply-adds in whose time an element is gathered into a panel.
+constexpr double kGatherCost = 4;
+// Weights whose sums fill a second-level cache, so that two terms would leave it where halves of one don't: threads
+// share filters and columns alone.
+constexpr std::int64_t kManyWeights = 128 << 10;
 // Steps of a sum at a time: a panel of columns (32 lanes of 32 bits a step) and one of filters (16) fit the first-level
 // cache together.
 constexpr std::int64_t kSteps = 128;
@@ -38,35 +44,53 @@ void load_elements(DType dtype, const void* data, std::int64_t first, std::int64
   }
 }
 
-/// How the work is laid out; all of it follows from the geometry and the number of threads.
+/// How the work is laid out. What the sums' order depends on, terms and chunks, follows from the geometry alone; how
+/// filters and columns are shared follows from the number of threads too.
 struct WeightPlan {
   std::int64_t columns;        // KH KW C
   std::int64_t rows;           // of output places: N OH
-  std::int64_t by_rows;        // shares of the output rows ...
-  std::int64_t by_filters;     // ... times shares of the filters: the jobs
+  std::int64_t terms;          // parts of the output rows, with sums of their own, ...
+  std::int64_t by_filters;     // ... times shares of the filters ...
+  std::int64_t by_columns;     // ... times shares of the columns: the jobs
   std::int64_t share_filters;  // filters of a share
+  std::int64_t share_columns;  // columns of a share
   std::int64_t block_columns;  // columns widened at a time
   std::int64_t chunk_rows;     // output rows at a time
   // Where the rows of windows are short, the lines of the input that an output row sees are widened first, with the
   // zeros around them: floats of a line, or 0.
   std::int64_t line;
+
+  std::int64_t jobs() const { return terms * by_filters * by_columns; }
 };
 
-WeightPlan plan_of(const ConvGeometry& g, std::int64_t item, std::int64_t together, bool in_tiles) {
+/// Shares filters (in whole lines of the cache: gathering from the middle of lines takes 5 to 10% longer) and columns (in
+/// whole panels) where there are fewer terms than threads. Each share of the filters gathers the columns again, and each
+/// share of the columns the filters. What is cut out of lines isn't shared by columns.
+void share_terms(WeightPlan& p, std::int64_t filters, std::int64_t threads) {
+  p.by_filters = p.by_columns = 1, p.share_filters = filters, p.share_columns = p.columns;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t f = 1; f <= std::min(threads, divide_up(filters, kFilterPanel)); ++f) {
+    const std::int64_t most = p.line > 0 ? 1 : std::min(divide_up(threads, f), divide_up(p.columns, 32));
+    for (std::int64_t c = 1; c <= most; ++c) {
+      const std::int64_t own_filters = round_up(divide_up(filters, f), kFilterPanel),
+                         own_columns = round_up(divide_up(p.columns, c), 32);
+      const auto o = static_cast<double>(std::min(own_filters, filters)),
+                 w = static_cast<double>(std::min(own_columns, p.columns));
+      const auto turns = static_cast<double>(divide_up(p.terms * f * c, threads));
+      const double cost = turns * (o * w + kGatherCost * (o + w));
+      if (cost >= least) continue;
+      least = cost;
+      p.share_filters = own_filters, p.share_columns = own_columns;
+      p.by_filters = divide_up(filters, own_filters), p.by_columns = divide_up(p.columns, own_columns);
+    }
+  }
+}
+
+WeightPlan plan_of(const ConvGeometry& g, std::int64_t together, bool in_tiles) {
   WeightPlan p = {};
   p.columns = g.kh * g.kw * g.c;
   p.rows = g.n * g.oh;
-  const std::int64_t threads = std::max(1, num_threads()), places = p.rows * g.ow;
-  // Bytes moved: every share of the filters reads the input, every share of the rows has sums of its own.
-  p.by_rows = 1, p.by_filters = 1;
-  std::int64_t least = INT64_MAX;
-  for (std::int64_t f = 1; f <= threads; ++f) {
-    if (threads % f != 0 || (f > 1 && g.o / f < kFewestFilters)) continue;
-    const std::int64_t r = std::min(threads / f, p.rows);
-    const std::int64_t bytes = places * (g.o + g.c * f) * item + (r > 1 ? r * g.o * p.columns * 8 : 0);
-    if (bytes < least) least = bytes, p.by_filters = f, p.by_rows = r;
-  }
-  p.share_filters = (g.o + p.by_filters - 1) / p.by_filters;
+  p.terms = g.o * p.columns > kManyWeights ? 1 : std::min(weight_terms(p.rows * g.ow), p.rows);
   // Columns in equal blocks of whole panels.
   const std::int64_t blocks = (p.columns + kMostColumns - 1) / kMostColumns;
   p.block_columns = round_up((p.columns + blocks - 1) / blocks, 32);
@@ -77,6 +101,7 @@ WeightPlan plan_of(const ConvGeometry& g, std::int64_t item, std::int64_t togeth
   }
   // Tiles take whole sixteens of steps: rather less than 128 than little more.
   p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + (in_tiles ? 0 : g.ow / 2)) / g.ow, 1, p.rows);
+  share_terms(p, g.o, in_parallel_region() ? 1 : num_threads());
   return p;
 }
 
@@ -223,20 +248,20 @@ struct Job {
   const void* zeros;  // as many as a place has channels or filters
   float* sums;
 
-  // sums[o0 .. o1) of all columns over the output rows [r0, r1).
-  void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
-    if (o0 == o1) return;  // of many shares the last ones may be of nothing
+  // sums[o0 .. o1) of columns [first, last) over the output rows [r0, r1).
+  void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1, std::int64_t first,
+           std::int64_t last) const {
     for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
       const std::int64_t steps = tiles.steps(places);
-      Ahead ahead[2] = {next_filters(r, r1, o0, o1), next_lines(r, r1)};
+      Ahead ahead[2] = {next_filters(r, r1, o0, o1), next_lines(r, r1, first, last)};
       if constexpr (InTiles) {
         load_filter_tiles(r * g.ow, places, steps, o0, o1);
       } else {
         load_filters(r * g.ow, places, steps, o0, o1);
       }
-      for (std::int64_t c0 = 0; c0 < plan.columns; c0 += plan.block_columns) {
-        const std::int64_t c1 = std::min(plan.columns, c0 + plan.block_columns);
+      for (std::int64_t c0 = first; c0 < last; c0 += plan.block_columns) {
+        const std::int64_t c1 = std::min(last, c0 + plan.block_columns);
         load_columns(r, places, steps, c0, c1);
         if constexpr (InTiles) {
           multiply_tiles(steps, o0, o1, c0, c1, r != r0, ahead);
@@ -248,6 +273,11 @@ struct Job {
     if constexpr (InTiles) tiles.amx.release();
   }
 
+  // Windows of one place each, side by side.
+  bool places_are_columns() const {
+    return g.kh * g.kw == 1 && g.oh == g.h && g.ow == g.w && g.before[0] == 0 && g.before[1] == 0;
+  }
+
   // What the next chunk reads.
   Ahead next_filters(std::int64_t r, std::int64_t r1, std::int64_t o0, std::int64_t o1) const {
     const std::int64_t next = r + plan.chunk_rows, rows = std::min(plan.chunk_rows, r1 - next);
@@ -256,10 +286,13 @@ struct Job {
     return {static_cast<const char*>(y.data) + (next * g.ow * g.o + o0) * item, (o1 - o0) * item, g.o * item,
             rows * g.ow};
   }
-  Ahead next_lines(std::int64_t r, std::int64_t r1) const {
+  Ahead next_lines(std::int64_t r, std::int64_t r1, std::int64_t c0, std::int64_t c1) const {
     const std::int64_t next = r + plan.chunk_rows, rows = std::min(plan.chunk_rows, r1 - next);
     if (rows <= 0) return {};
     const std::int64_t item = static_cast<std::int64_t>(item_size(x.dtype)), line = g.w * g.c * item;
+    if (c1 - c0 < g.c && places_are_columns()) {
+      return {static_cast<const char*>(x.data) + next * line + c0 * item, (c1 - c0) * item, g.c * item, rows * g.w};
+    }
     const std::int64_t first = next / g.oh * g.h + std::min(next % g.oh * g.stride[0], g.h - 1);
     const std::int64_t count = std::min(rows * g.stride[0], g.n * g.h - first);
     return {static_cast<const char*>(x.data) + first * line, line, line, count};
@@ -367,8 +400,7 @@ struct Job {
   void multiply(std::int64_t steps, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1, bool accumulate,
                 Ahead (&ahead)[2]) const {
     const std::int64_t lanes = tiles.lanes;
-    const std::int64_t count =
-        ((plan.columns + tiles.columns - 1) / tiles.columns) * ((o1 - o0 + tiles.rows - 1) / tiles.rows);
+    const std::int64_t count = divide_up(plan.share_columns, tiles.columns) * divide_up(o1 - o0, tiles.rows);
     const std::int64_t each[2] = {ahead[0].lines() / count + 1, ahead[1].lines() / count + 1};
     alignas(64) float edge[14 * 32];
     for (std::int64_t c = c0; c < c1; c += tiles.columns) {
@@ -404,7 +436,7 @@ struct Job {
       Ahead* ahead;
       std::int64_t each[2];
     };
-    const std::int64_t blocks = divide_up(plan.columns, 2 * kTileLanes) * divide_up(o1 - o0, 2 * kTileLanes);
+    const std::int64_t blocks = divide_up(plan.share_columns, 2 * kTileLanes) * divide_up(o1 - o0, 2 * kTileLanes);
     Fetched fetched = {ahead, {ahead[0].lines() / blocks + 1, ahead[1].lines() / blocks + 1}};
     TileProduct p = {};
     p.steps = steps, p.rows = o1 - o0, p.columns = c1 - c0;
@@ -419,8 +451,8 @@ struct Job {
   }
 };
 
-// Adds up the shares' sums [O, KH, KW, C] and writes them as the weight lies, rounded once.
-void write_weight(const ConvGeometry& g, const float* sums, std::int64_t shares, float* lines, TensorView& w) {
+// Adds up the terms' sums [O, KH, KW, C] and writes them as the weight lies, rounded once.
+void write_weight(const ConvGeometry& g, const float* sums, std::int64_t terms, float* lines, TensorView& w) {
   const std::int64_t columns = g.kh * g.kw * g.c, all = g.o * columns;
   const std::int64_t grain = std::max<std::int64_t>(1, 16384 / columns);
   const bool in_order = channels_last(w);
@@ -428,7 +460,7 @@ void write_weight(const ConvGeometry& g, const float* sums, std::int64_t shares,
     for (std::int64_t o = begin; o < end; ++o) {
       float* const line = lines + o * 2 * columns;
       std::copy_n(sums + o * columns, columns, line);
-      for (std::int64_t s = 1; s < shares; ++s) {
+      for (std::int64_t s = 1; s < terms; ++s) {
         const float* const other = sums + s * all + o * columns;
         for (std::int64_t i = 0; i < columns; ++i) line[i] += other[i];
       }
@@ -483,28 +515,29 @@ namespace {
 template <class E, bool InTiles = false>
 Status weight_by(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
-  const WeightPlan p = plan_of(g, static_cast<std::int64_t>(item_size(call.input.dtype)), kTogether<E>, InTiles);
-  TensorView& w = call.weight;
-  const std::int64_t jobs = p.by_rows * p.by_filters, places = p.chunk_rows * g.ow, all = g.o * p.columns;
   const Tiles<E, InTiles> tiles;
+  const WeightPlan p = plan_of(g, kTogether<E>, InTiles);
+  TensorView& w = call.weight;
+  const std::int64_t places = p.chunk_rows * g.ow, all = g.o * p.columns, jobs = p.jobs();
+  const std::int64_t workers = num_workers(jobs);
   const std::int64_t steps = tiles.steps(places);
-  const bool direct = p.by_rows == 1 && w.dtype == DType::f32 && channels_last(w);
+  const bool direct = p.terms == 1 && w.dtype == DType::f32 && channels_last(w);
   const auto floats = [&](std::int64_t n) {
     return static_cast<float*>(context->workspace(context, static_cast<std::size_t>(n) * sizeof(float)));
   };
   const std::int64_t panels = (p.share_filters + tiles.rows - 1) / tiles.rows;
   const std::int64_t g_size = steps * kFilterPanel * panels, x_size = steps * p.block_columns;
   const std::int64_t chunk_size = g_size + x_size + g.kh * p.line;
-  float* const chunks = floats(jobs * chunk_size);
+  float* const chunks = floats(workers * chunk_size);
   const std::int64_t most_rows = tiles.steps(places + g.ow) * kTogether<E>;
   const void** rows = nullptr;
   float* zeros = nullptr;
-  if (!take_workspace(context, static_cast<std::size_t>(jobs * most_rows), rows) ||
+  if (!take_workspace(context, static_cast<std::size_t>(workers * most_rows), rows) ||
       !take_workspace(context, static_cast<std::size_t>(std::max(g.c, g.o)), zeros)) {
     context->set_error(context, "convolution: out of memory for the workspace");
     return Status::failed;
   }
-  float* const sums = direct ? static_cast<float*>(w.data) : floats(p.by_rows * all);
+  float* const sums = direct ? static_cast<float*>(w.data) : floats(p.terms * all);
   float* const lines = direct ? sums : floats(g.o * 2 * p.columns);
   if (chunks == nullptr || sums == nullptr || lines == nullptr) {
     context->set_error(context, "convolution: out of memory for the workspace");
@@ -512,28 +545,25 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   }
   if (runs_dry(context)) return Status::ok;
   std::fill_n(zeros, std::max(g.c, g.o), 0.0f);
-  parallel_for(jobs, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t job = begin; job < end; ++job) {
-      const std::int64_t r = job % p.by_rows, f = job / p.by_rows;
-      const std::int64_t o0 = std::min(f * p.share_filters, g.o), o1 = std::min(o0 + p.share_filters, g.o);
-      const std::int64_t r0 = r * p.rows / p.by_rows, r1 = (r + 1) * p.rows / p.by_rows;
-      float* const chunk = chunks + job * chunk_size;
-      E* const input_lines = reinterpret_cast<E*>(chunk + g_size + x_size);
-      const Job<E, InTiles> one{tiles,
-                                g,
-                                p,
-                                call.input,
-                                call.output,
-                                chunk,
-                                chunk + g_size,
-                                input_lines,
-                                rows + job * most_rows,
-                                zeros,
-                                sums + r * all};
-      one.run(r0, r1, o0, o1);
-    }
+  parallel_jobs(jobs, [&](std::int64_t job, std::int64_t worker) {
+    const std::int64_t term = job / (p.by_filters * p.by_columns), r0 = term * p.rows / p.terms,
+                       r1 = (term + 1) * p.rows / p.terms;
+    const std::int64_t o0 = job / p.by_columns % p.by_filters * p.share_filters, c0 = job % p.by_columns * p.share_columns;
+    float* const chunk = chunks + worker * chunk_size;
+    const Job<E, InTiles> one{tiles,
+                              g,
+                              p,
+                              call.input,
+                              call.output,
+                              chunk,
+                              chunk + g_size,
+                              reinterpret_cast<E*>(chunk + g_size + x_size),
+                              rows + worker * most_rows,
+                              zeros,
+                              sums + term * all};
+    one.run(r0, r1, o0, std::min(o0 + p.share_filters, g.o), c0, std::min(c0 + p.share_columns, p.columns));
   });
-  if (!direct) write_weight(g, sums, p.by_rows, lines, w);
+  if (!direct) write_weight(g, sums, p.terms, lines, w);
   return Status::ok;
 }
 

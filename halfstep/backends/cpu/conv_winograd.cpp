@@ -147,8 +147,8 @@ int winograd_tiles(ConvPart part, const ConvGeometry& g, int most, int speed) no
 Status convolve_winograd(KernelContext* context, ConvCall& call, int m) {
   const ConvGeometry& g = call.geometry;
   const bool back = call.part == ConvPart::input;
-  const WinogradImages x = {call.input.dtype, call.input.data, g.h, g.w, g.c, 0, 0, {}, nullptr},
-                       y = {call.output.dtype, call.output.data, g.oh, g.ow, g.o, 0, 0, {}, nullptr};
+  const WinogradImages x = {call.input.dtype, call.input.data, g.h, g.w, g.c, g.c, 0, 0, {}, nullptr},
+                       y = {call.output.dtype, call.output.data, g.oh, g.ow, g.o, g.o, 0, 0, {}, nullptr};
   WinogradWork work{m, back, call.weight, back ? y : x, back ? x : y, winograd_kernels(m)};
   WinogradImages &from = work.from, &to = work.to;
   for (int d = 0; d < 2; ++d) from.before[d] = back ? 2 - g.before[d] : g.before[d];

@@ -20,7 +20,7 @@ HS_API int winograd_tiles(ConvPart part, const ConvGeometry& geometry, int most,
 /// to be written again): the transforms may overflow, or turn infinities into NaN, where products alone don't.
 Status convolve_winograd(KernelContext* context, ConvCall& call, int m);
 
-/// The same for the weight's gradient, whose bits depend on the number of threads.
+/// The same for the weight's gradient, whose sums over all images are those of terms, see weight_terms().
 Status weight_by_winograd(KernelContext* context, ConvCall& call, int m);
 
 }  // namespace halfstep::cpu

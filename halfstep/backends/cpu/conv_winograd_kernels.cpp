@@ -138,27 +138,30 @@ struct Walk {
 /// Fetches what a tile some steps ahead reads and those before don't: m rows of m places from (y, x) on.
 template <int m, class T>
 HWY_INLINE void fetch_ahead(const T* image, std::int64_t y, std::int64_t x, const WinogradImages& images) {
-  const std::int64_t bytes = m * images.channels * static_cast<std::int64_t>(sizeof(T));
+  const bool dense = images.channels == images.pitch;
+  const std::int64_t runs = dense ? 1 : m, bytes = (dense ? m : 1) * images.channels * std::int64_t{sizeof(T)};
   for (std::int64_t r = y; r < y + m && r < images.height; ++r) {
-    const char* const from = reinterpret_cast<const char*>(image + (r * images.width + x) * images.channels);
-    for (std::int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + b);
+    for (std::int64_t s = 0; s < runs; ++s) {
+      const char* const from = reinterpret_cast<const char*>(image + (r * images.width + x + s) * images.pitch);
+      for (std::int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(from + b);
+    }
   }
 }
 
 template <int m, class T>
 void input_of(const WinogradImages& images, const WinogradTiles& to) {
   constexpr int t = m + 2;
-  const std::int64_t channels = images.channels, width = images.width, apart = to.apart;
+  const std::int64_t channels = images.channels, pitch = images.pitch, width = images.width, apart = to.apart;
   const T* const zeros = static_cast<const T*>(images.zeros);
   Walk walk(images, to.first);
   for (std::int64_t i = 0; i < to.count; ++i, walk.next(images)) {
     const T* at[t][t];
     const std::int64_t y0 = walk.row * m - images.before[0], x0 = walk.column * m - images.before[1];
-    const T* const image = static_cast<const T*>(images.data) + walk.image * images.height * width * channels;
+    const T* const image = static_cast<const T*>(images.data) + walk.image * images.height * width * pitch;
     for (int r = 0; r < t; ++r) {
       const bool inside = y0 + r >= 0 && y0 + r < images.height;
       for (int s = 0; s < t; ++s) {
-        at[r][s] = inside && x0 + s >= 0 && x0 + s < width ? image + ((y0 + r) * width + x0 + s) * channels : zeros;
+        at[r][s] = inside && x0 + s >= 0 && x0 + s < width ? image + ((y0 + r) * width + x0 + s) * pitch : zeros;
       }
     }
     fetch_ahead<m>(image, y0 + t - m, x0 + t - m + kTilesAhead * m, images);
@@ -195,14 +198,14 @@ void input_of(const WinogradImages& images, const WinogradTiles& to) {
 template <int m, class T>
 bool output_of(const WinogradTiles& from, const float* bias, const WinogradImages& images) {
   constexpr int t = m + 2;
-  const std::int64_t channels = images.channels, width = images.width, apart = from.apart;
+  const std::int64_t channels = images.channels, pitch = images.pitch, width = images.width, apart = from.apart;
   F32Vec poison = hn::Zero(kTag);  // 0 times a finite number is 0
   Walk walk(images, from.first);
   for (std::int64_t i = 0; i < from.count; ++i, walk.next(images)) {
     const std::int64_t y0 = walk.row * m, x0 = walk.column * m;
     const std::int64_t rows = std::min<std::int64_t>(m, images.height - y0),
                        columns = std::min<std::int64_t>(m, width - x0);
-    T* const first = static_cast<T*>(images.data) + ((walk.image * images.height + y0) * width + x0) * channels;
+    T* const first = static_cast<T*>(images.data) + ((walk.image * images.height + y0) * width + x0) * pitch;
     for (std::int64_t c = 0; c < channels; c += kStep) {
       const float* const in = from.data + i * from.stride + c;
       const std::int64_t left = channels - c;
@@ -231,7 +234,7 @@ bool output_of(const WinogradTiles& from, const float* bias, const WinogradImage
 #pragma GCC unroll 4
           for (int s = 0; s < m; ++s) {
             poison = hn::MulAdd(y[r][s], hn::Zero(kTag), poison);
-            store(y[r][s], kTag, to + (r * width + s) * channels);
+            store(y[r][s], kTag, to + (r * width + s) * pitch);
           }
         }
         continue;
@@ -241,7 +244,7 @@ bool output_of(const WinogradTiles& from, const float* bias, const WinogradImage
         for (int s = 0; s < columns; ++s) {
           const F32Vec v = hn::IfThenElseZero(hn::FirstN(kTag, n), y[r][s]);
           poison = hn::MulAdd(v, hn::Zero(kTag), poison);
-          store_n(v, kTag, to + (r * width + s) * channels, n);
+          store_n(v, kTag, to + (r * width + s) * pitch, n);
         }
       }
     }
@@ -275,16 +278,16 @@ void weight_of(const float* from, std::int64_t stride, std::int64_t n, float* to
 template <int m, class T>
 void gradient_of(const WinogradImages& images, const WinogradTiles& to) {
   constexpr int t = m + 2;
-  const std::int64_t channels = images.channels, width = images.width, apart = to.apart;
+  const std::int64_t channels = images.channels, pitch = images.pitch, width = images.width, apart = to.apart;
   const T* const zeros = static_cast<const T*>(images.zeros);
   Walk walk(images, to.first);
   for (std::int64_t i = 0; i < to.count; ++i, walk.next(images)) {
     const T* at[m][m];
     const std::int64_t y0 = walk.row * m, x0 = walk.column * m;
-    const T* const image = static_cast<const T*>(images.data) + walk.image * images.height * width * channels;
+    const T* const image = static_cast<const T*>(images.data) + walk.image * images.height * width * pitch;
     for (int r = 0; r < m; ++r) {
       for (int s = 0; s < m; ++s) {
-        at[r][s] = y0 + r < images.height && x0 + s < width ? image + ((y0 + r) * width + x0 + s) * channels : zeros;
+        at[r][s] = y0 + r < images.height && x0 + s < width ? image + ((y0 + r) * width + x0 + s) * pitch : zeros;
       }
     }
     fetch_ahead<m>(image, y0, x0 + kTilesAhead * m, images);

@@ -9,11 +9,13 @@
 
 namespace halfstep::cpu {
 
-/// Dense channels-last images, and how they are cut into tiles: `rows` by `columns` of them an image.
+/// Dense channels-last images, or some neighbouring channels of them, and how they are cut into tiles: `rows` by
+/// `columns` of them an image.
 struct WinogradImages {
   DType dtype;  ///< f32, f16 or bf16
-  void* data;
+  void* data;   ///< the first of the channels
   std::int64_t height, width, channels;
+  std::int64_t pitch;  ///< elements from a place to the next: all channels
   std::int64_t rows, columns;
   std::int64_t before[2];  ///< zeros above and to the left; any number, negative ones leave places out
   const void* zeros;       ///< `channels` of them, for the input
