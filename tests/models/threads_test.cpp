@@ -47,7 +47,8 @@ Network detector() {
   auto net = std::make_shared<models::Yolov5>(models::yolov5n());
   const Tensor x = rand({2, 3, 96, 96});
   // Class, centre, width and height of two objects in each image.
-  const Tensor objects = tensor({{{3, .5, .5, .4, .3}, {7, .2, .6, .1, .2}}, {{1, .7, .3, .5, .5}, {9, .4, .8, .2, .2}}});
+  const Tensor objects =
+      tensor({{{3, .5, .5, .4, .3}, {7, .2, .6, .1, .2}}, {{1, .7, .3, .5, .5}, {9, .4, .8, .2, .2}}});
   return {net, [net, x, objects] {
             return models::detection_loss((*net)(x), objects, net->head(), {.image_size = 96.0}).loss;
           }};
@@ -72,9 +73,18 @@ std::map<std::string, std::vector<double>> step(const std::function<Network()>& 
 TEST(Threads, DoNotChangeTheBitsOfATrainingStep) {
   const test::ThreadsGuard guard;
   const std::map<std::string, std::function<Network()>> networks = {
-      {"mlp", [] { return classifier("mlp", {70, 784}); }},
-      {"resnet20", [] { return classifier("resnet20", {9, 3, 32, 32}); }},
-      {"resnet50", [] { return classifier("resnet50", {2, 3, 64, 64}); }},
+      {"mlp",
+       [] {
+         return classifier("mlp", {70, 784});
+       }},
+      {"resnet20",
+       [] {
+         return classifier("resnet20", {9, 3, 32, 32});
+       }},
+      {"resnet50",
+       [] {
+         return classifier("resnet50", {2, 3, 64, 64});
+       }},
       {"GPT", language_model},
       {"yolov5n", detector},
   };

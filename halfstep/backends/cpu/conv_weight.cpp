@@ -63,9 +63,9 @@ struct WeightPlan {
   std::int64_t jobs() const { return terms * by_filters * by_columns; }
 };
 
-/// Shares filters (in whole lines of the cache: gathering from the middle of lines takes 5 to 10% longer) and columns (in
-/// whole panels) where there are fewer terms than threads. Each share of the filters gathers the columns again, and each
-/// share of the columns the filters. What is cut out of lines isn't shared by columns.
+/// Shares filters (in whole lines of the cache: gathering from the middle of lines takes 5 to 10% longer) and columns
+/// (in whole panels) where there are fewer terms than threads. Each share of the filters gathers the columns again, and
+/// each share of the columns the filters. What is cut out of lines isn't shared by columns.
 void share_terms(WeightPlan& p, std::int64_t filters, std::int64_t threads) {
   p.by_filters = p.by_columns = 1, p.share_filters = filters, p.share_columns = p.columns;
   double least = std::numeric_limits<double>::infinity();
@@ -548,7 +548,8 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   parallel_jobs(jobs, [&](std::int64_t job, std::int64_t worker) {
     const std::int64_t term = job / (p.by_filters * p.by_columns), r0 = term * p.rows / p.terms,
                        r1 = (term + 1) * p.rows / p.terms;
-    const std::int64_t o0 = job / p.by_columns % p.by_filters * p.share_filters, c0 = job % p.by_columns * p.share_columns;
+    const std::int64_t o0 = job / p.by_columns % p.by_filters * p.share_filters,
+                       c0 = job % p.by_columns * p.share_columns;
     float* const chunk = chunks + worker * chunk_size;
     const Job<E, InTiles> one{tiles,
                               g,

@@ -13,9 +13,9 @@ bool products_serve(const ConvCall& call) noexcept;
 HS_API bool products_suit(const ConvGeometry& geometry) noexcept;
 
 /// The weight's gradient [O, KH KW C]: the sum over all output places of gradient [O] times the window of the input
-/// [KH KW C] there. Some places at a time are widened to float32 in the second-level cache, multiplied with the tiles of
-/// the matrix product, and added to sums in float32. Threads take terms of the sum (see weight_terms()), shares of the
-/// filters and shares of the columns; the result is the same for any number of them.
+/// [KH KW C] there. Some places at a time are widened to float32 in the second-level cache, multiplied with the tiles
+/// of the matrix product, and added to sums in float32. Threads take terms of the sum (see weight_terms()), shares of
+/// the filters and shares of the columns; the result is the same for any number of them.
 Status weight_by_products(KernelContext* context, ConvCall& call);
 
 /// The same of weight_by_pair_products(), on a processor with `isa`: AVX512-BF16 without AMX, and images and gradients

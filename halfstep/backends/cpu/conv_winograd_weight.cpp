@@ -20,7 +20,8 @@ constexpr std::int64_t kWeightTileBytes = 512 << 10;  // of a block's transforme
 constexpr std::int64_t kFewestTiles = 48;             // of a block: steps of a sum between two visits to memory
 // Every block reads and writes all sums: a tile for each so many of their bytes makes up for it.
 constexpr std::int64_t kTileSums = 64 << 10;
-constexpr std::int64_t kFewestFilters = 28;  // of a share: the input's transforms cost as much as some filters' products
+constexpr std::int64_t kFewestFilters =
+    28;  // of a share: the input's transforms cost as much as some filters' products
 
 struct WinogradSums {
   const WinogradKernels& transforms;
