@@ -8,6 +8,7 @@
 
 #include "halfstep/autograd/engine_internal.h"
 #include "halfstep/autograd/grad_mode.h"
+#include "halfstep/autograd/gradient_slices_internal.h"
 #include "halfstep/autograd/node.h"
 #include "halfstep/core/capture.h"
 #include "halfstep/core/fail.h"
@@ -22,6 +23,7 @@ namespace {
 struct Incoming {
   std::vector<Tensor> grads;
   std::vector<bool> own;  // made here by an addition, so the next one can be added in place
+  std::vector<GradientSlices> slices;  // still to be added to `grads`; none where no slice came in
   int waiting = 0;        // edges into the node that have not run yet
   bool needed = true;
 };
@@ -113,14 +115,17 @@ class Run {
     }
   }
 
+  static void make_room(Incoming& to, const Node& node) {
+    if (to.grads.size() >= node.outputs.size()) return;
+    to.grads.resize(node.outputs.size());
+    to.own.resize(node.outputs.size());
+  }
+
   void receive(const Edge& edge, const Tensor& gradient) {
     Node& node = *edge.node;
     Incoming& to = state(&node);
     if (!to.needed) return;
-    if (to.grads.size() < node.outputs.size()) {
-      to.grads.resize(node.outputs.size());
-      to.own.resize(node.outputs.size());
-    }
+    make_room(to, node);
     Tensor& sum = to.grads[edge.index];
     if (!sum.defined()) {
       sum = gradient;
@@ -133,6 +138,40 @@ class Run {
     } else {
       sum = sum + gradient;
       to.own[edge.index] = true;
+    }
+  }
+
+  void receive_slice(const Edge& edge, Tensor gradient, const GradSlice& place, const Ref<Node>& source) {
+    Node& node = *edge.node;
+    Incoming& to = state(&node);
+    if (!to.needed) return;
+    make_room(to, node);
+    if (to.slices.empty()) to.slices.resize(node.outputs.size());
+    const OutputMeta& meta = node.outputs[edge.index];
+    gradient = fit_gradient(gradient, gradient.sizes(), meta.dtype, node.accepts_float32, source->name());
+    to.slices[edge.index].add(std::move(gradient), place, source);
+    // Slices that overlap much would hold more memory than their sum.
+    if (to.slices[edge.index].numel() > meta.sizes.numel()) add_slices(node, to, edge.index);
+  }
+
+  void add_slices(Node& node, Incoming& to, std::size_t index) {
+    Tensor& sum = to.grads[index];
+    GradientSlices& slices = to.slices[index];
+    const OutputMeta& meta = node.outputs[index];
+    const DType dtype = node.accepts_float32 ? DType::f32 : meta.dtype;
+    const auto add = [&] {
+      if (sum.defined() && sum.dtype() != dtype) {
+        sum = sum.to(dtype);
+        to.own[index] = true;
+      }
+      sum = slices.add_to(sum, to.own[index], meta, dtype);
+      to.own[index] = true;
+    };
+    if (observed()) [[unlikely]] {
+      const BackwardOf of(slices.source());
+      add();
+    } else {
+      add();
     }
   }
 
@@ -171,6 +210,9 @@ class Run {
     // Taken out, so that gradients are freed as they are used up.
     Incoming in = std::move(state(node.get()));
     state(node.get()).grads.clear();
+    for (std::size_t i = 0; i < in.slices.size(); ++i) {
+      if (!in.slices[i].empty()) add_slices(*node, in, i);
+    }
     bool any = false;
     for (const Tensor& g : in.grads) any |= g.defined();
     std::vector<Tensor> results(node->edges.size());
@@ -191,7 +233,10 @@ class Run {
         if (node->edges.empty()) last = true;  // a leaf that nobody asked for stays as it is
       }
       if (!last) {
-        if (observed()) [[unlikely]] {
+        if (const auto place = create_graph_ ? std::nullopt : node->slice()) {
+          // Where its gradient belongs is all that there is to compute.
+          if (node->edges[0].node) receive_slice(node->edges[0], std::move(in.grads[0]), *place, node);
+        } else if (observed()) [[unlikely]] {
           const BackwardOf of(*node);
           node->apply(in.grads, results, create_graph_);
         } else {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,6 +42,9 @@ class HS_API Node {
   virtual std::string name() const = 0;
   /// `grads`: one for each output of the forward call, undefined where none came. `results`: one for each edge.
   virtual void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) = 0;
+  /// For a call whose result is a slice of its only input: which. The engine may then put the gradient into the input's
+  /// itself instead of calling apply().
+  virtual std::optional<GradSlice> slice() const { return std::nullopt; }
   /// Releases saved tensors; a later apply() throws AutogradError.
   virtual void release_saved() {}
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills the op layer's record slot: a node for each recorded call.
 #include <cstring>
+#include <optional>
 
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/autograd/node.h"
@@ -101,6 +102,11 @@ class OpNode final : public Node {
       }
       results[i] = fit_gradient(results[i], metas_[i].sizes, metas_[i].dtype, edges[i].node->accepts_float32, op_.name);
     }
+  }
+
+  std::optional<GradSlice> slice() const override {
+    if (!op_.grad_slice) return std::nullopt;
+    return op_.grad_slice(attributes_);
   }
 
   void release_saved() override {

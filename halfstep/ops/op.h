@@ -28,6 +28,13 @@ using InferFn = void (*)(InferContext&);
 /// Gradient rule, written with recorded ops, so that it is itself differentiable.
 using GradFn = void (*)(GradContext&);
 
+/// The part of a tensor that slice(dim, start, end, step) reads; `selected`: without `dim`, as select() does.
+struct GradSlice {
+  int dim = 0;
+  std::int64_t start = 0, end = 0, step = 1;
+  bool selected = false;
+};
+
 /// For Op::saves: the op's inputs `i...`.
 template <class... I>
 constexpr std::uint32_t in(I... i) {
@@ -56,6 +63,9 @@ struct Op {
   bool backward = false;           ///< part of a backward pass: called by gradient rules only
   std::uint32_t state_inputs = 0;  ///< inputs, as in(...), that are a state and no operands: autocast leaves them in
                                    ///< float32, as 16 bits would lose what many steps have gathered
+  GradSlice (*grad_slice)(const void* attributes) = nullptr;  ///< for a result that is a slice of input 0: which. The
+                                                              ///< gradient is zero elsewhere, and a backward pass puts
+                                                              ///< several together without padding each with zeros
   bool float32_gradient = false;   ///< where input 0 is f32 and the result has 16 bits, the result's gradient may
                                    ///< come in f32: like that of a cast, it isn't rounded on the way
   // Filled by define_op.

@@ -105,14 +105,30 @@ const Op& permute_op = define_op(view_declaration("permute", "permute(input, dim
   for (int i = 0; i < n; ++i) inverse[static_cast<int>(order >> (4 * i) & 15)] = i;
   c.set(0, permute(c.grad(), inverse));
 }));
-const Op& select_op = define_op(view_declaration("select", "select(input, dim, index)", [](GradContext& c) {
-  const auto& a = c.attributes<ViewAttributes>();
-  c.set(0, slice_backward(c.grad().unsqueeze(a.dim), c.input_sizes(0), a.dim, a.start, a.start + 1, 1));
-}));
-const Op& slice_op = define_op(view_declaration("slice", "slice(input, dim, start, end, step)", [](GradContext& c) {
-  const auto& a = c.attributes<ViewAttributes>();
-  c.set(0, slice_backward(c.grad(), c.input_sizes(0), a.dim, a.start, a.end, a.step));
-}));
+
+// Padded with zeros: for recorded backward passes. Others join the gradients of slices (Op::grad_slice).
+void slice_gradient(GradContext& c) {
+  const GradSlice s = c.op().grad_slice(&c.attributes<ViewAttributes>());
+  const Tensor g = s.selected ? c.grad().unsqueeze(s.dim) : c.grad();
+  c.set(0, slice_backward(g, c.input_sizes(0), s.dim, s.start, s.end, s.step));
+}
+
+Op slice_declaration(const char* name, const char* signature, GradSlice (*slice)(const void*)) {
+  Op op = view_declaration(name, signature, slice_gradient);
+  op.grad_slice = slice;
+  return op;
+}
+
+const Op& select_op =
+    define_op(slice_declaration("select", "select(input, dim, index)", [](const void* attributes) -> GradSlice {
+      const auto& a = *static_cast<const ViewAttributes*>(attributes);
+      return {.dim = static_cast<int>(a.dim), .start = a.start, .end = a.start + 1, .selected = true};
+    }));
+const Op& slice_op = define_op(
+    slice_declaration("slice", "slice(input, dim, start, end, step)", [](const void* attributes) -> GradSlice {
+      const auto& a = *static_cast<const ViewAttributes*>(attributes);
+      return {.dim = static_cast<int>(a.dim), .start = a.start, .end = a.end, .step = a.step};
+    }));
 
 const Op& slice_backward_op = define_op({
     .name = "slice_backward",
