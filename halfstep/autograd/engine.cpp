@@ -22,9 +22,9 @@ namespace {
 // Gradients that have come in for a node so far.
 struct Incoming {
   std::vector<Tensor> grads;
-  std::vector<bool> own;  // made here by an addition, so the next one can be added in place
+  std::vector<bool> own;               // made here by an addition, so the next one can be added in place
   std::vector<GradientSlices> slices;  // still to be added to `grads`; none where no slice came in
-  int waiting = 0;        // edges into the node that have not run yet
+  int waiting = 0;                     // edges into the node that have not run yet
   bool needed = true;
 };
 

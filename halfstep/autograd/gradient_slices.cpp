@@ -15,8 +15,8 @@ void GradientSlices::add(Tensor gradient, const GradSlice& place, Ref<Node> sour
 }
 
 void GradientSlices::add_in_place(const Tensor& sum, const Tensor& gradient, const GradSlice& place) {
-  Tensor part = place.selected ? sum.select(place.dim, place.start)
-                               : sum.slice(place.dim, place.start, place.end, place.step);
+  Tensor part =
+      place.selected ? sum.select(place.dim, place.start) : sum.slice(place.dim, place.start, place.end, place.step);
   part.add_(gradient);
 }
 

@@ -7,9 +7,9 @@
 
 namespace halfstep {
 
-/// Gradients of slices of one tensor that have come in during a backward pass; elsewhere they are zero. Slices that tile
-/// the tensor (split, chunk, unbind) are joined in one pass over it; others are added to one tensor of zeros. Either
-/// way n slices cost no n tensors of full size.
+/// Gradients of slices of one tensor that have come in during a backward pass; elsewhere they are zero. Slices that
+/// tile the tensor (split, chunk, unbind) are joined in one pass over it; others are added to one tensor of zeros.
+/// Either way n slices cost no n tensors of full size.
 class GradientSlices {
  public:
   bool empty() const { return slices_.empty(); }

@@ -66,8 +66,8 @@ struct Op {
   GradSlice (*grad_slice)(const void* attributes) = nullptr;  ///< for a result that is a slice of input 0: which. The
                                                               ///< gradient is zero elsewhere, and a backward pass puts
                                                               ///< several together without padding each with zeros
-  bool float32_gradient = false;   ///< where input 0 is f32 and the result has 16 bits, the result's gradient may
-                                   ///< come in f32: like that of a cast, it isn't rounded on the way
+  bool float32_gradient = false;  ///< where input 0 is f32 and the result has 16 bits, the result's gradient may
+                                  ///< come in f32: like that of a cast, it isn't rounded on the way
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;

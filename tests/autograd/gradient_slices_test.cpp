@@ -64,43 +64,81 @@ std::vector<Case> cases() {
   return {
       {"unbind", {2, 3, 4}, [](const Tensor& x) { return weighted(unbind(x, 1)); }},
       {"split", {2, 7}, [](const Tensor& x) { return weighted(split(x, 3, 1)); }},
-      {"split into sizes, one of them 0", {5, 2}, [](const Tensor& x) { return weighted(split(x, {2, 0, 3}, 0)); }},
-      {"chunk, used in another order", {6, 2},
+      {"split into sizes, one of them 0",
+       {5, 2},
+       [](const Tensor& x) {
+         return weighted(split(x, {2, 0, 3}, 0));
+       }},
+      {"chunk, used in another order",
+       {6, 2},
        [](const Tensor& x) {
          const auto c = chunk(x, 3, 0);
          return weighted({c[2], c[0], c[1]});
        }},
-      {"one part is not used", {6, 2},
+      {"one part is not used",
+       {6, 2},
        [](const Tensor& x) {
          const auto c = chunk(x, 3, 0);
          return weighted({c[2], c[0]});
        }},
-      {"one part is used twice", {6, 2},
+      {"one part is used twice",
+       {6, 2},
        [](const Tensor& x) {
          const auto c = chunk(x, 3, 0);
          return weighted({c[0], c[1], c[2], c[1] * 3});
        }},
-      {"the same slice is made twice", {6},
-       [](const Tensor& x) { return weighted({x.slice(0, 0, 3), x.slice(0, 3, 6), x.slice(0, 0, 3)}); }},
-      {"steps", {7}, [](const Tensor& x) { return weighted({x.slice(0, 0, 7, 2), x.slice(0, 1, 7, 2)}); }},
-      {"along two dimensions", {3, 4},
-       [](const Tensor& x) { return weighted({x.narrow(0, 1, 2), x.narrow(1, 0, 3), x[0], x.select(1, 3)}); }},
-      {"what would tile one dimension, of two", {3, 3},
-       [](const Tensor& x) { return weighted({x.narrow(0, 0, 1), x.narrow(1, 1, 2)}); }},
-      {"overlaps", {6},
+      {"the same slice is made twice",
+       {6},
+       [](const Tensor& x) {
+         return weighted({x.slice(0, 0, 3), x.slice(0, 3, 6), x.slice(0, 0, 3)});
+       }},
+      {"steps",
+       {7},
+       [](const Tensor& x) {
+         return weighted({x.slice(0, 0, 7, 2), x.slice(0, 1, 7, 2)});
+       }},
+      {"along two dimensions",
+       {3, 4},
+       [](const Tensor& x) {
+         return weighted({x.narrow(0, 1, 2), x.narrow(1, 0, 3), x[0], x.select(1, 3)});
+       }},
+      {"what would tile one dimension, of two",
+       {3, 3},
+       [](const Tensor& x) {
+         return weighted({x.narrow(0, 0, 1), x.narrow(1, 1, 2)});
+       }},
+      {"overlaps",
+       {6},
        [](const Tensor& x) {
          return weighted({x.narrow(0, 0, 5), x.narrow(0, 1, 5), x.narrow(0, 0, 4), x.narrow(0, 2, 4)});
        }},
-      {"the whole too, first", {4, 2}, [](const Tensor& x) { return weighted({x, x[0], x[3], x * 2}); }},
-      {"the whole too, last", {4, 2}, [](const Tensor& x) { return weighted({x[0], x[3], x * 2, x}); }},
-      {"the whole, broadcast", {4, 2}, [](const Tensor& x) { return weighted({x[1], x[2]}) + sum(x); }},
+      {"the whole too, first",
+       {4, 2},
+       [](const Tensor& x) {
+         return weighted({x, x[0], x[3], x * 2});
+       }},
+      {"the whole too, last",
+       {4, 2},
+       [](const Tensor& x) {
+         return weighted({x[0], x[3], x * 2, x});
+       }},
+      {"the whole, broadcast",
+       {4, 2},
+       [](const Tensor& x) {
+         return weighted({x[1], x[2]}) + sum(x);
+       }},
       {"one slice", {4, 2}, [](const Tensor& x) { return weighted({x[1]}); }},
-      {"a slice of a slice", {4, 6},
+      {"a slice of a slice",
+       {4, 6},
        [](const Tensor& x) {
          const Tensor y = x.narrow(1, 1, 4);
          return weighted({y[0], y[1], y[2], y[3], x.narrow(1, 0, 1), x.narrow(1, 5, 1)});
        }},
-      {"no elements", {0, 3}, [](const Tensor& x) { return weighted({x.select(1, 0), x.select(1, 2)}); }},
+      {"no elements",
+       {0, 3},
+       [](const Tensor& x) {
+         return weighted({x.select(1, 0), x.select(1, 2)});
+       }},
       {"an empty slice", {4}, [](const Tensor& x) { return weighted({x.slice(0, 2, 2)}); }},
   };
 }
@@ -118,8 +156,7 @@ TEST(GradientSlices, EqualTheClosedForm) {
       c.f(y * 1).backward();
       EXPECT_EQ(y.grad().to_vector<double>(), x.grad().to_vector<double>());
       const Tensor z = integers(c.sizes, dtype).requires_grad_();
-      EXPECT_EQ(grad({c.f(z * 1)}, {z}, {.create_graph = true})[0].to_vector<double>(),
-                x.grad().to_vector<double>());
+      EXPECT_EQ(grad({c.f(z * 1)}, {z}, {.create_graph = true})[0].to_vector<double>(), x.grad().to_vector<double>());
     }
   }
 }

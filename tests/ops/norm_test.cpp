@@ -302,6 +302,19 @@ TEST(Norm, LongRows) {
   for (double v : x.grad().to_vector<double>()) ASSERT_NEAR(v, 0, 1e-4);
 }
 
+TEST(Norm, SumsOfVeryLongRowsDoNotDrift) {
+  // 2^22 equal terms, added in float32 in few chains, would be off by a thousandth or more.
+  constexpr std::int64_t n = 1 << 22;
+  const Tensor x = full({1, n}, 0.1), g = ones({1, n});
+  const double value = static_cast<double>(0.1f), rms = std::sqrt(value * value + 1e-5);
+  EXPECT_NEAR(rms_norm(x, {n}, {.eps = 1e-5})[0][n - 1].item<float>(), value / rms, 0x1p-22);
+  // The sums of h z in the gradient: z = x / rms, so that dx = (g - z mean(z)) / rms = (1 - z^2) / rms.
+  const Tensor leaf = x.clone().requires_grad_();
+  rms_norm(leaf, {n}, {.eps = 1e-5}).backward(g);
+  const double z = value / rms;
+  EXPECT_NEAR(leaf.grad()[0][0].item<float>(), (1 - z * z) / rms, 0x1p-22 / rms);
+}
+
 TEST(Norm, RunningStatisticsAreWrittenInPlace) {
   const Tensor rm = zeros({2}), rv = ones({2});
   const auto version = rm.version();

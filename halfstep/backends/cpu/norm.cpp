@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/row_norm.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -36,6 +37,38 @@ struct Parameters {
   }
 };
 
+// Rows of tensors of one dtype are used where they lie, others in blocks of what is computed in; and in blocks too
+// where a parameter has several elements.
+struct Blocks {
+  bool direct;
+  DType dtype;        // of what the passes get
+  std::int64_t size;  // elements of a row at a time
+
+  Blocks(bool direct, const TensorView& x, const RowNormAttributes& a, bool parameters, std::int64_t n)
+      : direct(direct),
+        dtype(direct ? x.dtype : accumulate_dtype(x.dtype)),
+        size(direct && (a.inner == 1 || !parameters) ? n : std::min(n, kNormBlock)) {}
+
+  template <class C>
+  const void* read(const TensorView& x, std::int64_t at, std::int64_t n, C* buffer) const {
+    if (direct) return element(dtype, static_cast<const void*>(x.data), at);
+    read_row(x, at, 1, n, buffer);
+    return buffer;
+  }
+  // Calls write(where), which is to write n elements there.
+  template <class C, class F>
+  void write(TensorView& y, std::int64_t at, std::int64_t n, C* buffer, F&& f) const {
+    if (direct) return f(element(dtype, y.data, at));
+    f(static_cast<void*>(buffer));
+    write_row(y, at, 1, n, buffer);
+  }
+  // f(at, n) for each block of a row.
+  template <class F>
+  void for_each(std::int64_t row, F&& f) const {
+    for (std::int64_t at = 0; at < row; at += size) f(at, std::min(size, row - at));
+  }
+};
+
 // Inputs: x, weight, bias. Outputs: y, mean, rstd (one a row). rms_norm has no mean.
 template <class C>
 void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) {
@@ -43,50 +76,38 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
   const std::int64_t rows = out[2].numel, n = rows > 0 ? x.numel / rows : 0;
   if (x.numel == 0) return;
   const Parameters parameters(a, n);
-  const bool whole = n <= kNormBlock;
+  const Blocks blocks(x.dtype == out[0].dtype, x, a, in[1].defined || in[2].defined, n);
   // As in PyTorch, of the dtype that is computed in: that of bf16, 2^-7, would change ordinary results.
-  const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps;
+  const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps, count_d = static_cast<double>(n);
   parallel_for(rows, row_grain(n * 2), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C row[kNormBlock], factors[kNormBlock], offsets[kNormBlock];
+    alignas(64) C buffer[kNormBlock], factors[kNormBlock], offsets[kNormBlock];
     for (std::int64_t r = begin; r < end; ++r) {
-      const auto load = [&](std::int64_t at, std::int64_t count) { read_row(x, r * n + at, 1, count, row); };
       C mean = 0;
       if (!a.rms) {
         double sum = 0;
-        for (std::int64_t at = 0; at < n; at += kNormBlock) {
-          load(at, std::min(kNormBlock, n - at));
-          sum += sum_of(row, std::min(kNormBlock, n - at));
-        }
-        mean = static_cast<C>(sum / static_cast<double>(n));
+        blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
+          sum += row_sum(blocks.dtype, blocks.read(x, r * n + at, count, buffer), count);
+        });
+        mean = static_cast<C>(sum / count_d);
       }
-      double squares = 0, rest = 0;  // what rounding the mean lost comes back in the second pass
-      for (std::int64_t at = 0; at < n; at += kNormBlock) {
-        const std::int64_t count = std::min(kNormBlock, n - at);
-        if (!whole || a.rms) load(at, count);
-        squares += sum_terms<C>(count, [&](std::int64_t i) { return (row[i] - mean) * (row[i] - mean); });
-        if (!a.rms) rest += sum_terms<C>(count, [&](std::int64_t i) { return row[i] - mean; });
-      }
-      const double shift_d = rest / static_cast<double>(n);
-      const C shift = static_cast<C>(shift_d);
+      RowDeviations sums;  // what rounding the mean lost comes back in the second pass
+      blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
+        add_deviations(blocks.dtype, blocks.read(x, r * n + at, count, buffer), count, static_cast<double>(mean), sums);
+      });
+      const double shift = a.rms ? 0 : sums.rest / count_d;
       // Where all elements are nearly the same, rounding may leave a variance below 0. NaN stays.
-      const double difference = squares / static_cast<double>(n) - shift_d * shift_d;
+      const double difference = sums.squares / count_d - shift * shift;
       const C rstd = static_cast<C>(1 / std::sqrt((difference < 0 ? 0 : difference) + epsilon));
-      static_cast<C*>(out[1].data)[r] = mean + shift;
+      static_cast<C*>(out[1].data)[r] = mean + static_cast<C>(shift);
       static_cast<C*>(out[2].data)[r] = rstd;
-      for (std::int64_t at = 0; at < n; at += kNormBlock) {
-        const std::int64_t count = std::min(kNormBlock, n - at);
-        if (!whole) load(at, count);
-        for (std::int64_t i = 0; i < count; ++i) row[i] = ((row[i] - mean) - shift) * rstd;
-        if (in[1].defined) {
-          const C* w = parameters.expand(in[1], r, at, count, factors);
-          for (std::int64_t i = 0; i < count; ++i) row[i] *= w[i];
-        }
-        if (in[2].defined) {
-          const C* b = parameters.expand(in[2], r, at, count, offsets);
-          for (std::int64_t i = 0; i < count; ++i) row[i] += b[i];
-        }
-        write_row(out[0], r * n + at, 1, count, row);
-      }
+      const RowScale scale{static_cast<double>(mean), shift, static_cast<double>(rstd)};
+      blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
+        const C* w = in[1].defined ? parameters.expand(in[1], r, at, count, factors) : nullptr;
+        const C* b = in[2].defined ? parameters.expand(in[2], r, at, count, offsets) : nullptr;
+        const void* from = blocks.read(x, r * n + at, count, buffer);
+        blocks.write(out[0], r * n + at, count, buffer,
+                     [&](void* to) { normalize_row(blocks.dtype, from, count, scale, w, b, to); });
+      });
     }
   });
 }
@@ -103,6 +124,8 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
   for (int o : {1, 2}) std::fill_n(static_cast<C*>(out[o].data), dry ? 0 : out[o].numel, C(0));
   if (x.numel == 0) return true;
   const Parameters parameters(a, n);
+  const Blocks blocks(g.dtype == x.dtype && (out[0].numel == 0 || out[0].dtype == x.dtype), x, a,
+                      weight.defined || places > 0, n);
   const double count_d = static_cast<double>(n);
   // Sums over rows: chunks of rows that depend on the shape only, each with its own sums.
   const std::int64_t chunk = std::max<std::int64_t>((rows + 15) / 16, std::max<std::int64_t>(1, 4096 / n));
@@ -119,58 +142,47 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
     alignas(64) C gs[kNormBlock], xs[kNormBlock], factors[kNormBlock];
     for (std::int64_t k = begin; k < end; ++k) {
       for (std::int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
-        const C mean = means[r], rstd = rstds[r];
-        // gs = h, xs = z
-        const auto load = [&](std::int64_t at, std::int64_t count, bool scaled) {
-          read_row(g, r * n + at, 1, count, gs);
-          read_row(x, r * n + at, 1, count, xs);
-          for (std::int64_t i = 0; i < count; ++i) xs[i] = (xs[i] - mean) * rstd;
-          if (scaled && weight.defined) {
-            const C* w = parameters.expand(weight, r, at, count, factors);
-            for (std::int64_t i = 0; i < count; ++i) gs[i] *= w[i];
-          }
+        const double mean = static_cast<double>(means[r]), rstd = static_cast<double>(rstds[r]);
+        // f(at, n, g, x, weight)
+        const auto for_blocks = [&](auto&& f) {
+          blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
+            const C* w = weight.defined ? parameters.expand(weight, r, at, count, factors) : nullptr;
+            f(at, count, blocks.read(g, r * n + at, count, gs), blocks.read(x, r * n + at, count, xs), w);
+          });
         };
-        double sum_h = 0, sum_hz = 0;
-        for (std::int64_t at = 0; at < n; at += kNormBlock) {
-          const std::int64_t count = std::min(kNormBlock, n - at);
-          if (sums) {
-            load(at, count, false);
-            C* dw = sums + 2 * k * places + r % a.groups * parameters.per_row;
-            C* db = dw + places;
-            if (a.inner == 1) {
-              for (std::int64_t i = 0; i < count; ++i) dw[at + i] += gs[i] * xs[i];
-              for (std::int64_t i = 0; i < count; ++i) db[at + i] += gs[i];
-            } else {
-              for (std::int64_t i = 0; i < count;) {
-                const std::int64_t p = (at + i) / a.inner, run = std::min(count - i, (p + 1) * a.inner - (at + i));
-                dw[p] += static_cast<C>(dot_of(gs + i, xs + i, run));
-                db[p] += static_cast<C>(sum_of(gs + i, run));
-                i += run;
-              }
-            }
+        RowGradientSums row;
+        for_blocks([&](std::int64_t at, std::int64_t count, const void* gb, const void* xb, const C* w) {
+          C* dw = sums ? sums + 2 * k * places + r % a.groups * parameters.per_row : nullptr;
+          C* db = sums ? dw + places : nullptr;
+          if (!sums || a.inner == 1) {
+            return add_gradient_sums(blocks.dtype, gb, xb, count, mean, rstd, w, sums ? dw + at : nullptr,
+                                     sums ? db + at : nullptr, row);
           }
-          load(at, count, true);
-          if (!a.rms) sum_h += sum_of(gs, count);
-          sum_hz += dot_of(gs, xs, count);
-        }
+          for (std::int64_t i = 0; i < count;) {
+            const std::int64_t p = (at + i) / a.inner, run = std::min(count - i, (p + 1) * a.inner - (at + i));
+            RowGradientSums own;  // of a parameter, without its weight
+            add_gradient_sums(blocks.dtype, element(blocks.dtype, gb, i), element(blocks.dtype, xb, i), run, mean, rstd,
+                              nullptr, nullptr, nullptr, own);
+            dw[p] += static_cast<C>(own.hz);
+            db[p] += static_cast<C>(own.h);
+            const double factor = w ? static_cast<double>(w[i]) : 1;
+            row.h += own.h * factor;
+            row.hz += own.hz * factor;
+            i += run;
+          }
+        });
         if (out[0].numel == 0) continue;
-        const C mean_h = static_cast<C>(sum_h / count_d), mean_hz = static_cast<C>(sum_hz / count_d);
-        for (std::int64_t at = 0; at < n; at += kNormBlock) {
-          const std::int64_t count = std::min(kNormBlock, n - at);
-          if (n > kNormBlock) load(at, count, true);
-          for (std::int64_t i = 0; i < count; ++i) gs[i] = rstd * (gs[i] - mean_h - xs[i] * mean_hz);
-          write_row(out[0], r * n + at, 1, count, gs);
-        }
+        const double mean_h = a.rms ? 0 : row.h / count_d, mean_hz = row.hz / count_d;
+        for_blocks([&](std::int64_t at, std::int64_t count, const void* gb, const void* xb, const C* w) {
+          blocks.write(out[0], r * n + at, count, gs, [&](void* to) {
+            row_gradient(blocks.dtype, gb, xb, count, mean, rstd, w, mean_h, mean_hz, to);
+          });
+        });
       }
     }
   });
   for (int o : {1, 2}) {
-    C* to = static_cast<C*>(out[o].data);
-    for (std::int64_t i = 0; i < out[o].numel; ++i) {
-      double total = 0;
-      for (std::int64_t k = 0; k < chunks; ++k) total += static_cast<double>(sums[(2 * k + o - 1) * places + i]);
-      to[i] = static_cast<C>(total);
-    }
+    sum_rows(accumulate_dtype(x.dtype), sums + (o - 1) * places, chunks, 2 * places, out[o].numel, out[o].data);
   }
   return true;
 }
