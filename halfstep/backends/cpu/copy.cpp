@@ -61,7 +61,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 #include <cstring>
 
-#include "halfstep/backends/cpu/strided_loop.h"
+#include "halfstep/backends/cpu/move.h"
 #include "halfstep/ops/attributes.h"
 
 namespace halfstep::cpu {
@@ -69,66 +69,6 @@ namespace {
 
 HWY_EXPORT(find_float_run);
 HWY_EXPORT(find_fill_run);
-
-template <class U>
-void copy_words(U* to, std::int64_t to_step, const U* from, std::int64_t from_step, std::int64_t n) {
-  if (to_step == 1 && from_step == 1) {
-    if (to == from) return;
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
-    return;
-  }
-  for (std::int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * from_step];
-}
-
-// The source lies dense along another dimension than the destination does: by square tiles, whose cache lines are read
-// and written whole while they are near. `across` is that dimension of the loop.
-constexpr std::int64_t kTile = 32;
-template <class U>
-void copy_transposed(const StridedLoop<2>& loop, int across, U* to, const U* from) {
-  const std::int64_t columns = loop.sizes[0], rows = loop.sizes[across];
-  const std::int64_t to_row = loop.strides[0][across], from_column = loop.strides[1][0];
-  const std::int64_t row_tiles = (rows + kTile - 1) / kTile;
-  const std::int64_t rest = loop.numel / (columns * rows);
-  parallel_for(rest * row_tiles, std::max<std::int64_t>(1, kGrain / (kTile * columns)),
-               [&](std::int64_t begin, std::int64_t end) {
-                 for (std::int64_t job = begin; job < end; ++job) {
-                   const std::int64_t row0 = job % row_tiles * kTile, row1 = std::min(row0 + kTile, rows);
-                   std::int64_t place = job / row_tiles;
-                   U* t = to;
-                   const U* f = from;
-                   for (int d = 1; d < loop.ndim; ++d) {
-                     if (d == across) continue;
-                     const std::int64_t index = place % loop.sizes[d];
-                     place /= loop.sizes[d];
-                     t += index * loop.strides[0][d];
-                     f += index * loop.strides[1][d];
-                   }
-                   for (std::int64_t column0 = 0; column0 < columns; column0 += kTile) {
-                     const std::int64_t column1 = std::min(column0 + kTile, columns);
-                     for (std::int64_t row = row0; row < row1; ++row) {
-                       U* line = t + row * to_row;
-                       const U* source = f + row;
-                       for (std::int64_t c = column0; c < column1; ++c) line[c] = source[c * from_column];
-                     }
-                   }
-                 }
-               });
-}
-
-template <class U>
-void copy_same(const TensorView& in, TensorView& out) {
-  const StridedLoop<2> loop({&out, &in});
-  auto* to = static_cast<U*>(out.data);
-  const auto* from = static_cast<const U*>(in.data);
-  if (loop.ndim > 1 && loop.strides[0][0] == 1 && loop.strides[1][0] != 1 && loop.sizes[0] >= 8) {
-    for (int d = 1; d < loop.ndim; ++d) {
-      if (loop.strides[1][d] == 1 && loop.sizes[d] >= 8) return copy_transposed(loop, d, to, from);
-    }
-  }
-  loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-    copy_words(to + at[0], step[0], from + at[1], step[1], n);
-  });
-}
 
 template <class To, class From>
 void convert_run(const void*, void* out, const void* const* in, std::int64_t n) {
@@ -140,19 +80,7 @@ void convert_run(const void*, void* out, const void* const* in, std::int64_t n) 
 Status copy(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
   if (out[0].numel == 0) return Status::ok;
   if (in[0].dtype == out[0].dtype) {
-    switch (item_size(out[0].dtype)) {
-      case 1:
-        copy_same<std::uint8_t>(in[0], out[0]);
-        break;
-      case 2:
-        copy_same<std::uint16_t>(in[0], out[0]);
-        break;
-      case 4:
-        copy_same<std::uint32_t>(in[0], out[0]);
-        break;
-      default:
-        copy_same<std::uint64_t>(in[0], out[0]);
-    }
+    move_elements(out[0], in[0]);
     return Status::ok;
   }
   Runs runs{.straight = HWY_DYNAMIC_DISPATCH(find_float_run)(out[0].dtype, in[0].dtype)};

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 
+#include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/backends/cpu/round_up.h"
@@ -25,10 +26,6 @@ constexpr std::int64_t kRows = 32, kColumns = 64;  // of a part, a multiple of
 // Steps of a long sum that are taken at a time, so that copies of operands stay in the cache. (AMX is too fast for
 // adding up results to cost nothing.)
 constexpr std::int64_t kStepsAtOnce = 1024, kStepsMultiple = 64;
-
-const char* element(const void* data, DType dtype, std::int64_t at) {
-  return static_cast<const char*>(data) + at * static_cast<std::int64_t>(item_size(dtype));
-}
 
 /// A part of a product, and what of it lies in scratch memory.
 struct Part {
@@ -55,7 +52,7 @@ void copy_dense(const GemmOperand& x, std::int64_t rows, std::int64_t cols, void
   const std::int64_t lines = turned ? cols : rows, stride = turned ? x.col_stride : x.row_stride;
   const std::size_t length = static_cast<std::size_t>(turned ? rows : cols) * item_size(x.dtype);
   for (std::int64_t i = 0; i < lines; ++i) {
-    std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(i) * length, element(x.data, x.dtype, i * stride),
+    std::memcpy(static_cast<char*>(to) + static_cast<std::size_t>(i) * length, element(x.dtype, x.data, i * stride),
                 length);
   }
 }
@@ -65,7 +62,7 @@ void copy_result(const GemmArgs& g, const void* from) {
   const std::size_t length = static_cast<std::size_t>(g.n) * item_size(g.c_dtype);
   for (std::int64_t i = 0; i < g.m; ++i) {
     const char* const row = static_cast<const char*>(from) + static_cast<std::size_t>(i) * length;
-    char* const to = const_cast<char*>(element(g.c, g.c_dtype, i * g.ldc));
+    char* const to = static_cast<char*>(element(g.c_dtype, g.c, i * g.ldc));
     if (g.beta == 0) {
       std::memcpy(to, row, length);
       continue;
@@ -104,10 +101,10 @@ struct Cut {
     one.batch = edge(g.batch, batches, b + 1, 1) - b0;
     one.m = edge(g.m, rows, r + 1, kRows) - m0;
     one.n = edge(g.n, columns, c + 1, kColumns) - n0;
-    one.a.data = element(g.a.data, g.a.dtype, b0 * g.a_batch_stride + m0 * g.a.row_stride);
-    one.b.data = element(g.b.data, g.b.dtype, b0 * g.b_batch_stride + n0 * g.b.col_stride);
-    one.c = const_cast<char*>(element(g.c, g.c_dtype, b0 * g.c_batch_stride + m0 * g.ldc + n0));
-    if (g.bias != nullptr) one.bias = element(g.bias, g.bias_dtype, n0);
+    one.a.data = element(g.a.dtype, g.a.data, b0 * g.a_batch_stride + m0 * g.a.row_stride);
+    one.b.data = element(g.b.dtype, g.b.data, b0 * g.b_batch_stride + n0 * g.b.col_stride);
+    one.c = static_cast<char*>(element(g.c_dtype, g.c, b0 * g.c_batch_stride + m0 * g.ldc + n0));
+    if (g.bias != nullptr) one.bias = element(g.bias_dtype, g.bias, n0);
     p.dense = one;
     if (g.batch > 1) return p;
     p.copy_a = !is_dense(one.a, one.m, one.k);
@@ -140,8 +137,8 @@ std::int64_t steps_at_once(const GemmArgs& g, const Cut& cut) {
 GemmArgs some_steps(const GemmArgs& g, std::int64_t k0, std::int64_t steps) {
   GemmArgs some = g;
   some.k = std::min(steps, g.k - k0);
-  some.a.data = element(g.a.data, g.a.dtype, k0 * g.a.col_stride);
-  some.b.data = element(g.b.data, g.b.dtype, k0 * g.b.row_stride);
+  some.a.data = element(g.a.dtype, g.a.data, k0 * g.a.col_stride);
+  some.b.data = element(g.b.dtype, g.b.data, k0 * g.b.row_stride);
   if (k0 > 0) some.beta = 1;
   return some;
 }

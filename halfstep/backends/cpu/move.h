@@ -26,21 +26,7 @@ void visit_bits(DType dtype, F&& f) {
 }
 
 /// Copies the elements of `from` to those of `to`: same dtype and sizes, any strides.
-inline void move_elements(const TensorView& to, const TensorView& from) {
-  const StridedLoop<2> loop({&to, &from});
-  visit_bits(to.dtype, [&](auto tag) {
-    using U = typename decltype(tag)::type;
-    loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-      U* o = static_cast<U*>(to.data) + at[0];
-      const U* x = static_cast<const U*>(from.data) + at[1];
-      if (step[0] == 1 && step[1] == 1) {
-        std::memcpy(o, x, static_cast<std::size_t>(n) * sizeof(U));
-      } else {
-        for (std::int64_t i = 0; i < n; ++i) o[i * step[0]] = x[i * step[1]];
-      }
-    });
-  });
-}
+void move_elements(const TensorView& to, const TensorView& from);
 
 /// The view some elements further on; null stays null.
 inline void advance(TensorView& view, std::int64_t elements) {

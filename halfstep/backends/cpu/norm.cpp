@@ -182,7 +182,7 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
     }
   });
   for (int o : {1, 2}) {
-    sum_rows(accumulate_dtype(x.dtype), sums + (o - 1) * places, chunks, 2 * places, out[o].numel, out[o].data);
+    column_sums(accumulate_dtype(x.dtype), sums + (o - 1) * places, chunks, 2 * places, out[o].numel, out[o].data);
   }
   return true;
 }

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "halfstep/backends/cpu/bce_block.h"
 #include "halfstep/backends/cpu/row_block.h"
 
 namespace halfstep::cpu {
@@ -98,6 +99,14 @@ struct BceWithLogits {
   C slope_x(C x, C y, C w) const { return (1 - y) * sigmoid_of_negative(-x) - w * y * sigmoid_of_negative(x); }
   C slope_y(C x, C, C w) const { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; }
 };
+// What blocks of terms and slopes are computed by where that is done in vectors.
+template <>
+struct BceWithLogits<float> {
+  explicit BceWithLogits(const PairLossAttributes&) {}
+  float slope_y(float x, float, float w) const { return w == 1 ? -x : (w - 1) * negative_softplus(x) - x; }
+  static constexpr auto terms = bce_with_logits_terms;
+  static constexpr auto slopes_x = bce_with_logits_slopes;
+};
 template <class C>
 struct Bce {
   explicit Bce(const PairLossAttributes&) {}
@@ -108,6 +117,24 @@ struct Bce {
 // Whether a loss is of probabilities.
 template <template <class> class Loss>
 constexpr bool kOfProbabilities = std::is_same_v<Loss<float>, Bce<float>>;
+
+// terms[i] and slopes[i] of a block.
+template <class Loss, class C>
+void terms_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t n, C* terms) {
+  if constexpr (requires { Loss::terms; }) {
+    loss.terms(x, y, w, n, terms);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) terms[i] = loss.term(x[i], y[i], w[i]);
+  }
+}
+template <class Loss, class C>
+void slopes_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t n, C* slopes) {
+  if constexpr (requires { Loss::slopes_x; }) {
+    loss.slopes_x(x, y, w, n, slopes);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) slopes[i] = loss.slope_x(x[i], y[i], w[i]);
+  }
+}
 
 // Blocks of the operands, with ones where a weight is absent.
 template <class C>
@@ -147,16 +174,14 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
             if (o.x[i] < 0 || o.x[i] > 1) outside = true;
           }
         }
-        const auto term = [&](std::int64_t i) { return loss.term(o.x[i], o.y[i], o.pos_weight[i]); };
+        terms_of(loss, o.x, o.y, o.pos_weight, count, o.x);
+        if (o.weighted) {
+          for (std::int64_t i = 0; i < count; ++i) o.x[i] *= o.weight[i];
+        }
         if (a.reduction == 0) {
-          for (std::int64_t i = 0; i < count; ++i) {
-            o.x[i] = o.weight[i] * loss.term(o.x[i], o.y[i], o.pos_weight[i]);
-          }
           write_row(out[0], at, 1, count, o.x);
-        } else if (o.weighted) {
-          totals[k] += sum_terms<C>(count, [&](std::int64_t i) { return o.weight[i] * term(i); });
         } else {
-          totals[k] += sum_terms<C>(count, term);
+          totals[k] += sum_of(o.x, count);
         }
       }
     }
@@ -193,9 +218,8 @@ void backward(const TensorView* in, TensorView* out, const PairLossAttributes& a
       o.load(in + 1, at, count);
       if (a.reduction == 0) read_row(g, at, 1, count, gs);
       if (a.want_input) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          d[i] = gs[i] * (o.weight[i] * loss.slope_x(o.x[i], o.y[i], o.pos_weight[i]));
-        }
+        slopes_of(loss, o.x, o.y, o.pos_weight, count, d);
+        for (std::int64_t i = 0; i < count; ++i) d[i] = gs[i] * (o.weight[i] * d[i]);
         write_row(out[0], at, 1, count, d);
       }
       if (a.want_target) {

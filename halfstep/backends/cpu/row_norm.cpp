@@ -192,7 +192,7 @@ void gradient(const T* g, const T* x, std::int64_t n, double mean, double rstd, 
 
 // f(pointer of the dtype's storage type, of its computing type).
 template <class F>
-HWY_INLINE void visit(DType dtype, F&& f) {
+HWY_INLINE void visit_rows(DType dtype, F&& f) {
   switch (dtype) {
     case DType::f64:
       return f(double(), double());
@@ -206,7 +206,7 @@ HWY_INLINE void visit(DType dtype, F&& f) {
 }
 
 template <class C>
-void sum_rows_of(const C* from, std::int64_t rows, std::int64_t stride, std::int64_t n, C* to) {
+void column_sums_of(const C* from, std::int64_t rows, std::int64_t stride, std::int64_t n, C* to) {
   constexpr std::int64_t kBlock = 64;
   for (std::int64_t at = 0; at < n; at += kBlock) {
     const std::int64_t count = std::min(kBlock, n - at);
@@ -222,20 +222,20 @@ void sum_rows_of(const C* from, std::int64_t rows, std::int64_t stride, std::int
 }  // namespace
 
 void row_sum_kernel(DType dtype, const void* x, std::int64_t n, double* sum) {
-  visit(dtype, [&](auto t, auto) {
+  visit_rows(dtype, [&](auto t, auto) {
     using T = decltype(t);
     *sum = sum_of_row(static_cast<const T*>(x), static_cast<std::size_t>(n));
   });
 }
 void deviations_kernel(DType dtype, const void* x, std::int64_t n, double mean, RowDeviations& sums) {
-  visit(dtype, [&](auto t, auto) {
+  visit_rows(dtype, [&](auto t, auto) {
     using T = decltype(t);
     deviations_of_row(static_cast<const T*>(x), static_cast<std::size_t>(n), mean, sums);
   });
 }
 void normalize_kernel(DType dtype, const void* x, std::int64_t n, const RowScale& scale, const void* weight,
                       const void* bias, void* y) {
-  visit(dtype, [&](auto t, auto c) {
+  visit_rows(dtype, [&](auto t, auto c) {
     using T = decltype(t);
     using C = decltype(c);
     normalize(static_cast<const T*>(x), n, scale, static_cast<const C*>(weight), static_cast<const C*>(bias),
@@ -244,7 +244,7 @@ void normalize_kernel(DType dtype, const void* x, std::int64_t n, const RowScale
 }
 void gradient_sums_kernel(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
                           const void* weight, void* dweight, void* dbias, RowGradientSums& sums) {
-  visit(dtype, [&](auto t, auto c) {
+  visit_rows(dtype, [&](auto t, auto c) {
     using T = decltype(t);
     using C = decltype(c);
     const auto run = [&](auto has_weight, auto has_parameters) {
@@ -260,18 +260,19 @@ void gradient_sums_kernel(DType dtype, const void* g, const void* x, std::int64_
 }
 void gradient_kernel(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
                      const void* weight, double mean_h, double mean_hz, void* dx) {
-  visit(dtype, [&](auto t, auto c) {
+  visit_rows(dtype, [&](auto t, auto c) {
     using T = decltype(t);
     using C = decltype(c);
     gradient(static_cast<const T*>(g), static_cast<const T*>(x), n, mean, rstd, static_cast<const C*>(weight), mean_h,
              mean_hz, static_cast<T*>(dx));
   });
 }
-void sum_rows_kernel(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to) {
+void column_sums_kernel(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n,
+                        void* to) {
   if (dtype == DType::f64) {
-    sum_rows_of(static_cast<const double*>(from), rows, stride, n, static_cast<double*>(to));
+    column_sums_of(static_cast<const double*>(from), rows, stride, n, static_cast<double*>(to));
   } else {
-    sum_rows_of(static_cast<const float*>(from), rows, stride, n, static_cast<float*>(to));
+    column_sums_of(static_cast<const float*>(from), rows, stride, n, static_cast<float*>(to));
   }
 }
 
@@ -287,7 +288,7 @@ HWY_EXPORT(deviations_kernel);
 HWY_EXPORT(normalize_kernel);
 HWY_EXPORT(gradient_sums_kernel);
 HWY_EXPORT(gradient_kernel);
-HWY_EXPORT(sum_rows_kernel);
+HWY_EXPORT(column_sums_kernel);
 
 double row_sum(DType dtype, const void* x, std::int64_t n) {
   double sum = 0;
@@ -309,8 +310,8 @@ void row_gradient(DType dtype, const void* g, const void* x, std::int64_t n, dou
                   const void* weight, double mean_h, double mean_hz, void* dx) {
   HWY_DYNAMIC_DISPATCH(gradient_kernel)(dtype, g, x, n, mean, rstd, weight, mean_h, mean_hz, dx);
 }
-void sum_rows(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to) {
-  HWY_DYNAMIC_DISPATCH(sum_rows_kernel)(dtype, from, rows, stride, n, to);
+void column_sums(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to) {
+  HWY_DYNAMIC_DISPATCH(column_sums_kernel)(dtype, from, rows, stride, n, to);
 }
 
 }  // namespace halfstep::cpu

@@ -39,6 +39,6 @@ void row_gradient(DType dtype, const void* g, const void* x, std::int64_t n, dou
                   const void* weight, double mean_h, double mean_hz, void* dx);
 
 /// to[i] = the sum over r < rows of from[r * stride + i], added in float64 in that order. f64 or f32.
-void sum_rows(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to);
+void column_sums(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to);
 
 }  // namespace halfstep::cpu

@@ -6,6 +6,7 @@
 
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/softmax_columns.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -93,10 +94,43 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
   });
 }
 
+// Of tensors that lie alike, row-major and of one dtype, softmax down a dimension that isn't the last one: f(first
+// element, width) for blocks of columns side by side. Whether they do.
+template <class F>
+bool for_columns(std::initializer_list<const TensorView*> tensors, std::int64_t dim, F&& f) {
+  const TensorView& like = **tensors.begin();
+  if (like.ndim == 0 || like.dtype == DType::f64) return false;
+  for (const TensorView* t : tensors) {
+    if (!t->contiguous || t->dtype != like.dtype) return false;
+  }
+  std::int64_t inner = 1;
+  for (std::int64_t i = dim + 1; i < like.ndim; ++i) inner *= like.sizes[i];
+  const std::int64_t n = like.sizes[dim], outer = like.numel / (n * inner);
+  if (inner < 16) return false;  // a vector
+  // Blocks of a few rows' worth of columns follow from the shape.
+  const std::int64_t blocks = (inner + kSoftmaxColumns - 1) / kSoftmaxColumns;
+  parallel_for(outer * blocks, row_grain(n * std::min(inner, kSoftmaxColumns) * 4),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t b = begin; b < end; ++b) {
+                   const std::int64_t at = b % blocks * kSoftmaxColumns;
+                   f(b / blocks * n * inner + at, n, inner, std::min(kSoftmaxColumns, inner - at));
+                 }
+               });
+  return true;
+}
+
 template <bool kLog>
 Status forward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   if (out[0].numel == 0) return Status::ok;
   const std::int64_t dim = dim_attributes(attributes).dim;
+  const DType dtype = in[0].dtype;
+  if (for_columns({&in[0], &out[0]}, dim,
+                  [&](std::int64_t at, std::int64_t n, std::int64_t stride, std::int64_t width) {
+                    softmax_columns(dtype, element(dtype, static_cast<const void*>(in[0].data), at),
+                                    element(dtype, out[0].data, at), n, stride, width, kLog);
+                  })) {
+    return Status::ok;
+  }
   if (in[0].dtype == DType::f64 || out[0].dtype == DType::f64) {
     forward<double, kLog>(in[0], out[0], dim);
   } else {
@@ -108,6 +142,15 @@ template <bool kLog>
 Status backward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   if (out[0].numel == 0) return Status::ok;
   const std::int64_t dim = dim_attributes(attributes).dim;
+  const DType dtype = in[1].dtype;
+  if (for_columns({&in[1], &in[0], &out[0]}, dim,
+                  [&](std::int64_t at, std::int64_t n, std::int64_t stride, std::int64_t width) {
+                    softmax_columns_backward(dtype, element(dtype, static_cast<const void*>(in[0].data), at),
+                                             element(dtype, static_cast<const void*>(in[1].data), at),
+                                             element(dtype, out[0].data, at), n, stride, width, kLog);
+                  })) {
+    return Status::ok;
+  }
   if (in[1].dtype == DType::f64) {
     backward<double, kLog>(in[0], in[1], out[0], dim);
   } else {

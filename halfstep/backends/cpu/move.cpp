@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/move.h"
+
+#include <algorithm>
+
+namespace halfstep::cpu {
+namespace {
+
+// Dimension of `loop` along which the source lies in order while the result does so along dimension 0; 0 where there is
+// none, or where rows or columns are too short for tiles.
+int turned_dimension(const StridedLoop<2>& loop) {
+  constexpr std::int64_t kShort = 8;
+  if (loop.ndim < 2 || loop.strides[0][0] != 1 || loop.strides[1][0] <= 1 || loop.sizes[0] < kShort) return 0;
+  for (int d = 1; d < loop.ndim; ++d) {
+    if (loop.strides[1][d] == 1 && loop.sizes[d] >= kShort) return d;
+  }
+  return 0;
+}
+
+// Tile by tile: rows of the source are read in order into a block of the first-level cache, and rows of the result
+// written in order from there, so that each line of either is touched once. Rows a multiple of a page apart share the
+// sets of a cache, where walking along one of the two would lose each line before its next element is used.
+template <class U>
+void move_turned(const StridedLoop<2>& loop, int turned, U* to, const U* from) {
+  constexpr std::int64_t kSide = std::min<std::int64_t>(128 / sizeof(U), 64);
+  const std::int64_t columns = (loop.sizes[0] + kSide - 1) / kSide, rows = (loop.sizes[turned] + kSide - 1) / kSide;
+  std::int64_t tiles = columns * rows;
+  for (int d = 1; d < loop.ndim; ++d) tiles *= d == turned ? 1 : loop.sizes[d];
+  const std::int64_t step = loop.strides[0][turned], from_step = loop.strides[1][0];
+  parallel_for(tiles, std::max<std::int64_t>(1, kGrain / (kSide * kSide)), [&](std::int64_t begin, std::int64_t end) {
+    U block[kSide][kSide + 1];
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      const std::int64_t column = tile % columns * kSide, row = tile / columns % rows * kSide;
+      const std::int64_t width = std::min(kSide, loop.sizes[0] - column);
+      const std::int64_t height = std::min(kSide, loop.sizes[turned] - row);
+      std::int64_t rest = tile / columns / rows;
+      U* o = to + column + row * step;
+      const U* x = from + column * from_step + row;
+      for (int d = 1; d < loop.ndim; ++d) {
+        if (d == turned) continue;
+        const std::int64_t i = rest % loop.sizes[d];
+        rest /= loop.sizes[d];
+        o += i * loop.strides[0][d];
+        x += i * loop.strides[1][d];
+      }
+      for (std::int64_t j = 0; j < width; ++j) {
+        for (std::int64_t i = 0; i < height; ++i) block[i][j] = x[j * from_step + i];
+      }
+      for (std::int64_t i = 0; i < height; ++i) {
+        std::memcpy(o + i * step, block[i], static_cast<std::size_t>(width) * sizeof(U));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void move_elements(const TensorView& to, const TensorView& from) {
+  const StridedLoop<2> loop({&to, &from});
+  if (loop.numel == 0) return;
+  const int turned = turned_dimension(loop);
+  visit_bits(to.dtype, [&](auto tag) {
+    using U = typename decltype(tag)::type;
+    if (turned != 0) return move_turned(loop, turned, static_cast<U*>(to.data), static_cast<const U*>(from.data));
+    loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
+      U* o = static_cast<U*>(to.data) + at[0];
+      const U* x = static_cast<const U*>(from.data) + at[1];
+      if (step[0] == 1 && step[1] == 1) {
+        if (o != x) std::memcpy(o, x, static_cast<std::size_t>(n) * sizeof(U));
+      } else {
+        for (std::int64_t i = 0; i < n; ++i) o[i * step[0]] = x[i * step[1]];
+      }
+    });
+  });
+}
+
+}  // namespace halfstep::cpu
