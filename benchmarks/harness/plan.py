@@ -207,6 +207,17 @@ def _optimizers() -> Section:
                    note="PyTorch: as it comes on the CPU; best: fused=True.")
 
 
+PASSES = ("layer_norm", "rms_norm", "group_norm", "softmax", "softmax_down", "log_softmax", "gelu", "silu", "logsumexp",
+          "amax_down", "bce_with_logits", "transpose", "cumsum", "index_select", "max_pool2d", "avg_pool2d")
+
+
+def _passes() -> Section:
+    rows = [Row((name, dtype), f"pass/{name}/{dtype}", (Contestant("torch", "torch", f"pass/{name}/{dtype}"),))
+            for name in PASSES for dtype in ("f32", "bf16")]
+    return Section("pass", "Ops that pass over their operands, forward and backward: 2048 x 1024, or 16 x 64 x 56 x 56 channels last",
+                   ("op", "dtype"), tuple(rows), kind="streams", note="_down: along the first dimension.")
+
+
 NETWORKS = (("ResNet-50, 16", "resnet50", 16), ("ResNet-18 (CIFAR), 128", "resnet18_cifar", 128))  # with the batch
 
 F32_GOALS = {"resnet50": {"torch": 1.7, "torch_kept": 1.45, "torch_compiled": 1.1},
@@ -374,7 +385,7 @@ def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool =
     """
     sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
-        sections += [_networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
+        sections += [_passes(), _networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
     if pictures:
         sections.append(_loader())
     if ranks:

@@ -14,6 +14,7 @@ Cases (all times include Python's share, as a PyTorch user has it):
   network/NAME/DTYPE/bBATCH      one training step of a network (torch_networks.py); DTYPE also f32_compiled and bf16_compiled
   inference/NAME/f32/bBATCH      a call of such a network in eval() and inference_mode(); a detector's with decoded predictions
   loader/HOW/w2                  a picture of the folder HALFSTEP_BENCH_IMAGES, by a DataLoader of two workers; HOW pillow or torchvision
+  pass/NAME/DTYPE                an op forward and backward (torch_passes.py)
   optimizer/KIND/HOW             step on 25 million parameters (50 tensors). KIND sgd (momentum 0.9), adam or adamw, HOW loop, foreach or fused
 """
 import functools
@@ -29,6 +30,8 @@ try:
 except ImportError as failure:
     sys.exit(f"torch_bench: {failure}")
 import torch.nn.functional as F
+
+import torch_passes
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -178,6 +181,7 @@ def cases():
     for kind in ("sgd", "adam", "adamw"):
         for how in ("loop", "foreach", "fused"):
             table[f"optimizer/{kind}/{how}"] = bind(optimizer_step, kind, how)
+    table.update(torch_passes.cases(DTYPES))
     return table
 
 

@@ -187,6 +187,7 @@ int main(int argc, char** argv) {
     halfstep::bench::add_machine_cases(cases);
     halfstep::bench::add_step_cases(cases);
     halfstep::bench::add_op_cases(cases);
+    halfstep::bench::add_pass_cases(cases);
     halfstep::bench::add_network_cases(cases);
     halfstep::bench::add_inference_cases(cases);
     halfstep::bench::add_loader_cases(cases);

@@ -39,6 +39,8 @@ struct Case {
 void add_step_cases(std::vector<Case>& cases);
 /// Single calls: products, small adds and linear layers, entering a region.
 void add_op_cases(std::vector<Case>& cases);
+/// Ops that pass over their operands, forward and backward.
+void add_pass_cases(std::vector<Case>& cases);
 /// What the machine can do at most: multiply-adds a second, and bytes a second on sets of two sizes.
 void add_machine_cases(std::vector<Case>& cases);
 

@@ -80,6 +80,25 @@ TEST(Index, ScatteredIntegersKeepAllTheirDigits) {
   EXPECT_EQ(x.to_vector<std::int64_t>(), (std::vector<std::int64_t>{value, 0}));
 }
 
+TEST(Index, AddedRowsOfEveryWidth) {
+  // Small integers: sums are exact in any order.
+  for (const DType d : {f32, f64, bf16, f16, i64, i32}) {
+    for (const std::int64_t width : {1, 2, 3, 4, 5, 7, 8, 19}) {
+      Values source(static_cast<std::size_t>(4 * width)), expected(static_cast<std::size_t>(3 * width), 1);
+      const std::int64_t rows[] = {2, 0, 2, 1};
+      for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<double>(i % 9);
+      for (std::size_t i = 0; i < source.size(); ++i) {
+        const auto w = static_cast<std::size_t>(width);
+        expected[static_cast<std::size_t>(rows[i / w]) * w + i % w] += 2 * source[i];
+      }
+      const Tensor x = ones({3, width}, {.dtype = d});
+      EXPECT_EQ(index_add(x, 0, ints({2, 0, 2, 1}), tensor(source, {4, width}, {.dtype = d}), 2).to_vector<double>(),
+                expected)
+          << name(d) << " " << width;
+    }
+  }
+}
+
 TEST(Index, LayoutsAndZeroDimensions) {
   const Tensor x = sample({4, 3}), t = x.transpose(0, 1);
   const Tensor at = ints({0, 3, 3, 1, 2, 0}, {2, 3}).transpose(0, 1);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 
+#include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
 #include "tests/support/errors.h"
@@ -252,6 +253,33 @@ TEST(PairLoss, Errors) {
             std::string::npos)
       << outside;
   EXPECT_NE(outside.find("expected probabilities from 0 to 1"), std::string::npos) << outside;
+}
+
+TEST(PairLoss, LogitsOfAllSizesAgreeWithFloat64) {
+  // Terms are sums of two products of values of one sign each, whose factors are within 4 units: 8 units of 2^-24. The
+  // slope of a confident negative keeps its relative precision.
+  Values x, y, w;
+  for (double v = -100; v <= 100; v += 0.37) {
+    for (const double target : {0.0, 1.0, 0.3})
+      x.push_back(static_cast<double>(static_cast<float>(v))), y.push_back(target);
+  }
+  const auto n = static_cast<std::int64_t>(x.size());
+  for (const double weight : {1.0, 3.0}) {
+    const Tensor logits = tensor(x, {n}).requires_grad_(), targets = tensor(y, {n});
+    const auto t = targets.to_vector<double>();
+    const Tensor loss = binary_cross_entropy_with_logits(
+        logits, targets, {.pos_weight = full({n}, weight), .reduction = Reduction::none});
+    const auto got = loss.to_vector<double>();
+    const auto slopes = grad({loss}, {logits}, {.grad_outputs = {ones({n})}})[0].to_vector<double>();
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double factor = 1 + (weight - 1) * t[i],
+                   softplus = std::log1p(std::exp(-std::abs(x[i]))) + std::max(-x[i], 0.0);
+      const double first = (1 - t[i]) * x[i], second = factor * softplus;
+      ASSERT_NEAR(got[i], first + second, 8 * 0x1p-24 * (std::abs(first) + second) + 0x1p-126) << x[i] << " " << t[i];
+      const double up = (1 - t[i]) / (1 + std::exp(-x[i])), down = weight * t[i] / (1 + std::exp(x[i]));
+      ASSERT_NEAR(slopes[i], up - down, 8 * 0x1p-24 * (up + down) + 0x1p-126) << x[i] << " " << t[i];
+    }
+  }
 }
 
 TEST(PairLoss, LargeLogitsAndLargeSums) {

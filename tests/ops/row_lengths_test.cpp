@@ -185,6 +185,50 @@ TEST(RowLengths, CumulativeSumsOfRowsOfSeveralBlocks) {
   }
 }
 
+TEST(RowLengths, LogSumExp) {
+  for_lines([](const Lines& l) {
+    Values expected, bound;
+    for (std::int64_t r = 0; r < kRows; ++r) {
+      double total = 0;
+      for (std::int64_t i = 0; i < l.length; ++i) total += std::exp(l.row(l.v, r)[i]);
+      expected.push_back(std::log(total));
+      // Sums are right to a part of 1e-5, which their logarithm is wrong by.
+      bound.push_back(epsilon(l.dtype) * (std::abs(expected.back()) + 1) + (l.dtype == f64 ? 0 : 1e-5));
+    }
+    expect_near(logsumexp(l.x, {l.dim()}).to_vector<double>(), expected, bound);
+  });
+}
+
+TEST(RowLengths, GradientsOfExtremesOfColumnsAreThoseOfRows) {
+  for (const std::int64_t width : {1, 4, 255, 256, 300}) {
+    for (const DType d : {f32, bf16, f64}) {
+      SCOPED_TRACE(testing::Message() << name(d) << " " << width);
+      Values v(static_cast<std::size_t>(5 * width * 2));
+      for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<double>(i * 7 % 5) - 3;  // with ties
+      v[v.size() / 2] = std::nan("");
+      const Tensor x = tensor(v, {2, 5, width}, {.dtype = d}).requires_grad_();
+      const Tensor turned = x.detach().transpose(1, 2).contiguous().requires_grad_();
+      const Tensor g = arange(0, 2 * width, 1, {.dtype = d}).reshape({2, width});
+      const auto columns = grad({amax(x, {1})}, {x}, {.grad_outputs = {g}})[0].transpose(1, 2).to_vector<double>();
+      const auto rows = grad({amax(turned, {2})}, {turned}, {.grad_outputs = {g}})[0].to_vector<double>();
+      EXPECT_EQ(columns, rows);
+      // By hand: the share of each tie.
+      const auto values = turned.to_vector<double>(), grads = g.to_vector<double>();
+      for (std::size_t r = 0; r < rows.size() / 5; ++r) {
+        const double* row = values.data() + 5 * r;
+        const bool nan = std::any_of(row, row + 5, [](double e) { return e != e; });
+        const double top = *std::max_element(row, row + 5);
+        const auto takes = [&](double e) { return nan ? e != e : e == top; };
+        const auto ties = std::count_if(row, row + 5, takes);
+        for (std::size_t i = 0; i < 5; ++i) {
+          const double share = takes(row[i]) ? grads[r] / static_cast<double>(ties) : 0;
+          ASSERT_NEAR(rows[5 * r + i], share, 2 * epsilon(d) * std::abs(share)) << r << " " << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(RowLengths, SoftmaxAndItsGradient) {
   for_lines([](const Lines& l) {
     Values w(l.v.size()), y(l.v.size()), y_bound(l.v.size()), logs(l.v.size()), log_bound(l.v.size()),

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/create.h"
 #include "tests/support/op_golden.h"
@@ -92,6 +93,57 @@ TEST(Softmax, StridedAndEmptyInputs) {
   EXPECT_EQ(softmax(empty({0, 3}), 1).sizes(), (Shape{0, 3}));
   EXPECT_EQ(softmax(empty({3, 0}), 1).sizes(), (Shape{3, 0}));
   EXPECT_EQ(softmax(full({}, 7), 0).item<double>(), 1);
+}
+
+TEST(Softmax, ColumnsSideBySide) {
+  // Beside float64, which goes row by row. Sums of n terms in float32, at most 64 at a time, and the exponential:
+  // within 70 units of 2^-24; a result is rounded once more.
+  for (const DType dtype : {f32, bf16, f16}) {
+    const double u = (dtype == f32 ? 0x1p-24 : dtype == f16 ? 0x1p-11 : 0x1p-8) + 70 * 0x1p-24;
+    for (const std::int64_t n : {1, 2, 63, 64, 65, 200}) {
+      for (const std::int64_t width : {16, 17, 255, 256, 257, 530}) {
+        SCOPED_TRACE(testing::Message() << name(dtype) << " " << n << " x " << width);
+        Values v(static_cast<std::size_t>(2 * n * width)), w(v.size());
+        for (std::size_t i = 0; i < v.size(); ++i) {
+          v[i] = std::sin(static_cast<double>(i) * 1.7) * 4;
+          w[i] = static_cast<double>(i % 7) / 8 - 0.25;
+        }
+        const Tensor x = tensor(v, {2, n, width}, {.dtype = dtype}).requires_grad_();
+        const Tensor wide = x.detach().to(f64).requires_grad_();
+        const Tensor g = tensor(w, {2, n, width}, {.dtype = dtype});
+        for (const bool logarithm : {false, true}) {
+          const auto f = [&](const Tensor& t) { return logarithm ? log_softmax(t, 1) : softmax(t, 1); };
+          const Tensor y = f(x), expected = f(wide);
+          const auto got = y.to_vector<double>(), exact = expected.to_vector<double>();
+          const auto dx = grad({y}, {x}, {.grad_outputs = {g}})[0].to_vector<double>();
+          const auto d = grad({expected}, {wide}, {.grad_outputs = {g.to(f64)}})[0].to_vector<double>();
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            ASSERT_NEAR(got[i], exact[i], u * (logarithm ? std::abs(exact[i]) + 8 : exact[i]) + 0x1p-25) << i;
+            // The gradient comes from the rounded result.
+            ASSERT_NEAR(dx[i], d[i], 8 * u * (logarithm ? 1 + static_cast<double>(n) / 64 : 1) + 0x1p-24) << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Softmax, SpecialValuesStayInTheirColumn) {
+  Tensor x = zeros({3, 20});
+  x[1][2].fill_(std::nan(""));
+  x.select(1, 5).fill_(-kInfinity);
+  x[0][7].fill_(-kInfinity);
+  x[2][9].fill_(kInfinity);
+  const auto y = softmax(x, 0).transpose(0, 1).to_vector<double>();
+  for (std::size_t c = 0; c < 20; ++c) {
+    const Values column(y.begin() + static_cast<std::ptrdiff_t>(3 * c),
+                        y.begin() + static_cast<std::ptrdiff_t>(3 * c + 3));
+    if (c == 2 || c == 5 || c == 9) {  // infinity - infinity, as in PyTorch
+      for (const double p : column) EXPECT_TRUE(std::isnan(p)) << c;
+    } else {
+      for (std::size_t r = 0; r < 3; ++r) EXPECT_NEAR(column[r], c == 7 ? (r == 0 ? 0 : 0.5) : 1.0 / 3, 1e-7) << c;
+    }
+  }
 }
 
 TEST(Softmax, FirstAndSecondGradients) {

@@ -141,13 +141,12 @@ struct GeluTanhBackward : Heavy {
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
     const V inner = twice_inner(d, x);
-    const V s = wide_sigmoid(d, inner);
+    const auto s = wide_sigmoid_pair(d, inner);
     const V slope = hn::MulAdd(hn::Mul(x, x), value<D, V>(d, 3 * 0.044715 * 1.59576912160573071176),
                                value<D, V>(d, 1.59576912160573071176));
     // s + x s (1 - s) (2 u)'
-    const V steep = hn::Mul(s, wide_sigmoid(d, hn::Neg(inner)));
-    const V both = vanishing_product(d, hn::Mul(x, slope), steep);
-    return hn::Mul(g, hn::Add(s, both));
+    const V both = vanishing_product(d, hn::Mul(x, slope), hn::Mul(s.up, s.down));
+    return hn::Mul(g, hn::Add(s.up, both));
   }
 };
 template <class C>
@@ -163,9 +162,8 @@ struct SiluBackward : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
-    const V s = wide_sigmoid(d, x);
-    const V steep = hn::Mul(s, wide_sigmoid(d, hn::Neg(x)));
-    return hn::Mul(g, hn::Add(s, vanishing_product(d, x, steep)));
+    const auto s = wide_sigmoid_pair(d, x);
+    return hn::Mul(g, hn::Add(s.up, vanishing_product(d, x, hn::Mul(s.up, s.down))));
   }
 };
 // tanh(log(1 + e^x)): with z = e^-|x|, a quotient of polynomials in z.

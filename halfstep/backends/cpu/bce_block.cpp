@@ -33,8 +33,8 @@ void bce_slopes_of_floats(const float* x, const float* y, const float* w, std::i
       d, slopes, n,
       [&](F32Vec xv, F32Vec yv, F32Vec wv) HWY_ATTR {
         // Each from its own side: 1 - sigmoid(-x) would leave nothing of the slope of a confident negative.
-        const auto positive = hn::Mul(hn::Mul(wv, yv), sigmoid(hn::Neg(xv)));
-        return hn::MulSub(hn::Sub(one, yv), sigmoid(xv), positive);
+        const auto s = sigmoid_pair(xv);
+        return hn::MulSub(hn::Sub(one, yv), s.up, hn::Mul(hn::Mul(wv, yv), s.down));
       },
       Run(x), Run(y), Run(w));
 }

@@ -227,15 +227,13 @@ HWY_INLINE F32Vec tanh(F32Vec x) {
 
 namespace detail {
 
-/// sigmoid(x) = y 2^n, for any x but NaN.
-struct SigmoidParts {
-  F32Vec y;
+/// With z = exp(-|x|) = (1 + q) 2^n, for any x but NaN: 1 / (1 + z) is `inverse`, within a unit.
+struct SigmoidTail {
+  F32Vec inverse, q;
   ExponentVec n;
 };
-HWY_INLINE SigmoidParts sigmoid_parts(F32Vec x) {
+HWY_INLINE SigmoidTail sigmoid_tail(F32Vec x) {
   const F32Vec one = constant(1.0f);
-  const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
-  // z = exp(-|x|) = (1 + q) 2^n; z / (1 + z) on the negative side, else 1 / (1 + z).
   const ExpParts parts = reduce_exp(hn::Max(hn::Neg(hn::Abs(x)), constant(-110.0f)));
   const F32Vec q = expm1_reduced(parts.r);
   // Where 2^n is below 2^-126 the sum doesn't see z.
@@ -246,10 +244,20 @@ HWY_INLINE SigmoidParts sigmoid_parts(F32Vec x) {
   // Its reciprocal with one rounding, by a Newton step on the division's.
   const F32Vec near = hn::Div(one, sum);
   const F32Vec remainder = hn::NegMulAdd(near, sum_lost, hn::NegMulAdd(near, sum, one));
-  const F32Vec inverse = hn::MulAdd(near, remainder, near);
+  return {hn::MulAdd(near, remainder, near), q, parts.n};
+}
+
+/// sigmoid(x) = y 2^n, for any x but NaN: z / (1 + z) on the negative side, else 1 / (1 + z).
+struct SigmoidParts {
+  F32Vec y;
+  ExponentVec n;
+};
+HWY_INLINE SigmoidParts sigmoid_parts(F32Vec x) {
+  const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
+  const SigmoidTail t = sigmoid_tail(x);
   const ExponentTag di;
-  return {hn::MulAdd(hn::IfThenElseZero(negative, q), inverse, inverse),
-          hn::IfThenElseZero(hn::RebindMask(di, negative), parts.n)};
+  return {hn::MulAdd(hn::IfThenElseZero(negative, t.q), t.inverse, t.inverse),
+          hn::IfThenElseZero(hn::RebindMask(di, negative), t.n)};
 }
 
 }  // namespace detail
@@ -258,6 +266,19 @@ HWY_INLINE SigmoidParts sigmoid_parts(F32Vec x) {
 HWY_INLINE F32Vec sigmoid(F32Vec x) {
   const detail::SigmoidParts s = detail::sigmoid_parts(x);
   return hn::IfThenElse(hn::IsNaN(x), x, detail::scale(s.y, s.n));
+}
+
+/// sigmoid(x) and sigmoid(-x), each as sigmoid() has it, for little more than one of them.
+template <class V>
+struct SigmoidPair {
+  V up, down;
+};
+HWY_INLINE SigmoidPair<F32Vec> sigmoid_pair(F32Vec x) {
+  const auto negative = hn::Lt(x, hn::Zero(F32Tag())), nan = hn::IsNaN(x);
+  const detail::SigmoidTail t = detail::sigmoid_tail(x);
+  const F32Vec small = detail::scale(hn::MulAdd(t.q, t.inverse, t.inverse), t.n);
+  return {hn::IfThenElse(nan, x, hn::IfThenElse(negative, small, t.inverse)),
+          hn::IfThenElse(nan, x, hn::IfThenElse(negative, t.inverse, small))};
 }
 
 /// f sigmoid(x) for f of x's sign, within 2 units: no digits are lost where sigmoid(x) is subnormal, and -infinity

@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/fold.h"
 #include "halfstep/backends/cpu/reduce_plan.h"
 #include "halfstep/backends/cpu/visit.h"
@@ -50,6 +51,11 @@ struct Reader {
   }
   const C* at(std::int64_t offset) const { return static_cast<const C*>(data) + offset; }
 };
+
+// In vectors, whose exponential is within 1.1 units in the last place.
+double fold_block(const SumExponentials&, const float* x, std::int64_t n, float shift) {
+  return exp_sum(x, n, shift, nullptr);
+}
 
 // Elements [begin, end) of the reduced dimensions of one output.
 template <class Op, class C>

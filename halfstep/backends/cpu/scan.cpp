@@ -82,6 +82,7 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
   const auto& a = *static_cast<const NormAttributes*>(attributes);
   const ReducePlan from(in[0], a.dims), to(out[0], a.dims);
   const bool magnitudes = a.p != 0;
+  if (out[0].numel == 0) return Status::ok;
   // The result is row-major over the kept dimensions.
   visit_floating(in[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -89,20 +90,42 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
     const auto matches = [magnitudes](C v, C top) {
       return (magnitudes ? std::abs(v) : v) == top || (v != v && top != top);
     };
-    parallel_for(from.kept.numel, row_grain(from.reduced.numel), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t o = begin; o < end; ++o) {
-        const T* x = static_cast<const T*>(in[0].data) + from.kept.offset(o);
-        T* y = static_cast<T*>(out[0].data) + to.kept.offset(o);
-        const C top = convert<C>(static_cast<const T*>(in[1].data)[o]);
-        std::int64_t ties = 0;
-        for (std::int64_t i = 0; i < from.reduced.numel; ++i) {
-          ties += matches(convert<C>(x[from.reduced.offset(i)]), top);
+    // Outputs that lie side by side are taken together where the reduced elements don't, so that memory is read in its
+    // order.
+    constexpr std::int64_t kTogether = 256;
+    const bool columns =
+        from.reduced.inner_stride() != 1 && from.kept.inner_stride() == 1 && to.kept.inner_stride() == 1;
+    const std::int64_t inner = columns ? std::min(from.kept.inner_size(), to.kept.inner_size()) : 1;
+    const std::int64_t n = from.reduced.numel, blocks = (inner + kTogether - 1) / kTogether;
+    const auto place = [](const DimGroup& group, std::int64_t i) {
+      return group.n <= 1 ? i * group.inner_stride() : group.offset(i);
+    };
+    const std::int64_t grain = row_grain(n * std::min(inner, kTogether));
+    parallel_for(from.kept.numel / inner * blocks, grain, [&](std::int64_t begin, std::int64_t end) {
+      C top[kTogether], weight[kTogether];
+      std::int64_t ties[kTogether];
+      for (std::int64_t block = begin; block < end; ++block) {
+        const std::int64_t column = block % blocks * kTogether, first = block / blocks * inner + column;
+        const std::int64_t width = std::min(kTogether, inner - column);
+        const T* x = static_cast<const T*>(in[0].data) + from.kept.offset(first);
+        T* y = static_cast<T*>(out[0].data) + to.kept.offset(first);
+        for (std::int64_t c = 0; c < width; ++c) {
+          top[c] = convert<C>(static_cast<const T*>(in[1].data)[first + c]);
+          ties[c] = 0;
         }
-        const C weight = C(1) / static_cast<C>(ties);
-        for (std::int64_t i = 0; i < from.reduced.numel; ++i) {
-          const C v = convert<C>(x[from.reduced.offset(i)]);
-          const C sign = !magnitudes ? C(1) : v > 0 ? C(1) : v < 0 ? C(-1) : C(0);
-          y[to.reduced.offset(i)] = convert<T>(matches(v, top) ? weight * sign : C(0));
+        for (std::int64_t i = 0; i < n; ++i) {
+          const T* row = x + place(from.reduced, i);
+          for (std::int64_t c = 0; c < width; ++c) ties[c] += matches(convert<C>(row[c]), top[c]);
+        }
+        for (std::int64_t c = 0; c < width; ++c) weight[c] = C(1) / static_cast<C>(ties[c]);
+        for (std::int64_t i = 0; i < n; ++i) {
+          const T* row = x + place(from.reduced, i);
+          T* to_row = y + place(to.reduced, i);
+          for (std::int64_t c = 0; c < width; ++c) {
+            const C v = convert<C>(row[c]);
+            const C sign = !magnitudes ? C(1) : v > 0 ? C(1) : v < 0 ? C(-1) : C(0);
+            to_row[c] = convert<T>(matches(v, top[c]) ? weight[c] * sign : C(0));
+          }
         }
       }
     });

@@ -82,6 +82,15 @@ HWY_INLINE hn::Vec<D> wide_sigmoid(D d, hn::Vec<D> v) {
     return hn::Div(hn::IfThenElse(hn::Lt(v, hn::Zero(d)), z, one), hn::Add(one, z));
   }
 }
+/// sigmoid(v) and sigmoid(-v).
+template <class D>
+HWY_INLINE SigmoidPair<hn::Vec<D>> wide_sigmoid_pair(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return sigmoid_pair(v);
+  } else {
+    return {wide_sigmoid(d, v), wide_sigmoid(d, hn::Neg(v))};
+  }
+}
 /// f sigmoid(v) for f of v's sign; 0 where sigmoid(v) is, f infinite or not.
 template <class D>
 HWY_INLINE hn::Vec<D> wide_times_sigmoid(D d, hn::Vec<D> f, hn::Vec<D> v) {
