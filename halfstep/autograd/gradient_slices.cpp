@@ -14,12 +14,6 @@ void GradientSlices::add(Tensor gradient, const GradSlice& place, Ref<Node> sour
   slices_.push_back({std::move(gradient), place, std::move(source)});
 }
 
-void GradientSlices::add_in_place(const Tensor& sum, const Tensor& gradient, const GradSlice& place) {
-  Tensor part =
-      place.selected ? sum.select(place.dim, place.start) : sum.slice(place.dim, place.start, place.end, place.step);
-  part.add_(gradient);
-}
-
 std::vector<Tensor> GradientSlices::tiles(const Shape& sizes) const {
   const int dim = slices_[0].place.dim;
   const DType dtype = slices_[0].gradient.dtype();
@@ -56,7 +50,9 @@ Tensor GradientSlices::add_to(const Tensor& sum, bool own, const OutputMeta& met
     result = slice_backward(at.selected ? part.unsqueeze(at.dim) : part, meta.sizes, at.dim, at.start, at.end, at.step);
   }
   for (Slice& s : slices_) {
-    add_in_place(result, s.gradient, s.place);
+    const GradSlice& at = s.place;
+    Tensor part = at.selected ? result.select(at.dim, at.start) : result.slice(at.dim, at.start, at.end, at.step);
+    part.add_(s.gradient);
     s.gradient = Tensor();  // freed as it is used up
   }
   slices_.clear();

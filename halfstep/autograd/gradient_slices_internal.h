@@ -23,9 +23,6 @@ class GradientSlices {
   /// a new tensor. Slices that don't tile the tensor add up in `dtype`, which is the sum's. Nothing is held afterwards.
   Tensor add_to(const Tensor& sum, bool own, const OutputMeta& meta, DType dtype);
 
-  /// Adds a slice's gradient to its place in `sum`.
-  static void add_in_place(const Tensor& sum, const Tensor& gradient, const GradSlice& place);
-
  private:
   struct Slice {
     Tensor gradient;

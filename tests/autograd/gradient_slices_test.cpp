@@ -50,7 +50,7 @@ struct Case {
   Function f;
 };
 
-// Each slice weighted by numbers of its own, so that a gradient in the wrong place shows.
+// A weighted sum with different weights for each slice: a gradient in the wrong place changes the result.
 Tensor weighted(const Tensor& x, double factor) {
   return sum(x * (integers(x.sizes(), f64).to(x.dtype()) + 1) * factor);
 }

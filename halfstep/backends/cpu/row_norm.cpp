@@ -190,7 +190,7 @@ void gradient(const T* g, const T* x, std::int64_t n, double mean, double rstd, 
   }
 }
 
-// f(pointer of the dtype's storage type, of its computing type).
+// f(zero of the storage type, zero of the type that is computed in).
 template <class F>
 HWY_INLINE void visit_rows(DType dtype, F&& f) {
   switch (dtype) {
