@@ -31,6 +31,11 @@ std::int64_t times(std::int64_t step, std::int64_t size) {
 
 void Shape::too_many(int n) { fail<ShapeError>("shape: expected at most {} dimensions, got {}", kMaxDims, n); }
 
+std::int64_t Shape::too_large() const {
+  if (std::find(begin(), end(), 0) != end()) return 0;
+  fail<ShapeError>("shape: {} has too many elements", str());
+}
+
 std::string Shape::str() const { return fmt::format("[{}]", fmt::join(begin(), end(), ", ")); }
 
 Shape contiguous_strides(const Shape& sizes) {

@@ -58,10 +58,13 @@ class HS_API Shape {
     --n_;
   }
 
-  /// The product of all values: the number of elements of a tensor of these sizes (1 for none).
+  /// The product of all values: the number of elements of a tensor of these sizes (1 for none). Throws ShapeError when
+  /// it doesn't fit in 64 bits.
   std::int64_t numel() const {
     std::int64_t n = 1;
-    for (std::int64_t v : *this) n *= v;
+    for (std::int64_t v : *this) {
+      if (__builtin_mul_overflow(n, v, &n)) [[unlikely]] return too_large();
+    }
     return n;
   }
   /// `[2, 3]`
@@ -83,6 +86,8 @@ class HS_API Shape {
     n_ = static_cast<int>(n);
   }
   [[noreturn]] static void too_many(int n);
+  // What numel() returns where a product of the first values doesn't fit: 0 when another value is 0.
+  std::int64_t too_large() const;
 
   std::array<std::int64_t, kMaxDims> v_{};
   int n_ = 0;

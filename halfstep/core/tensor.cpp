@@ -23,17 +23,6 @@ std::size_t checked_bytes(const Shape& sizes, DType dtype) {
   return static_cast<std::size_t>(bytes);
 }
 
-// Views take no memory, so that nothing else keeps a number that wraps round from being their size.
-void check_numel(const Shape& sizes) {
-  std::int64_t n = 1;
-  bool fits = true;
-  for (std::int64_t size : sizes) {
-    if (size == 0) return;
-    fits &= !__builtin_mul_overflow(n, size, &n);
-  }
-  if (!fits) fail<ShapeError>("tensor: {} has too many elements", sizes.str());
-}
-
 // The number of elements of storage that these strides reach, from the first element on.
 std::int64_t extent(const Shape& sizes, const Shape& strides, const char* op) {
   if (strides.size() != sizes.size()) {
@@ -66,7 +55,8 @@ TensorImpl::TensorImpl(Ref<Storage> storage, std::int64_t offset, const Shape& s
 
 Ref<TensorImpl> TensorImpl::make(Ref<Storage> storage, std::int64_t offset, const Shape& sizes, const Shape& strides,
                                  DType dtype) {
-  check_numel(sizes);
+  // Views take no memory, so that nothing else keeps a number that wraps round from being their size.
+  sizes.numel();
   return Ref<TensorImpl>::adopt(new (pool_allocate<TensorImpl>())
                                     TensorImpl(std::move(storage), offset, sizes, strides, dtype));
 }

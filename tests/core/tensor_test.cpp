@@ -43,6 +43,14 @@ TEST(Tensor, SizesAndStrides) {
   EXPECT_TRUE(empty({0, 5}).is_contiguous());
 }
 
+TEST(Tensor, NumbersOfElementsThatDoNotFitAreErrors) {
+  const std::int64_t half = std::int64_t{1} << 32;
+  EXPECT_EQ((Shape{half, half / 4}.numel()), std::int64_t{1} << 62);
+  EXPECT_THROW((Shape{half, half}.numel()), ShapeError);
+  EXPECT_EQ((Shape{half, half, 0}.numel()), 0) << "none, whatever the product of the others";
+  EXPECT_THROW(tensor(Values{}, {half, half}), ShapeError);
+}
+
 TEST(Tensor, UndefinedTensorsAreRefusedByName) {
   const Tensor none;
   EXPECT_THROW(none.sizes(), Error);
