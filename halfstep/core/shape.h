@@ -63,7 +63,8 @@ class HS_API Shape {
   std::int64_t numel() const {
     std::int64_t n = 1;
     for (std::int64_t v : *this) {
-      if (__builtin_mul_overflow(n, v, &n)) [[unlikely]] return too_large();
+      if (__builtin_mul_overflow(n, v, &n)) [[unlikely]]
+        return too_large();
     }
     return n;
   }
