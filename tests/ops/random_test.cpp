@@ -30,7 +30,7 @@ TEST(Random, ElementsAreWordsOfTheStream) {
 TEST(Random, EveryKernelIsItsFunctionOfTheStream) {
   Generator g(0x123456789abcdefull);
   g.reserve(3);
-  const std::int64_t n = 37;
+  const std::int64_t n = 2053;  // several blocks of the kernels, and ends of them
   const auto rounded = [](double v, DType dtype) {
     return tensor(Values{v}, {1}, {.dtype = f64}).to(dtype).item<double>();
   };

@@ -36,6 +36,48 @@ void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
   std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
 }
 
+// Rounded to odd: what is no float becomes the one of its two neighbours whose last bit is 1, so that rounding again to
+// a type with fewer bits gives what rounding the double to it would (Boldo and Melquiond, 2008).
+void round_to_odd(const double* from, std::int64_t count, float* to) {
+  const F64Tag d;
+  const hn::Rebind<float, F64Tag> f;
+  const hn::Rebind<std::int32_t, F64Tag> i32;
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  for (std::size_t i = 0; i < n; i += lanes) {
+    const F64Vec v = i + lanes <= n ? load(d, from + i) : load_n(d, from + i, n - i);
+    const auto nearest = hn::DemoteTo(f, v);
+    const F64Vec back = hn::PromoteTo(d, nearest);
+    // Whether it was inexact, and away from zero, as the integers 1 and 0.
+    const F64Vec one = hn::Set(d, 1.0);
+    const auto inexact = hn::DemoteTo(i32, hn::IfThenElseZero(hn::Ne(back, v), one));
+    const auto away = hn::DemoteTo(i32, hn::IfThenElseZero(hn::Gt(hn::Abs(back), hn::Abs(v)), one));
+    const auto odd = hn::BitCast(f, hn::Or(hn::Sub(hn::BitCast(i32, nearest), away), inexact));
+    if (i + lanes <= n) {
+      hn::StoreU(odd, f, to + i);
+    } else {
+      HWY_ALIGN float rest[hn::MaxLanes(F64Tag())];
+      hn::Store(odd, f, rest);
+      std::copy(rest, rest + (n - i), to + i);
+    }
+  }
+}
+
+void store_doubles(DType dtype, void* to, std::int64_t n, const double* from) {
+  if (dtype == DType::f64) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(double));
+  } else if (dtype == DType::f32) {
+    for (std::int64_t i = 0; i < n; ++i) static_cast<float*>(to)[i] = static_cast<float>(from[i]);
+  } else {
+    constexpr std::int64_t kBlock = 512;
+    float odd[kBlock];
+    for (std::int64_t at = 0; at < n; at += kBlock) {
+      const std::int64_t count = std::min(kBlock, n - at);
+      round_to_odd(from + at, count, odd);
+      store_floats(dtype, static_cast<std::uint16_t*>(to) + at, count, odd);
+    }
+  }
+}
+
 // 0 * v is 0 for finite values only: the sum of these is NaN as soon as one wasn't.
 template <class D>
 HWY_INLINE hn::Vec<D> poison(D d, hn::Vec<D> v, hn::Vec<D> sum) {
@@ -189,6 +231,7 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 HWY_EXPORT(load_floats);
 HWY_EXPORT(store_floats);
+HWY_EXPORT(store_doubles);
 HWY_EXPORT(unscale_block);
 HWY_EXPORT(max_magnitude);
 HWY_EXPORT(finite_block);
@@ -198,6 +241,9 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to) {
 }
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
   HWY_DYNAMIC_DISPATCH(store_floats)(dtype, to, n, from);
+}
+void store_doubles(DType dtype, void* to, std::int64_t n, const double* from) {
+  HWY_DYNAMIC_DISPATCH(store_doubles)(dtype, to, n, from);
 }
 GradientBlock unscale_block(DType dtype, const void* from, void* to, std::int64_t n, double inverse, bool squares) {
   return HWY_DYNAMIC_DISPATCH(unscale_block)(dtype, from, to, n, inverse, squares);

@@ -14,6 +14,9 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to);
 /// The same back, rounded to nearest even; NaN stays NaN.
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from);
 
+/// n doubles to f64, f32, f16 or bf16, each rounded once to nearest even; NaN stays NaN.
+void store_doubles(DType dtype, void* to, std::int64_t n, const double* from);
+
 inline void to_floats(const float* from, std::int64_t n, float* to) { load_floats(DType::f32, from, n, to); }
 inline void to_floats(const BFloat16* from, std::int64_t n, float* to) { load_floats(DType::bf16, from, n, to); }
 inline void to_floats(const Half* from, std::int64_t n, float* to) { load_floats(DType::f16, from, n, to); }

@@ -2,10 +2,12 @@
 // Random fills: element i of the row-major order from word i of a Philox stream.
 #include "halfstep/core/random.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "halfstep/backends/cpu/move.h"
+#include "halfstep/backends/cpu/random_block.h"
 #include "halfstep/core/box_muller.h"
 #include "halfstep/ops/attributes.h"
 
@@ -18,26 +20,16 @@ PhiloxState state_of(const TensorView& v) {
   return {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[step])};
 }
 
-// Blocks of four words (two of 64 bits) are computed once for their elements.
-class Words {
+// Blocks of two words of 64 bits are computed once for their elements.
+class Words64 {
  public:
-  explicit Words(PhiloxState state) : state_(state) {}
-  const PhiloxBlock& block(std::uint64_t index) {
-    if (index != index_) {
-      index_ = index;
-      block_ = philox_block(state_, index);
+  explicit Words64(PhiloxState state) : state_(state) {}
+  std::uint64_t word(std::uint64_t i) {
+    if (i / 2 != index_) {
+      index_ = i / 2;
+      block_ = philox_block(state_, index_);
     }
-    return block_;
-  }
-  std::uint32_t word(std::uint64_t i) { return block(i / 4)[i % 4]; }
-  std::uint64_t word64(std::uint64_t i) {
-    const PhiloxBlock& b = block(i / 2);
-    return std::uint64_t{b[i % 2 * 2 + 1]} << 32 | b[i % 2 * 2];
-  }
-  double normal(std::uint64_t i) {
-    const PhiloxBlock& b = block(i / 4);
-    const NormalPair pair = i % 4 < 2 ? normal_pair(b[0], b[1]) : normal_pair(b[2], b[3]);
-    return i % 2 == 0 ? pair.first : pair.second;
+    return std::uint64_t{block_[i % 2 * 2 + 1]} << 32 | block_[i % 2 * 2];
   }
 
  private:
@@ -46,23 +38,44 @@ class Words {
   PhiloxBlock block_{};
 };
 
-// Sets each element to f(words, i), i its number in row-major order.
+// Where the tensor has element `i` of its row-major order.
+std::int64_t place(const TensorView& out, std::int64_t i) {
+  if (out.contiguous) return i;
+  std::int64_t offset = 0;
+  for (int d = out.ndim - 1; d >= 0; --d) {
+    offset += i % out.sizes[d] * out.strides[d];
+    i /= out.sizes[d];
+  }
+  return offset;
+}
+
+// Sets each element to f(i), i its number in row-major order; each range of elements calls an f of its own.
 template <class T, class F>
-void fill(const TensorView& out, PhiloxState state, F&& f) {
+void fill(const TensorView& out, F&& make) {
   T* data = static_cast<T*>(out.data);
   parallel_for(out.numel, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
-    Words words(state);
-    for (std::int64_t i = begin; i < end; ++i) {
-      std::int64_t offset = i;
-      if (!out.contiguous) {
-        offset = 0;
-        std::int64_t rest = i;
-        for (int d = out.ndim - 1; d >= 0; --d) {
-          offset += rest % out.sizes[d] * out.strides[d];
-          rest /= out.sizes[d];
-        }
+    auto f = make();
+    for (std::int64_t i = begin; i < end; ++i) data[place(out, i)] = f(static_cast<std::uint64_t>(i));
+  });
+}
+
+// Sets each element to f(value, i), where draw(state, first, blocks, values) makes four values from each block.
+template <class T, class V, class F>
+void fill_blocks(const TensorView& out, PhiloxState state, void (*draw)(PhiloxState, std::uint64_t, std::int64_t, V*),
+                 F&& f) {
+  T* data = static_cast<T*>(out.data);
+  parallel_for(out.numel, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kBlocks = 128;
+    V values[4 * kBlocks];
+    for (std::int64_t i = begin; i < end;) {
+      const std::int64_t first = i / 4, blocks = std::min(kBlocks, (end + 3) / 4 - first);
+      draw(state, static_cast<std::uint64_t>(first), blocks, values);
+      const std::int64_t stop = std::min(end, 4 * (first + blocks));
+      if (out.contiguous) {
+        for (; i < stop; ++i) data[i] = f(values[i - 4 * first], i);
+      } else {
+        for (; i < stop; ++i) data[place(out, i)] = f(values[i - 4 * first], i);
       }
-      data[offset] = f(words, static_cast<std::uint64_t>(i));
     }
   });
 }
@@ -90,17 +103,20 @@ Status uniform(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   const auto& a = *static_cast<const RandomAttributes*>(attributes);
   visit_floating(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    fill<T>(out[0], state_of(in[1]), [&](Words& words, std::uint64_t i) {
-      double u;
-      if constexpr (std::is_same_v<T, double>) {
-        u = uniform_f64(words.word64(i));
-      } else {
-        u = uniform_bits(words.word(i), kUniformBits<T>);
-      }
+    const PhiloxState state = state_of(in[1]);
+    const auto between = [&](double u) {
       T value = convert<T>(a.a + (a.b - a.a) * u);
       if (a.a < a.b && convert<double>(value) >= a.b) value = before(value);
       return value;
-    });
+    };
+    if constexpr (std::is_same_v<T, double>) {
+      fill<T>(out[0], [&] {
+        return [&, words = Words64(state)](std::uint64_t i) mutable { return between(uniform_f64(words.word(i))); };
+      });
+    } else {
+      fill_blocks<T>(out[0], state, random_words,
+                     [&](std::uint32_t word, std::int64_t) { return between(uniform_bits(word, kUniformBits<T>)); });
+    }
   });
   return Status::ok;
 }
@@ -110,13 +126,11 @@ Status normal(KernelContext*, const TensorView* in, int, TensorView* out, int, c
   visit_floating(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const PhiloxState state = state_of(in[1]);
-    fill<T>(out[0], state, [&](Words& words, std::uint64_t i) {
-      if constexpr (std::is_same_v<T, double>) {
-        return a.a + a.b * normal_at64(state, i);
-      } else {
-        return convert<T>(a.a + a.b * words.normal(i));
-      }
-    });
+    if constexpr (std::is_same_v<T, double>) {
+      fill<T>(out[0], [&] { return [&](std::uint64_t i) { return a.a + a.b * normal_at64(state, i); }; });
+    } else {
+      fill_blocks<T>(out[0], state, random_normals, [&](double z, std::int64_t) { return convert<T>(a.a + a.b * z); });
+    }
   });
   return Status::ok;
 }
@@ -126,9 +140,11 @@ Status randint(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const PhiloxState state = state_of(in[1]);
-    fill<T>(out[0], state, [&](Words&, std::uint64_t i) {
-      return convert<T>(
-          static_cast<std::int64_t>(static_cast<std::uint64_t>(a.low) + integer_below(state, i, a.range)));
+    fill<T>(out[0], [&] {
+      return [&](std::uint64_t i) {
+        return convert<T>(
+            static_cast<std::int64_t>(static_cast<std::uint64_t>(a.low) + integer_below(state, i, a.range)));
+      };
     });
   });
   return Status::ok;
@@ -138,8 +154,8 @@ Status bernoulli_p(KernelContext*, const TensorView* in, int, TensorView* out, i
   const std::uint64_t threshold = bernoulli_threshold(static_cast<const RandomAttributes*>(attributes)->a);
   visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    fill<T>(out[0], state_of(in[1]),
-            [&](Words& words, std::uint64_t i) { return convert<T>(words.word(i) < threshold); });
+    fill_blocks<T>(out[0], state_of(in[1]), random_words,
+                   [&](std::uint32_t word, std::int64_t) { return convert<T>(word < threshold); });
   });
   return Status::ok;
 }
@@ -149,25 +165,19 @@ Status bernoulli(KernelContext* context, const TensorView* in, int, TensorView* 
   Status status = Status::ok;
   visit_floating(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto probability = [&](std::uint64_t i) {
-      std::int64_t offset = 0;
-      auto rest = static_cast<std::int64_t>(i);
-      for (int d = p.ndim - 1; d >= 0; --d) {
-        offset += rest % p.sizes[d] * p.strides[d];
-        rest /= p.sizes[d];
-      }
-      return convert<double>(static_cast<const T*>(p.data)[offset]);
+    const auto probability = [&](std::int64_t i) {
+      return convert<double>(static_cast<const T*>(p.data)[place(p, i)]);
     };
     for (std::int64_t i = 0; i < p.numel; ++i) {
-      const double v = probability(static_cast<std::uint64_t>(i));
+      const double v = probability(i);
       if (!(v >= 0 && v <= 1)) status = Status::failed;
     }
     if (status != Status::ok) {
       context->set_error(context, "expected probabilities from 0 to 1");
       return;
     }
-    fill<T>(out[0], state_of(in[1]), [&](Words& words, std::uint64_t i) {
-      return convert<T>(words.word(i) < bernoulli_threshold(probability(i)));
+    fill_blocks<T>(out[0], state_of(in[1]), random_words, [&](std::uint32_t word, std::int64_t i) {
+      return convert<T>(word < bernoulli_threshold(probability(i)));
     });
   });
   return status;

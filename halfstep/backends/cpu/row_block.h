@@ -30,6 +30,7 @@ inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::
   write_strided(x, at, stride, n, from);
 }
 inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const double* from) {
+  if (stride == 1) return store_doubles(x.dtype, element(x.dtype, x.data, at), n, from);
   write_strided(x, at, stride, n, from);
 }
 

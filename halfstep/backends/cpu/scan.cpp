@@ -133,42 +133,62 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
   return Status::ok;
 }
 
-// Scans carry their total in float64 (in 64 bits for integers) and round each result once.
+// Scans carry their total in float64 (in 64 bits for integers) and round each result once. Rows of floats are taken in
+// blocks, so that conversions are done in vectors.
 template <bool kProduct>
-Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  const auto& a = dim_attributes(attributes);
-  const RowPlan from(in[0], a.dim), to(out[0], a.dim);
-  if (out[0].numel == 0) return Status::ok;
-  visit_numeric(in[0].dtype, [&](auto zero) {
+void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
+  parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kBlock = 512;
+    double values[kBlock];
+    for (std::int64_t r = begin; r < end; ++r) {
+      double total = kProduct ? 1 : 0;
+      for (std::int64_t done = 0; done < from.length; done += kBlock) {
+        const std::int64_t n = std::min(kBlock, from.length - done), at = reverse ? from.length - done - n : done;
+        read_row(x, from.rows.offset(r) + at * from.stride, from.stride, n, values);
+        for (std::int64_t j = 0; j < n; ++j) {
+          double& v = values[reverse ? n - 1 - j : j];
+          v = total = kProduct ? total * v : total + v;
+        }
+        write_row(y, to.rows.offset(r) + at * to.stride, to.stride, n, values);
+      }
+    }
+  });
+}
+template <bool kProduct>
+void scan_integers(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
+  visit_numeric(x.dtype, [&](auto zero) {
     using In = decltype(zero);
-    using Total = std::conditional_t<std::is_integral_v<In>, std::uint64_t, double>;
-    visit_numeric(out[0].dtype, [&](auto out_zero) {
+    visit_numeric(y.dtype, [&](auto out_zero) {
       using Out = decltype(out_zero);
-      if constexpr (std::is_integral_v<In> == std::is_integral_v<Out>)  // the op converts otherwise
+      if constexpr (std::is_integral_v<In> && std::is_integral_v<Out>)
         parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t r = begin; r < end; ++r) {
-            const In* x = static_cast<const In*>(in[0].data) + from.rows.offset(r);
-            Out* y = static_cast<Out*>(out[0].data) + to.rows.offset(r);
-            Total total = kProduct ? 1 : 0;
+            const In* row = static_cast<const In*>(x.data) + from.rows.offset(r);
+            Out* result = static_cast<Out*>(y.data) + to.rows.offset(r);
+            std::uint64_t total = kProduct ? 1 : 0;
             for (std::int64_t j = 0; j < from.length; ++j) {
-              const std::int64_t i = a.reverse ? from.length - 1 - j : j;
-              Total v;
-              if constexpr (std::is_integral_v<In>) {
-                v = static_cast<Total>(static_cast<std::int64_t>(x[i * from.stride]));
-              } else {
-                v = convert<double>(x[i * from.stride]);
-              }
+              const std::int64_t i = reverse ? from.length - 1 - j : j;
+              const auto v = static_cast<std::uint64_t>(static_cast<std::int64_t>(row[i * from.stride]));
               total = kProduct ? total * v : total + v;
-              if constexpr (std::is_integral_v<In>) {
-                y[i * to.stride] = convert<Out>(static_cast<std::int64_t>(total));
-              } else {
-                y[i * to.stride] = convert<Out>(total);
-              }
+              result[i * to.stride] = convert<Out>(static_cast<std::int64_t>(total));
             }
           }
         });
     });
   });
+}
+
+// The op gives floats for floats and integers for integers.
+template <bool kProduct>
+Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+  const auto& a = dim_attributes(attributes);
+  const RowPlan from(in[0], a.dim), to(out[0], a.dim);
+  if (out[0].numel == 0) return Status::ok;
+  if (is_floating(in[0].dtype)) {
+    scan_floats<kProduct>(in[0], out[0], from, to, a.reverse);
+  } else {
+    scan_integers<kProduct>(in[0], out[0], from, to, a.reverse);
+  }
   return Status::ok;
 }
 
