@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/random_block.h"
 #include "halfstep/core/box_muller.h"
@@ -13,6 +14,8 @@
 
 namespace halfstep::cpu {
 namespace {
+
+constexpr std::int64_t kBlocks = 128;  // drawn at a time
 
 PhiloxState state_of(const TensorView& v) {
   const auto* words = static_cast<const std::int64_t*>(v.data);
@@ -59,37 +62,57 @@ void fill(const TensorView& out, F&& make) {
   });
 }
 
-// Sets each element to f(value, i), where draw(state, first, blocks, values) makes four values from each block.
-template <class T, class V, class F>
-void fill_blocks(const TensorView& out, PhiloxState state, void (*draw)(PhiloxState, std::uint64_t, std::int64_t, V*),
-                 F&& f) {
-  T* data = static_cast<T*>(out.data);
+// Calls f(values, i, stop) for runs of elements, where draw(state, first, blocks, values) makes four values from each
+// block and values[0] is element i's.
+template <class V, class F>
+void for_blocks(const TensorView& out, PhiloxState state, void (*draw)(PhiloxState, std::uint64_t, std::int64_t, V*),
+                F&& f) {
   parallel_for(out.numel, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kBlocks = 128;
     V values[4 * kBlocks];
     for (std::int64_t i = begin; i < end;) {
       const std::int64_t first = i / 4, blocks = std::min(kBlocks, (end + 3) / 4 - first);
       draw(state, static_cast<std::uint64_t>(first), blocks, values);
       const std::int64_t stop = std::min(end, 4 * (first + blocks));
-      if (out.contiguous) {
-        for (; i < stop; ++i) data[i] = f(values[i - 4 * first], i);
-      } else {
-        for (; i < stop; ++i) data[place(out, i)] = f(values[i - 4 * first], i);
-      }
+      f(values + (i - 4 * first), i, stop);
+      i = stop;
     }
   });
 }
 
-// The next value of T below.
+// Sets each element to f(word, i).
+template <class T, class F>
+void fill_words(const TensorView& out, PhiloxState state, F&& f) {
+  T* data = static_cast<T*>(out.data);
+  for_blocks(out, state, random_words, [&](const std::uint32_t* words, std::int64_t i, std::int64_t stop) {
+    for (std::int64_t j = i; j < stop; ++j) data[place(out, j)] = f(words[j - i], j);
+  });
+}
+
+// Sets each element to f(value), a double, rounded once.
+template <class T, class V, class F>
+void fill_doubles(const TensorView& out, PhiloxState state, void (*draw)(PhiloxState, std::uint64_t, std::int64_t, V*),
+                  F&& f) {
+  T* data = static_cast<T*>(out.data);
+  for_blocks(out, state, draw, [&](const V* values, std::int64_t i, std::int64_t stop) {
+    double results[4 * kBlocks];
+    for (std::int64_t j = 0; j < stop - i; ++j) results[j] = f(values[j]);
+    if (out.contiguous) return store_doubles(out.dtype, data + i, stop - i, results);
+    for (std::int64_t j = i; j < stop; ++j) data[place(out, j)] = convert<T>(results[j - i]);
+  });
+}
+
+// The largest value of T below `bound`.
 template <class T>
-T before(T value) {
+double below(double bound) {
+  const T value = convert<T>(bound);
+  if (convert<double>(value) < bound) return convert<double>(value);
   if constexpr (std::is_floating_point_v<T>) {
     return std::nextafter(value, -std::numeric_limits<T>::infinity());
   } else {
     // By one place of the 16-bit pattern, which orders magnitudes.
     const std::uint16_t bits = value.bits;
-    if ((bits & 0x7fffu) == 0) return T::from_bits(0x8001u);
-    return T::from_bits(static_cast<std::uint16_t>(bits & 0x8000u ? bits + 1 : bits - 1));
+    if ((bits & 0x7fffu) == 0) return convert<double>(T::from_bits(0x8001u));
+    return convert<double>(T::from_bits(static_cast<std::uint16_t>(bits & 0x8000u ? bits + 1 : bits - 1)));
   }
 }
 
@@ -104,18 +127,16 @@ Status uniform(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   visit_floating(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const PhiloxState state = state_of(in[1]);
-    const auto between = [&](double u) {
-      T value = convert<T>(a.a + (a.b - a.a) * u);
-      if (a.a < a.b && convert<double>(value) >= a.b) value = before(value);
-      return value;
-    };
+    // The sum may round up to the bound, which does not belong to the interval.
+    const double last = a.a < a.b ? below<T>(a.b) : std::numeric_limits<double>::infinity();
+    const auto between = [&](double u) { return std::min(a.a + (a.b - a.a) * u, last); };
     if constexpr (std::is_same_v<T, double>) {
       fill<T>(out[0], [&] {
         return [&, words = Words64(state)](std::uint64_t i) mutable { return between(uniform_f64(words.word(i))); };
       });
     } else {
-      fill_blocks<T>(out[0], state, random_words,
-                     [&](std::uint32_t word, std::int64_t) { return between(uniform_bits(word, kUniformBits<T>)); });
+      fill_doubles<T>(out[0], state, random_words,
+                      [&](std::uint32_t word) { return between(uniform_bits(word, kUniformBits<T>)); });
     }
   });
   return Status::ok;
@@ -129,7 +150,7 @@ Status normal(KernelContext*, const TensorView* in, int, TensorView* out, int, c
     if constexpr (std::is_same_v<T, double>) {
       fill<T>(out[0], [&] { return [&](std::uint64_t i) { return a.a + a.b * normal_at64(state, i); }; });
     } else {
-      fill_blocks<T>(out[0], state, random_normals, [&](double z, std::int64_t) { return convert<T>(a.a + a.b * z); });
+      fill_doubles<T>(out[0], state, random_normals, [&](double z) { return a.a + a.b * z; });
     }
   });
   return Status::ok;
@@ -154,8 +175,8 @@ Status bernoulli_p(KernelContext*, const TensorView* in, int, TensorView* out, i
   const std::uint64_t threshold = bernoulli_threshold(static_cast<const RandomAttributes*>(attributes)->a);
   visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    fill_blocks<T>(out[0], state_of(in[1]), random_words,
-                   [&](std::uint32_t word, std::int64_t) { return convert<T>(word < threshold); });
+    fill_words<T>(out[0], state_of(in[1]),
+                  [&](std::uint32_t word, std::int64_t) { return convert<T>(word < threshold); });
   });
   return Status::ok;
 }
@@ -176,7 +197,7 @@ Status bernoulli(KernelContext* context, const TensorView* in, int, TensorView* 
       context->set_error(context, "expected probabilities from 0 to 1");
       return;
     }
-    fill_blocks<T>(out[0], state_of(in[1]), random_words, [&](std::uint32_t word, std::int64_t i) {
+    fill_words<T>(out[0], state_of(in[1]), [&](std::uint32_t word, std::int64_t i) {
       return convert<T>(word < bernoulli_threshold(probability(i)));
     });
   });
