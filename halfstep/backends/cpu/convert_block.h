@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "halfstep/core/dtype.h"
+#include "halfstep/core/export.h"
 
 namespace halfstep::cpu {
 
@@ -15,7 +16,7 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to);
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from);
 
 /// n doubles to f64, f32, f16 or bf16, each rounded once to nearest even; NaN stays NaN.
-void store_doubles(DType dtype, void* to, std::int64_t n, const double* from);
+HS_API void store_doubles(DType dtype, void* to, std::int64_t n, const double* from);
 
 inline void to_floats(const float* from, std::int64_t n, float* to) { load_floats(DType::f32, from, n, to); }
 inline void to_floats(const BFloat16* from, std::int64_t n, float* to) { load_floats(DType::bf16, from, n, to); }
