@@ -13,7 +13,7 @@ namespace halfstep {
 struct MachineLimits {
   double operations = 0;         ///< per second in float32; a multiply-add is two
   double bf16_operations = 0;    ///< of bf16 factors with float32 sums: those of units for them, or `operations`
-  double f16_operations = 0;     ///< the same of f16
+  double f16_operations = 0;     ///< the same of f16: `operations`, since AVX512-FP16 has no float32 sums
   double inner_bandwidth = 0;    ///< bytes per second, read and written, of what lies in the processors' own caches
   double cache_bandwidth = 0;    ///< of what lies in the last cache
   double memory_bandwidth = 0;   ///< of what doesn't
@@ -34,14 +34,13 @@ HS_API std::int64_t last_cache_bytes();
 HS_API std::int64_t inner_cache_bytes();
 
 /// Multiply-adds in registers, on all threads: `rounds` times as many vectors as keep the units busy, with factors of
-/// `dtype` (f32; bf16 or f16, which computes in float32 where the processor has no units for it). Returns the number of
-/// operations.
+/// `dtype` (f32; bf16 or f16, which computes in float32 where no unit multiplies it with float32 sums). Returns the
+/// number of operations.
 HS_API double run_multiply_adds(DType dtype, std::int64_t rounds);
 /// `to[i] += 1e-6f * from[i]`, on all threads: two arrays are read and one is written, as an optimizer does.
 HS_API void run_stream(float* to, const float* from, std::int64_t n);
 
-/// Measures this machine, in less than a second: the best of some runs. The tiles of AMX are not measured: its vectors
-/// are.
+/// Measures this machine, in less than a second: the best of some runs.
 HS_API MachineLimits measure_machine_limits();
 
 /// The loops, on one thread: the CPU backend supplies them.

@@ -175,14 +175,10 @@ struct Operands {
   std::vector<float> by(bool processor) const {
     std::vector<float> result = c;
     TileProduct p = product;
-    int blocks = 0;
     p.c = result.data();
-    p.context = &blocks;
-    p.between = [](void* n) { ++*static_cast<int*>(n); };
     const AmxKernels kernels = amx_kernels(processor);
     kernels.multiply(p);
     kernels.release();
-    EXPECT_EQ(blocks, (rows + 31) / 32 * ((columns + 31) / 32));
     return result;
   }
 };
@@ -257,15 +253,36 @@ TEST(AmxTiles, AreNotUsedWithoutTheProcessor) {
   EXPECT_LE(amx_usable(), detected_isa() == Isa::amx);
 }
 
-TEST(AmxTiles, TurnPairs) {
-  constexpr std::int64_t kStride = 19;
-  std::vector<std::uint32_t> from(16 * kStride), to(256), plain(256);
-  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint32_t>(i * 2654435761u);
-  transpose_pairs(from.data(), kStride, to.data());
-  transpose_pairs_plainly(from.data(), kStride, plain.data());
-  EXPECT_EQ(to, plain);
-  for (std::size_t i = 0; i < 16; ++i) {
-    for (std::size_t j = 0; j < 16; ++j) EXPECT_EQ(plain[i * 16 + j], from[j * kStride + i]);
+TEST(AmxTiles, TurnPlaces) {
+  constexpr std::int64_t kChannels = 300, kSteps = 48;
+  std::vector<std::uint16_t> from(32 * kChannels);
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint16_t>(i * 2654435761u >> 8);
+  std::vector<const void*> places;
+  for (std::int64_t i = 31; i >= 0; --i) places.push_back(from.data() + i * kChannels);  // in any order
+  for (const std::int64_t n : {1, 8, 16, 17, 31, 32, 33, 64, 255, 256}) {
+    for (const std::int64_t first : {0, 3, 44}) {
+      constexpr std::uint32_t kUntouched = 0xABCDEF01;
+      const std::int64_t rows = (n + 15) / 16 * 16;
+      std::vector<std::uint32_t> to(static_cast<std::size_t>(rows * kSteps), kUntouched), plain = to;
+      PlacesToTurn p{places.data(), first, n, kSteps, to.data() + 16 * 16, 0};
+      turn_places(p);
+      p.to = plain.data() + 16 * 16;
+      turn_places_plainly(p);
+      EXPECT_EQ(to, plain) << n << " from " << first;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = 0; j < kSteps; ++j) {
+          const auto channel = static_cast<std::size_t>(first + i);
+          const auto of = [&](std::int64_t place) -> std::uint32_t {
+            return i < n ? from[static_cast<std::size_t>((31 - place) * kChannels) + channel] : 0;
+          };
+          // Row by row of 16, 16 steps in a line; these are the second 16 of the steps.
+          const std::int64_t step = j - 16;
+          const std::uint32_t expected = step < 0 || step >= 16 ? kUntouched : of(2 * step) | of(2 * step + 1) << 16;
+          const std::int64_t at = i / 16 * 16 * kSteps + (j / 16 * 16 + i % 16) * 16 + j % 16;
+          ASSERT_EQ(plain[static_cast<std::size_t>(at)], expected) << n << ": " << i << ' ' << j;
+        }
+      }
+    }
   }
 }
 

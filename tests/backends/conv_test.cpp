@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every path of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
 // units' path runs here through oneDNN's emulation of bfloat16, where the processor has none.
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv.h"
 
 #include "halfstep/backends/cpu/conv_shares.h"
@@ -106,7 +107,7 @@ TEST(ConvWeight, KeepsItsBound) {
         geometry(64, 24, 3, 40, 3, 1, 1), geometry(1, 3, 40, 16, 7, 2, 3), geometry(2, 3, 15, 33, 7, 1, 3),
         geometry(3, 48, 8, 47, 3, 2, 1), geometry(2, 70, 6, 300, 3, 1, 1), geometry(1, 16, 70, 31, 1, 3, 0),
         geometry(1, 256, 8, 512, 1, 2, 0), geometry(1, 8, 300, 16, 1, 1, 0), geometry(2, 544, 7, 40, 1, 2, 1),
-        geometry(3, 96, 5, 64, 1, 1, 0), dilated, wide, uneven}) {
+        geometry(3, 96, 5, 64, 1, 1, 0), geometry(1, 600, 4, 530, 1, 1, 0), dilated, wide, uneven}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).to(DType::bf16).contiguous(last),
                  y = randn({g.n, g.o, g.oh, g.ow}).to(DType::bf16).contiguous(last);
@@ -170,15 +171,20 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvPath::blocks);
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
-  EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvPath::blocks);
-  // Weight gradients of bf16 on units: our own where they are the faster ones, and never in the place of AMX.
+  // Weight gradients of bf16 on units: our own where they are the faster ones.
   const ConvGeometry wide = geometry(2, 64, 56, 256, 1, 1, 0), strided = geometry(2, 64, 56, 64, 3, 2, 1);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::pairs);
   EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::avx512_fp16), ConvPath::pairs);
   EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
-  EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  const ConvPath tiles = amx_usable() ? ConvPath::tiles : ConvPath::native;
+  EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(geometry(2, 512, 7, 512, 3, 1, 1), ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  EXPECT_EQ(path(geometry(2, 16, 56, 16, 1, 1, 0), ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_vnni), ConvPath::products);
   // Winograd's where they are asked for and faster.
   const auto by = [&](const ConvGeometry& g, ConvPart part, DType dtype, Winograd most, Isa isa = Isa::avx512_vnni) {

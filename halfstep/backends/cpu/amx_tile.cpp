@@ -8,10 +8,12 @@
 
 #include "halfstep/backends/cpu/amx_model.h"
 #include "halfstep/backends/cpu/isa.h"
+#include "halfstep/backends/cpu/round_up.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define HALFSTEP_AMX_UNITS __attribute__((target("amx-tile,amx-bf16")))
+#define HALFSTEP_TURN_UNITS __attribute__((target("avx512f,avx512bw")))
 #else
 #define HALFSTEP_AMX_UNITS
 #endif
@@ -135,7 +137,6 @@ HALFSTEP_AMX_UNITS void multiply_tiles(const TileProduct& p) {
   std::int64_t height = 0, width = 0;
   for (std::int64_t c = 0; c < p.columns; c += kBlock) {
     for (std::int64_t r = 0; r < p.rows; r += kBlock) {
-      if (p.between != nullptr) p.between(p.context);
       const std::int64_t rows = std::min(kBlock, p.rows - r), columns = std::min(kBlock, p.columns - c);
       if (rows != height || columns != width) {
         height = rows, width = columns;
@@ -152,38 +153,76 @@ HALFSTEP_AMX_UNITS void multiply_tiles(const TileProduct& p) {
 #if defined(__x86_64__)
 HALFSTEP_AMX_UNITS void release_tiles() { TileUnit::release(); }
 
-__attribute__((target("avx512f"))) void transpose_by_vectors(const std::uint32_t* from, std::int64_t stride,
-                                                             std::uint32_t* to) {
-  // By masks of all, since g++ takes the others' undefined third operand for a mistake.
-  constexpr __mmask16 kAll = 0xFFFF;
-  constexpr __mmask8 kHalf = 0xFF;
-  __m512i x[16], y[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_si512(from + i * stride);
+HALFSTEP_AMX_UNITS void multiply_tiles_in_registers(std::int64_t rounds) {
+  TileUnit::configure(block_config(2 * kTileLanes, 2 * kTileLanes));  // which clears them
+  for (std::int64_t r = 0; r < rounds; ++r) {
+    TileUnit::multiply<0, 4, 6>();
+    TileUnit::multiply<1, 4, 7>();
+    TileUnit::multiply<2, 5, 6>();
+    TileUnit::multiply<3, 5, 7>();
+  }
+  TileUnit::release();
+}
+
+// By masks of all, since g++ takes the others' undefined third operand for a mistake.
+constexpr __mmask16 kAll = 0xFFFF;
+constexpr __mmask8 kHalf = 0xFF;
+
+// 8 elements from each of rows 0, 8, 16 and 24 on.
+HALFSTEP_TURN_UNITS inline __m512i four_rows(const std::uint16_t* from, std::int64_t stride) {
+  const auto eight = [&](int row) HALFSTEP_TURN_UNITS {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * stride));
+  };
+  __m512i x = _mm512_zextsi128_si512(eight(0));
+  x = _mm512_maskz_inserti32x4(kAll, x, eight(8), 1);
+  x = _mm512_maskz_inserti32x4(kAll, x, eight(16), 2);
+  return _mm512_maskz_inserti32x4(kAll, x, eight(24), 3);
+}
+
+// 32 rows of 8 elements as 8 lines of 32: a line's quarter q is made of rows 8 q to 8 q + 7.
+HALFSTEP_TURN_UNITS inline void turn_eight(const std::uint16_t* from, std::int64_t stride, std::uint32_t* to) {
+  __m512i x[8], y[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_maskz_unpacklo_epi32(kAll, x[i], x[i + 1]);
-    y[i + 1] = _mm512_maskz_unpackhi_epi32(kAll, x[i], x[i + 1]);
-  }
-  // Then a quarter q of x[4 i + j] has elements 4 i to 4 i + 3 of line 4 q + j of the result.
+  for (int i = 0; i < 8; ++i) x[i] = four_rows(from + i * stride, stride);
 #pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_maskz_unpacklo_epi64(kHalf, y[i], y[i + 2]);
-    x[i + 1] = _mm512_maskz_unpackhi_epi64(kHalf, y[i], y[i + 2]);
-    x[i + 2] = _mm512_maskz_unpacklo_epi64(kHalf, y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_maskz_unpackhi_epi64(kHalf, y[i + 1], y[i + 3]);
+  for (int i = 0; i < 8; i += 2) {
+    y[i] = _mm512_unpacklo_epi16(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_epi16(x[i], x[i + 1]);
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    constexpr int kEven = 0x88, kOdd = 0xDD;  // quarters 0 and 2 of both, 1 and 3 of both
-    const __m512i even_low = _mm512_maskz_shuffle_i32x4(kAll, x[j], x[4 + j], kEven);
-    const __m512i even_high = _mm512_maskz_shuffle_i32x4(kAll, x[8 + j], x[12 + j], kEven);
-    const __m512i odd_low = _mm512_maskz_shuffle_i32x4(kAll, x[j], x[4 + j], kOdd);
-    const __m512i odd_high = _mm512_maskz_shuffle_i32x4(kAll, x[8 + j], x[12 + j], kOdd);
-    _mm512_storeu_si512(to + 16 * j, _mm512_maskz_shuffle_i32x4(kAll, even_low, even_high, kEven));
-    _mm512_storeu_si512(to + 16 * (4 + j), _mm512_maskz_shuffle_i32x4(kAll, odd_low, odd_high, kEven));
-    _mm512_storeu_si512(to + 16 * (8 + j), _mm512_maskz_shuffle_i32x4(kAll, even_low, even_high, kOdd));
-    _mm512_storeu_si512(to + 16 * (12 + j), _mm512_maskz_shuffle_i32x4(kAll, odd_low, odd_high, kOdd));
+  for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j) {
+      x[i + 2 * j] = _mm512_maskz_unpacklo_epi32(kAll, y[i + j], y[i + j + 2]);
+      x[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi32(kAll, y[i + j], y[i + j + 2]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    _mm512_storeu_si512(to + 2 * i * kTileLanes, _mm512_maskz_unpacklo_epi64(kHalf, x[i], x[i + 4]));
+    _mm512_storeu_si512(to + (2 * i + 1) * kTileLanes, _mm512_maskz_unpackhi_epi64(kHalf, x[i], x[i + 4]));
+  }
+}
+
+// First copied to where no two places are in each other's way in the cache, while those of some steps later come.
+HALFSTEP_TURN_UNITS void turn_by_vectors(const PlacesToTurn& p) {
+  constexpr std::int64_t kStride = kMostTurned + 32;
+  alignas(64) std::uint16_t copy[2 * kTileLanes * kStride];
+  const std::int64_t whole = p.n / 32 * 32, rest = p.n - whole;
+  const auto mask = static_cast<__mmask32>((1U << rest) - 1);
+  for (int i = 0; i < 2 * kTileLanes; ++i) {
+    const auto* const from = static_cast<const std::uint16_t*>(p.places[i]) + p.first;
+    const char* const ahead = reinterpret_cast<const char*>(from) + p.ahead;
+    std::uint16_t* const to = copy + i * kStride;
+    for (std::int64_t j = 0; j < whole; j += 32) {
+      __builtin_prefetch(ahead + j * 2, 0, 2);
+      _mm512_store_si512(to + j, _mm512_loadu_si512(from + j));
+    }
+    if (rest > 0) _mm512_store_si512(to + whole, _mm512_maskz_loadu_epi16(mask, from + whole));
+  }
+  for (std::int64_t i = 0; i < p.n; i += kTileLanes) {
+    turn_eight(copy + i, kStride, p.to + i * p.steps);
+    turn_eight(copy + i + 8, kStride, p.to + i * p.steps + 8 * kTileLanes);
   }
 }
 #endif
@@ -212,23 +251,34 @@ AmxKernels amx_kernels(bool by_processor) noexcept {
   return {multiply_tiles<TileModel>, [] {}};
 }
 
+double run_tile_products(std::int64_t rounds) {
+#if defined(__x86_64__)
+  multiply_tiles_in_registers(rounds);
+#endif
+  return 2.0 * 4 * kTileLanes * kTileLanes * 2 * kTileLanes * static_cast<double>(rounds);
+}
+
 bool amx_usable() noexcept {
   if (compute_isa() != Isa::amx) return false;
   static const bool granted = tiles_granted();
   return granted;
 }
 
-void transpose_pairs_plainly(const std::uint32_t* from, std::int64_t stride, std::uint32_t* to) {
-  for (std::int64_t i = 0; i < kTileLanes; ++i) {
-    for (std::int64_t j = 0; j < kTileLanes; ++j) to[i * kTileLanes + j] = from[j * stride + i];
+void turn_places_plainly(const PlacesToTurn& p) {
+  for (std::int64_t i = 0; i < round_up(p.n, kTileLanes); ++i) {
+    const auto of = [&](std::int64_t place) -> std::uint32_t {
+      return i < p.n ? static_cast<const std::uint16_t*>(p.places[place])[p.first + i] : 0;
+    };
+    std::uint32_t* const to = p.to + i / kTileLanes * kTileLanes * p.steps + i % kTileLanes * kTileLanes;
+    for (std::int64_t j = 0; j < kTileLanes; ++j) to[j] = of(2 * j) | of(2 * j + 1) << 16;
   }
 }
 
-void transpose_pairs(const std::uint32_t* from, std::int64_t stride, std::uint32_t* to) {
+void turn_places(const PlacesToTurn& p) {
 #if defined(__x86_64__)
-  if (compute_isa() >= Isa::avx512) return transpose_by_vectors(from, stride, to);
+  if (compute_isa() >= Isa::avx512) return turn_by_vectors(p);
 #endif
-  transpose_pairs_plainly(from, stride, to);
+  turn_places_plainly(p);
 }
 
 }  // namespace halfstep::cpu

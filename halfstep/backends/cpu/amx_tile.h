@@ -22,8 +22,6 @@ struct TileProduct {
   float* c;
   std::int64_t ldc;
   bool accumulate;
-  void (*between)(void* context);  ///< called before each 32 x 32 of c, unless null
-  void* context;
 };
 
 /// Ways to multiply: by the processor, or by the model of it (amx_model.h). A thread that multiplied calls release()
@@ -34,12 +32,28 @@ struct AmxKernels {
 };
 HS_API AmxKernels amx_kernels(bool by_processor) noexcept;
 
+/// Products of tiles in registers, four a round; returns their operations, a multiply-add being two. By the processor,
+/// which must have them.
+HS_API double run_tile_products(std::int64_t rounds);
+
 /// Whether compute_isa() has AMX and Linux lets this process use the tiles, which is asked for by the first call.
 HS_API bool amx_usable() noexcept;
 
-/// to[i * 16 + j] = from[j * stride + i], i and j < 16: 16 steps of 16 rows as TileProduct::a has them.
-HS_API void transpose_pairs(const std::uint32_t* from, std::int64_t stride, std::uint32_t* to);
+/// Most channels that turn_places() takes at a time.
+inline constexpr std::int64_t kMostTurned = 256;
+
+/// 32 places of `n` channels of 16 bits, `first` and the next ones, as 16 steps of TileProduct::a with as many rows, and
+/// zeros up to a multiple of 16: places 2 j in the lower and 2 j + 1 in the upper half of step j.
+struct PlacesToTurn {
+  const void* const* places;
+  std::int64_t first;
+  std::int64_t n;      ///< at most kMostTurned
+  std::int64_t steps;  ///< TileProduct::steps
+  std::uint32_t* to;   ///< the first row's first of these steps
+  std::int64_t ahead;  ///< bytes behind each place that will be wanted soon
+};
+HS_API void turn_places(const PlacesToTurn& p);
 /// Without vectors.
-HS_API void transpose_pairs_plainly(const std::uint32_t* from, std::int64_t stride, std::uint32_t* to);
+HS_API void turn_places_plainly(const PlacesToTurn& p);
 
 }  // namespace halfstep::cpu

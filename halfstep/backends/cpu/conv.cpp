@@ -63,8 +63,7 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexc
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
-  // With AMX oneDNN's kernels come first for every shape: where their names were recorded they were those of AMX
-  // throughout, and our own tiles have never been timed. They are taken where oneDNN has none.
+  if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call);
 }

@@ -28,6 +28,7 @@ Status weight_by_pair_products(KernelContext* context, ConvCall& call);
 
 /// The same of weight_by_tiles(): AMX that this process may use, and images and gradients of bf16.
 bool tiles_serve(const ConvCall& call) noexcept;
+HS_API bool tiles_suit(const ConvGeometry& geometry) noexcept;
 /// As weight_by_pair_products(), on the tiles of AMX: 16 steps at a time, see amx_tile.h. Elsewhere their model takes
 /// the tiles' place.
 Status weight_by_tiles(KernelContext* context, ConvCall& call);

@@ -6,6 +6,9 @@
 #include <immintrin.h>
 #endif
 
+#include <algorithm>
+
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/isa.h"
 
 namespace halfstep::cpu {
@@ -57,7 +60,11 @@ __attribute__((target("avx2,fma"))) double multiply_adds_256(std::int64_t rounds
 }
 
 double multiply_adds_of(DType dtype, std::int64_t rounds, float* result) {
-  if (is_low_precision(dtype) && compute_isa(DType::bf16) >= Isa::avx512_bf16) {
+  if (dtype == DType::bf16 && amx_usable()) {
+    *result = 0;
+    return run_tile_products(std::max<std::int64_t>(rounds / 8, 1));  // four products take about ten rounds of vectors
+  }
+  if (dtype == DType::bf16 && compute_isa(DType::bf16) >= Isa::avx512_bf16) {
     return multiply_adds_of_pairs(rounds, result);
   }
   return compute_isa() >= Isa::avx512 ? multiply_adds_512(rounds, result) : multiply_adds_256(rounds, result);
