@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every path of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
 // units' path runs here through oneDNN's emulation of bfloat16, where the processor has none.
-#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv.h"
+#include "halfstep/backends/cpu/amx_tile.h"
+#include "halfstep/backends/cpu/conv_spread.h"
 
 #include "halfstep/backends/cpu/conv_shares.h"
 #include "halfstep/backends/cpu/isa.h"
@@ -150,6 +151,63 @@ TEST(ConvWeight, KeepsItsBound) {
     }
   }
   set_num_threads(threads);
+}
+
+// Against the reference: a result has g.o terms, and places that no window sees are zeros.
+TEST(ConvSpread, IsTheInputGradient) {
+  manual_seed(3);
+  const int threads = num_threads();
+  const auto strided = [](std::int64_t c, std::int64_t h, std::int64_t w, std::int64_t o, std::int64_t s0,
+                          std::int64_t s1, std::int64_t groups) {
+    ConvGeometry g = geometry(3, c, h, o, 1, 1, 0);
+    g.w = w, g.groups = groups;
+    g.stride[0] = s0, g.stride[1] = s1;
+    g.oh = (h - 1) / s0 + 1, g.ow = (w - 1) / s1 + 1;
+    g.after[0] = (g.oh - 1) * s0 + 1 - h, g.after[1] = (g.ow - 1) * s1 + 1 - w;
+    return g;
+  };
+  for (const ConvGeometry& g :
+       {strided(8, 8, 8, 16, 2, 2, 1), strided(64, 15, 14, 33, 2, 2, 1), strided(5, 9, 10, 4, 1, 3, 1),
+        strided(3, 10, 7, 2, 4, 1, 1), strided(16, 7, 8, 8, 3, 2, 4), strided(32, 1, 1, 16, 2, 2, 1)}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      const auto last = MemoryFormat::channels_last;
+      const Tensor w = randn({g.o, g.c / g.groups, 1, 1}).to(dtype),
+                   y = randn({g.n, g.o, g.oh, g.ow}).to(dtype).contiguous(last);
+      const auto solve = [&](bool reference, bool magnitudes) {
+        const DType of = reference ? DType::f64 : dtype;
+        const Tensor a = magnitudes ? abs(w.to(of)) : w.to(of), b = magnitudes ? abs(y.to(of)) : y.to(of),
+                     x = full({g.n, g.c, g.h, g.w}, NAN).to(of).contiguous(last);
+        ConvCall call{ConvPart::input, g, view(x), view(a), view(b)};
+        EXPECT_EQ(is_spread(call), !reference);
+        Context context;
+        EXPECT_EQ(reference ? convolve_by(ConvPath::reference, &context, call) : convolve(&context, call), Status::ok)
+            << context.error;
+        return x.to_vector<double>();
+      };
+      const auto exact = solve(true, false), sizes = solve(true, true);
+      const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
+      for (const int n : {1, 3}) {
+        set_num_threads(n);
+        const auto got = solve(false, false);
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const double sum = (static_cast<double>(g.o) + 2) * 0x1p-24 * sizes[i];
+          ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum + 0x1p-25)
+              << name(dtype) << ' ' << g.h << " x " << g.w << ' ' << i;
+        }
+      }
+    }
+  }
+  set_num_threads(threads);
+  const ConvGeometry g = strided(8, 8, 8, 16, 2, 2, 1);
+  const Tensor x = empty({3, 8, 8, 8}), w = empty({16, 8, 1, 1}), y = empty({3, 16, 4, 4});
+  ConvCall planes{ConvPart::input, g, view(x), view(w), view(y)};
+  EXPECT_FALSE(is_spread(planes));
+  const Tensor a = x.contiguous(MemoryFormat::channels_last), b = y.contiguous(MemoryFormat::channels_last);
+  ConvCall call{ConvPart::input, g, view(a), view(w), view(b)};
+  EXPECT_TRUE(is_spread(call));
+  const TensorView bias = view(w);
+  call.bias = &bias;
+  EXPECT_FALSE(is_spread(call));
 }
 
 TEST(ConvPaths, FollowTheShape) {

@@ -42,8 +42,8 @@ HS_API bool amx_usable() noexcept;
 /// Most channels that turn_places() takes at a time.
 inline constexpr std::int64_t kMostTurned = 256;
 
-/// 32 places of `n` channels of 16 bits, `first` and the next ones, as 16 steps of TileProduct::a with as many rows, and
-/// zeros up to a multiple of 16: places 2 j in the lower and 2 j + 1 in the upper half of step j.
+/// 32 places of `n` channels of 16 bits, `first` and the next ones, as 16 steps of TileProduct::a with as many rows,
+/// and zeros up to a multiple of 16: places 2 j in the lower and 2 j + 1 in the upper half of step j.
 struct PlacesToTurn {
   const void* const* places;
   std::int64_t first;

@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
 #include "halfstep/backends/cpu/conv_winograd.h"
@@ -115,6 +116,10 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
 }
 
 std::string describe_conv(ConvCall& call) {
+  if (is_spread(call)) {
+    SpreadCall dense(call, nullptr);
+    return describe_conv(dense.call);
+  }
   ConvPath path = tuned_conv_path(call, choose_conv_path(call, compute_isa(), winograd()), false);
   if (path == ConvPath::winograd2) return "winograd 2x2";
   if (path == ConvPath::winograd4) return "winograd 4x4";
@@ -141,6 +146,7 @@ Status convolve(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
   if (no_sum) return convolve_by(ConvPath::reference, context, call);
+  if (is_spread(call)) return convolve_spread(context, call);
   const ConvPath model = choose_conv_path(call, compute_isa(), winograd());
   return convolve_by(tuned_conv_path(call, model, !runs_dry(context)), context, call);
 }

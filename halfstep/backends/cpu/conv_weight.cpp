@@ -406,8 +406,8 @@ struct Job {
     const std::int64_t ahead = 2 * kPlaces * g.o * static_cast<std::int64_t>(sizeof(E));
     for (std::int64_t o = o0; o < o1; o += kMostTurned) {
       for (std::int64_t s = 0; s < steps; s += kTileLanes) {
-        turn_places({rows + 2 * s, o, std::min(kMostTurned, o1 - o), steps, to + (o - o0) * steps + s * kTileLanes,
-                     ahead});
+        turn_places(
+            {rows + 2 * s, o, std::min(kMostTurned, o1 - o), steps, to + (o - o0) * steps + s * kTileLanes, ahead});
       }
     }
   }
@@ -598,8 +598,8 @@ Status weight_by(KernelContext* context, ConvCall& call) {
 
 bool tiles_suit(const ConvGeometry& g) noexcept {
   // Measured on an Emerald Rapids, layer by layer of ResNet-50, ResNet-18 for CIFAR and YOLOv5n: oneDNN's kernels are
-  // the faster ones by 5 to 25% for windows side by side on large images, whose places are packed here for each tap, and
-  // by up to 3 times for few channels or filters.
+  // the faster ones by 5 to 25% for windows side by side on large images, whose places are packed here for each tap,
+  // and by up to 3 times for few channels or filters.
   const bool enough = g.o >= 64 && g.c >= 32;
   if (g.kh * g.kw == 1) return enough || (g.o >= 32 && g.c >= 64);
   if (g.stride[1] > 1) return enough || (g.o >= 64 && g.kh * g.kw * g.c >= 128);

@@ -70,7 +70,7 @@ struct ChannelWalk {
 };
 
 /// Whether a result is written past the caches. A store through them reads what it overwrites first, which costs more
-/// than the cache gives once a result fills much of it: from an eighth on, by measurement.
+/// than the cache gives once a result fills much of it: from an eighth or 4 MB on, by measurement.
 bool written_past_caches(const TensorView& result);
 
 /// Where the strips of a tensor lie.
