@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
-#include "halfstep/backends/cpu/conv_shares.h"
+#include "halfstep/backends/cpu/conv_weight_plan.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/pair_tile.h"
@@ -18,21 +17,7 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kMostColumns = 512;  // of the window in a chunk
-// Multiply-adds in whose time an element is gathered into a panel.
-constexpr double kGatherCost = 4;
-// Weights whose sums fill a second-level cache, so that two terms would leave it where halves of one don't: threads
-// share filters and columns alone.
-constexpr std::int64_t kManyWeights = 128 << 10;
-// Steps of a sum at a time: a panel of columns (32 lanes of 32 bits a step) and one of filters (16) fit the first-level
-// cache together.
-constexpr std::int64_t kSteps = 128;
-// Tiles multiply so fast that reading and writing the sums would take most of the time. Those of some filters and
-// columns stay in the second-level cache while all places are added to them.
-constexpr std::int64_t kTileFilters = 512, kHeldSums = 256 << 10, kTileColumns = 128;
 constexpr std::int64_t kLineBytes = 64;
-// Lanes of a step in a panel: a whole line for the filters, of which a tile takes 14 or 6.
-constexpr std::int64_t kFilterPanel = 16;
 
 // What is multiplied: float32, a place a step, or bfloat16 on the processor's units, two places a step: vectors of
 // pairs, or (InTiles) tiles of 16 steps.
@@ -47,74 +32,6 @@ void load_elements(DType dtype, const void* data, std::int64_t first, std::int64
     std::memcpy(to, static_cast<const E*>(data) + first, static_cast<std::size_t>(n) * sizeof(E));
   }
 }
-
-/// How the work is laid out. What the sums' order depends on, terms and chunks, follows from the geometry alone; how
-/// filters and columns are shared follows from the number of threads too.
-struct WeightPlan {
-  std::int64_t columns;        // KH KW C
-  std::int64_t rows;           // of output places: N OH
-  std::int64_t terms;          // parts of the output rows, with sums of their own, ...
-  std::int64_t by_filters;     // ... times shares of the filters ...
-  std::int64_t by_columns;     // ... times shares of the columns: the jobs
-  std::int64_t share_filters;  // filters of a share
-  std::int64_t share_columns;  // columns of a share
-  std::int64_t block_columns;  // columns widened at a time
-  std::int64_t held_columns;   // by tiles: columns whose sums stay in the cache, whole blocks
-  std::int64_t chunk_rows;     // output rows at a time
-  // Where the rows of windows are short, the lines of the input that an output row sees are widened first, with the
-  // zeros around them: floats of a line, or 0.
-  std::int64_t line;
-
-  std::int64_t jobs() const { return terms * by_filters * by_columns; }
-};
-
-/// Shares filters (in whole lines of the cache: gathering from the middle of lines takes 5 to 10% longer) and columns
-/// (in whole panels) where there are fewer terms than threads. Each share of the filters gathers the columns again, and
-/// each share of the columns the filters. What is cut out of lines isn't shared by columns.
-void share_terms(WeightPlan& p, std::int64_t filters, std::int64_t threads) {
-  p.by_filters = p.by_columns = 1, p.share_filters = filters, p.share_columns = p.columns;
-  double least = std::numeric_limits<double>::infinity();
-  for (std::int64_t f = 1; f <= std::min(threads, divide_up(filters, kFilterPanel)); ++f) {
-    const std::int64_t most = p.line > 0 ? 1 : std::min(divide_up(threads, f), divide_up(p.columns, 32));
-    for (std::int64_t c = 1; c <= most; ++c) {
-      const std::int64_t own_filters = round_up(divide_up(filters, f), kFilterPanel),
-                         own_columns = round_up(divide_up(p.columns, c), 32);
-      const auto o = static_cast<double>(std::min(own_filters, filters)),
-                 w = static_cast<double>(std::min(own_columns, p.columns));
-      const auto turns = static_cast<double>(divide_up(p.terms * f * c, threads));
-      const double cost = turns * (o * w + kGatherCost * (o + w));
-      if (cost >= least) continue;
-      least = cost;
-      p.share_filters = own_filters, p.share_columns = own_columns;
-      p.by_filters = divide_up(filters, own_filters), p.by_columns = divide_up(p.columns, own_columns);
-    }
-  }
-}
-
-WeightPlan plan_of(const ConvGeometry& g, std::int64_t together, bool in_tiles) {
-  WeightPlan p = {};
-  p.columns = g.kh * g.kw * g.c;
-  p.rows = g.n * g.oh;
-  p.terms = g.o * p.columns > kManyWeights ? 1 : std::min(weight_terms(p.rows * g.ow), p.rows);
-  // Columns in equal blocks of whole panels.
-  const std::int64_t blocks = divide_up(p.columns, in_tiles && g.c % 16 == 0 ? kTileColumns : kMostColumns);
-  p.block_columns = round_up(divide_up(p.columns, blocks), 32);
-  // Unless they would be padding, mostly.
-  const std::int64_t seen = (g.ow - 1) * g.stride[1] + g.kw;
-  if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1 && seen <= 2 * (g.w + g.kw)) {
-    p.line = round_up(seen * g.c, 16);
-  }
-  // Tiles take whole sixteens of steps: rather less than 128 than little more.
-  p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + (in_tiles ? 0 : g.ow / 2)) / g.ow, 1, p.rows);
-  share_terms(p, g.o, in_parallel_region() ? 1 : num_threads());
-  const std::int64_t held = kHeldSums / std::min(p.share_filters, kTileFilters);
-  p.held_columns = std::max<std::int64_t>(held / p.block_columns, 1) * p.block_columns;
-  return p;
-}
-
-// Floats from one line of the sums that are held to the next: not a power of two, so that lines don't take each other's
-// place in the cache.
-std::int64_t held_stride(const WeightPlan& p) { return round_up(std::min(p.held_columns, p.share_columns), 32) + 16; }
 
 // Columns [from, to) of the window of output place (n, p, q).
 template <class E>
@@ -297,7 +214,7 @@ struct Job {
 
   void hold(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1, std::int64_t first,
             std::int64_t last) const {
-    const std::int64_t stride = held_stride(plan);
+    const std::int64_t stride = plan.held_stride();
     for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
       TileProduct p = {};
@@ -534,7 +451,7 @@ template <class E, bool InTiles = false>
 Status weight_by(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   const Tiles<E, InTiles> tiles;
-  const WeightPlan p = plan_of(g, kTogether<E>, InTiles);
+  const WeightPlan p = weight_plan(g, kTogether<E>, InTiles);
   TensorView& w = call.weight;
   const std::int64_t places = p.chunk_rows * g.ow, all = g.o * p.columns, jobs = p.jobs();
   const std::int64_t workers = num_workers(jobs);
@@ -545,7 +462,7 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   };
   const std::int64_t filters = InTiles ? std::min(p.share_filters, kTileFilters) : p.share_filters;
   const std::int64_t g_size = steps * kFilterPanel * divide_up(filters, tiles.rows), x_size = steps * p.block_columns;
-  const std::int64_t held_size = InTiles ? filters * held_stride(p) : 0;
+  const std::int64_t held_size = InTiles ? filters * p.held_stride() : 0;
   const std::int64_t behind = p.line > 0 ? kLineBytes / static_cast<std::int64_t>(sizeof(float)) : 0;
   const std::int64_t chunk_size = g_size + x_size + held_size + g.kh * p.line + behind;
   float* const chunks = floats(workers * chunk_size);

@@ -23,9 +23,9 @@ namespace {
 // Multiply-adds of units that are worth a thread: about 10 microseconds.
 constexpr double kGemmOnednnWorkPerThread = 1'000'000;
 constexpr std::int64_t kRows = 32, kColumns = 64;  // of a part, a multiple of
-// Steps of a long sum that are taken at a time, so that copies of operands stay in the cache. (AMX is too fast for
-// adding up results to cost nothing.)
-constexpr std::int64_t kStepsAtOnce = 1024, kStepsMultiple = 64;
+// Steps of a long sum that are taken at a time, so that copies of operands stay in the cache and take little memory:
+// with AVX512-FP16 or AMX oneDNN reorders all of them.
+constexpr std::int64_t kStepsAtOnce = 1024, kReorderedSteps = 768, kStepsMultiple = 64;
 
 /// A part of a product, and what of it lies in scratch memory.
 struct Part {
@@ -128,9 +128,11 @@ struct Cut {
 std::int64_t steps_at_once(const GemmArgs& g, const Cut& cut) {
   const Part p = cut.part(g, 0);
   if (!p.copy_a && !p.copy_b && !p.through_c) return g.k;
-  const bool added_up = g.batch == 1 && g.c_dtype == DType::f32 && g.bias == nullptr &&
-                        g.activation == GemmActivation::none && compute_isa() < Isa::amx;
-  return added_up ? round_up(divide_up(g.k, divide_up(g.k, kStepsAtOnce)), kStepsMultiple) : g.k;
+  const bool added_up =
+      g.batch == 1 && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
+  if (!added_up) return g.k;
+  const std::int64_t most = compute_isa() >= Isa::avx512_fp16 ? kReorderedSteps : kStepsAtOnce;
+  return round_up(divide_up(g.k, divide_up(g.k, most)), kStepsMultiple);
 }
 
 /// Steps from k0 on, added to those before.

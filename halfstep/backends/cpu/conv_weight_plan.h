@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the gradient of a convolution's weight is laid out as sums of outer products.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/backends/cpu/onednn.h"
+
+namespace halfstep::cpu {
+
+inline constexpr std::int64_t kMostColumns = 512;  ///< of the window in a chunk
+/// Lanes of a step in a panel of filters: a whole line, of which a tile takes 14 or 6.
+inline constexpr std::int64_t kFilterPanel = 16;
+/// Filters whose sums the tiles of AMX hold at a time.
+inline constexpr std::int64_t kTileFilters = 512;
+
+/// How the work is laid out. What the sums' order depends on, terms and chunks, follows from the geometry alone; how
+/// filters and columns are shared follows from the number of threads too.
+struct WeightPlan {
+  std::int64_t columns;        // KH KW C
+  std::int64_t rows;           // of output places: N OH
+  std::int64_t terms;          // parts of the output rows, with sums of their own, ...
+  std::int64_t by_filters;     // ... times shares of the filters ...
+  std::int64_t by_columns;     // ... times shares of the columns: the jobs
+  std::int64_t share_filters;  // filters of a share
+  std::int64_t share_columns;  // columns of a share
+  std::int64_t block_columns;  // columns widened at a time
+  std::int64_t held_columns;   // by tiles: columns whose sums stay in the cache, whole blocks
+  std::int64_t chunk_rows;     // output rows at a time
+  // Where the rows of windows are short, the lines of the input that an output row sees are widened first, with the
+  // zeros around them: floats of a line, or 0.
+  std::int64_t line;
+
+  std::int64_t jobs() const { return terms * by_filters * by_columns; }
+  /// Floats from one line of the sums that are held to the next: not a power of two, so that lines don't take each
+  /// other's place in the cache.
+  std::int64_t held_stride() const;
+};
+
+/// The plan for steps of `together` places each, for as many threads as parallel loops have.
+WeightPlan weight_plan(const ConvGeometry& geometry, std::int64_t together, bool in_tiles);
+
+}  // namespace halfstep::cpu
