@@ -108,7 +108,8 @@ TEST(ConvWeight, KeepsItsBound) {
         geometry(64, 24, 3, 40, 3, 1, 1), geometry(1, 3, 40, 16, 7, 2, 3), geometry(2, 3, 15, 33, 7, 1, 3),
         geometry(3, 48, 8, 47, 3, 2, 1), geometry(2, 70, 6, 300, 3, 1, 1), geometry(1, 16, 70, 31, 1, 3, 0),
         geometry(1, 256, 8, 512, 1, 2, 0), geometry(1, 8, 300, 16, 1, 1, 0), geometry(2, 544, 7, 40, 1, 2, 1),
-        geometry(3, 96, 5, 64, 1, 1, 0), geometry(1, 600, 4, 530, 1, 1, 0), dilated, wide, uneven}) {
+        geometry(3, 96, 5, 64, 1, 1, 0), geometry(1, 600, 4, 530, 1, 1, 0), geometry(1, 608, 4, 530, 1, 1, 0), dilated,
+        wide, uneven}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).to(DType::bf16).contiguous(last),
                  y = randn({g.n, g.o, g.oh, g.ow}).to(DType::bf16).contiguous(last);
@@ -168,7 +169,7 @@ TEST(ConvSpread, IsTheInputGradient) {
   };
   for (const ConvGeometry& g :
        {strided(8, 8, 8, 16, 2, 2, 1), strided(64, 15, 14, 33, 2, 2, 1), strided(5, 9, 10, 4, 1, 3, 1),
-        strided(3, 10, 7, 2, 4, 1, 1), strided(16, 7, 8, 8, 3, 2, 4), strided(32, 1, 1, 16, 2, 2, 1)}) {
+        strided(3, 10, 7, 2, 4, 1, 1), strided(16, 7, 8, 8, 3, 2, 4), strided(32, 2, 1, 16, 2, 2, 1)}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       const auto last = MemoryFormat::channels_last;
       const Tensor w = randn({g.o, g.c / g.groups, 1, 1}).to(dtype),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -147,6 +148,41 @@ TEST(GemmWorkspace, SixteenBitsAreTheRoundedFloat32Result) {
           for (std::size_t i = 0; i < count; ++i) different += half[i].bits != convert<Half>(wide[i]).bits;
           EXPECT_EQ(different, 0U) << name(isa) << " " << threads << " threads " << name(dtype) << " " << s.m << "x"
                                    << s.n << "x" << s.k;
+        }
+      }
+    }
+  }
+}
+
+// Long sums of units with float32 results go in pieces, whether a part of the product has operands to copy or not.
+TEST(DenseLayers, HaveTheSameBitsForAnyNumberOfThreads) {
+  struct Shape {
+    std::int64_t m, n, k;
+    bool turn_a, turn_b;
+  };
+  for (const Isa isa : {Isa::amx, Isa::avx512_fp16, Isa::avx512_bf16}) {
+    if (isa > detected_isa()) continue;
+    for (const DType dtype : {bf16, f16}) {
+      for (const Shape& s : {Shape{512, 512, 4096, true, false}, Shape{130, 200, 1600, false, true},
+                             Shape{33, 700, 1100, true, false}}) {
+        const auto a = numbers(s.m * s.k, dtype, 5), b = numbers(s.k * s.n, dtype, 6);
+        std::vector<float> first;
+        for (const int threads : {1, 2, 3, 4}) {
+          const Guard guard(threads);
+          set_isa_for_test(isa);
+          std::vector<float> c(static_cast<std::size_t>(s.m * s.n), NAN);
+          GemmArgs g;
+          g.m = s.m, g.n = s.n, g.k = s.k, g.ldc = s.n;
+          g.a = {a.data(), dtype, s.turn_a ? 1 : s.k, s.turn_a ? s.m : 1};
+          g.b = {b.data(), dtype, s.turn_b ? 1 : s.n, s.turn_b ? s.k : 1};
+          g.c = c.data(), g.c_dtype = f32;
+          Context context(true);
+          const Status status = gemm_by(GemmPath::onednn, &context, g);
+          if (status == Status::unsupported) break;  // no units for the dtype
+          ASSERT_EQ(status, Status::ok);
+          if (threads == 1) first = c;
+          EXPECT_EQ(std::memcmp(c.data(), first.data(), c.size() * sizeof(float)), 0)
+              << name(isa) << ' ' << name(dtype) << ' ' << s.m << 'x' << s.n << 'x' << s.k << ", " << threads;
         }
       }
     }

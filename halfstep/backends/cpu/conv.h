@@ -37,7 +37,8 @@ enum class ConvPath : std::uint8_t {
   winograd4,  ///< F(4x4, 3x3)
 };
 
-/// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
+/// Which way a convolution goes on a processor with `isa`: a function of shape and dtypes alone, never of timing (and
+/// with AMX of whether this process may use its tiles).
 /// `allowed`: the largest tiles of Winograd's that it may go by.
 HS_API ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed = Winograd::off) noexcept;
 

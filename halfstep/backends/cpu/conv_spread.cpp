@@ -41,7 +41,7 @@ void spread(const ConvGeometry& g, const char* from, char* to, std::int64_t plac
 
 bool is_spread(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
-  return call.part == ConvPart::input && g.kh * g.kw == 1 && (g.stride[0] > 1 || g.stride[1] > 1) && g.before[0] == 0 &&
+  return call.part == ConvPart::input && g.kh * g.kw == 1 && (g.oh != g.h || g.ow != g.w) && g.before[0] == 0 &&
          g.before[1] == 0 && call.bias == nullptr && (g.oh - 1) * g.stride[0] < g.h && (g.ow - 1) * g.stride[1] < g.w &&
          at_most_32_bits(call.input.dtype) && at_most_32_bits(call.weight.dtype) &&
          at_most_32_bits(call.output.dtype) && channels_last(call.input) && channels_last(call.output);

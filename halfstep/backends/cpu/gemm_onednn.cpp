@@ -125,13 +125,12 @@ struct Cut {
   }
 };
 
-std::int64_t steps_at_once(const GemmArgs& g, const Cut& cut) {
-  const Part p = cut.part(g, 0);
-  if (!p.copy_a && !p.copy_b && !p.through_c) return g.k;
+// By shape and dtypes alone, not by how it is cut: the order of a sum mustn't follow the number of threads.
+std::int64_t steps_at_once(const GemmArgs& g) {
   const bool added_up =
       g.batch == 1 && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
-  if (!added_up) return g.k;
   const std::int64_t most = compute_isa() >= Isa::avx512_fp16 ? kReorderedSteps : kStepsAtOnce;
+  if (!added_up || g.k <= most) return g.k;
   return round_up(divide_up(g.k, divide_up(g.k, most)), kStepsMultiple);
 }
 
@@ -174,7 +173,7 @@ Status gemm_onednn(KernelContext* context, const GemmArgs& g) {
                 static_cast<std::int64_t>(std::clamp(work / kGemmOnednnWorkPerThread, 1.0, static_cast<double>(most))));
   // Whether there are primitives for all parts is known before any is written.
   std::size_t bytes = 0;
-  const std::int64_t steps = steps_at_once(g, cut);
+  const std::int64_t steps = steps_at_once(g);
   const auto planned = [&](std::int64_t i, std::int64_t k0) -> std::optional<Part> {
     Part p = cut.part(some_steps(g, k0, steps), i);
     // After bias or activation nothing can be added.

@@ -3,6 +3,7 @@
 // element is taken out, and each result is rounded once.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -16,18 +17,33 @@ constexpr std::int64_t kSoftmaxRow = 4096;
 
 const DimAttributes& dim_attributes(const void* attributes) { return *static_cast<const DimAttributes*>(attributes); }
 
+// A row of C in memory that can be used as it lies, or null. `at`: its first element.
+template <class C>
+const C* row_in_place(const TensorView& t, std::int64_t stride, std::int64_t at) {
+  return t.dtype == dtype_of<C> && stride == 1 ? static_cast<const C*>(t.data) + at : nullptr;
+}
+template <class C>
+C* row_in_place(TensorView& t, std::int64_t stride, std::int64_t at) {
+  return const_cast<C*>(row_in_place<C>(std::as_const(t), stride, at));
+}
+
 template <class C, bool kLog>
 void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
   const RowPlan from(x, dim), to(out, dim);
   const std::int64_t n = from.length;
   parallel_for(from.rows.numel, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C row[kSoftmaxRow];
+    alignas(64) C buffer[kSoftmaxRow];
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t in_at = from.rows.offset(r), out_at = to.rows.offset(r);
-      const auto load = [&](std::int64_t at, std::int64_t count) {
-        read_row(x, in_at + at * from.stride, from.stride, count, row);
-      };
+      const C* const whole_x = row_in_place<C>(x, from.stride, in_at);
+      C* const whole_y = row_in_place<C>(out, to.stride, out_at);
       const bool whole = n <= kSoftmaxRow;
+      const C* row = nullptr;  // a block of the input
+      const auto load = [&](std::int64_t at, std::int64_t count) {
+        row = whole_x != nullptr ? whole_x + at : buffer;
+        if (whole_x == nullptr) read_row(x, in_at + at * from.stride, from.stride, count, buffer);
+      };
+      const auto result = [&](std::int64_t at) { return whole_y != nullptr ? whole_y + at : buffer; };
       C top = -std::numeric_limits<C>::infinity();
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
@@ -40,19 +56,20 @@ void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
         if (!whole) load(at, count);
-        sum += exp_sum(row, count, top, kLog || !whole ? nullptr : row);
+        sum += exp_sum(row, count, top, kLog || !whole ? nullptr : result(at));
       }
       const C divisor = static_cast<C>(sum), logarithm = static_cast<C>(std::log(sum));
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
         if (!whole) load(at, count);
+        C* const y = result(at);
         if (kLog) {
-          for (std::int64_t i = 0; i < count; ++i) row[i] = (row[i] - top) - logarithm;
+          for (std::int64_t i = 0; i < count; ++i) y[i] = (row[i] - top) - logarithm;
         } else {
-          if (!whole) exp_sum(row, count, top, row);
-          for (std::int64_t i = 0; i < count; ++i) row[i] /= divisor;
+          if (!whole) exp_sum(row, count, top, y);
+          for (std::int64_t i = 0; i < count; ++i) y[i] /= divisor;
         }
-        write_row(out, out_at + at * to.stride, to.stride, count, row);
+        if (whole_y == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, y);
       }
     }
   });
@@ -65,12 +82,18 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
   const std::int64_t n = to.length;
   constexpr std::int64_t kBlock = kSoftmaxRow / 2;
   parallel_for(to.rows.numel, row_grain(n * 3), [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) C gs[kBlock], ys[kBlock];
+    alignas(64) C g_buffer[kBlock], y_buffer[kBlock];
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t g_at = from_g.rows.offset(r), y_at = from_y.rows.offset(r), out_at = to.rows.offset(r);
+      const C* const whole_g = row_in_place<C>(g, from_g.stride, g_at);
+      const C* const whole_y = row_in_place<C>(y, from_y.stride, y_at);
+      C* const whole_out = row_in_place<C>(out, to.stride, out_at);
+      const C *gs = nullptr, *ys = nullptr;  // blocks of the two
       const auto load = [&](std::int64_t at, std::int64_t count) {
-        read_row(g, g_at + at * from_g.stride, from_g.stride, count, gs);
-        read_row(y, y_at + at * from_y.stride, from_y.stride, count, ys);
+        gs = whole_g != nullptr ? whole_g + at : g_buffer;
+        ys = whole_y != nullptr ? whole_y + at : y_buffer;
+        if (whole_g == nullptr) read_row(g, g_at + at * from_g.stride, from_g.stride, count, g_buffer);
+        if (whole_y == nullptr) read_row(y, y_at + at * from_y.stride, from_y.stride, count, y_buffer);
       };
       double sum = 0;
       for (std::int64_t at = 0; at < n; at += kBlock) {
@@ -82,13 +105,14 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
       for (std::int64_t at = 0; at < n; at += kBlock) {
         const std::int64_t count = std::min(kBlock, n - at);
         if (n > kBlock) load(at, count);
+        C* const dx = whole_out != nullptr ? whole_out + at : g_buffer;
         if (kLog) {
-          exp_sum(ys, count, C(0), ys);
-          for (std::int64_t i = 0; i < count; ++i) gs[i] -= ys[i] * total;
+          exp_sum(ys, count, C(0), y_buffer);
+          for (std::int64_t i = 0; i < count; ++i) dx[i] = gs[i] - y_buffer[i] * total;
         } else {
-          for (std::int64_t i = 0; i < count; ++i) gs[i] = ys[i] * (gs[i] - total);
+          for (std::int64_t i = 0; i < count; ++i) dx[i] = ys[i] * (gs[i] - total);
         }
-        write_row(out, out_at + at * to.stride, to.stride, count, gs);
+        if (whole_out == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, dx);
       }
     }
   });
