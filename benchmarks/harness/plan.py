@@ -86,7 +86,10 @@ class Machine:
     isa: str = ""
 
     def rate(self, dtype: str) -> float:
-        """What an instruction multiplies beside one of float32 of the same vectors (Intel's VPDPBUSD, VDPBF16PS); 0: not known."""
+        """What instructions multiply in the time of float32's of AVX512 (Intel's VPDPBUSD, VDPBF16PS, and TDPBF16PS and TDPBUSD,
+        which take 16 cycles for 16 x 16 x 64 bytes where two vectors a cycle are multiplied); 0: not known."""
+        if self.isa == "amx":
+            return {"f32": 1.0, "bf16": 16.0, "int8": 32.0}[dtype]
         vnni, bf16 = self.isa in ("avx512_vnni", "avx512_bf16"), self.isa == "avx512_bf16"
         return {"f32": 1.0, "bf16": 2.0 if bf16 else 0.0, "int8": 4.0 if vnni else 0.0}[dtype]
 
@@ -251,7 +254,8 @@ def _networks(machine: Machine) -> Section:
                 goals = (Goal("f32", 1.7 if units else 1.0), *([Goal("torch", 1.6)] if units and dtype == "bf16" else []))
             if dtype != "f32":
                 others, goals = (*others, memory), (*goals, *small)
-            rows.append(Row((label, dtype), case(dtype), others, goals, facts=True))
+            rate = max(1.0, machine.rate(dtype)) if dtype != "f16" else 1.0
+            rows.append(Row((label, dtype), case(dtype), others, goals, facts=True, rate=rate))
     return Section("network", "A training step of an image network (batch beside its name), channels-last",
                    ("network", "dtype"), tuple(rows), kind="images", alone=True,
                    note="Winograd: ours with HALFSTEP_WINOGRAD=2x2 or 4x4, which is off unless a program asks for it. "

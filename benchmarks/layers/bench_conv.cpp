@@ -33,6 +33,7 @@
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pool.h"
+#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/parallel.h"
@@ -73,8 +74,16 @@ class Limits {
     }
   }
 
+  /// The peak is that of products of a dtype from here on.
+  void use(DType dtype) {
+    constexpr std::int64_t kRounds = 200'000;
+    unit_ = dtype == bf16 ? Prepared{[] { run_multiply_adds(bf16, kRounds); }} : Prepared{};
+    if (unit_.run) unit_operations_ = run_multiply_adds(bf16, kRounds);
+  }
+
   void measure() {
     peak = rate(compute_, operations_, 4);
+    if (unit_.run) peak = std::max(peak, rate(unit_, unit_operations_, 4));
     cache = rate(cache_, cache_bytes_, 8);
     memory = rate(memory_, memory_bytes_, 2);
   }
@@ -96,8 +105,8 @@ class Limits {
     return work / best;
   }
 
-  Prepared compute_, cache_, memory_;
-  double operations_ = 0, cache_bytes_ = 0, memory_bytes_ = 0;
+  Prepared compute_, unit_, cache_, memory_;
+  double operations_ = 0, unit_operations_ = 0, cache_bytes_ = 0, memory_bytes_ = 0;
 };
 
 /// One thing that is timed. `operations` and `bytes` are those of one run.
@@ -332,7 +341,9 @@ void run(const Options& options) {
       info.cpu, info.isa, info.threads, limits.peak * 1e-9, limits.cache * 1e-9, limits.memory * 1e-9, options.turns);
   for (const DType dtype : options.dtypes) {
     std::vector<Total> totals;
-    fmt::print("\n");
+    limits.use(dtype);
+    limits.measure();
+    fmt::print("\nPeak of products in {}: {:.0f} GFLOP/s\n", name(dtype), limits.peak * 1e-9);
     convolutions(options, dtype, limits, totals);
     passes(options, dtype, limits, totals);
     fmt::print("\nIn a step of the network in {}\n{:<32} {:>9} {:>9} {:>9} {:>7} {:>7} {:>7}\n", name(dtype), "", "ms",
