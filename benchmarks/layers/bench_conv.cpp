@@ -33,9 +33,9 @@
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pool.h"
-#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/runtime/machine.h"
+#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::bench {
