@@ -2,10 +2,10 @@
 // Every path of a convolution against the plain loops, with workspace that holds NaN until it is written. The 16-bit
 // units' path runs here through oneDNN's emulation of bfloat16, where the processor has none.
 #include "halfstep/backends/cpu/conv.h"
-#include "halfstep/backends/cpu/amx_tile.h"
-#include "halfstep/backends/cpu/conv_spread.h"
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_shares.h"
+#include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/isa.h"
 
 #include <gtest/gtest.h>

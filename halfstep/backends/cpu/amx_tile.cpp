@@ -165,8 +165,8 @@ HALFSTEP_AMX_UNITS void multiply_tiles_in_registers(std::int64_t rounds) {
 }
 
 // By masks of all, since g++ takes the others' undefined third operand for a mistake.
-constexpr __mmask16 kAll = 0xFFFF;
-constexpr __mmask8 kHalf = 0xFF;
+constexpr __mmask16 kAllSixteen = 0xFFFF;
+constexpr __mmask8 kAllEight = 0xFF;
 
 // 8 elements from each of rows 0, 8, 16 and 24 on.
 HALFSTEP_TURN_UNITS inline __m512i four_rows(const std::uint16_t* from, std::int64_t stride) {
@@ -174,9 +174,9 @@ HALFSTEP_TURN_UNITS inline __m512i four_rows(const std::uint16_t* from, std::int
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + row * stride));
   };
   __m512i x = _mm512_zextsi128_si512(eight(0));
-  x = _mm512_maskz_inserti32x4(kAll, x, eight(8), 1);
-  x = _mm512_maskz_inserti32x4(kAll, x, eight(16), 2);
-  return _mm512_maskz_inserti32x4(kAll, x, eight(24), 3);
+  x = _mm512_maskz_inserti32x4(kAllSixteen, x, eight(8), 1);
+  x = _mm512_maskz_inserti32x4(kAllSixteen, x, eight(16), 2);
+  return _mm512_maskz_inserti32x4(kAllSixteen, x, eight(24), 3);
 }
 
 // 32 rows of 8 elements as 8 lines of 32: a line's quarter q is made of rows 8 q to 8 q + 7.
@@ -193,14 +193,14 @@ HALFSTEP_TURN_UNITS inline void turn_eight(const std::uint16_t* from, std::int64
   for (int i = 0; i < 8; i += 4) {
 #pragma GCC unroll 2
     for (int j = 0; j < 2; ++j) {
-      x[i + 2 * j] = _mm512_maskz_unpacklo_epi32(kAll, y[i + j], y[i + j + 2]);
-      x[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi32(kAll, y[i + j], y[i + j + 2]);
+      x[i + 2 * j] = _mm512_maskz_unpacklo_epi32(kAllSixteen, y[i + j], y[i + j + 2]);
+      x[i + 2 * j + 1] = _mm512_maskz_unpackhi_epi32(kAllSixteen, y[i + j], y[i + j + 2]);
     }
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    _mm512_storeu_si512(to + 2 * i * kTileLanes, _mm512_maskz_unpacklo_epi64(kHalf, x[i], x[i + 4]));
-    _mm512_storeu_si512(to + (2 * i + 1) * kTileLanes, _mm512_maskz_unpackhi_epi64(kHalf, x[i], x[i + 4]));
+    _mm512_storeu_si512(to + 2 * i * kTileLanes, _mm512_maskz_unpacklo_epi64(kAllEight, x[i], x[i + 4]));
+    _mm512_storeu_si512(to + (2 * i + 1) * kTileLanes, _mm512_maskz_unpackhi_epi64(kAllEight, x[i], x[i + 4]));
   }
 }
 

@@ -42,10 +42,6 @@ bool has_units(DType dtype, Isa isa) {
   return (dtype == DType::bf16 && isa >= Isa::avx512_bf16) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
 
-bool all_floats(const ConvCall& call) {
-  return floats(call.input.dtype) && floats(call.weight.dtype) && floats(call.output.dtype);
-}
-
 // Whether oneDNN's kernels on the processor's 16-bit units may serve.
 bool by_units(const ConvCall& call, Isa isa) {
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
@@ -56,6 +52,10 @@ bool by_units(const ConvCall& call, Isa isa) {
 }
 
 }  // namespace
+
+bool all_floats(const ConvCall& call) noexcept {
+  return floats(call.input.dtype) && floats(call.weight.dtype) && floats(call.output.dtype);
+}
 
 ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   if (!all_floats(call)) return ConvPath::reference;

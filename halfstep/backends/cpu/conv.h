@@ -25,6 +25,9 @@ struct ConvCall {
   TensorView& result() { return part == ConvPart::output ? output : part == ConvPart::input ? input : weight; }
 };
 
+/// Whether all three tensors are of float32, float16 or bfloat16.
+bool all_floats(const ConvCall& call) noexcept;
+
 /// How a convolution is computed.
 enum class ConvPath : std::uint8_t {
   reference,  ///< plain loops in float64 for float64, in float32 sums of float64 for others: whatever oneDNN refuses

@@ -12,8 +12,6 @@ namespace {
 
 constexpr std::int64_t kBytesPerPiece = 64 << 10;
 
-bool at_most_32_bits(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
-
 // The lines of the result: places that windows see from `from`, zeros elsewhere.
 void spread(const ConvGeometry& g, const char* from, char* to, std::int64_t place) {
   const std::int64_t line = g.w * place, step = g.stride[1] * place;
@@ -43,8 +41,7 @@ bool is_spread(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
   return call.part == ConvPart::input && g.kh * g.kw == 1 && (g.oh != g.h || g.ow != g.w) && g.before[0] == 0 &&
          g.before[1] == 0 && call.bias == nullptr && (g.oh - 1) * g.stride[0] < g.h && (g.ow - 1) * g.stride[1] < g.w &&
-         at_most_32_bits(call.input.dtype) && at_most_32_bits(call.weight.dtype) &&
-         at_most_32_bits(call.output.dtype) && channels_last(call.input) && channels_last(call.output);
+         all_floats(call) && channels_last(call.input) && channels_last(call.output);
 }
 
 SpreadCall::SpreadCall(const ConvCall& of, void* data) : call(of) {

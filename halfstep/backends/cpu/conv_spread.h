@@ -6,8 +6,8 @@
 
 namespace halfstep::cpu {
 
-/// Whether convolve_spread() serves the call: an input gradient of one place's window with a stride, without padding
-/// and bias, of floats of at most 32 bits that lie channels-last.
+/// Whether convolve_spread() serves the call: an input gradient of one place's window that doesn't see every place,
+/// without padding before it and without bias, of floats of at most 32 bits that lie channels-last.
 HS_API bool is_spread(const ConvCall& call) noexcept;
 
 /// The call without strides: `call.input` is then as large as the output, with `data` in it. Of calls that is_spread().
@@ -23,7 +23,8 @@ class SpreadCall {
 };
 
 /// A product without strides, whose places are then spread among the zeros of those that no window sees. oneDNN's
-/// kernels for strides take two to three times as long.
+/// kernels for strides take about twice as long by AMX, 1.1 to 1.3 times in float32 (ResNet-50's, on an Emerald
+/// Rapids).
 HS_API Status convolve_spread(KernelContext* context, ConvCall& call);
 
 }  // namespace halfstep::cpu

@@ -127,7 +127,7 @@ HALFSTEP_PAIR_UNITS inline __m512i sixteen_pairs(const std::uint16_t* first, con
   return _mm512_or_si512(a, _mm512_maskz_slli_epi32(lanes, b, 16));
 }
 
-// All columns of a panel of 32: a loop of its own takes a third of the time.
+// All columns of a panel of 32: without masks and a loop in them, 0.8 of the time.
 HALFSTEP_PAIR_UNITS inline void panel_of_pairs(const std::uint16_t* first, const std::uint16_t* second, float* to) {
   // Quarters of a vector become halves: the unpacked pairs of lower and upper quarters are columns side by side.
   const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
