@@ -145,6 +145,9 @@ TEST(CudaConvPlan, RefusesWhatLibrariesDoNotTake) {
   e.attributes.padding[1] = 2;
   EXPECT_EQ(e.why_text(), "other sizes than windows fit");
   e.attributes.padding[1] = 1;
+  e.attributes.stride[0] = INT32_MAX;
+  EXPECT_EQ(e.why_text(), "a stride, padding or dilation beyond what cuDNN computes with");
+  e.attributes.stride[0] = 1;
   e.x.strides[3] *= 2;
   EXPECT_EQ(e.why_text(), "strides with gaps");
   e.x.strides[3] /= 2;
@@ -160,18 +163,34 @@ TEST(CudaConvPlan, RefusesWhatLibrariesDoNotTake) {
 TEST(CudaConvPlan, EnginesKeepWhatKernelsPromise) {
   ConvProblem p = {};
   p.dtype = HALFSTEP_F32;
-  EXPECT_TRUE(engine_fits(p, {}));
-  EXPECT_TRUE(engine_fits(p, {CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP}));
-  EXPECT_FALSE(engine_fits(p, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
+  EXPECT_TRUE(engine_fits(p, 0, {}));
+  EXPECT_TRUE(engine_fits(p, 0, {CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP}));
+  EXPECT_FALSE(engine_fits(p, 0, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
   p.tf32 = 1;
-  EXPECT_TRUE(engine_fits(p, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
+  EXPECT_TRUE(engine_fits(p, 0, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
   p.dtype = HALFSTEP_F16, p.tf32 = 0;
-  EXPECT_TRUE(engine_fits(p, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
+  EXPECT_TRUE(engine_fits(p, 0, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE}));
   for (const auto note :
        {CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
         CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, CUDNN_NUMERICAL_NOTE_WINOGRAD, CUDNN_NUMERICAL_NOTE_FFT}) {
-    EXPECT_FALSE(engine_fits(p, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE, note}));
+    EXPECT_FALSE(engine_fits(p, 0, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE, note}));
   }
+}
+
+TEST(CudaConvPlan, LeavesOutEnginesThatWereSeenToRoundPartsOfSums) {
+  ConvProblem p = {};
+  const auto fits = [&](ConvPart part, int dtype, int64_t engine) {
+    p.part = part, p.dtype = dtype;
+    return engine_fits(p, engine, {CUDNN_NUMERICAL_NOTE_TENSOR_CORE});
+  };
+  EXPECT_FALSE(fits(ConvPart::kInput, HALFSTEP_F16, 2));
+  EXPECT_TRUE(fits(ConvPart::kOutput, HALFSTEP_F16, 2));
+  EXPECT_FALSE(fits(ConvPart::kWeight, HALFSTEP_BF16, 47));
+  EXPECT_TRUE(fits(ConvPart::kWeight, HALFSTEP_BF16, 46));
+  p.tf32 = 1;
+  EXPECT_TRUE(fits(ConvPart::kInput, HALFSTEP_F32, 2));
+  EXPECT_FALSE(fits(ConvPart::kWeight, HALFSTEP_F32, 17));
+  EXPECT_TRUE(fits(ConvPart::kWeight, HALFSTEP_F64, 17));
 }
 
 /// The real library, and an H200 as it describes one: cuDNN makes plans for a device that isn't there.
@@ -238,7 +257,7 @@ TEST_F(CudaRealCudnn, HasPlansForAnH200) {
         const auto found = plans(p, &why);
         ASSERT_EQ(found.size(), 1u) << sizes.name << ", part " << static_cast<int>(part) << ", dtype " << dtype << ": "
                                     << why;
-        EXPECT_TRUE(engine_fits(p, found[0].notes));
+        EXPECT_TRUE(engine_fits(p, found[0].engine, found[0].notes));
         EXPECT_LE(found[0].workspace, DnnLimits{}.workspace);
         EXPECT_FALSE(found[0].compiles);
       }

@@ -241,6 +241,42 @@ TEST(Conv, RunsInLowerPrecisionUnderAutocast) {
   EXPECT_EQ(x.grad().dtype(), f32);
 }
 
+// Sums of products of 16 bits that no one rounds: within what float32 sums may be off, far below 16 bits.
+TEST(Conv, KeepsWeightGradientsInFloat32UnderAutocast) {
+  std::vector<Case> all = cases();
+  all.push_back({{3, 40, 9, 9}, {64, 40, 1, 1}, {.stride = {2}}});
+  all.push_back({{3, 64, 10, 9}, {40, 64, 3, 3}, {.padding = {1}}});
+  all.push_back({{2, 12, 10, 11}, {16, 12, 3, 2}, {.stride = {1, 2}, .padding = {2, 1}, .dilation = {2, 1}}});
+  all.push_back({{5, 3, 17, 20}, {8, 3, 7, 7}, {.stride = {2}, .padding = {3}}, true});
+  for (const Case& c : all) {
+    manual_seed(8);
+    const Tensor g = randn(conv2d(zeros(c.input), zeros(c.weight), {}, c.options).sizes());
+    for (const DType low : {f16, bf16}) {
+      const auto rounded = [&](const Tensor& t) { return t.defined() ? t.to(low).to(f32) : t; };
+      const auto wide = [&](const Tensor& t) { return t.defined() ? t.to(f64) : t; };
+      const Tensor x = rounded(randn(c.input)), w = rounded(randn(c.weight)), dy = rounded(g);
+      const Tensor b = rounded(c.bias ? randn({c.weight[0]}) : Tensor());
+      const Products exact = products(c, wide(x), wide(w), wide(b), wide(dy));
+      const Products terms = products(c, abs(wide(x)), abs(wide(w)), b.defined() ? abs(wide(b)) : b, abs(wide(dy)));
+      const double places = static_cast<double>(g.numel() / g.size(1));
+      for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+        const std::string what = str(c) + " " + name(low) + (format == MemoryFormat::contiguous ? " NCHW" : " NHWC");
+        const Tensor weight = w.contiguous(format).requires_grad_();
+        Tensor y;
+        {
+          const amp::Autocast autocast{{.dtype = low}};
+          y = conv2d(x.contiguous(format), weight, b, c.options);
+        }
+        EXPECT_EQ(y.dtype(), low);
+        const Tensor got = grad({y}, {weight}, {.grad_outputs = {dy.to(low).contiguous(format)}})[0];
+        EXPECT_EQ(got.dtype(), f32) << what;
+        expect_within(got, exact.weight_grad, terms.weight_grad, places, what + ", weight's gradient");
+        expect_within(y, exact.y, terms.y, static_cast<double>(c.weight[1] * c.weight[2] * c.weight[3] + 1), what);
+      }
+    }
+  }
+}
+
 TEST(Conv, SaysWhatItExpects) {
   const Tensor x = zeros({2, 3, 8, 8}), w = zeros({4, 3, 3, 3});
   using test::error_of;

@@ -2,6 +2,7 @@
 // The softmax of attention's scores and its gradient: the rows of a piece, one query each.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 
 #include "device/block.cuh"
@@ -35,8 +36,18 @@ struct ScoreRow {
 };
 
 __device__ __forceinline__ ScoreRow row_at(const ScoreRows& p, int64_t row) {
-  const int64_t query = p.first_query + row % p.queries, head = p.first_head + row / p.queries % p.heads,
-                item = p.first_item + row / p.queries / p.heads;
+  int64_t line = 0, image = 0;
+  if (p.rows <= INT32_MAX) {
+    // 64 bits are divided by in a hundred instructions.
+    const auto small = static_cast<uint32_t>(row), queries = static_cast<uint32_t>(p.queries);
+    line = small / queries;
+    image = static_cast<uint32_t>(line) / static_cast<uint32_t>(p.heads);
+  } else {
+    line = row / p.queries;
+    image = line / p.heads;
+  }
+  const int64_t query = p.first_query + row - line * p.queries, head = p.first_head + line - image * p.heads,
+                item = p.first_item + image;
   ScoreRow at;
   at.number = (item * p.all_heads + head) * p.all_queries + query;
   at.query = query;
@@ -102,6 +113,14 @@ struct Share {
       return block_reduce(value, op, identity);
     }
   }
+  /// Behind it, what any lane of the row has read may be written by another.
+  __device__ static __forceinline__ void settle() {
+    if constexpr (kLanes == kWarp) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
   /// Calls f(j, c) for a lane's columns j.
   template <class F>
   __device__ __forceinline__ static void for_columns(int64_t keys, F&& f) {
@@ -116,8 +135,22 @@ struct Share {
   }
 };
 
-/// The softmax of each row in place, with dropout, and `lse` of each.
-template <class C, int kCount, int kLanes>
+/// Leaves value j of a row of float for the products that follow: as it is, or in the same memory as the sum of two
+/// bf16, which has 16 bits of mantissa and float's range. All that are larger lie before all that they lack.
+template <bool kSplit, class C>
+__device__ __forceinline__ void leave(C* row, int64_t keys, int64_t j, C value) {
+  if constexpr (kSplit) {
+    auto* const halves = reinterpret_cast<BFloat16*>(row);
+    const auto large = convert<BFloat16>(value);
+    halves[j] = large;
+    halves[keys + j] = convert<BFloat16>(value - value_of(large));
+  } else {
+    row[j] = value;
+  }
+}
+
+/// The softmax of each row in place (see leave()), with dropout, and `lse` of each.
+template <class C, int kCount, int kLanes, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads) softmax_rows(ScoreRows p, C* scores, C* lse) {
   using Rows = Share<kCount, kLanes>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Rows::kRows;
@@ -144,17 +177,19 @@ __global__ void __launch_bounds__(kThreads) softmax_rows(ScoreRows p, C* scores,
       sum += score;
     });
     sum = Rows::reduce(sum, Sum{}, C(0));
+    if constexpr (kSplit) Rows::settle();
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const C weight = kCount > 0 ? held[c] : x[j];
-      x[j] = nothing ? C(0) : weight / sum * dropout_factor<C>(p, at, j);
+      leave<kSplit>(x, p.keys, j, nothing ? C(0) : weight / sum * dropout_factor<C>(p, at, j));
     });
     if (Rows::lane() == 0) lse[at.number] = nothing ? no_score<C>() : top + logarithm(sum);
   }
 }
 
 /// In `scores` come the raw scores and go the weights (after dropout), in `d` (may be null) come the gradients of these
-/// and go those of the raw scores. `mask_grad` [all queries, keys] (may be null): of the scores before the scale.
-template <class C, int kCount, int kLanes>
+/// and go those of the raw scores (both see leave()). `mask_grad` [all queries, keys] (may be null): of the scores
+/// before the scale.
+template <class C, int kCount, int kLanes, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads)
     softmax_gradient_rows(ScoreRows p, C* scores, C* d, const C* lse, C* mask_grad) {
   using Rows = Share<kCount, kLanes>;
@@ -165,7 +200,7 @@ __global__ void __launch_bounds__(kThreads)
     C* const dx = d == nullptr ? nullptr : d + row * p.keys;
     const C shift = lse[at.number];
     const bool nothing = shift == no_score<C>();
-    [[maybe_unused]] C weights[Rows::kHeld], gradients[Rows::kHeld];
+    [[maybe_unused]] C weights[Rows::kHeld], gradients[Rows::kHeld], dropped[Rows::kHeld];
     C total = 0;
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const bool seen = !nothing && j < at.seen;
@@ -173,7 +208,9 @@ __global__ void __launch_bounds__(kThreads)
       const C factor = seen ? dropout_factor<C>(p, at, j) : C(0);
       const C gradient = seen && dx != nullptr ? dx[j] * factor : C(0);
       total += weight * gradient;
-      if constexpr (kCount > 0) {
+      if constexpr (kSplit) {
+        weights[c] = weight, gradients[c] = gradient, dropped[c] = weight * factor;
+      } else if constexpr (kCount > 0) {
         x[j] = weight * factor;
         weights[c] = weight, gradients[c] = gradient;
       } else if (dx != nullptr) {
@@ -182,6 +219,10 @@ __global__ void __launch_bounds__(kThreads)
         x[j] = weight * factor;
       }
     });
+    if constexpr (kSplit) {
+      Rows::settle();
+      Rows::for_columns(p.keys, [&](int64_t j, int c) { leave<true>(x, p.keys, j, dropped[c]); });
+    }
     if (dx == nullptr) continue;
     total = Rows::reduce(total, Sum{}, C(0));
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
@@ -194,7 +235,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       const C ds = !nothing && j < at.seen ? weight * (gradient - total) : C(0);
       if (mask_grad != nullptr) mask_grad[at.number * p.keys + j] = ds;
-      dx[j] = ds * static_cast<C>(p.scale);
+      leave<kSplit>(dx, p.keys, j, ds * static_cast<C>(p.scale));
     });
   }
 }

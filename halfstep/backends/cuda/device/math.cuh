@@ -71,6 +71,15 @@ __device__ __forceinline__ float expm1_reduced(float r) {
   return std::fma(r * r, q, r);
 }
 
+/// e^x within 1.1 units of the last place; CUDA's own has been seen to miss by 1.74 on an H100.
+__device__ __forceinline__ float exp(float x) {
+  // Beyond these the result is 0 or infinite.
+  const ExpParts parts = reduce_exp(std::fmin(std::fmax(x, -104.0f), 89.0f));
+  const float y = scale(expm1_reduced(parts.r) + 1.0f, parts.n);
+  return x != x ? x : y;
+}
+__device__ __forceinline__ double exp(double x) { return std::exp(x); }
+
 /// sigmoid(x) = y 2^n, for any x but NaN.
 struct SigmoidParts {
   float y;

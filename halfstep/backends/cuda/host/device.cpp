@@ -10,6 +10,7 @@
 
 #include "host/errors.h"
 #include "host/probe.h"
+#include "host/settings.h"
 
 namespace hscuda {
 namespace {
@@ -22,10 +23,7 @@ std::vector<std::unique_ptr<Device>>& devices() {
   return all;
 }
 
-std::atomic<bool> g_tf32{[] {
-  const char* text = std::getenv("HALFSTEP_TF32");
-  return text != nullptr && std::strcmp(text, "1") == 0;
-}()};
+std::atomic<bool> g_tf32{switch_setting("HALFSTEP_TF32", false)};
 
 const halfstep_host* g_host = nullptr;  // set before there is a device
 

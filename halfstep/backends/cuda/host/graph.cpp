@@ -2,8 +2,6 @@
 #include "host/graph.h"
 
 #include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -11,6 +9,7 @@
 
 #include "host/device.h"
 #include "host/errors.h"
+#include "host/settings.h"
 
 namespace hscuda::graphs {
 namespace {
@@ -47,10 +46,7 @@ halfstep_status none(Device& device, cudaError_t error, const char* what) {
 
 }  // namespace
 
-bool wanted() {
-  const char* const text = std::getenv("HALFSTEP_CUDA_GRAPHS");
-  return text == nullptr || std::strcmp(text, "0") != 0;
-}
+bool wanted() { return switch_setting("HALFSTEP_CUDA_GRAPHS", true); }
 
 uint64_t launches() { return g_launches.load(std::memory_order_relaxed); }
 

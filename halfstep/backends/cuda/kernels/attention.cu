@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scaled dot-product attention and its backward pass, by matrix products and kernels for the rows of scores. The scores
 // of a piece at a time are in a workspace, in float32 (float64), as is all that comes of them until a result is
-// rounded. Where TF32 is allowed, the products with weights and slopes of scores are made in it: what they are
+// rounded. What is multiplied by bf16 is split into two bf16 (leave()), so that matrix units make these products too.
+// Elsewhere, where TF32 is allowed, the products with weights and slopes of scores are made in it: what they are
 // multiplied by loses nothing if it came in 16 bits.
-#include <cstdlib>
+#include <algorithm>
+#include <initializer_list>
+#include <type_traits>
 
 #include "device/attention_rows.cuh"
+#include "host/settings.h"
 #include "kernels/attention.h"
 #include "kernels/copy.h"
 #include "kernels/matmul.h"
@@ -24,6 +28,7 @@ struct Stack {
   int dtype = HALFSTEP_F32;
   int64_t item = 0, head = 0, row = 0, column = 1;
   int64_t group = 1;
+  int64_t rest = 0;  ///< where what the values lack lies behind them, where they are split
 
   Stack turned() const {
     Stack t = *this;
@@ -54,8 +59,11 @@ Stack part_of(Stack s, const Range& r) {
 class Operand {
  public:
   Operand() = default;
-  Operand(const Tensor& t, int64_t heads, int dtype) : whole_(stack_of(t, heads)), dtype_(dtype), tensor_(&t) {
-    copied_ = t.dtype != dtype || !side_of(t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]).fits;
+  /// `joined`: items and heads one behind the other, for a single product.
+  Operand(const Tensor& t, int64_t heads, int dtype, bool joined = false)
+      : whole_(stack_of(t, heads)), dtype_(dtype), tensor_(&t) {
+    copied_ = t.dtype != dtype || !side_of(t.sizes[2], t.sizes[3], t.strides[2], t.strides[3]).fits ||
+              (joined && t.sizes[0] > 1 && t.sizes[1] > 1 && t.strides[0] != t.sizes[1] * t.strides[1]);
   }
   /// Memory for the copies; `most`: the largest piece. False: there is none.
   bool reserve(const Call& call, const Range& most) {
@@ -134,7 +142,14 @@ halfstep_status multiply_heads(const Call& call, ProductSpace& space, int64_t it
   BatchDim dims[4];
   dims[0] = {items, a.item, b.item, c.item};
   head_dims(heads, {a.group, b.group, c.group}, {a.head, b.head, c.head}, dims + 1);
-  return for_batches(p, dims, [&](const Product& one) { return multiply(call, one, space); });
+  const auto product = [&] {
+    return for_batches(p, dims, [&](const Product& one) { return multiply(call, one, space); });
+  };
+  if (const auto status = product()) return status;
+  if (a.rest == 0) return HALFSTEP_OK;
+  p.a.data = static_cast<char*>(p.a.data) + a.rest * item_size(a.dtype);
+  p.accumulate = true;
+  return product();
 }
 
 /// Of kernels for rows of up to 256 keys (a warp has one), up to 1024 (a block), and any number.
@@ -148,11 +163,7 @@ Launch rows_launch(int64_t rows, int64_t keys) {
 
 /// Bytes for the scores of a piece: HALFSTEP_CUDA_ATTENTION_BYTES, or what attention.h says.
 int64_t piece_bytes() {
-  static const int64_t bytes = [] {
-    const char* const text = std::getenv("HALFSTEP_CUDA_ATTENTION_BYTES");
-    const long long wanted = text ? std::strtoll(text, nullptr, 10) : 0;
-    return wanted > 0 ? static_cast<int64_t>(wanted) : kAttentionBytes;
-  }();
+  static const int64_t bytes = bytes_setting("HALFSTEP_CUDA_ATTENTION_BYTES", kAttentionBytes);
   return bytes;
 }
 
@@ -212,6 +223,25 @@ struct Plan {
 Stack scores_of(void* data, int dtype, const Range& r, int64_t keys) {
   return {data, dtype, r.heads * r.rows * keys, r.rows * keys, keys, 1, 1};
 }
+/// What has been made of them: split, or as they were.
+Stack weights_of(void* data, int dtype, const Range& r, int64_t keys, bool split) {
+  Stack s = scores_of(data, split ? HALFSTEP_BF16 : dtype, r, split ? 2 * keys : keys);
+  s.rest = split ? keys : 0;
+  return s;
+}
+/// Whether they are split: a thread has all its values of a row in registers, and halves begin on whole packs.
+bool splits(int64_t keys, std::initializer_list<const Tensor*> others) {
+  return keys <= 4 * kThreads && keys % 8 == 0 &&
+         std::all_of(others.begin(), others.end(), [](const Tensor* t) { return t->dtype == HALFSTEP_BF16; });
+}
+/// The kernel for rows: f(kSplit).
+template <class C, class F>
+auto with_split(bool split, F&& f) {
+  if constexpr (std::is_same_v<C, float>) {
+    if (split) return f(std::true_type());
+  }
+  return f(std::false_type());
+}
 
 template <class C>
 halfstep_status forward(Call& call) {
@@ -226,7 +256,8 @@ halfstep_status forward(Call& call) {
               most_keys = {0, piece.items, 0, piece.heads, 0, s.keys};
 
   constexpr int kSums = kSumType<C>;
-  Operand query(q, s.heads, q.dtype), key(k, s.heads, q.dtype), value(v, s.heads, kSums);
+  const bool split = splits(s.keys, {&q, &k, &v});
+  Operand query(q, s.heads, q.dtype), key(k, s.heads, q.dtype), value(v, s.heads, split ? v.dtype : kSums, split);
   Result result(y, s.heads, kSums);
   ProductSpace space(call);
   C* const scores = call.workspace<C>(piece.items * piece.heads * piece.queries * s.keys + 1);
@@ -242,18 +273,21 @@ halfstep_status forward(Call& call) {
         values = value.part(call, r);
       },
       [&](const Range& r) -> halfstep_status {
-        const Stack weights = scores_of(scores, kSums, r, s.keys);
+        const Stack raw = scores_of(scores, kSums, r, s.keys), weights = weights_of(scores, kSums, r, s.keys, split);
         const auto multiply = [&](auto... arguments) {
           return multiply_heads(call, space, r.items, r.heads, arguments...);
         };
-        if (const auto status = multiply(r.rows, s.keys, s.width, query.part(call, r), keys.turned(), weights)) {
+        if (const auto status = multiply(r.rows, s.keys, s.width, query.part(call, r), keys.turned(), raw)) {
           return status;
         }
         const ScoreRows rows = plan.rows_of(r);
-        launch(
-            call, rows_launch(rows.rows, s.keys),
-            rows_kernel(s.keys, softmax_rows<C, 8, kWarp>, softmax_rows<C, 4, kThreads>, softmax_rows<C, 0, kThreads>),
-            rows, scores, static_cast<C*>(lse.data));
+        with_split<C>(split, [&](auto halves) {
+          constexpr bool kSplit = halves();
+          launch(call, rows_launch(rows.rows, s.keys),
+                 rows_kernel(s.keys, softmax_rows<C, 8, kWarp, kSplit>, softmax_rows<C, 4, kThreads, kSplit>,
+                             softmax_rows<C, 0, kThreads>),
+                 rows, scores, static_cast<C*>(lse.data));
+        });
         if (const auto status = multiply(r.rows, s.value_width, s.keys, weights, values, result.part(r))) {
           return status;
         }
@@ -285,9 +319,9 @@ halfstep_status backward(Call& call) {
   C* const scores = call.workspace<C>(count);
   C* const slopes = want_scores ? call.workspace<C>(count) : nullptr;
   bool fine = scores != nullptr && (slopes != nullptr || !want_scores) && space.reserve_any();
-  const auto operand = [&](const Tensor& t, int dtype, const Range& largest, bool wanted) {
+  const auto operand = [&](const Tensor& t, int dtype, const Range& largest, bool wanted, bool joined = false) {
     if (!wanted) return Operand();
-    Operand o(t, s.heads, dtype);
+    Operand o(t, s.heads, dtype, joined);
     fine = fine && o.reserve(call, largest);
     return o;
   };
@@ -295,8 +329,10 @@ halfstep_status backward(Call& call) {
   const int outer = g.dtype == v.dtype ? g.dtype : kSums;
   const Operand query = operand(q, q.dtype, most, true), key = operand(k, q.dtype, most_keys, true);
   const Operand gradient = operand(g, outer, most, want_scores), value = operand(v, outer, most_keys, want_scores);
-  const Operand wide_gradient = operand(g, kSums, most, want_v);
-  const Operand wide_query = operand(q, kSums, most, want_k), wide_key = operand(k, kSums, most_keys, want_q);
+  const bool split = splits(s.keys, {&q, &k, &v, &g});
+  const int wide = split ? g.dtype : kSums;
+  const Operand wide_gradient = operand(g, wide, most, want_v, split);
+  const Operand wide_query = operand(q, wide, most, want_k, split), wide_key = operand(k, wide, most_keys, want_q, split);
   const auto result = [&](int i, const Range& largest, bool wanted) {
     if (!wanted) return Result();
     Result o(call.out[i], s.heads, kSums);
@@ -316,23 +352,28 @@ halfstep_status backward(Call& call) {
         if (want_q) wide_keys = wide_key.part(call, r);
       },
       [&](const Range& r) -> halfstep_status {
-        const Stack weights = scores_of(scores, kSums, r, s.keys), ds = scores_of(slopes, kSums, r, s.keys);
+        const Stack raw = scores_of(scores, kSums, r, s.keys), raw_slopes = scores_of(slopes, kSums, r, s.keys);
+        const Stack weights = weights_of(scores, kSums, r, s.keys, split);
+        const Stack ds = weights_of(slopes, kSums, r, s.keys, split);
         const Range all_keys = {r.item, r.items, r.head, r.heads, 0, s.keys};
         const bool add = r.row > 0;
         const auto multiply = [&](auto... arguments) {
           return multiply_heads(call, space, r.items, r.heads, arguments...);
         };
-        halfstep_status status = multiply(r.rows, s.keys, s.width, query.part(call, r), keys.turned(), weights);
+        halfstep_status status = multiply(r.rows, s.keys, s.width, query.part(call, r), keys.turned(), raw);
         if (status == HALFSTEP_OK && want_scores) {
-          status = multiply(r.rows, s.keys, s.value_width, gradient.part(call, r), values.turned(), ds);
+          status = multiply(r.rows, s.keys, s.value_width, gradient.part(call, r), values.turned(), raw_slopes);
         }
         if (status) return status;
         const ScoreRows rows = plan.rows_of(r);
-        launch(call, rows_launch(rows.rows, s.keys),
-               rows_kernel(s.keys, softmax_gradient_rows<C, 8, kWarp>, softmax_gradient_rows<C, 4, kThreads>,
-                           softmax_gradient_rows<C, 0, kThreads>),
-               rows, scores, slopes, static_cast<const C*>(call.in[6].data),
-               static_cast<C*>(want_mask ? call.out[3].data : nullptr));
+        with_split<C>(split, [&](auto halves) {
+          constexpr bool kSplit = halves();
+          launch(call, rows_launch(rows.rows, s.keys),
+                 rows_kernel(s.keys, softmax_gradient_rows<C, 8, kWarp, kSplit>,
+                             softmax_gradient_rows<C, 4, kThreads, kSplit>, softmax_gradient_rows<C, 0, kThreads>),
+                 rows, scores, slopes, static_cast<const C*>(call.in[6].data),
+                 static_cast<C*>(want_mask ? call.out[3].data : nullptr));
+        });
         if (want_v) {
           status = multiply(s.keys, s.value_width, r.rows, weights.turned(), wide_gradient.part(call, r),
                             value_grad.part(all_keys), add);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions: by cuDNN where it has a plan, else by our own kernels.
+// Convolutions: by matrix products where they suit, else by cuDNN where it has a plan, else by our own kernels.
 #include "kernels/conv_direct.h"
+#include "kernels/conv_products.h"
 #include "kernels/copy.h"
 #include "libraries/dnn.h"
 
@@ -74,6 +75,7 @@ halfstep_status run(Call& call, const ConvCall& conv, Dnn& dnn, const ConvPlan& 
 
 halfstep_status convolve(Call& call, const ConvCall& conv) {
   if (conv.result().numel == 0) return HALFSTEP_OK;
+  if (products_suit(conv)) return convolve_by_products(call, conv);
   if (Dnn* const dnn = call.device().dnn()) {
     ConvPlan ways[kConvPlans];
     const char* why = nullptr;

@@ -2,6 +2,7 @@
 // mm, bmm and linear: by cuBLASLt, and by a kernel of our own for integers and whatever cuBLASLt doesn't take.
 #include "device/launch.cuh"
 #include "device/number.cuh"
+#include "host/settings.h"
 #include "kernels/copy.h"
 #include "kernels/matmul.h"
 #include "libraries/blas.h"
@@ -129,6 +130,12 @@ __global__ void __launch_bounds__(kThreads) multiply_tiles(Product p, int64_t ti
   }
 }
 
+/// HALFSTEP_CUBLASLT=0: all products by the kernel above, for tools that can't follow the library's.
+bool library_wanted() {
+  static const bool wanted = switch_setting("HALFSTEP_CUBLASLT", true);
+  return wanted;
+}
+
 void multiply_ourselves(const Call& call, const Product& p) {
   const int64_t down = divide_up(p.m, kTile), tiles = down * divide_up(p.n, kTile);
   with_numeric(p.dtype, [&](auto zero) {
@@ -247,7 +254,7 @@ bool ProductSpace::grow(std::size_t bytes) {
 bool ProductSpace::reserve_any() { return grow(kMostBlasWorkspace); }
 bool ProductSpace::reserve(const Product& product) {
   reserved_ = nullptr;
-  if (!dtypes_fit(product.dtype, product.out_dtype) || product.k == 0) return true;
+  if (!library_wanted() || !dtypes_fit(product.dtype, product.out_dtype) || product.k == 0) return true;
   Blas* const blas = call_.device().blas();
   if (blas == nullptr) return true;  // multiply() says so
   reserved_ = &product;
@@ -257,7 +264,7 @@ bool ProductSpace::reserve(const Product& product) {
 
 halfstep_status multiply(const Call& call, const Product& p, ProductSpace& space) {
   if (p.m == 0 || p.n == 0 || p.batch == 0) return HALFSTEP_OK;
-  if (dtypes_fit(p.dtype, p.out_dtype) && p.k > 0) {
+  if (library_wanted() && dtypes_fit(p.dtype, p.out_dtype) && p.k > 0) {
     Blas* const blas = call.device().blas();
     if (blas == nullptr) return HALFSTEP_FAILED;
     const auto plan = space.reserved_ == &p ? space.plan_ : blas->plan(p, tf32_allowed());

@@ -106,7 +106,7 @@ template <class C>
 [[gnu::noinline]] __device__ C dear(F1 f, C x, C a, C b) {
   switch (f) {
     case F1::kExp:
-      return std::exp(x);
+      return math::exp(x);
     case F1::kExp2:
       return std::exp2(x);
     case F1::kExpm1:

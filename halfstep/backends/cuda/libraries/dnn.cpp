@@ -2,22 +2,15 @@
 #include "libraries/dnn.h"
 
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <utility>
 
 #include "host/kernel.h"
+#include "host/settings.h"
 
 namespace hscuda {
 namespace {
 
 constexpr std::size_t kMostPlans = 4096;
-
-/// A switch in the environment: 0 or 1.
-bool is_set(const char* name, bool otherwise) {
-  const char* const value = std::getenv(name);
-  return value == nullptr || value[0] == '\0' ? otherwise : std::strcmp(value, "0") != 0;
-}
 
 }  // namespace
 
@@ -33,7 +26,7 @@ std::unique_ptr<Dnn> Dnn::open(std::string* why) {
 }
 
 Dnn::Dnn(const DnnFunctions& dnn, cudnnHandle_t handle)
-    : dnn_(dnn), handle_(handle), compile_(is_set("HALFSTEP_CUDNN_COMPILE", false)) {}
+    : dnn_(dnn), handle_(handle), compile_(switch_setting("HALFSTEP_CUDNN_COMPILE", false)) {}
 
 Dnn::~Dnn() {
   plans_.clear();
@@ -79,7 +72,7 @@ Dnn* Device::dnn() {
   if (dnn_ == nullptr && !dnn_tried_) {
     dnn_tried_ = true;
     std::string why;
-    if (is_set("HALFSTEP_CUDNN", true)) dnn_ = Dnn::open(&why);
+    if (switch_setting("HALFSTEP_CUDNN", true)) dnn_ = Dnn::open(&why);
     if (!why.empty()) log(HALFSTEP_LOG_WARNING, "cuda: convolutions run in slow kernels of the plug-in's own: " + why);
   }
   return dnn_.get();

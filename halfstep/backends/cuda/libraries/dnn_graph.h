@@ -82,8 +82,9 @@ struct DnnPlan {
 };
 
 /// Whether an engine keeps what docs/devices/kernels.md promises: the same bits in every run, sums in float32, products
-/// of the values as they are (in TF32 where the problem allows it).
-bool engine_fits(const ConvProblem& problem, const std::vector<cudnnBackendNumericalNote_t>& notes);
+/// of the values as they are (in TF32 where the problem allows it). By its notes, and by its number where its notes
+/// don't tell that it rounds parts of sums.
+bool engine_fits(const ConvProblem& problem, int64_t engine, const std::vector<cudnnBackendNumericalNote_t>& notes);
 
 struct DnnLimits {
   int64_t workspace = int64_t{256} << 20;  ///< the most bytes that a plan may need beside the tensors

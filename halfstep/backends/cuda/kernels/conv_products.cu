@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// X has a row for the window of each place of y. Of 1 x 1 windows side by side the rows are x itself; others are
+// gathered, for some images at a time.
+#include "kernels/conv_products.h"
+
+#include "device/elementwise.cuh"
+#include "host/settings.h"
+#include "kernels/copy.h"
+#include "kernels/matmul.h"
+
+namespace hscuda {
+namespace {
+
+using Word = uint16_t;  // an element of f16 or bf16, which is only moved
+constexpr int kWidth = 8;
+constexpr int64_t kMostTaps = 9;                // gathered rows are so many times as long as x
+constexpr int64_t kMostTapsOfFewChannels = 64;  // of images as they are read from files
+constexpr int64_t kGatheredBytes = int64_t{256} << 20;  // at a time, of a whole image at least
+constexpr int64_t kMostGathered = int64_t{2} << 30;     // of an image
+
+/// Where windows lie in x, which is channels-last, and in the gathered rows.
+struct Gather {
+  uint32_t channels, height, width;     // of x
+  uint32_t columns;                     // elements of a window: the tap's row, column and the channel, the last fastest
+  uint32_t rows;                        // gathered ones
+  Divisor packs, tap, tap_row, place_row, image;
+  uint32_t tap_width;
+  int stride[2], padding[2], dilation[2];
+};
+
+/// A pack of a row of windows; `kWhole`: the channels of a tap are whole packs.
+template <bool kWhole>
+__global__ void __launch_bounds__(kThreads) gather_windows(Gather g, const Word* x, Word* rows) {
+  const int64_t all = static_cast<int64_t>(g.rows) * g.packs.divisor;
+  for (int64_t at = thread_index(); at < all; at += grid_threads()) {
+    const auto i = static_cast<uint32_t>(at);
+    const uint32_t row = g.packs.divide(i), first = (i - row * g.packs.divisor) * kWidth;
+    const uint32_t line = g.place_row.divide(row), q = row - line * g.place_row.divisor;
+    const uint32_t image = g.image.divide(line), p = line - image * g.image.divisor;
+    const int top = static_cast<int>(p) * g.stride[0] - g.padding[0];
+    const int left = static_cast<int>(q) * g.stride[1] - g.padding[1];
+    const auto place = [&](uint32_t column) -> const Word* {
+      const uint32_t tap = g.tap.divide(column), channel = column - tap * g.tap.divisor;
+      const uint32_t a = g.tap_row.divide(tap), b = tap - a * g.tap_row.divisor;
+      const int h = top + static_cast<int>(a) * g.dilation[0], w = left + static_cast<int>(b) * g.dilation[1];
+      if (h < 0 || h >= static_cast<int>(g.height) || w < 0 || w >= static_cast<int>(g.width)) return nullptr;
+      return x + ((static_cast<int64_t>(image) * g.height + h) * g.width + w) * g.channels + channel;
+    };
+    Pack<Word, kWidth> pack = {};
+    if constexpr (kWhole) {
+      if (const Word* const from = place(first)) pack = *reinterpret_cast<const Pack<Word, kWidth>*>(from);
+    } else {
+#pragma unroll
+      for (uint32_t j = 0; j < kWidth; ++j) {
+        const Word* const from = first + j < g.columns ? place(first + j) : nullptr;
+        if (from != nullptr) pack.values[j] = *from;
+      }
+    }
+    *reinterpret_cast<Pack<Word, kWidth>*>(rows + at * kWidth) = pack;
+  }
+}
+
+/// How a call is cut into products.
+struct Cut {
+  int64_t taps, columns, length;  // of a window; of a row with what fills its last pack
+  int64_t places;                 // of an image of y
+  int64_t images;                 // of a product
+  bool gathered;
+};
+Cut cut_of(const ConvCall& conv) {
+  const halfstep_conv_attributes& a = *conv.attributes;
+  Cut c = {};
+  c.taps = conv.w->sizes[2] * conv.w->sizes[3];
+  c.columns = c.taps * conv.w->sizes[1];
+  c.length = divide_up(c.columns, kWidth) * kWidth;
+  c.places = conv.y->sizes[2] * conv.y->sizes[3];
+  c.gathered = c.taps > 1 || c.length != c.columns || a.stride[0] != 1 || a.stride[1] != 1 || a.padding[0] != 0 ||
+               a.padding[1] != 0;
+  const int64_t bytes = c.places * c.length * static_cast<int64_t>(sizeof(Word));
+  static const int64_t most = bytes_setting("HALFSTEP_CUDA_GATHER_BYTES", kGatheredBytes);
+  c.images = c.gathered ? std::clamp<int64_t>(most / bytes, 1, conv.x->sizes[0]) : conv.x->sizes[0];
+  return c;
+}
+
+void gather(const Call& call, const ConvCall& conv, const Cut& cut, const Word* x, int64_t images, Word* rows) {
+  const halfstep_conv_attributes& a = *conv.attributes;
+  const auto small = [](int64_t n) { return static_cast<uint32_t>(n); };
+  Gather g = {};
+  g.channels = small(conv.x->sizes[1]), g.height = small(conv.x->sizes[2]), g.width = small(conv.x->sizes[3]);
+  g.columns = small(cut.columns), g.rows = small(images * cut.places);
+  g.packs = Divisor(small(cut.length / kWidth)), g.tap = Divisor(g.channels);
+  g.tap_row = Divisor(small(conv.w->sizes[3]));
+  g.place_row = Divisor(small(conv.y->sizes[3])), g.image = Divisor(small(conv.y->sizes[2]));
+  for (int d = 0; d < 2; ++d) {
+    g.stride[d] = static_cast<int>(a.stride[d]), g.padding[d] = static_cast<int>(a.padding[d]);
+    g.dilation[d] = static_cast<int>(a.dilation[d]);
+  }
+  const bool whole = conv.x->sizes[1] % kWidth == 0 && aligned(x, kWidth);
+  launch(call, {.grid = grid_size(images * cut.places * (cut.length / kWidth), kThreads, INT32_MAX), .alone = true},
+         whole ? gather_windows<true> : gather_windows<false>, g, x, rows);
+}
+
+/// Calls product(first place, places) for some images at a time, whose windows are in `rows` then.
+template <class F>
+halfstep_status for_images(const Call& call, const ConvCall& conv, const Cut& cut, const Word* x, Word* rows,
+                           F&& product) {
+  const int64_t images = conv.x->sizes[0], image = conv.x->sizes[1] * conv.x->sizes[2] * conv.x->sizes[3];
+  for (int64_t first = 0; first < images; first += cut.images) {
+    const int64_t count = std::min(cut.images, images - first);
+    if (cut.gathered) gather(call, conv, cut, x + first * image, count, rows);
+    if (const auto status = product(first * cut.places, count * cut.places)) return status;
+  }
+  return HALFSTEP_OK;
+}
+
+/// A tensor as channels-last words: its own, or a copy.
+class Last {
+ public:
+  Last(const Call& call, const Tensor& t) : t_(t), data_(static_cast<Word*>(t.data)) {
+    copied_ = (conv_layouts(t) & kChannelsLast) == 0;
+    if (copied_) data_ = call.workspace<Word>(t.numel);
+  }
+  Word* data() const { return data_; }
+  void fill(const Call& call) const {
+    if (!copied_) return;
+    const int64_t c = t_.sizes[1], h = t_.sizes[2], w = t_.sizes[3];
+    copy_view(call, View(data_, t_.dtype, {t_.sizes[0], c, h, w}, {h * w * c, 1, w * c, c}), t_);
+  }
+
+ private:
+  const Tensor& t_;
+  Word* data_;
+  bool copied_;
+};
+
+/// dW [filters, window] = dY^T [filters, places] X [places, window].
+halfstep_status weight_gradient(Call& call, const ConvCall& conv) {
+  const Cut cut = cut_of(conv);
+  const int64_t filters = conv.w->sizes[0], channels = conv.w->sizes[1], h = conv.w->sizes[2], w = conv.w->sizes[3];
+  const Last x(call, *conv.x), y(call, *conv.y);
+  Word* const rows = cut.gathered ? call.workspace<Word>(cut.images * cut.places * cut.length) : x.data();
+  // A window's elements are in channels-last order.
+  const bool direct = cut.length == cut.columns && (conv_layouts(*conv.w) & kChannelsLast) != 0;
+  float* const sums = direct ? static_cast<float*>(conv.w->data) : call.workspace<float>(filters * cut.length);
+  ProductSpace space(call);
+  if (x.data() == nullptr || y.data() == nullptr || rows == nullptr || sums == nullptr || !space.reserve_any()) {
+    return call.no_memory();
+  }
+  x.fill(call);
+  y.fill(call);
+  const auto status = for_images(call, conv, cut, x.data(), rows, [&](int64_t first, int64_t places) {
+    Product p;
+    p.dtype = conv.x->dtype, p.out_dtype = HALFSTEP_F32;
+    p.m = filters, p.n = cut.length, p.k = places;
+    p.a = {y.data() + first * filters, 1, filters, 0};
+    p.b = {rows, cut.length, 1, 0};
+    p.c = {sums, cut.length, 1, 0};
+    p.accumulate = first > 0;
+    return multiply(call, p, space);
+  });
+  if (status) return status;
+  if (!direct) {
+    copy_view(call, *conv.w,
+              View(sums, HALFSTEP_F32, {filters, channels, h, w}, {cut.length, 1, w * channels, channels}));
+  }
+  return call.launched();
+}
+
+/// Y [places, filters] = X [places, window] W^T [window, filters].
+halfstep_status output(Call& call, const ConvCall& conv) {
+  const Cut cut = cut_of(conv);
+  const int64_t filters = conv.w->sizes[0], channels = conv.w->sizes[1], h = conv.w->sizes[2], w = conv.w->sizes[3];
+  const Last x(call, *conv.x);
+  Word* const rows = call.workspace<Word>(cut.images * cut.places * cut.length);
+  Word* const weight = call.workspace<Word>(filters * cut.length);
+  ProductSpace space(call);
+  if (x.data() == nullptr || rows == nullptr || weight == nullptr || !space.reserve_any()) return call.no_memory();
+  x.fill(call);
+  const auto bytes = static_cast<std::size_t>(filters * cut.length) * sizeof(Word);
+  if (const auto status = check(cudaMemsetAsync(weight, 0, bytes, call.stream()), "cudaMemsetAsync", call.number())) {
+    return status;
+  }
+  copy_view(call, View(weight, conv.w->dtype, {filters, channels, h, w}, {cut.length, 1, w * channels, channels}),
+            *conv.w);
+  const auto status = for_images(call, conv, cut, x.data(), rows, [&](int64_t first, int64_t places) {
+    Product p;
+    p.dtype = p.out_dtype = conv.x->dtype;
+    p.m = places, p.n = filters, p.k = cut.length;
+    p.a = {rows, cut.length, 1, 0};
+    p.b = {weight, 1, cut.length, 0};
+    p.c = {static_cast<Word*>(conv.y->data) + first * filters, filters, 1, 0};
+    if (conv.bias != nullptr) p.bias = conv.bias->data, p.bias_dtype = conv.bias->dtype;
+    return multiply(call, p, space);
+  });
+  return status ? status : call.launched();
+}
+
+}  // namespace
+
+bool products_suit(const ConvCall& conv) {
+  const halfstep_conv_attributes& a = *conv.attributes;
+  const int dtype = conv.operand().dtype, result = conv.result().dtype;
+  if ((dtype != HALFSTEP_F16 && dtype != HALFSTEP_BF16) || a.groups != 1) return false;
+  const Tensor* const tensors[] = {conv.x, conv.w, conv.y};
+  for (const Tensor* t : tensors) {
+    if (t->numel == 0 || t->numel > INT32_MAX || conv_layouts(*t) == 0) return false;
+    if (t != &conv.result() && t->dtype != dtype) return false;
+  }
+  // Places of windows are counted in 31 bits.
+  constexpr int64_t kFar = 1 << 15;
+  for (int d = 0; d < 2; ++d) {
+    if (a.stride[d] > kFar || a.padding[d] > kFar || a.dilation[d] > kFar || conv.x->sizes[2 + d] > kFar ||
+        conv.y->sizes[2 + d] > kFar) {
+      return false;
+    }
+  }
+  const Cut cut = cut_of(conv);
+  const bool few = conv.x->sizes[1] < kWidth;
+  // A product's rows begin on whole packs: cuBLASLt's fast kernels read those alone.
+  if (cut.taps > (few ? kMostTapsOfFewChannels : kMostTaps) || conv.y->sizes[1] % kWidth != 0 ||
+      cut.images * cut.places * cut.length > kMostGathered / static_cast<int64_t>(sizeof(Word))) {
+    return false;
+  }
+  switch (conv.part) {
+    case ConvPart::kWeight:
+      return result == HALFSTEP_F32;
+    case ConvPart::kOutput:
+      return few && cut.gathered && result == dtype && (conv_layouts(*conv.y) & kChannelsLast) != 0 &&
+             (conv.bias == nullptr || (conv.bias->dtype == dtype && conv.bias->strides[0] == 1 &&
+                                       reinterpret_cast<uintptr_t>(conv.bias->data) % kBiasAlignment == 0));
+    default:
+      return false;
+  }
+}
+
+halfstep_status convolve_by_products(Call& call, const ConvCall& conv) {
+  return conv.part == ConvPart::kWeight ? weight_gradient(call, conv) : output(call, conv);
+}
+
+}  // namespace hscuda
