@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,11 +41,15 @@ class GpuChecks(unittest.TestCase):
         file.chmod(0o755)
 
     def run_checks(self, *arguments: str) -> tuple[int, str]:
-        environment = {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": str(self.folder)}
-        out = subprocess.run([str(TOP / "scripts/gpu_checks.sh"), "--build", str(self.folder / "build"), "--out",
-                              str(self.folder / "out"), *arguments], env=environment, text=True, stdout=subprocess.PIPE,
+        out = subprocess.run(self.command(*arguments), env=self.environment(), text=True, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, timeout=60, check=False)
         return out.returncode, out.stdout
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(TOP / "scripts/gpu_checks.sh"), "--build", str(self.folder / "build"), "--out", str(self.folder / "out"), *arguments]
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": str(self.folder)}
 
     def stages(self) -> dict[str, dict[str, object]]:
         file = next((self.folder / "out").glob("gpu-*.jsonl"))
@@ -129,6 +134,14 @@ echo "$*" >{self.folder}/sanitizer; echo '========= ERROR SUMMARY: 0 errors'""")
         self.assertEqual((self.folder / "nn").read_text(), "|\n")
         self.assertIn("--kernel-name kns=hscuda", (self.folder / "sanitizer").read_text())
 
+    def test_races_are_looked_for_in_our_kernels_alone(self) -> None:
+        self.program("build/bin/halfstep", GOOD_CHECK)
+        self.program("bin/compute-sanitizer", f"""[ "$1" = --help ] && exit 0
+echo "$HALFSTEP_CUDNN $HALFSTEP_CUBLASLT $*" >{self.folder}/$2; echo '========= RACECHECK SUMMARY: 0 hazards displayed'""")
+        self.run_checks("--minutes", "1", "--only", "memcheck,racecheck")
+        self.assertTrue((self.folder / "racecheck").read_text().startswith("0 0 --tool racecheck"))
+        self.assertTrue((self.folder / "memcheck").read_text().startswith("  --tool memcheck --report-api-errors no"))
+
     def test_what_hangs_is_ended_in_time_with_all_that_it_started(self) -> None:
         self.program("build/bin/halfstep", "sleep 300 & sleep 300")
         start = time.monotonic()
@@ -136,6 +149,15 @@ echo "$*" >{self.folder}/sanitizer; echo '========= ERROR SUMMARY: 0 errors'""")
         self.assertLess(time.monotonic() - start, 30)
         self.assertEqual(status, 1, out)
         self.assertIn("not done within", self.stages()["self-check"]["summary"])
+
+    def test_a_signal_ends_it_at_once_with_all_that_it_started(self) -> None:
+        self.program("build/bin/halfstep", f"echo >{self.folder}/started; sleep 300")
+        process = subprocess.Popen(self.command("--minutes", "5", "--only", "self-check"), stdout=subprocess.DEVNULL, env=self.environment())
+        start = time.monotonic()
+        while not (self.folder / "started").exists() and time.monotonic() - start < 30:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(timeout=30), 128 + signal.SIGTERM)
 
     def test_refuses_what_it_does_not_know(self) -> None:
         self.assertEqual(self.run_checks("--only", "everything")[0], 2)
