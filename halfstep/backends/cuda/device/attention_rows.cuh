@@ -6,8 +6,7 @@
 #include <limits>
 
 #include "device/block.cuh"
-#include "device/launch.cuh"
-#include "device/number.cuh"
+#include "device/elementwise.cuh"
 #include "halfstep/core/philox.h"
 
 namespace hscuda {
@@ -98,9 +97,14 @@ __device__ __forceinline__ C dropout_factor(const ScoreRows& p, const ScoreRow& 
 
 // How the rows are shared out: kLanes threads (a warp, or a block) have a row. Each holds up to kCount of its scores in
 // registers; 0: any number of them, which are read again for each pass.
-template <int kCount, int kLanes>
+//
+// kSplit: what is left for the products that follow is, in the same memory, the sum of two bf16 for each float, which has
+// 16 bits of mantissa and float's range; all that are larger lie before all that they lack. A thread then has neighbours,
+// which it reads and writes at once: `keys` are whole multiples of kCount, rows begin on such.
+template <int kCount, int kLanes, bool kSplit>
 struct Share {
   static_assert(kLanes == kWarp || kLanes == kThreads);
+  static_assert(kCount > 0 || !kSplit);
   static constexpr int kHeld = kCount > 0 ? kCount : 1;
   static constexpr int kRows = kThreads / kLanes;  ///< of a block
 
@@ -114,7 +118,7 @@ struct Share {
     }
   }
   /// Behind it, what any lane of the row has read may be written by another.
-  __device__ static __forceinline__ void settle() {
+  __device__ __forceinline__ static void settle() {
     if constexpr (kLanes == kWarp) {
       __syncwarp();
     } else {
@@ -124,7 +128,12 @@ struct Share {
   /// Calls f(j, c) for a lane's columns j.
   template <class F>
   __device__ __forceinline__ static void for_columns(int64_t keys, F&& f) {
-    if constexpr (kCount > 0) {
+    if constexpr (kSplit) {
+      if (const int64_t first = int64_t{lane()} * kCount; first < keys) {
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) f(first + c, c);
+      }
+    } else if constexpr (kCount > 0) {
 #pragma unroll
       for (int c = 0; c < kCount; ++c) {
         if (const int64_t j = lane() + c * kLanes; j < keys) f(j, c);
@@ -133,66 +142,81 @@ struct Share {
       for (int64_t j = lane(); j < keys; j += kLanes) f(j, 0);
     }
   }
+  /// A lane's columns of a row, where they are held.
+  template <class C>
+  __device__ __forceinline__ static void read(const C* row, int64_t keys, C (&to)[kHeld]) {
+    if constexpr (kSplit) {
+      if (const int64_t first = int64_t{lane()} * kCount; first < keys) {
+        const auto pack = load_pack<kCount>(row + first);
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) to[c] = pack.values[c];
+      }
+    } else if constexpr (kCount > 0) {
+      for_columns(keys, [&](int64_t j, int c) { to[c] = row[j]; });
+    }
+  }
+  template <class C>
+  __device__ __forceinline__ static void write(C* row, int64_t keys, const C (&from)[kHeld]) {
+    if constexpr (kSplit) {
+      if (const int64_t first = int64_t{lane()} * kCount; first < keys) {
+        auto* const halves = reinterpret_cast<BFloat16*>(row);
+        Pack<BFloat16, kCount> large, rest;
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) {
+          large.values[c] = convert<BFloat16>(from[c]);
+          rest.values[c] = convert<BFloat16>(from[c] - value_of(large.values[c]));
+        }
+        *reinterpret_cast<Pack<BFloat16, kCount>*>(halves + first) = large;
+        *reinterpret_cast<Pack<BFloat16, kCount>*>(halves + keys + first) = rest;
+      }
+    } else if constexpr (kCount > 0) {
+      for_columns(keys, [&](int64_t j, int c) { row[j] = from[c]; });
+    }
+  }
 };
 
-/// Leaves value j of a row of float for the products that follow: as it is, or in the same memory as the sum of two
-/// bf16, which has 16 bits of mantissa and float's range. All that are larger lie before all that they lack.
-template <bool kSplit, class C>
-__device__ __forceinline__ void leave(C* row, int64_t keys, int64_t j, C value) {
-  if constexpr (kSplit) {
-    auto* const halves = reinterpret_cast<BFloat16*>(row);
-    const auto large = convert<BFloat16>(value);
-    halves[j] = large;
-    halves[keys + j] = convert<BFloat16>(value - value_of(large));
-  } else {
-    row[j] = value;
-  }
-}
-
-/// The softmax of each row in place (see leave()), with dropout, and `lse` of each.
+/// The softmax of each row in place, with dropout, and `lse` of each.
 template <class C, int kCount, int kLanes, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads) softmax_rows(ScoreRows p, C* scores, C* lse) {
-  using Rows = Share<kCount, kLanes>;
+  using Rows = Share<kCount, kLanes, kSplit>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Rows::kRows;
   for (int64_t row = thread_index() / kLanes; row < p.rows; row += step) {
     const ScoreRow at = row_at(p, row);
     C* const x = scores + row * p.keys;
-    [[maybe_unused]] C held[Rows::kHeld];
+    [[maybe_unused]] C held[Rows::kHeld] = {};
+    Rows::read(x, p.keys, held);
+    const auto value = [&](int64_t j, int c) -> C& { return kCount > 0 ? held[c] : x[j]; };
     C top = no_score<C>();
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
-      const C score = j < at.seen ? finished_score(p, at, j, x[j]) : no_score<C>();
-      if constexpr (kCount > 0) {
-        held[c] = score;
-      } else {
-        x[j] = score;
-      }
+      C& score = value(j, c);
+      score = j < at.seen ? finished_score(p, at, j, score) : no_score<C>();
       top = Largest{}(top, score);
     });
     top = Rows::reduce(top, Largest{}, no_score<C>());
     const bool nothing = top == no_score<C>();
     C sum = 0;
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
-      C& score = kCount > 0 ? held[c] : x[j];
+      C& score = value(j, c);
       score = nothing || j >= at.seen ? C(0) : exponential(score - top);
       sum += score;
     });
     sum = Rows::reduce(sum, Sum{}, C(0));
-    if constexpr (kSplit) Rows::settle();
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
-      const C weight = kCount > 0 ? held[c] : x[j];
-      leave<kSplit>(x, p.keys, j, nothing ? C(0) : weight / sum * dropout_factor<C>(p, at, j));
+      C& weight = value(j, c);
+      weight = nothing ? C(0) : weight / sum * dropout_factor<C>(p, at, j);
     });
+    if constexpr (kSplit) Rows::settle();
+    Rows::write(x, p.keys, held);
     if (Rows::lane() == 0) lse[at.number] = nothing ? no_score<C>() : top + logarithm(sum);
   }
 }
 
 /// In `scores` come the raw scores and go the weights (after dropout), in `d` (may be null) come the gradients of these
-/// and go those of the raw scores (both see leave()). `mask_grad` [all queries, keys] (may be null): of the scores
-/// before the scale.
+/// and go those of the raw scores. `mask_grad` [all queries, keys] (may be null): of the scores before the scale.
 template <class C, int kCount, int kLanes, bool kSplit = false>
 __global__ void __launch_bounds__(kThreads)
     softmax_gradient_rows(ScoreRows p, C* scores, C* d, const C* lse, C* mask_grad) {
-  using Rows = Share<kCount, kLanes>;
+  using Rows = Share<kCount, kLanes, kSplit>;
   const int64_t step = static_cast<int64_t>(gridDim.x) * Rows::kRows;
   for (int64_t row = thread_index() / kLanes; row < p.rows; row += step) {
     const ScoreRow at = row_at(p, row);
@@ -200,29 +224,27 @@ __global__ void __launch_bounds__(kThreads)
     C* const dx = d == nullptr ? nullptr : d + row * p.keys;
     const C shift = lse[at.number];
     const bool nothing = shift == no_score<C>();
-    [[maybe_unused]] C weights[Rows::kHeld], gradients[Rows::kHeld], dropped[Rows::kHeld];
+    [[maybe_unused]] C weights[Rows::kHeld] = {}, gradients[Rows::kHeld] = {}, dropped[Rows::kHeld] = {};
+    Rows::read(x, p.keys, weights);
+    if (dx != nullptr) Rows::read(dx, p.keys, gradients);
+    if constexpr (kSplit) Rows::settle();
     C total = 0;
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
       const bool seen = !nothing && j < at.seen;
-      const C weight = seen ? exponential(finished_score(p, at, j, x[j]) - shift) : C(0);
+      const C raw = kCount > 0 ? weights[c] : x[j];
+      const C weight = seen ? exponential(finished_score(p, at, j, raw) - shift) : C(0);
       const C factor = seen ? dropout_factor<C>(p, at, j) : C(0);
-      const C gradient = seen && dx != nullptr ? dx[j] * factor : C(0);
+      const C gradient = seen && dx != nullptr ? (kCount > 0 ? gradients[c] : dx[j]) * factor : C(0);
       total += weight * gradient;
-      if constexpr (kSplit) {
+      if constexpr (kCount > 0) {
         weights[c] = weight, gradients[c] = gradient, dropped[c] = weight * factor;
-      } else if constexpr (kCount > 0) {
-        x[j] = weight * factor;
-        weights[c] = weight, gradients[c] = gradient;
       } else if (dx != nullptr) {
         x[j] = weight, dx[j] = gradient;
       } else {
         x[j] = weight * factor;
       }
     });
-    if constexpr (kSplit) {
-      Rows::settle();
-      Rows::for_columns(p.keys, [&](int64_t j, int c) { leave<true>(x, p.keys, j, dropped[c]); });
-    }
+    Rows::write(x, p.keys, dropped);
     if (dx == nullptr) continue;
     total = Rows::reduce(total, Sum{}, C(0));
     Rows::for_columns(p.keys, [&](int64_t j, int c) {
@@ -235,8 +257,13 @@ __global__ void __launch_bounds__(kThreads)
       }
       const C ds = !nothing && j < at.seen ? weight * (gradient - total) : C(0);
       if (mask_grad != nullptr) mask_grad[at.number * p.keys + j] = ds;
-      leave<kSplit>(dx, p.keys, j, ds * static_cast<C>(p.scale));
+      if constexpr (kCount > 0) {
+        gradients[c] = ds * static_cast<C>(p.scale);
+      } else {
+        dx[j] = ds * static_cast<C>(p.scale);
+      }
     });
+    if (kCount > 0) Rows::write(dx, p.keys, gradients);
   }
 }
 

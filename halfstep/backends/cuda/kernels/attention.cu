@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scaled dot-product attention and its backward pass, by matrix products and kernels for the rows of scores. The scores
 // of a piece at a time are in a workspace, in float32 (float64), as is all that comes of them until a result is
-// rounded. What is multiplied by bf16 is split into two bf16 (leave()), so that matrix units make these products too.
+// rounded. What is multiplied by bf16 is split into two bf16 (attention_rows.cuh), so that matrix units make these products too.
 // Elsewhere, where TF32 is allowed, the products with weights and slopes of scores are made in it: what they are
 // multiplied by loses nothing if it came in 16 bits.
 #include <algorithm>
@@ -327,12 +327,14 @@ halfstep_status backward(Call& call) {
   };
   // Products of what came in are made in its dtype, those of scores in the sums'.
   const int outer = g.dtype == v.dtype ? g.dtype : kSums;
-  const Operand query = operand(q, q.dtype, most, true), key = operand(k, q.dtype, most_keys, true);
-  const Operand gradient = operand(g, outer, most, want_scores), value = operand(v, outer, most_keys, want_scores);
   const bool split = splits(s.keys, {&q, &k, &v, &g});
-  const int wide = split ? g.dtype : kSums;
-  const Operand wide_gradient = operand(g, wide, most, want_v, split);
-  const Operand wide_query = operand(q, wide, most, want_k, split), wide_key = operand(k, wide, most_keys, want_q, split);
+  const Operand query = operand(q, q.dtype, most, true, split), key = operand(k, q.dtype, most_keys, true, split);
+  const Operand gradient = operand(g, outer, most, want_scores || split, split),
+                value = operand(v, outer, most_keys, want_scores, split);
+  // What is split is multiplied by the same ones.
+  const Operand wide_gradient = operand(g, kSums, most, want_v && !split);
+  const Operand wide_query = operand(q, kSums, most, want_k && !split),
+                wide_key = operand(k, kSums, most_keys, want_q && !split);
   const auto result = [&](int i, const Range& largest, bool wanted) {
     if (!wanted) return Result();
     Result o(call.out[i], s.heads, kSums);
@@ -349,7 +351,7 @@ halfstep_status backward(Call& call) {
       [&](const Range& r) {
         keys = key.part(call, r);
         if (want_scores) values = value.part(call, r);
-        if (want_q) wide_keys = wide_key.part(call, r);
+        if (want_q) wide_keys = split ? keys : wide_key.part(call, r);
       },
       [&](const Range& r) -> halfstep_status {
         const Stack raw = scores_of(scores, kSums, r, s.keys), raw_slopes = scores_of(slopes, kSums, r, s.keys);
@@ -360,9 +362,11 @@ halfstep_status backward(Call& call) {
         const auto multiply = [&](auto... arguments) {
           return multiply_heads(call, space, r.items, r.heads, arguments...);
         };
-        halfstep_status status = multiply(r.rows, s.keys, s.width, query.part(call, r), keys.turned(), raw);
+        const Stack queries = query.part(call, r);
+        const Stack gradients = want_scores || split ? gradient.part(call, r) : Stack();
+        halfstep_status status = multiply(r.rows, s.keys, s.width, queries, keys.turned(), raw);
         if (status == HALFSTEP_OK && want_scores) {
-          status = multiply(r.rows, s.keys, s.value_width, gradient.part(call, r), values.turned(), raw_slopes);
+          status = multiply(r.rows, s.keys, s.value_width, gradients, values.turned(), raw_slopes);
         }
         if (status) return status;
         const ScoreRows rows = plan.rows_of(r);
@@ -375,16 +379,16 @@ halfstep_status backward(Call& call) {
                  static_cast<C*>(want_mask ? call.out[3].data : nullptr));
         });
         if (want_v) {
-          status = multiply(s.keys, s.value_width, r.rows, weights.turned(), wide_gradient.part(call, r),
-                            value_grad.part(all_keys), add);
+          status = multiply(s.keys, s.value_width, r.rows, weights.turned(),
+                            split ? gradients : wide_gradient.part(call, r), value_grad.part(all_keys), add);
         }
         if (status == HALFSTEP_OK && want_q) {
           status = multiply(r.rows, s.width, s.keys, ds, wide_keys, query_grad.part(r));
           query_grad.finish(call, r);
         }
         if (status == HALFSTEP_OK && want_k) {
-          status =
-              multiply(s.keys, s.width, r.rows, ds.turned(), wide_query.part(call, r), key_grad.part(all_keys), add);
+          status = multiply(s.keys, s.width, r.rows, ds.turned(), split ? queries : wide_query.part(call, r),
+                            key_grad.part(all_keys), add);
         }
         return status;
       },

@@ -18,13 +18,13 @@ constexpr int64_t kMostTapsOfFewChannels = 64;  // of images as they are read fr
 constexpr int64_t kGatheredBytes = int64_t{256} << 20;  // at a time, of a whole image at least
 constexpr int64_t kMostGathered = int64_t{2} << 30;     // of an image
 
-/// Where windows lie in x, which is channels-last, and in the gathered rows.
+/// Where windows lie in x, which is channels-last, and in the gathered rows. A window is made of runs of elements that
+/// lie behind each other in x: its rows, or with a dilation its taps.
 struct Gather {
-  uint32_t channels, height, width;     // of x
-  uint32_t columns;                     // elements of a window: the tap's row, column and the channel, the last fastest
-  uint32_t rows;                        // gathered ones
-  Divisor packs, tap, tap_row, place_row, image;
-  uint32_t tap_width;
+  int channels, height, line;  // of x; a line of pixels has so many elements
+  uint32_t columns;            // elements of a window: the tap's row, column and the channel, the last fastest
+  uint32_t rows;               // gathered ones
+  Divisor packs, run, runs_of_row, place_row, image;
   int stride[2], padding[2], dilation[2];
 };
 
@@ -39,21 +39,26 @@ __global__ void __launch_bounds__(kThreads) gather_windows(Gather g, const Word*
     const uint32_t image = g.image.divide(line), p = line - image * g.image.divisor;
     const int top = static_cast<int>(p) * g.stride[0] - g.padding[0];
     const int left = static_cast<int>(q) * g.stride[1] - g.padding[1];
-    const auto place = [&](uint32_t column) -> const Word* {
-      const uint32_t tap = g.tap.divide(column), channel = column - tap * g.tap.divisor;
-      const uint32_t a = g.tap_row.divide(tap), b = tap - a * g.tap_row.divisor;
-      const int h = top + static_cast<int>(a) * g.dilation[0], w = left + static_cast<int>(b) * g.dilation[1];
-      if (h < 0 || h >= static_cast<int>(g.height) || w < 0 || w >= static_cast<int>(g.width)) return nullptr;
-      return x + ((static_cast<int64_t>(image) * g.height + h) * g.width + w) * g.channels + channel;
+    const Word* const pixels = x + static_cast<int64_t>(image) * g.height * g.line;
+    uint32_t run = g.run.divide(first);
+    uint32_t inside = first - run * g.run.divisor;
+    // Null outside of x: a run that begins left of a line has its elements behind that begin.
+    const auto place = [&]() -> const Word* {
+      const uint32_t a = g.runs_of_row.divide(run), b = run - a * g.runs_of_row.divisor;
+      const int h = top + static_cast<int>(a) * g.dilation[0];
+      const int at = (left + static_cast<int>(b) * g.dilation[1]) * g.channels + static_cast<int>(inside);
+      if (h < 0 || h >= g.height || at < 0 || at >= g.line) return nullptr;
+      return pixels + static_cast<int64_t>(h) * g.line + at;
     };
     Pack<Word, kWidth> pack = {};
     if constexpr (kWhole) {
-      if (const Word* const from = place(first)) pack = *reinterpret_cast<const Pack<Word, kWidth>*>(from);
+      if (const Word* const from = place()) pack = *reinterpret_cast<const Pack<Word, kWidth>*>(from);
     } else {
 #pragma unroll
       for (uint32_t j = 0; j < kWidth; ++j) {
-        const Word* const from = first + j < g.columns ? place(first + j) : nullptr;
+        const Word* const from = first + j < g.columns ? place() : nullptr;
         if (from != nullptr) pack.values[j] = *from;
+        if (++inside == g.run.divisor) inside = 0, ++run;
       }
     }
     *reinterpret_cast<Pack<Word, kWidth>*>(rows + at * kWidth) = pack;
@@ -86,10 +91,13 @@ void gather(const Call& call, const ConvCall& conv, const Cut& cut, const Word* 
   const halfstep_conv_attributes& a = *conv.attributes;
   const auto small = [](int64_t n) { return static_cast<uint32_t>(n); };
   Gather g = {};
-  g.channels = small(conv.x->sizes[1]), g.height = small(conv.x->sizes[2]), g.width = small(conv.x->sizes[3]);
+  const int64_t channels = conv.x->sizes[1], taps = conv.w->sizes[3];
+  const bool dilated = a.dilation[1] != 1;
+  g.channels = static_cast<int>(channels), g.height = static_cast<int>(conv.x->sizes[2]);
+  g.line = static_cast<int>(conv.x->sizes[3] * channels);
   g.columns = small(cut.columns), g.rows = small(images * cut.places);
-  g.packs = Divisor(small(cut.length / kWidth)), g.tap = Divisor(g.channels);
-  g.tap_row = Divisor(small(conv.w->sizes[3]));
+  g.packs = Divisor(small(cut.length / kWidth));
+  g.run = Divisor(small(dilated ? channels : taps * channels)), g.runs_of_row = Divisor(small(dilated ? taps : 1));
   g.place_row = Divisor(small(conv.y->sizes[3])), g.image = Divisor(small(conv.y->sizes[2]));
   for (int d = 0; d < 2; ++d) {
     g.stride[d] = static_cast<int>(a.stride[d]), g.padding[d] = static_cast<int>(a.padding[d]);
@@ -206,13 +214,14 @@ bool products_suit(const ConvCall& conv) {
     if (t->numel == 0 || t->numel > INT32_MAX || conv_layouts(*t) == 0) return false;
     if (t != &conv.result() && t->dtype != dtype) return false;
   }
-  // Places of windows are counted in 31 bits.
-  constexpr int64_t kFar = 1 << 15;
+  // Places of windows, outside of x too, are counted in 31 bits.
+  const auto sum = [&](int d) {
+    return conv.y->sizes[2 + d] * a.stride[d] + a.padding[d] + conv.w->sizes[2 + d] * a.dilation[d];
+  };
   for (int d = 0; d < 2; ++d) {
-    if (a.stride[d] > kFar || a.padding[d] > kFar || a.dilation[d] > kFar || conv.x->sizes[2 + d] > kFar ||
-        conv.y->sizes[2 + d] > kFar) {
-      return false;
-    }
+    constexpr int64_t kFar = 1 << 24;
+    if (a.stride[d] > kFar || a.padding[d] > kFar || a.dilation[d] > kFar) return false;
+    if (sum(d) * conv.x->sizes[1] > INT32_MAX) return false;
   }
   const Cut cut = cut_of(conv);
   const bool few = conv.x->sizes[1] < kWidth;
