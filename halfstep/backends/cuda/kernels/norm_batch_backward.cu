@@ -16,10 +16,20 @@ __device__ __forceinline__ void before_activation(int activation, const Pack<T, 
   }
 }
 
-// parts[channel * chunks + k]: the sums of g and of g (x - mean) over chunk k.
+template <class T, int kWidth>
+__device__ __forceinline__ Pack<T, kWidth> as_pack(const float (&values)[kWidth]) {
+  Pack<T, kWidth> pack;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) pack.values[j] = convert<T>(values[j]);
+  return pack;
+}
+
+// parts[channel * chunks + k]: the sums of g and of g (x - mean) over chunk k. `kept`, unless that is null, gets g: what
+// comes next then reads neither g nor y again.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    rows_products(const T* g, const T* x, const T* y, int activation, const float* mean, RowsPlan p, Two* parts) {
+    rows_products(const T* g, const T* x, const T* y, int activation, const float* mean, RowsPlan p, T* kept,
+                  Two* parts) {
   using P = Pack<T, kWidth>;
   const int64_t pack = static_cast<int64_t>(blockIdx.y) * p.across + (threadIdx.x & (p.across - 1));
   const int64_t first = static_cast<int64_t>(blockIdx.x) * p.chunk;
@@ -43,6 +53,7 @@ __global__ void __launch_bounds__(kThreads)
         if (row + u * p.down >= end) continue;
         float v[kWidth];
         before_activation(activation, gs[u], ys[u], v);
+        if (kept) reinterpret_cast<P*>(kept)[(row + u * p.down) * p.packs + pack] = as_pack<T, kWidth>(v);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           s1[j] += v[j];
@@ -57,7 +68,8 @@ __global__ void __launch_bounds__(kThreads)
 // Block number channel * chunks + k.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    planes_products(const T* g, const T* x, const T* y, int activation, const float* mean, PlanesPlan p, Two* parts) {
+    planes_products(const T* g, const T* x, const T* y, int activation, const float* mean, PlanesPlan p, T* kept,
+                    Two* parts) {
   using P = Pack<T, kWidth>;
   const int64_t channel = blockIdx.x / p.chunks, first = blockIdx.x % p.chunks * p.chunk;
   const int64_t end = first + p.chunk < p.units ? first + p.chunk : p.units;
@@ -66,11 +78,13 @@ __global__ void __launch_bounds__(kThreads)
   float s1[kWidth] = {}, s2[kWidth] = {};
   for (int64_t unit = first + threadIdx.x; unit < end; unit += kUnroll * kThreads) {
     P gs[kUnroll], xs[kUnroll], ys[kUnroll];
+    int64_t places[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int64_t i = unit + u * kThreads;
       if (i >= end) continue;
       const int64_t at = start + i * kWidth + static_cast<int64_t>(p.per_run.divide(static_cast<uint32_t>(i))) * skip;
+      places[u] = at;
       gs[u] = *reinterpret_cast<const P*>(g + at);
       xs[u] = *reinterpret_cast<const P*>(x + at);
       if (activation != 0) ys[u] = *reinterpret_cast<const P*>(y + at);
@@ -80,6 +94,7 @@ __global__ void __launch_bounds__(kThreads)
       if (unit + u * kThreads >= end) continue;
       float v[kWidth];
       before_activation(activation, gs[u], ys[u], v);
+      if (kept) *reinterpret_cast<P*>(kept + places[u]) = as_pack<T, kWidth>(v);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         s1[j] += v[j];
@@ -269,18 +284,21 @@ struct Operands {
   int activation;
 };
 
+// `keep`: the residual's gradient is written on the way.
 template <class T, int kWidth>
-void take_products(const Call& call, const ChannelPlan& plan, const Operands& t, const float* mean, Two* parts) {
+void take_products(const Call& call, const ChannelPlan& plan, const Operands& t, const float* mean, bool keep,
+                   Two* parts) {
+  T* const kept = keep ? static_cast<T*>(t.residual_grad->data) : nullptr;
   const T *g = static_cast<const T*>(t.g->data), *x = static_cast<const T*>(t.x->data);
   const T* y = t.y ? static_cast<const T*>(t.y->data) : nullptr;
   if (plan.by_rows()) {
     const RowsPlan& p = plan.rows;
     launch(call, {.grid = dim3(p.chunks, p.tiles), .shared = join_bytes(p)}, rows_products<T, kWidth>, g, x, y,
-           t.activation, mean, p, parts);
+           t.activation, mean, p, kept, parts);
   } else {
     launch(call, {.grid = plan.planes.blocks()},
            plan.planes.width == kWidth ? planes_products<T, kWidth> : planes_products<T, 1>, g, x, y, t.activation,
-           mean, plan.planes, parts);
+           mean, plan.planes, kept, parts);
   }
 }
 template <class T, int kWidth>
@@ -340,6 +358,9 @@ halfstep_status backward(const Call& call) {
                     .slope = scale + 2 * channels};
   const AnyFloat y = t.y ? AnyFloat(*t.y) : AnyFloat();
   alike.move(call);
+  // Where all are wanted, the pass that sums writes what the activation got, so that the other reads that alone.
+  const bool keep = sums && plan.fast && a.training && t.activation != 0 && t.x_grad && t.residual_grad &&
+                    t.residual_grad->dtype == x.dtype;
   if (sums && !plan.fast) {
     launch(call, {.grid = plan.planes.blocks()}, other_products<C>, AnyFloat(*t.g), AnyFloat(x), y, t.activation, mean,
            channel_places<3>({&x, t.g, t.y}), plan.planes, parts);
@@ -347,7 +368,7 @@ halfstep_status backward(const Call& call) {
     if constexpr (std::is_same_v<C, float>) {
       with_fast(x.dtype, [&](auto zero) {
         using T = decltype(zero);
-        with_width<T>(plan.width, [&](auto width) { take_products<T, width()>(call, plan, t, mean, parts); });
+        with_width<T>(plan.width, [&](auto width) { take_products<T, width()>(call, plan, t, mean, keep, parts); });
       });
     }
   }
@@ -356,6 +377,11 @@ halfstep_status backward(const Call& call) {
          s);
   if (x.numel == 0 || (!t.x_grad && !t.residual_grad)) return call.launched();
   const bool with_x = a.training && t.x_grad;
+  if (keep) {
+    t.g = t.residual_grad;
+    t.y = t.residual_grad = nullptr;
+    t.activation = 0;
+  }
   if (!plan.fast) {
     const auto any = [](const Tensor* tensor) { return tensor ? AnyFloat(*tensor) : AnyFloat(); };
     for_each(
