@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/gpu_checks.sh runs: every check of the plug-in for NVIDIA GPUs, side by side, and then its benchmarks.
+"""What scripts/gpu_checks.sh runs: the checks of the plug-in for NVIDIA GPUs, most of them side by side, and then its benchmarks.
 
 A stage that can't run is skipped with the reason, and the rest goes on. Each has a limit, and all of them together --minutes. With no
 --build what is needed is built first, for the GPUs of this machine; that time is told apart and doesn't count.
@@ -51,7 +51,7 @@ class Stage:
     what: str
     limit: float  # seconds
     run: Callable[["Checks", float], Outcome]
-    timed: bool = False
+    alone: bool = False  # with the GPU to itself: it is timed, or keeps the GPU from others
 
 
 def pip_libraries(python: str) -> str:
@@ -289,8 +289,8 @@ STAGES = (Stage("facts", facts.__doc__ or "", 20, facts),
           Stage("self-check", self_check.__doc__ or "", 120, self_check),
           Stage("tests", tests.__doc__ or "", 150, tests),
           Stage("memcheck", "compute-sanitizer --tool memcheck over all families of kernels", 100, sanitizer("memcheck")),
-          Stage("racecheck", "compute-sanitizer --tool racecheck over all families of kernels", 100, sanitizer("racecheck")),
-          Stage("benchmarks", benchmarks.__doc__ or "", 330, benchmarks, timed=True))
+          Stage("racecheck", "compute-sanitizer --tool racecheck over all families of kernels", 100, sanitizer("racecheck"), alone=True),
+          Stage("benchmarks", benchmarks.__doc__ or "", 330, benchmarks, alone=True))
 RESERVED = 5.0  # seconds for what stands between the stages
 
 
@@ -379,7 +379,7 @@ def plan(checks: Checks) -> int:
         print(f"build      into {checks.build}: {', '.join(TARGETS)} (not counted)")
     for stage in STAGES:
         if stage.name in options.stages:
-            print(f"{stage.name:<11} at most {min(stage.limit, 60 * options.minutes):3.0f} s  {stage.what}{'' if stage.timed else ' (side by side)'}")
+            print(f"{stage.name:<11} at most {min(stage.limit, 60 * options.minutes):3.0f} s  {stage.what}{'' if stage.alone else ' (side by side)'}")
     print(f"all of them together: at most {60 * options.minutes:.0f} s")
     for tool in ("nvidia-smi", "nvcc", "compute-sanitizer", "cmake", "ninja"):
         print(f"{tool:<18} {shutil.which(tool) or 'missing'}")
@@ -414,9 +414,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return outcome
 
         wanted = [s for s in STAGES if s.name in options.stages]
-        # What isn't timed shares the GPU; what is timed has it alone.
         with concurrent.futures.ThreadPoolExecutor(len(STAGES)) as pool:
-            begun = [(s, pool.submit(run, s)) for s in wanted if not s.timed]
+            begun = [(s, pool.submit(run, s)) for s in wanted if not s.alone]
             try:
                 for stage, outcome in begun:
                     report.add(stage.name, outcome.result())
@@ -424,7 +423,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 checks.end_all()
                 raise
         for stage in wanted:
-            if stage.timed:
+            if stage.alone:
                 report.add(stage.name, run(stage))
         print(f"{time.monotonic() - start:.0f} s in all, without a build; {report.markdown}")
     except KeyboardInterrupt:

@@ -166,7 +166,7 @@ echo "$HALFSTEP_CUDNN $HALFSTEP_CUBLASLT $*" >{self.folder}/$2; echo '========= 
 
 class GpuTable(unittest.TestCase):
     def test_rows_have_names_of_their_own(self) -> None:
-        names = [row.name for row in gpu.rows(256, 64, False)]
+        names = [row.name for row in gpu.rows(256, 64, False) + gpu.compiled(256)]
         self.assertEqual(len(names), len(set(names)))
 
     def test_goals_of_ratios_and_of_bandwidth(self) -> None:
@@ -208,7 +208,7 @@ class OnTheSimulatedDevice(unittest.TestCase):
         self.assertEqual(hello["device"], "sim:0")
         for answer in answers:
             self.assertGreater(answer.get("median_ms", 0), 0, answer)
-        for row in gpu.rows(2, 1, True):
+        for row in gpu.rows(2, 1, True) + gpu.compiled(2):
             self.assertIn(row.case, hello["cases"])
         self.assertGreater(len(gpu.single_calls(hello["cases"])), 20)
 
