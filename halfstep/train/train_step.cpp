@@ -113,7 +113,8 @@ struct TrainStep::Impl {
   StepOptions options = {};
   bool drop = true;
   NamedTensors parameters = {};  // of the network, in its order
-  Tensor never = {}, one = {};   // overflow and scale where there are none
+  Tensor never = {}, one = {};   // overflow and scale where there are none: handed out as they are
+  std::uint32_t made[2] = {};    // their versions
   std::unique_ptr<CapturedStep> captured = {};
   CaptureStats before = {};          // of calls of run_captured() that `captured` didn't see
   std::string why_plain = {};        // of the last call
@@ -143,9 +144,18 @@ struct TrainStep::Impl {
     return result;
   }
   void constants(Device device) {
-    if (never.defined() && never.device() == device) return;
+    // Whoever got them may have written to them.
+    if (never.defined() && never.device() == device && never.version() == made[0] && one.version() == made[1]) return;
     never = zeros({}, {.device = device});
     one = ones({}, {.device = device});
+    made[0] = never.version();
+    made[1] = one.version();
+  }
+  /// Overflow and scale of a step without a scaler.
+  void set_constants(StepValues& values) {
+    constants(values.losses[0].device());
+    values.overflow = never;
+    values.scale = one;
   }
   /// Forward and backward pass of a batch that is `weight` of the step. With `outputs`, nothing is counted, and what
   /// the network gave is put there.
@@ -225,9 +235,11 @@ void TrainStep::Impl::add(const data::Batch& batch, double weight, StepValues& v
 void TrainStep::Impl::update(StepValues& values) {
   const TraceRange range("step");
   const NoGrad no_grad;
-  constants(values.losses[0].device());
-  values.overflow = never.clone();
-  values.scale = scaler ? scaler->scale_tensor().clone() : one.clone();
+  set_constants(values);
+  if (scaler) {
+    values.overflow = never.clone();
+    values.scale = scaler->scale_tensor().clone();
+  }
   if (options.clip_norm > 0) {
     Tensor norm = scaler ? scaler->unscale_(optimizer, {.norm = true}) : Tensor();
     if (!norm.defined() && optimizer.shares_gradients()) norm = optimizer.sharding()->grad_norm(clipped(), 2);
@@ -454,6 +466,8 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
       const bool counted_later = !device_of(s.task->network()).is_host();
       StepValues values = s.run(parts, counted_later ? &outputs : nullptr);
       if (!values.count_later.empty() && capture_sink()) capture_sink()->refuse("values are counted on the host");
+      // A recording would copy them in every replay.
+      if (!s.scaler) values.overflow = values.scale = Tensor();
       CapturedStep::Result made;
       visit_tensors(values, [&](Tensor& t) { made.tensors.push_back(std::exchange(t, Tensor())); });
       made.tensors.insert(made.tensors.end(), outputs.begin(), outputs.end());
@@ -461,6 +475,8 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
       return made;
     });
   }
+  // New constants are not of the step.
+  if (s.never.defined()) s.constants(s.never.device());
   // A recording would keep the previous gradients for as long as it is made.
   s.drop_gradients();
   CapturedStep::Result made = (*s.captured)(inputs);
@@ -468,6 +484,7 @@ StepValues TrainStep::run_captured(std::span<const data::Batch> batches) {
   std::size_t i = 0;
   visit_tensors(values, [&](Tensor& t) { t = std::move(made.tensors[i++]); });
   const NoGrad no_grad;
+  if (!s.scaler) s.set_constants(values);
   for (std::size_t b = 0; i < made.tensors.size(); ++b, ++i) {
     TaskLoss counted;
     counted.loss = values.losses[b];

@@ -73,6 +73,28 @@ TEST(TaskSteps, SeveralBatchesAreOneStep) {
 }
 
 // Asked to stop while the loop waits for a batch: the batch that comes then is the next run's first.
+// Without a scaler overflow and scale are the same tensors in every step, unless someone writes to them.
+TEST(TaskSteps, WhatACallerWritesToValuesIsNotTheNextSteps) {
+  const test::Samples samples(8, 6, 3, 5);
+  const std::vector<std::int64_t> all = {0, 1, 2, 3, 4, 5, 6, 7};
+  const data::Batch batch = samples.dataset()->batch({.indices = all});
+  for (const bool captured : {false, true}) {
+    manual_seed(3);
+    const test::Regression net(6, 3);
+    optim::SGD optimizer{net.parameters(), {.lr = 0.1}};
+    const training::Classifier classifier{.module = &net, .forward = [&](const Tensor& x) { return net(x); }};
+    TrainStep step = make_train_step(std::make_shared<training::ClassificationTask>(classifier), optimizer);
+    for (int i = 0; i < 5; ++i) {
+      training::StepValues values = captured ? step.run_captured({&batch, 1}) : step.run({&batch, 1});
+      EXPECT_EQ(values.overflow.item<double>(), 0) << i;
+      EXPECT_EQ(values.scale.item<double>(), 1) << i;
+      values.overflow.fill_(1);
+      if (i % 2 == 0) values.scale.fill_(7);
+    }
+    EXPECT_EQ(step.capture_stats().replayed, captured ? 3u : 0u);
+  }
+}
+
 TEST(TaskSteps, AStopWhileWaitingForDataLosesNoBatch) {
   const test::Samples samples(40, 6, 3, 5), others(10, 6, 3, 6);
   struct Stopping final : data::Dataset {
