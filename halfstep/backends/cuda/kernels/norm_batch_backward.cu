@@ -24,7 +24,9 @@ __device__ __forceinline__ Pack<T, kWidth> as_pack(const float (&values)[kWidth]
   return pack;
 }
 
-// parts[channel * chunks + k]: the sums of g and of g (x - mean) over chunk k. `kept`, unless that is null, gets g: what
+// parts[channel * chunks + k]: block k's sums of g and of g (x - mean). Blocks go over the rows together, from the last
+// to the first: what is still cached of g is what was written last, and the pass behind this one begins where this one
+// ends. `kept`, unless that is null, gets g: what
 // comes next then reads neither g nor y again.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
@@ -32,13 +34,13 @@ __global__ void __launch_bounds__(kThreads)
                   Two* parts) {
   using P = Pack<T, kWidth>;
   const int64_t pack = static_cast<int64_t>(blockIdx.y) * p.across + (threadIdx.x & (p.across - 1));
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * p.chunk;
-  const int64_t end = first + p.chunk < p.rows ? first + p.chunk : p.rows;
+  const int64_t together = int64_t{kUnroll} * p.down, end = p.rows;
   float m[kWidth] = {}, s1[kWidth] = {}, s2[kWidth] = {};
   if (pack < p.packs) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) m[j] = mean[pack * kWidth + j];
-    for (int64_t row = first + (threadIdx.x >> p.across_bits); row < end; row += kUnroll * p.down) {
+    for (int64_t turn = (end - 1) / together - blockIdx.x; turn >= 0; turn -= gridDim.x) {
+      const int64_t row = turn * together + (threadIdx.x >> p.across_bits);
       P gs[kUnroll], xs[kUnroll], ys[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
