@@ -24,6 +24,7 @@ struct Incoming {
   std::vector<Tensor> grads;
   std::vector<bool> own;               // made here by an addition, so the next one can be added in place
   std::vector<GradientSlices> slices;  // still to be added to `grads`; none where no slice came in
+  Tensor more;                         // still to be added to grads[0], by the node itself if nothing else comes
   int waiting = 0;                     // edges into the node that have not run yet
   bool needed = true;
 };
@@ -129,15 +130,37 @@ class Run {
     Tensor& sum = to.grads[edge.index];
     if (!sum.defined()) {
       sum = gradient;
-    } else if (node.accepts_float32 && sum.dtype() != DType::f32) {
+    } else if (edge.index == 0 && leaves_sum(node, to, gradient)) {
+      to.more = gradient;
+    } else {
+      if (edge.index == 0) join(node, to);
+      add(node, to, edge.index, gradient);
+    }
+  }
+
+  // Whether a node is to add a second gradient to its first: where nobody else sees the sum.
+  bool leaves_sum(Node& node, const Incoming& to, const Tensor& gradient) const {
+    const Tensor& first = to.grads[0];
+    return node.adds_gradients && !create_graph_ && !to.more.defined() && to.slices.empty() && node.hooks.empty() &&
+           node.retained.empty() && !observed() && !captures_.contains(&node) && first.dtype() == gradient.dtype() &&
+           first.dtype() == node.outputs[0].dtype && first.sizes() == gradient.sizes() &&
+           first.sizes() == node.outputs[0].sizes && first.strides() == gradient.strides();
+  }
+  void join(Node& node, Incoming& to) {
+    if (to.more.defined()) add(node, to, 0, std::exchange(to.more, Tensor()));
+  }
+
+  void add(const Node& node, Incoming& to, std::size_t index, const Tensor& gradient) {
+    Tensor& sum = to.grads[index];
+    if (node.accepts_float32 && sum.dtype() != DType::f32) {
       // Several uses of one cast weight add up in float32.
       sum = sum.to(DType::f32) + gradient;
-      to.own[edge.index] = true;
-    } else if (!create_graph_ && to.own[edge.index] && sum.sizes() == gradient.sizes()) {
+      to.own[index] = true;
+    } else if (!create_graph_ && to.own[index] && sum.sizes() == gradient.sizes()) {
       sum.add_(gradient);
     } else {
       sum = sum + gradient;
-      to.own[edge.index] = true;
+      to.own[index] = true;
     }
   }
 
@@ -146,6 +169,7 @@ class Run {
     Incoming& to = state(&node);
     if (!to.needed) return;
     make_room(to, node);
+    join(node, to);
     if (to.slices.empty()) to.slices.resize(node.outputs.size());
     const OutputMeta& meta = node.outputs[edge.index];
     gradient = fit_gradient(gradient, gradient.sizes(), meta.dtype, node.accepts_float32, source->name());
@@ -217,7 +241,11 @@ class Run {
     for (const Tensor& g : in.grads) any |= g.defined();
     std::vector<Tensor> results(node->edges.size());
     if (any) {
-      if (!node->hooks.empty() || !node->retained.empty()) run_hooks(*node, in);
+      if (!node->hooks.empty() || !node->retained.empty()) {
+        join(*node, in);  // they came in the meantime
+        run_hooks(*node, in);
+      }
+      if (in.more.defined()) in.grads.push_back(std::move(in.more));
       bool last = false;
       if (only_captures_) {
         if (auto it = captures_.find(node.get()); it != captures_.end()) {

@@ -40,7 +40,8 @@ class HS_API Node {
 
   /// Name of the op, for messages.
   virtual std::string name() const = 0;
-  /// `grads`: one for each output of the forward call, undefined where none came. `results`: one for each edge.
+  /// `grads`: one for each output of the forward call, undefined where none came; where `adds_gradients` there may be one
+  /// more, to be added to the first. `results`: one for each edge.
   virtual void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) = 0;
   /// For a call whose result is a slice of its only input: which. The engine may then put the gradient into the input's
   /// itself instead of calling apply().
@@ -53,6 +54,8 @@ class HS_API Node {
   std::uint64_t sequence;           ///< order of recording on all threads; later ones run first
   bool accepts_float32 =
       false;  ///< the output is a 16-bit cast of a float32 tensor: gradients may stay float32, and several add up in it
+
+  bool adds_gradients = false;  ///< two gradients of the first output are taken as they come (Op::adds_gradients)
 
   /// The module whose forward created the node; set only while calls are observed, else null.
   std::shared_ptr<const std::string> module;

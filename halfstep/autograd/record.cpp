@@ -58,6 +58,7 @@ class OpNode final : public Node {
     }
     outputs.reserve(results.size());
     for (const Tensor& t : results) outputs.push_back({t.impl()->sizes, t.impl()->dtype, t.impl()->storage->device()});
+    adds_gradients = op.adds_gradients;
     accepts_float32 = (op.float32_gradient || &op == &cast_op()) && metas_[0].dtype == DType::f32 &&
                       is_low_precision(results[0].impl()->dtype);
   }
@@ -91,8 +92,9 @@ class OpNode final : public Node {
       saved_outputs[i] =
           outputs_[i].unpack(self, static_cast<std::uint32_t>(i), op_.name, "output", static_cast<int>(i));
     }
-    GradContext context(op_, attributes_, metas_, {saved, metas_.size()}, {saved_outputs, outputs.size()}, grads,
-                        results, create_graph);
+    const bool two = grads.size() > outputs.size();
+    GradContext context(op_, attributes_, metas_, {saved, metas_.size()}, {saved_outputs, outputs.size()},
+                        grads.first(outputs.size()), results, create_graph, two ? grads.back() : Tensor());
     op_.grad(context);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (!results[i].defined()) continue;

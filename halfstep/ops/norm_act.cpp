@@ -15,6 +15,10 @@ namespace {
 
 constexpr int kResidual = 5;
 
+bool has_kernel(const Op& op, Device device, DType dtype) {
+  return device.is_host() || backend_for(device, op.name).kernel(*op.table, dtype);
+}
+
 // Inputs: g, x, weight, mean, rstd, y. Outputs: gradients of input, weight, bias and residual.
 const Op& batch_norm_act_backward_op = define_op({
     .name = "batch_norm_act_backward",
@@ -33,6 +37,14 @@ const Op& batch_norm_act_backward_op = define_op({
     .key = 1,
     .backward = true,
 });
+
+// The same for a gradient that is the sum of the first input and a seventh one.
+const Op& batch_norm_act_backward_of_sum_op = []() -> const Op& {
+  Op op = batch_norm_act_backward_op;
+  op.name = "batch_norm_act_backward_of_sum";
+  op.signature = "batch_norm_act_backward_of_sum(gradient, input, weight, mean, rstd, output, more, training, activation)";
+  return define_op(op);
+}();
 
 Activation activation_of(GradContext& c) {
   return static_cast<Activation>(c.attributes<BatchNormAttributes>().activation);
@@ -61,22 +73,37 @@ BatchNormAttributes wanted(GradContext& c) {
   return a;
 }
 
+// Whether the two gradients that came in are added up by the kernel: where it writes their sum anyway, as the residual's.
+bool added_by_kernel(GradContext& c, const BatchNormAttributes& a) {
+  const Tensor &g = c.grad(0), &x = c.input(0), &y = c.output(0);
+  return c.more().defined() && a.training && a.want_residual && g.dtype() == x.dtype() && y.dtype() == x.dtype() &&
+         a.dtype == dtype_code(x.dtype()) && g.strides() == x.strides() && y.strides() == x.strides() &&
+         (x.is_contiguous() || x.is_contiguous(MemoryFormat::channels_last)) &&
+         has_kernel(batch_norm_act_backward_of_sum_op, x.device(), x.dtype());
+}
+
 void gradient(GradContext& c) {
   if (!c.grad(0).defined()) return;
+  const auto whole = [&] { return c.more().defined() ? c.grad(0) + c.more() : c.grad(0); };
   if (c.create_graph || observed_in_parts() || !c.needs(0)) {
-    const Tensor g = before_activation(c.grad(0), c.output(0).detach(), activation_of(c));
+    const Tensor g = before_activation(whole(), c.output(0).detach(), activation_of(c));
     if (c.needs(kResidual)) c.set(kResidual, g);
     return detail::batch_norm_gradient(c, g);
   }
   BatchNormAttributes a = wanted(c);
   // Without an activation the residual's gradient is what comes in.
   a.want_residual = c.needs(kResidual) && activation_of(c) != Activation::none;
-  const auto d = call_n<4>(batch_norm_act_backward_op,
-                           {&c.grad(0), &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0)}, a);
+  const bool two = added_by_kernel(c, a);
+  const Tensor g = two ? c.grad(0) : whole();
+  const auto d =
+      two ? call_n<4>(batch_norm_act_backward_of_sum_op,
+                      {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0), &c.more()}, a)
+          : call_n<4>(batch_norm_act_backward_op,
+                      {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0)}, a);
   c.set(0, d[0]);
   if (a.want_weight) c.set(1, d[1]);
   if (a.want_bias) c.set(2, d[2]);
-  if (c.needs(kResidual)) c.set(kResidual, a.want_residual ? d[3] : c.grad(0));
+  if (c.needs(kResidual)) c.set(kResidual, a.want_residual ? d[3] : g);
 }
 
 // Inputs: x, weight, bias, running mean, running variance, residual.
@@ -89,6 +116,7 @@ const Op& batch_norm_act_op = define_op({
     .saves = {in(0, 1) | out(0, 1, 2), in(0, 1) | out(0, 1, 2), out(0), 0, 0, out(0)},
     .attributes = &attribute_struct<BatchNormAttributes>(),
     .state_inputs = in(3, 4),
+    .adds_gradients = true,
 });
 
 // --- silu
@@ -150,12 +178,9 @@ const Op& batch_norm_silu_op = define_op({
 
 // A device without the fused kernels may well have those of the single ops.
 bool fused_on(Device device, DType dtype, Activation activation) {
-  if (device.is_host()) return true;
   const bool silu = activation == Activation::silu;
-  const Op& op = silu ? batch_norm_silu_op : batch_norm_act_op;
-  DeviceBackend& backend = backend_for(device, op.name);
-  return backend.kernel(*op.table, dtype) &&
-         backend.kernel(*(silu ? batch_norm_silu_backward_op : batch_norm_act_backward_op).table, dtype);
+  return has_kernel(silu ? batch_norm_silu_op : batch_norm_act_op, device, dtype) &&
+         has_kernel(silu ? batch_norm_silu_backward_op : batch_norm_act_backward_op, device, dtype);
 }
 
 }  // namespace

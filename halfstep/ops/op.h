@@ -68,6 +68,8 @@ struct Op {
                                                               ///< several together without padding each with zeros
   bool float32_gradient = false;  ///< where input 0 is f32 and the result has 16 bits, the result's gradient may
                                   ///< come in f32: like that of a cast, it isn't rounded on the way
+  bool adds_gradients = false;    ///< where two gradients come for result 0, the rule may get both, so that its kernel
+                                  ///< adds them up while it reads them (GradContext::more())
   // Filled by define_op.
   KernelTable* table = nullptr;
   int id = -1;
@@ -162,7 +164,7 @@ class HS_API GradContext {
 
   GradContext(const Op& op, const void* attributes, std::span<const Input> metas, std::span<const Tensor> inputs,
               std::span<const Tensor> outputs, std::span<const Tensor> grads, std::span<Tensor> results,
-              bool create_graph)
+              bool create_graph, const Tensor& more = {})
       : create_graph(create_graph),
         op_(op),
         attributes_(attributes),
@@ -170,7 +172,8 @@ class HS_API GradContext {
         inputs_(inputs),
         outputs_(outputs),
         grads_(grads),
-        results_(results) {}
+        results_(results),
+        more_(more) {}
 
   /// The op that was called, with its attributes.
   const Op& op() const { return op_; }
@@ -191,6 +194,9 @@ class HS_API GradContext {
   const Tensor& output(int i = 0) const { return outputs_[static_cast<std::size_t>(i)]; }
   /// The gradient of output i; undefined when the output was not used (output 0 of a one-output op always has one).
   const Tensor& grad(int i = 0) const { return grads_[static_cast<std::size_t>(i)]; }
+  /// Of an op that adds_gradients: what is still to be added to grad(0), of its sizes, strides and dtype, the sum being
+  /// rounded to that; undefined where nothing is.
+  const Tensor& more() const { return more_; }
   int num_outputs() const { return static_cast<int>(grads_.size()); }
   /// Sets the gradient of input i.
   void set(int i, Tensor gradient) { results_[static_cast<std::size_t>(i)] = std::move(gradient); }
@@ -207,6 +213,7 @@ class HS_API GradContext {
   std::span<const Tensor> outputs_;
   std::span<const Tensor> grads_;
   std::span<Tensor> results_;
+  Tensor more_;
 };
 
 // ----------------------------------------------------------------------------------------------------------------

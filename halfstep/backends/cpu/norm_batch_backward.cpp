@@ -15,9 +15,9 @@
 #define HALFSTEP_BACKENDS_CPU_NORM_BATCH_BACKWARD_
 namespace halfstep::cpu {
 /// Inputs and outputs; null where an op has none: y and residual_grad but for batch_norm_act, bias but for
-/// batch_norm_silu.
+/// batch_norm_silu, more (which g lacks) but for batch_norm_act_backward_of_sum.
 struct BatchNormBackward {
-  const TensorView *g, *x, *weight, *mean, *rstd, *y, *bias;
+  const TensorView *g, *x, *weight, *mean, *rstd, *y, *bias, *more;
   TensorView *x_grad, *weight_grad, *bias_grad, *residual_grad;
   const BatchNormAttributes* attributes;
 };
@@ -34,26 +34,31 @@ constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 // A strip of the operands, and values of its channels: what was normalised is (x - mean) scale + bias.
 template <class T, class P>
 struct Given {
-  const T *g, *x, *y;
+  const T *g, *x, *y, *more;
   P mean, scale, bias;
 };
 template <class T, class P>
-Given(const T*, const T*, const T*, P, P, P) -> Given<T, P>;
+Given(const T*, const T*, const T*, const T*, P, P, P) -> Given<T, P>;
 
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
-// activation it is g; with one it is 0 where the result is at most 0 or, of relu6, at least `kBound`.
+// activation it is g (kMore: the sum of two, rounded to T); with one it is 0 where the result is at most 0 or, of relu6,
+// at least `kBound`.
+template <bool kMore>
 struct UnchangedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
-    return part.read(d, s.g + i);
+    const auto g = part.read(d, s.g + i);
+    if constexpr (!kMore) return g;
+    return rounded_to<T>(d, hn::Add(g, part.read(d, s.more + i)));
   }
 };
-template <int kBound>  // 0: none
+template <int kBound, bool kMore>  // kBound 0: none
 struct RectifiedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
     const auto result = part.read(d, s.y + i);
-    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), part.read(d, s.g + i));
+    const auto whole = UnchangedSlope<kMore>{}(d, s, i, part);
+    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), whole);
     if constexpr (kBound == 0) return gradient;
     return hn::IfThenZeroElse(hn::Ge(result, hn::Set(d, static_cast<hn::TFromD<D>>(kBound))), gradient);
   }
@@ -133,15 +138,18 @@ HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T*
 template <class T>
 struct Operands {
   const TensorView none{};
-  Strips<T> g, x, y, x_grad, residual_grad;
+  Strips<T> g, x, y, more, x_grad, residual_grad;
   Operands(const BatchNormBackward& f, const ChannelWalk& walk)
       : g(*f.g, *f.x, walk),
         x(*f.x, *f.x, walk),
         y(f.y ? *f.y : none, *f.x, walk),
+        more(f.more ? *f.more : none, *f.x, walk),
         x_grad(f.attributes->want_input ? *f.x_grad : none, *f.x, walk),
         residual_grad(f.residual_grad && f.attributes->want_residual ? *f.residual_grad : none, *f.x, walk) {}
-  bool direct() const { return g.direct() && x.direct() && y.direct() && x_grad.direct() && residual_grad.direct(); }
-  // Whether the pass that sums writes the residual's gradient, so that the next one reads that instead of g and y.
+  bool direct() const {
+    return g.direct() && x.direct() && y.direct() && more.direct() && x_grad.direct() && residual_grad.direct();
+  }
+  // Whether the pass that sums writes the residual's gradient, so that the next one reads that instead of all else.
   bool keeps(const BatchNormBackward& f) const {
     return f.attributes->training && f.attributes->activation != 0 && x_grad.present() && residual_grad.present() &&
            direct();
@@ -160,7 +168,7 @@ template <class T, class C, class Before>
 void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
               bool keep, const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
   alignas(64) C s1[kStrip], s2[kStrip];
-  alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip];
+  alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], more_block[kStrip];
   const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
   std::fill_n(sum_g, width, 0.0);
   std::fill_n(sum_gx, width, 0.0);
@@ -172,8 +180,9 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
       with_parameters<C>(
           walk, s,
           [&](const auto& m, const auto& k, const auto& b) {
-            add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block), m, k, b}, s.numel(),
-                         s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, before);
+            add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block),
+                               t.more.read(s, more_block), m, k, b},
+                         s.numel(), s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, before);
           },
           of.mean, of.scale, of.bias);
       first += s.count;
@@ -207,13 +216,14 @@ template <class T, class C, class Before>
 void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, bool stream, const Channels<C>& of,
                const Before& before) {
   for_strips_backwards(walk, [&](const Strip& s) {
-    alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], x_grad_block[kStrip], residual_block[kStrip];
+    alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], more_block[kStrip];
+    alignas(64) T x_grad_block[kStrip], residual_block[kStrip];
     with_parameters<C>(
         walk, s,
         [&](const auto& m, const auto& k, const auto& b, const auto& mg, const auto& sl) {
           const T* x = with_x || std::is_same_v<Before, SiluSlope> ? t.x.read(s, x_block) : nullptr;
-          write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), m, k, b}, with_x,
-                          t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), mg,
+          write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), t.more.read(s, more_block), m, k, b},
+                          with_x, t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), mg,
                           sl, stream, before);
         },
         of.mean, of.scale, of.bias, of.mean_g, of.slope);
@@ -281,9 +291,10 @@ void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>
   if (keep) {
     BatchNormBackward rest = f;
     rest.g = f.residual_grad;
-    rest.y = rest.residual_grad = nullptr;
+    rest.y = rest.more = nullptr;
+    rest.residual_grad = nullptr;
     Operands<T> kept(rest, walk);
-    return write_all<T>(kept, walk, true, stream, work.of, UnchangedSlope{});
+    return write_all<T>(kept, walk, true, stream, work.of, UnchangedSlope<false>{});
   }
   write_all<T>(t, walk, a.training && t.x_grad.present(), stream, work.of, before);
 }
@@ -300,11 +311,15 @@ bool backward(KernelContext* context, const BatchNormBackward& f) {
       [&](auto tag) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-          const int activation = f.y ? f.attributes->activation : 0;
-          f.bias            ? backward<T>(f, walk, work, SiluSlope{})
-          : activation == 0 ? backward<T>(f, walk, work, UnchangedSlope{})
-          : activation == 1 ? backward<T>(f, walk, work, RectifiedSlope<0>{})
-                            : backward<T>(f, walk, work, RectifiedSlope<6>{});
+          if (f.bias) return backward<T>(f, walk, work, SiluSlope{});
+          const auto run = [&](auto sum) {
+            constexpr bool kMore = decltype(sum)::value;
+            const int activation = f.y ? f.attributes->activation : 0;
+            activation == 0   ? backward<T>(f, walk, work, UnchangedSlope<kMore>{})
+            : activation == 1 ? backward<T>(f, walk, work, RectifiedSlope<0, kMore>{})
+                              : backward<T>(f, walk, work, RectifiedSlope<6, kMore>{});
+          };
+          f.more ? run(std::true_type()) : run(std::false_type());
         }
       });
   return true;
@@ -326,8 +341,8 @@ namespace {
 
 HWY_EXPORT(batch_norm_backward);
 
-// Inputs: g, x, weight, mean, rstd, for batch_norm_act y. Outputs: gradients of input, weight and bias, for
-// batch_norm_act of the residual.
+// Inputs: g, x, weight, mean, rstd, for batch_norm_act y, for a sum what g lacks. Outputs: gradients of input, weight and
+// bias, for batch_norm_act of the residual.
 Status backward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const void* p) {
   const BatchNormBackward f{.g = &in[0],
                             .x = &in[1],
@@ -336,6 +351,7 @@ Status backward_kernel(KernelContext* context, const TensorView* in, int n, Tens
                             .rstd = &in[4],
                             .y = n > 5 ? &in[5] : nullptr,
                             .bias = nullptr,
+                            .more = n > 6 ? &in[6] : nullptr,
                             .x_grad = &out[0],
                             .weight_grad = &out[1],
                             .bias_grad = &out[2],
@@ -353,6 +369,7 @@ Status silu_backward_kernel(KernelContext* context, const TensorView* in, int, T
                             .rstd = &in[5],
                             .y = nullptr,
                             .bias = &in[3],
+                            .more = nullptr,
                             .x_grad = &out[0],
                             .weight_grad = &out[1],
                             .bias_grad = &out[2],
@@ -364,6 +381,7 @@ Status silu_backward_kernel(KernelContext* context, const TensorView* in, int, T
 const RegisterCpuKernel norm_batch_backward_kernels[] = {
     {"batch_norm_backward", kFloatingDTypes, backward_kernel, kRunsDry},
     {"batch_norm_act_backward", kFloatingDTypes, backward_kernel, kRunsDry},
+    {"batch_norm_act_backward_of_sum", kFloatingDTypes, backward_kernel, kRunsDry},
     {"batch_norm_silu_backward", kFloatingDTypes, silu_backward_kernel, kRunsDry},
 };
 

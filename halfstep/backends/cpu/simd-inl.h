@@ -95,6 +95,18 @@ HWY_INLINE void store(hn::Vec<D> v, D d, BFloat16* p) {
   hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, round_to_bfloat16(d, v))), d16, reinterpret_cast<std::uint16_t*>(p));
 }
 
+/// Lanes as they are after they have been stored as T and loaded again.
+template <class T, class D>
+HWY_INLINE hn::Vec<D> rounded_to([[maybe_unused]] D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(round_to_bfloat16(d, v)));
+  } else if constexpr (std::is_same_v<T, Half>) {
+    return hn::PromoteTo(d, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), v));
+  } else {
+    return v;
+  }
+}
+
 /// Two vectors, none of their lanes NaN, rounded to nearest even as bfloat16, one after the other.
 template <class D>
 HWY_INLINE auto round_two(D d, hn::Vec<D> v0, hn::Vec<D> v1) {

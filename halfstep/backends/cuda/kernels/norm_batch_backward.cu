@@ -24,14 +24,26 @@ __device__ __forceinline__ Pack<T, kWidth> as_pack(const float (&values)[kWidth]
   return pack;
 }
 
+// A pack of the gradient, of which `more` is a part that is still to be added where it isn't null.
+template <class T, int kWidth>
+__device__ __forceinline__ Pack<T, kWidth> whole(const T* g, const T* more, int64_t at) {
+  const auto first = *reinterpret_cast<const Pack<T, kWidth>*>(g + at);
+  if (more == nullptr) return first;
+  const auto second = *reinterpret_cast<const Pack<T, kWidth>*>(more + at);
+  float sum[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) sum[j] = value_of(first.values[j]) + value_of(second.values[j]);
+  return as_pack<T, kWidth>(sum);
+}
+
 // parts[channel * chunks + k]: block k's sums of g and of g (x - mean). Blocks go over the rows together, from the last
 // to the first: what is still cached of g is what was written last, and the pass behind this one begins where this one
 // ends. `kept`, unless that is null, gets g: what
-// comes next then reads neither g nor y again.
+// comes next then reads neither g nor y again. `more`, unless that is null, is added to g first.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    rows_products(const T* g, const T* x, const T* y, int activation, const float* mean, RowsPlan p, T* kept,
-                  Two* parts) {
+    rows_products(const T* g, const T* more, const T* x, const T* y, int activation, const float* mean, RowsPlan p,
+                  T* kept, Two* parts) {
   using P = Pack<T, kWidth>;
   const int64_t pack = static_cast<int64_t>(blockIdx.y) * p.across + (threadIdx.x & (p.across - 1));
   const int64_t together = int64_t{kUnroll} * p.down, end = p.rows;
@@ -46,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int u = 0; u < kUnroll; ++u) {
         if (row + u * p.down >= end) continue;
         const int64_t at = (row + u * p.down) * p.packs + pack;
-        gs[u] = reinterpret_cast<const P*>(g)[at];
+        gs[u] = whole<T, kWidth>(g, more, at * kWidth);
         xs[u] = reinterpret_cast<const P*>(x)[at];
         if (activation != 0) ys[u] = reinterpret_cast<const P*>(y)[at];
       }
@@ -70,8 +82,8 @@ __global__ void __launch_bounds__(kThreads)
 // Block number channel * chunks + k.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
-    planes_products(const T* g, const T* x, const T* y, int activation, const float* mean, PlanesPlan p, T* kept,
-                    Two* parts) {
+    planes_products(const T* g, const T* more, const T* x, const T* y, int activation, const float* mean, PlanesPlan p,
+                    T* kept, Two* parts) {
   using P = Pack<T, kWidth>;
   const int64_t channel = blockIdx.x / p.chunks, first = blockIdx.x % p.chunks * p.chunk;
   const int64_t end = first + p.chunk < p.units ? first + p.chunk : p.units;
@@ -87,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
       if (i >= end) continue;
       const int64_t at = start + i * kWidth + static_cast<int64_t>(p.per_run.divide(static_cast<uint32_t>(i))) * skip;
       places[u] = at;
-      gs[u] = *reinterpret_cast<const P*>(g + at);
+      gs[u] = whole<T, kWidth>(g, more, at);
       xs[u] = *reinterpret_cast<const P*>(x + at);
       if (activation != 0) ys[u] = *reinterpret_cast<const P*>(y + at);
     }
@@ -278,11 +290,44 @@ struct GradientOfAny {
   }
 };
 
+struct AddBoth {
+  template <class C>
+  __device__ __forceinline__ C operator()(C a, C b) const {
+    return a + b;
+  }
+};
+// The sum of a gradient's two parts, row-major, where no pass adds them up.
+class Whole {
+ public:
+  bool take(const Call& call, const Tensor& g, const Tensor& more) {
+    g_ = &g, more_ = &more;
+    sum_ = g;
+    sum_.strides = strides_;
+    int64_t stride = 1;
+    for (int d = g.ndim - 1; d >= 0; --d) strides_[d] = stride, stride *= g.sizes[d];
+    sum_.data = call.workspace<char>(g.numel * static_cast<int64_t>(item_size(g.dtype)));
+    return sum_.data != nullptr;
+  }
+  const Tensor& sum() const { return sum_; }
+  void add(const Call& call) const {
+    if (g_ == nullptr) return;
+    with_floating(g_->dtype, [&](auto zero) {
+      using T = decltype(zero);
+      map<T, T, T>(call, AddBoth{}, sum_, *g_, *more_);
+    });
+  }
+
+ private:
+  const Tensor *g_ = nullptr, *more_ = nullptr;
+  Tensor sum_ = {};
+  int64_t strides_[HALFSTEP_MAX_DIMS] = {};
+};
+
 // --- calls
 
 // The tensors of a call; null where absent or not wanted.
 struct Operands {
-  const Tensor *g, *x, *y, *x_grad, *residual_grad;
+  const Tensor *g, *more, *x, *y, *x_grad, *residual_grad;
   int activation;
 };
 
@@ -291,16 +336,17 @@ template <class T, int kWidth>
 void take_products(const Call& call, const ChannelPlan& plan, const Operands& t, const float* mean, bool keep,
                    Two* parts) {
   T* const kept = keep ? static_cast<T*>(t.residual_grad->data) : nullptr;
+  const T* const more = t.more ? static_cast<const T*>(t.more->data) : nullptr;
   const T *g = static_cast<const T*>(t.g->data), *x = static_cast<const T*>(t.x->data);
   const T* y = t.y ? static_cast<const T*>(t.y->data) : nullptr;
   if (plan.by_rows()) {
     const RowsPlan& p = plan.rows;
-    launch(call, {.grid = dim3(p.chunks, p.tiles), .shared = join_bytes(p)}, rows_products<T, kWidth>, g, x, y,
-           t.activation, mean, p, kept, parts);
+    launch(call, {.grid = dim3(p.chunks, p.tiles), .shared = join_bytes(p)}, rows_products<T, kWidth>, g, more,
+           x, y, t.activation, mean, p, kept, parts);
   } else {
     launch(call, {.grid = plan.planes.blocks()},
-           plan.planes.width == kWidth ? planes_products<T, kWidth> : planes_products<T, 1>, g, x, y, t.activation,
-           mean, plan.planes, kept, parts);
+           plan.planes.width == kWidth ? planes_products<T, kWidth> : planes_products<T, 1>, g, more, x, y,
+           t.activation, mean, plan.planes, kept, parts);
   }
 }
 template <class T, int kWidth>
@@ -335,6 +381,7 @@ halfstep_status backward(const Call& call) {
   const auto& a = call.attributes<halfstep_batch_norm_attributes>();
   const bool act = call.n > 5;
   Operands t{.g = &call.in[0],
+             .more = call.has(6) ? &call.in[6] : nullptr,
              .x = &call.in[1],
              .y = act && a.activation != 0 ? &call.in[5] : nullptr,
              .x_grad = a.want_input ? &call.out[0] : nullptr,
@@ -343,10 +390,23 @@ halfstep_status backward(const Call& call) {
   const Tensor& x = *t.x;
   const int64_t channels = x.sizes[1];
   if (channels == 0) return HALFSTEP_OK;
+  const bool sums = (a.training || a.want_weight || a.want_bias) && x.numel > 0;
+  const auto plan_now = [&] { return channel_plan(call, x, {t.g, t.more, t.y}, {t.x_grad, t.residual_grad}); };
+  // Where all are wanted, the pass that sums writes what the activation got, so that the other reads that alone.
+  const auto keeps = [&](const ChannelPlan& plan) {
+    return sums && plan.fast && a.training && t.activation != 0 && t.x_grad && t.residual_grad &&
+           t.residual_grad->dtype == x.dtype;
+  };
+  Whole whole;
+  if (t.more && !keeps(plan_now())) {
+    if (!whole.take(call, *t.g, *t.more)) return call.no_memory();
+    t.g = &whole.sum();
+    t.more = nullptr;
+  }
   Alike alike;
   if (!alike.take(call, x, t.g)) return call.no_memory();
-  const ChannelPlan plan = channel_plan(call, x, {t.g, t.y}, {t.x_grad, t.residual_grad});
-  const bool sums = (a.training || a.want_weight || a.want_bias) && x.numel > 0;
+  const ChannelPlan plan = plan_now();
+  const bool keep = keeps(plan);
   C* scale = call.workspace<C>(3 * channels);
   Two* parts = sums ? call.workspace<Two>(channels * plan.chunks()) : nullptr;
   if (!scale || (sums && !parts)) return call.no_memory();
@@ -359,10 +419,8 @@ halfstep_status backward(const Call& call) {
                     .mean_g = scale + channels,
                     .slope = scale + 2 * channels};
   const AnyFloat y = t.y ? AnyFloat(*t.y) : AnyFloat();
+  whole.add(call);
   alike.move(call);
-  // Where all are wanted, the pass that sums writes what the activation got, so that the other reads that alone.
-  const bool keep = sums && plan.fast && a.training && t.activation != 0 && t.x_grad && t.residual_grad &&
-                    t.residual_grad->dtype == x.dtype;
   if (sums && !plan.fast) {
     launch(call, {.grid = plan.planes.blocks()}, other_products<C>, AnyFloat(*t.g), AnyFloat(x), y, t.activation, mean,
            channel_places<3>({&x, t.g, t.y}), plan.planes, parts);
@@ -410,6 +468,11 @@ constexpr KernelDef kKernels[] = {
      .attributes = true,
      .run = batch_norm_backward},
     {.op = "batch_norm_act_backward",
+     .dtypes = kFloating,
+     .layouts = kStrided,
+     .attributes = true,
+     .run = batch_norm_backward},
+    {.op = "batch_norm_act_backward_of_sum",
      .dtypes = kFloating,
      .layouts = kStrided,
      .attributes = true,
