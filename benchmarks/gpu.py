@@ -17,6 +17,7 @@ import os
 import pathlib
 import statistics
 import sys
+import textwrap
 import time
 from typing import Any
 
@@ -265,7 +266,7 @@ def run(options: argparse.Namespace) -> int:
                 out.flush()
         print(f"\nMeasured copy: {limits.copy * 1e-12:.2f} TB/s." if limits.copy else "")
         if left:
-            print(f"Not measured, the time was over: {', '.join(left)}.")
+            print(textwrap.fill(f"Not measured, the time was over: {'; '.join(left)}.", 120))
         print(f"{time.monotonic() - start:.0f} s")
     except PeerError as error:
         print(f"gpu.py: Halfstep could not be measured: {error}", file=sys.stderr)

@@ -289,7 +289,7 @@ STAGES = (Stage("facts", facts.__doc__ or "", 20, facts),
           Stage("self-check", self_check.__doc__ or "", 120, self_check),
           Stage("tests", tests.__doc__ or "", 150, tests),
           Stage("memcheck", "compute-sanitizer --tool memcheck over all families of kernels", 100, sanitizer("memcheck")),
-          Stage("racecheck", "compute-sanitizer --tool racecheck over all families of kernels", 100, sanitizer("racecheck"), alone=True),
+          Stage("racecheck", "compute-sanitizer --tool racecheck over all families of kernels", 200, sanitizer("racecheck"), alone=True),
           Stage("benchmarks", benchmarks.__doc__ or "", 330, benchmarks, alone=True))
 RESERVED = 5.0  # seconds for what stands between the stages
 
@@ -336,7 +336,7 @@ class Report:
         for name, outcome in self.rows:
             if outcome.details:
                 table = name == "benchmarks"
-                text += ["", f"## {name}", "", *([] if table else ["```"]), *outcome.details, *([] if table else ["```"])]
+                text += ["", f"## {name}", "", *([] if table else ["```text"]), *outcome.details, *([] if table else ["```"])]
         # No path of the machine: the file is kept with the project.
         whole = "\n".join(text) + "\n"
         for path, short in ((str(TOP) + "/", ""), (str(pathlib.Path.home()) + "/", "~/")):

@@ -40,8 +40,8 @@ class HS_API Node {
 
   /// Name of the op, for messages.
   virtual std::string name() const = 0;
-  /// `grads`: one for each output of the forward call, undefined where none came; where `adds_gradients` there may be one
-  /// more, to be added to the first. `results`: one for each edge.
+  /// `grads`: one for each output of the forward call, undefined where none came; where `adds_gradients` there may be
+  /// one more, to be added to the first. `results`: one for each edge.
   virtual void apply(std::span<Tensor> grads, std::span<Tensor> results, bool create_graph) = 0;
   /// For a call whose result is a slice of its only input: which. The engine may then put the gradient into the input's
   /// itself instead of calling apply().

@@ -42,7 +42,8 @@ const Op& batch_norm_act_backward_op = define_op({
 const Op& batch_norm_act_backward_of_sum_op = []() -> const Op& {
   Op op = batch_norm_act_backward_op;
   op.name = "batch_norm_act_backward_of_sum";
-  op.signature = "batch_norm_act_backward_of_sum(gradient, input, weight, mean, rstd, output, more, training, activation)";
+  op.signature =
+      "batch_norm_act_backward_of_sum(gradient, input, weight, mean, rstd, output, more, training, activation)";
   return define_op(op);
 }();
 
@@ -73,7 +74,8 @@ BatchNormAttributes wanted(GradContext& c) {
   return a;
 }
 
-// Whether the two gradients that came in are added up by the kernel: where it writes their sum anyway, as the residual's.
+// Whether the two gradients that came in are added up by the kernel: where it writes their sum anyway, as the
+// residual's.
 bool added_by_kernel(GradContext& c, const BatchNormAttributes& a) {
   const Tensor &g = c.grad(0), &x = c.input(0), &y = c.output(0);
   return c.more().defined() && a.training && a.want_residual && g.dtype() == x.dtype() && y.dtype() == x.dtype() &&
@@ -95,11 +97,10 @@ void gradient(GradContext& c) {
   a.want_residual = c.needs(kResidual) && activation_of(c) != Activation::none;
   const bool two = added_by_kernel(c, a);
   const Tensor g = two ? c.grad(0) : whole();
-  const auto d =
-      two ? call_n<4>(batch_norm_act_backward_of_sum_op,
-                      {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0), &c.more()}, a)
-          : call_n<4>(batch_norm_act_backward_op,
-                      {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0)}, a);
+  const auto d = two ? call_n<4>(batch_norm_act_backward_of_sum_op,
+                                 {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0), &c.more()}, a)
+                     : call_n<4>(batch_norm_act_backward_op,
+                                 {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2), &c.output(0)}, a);
   c.set(0, d[0]);
   if (a.want_weight) c.set(1, d[1]);
   if (a.want_bias) c.set(2, d[2]);

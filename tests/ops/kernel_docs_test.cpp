@@ -297,9 +297,9 @@ class Checker : public OpObserver {
   /// What the calls didn't show: kernels, and optional tensors that were always there or never.
   void expect_all_seen() const {
     // Fused ops, of which observers see the parts, and what only gradients on several ranks need.
-    const std::set<std::string> hidden = {"batch_norm_act", "batch_norm_act_backward",
-                                          "batch_norm_act_backward_of_sum", "batch_norm_silu",
-                                          "batch_norm_silu_backward", "multi_norm_pieces"};
+    const std::set<std::string> hidden = {
+        "batch_norm_act",  "batch_norm_act_backward",  "batch_norm_act_backward_of_sum",
+        "batch_norm_silu", "batch_norm_silu_backward", "multi_norm_pieces"};
     for (const auto& [name, row] : rows_) {
       EXPECT_NE(seen_.contains(name), hidden.contains(name)) << name << " was not called, or was though it is hidden";
     }

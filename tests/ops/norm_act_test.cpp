@@ -207,51 +207,6 @@ TEST(BatchNormAct, AgreesWithFloat64) {
     }
   }
 }
-// Where a result is used twice its gradients are added up: by the kernel where nobody else sees the sum, to the same
-// bits.
-TEST(BatchNormAct, AddsTwoGradientsAsTheyAreAddedElsewhere) {
-  for (const DType dtype : {f32, f64, f16, bf16}) {
-    for (const MemoryFormat format : {MemoryFormat::channels_last, MemoryFormat::contiguous}) {
-      for (const Activation activation : kActivations) {
-        for (const bool with_residual : {true, false}) {
-          for (const Shape& sizes : {Shape{2, 16, 7, 9}, Shape{3, 5, 6, 7}, Shape{2, 64, 9, 8}}) {
-            const bool training = sizes[1] != 5;
-            const Case c = Case{.sizes = sizes,
-                                .dtype = dtype,
-                                .format = format,
-                                .activation = activation,
-                                .with_residual = with_residual,
-                                .training = training}
-                               .fill();
-            const auto image = [&] { return values(sizes, dtype).contiguous(format); };
-            const Tensor a = image(), b = image(), more = image();
-            const auto gradients = [&](bool seen, int uses) {
-              const Tensor y = batch_norm_act(
-                  c.x,
-                  {.weight = c.weight,
-                   .bias = c.bias,
-                   .running_mean = training ? Tensor() : c.running_mean,
-                   .running_var = training ? Tensor() : c.running_var,
-                   .training = training},
-                  activation, c.residual);
-              if (seen) y.register_hook([](const Tensor&) { return Tensor(); });
-              std::vector<Tensor> outputs{y * a, y * b, y * more}, from{c.x, c.weight, c.bias};
-              std::vector<Tensor> given{c.g, c.g, c.g};
-              outputs.resize(static_cast<std::size_t>(uses));
-              given.resize(static_cast<std::size_t>(uses));
-              if (with_residual) from.push_back(c.residual);
-              std::vector<Values> all;
-              for (const Tensor& t : grad(outputs, from, {.grad_outputs = given})) all.push_back(t.to_vector<double>());
-              return all;
-            };
-            for (const int uses : {2, 3}) EXPECT_EQ(gradients(false, uses), gradients(true, uses)) << c.str() << uses;
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(BatchNormAct, EveryActivationWithAndWithoutResidual) {
   for (const DType dtype : {f32, f64, f16, bf16}) {
     for (const Activation activation : kActivations) {

@@ -41,8 +41,8 @@ template <class T, class P>
 Given(const T*, const T*, const T*, const T*, P, P, P) -> Given<T, P>;
 
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
-// activation it is g (kMore: the sum of two, rounded to T); with one it is 0 where the result is at most 0 or, of relu6,
-// at least `kBound`.
+// activation it is g (kMore: the sum of two, rounded to T); with one it is 0 where the result is at most 0 or, of
+// relu6, at least `kBound`.
 template <bool kMore>
 struct UnchangedSlope {
   template <class D, class T, class P, class Lanes>
@@ -223,8 +223,8 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, bool stream
         [&](const auto& m, const auto& k, const auto& b, const auto& mg, const auto& sl) {
           const T* x = with_x || std::is_same_v<Before, SiluSlope> ? t.x.read(s, x_block) : nullptr;
           write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), t.more.read(s, more_block), m, k, b},
-                          with_x, t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block), s.numel(), mg,
-                          sl, stream, before);
+                          with_x, t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block),
+                          s.numel(), mg, sl, stream, before);
         },
         of.mean, of.scale, of.bias, of.mean_g, of.slope);
     t.x_grad.written(s, x_grad_block);
@@ -341,8 +341,8 @@ namespace {
 
 HWY_EXPORT(batch_norm_backward);
 
-// Inputs: g, x, weight, mean, rstd, for batch_norm_act y, for a sum what g lacks. Outputs: gradients of input, weight and
-// bias, for batch_norm_act of the residual.
+// Inputs: g, x, weight, mean, rstd, for batch_norm_act y, for a sum what g lacks. Outputs: gradients of input, weight
+// and bias, for batch_norm_act of the residual.
 Status backward_kernel(KernelContext* context, const TensorView* in, int n, TensorView* out, int m, const void* p) {
   const BatchNormBackward f{.g = &in[0],
                             .x = &in[1],

@@ -98,9 +98,9 @@ __device__ __forceinline__ C dropout_factor(const ScoreRows& p, const ScoreRow& 
 // How the rows are shared out: kLanes threads (a warp, or a block) have a row. Each holds up to kCount of its scores in
 // registers; 0: any number of them, which are read again for each pass.
 //
-// kSplit: what is left for the products that follow is, in the same memory, the sum of two bf16 for each float, which has
-// 16 bits of mantissa and float's range; all that are larger lie before all that they lack. A thread then has neighbours,
-// which it reads and writes at once: `keys` are whole multiples of kCount, rows begin on such.
+// kSplit: what is left for the products that follow is, in the same memory, the sum of two bf16 for each float, which
+// has 16 bits of mantissa and float's range; all that are larger lie before all that they lack. A thread then has
+// neighbours, which it reads and writes at once: `keys` are whole multiples of kCount, rows begin on such.
 template <int kCount, int kLanes, bool kSplit>
 struct Share {
   static_assert(kLanes == kWarp || kLanes == kThreads);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scaled dot-product attention and its backward pass, by matrix products and kernels for the rows of scores. The scores
 // of a piece at a time are in a workspace, in float32 (float64), as is all that comes of them until a result is
-// rounded. What is multiplied by bf16 is split into two bf16 (attention_rows.cuh), so that matrix units make these products too.
-// Elsewhere, where TF32 is allowed, the products with weights and slopes of scores are made in it: what they are
-// multiplied by loses nothing if it came in 16 bits.
+// rounded. What is multiplied by bf16 is split into two bf16 (attention_rows.cuh), so that matrix units make these
+// products too. Elsewhere, where TF32 is allowed, the products with weights and slopes of scores are made in it: what
+// they are multiplied by loses nothing if it came in 16 bits.
 #include <algorithm>
 #include <initializer_list>
 #include <type_traits>

@@ -13,8 +13,8 @@ namespace {
 
 using Word = uint16_t;  // an element of f16 or bf16, which is only moved
 constexpr int kWidth = 8;
-constexpr int64_t kMostTaps = 9;                // gathered rows are so many times as long as x
-constexpr int64_t kMostTapsOfFewChannels = 64;  // of images as they are read from files
+constexpr int64_t kMostTaps = 9;                        // gathered rows are so many times as long as x
+constexpr int64_t kMostTapsOfFewChannels = 64;          // of images as they are read from files
 constexpr int64_t kGatheredBytes = int64_t{256} << 20;  // at a time, of a whole image at least
 constexpr int64_t kMostGathered = int64_t{2} << 30;     // of an image
 

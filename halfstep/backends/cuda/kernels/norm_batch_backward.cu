@@ -341,8 +341,8 @@ void take_products(const Call& call, const ChannelPlan& plan, const Operands& t,
   const T* y = t.y ? static_cast<const T*>(t.y->data) : nullptr;
   if (plan.by_rows()) {
     const RowsPlan& p = plan.rows;
-    launch(call, {.grid = dim3(p.chunks, p.tiles), .shared = join_bytes(p)}, rows_products<T, kWidth>, g, more,
-           x, y, t.activation, mean, p, kept, parts);
+    launch(call, {.grid = dim3(p.chunks, p.tiles), .shared = join_bytes(p)}, rows_products<T, kWidth>, g, more, x, y,
+           t.activation, mean, p, kept, parts);
   } else {
     launch(call, {.grid = plan.planes.blocks()},
            plan.planes.width == kWidth ? planes_products<T, kWidth> : planes_products<T, 1>, g, more, x, y,
