@@ -60,10 +60,12 @@ struct HS_API StepValues {
   std::vector<Tensor> losses = {};   ///< f32 or f64 [], unscaled: of each batch; of several ranks that of the step
   std::vector<double> weights = {};  ///< of each batch: its share of the step's samples
   std::int64_t samples = 0;          ///< of all batches, on all ranks
-  Tensor overflow = {};              ///< f32 []: not 0 where gradients overflowed, so that the step was dropped
-  Tensor scale = {};                 ///< f32 []: the loss scale that the step used; 1 without scaling
-  NamedTensors parts = {};           ///< TaskLoss::parts, added up over the batches
-  Tensor overflow_flags = {};        ///< f32 [gradients]: not 0 for those that overflowed; undefined without scaling
+  /// f32 []: not 0 where gradients overflowed, so that the step was dropped. Without scaling all steps hand out one
+  /// tensor, as of `scale`.
+  Tensor overflow = {};
+  Tensor scale = {};           ///< f32 []: the loss scale that the step used; 1 without scaling
+  NamedTensors parts = {};     ///< TaskLoss::parts, added up over the batches
+  Tensor overflow_flags = {};  ///< f32 [gradients]: not 0 for those that overflowed; undefined without scaling
   std::shared_ptr<const std::vector<std::string>> gradient_names = {};  ///< of overflow_flags
   /// TaskLoss::count_later of the batches.
   std::vector<std::function<void(std::map<std::string, double>&)>> count_later = {};
