@@ -66,9 +66,12 @@ OneThread::~OneThread() {
 }
 
 const dnnl::engine& engine() {
-  static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
+  // Never destroyed: a device's thread may compute until plug-ins are shut down.
+  static const dnnl::engine& e = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return e;
 }
+// The same for oneDNN's own cache of primitives: it is made here, so before a plug-in is opened, and goes after that.
+[[maybe_unused]] const int capacity = dnnl::get_primitive_cache_capacity();
 
 dnnl::stream& stream() {
   static thread_local dnnl::stream s(engine());
@@ -96,7 +99,7 @@ bool small_enough(const ConvGeometry& g) {
 }
 std::int64_t number_of(const Memory::desc& order) {
   static std::mutex mutex;
-  static std::vector<Memory::desc> known;
+  static auto& known = *new std::vector<Memory::desc>;  // as engine()
   const std::lock_guard lock(mutex);
   const std::int64_t number = std::find(known.begin(), known.end(), order) - known.begin();
   if (number == static_cast<std::int64_t>(known.size())) known.push_back(order);
