@@ -10,7 +10,6 @@
 
 #include "host/errors.h"
 #include "host/probe.h"
-#include "host/settings.h"
 
 namespace hscuda {
 namespace {
@@ -23,7 +22,11 @@ std::vector<std::unique_ptr<Device>>& devices() {
   return all;
 }
 
-std::atomic<bool> g_tf32{switch_setting("HALFSTEP_TF32", false)};
+// Only 1 is on, as in the library (runtime/float32_precision.h), which warns of anything else.
+std::atomic<bool> g_tf32{[] {
+  const char* text = std::getenv("HALFSTEP_TF32");
+  return text != nullptr && std::strcmp(text, "1") == 0;
+}()};
 
 const halfstep_host* g_host = nullptr;  // set before there is a device
 

@@ -37,9 +37,9 @@ __device__ __forceinline__ Pack<T, kWidth> whole(const T* g, const T* more, int6
 }
 
 // parts[channel * chunks + k]: block k's sums of g and of g (x - mean). Blocks go over the rows together, from the last
-// to the first: what is still cached of g is what was written last, and the pass behind this one begins where this one
-// ends. `kept`, unless that is null, gets g: what
-// comes next then reads neither g nor y again. `more`, unless that is null, is added to g first.
+// to the first: the cache still holds the end of g, which was written last, and the next pass begins where this one
+// ends. `more`, unless it is null, is added to g first. `kept`, unless it is null, receives the gradient behind the
+// activation, so that the next pass reads neither g nor y.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     rows_products(const T* g, const T* more, const T* x, const T* y, int activation, const float* mean, RowsPlan p,
