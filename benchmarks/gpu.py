@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures Halfstep beside PyTorch on a GPU, in turns, each row with its physical limit (docs/reference/benchmarks.md).
 
-usage: benchmarks/gpu.py --server build/bin/bench_server [--device cuda] [--python PYTHON] [--seconds 240] [--out FILE]
+usage: benchmarks/gpu.py --server build/bin/bench_server [--device cuda] [--python PYTHON] [--seconds 240] [--only REGEX] [--out FILE]
 
 PYTHON is one with a PyTorch for CUDA (and torchvision, for ResNet-50); without it Halfstep is measured alone. Rows are measured in
 the order of their weight until the seconds are over; those that are left are named. FILE gets one JSON object a row; the table goes to
@@ -15,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import statistics
 import sys
 import textwrap
@@ -27,6 +28,7 @@ from harness.peer import Peer, PeerError
 from harness.stats import ratio_in_turns
 
 HERE = pathlib.Path(__file__).resolve().parent
+COPY = "gpu/copy"
 
 # What the maker's data sheets promise: operations a second of the dense 16-bit matrix units, and in float32 without them (TF32 is off
 # here, as it is by default on both sides); bytes a second. By part of the name.
@@ -55,7 +57,7 @@ class Row:
 
 def rows(images: int, texts: int, small: bool) -> list[Row]:
     """In the order of their weight."""
-    table = [Row("copy of 1 GiB on the device", "gpu/copy", (("PyTorch", "gpu/copy"),)),
+    table = [Row("copy of 1 GiB on the device", COPY, (("PyTorch", COPY),)),
              Row("unscale and check, 10^8 f32", "gpu/unscale/f32", (("PyTorch", "gpu/unscale/f32"),), Goal(bandwidth=0.9)),
              Row("unscale and check, 10^8 f16 to f32", "gpu/unscale/f16", (("PyTorch", "gpu/unscale/f16"),), Goal(bandwidth=0.9))]
     for low in ("f16", "bf16"):
@@ -204,6 +206,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--seconds", type=float, default=240.0, help="no row begins after so long")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", metavar="REGEX", help="rows whose name matches; the copy, which bandwidths are shares of, is always one")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the cases: figures say nothing")
     parser.add_argument("--out", type=pathlib.Path, help="file for one JSON object a row, which are added at its end")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
@@ -213,11 +216,15 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> int:
     images, texts = (2, 1) if options.small else (256, 64)
     table = rows(images, texts, options.small)
+
+    def chosen(all_rows: list[Row]) -> list[Row]:
+        return [r for r in all_rows if not options.only or r.case == COPY or re.search(options.only, r.name)]
+
     if options.list:
-        for row in table:
+        for row in chosen(table):
             print(row.name)
         print("linear and conv of these networks, one by one")
-        for row in compiled(images):
+        for row in chosen(compiled(images)):
             print(row.name)
         return 0
     start = time.monotonic()
@@ -247,12 +254,12 @@ def run(options: argparse.Namespace) -> int:
             print("Tiny sizes, to try the cases; the rows keep the names of the real ones, and no figure says anything.\n")
         print(HEAD, flush=True)
         left = []
-        for row in table + single_calls(hello["cases"]) + compiled(images):
+        for row in chosen(table + single_calls(hello["cases"]) + compiled(images)):
             if time.monotonic() >= deadline:
                 left.append(row.name)
                 continue
             found = measure(row, ours, torch, options.turns, deadline)
-            if row.case == "gpu/copy" and found["turns_ms"].get("halfstep"):
+            if row.case == COPY and found["turns_ms"].get("halfstep"):
                 best = max(found["bytes"] / (min(t) * 1e-3) for t in found["turns_ms"].values())
                 limits.copy = best
                 if not limits.bytes:

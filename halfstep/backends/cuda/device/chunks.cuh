@@ -36,7 +36,8 @@ template <class F, class Out, class... In>
 __device__ __forceinline__ void map_chunk(const Chunk& chunk, F&& f, Out* out, const In*... in) {
   constexpr bool kWrites = !std::is_same_v<Out, Nothing>;
   constexpr int kWidth = static_cast<int>(16 / std::max({kBytesOf<Out>, sizeof(In)...}));
-  constexpr int kFlight = 4;  // loads before the first is used
+  // Loads before the first is used: as many bytes of 16-bit inputs that become float32 as of float32 ones.
+  constexpr int kFlight = std::max(4, 64 / static_cast<int>(kWidth * (0 + ... + sizeof(In))));
   int64_t done = chunk.begin;
   if (chunk.aligned) {
     const int64_t packs = (chunk.end - chunk.begin) / kWidth;

@@ -13,8 +13,9 @@ namespace {
 
 using Word = uint16_t;  // an element of f16 or bf16, which is only moved
 constexpr int kWidth = 8;
-constexpr int64_t kMostTaps = 9;                        // gathered rows are so many times as long as x
-constexpr int64_t kMostTapsOfFewChannels = 64;          // of images as they are read from files
+constexpr int kStrip = 4;                       // places that a thread gathers for where it moves single elements
+constexpr int64_t kMostTaps = 9;                // gathered rows are so many times as long as x
+constexpr int64_t kMostTapsOfFewChannels = 64;  // of images as they are read from files
 constexpr int64_t kGatheredBytes = int64_t{256} << 20;  // at a time, of a whole image at least
 constexpr int64_t kMostGathered = int64_t{2} << 30;     // of an image
 
@@ -24,44 +25,88 @@ struct Gather {
   int channels, height, line;  // of x; a line of pixels has so many elements
   uint32_t columns;            // elements of a window: the tap's row, column and the channel, the last fastest
   uint32_t rows;               // gathered ones
-  Divisor packs, run, runs_of_row, place_row, image;
+  Divisor packs, run, runs_of_row, place_row, strips, image;
   int stride[2], padding[2], dilation[2];
 };
 
-/// A pack of a row of windows; `kWhole`: the channels of a tap are whole packs.
-template <bool kWhole>
-__global__ void __launch_bounds__(kThreads) gather_windows(Gather g, const Word* x, Word* rows) {
+/// A run from one of its elements on: those of a line of pixels from `at` on. One that begins left of the line has its
+/// elements behind that begin.
+struct Run {
+  int line;  ///< the line's first element
+  int at;
+  uint32_t length;  ///< of the line; 0 outside of the image
+};
+/// The windows of a place, which is number `q` of its line of places.
+struct Place {
+  int image, top, left;
+  __device__ __forceinline__ Place(const Gather& g, uint32_t line, uint32_t q) {
+    const uint32_t n = g.image.divide(line), p = line - n * g.image.divisor;
+    image = static_cast<int>(n) * g.height;
+    top = static_cast<int>(p) * g.stride[0] - g.padding[0];
+    left = static_cast<int>(q) * g.stride[1] - g.padding[1];
+  }
+  __device__ __forceinline__ Run run(const Gather& g, uint32_t number, uint32_t inside) const {
+    const uint32_t a = g.runs_of_row.divide(number), b = number - a * g.runs_of_row.divisor;
+    const int h = top + static_cast<int>(a) * g.dilation[0];
+    const int at = (left + static_cast<int>(b) * g.dilation[1]) * g.channels + static_cast<int>(inside);
+    const bool there = h >= 0 && h < g.height;
+    return {there ? (image + h) * g.line : 0, at, there ? static_cast<uint32_t>(g.line) : 0u};
+  }
+};
+
+/// Windows whose taps have whole packs of channels: a pack a thread.
+__global__ void __launch_bounds__(kThreads) gather_pixels(Gather g, const Word* x, Word* rows) {
   const int64_t all = static_cast<int64_t>(g.rows) * g.packs.divisor;
-  for (int64_t at = thread_index(); at < all; at += grid_threads()) {
-    const auto i = static_cast<uint32_t>(at);
-    const uint32_t row = g.packs.divide(i), first = (i - row * g.packs.divisor) * kWidth;
-    const uint32_t line = g.place_row.divide(row), q = row - line * g.place_row.divisor;
-    const uint32_t image = g.image.divide(line), p = line - image * g.image.divisor;
-    const int top = static_cast<int>(p) * g.stride[0] - g.padding[0];
-    const int left = static_cast<int>(q) * g.stride[1] - g.padding[1];
-    const Word* const pixels = x + static_cast<int64_t>(image) * g.height * g.line;
-    uint32_t run = g.run.divide(first);
-    uint32_t inside = first - run * g.run.divisor;
-    // Null outside of x: a run that begins left of a line has its elements behind that begin.
-    const auto place = [&]() -> const Word* {
-      const uint32_t a = g.runs_of_row.divide(run), b = run - a * g.runs_of_row.divisor;
-      const int h = top + static_cast<int>(a) * g.dilation[0];
-      const int at = (left + static_cast<int>(b) * g.dilation[1]) * g.channels + static_cast<int>(inside);
-      if (h < 0 || h >= g.height || at < 0 || at >= g.line) return nullptr;
-      return pixels + static_cast<int64_t>(h) * g.line + at;
-    };
+  for (int64_t i = thread_index(); i < all; i += grid_threads()) {
+    const uint32_t row = g.packs.divide(static_cast<uint32_t>(i));
+    const uint32_t first = (static_cast<uint32_t>(i) - row * g.packs.divisor) * kWidth;
+    const uint32_t line = g.place_row.divide(row), number = g.run.divide(first);
+    const Run run = Place(g, line, row - line * g.place_row.divisor).run(g, number, first - number * g.run.divisor);
     Pack<Word, kWidth> pack = {};
-    if constexpr (kWhole) {
-      if (const Word* const from = place()) pack = *reinterpret_cast<const Pack<Word, kWidth>*>(from);
-    } else {
+    if (static_cast<uint32_t>(run.at) < run.length) {
+      pack = *reinterpret_cast<const Pack<Word, kWidth>*>(x + run.line + run.at);
+    }
+    *reinterpret_cast<Pack<Word, kWidth>*>(rows + i * kWidth) = pack;
+  }
+}
+
+/// Any windows: a thread has the same pack of the windows of some places side by side, which differ by a step only.
+__global__ void __launch_bounds__(kThreads) gather_elements(Gather g, const Word* x, Word* rows) {
+  const uint32_t lines = g.rows / g.place_row.divisor;
+  const int64_t all = static_cast<int64_t>(lines) * g.strips.divisor * g.packs.divisor;
+  const int step = g.stride[1] * g.channels;
+  for (int64_t i = thread_index(); i < all; i += grid_threads()) {
+    const uint32_t strip = g.packs.divide(static_cast<uint32_t>(i));
+    const uint32_t first = (static_cast<uint32_t>(i) - strip * g.packs.divisor) * kWidth;
+    const uint32_t line = g.strips.divide(strip), q = (strip - line * g.strips.divisor) * kStrip;
+    const Place place(g, line, q);
+    uint32_t number = g.run.divide(first), inside = first - number * g.run.divisor;
+    int at[kWidth], line_at[kWidth];
+    uint32_t length[kWidth];
+    Run run = place.run(g, number, inside);
 #pragma unroll
-      for (uint32_t j = 0; j < kWidth; ++j) {
-        const Word* const from = first + j < g.columns ? place() : nullptr;
-        if (from != nullptr) pack.values[j] = *from;
-        if (++inside == g.run.divisor) inside = 0, ++run;
+    for (uint32_t j = 0; j < kWidth; ++j) {
+      at[j] = run.at, line_at[j] = run.line;
+      length[j] = first + j < g.columns ? run.length : 0;
+      ++run.at;
+      if (++inside == g.run.divisor) {
+        inside = 0;
+        run = place.run(g, ++number, 0);
       }
     }
-    *reinterpret_cast<Pack<Word, kWidth>*>(rows + at * kWidth) = pack;
+    const uint32_t row = line * g.place_row.divisor + q;
+    Word* const to = rows + (static_cast<int64_t>(row) * g.packs.divisor) * kWidth + first;
+#pragma unroll
+    for (int u = 0; u < kStrip; ++u) {
+      if (q + u >= g.place_row.divisor) break;
+      Pack<Word, kWidth> pack = {};
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const int element = at[j] + u * step;
+        if (static_cast<uint32_t>(element) < length[j]) pack.values[j] = x[line_at[j] + element];
+      }
+      *reinterpret_cast<Pack<Word, kWidth>*>(to + static_cast<int64_t>(u) * g.packs.divisor * kWidth) = pack;
+    }
   }
 }
 
@@ -99,13 +144,15 @@ void gather(const Call& call, const ConvCall& conv, const Cut& cut, const Word* 
   g.packs = Divisor(small(cut.length / kWidth));
   g.run = Divisor(small(dilated ? channels : taps * channels)), g.runs_of_row = Divisor(small(dilated ? taps : 1));
   g.place_row = Divisor(small(conv.y->sizes[3])), g.image = Divisor(small(conv.y->sizes[2]));
+  g.strips = Divisor(small(divide_up(conv.y->sizes[3], kStrip)));
   for (int d = 0; d < 2; ++d) {
     g.stride[d] = static_cast<int>(a.stride[d]), g.padding[d] = static_cast<int>(a.padding[d]);
     g.dilation[d] = static_cast<int>(a.dilation[d]);
   }
-  const bool whole = conv.x->sizes[1] % kWidth == 0 && aligned(x, kWidth);
-  launch(call, {.grid = grid_size(images * cut.places * (cut.length / kWidth), kThreads, INT32_MAX), .alone = true},
-         whole ? gather_windows<true> : gather_windows<false>, g, x, rows);
+  const bool pixels = conv.x->sizes[1] % kWidth == 0 && aligned(x, kWidth);
+  const int64_t threads = images * conv.y->sizes[2] * (pixels ? conv.y->sizes[3] : g.strips.divisor) * g.packs.divisor;
+  launch(call, {.grid = grid_size(threads, kThreads, INT32_MAX), .alone = true},
+         pixels ? gather_pixels : gather_elements, g, x, rows);
 }
 
 /// Calls product(first place, places) for some images at a time, whose windows are in `rows` then.

@@ -50,7 +50,27 @@ struct MaxPool {
   }
 };
 
-template <class Access>
+/// What is read of a window of a place: what it has chosen, and its gradient.
+template <class Access, class Number>
+struct ReadWindow {
+  static constexpr int kWidth = Access::kWidth;
+  Pack<Number, kWidth> chosen;
+  typename Access::Raw raw;
+
+  __device__ __forceinline__ void read(const Image& g, int64_t g_at, const Image& index, int64_t index_at) {
+    chosen = *reinterpret_cast<const Pack<Number, kWidth>*>(static_cast<const Number*>(index.data) + index_at);
+    raw = Access::fetch(g, g_at);
+  }
+  /// Adds the gradient to the total of the place that is number `number` of the window.
+  __device__ __forceinline__ void add(int number, typename Access::C (&total)[kWidth]) const {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      if (static_cast<int>(chosen.values[j]) == number) total[j] += Access::value(raw, j);
+    }
+  }
+};
+
+template <class Access, class Number>
 struct MaxPoolBackward {
   static constexpr int kWidth = Access::kWidth;
   using C = typename Access::C;
@@ -66,13 +86,47 @@ struct MaxPoolBackward {
       for (int l = k.first; l < k.end; ++l) {
         const int column = columns.number(l, w);
         if (column < 0) continue;
-        int chosen[kWidth];
-        load_numbers(index, index.at(n, c, i, l), chosen);
-        const auto raw = Access::fetch(g, g.at(n, c, i, l));
+        ReadWindow<Access, Number> window;
+        window.read(g, g.at(n, c, i, l), index, index.at(n, c, i, l));
+        window.add(row * columns.widest + column, total);
+      }
+    }
+    Access::store(x_grad, x_grad.at(n, c, h, w), total);
+  }
+};
+
+/// Where no place is in more than two by two windows, which are neither adaptive nor dilated: all four are read before
+/// the first is looked at.
+template <class Access, class Number>
+struct MaxPoolBackwardOfFew {
+  static constexpr int kWidth = Access::kWidth;
+  using C = typename Access::C;
+  Image g, index, x_grad;
+  Windows rows, columns;
+
+  static bool suits(const Windows& w) { return !w.adaptive && w.step == 1 && w.kernel <= 2 * int64_t{w.stride}; }
+
+  __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
+    const Range r = rows.of_place(h), k = columns.of_place(w);
+    const int64_t g_at = g.at(n, c, r.first, k.first), index_at = index.at(n, c, r.first, k.first);
+    const int row = h + rows.padding - r.first * rows.stride, column = w + columns.padding - k.first * columns.stride;
+    const int number = row * columns.widest + column;
+    ReadWindow<Access, Number> windows[2][2];
+    bool has[2][2];
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          if (chosen[j] == row * columns.widest + column) total[j] += Access::value(raw, j);
-        }
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        has[i][l] = r.first + i < r.end && k.first + l < k.end;
+        if (has[i][l]) windows[i][l].read(g, g_at + i * g.h + l * g.w, index, index_at + i * index.h + l * index.w);
+      }
+    }
+    C total[kWidth] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int l = 0; l < 2; ++l) {
+        if (has[i][l]) windows[i][l].add(number - i * rows.stride * columns.widest - l * columns.stride, total);
       }
     }
     Access::store(x_grad, x_grad.at(n, c, h, w), total);
@@ -116,17 +170,27 @@ halfstep_status forward(Call& call) {
   return call.launched();
 }
 
-template <class A>
+template <class Attributes>
 halfstep_status backward(Call& call) {
-  const auto& a = call.attributes<A>();
+  const auto& a = call.attributes<Attributes>();
   const Tensor &g = call.in[0], &index = call.in[1], &x_grad = call.out[0];
   if (x_grad.numel == 0) return HALFSTEP_OK;
   if (!within_reach(a) || !within_reach(x_grad) || !within_reach(g)) return call.refuse(kTooLarge);
   Windows rows, columns;
   windows_of(a, x_grad.sizes, g.sizes, rows, columns, true);
   with_access(g, x_grad, {&index}, [&](auto access) {
-    for_each_place(call, x_grad,
-                   MaxPoolBackward<decltype(access)>{Image(g), Image(index), Image(x_grad), rows, columns});
+    using A = decltype(access);
+    const auto with_numbers = [&](auto number) {
+      using Few = MaxPoolBackwardOfFew<A, decltype(number)>;
+      using Any = MaxPoolBackward<A, decltype(number)>;
+      const Image images[] = {Image(g), Image(index), Image(x_grad)};
+      if (Few::suits(rows) && Few::suits(columns)) {
+        for_each_place(call, x_grad, Few{images[0], images[1], images[2], rows, columns});
+      } else {
+        for_each_place(call, x_grad, Any{images[0], images[1], images[2], rows, columns});
+      }
+    };
+    index.dtype == HALFSTEP_U8 ? with_numbers(uint8_t{}) : with_numbers(int32_t{});
   });
   return call.launched();
 }
