@@ -25,6 +25,7 @@ Tensor fill(Tensor tensor, const char* op, Draw draw) {
   check_floating(tensor, op);
   const auto n = static_cast<std::size_t>(tensor.numel());
   const PhiloxState start = default_generator().reserve(n);
+  if (tensor.device().is_meta()) return tensor;
   std::vector<double> values(n);
   // Networks have tens of millions of weights; a draw takes some 50 ns.
   parallel_for(static_cast<std::int64_t>(n), 256, [&](std::int64_t begin, std::int64_t end) {

@@ -30,18 +30,39 @@ HWY_INLINE F32Vec polynomial(F32Vec x, float c, C... rest) {
   return hn::MulAdd(polynomial(x, rest...), x, constant(c));
 }
 
+// Exponents of two, whole numbers: floats where an instruction takes them as such, with the same results.
+#if HWY_TARGET <= HWY_AVX3
+using ExponentTag = F32Tag;
+#else
 using ExponentTag = hn::RebindToSigned<F32Tag>;
+#endif
 using ExponentVec = hn::Vec<ExponentTag>;
 
 /// 2^n for n from -126 to 127.
 HWY_INLINE F32Vec power_of_two(ExponentVec n) {
+#if HWY_TARGET <= HWY_AVX3
+  return F32Vec{_mm512_scalef_ps(constant(1.0f).raw, n.raw)};
+#else
   return hn::BitCast(F32Tag(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(ExponentTag(), 127))));
+#endif
 }
-/// y 2^n for n from -252 to 254: in two factors, since 2^n itself may be out of range; only the second product can
-/// round.
+/// y 2^n for the same n.
+HWY_INLINE F32Vec scale_normal(F32Vec y, ExponentVec n) {
+#if HWY_TARGET <= HWY_AVX3
+  return F32Vec{_mm512_scalef_ps(y.raw, n.raw)};
+#else
+  return hn::Mul(y, power_of_two(n));
+#endif
+}
+/// y 2^n for n from -252 to 254, rounded once.
 HWY_INLINE F32Vec scale(F32Vec y, ExponentVec n) {
+#if HWY_TARGET <= HWY_AVX3
+  return scale_normal(y, n);
+#else
+  // In two factors, since 2^n itself may be out of range; only the second product can round.
   const ExponentVec half = hn::ShiftRight<1>(n);
-  return hn::Mul(hn::Mul(y, power_of_two(half)), power_of_two(hn::Sub(n, half)));
+  return scale_normal(scale_normal(y, half), hn::Sub(n, half));
+#endif
 }
 
 /// x + rest = n ln 2 + r with |r| <= ln 2 / 2, up to a rounding; |x| below 2^20, `rest` what x lacks.
@@ -57,7 +78,11 @@ HWY_INLINE ExpParts reduce_exp(F32Vec x, F32Vec rest) {
   // ln 2 as float32, whose product is taken away exactly, and what is missing from it.
   const F32Vec r =
       hn::Add(hn::NegMulAdd(n, constant(0x1.62e43p-1f), x), hn::NegMulAdd(n, constant(-1.904654300e-09f), rest));
+#if HWY_TARGET <= HWY_AVX3
+  return {n, r};
+#else
   return {hn::Sub(hn::BitCast(ExponentTag(), shifted), hn::BitCast(ExponentTag(), shift)), r};
+#endif
 }
 HWY_INLINE ExpParts reduce_exp(F32Vec x) { return reduce_exp(x, hn::Zero(F32Tag())); }
 /// e^r - 1 for |r| <= ln 2 / 2.
@@ -97,23 +122,37 @@ HWY_INLINE void split_exponent(F32Vec x, F32Vec& f, F32Vec& e) {
 struct TailRatio {
   F32Vec high, low;
 };
+struct TailPolynomial {
+  static constexpr float kFirst = 0.65234375f, kPlus = 1.75f, kMinus = 1.69802380f;
+  /// P(t) without its first coefficient.
+  HWY_INLINE static F32Vec rest(F32Vec t) {
+    return hn::Mul(t, polynomial(t, -2.712689340e-01f, -2.086331323e-02f, 3.454835713e-02f, 1.156266127e-02f,
+                                 -3.229748225e-03f, -4.114212468e-03f, -1.261698664e-03f, 4.840798210e-04f,
+                                 7.128826110e-04f, 2.208334045e-04f, -1.158603191e-04f, -7.359206211e-05f));
+  }
+};
 HWY_INLINE TailRatio tail_ratio(F32Vec a) {
-  const F32Vec c = constant(1.75f), first = constant(0.65234375f);
+  const F32Vec c = constant(TailPolynomial::kPlus), first = constant(TailPolynomial::kFirst);
   const F32Vec sum = hn::Add(a, c);
   const F32Vec sum_lost = hn::Sub(a, hn::Sub(sum, c));
   const F32Vec inverse = hn::Div(constant(1.0f), sum);
-  const F32Vec above = hn::Sub(a, constant(1.69802380f));
+  const F32Vec above = hn::Sub(a, constant(TailPolynomial::kMinus));
   const F32Vec quotient = hn::Mul(above, inverse);
   const F32Vec missing = hn::NegMulAdd(quotient, sum_lost, hn::NegMulAdd(quotient, sum, above));
   const F32Vec t = hn::MulAdd(missing, inverse, quotient);
-  const F32Vec rest = hn::Mul(t, polynomial(t, -2.712689340e-01f, -2.086331323e-02f, 3.454835713e-02f, 1.156266127e-02f,
-                                            -3.229748225e-03f, -4.114212468e-03f, -1.261698664e-03f, 4.840798210e-04f,
-                                            7.128826110e-04f, 2.208334045e-04f, -1.158603191e-04f, -7.359206211e-05f));
+  const F32Vec rest = TailPolynomial::rest(t);
   const F32Vec p = hn::Add(first, rest);
   const F32Vec p_lost = hn::Sub(rest, hn::Sub(p, first));
   const F32Vec high = hn::Mul(p, inverse);
   const F32Vec remainder = hn::NegMulAdd(high, sum_lost, hn::Add(hn::NegMulAdd(high, sum, p), p_lost));
   return {high, hn::Mul(remainder, inverse)};
+}
+
+/// The same within 4 units in the last place.
+HWY_INLINE F32Vec tail_ratio_low(F32Vec a) {
+  const F32Vec inverse = hn::Div(constant(1.0f), hn::Add(a, constant(TailPolynomial::kPlus)));
+  const F32Vec t = hn::Mul(hn::Sub(a, constant(TailPolynomial::kMinus)), inverse);
+  return hn::Mul(hn::Add(constant(TailPolynomial::kFirst), TailPolynomial::rest(t)), inverse);
 }
 
 /// Phi(-a) = (high + low) 2^n and exp(-a^2 / 2) = (1 + bell) 2^n for a from 0 to 14.5.
@@ -155,7 +194,7 @@ HWY_INLINE F32Vec exp_nonpositive(F32Vec x) {
   const F32Vec low = constant(-87.0f);
   const detail::ExpParts parts = detail::reduce_exp(hn::Max(x, low));
   const F32Vec p = hn::Add(detail::expm1_reduced(parts.r), constant(1.0f));
-  const F32Vec y = hn::IfThenZeroElse(hn::Lt(x, low), hn::Mul(p, detail::power_of_two(parts.n)));
+  const F32Vec y = hn::IfThenZeroElse(hn::Lt(x, low), detail::scale_normal(p, parts.n));
   return hn::IfThenElse(hn::IsNaN(x), x, y);
 }
 
@@ -290,6 +329,21 @@ HWY_INLINE F32Vec times_sigmoid(F32Vec f, F32Vec x) {
   return hn::IfThenElse(hn::IsNaN(x), x, detail::scale(y, s.n));
 }
 
+/// x sigmoid(x) for results of 16 bits, within 4 units.
+HWY_INLINE F32Vec silu_low(F32Vec x) {
+  using detail::constant;
+  const F32Vec one = constant(1.0f);
+  const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
+  // Below -110 the product is less than the smallest subnormal. Of a number and NaN, x86's maximum is the second.
+  const F32Vec limited = hn::Max(constant(-110.0f), x);
+  const detail::ExpParts parts = detail::reduce_exp(hn::Max(constant(-110.0f), hn::Neg(hn::Abs(x))));
+  const F32Vec power = hn::Add(detail::expm1_reduced(parts.r), one);
+  const F32Vec ratio = hn::Div(limited, hn::Add(one, detail::scale(power, parts.n)));
+  // x z / (1 + z) on the negative side, scaled last.
+  return detail::scale(hn::Mul(ratio, hn::IfThenElse(negative, power, one)),
+                       hn::IfThenElseZero(hn::RebindMask(detail::ExponentTag(), negative), parts.n));
+}
+
 /// log(1 + exp(-|x|)): what softplus and log-sigmoid add to max(x, 0) and min(x, 0).
 HWY_INLINE F32Vec log1p_exp_minus_abs(F32Vec x) { return log1p(exp(hn::Neg(hn::Abs(x)))); }
 
@@ -318,8 +372,32 @@ HWY_INLINE F32Vec gelu(F32Vec x) {
   const F32Vec high = hn::Mul(a, t.high);
   const F32Vec low = hn::MulAdd(a, t.low, hn::MulSub(a, t.high, high));
   const F32Vec missing = detail::scale(hn::Add(high, low), t.n);
-  const F32Vec y = hn::Sub(hn::IfThenZeroElse(hn::Lt(x, hn::Zero(F32Tag())), x), missing);
-  return hn::IfThenElse(hn::IsNaN(x), x, y);
+  return hn::Sub(hn::IfThenZeroElse(hn::Lt(x, hn::Zero(F32Tag())), x), missing);
+}
+
+/// The same for results of 16 bits: within 2^-21 where f16 has more than its last bit, 2^-17 anywhere.
+struct NormalLow {
+  F32Vec tail, bell;  ///< Phi(-|x|), exp(-x^2 / 2)
+};
+HWY_INLINE NormalLow normal_low(F32Vec x) {
+  using detail::constant;
+  const F32Vec a = hn::Min(hn::Abs(x), constant(14.5f));
+  const detail::ExpParts parts = detail::reduce_exp(hn::Mul(hn::Mul(a, a), constant(-0.5f)));
+  const F32Vec bell = hn::Add(detail::expm1_reduced(parts.r), constant(1.0f));
+  return {detail::scale(hn::Mul(detail::tail_ratio_low(a), bell), parts.n), detail::scale(bell, parts.n)};
+}
+HWY_INLINE F32Vec gelu_low(F32Vec x) {
+  const F32Vec missing = hn::Mul(hn::Min(hn::Abs(x), detail::constant(14.5f)), normal_low(x).tail);
+  return hn::Sub(hn::IfThenZeroElse(hn::Lt(x, hn::Zero(F32Tag())), x), missing);
+}
+/// Phi(x) + x Phi'(x), its slope; of its terms, where these cancel.
+HWY_INLINE F32Vec gelu_slope_low(F32Vec x) {
+  using detail::constant;
+  const NormalLow parts = normal_low(x);
+  const F32Vec phi = hn::IfThenElse(hn::Lt(x, hn::Zero(F32Tag())), parts.tail, hn::Sub(constant(1.0f), parts.tail));
+  // From 14.5 on the bell is 0, and of infinity too.
+  const F32Vec limited = hn::Max(constant(-14.5f), hn::Min(constant(14.5f), x));
+  return hn::MulAdd(hn::Mul(limited, parts.bell), constant(0.398942280f), phi);
 }
 
 /// Error function, within 2 units.

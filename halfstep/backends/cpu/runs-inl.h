@@ -15,6 +15,7 @@
 #define HALFSTEP_BACKENDS_CPU_RUNS_INL_H_
 #endif
 
+#include <algorithm>
 #include <array>
 
 #include "halfstep/backends/cpu/elementwise.h"
@@ -83,11 +84,15 @@ HWY_INLINE hn::Vec<D> by_lane(D d, F&& f, hn::Vec<D> a, hn::Vec<D> b) {
   return hn::Load(d, x);
 }
 
+/// Vectors a turn: two at least of 16 bits, which are rounded and stored as one.
+template <class T, template <class> class F>
+constexpr int kUnrollOf = sizeof(T) == 2 ? std::max(2, F<float>::kUnroll) : F<float>::kUnroll;
+
 template <class T, template <class> class F, std::size_t... K>
 void floating_run(const void* state, void* out, const void* const* in, std::int64_t n) {
   const ComputeTag<T> d;
   const F<ComputeScalar<T>> f(state);
-  map_run<F<float>::kUnroll>(
+  map_run<kUnrollOf<T, F>>(
       d, static_cast<T*>(out), n, [&](auto... v) { return f(d, v...); }, Run<T>{static_cast<const T*>(in[K])}...);
 }
 /// Input `R` of two is one value.
@@ -99,9 +104,9 @@ void repeated_run(const void* state, void* out, const void* const* in, std::int6
   const Run<T> run{static_cast<const T*>(in[1 - R])};
   const auto body = [&](auto a, auto b) { return f(d, a, b); };
   if constexpr (R == 0) {
-    map_run<F<float>::kUnroll>(d, static_cast<T*>(out), n, body, same, run);
+    map_run<kUnrollOf<T, F>>(d, static_cast<T*>(out), n, body, same, run);
   } else {
-    map_run<F<float>::kUnroll>(d, static_cast<T*>(out), n, body, run, same);
+    map_run<kUnrollOf<T, F>>(d, static_cast<T*>(out), n, body, run, same);
   }
 }
 template <class T, template <class> class F, std::size_t... K>
@@ -128,13 +133,13 @@ constexpr Runs make_runs(std::index_sequence<K...>) {
   return runs;
 }
 
-template <template <class> class F, bool kRepeated, std::size_t... K>
+template <template <class> class F, template <class> class Low, bool kRepeated, std::size_t... K>
 constexpr std::array<Runs, kNumDTypes> make_table(std::index_sequence<K...> inputs) {
   return {
       make_runs<float, F, kRepeated>(inputs),
       make_runs<double, F, kRepeated>(inputs),
-      make_runs<Half, F, kRepeated>(inputs),
-      make_runs<BFloat16, F, kRepeated>(inputs),
+      make_runs<Half, Low, kRepeated>(inputs),
+      make_runs<BFloat16, Low, kRepeated>(inputs),
       Runs{},
       Runs{},
       make_runs<std::int64_t, F, kRepeated>(inputs),
@@ -147,12 +152,19 @@ constexpr std::array<Runs, kNumDTypes> make_table(std::index_sequence<K...> inpu
 
 /// The runs of functor F with N inputs for each dtype; kRepeated: also with one input repeated.
 template <template <class> class F, int N, bool kRepeated = false>
-constexpr std::array<Runs, kNumDTypes> kRuns = make_table<F, kRepeated>(std::make_index_sequence<N>());
+constexpr std::array<Runs, kNumDTypes> kRuns = make_table<F, F, kRepeated>(std::make_index_sequence<N>());
+/// Those with another functor for 16 bits, which need not be as exact.
+template <template <class> class F, template <class> class Low, int N>
+constexpr std::array<Runs, kNumDTypes> kRunsWithLow = make_table<F, Low, false>(std::make_index_sequence<N>());
 
 /// A row of a family's table: the op that functor F computes from N inputs.
 template <template <class> class F, int N, bool kRepeated = false>
 constexpr ElementwiseOp op_of(const char* name, std::initializer_list<DType> dtypes) {
   return {name, dtypes, N, kRuns<F, N, kRepeated>.data()};
+}
+template <template <class> class F, template <class> class Low, int N>
+constexpr ElementwiseOp op_with_low(const char* name, std::initializer_list<DType> dtypes) {
+  return {name, dtypes, N, kRunsWithLow<F, Low, N>.data()};
 }
 
 }  // namespace HWY_NAMESPACE

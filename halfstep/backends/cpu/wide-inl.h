@@ -125,13 +125,16 @@ HWY_INLINE SiluParts<D> silu_parts(D d, hn::Vec<D> v) {
   }();
   return {limited, e, hn::Div(one, hn::Add(one, e)), hn::Lt(v, hn::Neg(end))};
 }
-/// v sigmoid(v) within 4 units: for results of 16 bits.
+/// v sigmoid(v) for results of 16 bits.
 template <class D>
 HWY_INLINE hn::Vec<D> wide_silu_low(D d, hn::Vec<D> v) {
-  const auto parts = silu_parts(d, v);
-  return hn::IfThenZeroElse(parts.nothing, hn::Mul(v, parts.s));
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return silu_low(v);
+  } else {
+    return wide_times_sigmoid(d, v, v);
+  }
 }
-/// Its slope, s + v s (1 - s), within 6 units of these terms.
+/// The slope of v sigmoid(v), s + v s (1 - s), within 6 units of these terms.
 template <class D>
 HWY_INLINE hn::Vec<D> wide_silu_slope(D d, hn::Vec<D> v) {
   const auto [limited, e, s, nothing] = silu_parts(d, v);
