@@ -115,21 +115,13 @@ struct GeluBackward : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
-    V phi, bell;
-    wide_normal(d, x, phi, bell);
-    const V slope = hn::Mul(vanishing_product(d, x, bell), value<D, V>(d, 0.39894228040143267794));
-    return hn::Mul(g, hn::Add(phi, slope));
+    return hn::Mul(g, wide_gelu_slope(d, x));
   }
 };
 template <class C>
 struct GeluLow : Heavy {
   using Heavy::Heavy;
   HWY_INLINE F32Vec operator()(F32Tag, F32Vec x) const { return gelu_low(x); }
-};
-template <class C>
-struct GeluLowBackward : Heavy {
-  using Heavy::Heavy;
-  HWY_INLINE F32Vec operator()(F32Tag, F32Vec g, F32Vec x) const { return hn::Mul(g, gelu_slope_low(x)); }
 };
 // 0.5 x (1 + tanh(u)) is x sigmoid(2 u): nothing cancels. u = sqrt(2 / pi) (x + 0.044715 x^3).
 template <class D, class V>
@@ -172,8 +164,7 @@ struct SiluBackward : Heavy {
   using Heavy::Heavy;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V g, V x) const {
-    const auto s = wide_sigmoid_pair(d, x);
-    return hn::Mul(g, hn::Add(s.up, vanishing_product(d, x, hn::Mul(s.up, s.down))));
+    return hn::Mul(g, wide_silu_slope(d, x));
   }
 };
 template <class C>
@@ -182,14 +173,6 @@ struct SiluLow : Heavy {
   template <class D, class V>
   HWY_INLINE V operator()(D d, V x) const {
     return wide_silu_low(d, x);
-  }
-};
-template <class C>
-struct SiluLowBackward : Heavy {
-  using Heavy::Heavy;
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V g, V x) const {
-    return hn::Mul(g, wide_silu_slope(d, x));
   }
 };
 // tanh(log(1 + e^x)): with z = e^-|x|, a quotient of polynomials in z.
@@ -364,11 +347,11 @@ constexpr ElementwiseOp kActivationOps[] = {
     op_of<EluBackward, 2>("elu_backward", kFloatingDTypes),
     op_of<Prelu, 2, true>("prelu", kFloatingDTypes),
     op_with_low<Gelu, GeluLow, 1>("gelu", kFloatingDTypes),
-    op_with_low<GeluBackward, GeluLowBackward, 2>("gelu_backward", kFloatingDTypes),
+    op_of<GeluBackward, 2>("gelu_backward", kFloatingDTypes),
     op_of<GeluTanh, 1>("gelu_tanh", kFloatingDTypes),
     op_of<GeluTanhBackward, 2>("gelu_tanh_backward", kFloatingDTypes),
     op_with_low<Silu, SiluLow, 1>("silu", kFloatingDTypes),
-    op_with_low<SiluBackward, SiluLowBackward, 2>("silu_backward", kFloatingDTypes),
+    op_of<SiluBackward, 2>("silu_backward", kFloatingDTypes),
     op_of<Mish, 1>("mish", kFloatingDTypes),
     op_of<MishBackward, 2>("mish_backward", kFloatingDTypes),
     op_of<Hardswish, 1>("hardswish", kFloatingDTypes),

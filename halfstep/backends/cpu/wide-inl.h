@@ -141,20 +141,6 @@ HWY_INLINE hn::Vec<D> wide_silu_slope(D d, hn::Vec<D> v) {
   const auto one = hn::Set(d, static_cast<hn::TFromD<D>>(1));
   return hn::IfThenZeroElse(nothing, hn::Mul(s, hn::MulAdd(limited, hn::Mul(e, s), one)));
 }
-/// Phi(v) and exp(-v^2 / 2).
-template <class D>
-HWY_INLINE void wide_normal(D d, hn::Vec<D> v, hn::Vec<D>& phi, hn::Vec<D>& bell) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    const NormalParts parts = normal_parts(v);
-    phi = parts.phi;
-    bell = parts.bell;
-  } else {
-    phi = by_lane(
-        d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
-    bell = by_lane(
-        d, [](double x) { return std::exp(x * x * -0.5); }, v);
-  }
-}
 /// v Phi(v); 0 at -infinity.
 template <class D>
 HWY_INLINE hn::Vec<D> wide_gelu(D d, hn::Vec<D> v) {
@@ -164,6 +150,22 @@ HWY_INLINE hn::Vec<D> wide_gelu(D d, hn::Vec<D> v) {
     const auto phi = by_lane(
         d, [](double x) { return 0.5 * std::erfc(x * -0.70710678118654752440); }, v);
     return hn::IfThenZeroElse(hn::Eq(phi, hn::Zero(d)), hn::Mul(v, phi));
+  }
+}
+/// Its slope, Phi(v) + v Phi'(v).
+template <class D>
+HWY_INLINE hn::Vec<D> wide_gelu_slope(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return gelu_slope(v);
+  } else {
+    return by_lane(
+        d,
+        [](double x) {
+          const double bell = std::exp(x * x * -0.5);
+          const double rest = bell == 0 ? 0 : x * bell * 0.39894228040143267794;
+          return 0.5 * std::erfc(x * -0.70710678118654752440) + rest;
+        },
+        v);
   }
 }
 
