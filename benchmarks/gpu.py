@@ -206,7 +206,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--seconds", type=float, default=240.0, help="no row begins after so long")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", metavar="REGEX", help="rows whose name matches; the copy, which bandwidths are shares of, is always one")
+    parser.add_argument("--only", type=re.compile, metavar="REGEX", help="rows whose name matches; the copy, which bandwidths are shares of, is always one")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the cases: figures say nothing")
     parser.add_argument("--out", type=pathlib.Path, help="file for one JSON object a row, which are added at its end")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
@@ -218,7 +218,7 @@ def run(options: argparse.Namespace) -> int:
     table = rows(images, texts, options.small)
 
     def chosen(all_rows: list[Row]) -> list[Row]:
-        return [r for r in all_rows if not options.only or r.case == COPY or re.search(options.only, r.name)]
+        return [r for r in all_rows if not options.only or r.case == COPY or options.only.search(r.name)]
 
     if options.list:
         for row in chosen(table):

@@ -144,18 +144,21 @@ function(halfstep_cpu_kernel_options target)
   target_compile_options(${target} PRIVATE -fno-math-errno -O3)
   set(written_out -O2)
   if(HALFSTEP_SANITIZE)
-    # Checked kernels take twice as long to compile at -O3, and again twice as long with their checks in place as with
-    # calls of them. Of the expensive optimizations one cleans the upper halves of vectors.
-    set(written_out -O1 -fexpensive-optimizations)
-    target_compile_options(${target} PRIVATE -O1 -fexpensive-optimizations)
-    if(HALFSTEP_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-      target_compile_options(${target} PRIVATE "SHELL:--param asan-instrumentation-with-call-threshold=0")
+    # Checked kernels take twice as long to compile at -O3, and again twice as long with inline checks as with calls to
+    # the runtime. One of the expensive optimizations cleans the upper halves of vectors.
+    set(written_out -O1)
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      list(APPEND written_out -fexpensive-optimizations)
+      if(HALFSTEP_SANITIZE MATCHES "address")
+        target_compile_options(${target} PRIVATE "SHELL:--param asan-instrumentation-with-call-threshold=0")
+      endif()
     endif()
+    target_compile_options(${target} PRIVATE ${written_out})
   endif()
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND written_out -fvect-cost-model=dynamic)
-    # Where GCC 12 knows which registers a callee leaves alone, it takes the upper halves of vectors for clean behind the
-    # call and ends the function without vzeroupper. The thread's SSE code is up to 16 times slower then, until a kernel
+    # Where GCC 12 knows which registers a callee leaves alone, it assumes that the upper halves of vectors are clean
+    # after the call and ends the function without vzeroupper. The thread's SSE code is up to 16 times slower then, until a kernel
     # cleans them.
     target_compile_options(${target} PRIVATE -fno-ipa-ra)
   endif()

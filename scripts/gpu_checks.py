@@ -144,7 +144,8 @@ def facts(checks: Checks, limit: float) -> Outcome:
     details = []
     commit = shutil.which("git") and checks.call(["git", "rev-parse", "--short", "HEAD"], 10)
     if commit and commit[0] == 0:
-        details.append(f"commit {commit[1].strip()}")
+        changes = checks.call(["git", "status", "--porcelain", "--untracked-files=no"], 10)
+        details.append(f"commit {commit[1].strip()}{' and uncommitted changes' if changes[1].strip() else ''}")
     if shutil.which("nvcc"):
         details += [line for line in checks.call(["nvcc", "--version"], 20)[1].splitlines() if "release" in line]
     if not shutil.which("nvidia-smi"):

@@ -6,6 +6,8 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
+#include <numbers>
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
@@ -99,6 +101,46 @@ TEST(Activations, GradientsIn16BitsAreRoundedOnce) {
         const double own = u * std::fabs(exact[i]) + (dtype == f16 ? 0x1p-25 : 0) + 8 * finfo(f32).eps;
         ASSERT_NEAR(got[i], exact[i], own + (reads_result ? u : 0)) << c.name << " " << name(dtype) << " " << points[i];
       }
+    }
+  }
+}
+
+// Where a slope is next to nothing it keeps its digits, and at infinity it is 0 or 1. Expected from the formulas in
+// long double; within 6 units of what the two terms of a slope are.
+TEST(Activations, SlopesFarOut) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const Values points = {-infinity, -1e30, -125, -110, -104, -95.5, -90, -87.5, -60, -20,  -14.6,   -14,
+                         -10,       -5,    -1,   1,    5,    14,    20,  87.5,  100, 1e30, infinity};
+  struct Terms {
+    long double first, second;
+  };
+  const auto silu_terms = [](long double x) -> Terms {
+    if (std::isinf(x)) return {x > 0 ? 1.0L : 0.0L, 0};
+    const long double s = x < 0 ? std::exp(x) / (1 + std::exp(x)) : 1 / (1 + std::exp(-x));
+    return {s, x * s * (x < 0 ? 1 / (1 + std::exp(x)) : std::exp(-x) / (1 + std::exp(-x)))};
+  };
+  const auto gelu_terms = [](long double x) -> Terms {
+    if (std::isinf(x)) return {x > 0 ? 1.0L : 0.0L, 0};
+    const long double bell = std::exp(-x * x / 2) / std::sqrt(2 * std::numbers::pi_v<long double>);
+    return {std::erfc(-x / std::numbers::sqrt2_v<long double>) / 2, bell == 0 ? 0 : x * bell};
+  };
+  for (const bool is_silu : {true, false}) {
+    for (const DType dtype : {f32, f64}) {
+      const Tensor x = tensor(points, {.dtype = dtype}).requires_grad_();
+      const Tensor ones_like_x = ones(x.sizes(), {.dtype = dtype});
+      const Values got =
+          grad({is_silu ? silu(x) : gelu(x)}, {x}, {.grad_outputs = {ones_like_x}})[0].to_vector<double>();
+      const double u = finfo(dtype).eps / 2, tiny = dtype == f32 ? 0x1p-149 : 0x1p-1074;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        // In float32 the place is the float's own.
+        const long double at = dtype == f32 ? static_cast<float>(points[i]) : points[i];
+        const Terms t = is_silu ? silu_terms(at) : gelu_terms(at);
+        const auto bound = static_cast<double>(6 * u * (std::fabs(t.first) + std::fabs(t.second)) + tiny);
+        EXPECT_NEAR(got[i], static_cast<double>(t.first + t.second), bound)
+            << (is_silu ? "silu " : "gelu ") << name(dtype) << " " << points[i];
+      }
+      EXPECT_EQ(got.front(), 0);
+      EXPECT_EQ(got.back(), 1);
     }
   }
 }

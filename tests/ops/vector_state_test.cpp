@@ -50,16 +50,18 @@ class Watch : public OpObserver {
   ~Watch() override { remove_observer(this); }
   void after_call(const ObservedCall& call) override {
     if (std::this_thread::get_id() != thread_) return;
-    if (dirty() && call.op != nullptr) found.emplace(call.op->name);
+    if (dirty()) found.emplace(call.name);
+    ++calls;
     clean();
   }
   std::set<std::string> found;
+  int calls = 0;
 
  private:
   std::thread::id thread_;
 };
 
-void run(const OpCase& c, OpLayout layout, DType dtype, Device device) {
+void run_case(const OpCase& c, OpLayout layout, DType dtype, Device device) {
   const DeviceGuard there(device);
   std::vector<Tensor> in = op_arguments(c, layout, dtype), roots, weights, leaves;
   for (Tensor& t : in) {
@@ -86,11 +88,13 @@ void run(const OpCase& c, OpLayout layout, DType dtype, Device device) {
 TEST(VectorState, KernelsLeaveCleanUpperHalves) {
   if (!tells()) GTEST_SKIP() << "this processor doesn't tell whether upper halves are in use";
   for (const Device device : {Device{}, kMeta}) {
+    int calls = 0;
     for (const OpLayout layout : {OpLayout::contiguous, OpLayout::strided}) {
       for (const DType dtype : {f32, bf16, f16, f64}) {
         for (const OpCase& c : test::all_op_cases()) {
           Watch watch;
-          run(c, layout, dtype, device);
+          run_case(c, layout, dtype, device);
+          calls += watch.calls;
           for (const std::string& op : watch.found) {
             ADD_FAILURE() << op << " in a case of " << c.op << ", " << name(dtype) << " on " << device.str();
           }
@@ -98,11 +102,12 @@ TEST(VectorState, KernelsLeaveCleanUpperHalves) {
         // Fused ops step aside for observers.
         for (const OpCase& c : test::all_op_cases()) {
           clean();
-          run(c, layout, dtype, device);
+          run_case(c, layout, dtype, device);
           EXPECT_FALSE(dirty()) << c.op << ", " << name(dtype) << " on " << device.str();
         }
       }
     }
+    EXPECT_GT(calls, 5000) << device.str();
   }
 }
 

@@ -334,13 +334,31 @@ HWY_INLINE F32Vec silu_low(F32Vec x) {
   using detail::constant;
   const F32Vec one = constant(1.0f);
   const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
-  // Below -110 the product is less than the smallest subnormal. Of a number and NaN, x86's maximum is the second.
+  // Below -110 the product is less than the smallest subnormal. Of a number and NaN, x86's maximum
+  // is the second operand.
   const F32Vec limited = hn::Max(constant(-110.0f), x);
   const detail::ExpParts parts = detail::reduce_exp(hn::Max(constant(-110.0f), hn::Neg(hn::Abs(x))));
   const F32Vec power = hn::Add(detail::expm1_reduced(parts.r), one);
   const F32Vec ratio = hn::Div(limited, hn::Add(one, detail::scale(power, parts.n)));
   // x z / (1 + z) on the negative side, scaled last.
   return detail::scale(hn::Mul(ratio, hn::IfThenElse(negative, power, one)),
+                       hn::IfThenElseZero(hn::RebindMask(detail::ExponentTag(), negative), parts.n));
+}
+
+/// Its slope, s + x s (1 - s) with s = sigmoid(x), within 6 units of these terms.
+HWY_INLINE F32Vec silu_slope(F32Vec x) {
+  using detail::constant;
+  const F32Vec one = constant(1.0f);
+  // Below -125 the slope is less than the smallest subnormal, and above 125 it is 1.
+  const F32Vec limited = hn::Max(constant(-125.0f), hn::Min(constant(125.0f), x));
+  const auto negative = hn::Lt(limited, hn::Zero(F32Tag()));
+  const detail::ExpParts parts = detail::reduce_exp(hn::Neg(hn::Abs(limited)));
+  const F32Vec power = hn::Add(detail::expm1_reduced(parts.r), one);
+  // With z = exp(-|x|): 1 / (1 + z) is s on the positive side, 1 - s on the negative one, and z / (1 + z) the other.
+  const F32Vec z = detail::scale(power, parts.n);
+  const F32Vec larger = hn::Div(one, hn::Add(one, z));
+  const F32Vec less = hn::Mul(limited, hn::IfThenElse(negative, larger, hn::Mul(z, larger)));
+  return detail::scale(hn::Mul(hn::MulAdd(larger, less, larger), hn::IfThenElse(negative, power, one)),
                        hn::IfThenElseZero(hn::RebindMask(detail::ExponentTag(), negative), parts.n));
 }
 
@@ -371,8 +389,9 @@ HWY_INLINE F32Vec gelu_low(F32Vec x) {
 HWY_INLINE F32Vec gelu_slope(F32Vec x) {
   using detail::constant;
   const F32Vec half = constant(-0.5f), one = constant(1.0f);
-  // Of a number and NaN, x86's minimum is the second.
-  const F32Vec a = hn::Min(constant(14.5f), hn::Abs(x));
+  // From 14.55 on what is missing is below the smallest subnormal. Of a number and NaN, x86's minimum is the second
+  // operand.
+  const F32Vec a = hn::Min(constant(14.75f), hn::Abs(x));
   const F32Vec square = hn::Mul(a, a);
   const detail::ExpParts parts = detail::reduce_exp(hn::Mul(square, half), hn::Mul(hn::MulSub(a, a, square), half));
   const F32Vec power = hn::Add(detail::expm1_reduced(parts.r), one);

@@ -234,7 +234,7 @@ struct Rectified {
   }
 };
 
-template <bool kLow>  // whether results have 16 bits: otherwise it is the op silu's, to the bit
+template <bool kLow>  // whether results have 16 bits; the op silu's function, to the bit
 struct SiluOf {
   static constexpr bool kRounded = false;
   template <class D>

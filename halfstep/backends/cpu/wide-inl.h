@@ -101,30 +101,6 @@ HWY_INLINE hn::Vec<D> wide_times_sigmoid(D d, hn::Vec<D> f, hn::Vec<D> v) {
     return hn::IfThenZeroElse(hn::Eq(s, hn::Zero(d)), hn::Mul(f, s));
   }
 }
-/// What silu and its slope are made of, at less cost than wide_times_sigmoid(): v up to where e = exp(-v) and
-/// s = 1 / (1 + e), within 3 units, stay normal numbers (NaN stays NaN); and where v is so low that both are nothing.
-template <class D>
-struct SiluParts {
-  hn::Vec<D> v, e, s;
-  hn::Mask<D> nothing;
-};
-template <class D>
-HWY_INLINE SiluParts<D> silu_parts(D d, hn::Vec<D> v) {
-  constexpr bool kSingle = std::is_same_v<D, F32Tag>;
-  const auto end = hn::Set(d, static_cast<hn::TFromD<D>>(kSingle ? 87 : 700));
-  const auto one = hn::Set(d, static_cast<hn::TFromD<D>>(1));
-  // Of a number and NaN, x86's minimum and maximum are the second operand.
-  const auto limited = hn::Min(end, hn::Max(hn::Neg(end), v));
-  const auto e = [&] {
-    if constexpr (kSingle) {
-      const detail::ExpParts parts = detail::reduce_exp(hn::Neg(limited));
-      return hn::Mul(hn::Add(detail::expm1_reduced(parts.r), one), detail::power_of_two(parts.n));
-    } else {
-      return wide_exp(d, hn::Neg(limited));
-    }
-  }();
-  return {limited, e, hn::Div(one, hn::Add(one, e)), hn::Lt(v, hn::Neg(end))};
-}
 /// v sigmoid(v) for results of 16 bits.
 template <class D>
 HWY_INLINE hn::Vec<D> wide_silu_low(D d, hn::Vec<D> v) {
@@ -134,12 +110,16 @@ HWY_INLINE hn::Vec<D> wide_silu_low(D d, hn::Vec<D> v) {
     return wide_times_sigmoid(d, v, v);
   }
 }
-/// The slope of v sigmoid(v), s + v s (1 - s), within 6 units of these terms.
+/// The slope of v sigmoid(v).
 template <class D>
 HWY_INLINE hn::Vec<D> wide_silu_slope(D d, hn::Vec<D> v) {
-  const auto [limited, e, s, nothing] = silu_parts(d, v);
-  const auto one = hn::Set(d, static_cast<hn::TFromD<D>>(1));
-  return hn::IfThenZeroElse(nothing, hn::Mul(s, hn::MulAdd(limited, hn::Mul(e, s), one)));
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return silu_slope(v);
+  } else {
+    const auto up = wide_sigmoid(d, v), both = hn::Mul(up, wide_sigmoid(d, hn::Neg(v)));
+    const auto gone = hn::And(hn::Eq(both, hn::Zero(d)), hn::Eq(v, v));
+    return hn::Add(up, hn::IfThenZeroElse(gone, hn::Mul(v, both)));
+  }
 }
 /// v Phi(v); 0 at -infinity.
 template <class D>
@@ -161,7 +141,9 @@ HWY_INLINE hn::Vec<D> wide_gelu_slope(D d, hn::Vec<D> v) {
     return by_lane(
         d,
         [](double x) {
-          const double bell = std::exp(x * x * -0.5);
+          // What the square's rounding took away would be multiplied by the square.
+          const double square = x * x, lost = std::fma(x, x, -square);
+          const double power = std::exp(square * -0.5), bell = power == 0 ? 0 : power * (1 - lost / 2);
           const double rest = bell == 0 ? 0 : x * bell * 0.39894228040143267794;
           return 0.5 * std::erfc(x * -0.70710678118654752440) + rest;
         },

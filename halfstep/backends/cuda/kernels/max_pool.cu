@@ -109,8 +109,10 @@ struct MaxPoolBackwardOfFew {
   __device__ __forceinline__ void operator()(int64_t n, int64_t c, int h, int w) const {
     const Range r = rows.of_place(h), k = columns.of_place(w);
     const int64_t g_at = g.at(n, c, r.first, k.first), index_at = index.at(n, c, r.first, k.first);
-    const int row = h + rows.padding - r.first * rows.stride, column = w + columns.padding - k.first * columns.stride;
-    const int number = row * columns.widest + column;
+    // Of the first window. Strides may be as large as 2^30 where there is one window, which not all places are in.
+    const int64_t row = h + rows.padding - int64_t{r.first} * rows.stride;
+    const int64_t column = w + columns.padding - int64_t{k.first} * columns.stride;
+    const int64_t number = row * columns.widest + column;
     ReadWindow<Access, Number> windows[2][2];
     bool has[2][2];
 #pragma unroll
@@ -126,7 +128,8 @@ struct MaxPoolBackwardOfFew {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int l = 0; l < 2; ++l) {
-        if (has[i][l]) windows[i][l].add(number - i * rows.stride * columns.widest - l * columns.stride, total);
+        const int64_t before = i * (int64_t{rows.stride} * columns.widest) + l * int64_t{columns.stride};
+        if (has[i][l]) windows[i][l].add(static_cast<int>(number - before), total);
       }
     }
     Access::store(x_grad, x_grad.at(n, c, h, w), total);
