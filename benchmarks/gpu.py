@@ -206,25 +206,27 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--seconds", type=float, default=240.0, help="no row begins after so long")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", type=re.compile, metavar="REGEX", help="rows whose name matches; the copy, which bandwidths are shares of, is always one")
+    parser.add_argument("--only", type=re.compile, metavar="REGEX",
+                        help="rows whose name matches; the copy, which bandwidths are shares of, is always one")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to try the cases: figures say nothing")
     parser.add_argument("--out", type=pathlib.Path, help="file for one JSON object a row, which are added at its end")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     return parser.parse_args(argv)
 
 
+def chosen(table: list[Row], only: re.Pattern[str] | None) -> list[Row]:
+    return [row for row in table if only is None or row.case == COPY or only.search(row.name)]
+
+
 def run(options: argparse.Namespace) -> int:
     images, texts = (2, 1) if options.small else (256, 64)
     table = rows(images, texts, options.small)
-
-    def chosen(all_rows: list[Row]) -> list[Row]:
-        return [r for r in all_rows if not options.only or r.case == COPY or options.only.search(r.name)]
-
     if options.list:
-        for row in chosen(table):
+        for row in chosen(table, options.only):
             print(row.name)
-        print("linear and conv of these networks, one by one")
-        for row in chosen(compiled(images)):
+        if options.only is None:
+            print("linear and conv of these networks, one by one")
+        for row in chosen(compiled(images), options.only):
             print(row.name)
         return 0
     start = time.monotonic()
@@ -237,6 +239,10 @@ def run(options: argparse.Namespace) -> int:
     out = options.out.open("a") if options.out else None
     try:
         hello = ours.hello
+        wanted = chosen(table + single_calls(hello["cases"]) + compiled(images), options.only)
+        if options.only is not None and not any(options.only.search(row.name) for row in wanted):
+            print(f"gpu.py: --only: no row's name matches '{options.only.pattern}'; --list names the rows", file=sys.stderr)
+            return 2
         why = "no --python was given"
         if options.python:
             torch = Peer("torch", [options.python, str(HERE / "peers" / "torch_cuda_bench.py"), *threads, *small],
@@ -254,7 +260,7 @@ def run(options: argparse.Namespace) -> int:
             print("Tiny sizes, to try the cases; the rows keep the names of the real ones, and no figure says anything.\n")
         print(HEAD, flush=True)
         left = []
-        for row in chosen(table + single_calls(hello["cases"]) + compiled(images)):
+        for row in wanted:
             if time.monotonic() >= deadline:
                 left.append(row.name)
                 continue

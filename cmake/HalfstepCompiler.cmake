@@ -158,8 +158,8 @@ function(halfstep_cpu_kernel_options target)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND written_out -fvect-cost-model=dynamic)
     # Where GCC 12 knows which registers a callee leaves alone, it assumes that the upper halves of vectors are clean
-    # after the call and ends the function without vzeroupper. The thread's SSE code is up to 16 times slower then, until a kernel
-    # cleans them.
+    # after the call and ends the function without vzeroupper. The thread's SSE code is up to 16 times slower then,
+    # until a kernel cleans them.
     target_compile_options(${target} PRIVATE -fno-ipa-ra)
   endif()
   set(quick "")

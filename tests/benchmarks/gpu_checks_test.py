@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -169,6 +170,15 @@ class GpuTable(unittest.TestCase):
         names = [row.name for row in gpu.rows(256, 64, False) + gpu.compiled(256)]
         self.assertEqual(len(names), len(set(names)))
 
+    def test_rows_are_chosen_by_name_and_the_copy_is_always_one(self) -> None:
+        table = gpu.rows(256, 64, False) + gpu.compiled(256)
+        self.assertEqual(gpu.chosen(table, None), table)
+        names = [row.name for row in gpu.chosen(table, re.compile("^ResNet-50.*, b?f16$"))]
+        self.assertEqual(names, ["copy of 1 GiB on the device", "ResNet-50 step, batch 256, f16", "ResNet-50 step, batch 256, bf16"])
+        listed = subprocess.run([sys.executable, TOP / "benchmarks/gpu.py", "--list", "--only", "^ResNet-50.*, b?f16$"], text=True,
+                                stdout=subprocess.PIPE, timeout=60, check=True)
+        self.assertEqual(listed.stdout.splitlines(), names)
+
     def test_goals_of_ratios_and_of_bandwidth(self) -> None:
         limits = gpu.sheet("NVIDIA H200")
         self.assertEqual((limits.operations, limits.bytes), (989e12, 4.8e12))
@@ -211,6 +221,12 @@ class OnTheSimulatedDevice(unittest.TestCase):
         for row in gpu.rows(2, 1, True) + gpu.compiled(2):
             self.assertIn(row.case, hello["cases"])
         self.assertGreater(len(gpu.single_calls(hello["cases"])), 20)
+
+    def test_a_name_of_no_row_is_refused(self) -> None:
+        run = subprocess.run([sys.executable, TOP / "benchmarks/gpu.py", "--server", os.environ["HALFSTEP_BENCH_SERVER"], "--device", "sim",
+                              "--small", "--only", "no such row"], text=True, capture_output=True, timeout=120, check=False)
+        self.assertEqual((run.returncode, run.stdout), (2, ""))
+        self.assertIn("--only: no row's name matches 'no such row'", run.stderr)
 
 
 if __name__ == "__main__":

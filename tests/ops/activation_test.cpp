@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests/ops/pointwise_test.cpp doesn't cover: relu's bits, prelu's shapes, 16-bit gradients, dropout.
+// What tests/ops/pointwise_test.cpp doesn't cover: relu's bits, prelu's shapes, 16-bit gradients, slopes far
+// out, dropout.
 #include "halfstep/ops/activation.h"
 
 #include <gtest/gtest.h>

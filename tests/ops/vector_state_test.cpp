@@ -10,10 +10,8 @@
 #include <vector>
 
 #include "halfstep/autograd/engine.h"
-#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
-#include "halfstep/runtime/devices.h"
 #include "tests/support/op_cases.h"
 
 #if defined(__x86_64__)

@@ -30,40 +30,32 @@ HWY_INLINE F32Vec polynomial(F32Vec x, float c, C... rest) {
   return hn::MulAdd(polynomial(x, rest...), x, constant(c));
 }
 
-// Exponents of two, whole numbers: floats where an instruction takes them as such, with the same results.
+// Powers of two, whose exponents are whole numbers: floats where an instruction takes them as such, with the results of
+// integers.
 #if HWY_TARGET <= HWY_AVX3
 using ExponentTag = F32Tag;
-#else
-using ExponentTag = hn::RebindToSigned<F32Tag>;
-#endif
 using ExponentVec = hn::Vec<ExponentTag>;
 
-/// 2^n for n from -126 to 127.
+/// y 2^n, rounded once.
+HWY_INLINE F32Vec scale(F32Vec y, ExponentVec n) { return F32Vec{_mm512_scalef_ps(y.raw, n.raw)}; }
+/// The same for n from -126 to 127.
+HWY_INLINE F32Vec scale_normal(F32Vec y, ExponentVec n) { return scale(y, n); }
+/// 2^n for these n.
+HWY_INLINE F32Vec power_of_two(ExponentVec n) { return scale(constant(1.0f), n); }
+#else
+using ExponentTag = hn::RebindToSigned<F32Tag>;
+using ExponentVec = hn::Vec<ExponentTag>;
+
 HWY_INLINE F32Vec power_of_two(ExponentVec n) {
-#if HWY_TARGET <= HWY_AVX3
-  return F32Vec{_mm512_scalef_ps(constant(1.0f).raw, n.raw)};
-#else
   return hn::BitCast(F32Tag(), hn::ShiftLeft<23>(hn::Add(n, hn::Set(ExponentTag(), 127))));
-#endif
 }
-/// y 2^n for the same n.
-HWY_INLINE F32Vec scale_normal(F32Vec y, ExponentVec n) {
-#if HWY_TARGET <= HWY_AVX3
-  return F32Vec{_mm512_scalef_ps(y.raw, n.raw)};
-#else
-  return hn::Mul(y, power_of_two(n));
-#endif
-}
-/// y 2^n for n from -252 to 254, rounded once.
+HWY_INLINE F32Vec scale_normal(F32Vec y, ExponentVec n) { return hn::Mul(y, power_of_two(n)); }
+/// For n from -252 to 254: in two factors, since 2^n itself may be out of range; only the second product can round.
 HWY_INLINE F32Vec scale(F32Vec y, ExponentVec n) {
-#if HWY_TARGET <= HWY_AVX3
-  return scale_normal(y, n);
-#else
-  // In two factors, since 2^n itself may be out of range; only the second product can round.
   const ExponentVec half = hn::ShiftRight<1>(n);
   return scale_normal(scale_normal(y, half), hn::Sub(n, half));
-#endif
 }
+#endif
 
 /// x + rest = n ln 2 + r with |r| <= ln 2 / 2, up to a rounding; |x| below 2^20, `rest` what x lacks.
 struct ExpParts {
@@ -334,8 +326,8 @@ HWY_INLINE F32Vec silu_low(F32Vec x) {
   using detail::constant;
   const F32Vec one = constant(1.0f);
   const auto negative = hn::Lt(x, hn::Zero(F32Tag()));
-  // Below -110 the product is less than the smallest subnormal. Of a number and NaN, x86's maximum
-  // is the second operand.
+  // Below -110 the product is less than the smallest subnormal. Of a number and NaN, x86's maximum is the second
+  // operand.
   const F32Vec limited = hn::Max(constant(-110.0f), x);
   const detail::ExpParts parts = detail::reduce_exp(hn::Max(constant(-110.0f), hn::Neg(hn::Abs(x))));
   const F32Vec power = hn::Add(detail::expm1_reduced(parts.r), one);
