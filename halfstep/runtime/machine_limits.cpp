@@ -69,10 +69,12 @@ std::int64_t last_cache_bytes() {
   return kUnknownCache;
 }
 
-std::int64_t inner_cache_bytes() {
-  const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  return (bytes > 0 ? bytes : kUnknownInner) * num_threads();
+std::int64_t second_cache_bytes() {
+  static const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);  // asks the processor, which a virtual machine traps
+  return bytes > 0 ? bytes : kUnknownInner;
 }
+
+std::int64_t inner_cache_bytes() { return second_cache_bytes() * num_threads(); }
 
 double run_multiply_adds(DType dtype, std::int64_t rounds) {
   const int threads = num_threads();

@@ -29,6 +29,9 @@ struct MachineLimits {
 /// Bytes of the processor's last cache; 32 MiB where the system doesn't say.
 HS_API std::int64_t last_cache_bytes();
 
+/// Bytes of a processor's second-level cache; 1 MiB where the system doesn't say.
+HS_API std::int64_t second_cache_bytes();
+
 /// Bytes of the second-level caches of as many processors as parallel loops have threads; 1 MiB each where the system
 /// doesn't say.
 HS_API std::int64_t inner_cache_bytes();

@@ -168,7 +168,7 @@ struct Tiles {
 
   GemmTileFn of(std::int64_t vectors, std::int64_t height) const {
     if constexpr (kTogether<E> == 2) return bfloat16_pair_tile(static_cast<int>(vectors), static_cast<int>(height));
-    return kernels.tiles[0][vectors - 1][height - 1];
+    return kernels.tile(GemmScalars::steps, static_cast<int>(vectors), height);
   }
 };
 

@@ -95,7 +95,7 @@ struct WinogradWork {
     for (std::int64_t k = 0; k < numbers; ++k) {
       for (std::int64_t j = 0; j < panels; ++j) {
         const std::int64_t width = std::min(columns, to.channels - j * columns);
-        const auto& tile = kernels.tiles[1][width > kernels.lanes ? 1 : 0];
+        const int vectors = width > kernels.lanes ? 2 : 1;
         for (std::int64_t i = 0; i < count; i += kernels.max_rows) {
           GemmTile t = {};
           t.k = from.channels;
@@ -105,7 +105,7 @@ struct WinogradWork {
           t.v_stride = columns;
           t.c = p + (k * block + i) * to_row + j * columns;
           t.ldc = to_row;
-          tile[std::min<std::int64_t>(kernels.max_rows, count - i) - 1](t);
+          kernels.tile(GemmScalars::rows, vectors, std::min<std::int64_t>(kernels.max_rows, count - i))(t);
         }
       }
     }

@@ -48,7 +48,7 @@ struct WinogradSums {
     const std::int64_t lanes = kernels.lanes;
     for (std::int64_t k = 0; k < numbers; ++k) {
       for (std::int64_t c = 0; c < row; c += kernels.columns) {
-        const auto& tile = kernels.tiles[0][row - c > lanes ? 1 : 0];
+        const int vectors = row - c > lanes ? 2 : 1;
         for (std::int64_t o = begin; o < end; o += kernels.max_rows) {
           GemmTile t = {};
           t.k = count;
@@ -59,7 +59,7 @@ struct WinogradSums {
           t.c = sums + (k * y.channels + o) * row + c;
           t.ldc = row;
           t.accumulate = accumulate;
-          tile[std::min<std::int64_t>(kernels.max_rows, end - o) - 1](t);
+          kernels.tile(GemmScalars::steps, vectors, std::min<std::int64_t>(kernels.max_rows, end - o))(t);
         }
       }
     }

@@ -12,6 +12,7 @@
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -29,7 +30,7 @@ constexpr std::int64_t kResultFloats = 256 << 10;     // of sums that wait for t
 constexpr std::int64_t kFewPanels = 4;                // under which the scalar side is packed tile by tile, into L1
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
-constexpr std::int64_t kRowPad = 16;               // floats between packed rows, against equal cache sets
+static_assert(kMaxSteps <= kGemmRowStride);
 constexpr double kPackAgain = 0.06;  // of a thread's multiplications, up to which it packs what another packs too
 
 struct Side {
@@ -65,11 +66,18 @@ struct GemmPlan {
 /// Cycles to pack an element, about.
 double pack_cost(const Side& side) { return side.outer == 1 ? 0.13 : side.k == 1 ? 0.35 : 1.5; }
 
+/// Of a sum of `k`, in one go: as few goes as can be, all but the last alike.
+std::int64_t steps_at_once(std::int64_t k) { return divide_up(k, divide_up(k, kMaxSteps)); }
+
 bool can_read_vectors(const Side& v, std::int64_t k) {
-  // Steps a multiple of 2048 bytes apart share 32 sets of the second-level cache, and are read once for each tile.
-  const bool clash = v.k % 512 == 0 && k > 128;
-  return v.dtype == DType::f32 && !clash && v.outer == 1 && v.k % 16 == 0 &&
-         reinterpret_cast<std::uintptr_t>(v.data) % 64 == 0;
+  if (v.dtype != DType::f32 || v.outer != 1 || v.k % 16 != 0 || reinterpret_cast<std::uintptr_t>(v.data) % 64 != 0) {
+    return false;
+  }
+  // A panel is read from the second-level cache again for each tile. Steps a multiple of 2048 bytes apart share a few
+  // of its sets: those of one go must not take more than a third of them.
+  if (v.k % 512 != 0 || k <= 128) return true;
+  const std::int64_t apart = (v.k & -v.k) * static_cast<std::int64_t>(sizeof(float));
+  return 3 * steps_at_once(k) * apart <= second_cache_bytes();
 }
 
 Scalars choose_scalars(const Side& s, std::int64_t rows, std::int64_t cols, std::int64_t k) {
@@ -116,8 +124,8 @@ GemmPlan make_plan(const GemmArgs& g, int threads) {
   p.vectors_in_place = can_read_vectors(p.v, p.k) && p.rows <= kDirectRows;
   p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
   p.scalars = choose_scalars(p.s, p.rows, p.cols, p.k);
-  p.steps = divide_up(p.k, divide_up(p.k, kMaxSteps));
-  p.packed_stride = p.scalars == Scalars::packed_rows ? round_up(p.steps, 16) + kRowPad : round_up(p.max_rows, p.lanes);
+  p.steps = steps_at_once(p.k);
+  p.packed_stride = p.scalars == Scalars::packed_rows ? kGemmRowStride : round_up(p.max_rows, p.lanes);
 
   // Threads: the grid whose largest part is least work, and then least to read.
   double best = 0;
@@ -365,7 +373,9 @@ class Blocked {
         t.s_stride = p_.packed_stride;
         break;
     }
-    const bool along = p_.scalars == Scalars::rows_in_place || p_.scalars == Scalars::packed_rows;
+    const GemmScalars kind = p_.scalars == Scalars::rows_in_place ? GemmScalars::rows
+                             : p_.scalars == Scalars::packed_rows ? GemmScalars::packed_rows
+                                                                  : GemmScalars::steps;
     if (in_place(q)) {
       t.v = reinterpret_cast<const float*>(p_.v.at(q * p_.panel, k0));
       t.v_stride = p_.v.k;
@@ -374,7 +384,7 @@ class Blocked {
       t.v_stride = p_.panel;
     }
     const std::int64_t columns = width(q);
-    const GemmTileFn run = kernels_.tiles[along][columns > p_.lanes][rows - 1];
+    const GemmTileFn run = kernels_.tile(kind, columns > p_.lanes ? 2 : 1, rows);
     if (!p_.straight) {
       t.c = results;
       t.ldc = results_ld;

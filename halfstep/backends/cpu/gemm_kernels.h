@@ -8,11 +8,21 @@
 
 namespace halfstep::cpu {
 
+/// How the operand of which single values are broadcast lies in memory.
+enum class GemmScalars : std::uint8_t {
+  steps,        ///< contiguous along i: s(i, p) at s[p * s_stride + i]
+  rows,         ///< contiguous along p: s(i, p) at s[i * s_stride + p]
+  packed_rows,  ///< the same with an s_stride of kGemmRowStride
+};
+/// Floats between packed rows: an odd number of lines, so that rows don't share sets of the cache. A constant, since
+/// rows at known distances need no index registers, with which processors take multiplications and loads apart.
+constexpr std::int64_t kGemmRowStride = 400;
+
 /// One tile: c[i][j] = (accumulate ? c[i][j] : 0) + sum over p of s(i, p) * v[p][j], in float32.
 struct GemmTile {
   std::int64_t k;
   const float* s;         ///< the operand of which single values are broadcast
-  std::int64_t s_stride;  ///< between rows i when s is contiguous along p, else between steps p
+  std::int64_t s_stride;  ///< between rows i or steps p
   const float* v;         ///< the operand of which vectors are loaded, contiguous along j, best aligned to 64 bytes
   std::int64_t v_stride;  ///< between steps p
   float* c;
@@ -41,8 +51,11 @@ struct GemmKernels {
   int lanes;     ///< floats of a vector
   int columns;   ///< of a full tile: two vectors
   int max_rows;  ///< of a tile
-  /// [s contiguous along p][vectors - 1][rows - 1]
-  GemmTileFn tiles[2][2][kMaxRows];
+  /// [GemmScalars][vectors - 1][rows - 1]
+  GemmTileFn tiles[3][2][kMaxRows];
+  GemmTileFn tile(GemmScalars scalars, int vectors, std::int64_t rows) const {
+    return tiles[static_cast<int>(scalars)][vectors - 1][rows - 1];
+  }
   /// to[p * columns + j] = from(j, p) for p < k, j < n, and 0 for n <= j < columns; from(j, p) at
   /// from + j * j_stride + p * p_stride in elements of dtype (f32, f16, bf16).
   void (*pack)(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_stride, std::int64_t n,
