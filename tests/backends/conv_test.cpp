@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "halfstep/core/random.h"
@@ -19,6 +20,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/pointwise.h"
 #include "halfstep/ops/random.h"
+#include "halfstep/ops/view.h"
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/runtime/winograd.h"
 #include "tests/backends/conv_calls.h"
@@ -26,8 +28,9 @@
 namespace halfstep::cpu {
 namespace {
 
-const char* const kPaths[] = {"reference", "products", "pairs", "tiles", "blocks", "native", "winograd2", "winograd4"};
-static_assert(static_cast<int>(ConvPath::winograd4) == 7);
+const char* const kPaths[] = {"reference", "products",  "pairs",     "tiles", "blocks",
+                              "native",    "winograd2", "winograd4", "matrix"};
+static_assert(static_cast<int>(ConvPath::matrix) == 8);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
@@ -69,10 +72,11 @@ TEST(ConvPaths, Agree) {
                                                        : static_cast<double>(g.n * g.oh * g.ow);
         const double u = dtype == DType::f16 ? 0x1p-11 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-24;
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
-        for (const ConvPath path :
-             {ConvPath::products, ConvPath::pairs, ConvPath::tiles, ConvPath::blocks, ConvPath::native}) {
+        for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::tiles, ConvPath::blocks,
+                                    ConvPath::native, ConvPath::matrix}) {
           const bool bf16_only = path == ConvPath::pairs || path == ConvPath::tiles;
           if (path == ConvPath::products && part != ConvPart::weight) continue;
+          if (path == ConvPath::matrix && (part == ConvPart::weight || g.kh != 1 || g.oh != g.h)) continue;
           if (bf16_only && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
           const std::string what = std::string(kPaths[static_cast<int>(path)]) + " part " +
@@ -211,6 +215,45 @@ TEST(ConvSpread, IsTheInputGradient) {
   EXPECT_FALSE(is_spread(call));
 }
 
+// A bias of any dtype and stride is added before the result is rounded, forward and to what a transposed convolution
+// writes; images and weights may differ in dtype.
+TEST(ConvMatrix, AddsABias) {
+  manual_seed(4);
+  const auto last = MemoryFormat::channels_last;
+  for (const ConvGeometry& g : {geometry(3, 20, 7, 36, 1, 1, 0), geometry(1, 33, 1, 5, 1, 1, 0)}) {
+    for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
+      const bool forward = part == ConvPart::output;
+      const std::int64_t from = forward ? g.c : g.o, to = forward ? g.o : g.c;
+      for (const auto& [images, weights, biases] : {std::tuple{f16, f16, f16}, std::tuple{bf16, f32, f32},
+                                                    std::tuple{f32, bf16, f16}, std::tuple{f32, f32, f32}}) {
+        const Tensor w = randn({g.o, g.c, 1, 1}).to(weights),
+                     a = randn({g.n, from, g.h, g.w}).to(images).contiguous(last),
+                     bias = halfstep::select(randn({to, 2}).to(biases), 1, 1);
+        const auto solve = [&](ConvPath path, DType dtype, bool magnitudes) {
+          const auto operand = [&](const Tensor& t) { return magnitudes ? abs(t.to(dtype)) : t.to(dtype); };
+          const bool as_they_are = dtype == images;
+          const Tensor x = operand(a), v = as_they_are ? w : operand(w), b = as_they_are ? bias : operand(bias),
+                       y = full({g.n, to, g.h, g.w}, NAN).to(dtype).contiguous(last);
+          ConvCall call{part, g, view(forward ? x : y), view(v), view(forward ? y : x)};
+          const TensorView added = view(b);
+          call.bias = &added;
+          Context context;
+          EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
+          return y.to_vector<double>();
+        };
+        const auto exact = solve(ConvPath::reference, f64, false), sizes = solve(ConvPath::reference, f64, true),
+                   got = solve(ConvPath::matrix, images, false);
+        const double u = images == f16 ? 0x1p-11 : images == bf16 ? 0x1p-8 : 0x1p-24;
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const double sum = (static_cast<double>(from) + 1) * 0x1p-24 * sizes[i];
+          ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum + 0x1p-25)
+              << name(images) << ' ' << static_cast<int>(part) << ' ' << i;
+        }
+      }
+    }
+  }
+}
+
 TEST(ConvPaths, FollowTheShape) {
   Winograd allowed = Winograd::off;
   const auto path = [&](const ConvGeometry& g, ConvPart part, DType dtype, bool last, Isa isa = Isa::avx512_vnni) {
@@ -230,6 +273,16 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvPath::blocks);
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
+  EXPECT_EQ(path(single, ConvPart::output, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(single, ConvPart::output, DType::bf16, true), ConvPath::matrix);
+  EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_bf16), ConvPath::matrix);
+  EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
+  EXPECT_EQ(path(single, ConvPart::input, DType::f16, false), ConvPath::blocks);
+  EXPECT_EQ(path(single, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::matrix);
+  const ConvGeometry few = geometry(2, 64, 56, 24, 1, 1, 0);
+  EXPECT_EQ(path(few, ConvPart::output, DType::f16, true), ConvPath::matrix);
+  EXPECT_EQ(path(few, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(2, 64, 56, 64, 1, 2, 0), ConvPart::output, DType::f16, true), ConvPath::blocks);
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvPath::blocks);
   // Weight gradients of bf16 on units: our own where they are the faster ones.
   const ConvGeometry wide = geometry(2, 64, 56, 256, 1, 1, 0), strided = geometry(2, 64, 56, 64, 3, 2, 1);

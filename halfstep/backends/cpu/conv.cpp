@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions: oneDNN's float32 kernels on channels-last images. 16-bit images are widened a few at a time, so that
-// what is widened stays in the cache, and results are rounded once; where the processor has 16-bit units, oneDNN uses
-// them. Products and sums are float32 (float64 for float64). Winograd's algorithms take part where they are asked for.
+// what is widened stays in the cache, or, in 1x1 convolutions, while a matrix product packs them; results are rounded
+// once. Where the processor has 16-bit units, oneDNN uses them. Products and sums are float32 (float64 for float64).
+// Winograd's algorithms take part where they are asked for.
 #include "halfstep/backends/cpu/conv.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <memory>
 
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_matrix.h"
 #include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
@@ -29,13 +31,14 @@ Status out_of_memory(KernelContext* context) {
   return Status::failed;
 }
 
-ConvPath float32_path(const ConvCall& call) noexcept {
+ConvPath float32_path(const ConvCall& call, Isa isa) noexcept {
+  if (matrix_serves(call) && matrix_suits(call, isa)) return ConvPath::matrix;
   return products_serve(call) && products_suit(call.geometry) ? ConvPath::products : ConvPath::blocks;
 }
 
 // Where the units have no kernel of oneDNN's.
 ConvPath path_without_onednn(const ConvCall& call) noexcept {
-  return tiles_serve(call) ? ConvPath::tiles : float32_path(call);
+  return tiles_serve(call) ? ConvPath::tiles : float32_path(call, compute_isa());
 }
 
 bool has_units(DType dtype, Isa isa) {
@@ -66,7 +69,7 @@ ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexc
   }
   if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
-  return native ? ConvPath::native : float32_path(call);
+  return native ? ConvPath::native : float32_path(call, isa);
 }
 
 std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed, ConvPath first) {
@@ -81,6 +84,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   add(ConvPath::tiles, tiles_serve(call));
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
+  add(ConvPath::matrix, matrix_serves(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);
   add(ConvPath::winograd4, winograd && allowed == Winograd::tiles_4x4);
   return paths;
@@ -90,6 +94,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
   if (path == ConvPath::tiles) return weight_by_tiles(context, call);
+  if (path == ConvPath::matrix) return convolve_matrix(context, call);
   if (path == ConvPath::winograd2 || path == ConvPath::winograd4) {
     const int m = path == ConvPath::winograd4 ? 4 : 2;
     const Status status =
@@ -131,6 +136,7 @@ std::string describe_conv(ConvCall& call) {
   }
   if (path == ConvPath::pairs) return "pairs";
   if (path == ConvPath::tiles) return "tiles";
+  if (path == ConvPath::matrix) return "matrix";
   if (path == ConvPath::blocks) {
     const std::string kernel = onednn_kernel(call, DType::f32);
     const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/conv_matrix.h"
+
+#include <algorithm>
+
+#include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/gemm.h"
+#include "halfstep/backends/cpu/row_block.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kFewestByAvx2 = 32;
+
+}  // namespace
+
+bool matrix_serves(const ConvCall& call) noexcept {
+  const ConvGeometry& g = call.geometry;
+  return call.part != ConvPart::weight && g.groups == 1 && g.kh * g.kw == 1 && g.oh == g.h && g.ow == g.w &&
+         g.before[0] == 0 && g.before[1] == 0 && all_floats(call) && channels_last(call.input) &&
+         channels_last(call.output);
+}
+
+bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
+  const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;
+  return widened && (isa >= Isa::avx512 || std::min(call.geometry.c, call.geometry.o) >= kFewestByAvx2);
+}
+
+Status convolve_matrix(KernelContext* context, ConvCall& call) {
+  const ConvGeometry& g = call.geometry;
+  const bool forward = call.part == ConvPart::output;
+  const TensorView &from = forward ? call.input : call.output, &to = call.result(), &w = call.weight;
+  GemmArgs product;
+  product.m = g.n * g.h * g.w;
+  product.n = forward ? g.o : g.c;
+  product.k = forward ? g.c : g.o;
+  product.a = {from.data, from.dtype, product.k, 1};
+  product.b = {w.data, w.dtype, w.strides[forward ? 1 : 0], w.strides[forward ? 0 : 1]};
+  product.c = to.data, product.c_dtype = to.dtype, product.ldc = product.n;
+  if (call.bias != nullptr) {
+    float* bias = nullptr;
+    if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) {
+      context->set_error(context, "convolution: out of memory for the workspace");
+      return Status::failed;
+    }
+    if (!runs_dry(context)) read_row(*call.bias, 0, call.bias->strides[0], product.n, bias);
+    product.bias = bias;
+  }
+  return gemm(context, product);
+}
+
+}  // namespace halfstep::cpu
