@@ -107,10 +107,8 @@ void tile(const GemmTile& t) {
   }
   std::int64_t left = t.k - fetched * kLines;
   for (; left >= 4; left -= 4) {
-    step();
-    step();
-    step();
-    step();
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) step();
   }
   for (; left > 0; --left) step();
   float* c = t.c;
@@ -567,11 +565,9 @@ GemmKernels make_kernels() {
   kernels.max_rows = kMaxRows;
   using Sequence = std::make_integer_sequence<int, kMaxRows>;
   const auto fill = [&]<GemmScalars scalars>() {
-    const auto copy = [&](int vectors, const auto& from) {
-      std::copy(from.begin(), from.end(), kernels.tiles[static_cast<int>(scalars)][vectors - 1]);
-    };
-    copy(1, tile_row<scalars, 1>(Sequence()));
-    copy(2, tile_row<scalars, 2>(Sequence()));
+    auto& to = kernels.tiles[static_cast<int>(scalars)];
+    std::ranges::copy(tile_row<scalars, 1>(Sequence()), to[0]);
+    std::ranges::copy(tile_row<scalars, 2>(Sequence()), to[1]);
   };
   fill.template operator()<GemmScalars::steps>();
   fill.template operator()<GemmScalars::rows>();
