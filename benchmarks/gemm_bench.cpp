@@ -122,7 +122,8 @@ int main(int argc, char** argv) {
   } paths[] = {{"chosen", -1},
                {"narrow", static_cast<int>(GemmPath::narrow)},
                {"blocked", static_cast<int>(GemmPath::blocked)},
-               {"onednn", static_cast<int>(GemmPath::onednn)}};
+               {"onednn", static_cast<int>(GemmPath::onednn)},
+               {"tiles", static_cast<int>(GemmPath::tiles)}};
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {f32, bf16, f16}) {
       for (const auto& path : paths) {

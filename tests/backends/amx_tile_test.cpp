@@ -166,7 +166,8 @@ struct Operands {
     }
     for (std::int64_t i = 0; i < m * ldc; ++i) c.push_back(i % ldc < n ? draw() : kAround);
     product.steps = steps, product.rows = m, product.columns = n;
-    product.a = a.data(), product.b = b.data();
+    product.set_packed(a.data());
+    product.b = b.data();
     product.ldc = ldc, product.accumulate = accumulate;
   }
 

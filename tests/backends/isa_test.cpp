@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/core/error.h"
 
@@ -50,6 +51,20 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
   EXPECT_EQ(path(bf16, bf16, bf16, Isa::avx512_vnni), GemmPath::blocked);
   g.m = 64, g.b.row_stride = 1, g.b.col_stride = 256;  // A linear layer's weights.
   EXPECT_EQ(path(f32, f32, f32, Isa::avx512), GemmPath::blocked);
+  // AMX: weight gradients, long sums of rows that are read in place, and small batches are ours.
+  const GemmPath ours = amx_usable() ? GemmPath::tiles : GemmPath::onednn;
+  g.m = 64, g.n = g.k = 512, g.b.col_stride = 512, g.a.row_stride = g.ldc = 512;
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), ours);
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::avx512_bf16), GemmPath::onednn);
+  EXPECT_EQ(path(bf16, bf16, f32, Isa::amx), ours);
+  g.m = g.n = 384, g.k = 1536, g.a.row_stride = g.b.col_stride = 1536, g.ldc = 384;
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), ours);
+  g.k = 384, g.a.row_stride = g.b.col_stride = 384;
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::onednn);
+  g.a.row_stride = 1, g.a.col_stride = 384, g.b.row_stride = 384, g.b.col_stride = 1;
+  EXPECT_EQ(path(bf16, bf16, f32, Isa::amx), ours);
+  EXPECT_EQ(path(bf16, f32, f32, Isa::amx), GemmPath::blocked);
+  g.a.row_stride = 384, g.a.col_stride = 1;
   g.m = 1, g.n = g.k = 512;
   for (const Isa isa : all) EXPECT_EQ(path(bf16, bf16, bf16, isa), GemmPath::narrow);
 }

@@ -110,8 +110,9 @@ HALFSTEP_AMX_UNITS void multiply_block(Machine& m, const TileProduct& p, const s
     if constexpr (Rows == 2) m.template zero<2>();
     if constexpr (Rows == 2 && Columns == 2) m.template zero<3>();
   }
-  for (std::int64_t s = 0; s < p.steps; s += kTileLanes) {
-    m.template load<4>(a + s * kTileLanes, kLine);
+  const std::int64_t row = 4 * p.a_row;
+  for (std::int64_t s = 0; s < p.steps; s += kTileLanes, a += p.a_steps) {
+    m.template load<4>(a, row);
     m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
     m.template multiply<0, 4, 6>();
     if constexpr (Columns == 2) {
@@ -119,7 +120,7 @@ HALFSTEP_AMX_UNITS void multiply_block(Machine& m, const TileProduct& p, const s
       m.template multiply<1, 4, 7>();
     }
     if constexpr (Rows == 2) {
-      m.template load<5>(a + (p.steps + s) * kTileLanes, kLine);
+      m.template load<5>(a + p.a_rows, row);
       m.template multiply<2, 5, 6>();
     }
     if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
@@ -145,7 +146,7 @@ HALFSTEP_AMX_UNITS void multiply_tiles(const TileProduct& p) {
       const auto block = rows > kTileLanes
                              ? (columns > kTileLanes ? multiply_block<Machine, 2, 2> : multiply_block<Machine, 2, 1>)
                              : (columns > kTileLanes ? multiply_block<Machine, 1, 2> : multiply_block<Machine, 1, 1>);
-      block(m, p, p.a + r * p.steps, p.b + c * p.steps, p.c + r * p.ldc + c);
+      block(m, p, p.a + r / kTileLanes * p.a_rows, p.b + c * p.steps, p.c + r * p.ldc + c);
     }
   }
 }

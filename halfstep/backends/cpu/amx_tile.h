@@ -14,14 +14,22 @@ inline constexpr std::int64_t kTileLanes = 16;
 /// c[i][j] = (accumulate ? c[i][j] : 0) + the sum over all steps and both halves of a's and b's pairs, in float32.
 /// Each 32 bits of a and b are a pair of bfloat16 that follow each other along the sum.
 struct TileProduct {
-  std::int64_t steps;      ///< a multiple of 16, with zeros behind the last one
-  std::int64_t rows;       ///< of c; of a there are a multiple of 16
-  std::int64_t columns;    ///< of c; of b there are a multiple of 32
-  const std::uint32_t* a;  ///< 16 rows by 16 steps after each other, a row's 16 steps in a line; then the next steps
+  std::int64_t steps;    ///< a multiple of 16, with zeros behind the last one
+  std::int64_t rows;     ///< of c; of a there are a multiple of 16
+  std::int64_t columns;  ///< of c; of b there are a multiple of 32
+  /// Row i's step s at a[i / 16 * a_rows + i % 16 * a_row + s / 16 * a_steps + s % 16]. As packed by turn_places(): 16
+  /// rows by 16 steps after each other, a row's 16 steps in a line; then the next steps.
+  const std::uint32_t* a;
+  std::int64_t a_row, a_steps, a_rows;
   const std::uint32_t* b;  ///< panels of 32 columns, step after step
   float* c;
   std::int64_t ldc;
   bool accumulate;
+
+  void set_packed(const std::uint32_t* packed) {
+    a = packed;
+    a_row = kTileLanes, a_steps = kTileLanes * kTileLanes, a_rows = steps * kTileLanes;
+  }
 };
 
 /// Ways to multiply: by the processor, or by the model of it (amx_model.h). A thread that multiplied calls release()

@@ -219,7 +219,8 @@ struct Job {
       const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
       TileProduct p = {};
       p.steps = tiles.steps(places), p.rows = o1 - o0;
-      p.a = reinterpret_cast<const std::uint32_t*>(g_chunk), p.b = reinterpret_cast<const std::uint32_t*>(x_chunk);
+      p.set_packed(reinterpret_cast<const std::uint32_t*>(g_chunk));
+      p.b = reinterpret_cast<const std::uint32_t*>(x_chunk);
       p.ldc = stride, p.accumulate = r != r0;
       load_filter_tiles(r * g.ow, places, p.steps, o0, o1);
       for (std::int64_t c0 = first; c0 < last; c0 += plan.block_columns) {

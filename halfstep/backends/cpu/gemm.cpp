@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/onednn.h"
@@ -17,10 +18,12 @@ namespace {
 constexpr std::int64_t kGemmNarrow = 4;
 // Multiply-adds that are worth a thread: about 10 microseconds of a small product.
 constexpr double kGemmWorkPerThread = 150'000;
+// The same of tiles.
+constexpr double kTilesWorkPerThread = 1'000'000;
 // Elements of the large matrix of a narrow product, likewise.
 constexpr double kNarrowPerThread = 40'000;
-// Multiply-adds under which a call of a primitive costs more than it saves.
-constexpr double kWorkForOneDnn = 64 * 64 * 64;
+// Multiply-adds under which a call of a primitive, or tiles and their packing, cost more than they save.
+constexpr double kWorkForUnits = 64 * 64 * 64;
 
 bool computes_in_f32(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
@@ -86,10 +89,12 @@ GemmArgs tidy(const GemmArgs& args) {
   return g;
 }
 
+double work_per_thread(GemmPath path) { return path == GemmPath::tiles ? kTilesWorkPerThread : kGemmWorkPerThread; }
+
 int threads_for(const GemmArgs& g, GemmPath path) {
   const double units = path == GemmPath::narrow
                            ? static_cast<double>(std::max({g.m * g.k, g.k * g.n, g.m * g.n})) / kNarrowPerThread
-                           : work(g) / kGemmWorkPerThread;
+                           : work(g) / work_per_thread(path);
   const int threads = in_parallel_region() ? 1 : num_threads();
   return static_cast<int>(std::clamp(units, 1.0, static_cast<double>(threads)));
 }
@@ -97,6 +102,7 @@ int threads_for(const GemmArgs& g, GemmPath path) {
 std::size_t workspace_for(const GemmArgs& g, GemmPath path, int threads) {
   if (path == GemmPath::blocked) return blocked_workspace(g, threads);
   if (path == GemmPath::narrow) return narrow_workspace(g, threads);
+  if (path == GemmPath::tiles) return tiles_workspace(g, threads);
   return 0;
 }
 
@@ -105,6 +111,8 @@ void run(const GemmArgs& g, GemmPath path, int threads, void* workspace) {
     gemm_blocked(g, threads, workspace);
   } else if (path == GemmPath::narrow) {
     gemm_narrow(g, threads, workspace);
+  } else if (path == GemmPath::tiles) {
+    gemm_tiles(g, threads, workspace);
   } else {
     gemm_reference(g);
   }
@@ -139,9 +147,10 @@ Status run_by(GemmPath path, KernelContext* context, const GemmArgs& g) {
   const int all = in_parallel_region() ? 1 : num_threads();
   const bool share_items = g.batch > 1 && (threads == 1 || g.batch >= all);
   const int lanes =
-      share_items ? static_cast<int>(std::clamp<double>(work(one) * static_cast<double>(g.batch) / kGemmWorkPerThread,
-                                                        1.0, static_cast<double>(std::min<std::int64_t>(all, g.batch))))
-                  : 1;
+      share_items
+          ? static_cast<int>(std::clamp<double>(work(one) * static_cast<double>(g.batch) / work_per_thread(path), 1.0,
+                                                static_cast<double>(std::min<std::int64_t>(all, g.batch))))
+          : 1;
   const int inner = share_items ? 1 : threads;
   const std::size_t bytes = (workspace_for(one, path, inner) + 63) / 64 * 64;
   void* workspace = nullptr;
@@ -203,11 +212,11 @@ void tell_bound(KernelContext* context, const GemmArgs& g) {
 GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
   if (by_reference(g)) return GemmPath::reference;
   if (is_narrow(g)) return GemmPath::narrow;
+  const bool worth_units = work(g) * static_cast<double>(g.batch) >= kWorkForUnits;
+  if (isa == Isa::amx && worth_units && tiles_serve(g) && amx_usable() && tiles_suit(g)) return GemmPath::tiles;
   const bool bf16_units = g.a.dtype == DType::bf16 && isa >= Isa::avx512_bf16;
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
-  if ((bf16_units || f16_units) && onednn_serves(g) && work(g) * static_cast<double>(g.batch) >= kWorkForOneDnn) {
-    return GemmPath::onednn;
-  }
+  if ((bf16_units || f16_units) && worth_units && onednn_serves(g)) return GemmPath::onednn;
   return GemmPath::blocked;
 }
 
@@ -223,6 +232,7 @@ Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args) {
   if ((path == GemmPath::reference) != by_reference(g)) return Status::unsupported;
   if (path == GemmPath::narrow && !is_narrow(g)) return Status::unsupported;
   if (path == GemmPath::onednn && !onednn_serves(g)) return Status::unsupported;
+  if (path == GemmPath::tiles && !tiles_serve(g)) return Status::unsupported;
   return run_by(path, context, g);
 }
 

@@ -55,13 +55,16 @@ enum class GemmPath : std::uint8_t {
   narrow,     ///< few rows or a short sum: memory is the limit, operands are read in place
   blocked,    ///< our float32 kernel on packed blocks; 16-bit operands are widened while they are packed
   onednn,     ///< 16-bit units of the processor, through oneDNN
+  tiles,      ///< bf16 by our own kernels for AMX
 };
 
-/// Which way a product goes on a processor with `isa`: a function of shape and dtypes alone, never of timing.
+/// Which way a product goes on a processor with `isa`: a function of shape and dtypes alone, never of timing (and with
+/// AMX of whether this process may use its tiles).
 HS_API GemmPath choose_gemm_path(const GemmArgs& args, Isa isa) noexcept;
 
 /// As gemm(), by a given path, for tests and measurements. `reference` serves f64 and integers only, the others serve
-/// the rest; `onednn` takes what oneDNN can compute on this processor, else it returns unsupported.
+/// the rest; `onednn` takes what oneDNN can compute on this processor, and `tiles` most operands of
+/// bf16, by a model of the tiles where there is no AMX; else they return unsupported.
 HS_API Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args);
 
 }  // namespace halfstep::cpu

@@ -33,6 +33,14 @@ void gemm_blocked(const GemmArgs& args, int threads, void* workspace);
 std::size_t narrow_workspace(const GemmArgs& args, int threads);
 void gemm_narrow(const GemmArgs& args, int threads, void* workspace);
 
+/// On the tiles of AMX, or by their model where this process may not use them. tiles_serve(): operands of bf16, each
+/// with a stride of 1 and an even one, and sums of an even number of steps.
+bool tiles_serve(const GemmArgs& args) noexcept;
+/// Whether that is faster than oneDNN's kernels for AMX, by shape alone, of what tiles_serve().
+bool tiles_suit(const GemmArgs& args) noexcept;
+std::size_t tiles_workspace(const GemmArgs& args, int threads);
+void gemm_tiles(const GemmArgs& args, int threads, void* workspace);
+
 void gemm_reference(const GemmArgs& args);
 
 /// By oneDNN's kernels for 16-bit units, each thread with a product of its own. Unsupported, with nothing written,

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of bfloat16 on the tiles of AMX. One operand is the "row" side: 16 of its rows by 16 pairs of steps fill a
+// tile, each row's 64 bytes as they lie where its steps lie side by side. The other, the "column" side, is packed into
+// panels of 32 columns, pair by pair. Either operand can be either side: the product is computed transposed, and turned
+// while results are written, where that packs less. So the weights of a linear layer ([n, k]) are rows for a small
+// batch, and columns for a large one.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "halfstep/backends/cpu/amx_tile.h"
+#include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/backends/cpu/pair_tile.h"
+#include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kTilesPanel = 2 * kTileLanes;   // columns that are packed side by side
+constexpr std::int64_t kTilesColumnPairs = 256 << 10;  // of the column side that a thread packs at a time: 1 MiB of L2
+constexpr std::int64_t kTilesRowPairs = 64 << 10;      // of the row side, likewise
+constexpr std::int64_t kGatheredColumns =
+    4 * kTilesPanel;                                     // at a time: more panels take each other's sets of the cache
+constexpr std::int64_t kMostSteps = 512;                 // pairs in one go, where tiles add to c themselves
+constexpr std::int64_t kLongSum = 768, kManyRows = 256;  // from which on oneDNN's kernels are slower
+constexpr std::int64_t kTilesMostRows = 256,
+                       kTilesGroup = 2 * kTilesPanel;  // rows and columns whose sums wait for being rounded
+constexpr std::int64_t kTurnedSteps = 2 * kTileLanes;  // of the sum that turn_places() takes
+
+struct TilesSide {
+  const std::uint16_t* data;
+  std::int64_t count;                    // rows or columns
+  std::int64_t outer, k;                 // strides, one of them 1
+  bool along() const { return k == 1; }  // steps lie side by side
+};
+
+/// Cycles to pack a pair, about.
+double row_cost(const TilesSide& s) { return s.along() ? 0.12 : 0.3; }
+double column_cost(const TilesSide& s) { return s.along() ? 0.35 : 0.15; }
+
+struct TilesPlan {
+  bool swap;
+  bool straight;  // tiles write c themselves
+  bool in_place;  // rows are not packed
+  TilesSide rows, columns;
+  std::int64_t k, steps;                 // steps: pairs, a multiple of 16
+  std::int64_t at_once;                  // of these in one go
+  std::int64_t row_parts, column_parts;  // among threads
+  std::int64_t block_rows, chunk_columns, group;
+};
+
+double tiles_cost(const TilesSide& rows, const TilesSide& columns, std::int64_t k, bool turned) {
+  const auto r = static_cast<double>(rows.count), c = static_cast<double>(columns.count),
+             pairs = static_cast<double>(divide_up(k, 2));
+  return pairs * (r * row_cost(rows) + c * column_cost(columns)) + r * c * (turned ? 0.5 : 0.1);
+}
+
+TilesPlan tiles_plan(const GemmArgs& g, int threads) {
+  const TilesSide a{static_cast<const std::uint16_t*>(g.a.data), g.m, g.a.row_stride, g.a.col_stride};
+  const TilesSide b{static_cast<const std::uint16_t*>(g.b.data), g.n, g.b.col_stride, g.b.row_stride};
+  TilesPlan p = {};
+  p.k = g.k;
+  p.steps = round_up(divide_up(g.k, 2), kTileLanes);
+  p.swap = tiles_cost(b, a, g.k, true) < tiles_cost(a, b, g.k, false);
+  p.rows = p.swap ? b : a;
+  p.columns = p.swap ? a : b;
+  p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
+  // Rows 2048 bytes apart share sets of the first-level cache.
+  p.in_place = p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 1024 != 0;
+  p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
+  double least = 0;
+  for (std::int64_t parts = 1; parts <= threads; ++parts) {
+    if (threads % parts != 0) continue;
+    const auto r = static_cast<double>(round_up(divide_up(p.rows.count, parts), kTilesPanel)),
+               c = static_cast<double>(round_up(divide_up(p.columns.count, threads / parts), kTilesPanel));
+    // 32 x 32 x 16 pairs take 64 cycles, and twice that where they wait for the cache.
+    const double work = r * c / 128 + r * row_cost(p.rows) + c * column_cost(p.columns);
+    if (parts == 1 || work < least) least = work, p.row_parts = parts, p.column_parts = threads / parts;
+  }
+  const std::int64_t part_rows = divide_up(p.rows.count, p.row_parts) + kTilesPanel - 1,
+                     part_columns = divide_up(p.columns.count, p.column_parts) + kTilesPanel - 1;
+  const auto fits = [&](std::int64_t pairs, std::int64_t most) {
+    return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
+  };
+  p.block_rows = std::min(fits(kTilesRowPairs, part_rows), kTilesMostRows);
+  // Chunks alike, since each of them packs the rows again.
+  const std::int64_t most = fits(kTilesColumnPairs, part_columns);
+  p.chunk_columns = round_up(divide_up(part_columns, divide_up(part_columns, most)), kTilesPanel);
+  p.group = p.straight ? p.chunk_columns : std::min(p.chunk_columns, kTilesGroup);
+  return p;
+}
+
+struct TilesScratch {
+  std::uint32_t *rows, *columns;  // a part for each thread
+  float *bias, *sums;
+  std::uint16_t* zeros;  // for steps behind the last one
+  std::int64_t row_pairs, column_pairs, sum_floats;
+};
+
+TilesScratch carve_tiles(const GemmArgs& g, const TilesPlan& p, int threads, Carver& carver) {
+  TilesScratch s = {};
+  s.row_pairs = p.in_place ? 0 : p.block_rows * p.at_once;
+  s.column_pairs = p.chunk_columns * p.at_once;
+  s.sum_floats = p.straight ? 0 : p.block_rows * p.group;
+  s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(s.row_pairs * threads));
+  s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_pairs * threads));
+  if (g.bias != nullptr) s.bias = carver.floats(g.n);
+  s.sums = carver.floats(s.sum_floats * threads);
+  const std::int64_t longest = std::max(p.rows.along() ? 0 : kTilesMostRows, p.columns.along() ? 0 : p.chunk_columns);
+  s.zeros = static_cast<std::uint16_t*>(carver.bytes(static_cast<std::size_t>(longest + kTilesPanel) * 2));
+  return s;
+}
+
+class TilesProduct {
+ public:
+  TilesProduct(const GemmArgs& g, const TilesPlan& p, const TilesScratch& scratch)
+      : g_(g), p_(p), scratch_(scratch), amx_(amx_kernels(amx_usable())), kernels_(gemm_kernels()) {}
+
+  void run() const {
+    if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
+    const std::int64_t longest =
+        std::max(p_.rows.along() ? 0 : kTilesMostRows, p_.columns.along() ? 0 : p_.chunk_columns);
+    std::fill_n(scratch_.zeros, longest + kTilesPanel, std::uint16_t{0});
+    parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) part(t);
+      amx_.release();
+    });
+  }
+
+ private:
+  static std::int64_t edge(std::int64_t count, std::int64_t parts, std::int64_t i) {
+    return i == parts ? count : count * i / parts / kTilesPanel * kTilesPanel;
+  }
+
+  void part(std::int64_t t) const {
+    const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
+    const std::int64_t r0 = edge(p_.rows.count, p_.row_parts, row), r1 = edge(p_.rows.count, p_.row_parts, row + 1),
+                       c0 = edge(p_.columns.count, p_.column_parts, column),
+                       c1 = edge(p_.columns.count, p_.column_parts, column + 1);
+    std::uint32_t* const rows = scratch_.rows + t * scratch_.row_pairs;
+    std::uint32_t* const columns = scratch_.columns + t * scratch_.column_pairs;
+    for (std::int64_t c = c0; c < c1; c += p_.chunk_columns) {
+      const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
+      for (std::int64_t k0 = 0; k0 < p_.steps; k0 += p_.at_once) {
+        const std::int64_t steps = std::min(p_.at_once, p_.steps - k0);
+        pack_columns(c, chunk, k0, steps, columns);
+        for (std::int64_t r = r0; r < r1; r += p_.block_rows) {
+          const std::int64_t block = std::min(r1, r + p_.block_rows) - r;
+          TileProduct product = {};
+          product.steps = steps;
+          product.rows = block;
+          if (p_.in_place) {
+            product.a = reinterpret_cast<const std::uint32_t*>(p_.rows.data + r * p_.rows.outer) + k0;
+            product.a_row = p_.rows.outer / 2, product.a_steps = kTileLanes,
+            product.a_rows = kTileLanes * product.a_row;
+          } else {
+            pack_rows(r, block, k0, steps, rows);
+            product.set_packed(rows);
+          }
+          for (std::int64_t j = 0; j < chunk; j += p_.group) {
+            product.columns = std::min(chunk - j, p_.group);
+            product.b = columns + j * steps;
+            multiply(t, r, c + j, k0 > 0, product);
+          }
+        }
+      }
+    }
+  }
+
+  void multiply(std::int64_t t, std::int64_t r, std::int64_t c, bool add, TileProduct& product) const {
+    if (p_.straight) {
+      product.c = static_cast<float*>(g_.c) + r * g_.ldc + c;
+      product.ldc = g_.ldc;
+      product.accumulate = add || g_.beta != 0;
+      return amx_.multiply(product);
+    }
+    product.c = scratch_.sums + t * scratch_.sum_floats;
+    product.ldc = p_.group;
+    amx_.multiply(product);
+    GemmEpilogue f = {};
+    f.from = product.c, f.ld = product.ldc;
+    f.rows = product.rows, f.cols = product.columns;
+    f.dtype = g_.c_dtype;
+    f.row_stride = p_.swap ? 1 : g_.ldc;
+    f.col_stride = p_.swap ? g_.ldc : 1;
+    f.c = static_cast<char*>(g_.c) +
+          (r * f.row_stride + c * f.col_stride) * static_cast<std::int64_t>(item_size(g_.c_dtype));
+    if (g_.bias != nullptr) f.bias = scratch_.bias + (p_.swap ? r : c);
+    f.bias_by_row = p_.swap;
+    f.add_c = g_.beta != 0;
+    f.relu = g_.activation == GemmActivation::relu;
+    kernels_.finish(f);
+  }
+
+  // Where step `i` of the sum lies, from `first` on; zeros behind the last one.
+  const void* step(const TilesSide& s, std::int64_t first, std::int64_t i) const {
+    return i < p_.k ? s.data + first + i * s.k : scratch_.zeros;
+  }
+
+  void pack_rows(std::int64_t first, std::int64_t count, std::int64_t k0, std::int64_t steps, std::uint32_t* to) const {
+    const TilesSide& s = p_.rows;
+    if (s.along()) {
+      for (std::int64_t r = 0; r < count; ++r) {
+        tile_row(s.data + (first + r) * s.outer + 2 * k0, std::min(2 * steps, p_.k - 2 * k0),
+                 to + r / kTileLanes * kTileLanes * steps + r % kTileLanes * kTileLanes);
+      }
+      return;
+    }
+    const void* places[kTurnedSteps];
+    for (std::int64_t i = 0; i < steps; i += kTileLanes) {
+      for (std::int64_t j = 0; j < kTurnedSteps; ++j) places[j] = step(s, first, 2 * (k0 + i) + j);
+      turn_places({places, 0, count, steps, to + i * kTileLanes, 2 * kTurnedSteps * s.k * 2});
+    }
+  }
+
+  // `count` of a row's steps, 16 pairs in a line, and zeros behind the last one.
+  static void tile_row(const std::uint16_t* from, std::int64_t count, std::uint32_t* to) {
+    std::int64_t i = 0;
+    for (; i + kTurnedSteps <= count; i += kTurnedSteps, to += kTileLanes * kTileLanes) {
+      std::memcpy(to, from + i, kTurnedSteps * sizeof(*from));
+    }
+    if (i == count) return;
+    auto* const last = reinterpret_cast<std::uint16_t*>(to);
+    std::fill_n(std::copy_n(from + i, count - i, last), kTurnedSteps - (count - i), std::uint16_t{0});
+  }
+
+  void pack_columns(std::int64_t first, std::int64_t count, std::int64_t k0, std::int64_t steps,
+                    std::uint32_t* to) const {
+    const TilesSide& s = p_.columns;
+    if (s.along()) {
+      const std::int64_t pairs = std::min(steps, p_.k / 2 - k0);
+      for (std::int64_t j = 0; j < count; j += kTilesPanel, to += kTilesPanel * steps) {
+        // A pair is 32 bits that are moved, whatever they mean.
+        kernels_.pack(DType::f32, s.data + (first + j) * s.outer + 2 * k0, s.outer / 2, 1,
+                      std::min(kTilesPanel, count - j), pairs, kTilesPanel, reinterpret_cast<float*>(to));
+        std::fill_n(to + pairs * kTilesPanel, (steps - pairs) * kTilesPanel, 0U);
+      }
+      return;
+    }
+    constexpr std::int64_t kRows = 512;
+    std::array<const void*, kRows> rows;
+    for (std::int64_t i = 0; i < steps; i += kRows / 2) {
+      const std::int64_t pairs = std::min(kRows / 2, steps - i);
+      for (std::int64_t j = 0; j < 2 * pairs; ++j) {
+        rows[static_cast<std::size_t>(j)] = step(s, first, 2 * (k0 + i) + j);
+      }
+      for (std::int64_t j = 0; j < count; j += kGatheredColumns) {
+        gather_pairs(rows.data(), pairs, j, std::min(kGatheredColumns, count - j), kTilesPanel, kTilesPanel * steps,
+                     reinterpret_cast<float*>(to + j * steps + i * kTilesPanel), kTilesPanel);
+      }
+    }
+  }
+
+  const GemmArgs& g_;
+  const TilesPlan& p_;
+  const TilesScratch& scratch_;
+  const AmxKernels amx_;
+  const GemmKernels& kernels_;
+};
+
+}  // namespace
+
+bool tiles_serve(const GemmArgs& g) noexcept {
+  // Steps side by side are moved in pairs.
+  const bool pairs = g.k % 2 == 0;
+  const auto lies = [&](std::int64_t k_stride, std::int64_t other) {
+    return k_stride == 1 ? pairs && other % 2 == 0 : other == 1;
+  };
+  return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && lies(g.a.col_stride, g.a.row_stride) &&
+         lies(g.b.row_stride, g.b.col_stride);
+}
+
+bool tiles_suit(const GemmArgs& g) noexcept {
+  const TilesPlan p = tiles_plan(g, 1);
+  const bool weight_gradient = g.a.col_stride != 1 && g.b.col_stride == 1;
+  const bool long_sum = g.k >= kLongSum && (p.in_place || (g.k % kTilesPanel != 0 && g.m >= kManyRows));
+  return weight_gradient || long_sum || (p.swap && p.in_place);
+}
+
+std::size_t tiles_workspace(const GemmArgs& args, int threads) {
+  const TilesPlan plan = tiles_plan(args, threads);
+  Carver carver(nullptr);
+  carve_tiles(args, plan, threads, carver);
+  return carver.used();
+}
+
+void gemm_tiles(const GemmArgs& args, int threads, void* workspace) {
+  const TilesPlan plan = tiles_plan(args, threads);
+  Carver carver(workspace);
+  const TilesScratch scratch = carve_tiles(args, plan, threads, carver);
+  TilesProduct(args, plan, scratch).run();
+}
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products on the tiles of AMX: by the processor's units where it has them, else by their model.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "tests/backends/gemm_case.h"
+#include "tests/support/threads.h"
+
+namespace halfstep::cpu {
+namespace {
+
+using GemmTiles = ByIsa;
+
+// On the tiles of AMX, or by their model. Both orders of each operand in memory, with what is left over of each tile,
+// panel, block and piece of the sum; results of each dtype, with and without what follows the sum.
+TEST_P(GemmTiles, EveryLayoutAndEpilogue) {
+  for (const std::string a : {"rows", "padded", "cols", "cols padded"}) {
+    for (const std::string b : {"rows", "padded", "cols", "cols padded"}) {
+      for (const auto& [m, n, k] : {std::array{3, 5, 2}, std::array{16, 32, 32}, std::array{17, 33, 34},
+                                    std::array{47, 65, 62}, std::array{70, 40, 96}, std::array{5, 100, 64}}) {
+        Case t{.m = m, .n = n, .k = k, .a = bf16, .b = bf16, .layout_a = a, .layout_b = b, .padding = m % 3};
+        // Where steps lie side by side they and the rows are an even number; padding is odd.
+        const bool served = a != "padded" && b != "cols padded", even = a == "rows" || b == "cols";
+        EXPECT_EQ(check(t, By::tiles), served);
+        t.c = m % 2 == 0 ? f16 : bf16, t.bias = true, t.bias_dtype = n % 2 == 0 ? f32 : bf16, t.relu = n > 60;
+        EXPECT_EQ(check(t, By::tiles), served);
+        t.c = f32, t.add = true;
+        EXPECT_EQ(check(t, By::tiles), served);
+        if (k == 2) continue;
+        t.k = k - 1;
+        EXPECT_EQ(check(t, By::tiles), served && !even);
+      }
+    }
+  }
+  // A weight's gradient in several goes; rows in place, of either operand; blocks of rows and chunks of columns.
+  EXPECT_TRUE(check({.m = 40, .n = 50, .k = 1501, .a = bf16, .b = bf16, .layout_a = "cols", .add = true}, By::tiles));
+  EXPECT_TRUE(check({.m = 300, .n = 70, .k = 96, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}, By::tiles));
+  EXPECT_TRUE(check({.m = 24, .n = 300, .k = 64, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols", .bias = true},
+                    By::tiles));
+  EXPECT_TRUE(check({.m = 33, .n = 90, .k = 8200, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}, By::tiles));
+  EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_b = "cols", .batch = 5}, By::tiles));
+  EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = f32}, By::tiles));
+  EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_a = "strided"}, By::tiles));
+}
+
+// Whatever their number and share, threads add up the same.
+TEST_P(GemmTiles, TheSameBitsForAnyThreads) {
+  for (const Case& t : {Case{.m = 300, .n = 260, .k = 1060, .a = bf16, .b = bf16, .layout_a = "cols"},
+                        Case{.m = 64, .n = 512, .k = 96, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"},
+                        Case{.m = 520, .n = 97, .k = 96, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}}) {
+    std::vector<unsigned char> first, again;
+    for (const int threads : {1, 2, 3, 4}) {
+      const test::ThreadsGuard guard(threads);
+      EXPECT_TRUE(check(t, By::tiles, threads == 1 ? &first : &again));
+      if (threads > 1) {
+        EXPECT_EQ(first, again) << threads;
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, GemmTiles, testing::Values(Isa::avx2, Isa::avx512_bf16, Isa::amx),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+}  // namespace
+}  // namespace halfstep::cpu
