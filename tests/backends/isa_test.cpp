@@ -34,7 +34,7 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
     EXPECT_EQ(path(f32, f32, f32, isa), GemmPath::blocked);
     EXPECT_EQ(path(f64, f64, f64, isa), GemmPath::reference);
     EXPECT_EQ(path(i32, i32, i32, isa), GemmPath::reference);
-    const bool bf16_units = isa >= Isa::avx512_bf16, f16_units = isa >= Isa::avx512_fp16;
+    const bool bf16_units = has_bf16_units(isa), f16_units = isa >= Isa::avx512_fp16;
     EXPECT_EQ(path(bf16, bf16, bf16, isa), bf16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);
     EXPECT_EQ(path(bf16, bf16, f32, isa), bf16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);
     EXPECT_EQ(path(f16, f16, f16, isa), f16_units ? GemmPath::onednn : GemmPath::blocked) << name(isa);

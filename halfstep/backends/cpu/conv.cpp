@@ -42,7 +42,7 @@ ConvPath path_without_onednn(const ConvCall& call) noexcept {
 }
 
 bool has_units(DType dtype, Isa isa) {
-  return (dtype == DType::bf16 && isa >= Isa::avx512_bf16) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
+  return (dtype == DType::bf16 && has_bf16_units(isa)) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
 
 // Whether oneDNN's kernels on the processor's 16-bit units may serve.

@@ -214,7 +214,7 @@ GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
   if (is_narrow(g)) return GemmPath::narrow;
   const bool worth_units = work(g) * static_cast<double>(g.batch) >= kWorkForUnits;
   if (isa == Isa::amx && worth_units && tiles_serve(g) && amx_usable() && tiles_suit(g)) return GemmPath::tiles;
-  const bool bf16_units = g.a.dtype == DType::bf16 && isa >= Isa::avx512_bf16;
+  const bool bf16_units = g.a.dtype == DType::bf16 && has_bf16_units(isa);
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
   if ((bf16_units || f16_units) && worth_units && onednn_serves(g)) return GemmPath::onednn;
   return GemmPath::blocked;

@@ -4,10 +4,16 @@
 #include <cpuid.h>
 #include <hwy/targets.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "halfstep/core/fail.h"
@@ -28,6 +34,22 @@ bool has_bits(std::uint32_t value, std::initializer_list<int> bits) {
   return std::all_of(bits.begin(), bits.end(), [&](int bit) { return (value >> bit) & 1u; });
 }
 
+// A sandbox may refuse the call by which a process asks for the tiles' registers.
+bool linux_offers_tiles() {
+#if defined(__linux__)
+  constexpr long kSupported = 0x1021, kTileData = 18;  // of <asm/prctl.h>
+  std::uint64_t features = 0;
+  return syscall(SYS_arch_prctl, kSupported, &features) == 0 && (features >> kTileData & 1) != 0;
+#else
+  return false;
+#endif
+}
+
+bool made_by_intel() {
+  std::uint32_t a = 0, name[3] = {};
+  return __get_cpuid(0, &a, &name[0], &name[2], &name[1]) && std::memcmp(name, "GenuineIntel", sizeof name) == 0;
+}
+
 Isa detect() {
   std::uint32_t a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !has_bits(c, {27})) return Isa::avx2;  // 27: xgetbv may be used
@@ -43,7 +65,7 @@ Isa detect() {
   if (!vnni) return Isa::avx512;
   if (!bf16) return Isa::avx512_vnni;
   if (!fp16) return Isa::avx512_bf16;
-  return amx ? Isa::amx : Isa::avx512_fp16;
+  return amx && linux_offers_tiles() ? Isa::amx : Isa::avx512_fp16;
 }
 
 /// What HALFSTEP_ISA asks for, or all that the processor has.
@@ -106,12 +128,17 @@ Isa detected_isa() noexcept {
 
 Isa compute_isa() noexcept { return current().load(std::memory_order_relaxed); }
 
+bool has_bf16_units(Isa isa) noexcept {
+  static const bool intel = made_by_intel();
+  return isa == Isa::amx || isa == Isa::avx512_bf16 || (isa == Isa::avx512_fp16 && !intel);
+}
+
 Isa compute_isa(DType dtype) noexcept {
   const Isa isa = compute_isa();
   const Isa wide = std::min(isa, Isa::avx512);
   switch (dtype) {
     case DType::bf16:
-      return isa >= Isa::avx512_bf16 ? (isa == Isa::amx ? Isa::amx : Isa::avx512_bf16) : wide;
+      return has_bf16_units(isa) ? (isa == Isa::amx ? Isa::amx : Isa::avx512_bf16) : wide;
     case DType::f16:
       return isa >= Isa::avx512_fp16 ? Isa::avx512_fp16 : wide;
     case DType::i8:
