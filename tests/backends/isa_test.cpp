@@ -61,6 +61,11 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
   EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), ours);
   g.k = 384, g.a.row_stride = g.b.col_stride = 384;
   EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::onednn);
+  g.k = 300;  // no multiple of 32
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), ours);
+  g.m = 48;
+  EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::onednn);
+  g.m = g.k = 384;
   g.a.row_stride = 1, g.a.col_stride = 384, g.b.row_stride = 384, g.b.col_stride = 1;
   EXPECT_EQ(path(bf16, bf16, f32, Isa::amx), ours);
   EXPECT_EQ(path(bf16, f32, f32, Isa::amx), GemmPath::blocked);

@@ -23,9 +23,11 @@ constexpr std::int64_t kTilesPanel = 2 * kTileLanes;   // columns that are packe
 constexpr std::int64_t kTilesColumnPairs = 256 << 10;  // of the column side that a thread packs at a time: 1 MiB of L2
 constexpr std::int64_t kTilesRowPairs = 64 << 10;      // of the row side, likewise
 constexpr std::int64_t kGatheredColumns =
-    4 * kTilesPanel;                                     // at a time: more panels take each other's sets of the cache
-constexpr std::int64_t kMostSteps = 512;                 // pairs in one go, where tiles add to c themselves
-constexpr std::int64_t kLongSum = 768, kManyRows = 256;  // from which on oneDNN's kernels are slower
+    4 * kTilesPanel;                      // at a time: more panels take each other's sets of the cache
+constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
+// From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
+// of 32 steps, for some of which oneDNN has kernels without AMX only.
+constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
 constexpr std::int64_t kTilesMostRows = 256,
                        kTilesGroup = 2 * kTilesPanel;  // rows and columns whose sums wait for being rounded
 constexpr std::int64_t kTurnedSteps = 2 * kTileLanes;  // of the sum that turn_places() takes
@@ -36,6 +38,9 @@ struct TilesSide {
   std::int64_t outer, k;                 // strides, one of them 1
   bool along() const { return k == 1; }  // steps lie side by side
 };
+
+/// Whether it can be the column side: steps side by side are moved in pairs.
+bool can_be_columns(const TilesSide& s, std::int64_t k) { return !s.along() || (k % 2 == 0 && s.outer % 2 == 0); }
 
 /// Cycles to pack a pair, about.
 double row_cost(const TilesSide& s) { return s.along() ? 0.12 : 0.3; }
@@ -58,18 +63,25 @@ double tiles_cost(const TilesSide& rows, const TilesSide& columns, std::int64_t 
   return pairs * (r * row_cost(rows) + c * column_cost(columns)) + r * c * (turned ? 0.5 : 0.1);
 }
 
+TilesSide side_of_a(const GemmArgs& g) {
+  return {static_cast<const std::uint16_t*>(g.a.data), g.m, g.a.row_stride, g.a.col_stride};
+}
+TilesSide side_of_b(const GemmArgs& g) {
+  return {static_cast<const std::uint16_t*>(g.b.data), g.n, g.b.col_stride, g.b.row_stride};
+}
+
 TilesPlan tiles_plan(const GemmArgs& g, int threads) {
-  const TilesSide a{static_cast<const std::uint16_t*>(g.a.data), g.m, g.a.row_stride, g.a.col_stride};
-  const TilesSide b{static_cast<const std::uint16_t*>(g.b.data), g.n, g.b.col_stride, g.b.row_stride};
+  const TilesSide a = side_of_a(g), b = side_of_b(g);
   TilesPlan p = {};
   p.k = g.k;
   p.steps = round_up(divide_up(g.k, 2), kTileLanes);
-  p.swap = tiles_cost(b, a, g.k, true) < tiles_cost(a, b, g.k, false);
+  p.swap =
+      can_be_columns(a, g.k) && (!can_be_columns(b, g.k) || tiles_cost(b, a, g.k, true) < tiles_cost(a, b, g.k, false));
   p.rows = p.swap ? b : a;
   p.columns = p.swap ? a : b;
   p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
   // Rows 2048 bytes apart share sets of the first-level cache.
-  p.in_place = p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 1024 != 0;
+  p.in_place = p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 2 == 0 && p.rows.outer % 1024 != 0;
   p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
   double least = 0;
   for (std::int64_t parts = 1; parts <= threads; ++parts) {
@@ -264,20 +276,16 @@ class TilesProduct {
 }  // namespace
 
 bool tiles_serve(const GemmArgs& g) noexcept {
-  // Steps side by side are moved in pairs.
-  const bool pairs = g.k % 2 == 0;
-  const auto lies = [&](std::int64_t k_stride, std::int64_t other) {
-    return k_stride == 1 ? pairs && other % 2 == 0 : other == 1;
-  };
-  return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && lies(g.a.col_stride, g.a.row_stride) &&
-         lies(g.b.row_stride, g.b.col_stride);
+  const TilesSide a = side_of_a(g), b = side_of_b(g);
+  return g.a.dtype == DType::bf16 && g.b.dtype == DType::bf16 && (a.k == 1 || a.outer == 1) &&
+         (b.k == 1 || b.outer == 1) && (can_be_columns(a, g.k) || can_be_columns(b, g.k));
 }
 
 bool tiles_suit(const GemmArgs& g) noexcept {
   const TilesPlan p = tiles_plan(g, 1);
   const bool weight_gradient = g.a.col_stride != 1 && g.b.col_stride == 1;
-  const bool long_sum = g.k >= kLongSum && (p.in_place || (g.k % kTilesPanel != 0 && g.m >= kManyRows));
-  return weight_gradient || long_sum || (p.swap && p.in_place);
+  const bool uneven_sum = g.k % kTurnedSteps != 0 && g.m >= kManyRows && g.n >= kManyColumns;
+  return weight_gradient || uneven_sum || (p.in_place && (p.swap || g.k >= kLongSum));
 }
 
 std::size_t tiles_workspace(const GemmArgs& args, int threads) {
