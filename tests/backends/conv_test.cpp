@@ -282,6 +282,7 @@ TEST(ConvPaths, FollowTheShape) {
   const ConvGeometry few = geometry(2, 64, 56, 24, 1, 1, 0);
   EXPECT_EQ(path(few, ConvPart::output, DType::f16, true), ConvPath::matrix);
   EXPECT_EQ(path(few, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(2, 64, 56, 3, 1, 1, 0), ConvPart::input, DType::f16, true), ConvPath::blocks);
   EXPECT_EQ(path(geometry(2, 64, 56, 64, 1, 2, 0), ConvPart::output, DType::f16, true), ConvPath::blocks);
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, false, Isa::amx), ConvPath::blocks);
   // Weight gradients of bf16 on units: our own where they are the faster ones.

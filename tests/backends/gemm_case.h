@@ -6,39 +6,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/core/error.h"
+#include "tests/backends/kernel_context.h"
 
 namespace halfstep::cpu {
-
-/// Workspace from the heap; what lies outside the asked size is watched by the address sanitizer.
-struct Context : KernelContext {
-  Context() : KernelContext{} {
-    workspace = [](KernelContext* self, std::size_t bytes) -> void* {
-      auto& piece = static_cast<Context*>(self)->pieces.emplace_back(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-      std::memset(piece.get(), 0xFF, bytes);  // NaN: nothing may be read before it is written.
-      return piece.get();
-    };
-    set_error = [](KernelContext* self, const char* text) { static_cast<Context*>(self)->error = text; };
-  }
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::vector<std::unique_ptr<void, Free>> pieces;
-  std::string error;
-};
-
-class IsaGuard {
- public:
-  explicit IsaGuard(Isa isa) { set_isa_for_test(isa); }
-  ~IsaGuard() { set_isa_for_test(detected_isa()); }
-};
 
 /// Numbers that repeat from run to run, between -1 and 1, a few of them exactly 0.
 class Numbers {

@@ -45,8 +45,41 @@ TEST_P(GemmTiles, EveryLayoutAndEpilogue) {
                     By::tiles));
   EXPECT_TRUE(check({.m = 33, .n = 90, .k = 8200, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}, By::tiles));
   EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_b = "cols", .batch = 5}, By::tiles));
+  EXPECT_TRUE(check({.m = 40, .n = 70, .k = 1120, .a = bf16, .b = bf16}, By::tiles));  // goes of rows in place
+  EXPECT_TRUE(
+      check({.m = 35, .n = 1100, .k = 1040, .a = bf16, .b = bf16, .layout_a = "cols"}, By::tiles));  // and chunks
+  EXPECT_TRUE(check({.m = 9, .n = 20, .k = 1, .a = bf16, .b = bf16, .layout_a = "cols"}, By::tiles));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = f32}, By::tiles));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_a = "strided"}, By::tiles));
+}
+
+// Packed operands and sums of a thread stay in the second-level cache, and no product that is chosen takes much more.
+TEST_P(GemmTiles, WorkspaceIsOfTheSizeOfCaches) {
+  struct Shape {
+    std::int64_t m, n, k;
+    bool turned;
+    DType c;
+  };
+  for (const Shape& s :
+       {Shape{64, 10, 1'000'000, true, f32}, Shape{1536, 384, 16384, true, f32}, Shape{2048, 2048, 16384, true, bf16},
+        Shape{2048, 4096, 11008, false, bf16}, Shape{4096, 4096, 2040, false, bf16}}) {
+    GemmArgs g;
+    g.m = s.m, g.n = s.n, g.k = s.k, g.ldc = s.n, g.c_dtype = s.c;
+    g.a = {nullptr, bf16, s.turned ? 1 : s.k, s.turned ? s.m : 1};
+    g.b = {nullptr, bf16, s.turned ? s.n : 1, s.turned ? 1 : s.k};
+    if (choose_gemm_path(g, Isa::amx) != GemmPath::tiles) continue;
+    const test::ThreadsGuard guard(1);
+    std::uint64_t asked = 0;
+    KernelContext context = {};
+    context.owner = &asked;
+    context.workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
+      *static_cast<std::uint64_t*>(self->owner) += bytes;
+      return nullptr;
+    };
+    context.set_error = [](KernelContext*, const char*) {};
+    EXPECT_EQ(gemm_by(GemmPath::tiles, &context, g), Status::failed);
+    EXPECT_LE(asked, 3U << 20) << s.m << 'x' << s.n << 'x' << s.k;
+  }
 }
 
 // Whatever their number and share, threads add up the same.

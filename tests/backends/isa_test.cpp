@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -72,6 +74,18 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
   g.a.row_stride = 384, g.a.col_stride = 1;
   g.m = 1, g.n = g.k = 512;
   for (const Isa isa : all) EXPECT_EQ(path(bf16, bf16, bf16, isa), GemmPath::narrow);
+}
+
+// By the processor's maker as the system tells it.
+TEST(Isa, UnitsOfBf16AreThoseThatAreFaster) {
+  std::ifstream file("/proc/cpuinfo");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text.find("vendor_id") == std::string::npos) GTEST_SKIP() << "the system doesn't tell the processor's maker";
+  const bool intel = text.find("GenuineIntel") != std::string::npos;
+  EXPECT_EQ(has_bf16_units(Isa::avx512_fp16), !intel);
+  EXPECT_TRUE(has_bf16_units(Isa::avx512_bf16));
+  EXPECT_FALSE(has_bf16_units(Isa::avx512_vnni));
+  EXPECT_EQ(has_bf16_units(Isa::amx), compute_isa() != Isa::amx || amx_usable() || !intel);
 }
 
 TEST(Isa, NamesGoBothWays) {

@@ -26,6 +26,7 @@ struct TileProduct {
   std::int64_t ldc;
   bool accumulate;
 
+  /// After `steps` is known.
   void set_packed(const std::uint32_t* packed) {
     a = packed;
     a_row = kTileLanes, a_steps = kTileLanes * kTileLanes, a_rows = steps * kTileLanes;

@@ -10,6 +10,7 @@
 namespace halfstep::cpu {
 namespace {
 
+constexpr std::int64_t kFewest = 8;  // channels and filters: a narrow product takes memory for all places
 constexpr std::int64_t kFewestByAvx2 = 32;
 
 }  // namespace
@@ -23,7 +24,7 @@ bool matrix_serves(const ConvCall& call) noexcept {
 
 bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
   const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;
-  return widened && (isa >= Isa::avx512 || std::min(call.geometry.c, call.geometry.o) >= kFewestByAvx2);
+  return widened && std::min(call.geometry.c, call.geometry.o) >= (isa >= Isa::avx512 ? kFewest : kFewestByAvx2);
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {

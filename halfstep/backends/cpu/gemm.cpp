@@ -83,6 +83,7 @@ GemmArgs tidy(const GemmArgs& args) {
     g.m *= g.batch;
     g.batch = 1;
   }
+  if (g.batch == 1) g.a_batch_stride = g.b_batch_stride = 0;
   tidy(g.a, g.m, g.k);
   tidy(g.b, g.k, g.n);
   if (g.m == 1) g.ldc = std::max(g.ldc, g.n);
@@ -212,10 +213,12 @@ void tell_bound(KernelContext* context, const GemmArgs& g) {
 GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
   if (by_reference(g)) return GemmPath::reference;
   if (is_narrow(g)) return GemmPath::narrow;
-  const bool worth_units = work(g) * static_cast<double>(g.batch) >= kWorkForUnits;
-  if (isa == Isa::amx && worth_units && tiles_serve(g) && amx_usable() && tiles_suit(g)) return GemmPath::tiles;
+  if (isa == Isa::amx && work(g) >= kWorkForUnits && tiles_serve(g) && amx_usable() && tiles_suit(g)) {
+    return GemmPath::tiles;
+  }
   const bool bf16_units = g.a.dtype == DType::bf16 && has_bf16_units(isa);
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
+  const bool worth_units = work(g) * static_cast<double>(g.batch) >= kWorkForUnits;
   if ((bf16_units || f16_units) && worth_units && onednn_serves(g)) return GemmPath::onednn;
   return GemmPath::blocked;
 }

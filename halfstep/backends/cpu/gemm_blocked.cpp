@@ -37,6 +37,7 @@ struct Side {
   const char* data;
   DType dtype;
   std::int64_t outer, k;  // strides
+  std::int64_t batch;     // between items, whose plans are one
 
   const char* at(std::int64_t i, std::int64_t p) const {
     return data + (i * outer + p * k) * static_cast<std::int64_t>(item_size(dtype));
@@ -70,7 +71,8 @@ double pack_cost(const Side& side) { return side.outer == 1 ? 0.13 : side.k == 1
 std::int64_t steps_at_once(std::int64_t k) { return divide_up(k, divide_up(k, kMaxSteps)); }
 
 bool can_read_vectors(const Side& v, std::int64_t k) {
-  if (v.dtype != DType::f32 || v.outer != 1 || v.k % 16 != 0 || reinterpret_cast<std::uintptr_t>(v.data) % 64 != 0) {
+  if (v.dtype != DType::f32 || v.outer != 1 || v.k % 16 != 0 || v.batch % 16 != 0 ||
+      reinterpret_cast<std::uintptr_t>(v.data) % 64 != 0) {
     return false;
   }
   // A panel is read from the second-level cache again for each tile. Steps a multiple of 2048 bytes apart share a few
@@ -108,8 +110,8 @@ double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, 
 
 GemmPlan make_plan(const GemmArgs& g, int threads) {
   const GemmKernels& kernels = gemm_kernels();
-  const Side a{static_cast<const char*>(g.a.data), g.a.dtype, g.a.row_stride, g.a.col_stride};
-  const Side b{static_cast<const char*>(g.b.data), g.b.dtype, g.b.col_stride, g.b.row_stride};
+  const Side a{static_cast<const char*>(g.a.data), g.a.dtype, g.a.row_stride, g.a.col_stride, g.a_batch_stride};
+  const Side b{static_cast<const char*>(g.b.data), g.b.dtype, g.b.col_stride, g.b.row_stride, g.b_batch_stride};
   GemmPlan p = {};
   p.lanes = kernels.lanes;
   p.max_rows = kernels.max_rows;

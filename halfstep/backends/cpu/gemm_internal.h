@@ -34,7 +34,8 @@ std::size_t narrow_workspace(const GemmArgs& args, int threads);
 void gemm_narrow(const GemmArgs& args, int threads, void* workspace);
 
 /// On the tiles of AMX, or by their model where this process may not use them. tiles_serve(): operands of bf16 that are
-/// contiguous in one dimension; where that is along the sum for both, one has an even number of steps and other stride.
+/// contiguous in one dimension; where both are so along the sum, the number of steps and the other stride of one are
+/// even.
 bool tiles_serve(const GemmArgs& args) noexcept;
 /// Whether that is faster than oneDNN's kernels for AMX, by shape alone, of what tiles_serve().
 bool tiles_suit(const GemmArgs& args) noexcept;

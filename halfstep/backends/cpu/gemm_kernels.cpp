@@ -6,7 +6,7 @@
 //
 // Where another program runs on the core's second hyperthread, instructions become the limit: 47 a step with those of
 // the loop. So a loop does four steps, and in AVX-512 10 of 14 rows broadcast within their multiplications: 34
-// instructions, and 26 loads, which two load units do in 13 cycles of 14. Packed operands only: an index register in
+// instructions, and 26 loads, which two load units do in 13 cycles of 14. Not from rows in place: an index register in
 // the address makes two instructions of such a one again. Measured on an Emerald Rapids beside others' programs, with
 // everything in the second-level cache: 0.64 to 0.74 of the rate in registers; on a quiet core 0.88 to 0.91.
 #include "halfstep/backends/cpu/gemm_kernels.h"

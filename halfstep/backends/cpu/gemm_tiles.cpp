@@ -20,17 +20,17 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kTilesPanel = 2 * kTileLanes;   // columns that are packed side by side
-constexpr std::int64_t kTilesColumnPairs = 256 << 10;  // of the column side that a thread packs at a time: 1 MiB of L2
-constexpr std::int64_t kTilesRowPairs = 64 << 10;      // of the row side, likewise
-constexpr std::int64_t kGatheredColumns =
-    4 * kTilesPanel;                      // at a time: more panels take each other's sets of the cache
+constexpr std::int64_t kTurnedSteps = 2 * kTileLanes;  // of the sum that turn_places() takes
+// Of a thread at a time: pairs of columns, 1 MiB of the second-level cache, and of rows; rows and columns whose sums
+// wait for being rounded; columns that are gathered, since more panels take each other's sets of the cache.
+constexpr std::int64_t kTilesColumnPairs = 256 << 10, kTilesRowPairs = 64 << 10;
+constexpr std::int64_t kTilesMostRows = 256, kTilesGroup = 2 * kTilesPanel, kGatheredColumns = 4 * kTilesPanel;
 constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
 constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
-constexpr std::int64_t kTilesMostRows = 256,
-                       kTilesGroup = 2 * kTilesPanel;  // rows and columns whose sums wait for being rounded
-constexpr std::int64_t kTurnedSteps = 2 * kTileLanes;  // of the sum that turn_places() takes
+// Sums that are rounded are made in one go: longer ones leave room for few rows and columns, which are packed often.
+constexpr std::int64_t kLongestRounded = 2048;
 
 struct TilesSide {
   const std::uint16_t* data;
@@ -75,11 +75,14 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   TilesPlan p = {};
   p.k = g.k;
   p.steps = round_up(divide_up(g.k, 2), kTileLanes);
-  p.swap =
-      can_be_columns(a, g.k) && (!can_be_columns(b, g.k) || tiles_cost(b, a, g.k, true) < tiles_cost(a, b, g.k, false));
+  const bool floats = g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
+  // Sums of several goes are added to where they belong, which turned ones can't be.
+  const bool keep = can_be_columns(b, g.k) && floats && p.steps > kMostSteps;
+  p.swap = !keep && can_be_columns(a, g.k) &&
+           (!can_be_columns(b, g.k) || tiles_cost(b, a, g.k, true) < tiles_cost(a, b, g.k, false));
   p.rows = p.swap ? b : a;
   p.columns = p.swap ? a : b;
-  p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
+  p.straight = !p.swap && floats;
   // Rows 2048 bytes apart share sets of the first-level cache.
   p.in_place = p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 2 == 0 && p.rows.outer % 1024 != 0;
   p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
@@ -92,8 +95,11 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
     const double work = r * c / 128 + r * row_cost(p.rows) + c * column_cost(p.columns);
     if (parts == 1 || work < least) least = work, p.row_parts = parts, p.column_parts = threads / parts;
   }
-  const std::int64_t part_rows = divide_up(p.rows.count, p.row_parts) + kTilesPanel - 1,
-                     part_columns = divide_up(p.columns.count, p.column_parts) + kTilesPanel - 1;
+  const auto largest = [](std::int64_t count, std::int64_t parts) {
+    return parts == 1 ? count : std::min(count, divide_up(count, parts) + kTilesPanel - 1);
+  };
+  const std::int64_t part_rows = largest(p.rows.count, p.row_parts),
+                     part_columns = largest(p.columns.count, p.column_parts);
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
     return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
   };
@@ -109,6 +115,7 @@ struct TilesScratch {
   std::uint32_t *rows, *columns;  // a part for each thread
   float *bias, *sums;
   std::uint16_t* zeros;  // for steps behind the last one
+  std::int64_t longest;  // of these
   std::int64_t row_pairs, column_pairs, sum_floats;
 };
 
@@ -121,8 +128,8 @@ TilesScratch carve_tiles(const GemmArgs& g, const TilesPlan& p, int threads, Car
   s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_pairs * threads));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   s.sums = carver.floats(s.sum_floats * threads);
-  const std::int64_t longest = std::max(p.rows.along() ? 0 : kTilesMostRows, p.columns.along() ? 0 : p.chunk_columns);
-  s.zeros = static_cast<std::uint16_t*>(carver.bytes(static_cast<std::size_t>(longest + kTilesPanel) * 2));
+  s.longest = std::max(p.rows.along() ? 0 : kTilesMostRows, p.columns.along() ? 0 : p.chunk_columns) + kTilesPanel;
+  s.zeros = static_cast<std::uint16_t*>(carver.bytes(static_cast<std::size_t>(s.longest) * sizeof(*s.zeros)));
   return s;
 }
 
@@ -133,9 +140,7 @@ class TilesProduct {
 
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
-    const std::int64_t longest =
-        std::max(p_.rows.along() ? 0 : kTilesMostRows, p_.columns.along() ? 0 : p_.chunk_columns);
-    std::fill_n(scratch_.zeros, longest + kTilesPanel, std::uint16_t{0});
+    std::fill_n(scratch_.zeros, scratch_.longest, std::uint16_t{0});
     parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) part(t);
       amx_.release();
@@ -152,6 +157,7 @@ class TilesProduct {
     const std::int64_t r0 = edge(p_.rows.count, p_.row_parts, row), r1 = edge(p_.rows.count, p_.row_parts, row + 1),
                        c0 = edge(p_.columns.count, p_.column_parts, column),
                        c1 = edge(p_.columns.count, p_.column_parts, column + 1);
+    if (r0 == r1) return;
     std::uint32_t* const rows = scratch_.rows + t * scratch_.row_pairs;
     std::uint32_t* const columns = scratch_.columns + t * scratch_.column_pairs;
     for (std::int64_t c = c0; c < c1; c += p_.chunk_columns) {
@@ -285,7 +291,8 @@ bool tiles_suit(const GemmArgs& g) noexcept {
   const TilesPlan p = tiles_plan(g, 1);
   const bool weight_gradient = g.a.col_stride != 1 && g.b.col_stride == 1;
   const bool uneven_sum = g.k % kTurnedSteps != 0 && g.m >= kManyRows && g.n >= kManyColumns;
-  return weight_gradient || uneven_sum || (p.in_place && (p.swap || g.k >= kLongSum));
+  return (p.straight || g.k <= kLongestRounded) &&
+         (weight_gradient || uneven_sum || (p.in_place && (p.swap || g.k >= kLongSum)));
 }
 
 std::size_t tiles_workspace(const GemmArgs& args, int threads) {

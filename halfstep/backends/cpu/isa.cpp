@@ -4,11 +4,6 @@
 #include <cpuid.h>
 #include <hwy/targets.h>
 
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,6 +11,7 @@
 #include <cstring>
 #include <string>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/core/fail.h"
 #include "halfstep/runtime/log.h"
 
@@ -32,17 +28,6 @@ std::uint64_t enabled_registers() {
 
 bool has_bits(std::uint32_t value, std::initializer_list<int> bits) {
   return std::all_of(bits.begin(), bits.end(), [&](int bit) { return (value >> bit) & 1u; });
-}
-
-// A sandbox may refuse the call by which a process asks for the tiles' registers.
-bool linux_offers_tiles() {
-#if defined(__linux__)
-  constexpr long kSupported = 0x1021, kTileData = 18;  // of <asm/prctl.h>
-  std::uint64_t features = 0;
-  return syscall(SYS_arch_prctl, kSupported, &features) == 0 && (features >> kTileData & 1) != 0;
-#else
-  return false;
-#endif
 }
 
 bool made_by_intel() {
@@ -65,7 +50,7 @@ Isa detect() {
   if (!vnni) return Isa::avx512;
   if (!bf16) return Isa::avx512_vnni;
   if (!fp16) return Isa::avx512_bf16;
-  return amx && linux_offers_tiles() ? Isa::amx : Isa::avx512_fp16;
+  return amx ? Isa::amx : Isa::avx512_fp16;
 }
 
 /// What HALFSTEP_ISA asks for, or all that the processor has.
@@ -130,7 +115,9 @@ Isa compute_isa() noexcept { return current().load(std::memory_order_relaxed); }
 
 bool has_bf16_units(Isa isa) noexcept {
   static const bool intel = made_by_intel();
-  return isa == Isa::amx || isa == Isa::avx512_bf16 || (isa == Isa::avx512_fp16 && !intel);
+  // Of the processor at hand it is known whether its tiles may be used.
+  if (isa == Isa::amx) return isa != compute_isa() || amx_usable() || !intel;
+  return isa == Isa::avx512_bf16 || (isa == Isa::avx512_fp16 && !intel);
 }
 
 Isa compute_isa(DType dtype) noexcept {

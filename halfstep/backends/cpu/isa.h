@@ -25,9 +25,10 @@ HS_API Isa detected_isa() noexcept;
 /// What kernels use: detected_isa(), capped by the environment variable HALFSTEP_ISA (a value that is not a name is
 /// warned of and ignored).
 HS_API Isa compute_isa() noexcept;
-/// Whether bf16 is multiplied faster by units of a processor with `isa` than as float32: on AMX, and by AVX512-BF16
-/// unless this is a processor of Intel's with AVX512-FP16. Those (Sapphire Rapids and later) multiply pairs in half of
-/// the vector units' rate for float32, 85 instead of 150 GFLOP/s a core, which matters where AMX may not be used.
+/// Whether bf16 is multiplied faster by units of a processor with `isa` than as float32: on AMX that this process may
+/// use, and by AVX512-BF16, but for Intel's processors with AVX512-FP16. Those (Sapphire Rapids and later) multiply
+/// pairs at half of the vector units' rate for float32, 85 instead of 150 GFLOP/s a core. (HALFSTEP_ISA=avx512_bf16
+/// computes by the units there too.)
 HS_API bool has_bf16_units(Isa isa) noexcept;
 /// The part of compute_isa() that products of `dtype` compute with: float32 on any machine stays with avx512 or avx2,
 /// 16-bit dtypes have units of their own or compute in float32, i8 and u8 have avx512_vnni.
