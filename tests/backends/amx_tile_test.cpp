@@ -5,16 +5,32 @@
 
 #include <gtest/gtest.h>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#endif
+
 #include <array>
 #include <bit>
+#include <cerrno>
 #include <cmath>
+#include <cstddef>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
 
 #include "halfstep/backends/cpu/amx_model.h"
+#include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/isa.h"
+#include "halfstep/core/tensor.h"
+#include "halfstep/ops/matmul.h"
+#include "halfstep/ops/pointwise.h"
+#include "halfstep/ops/random.h"
 #include "tests/support/amx_emulated.h"
+#include "tests/support/isa_child.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -243,6 +259,46 @@ TEST(AmxTiles, InstructionsAreTheModels) {
   expect_instructions_compute_as_the_model();
   EXPECT_GT(test::AmxEmulated::count(), 1000);
   EXPECT_FALSE(test::AmxEmulated::configured());
+}
+#endif
+
+#if defined(__linux__) && defined(__x86_64__)
+// As a container does that lets no process have the tiles: arch_prctl(ARCH_REQ_XCOMP_PERM) fails.
+bool refuse_tiles() {
+  constexpr std::uint32_t kRequest = 0x1023;
+  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_arch_prctl, 0, 3),
+                           BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args)),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kRequest, 0, 1),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter = {static_cast<unsigned short>(std::size(program)), program};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST(AmxChild, DISABLED_Refused) {
+  if (!refuse_tiles()) GTEST_SKIP() << "no filter of system calls can be set";
+  EXPECT_FALSE(amx_usable());
+  // Those that are Intel's multiply bf16 in float32 then.
+  GemmArgs g;
+  g.m = g.n = g.k = g.a.row_stride = g.b.row_stride = g.ldc = 512;
+  g.a.dtype = g.b.dtype = g.c_dtype = DType::bf16;
+  EXPECT_EQ(choose_gemm_path(g, compute_isa()),
+            has_bf16_units(Isa::avx512_fp16) ? GemmPath::onednn : GemmPath::blocked);
+  EXPECT_EQ(compute_isa(DType::bf16) > Isa::avx512, has_bf16_units(Isa::avx512_fp16));
+  const Tensor a = randn({64, 96}).to(DType::bf16), b = randn({96, 128}).to(DType::bf16);
+  const std::vector<double> got = matmul(a, b).to_vector<double>(),
+                            exact = matmul(a.to(DType::f64), b.to(DType::f64)).to_vector<double>(),
+                            sizes = matmul(abs(a.to(DType::f64)), abs(b.to(DType::f64))).to_vector<double>();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double sum = 98 * 0x1p-24 * sizes[i];
+    ASSERT_LE(std::abs(got[i] - exact[i]), 0x1p-8 * (std::abs(exact[i]) + sum) + sum) << i;
+  }
+}
+
+TEST(AmxTiles, AreNotMissedWhereTheSystemRefusesThem) {
+  if (detected_isa() != Isa::amx) GTEST_SKIP() << "the processor has no AMX";
+  test::pass_in_child(Isa::amx, "AmxChild.DISABLED_Refused");
 }
 #endif
 

@@ -5,8 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -30,6 +34,35 @@ class Numbers {
   std::uint64_t state_;
 };
 
+/// Bytes that begin at a multiple of 64, as tensors do, and end where the address sanitizer sees it.
+class AlignedBytes {
+ public:
+  AlignedBytes() = default;
+  AlignedBytes(const AlignedBytes& other) : AlignedBytes() { *this = other; }
+  AlignedBytes& operator=(const AlignedBytes& other) {
+    assign(other.size_, 0);
+    if (size_ > 0) std::memcpy(data(), other.data(), size_);
+    return *this;
+  }
+  void assign(std::size_t n, unsigned char value) {
+    void* room = nullptr;
+    if (posix_memalign(&room, 64, n) != 0) throw std::bad_alloc();
+    memory_.reset(static_cast<unsigned char*>(room));
+    size_ = n;
+    std::fill_n(data(), n, value);
+  }
+  unsigned char* data() { return memory_.get(); }
+  const unsigned char* data() const { return memory_.get(); }
+  std::size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<unsigned char, Free> memory_;
+  std::size_t size_ = 0;
+};
+
 /// A matrix of any dtype with its values as doubles; the memory between rows is NaN.
 struct Matrix {
   Matrix(std::int64_t rows, std::int64_t cols, DType dtype, std::string layout, std::uint64_t seed,
@@ -43,11 +76,14 @@ struct Matrix {
       row_stride = 1, col_stride = rows;
     } else if (layout == "cols padded") {
       row_stride = 1, col_stride = rows + 3;
+    } else if (layout == "heads") {  // items side by side, as the heads of attention
+      row_stride = batch * cols, col_stride = 1;
     } else {  // strided
       row_stride = 2 * cols + 1, col_stride = 2;
     }
-    batch_stride = std::max(rows * row_stride, cols * col_stride);
-    const std::size_t count = static_cast<std::size_t>(std::max<std::int64_t>(batch * batch_stride, 1));
+    const std::int64_t size = std::max(rows * row_stride, cols * col_stride);
+    batch_stride = layout == "heads" ? cols : size;
+    const auto count = static_cast<std::size_t>(std::max<std::int64_t>(layout == "heads" ? size : batch * size, 1));
     bytes.assign(count * item_size(dtype), 0xFF);
     values.resize(static_cast<std::size_t>(batch * rows * cols));
     Numbers numbers(seed);
@@ -85,7 +121,7 @@ struct Matrix {
 
   std::int64_t rows, cols, batch, row_stride = 0, col_stride = 0, batch_stride = 0;
   DType dtype;
-  std::vector<unsigned char> bytes;
+  AlignedBytes bytes;
   std::vector<double> values;
 };
 
@@ -191,7 +227,7 @@ inline bool check(const Case& t, By by = By::choice, std::vector<unsigned char>*
     }
   }
   EXPECT_EQ(wrong, 0);
-  if (bytes != nullptr) *bytes = c.bytes;
+  if (bytes != nullptr) bytes->assign(c.bytes.data(), c.bytes.data() + c.bytes.size());
   return true;
 }
 

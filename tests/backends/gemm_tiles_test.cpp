@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products on the tiles of AMX: by the processor's units where it has them, else by their model.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <string>
 #include <vector>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "tests/backends/gemm_case.h"
 #include "tests/support/threads.h"
 
@@ -53,35 +55,6 @@ TEST_P(GemmTiles, EveryLayoutAndEpilogue) {
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_a = "strided"}, By::tiles));
 }
 
-// Packed operands and sums of a thread stay in the second-level cache, and no product that is chosen takes much more.
-TEST_P(GemmTiles, WorkspaceIsOfTheSizeOfCaches) {
-  struct Shape {
-    std::int64_t m, n, k;
-    bool turned;
-    DType c;
-  };
-  for (const Shape& s :
-       {Shape{64, 10, 1'000'000, true, f32}, Shape{1536, 384, 16384, true, f32}, Shape{2048, 2048, 16384, true, bf16},
-        Shape{2048, 4096, 11008, false, bf16}, Shape{4096, 4096, 2040, false, bf16}}) {
-    GemmArgs g;
-    g.m = s.m, g.n = s.n, g.k = s.k, g.ldc = s.n, g.c_dtype = s.c;
-    g.a = {nullptr, bf16, s.turned ? 1 : s.k, s.turned ? s.m : 1};
-    g.b = {nullptr, bf16, s.turned ? s.n : 1, s.turned ? 1 : s.k};
-    if (choose_gemm_path(g, Isa::amx) != GemmPath::tiles) continue;
-    const test::ThreadsGuard guard(1);
-    std::uint64_t asked = 0;
-    KernelContext context = {};
-    context.owner = &asked;
-    context.workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
-      *static_cast<std::uint64_t*>(self->owner) += bytes;
-      return nullptr;
-    };
-    context.set_error = [](KernelContext*, const char*) {};
-    EXPECT_EQ(gemm_by(GemmPath::tiles, &context, g), Status::failed);
-    EXPECT_LE(asked, 3U << 20) << s.m << 'x' << s.n << 'x' << s.k;
-  }
-}
-
 // Whatever their number and share, threads add up the same.
 TEST_P(GemmTiles, TheSameBitsForAnyThreads) {
   for (const Case& t : {Case{.m = 300, .n = 260, .k = 1060, .a = bf16, .b = bf16, .layout_a = "cols"},
@@ -95,6 +68,42 @@ TEST_P(GemmTiles, TheSameBitsForAnyThreads) {
         EXPECT_EQ(first, again) << threads;
       }
     }
+  }
+}
+
+// Packed operands and sums of a thread stay in the second-level cache, or little more: products of which they would not
+// are left to other kernels.
+TEST(GemmTilesWorkspace, IsOfTheSizeOfCaches) {
+  struct Shape {
+    std::int64_t m, n, k;
+    bool turned;
+    DType c;
+    bool ours;
+  };
+  const test::ThreadsGuard guard(1);
+  for (const Shape& s : {Shape{64, 10, 1'000'000, true, f32, true}, Shape{1536, 384, 16384, true, f32, true},
+                         Shape{4096, 4096, 2040, false, bf16, true}, Shape{2048, 2048, 16384, true, bf16, false},
+                         Shape{2048, 4096, 11008, false, bf16, false}}) {
+    SCOPED_TRACE(fmt::format("{} x {} x {}", s.m, s.n, s.k));
+    GemmArgs g;
+    g.m = s.m, g.n = s.n, g.k = s.k, g.ldc = s.n, g.c_dtype = s.c;
+    g.a = {nullptr, bf16, s.turned ? 1 : s.k, s.turned ? s.m : 1};
+    g.b = {nullptr, bf16, s.turned ? s.n : 1, s.turned ? 1 : s.k};
+    if (amx_usable()) {
+      EXPECT_EQ(choose_gemm_path(g, Isa::amx) == GemmPath::tiles, s.ours);
+    }
+    if (!s.ours) continue;
+    std::uint64_t asked = 0;
+    KernelContext context = {};
+    context.owner = &asked;
+    context.workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
+      *static_cast<std::uint64_t*>(self->owner) += bytes;
+      return nullptr;
+    };
+    context.set_error = [](KernelContext*, const char*) {};
+    EXPECT_EQ(gemm_by(GemmPath::tiles, &context, g), Status::failed);
+    EXPECT_GT(asked, 0U);
+    EXPECT_LE(asked, 3U << 20);
   }
 }
 

@@ -21,39 +21,12 @@
 #include "halfstep/ops/random.h"
 #include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/parallel.h"
+#include "tests/backends/conv_calls.h"
 #include "tests/support/guarded.h"
 #include "tests/support/isa_child.h"
 
 namespace halfstep::cpu {
 namespace {
-
-struct ByteContext : KernelContext {
-  ByteContext() : KernelContext{} {
-    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
-      auto& piece =
-          static_cast<ByteContext*>(self)->pieces.emplace_back(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-      std::memset(piece.get(), 0xFF, bytes);
-      return piece.get();
-    };
-    set_error = [](KernelContext* self, const char* text) { static_cast<ByteContext*>(self)->error = text; };
-  }
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::vector<std::unique_ptr<void, Free>> pieces;
-  std::string error;
-};
-
-TensorView view_of(const Tensor& t) {
-  return {.data = t.raw_data(),
-          .sizes = t.sizes().data(),
-          .strides = t.strides().data(),
-          .numel = t.numel(),
-          .ndim = t.dim(),
-          .dtype = t.dtype(),
-          .defined = true,
-          .contiguous = t.is_contiguous()};
-}
 
 ConvGeometry byte_geometry(std::int64_t n, std::int64_t c, std::int64_t size, std::int64_t o, std::int64_t k,
                            std::int64_t stride, std::int64_t padding, std::int64_t groups = 1,
@@ -105,7 +78,7 @@ struct ByteOperands {
   Int8Call call(const ConvGeometry& g, const Int8Epilogue& e, const TensorView* residual_view, const Tensor& y) const {
     Int8Call c;
     c.geometry = g;
-    c.input = view_of(x), c.weight = view_of(w), c.output = view_of(y);
+    c.input = view(x), c.weight = view(w), c.output = view(y);
     c.residual = residual_view;
     c.scale = static_cast<const float*>(scale.raw_data());
     c.bias = static_cast<const float*>(bias.raw_data());
@@ -143,21 +116,21 @@ void expect_same_paths(const std::vector<Int8Path>& paths) {
       e.zero_point = dtype == u8 ? 31 : dtype == i8 ? -7 : 0;
       e.least = (dtype == u8 ? 0 : -128) - e.zero_point + (turn % 8 == 0 ? 5 : 0);
       e.most = (dtype == u8 ? 255 : 127) - e.zero_point - (turn % 8 == 0 ? 5 : 0);
-      const TensorView residual = view_of(t.residual);
+      const TensorView residual = view(t.residual);
       std::vector<std::vector<double>> results;
       for (const Int8Path path : paths) {
         const Tensor y = empty_result(g, dtype);
         Int8Call call = t.call(g, e, e.residual ? &residual : nullptr, y);
         call.zero_point = turn % 3 == 1 ? 0 : input == u8 ? 128 : -3;
         if (turn % 9 == 0) call.bias = nullptr;
-        ByteContext context;
+        Context context;
         ASSERT_EQ(int8_by(path, &context, call), Status::ok)
             << context.error << static_cast<int>(path) << ' ' << number;
         results.push_back(y.to_vector<double>());
         if (!e.residual || dtype != t.residual.dtype()) continue;
         // Into the residual's own memory.
         const Tensor both = t.residual.clone();
-        const TensorView both_view = view_of(both);
+        const TensorView both_view = view(both);
         Int8Call again = t.call(g, e, &both_view, both);
         again.zero_point = call.zero_point, again.bias = call.bias;
         ASSERT_EQ(int8_by(path, &context, again), Status::ok);

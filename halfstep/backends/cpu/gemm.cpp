@@ -210,6 +210,22 @@ void tell_bound(KernelContext* context, const GemmArgs& g) {
 
 }  // namespace
 
+GemmEpilogue epilogue(const GemmArgs& g, bool turned, const float* from, std::int64_t ld, std::int64_t row,
+                      std::int64_t rows, std::int64_t column, std::int64_t columns, const float* bias) {
+  GemmEpilogue f = {};
+  f.from = from, f.ld = ld;
+  f.rows = rows, f.cols = columns;
+  f.dtype = g.c_dtype;
+  f.row_stride = turned ? 1 : g.ldc;
+  f.col_stride = turned ? g.ldc : 1;
+  f.c = static_cast<char*>(element(g.c_dtype, g.c, row * f.row_stride + column * f.col_stride));
+  if (bias != nullptr) f.bias = bias + (turned ? row : column);
+  f.bias_by_row = turned;
+  f.add_c = g.beta != 0;
+  f.relu = g.activation == GemmActivation::relu;
+  return f;
+}
+
 GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
   if (by_reference(g)) return GemmPath::reference;
   if (is_narrow(g)) return GemmPath::narrow;

@@ -419,21 +419,8 @@ class Blocked {
 
   void finish(const float* results, std::int64_t ld, std::int64_t b0, std::int64_t b1, std::int64_t g0,
               std::int64_t g1) const {
-    GemmEpilogue f = {};
-    f.from = results;
-    f.ld = ld;
-    f.rows = b1 - b0;
-    f.cols = std::min(g1 * p_.panel, p_.cols) - g0 * p_.panel;
-    f.dtype = g_.c_dtype;
-    f.row_stride = p_.swap ? 1 : g_.ldc;
-    f.col_stride = p_.swap ? g_.ldc : 1;
-    f.c = static_cast<char*>(g_.c) +
-          (b0 * f.row_stride + g0 * p_.panel * f.col_stride) * static_cast<std::int64_t>(item_size(g_.c_dtype));
-    if (g_.bias != nullptr) f.bias = scratch_.bias + (p_.swap ? b0 : g0 * p_.panel);
-    f.bias_by_row = p_.swap;
-    f.add_c = g_.beta != 0;
-    f.relu = g_.activation == GemmActivation::relu;
-    kernels_.finish(f);
+    const std::int64_t first = g0 * p_.panel, last = std::min(g1 * p_.panel, p_.cols);
+    kernels_.finish(epilogue(g_, p_.swap, results, ld, b0, b1 - b0, first, last - first, scratch_.bias));
   }
 
   const GemmArgs& g_;

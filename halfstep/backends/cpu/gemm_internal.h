@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "halfstep/backends/cpu/gemm.h"
+#include "halfstep/backends/cpu/gemm_kernels.h"
 
 namespace halfstep::cpu {
 
@@ -26,6 +27,11 @@ class Carver {
   std::uintptr_t at_;
   std::size_t used_ = 0;
 };
+
+/// What follows the sums `from` (rows `ld` apart) of the result's rows from `row` and columns from `column` on, of a
+/// product that is computed as it is or `turned`: rows and columns are those of the sums. `bias` as float32.
+GemmEpilogue epilogue(const GemmArgs& args, bool turned, const float* from, std::int64_t ld, std::int64_t row,
+                      std::int64_t rows, std::int64_t column, std::int64_t columns, const float* bias);
 
 std::size_t blocked_workspace(const GemmArgs& args, int threads);
 void gemm_blocked(const GemmArgs& args, int threads, void* workspace);

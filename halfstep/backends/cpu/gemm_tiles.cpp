@@ -11,7 +11,6 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
-#include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/pair_tile.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
@@ -198,19 +197,7 @@ class TilesProduct {
     product.c = scratch_.sums + t * scratch_.sum_floats;
     product.ldc = p_.group;
     amx_.multiply(product);
-    GemmEpilogue f = {};
-    f.from = product.c, f.ld = product.ldc;
-    f.rows = product.rows, f.cols = product.columns;
-    f.dtype = g_.c_dtype;
-    f.row_stride = p_.swap ? 1 : g_.ldc;
-    f.col_stride = p_.swap ? g_.ldc : 1;
-    f.c = static_cast<char*>(g_.c) +
-          (r * f.row_stride + c * f.col_stride) * static_cast<std::int64_t>(item_size(g_.c_dtype));
-    if (g_.bias != nullptr) f.bias = scratch_.bias + (p_.swap ? r : c);
-    f.bias_by_row = p_.swap;
-    f.add_c = g_.beta != 0;
-    f.relu = g_.activation == GemmActivation::relu;
-    kernels_.finish(f);
+    kernels_.finish(epilogue(g_, p_.swap, product.c, product.ldc, r, product.rows, c, product.columns, scratch_.bias));
   }
 
   // Where step `i` of the sum lies, from `first` on; zeros behind the last one.
