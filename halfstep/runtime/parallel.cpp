@@ -2,11 +2,15 @@
 #include "halfstep/runtime/parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <mutex>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/log.h"
@@ -56,6 +60,35 @@ std::atomic<int>& threads_setting() {
   static std::atomic<int> threads{default_threads()};
   return threads;
 }
+
+/// The jobs of a worker that nobody has taken: it takes the first one, others the last one.
+class alignas(64) Left {
+ public:
+  void set(std::uint32_t first, std::uint32_t end) { left_.store(std::uint64_t{first} << 32 | end); }
+  std::uint32_t count() const { return of(left_.load(std::memory_order_relaxed)); }
+  /// -1: none is left.
+  std::int64_t take_first() noexcept {
+    std::uint64_t l = left_.load(std::memory_order_relaxed);
+    while (of(l) > 0) {
+      if (left_.compare_exchange_weak(l, l + (std::uint64_t{1} << 32))) return static_cast<std::int64_t>(l >> 32);
+    }
+    return -1;
+  }
+  std::int64_t take_last() noexcept {
+    std::uint64_t l = left_.load(std::memory_order_relaxed);
+    while (of(l) > 0) {
+      if (left_.compare_exchange_weak(l, l - 1)) return static_cast<std::int64_t>(static_cast<std::uint32_t>(l) - 1);
+    }
+    return -1;
+  }
+
+ private:
+  static std::uint32_t of(std::uint64_t l) {
+    return static_cast<std::uint32_t>(l) - static_cast<std::uint32_t>(l >> 32);
+  }
+
+  std::atomic<std::uint64_t> left_{0};
+};
 
 /// The exception of the lowest range that threw, whichever came first in time: the same one in every run.
 class FirstException {
@@ -120,6 +153,43 @@ void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, vo
       },
       &call);
   call.first.rethrow_any();
+}
+
+void parallel_shared(std::int64_t jobs, std::int64_t workers, JobFunction body, void* context) {
+  if (jobs > std::numeric_limits<std::uint32_t>::max()) {
+    throw Error("parallel_jobs: expected less than 2^32 jobs, got " + std::to_string(jobs));
+  }
+  constexpr std::int64_t kFew = 8;  // workers whose numbers need no memory
+  std::array<Left, kFew> few;
+  std::vector<Left> more(static_cast<std::size_t>(workers > kFew ? workers : 0));
+  const std::span<Left> left =
+      workers > kFew ? std::span<Left>(more) : std::span<Left>(few).first(static_cast<std::size_t>(workers));
+  for (std::int64_t w = 0; w < workers; ++w) {
+    left[static_cast<std::size_t>(w)].set(static_cast<std::uint32_t>(w * jobs / workers),
+                                          static_cast<std::uint32_t>((w + 1) * jobs / workers));
+  }
+  FirstException first;
+  parallel_for(workers, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t worker = begin; worker < end; ++worker) {
+      Left& own = left[static_cast<std::size_t>(worker)];
+      const auto next = [&]() -> std::int64_t {
+        for (;;) {
+          if (const std::int64_t job = own.take_first(); job >= 0) return job;
+          Left& most = *std::ranges::max_element(left, {}, &Left::count);
+          if (most.count() == 0) return -1;
+          if (const std::int64_t job = most.take_last(); job >= 0) return job;
+        }
+      };
+      for (std::int64_t job = next(); job >= 0; job = next()) {
+        try {
+          body(context, job, worker);
+        } catch (...) {
+          first.keep(job);
+        }
+      }
+    }
+  });
+  first.rethrow_any();
 }
 
 }  // namespace detail

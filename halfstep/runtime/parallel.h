@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "halfstep/core/export.h"
 
@@ -25,6 +27,8 @@ HS_API bool in_parallel_region() noexcept;
 namespace detail {
 using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end);
 HS_API void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context);
+using JobFunction = void (*)(void* context, std::int64_t job, std::int64_t worker);
+HS_API void parallel_shared(std::int64_t jobs, std::int64_t workers, JobFunction body, void* context);
 /// The number of ranges into which parallel_for divides n items: the number of threads, or fewer if a range would get
 /// less than a grain.
 HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
@@ -61,17 +65,30 @@ void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
 /// How many workers parallel_jobs() has for `jobs` jobs: the number of threads, or fewer where there are fewer jobs.
 inline std::int64_t num_workers(std::int64_t jobs) noexcept { return detail::num_ranges(jobs, 1); }
 
-/// Calls `f(job, worker)` for every job in [0, jobs), each worth a thread. Every worker in [0, num_workers(jobs)) does
-/// neighbouring jobs one after the other, so that it can have memory of its own, where a parallel_for over the jobs
-/// would need some for each of them. Otherwise as parallel_for.
+/// Calls `f(job, worker)` for every job in [0, jobs), each worth a thread. Every worker in [0, workers) does one job
+/// after another, so that it can have memory of its own, where a parallel_for over the jobs would need some for each of
+/// them. It has neighbouring jobs, which it does in order; a worker that has done its own takes the last one of the
+/// worker that has most left, so that a slow processor delays a call by a job at most. So results must not depend on
+/// which worker does a job. `workers`: at most num_workers(jobs), which is the default.
+///
+/// An exception thrown by `f` reaches the caller once all jobs are done, or at once where there is one worker; of
+/// several, that of the lowest job. Throws Error for 2^32 jobs and more. Otherwise as parallel_for.
+template <class F>
+void parallel_jobs(std::int64_t jobs, std::int64_t workers, F&& f) {
+  workers = std::min(workers, num_workers(jobs));
+  if (workers <= 1) {
+    for (std::int64_t job = 0; job < jobs; ++job) f(job, std::int64_t{0});
+    return;
+  }
+  using Body = std::remove_reference_t<F>;
+  detail::parallel_shared(
+      jobs, workers,
+      [](void* context, std::int64_t job, std::int64_t worker) { (*static_cast<Body*>(context))(job, worker); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+}
 template <class F>
 void parallel_jobs(std::int64_t jobs, F&& f) {
-  const std::int64_t workers = num_workers(jobs);
-  parallel_for(workers, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t worker = begin; worker < end; ++worker) {
-      for (std::int64_t job = worker * jobs / workers; job < (worker + 1) * jobs / workers; ++job) f(job, worker);
-    }
-  });
+  parallel_jobs(jobs, num_workers(jobs), std::forward<F>(f));
 }
 
 }  // namespace halfstep

@@ -156,6 +156,26 @@ TEST_P(GemmIsa, ThreadsShareTheWork) {
   }
 }
 
+// Jobs that threads take from each other: pieces of rows below packed columns, columns beside packed rows, both.
+TEST_P(GemmIsa, TheSameBitsForAnyThreads) {
+  for (const Case& t :
+       {Case{.m = 64, .n = 512, .k = 784, .layout_b = "cols", .bias = true},  // forward, all goes packed
+        Case{.m = 64, .n = 520, .k = 512, .a = bf16, .c = bf16},              // input gradient, columns in place
+        Case{.m = 100, .n = 1024, .k = 500},                                  // likewise, rows packed for all goes
+        Case{.m = 512, .n = 784, .k = 64, .layout_a = "cols"},                // weight gradient
+        Case{.m = 600, .n = 500, .k = 130, .c = f16, .layout_b = "cols", .relu = true},
+        Case{.m = 300, .n = 700, .k = 900, .layout_a = "cols", .add = true}}) {
+    std::vector<unsigned char> first, again;
+    for (const int threads : {1, 2, 3, 7}) {
+      const test::ThreadsGuard guard(threads);
+      EXPECT_TRUE(check(t, By::blocked, threads == 1 ? &first : &again));
+      if (threads > 1) {
+        EXPECT_EQ(first, again) << t.text() << ", " << threads;
+      }
+    }
+  }
+}
+
 TEST_P(GemmIsa, NotANumberAndInfinityComeThrough) {
   for (const bool relu : {false, true}) {
     for (const By by : {By::blocked, By::narrow}) {

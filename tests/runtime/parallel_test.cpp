@@ -48,26 +48,61 @@ Ranges ranges_of(std::int64_t n, std::int64_t grain) {
   return ranges;
 }
 
-// Each job once, in order within a worker, and no worker in two places at once.
+// Each job once, and no worker in two places at once.
 TEST(Parallel, JobsHaveAWorkerEach) {
-  for (const int threads : {1, 2, 3, 7}) {
+  for (const int threads : {1, 2, 3, 9}) {
     const test::ThreadsGuard guard(threads);
     for (const std::int64_t jobs : {0, 1, 2, 5, 16, 100}) {
       EXPECT_EQ(num_workers(jobs), std::clamp<std::int64_t>(jobs, 1, threads));
-      std::vector<std::vector<std::int64_t>> done(static_cast<std::size_t>(num_workers(jobs)));
-      std::vector<std::atomic<int>> busy(done.size());
-      parallel_jobs(jobs, [&](std::int64_t job, std::int64_t worker) {
-        const auto at = static_cast<std::size_t>(worker);
-        EXPECT_EQ(busy.at(at)++, 0);
-        done[at].push_back(job);
-        --busy[at];
-      });
-      std::int64_t next = 0;
-      for (const auto& some : done) {
-        for (const std::int64_t job : some) EXPECT_EQ(job, next++);
+      for (const std::int64_t most : {std::int64_t{2}, num_workers(jobs)}) {
+        std::vector<std::atomic<int>> done(static_cast<std::size_t>(jobs));
+        std::vector<std::atomic<int>> busy(static_cast<std::size_t>(std::min(most, num_workers(jobs))));
+        parallel_jobs(jobs, most, [&](std::int64_t job, std::int64_t worker) {
+          EXPECT_EQ(busy.at(static_cast<std::size_t>(worker))++, 0);
+          ++done.at(static_cast<std::size_t>(job));
+          --busy.at(static_cast<std::size_t>(worker));
+        });
+        for (const auto& count : done) EXPECT_EQ(count.load(), 1);
       }
-      EXPECT_EQ(next, jobs);
     }
+  }
+}
+
+// The caller's first job takes until all others are done: its other jobs are taken by the second worker, last one
+// first.
+TEST(Parallel, JobsOfASlowWorkerAreTaken) {
+  constexpr std::int64_t kJobs = 10;
+  const test::ThreadsGuard guard(2);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  std::atomic<std::int64_t> others{0};
+  std::vector<std::int64_t> second;
+  parallel_jobs(kJobs, [&](std::int64_t job, std::int64_t worker) {
+    if (job == 0) {
+      while (others < kJobs - 1 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+      return;
+    }
+    if (worker == 1) second.push_back(job);
+    ++others;
+  });
+  EXPECT_EQ(others, kJobs - 1);
+  EXPECT_EQ(second, (std::vector<std::int64_t>{5, 6, 7, 8, 9, 4, 3, 2, 1}));
+}
+
+// All jobs are done before, and of several exceptions the lowest job's comes, whoever threw first.
+TEST(Parallel, JobsThrowTheLowestOnesException) {
+  const test::ThreadsGuard guard(3);
+  for (int round = 0; round < 20; ++round) {
+    std::atomic<int> done{0};
+    try {
+      parallel_jobs(30, [&](std::int64_t job, std::int64_t) {
+        ++done;
+        if (job % 7 == 3) throw std::runtime_error(std::to_string(job));
+      });
+      FAIL() << "nothing was thrown";
+    } catch (const std::runtime_error& e) {
+      EXPECT_STREQ(e.what(), "3");
+    }
+    EXPECT_EQ(done, 30);
   }
 }
 

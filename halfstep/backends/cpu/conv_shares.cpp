@@ -18,11 +18,6 @@ constexpr std::int64_t kFewestRows = 2;
 // Places of a term of a weight's gradient, and terms.
 constexpr std::int64_t kFewestPlaces = 1024, kMostTerms = 16;
 
-double work(const ConvGeometry& g) {
-  return static_cast<double>(g.n * g.oh) * static_cast<double>(g.ow * g.o) * static_cast<double>(g.c / g.groups) *
-         static_cast<double>(g.kh * g.kw);
-}
-
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
 /// Rows [begin, end) of the output (of the input, when that is computed) of one image; false where nothing of the other
@@ -61,6 +56,11 @@ double unevenness(std::int64_t units, std::int64_t shares) {
 
 }  // namespace
 
+double conv_work(const ConvGeometry& g) noexcept {
+  return static_cast<double>(g.n * g.oh) * static_cast<double>(g.ow * g.o) * static_cast<double>(g.c / g.groups) *
+         static_cast<double>(g.kh * g.kw);
+}
+
 std::int64_t weight_terms(std::int64_t places) noexcept {
   const std::int64_t terms = std::clamp<std::int64_t>(places / kFewestPlaces, 1, kMostTerms);
   return static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(terms)));
@@ -69,7 +69,7 @@ std::int64_t weight_terms(std::int64_t places) noexcept {
 ConvShares conv_shares(ConvPart part, const ConvGeometry& g, std::int64_t shares, std::int64_t most_images,
                        bool bands) {
   const std::int64_t most =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kConvSharesWorkPerThread), 1, shares);
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(conv_work(g) / kConvSharesWorkPerThread), 1, shares);
   ConvShares result;
   if (bands && unevenness(g.n, most) > kUneven) {
     const std::int64_t rows = part == ConvPart::input ? g.h : g.oh;

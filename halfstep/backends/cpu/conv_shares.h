@@ -26,6 +26,9 @@ struct ConvShares {
   bool bands = false;  ///< pieces are rows of images: there are too few images for the shares
 };
 
+/// Multiply-adds of a convolution.
+double conv_work(const ConvGeometry& geometry) noexcept;
+
 /// Cuts a convolution into at most `shares` shares, none of them empty. `most_images`: of a piece. However outputs and
 /// input gradients are cut, oneDNN's direct kernels give them the same bits: where windows move by several rows, a band
 /// of the input begins at a multiple of them, since the taps that reach a row, and their order, follow from its phase.

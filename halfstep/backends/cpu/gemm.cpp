@@ -167,13 +167,8 @@ Status run_by(GemmPath path, KernelContext* context, const GemmArgs& g) {
   if (!share_items) {
     for (std::int64_t i = 0; i < g.batch; ++i) run_item(i, inner, workspace);
   } else {
-    parallel_for(lanes, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t lane = begin; lane < end; ++lane) {
-        void* const own = static_cast<char*>(workspace) + static_cast<std::size_t>(lane) * bytes;
-        for (std::int64_t i = g.batch * lane / lanes; i < g.batch * (lane + 1) / lanes; ++i) {
-          run_item(i, 1, bytes > 0 ? own : nullptr);
-        }
-      }
+    parallel_jobs(g.batch, lanes, [&](std::int64_t i, std::int64_t lane) {
+      run_item(i, 1, bytes > 0 ? static_cast<char*>(workspace) + static_cast<std::size_t>(lane) * bytes : nullptr);
     });
   }
   return Status::ok;

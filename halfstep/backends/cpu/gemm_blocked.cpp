@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "halfstep/backends/cpu/gemm_internal.h"
@@ -31,7 +32,10 @@ constexpr std::int64_t kFewPanels = 4;                // under which the scalar 
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
 static_assert(kMaxSteps <= kGemmRowStride);
-constexpr double kPackAgain = 0.06;  // of a thread's multiplications, up to which it packs what another packs too
+constexpr std::int64_t kMostGoesKept = 4;  // of a scalar side of few rows, packed once for all panels
+constexpr double kJobWork = 1e6;           // multiply-adds that are worth a job, about 14 microseconds
+constexpr double kJobsPerThread = 4;       // so that a slow processor delays a product by a tenth
+constexpr double kPackAgain = 0.06;        // of a thread's multiplications, up to which it packs what another packs too
 
 struct Side {
   const char* data;
@@ -62,6 +66,14 @@ struct GemmPlan {
   std::int64_t packed_steps;  // `steps`, or all of the sum
   bool deferred;              // sums of several goes wait in scratch memory, those of `rows_at_once`
   std::int64_t rows_at_once;  // of a thread
+  // With panels of its own, a thread's part is cut into jobs, which other threads may take: a chunk of panels and a
+  // piece of its rows each.
+  std::int64_t chunks, pieces;
+  bool keeps_scalars;  // the packed scalar side of a part, all goes of it, serves all its chunks
+
+  std::int64_t goes() const { return divide_up(k, steps); }
+  /// Rows of a thread's part at most, since parts begin at multiples of 16.
+  std::int64_t part_rows() const { return std::min(rows, divide_up(rows, row_parts) + 15); }
 };
 
 /// Cycles to pack an element, about.
@@ -108,7 +120,27 @@ double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, 
   return cycles + r * c * (turned ? 0.5 : 0.1);
 }
 
-GemmPlan make_plan(const GemmArgs& g, int threads) {
+/// Cuts the parts of threads into jobs.
+void share_out(GemmPlan& p) {
+  const std::int64_t thread_panels = divide_up(p.panels, p.column_parts), part_rows = p.part_rows();
+  const bool packed = p.scalars == Scalars::packed_rows || p.scalars == Scalars::packed_steps;
+  p.keeps_scalars = packed && part_rows <= p.block_rows && p.packed_steps == p.steps && p.goes() <= kMostGoesKept;
+  p.pieces = 1;
+  const double work = static_cast<double>(thread_panels * p.panel) * static_cast<double>(part_rows * p.k);
+  const auto most = static_cast<std::int64_t>(std::clamp(work / kJobWork, 1.0, kJobsPerThread));
+  if (p.row_parts * p.column_parts > 1 && most > divide_up(thread_panels, p.chunk_panels)) {
+    if (p.vectors_in_place) {
+      p.chunk_panels = divide_up(thread_panels, std::min(most, thread_panels));
+    } else if (p.packed_steps == p.k && !p.deferred) {
+      // A thread packs a chunk once for its pieces of the rows.
+      const std::int64_t wanted = divide_up(most, divide_up(thread_panels, p.chunk_panels));
+      p.pieces = std::clamp<std::int64_t>(part_rows / (4 * p.max_rows), 1, wanted);
+    }
+  }
+  p.chunks = divide_up(thread_panels, p.chunk_panels);
+}
+
+GemmPlan block_plan(const GemmArgs& g, int threads) {
   const GemmKernels& kernels = gemm_kernels();
   const Side a{static_cast<const char*>(g.a.data), g.a.dtype, g.a.row_stride, g.a.col_stride, g.a_batch_stride};
   const Side b{static_cast<const char*>(g.b.data), g.b.dtype, g.b.col_stride, g.b.row_stride, g.b_batch_stride};
@@ -142,7 +174,7 @@ GemmPlan make_plan(const GemmArgs& g, int threads) {
       p.column_parts = threads / parts;
     }
   }
-  const std::int64_t part_rows = std::min(p.rows, divide_up(p.rows, p.row_parts) + 15);
+  const std::int64_t part_rows = p.part_rows();
   // Whole lines of a turned result: 8 tiles of 14 or 6 rows are a multiple of 16.
   p.block_rows = std::min(round_up(part_rows, 16), kTilesPerBlock * p.max_rows);
   const std::int64_t own = part_rows <= p.block_rows ? kOwnPackedOnce : kOwnPackedFloats;
@@ -186,11 +218,23 @@ GemmPlan make_plan(const GemmArgs& g, int threads) {
   return p;
 }
 
+GemmPlan make_plan(const GemmArgs& g, int threads) {
+  GemmPlan p = block_plan(g, threads);
+  if (p.own_panels) share_out(p);
+  return p;
+}
+
+/// What a worker has packed, so that it doesn't again for its next job.
+struct alignas(64) Held {
+  std::int64_t panels = -1, k0 = -1, rows = -1;
+};
+
 struct Scratch {
   float* packed;   // panels of the vector side, each [k][panel]; a part for each thread that packs its own
   float* bias;     // as float32
   float* scalars;  // packed scalar side, a part for each thread
   float* results;  // likewise
+  Held* held;      // likewise
   std::int64_t packed_floats, scalars_floats, results_floats;
 };
 
@@ -203,6 +247,7 @@ Scratch carve(const GemmArgs& g, const GemmPlan& p, int threads, Carver& carver)
   const std::int64_t tiles = divide_up(p.block_rows, p.max_rows) + 1;
   if (p.scalars == Scalars::packed_rows) s.scalars_floats = round_up(p.block_rows * p.packed_stride, 16);
   if (p.scalars == Scalars::packed_steps) s.scalars_floats = round_up(tiles * p.steps * p.packed_stride, 16);
+  if (p.keeps_scalars) s.scalars_floats *= p.goes();
   s.results_floats = p.straight   ? p.max_rows * p.panel
                      : p.deferred ? p.rows_at_once * p.panel *
                                         (p.own_panels ? p.chunk_panels : divide_up(p.chunk_panels, p.column_parts))
@@ -210,6 +255,7 @@ Scratch carve(const GemmArgs& g, const GemmPlan& p, int threads, Carver& carver)
   s.results_floats = round_up(s.results_floats, 16);
   s.scalars = carver.floats(s.scalars_floats * threads);
   s.results = carver.floats(s.results_floats * threads);
+  s.held = static_cast<Held*>(carver.bytes(static_cast<std::size_t>(threads) * sizeof(Held)));
   return s;
 }
 
@@ -222,31 +268,13 @@ class Blocked {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     const std::int64_t threads = p_.row_parts * p_.column_parts, chunk = p_.chunk_panels;
     if (p_.own_panels) {
-      // Just before they are used.
-      parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t t = begin; t < end; ++t) {
-          float* const packed = scratch_.packed + t * scratch_.packed_floats;
-          const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-          const std::int64_t r0 = first_row(row), r1 = first_row(row + 1), last = first_panel(column + 1);
-          if (r0 == r1) continue;
-          // A scalar side of one block is packed once for all panels.
-          const bool once = r1 - r0 <= p_.block_rows && p_.steps == p_.k;
-          if (once) pack_scalars(scalars_of(t), r0, r1, tile_rows_of(r1 - r0), 0, p_.k);
-          for (std::int64_t r = r0; r < r1; r += p_.rows_at_once) {
-            for (std::int64_t q = first_panel(column); q < last; q += chunk) {
-              for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.packed_steps) {
-                const std::int64_t steps = std::min(p_.packed_steps, p_.k - k0);
-                const Panels panels = {packed, q, q, std::min(q + chunk, last), k0, steps};
-                pack_panels(panels);
-                compute(t, panels, r, std::min(r + p_.rows_at_once, r1), once);
-              }
-            }
-          }
-        }
+      std::uninitialized_fill_n(scratch_.held, threads, Held());
+      parallel_jobs(threads * p_.chunks * p_.pieces, threads, [&](std::int64_t job, std::int64_t worker) {
+        run_job(job / (p_.chunks * p_.pieces), job / p_.pieces % p_.chunks, job % p_.pieces, worker);
       });
       return;
     }
-    // Others share the packing, and wait for each other.
+    // Threads share the packing, and wait for each other.
     for (std::int64_t first = 0; first < p_.panels; first += chunk) {
       const std::int64_t last = std::min(first + chunk, p_.panels), count = last - first;
       for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.packed_steps) {
@@ -257,10 +285,10 @@ class Blocked {
         parallel_for(threads, 1, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t t = begin; t < end; ++t) {
             const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-            compute(t,
+            compute({t, scalars_of(t), false},
                     {scratch_.packed, first, first + count * column / p_.column_parts,
                      first + count * (column + 1) / p_.column_parts, k0, steps},
-                    first_row(row), first_row(row + 1), false);
+                    first_row(row), first_row(row + 1));
           }
         });
       }
@@ -281,6 +309,40 @@ class Blocked {
   std::int64_t first_row(std::int64_t part) const {
     return part == p_.row_parts ? p_.rows : p_.rows * part / p_.row_parts / 16 * 16;
   }
+  /// Of a piece of `rows` rows, likewise, and of whole blocks where there are many.
+  std::int64_t first_of_piece(std::int64_t rows, std::int64_t piece) const {
+    const std::int64_t unit = rows >= 4 * p_.pieces * p_.block_rows ? p_.block_rows : 16;
+    return piece == p_.pieces ? rows : rows * piece / p_.pieces / unit * unit;
+  }
+
+  /// The part's chunk, one piece of the rows.
+  void run_job(std::int64_t part, std::int64_t chunk, std::int64_t piece, std::int64_t worker) {
+    const std::int64_t row = part / p_.column_parts, column = part % p_.column_parts;
+    const std::int64_t first = first_row(row), rows = first_row(row + 1) - first;
+    const std::int64_t r0 = first + first_of_piece(rows, piece), r1 = first + first_of_piece(rows, piece + 1);
+    const std::int64_t q0 = first_panel(column) + chunk * p_.chunk_panels;
+    const std::int64_t q1 = std::min(q0 + p_.chunk_panels, first_panel(column + 1));
+    if (r0 >= r1 || q0 >= q1) return;
+    Held& held = scratch_.held[worker];
+    const std::int64_t go_floats = scratch_.scalars_floats / p_.goes();
+    if (p_.keeps_scalars && held.rows != r0) {
+      for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.steps) {
+        pack_scalars(scalars_of(worker) + k0 / p_.steps * go_floats, r0, r1, tile_rows_of(r1 - r0), k0,
+                     std::min(p_.steps, p_.k - k0));
+      }
+      held.rows = r0;
+    }
+    for (std::int64_t r = r0; r < r1; r += p_.rows_at_once) {
+      for (std::int64_t k0 = 0; k0 < p_.k; k0 += p_.packed_steps) {
+        const Panels panels = {
+            scratch_.packed + worker * scratch_.packed_floats, q0, q0, q1, k0, std::min(p_.packed_steps, p_.k - k0)};
+        if (held.panels != q0 || held.k0 != k0) pack_panels(panels);
+        held.panels = q0, held.k0 = k0;
+        compute({worker, scalars_of(worker) + (p_.keeps_scalars ? k0 / p_.steps * go_floats : 0), p_.keeps_scalars},
+                panels, r, std::min(r + p_.rows_at_once, r1));
+      }
+    }
+  }
 
   std::int64_t first_panel(std::int64_t part) const { return p_.panels * part / p_.column_parts; }
 
@@ -300,11 +362,19 @@ class Blocked {
   /// Rows of a tile where `rows` are cut into as few tiles as can be, all but the last alike.
   std::int64_t tile_rows_of(std::int64_t rows) const { return divide_up(rows, divide_up(rows, p_.max_rows)); }
 
-  /// These panels of rows [r0, r1) by thread t.
-  void compute(std::int64_t t, const Panels& panels, std::int64_t r0, std::int64_t r1, bool scalars_packed) const {
+  /// The thread that computes, and its packed scalars of the rows and steps, or room for those of a block.
+  struct Own {
+    std::int64_t worker;
+    float* scalars;
+    bool scalars_packed;
+  };
+
+  /// These panels of rows [r0, r1).
+  void compute(const Own& own, const Panels& panels, std::int64_t r0, std::int64_t r1) const {
     if (r0 == r1 || panels.begin == panels.end) return;
-    float* const scalars = scalars_of(t);
-    float* const results = scratch_.results + t * scratch_.results_floats;
+    const bool scalars_packed = own.scalars_packed;
+    float* const scalars = own.scalars;
+    float* const results = scratch_.results + own.worker * scratch_.results_floats;
     const std::int64_t all = panels.end - panels.begin, group = p_.straight || p_.deferred ? all : kPanelsPerBlock;
     for (std::int64_t b0 = r0; b0 < r1; b0 += p_.block_rows) {
       const std::int64_t b1 = std::min(b0 + p_.block_rows, r1);

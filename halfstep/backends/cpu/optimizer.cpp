@@ -210,13 +210,11 @@ Status optimizer_step(KernelContext* context, const TensorView* in, int n, Tenso
     const double x = place(a), y = place(b);
     return x != y ? x < y : a.parameter != b.parameter ? a.parameter < b.parameter : a.start < b.start;
   });
-  parallel_for(chunks, 2, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t k = begin; k < end; ++k) {
-      const int i = pieces[k].parameter;
-      const Slot slot = slot_of(in, out, i, width);
-      const std::int64_t stop = std::min(slot.gradient.numel, pieces[k].start + kOptimizerChunk);
-      update_chunk(slot, rule_at(hyper[0], steps[i]), pieces[k].start, stop, inverse, step, random, first[i]);
-    }
+  parallel_jobs(chunks, detail::num_ranges(chunks, 2), [&](std::int64_t k, std::int64_t) {
+    const int i = pieces[k].parameter;
+    const Slot slot = slot_of(in, out, i, width);
+    const std::int64_t stop = std::min(slot.gradient.numel, pieces[k].start + kOptimizerChunk);
+    update_chunk(slot, rule_at(hyper[0], steps[i]), pieces[k].start, stop, inverse, step, random, first[i]);
   });
   return Status::ok;
 }
