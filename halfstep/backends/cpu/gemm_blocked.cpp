@@ -34,7 +34,7 @@ constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar 
 static_assert(kMaxSteps <= kGemmRowStride);
 constexpr std::int64_t kMostGoesKept = 4;  // of a scalar side of few rows, packed once for all panels
 constexpr double kJobWork = 1e6;           // multiply-adds that are worth a job, about 14 microseconds
-constexpr double kJobsPerThread = 4;       // so that a slow processor delays a product by a tenth
+constexpr double kJobsPerThread = 4;       // a slow processor delays a product by one
 constexpr double kPackAgain = 0.06;        // of a thread's multiplications, up to which it packs what another packs too
 
 struct Side {
