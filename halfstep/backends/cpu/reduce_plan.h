@@ -93,7 +93,7 @@ template <class T>
 using ComputeOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;
 
 /// Elements of work worth a thread.
-inline constexpr std::int64_t kReduceGrain = 16384;
+inline constexpr std::int64_t kReduceGrain = 32768;
 /// Rows of `length` elements worth a thread.
 inline std::int64_t row_grain(std::int64_t length) {
   return std::max<std::int64_t>(1, kReduceGrain / std::max<std::int64_t>(length, 1));

@@ -33,7 +33,7 @@ struct FloatingFunctor {
   static constexpr bool kIntegers = false;
   static constexpr bool kBool = false;
   static constexpr int kUnroll = 2;
-  static constexpr int kGrain = 16384;
+  static constexpr int kGrain = 32768;
 };
 /// For functors of integers too.
 struct NumericFunctor : FloatingFunctor {
