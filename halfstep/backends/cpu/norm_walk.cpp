@@ -36,8 +36,9 @@ ChannelWalk::ChannelWalk(const TensorView& like, std::int64_t lanes) {
     if (n * channels <= kStrip) together = written = n;
     while (written * channels * 2 <= kStrip && written * channels < 1024) written *= 2;
   }
-  // At most 32 pieces, of 32,768 elements and 64 strips at least.
-  const std::int64_t least = rows ? std::max(64 * together, kReduceGrain / channels) : kReduceGrain;
+  // At most 32 pieces, of 32,768 elements and 64 strips at least. Each is a term of the sums, so its size decides bits.
+  constexpr std::int64_t kFewestElements = 32768;
+  const std::int64_t least = rows ? std::max(64 * together, kFewestElements / channels) : kFewestElements;
   chunk = std::max({(places + 31) / 32, std::min(least, places), std::int64_t{1}});
   chunk = (chunk + together - 1) / together * together;
   chunks = (places + chunk - 1) / chunk;
