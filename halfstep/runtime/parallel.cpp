@@ -61,30 +61,29 @@ std::atomic<int>& threads_setting() {
   return threads;
 }
 
-/// The jobs of a worker that nobody has taken: it takes the first one, others the last one.
+/// The jobs of a worker that nobody has taken. The worker takes the first one, thieves take the last one.
 class alignas(64) Left {
  public:
   void set(std::uint32_t first, std::uint32_t end) { left_.store(std::uint64_t{first} << 32 | end); }
-  std::uint32_t count() const { return of(left_.load(std::memory_order_relaxed)); }
+  std::uint32_t count() const { return count_in(left_.load(std::memory_order_relaxed)); }
   /// -1: none is left.
-  std::int64_t take_first() noexcept {
-    std::uint64_t l = left_.load(std::memory_order_relaxed);
-    while (of(l) > 0) {
-      if (left_.compare_exchange_weak(l, l + (std::uint64_t{1} << 32))) return static_cast<std::int64_t>(l >> 32);
-    }
-    return -1;
-  }
-  std::int64_t take_last() noexcept {
-    std::uint64_t l = left_.load(std::memory_order_relaxed);
-    while (of(l) > 0) {
-      if (left_.compare_exchange_weak(l, l - 1)) return static_cast<std::int64_t>(static_cast<std::uint32_t>(l) - 1);
-    }
-    return -1;
-  }
+  std::int64_t take_first() noexcept { return take(kFirst); }
+  std::int64_t take_last() noexcept { return take(kLast); }
 
  private:
-  static std::uint32_t of(std::uint64_t l) {
-    return static_cast<std::uint32_t>(l) - static_cast<std::uint32_t>(l >> 32);
+  // The upper half of `left_` is the first job, the lower half the one behind the last.
+  static constexpr std::uint64_t kFirst = std::uint64_t{1} << 32, kLast = ~std::uint64_t{0};
+
+  static std::uint32_t first_in(std::uint64_t l) { return static_cast<std::uint32_t>(l >> 32); }
+  static std::uint32_t end_in(std::uint64_t l) { return static_cast<std::uint32_t>(l); }
+  static std::uint32_t count_in(std::uint64_t l) { return end_in(l) - first_in(l); }
+
+  std::int64_t take(std::uint64_t step) noexcept {
+    std::uint64_t l = left_.load(std::memory_order_relaxed);
+    while (count_in(l) > 0) {
+      if (left_.compare_exchange_weak(l, l + step)) return step == kFirst ? first_in(l) : end_in(l) - 1;
+    }
+    return -1;
   }
 
   std::atomic<std::uint64_t> left_{0};

@@ -65,11 +65,11 @@ void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
 /// How many workers parallel_jobs() has for `jobs` jobs: the number of threads, or fewer where there are fewer jobs.
 inline std::int64_t num_workers(std::int64_t jobs) noexcept { return detail::num_ranges(jobs, 1); }
 
-/// Calls `f(job, worker)` for every job in [0, jobs), each worth a thread. Every worker in [0, workers) does one job
-/// after another, so that it can have memory of its own, where a parallel_for over the jobs would need some for each of
-/// them. It has neighbouring jobs, which it does in order; a worker that has done its own takes the last one of the
-/// worker that has most left, so that a slow processor delays a call by a job at most. So results must not depend on
-/// which worker does a job. `workers`: at most num_workers(jobs), which is the default.
+/// Calls `f(job, worker)` for every job in [0, jobs), each worth a thread. A worker in [0, workers) runs one job at a
+/// time, so scratch memory per worker is enough. Each worker starts with a contiguous share of the jobs and runs it in
+/// order. An idle worker steals the last job of the worker with the most jobs left, so a slow processor delays the call
+/// by at most one job. Results must not depend on which worker runs a job. `workers` is capped at num_workers(jobs),
+/// the default.
 ///
 /// An exception thrown by `f` reaches the caller once all jobs are done, or at once where there is one worker; of
 /// several, that of the lowest job. Throws Error for 2^32 jobs and more. Otherwise as parallel_for.

@@ -403,5 +403,21 @@ TEST(ConvShares, CoverEveryRowOnce) {
   }
 }
 
+// Several for each thread, all alike, if each of them is worth it.
+TEST(ConvShares, AreStolenWhereImagesDivideEvenly) {
+  const auto stolen = [](std::int64_t n, std::int64_t threads) {
+    return stolen_shares(geometry(n, 64, 56, 64, 3, 1, 1), threads);
+  };
+  EXPECT_EQ(stolen(16, 1), 1);
+  EXPECT_EQ(stolen(16, 2), 8);
+  EXPECT_EQ(stolen(16, 4), 16);
+  EXPECT_EQ(stolen(6, 2), 6);
+  EXPECT_EQ(stolen(16, 3), 3);
+  EXPECT_EQ(stolen(5, 2), 2);
+  EXPECT_EQ(stolen(1, 2), 2);                                         // bands of rows
+  EXPECT_EQ(stolen_shares(geometry(16, 32, 56, 56, 1, 1, 0), 2), 4);  // 90 million multiply-adds
+  EXPECT_EQ(stolen_shares(geometry(16, 8, 14, 8, 3, 1, 1), 2), 2);    // 2 million
+}
+
 }  // namespace
 }  // namespace halfstep::cpu

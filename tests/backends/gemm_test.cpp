@@ -156,13 +156,18 @@ TEST_P(GemmIsa, ThreadsShareTheWork) {
   }
 }
 
-// Jobs that threads take from each other: pieces of rows below packed columns, columns beside packed rows, both.
+// Jobs that threads steal from each other: pieces of rows that share packed columns, chunks of columns that share
+// packed rows, and both.
 TEST_P(GemmIsa, TheSameBitsForAnyThreads) {
   for (const Case& t :
-       {Case{.m = 64, .n = 512, .k = 784, .layout_b = "cols", .bias = true},  // forward, all goes packed
-        Case{.m = 64, .n = 520, .k = 512, .a = bf16, .c = bf16},              // input gradient, columns in place
-        Case{.m = 100, .n = 1024, .k = 500},                                  // likewise, rows packed for all goes
-        Case{.m = 512, .n = 784, .k = 64, .layout_a = "cols"},                // weight gradient
+       {Case{.m = 64,
+       .n = 512,
+       .k = 784,
+       .layout_b = "cols",
+       .bias = true},  // forward
+                       // Columns in place, rows packed with all goes; sums wait in scratch memory, or in the result.
+        Case{.m = 64, .n = 528, .k = 512, .a = bf16, .c = bf16}, Case{.m = 100, .n = 1040, .k = 500, .a = bf16},
+        Case{.m = 512, .n = 784, .k = 64, .layout_a = "cols"},  // weight gradient
         Case{.m = 600, .n = 500, .k = 130, .c = f16, .layout_b = "cols", .relu = true},
         Case{.m = 300, .n = 700, .k = 900, .layout_a = "cols", .add = true}}) {
     std::vector<unsigned char> first, again;

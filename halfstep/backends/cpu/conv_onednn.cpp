@@ -26,9 +26,7 @@ namespace {
 // MiB of third cache: 1 to 4 MiB are equal within 4%, with half a MiB input gradients take 10% longer.
 constexpr std::int64_t kConvOnednnBlockBytes = 2 << 20;
 constexpr std::int64_t kWhole = std::numeric_limits<std::int64_t>::max();  // all of a share in one piece
-constexpr std::int64_t kSharesPerThread = 4;                               // of whole images
-constexpr double kShareWork = 2e7;           // multiply-adds of one at least, a quarter of a millisecond
-constexpr std::int64_t kAddGrain = 1 << 15;  // elements worth a thread
+constexpr std::int64_t kAddGrain = 1 << 15;                                // elements worth a thread
 
 /// Images as oneDNN's kernels want them: as they are where they can be read so, or through buffers.
 struct Images {
@@ -115,7 +113,7 @@ class Work {
     if (compute_ != DType::f32 && part_ != ConvPart::weight && call_.weight.dtype != compute_) return false;
     // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
     const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
-    const std::int64_t shares = part_ == ConvPart::weight ? terms() : shares_for(threads);
+    const std::int64_t shares = part_ == ConvPart::weight ? terms() : stolen_shares(g_, threads);
     if (!plan(shares, kConvOnednnBlockBytes) && !plan(shares, kWhole) && !plan(1, kWhole)) return false;
     workers_ = num_workers(static_cast<std::int64_t>(shares_.shares.size()));
     return true;
@@ -162,17 +160,6 @@ class Work {
 
   /// Of the weight's gradient.
   std::int64_t terms() const { return std::max(weight_terms(g_.n * g_.oh * g_.ow), std::min<std::int64_t>(g_.n, 4)); }
-
-  /// Of whole images, several for each thread where there are enough, so that a slow processor doesn't delay the call
-  /// by much: with as many, all but one thread wait for the slowest.
-  std::int64_t shares_for(std::int64_t threads) const {
-    if (threads == 1) return 1;
-    for (std::int64_t each = kSharesPerThread; each > 1; --each) {
-      const std::int64_t shares = threads * each;
-      if (g_.n % shares == 0 && conv_work(g_) >= kShareWork * static_cast<double>(shares)) return shares;
-    }
-    return threads;
-  }
 
   bool fused_bias() const { return call_.bias != nullptr && part_ == ConvPart::output; }
 

@@ -11,12 +11,20 @@ namespace {
 
 // Multiply-adds that are worth a thread: about 10 microseconds of float32 on AVX-512.
 constexpr double kConvSharesWorkPerThread = 500'000;
+// Shares for each thread where threads steal them, and their multiply-adds at least.
+constexpr std::int64_t kSharesPerThread = 4;
+constexpr double kStolenShareWork = 2e7;
 // How much longer the longest share may be than the mean one before images are cut into bands of rows.
 constexpr double kUneven = 1.15;
 // Rows of a band at least: a band reads the rows next to it again.
 constexpr std::int64_t kFewestRows = 2;
 // Places of a term of a weight's gradient, and terms.
 constexpr std::int64_t kFewestPlaces = 1024, kMostTerms = 16;
+
+double work(const ConvGeometry& g) {
+  return static_cast<double>(g.n * g.oh) * static_cast<double>(g.ow * g.o) * static_cast<double>(g.c / g.groups) *
+         static_cast<double>(g.kh * g.kw);
+}
 
 std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
@@ -56,9 +64,12 @@ double unevenness(std::int64_t units, std::int64_t shares) {
 
 }  // namespace
 
-double conv_work(const ConvGeometry& g) noexcept {
-  return static_cast<double>(g.n * g.oh) * static_cast<double>(g.ow * g.o) * static_cast<double>(g.c / g.groups) *
-         static_cast<double>(g.kh * g.kw);
+std::int64_t stolen_shares(const ConvGeometry& g, std::int64_t threads) noexcept {
+  for (std::int64_t each = threads > 1 ? kSharesPerThread : 1; each > 1; --each) {
+    const std::int64_t shares = threads * each;
+    if (g.n % shares == 0 && work(g) >= kStolenShareWork * static_cast<double>(shares)) return shares;
+  }
+  return threads;
 }
 
 std::int64_t weight_terms(std::int64_t places) noexcept {
@@ -69,7 +80,7 @@ std::int64_t weight_terms(std::int64_t places) noexcept {
 ConvShares conv_shares(ConvPart part, const ConvGeometry& g, std::int64_t shares, std::int64_t most_images,
                        bool bands) {
   const std::int64_t most =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(conv_work(g) / kConvSharesWorkPerThread), 1, shares);
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(work(g) / kConvSharesWorkPerThread), 1, shares);
   ConvShares result;
   if (bands && unevenness(g.n, most) > kUneven) {
     const std::int64_t rows = part == ConvPart::input ? g.h : g.oh;

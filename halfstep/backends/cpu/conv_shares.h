@@ -26,8 +26,10 @@ struct ConvShares {
   bool bands = false;  ///< pieces are rows of images: there are too few images for the shares
 };
 
-/// Multiply-adds of a convolution.
-double conv_work(const ConvGeometry& geometry) noexcept;
+/// How many shares to ask conv_shares() for, of an output or an input gradient: up to four for each thread, so that
+/// idle threads can steal them, if all are the same number of images and take a quarter of a millisecond of float32 on
+/// AVX-512. Otherwise one for each thread.
+HS_API std::int64_t stolen_shares(const ConvGeometry& geometry, std::int64_t threads) noexcept;
 
 /// Cuts a convolution into at most `shares` shares, none of them empty. `most_images`: of a piece. However outputs and
 /// input gradients are cut, oneDNN's direct kernels give them the same bits: where windows move by several rows, a band

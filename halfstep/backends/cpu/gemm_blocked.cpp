@@ -66,10 +66,10 @@ struct GemmPlan {
   std::int64_t packed_steps;  // `steps`, or all of the sum
   bool deferred;              // sums of several goes wait in scratch memory, those of `rows_at_once`
   std::int64_t rows_at_once;  // of a thread
-  // With panels of its own, a thread's part is cut into jobs, which other threads may take: a chunk of panels and a
-  // piece of its rows each.
+  // If each thread packs its own panels, its part is split into jobs that idle threads can steal. A job is one chunk
+  // of the part's panels and one piece of its rows.
   std::int64_t chunks, pieces;
-  bool keeps_scalars;  // the packed scalar side of a part, all goes of it, serves all its chunks
+  bool keeps_scalars;  // the scalar side of a part is packed once, with all goes, for all its chunks
 
   std::int64_t goes() const { return divide_up(k, steps); }
   /// Rows of a thread's part at most, since parts begin at multiples of 16.
@@ -120,7 +120,7 @@ double cost(const Side& s, const Side& v, std::int64_t rows, std::int64_t cols, 
   return cycles + r * c * (turned ? 0.5 : 0.1);
 }
 
-/// Cuts the parts of threads into jobs.
+/// Splits the parts of threads into jobs.
 void share_out(GemmPlan& p) {
   const std::int64_t thread_panels = divide_up(p.panels, p.column_parts), part_rows = p.part_rows();
   const bool packed = p.scalars == Scalars::packed_rows || p.scalars == Scalars::packed_steps;
