@@ -107,13 +107,26 @@ TEST(ConvWeight, KeepsItsBound) {
   wide.ow = 6, wide.after[1] = 1;
   ConvGeometry uneven = geometry(2, 17, 11, 33, 3, 1, 0);
   uneven.kh = 1, uneven.oh = 11;
-  for (const ConvGeometry& g :
-       {geometry(1, 16, 1, 16, 1, 1, 0), geometry(1, 1, 1, 1, 1, 1, 0), geometry(2, 33, 9, 17, 1, 1, 0),
-        geometry(64, 24, 3, 40, 3, 1, 1), geometry(1, 3, 40, 16, 7, 2, 3), geometry(2, 3, 15, 33, 7, 1, 3),
-        geometry(3, 48, 8, 47, 3, 2, 1), geometry(2, 70, 6, 300, 3, 1, 1), geometry(1, 16, 70, 31, 1, 3, 0),
-        geometry(1, 256, 8, 512, 1, 2, 0), geometry(1, 8, 300, 16, 1, 1, 0), geometry(2, 544, 7, 40, 1, 2, 1),
-        geometry(3, 96, 5, 64, 1, 1, 0), geometry(1, 600, 2, 530, 1, 1, 0), geometry(1, 608, 2, 530, 1, 1, 0), dilated,
-        wide, uneven}) {
+  for (const ConvGeometry& g : {geometry(1, 16, 1, 16, 1, 1, 0),
+                                geometry(1, 1, 1, 1, 1, 1, 0),
+                                geometry(2, 33, 9, 17, 1, 1, 0),
+                                geometry(64, 24, 3, 40, 3, 1, 1),
+                                geometry(1, 3, 40, 16, 7, 2, 3),
+                                geometry(2, 3, 15, 33, 7, 1, 3),
+                                geometry(3, 48, 8, 47, 3, 2, 1),
+                                geometry(2, 70, 6, 300, 3, 1, 1),
+                                geometry(1, 16, 70, 31, 1, 3, 0),
+                                geometry(1, 256, 8, 512, 1, 2, 0),
+                                geometry(1, 8, 300, 16, 1, 1, 0),
+                                geometry(2, 544, 7, 40, 1, 2, 1),
+                                geometry(3, 96, 5, 64, 1, 1, 0),
+                                geometry(8, 48, 24, 70, 1, 1, 0),
+                                geometry(5, 200, 17, 61, 1, 1, 0),
+                                geometry(1, 600, 2, 530, 1, 1, 0),
+                                geometry(1, 608, 2, 530, 1, 1, 0),
+                                dilated,
+                                wide,
+                                uneven}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).to(DType::bf16).contiguous(last),
                  y = randn({g.n, g.o, g.oh, g.ow}).to(DType::bf16).contiguous(last);

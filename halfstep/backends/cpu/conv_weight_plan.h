@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/backends/cpu/round_up.h"
 
 namespace halfstep::cpu {
 
@@ -32,6 +33,10 @@ struct WeightPlan {
   std::int64_t line;
 
   std::int64_t jobs() const { return terms * by_filters * by_columns; }
+  /// Floats from one filter's sums to the next: whole tiles, with what they write behind the last column.
+  std::int64_t sum_stride() const { return round_up(columns, 16); }
+  /// Floats from one step's columns to the next where they are lines of a chunk: an odd number of the cache's lines.
+  std::int64_t line_stride() const { return block_columns + 16; }
   /// Floats from one line of the sums that are held to the next: not a power of two, so that lines don't take each
   /// other's place in the cache.
   std::int64_t held_stride() const;
