@@ -131,34 +131,53 @@ std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept {
   return std::clamp<std::int64_t>(n / std::max<std::int64_t>(grain, 1), 1, threads);
 }
 
-void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context) {
-  struct Call {
-    std::int64_t size, longer;
-    RangeFunction body;
-    void* context;
-    FirstException first;  // Exceptions must not leave a worker: they are kept and thrown again by the caller.
-  } call = {n / ranges, n % ranges, body, context, {}};
+namespace {
+
+/// Ranges of n items: the first few are one longer.
+struct Cut {
+  std::int64_t size, longer;
+  Cut(std::int64_t n, std::int64_t ranges) : size(n / ranges), longer(n % ranges) {}
+  std::int64_t begin(std::int64_t range) const { return range * size + std::min(range, longer); }
+};
+
+/// Calls body(worker) for each of `workers`, each of them once, on free threads.
+template <class F>
+void on_workers(std::int64_t workers, F&& body) {
   pool_run(
-      ranges, num_threads(),
-      [](void* opaque, std::int64_t range) {
-        Call& c = *static_cast<Call*>(opaque);
+      workers, num_threads(),
+      [](void* opaque, std::int64_t worker) {
         const Inside inside;
-        const std::int64_t begin = range * c.size + std::min(range, c.longer);
-        try {
-          c.body(c.context, begin, begin + c.size + (range < c.longer ? 1 : 0));
-        } catch (...) {
-          c.first.keep(range);
-        }
+        (*static_cast<std::remove_reference_t<F>*>(opaque))(worker);
       },
-      &call);
-  call.first.rethrow_any();
+      &body);
 }
 
-void parallel_shared(std::int64_t jobs, std::int64_t workers, JobFunction body, void* context) {
+}  // namespace
+
+void parallel_ranges(std::int64_t n, std::int64_t grain, RangeOrder order, RangeFunction body, void* context) {
+  constexpr std::int64_t kRangesPerThread = 4;
+  const std::int64_t workers = num_ranges(n, grain);
+  const std::int64_t ranges =
+      std::clamp(n / std::max<std::int64_t>(grain, 1), workers, std::max(workers, kRangesPerThread * workers));
+  struct Call {
+    Cut cut;
+    RangeFunction body;
+    void* context;
+  } call = {{n, ranges}, body, context};
+  parallel_shared(
+      ranges, workers, order,
+      [](void* opaque, std::int64_t range, std::int64_t) {
+        const Call& c = *static_cast<const Call*>(opaque);
+        c.body(c.context, c.cut.begin(range), c.cut.begin(range + 1));
+      },
+      &call);
+}
+
+void parallel_shared(std::int64_t jobs, std::int64_t workers, RangeOrder order, JobFunction body, void* context) {
   if (jobs > std::numeric_limits<std::uint32_t>::max()) {
     throw Error("parallel_jobs: expected less than 2^32 jobs, got " + std::to_string(jobs));
   }
-  constexpr std::int64_t kFew = 8;  // workers whose numbers need no memory
+  constexpr std::int64_t kFew = 16;  // workers whose numbers need no memory
   std::array<Left, kFew> few;
   std::vector<Left> more(static_cast<std::size_t>(workers > kFew ? workers : 0));
   const std::span<Left> left =
@@ -167,24 +186,25 @@ void parallel_shared(std::int64_t jobs, std::int64_t workers, JobFunction body, 
     left[static_cast<std::size_t>(w)].set(static_cast<std::uint32_t>(w * jobs / workers),
                                           static_cast<std::uint32_t>((w + 1) * jobs / workers));
   }
-  FirstException first;
-  parallel_for(workers, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t worker = begin; worker < end; ++worker) {
-      Left& own = left[static_cast<std::size_t>(worker)];
-      const auto next = [&]() -> std::int64_t {
-        for (;;) {
-          if (const std::int64_t job = own.take_first(); job >= 0) return job;
-          Left& most = *std::ranges::max_element(left, {}, &Left::count);
-          if (most.count() == 0) return -1;
-          if (const std::int64_t job = most.take_last(); job >= 0) return job;
-        }
-      };
-      for (std::int64_t job = next(); job >= 0; job = next()) {
-        try {
-          body(context, job, worker);
-        } catch (...) {
-          first.keep(job);
-        }
+  FirstException first;  // Exceptions must not leave a worker: they are kept and thrown again by the caller.
+  on_workers(workers, [&](std::int64_t worker) {
+    Left& own = left[static_cast<std::size_t>(worker)];
+    const auto take = [&](Left& from, bool stolen) {
+      return (order == RangeOrder::ascending) != stolen ? from.take_first() : from.take_last();
+    };
+    const auto next = [&]() -> std::int64_t {
+      for (;;) {
+        if (const std::int64_t job = take(own, false); job >= 0) return job;
+        Left& most = *std::ranges::max_element(left, {}, &Left::count);
+        if (most.count() == 0) return -1;
+        if (const std::int64_t job = take(most, true); job >= 0) return job;
+      }
+    };
+    for (std::int64_t job = next(); job >= 0; job = next()) {
+      try {
+        body(context, job, worker);
+      } catch (...) {
+        first.keep(job);
       }
     }
   });

@@ -25,16 +25,34 @@ HS_API void set_num_threads(int n);
 HS_API bool in_parallel_region() noexcept;
 
 namespace detail {
+/// Which of its own ranges or jobs a worker takes next. Idle workers steal from the other end.
+enum class RangeOrder : std::uint8_t { ascending, descending };
 using RangeFunction = void (*)(void* context, std::int64_t begin, std::int64_t end);
-HS_API void parallel_ranges(std::int64_t n, std::int64_t ranges, RangeFunction body, void* context);
+HS_API void parallel_ranges(std::int64_t n, std::int64_t grain, RangeOrder order, RangeFunction body, void* context);
 using JobFunction = void (*)(void* context, std::int64_t job, std::int64_t worker);
-HS_API void parallel_shared(std::int64_t jobs, std::int64_t workers, JobFunction body, void* context);
-/// The number of ranges into which parallel_for divides n items: the number of threads, or fewer if a range would get
-/// less than a grain.
+HS_API void parallel_shared(std::int64_t jobs, std::int64_t workers, RangeOrder order, JobFunction body, void* context);
+/// The number of threads that share a parallel_for over n items: num_threads(), or fewer if one would get less than a
+/// grain.
 HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
+
+template <class F>
+void parallel_in_order(std::int64_t n, std::int64_t grain, RangeOrder order, F&& f) {
+  if (n <= 0) return;
+  if (num_ranges(n, grain) <= 1) {
+    f(std::int64_t{0}, n);
+    return;
+  }
+  using Body = std::remove_reference_t<F>;
+  parallel_ranges(
+      n, grain, order,
+      [](void* context, std::int64_t begin, std::int64_t end) { (*static_cast<Body*>(context))(begin, end); },
+      const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+}
 }  // namespace detail
 
-/// Calls `f(begin, end)` on ranges that together cover [0, n), one range per thread.
+/// Calls `f(begin, end)` on ranges that together cover [0, n): up to four per thread, of at least a grain each. Each
+/// thread starts with neighbouring ranges and runs them in order. An idle thread steals the last range of the thread
+/// with the most ranges left, so a slow processor delays the call by at most one range.
 ///
 /// The ranges run concurrently if there are processors for them, and otherwise one after the other: each free thread of
 /// the process's pool, including the caller, takes the next one, so that a call never waits for a descheduled thread
@@ -49,17 +67,13 @@ HS_API std::int64_t num_ranges(std::int64_t n, std::int64_t grain) noexcept;
 /// of the lowest range.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& f) {
-  if (n <= 0) return;
-  const std::int64_t ranges = detail::num_ranges(n, grain);
-  if (ranges <= 1) {
-    f(std::int64_t{0}, n);
-    return;
-  }
-  using Body = std::remove_reference_t<F>;
-  detail::parallel_ranges(
-      n, ranges,
-      [](void* context, std::int64_t begin, std::int64_t end) { (*static_cast<Body*>(context))(begin, end); },
-      const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  detail::parallel_in_order(n, grain, detail::RangeOrder::ascending, std::forward<F>(f));
+}
+/// The same, where a thread runs its ranges from the last to the first: for a second pass over memory, which finds the
+/// end of the first one in the cache.
+template <class F>
+void parallel_for_descending(std::int64_t n, std::int64_t grain, F&& f) {
+  detail::parallel_in_order(n, grain, detail::RangeOrder::descending, std::forward<F>(f));
 }
 
 /// How many workers parallel_jobs() has for `jobs` jobs: the number of threads, or fewer where there are fewer jobs.
@@ -82,7 +96,7 @@ void parallel_jobs(std::int64_t jobs, std::int64_t workers, F&& f) {
   }
   using Body = std::remove_reference_t<F>;
   detail::parallel_shared(
-      jobs, workers,
+      jobs, workers, detail::RangeOrder::ascending,
       [](void* context, std::int64_t job, std::int64_t worker) { (*static_cast<Body*>(context))(job, worker); },
       const_cast<void*>(static_cast<const void*>(std::addressof(f))));
 }

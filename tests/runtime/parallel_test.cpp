@@ -126,9 +126,40 @@ TEST(Parallel, NothingToDoCallsNothing) {
 
 TEST(Parallel, RangesAreTheSameEveryTime) {
   const test::ThreadsGuard set(3);
-  EXPECT_EQ(ranges_of(10, 1), (Ranges{{0, 4}, {4, 7}, {7, 10}}));
+  EXPECT_EQ(ranges_of(10, 3), (Ranges{{0, 4}, {4, 7}, {7, 10}}));
   EXPECT_EQ(ranges_of(10, 4), (Ranges{{0, 5}, {5, 10}}));
   EXPECT_EQ(ranges_of(10, 6), (Ranges{{0, 10}}));
+  // Up to four a thread, of at least a grain.
+  EXPECT_EQ(ranges_of(10, 2), (Ranges{{0, 2}, {2, 4}, {4, 6}, {6, 8}, {8, 10}}));
+  EXPECT_EQ(ranges_of(120, 1).size(), 12u);
+  EXPECT_TRUE(ranges_of(120, 1).contains({50, 60}));
+}
+
+// Of two threads one is busy with its first range until all others are done: the other one runs its own in order, then
+// takes the rest from the other end.
+TEST(Parallel, RangesOfASlowThreadAreTaken) {
+  const test::ThreadsGuard set(2);
+  for (const bool descending : {false, true}) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    std::atomic<std::int64_t> others{0};
+    std::vector<std::int64_t> order;
+    const auto body = [&](std::int64_t begin, std::int64_t) {
+      if (begin == (descending ? 3 : 0)) {
+        while (others < 7 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+        return;
+      }
+      order.push_back(begin);
+      ++others;
+    };
+    if (descending) {
+      parallel_for_descending(8, 1, body);
+    } else {
+      parallel_for(8, 1, body);
+    }
+    EXPECT_EQ(others, 7);
+    EXPECT_EQ(order, descending ? (std::vector<std::int64_t>{7, 6, 5, 4, 0, 1, 2})
+                                : (std::vector<std::int64_t>{4, 5, 6, 7, 3, 2, 1}));
+  }
 }
 
 TEST(Parallel, SmallWorkStaysOnTheCallingThread) {

@@ -236,7 +236,7 @@ void for_strips_backwards(const ChannelWalk& walk, F&& f) {
   const std::int64_t span = walk.rows ? walk.written : walk.run;  // places of an item
   const std::int64_t spans = (walk.places + span - 1) / span, blocks = walk.blocks();
   const std::int64_t size = span * walk.width;
-  parallel_for(spans * blocks, row_grain(size), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for_descending(spans * blocks, row_grain(size), [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t group = std::max<std::int64_t>(1, 131072 / size);
     for (std::int64_t last = end; last > begin; last -= group) {
       for (std::int64_t i = std::max(begin, last - group); i < last; ++i) {
