@@ -204,11 +204,9 @@ Status share(KernelContext* context, std::int64_t n, double work, F&& f) {
   const auto grain = static_cast<std::int64_t>(std::clamp(kAttentionWorkPerThread / std::max(work, 1.0), 1.0, 1e6));
   // One range a thread, since each takes memory of its own.
   const std::int64_t ranges = n == 0 ? 0 : detail::num_ranges(n, grain);
-  parallel_for(ranges, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first; i < last; ++i) {
-      Lane lane(context, &mutex);
-      if (!f(lane, n * i / ranges, n * (i + 1) / ranges)) fine.store(false, std::memory_order_relaxed);
-    }
+  parallel_jobs(ranges, [&](std::int64_t i, std::int64_t) {
+    Lane lane(context, &mutex);
+    if (!f(lane, n * i / ranges, n * (i + 1) / ranges)) fine.store(false, std::memory_order_relaxed);
   });
   return fine.load(std::memory_order_relaxed) ? Status::ok : Status::failed;
 }
