@@ -6,66 +6,60 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "halfstep/core/fail.h"
+#include "halfstep/runtime/block_heap_internal.h"
 #include "halfstep/runtime/device_allocator.h"
 #include "halfstep/runtime/device_backend.h"
 
 namespace halfstep {
 namespace {
 
-// Blocks come in classes of size, so that blocks of about one size serve each other: four to each doubling, and 32 from
-// 2 MiB on, so that at most a fifth is wasted of small ones and 3% of large ones, which are most of a step's memory. A
-// training step asks for the same sizes again and again: after the first step everything comes from the lists, and no
-// page is touched for the first time again (page faults of fresh memory cost more than many kernels).
-constexpr int kSmallestLog2 = 6, kLargeLog2 = 21, kMostLog2 = 46;
-constexpr int kSmallClassesLog2 = 2, kLargeClassesLog2 = 5;  // of a doubling
-constexpr int kSmallClasses = (kLargeLog2 - kSmallestLog2) << kSmallClassesLog2;
-constexpr int kNumClasses = 1 + kSmallClasses + ((kMostLog2 + 1 - kLargeLog2) << kLargeClassesLog2);
+// Small blocks come in classes of size, four to each doubling, so that blocks of about one size serve each other: at
+// most a fifth is wasted. Large ones, which are most of a step's memory, are cut from a heap and rounded up to pages. A
+// training step asks for the same sizes again and again: after the first step everything comes from what is kept, and
+// no page is touched for the first time again (page faults of fresh memory cost more than many kernels).
+constexpr int kSmallestLog2 = 6, kLargeLog2 = 18, kMostLog2 = 46;
+constexpr int kClassesLog2 = 2;  // of a doubling
+constexpr int kNumClasses = 1 + ((kLargeLog2 - kSmallestLog2) << kClassesLog2);
+constexpr std::size_t kMostOfClasses = std::size_t{1} << kLargeLog2;  // at most
 
 int class_of(std::size_t bytes) {
   if (bytes <= std::size_t{1} << kSmallestLog2) return 0;
   const int log2 = std::bit_width(bytes - 1) - 1;  // 2^log2 < bytes <= 2^(log2+1)
-  const bool large = log2 >= kLargeLog2;
-  const int classes = large ? kLargeClassesLog2 : kSmallClassesLog2;
-  const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) >> (log2 - classes));
-  return 1 + step + (large ? kSmallClasses + ((log2 - kLargeLog2) << classes) : (log2 - kSmallestLog2) << classes);
+  const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) >> (log2 - kClassesLog2));
+  return 1 + step + ((log2 - kSmallestLog2) << kClassesLog2);
 }
 
 std::size_t class_bytes(int c) {
   if (c == 0) return std::size_t{1} << kSmallestLog2;
-  const bool large = c > kSmallClasses;
-  const int classes = large ? kLargeClassesLog2 : kSmallClassesLog2;
-  const int of_kind = c - 1 - (large ? kSmallClasses : 0);
-  const int log2 = (large ? kLargeLog2 : kSmallestLog2) + (of_kind >> classes);
-  const auto step = static_cast<std::size_t>(of_kind & ((1 << classes) - 1)) + 1;
-  return (std::size_t{1} << log2) + (step << (log2 - classes));
+  const int log2 = kSmallestLog2 + ((c - 1) >> kClassesLog2);
+  const auto step = static_cast<std::size_t>((c - 1) & ((1 << kClassesLog2) - 1)) + 1;
+  return (std::size_t{1} << log2) + (step << (log2 - kClassesLog2));
 }
 
-// From this size on memory comes straight from the system, aligned to its huge pages.
-constexpr std::size_t kHuge = std::size_t{2} << 20;
+// What a block takes.
+std::size_t taken_for(std::size_t bytes) {
+  return bytes <= kMostOfClasses ? class_bytes(class_of(bytes)) : detail::BlockHeap::block_bytes(bytes);
+}
 
-// Where blocks come from. `give` frees what `take` gave for the same size, and `trim` returns what was given to the
-// system.
+// Where small blocks come from, and large ones that are not to be kept. `give` frees what `take` gave for the same
+// size, and `trim` returns what was given to the system.
 struct Source {
+  detail::BlockHeap::Kind kind;  // of the heap for large ones
   void* (*take)(std::size_t size);
   void (*give)(void* data, std::size_t size) noexcept;
   void (*trim)() noexcept;
 };
 
 constexpr Source kMemory = {
-    .take = [](std::size_t size) -> void* {
-      const std::size_t alignment = size >= kHuge ? kHuge : 64;
-      // aligned_alloc wants a multiple of the alignment.
-      void* data = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-      if (data && size >= kHuge) madvise(data, size, MADV_HUGEPAGE);
-      return data;
-    },
+    .kind = detail::BlockHeap::Kind::memory,
+    .take = [](std::size_t size) -> void* { return std::aligned_alloc(64, (size + 63) / 64 * 64); },
     .give = [](void* data, std::size_t) noexcept { std::free(data); },
     // The C library keeps blocks of up to 32 MiB.
     .trim =
@@ -79,6 +73,7 @@ constexpr Source kMemory = {
 // Addresses for meta: nothing may touch them, so that they cost no memory, and an access by mistake ends the program
 // where it happens. Neighbouring ranges of a kind are one for the system, however many there are.
 constexpr Source kAddresses = {
+    .kind = detail::BlockHeap::Kind::addresses,
     .take = [](std::size_t size) -> void* {
       void* data = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       return data == MAP_FAILED ? nullptr : data;
@@ -90,91 +85,104 @@ constexpr Source kAddresses = {
 // The CPU's, and meta's, which counts as the CPU's does.
 class HostAllocator final : public Allocator {
  public:
-  HostAllocator(const Source& source, const char* what) : source_(source), what_(what) {
+  HostAllocator(const Source& source, const char* what) : source_(source), what_(what), heap_(source.kind) {
     caching_ = std::getenv("HALFSTEP_NO_CACHE") == nullptr;
   }
 
   void* allocate(std::size_t bytes) override {
     if (bytes > std::size_t{1} << kMostLog2) out_of_memory(bytes);
-    const int c = class_of(bytes);
-    const std::size_t size = class_bytes(c);
+    const std::size_t size = taken_for(bytes);
     std::unique_lock lock(mutex_);
     ++stats_.allocations;
-    stats_.allocated += size;
-    stats_.allocated_peak = std::max(stats_.allocated_peak, stats_.allocated);
-    auto& list = free_[static_cast<std::size_t>(c)];
-    if (!list.empty()) {
-      void* data = list.back();
-      list.pop_back();
-      ++stats_.cache_hits;
-      return data;
-    }
-    stats_.reserved += size;
-    stats_.reserved_peak = std::max(stats_.reserved_peak, stats_.reserved);
-    lock.unlock();
-    void* data = source_.take(size);
-    if (!data) {
-      empty_cache();  // what is kept in other classes may be what is missing
-      data = source_.take(size);
+    const std::uint64_t reserved = reserved_now();
+    void* data = take(bytes, size);
+    if (!data) {  // what is kept of other sizes may be what is missing
+      trim();
+      data = take(bytes, size);
     }
     if (!data) {
-      lock.lock();
-      stats_.allocated -= size;
-      stats_.reserved -= size;
       lock.unlock();
       out_of_memory(bytes);
     }
+    stats_.allocated += size;
+    stats_.allocated_peak = std::max(stats_.allocated_peak, stats_.allocated);
+    if (reserved_now() == reserved) ++stats_.cache_hits;
+    stats_.reserved_peak = std::max(stats_.reserved_peak, reserved_now());
     return data;
   }
 
   void deallocate(void* data, std::size_t bytes) noexcept override {
-    const int c = class_of(bytes);
-    const std::size_t size = class_bytes(c);
-    std::unique_lock lock(mutex_);
+    const std::size_t size = taken_for(bytes);
+    std::lock_guard lock(mutex_);
     stats_.allocated -= size;
-    if (caching_) {
+    if (bytes > kMostOfClasses && heap_.give(data)) {
+      if (!caching_) heap_.trim();
+      return;
+    }
+    if (bytes <= kMostOfClasses && caching_) {
       try {
-        free_[static_cast<std::size_t>(c)].push_back(data);
+        free_[static_cast<std::size_t>(class_of(bytes))].push_back(data);
         return;
       } catch (const std::bad_alloc&) {  // the list can't grow: let the block go instead
       }
     }
-    stats_.reserved -= size;
-    lock.unlock();
+    from_source_ -= size;
     source_.give(data, size);
   }
 
   void empty_cache() {
     std::lock_guard lock(mutex_);
-    for (int c = 0; c < kNumClasses; ++c) {
-      const std::size_t size = class_bytes(c);
-      for (void* data : free_[static_cast<std::size_t>(c)]) {
-        stats_.reserved -= size;
-        source_.give(data, size);
-      }
-      free_[static_cast<std::size_t>(c)] = {};
-    }
-    source_.trim();
+    trim();
   }
 
   MemoryStats stats() {
     std::lock_guard lock(mutex_);
-    return stats_;
+    MemoryStats s = stats_;
+    s.reserved = reserved_now();
+    return s;
   }
   void reset_peak() {
     std::lock_guard lock(mutex_);
     stats_.allocated_peak = stats_.allocated;
-    stats_.reserved_peak = stats_.reserved;
+    stats_.reserved_peak = reserved_now();
   }
   void set_caching(bool on) {
-    {
-      std::lock_guard lock(mutex_);
-      caching_ = on;
-    }
-    if (!on) empty_cache();
+    std::lock_guard lock(mutex_);
+    caching_ = on;
+    if (!on) trim();
   }
 
  private:
+  std::uint64_t reserved_now() const { return from_source_ + heap_.reserved(); }
+
+  // Null when there is no memory.
+  void* take(std::size_t bytes, std::size_t size) {
+    if (bytes > kMostOfClasses && caching_) return heap_.take(bytes);
+    if (bytes <= kMostOfClasses) {
+      auto& list = free_[static_cast<std::size_t>(class_of(bytes))];
+      if (!list.empty()) {
+        void* data = list.back();
+        list.pop_back();
+        return data;
+      }
+    }
+    void* data = source_.take(size);
+    if (data) from_source_ += size;
+    return data;
+  }
+
+  void trim() {
+    for (int c = 0; c < kNumClasses; ++c) {
+      const std::size_t size = class_bytes(c);
+      for (void* data : std::exchange(free_[static_cast<std::size_t>(c)], {})) {
+        from_source_ -= size;
+        source_.give(data, size);
+      }
+    }
+    heap_.trim();
+    source_.trim();
+  }
+
   [[noreturn]] void out_of_memory(std::size_t bytes) {
     const MemoryStats s = stats();
     fail<OutOfMemoryError>("allocate: {} has no {} bytes left; {} bytes are in use, {} are kept for later", what_,
@@ -184,8 +192,10 @@ class HostAllocator final : public Allocator {
   const Source source_;
   const char* const what_;
   std::mutex mutex_;
+  detail::BlockHeap heap_;
   std::array<std::vector<void*>, kNumClasses> free_;
-  MemoryStats stats_;
+  std::uint64_t from_source_ = 0;  // bytes, handed out or in free_
+  MemoryStats stats_;              // without `reserved`
   bool caching_ = true;
 };
 

@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator of the CPU, and of meta, which counts as it does: what it rounds up, and what it keeps.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <utility>
 
 #include "halfstep/core/device.h"
+#include "halfstep/core/error.h"
 #include "halfstep/core/storage.h"
 #include "halfstep/runtime/caching_allocator.h"
 
@@ -22,8 +30,8 @@ std::uint64_t counted(std::size_t bytes) {
   return taken;
 }
 
-TEST(HostAllocator, RoundsUpLittleAndLargeBlocksLeast) {
-  constexpr std::size_t kLarge = std::size_t{2} << 20;
+TEST(HostAllocator, RoundsUpLittleAndLargeBlocksToPages) {
+  constexpr std::size_t kLarge = std::size_t{256} << 10;
   for (int log2 = 6; log2 < 40; ++log2) {
     const std::size_t power = std::size_t{1} << log2;
     EXPECT_EQ(counted(power), power);
@@ -33,7 +41,7 @@ TEST(HostAllocator, RoundsUpLittleAndLargeBlocksLeast) {
         const std::uint64_t got = counted(bytes);
         EXPECT_GE(got, bytes);
         EXPECT_GE(got, last) << "larger blocks are never smaller";
-        EXPECT_LE(got - bytes, power / (bytes > kLarge ? 32 : 4)) << bytes;
+        EXPECT_LE(got - bytes, bytes > kLarge ? 4095 : power / 4) << bytes;
         last = got;
       }
     }
@@ -48,6 +56,7 @@ TEST(HostAllocator, RoundsUpLittleAndLargeBlocksLeast) {
 TEST(HostAllocator, BlocksOfAboutOneSizeServeEachOther) {
   Allocator& allocator = allocator_for(Device{});
   constexpr std::size_t kBytes = std::size_t{40} << 20;
+  set_memory_caching(true);
   void* const data = allocator.allocate(kBytes);
   allocator.deallocate(data, kBytes);
   EXPECT_EQ(allocator.allocate(kBytes - 1000), data);
@@ -57,6 +66,54 @@ TEST(HostAllocator, BlocksOfAboutOneSizeServeEachOther) {
   empty_memory_cache();
   EXPECT_EQ(memory_stats().reserved, memory_stats().allocated);
 }
+
+TEST(HostAllocator, KeepsNothingWithoutCaching) {
+  Allocator& allocator = allocator_for(Device{});
+  constexpr std::size_t kBytes = std::size_t{3} << 20;
+  set_memory_caching(true);
+  void* const before = allocator.allocate(kBytes);
+  set_memory_caching(false);
+  EXPECT_EQ(memory_stats().reserved, memory_stats().allocated);
+  void* const small = allocator.allocate(100);
+  void* const large = allocator.allocate(kBytes);
+  std::memset(large, 1, kBytes);
+  for (const auto& [data, bytes] : {std::pair{large, kBytes}, {before, kBytes}, {small, std::size_t{100}}}) {
+    allocator.deallocate(data, bytes);
+    EXPECT_EQ(memory_stats().reserved, memory_stats().allocated);
+  }
+  set_memory_caching(true);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need addresses of their own
+TEST(HostAllocator, SaysWhenTheSystemHasNoMore) {
+  const auto in_child = [] {
+    std::ifstream file("/proc/self/statm");
+    std::uint64_t pages = 0;
+    file >> pages;
+    const std::uint64_t most = pages * 4096 + (std::uint64_t{300} << 20);
+    const rlimit limit{most, most};
+    if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+    Allocator& allocator = allocator_for(Device{});
+    set_memory_caching(true);
+    empty_memory_cache();
+    const MemoryStats before = memory_stats();
+    void* const kept = allocator.allocate(std::size_t{150} << 20);
+    allocator.deallocate(kept, std::size_t{150} << 20);
+    // The addresses of what is kept are needed: they are returned first.
+    void* const other = allocator.allocate(std::size_t{200} << 20);
+    std::string why;
+    try {
+      allocator.allocate(std::size_t{1} << 30);
+    } catch (const OutOfMemoryError& e) {
+      why = e.what();
+    }
+    allocator.deallocate(other, std::size_t{200} << 20);
+    std::fputs(why.c_str(), stderr);
+    std::_Exit(memory_stats().allocated == before.allocated && allocator.allocate(1 << 20) ? 0 : 2);
+  };
+  EXPECT_EXIT(in_child(), testing::ExitedWithCode(0), "the CPU has no 1073741824 bytes left");
+}
+#endif
 
 }  // namespace
 }  // namespace halfstep
