@@ -53,21 +53,21 @@ TEST(BlockHeap, FreeNeighboursServeALargerBlock) {
   EXPECT_TRUE(heap.give(held));
 }
 
-TEST(BlockHeap, TakesTheFirstThatIsLargeEnough) {
+TEST(BlockHeap, TakesTheSmallestForSmallBlocksAndTheFirstForLargeOnes) {
   BlockHeap heap(BlockHeap::Kind::memory);
-  char* const one = take(heap, kMiB);
-  take(heap, kMiB);
-  char* const three = take(heap, 3 * kMiB);
-  take(heap, kMiB);
-  char* const two = take(heap, 2 * kMiB);
-  take(heap, kMiB);
-  heap.give(two);
-  heap.give(one);
-  heap.give(three);
-  EXPECT_EQ(take(heap, 2 * kMiB), three);
-  EXPECT_EQ(take(heap, kMiB), one);
-  EXPECT_EQ(take(heap, kMiB), three + 2 * kMiB);
-  EXPECT_EQ(heap.reserved(), 9 * kMiB);
+  std::vector<char*> blocks;
+  for (const std::size_t size : {1, 9, 3, 8, 2, 8}) {
+    blocks.push_back(take(heap, size * kMiB));
+    take(heap, kMiB);
+  }
+  for (const int i : {4, 0, 5, 3, 1, 2}) heap.give(blocks[static_cast<std::size_t>(i)]);
+  EXPECT_EQ(take(heap, 2 * kMiB), blocks[4]);
+  EXPECT_EQ(take(heap, 2 * kMiB), blocks[2]);  // of three: the smallest
+  EXPECT_EQ(take(heap, kMiB), blocks[0]);
+  EXPECT_EQ(take(heap, 4 * kMiB), blocks[1]);  // of nine: the first
+  EXPECT_EQ(take(heap, 4 * kMiB), blocks[1] + 4 * kMiB);
+  EXPECT_EQ(take(heap, 8 * kMiB), blocks[3]);  // the first of two of one size
+  EXPECT_EQ(heap.reserved(), 37 * kMiB);
 }
 
 TEST(BlockHeap, GrowsByWhatTheFreeEndLacks) {
