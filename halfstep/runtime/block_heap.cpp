@@ -42,6 +42,11 @@ void forbid([[maybe_unused]] const void* data, [[maybe_unused]] std::size_t byte
 
 }  // namespace
 
+BlockHeap::~BlockHeap() {
+  while (!taken_.empty()) give(taken_.begin()->first);
+  trim();
+}
+
 std::size_t BlockHeap::block_bytes(std::size_t bytes) { return round_up(std::max<std::size_t>(bytes, 1), kPage); }
 
 void* BlockHeap::take(std::size_t asked) {

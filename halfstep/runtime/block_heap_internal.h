@@ -26,6 +26,10 @@ class HS_API BlockHeap {
     addresses,  ///< takes no memory; an access ends the program
   };
   explicit BlockHeap(Kind kind) : kind_(kind) {}
+  /// Blocks that are still in use are gone, too.
+  ~BlockHeap();
+  BlockHeap(const BlockHeap&) = delete;
+  BlockHeap& operator=(const BlockHeap&) = delete;
 
   /// What a block for so many bytes takes.
   static std::size_t block_bytes(std::size_t bytes);

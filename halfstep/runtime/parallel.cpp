@@ -206,6 +206,7 @@ void parallel_shared(std::int64_t jobs, std::int64_t workers, RangeOrder order, 
       } catch (...) {
         first.keep(job);
       }
+      pool_between_jobs();
     }
   });
   first.rethrow_any();

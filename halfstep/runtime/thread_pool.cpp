@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/runtime/thread_pool_internal.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <signal.h>
@@ -12,10 +13,12 @@
 #include <array>
 #include <atomic>
 #include <bit>
+#include <charconv>
 #include <climits>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "halfstep/runtime/processors_internal.h"
 
@@ -31,12 +34,21 @@ constexpr std::int64_t kMaxRanges = 65535;
 // microseconds and waking a thread takes 50. A caller spins for what a range of a small call takes.
 constexpr std::int64_t kIdleSpin = 1'000'000;
 constexpr std::int64_t kWaitSpin = 100'000;
-// A gap this long between two looks at the clock of a spinning thread means that the system ran another thread here.
-// Measured on two cores with two MLP trainings: 60 microseconds give 107 to 112% of the steps that one makes, 150 give
-// 71%, since gaps are often shorter; with 30 a quiet machine's interrupts are taken for others, and one makes 66%.
+// How often a thread looks whether it had to wait for a processor, as Linux counts, and what shows that others want
+// them: so much of it, and a quarter of the time that it ran. Interrupts and short work of the system stay below.
+constexpr std::int64_t kLookAfter = 5'000'000;
+constexpr std::int64_t kDelayed = 500'000;
+// Where Linux doesn't say: a gap this long between two looks at the clock of a spinning thread. Measured on two cores
+// with two MLP trainings: 60 microseconds give 107 to 112% of the steps that one makes, 150 give 71%, since gaps are
+// often shorter; with 30 a quiet machine's interrupts are taken for others, and one makes 66%.
 constexpr std::int64_t kPutAside = 60'000;
-// How long after such a sign nobody spins.
-constexpr std::int64_t kBusyFor = 20'000'000;
+// How long a worker then rests. Twice as long as the last time if others still want its processor, within kStill.
+constexpr std::int64_t kRest = 20'000'000;
+constexpr std::int64_t kRestAtMost = 320'000'000;
+constexpr std::int64_t kStill = 30'000'000;
+// A call is offered to resting workers too once its caller has worked on it for so long: one that is put aside in the
+// middle of a range keeps its caller waiting for a time slice, some milliseconds.
+constexpr std::int64_t kOfferedAfter = 300'000;
 
 std::int64_t now() noexcept {
   timespec t;
@@ -54,6 +66,10 @@ void relax() noexcept {
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t while_equal) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_equal, nullptr, nullptr, 0);
+}
+void futex_wait_for(std::atomic<std::uint32_t>& word, std::uint32_t while_equal, std::int64_t nanoseconds) noexcept {
+  const timespec most{static_cast<time_t>(nanoseconds / 1'000'000'000), static_cast<long>(nanoseconds % 1'000'000'000)};
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_equal, &most, nullptr, 0);
 }
 void futex_wake(std::atomic<std::uint32_t>& word, int count) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
@@ -88,30 +104,81 @@ struct Pool {
   alignas(64) std::atomic<std::uint32_t> epoch{0};  ///< raised with each call; idle workers watch it
   alignas(64) std::atomic<std::uint64_t> free_slots{~std::uint64_t{0}};
   alignas(64) std::atomic<int> sleepers{0};
-  std::atomic<int> spinners{0};  ///< workers up to this number spin before they sleep
-  std::atomic<std::int64_t> busy_until{0};
+  std::atomic<int> spinners{0};           ///< workers up to this number spin before they sleep
+  std::atomic<std::uint32_t> late{0};     ///< raised with each call that is offered late; resting workers watch it
+  std::atomic<int> resting{0};            ///< workers
+  std::atomic<int> rests_asked_for{0};    ///< by callers
+  std::atomic<bool> delays_known{false};  ///< Linux counts them
   std::atomic<int> workers{0};
   std::mutex growing;
   bool cannot_grow = false;  // under `growing`
 };
 
-/// Spins until `ready()`, for `budget` at most. False: the budget is used up, or others want the processor.
+/// How long a thread ran, and waited for a processor while it could have run, since it began; in nanoseconds.
+class Delays {
+ public:
+  ~Delays() { close_file(); }
+
+  /// Looks, if it is time. Whether the thread had to wait since the last look.
+  bool look(Pool& pool) noexcept {
+    const std::int64_t t = now();
+    if (t - at_ < kLookAfter) return false;
+    at_ = t;
+    if (of_ != &pool) open_file(pool);
+    if (file_ < 0) return false;
+    std::array<char, 64> text;
+    const ssize_t n = pread(file_, text.data(), text.size(), 0);
+    std::int64_t ran = 0, delayed = 0;
+    if (n <= 0) return false;
+    const char* const end = text.data() + n;
+    const auto [space, first] = std::from_chars(text.data(), end, ran);
+    if (first != std::errc() || space == end) return false;
+    if (std::from_chars(space + 1, end, delayed).ec != std::errc()) return false;
+    const bool waited = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
+    ran_ = ran;
+    delayed_ = delayed;
+    known_ = true;
+    pool.delays_known.store(true, std::memory_order_relaxed);
+    return waited;
+  }
+
+ private:
+  // A child of fork() has another pool: the file there is of the thread that forked.
+  void open_file(const Pool& pool) noexcept {
+    close_file();
+    of_ = &pool;
+    known_ = false;
+    file_ = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  }
+  void close_file() noexcept {
+    if (file_ >= 0) close(file_);
+  }
+
+  const Pool* of_ = nullptr;
+  int file_ = -1;
+  bool known_ = false;
+  std::int64_t at_ = 0, ran_ = 0, delayed_ = 0;
+};
+thread_local Delays t_delays;
+
+enum class Spun : std::uint8_t { ready, too_long, put_aside };
+
+/// Spins until `ready()`, for `budget` at most.
 template <class Ready>
-bool spin(Pool& pool, std::int64_t budget, const Ready& ready) noexcept {
-  if (ready()) return true;
+Spun spin(const Pool& pool, std::int64_t budget, const Ready& ready) noexcept {
+  if (ready()) return Spun::ready;
+  if (budget <= 0) return Spun::too_long;
   const std::int64_t start = now();
-  if (budget <= 0 || start < pool.busy_until.load(std::memory_order_relaxed)) return false;
   for (std::int64_t last = start;;) {
     for (int i = 0; i < 8; ++i) {
       relax();
-      if (ready()) return true;
+      if (ready()) return Spun::ready;
     }
     const std::int64_t t = now();
-    if (t - last > kPutAside) {
-      pool.busy_until.store(t + kBusyFor, std::memory_order_relaxed);
-      return ready();
+    if (t - last > kPutAside && !pool.delays_known.load(std::memory_order_relaxed)) {
+      return ready() ? Spun::ready : Spun::put_aside;
     }
-    if (t - start > budget) return false;
+    if (t - start > budget) return Spun::too_long;
     last = t;
   }
 }
@@ -133,14 +200,49 @@ void help(Pool& pool, int from) noexcept {
   }
 }
 
+/// Helps with nothing for a while but with calls that are offered late. `from` as in help(). Returns when it ended.
+std::int64_t rest(Pool& pool, int from, std::int64_t length) noexcept {
+  const std::int64_t end = now() + length;
+  std::uint32_t seen = pool.late.load(std::memory_order_seq_cst);
+  pool.resting.fetch_add(1, std::memory_order_seq_cst);
+  pool.rests_asked_for.store(0, std::memory_order_relaxed);  // this is one
+  for (std::int64_t t = now(); t < end; t = now()) {
+    futex_wait_for(pool.late, seen, end - t);
+    const std::uint32_t late = pool.late.load(std::memory_order_seq_cst);
+    if (late != seen) help(pool, from);
+    seen = late;
+  }
+  pool.resting.fetch_sub(1, std::memory_order_seq_cst);
+  return end;
+}
+
+/// Whether a caller has asked for a worker to rest; it is this one then.
+bool asked_to_rest(Pool& pool) noexcept {
+  int n = pool.rests_asked_for.load(std::memory_order_relaxed);
+  return n > 0 && pool.rests_asked_for.compare_exchange_strong(n, n - 1, std::memory_order_relaxed);
+}
+
 void work(Pool& pool, int index) noexcept {
   pthread_setname_np(pthread_self(), "halfstep");
+  const int from = index % kSlots;
+  std::int64_t length = kRest, rested_until = -kStill;
   for (;;) {
     const std::uint32_t seen = pool.epoch.load(std::memory_order_seq_cst);
-    help(pool, index % kSlots);
+    help(pool, from);
     const bool may_spin = index <= pool.spinners.load(std::memory_order_relaxed);
     const auto changed = [&] { return pool.epoch.load(std::memory_order_relaxed) != seen; };
-    if (spin(pool, may_spin ? kIdleSpin : 0, changed)) continue;
+    Spun spun = Spun::too_long;
+    if (may_spin && (t_delays.look(pool) || asked_to_rest(pool))) {
+      spun = Spun::put_aside;
+    } else {
+      spun = spin(pool, may_spin ? kIdleSpin : 0, changed);
+    }
+    if (spun == Spun::ready) continue;
+    if (spun == Spun::put_aside) {
+      length = now() - rested_until < kStill ? std::min(2 * length, kRestAtMost) : kRest;
+      rested_until = rest(pool, from, length);
+      continue;
+    }
     pool.sleepers.fetch_add(1, std::memory_order_seq_cst);
     if (pool.epoch.load(std::memory_order_seq_cst) == seen) futex_wait(pool.epoch, seen);
     pool.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -191,6 +293,27 @@ void grow(Pool& pool, int workers) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+/// A call that workers may help with from now on.
+void offer(Pool& pool, std::uint64_t slot_bit, std::int64_t helpers) noexcept {
+  pool.open.fetch_or(slot_bit, std::memory_order_seq_cst);
+  pool.epoch.fetch_add(1, std::memory_order_seq_cst);
+  if (pool.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake(pool.epoch, static_cast<int>(helpers));
+}
+
+/// A call that resting workers don't know of yet.
+struct LateOffer {
+  Pool& pool;
+  std::uint64_t slot_bit;
+  std::int64_t helpers, begun;
+
+  void make() const noexcept {
+    offer(pool, slot_bit, helpers);
+    pool.late.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(pool.late, static_cast<int>(helpers));
+  }
+};
+thread_local LateOffer* t_late_offer = nullptr;  // of the call that this thread is in; null once it is made
+
 /// A free slot's number; -1: none.
 int take_slot(Pool& pool) noexcept {
   std::uint64_t free = pool.free_slots.load(std::memory_order_relaxed);
@@ -205,6 +328,16 @@ int take_slot(Pool& pool) noexcept {
 }
 
 }  // namespace
+
+void pool_between_jobs() noexcept {
+  const LateOffer* const call = t_late_offer;
+  if (call == nullptr || now() - call->begun < kOfferedAfter) return;
+  t_late_offer = nullptr;
+  call->make();
+}
+
+void pool_ask_for_rest() noexcept { pool().rests_asked_for.store(1, std::memory_order_relaxed); }
+int pool_resting() noexcept { return pool().resting.load(std::memory_order_seq_cst); }
 
 void pool_run(std::int64_t ranges, int threads, Body body, void* context) {
   Pool& p = pool();
@@ -226,25 +359,29 @@ void pool_run(std::int64_t ranges, int threads, Body body, void* context) {
   const bool may_spin = threads <= processors();
   const int spinners = may_spin ? threads - 1 : 0;
   if (p.spinners.load(std::memory_order_relaxed) != spinners) p.spinners.store(spinners, std::memory_order_relaxed);
-  p.open.fetch_or(bit, std::memory_order_seq_cst);
-  p.epoch.fetch_add(1, std::memory_order_seq_cst);
-  if (p.sleepers.load(std::memory_order_seq_cst) > 0) {
-    futex_wake(p.epoch, static_cast<int>(std::min<std::int64_t>(ranges - 1, threads - 1)));
-  }
+  const int resting = may_spin ? std::min(p.resting.load(std::memory_order_seq_cst), threads - 1) : 0;
+  const std::int64_t helpers = std::min<std::int64_t>(ranges - 1, threads - 1);
+  if (resting < threads - 1) offer(p, bit, std::min<std::int64_t>(helpers, threads - 1 - resting));
+  LateOffer late_offer{p, bit, helpers, resting > 0 ? now() : 0};
+  LateOffer* const outer = std::exchange(t_late_offer, resting > 0 ? &late_offer : nullptr);
 
   std::uint32_t own = 0;
   for (std::int64_t range = 0; range >= 0; range = slot.take()) {
     body(context, range);
     ++own;
   }
+  t_late_offer = outer;
   p.open.fetch_and(~bit, std::memory_order_relaxed);
   const auto others = static_cast<std::uint32_t>(ranges) - own;
   const auto all_done = [&] { return slot.done.load(std::memory_order_acquire) == others; };
-  if (!spin(p, may_spin ? kWaitSpin : 0, all_done)) {
+  const Spun spun = spin(p, may_spin ? kWaitSpin : 0, all_done);
+  if (spun != Spun::ready) {
     slot.waiting.store(1, std::memory_order_seq_cst);
     for (std::uint32_t done; (done = slot.done.load(std::memory_order_seq_cst)) != others;) futex_wait(slot.done, done);
     slot.waiting.store(0, std::memory_order_relaxed);
   }
+  // The caller can't rest: a worker does, so that there is a processor more for all threads.
+  if (may_spin && (t_delays.look(p) || spun == Spun::put_aside)) p.rests_asked_for.store(1, std::memory_order_relaxed);
   p.free_slots.fetch_or(bit, std::memory_order_release);
 }
 

@@ -171,7 +171,8 @@ TEST(BlockHeap, KeepsBlocksApart) {
         EXPECT_EQ(heap.reserved(), in_use);
       }
       if (held.empty() || (held.size() < 60 && random() % 100 < 52)) {
-        const std::size_t bytes = 8 + random() % ((random() % 4 == 0 ? 8 : 1) * kMiB);
+        const std::size_t most_bytes = (random() % 4 == 0 ? 8 : 1) * kMiB;
+        const std::size_t bytes = 8 + random() % most_bytes;
         Held h{take(heap, bytes), take(twin, bytes), bytes, random()};
         if (!first) first = h.data, first_twin = h.twin;
         EXPECT_EQ(h.data - first, h.twin - first_twin);
@@ -197,7 +198,7 @@ TEST(BlockHeap, KeepsBlocksApart) {
       most_reserved = std::max(most_reserved, heap.reserved());
     }
     // Random sizes and lives are the worst for any heap; a step's come again in the same order.
-    EXPECT_LT(static_cast<double>(most_reserved), 1.3 * static_cast<double>(most));
+    EXPECT_LT(static_cast<double>(most_reserved), 1.5 * static_cast<double>(most));
     for (const Held& h : held) {
       check(h);
       heap.give(h.data);

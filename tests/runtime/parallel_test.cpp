@@ -24,6 +24,7 @@
 
 #include "halfstep/core/error.h"
 #include "halfstep/runtime/processors_internal.h"
+#include "halfstep/runtime/thread_pool_internal.h"
 #include "tests/support/test_data.h"
 #include "tests/support/threads.h"
 
@@ -318,6 +319,42 @@ TEST(Parallel, ACallDoesNotWaitForABusyWorker) {
     ASSERT_EQ(items.load(), 10);
   }
   leave = true;
+}
+
+// A worker rests when others want its processor: it helps with calls that take long, and with no others.
+TEST(Parallel, RestingWorkersHelpWithLongCallsOnly) {
+  using namespace std::chrono;
+  if (detail::processors() < 2) GTEST_SKIP() << "workers don't spin on one processor, and so never rest";
+  const test::ThreadsGuard set(2);
+  const auto caller = std::this_thread::get_id();
+  const auto jobs_elsewhere = [&](std::int64_t jobs, microseconds each) {
+    std::atomic<int> elsewhere{0};
+    parallel_jobs(jobs, 2, [&](std::int64_t, std::int64_t) {
+      if (std::this_thread::get_id() != caller) ++elsewhere;
+      const auto end = steady_clock::now() + each;
+      while (steady_clock::now() < end) {
+      }
+    });
+    return elsewhere.load();
+  };
+  const auto rested = [] { return detail::pool_resting() == 1; };
+  bool alone = false, shared = false;
+  const auto until = steady_clock::now() + 30s;
+  while (!(alone && shared) && steady_clock::now() < until) {
+    detail::pool_ask_for_rest();
+    for (int i = 0; i < 100 && !rested(); ++i) jobs_elsewhere(8, 100us);
+    if (!rested()) continue;
+    const auto begin = steady_clock::now();
+    const int of_short = jobs_elsewhere(8, 5us);
+    // Unless this thread was put aside meanwhile: the call was long then.
+    if (steady_clock::now() - begin < 200us && rested()) {
+      EXPECT_EQ(of_short, 0);
+      alone = true;
+    }
+    if (rested()) shared = jobs_elsewhere(16, 1ms) > 0 || shared;
+  }
+  EXPECT_TRUE(alone);
+  EXPECT_TRUE(shared);
 }
 
 // Signals whose handlers are the program's own reach the program's own threads.
