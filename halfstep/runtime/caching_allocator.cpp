@@ -20,18 +20,20 @@
 namespace halfstep {
 namespace {
 
-// Small blocks come in classes of size, four to each doubling, so that blocks of about one size serve each other: at
-// most a fifth is wasted. Large ones, which are most of a step's memory, are cut from a heap and rounded up to pages. A
-// training step asks for the same sizes again and again: after the first step everything comes from what is kept, and
-// no page is touched for the first time again (page faults of fresh memory cost more than many kernels).
+// Small blocks come in classes of size, sixteen to each doubling, so that blocks of about one size serve each other: at
+// most a seventeenth is wasted. Large ones, which are most of a step's memory, are cut from a heap and rounded up to
+// pages. A training step asks for the same sizes again and again: after the first step everything comes from what is
+// kept, and no page is touched for the first time again (page faults of fresh memory cost more than many kernels).
 constexpr int kSmallestLog2 = 6, kLargeLog2 = 18, kMostLog2 = 46;
-constexpr int kClassesLog2 = 2;  // of a doubling
+constexpr int kClassesLog2 = 4;  // of a doubling
 constexpr int kNumClasses = 1 + ((kLargeLog2 - kSmallestLog2) << kClassesLog2);
 constexpr std::size_t kMostOfClasses = std::size_t{1} << kLargeLog2;  // at most
 
 int class_of(std::size_t bytes) {
-  if (bytes <= std::size_t{1} << kSmallestLog2) return 0;
-  const int log2 = std::bit_width(bytes - 1) - 1;  // 2^log2 < bytes <= 2^(log2+1)
+  constexpr std::size_t kSmallest = std::size_t{1} << kSmallestLog2;
+  if (bytes <= kSmallest) return 0;
+  bytes = (bytes + kSmallest - 1) / kSmallest * kSmallest;  // classes between its multiples have no blocks
+  const int log2 = std::bit_width(bytes - 1) - 1;           // 2^log2 < bytes <= 2^(log2+1)
   const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) >> (log2 - kClassesLog2));
   return 1 + step + ((log2 - kSmallestLog2) << kClassesLog2);
 }
@@ -59,7 +61,7 @@ struct Source {
 
 constexpr Source kMemory = {
     .kind = detail::BlockHeap::Kind::memory,
-    .take = [](std::size_t size) -> void* { return std::aligned_alloc(64, (size + 63) / 64 * 64); },
+    .take = [](std::size_t size) -> void* { return std::aligned_alloc(64, size); },
     .give = [](void* data, std::size_t) noexcept { std::free(data); },
     // The C library keeps blocks of up to 32 MiB.
     .trim =
@@ -238,6 +240,16 @@ void set_memory_caching(bool on, Device device) {
 void set_memory_limit(std::uint64_t bytes, Device device) {
   if (device.is_host()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
   device_allocator(device, "set_memory_limit").set_limit(bytes);
+}
+bool memory_can_be_had(std::uint64_t bytes) {
+  const MemoryStats s = memory_stats();
+  const std::uint64_t kept = s.reserved - s.allocated;
+  if (bytes <= kept) return true;
+  const auto more = static_cast<std::size_t>(bytes - kept);
+  void* const data = mmap(nullptr, more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return false;
+  munmap(data, more);
+  return true;
 }
 std::vector<MemoryBlock> memory_snapshot(Device device) {
   return device.is_host() ? std::vector<MemoryBlock>() : device_allocator(device, "memory_snapshot").blocks();

@@ -8,6 +8,7 @@
 #include "halfstep/autograd/grad_mode.h"
 #include "halfstep/io/checkpoint_shards_internal.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/train/checkpoint_internal.h"
 #include "halfstep/train/checkpoint_writer_internal.h"
@@ -53,16 +54,26 @@ bool CheckpointWriter::copy(NamedTensors& tensors, NamedTensors& copies) {
   return true;
 }
 
+// Whether training finds what it had at most before new copies were made, beside them. If not they are dropped.
+bool CheckpointWriter::leaves_room(const MemoryStats& before) {
+  const bool made_over = memory_stats().allocated <= before.allocated;
+  if (made_over || memory_can_be_had(before.allocated_peak - before.allocated)) return true;
+  log(LogLevel::warning,
+      "training would have no memory left beside a copy for a checkpoint, so it waits until that is written");
+  for (NamedTensors* copies : {&weights_, &optimizer_, &communication_, &training_weights_, &shard_}) copies->clear();
+  return false;
+}
+
 bool CheckpointWriter::copy(Checkpoint& c) {
-  if (!copy(c.weights, weights_) || !copy(c.optimizer.tensors, optimizer_) || !copy(c.communication, communication_) ||
-      !copy(c.training_weights, training_weights_)) {
-    return false;
-  }
+  return copy(c.weights, weights_) && copy(c.optimizer.tensors, optimizer_) && copy(c.communication, communication_) &&
+         copy(c.training_weights, training_weights_);
+}
+
+void CheckpointWriter::use_copies(Checkpoint& c) const {
   c.weights = weights_;
   c.optimizer.tensors = optimizer_;
   c.communication = communication_;
   c.training_weights = training_weights_;
-  return true;
 }
 
 // Returns false where there is no thread for it.
@@ -91,15 +102,21 @@ bool CheckpointWriter::start(std::function<void()> job) {
 
 void CheckpointWriter::write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint) {
   wait();
-  if (!beside_ || !copy(checkpoint)) return write_files(files, checkpoint);
+  const MemoryStats before = memory_stats();
+  if (!beside_ || !copy(checkpoint) || !leaves_room(before)) return write_files(files, checkpoint);
+  use_copies(checkpoint);
   if (!start([files, checkpoint] { write_files(files, checkpoint); })) write_files(files, checkpoint);
 }
 
 bool CheckpointWriter::write_shards(const std::vector<std::filesystem::path>& files, NamedTensors shard,
                                     bool has_weights, std::optional<Checkpoint> rest) {
   wait();
-  const bool copied = beside_ && copy(shard, shard_) && (!rest || copy(*rest));
-  if (copied) shard = shard_;
+  const MemoryStats before = memory_stats();
+  const bool copied = beside_ && copy(shard, shard_) && (!rest || copy(*rest)) && leaves_room(before);
+  if (copied) {
+    shard = shard_;
+    if (rest) use_copies(*rest);
+  }
   rest_ = std::move(rest);
   shards_.clear();
   const auto job = [this, files, shard = std::move(shard), has_weights] {

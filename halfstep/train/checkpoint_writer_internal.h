@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/train/checkpoint.h"
 
 namespace halfstep::training {
@@ -26,8 +27,8 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Copies the tensors to the host, and begins to write the files, one after the other: a later one is there only if
-  /// the earlier ones are. Without memory for the copy or without a thread it writes them itself. What is still being
-  /// written is waited for first, and throws what wait() throws.
+  /// the earlier ones are. Without memory for the copy, or for training beside it, or without a thread it writes them
+  /// itself. What is still being written is waited for first, and throws what wait() throws.
   void write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint);
   /// The first half of a checkpoint whose state ranks divide: begins to write `shard`, which this rank alone has, into
   /// each of the files, and keeps `rest` for the second half. Without memory for the copies or without a thread it
@@ -47,6 +48,8 @@ class CheckpointWriter {
  private:
   bool copy(NamedTensors& tensors, NamedTensors& copies);
   bool copy(Checkpoint& checkpoint);
+  bool leaves_room(const MemoryStats& before);
+  void use_copies(Checkpoint& checkpoint) const;
   bool start(std::function<void()> job);
 
   bool beside_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,7 @@ TEST(HostAllocator, RoundsUpLittleAndLargeBlocksToPages) {
         const std::uint64_t got = counted(bytes);
         EXPECT_GE(got, bytes);
         EXPECT_GE(got, last) << "larger blocks are never smaller";
-        EXPECT_LE(got - bytes, bytes > kLarge ? 4095 : power / 4) << bytes;
+        EXPECT_LE(got - bytes, bytes > kLarge ? 4095 : std::max<std::size_t>(power / 16, 63)) << bytes;
         last = got;
       }
     }
@@ -101,6 +102,7 @@ TEST(HostAllocator, SaysWhenTheSystemHasNoMore) {
     allocator.deallocate(kept, std::size_t{150} << 20);
     // The addresses of what is kept are needed: they are returned first.
     void* const other = allocator.allocate(std::size_t{200} << 20);
+    if (memory_can_be_had(std::size_t{1} << 30) || !memory_can_be_had(std::size_t{50} << 20)) std::_Exit(3);
     std::string why;
     try {
       allocator.allocate(std::size_t{1} << 30);
