@@ -64,8 +64,10 @@ void* BlockHeap::take(std::size_t asked) {
   }
   block->in_use = true;
   if (kind_ == Kind::memory) {
-    allow(block->data, asked);
-    forbid(block->data + asked, bytes - asked);
+    // As in small blocks, the rest of the last line may be read.
+    const std::size_t lines = round_up(asked, 64);
+    allow(block->data, lines);
+    forbid(block->data + lines, bytes - lines);
   }
   return block->data;
 }

@@ -235,7 +235,7 @@ TEST(BlockHeap, ForbidsWhatIsNotInUse) {
   BlockHeap heap(BlockHeap::Kind::memory);
   auto* const data = static_cast<volatile char*>(heap.take(kMiB + 5));
   data[kMiB + 4] = 1;
-  EXPECT_DEATH(data[kMiB + 5] = 1, "use-after-poison");
+  EXPECT_DEATH(data[kMiB + 64] = 1, "use-after-poison");
   heap.give(const_cast<char*>(data));
   EXPECT_DEATH(data[0] = 1, "use-after-poison");
 }
