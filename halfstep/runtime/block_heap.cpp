@@ -172,8 +172,7 @@ bool BlockHeap::add_region(std::size_t bytes) {
     block->region = region.get();
     regions_.push_back(std::move(region));
     bare_.insert(block.get());
-    block.release();
-    return true;
+    return block.release() != nullptr;
   }
 }
 
@@ -206,10 +205,9 @@ void BlockHeap::cut(Block* block, std::size_t bytes) {
   rest->bytes -= bytes;
   rest->before = block;
   free_like(rest.get()).insert(rest.get());
-  block->bytes = bytes;
-  block->behind = rest.get();
   if (rest->behind) rest->behind->before = rest.get();
-  rest.release();
+  block->bytes = bytes;
+  block->behind = rest.release();
 }
 
 // Both are free and in no set.

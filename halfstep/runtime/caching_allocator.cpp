@@ -33,7 +33,8 @@ int class_of(std::size_t bytes) {
   constexpr std::size_t kSmallest = std::size_t{1} << kSmallestLog2;
   if (bytes <= kSmallest) return 0;
   bytes = (bytes + kSmallest - 1) / kSmallest * kSmallest;  // classes between its multiples have no blocks
-  const int log2 = std::bit_width(bytes - 1) - 1;           // 2^log2 < bytes <= 2^(log2+1)
+  // 2^log2 < bytes <= 2^(log2+1)
+  const int log2 = std::max(static_cast<int>(std::bit_width(bytes - 1)) - 1, kSmallestLog2);
   const auto step = static_cast<int>((bytes - 1 - (std::size_t{1} << log2)) >> (log2 - kClassesLog2));
   return 1 + step + ((log2 - kSmallestLog2) << kClassesLog2);
 }
