@@ -28,7 +28,7 @@ std::size_t region_bytes() {
   return std::max(kLeast, round_up(static_cast<std::size_t>(pages) * static_cast<std::size_t>(page), kHugePage));
 }
 
-// The address sanitizer is told what may be used, since the C library knows nothing of blocks.
+// For the address sanitizer, which by itself only tracks malloc: marks memory as valid or poisoned.
 void allow([[maybe_unused]] const void* data, [[maybe_unused]] std::size_t bytes) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(data, bytes);

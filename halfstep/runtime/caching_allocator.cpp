@@ -242,7 +242,7 @@ void set_memory_limit(std::uint64_t bytes, Device device) {
   if (device.is_host()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
   device_allocator(device, "set_memory_limit").set_limit(bytes);
 }
-bool memory_can_be_had(std::uint64_t bytes) {
+bool can_allocate(std::uint64_t bytes) {
   const MemoryStats s = memory_stats();
   const std::uint64_t kept = s.reserved - s.allocated;
   if (bytes <= kept) return true;

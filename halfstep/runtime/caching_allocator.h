@@ -52,9 +52,10 @@ HS_API void set_memory_caching(bool on, Device device = {});
 /// The most bytes that the allocator of a device takes from it; 0: no limit of ours. Allocations beyond it fail as if
 /// the device had no more. Throws DeviceError for the CPU and meta.
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
-/// Whether the CPU could hand out so many bytes more, in blocks of any size: from what it keeps, or else as far as the
-/// limits of the process and the system's accounting tell. Whether other programs leave that much memory isn't known.
-HS_API bool memory_can_be_had(std::uint64_t bytes);
+/// Whether `bytes` more bytes can be allocated on the CPU, in blocks of any size: from cached memory, and for the rest
+/// within the process's resource limits and the system's overcommit rules. Doesn't tell how much memory other programs
+/// leave. Allocates nothing.
+HS_API bool can_allocate(std::uint64_t bytes);
 /// All blocks of a device's memory, for debugging; empty for the CPU and meta.
 HS_API std::vector<MemoryBlock> memory_snapshot(Device device);
 

@@ -34,20 +34,20 @@ constexpr std::int64_t kMaxRanges = 65535;
 // microseconds and waking a thread takes 50. A caller spins for what a range of a small call takes.
 constexpr std::int64_t kIdleSpin = 1'000'000;
 constexpr std::int64_t kWaitSpin = 100'000;
-// How often a thread looks whether it had to wait for a processor, as Linux counts, and what shows that others want
-// them: so much of it, and a quarter of the time that it ran. Interrupts and short work of the system stay below.
+// How often a thread checks how long it was runnable without a processor, and what counts as contention: at least this
+// long in total, and a quarter of the time that it ran. Interrupts and short kernel work stay below.
 constexpr std::int64_t kLookAfter = 5'000'000;
 constexpr std::int64_t kDelayed = 500'000;
-// Where Linux doesn't say: a gap this long between two looks at the clock of a spinning thread. Measured on two cores
+// Without those counters: a gap this long between two looks at the clock of a spinning thread. Measured on two cores
 // with two MLP trainings: 60 microseconds give 107 to 112% of the steps that one makes, 150 give 71%, since gaps are
 // often shorter; with 30 a quiet machine's interrupts are taken for others, and one makes 66%.
 constexpr std::int64_t kPutAside = 60'000;
-// How long a worker then rests. Twice as long as the last time if others still want its processor, within kStill.
+// How long a worker rests after contention. The time doubles if there is contention again within kStill after a rest.
 constexpr std::int64_t kRest = 20'000'000;
 constexpr std::int64_t kRestAtMost = 320'000'000;
 constexpr std::int64_t kStill = 30'000'000;
-// A call is offered to resting workers too once its caller has worked on it for so long: one that is put aside in the
-// middle of a range keeps its caller waiting for a time slice, some milliseconds.
+// Resting workers are offered a call once its caller has worked on it for this long. A worker that is preempted in the
+// middle of a range blocks its caller for a time slice of some milliseconds, which only a longer call makes up for.
 constexpr std::int64_t kOfferedAfter = 300'000;
 
 std::int64_t now() noexcept {
@@ -114,26 +114,16 @@ struct Pool {
   bool cannot_grow = false;  // under `growing`
 };
 
-/// How long a thread ran, and waited for a processor while it could have run, since it began; in nanoseconds.
+/// How long the calling thread ran, and how long it was runnable without a processor, as Linux counts.
 class Delays {
  public:
-  ~Delays() { close_file(); }
-
-  /// Looks, if it is time. Whether the thread had to wait since the last look.
+  /// Reads the counters if the last time is long enough ago. Whether the thread was kept from running since then.
   bool look(Pool& pool) noexcept {
     const std::int64_t t = now();
     if (t - at_ < kLookAfter) return false;
     at_ = t;
-    if (of_ != &pool) open_file(pool);
-    if (file_ < 0) return false;
-    std::array<char, 64> text;
-    const ssize_t n = pread(file_, text.data(), text.size(), 0);
     std::int64_t ran = 0, delayed = 0;
-    if (n <= 0) return false;
-    const char* const end = text.data() + n;
-    const auto [space, first] = std::from_chars(text.data(), end, ran);
-    if (first != std::errc() || space == end) return false;
-    if (std::from_chars(space + 1, end, delayed).ec != std::errc()) return false;
+    if (!read(ran, delayed)) return false;
     const bool waited = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
     ran_ = ran;
     delayed_ = delayed;
@@ -143,19 +133,19 @@ class Delays {
   }
 
  private:
-  // A child of fork() has another pool: the file there is of the thread that forked.
-  void open_file(const Pool& pool) noexcept {
-    close_file();
-    of_ = &pool;
-    known_ = false;
-    file_ = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-  }
-  void close_file() noexcept {
-    if (file_ >= 0) close(file_);
+  // Opened each time: it takes microseconds, and a file kept open would be another thread's in a child of fork().
+  static bool read(std::int64_t& ran, std::int64_t& delayed) noexcept {
+    const int file = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    std::array<char, 64> text;
+    const ssize_t n = ::read(file, text.data(), text.size());
+    close(file);
+    if (n <= 0) return false;
+    const char* const end = text.data() + n;
+    const auto [space, error] = std::from_chars(text.data(), end, ran);
+    return error == std::errc() && space != end && std::from_chars(space + 1, end, delayed).ec == std::errc();
   }
 
-  const Pool* of_ = nullptr;
-  int file_ = -1;
   bool known_ = false;
   std::int64_t at_ = 0, ran_ = 0, delayed_ = 0;
 };
@@ -200,12 +190,13 @@ void help(Pool& pool, int from) noexcept {
   }
 }
 
-/// Helps with nothing for a while but with calls that are offered late. `from` as in help(). Returns when it ended.
+/// Takes no ranges for `length` nanoseconds, except of calls that are offered late. `from` as in help(). Returns the
+/// time at which the rest ended.
 std::int64_t rest(Pool& pool, int from, std::int64_t length) noexcept {
   const std::int64_t end = now() + length;
   std::uint32_t seen = pool.late.load(std::memory_order_seq_cst);
   pool.resting.fetch_add(1, std::memory_order_seq_cst);
-  pool.rests_asked_for.store(0, std::memory_order_relaxed);  // this is one
+  pool.rests_asked_for.store(0, std::memory_order_relaxed);  // one rest answers all requests so far
   for (std::int64_t t = now(); t < end; t = now()) {
     futex_wait_for(pool.late, seen, end - t);
     const std::uint32_t late = pool.late.load(std::memory_order_seq_cst);
@@ -216,7 +207,7 @@ std::int64_t rest(Pool& pool, int from, std::int64_t length) noexcept {
   return end;
 }
 
-/// Whether a caller has asked for a worker to rest; it is this one then.
+/// Takes a caller's request that a worker should rest; false: there is none.
 bool asked_to_rest(Pool& pool) noexcept {
   int n = pool.rests_asked_for.load(std::memory_order_relaxed);
   return n > 0 && pool.rests_asked_for.compare_exchange_strong(n, n - 1, std::memory_order_relaxed);
@@ -380,7 +371,7 @@ void pool_run(std::int64_t ranges, int threads, Body body, void* context) {
     for (std::uint32_t done; (done = slot.done.load(std::memory_order_seq_cst)) != others;) futex_wait(slot.done, done);
     slot.waiting.store(0, std::memory_order_relaxed);
   }
-  // The caller can't rest: a worker does, so that there is a processor more for all threads.
+  // The caller can't rest. A worker does, which frees a processor.
   if (may_spin && (t_delays.look(p) || spun == Spun::put_aside)) p.rests_asked_for.store(1, std::memory_order_relaxed);
   p.free_slots.fetch_or(bit, std::memory_order_release);
 }

@@ -54,12 +54,13 @@ bool CheckpointWriter::copy(NamedTensors& tensors, NamedTensors& copies) {
   return true;
 }
 
-// Whether training finds what it had at most before new copies were made, beside them. If not they are dropped.
+// Whether the peak of tensors before the copies can be reached again while the copies are held. If not, they are
+// released. Copies into existing tensors take no more memory.
 bool CheckpointWriter::leaves_room(const MemoryStats& before) {
-  const bool made_over = memory_stats().allocated <= before.allocated;
-  if (made_over || memory_can_be_had(before.allocated_peak - before.allocated)) return true;
+  const bool none_new = memory_stats().allocated <= before.allocated;
+  if (none_new || can_allocate(before.allocated_peak - before.allocated)) return true;
   log(LogLevel::warning,
-      "training would have no memory left beside a copy for a checkpoint, so it waits until that is written");
+      "too little memory to train while a copy of the checkpoint is held, so training waits until it is written");
   for (NamedTensors* copies : {&weights_, &optimizer_, &communication_, &training_weights_, &shard_}) copies->clear();
   return false;
 }

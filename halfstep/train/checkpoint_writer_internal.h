@@ -27,13 +27,13 @@ class CheckpointWriter {
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   /// Copies the tensors to the host, and begins to write the files, one after the other: a later one is there only if
-  /// the earlier ones are. Without memory for the copy, or for training beside it, or without a thread it writes them
-  /// itself. What is still being written is waited for first, and throws what wait() throws.
+  /// the earlier ones are. Without memory for the copy and for training beside it, or without a thread, it writes
+  /// them itself. What is still being written is waited for first, and throws what wait() throws.
   void write(const std::vector<std::filesystem::path>& files, Checkpoint checkpoint);
   /// The first half of a checkpoint whose state ranks divide: begins to write `shard`, which this rank alone has, into
-  /// each of the files, and keeps `rest` for the second half. Without memory for the copies or without a thread it
-  /// writes them itself and returns false: then training may not go on before the second half is written. Errors are
-  /// wait()'s.
+  /// each of the files, and keeps `rest` for the second half. Without memory for the copies and for training beside
+  /// them, or without a thread, it writes them itself and returns false: then training may not go on before the second
+  /// half is written. Errors are wait()'s.
   bool write_shards(const std::vector<std::filesystem::path>& files, NamedTensors shard, bool has_weights,
                     std::optional<Checkpoint> rest);
   /// Behind wait(): the entries of the files in the lists of their checkpoints.

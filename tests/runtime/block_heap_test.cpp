@@ -197,8 +197,8 @@ TEST(BlockHeap, KeepsBlocksApart) {
       EXPECT_EQ(heap.reserved(), twin.reserved());
       most_reserved = std::max(most_reserved, heap.reserved());
     }
-    // Random sizes and lives are the worst for any heap; a step's come again in the same order.
-    EXPECT_LT(static_cast<double>(most_reserved), 1.5 * static_cast<double>(most));
+    // Random sizes and lifetimes leave more gaps than a training step: 1.33, 1.16 and 1.17 with these seeds.
+    EXPECT_LT(static_cast<double>(most_reserved), 1.4 * static_cast<double>(most));
     for (const Held& h : held) {
       check(h);
       heap.give(h.data);

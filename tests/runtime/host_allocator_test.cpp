@@ -102,7 +102,7 @@ TEST(HostAllocator, SaysWhenTheSystemHasNoMore) {
     allocator.deallocate(kept, std::size_t{150} << 20);
     // The addresses of what is kept are needed: they are returned first.
     void* const other = allocator.allocate(std::size_t{200} << 20);
-    if (memory_can_be_had(std::size_t{1} << 30) || !memory_can_be_had(std::size_t{50} << 20)) std::_Exit(3);
+    if (can_allocate(std::size_t{1} << 30) || !can_allocate(std::size_t{50} << 20)) std::_Exit(3);
     std::string why;
     try {
       allocator.allocate(std::size_t{1} << 30);
