@@ -28,9 +28,9 @@
 namespace halfstep::cpu {
 namespace {
 
-const char* const kPaths[] = {"reference", "products",  "pairs",     "tiles", "blocks",
-                              "native",    "winograd2", "winograd4", "matrix"};
-static_assert(static_cast<int>(ConvPath::matrix) == 8);
+const char* const kPaths[] = {"reference", "products",  "pairs",     "tiles",  "blocks",
+                              "native",    "winograd2", "winograd4", "matrix", "depthwise"};
+static_assert(static_cast<int>(ConvPath::depthwise) == 9);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);

@@ -2,13 +2,14 @@
 // Convolutions: oneDNN's float32 kernels on channels-last images. 16-bit images are widened a few at a time, so that
 // what is widened stays in the cache, or, in 1x1 convolutions, while a matrix product packs them; results are rounded
 // once. Where the processor has 16-bit units, oneDNN uses them. Products and sums are float32 (float64 for float64).
-// Winograd's algorithms take part where they are asked for.
+// Winograd's algorithms take part where they are asked for. Depthwise convolutions have kernels of their own.
 #include "halfstep/backends/cpu/conv.h"
 
 #include <algorithm>
 #include <functional>
 #include <memory>
 
+#include "halfstep/backends/cpu/conv_depthwise.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_matrix.h"
 #include "halfstep/backends/cpu/conv_spread.h"
@@ -45,13 +46,27 @@ bool has_units(DType dtype, Isa isa) {
   return (dtype == DType::bf16 && has_bf16_units(isa)) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
 }
 
-// Whether oneDNN's kernels on the processor's 16-bit units may serve.
+// Whether oneDNN's kernels on the processor's 16-bit units may serve. Not for groups of one channel: they take the
+// units for a matrix of one column, up to 30 times as long as in float32.
 bool by_units(const ConvCall& call, Isa isa) {
+  if (call.geometry.groups > 1 && call.geometry.groups == call.geometry.c) return false;
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
   const DType result = const_cast<ConvCall&>(call).result().dtype;
   // A bias of a transposed convolution would be rounded after the sum is.
   return has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
          (result == operands || result == DType::f32) && (call.bias == nullptr || call.part == ConvPart::output);
+}
+
+// The path of a call that isn't depthwise, or whose weights have no place there.
+ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
+  const bool native = by_units(call, isa);
+  if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
+    const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
+    if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
+  }
+  if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
+  if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
+  return native ? ConvPath::native : float32_path(call, isa);
 }
 
 }  // namespace
@@ -62,14 +77,7 @@ bool all_floats(const ConvCall& call) noexcept {
 
 ConvPath choose_conv_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   if (!all_floats(call)) return ConvPath::reference;
-  const bool native = by_units(call, isa);
-  if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
-    const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
-    if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
-  }
-  if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
-  if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
-  return native ? ConvPath::native : float32_path(call, isa);
+  return depthwise_serves(call) ? ConvPath::depthwise : dense_path(call, isa, allowed);
 }
 
 std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed, ConvPath first) {
@@ -85,6 +93,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
   add(ConvPath::matrix, matrix_serves(call));
+  add(ConvPath::depthwise, depthwise_serves(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);
   add(ConvPath::winograd4, winograd && allowed == Winograd::tiles_4x4);
   return paths;
@@ -95,6 +104,11 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
   if (path == ConvPath::tiles) return weight_by_tiles(context, call);
   if (path == ConvPath::matrix) return convolve_matrix(context, call);
+  if (path == ConvPath::depthwise) {
+    const Status status = convolve_depthwise(context, call);
+    return status == Status::unsupported ? convolve_by(dense_path(call, compute_isa(), Winograd::off), context, call)
+                                         : status;
+  }
   if (path == ConvPath::winograd2 || path == ConvPath::winograd4) {
     const int m = path == ConvPath::winograd4 ? 4 : 2;
     const Status status =
@@ -137,6 +151,7 @@ std::string describe_conv(ConvCall& call) {
   if (path == ConvPath::pairs) return "pairs";
   if (path == ConvPath::tiles) return "tiles";
   if (path == ConvPath::matrix) return "matrix";
+  if (path == ConvPath::depthwise) return "depthwise";
   if (path == ConvPath::blocks) {
     const std::string kernel = onednn_kernel(call, DType::f32);
     const bool widened = call.input.dtype != DType::f32 || call.output.dtype != DType::f32;

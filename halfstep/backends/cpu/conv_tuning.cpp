@@ -34,9 +34,9 @@ constexpr int kTurns = 5;
 constexpr double kMostSeconds = 0.5;  // for all turns but the first two
 constexpr double kClearlyFaster = 0.97;
 
-constexpr std::array kConvPathNames = {"reference", "products",  "pairs",     "tiles", "blocks",
-                                       "native",    "winograd2", "winograd4", "matrix"};
-static_assert(kConvPathNames.size() == static_cast<std::size_t>(ConvPath::matrix) + 1);
+constexpr std::array kConvPathNames = {"reference", "products",  "pairs",     "tiles",  "blocks",
+                                       "native",    "winograd2", "winograd4", "matrix", "depthwise"};
+static_assert(kConvPathNames.size() == static_cast<std::size_t>(ConvPath::depthwise) + 1);
 
 std::optional<ConvPath> path_named(const std::string& text) {
   const auto* const at = std::find(kConvPathNames.begin(), kConvPathNames.end(), text);
