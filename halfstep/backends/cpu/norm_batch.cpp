@@ -251,15 +251,17 @@ template <class T, class P, class Activation>
 HWY_INLINE void normalise(const T* x, const T* residual, T* y, std::int64_t n, const P& centre, const P& factor,
                           const P& offset, bool stream, const Activation activate) {
   const ComputeTag<T> d;
+  const std::int64_t ahead = elements_ahead<T>(stream);
   const auto normalised = [&](std::size_t i, const auto& part) HWY_ATTR {
-    const auto difference = hn::Sub(part.read(d, x + i), part.get(d, centre, i));
+    const auto difference = hn::Sub(read_ahead(part, d, x, i, ahead), part.get(d, centre, i));
     return hn::MulAdd(difference, part.get(d, factor, i), part.get(d, offset, i));
   };
   if constexpr (Activation::kRounded) {
     if (residual) {
       each_result(
           d, n, stream, y,
-          [&](std::size_t i, auto part) HWY_ATTR { return hn::Add(normalised(i, part), part.read(d, residual + i)); },
+          [&](std::size_t i, auto part)
+              HWY_ATTR { return hn::Add(normalised(i, part), read_ahead(part, d, residual, i, ahead)); },
           activate);
     } else {
       each_result(

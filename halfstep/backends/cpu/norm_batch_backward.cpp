@@ -31,14 +31,17 @@ namespace {
 
 constexpr std::int64_t kBlock = 128;  // strips whose sums are taken in float32
 
-// A strip of the operands, and values of its channels: what was normalised is (x - mean) scale + bias.
+// A strip of the operands, values of its channels (what was normalised is (x - mean) scale + bias), and a bit for each
+// element: whether the activation lets its gradient pass.
 template <class T, class P>
 struct Given {
   const T *g, *x, *y, *more;
   P mean, scale, bias;
+  std::uint8_t* passes;
+  std::int64_t ahead;  // see read_ahead()
 };
 template <class T, class P>
-Given(const T*, const T*, const T*, const T*, P, P, P) -> Given<T, P>;
+Given(const T*, const T*, const T*, const T*, P, P, P, std::uint8_t*, std::int64_t) -> Given<T, P>;
 
 // The gradient of what the activation got: as relu's and hardtanh's, also where the result is NaN. Without an
 // activation it is g (kMore: the sum of two, rounded to T); with one it is 0 where the result is at most 0 or, of
@@ -47,20 +50,30 @@ template <bool kMore>
 struct UnchangedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
-    const auto g = part.read(d, s.g + i);
+    const auto g = read_ahead(part, d, s.g, i, s.ahead);
     if constexpr (!kMore) return g;
-    return rounded_to<T>(d, hn::Add(g, part.read(d, s.more + i)));
+    return rounded_to<T>(d, hn::Add(g, read_ahead(part, d, s.more, i, s.ahead)));
   }
 };
-template <int kBound, bool kMore>  // kBound 0: none
+template <int kBound, bool kMore, bool kNote = false>  // kBound 0: none. kNote: notes which elements pass
 struct RectifiedSlope {
   template <class D, class T, class P, class Lanes>
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
-    const auto result = part.read(d, s.y + i);
+    const auto result = read_ahead(part, d, s.y, i, s.ahead);
     const auto whole = UnchangedSlope<kMore>{}(d, s, i, part);
-    const auto gradient = hn::IfThenZeroElse(hn::Le(result, hn::Zero(d)), whole);
-    if constexpr (kBound == 0) return gradient;
-    return hn::IfThenZeroElse(hn::Ge(result, hn::Set(d, static_cast<hn::TFromD<D>>(kBound))), gradient);
+    auto stopped = hn::Le(result, hn::Zero(d));
+    if constexpr (kBound != 0) {
+      stopped = hn::Or(stopped, hn::Ge(result, hn::Set(d, static_cast<hn::TFromD<D>>(kBound))));
+    }
+    if constexpr (kNote) hn::StoreMaskBits(d, hn::Not(stopped), s.passes + i / 8);
+    return hn::IfThenZeroElse(stopped, whole);
+  }
+};
+// The same by what was noted, without the result.
+struct NotedSlope {
+  template <class D, class T, class P, class Lanes>
+  HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
+    return hn::IfThenElseZero(hn::LoadMaskBits(d, s.passes + i / 8), UnchangedSlope<false>{}(d, s, i, part));
   }
 };
 // Of silu, whose result doesn't tell its input: that is computed again.
@@ -69,7 +82,7 @@ struct SiluSlope {
   HWY_INLINE hn::Vec<D> operator()(D d, const Given<T, P>& s, std::size_t i, const Lanes& part) const {
     const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
     const auto normalised = hn::MulAdd(difference, part.get(d, s.scale, i), part.get(d, s.bias, i));
-    return hn::Mul(part.read(d, s.g + i), wide_silu_slope(d, normalised));
+    return hn::Mul(read_ahead(part, d, s.g, i, s.ahead), wide_silu_slope(d, normalised));
   }
 };
 
@@ -79,7 +92,7 @@ HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRI
                              const Before before) {
   const ComputeTag<T> d;
   const auto add = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
-    const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
+    const auto difference = hn::Sub(read_ahead(part, d, s.x, i, s.ahead), part.get(d, s.mean, i));
     part.write(hn::Add(part.read(d, s1 + i), v), d, s1 + i);
     part.write(hn::MulAdd(v, difference, part.read(d, s2 + i)), d, s2 + i);
     return v;
@@ -99,7 +112,7 @@ HWY_INLINE void write_gradients(const Given<T, P>& s, bool with_x, T* x_grad, T*
                                 const P& mean_g, const P& slope, bool stream, const Before before) {
   const ComputeTag<T> d;
   const auto gradient = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
-    const auto difference = hn::Sub(part.read(d, s.x + i), part.get(d, s.mean, i));
+    const auto difference = hn::Sub(read_ahead(part, d, s.x, i, s.ahead), part.get(d, s.mean, i));
     const auto inner = hn::NegMulAdd(difference, part.get(d, slope, i), hn::Sub(v, part.get(d, mean_g, i)));
     return hn::Mul(part.get(d, s.scale, i), inner);
   };
@@ -139,20 +152,37 @@ template <class T>
 struct Operands {
   const TensorView none{};
   Strips<T> g, x, y, more, x_grad, residual_grad;
+  std::uint8_t* passes = nullptr;  // a bit for each element, in the order of memory
+  std::int64_t ahead;
   Operands(const BatchNormBackward& f, const ChannelWalk& walk)
       : g(*f.g, *f.x, walk),
         x(*f.x, *f.x, walk),
         y(f.y ? *f.y : none, *f.x, walk),
         more(f.more ? *f.more : none, *f.x, walk),
         x_grad(f.attributes->want_input ? *f.x_grad : none, *f.x, walk),
-        residual_grad(f.residual_grad && f.attributes->want_residual ? *f.residual_grad : none, *f.x, walk) {}
+        residual_grad(f.residual_grad && f.attributes->want_residual ? *f.residual_grad : none, *f.x, walk),
+        ahead(elements_ahead<T>(streams(f))) {}
   bool direct() const {
     return g.direct() && x.direct() && y.direct() && more.direct() && x_grad.direct() && residual_grad.direct();
   }
+  // Whether results go past the caches, which tensors of their size don't fit.
+  bool streams(const BatchNormBackward& f) const { return direct() && written_past_caches(*f.x); }
   // Whether the pass that sums writes the residual's gradient, so that the next one reads that instead of all else.
   bool keeps(const BatchNormBackward& f) const {
     return f.attributes->training && f.attributes->activation != 0 && x_grad.present() && residual_grad.present() &&
            direct();
+  }
+  // Whether it notes which elements pass, so that the next one reads bits instead of results: where all vectors of the
+  // walk begin with a whole byte of them.
+  bool notes(const BatchNormBackward& f, const ChannelWalk& walk) const {
+    constexpr auto kLanes = static_cast<std::int64_t>(hn::MaxLanes(ComputeTag<T>()));
+    const bool whole_bytes = kLanes % 8 == 0 && (walk.channels % kLanes == 0 ||
+                                                 (walk.blocks() == 1 && walk.channels * walk.together % kLanes == 0));
+    return f.attributes->training && f.attributes->activation != 0 && y.present() && x_grad.present() && !f.more &&
+           !keeps(f) && direct() && walk.rows && whole_bytes;
+  }
+  std::uint8_t* passes_of(const Strip& s, const ChannelWalk& walk) const {
+    return passes == nullptr ? nullptr : passes + (s.place * walk.channels + s.channel) / 8;
   }
 };
 
@@ -181,7 +211,7 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
           walk, s,
           [&](const auto& m, const auto& k, const auto& b) {
             add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block),
-                               t.more.read(s, more_block), m, k, b},
+                               t.more.read(s, more_block), m, k, b, t.passes_of(s, walk), t.ahead},
                          s.numel(), s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, before);
           },
           of.mean, of.scale, of.bias);
@@ -222,7 +252,8 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, bool stream
         walk, s,
         [&](const auto& m, const auto& k, const auto& b, const auto& mg, const auto& sl) {
           const T* x = with_x || std::is_same_v<Before, SiluSlope> ? t.x.read(s, x_block) : nullptr;
-          write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), t.more.read(s, more_block), m, k, b},
+          write_gradients(Given{t.g.read(s, g_block), x, t.y.read(s, y_block), t.more.read(s, more_block), m, k, b,
+                                t.passes_of(s, walk), t.ahead},
                           with_x, t.x_grad.target(s, x_grad_block), t.residual_grad.target(s, residual_block),
                           s.numel(), mg, sl, stream, before);
         },
@@ -232,21 +263,28 @@ void write_all(Operands<T>& t, const ChannelWalk& walk, bool with_x, bool stream
   });
 }
 
-// What the passes work with: values of the channels, and the sums of g and of g (x - mean).
+// What the passes work with: values of the channels, the sums of g and of g (x - mean), and room for a bit of each
+// element, where they are noted.
 template <class C>
 struct Work {
   Channels<C> of;
   double* sums;
+  std::uint8_t* passes;
 };
 template <class C>
-HWY_NOINLINE bool prepare(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk, Work<C>& work) {
+HWY_NOINLINE bool prepare(KernelContext* context, const BatchNormBackward& f, const ChannelWalk& walk, bool notes,
+                          Work<C>& work) {
   const std::int64_t channels = walk.channels, size = repeated_size(walk);
   auto* sums = static_cast<double*>(context->workspace(
       context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
   auto* values = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(5 * size) * sizeof(C)));
-  if (!sums || !values) return false;
+  // A vector's bits are read and written as 8 bytes, whatever their number.
+  auto* passes =
+      notes ? static_cast<std::uint8_t*>(context->workspace(context, static_cast<std::size_t>(f.x->numel / 8 + 16)))
+            : nullptr;
+  if (!sums || !values || (notes && !passes)) return false;
   if (runs_dry(context)) return true;
-  work = {{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size}, sums};
+  work = {{values, values + size, values + 2 * size, values + 3 * size, values + 4 * size}, sums, passes};
   const Channels<C>& of = work.of;
   const C *rstd = static_cast<const C*>(f.rstd->data), *given = static_cast<const C*>(f.mean->data);
   const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
@@ -279,13 +317,16 @@ HWY_NOINLINE void use_sums(const BatchNormBackward& f, const ChannelWalk& walk, 
   for (C* repeated : {of.mean_g, of.slope}) repeat(walk, repeated);
 }
 
-template <class T, class C, class Before>
-void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>& work, const Before& before) {
+// `first` sums; `second` writes, unless the first pass has written the residual's gradient.
+template <class T, class C, class First, class Second>
+void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>& work, const First& first,
+              const Second& second) {
   const BatchNormAttributes& a = *f.attributes;
   Operands<T> t(f, walk);
+  t.passes = work.passes;
   const bool sums_wanted = a.training || a.want_weight || a.want_bias;
-  const bool keep = t.keeps(f), stream = t.direct() && written_past_caches(*f.x);
-  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, keep, work.of, work.sums, before);
+  const bool keep = t.keeps(f), stream = t.streams(f);
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, keep, work.of, work.sums, first);
   use_sums(f, walk, work);
   if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return;
   if (keep) {
@@ -296,33 +337,43 @@ void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>
     Operands<T> kept(rest, walk);
     return write_all<T>(kept, walk, true, stream, work.of, UnchangedSlope<false>{});
   }
-  write_all<T>(t, walk, a.training && t.x_grad.present(), stream, work.of, before);
+  write_all<T>(t, walk, a.training && t.x_grad.present(), stream, work.of, second);
+}
+
+template <class T, class C, int kBound, bool kMore>
+void backward_rectified(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>& work) {
+  if constexpr (!kMore) {
+    if (work.passes) return backward<T>(f, walk, work, RectifiedSlope<kBound, false, true>{}, NotedSlope{});
+  }
+  backward<T>(f, walk, work, RectifiedSlope<kBound, kMore>{}, RectifiedSlope<kBound, kMore>{});
 }
 
 template <class C>
 bool backward(KernelContext* context, const BatchNormBackward& f) {
   const ChannelWalk walk(*f.x, static_cast<std::int64_t>(hn::Lanes(ComputeTag<C>())));
   if (walk.channels == 0) return true;
-  Work<C> work;
-  if (!prepare(context, f, walk, work)) return false;
-  if (runs_dry(context)) return true;
+  bool done = false;
   visit_strips(
       f.x->dtype, [&](auto tag) { return Operands<decltype(tag)>(f, walk).direct(); },
       [&](auto tag) {
         using T = decltype(tag);
         if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
-          if (f.bias) return backward<T>(f, walk, work, SiluSlope{});
+          Work<C> work;
+          if (!prepare(context, f, walk, Operands<T>(f, walk).notes(f, walk), work)) return;
+          done = true;
+          if (runs_dry(context)) return;
+          if (f.bias) return backward<T>(f, walk, work, SiluSlope{}, SiluSlope{});
           const auto run = [&](auto sum) {
             constexpr bool kMore = decltype(sum)::value;
             const int activation = f.y ? f.attributes->activation : 0;
-            activation == 0   ? backward<T>(f, walk, work, UnchangedSlope<kMore>{})
-            : activation == 1 ? backward<T>(f, walk, work, RectifiedSlope<0, kMore>{})
-                              : backward<T>(f, walk, work, RectifiedSlope<6, kMore>{});
+            activation == 0   ? backward<T>(f, walk, work, UnchangedSlope<kMore>{}, UnchangedSlope<kMore>{})
+            : activation == 1 ? backward_rectified<T, C, 0, kMore>(f, walk, work)
+                              : backward_rectified<T, C, 6, kMore>(f, walk, work);
           };
           f.more ? run(std::true_type()) : run(std::false_type());
         }
       });
-  return true;
+  return done;
 }
 
 }  // namespace

@@ -149,6 +149,19 @@ HWY_INLINE void fetch_ahead(const T* strips, std::int64_t pitch, std::size_t i, 
   for (std::size_t k = 0; k < 4 * lanes; k += 64 / sizeof(T)) hwy::Prefetch(next + k);
 }
 
+/// How many elements ahead memory is fetched where tensors don't fit the caches: the processor follows some streams by
+/// itself, but not far enough to keep memory busy. 0 where they fit.
+template <class T>
+std::int64_t elements_ahead(bool in_memory) {
+  return in_memory ? 4096 / static_cast<std::int64_t>(sizeof(T)) : 0;
+}
+/// Reads from element `i` on, and fetches what lies `ahead` elements further.
+template <class Lanes, class D, class T>
+HWY_INLINE hn::Vec<D> read_ahead(const Lanes& part, D d, const T* p, std::size_t i, std::int64_t ahead) {
+  hwy::Prefetch(p + i + ahead);
+  return part.read(d, p + i);
+}
+
 /// What happens to results: nothing. Another type may do something, and where `kRounded`, with the same outcome to
 /// results that are bfloat16 already, none of them NaN.
 struct Unchanged {
