@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ResNet-50 layer by layer: what each convolution and each pass between them takes, what it moves, and what the machine
-// could do at most in that moment. docs/reference/performance.md says how to read it.
+// ResNet-50 or MobileNetV2 layer by layer: what each convolution and each pass between them takes, what it moves, and
+// what the machine could do at most in that moment. docs/reference/performance.md says how to read it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -121,7 +121,23 @@ struct Measured {
   bool by_bytes = false;
 };
 
+/// What is measured.
+struct Network {
+  const char *flag, *name;
+  std::vector<ConvLayer> convolutions;
+  std::vector<NormLayer> norms;
+  std::int64_t pooled;  ///< channels of the first pooling, of images of 112x112; 0: there is none
+  std::int64_t last;    ///< channels of the mean of images of 7x7
+};
+const std::vector<Network>& networks() {
+  static const std::vector<Network> all = {
+      {"resnet50", "ResNet-50", resnet50_convolutions(), resnet50_norms(), 64, 2048},
+      {"mobilenet_v2", "MobileNetV2", mobilenet_v2_convolutions(), mobilenet_v2_norms(), 0, 1280}};
+  return all;
+}
+
 struct Options {
+  const Network* network = networks().data();
   bool implementations = false;  // list what computes each layer instead of timing it
   std::string weight_by;         // time weight gradients by this path of our own beside the one that is chosen
   std::int64_t batch = 16;
@@ -170,25 +186,31 @@ Tensor image(std::int64_t batch, std::int64_t channels, std::int64_t size, DType
   return randn({batch, channels, size, size}).to(dtype).contiguous(MemoryFormat::channels_last);
 }
 
+std::string title(const ConvLayer& l) {
+  return fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}{5}", l.size, l.in, l.out, l.kernel,
+                     l.stride == 1 ? "" : fmt::format(" / {}", l.stride), l.groups > 1 ? ", depthwise" : "");
+}
+
 void convolutions(const Options& options, DType dtype, Limits& limits, std::vector<Total>& totals) {
   const double n = static_cast<double>(options.batch), width = static_cast<double>(item_size(dtype));
-  fmt::print("Convolutions of ResNet-50 in {}, batch {}\n", name(dtype), options.batch);
+  fmt::print("Convolutions of {} in {}, batch {}\n", options.network->name, name(dtype), options.batch);
   fmt::print("{:>3} {:<53} {:>7} {:>6}", "", "image, channels, kernel", "GFLOP", "MB");
   for (const char* part : {"forward", "input gradient", "weight gradient"}) fmt::print(" | {:>24}", part);
   fmt::print("\n{:>3} {:<53} {:>7} {:>6}", "", "", "", "");
   for (int i = 0; i < 3; ++i) fmt::print(" | {:>7} {:>6} {:>9}", "ms", "GF/s", "of limit");
   fmt::print("\n");
   const NoGrad no_grad;
-  for (const ConvLayer& layer : resnet50_convolutions()) {
+  for (const ConvLayer& layer : options.network->convolutions) {
     const Tensor x = image(options.batch, layer.in, layer.size, dtype);
-    const Tensor w = (randn({layer.out, layer.in, layer.kernel, layer.kernel}) * 0.05)
+    const Tensor w = (randn({layer.out, layer.in / layer.groups, layer.kernel, layer.kernel}) * 0.05)
                          .to(dtype)
                          .contiguous(MemoryFormat::channels_last);
-    const ConvFuncOptions conv{.stride = {layer.stride}, .padding = {layer.padding}};
+    const ConvFuncOptions conv{.stride = {layer.stride}, .padding = {layer.padding}, .groups = layer.groups};
     const Tensor g = image(options.batch, layer.out, layer.out_size(), dtype);
     ConvAttributes attributes;
     attributes.stride[0] = attributes.stride[1] = layer.stride;
     attributes.padding[0] = attributes.padding[1] = layer.padding;
+    attributes.groups = layer.groups;
     const double operations = 2 * n * layer.multiply_adds();
     const double activations = n * (layer.input() + layer.output()) * width;
     std::vector<Part> parts = {
@@ -212,10 +234,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
                      },
                      operations, activations + layer.weight() * 4});
     const std::vector<Measured> measured = measure(parts, limits, options.turns);
-    fmt::print("{:>2}x {:<53} {:>7.2f} {:>6.1f}", layer.count,
-               fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}", layer.size, layer.in, layer.out, layer.kernel,
-                           layer.stride == 1 ? "" : fmt::format(" / {}", layer.stride)),
-               operations * 1e-9, parts[0].bytes * 1e-6);
+    fmt::print("{:>2}x {:<53} {:>7.2f} {:>6.1f}", layer.count, title(layer), operations * 1e-9, parts[0].bytes * 1e-6);
     std::size_t at = 0;
     for (int column = 0; column < 3; ++column) {
       if (first && column == 1) {
@@ -225,7 +244,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
       const Measured& m = measured[at];
       fmt::print(" | {:>7.2f} {:>6.0f} {:>7.0f}% {}", m.seconds * 1e3, operations / m.seconds * 1e-9, m.of_limit * 100,
                  m.by_bytes ? 'm' : 'c');
-      add(totals, "convolutions, " + parts[at].name, layer.count, parts[at], m);
+      add(totals, (layer.groups > 1 ? "depthwise, " : "convolutions, ") + parts[at].name, layer.count, parts[at], m);
       ++at;
     }
     fmt::print("\n");
@@ -275,7 +294,7 @@ void passes(const Options& options, DType dtype, Limits& limits, std::vector<Tot
   for (int i = 0; i < 2; ++i) fmt::print(" | {:>7} {:>7} {:>6} {:>9}", "MB", "ms", "GB/s", "of limit");
   fmt::print("\n");
   const auto leaf = [](Tensor tensor) { return tensor.requires_grad_(), tensor; };
-  for (const NormLayer& layer : resnet50_norms()) {
+  for (const NormLayer& layer : options.network->norms) {
     const Tensor x = leaf(image(n, layer.channels, layer.size, dtype));
     const Tensor residual = layer.residual ? leaf(image(n, layer.channels, layer.size, dtype)) : Tensor();
     const Tensor weight = leaf(randn({layer.channels})), bias = leaf(randn({layer.channels}));
@@ -284,34 +303,40 @@ void passes(const Options& options, DType dtype, Limits& limits, std::vector<Tot
     if (layer.residual) inputs.push_back(residual);
     // Forward: the input is read for the statistics and again for the result, which is written. Backward: gradient,
     // input and (under ReLU) result are read for the sums and again for the gradients, which are written.
-    const double more = layer.residual ? 1 : 0, read = layer.relu ? 3 : 2;
+    const bool rectified = layer.activation != Activation::none;
+    const double more = layer.residual ? 1 : 0, read = rectified ? 3 : 2;
+    const char* const after = layer.activation == Activation::relu6 ? ", ReLU6" : rectified ? ", ReLU" : "";
     run_pass(options,
              {layer.count,
               fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels, layer.residual ? ", sum" : "",
-                          layer.relu ? ", ReLU" : ""),
+                          after),
               "batch norms",
               [=] {
-                return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true},
-                                      layer.relu ? Activation::relu : Activation::none, residual);
+                return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true}, layer.activation,
+                                      residual);
               },
               inputs, (3 + more) * bytes, (2 * read + 1 + more) * bytes},
              limits, totals);
   }
-  const Tensor wide = leaf(image(n, 64, 112, dtype)), last = leaf(image(n, 2048, 7, dtype));
-  const double wide_bytes = static_cast<double>(wide.numel()) * width,
-               last_bytes = static_cast<double>(last.numel()) * width;
+  if (options.network->pooled > 0) {
+    const std::int64_t channels = options.network->pooled;
+    const Tensor wide = leaf(image(n, channels, 112, dtype));
+    const double bytes = 1.25 * static_cast<double>(wide.numel()) * width;
+    run_pass(options,
+             {1,
+              fmt::format("112x112, {}: max pooling 3x3 / 2", channels),
+              "pooling",
+              [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
+              {wide},
+              bytes,
+              bytes},
+             limits, totals);
+  }
+  const Tensor last = leaf(image(n, options.network->last, 7, dtype));
+  const double last_bytes = static_cast<double>(last.numel()) * width;
   run_pass(options,
            {1,
-            "112x112, 64: max pooling 3x3 / 2",
-            "pooling",
-            [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
-            {wide},
-            1.25 * wide_bytes,
-            1.25 * wide_bytes},
-           limits, totals);
-  run_pass(options,
-           {1,
-            "7x7, 2048: mean of the image",
+            fmt::format("7x7, {}: mean of the image", options.network->last),
             "pooling",
             [=] { return adaptive_avg_pool2d(last, {1}); },
             {last},
@@ -377,7 +402,7 @@ cpu::ConvGeometry geometry_of(const ConvLayer& l, std::int64_t n) {
           out,
           l.kernel,
           l.kernel,
-          1,
+          l.groups,
           {l.stride, l.stride},
           {1, 1},
           {l.padding, l.padding},
@@ -387,7 +412,7 @@ cpu::ConvGeometry geometry_of(const ConvLayer& l, std::int64_t n) {
 // Which kernel computes each part of each convolution here.
 void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
   for (const DType dtype : options.dtypes) {
-    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<35} | {:<53} | {:<53} | {}\n", network, name(dtype),
+    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<48} | {:<53} | {:<53} | {}\n", network, name(dtype),
                options.batch, "    image, channels, kernel", "forward", "input gradient", "weight gradient");
     for (const ConvLayer& l : layers) {
       const std::int64_t out = l.out_size(), n = options.batch;
@@ -397,14 +422,11 @@ void list_implementations(const Options& options, const char* network, const std
         v.numel = 1, v.ndim = 4, v.dtype = dtype, v.defined = true;
         return v;
       };
-      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in, l.kernel, l.kernel}, y{n, l.out, out, out};
+      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in / l.groups, l.kernel, l.kernel}, y{n, l.out, out, out};
       const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
       const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
       const cpu::ConvGeometry geometry = geometry_of(l, n);
-      std::string line =
-          fmt::format("{:>2}x {}x{}, {} -> {}, {}x{}", l.count, l.size, l.size, l.in, l.out, l.kernel, l.kernel);
-      if (l.stride > 1) line += fmt::format(" / {}", l.stride);
-      fmt::print("{:<35}", line);
+      fmt::print("{:<48}", fmt::format("{:>2}x {}", l.count, title(l)));
       for (const cpu::ConvPart part : {cpu::ConvPart::output, cpu::ConvPart::input, cpu::ConvPart::weight}) {
         cpu::ConvCall call{part, geometry, view(x, x_strides), view(w, w_strides), view(y, y_strides)};
         fmt::print(" | {:<53}", cpu::describe_conv(call));
@@ -441,7 +463,7 @@ TensorView view_of(const Tensor& t) {
   return v;
 }
 
-// Weight gradients of ResNet-50 by the path that is chosen and by another one, in turns.
+// Weight gradients by the path that is chosen and by another one, in turns.
 void compare_weight_gradients(const Options& options) {
   const cpu::ConvPath other = options.weight_by == "tiles"   ? cpu::ConvPath::tiles
                               : options.weight_by == "pairs" ? cpu::ConvPath::pairs
@@ -454,12 +476,13 @@ void compare_weight_gradients(const Options& options) {
   if (options.threads > 0) set_num_threads(options.threads);
   for (const DType dtype : options.dtypes) {
     if (by_units && dtype != bf16) continue;
-    fmt::print("Weight gradients of ResNet-50 in {}, batch {}, {} threads: milliseconds\n", name(dtype), options.batch,
-               num_threads());
+    fmt::print("Weight gradients of {} in {}, batch {}, {} threads: milliseconds\n", options.network->name, name(dtype),
+               options.batch, num_threads());
     fmt::print("{:<38} {:>30} {:>8} {:>9} {:>6}\n", "    image, channels, kernel", "chosen", "", options.weight_by,
                "of it");
     double sums[2] = {};
-    for (const ConvLayer& l : resnet50_convolutions()) {
+    for (const ConvLayer& l : options.network->convolutions) {
+      if (l.groups > 1) continue;  // the other paths don't serve them
       const auto format = MemoryFormat::channels_last;
       const Tensor x = image(options.batch, l.in, l.size, dtype), y = image(options.batch, l.out, l.out_size(), dtype),
                    w = randn({l.out, l.in, l.kernel, l.kernel}).contiguous(format);
@@ -478,10 +501,8 @@ void compare_weight_gradients(const Options& options) {
       }
       const double took[] = {median(seconds[0]), median(seconds[1])};
       for (int i = 0; i < 2; ++i) sums[i] += l.count * took[i];
-      fmt::print("{:>2}x {:<34} {:>30} {:>8.3f} {:>9.3f} {:>6.2f}\n", l.count,
-                 fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}", l.size, l.in, l.out, l.kernel,
-                             l.stride == 1 ? "" : fmt::format(" / {}", l.stride)),
-                 cpu::describe_conv(call), took[0] * 1e3, took[1] * 1e3, took[1] / took[0]);
+      fmt::print("{:>2}x {:<34} {:>30} {:>8.3f} {:>9.3f} {:>6.2f}\n", l.count, title(l), cpu::describe_conv(call),
+                 took[0] * 1e3, took[1] * 1e3, took[1] / took[0]);
     }
     fmt::print("{:<38} {:>30} {:>8.1f} {:>9.1f} {:>6.2f}\n", "    all", "", sums[0] * 1e3, sums[1] * 1e3,
                sums[1] / sums[0]);
@@ -502,7 +523,12 @@ bool parse(int argc, char** argv, Options& options) {
     }
     if (i + 1 == argc) return false;
     const std::string_view flag = argv[i], value = argv[i + 1];
-    if (flag == "--batch") {
+    if (flag == "--network") {
+      const auto found = std::find_if(networks().begin(), networks().end(),
+                                      [&](const Network& network) { return value == network.flag; });
+      if (found == networks().end()) return false;
+      options.network = &*found;
+    } else if (flag == "--batch") {
       if (!number(value, 1, 4096, options.batch)) return false;
     } else if (flag == "--turns") {
       if (!number(value, 1, 1000, options.turns)) return false;
@@ -529,15 +555,18 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   halfstep::bench::Options options;
   if (!halfstep::bench::parse(argc, argv, options)) {
-    std::fprintf(stderr,
-                 "usage: %s [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] [--implementations] "
-                 "[--weight-by products|pairs|tiles]\n",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s [--network resnet50|mobilenet_v2] [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] "
+        "[--implementations] [--weight-by products|pairs|tiles]\n",
+        argv[0]);
     return 2;
   }
   try {
     if (options.implementations) {
-      halfstep::bench::list_implementations(options, "ResNet-50", halfstep::bench::resnet50_convolutions());
+      for (const auto& network : halfstep::bench::networks()) {
+        halfstep::bench::list_implementations(options, network.name, network.convolutions);
+      }
       halfstep::bench::list_implementations(options, "ResNet-18 for CIFAR",
                                             halfstep::bench::resnet18_cifar_convolutions());
     } else if (!options.weight_by.empty()) {

@@ -157,8 +157,8 @@ def loader(decoder):
 def cases():
     bind = functools.partial
     table = {}
-    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("yolov5n", 16), ("yolov5n_640", 4), ("yolov5n_320", 4),
-                        ("gpt", 8)):
+    for name, batch in (("resnet50", 16), ("resnet18_cifar", 128), ("mobilenet_v2", 32), ("yolov5n", 16), ("yolov5n_640", 4),
+                        ("yolov5n_320", 4), ("gpt", 8)):
         for how in ("f32", "bf16", "f16", "f32_compiled", "bf16_compiled"):
             table[f"network/{name}/{how}/b{batch}"] = bind(training, name, how)
     for name in ("resnet50", "yolov5n"):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-NETWORKS = {"resnet50": (16, 224, 1000), "resnet18_cifar": (128, 32, 10), "yolov5n": (16, 640, 80),
+NETWORKS = {"resnet50": (16, 224, 1000), "resnet18_cifar": (128, 32, 10), "mobilenet_v2": (32, 224, 1000), "yolov5n": (16, 640, 80),
             "yolov5n_640": (4, 640, 80), "yolov5n_320": (4, 320, 80), "gpt": (8, 256, 65)}  # batch, size or tokens, classes
 BATCH, EPOCH = 32, 640  # of the loaders, as in benchmarks/server/loader.cpp
 ENDINGS = {".jpg", ".jpeg", ".png"}
@@ -38,8 +38,8 @@ def make(name, classes):
 def make_classifier(name, classes):
     import torchvision
 
-    if name == "resnet50":
-        return torchvision.models.resnet50(num_classes=classes)
+    if name in ("resnet50", "mobilenet_v2"):
+        return getattr(torchvision.models, name)(num_classes=classes)
     model = torchvision.models.resnet18(num_classes=classes)
     model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
     model.maxpool = torch.nn.Identity()

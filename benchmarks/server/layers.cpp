@@ -1,7 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "benchmarks/server/layers.h"
 
+#include <algorithm>
+
 namespace halfstep::bench {
+namespace {
+
+template <class Layer, class Same>
+void add_once(std::vector<Layer>& layers, const Layer& layer, Same&& same) {
+  const auto at = std::find_if(layers.begin(), layers.end(), [&](const Layer& l) { return same(l, layer); });
+  if (at == layers.end()) {
+    layers.push_back(layer);
+  } else {
+    at->count += layer.count;
+  }
+}
+
+// An inverted residual of MobileNetV2 on images of `size`: to `between` channels, depthwise, to `out`.
+struct Inverted {
+  std::int64_t in, size, between, out, stride;
+};
+std::vector<Inverted> mobilenet_v2_blocks() {
+  struct Stage {
+    std::int64_t expand, out, blocks, stride;
+  };
+  std::vector<Inverted> all;
+  std::int64_t in = 32, size = 112;
+  for (const Stage s : {Stage{1, 16, 1, 1},
+                        {6, 24, 2, 2},
+                        {6, 32, 3, 2},
+                        {6, 64, 4, 2},
+                        {6, 96, 3, 1},
+                        {6, 160, 3, 2},
+                        {6, 320, 1, 1}}) {
+    for (std::int64_t i = 0; i < s.blocks; ++i) {
+      const std::int64_t stride = i == 0 ? s.stride : 1;
+      all.push_back({in, size, in * s.expand, s.out, stride});
+      in = s.out, size /= stride;
+    }
+  }
+  return all;
+}
+
+}  // namespace
 
 std::vector<ConvLayer> resnet50_convolutions() {
   std::vector<ConvLayer> layers = {{1, 3, 224, 64, 7, 2, 3}};
@@ -22,16 +63,16 @@ std::vector<ConvLayer> resnet50_convolutions() {
 }
 
 std::vector<NormLayer> resnet50_norms() {
-  std::vector<NormLayer> layers = {{1, 64, 112, true, false}};
+  std::vector<NormLayer> layers = {{1, 64, 112, Activation::relu, false}};
   struct Stage {
     int blocks;
     std::int64_t width, size, stride;
   };
   for (const Stage s : {Stage{3, 64, 56, 1}, {4, 128, 28, 2}, {6, 256, 14, 2}, {3, 512, 7, 2}}) {
-    if (s.stride != 1) layers.push_back({1, s.width, s.size * s.stride, true, false});
-    layers.push_back({2 * s.blocks - (s.stride != 1 ? 1 : 0), s.width, s.size, true, false});
-    layers.push_back({1, 4 * s.width, s.size, false, false});  // of the shortcut
-    layers.push_back({s.blocks, 4 * s.width, s.size, true, true});
+    if (s.stride != 1) layers.push_back({1, s.width, s.size * s.stride, Activation::relu, false});
+    layers.push_back({2 * s.blocks - (s.stride != 1 ? 1 : 0), s.width, s.size, Activation::relu, false});
+    layers.push_back({1, 4 * s.width, s.size, Activation::none, false});  // of the shortcut
+    layers.push_back({s.blocks, 4 * s.width, s.size, Activation::relu, true});
   }
   return layers;
 }
@@ -43,6 +84,38 @@ std::vector<ConvLayer> resnet18_cifar_convolutions() {
     layers.push_back({1, in, size, 2 * in, 1, 2, 0});  // the shortcut
     layers.push_back({3, 2 * in, size / 2, 2 * in, 3, 1, 1});
   }
+  return layers;
+}
+
+std::vector<ConvLayer> mobilenet_v2_convolutions() {
+  std::vector<ConvLayer> layers = {{1, 3, 224, 32, 3, 2, 1}};
+  const auto add = [&](const ConvLayer& layer) {
+    add_once(layers, layer, [](const ConvLayer& a, const ConvLayer& b) {
+      return a.in == b.in && a.size == b.size && a.out == b.out && a.kernel == b.kernel && a.stride == b.stride;
+    });
+  };
+  for (const Inverted& b : mobilenet_v2_blocks()) {
+    if (b.between != b.in) add({1, b.in, b.size, b.between, 1, 1, 0});
+    add({1, b.between, b.size, b.between, 3, b.stride, 1, b.between});
+    add({1, b.between, b.size / b.stride, b.out, 1, 1, 0});
+  }
+  add({1, 320, 7, 1280, 1, 1, 0});
+  return layers;
+}
+
+std::vector<NormLayer> mobilenet_v2_norms() {
+  std::vector<NormLayer> layers = {{1, 32, 112, Activation::relu6, false}};
+  const auto add = [&](std::int64_t channels, std::int64_t size, Activation activation) {
+    add_once(layers, NormLayer{1, channels, size, activation, false}, [](const NormLayer& a, const NormLayer& b) {
+      return a.channels == b.channels && a.size == b.size && a.activation == b.activation;
+    });
+  };
+  for (const Inverted& b : mobilenet_v2_blocks()) {
+    if (b.between != b.in) add(b.between, b.size, Activation::relu6);
+    add(b.between, b.size / b.stride, Activation::relu6);
+    add(b.out, b.size / b.stride, Activation::none);
+  }
+  add(1280, 7, Activation::relu6);
   return layers;
 }
 

@@ -121,6 +121,7 @@ const std::vector<Network>& networks() {
   static const std::vector<Network> all = {
       classifier("resnet50", 16, 224, 2048, 1000, resnet50_convolutions()),
       classifier("resnet18_cifar", 128, 32, 512, 10, resnet18_cifar_convolutions()),
+      classifier("mobilenet_v2", 32, 224, 1280, 1000, mobilenet_v2_convolutions()),
       detector("yolov5n", 16, 640),
       detector("yolov5n_640", 4, 640),
       detector("yolov5n_320", 4, 320),

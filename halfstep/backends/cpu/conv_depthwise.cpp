@@ -13,7 +13,6 @@
 #include "halfstep/backends/cpu/norm_walk.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
-#include "halfstep/runtime/machine_limits.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -22,9 +21,11 @@ namespace {
 // Multiply-adds of a range of results that is worth a thread.
 constexpr std::int64_t kDepthwiseGrain = 1 << 18;
 // Places and bytes of the gradient in a block whose sums stay in registers.
-constexpr std::int64_t kBlockPlaces = 112, kBlockBytes = 32 << 10;
+constexpr std::int64_t kBlockPlaces = 224, kBlockBytes = 128 << 10;
 // Bytes ahead at least that are fetched, so that memory has answered before they are read.
 constexpr std::int64_t kLeastAhead = 8 << 10;
+// Bytes of an input from the forward pass that is no longer in the caches.
+constexpr std::int64_t kLongGone = 1 << 20;
 // Channels of a job of a weight's gradient at least.
 constexpr std::int64_t kJobChannels = 64;
 
@@ -144,12 +145,6 @@ int strip_width(std::int64_t n, bool whole) {
     if (cost < least) least = cost, best = width;
   }
   return best;
-}
-
-/// Whether images are so large that they are hardly in the last cache, from which fetching ahead gains nothing.
-bool lies_in_memory(const TensorView& images) {
-  static const std::int64_t least = std::min<std::int64_t>(last_cache_bytes() / 4, 8 << 20);
-  return images.numel * static_cast<std::int64_t>(item_size(images.dtype)) >= least;
 }
 
 Status no_memory(KernelContext* context) {
@@ -288,7 +283,8 @@ class Results {
   std::vector<Strip> strips_;  // of each phase
   float *taps_ = nullptr, *bias_ = nullptr;
   const void* zeros_ = nullptr;
-  const bool fetched_ = lies_in_memory(source_);
+  // What is larger than that was written past the caches by the norm before, or doesn't fit them.
+  const bool fetched_ = written_past_caches(source_);
 };
 
 /// The weight's gradient.
@@ -398,7 +394,8 @@ class WeightTerms {
   DepthwiseTermsKernel kernel_ = nullptr;
   float* sums_ = nullptr;
   const void* zeros_ = nullptr;
-  const bool fetched_ = lies_in_memory(call_.input);
+  // The input was written in the forward pass: unless it is small, all that followed has taken its place in the cache.
+  const bool fetched_ = call_.input.numel * static_cast<std::int64_t>(item_size(call_.input.dtype)) >= kLongGone;
 };
 
 }  // namespace
