@@ -8,6 +8,7 @@
 #include "halfstep/ops/image_internal.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/view.h"
 
 namespace halfstep {
 namespace {
@@ -22,9 +23,12 @@ std::int64_t out_size(const ConvAttributes& a, int d, std::int64_t size, std::in
   return room < 0 ? 0 : room / a.stride[d] + 1;
 }
 
-// Channels-last alone: what is dense in both ways (one channel, or images of one place) doesn't count.
+// Channels-last alone. Of what is dense in both ways (one channel, or images of one place) the strides tell, even those
+// of dimensions of one place.
 bool channels_last(const Tensor& t) {
-  return t.is_contiguous(MemoryFormat::channels_last) && !t.is_contiguous(MemoryFormat::contiguous);
+  if (!t.is_contiguous(MemoryFormat::channels_last)) return false;
+  return !t.is_contiguous(MemoryFormat::contiguous) ||
+         (t.strides() == channels_last_strides(t.sizes()) && t.strides() != contiguous_strides(t.sizes()));
 }
 Shape layout(const Shape& sizes, bool last) { return last ? channels_last_strides(sizes) : contiguous_strides(sizes); }
 
@@ -176,8 +180,11 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, ConvA
 Tensor backward_input(const Tensor& gradient, const Tensor& weight, ConvAttributes a, const Tensor& like) {
   const bool follow = like.defined() && channels_last(like);
   const bool last = follow || channels_last(gradient) || channels_last(weight);
-  const Tensor g = follow ? gradient.contiguous(MemoryFormat::channels_last) : dense(gradient, last);
+  Tensor g = follow ? gradient.contiguous(MemoryFormat::channels_last) : dense(gradient, last);
   const Tensor w = dense(weight, last);
+  if (follow && !channels_last(g) && !channels_last(w)) {  // both dense in both ways
+    g = permute(reshape(g, {g.size(0), g.size(2), g.size(3), g.size(1)}), {0, 3, 1, 2});
+  }
   return call(backward_input_op, {&g, &w}, a);
 }
 Tensor backward_weight(const Tensor& gradient, const Tensor& x, const Tensor& weight, ConvAttributes a) {

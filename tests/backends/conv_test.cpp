@@ -292,6 +292,10 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, false), ConvPath::blocks);
   EXPECT_EQ(path(single, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::matrix);
+  const ConvGeometry one = geometry(2, 64, 56, 1, 1, 1, 0);
+  EXPECT_EQ(path(one, ConvPart::output, DType::f32, true), ConvPath::matrix);
+  EXPECT_EQ(path(one, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::matrix);
+  EXPECT_EQ(path(one, ConvPart::input, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   const ConvGeometry few = geometry(2, 64, 56, 24, 1, 1, 0);
   EXPECT_EQ(path(few, ConvPart::output, DType::f16, true), ConvPath::matrix);
   EXPECT_EQ(path(few, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::blocks);

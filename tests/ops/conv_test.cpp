@@ -46,6 +46,10 @@ std::vector<Case> cases() {
       {{7, 32, 64, 64}, {8, 32, 1, 1}, {}, true},
       {{1, 1, 5, 5}, {1, 1, 5, 5}, {}},
       {{2, 4, 1, 1}, {3, 4, 3, 3}, {.padding = {1}}},
+      // Results of one channel, or of one place, which lie the same in every layout.
+      {{2, 20, 6, 5}, {1, 20, 1, 1}, {}, true},
+      {{2, 20, 6, 5}, {1, 20, 3, 3}, {.padding = {1}}},
+      {{3, 24, 4, 4}, {8, 24, 4, 4}, {}},
   };
 }
 

@@ -59,6 +59,8 @@ bool by_units(const ConvCall& call, Isa isa) {
 
 // The path of a call that isn't depthwise, or whose weights have no place there.
 ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
+  // One filter: a product with a vector, where oneDNN computes a block of 16 filters.
+  if (call.part == ConvPart::output && call.geometry.o == 1 && matrix_serves(call)) return ConvPath::matrix;
   const bool native = by_units(call, isa);
   if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
