@@ -84,6 +84,8 @@ bool is_dense(const Shape& sizes, const Shape& strides) {
 }
 
 Shape strides_like(const Shape& sizes, const Shape& like) {
+  // Also where dimensions of one place, which have no order, are all that tells channels-last from row-major.
+  if (sizes.size() == 4 && like[1] == 1 && like == channels_last_strides(sizes)) return like;
   int order[kMaxDims];
   const int n = sizes.size();
   for (int i = 0; i < n; ++i) order[i] = n - 1 - i;

@@ -110,6 +110,7 @@ HS_API bool is_contiguous(const Shape& sizes, const Shape& strides);
 /// Whether the elements fill one block of memory without gaps or overlap, in any order of dimensions.
 HS_API bool is_dense(const Shape& sizes, const Shape& strides);
 /// Dense strides for `sizes` in the order of dimensions that `like` has (a dense or strided tensor of the same sizes).
+/// Channels-last strides stay as they are, also of one channel or place.
 HS_API Shape strides_like(const Shape& sizes, const Shape& like);
 /// The common shape of two shapes under NumPy's broadcasting rules. Throws ShapeError, naming `op`, when there is none.
 HS_API Shape broadcast_shapes(const Shape& a, const Shape& b, const char* op);

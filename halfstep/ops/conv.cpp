@@ -180,11 +180,8 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, ConvA
 Tensor backward_input(const Tensor& gradient, const Tensor& weight, ConvAttributes a, const Tensor& like) {
   const bool follow = like.defined() && channels_last(like);
   const bool last = follow || channels_last(gradient) || channels_last(weight);
-  Tensor g = follow ? gradient.contiguous(MemoryFormat::channels_last) : dense(gradient, last);
+  const Tensor g = follow ? to_channels_last(gradient) : dense(gradient, last);
   const Tensor w = dense(weight, last);
-  if (follow && !channels_last(g) && !channels_last(w)) {  // both dense in both ways
-    g = permute(reshape(g, {g.size(0), g.size(2), g.size(3), g.size(1)}), {0, 3, 1, 2});
-  }
   return call(backward_input_op, {&g, &w}, a);
 }
 Tensor backward_weight(const Tensor& gradient, const Tensor& x, const Tensor& weight, ConvAttributes a) {

@@ -46,7 +46,8 @@ HS_API Tensor narrow(const Tensor& input, std::int64_t dim, std::int64_t start, 
 HS_API Tensor movedim(const Tensor& input, const Shape& source, const Shape& destination);
 /// transpose() under NumPy's name.
 HS_API Tensor swapaxes(const Tensor& input, std::int64_t axis0, std::int64_t axis1);
-/// [N, C, H, W] with its channels next to each other in memory (itself if they are), the layout of image networks.
+/// [N, C, H, W] with its channels next to each other in memory, the layout of image networks: itself if they are, or,
+/// of images of one channel or place, which lie the same in every layout, a view whose strides say channels-last.
 HS_API Tensor to_channels_last(const Tensor& input);
 /// Whether a tensor of 4 dimensions lies in memory as [N, H, W, C].
 HS_API bool is_channels_last(const Tensor& input);

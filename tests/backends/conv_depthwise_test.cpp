@@ -76,6 +76,8 @@ std::vector<ConvGeometry> geometries() {
       // Windows that see nothing but what is around the image, a column that none sees, and negative padding after it.
       depthwise(1, 18, 3, 3, {3, 1, 1, 5, 5}, {3, 2, 1, 4, 4}),
       depthwise(2, 16, 6, 8, {3, 2, 1, 0, -1}, {3, 4, 1, 0, -1}),
+      // A dilation much larger than the image.
+      depthwise(1, 16, 4, 5, {3, 1, 30000, 30000, 30000}, {3, 1, 40000, 40000, 40000}),
   };
 }
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/ops/view.h"
 
+#include "halfstep/ops/activation.h"
+#include "halfstep/ops/conv.h"
+#include "halfstep/ops/random.h"
 #include "tests/ops/index_checks.h"
 
 namespace halfstep {
@@ -152,6 +155,25 @@ TEST(View, AsStrided) {
   EXPECT_THROW(as_strided(x, {1}, {1}, -1), ShapeError);
   EXPECT_THROW(as_strided(x, {INT64_MAX}, {INT64_MAX}, 0), ShapeError);
   EXPECT_THROW(as_strided(x, {1, 2}, {1}, 0), ShapeError);
+}
+
+// Images of one channel or place lie the same in every layout; their strides say which one is meant, and convolutions,
+// elementwise ops and conversions follow that.
+TEST(View, ChannelsLastOfOneChannel) {
+  for (const Shape& sizes : {Shape{3, 1, 5, 6}, Shape{3, 4, 1, 1}, Shape{1, 1, 2, 1}}) {
+    const Tensor x = rand(sizes).requires_grad_(), y = to_channels_last(x);
+    EXPECT_EQ(y.strides(), channels_last_strides(sizes));
+    EXPECT_EQ(y.raw_data(), x.raw_data());
+    EXPECT_EQ(y.to_vector<float>(), x.to_vector<float>());
+    EXPECT_TRUE(to_channels_last(y).is_same(y));
+    EXPECT_EQ(y.to(bf16).strides(), y.strides());
+    EXPECT_EQ(relu(y).strides(), y.strides());
+    const Tensor w = rand({8, sizes[1], 1, 1}), z = conv2d(y, w);
+    EXPECT_EQ(z.strides(), channels_last_strides(z.sizes()));
+    EXPECT_EQ(conv2d(x, w).strides(), contiguous_strides(z.sizes()));
+    sum(y * y).backward();
+    EXPECT_EQ(x.grad().to_vector<float>(), (x.detach() * 2).to_vector<float>());
+  }
 }
 
 TEST(View, ChannelsLast) {

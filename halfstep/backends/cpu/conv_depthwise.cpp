@@ -26,6 +26,8 @@ constexpr std::int64_t kBlockPlaces = 224, kBlockBytes = 128 << 10;
 constexpr std::int64_t kLeastAhead = 8 << 10;
 // Bytes of an input from the forward pass that is no longer in the caches.
 constexpr std::int64_t kLongGone = 1 << 20;
+// Places of a row and rows, with what is around them, that windows may see: pointers to them are kept.
+constexpr std::int64_t kMostPlaces = 1 << 20;
 // Channels of a job of a weight's gradient at least.
 constexpr std::int64_t kJobChannels = 64;
 
@@ -35,8 +37,7 @@ struct TapRow {
   std::int64_t tap;     ///< the first tap's place in the order of the phase
 };
 
-/// Results of a row that see their places through the same taps: all, or in an input's gradient every
-/// stride-th.
+/// Results of a row that see their places through the same taps: all, or in an input's gradient every stride-th.
 struct Phase {
   std::int64_t first, apart, count;  ///< columns of results
   std::int64_t taps, step;           ///< of a row of a kernel's strip, and places from a result to the next
@@ -99,7 +100,7 @@ class Window {
 /// Pointers to the places of rows of images, and to zeros where a window leaves them.
 class PlaceRows {
  public:
-  /// Columns [low, high) are asked for, and at most `kept` rows at a time that follow each other.
+  /// Columns [low, high) are asked for, and `kept` rows at a time that follow each other, or all of an image.
   PlaceRows(const TensorView& images, const void* zeros, std::int64_t low, std::int64_t high, std::int64_t kept)
       : data_(static_cast<const char*>(images.data)),
         place_(images.sizes[1] * static_cast<std::int64_t>(item_size(images.dtype))),
@@ -167,7 +168,10 @@ std::int64_t end_column(const std::vector<Phase>& phases, std::int64_t more) {
   }
   return end;
 }
-std::int64_t extent_of(const ConvGeometry& g) { return (g.kh - 1) * g.dilation[0] + 1; }
+/// Places that the windows of `results` see in dimension `d`.
+std::int64_t extent_of(const ConvGeometry& g, int d, std::int64_t results) {
+  return (results - 1) * g.stride[d] + ((d == 0 ? g.kh : g.kw) - 1) * g.dilation[d] + 1;
+}
 
 /// The output, or the input's gradient.
 class Results {
@@ -230,7 +234,7 @@ class Results {
 
   void run_rows(std::int64_t begin, std::int64_t end) const {
     const std::int64_t low = lowest_column(phases_);
-    PlaceRows places(source_, zeros_, low, end_column(phases_, 0), extent_of(g_));
+    PlaceRows places(source_, zeros_, low, end_column(phases_, 0), std::min(extent_of(g_, 0, 1), window_.rows()));
     std::vector<DepthwisePlaces> rows(static_cast<std::size_t>(g_.kh * g_.kw));
     std::vector<const float*> taps(rows.size());
     const std::int64_t bytes = static_cast<std::int64_t>(item_size(result_.dtype));
@@ -349,7 +353,7 @@ class WeightTerms {
     const std::int64_t block_strips =
         block_rows > 1 ? block_rows * row_strips_ : std::clamp<std::int64_t>(block_places_ / width_, 1, row_strips_);
     PlaceRows inputs(call_.input, zeros_, low, end_column(phases, padded - g_.ow),
-                     (block_rows - 1) * g_.stride[0] + extent_of(g_));
+                     std::min(extent_of(g_, 0, block_rows), g_.h));
     PlaceRows gradients(call_.output, zeros_, 0, padded, block_rows);
     std::vector<DepthwisePlaces> places(static_cast<std::size_t>(block_strips * rows_)),
         wholes(static_cast<std::size_t>(block_strips));
@@ -403,7 +407,8 @@ class WeightTerms {
 bool depthwise_serves(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
   return g.groups == g.c && g.o == g.c && g.c >= kFewestDepthwiseChannels && all_floats(call) &&
-         call.input.dtype == call.output.dtype && channels_last(call.input) && channels_last(call.output);
+         call.input.dtype == call.output.dtype && channels_last(call.input) && channels_last(call.output) &&
+         extent_of(g, 0, g.oh) <= kMostPlaces && extent_of(g, 1, g.ow) <= kMostPlaces;
 }
 
 Status convolve_depthwise(KernelContext* context, ConvCall& call) {
