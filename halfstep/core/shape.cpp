@@ -84,7 +84,7 @@ bool is_dense(const Shape& sizes, const Shape& strides) {
 }
 
 Shape strides_like(const Shape& sizes, const Shape& like) {
-  // Also where dimensions of one place, which have no order, are all that tells channels-last from row-major.
+  // Channels-last strides are kept even where only the strides of dimensions of size 1 tell them from row-major.
   if (sizes.size() == 4 && like[1] == 1 && like == channels_last_strides(sizes)) return like;
   int order[kMaxDims];
   const int n = sizes.size();

@@ -492,7 +492,7 @@ Tensor swapaxes(const Tensor& input, std::int64_t axis0, std::int64_t axis1) { r
 Tensor to_channels_last(const Tensor& input) {
   check_defined(input, "to_channels_last", "a tensor");
   if (input.dim() != 4) fail<ShapeError>("to_channels_last: expected [N, C, H, W], got {}", input.sizes().str());
-  const Tensor last = input.contiguous(MemoryFormat::channels_last);
+  Tensor last = input.contiguous(MemoryFormat::channels_last);
   // What lies the same in both layouts says by its strides which one is meant: ops on images follow those.
   if (last.strides() == channels_last_strides(last.sizes()) || !last.is_contiguous()) return last;
   return last.reshape({last.size(0), last.size(2), last.size(3), last.size(1)}).permute({0, 3, 1, 2});

@@ -155,7 +155,9 @@ TEST(ConvDepthwise, KeepsItsBoundOnLargeImages) {
   const int threads = num_threads();
   const Window three{3, 1, 1, 1, 1}, strided{3, 2, 1, 1, 1};
   for (const ConvGeometry& g : {depthwise(3, 64, 112, 112, three, three), depthwise(3, 64, 112, 112, strided, strided),
-                                depthwise(2, 544, 14, 14, three, three)}) {
+                                depthwise(2, 544, 14, 14, three, three),
+                                // Few places: threads share channels, 568 of which aren't eight shares of vectors.
+                                depthwise(3, 568, 7, 7, three, three), depthwise(1, 1048, 7, 7, three, three)}) {
     for (const DType dtype : {f32, bf16}) {
       const Tensor x = randn({g.n, g.c, g.h, g.w}).to(dtype).contiguous(last),
                    w = randn({g.c, 1, g.kh, g.kw}).to(dtype),
@@ -178,7 +180,7 @@ TEST(ConvDepthwise, KeepsItsBoundOnLargeImages) {
         const double terms = part == ConvPart::weight ? static_cast<double>(g.n * g.oh * g.ow) + 5 : 9;
         const double u = result == bf16 ? 0x1p-8 : 0x1p-24;
         std::vector<double> before;
-        for (const int n : {1, 2, 5}) {
+        for (const int n : {1, 2, 5, 8}) {
           set_num_threads(n);
           const auto got = solve(false, false, result);
           for (std::size_t i = 0; i < got.size(); ++i) {

@@ -26,8 +26,8 @@ constexpr std::int64_t kBlockPlaces = 224, kBlockBytes = 128 << 10;
 constexpr std::int64_t kLeastAhead = 8 << 10;
 // Bytes of an input from the forward pass that is no longer in the caches.
 constexpr std::int64_t kLongGone = 1 << 20;
-// Places of a row and rows, with what is around them, that windows may see: pointers to them are kept.
-constexpr std::int64_t kMostPlaces = 1 << 20;
+// Pointers to places of an image, and of what is around its rows, that a thread keeps.
+constexpr std::int64_t kMostPointers = 1 << 20;
 // Channels of a job of a weight's gradient at least.
 constexpr std::int64_t kJobChannels = 64;
 
@@ -75,7 +75,7 @@ class Window {
     std::vector<Phase> result;
     for (std::int64_t p = 0; p < (gradient_ ? std::min(s, all) : 1); ++p) {
       Phase phase{p, gradient_ ? s : 1, gradient_ ? divide_up(all - p, s) : all, 1, gradient_ ? 1 : s, {}, {}};
-      // The place that tap k of the first result sees. (Taps in order are those for which the division has no rest.)
+      // The place that tap k of the first result sees. (In order are the taps for which the division is exact.)
       const auto place = [&](std::int64_t k) { return gradient_ ? (p + b - k * d) / s : k * d - b; };
       for (std::int64_t k = 0; k < g_.kw; ++k) {
         if (!gradient_ || (p + b - k * d) % s == 0) phase.order.push_back(k);
@@ -323,12 +323,14 @@ class WeightTerms {
     zeros_ = zeros;
     std::int64_t shares = 1;
     const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
-    while (terms_ * shares < 2 * threads && g_.c / (2 * shares) >= kJobChannels) shares *= 2;
-    const std::int64_t share = threads == 1 ? g_.c : round_up(divide_up(g_.c, shares), kFewestDepthwiseChannels);
-    shares = divide_up(g_.c, share);
+    while (threads > 1 && terms_ * shares < 2 * threads && g_.c / (2 * shares) >= kJobChannels) shares *= 2;
+    // Shares begin at multiples of 16 channels and have more than that.
+    const auto edge = [&](std::int64_t share) {
+      return share == shares ? g_.c : g_.c * share / shares / kFewestDepthwiseChannels * kFewestDepthwiseChannels;
+    };
     parallel_jobs(terms_ * shares, [&](std::int64_t job, std::int64_t) {
-      const std::int64_t from = job % shares * share;
-      run_term(job / shares, from, std::min(share, g_.c - from));
+      const std::int64_t share = job % shares;
+      run_term(job / shares, edge(share), edge(share + 1) - edge(share));
     });
     for (std::int64_t t = 1; t < terms_; ++t) {
       for (std::int64_t i = 0; i < sum; ++i) sums_[i] += sums_[t * sum + i];
@@ -408,7 +410,7 @@ bool depthwise_serves(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
   return g.groups == g.c && g.o == g.c && g.c >= kFewestDepthwiseChannels && all_floats(call) &&
          call.input.dtype == call.output.dtype && channels_last(call.input) && channels_last(call.output) &&
-         extent_of(g, 0, g.oh) <= kMostPlaces && extent_of(g, 1, g.ow) <= kMostPlaces;
+         extent_of(g, 1, g.ow) <= kMostPointers / (1 + std::min(extent_of(g, 0, 1), std::max(g.h, g.oh)));
 }
 
 Status convolve_depthwise(KernelContext* context, ConvCall& call) {

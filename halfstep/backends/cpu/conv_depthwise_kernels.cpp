@@ -153,6 +153,7 @@ HWY_INLINE void terms_at(const DepthwiseTerms& s, std::int64_t r, std::int64_t c
 
 template <int kWidth, int kTaps, int kStep, int kRows, class T>
 void terms(const DepthwiseTerms& s) {
+  HWY_DASSERT(s.channels >= kLanes);  // or a vector would reach into the channels of another thread
   for (std::int64_t c = 0; c < s.channels; c += kLanes) {
     const std::int64_t from = std::min(c, s.channels - kLanes);
     for (std::int64_t r = 0; r < s.rows; r += kRows) {

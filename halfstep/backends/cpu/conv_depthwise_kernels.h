@@ -27,7 +27,7 @@ struct DepthwiseStrip {
   void* result;
   std::int64_t pitch;
   std::int64_t channels;
-  bool stream;  ///< results go past the caches, where they lie at multiples of 64 bytes
+  bool stream;  ///< results go past the caches, which requires them at multiples of 64 bytes
   /// Behind the places of the last `fetched` rows, which no strip has seen before, memory that is `ahead` bytes away
   /// is fetched for later strips.
   std::int64_t fetched, ahead;
@@ -42,13 +42,13 @@ struct DepthwiseTerms {
   const DepthwisePlaces* gradients;  ///< [strips], of the output's gradient
   std::int64_t strips, rows, step;
   float* sums;
-  std::int64_t channels, all;                       ///< channels that are summed, and those of a place
-  std::int64_t offset;                              ///< the first of them
+  std::int64_t channels, all;  ///< channels that are summed, kFewestDepthwiseChannels or more, and those of a place
+  std::int64_t offset;         ///< the first of them
   std::int64_t fetched, ahead, ahead_of_gradients;  ///< as a strip's
 };
 using DepthwiseTermsKernel = void (*)(const DepthwiseTerms&);
 
-/// Results of a strip, most of which images of 7, 14, 28, 56 and 112 places have no rest of.
+/// Widths of strips. Rows of 7, 14, 28, 56 and 112 results are whole multiples of the first.
 inline constexpr int kDepthwiseWidths[] = {7, 4, 1};
 
 /// The kernel of strips of `width` results (of kDepthwiseWidths; 7 or 4 for terms) for compute_isa(), images of f32,

@@ -278,7 +278,8 @@ HWY_NOINLINE bool prepare(KernelContext* context, const BatchNormBackward& f, co
   auto* sums = static_cast<double*>(context->workspace(
       context, static_cast<std::size_t>(2 * channels * std::max<std::int64_t>(walk.chunks, 1)) * sizeof(double)));
   auto* values = static_cast<C*>(context->workspace(context, static_cast<std::size_t>(5 * size) * sizeof(C)));
-  // A vector's bits are read and written as 8 bytes, whatever their number.
+  // Highway asks for 8 bytes of memory at each vector's bits. It writes those of the vector alone, on which threads
+  // with neighbouring strips rely.
   auto* passes =
       notes ? static_cast<std::uint8_t*>(context->workspace(context, static_cast<std::size_t>(f.x->numel / 8 + 16)))
             : nullptr;
