@@ -6,6 +6,7 @@
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_shares.h"
 #include "halfstep/backends/cpu/conv_spread.h"
+#include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/isa.h"
 
 #include <gtest/gtest.h>
@@ -27,10 +28,6 @@
 
 namespace halfstep::cpu {
 namespace {
-
-const char* const kPaths[] = {"reference", "products",  "pairs",     "tiles",  "blocks",
-                              "native",    "winograd2", "winograd4", "matrix", "depthwise"};
-static_assert(static_cast<int>(ConvPath::depthwise) == 9);
 
 TEST(ConvPaths, Agree) {
   manual_seed(1);
@@ -79,8 +76,8 @@ TEST(ConvPaths, Agree) {
           if (path == ConvPath::matrix && (part == ConvPart::weight || g.kh != 1 || g.oh != g.h)) continue;
           if (bf16_only && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
-          const std::string what = std::string(kPaths[static_cast<int>(path)]) + " part " +
-                                   std::to_string(static_cast<int>(part)) + " " + name(dtype);
+          const std::string what =
+              std::string(name(path)) + " part " + std::to_string(static_cast<int>(part)) + " " + name(dtype);
           ASSERT_EQ(got.size(), exact.size());
           for (std::size_t i = 0; i < got.size(); ++i) {
             // The reference rounds too.
@@ -154,8 +151,8 @@ TEST(ConvWeight, KeepsItsBound) {
             for (std::size_t i = 0; i < got.size(); ++i) {
               const double sum = (terms + 5) * 0x1p-24 * sizes[i];
               ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum)
-                  << kPaths[static_cast<int>(path)] << ' ' << g.c << " to " << g.o << ", " << g.kh << " x " << g.kw
-                  << ", " << n << " threads: " << i;
+                  << name(path) << ' ' << g.c << " to " << g.o << ", " << g.kh << " x " << g.kw << ", " << n
+                  << " threads: " << i;
             }
           }
         }

@@ -57,7 +57,7 @@ bool by_units(const ConvCall& call, Isa isa) {
          (result == operands || result == DType::f32) && (call.bias == nullptr || call.part == ConvPart::output);
 }
 
-// The path of a call that isn't depthwise, or whose weights have no place there.
+// The path of a call that depthwise kernels don't serve, or refuse since a weight isn't finite.
 ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   // One filter: a product with a vector, where oneDNN computes a block of 16 filters.
   if (call.part == ConvPart::output && call.geometry.o == 1 && matrix_serves(call)) return ConvPath::matrix;

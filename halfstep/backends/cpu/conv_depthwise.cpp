@@ -324,7 +324,7 @@ class WeightTerms {
     std::int64_t shares = 1;
     const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
     while (threads > 1 && terms_ * shares < 2 * threads && g_.c / (2 * shares) >= kJobChannels) shares *= 2;
-    // Shares begin at multiples of 16 channels and have more than that.
+    // Shares begin at multiples of 16 channels and have at least as many, or vectors would reach into the next one.
     const auto edge = [&](std::int64_t share) {
       return share == shares ? g_.c : g_.c * share / shares / kFewestDepthwiseChannels * kFewestDepthwiseChannels;
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise convolutions of channels-last images, a few neighbouring results at a time, compiled for AVX2 and AVX-512
 // and chosen at run time. Places are found through arrays of pointers, so that padding, strides and dilation need no
-// code of their own: what lies outside of the image is one place of zeros.
+// code of their own: what lies outside the image is one place of zeros.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,7 @@
 
 namespace halfstep::cpu {
 
-const char* name(ConvPath path) noexcept;
+HS_API const char* name(ConvPath path) noexcept;
 
 /// What tells convolutions apart: part, sizes, strides, dtypes, layouts, bias, and the tiles of Winograd's that are
 /// allowed.
