@@ -151,6 +151,14 @@ function(halfstep_cpu_kernel_options target)
       list(APPEND written_out -fexpensive-optimizations)
       if(HALFSTEP_SANITIZE MATCHES "address")
         target_compile_options(${target} PRIVATE "SHELL:--param asan-instrumentation-with-call-threshold=0")
+        # With detect_stack_use_after_return variables lie in frames of the runtime's own, where GCC 12 places vectors
+        # of 64 bytes at odd multiples of 32 (GCC's bug 110027) and moves them by instructions that fault there. The
+        # assembler takes the unaligned ones instead.
+        include(CheckCXXCompilerFlag)
+        check_cxx_compiler_flag(-Wa,-muse-unaligned-vector-move HALFSTEP_HAS_UNALIGNED_VECTOR_MOVE)
+        if(HALFSTEP_HAS_UNALIGNED_VECTOR_MOVE)
+          target_compile_options(${target} PRIVATE -Wa,-muse-unaligned-vector-move)
+        endif()
       endif()
     endif()
     target_compile_options(${target} PRIVATE ${written_out})
