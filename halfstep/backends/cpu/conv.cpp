@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions: oneDNN's float32 kernels on channels-last images. 16-bit images are widened a few at a time, so that
 // what is widened stays in the cache, or, in 1x1 convolutions, while a matrix product packs them; results are rounded
-// once. Where the processor has 16-bit units, oneDNN uses them. Products and sums are float32 (float64 for float64).
+// once. Where the processor has 16-bit units, oneDNN uses them. Images of other layouts are brought to channels-last
+// first. Products and sums are float32 (float64 for float64).
 // Winograd's algorithms take part where they are asked for. Depthwise convolutions have kernels of their own.
 #include "halfstep/backends/cpu/conv.h"
 
@@ -12,6 +13,7 @@
 #include "halfstep/backends/cpu/conv_depthwise.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_matrix.h"
+#include "halfstep/backends/cpu/conv_reorder.h"
 #include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
@@ -52,9 +54,8 @@ bool by_units(const ConvCall& call, Isa isa) {
   if (call.geometry.groups > 1 && call.geometry.groups == call.geometry.c) return false;
   const DType operands = call.part == ConvPart::output ? call.input.dtype : call.output.dtype;
   const DType result = const_cast<ConvCall&>(call).result().dtype;
-  // A bias of a transposed convolution would be rounded after the sum is.
   return has_units(operands, isa) && channels_last(call.input) && channels_last(call.output) &&
-         (result == operands || result == DType::f32) && (call.bias == nullptr || call.part == ConvPart::output);
+         (result == operands || result == DType::f32);
 }
 
 // The path of a call that depthwise kernels don't serve, or refuse since a weight isn't finite.
@@ -137,6 +138,10 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
 }
 
 std::string describe_conv(ConvCall& call) {
+  if (needs_reorder(call)) {
+    ReorderedCall reordered(call, nullptr, nullptr);
+    return describe_conv(reordered.call);
+  }
   if (is_spread(call)) {
     SpreadCall dense(call, nullptr);
     return describe_conv(dense.call);
@@ -169,6 +174,7 @@ Status convolve(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   const bool no_sum = g.n == 0 || g.c == 0 || g.o == 0 || g.oh == 0 || g.ow == 0 || g.h == 0 || g.w == 0;
   if (no_sum) return convolve_by(ConvPath::reference, context, call);
+  if (needs_reorder(call)) return convolve_reordered(context, call);
   if (is_spread(call)) return convolve_spread(context, call);
   const ConvPath model = choose_conv_path(call, compute_isa(), winograd());
   return convolve_by(tuned_conv_path(call, model, !runs_dry(context)), context, call);

@@ -109,7 +109,8 @@ class Work {
 
   /// False where oneDNN has no kernel.
   bool plan() {
-    if (compute_ != DType::f32 && (!x_.direct() || !y_.direct())) return false;
+    // A bias that is added after oneDNN's kernel, before the result is rounded, needs a block of it in float32.
+    if (compute_ != DType::f32 && (!reads(x_, ConvPart::input) || !reads(y_, ConvPart::output))) return false;
     if (compute_ != DType::f32 && part_ != ConvPart::weight && call_.weight.dtype != compute_) return false;
     // Pieces of a few images may have weight gradients in several orders; whole shares differ less, one not at all.
     const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
@@ -155,7 +156,11 @@ class Work {
   // Results of a bf16 or f16 kernel may be float32; float32 kernels give float32.
   DType compute_of(ConvPart part) const {
     if (part != part_ || compute_ == DType::f32) return compute_;
-    return part == ConvPart::weight ? DType::f32 : call_.result().dtype;
+    const bool adds_bias = call_.bias != nullptr && !fused_bias();
+    return part == ConvPart::weight || adds_bias ? DType::f32 : call_.result().dtype;
+  }
+  bool reads(const Images& images, ConvPart part) const {
+    return images.direct() || (part == part_ && images.compute != images.view->dtype && channels_last(*images.view));
   }
 
   /// Of the weight's gradient.

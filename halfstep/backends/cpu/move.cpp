@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "halfstep/backends/cpu/transpose_tile.h"
+
 namespace halfstep::cpu {
 namespace {
 
@@ -17,18 +19,30 @@ int turned_dimension(const StridedLoop<2>& loop) {
   return 0;
 }
 
+template <class U>
+void copy_rows(const U* from, std::int64_t from_step, U* to, std::int64_t to_step, std::int64_t rows, std::int64_t n) {
+  constexpr std::int64_t kSide = tile_side(sizeof(U));
+  for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
+    if (n == kSide) {
+      std::memcpy(to, from, kSide * sizeof(U));  // a few moves instead of a call
+    } else {
+      std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
+    }
+  }
+}
+
 // Tile by tile: rows of the source are read in order into a block of the first-level cache, and rows of the result
 // written in order from there, so that each line of either is touched once. Rows a multiple of a page apart share the
 // sets of a cache, where walking along one of the two would lose each line before its next element is used.
 template <class U>
 void move_turned(const StridedLoop<2>& loop, int turned, U* to, const U* from) {
-  constexpr std::int64_t kSide = std::min<std::int64_t>(128 / sizeof(U), 64);
+  constexpr std::int64_t kSide = tile_side(sizeof(U));
   const std::int64_t columns = (loop.sizes[0] + kSide - 1) / kSide, rows = (loop.sizes[turned] + kSide - 1) / kSide;
   std::int64_t tiles = columns * rows;
   for (int d = 1; d < loop.ndim; ++d) tiles *= d == turned ? 1 : loop.sizes[d];
   const std::int64_t step = loop.strides[0][turned], from_step = loop.strides[1][0];
   parallel_for(tiles, std::max<std::int64_t>(1, kGrain / (kSide * kSide)), [&](std::int64_t begin, std::int64_t end) {
-    U block[kSide][kSide + 1];
+    alignas(64) U read[kSide][kSide] = {}, written[kSide][kSide];
     for (std::int64_t tile = begin; tile < end; ++tile) {
       const std::int64_t column = tile % columns * kSide, row = tile / columns % rows * kSide;
       const std::int64_t width = std::min(kSide, loop.sizes[0] - column);
@@ -43,12 +57,9 @@ void move_turned(const StridedLoop<2>& loop, int turned, U* to, const U* from) {
         o += i * loop.strides[0][d];
         x += i * loop.strides[1][d];
       }
-      for (std::int64_t j = 0; j < width; ++j) {
-        for (std::int64_t i = 0; i < height; ++i) block[i][j] = x[j * from_step + i];
-      }
-      for (std::int64_t i = 0; i < height; ++i) {
-        std::memcpy(o + i * step, block[i], static_cast<std::size_t>(width) * sizeof(U));
-      }
+      copy_rows(x, from_step, read[0], kSide, width, height);
+      transpose_tile(read[0], written[0]);
+      copy_rows(written[0], kSide, o, step, height, width);
     }
   });
 }
