@@ -231,21 +231,79 @@ TEST(PointwiseAccuracy, VectorFormsStayWithinTheirUnits) {
   }
   const Tensor x = tensor(points), wide = x.to(f64);
   const Case cases[] = {
-      {"exp", exp, 0, 0, 1.1},
-      {"expm1", expm1, 0, 0, 1.5},
-      {"log", log, 0, 0, 1},
-      {"log1p", log1p, 0, 0, 1},
-      {"tanh", tanh, 0, 0, 1.5},
-      {"erf", erf, 0, 0, 1.5},
-      {"sigmoid", sigmoid, 0, 0, 1.5},
-      {"silu", silu, 0, 0, 2.5},
-      {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
+      {"exp", exp, 0, 0, 1.1},         {"expm1", expm1, 0, 0, 1.5},
+      {"log", log, 0, 0, 1},           {"log1p", log1p, 0, 0, 1},
+      {"tanh", tanh, 0, 0, 1.5},       {"erf", erf, 0, 0, 1.5},
+      {"sigmoid", sigmoid, 0, 0, 1.5}, {"silu", silu, 0, 0, 2.5},
+      {"sin", sin, 0, 0, 0.51},        {"cos", cos, 0, 0, 0.51},
+      {"tan", tan, 0, 0, 0.51},        {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
   };
   for (const Case& c : cases) {
     const Values got = c.f(x).to_vector<double>(), exact = c.f(wide).to_vector<double>();
     for (std::size_t i = 0; i < points.size(); ++i) {
       if (std::isnan(exact[i]) || std::fabs(exact[i]) > finfo(f32).max) continue;
       ASSERT_NEAR(got[i], exact[i], 2 * c.units * half_unit(exact[i], f32)) << c.name << " of " << points[i];
+    }
+  }
+}
+
+// Floats next to multiples of pi / 2, where few digits of the argument remain, and those with the largest count of
+// quarter turns that the vector form takes.
+TEST(PointwiseAccuracy, SinesNextToQuarterTurns) {
+  Values points;
+  for (std::int64_t n = 1; n < (std::int64_t{1} << 31); n = n * 5 / 4 + 1) {
+    const auto at = static_cast<float>(static_cast<double>(n) * 1.57079632679489661923);
+    for (const float v : {std::nextafterf(at, 0), at, std::nextafterf(at, HUGE_VALF), -at}) points.push_back(v);
+  }
+  for (const float v : {0x1p30f, std::nextafterf(0x1p30f, 0), std::nextafterf(0x1p30f, HUGE_VALF)}) points.push_back(v);
+  const Tensor x = tensor(points);
+  const auto check = [&](const char* name, const Tensor& got, double (*f)(double)) {
+    const Values y = got.to_vector<double>();
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const double exact = f(points[i]);
+      ASSERT_NEAR(y[i], exact, 1.02 * half_unit(exact, f32)) << name << " of " << points[i];
+    }
+  };
+  check("sin", sin(x), std::sin);
+  check("cos", cos(x), std::cos);
+  check("tan", tan(x), std::tan);
+}
+
+// As the C library has it in float64, rounded once: two tensors, a number as exponent and one as base.
+TEST(PointwiseAccuracy, PowersAreRoundedOnce) {
+  const double inf = INFINITY;
+  const auto expect_power = [](double got, double x, double y) {
+    const double exact = std::pow(x, y);
+    if (std::isnan(exact)) {
+      EXPECT_TRUE(std::isnan(got)) << x << " ^ " << y << ": " << got;
+    } else if (std::fabs(exact) >= 0x1.ffffffp127) {  // from halfway between the largest float and 2^128
+      EXPECT_EQ(got, std::copysign(HUGE_VAL, exact)) << x << " ^ " << y;
+    } else {
+      ASSERT_NEAR(got, exact, 1.02 * half_unit(exact, f32)) << x << " ^ " << y;
+      EXPECT_EQ(std::signbit(got), std::signbit(exact)) << x << " ^ " << y;
+    }
+  };
+  const Values special = {0.0,      -0.0,     1,    -1,    inf,   -inf,   NAN,       2,         -2,   3,
+                          -3,       0.5,      -0.5, 2.5,   -2.5,  127,    128,       -126,      -149, -150,
+                          16777216, 16777217, 1e30, -1e30, 1e-40, -1e-40, 0.9999999, 1.0000001, 3e38};
+  Values bases, exponents;
+  for (const double x : special) {
+    for (const double y : special) bases.push_back(static_cast<float>(x)), exponents.push_back(static_cast<float>(y));
+  }
+  RandomStream random(11);
+  for (int i = 0; i < 20000; ++i) {
+    const double x = std::exp2(random.uniform(-149, 128)), t = random.uniform(-160, 140);
+    bases.push_back(static_cast<float>(i % 2 ? x : random.uniform(0.9, 1.1)));
+    exponents.push_back(static_cast<float>(t / std::log2(bases.back())));
+  }
+  const Values got = pow(tensor(bases), tensor(exponents)).to_vector<double>();
+  for (std::size_t i = 0; i < got.size(); ++i) expect_power(got[i], bases[i], exponents[i]);
+  for (const double e : {1.7, -0.3, 4.0, 7.0, -5.0, inf}) {
+    const auto number = static_cast<double>(static_cast<float>(e));
+    const Values by_number = pow(tensor(bases), e).to_vector<double>(), of = pow(e, tensor(bases)).to_vector<double>();
+    for (std::size_t i = 0; i < bases.size(); ++i) {
+      expect_power(by_number[i], bases[i], number);
+      expect_power(of[i], number, bases[i]);
     }
   }
 }
@@ -273,6 +331,9 @@ TEST(PointwiseAccuracy, SpecialValues) {
     check(log1p(v), {nan, -0.0, 0.0, inf, nan});
     check(tanh(v), {-1, -0.0, 0.0, 1, nan});
     check(erf(v), {-1, -0.0, 0.0, 1, nan});
+    check(sin(v), {nan, -0.0, 0.0, nan, nan});
+    check(cos(v), {nan, 1, 1, nan, nan});
+    check(tan(v), {nan, -0.0, 0.0, nan, nan});
     check(sigmoid(v), {0.0, 0.5, 0.5, 1, nan});
     check(relu(v), {0.0, 0.0, 0.0, inf, nan});
     check(abs(v), {inf, 0.0, 0.0, inf, nan});

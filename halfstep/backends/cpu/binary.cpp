@@ -5,6 +5,7 @@
 #include <hwy/foreach_target.h>
 
 #include "halfstep/backends/cpu/runs-inl.h"
+#include "halfstep/backends/cpu/wide-inl.h"
 
 #ifndef HALFSTEP_BACKENDS_CPU_POINTWISE_BINARY_OPS_
 #define HALFSTEP_BACKENDS_CPU_POINTWISE_BINARY_OPS_
@@ -149,14 +150,12 @@ struct LibraryFunctor : HeavyFunctor {
   static constexpr int kGrain = 2048;
 };
 template <class C>
-struct Pow : LibraryFunctor {
+struct Pow : HeavyFunctor {
   static constexpr bool kIntegers = true;
   explicit Pow(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return std::pow(x, y); }, a, b);
+    return wide_pow(d, a, b);
   }
   C scalar(C a, C b) const { return integer_pow(a, b); }
 };
@@ -181,7 +180,7 @@ struct Hypot : LibraryFunctor {
   }
 };
 template <class C>
-struct PowScalar : LibraryFunctor {
+struct PowScalar : HeavyFunctor {
   static constexpr bool kIntegers = true;
   static constexpr bool kBool = true;
   C exponent;
@@ -199,23 +198,19 @@ struct PowScalar : LibraryFunctor {
     if (e == T(-1)) return hn::Div(one, a);
     if (e == T(-0.5)) return hn::Div(one, hn::Sqrt(a));
     if (e == T(-2)) return hn::Div(hn::Div(one, a), a);
-    return by_lane(
-        d, [e](T x) { return std::pow(x, e); }, a);
+    return wide_pow(d, a, hn::Set(d, e));
   }
   C scalar(C a) const { return integer_pow(a, exponent); }
 };
 template <class C>
-struct ScalarPow : LibraryFunctor {
+struct ScalarPow : HeavyFunctor {
   static constexpr bool kIntegers = true;
   static constexpr bool kBool = true;
   C base;
   explicit ScalarPow(const void* state) : base(number<C>(static_cast<const ScalarAttributes*>(state)->value)) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a) const {
-    using T = hn::TFromD<D>;
-    const T b = base;
-    return by_lane(
-        d, [b](T x) { return std::pow(b, x); }, a);
+    return wide_pow(d, hn::Set(d, static_cast<hn::TFromD<D>>(base)), a);
   }
   C scalar(C a) const { return integer_pow(base, a); }
 };

@@ -216,14 +216,36 @@ struct Erf : HeavyFunctor {
   }
 };
 
+template <class C>
+struct Sin : HeavyFunctor {
+  explicit Sin(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V a) const {
+    return wide_sin(d, a);
+  }
+};
+template <class C>
+struct Cos : HeavyFunctor {
+  explicit Cos(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V a) const {
+    return wide_cos(d, a);
+  }
+};
+template <class C>
+struct Tan : HeavyFunctor {
+  explicit Tan(const void*) {}
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V a) const {
+    return wide_tan(d, a);
+  }
+};
+
 // --- the C library's, in float or double
 
 using Exp2 = decltype([](auto x) { return std::exp2(x); });
 using Log2 = decltype([](auto x) { return std::log2(x); });
 using Log10 = decltype([](auto x) { return std::log10(x); });
-using Sin = decltype([](auto x) { return std::sin(x); });
-using Cos = decltype([](auto x) { return std::cos(x); });
-using Tan = decltype([](auto x) { return std::tan(x); });
 using Asin = decltype([](auto x) { return std::asin(x); });
 using Acos = decltype([](auto x) { return std::acos(x); });
 using Atan = decltype([](auto x) { return std::atan(x); });
@@ -268,9 +290,9 @@ constexpr ElementwiseOp kUnaryOps[] = {
     op_of<Library<Log2>::Functor, 1>("log2", kFloatingDTypes),
     op_of<Library<Log10>::Functor, 1>("log10", kFloatingDTypes),
     op_of<Log1p, 1>("log1p", kFloatingDTypes),
-    op_of<Library<Sin>::Functor, 1>("sin", kFloatingDTypes),
-    op_of<Library<Cos>::Functor, 1>("cos", kFloatingDTypes),
-    op_of<Library<Tan>::Functor, 1>("tan", kFloatingDTypes),
+    op_of<Sin, 1>("sin", kFloatingDTypes),
+    op_of<Cos, 1>("cos", kFloatingDTypes),
+    op_of<Tan, 1>("tan", kFloatingDTypes),
     op_of<Library<Asin>::Functor, 1>("asin", kFloatingDTypes),
     op_of<Library<Acos>::Functor, 1>("acos", kFloatingDTypes),
     op_of<Library<Atan>::Functor, 1>("atan", kFloatingDTypes),

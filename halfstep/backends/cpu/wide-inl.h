@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "halfstep/backends/cpu/math-inl.h"
+#include "halfstep/backends/cpu/math64-inl.h"
 #include "halfstep/backends/cpu/runs-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -70,6 +71,42 @@ HWY_INLINE hn::Vec<D> wide_erf(D d, hn::Vec<D> v) {
   } else {
     return by_lane(
         d, [](double x) { return std::erf(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_sin(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return sin(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::sin(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_cos(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return cos(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::cos(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_tan(D d, hn::Vec<D> v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return tan(v);
+  } else {
+    return by_lane(
+        d, [](double x) { return std::tan(x); }, v);
+  }
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_pow(D d, hn::Vec<D> v, hn::Vec<D> w) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return pow(v, w);
+  } else {
+    return by_lane(
+        d, [](double x, double y) { return std::pow(x, y); }, v, w);
   }
 }
 template <class D>

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Functions of float32 vectors whose argument must be reduced, or whose exponent multiplied, with more digits than
+// float32 has: computed in float64 and rounded once, within 0.51 units in the last place. Series of Taylor and of
+// 2 artanh, cut where the rest is below 2^-36 of the result.
+
+// The include guard of a header that is compiled once for each target.
+#if defined(HALFSTEP_BACKENDS_CPU_MATH64_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFSTEP_BACKENDS_CPU_MATH64_INL_H_
+#undef HALFSTEP_BACKENDS_CPU_MATH64_INL_H_
+#else
+#define HALFSTEP_BACKENDS_CPU_MATH64_INL_H_
+#endif
+
+#include <cmath>
+
+#include "halfstep/backends/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace halfstep::cpu {
+namespace HWY_NAMESPACE {
+
+namespace detail {
+
+using I64Tag = hn::RebindToSigned<F64Tag>;
+
+HWY_INLINE F64Vec constant64(double value) { return hn::Set(F64Tag(), value); }
+
+/// c0 + c1 x + c2 x^2 + ..., by Horner's rule.
+HWY_INLINE F64Vec polynomial64(F64Vec, double c) { return constant64(c); }
+template <class... C>
+HWY_INLINE F64Vec polynomial64(F64Vec x, double c, C... rest) {
+  return hn::MulAdd(polynomial64(x, rest...), x, constant64(c));
+}
+
+/// f of both halves of float32 vectors in float64.
+template <class F, class... V>
+HWY_INLINE F32Vec by_halves(F&& f, V... v) {
+  const F64Tag d;
+  const hn::Half<F32Tag> half;
+  const auto lower = f(hn::PromoteTo(d, hn::LowerHalf(half, v))...);
+  const auto upper = f(hn::PromoteTo(d, hn::UpperHalf(half, v))...);
+  return hn::Combine(F32Tag(), hn::DemoteTo(half, upper), hn::DemoteTo(half, lower));
+}
+
+/// `y`, but f(x...) in lanes where `ok` is false: rare arguments, by a function of doubles.
+template <class M, class F>
+HWY_INLINE F32Vec mend(M ok, F32Vec y, F&& f, F32Vec a, F32Vec b) {
+  const F32Tag d;
+  if (HWY_LIKELY(hn::AllTrue(d, ok))) return y;
+  constexpr std::size_t kLanes = hn::MaxLanes(F32Tag());
+  alignas(64) float x[kLanes], z[kLanes], to[kLanes], good[kLanes];
+  hn::Store(a, d, x);
+  hn::Store(b, d, z);
+  hn::Store(y, d, to);
+  hn::Store(hn::IfThenElseZero(ok, hn::Set(d, 1.0f)), d, good);
+  for (std::size_t i = 0; i < hn::Lanes(d); ++i) {
+    if (good[i] == 0) to[i] = static_cast<float>(f(static_cast<double>(x[i]), static_cast<double>(z[i])));
+  }
+  return hn::Load(d, to);
+}
+
+// x = n pi / 2 + r with |r| <= pi / 4, for |x| up to 2^30; the parity of n, and of n / 2.
+struct QuarterTurns {
+  F64Vec r;
+  hn::Mask<F64Tag> odd, beyond;
+};
+HWY_INLINE QuarterTurns quarter_turns(F64Vec x, std::int64_t more) {
+  const F64Tag d;
+  const I64Tag di;
+  // Next to 1.5 * 2^52 doubles are integers, whose low bits are n's.
+  const F64Vec shift = constant64(0x1.8p52);
+  const F64Vec shifted = hn::MulAdd(x, constant64(0x1.45f306dc9c883p-1), shift);
+  const F64Vec n = hn::Sub(shifted, shift);
+  const F64Vec r =
+      hn::NegMulAdd(n, constant64(0x1.1a62633145c07p-54), hn::NegMulAdd(n, constant64(0x1.921fb54442d18p0), x));
+  const auto count = hn::Add(hn::BitCast(di, shifted), hn::Set(di, more));
+  const auto bit = [&](std::int64_t b) { return hn::RebindMask(d, hn::TestBit(count, hn::Set(di, b))); };
+  return {r, bit(1), bit(2)};
+}
+HWY_INLINE F64Vec sin_reduced(F64Vec r, F64Vec square) {
+  const F64Vec p = polynomial64(square, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800);
+  return hn::MulAdd(hn::Mul(r, square), p, r);
+}
+HWY_INLINE F64Vec cos_reduced(F64Vec square) {
+  return polynomial64(square, 1.0, -0.5, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600);
+}
+/// The sine of x and `more` quarters of a turn.
+HWY_INLINE F64Vec sin64(F64Vec x, std::int64_t more) {
+  const QuarterTurns t = quarter_turns(x, more);
+  const F64Vec square = hn::Mul(t.r, t.r);
+  const F64Vec y = hn::IfThenElse(t.odd, cos_reduced(square), sin_reduced(t.r, square));
+  return hn::IfThenElse(t.beyond, hn::Neg(y), y);
+}
+HWY_INLINE F64Vec tan64(F64Vec x) {
+  const QuarterTurns t = quarter_turns(x, 0);
+  const F64Vec square = hn::Mul(t.r, t.r);
+  const F64Vec sine = sin_reduced(t.r, square), cosine = cos_reduced(square);
+  return hn::Div(hn::IfThenElse(t.odd, hn::Neg(cosine), sine), hn::IfThenElse(t.odd, sine, cosine));
+}
+/// Where quarter_turns() serves.
+HWY_INLINE hn::Mask<F32Tag> few_turns(F32Vec x) { return hn::Le(hn::Abs(x), hn::Set(F32Tag(), 0x1p30f)); }
+/// Zeros keep their sign.
+HWY_INLINE F32Vec keep_zero(F32Vec x, F32Vec y) { return hn::IfThenElse(hn::Eq(x, hn::Zero(F32Tag())), x, y); }
+
+/// Of x > 0, finite and normal.
+HWY_INLINE F64Vec log2_64(F64Vec x) {
+  const F64Tag d;
+  const I64Tag di;
+  const auto bits = hn::BitCast(di, x);
+  // Exponents are counted from sqrt(1/2).
+  const auto e = hn::ShiftRight<52>(hn::Sub(bits, hn::Set(di, 0x3fe6a09e667f3bcd)));
+  const F64Vec m = hn::BitCast(d, hn::Sub(bits, hn::ShiftLeft<52>(e)));
+  const F64Vec s = hn::Div(hn::Sub(m, constant64(1)), hn::Add(m, constant64(1)));
+  const F64Vec z = hn::Mul(s, s);
+  const F64Vec p = polynomial64(z, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15);
+  return hn::MulAdd(hn::MulAdd(hn::Mul(s, z), p, s), constant64(2 * 0x1.71547652b82fep0), hn::ConvertTo(d, e));
+}
+/// 2^t, 0 or infinity as float32 beyond its range.
+HWY_INLINE F64Vec exp2_64(F64Vec t) {
+  const F64Tag d;
+  const I64Tag di;
+  const F64Vec shift = constant64(0x1.8p52);
+  const F64Vec within = hn::Min(hn::Max(t, constant64(-300)), constant64(300));
+  const F64Vec shifted = hn::Add(within, shift);
+  const F64Vec g = hn::Mul(hn::Sub(within, hn::Sub(shifted, shift)), constant64(0x1.62e42fefa39efp-1));
+  const F64Vec p = polynomial64(g, 1.0, 1.0, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+                                1.0 / 362880, 1.0 / 3628800);
+  const auto n = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, shift));
+  return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<52>(hn::Add(n, hn::Set(di, 1023)))));
+}
+/// Of finite x and y.
+HWY_INLINE F64Vec pow64(F64Vec x, F64Vec y) {
+  const F64Vec zero = hn::Zero(F64Tag());
+  const F64Vec base = hn::Abs(x);
+  const F64Vec of_zero =
+      hn::IfThenElse(hn::Eq(y, zero), constant64(1), hn::IfThenElse(hn::Lt(y, zero), constant64(1e300), zero));
+  const F64Vec p = hn::IfThenElse(hn::Eq(x, zero), of_zero, exp2_64(hn::Mul(y, log2_64(base))));
+  const F64Vec half = hn::Mul(y, constant64(0.5));
+  const auto whole = hn::Eq(hn::Round(y), y), odd = hn::AndNot(hn::Eq(hn::Round(half), half), whole);
+  const F64Vec is_signed = hn::IfThenElse(odd, hn::CopySign(p, x), p);
+  return hn::IfThenElse(hn::AndNot(whole, hn::Lt(x, zero)), constant64(std::nan("")), is_signed);
+}
+
+}  // namespace detail
+
+HWY_INLINE F32Vec sin(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) { return detail::sin64(v, 0); }, x);
+  return detail::mend(
+      detail::few_turns(x), detail::keep_zero(x, y), [](double v, double) { return std::sin(v); }, x, x);
+}
+HWY_INLINE F32Vec cos(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) { return detail::sin64(v, 1); }, x);
+  return detail::mend(
+      detail::few_turns(x), y, [](double v, double) { return std::cos(v); }, x, x);
+}
+HWY_INLINE F32Vec tan(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) { return detail::tan64(v); }, x);
+  return detail::mend(
+      detail::few_turns(x), detail::keep_zero(x, y), [](double v, double) { return std::tan(v); }, x, x);
+}
+/// x^y, with the C library's results for zeros, infinities, NaN and negative x.
+HWY_INLINE F32Vec pow(F32Vec x, F32Vec y) {
+  const F32Vec p = detail::by_halves([](F64Vec v, F64Vec w) { return detail::pow64(v, w); }, x, y);
+  const auto finite = hn::And(hn::IsFinite(x), hn::IsFinite(y));
+  return detail::mend(
+      finite, p, [](double v, double w) { return std::pow(v, w); }, x, y);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halfstep::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // the per-target include guard
