@@ -136,6 +136,34 @@ TEST(Pool, AgreesWithFloat64InEveryLayoutAndDtype) {
   }
 }
 
+// Row-major images go some at a time, here 2, 2 and 1, through the kernels for channels-last ones.
+TEST(Pool, RowMajorImagesHaveTheBitsOfChannelsLastOnes) {
+  const int threads = num_threads();
+  const Shape sizes = {5, 64, 61, 53};
+  const Case several[] = {
+      {"max", sizes, true, [](const Tensor& t) { return max_pool2d(t, {3}, {.stride = {2}, .padding = {1}}); }},
+      {"mean", sizes, false, [](const Tensor& t) { return avg_pool2d(t, {3}, {.stride = {2}}); }},
+      {"adaptive mean", sizes, false, [](const Tensor& t) {
+         return adaptive_avg_pool2d(t, {7, 5});
+       }}};
+  manual_seed(12);
+  for (const Case& c : several) {
+    for (const DType dtype : {f32, bf16}) {
+      const Tensor x = (rand(c.sizes) - 0.5).to(dtype), g = (rand(c.call(x).sizes()) + 0.5).to(dtype);
+      const Passes last = passes(c, to_channels_last(x), to_channels_last(g));
+      for (const int n : {1, 3}) {
+        set_num_threads(n);
+        const Passes rows = passes(c, x, g);
+        EXPECT_TRUE(rows.y.is_contiguous()) << c.what;
+        EXPECT_TRUE(rows.x_grad.is_contiguous()) << c.what;
+        EXPECT_EQ(rows.y.to_vector<double>(), last.y.to_vector<double>()) << c.what;
+        EXPECT_EQ(rows.x_grad.to_vector<double>(), last.x_grad.to_vector<double>()) << c.what;
+      }
+      set_num_threads(threads);
+    }
+  }
+}
+
 TEST(Pool, KeepsAGradientInFloat32WhereTheInputIsACast) {
   Tensor x = to_channels_last(rand({2, 20, 6, 6}) - 0.5).requires_grad_();
   const Tensor low = x.to(bf16);

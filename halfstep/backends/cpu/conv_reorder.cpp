@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/conv_reorder.h"
 
-#include <algorithm>
-
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/image_order.h"
 #include "halfstep/backends/cpu/isa.h"
 #include "halfstep/backends/cpu/move.h"
 #include "halfstep/runtime/winograd.h"
@@ -31,8 +30,7 @@ ReorderedCall::ReorderedCall(const ConvCall& of, void* input, void* output) : ca
   for (int i = 0; i < 2; ++i) {
     TensorView& view = *views[i];
     if (channels_last(view)) continue;
-    const std::int64_t *size = view.sizes, strides[] = {size[1] * size[2] * size[3], 1, size[1] * size[3], size[1]};
-    std::copy_n(strides, 4, strides_[i]);
+    channels_last_strides(view.sizes, strides_[i]);
     view.data = data[i], view.strides = strides_[i], view.contiguous = false;
   }
 }

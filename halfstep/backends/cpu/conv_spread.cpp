@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/image_order.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -48,9 +49,9 @@ SpreadCall::SpreadCall(const ConvCall& of, void* data) : call(of) {
   ConvGeometry& g = call.geometry;
   g.h = g.oh, g.w = g.ow;
   for (int d = 0; d < 2; ++d) g.stride[d] = g.dilation[d] = 1, g.after[d] = 0;
-  const std::int64_t sizes[] = {g.n, g.c, g.h, g.w}, strides[] = {g.h * g.w * g.c, 1, g.w * g.c, g.c};
+  const std::int64_t sizes[] = {g.n, g.c, g.h, g.w};
   std::copy_n(sizes, 4, sizes_);
-  std::copy_n(strides, 4, strides_);
+  channels_last_strides(sizes_, strides_);
   TensorView& x = call.input;
   x.data = data, x.sizes = sizes_, x.strides = strides_, x.numel = g.n * g.h * g.w * g.c;
   x.contiguous = g.c == 1 || g.h * g.w == 1;

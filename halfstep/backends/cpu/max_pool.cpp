@@ -12,6 +12,7 @@
 
 #include <limits>
 
+#include "halfstep/backends/cpu/image_order.h"
 #include "halfstep/backends/cpu/image_rows.h"
 #include "halfstep/backends/cpu/simd-inl.h"
 #include "halfstep/backends/cpu/window.h"
@@ -251,6 +252,7 @@ template <class A>
 Status forward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   const TensorView &x = in[0], &y = out[0], &index = out[1];
   if (y.numel == 0) return Status::ok;
+  if (reorders_images({in, 1}, {out, 2})) return run_channels_last(context, forward<A>, {in, 1}, {out, 2}, p);
   MaxWindows windows;
   if (!windows_of(context, *static_cast<const A*>(p), x.sizes[2], x.sizes[3], y, windows)) return Status::out_of_memory;
   const Taps &rows = windows.rows, &columns = windows.columns;
@@ -382,6 +384,7 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   const TensorView &g = in[0], &index = in[1];
   TensorView& dx = out[0];
   if (dx.numel == 0) return Status::ok;
+  if (reorders_images({in, 2}, {out, 1})) return run_channels_last(context, backward<A>, {in, 2}, {out, 1}, p);
   MaxWindows windows;
   if (!windows_of(context, *static_cast<const A*>(p), dx.sizes[2], dx.sizes[3], g, windows)) {
     return Status::out_of_memory;
