@@ -125,8 +125,9 @@ bool ModuleBase::is_outside(std::ptrdiff_t offset) const {
 
 char* ModuleBase::member_at(const Entry& entry) const {
   if (extent() != 0 && is_outside(entry.offset)) {
-    fail<Error>("module: '{}' was registered but is no member of the {}: expected what {} returns to be a member",
-                entry.name, kind(), entry.kind == Kind::child ? "child()" : "parameter() or buffer()");
+    fail<Error>("module: '{}' was registered but is no member of the {}: expected what {} returns to be a member{}",
+                entry.name, kind(), entry.kind == Kind::child ? "child()" : "parameter() or buffer()",
+                entry.kind == Kind::child ? "" : ", an nn::Parameter; did you declare it as a Tensor?");
   }
   return const_cast<char*>(reinterpret_cast<const char*>(this)) + entry.offset;
 }

@@ -142,6 +142,10 @@ struct Local : nn::Module<Local> {
   Local() { const nn::ModuleList<Block> list = child("list", nn::ModuleList<Block>{Block{}}); }
 };
 
+struct Sliced : nn::Module<Sliced> {
+  Tensor scale = parameter("scale", ones({2}));
+};
+
 TEST(Module, SaysWhatIsNoMember) {
   const Local local;
   try {
@@ -151,6 +155,15 @@ TEST(Module, SaysWhatIsNoMember) {
     EXPECT_STREQ(
         e.what(),
         "module: 'list' was registered but is no member of the Module: expected what child() returns to be a member");
+  }
+  const Sliced sliced;
+  try {
+    sliced.parameters();
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(),
+                 "module: 'scale' was registered but is no member of the Module: expected what parameter() or buffer() "
+                 "returns to be a member, an nn::Parameter; did you declare it as a Tensor?");
   }
 }
 
