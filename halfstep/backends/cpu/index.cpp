@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that read and write by index: one element, or row, for each place of it.
 #include <algorithm>
+#include <atomic>
 
 #include "halfstep/backends/cpu/index_places.h"
 #include "halfstep/ops/attributes.h"
@@ -8,23 +9,31 @@
 namespace halfstep::cpu {
 namespace {
 
+// A line is checked just before it is read, so that its indices come from memory once.
 Status gather(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* attributes) {
-  const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim;
-  if (!check_indices(context, in[1], dim_size(in[0], dim), dim, in[0].ndim, false)) return Status::failed;
+  const std::int64_t dim = static_cast<const AlongAttributes*>(attributes)->dim, size = dim_size(in[0], dim);
   if (out[0].numel == 0) return Status::ok;
   const Lines lines(dim, {&in[1], &in[0], &out[0]});
+  const bool check_lines = lines.steps[0] == 1;
+  if (!check_lines && !check_indices(context, in[1], size, dim, in[0].ndim, false)) return Status::failed;
+  std::atomic<bool> outside{false};
   visit_bits(out[0].dtype, [&](auto tag) {
     using U = typename decltype(tag)::type;
-    lines.for_each([&](const std::int64_t(&at)[3]) {
-      const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
-      const U* x = static_cast<const U*>(in[0].data) + at[1];
-      U* o = static_cast<U*>(out[0].data) + at[2];
-      for (std::int64_t j = 0; j < lines.length; ++j) {
-        o[j * lines.steps[2]] = x[index[j * lines.steps[0]] * lines.steps[1]];
-      }
+    lines.with_steps([&](auto index_step, auto x_step, auto o_step) {
+      lines.for_each([&](const std::int64_t(&at)[3]) {
+        const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+        const U* x = static_cast<const U*>(in[0].data) + at[1];
+        U* o = static_cast<U*>(out[0].data) + at[2];
+        if (check_lines && any_outside(index, lines.length, 0, size)) {
+          outside.store(true, std::memory_order_relaxed);
+          return;
+        }
+        for (std::int64_t j = 0; j < lines.length; ++j) o[j * o_step] = x[index[j * index_step] * x_step];
+      });
     });
   });
-  return Status::ok;
+  if (!outside.load(std::memory_order_relaxed)) return Status::ok;
+  return check_indices(context, in[1], size, dim, in[0].ndim, false) ? Status::ok : Status::failed;
 }
 
 // The output starts as the input; then put(lines) for the lines of the index, the output and the source.
@@ -40,13 +49,13 @@ Status scatter(KernelContext* context, const TensorView* in, int, TensorView* ou
   return scattered(context, in, out, attributes, [&](const Lines& lines) {
     visit_bits(out[0].dtype, [&](auto tag) {
       using U = typename decltype(tag)::type;
-      lines.for_each([&](const std::int64_t(&at)[3]) {
-        const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
-        U* o = static_cast<U*>(out[0].data) + at[1];
-        const U* src = static_cast<const U*>(in[2].data) + at[2];
-        for (std::int64_t j = 0; j < lines.length; ++j) {
-          o[index[j * lines.steps[0]] * lines.steps[1]] = src[j * lines.steps[2]];
-        }
+      lines.with_steps([&](auto index_step, auto o_step, auto src_step) {
+        lines.for_each([&](const std::int64_t(&at)[3]) {
+          const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+          U* o = static_cast<U*>(out[0].data) + at[1];
+          const U* src = static_cast<const U*>(in[2].data) + at[2];
+          for (std::int64_t j = 0; j < lines.length; ++j) o[index[j * index_step] * o_step] = src[j * src_step];
+        });
       });
     });
     return Status::ok;
@@ -109,15 +118,24 @@ Status index_select(KernelContext* context, const TensorView* in, int, TensorVie
     using U = typename decltype(tag)::type;
     const auto grain = std::max<std::int64_t>(1, kGrain / 2 / around.inner);
     parallel_for(around.outer * n, grain, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t at = static_cast<const std::int64_t*>(index.data)[i % n * index_step];
-        const U* from = static_cast<const U*>(x.data) + at * dim_step + offset_of(x, x.strides, 0, around.dim, i / n);
+      for (std::int64_t i = begin; i < end;) {
+        const std::int64_t o = i / n, first = i % n, last = std::min(n, first + end - i);
+        const auto* at = static_cast<const std::int64_t*>(index.data);
+        const U* from = static_cast<const U*>(x.data) + offset_of(x, x.strides, 0, around.dim, o);
         U* to = static_cast<U*>(out[0].data) + i * around.inner;
-        if (step == 1) {
-          std::memcpy(to, from, static_cast<std::size_t>(around.inner) * sizeof(U));
-        } else {
-          for (std::int64_t j = 0; j < around.inner; ++j) {
-            to[j] = from[step ? j * step : offset_of(x, x.strides, around.dim + 1, x.ndim, j)];
+        i += last - first;
+        if (around.inner == 1) {
+          for (std::int64_t k = first; k < last; ++k) *to++ = from[at[k * index_step] * dim_step];
+          continue;
+        }
+        for (std::int64_t k = first; k < last; ++k, to += around.inner) {
+          const U* row = from + at[k * index_step] * dim_step;
+          if (step == 1) {
+            std::memcpy(to, row, static_cast<std::size_t>(around.inner) * sizeof(U));
+          } else {
+            for (std::int64_t j = 0; j < around.inner; ++j) {
+              to[j] = row[step ? j * step : offset_of(x, x.strides, around.dim + 1, x.ndim, j)];
+            }
           }
         }
       }
@@ -141,6 +159,10 @@ Status index(KernelContext* context, const TensorView* in, int n, TensorView* ou
       for (std::int64_t i = begin; i < end; ++i) {
         const U* from = static_cast<const U*>(x.data) + places.offsets[i];
         U* to = static_cast<U*>(out[0].data) + i * rest.count;
+        if (rest.count == 1) {
+          *to = *from;
+          continue;
+        }
         if (rest.straight) {
           std::memcpy(to, from, static_cast<std::size_t>(rest.count) * sizeof(U));
           continue;

@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/index_check.h"
 
+#include <atomic>
 #include <cstdio>
 
-#include "halfstep/core/shape.h"
+#include "halfstep/backends/cpu/strided_loop.h"
 
 namespace halfstep::cpu {
+
+// In 64 bits that wrap, v - low and size - 1 - v are both without the sign's bit just for what lies inside.
+bool any_outside(const std::int64_t* index, std::int64_t n, std::int64_t low, std::int64_t size) {
+  const auto first = static_cast<std::uint64_t>(low), last = static_cast<std::uint64_t>(size) - 1;
+  std::uint64_t signs = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto v = static_cast<std::uint64_t>(index[i]);
+    signs |= (v - first) | (last - v);
+  }
+  return signs >> 63 != 0;
+}
 
 bool check_indices(KernelContext* context, const TensorView& index, std::int64_t size, std::int64_t dim, int ndim,
                    bool negative) {
@@ -17,9 +29,11 @@ bool check_indices(KernelContext* context, const TensorView& index, std::int64_t
   std::int64_t bad = 0;
   bool found = false;
   if (index.contiguous) {
-    bool any = false;
-    for (std::int64_t i = 0; i < index.numel; ++i) any |= outside(data[i]);
-    if (!any) return true;
+    std::atomic<bool> any{false};
+    parallel_for(index.numel, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      if (any_outside(data + begin, end - begin, low, size)) any.store(true, std::memory_order_relaxed);
+    });
+    if (!any.load(std::memory_order_relaxed)) return true;
   }
   for (std::int64_t i = 0; i < index.numel && !found; ++i) {
     std::int64_t offset = 0, rest = i;

@@ -11,4 +11,7 @@ namespace halfstep::cpu {
 bool check_indices(KernelContext* context, const TensorView& index, std::int64_t size, std::int64_t dim, int ndim,
                    bool negative);
 
+/// Whether one of n indices lies outside [low, size), low at most 0.
+bool any_outside(const std::int64_t* index, std::int64_t n, std::int64_t low, std::int64_t size);
+
 }  // namespace halfstep::cpu

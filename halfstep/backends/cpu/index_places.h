@@ -21,6 +21,7 @@ struct Lines {
   std::int64_t strides[3][kMaxDims];  // of the index and up to two more tensors
   std::int64_t steps[3] = {0, 0, 0};  // along the dimension
   std::int64_t count = 1, length = 1;
+  bool side_by_side = true;  // along the dimension, in all of the tensors
 
   Lines(std::int64_t wanted, std::initializer_list<const TensorView*> views) {
     const TensorView& index = **views.begin();
@@ -37,7 +38,10 @@ struct Lines {
       ++others;
     }
     int k = 0;
-    for (const TensorView* v : views) steps[k++] = v->ndim == 0 ? 0 : v->strides[dim];
+    for (const TensorView* v : views) {
+      steps[k] = v->ndim == 0 ? 0 : v->strides[dim];
+      side_by_side &= steps[k++] == 1;
+    }
   }
 
   void offsets(std::int64_t line, std::int64_t (&at)[3]) const {
@@ -47,6 +51,13 @@ struct Lines {
       line /= sizes[d];
       for (int k = 0; k < 3; ++k) at[k] += i * strides[k][d];
     }
+  }
+
+  /// Calls f(steps...) with the steps along the dimension, as constants where they all are 1.
+  template <class F>
+  void with_steps(F&& f) const {
+    constexpr std::integral_constant<std::int64_t, 1> kOne;
+    side_by_side ? f(kOne, kOne, kOne) : f(steps[0], steps[1], steps[2]);
   }
 
   template <class F>

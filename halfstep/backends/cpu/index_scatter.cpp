@@ -59,14 +59,16 @@ Status scatter_add(KernelContext* context, const TensorView* in, int, TensorView
         TensorView to = out[0];
         to.strides = strides;
         const Lines lines(dim, {&in[1], &to, &in[2]});
-        lines.for_each([&](const std::int64_t(&at)[3]) {
-          const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
-          Sum<T>* o = sums + at[1];
-          const T* src = static_cast<const T*>(in[2].data) + at[2];
-          for (std::int64_t j = 0; j < lines.length; ++j) {
-            Sum<T>& s = o[index[j * lines.steps[0]] * lines.steps[1]];
-            s = static_cast<Sum<T>>(s + convert<Sum<T>>(src[j * lines.steps[2]]));
-          }
+        lines.with_steps([&](auto index_step, auto o_step, auto src_step) {
+          lines.for_each([&](const std::int64_t(&at)[3]) {
+            const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
+            Sum<T>* o = sums + at[1];
+            const T* src = static_cast<const T*>(in[2].data) + at[2];
+            for (std::int64_t j = 0; j < lines.length; ++j) {
+              Sum<T>& s = o[index[j * index_step] * o_step];
+              s = static_cast<Sum<T>>(s + convert<Sum<T>>(src[j * src_step]));
+            }
+          });
         });
       });
     }
@@ -114,8 +116,17 @@ Status index_add(KernelContext* context, const TensorView* in, int, TensorView* 
             const std::int64_t last = std::min(around.inner, first + end - i);
             S* to = sums + offset_of(out[0], strides, 0, dim, o);
             const T* from = static_cast<const T*>(source.data) + offset_of(source, source.strides, 0, dim, o);
+            const auto* at = static_cast<const std::int64_t*>(index.data);
+            if (around.inner == 1) {
+              for (std::int64_t k = 0; k < n; ++k) {
+                S& s = to[at[k * index_step] * to_dim];
+                s = static_cast<S>(s + alpha * convert<S>(from[k * from_dim]));
+              }
+              ++i;
+              continue;
+            }
             for (std::int64_t k = 0; k < n; ++k) {
-              S* row = to + static_cast<const std::int64_t*>(index.data)[k * index_step] * to_dim;
+              S* row = to + at[k * index_step] * to_dim;
               const T* values = from + k * from_dim;
               if (to_step == 1 && from_step == 1) {
                 add_scaled(row + first, values + first, last - first, alpha);
