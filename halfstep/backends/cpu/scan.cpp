@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "halfstep/backends/cpu/extreme_row.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/strided_loop.h"
 #include "halfstep/backends/cpu/visit.h"
@@ -20,12 +21,14 @@ void find(const TensorView& x, std::int64_t dim, TensorView* values, TensorView&
   visit_numeric(x.dtype, [&](auto zero) {
     using T = decltype(zero);
     using C = ComputeOf<T>;
+    const auto in_vectors = kMax ? largest_place : smallest_place;
+    const bool side_by_side = is_floating(x.dtype) && plan.stride == 1;
     parallel_for(plan.rows.numel, row_grain(plan.length), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) {
         const T* row = static_cast<const T*>(x.data) + plan.rows.offset(r);
-        std::int64_t best = 0;
+        std::int64_t best = side_by_side ? in_vectors(x.dtype, row, plan.length) : 0;
         C top = convert<C>(row[0]);
-        for (std::int64_t i = 1; i < plan.length && top == top; ++i) {
+        for (std::int64_t i = 1; i < plan.length && !side_by_side && top == top; ++i) {
           const C v = convert<C>(row[i * plan.stride]);
           if (v != v || (kMax ? v > top : v < top)) {
             top = v;
@@ -154,6 +157,45 @@ void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const 
     }
   });
 }
+// Rows whose elements lie side by side, row beside row: a stretch of rows together, so that memory is read in its
+// order.
+template <bool kProduct>
+void scan_columns(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
+  constexpr std::int64_t kTogether = 128;
+  const std::int64_t inner = std::min(from.rows.inner_size(), to.rows.inner_size());
+  const std::int64_t blocks = (inner + kTogether - 1) / kTogether, grain = row_grain(from.length * kTogether);
+  visit_floating(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    parallel_for(from.rows.numel / inner * blocks, grain, [&](std::int64_t begin, std::int64_t end) {
+      double totals[kTogether];
+      [[maybe_unused]] float values[kTogether];
+      for (std::int64_t block = begin; block < end; ++block) {
+        const std::int64_t column = block % blocks * kTogether, first = block / blocks * inner + column;
+        const std::int64_t width = std::min(kTogether, inner - column);
+        const T* rows = static_cast<const T*>(x.data) + from.rows.offset(first);
+        T* results = static_cast<T*>(y.data) + to.rows.offset(first);
+        std::fill_n(totals, width, kProduct ? 1.0 : 0.0);
+        for (std::int64_t j = 0; j < from.length; ++j) {
+          const std::int64_t i = reverse ? from.length - 1 - j : j;
+          const auto add = [&](const auto* row) {
+            for (std::int64_t c = 0; c < width; ++c) {
+              const auto v = static_cast<double>(row[c]);
+              totals[c] = kProduct ? totals[c] * v : totals[c] + v;
+            }
+          };
+          if constexpr (std::is_floating_point_v<T>) {
+            add(rows + i * from.stride);
+            for (std::int64_t c = 0; c < width; ++c) results[i * to.stride + c] = static_cast<T>(totals[c]);
+          } else {
+            to_floats(rows + i * from.stride, width, values);
+            add(values);
+            store_doubles(y.dtype, results + i * to.stride, width, totals);
+          }
+        }
+      }
+    });
+  });
+}
 template <bool kProduct>
 void scan_integers(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
   visit_numeric(x.dtype, [&](auto zero) {
@@ -184,7 +226,13 @@ Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, con
   const auto& a = dim_attributes(attributes);
   const RowPlan from(in[0], a.dim), to(out[0], a.dim);
   if (out[0].numel == 0) return Status::ok;
-  if (is_floating(in[0].dtype)) {
+  const bool floating = is_floating(in[0].dtype);
+  constexpr std::int64_t kFew = 8;  // rows that are not worth a walk across them
+  const bool columns = from.stride != 1 && from.rows.inner_stride() == 1 && to.rows.inner_stride() == 1 &&
+                       std::min(from.rows.inner_size(), to.rows.inner_size()) >= kFew;
+  if (floating && columns && in[0].dtype == out[0].dtype) {
+    scan_columns<kProduct>(in[0], out[0], from, to, a.reverse);
+  } else if (floating) {
     scan_floats<kProduct>(in[0], out[0], from, to, a.reverse);
   } else {
     scan_integers<kProduct>(in[0], out[0], from, to, a.reverse);
