@@ -20,6 +20,35 @@ void float_run(const void*, void* out, const void* const* in, std::int64_t n) {
       F32Tag(), static_cast<To*>(out), n, [](F32Vec v) { return v; }, Run<From>{static_cast<const From*>(in[0])});
 }
 
+// As convert(): towards zero, saturated, and 0 for NaN.
+template <class To, class From>
+void integer_run(const void*, void* out, const void* const* in, std::int64_t n) {
+  const hn::ScalableTag<To> d;
+  const hn::Rebind<float, decltype(d)> df;
+  const auto* from = static_cast<const From*>(in[0]);
+  auto* to = static_cast<To*>(out);
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    auto v = load(df, from + i);
+    v = hn::IfThenElse(hn::IsNaN(v), hn::Zero(df), v);
+    if constexpr (sizeof(To) == 8) {
+      hn::StoreU(hn::ConvertTo(d, hn::PromoteTo(hn::RebindToFloat<decltype(d)>(), v)), d, to + i);
+    } else {
+      hn::StoreU(hn::ConvertTo(d, v), d, to + i);
+    }
+  }
+  for (; i < n; ++i) to[i] = convert<To>(from[i]);
+}
+
+template <class To>
+RunFn find_integer_run(DType from) {
+  return from == DType::f32    ? integer_run<To, float>
+         : from == DType::f16  ? integer_run<To, Half>
+         : from == DType::bf16 ? integer_run<To, BFloat16>
+                               : nullptr;
+}
+
 template <class U>
 void fill_run(const void* state, void* out, const void* const*, std::int64_t count) {
   const hn::ScalableTag<U> d;
@@ -34,7 +63,7 @@ void fill_run(const void* state, void* out, const void* const*, std::int64_t cou
 
 }  // namespace
 
-RunFn find_float_run(DType to, DType from) {
+RunFn find_cast_run(DType to, DType from) {
   switch (to) {
     case DType::f32:
       return from == DType::f16 ? float_run<float, Half> : from == DType::bf16 ? float_run<float, BFloat16> : nullptr;
@@ -42,6 +71,10 @@ RunFn find_float_run(DType to, DType from) {
       return from == DType::f32 ? float_run<Half, float> : from == DType::bf16 ? float_run<Half, BFloat16> : nullptr;
     case DType::bf16:
       return from == DType::f32 ? float_run<BFloat16, float> : from == DType::f16 ? float_run<BFloat16, Half> : nullptr;
+    case DType::i64:
+      return find_integer_run<std::int64_t>(from);
+    case DType::i32:
+      return find_integer_run<std::int32_t>(from);
     default:
       return nullptr;
   }
@@ -67,7 +100,7 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 namespace {
 
-HWY_EXPORT(find_float_run);
+HWY_EXPORT(find_cast_run);
 HWY_EXPORT(find_fill_run);
 
 template <class To, class From>
@@ -83,7 +116,7 @@ Status copy(KernelContext*, const TensorView* in, int, TensorView* out, int, con
     move_elements(out[0], in[0]);
     return Status::ok;
   }
-  Runs runs{.straight = HWY_DYNAMIC_DISPATCH(find_float_run)(out[0].dtype, in[0].dtype)};
+  Runs runs{.straight = HWY_DYNAMIC_DISPATCH(find_cast_run)(out[0].dtype, in[0].dtype)};
   if (!runs.straight) {
     visit_all(out[0].dtype, [&](auto to) {
       visit_all(in[0].dtype, [&](auto from) {

@@ -78,6 +78,8 @@ void move_elements(const TensorView& to, const TensorView& from) {
       const U* x = static_cast<const U*>(from.data) + at[1];
       if (step[0] == 1 && step[1] == 1) {
         if (o != x) std::memcpy(o, x, static_cast<std::size_t>(n) * sizeof(U));
+      } else if (step[0] == 1 && step[1] == -1) {  // flipped: a step that the compiler knows turns vectors around
+        for (std::int64_t i = 0; i < n; ++i) o[i] = x[-i];
       } else {
         for (std::int64_t i = 0; i < n; ++i) o[i * step[0]] = x[i * step[1]];
       }
