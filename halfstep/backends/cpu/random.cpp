@@ -23,24 +23,6 @@ PhiloxState state_of(const TensorView& v) {
   return {static_cast<std::uint64_t>(words[0]), static_cast<std::uint64_t>(words[step])};
 }
 
-// Blocks of two words of 64 bits are computed once for their elements.
-class Words64 {
- public:
-  explicit Words64(PhiloxState state) : state_(state) {}
-  std::uint64_t word(std::uint64_t i) {
-    if (i / 2 != index_) {
-      index_ = i / 2;
-      block_ = philox_block(state_, index_);
-    }
-    return std::uint64_t{block_[i % 2 * 2 + 1]} << 32 | block_[i % 2 * 2];
-  }
-
- private:
-  PhiloxState state_;
-  std::uint64_t index_ = ~std::uint64_t{0};
-  PhiloxBlock block_{};
-};
-
 // Where the tensor has element `i` of its row-major order.
 std::int64_t place(const TensorView& out, std::int64_t i) {
   if (out.contiguous) return i;
@@ -52,12 +34,11 @@ std::int64_t place(const TensorView& out, std::int64_t i) {
   return offset;
 }
 
-// Sets each element to f(i), i its number in row-major order; each range of elements calls an f of its own.
+// Sets each element to f(i), i its number in row-major order.
 template <class T, class F>
-void fill(const TensorView& out, F&& make) {
+void fill(const TensorView& out, F&& f) {
   T* data = static_cast<T*>(out.data);
   parallel_for(out.numel, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
-    auto f = make();
     for (std::int64_t i = begin; i < end; ++i) data[place(out, i)] = f(static_cast<std::uint64_t>(i));
   });
 }
@@ -85,6 +66,24 @@ void fill_words(const TensorView& out, PhiloxState state, F&& f) {
   T* data = static_cast<T*>(out.data);
   for_blocks(out, state, random_words, [&](const std::uint32_t* words, std::int64_t i, std::int64_t stop) {
     for (std::int64_t j = i; j < stop; ++j) data[place(out, j)] = f(words[j - i], j);
+  });
+}
+
+// Sets each element to f(word, i), where a word has 64 bits: two of them a block.
+template <class T, class F>
+void fill_words64(const TensorView& out, PhiloxState state, F&& f) {
+  T* data = static_cast<T*>(out.data);
+  parallel_for(out.numel, kGrain / 8, [&](std::int64_t begin, std::int64_t end) {
+    std::uint32_t words[4 * kBlocks];
+    for (std::int64_t i = begin; i < end;) {
+      const std::int64_t first = i / 2, blocks = std::min(kBlocks, (end + 1) / 2 - first);
+      random_words(state, static_cast<std::uint64_t>(first), blocks, words);
+      const std::int64_t stop = std::min(end, 2 * (first + blocks));
+      const std::uint32_t* halves = words + 2 * (i - 2 * first);
+      for (; i < stop; ++i, halves += 2) {
+        data[place(out, i)] = f(std::uint64_t{halves[1]} << 32 | halves[0], static_cast<std::uint64_t>(i));
+      }
+    }
   });
 }
 
@@ -131,9 +130,7 @@ Status uniform(KernelContext*, const TensorView* in, int, TensorView* out, int, 
     const double last = a.a < a.b ? below<T>(a.b) : std::numeric_limits<double>::infinity();
     const auto between = [&](double u) { return std::min(a.a + (a.b - a.a) * u, last); };
     if constexpr (std::is_same_v<T, double>) {
-      fill<T>(out[0], [&] {
-        return [&, words = Words64(state)](std::uint64_t i) mutable { return between(uniform_f64(words.word(i))); };
-      });
+      fill_words64<T>(out[0], state, [&](std::uint64_t word, std::uint64_t) { return between(uniform_f64(word)); });
     } else {
       fill_doubles<T>(out[0], state, random_words,
                       [&](std::uint32_t word) { return between(uniform_bits(word, kUniformBits<T>)); });
@@ -148,7 +145,7 @@ Status normal(KernelContext*, const TensorView* in, int, TensorView* out, int, c
     using T = typename decltype(tag)::type;
     const PhiloxState state = state_of(in[1]);
     if constexpr (std::is_same_v<T, double>) {
-      fill<T>(out[0], [&] { return [&](std::uint64_t i) { return a.a + a.b * normal_at64(state, i); }; });
+      fill<T>(out[0], [&](std::uint64_t i) { return a.a + a.b * normal_at64(state, i); });
     } else {
       fill_doubles<T>(out[0], state, random_normals, [&](double z) { return a.a + a.b * z; });
     }
@@ -161,11 +158,11 @@ Status randint(KernelContext*, const TensorView* in, int, TensorView* out, int, 
   visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const PhiloxState state = state_of(in[1]);
-    fill<T>(out[0], [&] {
-      return [&](std::uint64_t i) {
-        return convert<T>(
-            static_cast<std::int64_t>(static_cast<std::uint64_t>(a.low) + integer_below(state, i, a.range)));
-      };
+    fill_words64<T>(out[0], state, [&](std::uint64_t word, std::uint64_t i) {
+      std::uint64_t value = 0;
+      if (!detail::map_below(word, a.range, value)) [[unlikely]]
+        value = integer_below(state, i, a.range);
+      return convert<T>(static_cast<std::int64_t>(static_cast<std::uint64_t>(a.low) + value));
     });
   });
   return Status::ok;
