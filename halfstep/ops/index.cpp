@@ -97,7 +97,7 @@ const Op& gather_op = define_op({
     .grad =
         [](GradContext& c) {
           const std::int64_t dim = c.attributes<AlongAttributes>().dim;
-          c.set(0, scatter_add(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
+          c.set(0, scatter_add_(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
         },
     .saves = {in(1)},
     .attributes = &attribute_struct<AlongAttributes>(),
@@ -190,7 +190,7 @@ const Op& index_select_op = define_op({
     .grad =
         [](GradContext& c) {
           const std::int64_t dim = c.attributes<AlongAttributes>().dim;
-          c.set(0, index_add(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
+          c.set(0, index_add_(zeros_for(c, 0, c.grad_dtype(0)), dim, c.input(1), c.grad()));
         },
     .saves = {in(1)},
     .attributes = &attribute_struct<AlongAttributes>(),

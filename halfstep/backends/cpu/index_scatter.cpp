@@ -2,11 +2,34 @@
 // Sums by index, and what index_put writes: several values may go to one place, and do in their order.
 #include <algorithm>
 
+#include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/index_places.h"
 #include "halfstep/ops/attributes.h"
 
 namespace halfstep::cpu {
 namespace {
+
+// From a 16-bit type to float32, and back.
+template <class T>
+void widen(const TensorView& to, const TensorView& from) {
+  const StridedLoop<2> loop({&to, &from});
+  loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
+    float* t = static_cast<float*>(to.data) + at[0];
+    const T* f = static_cast<const T*>(from.data) + at[1];
+    if (s[0] == 1 && s[1] == 1) return to_floats(f, n, t);
+    for (std::int64_t i = 0; i < n; ++i) t[i * s[0]] = static_cast<float>(f[i * s[1]]);
+  });
+}
+template <class T>
+void narrow(const TensorView& to, const TensorView& from) {
+  const StridedLoop<2> loop({&to, &from});
+  loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
+    T* t = static_cast<T*>(to.data) + at[0];
+    const float* f = static_cast<const float*>(from.data) + at[1];
+    if (s[0] == 1 && s[1] == 1) return store_floats(to.dtype, t, n, f);
+    for (std::int64_t i = 0; i < n; ++i) t[i * s[0]] = T(f[i * s[1]]);
+  });
+}
 
 // Runs `add(sums, view)` on an output that holds the input: in place, or in float32 rounded once at the end.
 template <class T, class F>
@@ -31,16 +54,9 @@ Status with_sums(KernelContext* context, const TensorView& out, const TensorView
     wide.dtype = DType::f32;
     wide.strides = strides;
     wide.contiguous = true;
-    const auto copy = [](const TensorView& to, const TensorView& from, auto* t, const auto* f) {
-      const StridedLoop<2> loop({&to, &from});
-      using To = std::remove_reference_t<decltype(*t)>;
-      loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
-        for (std::int64_t i = 0; i < n; ++i) t[at[0] + i * s[0]] = convert<To>(f[at[1] + i * s[1]]);
-      });
-    };
-    copy(wide, input, sums, static_cast<const T*>(input.data));
+    widen<T>(wide, input);
     add(sums, strides);
-    copy(out, wide, static_cast<T*>(out.data), static_cast<const float*>(sums));
+    narrow<T>(out, wide);
     return Status::ok;
   }
 }
@@ -219,16 +235,9 @@ Status index_put(KernelContext* context, const TensorView* in, int n, TensorView
       total.data = sums;
       total.strides = row_major;
       total.contiguous = true;
-      const StridedLoop<2> load({&total, &in[0]}), store({&x, &total});
-      load.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t m, const std::int64_t* s) {
-        const T* from = static_cast<const T*>(in[0].data) + at[1];
-        for (std::int64_t i = 0; i < m; ++i) sums[at[0] + i * s[0]] = static_cast<float>(from[i * s[1]]);
-      });
+      widen<T>(total, in[0]);
       if (values.numel) put<float, T, true>(sums, places, rest, values, broadcast);
-      store.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t m, const std::int64_t* s) {
-        T* to = static_cast<T*>(x.data) + at[0];
-        for (std::int64_t i = 0; i < m; ++i) to[i * s[0]] = T(sums[at[1] + i * s[1]]);
-      });
+      narrow<T>(x, total);
     } else {
       if (values.numel) put<T, T, true>(static_cast<T*>(x.data), places, rest, values, broadcast);
     }
