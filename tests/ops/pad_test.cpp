@@ -14,11 +14,44 @@
 #include "halfstep/ops/view.h"
 #include "tests/support/errors.h"
 #include "tests/support/golden_calls.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
 
 TEST(Pad, MatchesPyTorch) { test::check_op_goldens("pad", test::golden_calls().at("pad"), "pooling.json"); }
+
+// Many rows, so that threads begin in the middle of images.
+TEST(Pad, ManyRowsOnSeveralThreads) {
+  const std::int64_t n = 3, c = 37, h = 29, w = 41, left = 2, right = 1, top = 3, bottom = -2;
+  const std::int64_t height = h + top + bottom, width = w + left + right;
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < n * c * h * w; ++i) values.push_back(static_cast<double>(i * 31 % 251));
+  // Where place i of a padded dimension of size m comes from; -1: from the constant.
+  const auto source = [](std::int64_t i, std::int64_t m, PadMode mode) {
+    if (i >= 0 && i < m) return i;
+    if (mode == PadMode::reflect) return i < 0 ? -i : 2 * (m - 1) - i;
+    if (mode == PadMode::replicate) return i < 0 ? 0 : m - 1;
+    return std::int64_t{-1};
+  };
+  for (const PadMode mode : {PadMode::constant, PadMode::reflect, PadMode::replicate}) {
+    std::vector<double> expected;
+    for (std::int64_t i = 0; i < n * c * height * width; ++i) {
+      const std::int64_t y = source(i / width % height - top, h, mode), x = source(i % width - left, w, mode);
+      expected.push_back(y < 0 || x < 0 ? 7 : values[static_cast<std::size_t>((i / width / height * h + y) * w + x)]);
+    }
+    for (const DType dtype : {f32, bf16, u8}) {
+      const Tensor x = tensor(values, {n, c, h, w}, {.dtype = dtype});
+      for (const int threads : {1, 2, 5}) {
+        test::ThreadsGuard guard(threads);
+        for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+          const Tensor y = pad(x.contiguous(format), {left, right, top, bottom}, mode, 7);
+          EXPECT_TRUE(y.to_vector<double>() == expected) << name(dtype) << " " << threads;
+        }
+      }
+    }
+  }
+}
 
 TEST(Pad, MovesTheSameElementsInEveryLayoutAndDtype) {
   manual_seed(13);

@@ -105,23 +105,34 @@ void pad_elements(const TensorView& x, const TensorView& y, const PadAttributes&
   for (int d = 0; d < plan.n; ++d) rows *= plan.dims[d].size;
   const bool solid = row.padded_step == block && row.step == block;
   parallel_for(rows, row_grain(row.size * block), [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t index[kMaxDims] = {}, rest = begin;
+    for (int d = 0; d < plan.n; ++d) {
+      index[d] = rest % plan.dims[d].size;
+      rest /= plan.dims[d].size;
+    }
     for (std::int64_t r = begin; r < end; ++r) {
       U* to = static_cast<U*>(y.data);
       const U* from = static_cast<const U*>(x.data);
-      bool inside = true;
-      std::int64_t rest = r;
+      bool inside = true, carry = true;
       for (int d = 0; d < plan.n; ++d) {
         const PadDim& dim = plan.dims[d];
-        const std::int64_t i = rest % dim.size, source = dim.source(i);
-        rest /= dim.size;
-        to += i * dim.padded_step;
+        const std::int64_t source = dim.source(index[d]);
+        to += index[d] * dim.padded_step;
         inside = inside && source >= 0;
         if (inside) from += source * dim.step;
+        // The next row's place, without divisions.
+        if (carry && ++index[d] == dim.size) {
+          index[d] = 0;
+        } else {
+          carry = false;
+        }
       }
       const auto edge = [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t i = first; i < last; ++i) {
           const std::int64_t source = inside ? row.source(i) : -1;
-          if (source < 0) {
+          if (block == 1) {
+            to[i * row.padded_step] = source < 0 ? value : from[source * row.step];
+          } else if (source < 0) {
             std::fill_n(to + i * row.padded_step, block, value);
           } else {
             copy_run(to + i * row.padded_step, 1, from + source * row.step, 1, block);
@@ -129,7 +140,11 @@ void pad_elements(const TensorView& x, const TensorView& y, const PadAttributes&
         }
       };
       if (!inside) {
-        edge(0, row.size);
+        if (row.padded_step == block) {
+          std::fill_n(to, row.size * block, value);
+        } else {
+          edge(0, row.size);
+        }
         continue;
       }
       const std::int64_t first = row.first(), last = row.last();
