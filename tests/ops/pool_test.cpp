@@ -19,6 +19,7 @@
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/errors.h"
 #include "tests/support/golden_calls.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -160,6 +161,79 @@ TEST(Pool, RowMajorImagesHaveTheBitsOfChannelsLastOnes) {
         EXPECT_EQ(rows.x_grad.to_vector<double>(), last.x_grad.to_vector<double>()) << c.what;
       }
       set_num_threads(threads);
+    }
+  }
+}
+
+// Rows of one channel that take several vectors: neighbours within a vector, within two, and further apart; windows too
+// wide for that; rows that repeat each other; whole planes. Against float64, the same on any number of threads.
+TEST(Pool, LongRowsAgreeWithFloat64OnAnyNumberOfThreads) {
+  const test::ThreadsGuard guard;
+  const std::vector<Case> long_rows = {
+      {"side by side",
+       {2, 3, 9, 53},
+       false,
+       [](const Tensor& t) { return avg_pool2d(t, {3}, {.stride = {1}, .padding = {1}, .count_include_pad = false}); }},
+      {"halved", {2, 3, 8, 70}, false, [](const Tensor& t) { return avg_pool2d(t, {2}); }},
+      {"far apart",
+       {1, 2, 6, 211},
+       false,
+       [](const Tensor& t) {
+         return avg_pool2d(t, {2, 3}, {.stride = {2, 5}});
+       }},
+      {"wide",
+       {1, 3, 5, 90},
+       false,
+       [](const Tensor& t) {
+         return avg_pool2d(t, {1, 11}, {.stride = {1, 4}});
+       }},
+      {"few",
+       {3, 5, 10, 50},
+       false,
+       [](const Tensor& t) {
+         return adaptive_avg_pool2d(t, {3, 3});
+       }},
+      {"many",
+       {2, 3, 5, 20},
+       false,
+       [](const Tensor& t) {
+         return adaptive_avg_pool2d(t, {7, 45});
+       }},
+      {"all", {3, 301, 7, 5}, false, [](const Tensor& t) { return adaptive_avg_pool2d(t, {1}); }},
+      {"all of a row", {3, 2, 1, 33}, false, [](const Tensor& t) { return adaptive_avg_pool2d(t, {1}); }},
+      {"a long plane", {1, 2, 64, 65}, false, [](const Tensor& t) { return adaptive_avg_pool2d(t, {1}); }}};
+  for (const Case& c : long_rows) {
+    manual_seed(13);
+    const Tensor x = rand(c.sizes) - 0.5, g = rand(c.call(x).sizes()) + 0.5;
+    for (const DType dtype : {f32, f16, bf16}) {
+      const Tensor low = x.to(dtype), low_g = g.to(dtype);
+      const Passes exact = passes(c, low.to(f64), low_g.to(f64));
+      std::vector<std::vector<double>> bits;
+      for (const int threads : {1, 2, 5}) {
+        set_num_threads(threads);
+        const Passes got = passes(c, low, low_g);
+        const std::string what = std::string(c.what) + " " + name(dtype);
+        expect_within(got.y, exact.y, (70 + 70 + 2) * 0x1p-24, what);
+        expect_within(got.x_grad, exact.x_grad, 16 * 20 * 0x1p-24, what + ", gradient");
+        bits.push_back(got.y.to_vector<double>());
+        const auto more = got.x_grad.to_vector<double>();
+        bits.back().insert(bits.back().end(), more.begin(), more.end());
+      }
+      EXPECT_EQ(bits[0], bits[1]) << c.what;
+      EXPECT_EQ(bits[0], bits[2]) << c.what;
+    }
+  }
+}
+
+// Windows at the edges have fewer places than the others.
+TEST(Pool, InfinityStaysInItsWindows) {
+  for (std::int64_t column = 0; column < 40; ++column) {
+    Tensor x = ones({1, 1, 4, 40});
+    x.select(3, column).fill_(kInfinity);
+    const auto y = avg_pool2d(x, {3}, {.stride = {1}, .padding = {1}, .count_include_pad = false}).to_vector<double>();
+    for (std::int64_t i = 0; i < 160; ++i) {
+      const bool beside = std::abs(i % 40 - column) <= 1;
+      EXPECT_EQ(y[static_cast<std::size_t>(i)], beside ? kInfinity : 1) << column << " " << i;
     }
   }
 }

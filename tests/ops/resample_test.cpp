@@ -4,7 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "halfstep/amp/autocast.h"
 #include "halfstep/autograd/engine.h"
@@ -15,6 +19,7 @@
 #include "halfstep/ops/view.h"
 #include "tests/support/errors.h"
 #include "tests/support/golden_calls.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -62,6 +67,62 @@ TEST(Interpolate, AgreesWithFloat64InEveryLayoutAndDtype) {
           expect(got, y, all[k].mode == bilinear ? 8 : 0);
           expect(got_grad, x_grad, 16 * 20);
         }
+      }
+    }
+  }
+}
+
+// Rows of one channel that take several vectors, against sums in float64 and on any number of threads.
+TEST(Interpolate, LongBilinearRowsAgreeWithFloat64) {
+  const test::ThreadsGuard guard;
+  struct Rows {
+    std::int64_t height, width, to_height, to_width;
+  };
+  for (const Rows& r : {Rows{5, 37, 10, 74}, Rows{4, 19, 9, 131}, Rows{7, 90, 5, 40}, Rows{6, 211, 4, 33}}) {
+    for (const DType dtype : {f32, f16, bf16}) {
+      manual_seed(14);
+      const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+      const Tensor x = (rand({2, 3, r.height, r.width}) - 0.5).to(dtype).requires_grad_();
+      const Tensor g = (rand({2, 3, r.to_height, r.to_width}) + 0.5).to(dtype);
+      const auto v = x.to_vector<double>(), w = g.to_vector<double>();
+      std::vector<double> expected, expected_grad(v.size()), first;
+      const auto neighbours = [](std::int64_t i, std::int64_t from, std::int64_t to) {
+        const double at = (static_cast<double>(i) + 0.5) * static_cast<double>(from) / static_cast<double>(to) - 0.5;
+        const double place = std::clamp(at, 0.0, static_cast<double>(from - 1)), low = std::floor(place);
+        return std::array{std::pair{static_cast<std::int64_t>(low), 1 - (place - low)},
+                          std::pair{std::min(static_cast<std::int64_t>(low) + 1, from - 1), place - low}};
+      };
+      for (std::int64_t plane = 0; plane < 6; ++plane) {
+        for (std::int64_t i = 0; i < r.to_height; ++i) {
+          for (std::int64_t j = 0; j < r.to_width; ++j) {
+            double sum = 0;
+            const double slope = w[expected.size()];
+            for (const auto& [row, row_weight] : neighbours(i, r.height, r.to_height)) {
+              for (const auto& [column, weight] : neighbours(j, r.width, r.to_width)) {
+                const auto at = static_cast<std::size_t>((plane * r.height + row) * r.width + column);
+                sum += row_weight * weight * v[at];
+                expected_grad[at] += row_weight * weight * slope;
+              }
+            }
+            expected.push_back(sum);
+          }
+        }
+      }
+      for (const int threads : {1, 3}) {
+        set_num_threads(threads);
+        const Tensor y = interpolate(x, {.size = {r.to_height, r.to_width}, .mode = bilinear});
+        const auto got = y.to_vector<double>(), got_grad = grad({y}, {x}, {.grad_outputs = {g}})[0].to_vector<double>();
+        const double tiny = dtype == f16 ? 0x1p-25 : 0;
+        for (std::size_t k = 0; k < got.size(); ++k) {
+          ASSERT_NEAR(got[k], expected[k], u * std::abs(expected[k]) + 8 * 0x1p-24 + tiny) << r.to_width << " " << k;
+        }
+        for (std::size_t k = 0; k < got_grad.size(); ++k) {
+          // At most 8 rows and columns that a place goes into.
+          ASSERT_NEAR(got_grad[k], expected_grad[k], (u + 20 * 0x1p-24) * expected_grad[k] + tiny)
+              << r.to_width << " " << k;
+        }
+        if (first.empty()) first = got;
+        EXPECT_EQ(got, first);
       }
     }
   }

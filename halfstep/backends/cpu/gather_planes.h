@@ -14,7 +14,7 @@ struct Divisors {
 };
 
 /// y[n, c, i, j] = sum of weights times x[n, c, ., .] over the taps of row i and of column j, divided. x and y are
-/// [N, C, H, W] of floating dtypes, in any layout. Sums in float32 (float64 where x or y is), row by row.
+/// [N, C, H, W] of floating dtypes, in any layout. Sums in float32 (float64 where x or y is).
 void gather_planes(const TensorView& x, const TensorView& y, const Taps& rows, const Taps& columns,
                    const Divisors& divisors);
 
