@@ -8,9 +8,15 @@
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
+#include "halfstep/core/random.h"
+#include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/random.h"
+#include "halfstep/ops/view.h"
+#include "halfstep/runtime/parallel.h"
 #include "tests/support/errors.h"
 #include "tests/support/op_golden.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -151,6 +157,113 @@ TEST(ClassLoss, StridedInputs) {
   EXPECT_EQ(cross_entropy(x.t(), t).item<double>(), cross_entropy(x.t().contiguous(), t).item<double>());
   const Tensor pairs = tensor(std::vector<std::int64_t>{3, 9, 0, 9, 1, 9}, {3, 2}, {.dtype = i64});
   EXPECT_EQ(cross_entropy(x.t(), pairs.select(1, 0)).item<double>(), cross_entropy(x.t(), t).item<double>());
+}
+
+// Logits of images: more classes than are added up at once in float32, a row of places that is no whole number of
+// vectors, places that are ignored, and channels that lie anywhere. Against sums in float64.
+struct Image {
+  Shape sizes;
+  double smoothing;
+  bool weighted, each;  // class weights; a loss for each place
+};
+void check_image_loss(const Image& c, DType dtype, MemoryFormat format) {
+  SCOPED_TRACE(c.sizes.str() + " " + std::string(name(dtype)));
+  manual_seed(5);
+  const std::int64_t samples = c.sizes[0], n = c.sizes[1], places = c.sizes[2] * c.sizes[3], all = samples * places;
+  const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+  const Tensor x = ((rand(c.sizes) - 0.5) * 12).to(dtype).contiguous(format).requires_grad_();
+  const Tensor labels = randint(0, n, {samples, c.sizes[2], c.sizes[3]});
+  const auto v = x.detach().contiguous().to_vector<double>();
+  auto t = labels.to_vector<std::int64_t>();
+  for (std::size_t i = 3; i < t.size(); i += 7) t[i] = -1;
+  const Tensor weight = rand({n}) + 0.5;
+  const Values w = c.weighted ? weight.to_vector<double>() : Values(static_cast<std::size_t>(n), 1);
+  const CrossEntropyOptions options{.weight = c.weighted ? weight : Tensor{},
+                                    .reduction = c.each ? Reduction::none : Reduction::mean,
+                                    .ignore_index = -1,
+                                    .label_smoothing = c.smoothing};
+  const Tensor loss = cross_entropy(x, tensor(t, labels.sizes(), {.dtype = i32}), options);
+  const Tensor slopes = rand(loss.sizes()) + 0.5;
+  const auto got = loss.to_vector<double>(), weights = slopes.to(dtype).to_vector<double>();
+  const auto gradient = grad({loss}, {x}, {.grad_outputs = {slopes.to(dtype)}})[0].contiguous().to_vector<double>();
+
+  double divisor = 0, total = 0, magnitude = 0;
+  for (std::int64_t label : t) divisor += label < 0 ? 0 : w[static_cast<std::size_t>(label)];
+  for (std::int64_t i = 0; i < all; ++i) {
+    const auto at = [&](std::int64_t k) {
+      return static_cast<std::size_t>((i / places * n + k) * places + i % places);
+    };
+    const std::int64_t label = t[static_cast<std::size_t>(i)];
+    double sum = 0, expected = 0, mass = 0;
+    for (std::int64_t k = 0; k < n; ++k) sum += std::exp(v[at(k)]);
+    const auto q = [&](std::int64_t k) {
+      const double own = k == label ? 1 - c.smoothing : 0;
+      return label < 0 ? 0 : (own + c.smoothing / static_cast<double>(n)) * w[static_cast<std::size_t>(k)];
+    };
+    for (std::int64_t k = 0; k < n; ++k) {
+      expected += q(k) * (std::log(sum) - v[at(k)]);
+      mass += q(k);
+    }
+    total += expected;
+    const double g = c.each ? weights[static_cast<std::size_t>(i)] : weights[0] / divisor;
+    if (c.each) {
+      ASSERT_NEAR(got[static_cast<std::size_t>(i)], expected, u * expected + 0x1p-19 * (1 + expected)) << i;
+    }
+    magnitude = std::max(magnitude, g);
+    for (std::int64_t k = 0; k < n; ++k) {
+      const double d = g * (mass * std::exp(v[at(k)]) / sum - q(k));
+      ASSERT_NEAR(gradient[at(k)], d, u * std::abs(d) + 0x1p-20 * magnitude + (dtype == f16 ? 0x1p-25 : 0))
+          << i << " " << k;
+    }
+  }
+  if (!c.each) {
+    EXPECT_NEAR(got[0], total / divisor, (u + 0x1p-20) * total / divisor);
+  }
+}
+TEST(ClassLoss, ImagesOfAllSizesAgreeWithFloat64) {
+  const test::ThreadsGuard guard;
+  for (const int threads : {1, 3}) {
+    set_num_threads(threads);
+    for (const Image& c : {Image{{2, 5, 7, 11}, 0, false, false}, Image{{2, 5, 7, 11}, 0.1, true, true},
+                           Image{{1, 70, 20, 31}, 0.2, false, true}, Image{{3, 21, 16, 33}, 0, true, false},
+                           Image{{2, 1, 9, 9}, 0, false, true}, Image{{2, 3, 3, 3}, 0.3, true, false}}) {
+      for (const DType dtype : {f32, f16, bf16}) {
+        for (const auto format : {MemoryFormat::contiguous, MemoryFormat::channels_last}) {
+          check_image_loss(c, dtype, format);
+        }
+      }
+    }
+  }
+}
+
+TEST(ClassLoss, WhatIsWrongAtAPlaceOfAnImageStaysThere) {
+  Tensor x = zeros({1, 3, 4, 8});
+  x.select(1, 2).select(2, 5).fill_(std::nan(""));  // a column of places
+  const std::vector<std::int64_t> t(32, 1);
+  std::vector<std::int64_t> ignored = t;
+  for (std::size_t i = 5; i < 32; i += 8) ignored[i] = -100;
+  x.requires_grad_();
+  const auto loss = [&](const std::vector<std::int64_t>& labels, Reduction r) {
+    return cross_entropy(x, tensor(labels, {1, 4, 8}, {.dtype = i64}), {.reduction = r});
+  };
+  const auto each = loss(t, Reduction::none).to_vector<double>();
+  for (std::size_t i = 0; i < 32; ++i) {
+    if (i % 8 == 5) {
+      EXPECT_TRUE(std::isnan(each[i]));
+    } else {
+      EXPECT_NEAR(each[i], std::log(3), 1e-6);
+    }
+  }
+  // An ignored place has no gradient whatever its logits are.
+  const Tensor mean = loss(ignored, Reduction::mean);
+  EXPECT_NEAR(mean.item<double>(), std::log(3), 1e-6);
+  for (double v : grad({mean}, {x})[0].select(2, 3).select(2, 5).to_vector<double>()) EXPECT_EQ(v, 0);
+  const std::string text = error_of([&] {
+    std::vector<std::int64_t> wrong = t;
+    wrong[9] = 3;
+    loss(wrong, Reduction::mean).item<double>();
+  });
+  EXPECT_NE(text.find("got 3 for sample 9 of 32"), std::string::npos) << text;
 }
 
 // --- losses of two tensors of one shape

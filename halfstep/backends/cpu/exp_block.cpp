@@ -58,6 +58,16 @@ double exp_sum_floats(const float* x, std::int64_t count, float shift, float* te
   return total;
 }
 
+void exp_each_float(const float* x, const float* shifts, std::int64_t n, float* terms) {
+  map_run(
+      F32Tag(), terms, n, [](F32Vec v, F32Vec s) HWY_ATTR { return exp(hn::Sub(v, s)); }, Run(x), Run(shifts));
+}
+void exp_add_floats(const float* x, const float* shifts, std::int64_t n, float* sums) {
+  map_run(
+      F32Tag(), sums, n, [](F32Vec sum, F32Vec v, F32Vec s) HWY_ATTR { return hn::Add(sum, exp(hn::Sub(v, s))); },
+      Run(sums), Run(x), Run(shifts));
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace halfstep::cpu
 HWY_AFTER_NAMESPACE();
@@ -67,10 +77,18 @@ namespace halfstep::cpu {
 
 HWY_EXPORT(max_floats);
 HWY_EXPORT(exp_sum_floats);
+HWY_EXPORT(exp_each_float);
+HWY_EXPORT(exp_add_floats);
 
 float max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(max_floats)(x, n); }
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
   return HWY_DYNAMIC_DISPATCH(exp_sum_floats)(x, n, shift, terms);
+}
+void exp_each(const float* x, const float* shifts, std::int64_t n, float* terms) {
+  HWY_DYNAMIC_DISPATCH(exp_each_float)(x, shifts, n, terms);
+}
+void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums) {
+  HWY_DYNAMIC_DISPATCH(exp_add_floats)(x, shifts, n, sums);
 }
 
 double max_of(const double* x, std::int64_t n) {

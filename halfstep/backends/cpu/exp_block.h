@@ -12,5 +12,9 @@ double max_of(const double* x, std::int64_t n);
 /// The sum of exp(x[i] - shift); each term is also written to `terms[i]` unless that is null (it may be x).
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms);
 double exp_sum(const double* x, std::int64_t n, double shift, double* terms);
+/// terms[i] = exp(x[i] - shifts[i]), for columns that lie side by side; `terms` may be x.
+void exp_each(const float* x, const float* shifts, std::int64_t n, float* terms);
+/// sums[i] += exp(x[i] - shifts[i]).
+void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums);
 
 }  // namespace halfstep::cpu

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cmath>
 #include <cstdio>
+#include <limits>
+#include <type_traits>
 
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -23,14 +25,19 @@ struct Samples {
   const TensorView* weight;  // null: all ones
   const ClassLossAttributes& a;
   std::int64_t classes;
+  C share_of_each = 0;    // before its weight
+  double all_shares = 0;  // their sum, weighted
   DimGroup places;
 
   Samples(const TensorView& t, const TensorView* w, const ClassLossAttributes& attributes, std::int64_t n)
       : target(t), weight(w && w->defined ? w : nullptr), a(attributes), classes(n) {
     for (int i = t.ndim - 1; i >= 0; --i) places.push_outer(t.sizes[i], t.strides[i]);
+    if (!smooth()) return;
+    share_of_each = static_cast<C>(a.label_smoothing / static_cast<double>(classes));
+    for (std::int64_t c = 0; c < classes; ++c) all_shares += static_cast<double>(share(c));
   }
   std::int64_t label(std::int64_t sample) const {
-    const std::int64_t at = places.offset(sample);
+    const std::int64_t at = places.contiguous() ? sample : places.offset(sample);
     switch (target.dtype) {
       case DType::i64:
         return static_cast<const std::int64_t*>(target.data)[at];
@@ -44,17 +51,18 @@ struct Samples {
     return weight ? static_cast<const C*>(weight->data)[c * weight->strides[0]] : C(1);
   }
   C own(std::int64_t label) const { return static_cast<C>(1 - a.label_smoothing) * class_weight(label); }
-  C share(std::int64_t c) const {
-    return static_cast<C>(a.label_smoothing / static_cast<double>(classes)) * class_weight(c);
-  }
+  C share(std::int64_t c) const { return share_of_each * class_weight(c); }
   bool smooth() const { return a.label_smoothing != 0; }
   // sum of q
-  C mass(std::int64_t label) const {
-    double total = static_cast<double>(own(label));
-    if (smooth()) {
-      for (std::int64_t c = 0; c < classes; ++c) total += static_cast<double>(share(c));
+  C mass(std::int64_t label) const { return static_cast<C>(static_cast<double>(own(label)) + all_shares); }
+  // sum of share(first + c) * (zero - x[c]) for c < n
+  double smoothed(const C* x, std::int64_t first, std::int64_t n, double zero) const {
+    if (!weight) {
+      const double sum = sum_terms<double>(n, [&](std::int64_t c) { return zero - static_cast<double>(x[c]); });
+      return static_cast<double>(share_of_each) * sum;
     }
-    return static_cast<C>(total);
+    return sum_terms<double>(
+        n, [&](std::int64_t c) { return static_cast<double>(share(first + c)) * (zero - static_cast<double>(x[c])); });
   }
 };
 
@@ -66,10 +74,12 @@ template <class C>
 struct Pack {
   static constexpr std::int64_t kRows = kLossRow / kShort;
   alignas(64) C e[kLossRow];
-  static bool fits(const TensorView& x) { return x.contiguous && x.ndim == 2 && x.sizes[1] <= kShort; }
+  static bool fits(const RowPlan& x) {
+    return x.stride == 1 && x.length <= kShort && x.rows.n <= 1 && x.rows.inner_stride() == x.length;
+  }
   /// Reads rows [first, first + rows) and finds the largest value of each, NaN where there is one.
   void load(const TensorView& x, std::int64_t first, std::int64_t rows, C* tops) {
-    const std::int64_t n = x.sizes[1];
+    const std::int64_t n = x.sizes[1];  // the classes
     read_row(x, first * n, 1, rows * n, e);
     for (std::int64_t r = 0; r < rows; ++r) {
       C top = -std::numeric_limits<C>::infinity();
@@ -85,6 +95,79 @@ struct Pack {
     exp_sum(e, rows * n, C(0), e);
   }
 };
+
+// Logits of one class whose places lie side by side, as those of images do, are taken together: blocks of columns, read
+// class by class.
+constexpr std::int64_t kClassColumns = 256;
+template <class C>
+bool places_side_by_side(const RowPlan& plan) {
+  return std::is_same_v<C, float> && plan.rows.inner_stride() == 1 && plan.rows.inner_size() >= 16;
+}
+// f(first sample, samples) for all blocks, in parallel.
+template <class F>
+void for_columns_of_classes(const RowPlan& plan, F&& f) {
+  const std::int64_t inner = plan.rows.inner_size(), blocks = (inner + kClassColumns - 1) / kClassColumns;
+  parallel_for(plan.rows.numel / inner * blocks, row_grain(plan.length * std::min(inner, kClassColumns) * 4),
+               [&](std::int64_t begin, std::int64_t end) {
+                 for (std::int64_t b = begin; b < end; ++b) {
+                   const std::int64_t column = b % blocks * kClassColumns;
+                   f(b / blocks * inner + column, std::min(kClassColumns, inner - column));
+                 }
+               });
+}
+// A class's logits in float32, in `buffer` where they aren't in memory.
+const float* class_row(const TensorView& x, std::int64_t at, std::int64_t n, float* buffer) {
+  if (x.dtype == DType::f32) return static_cast<const float*>(x.data) + at;
+  read_row(x, at, 1, n, buffer);
+  return buffer;
+}
+
+// Of samples [first, first + count): the largest logits, the sums of the exponentials above them, and with label
+// smoothing what the shares of all classes add to the losses, less the logarithm's part.
+struct ClassColumns {
+  alignas(64) float top[kClassColumns];
+  double sum[kClassColumns], below[kClassColumns];
+
+  ClassColumns(const TensorView& x, const RowPlan& plan, const Samples<float>& samples, std::int64_t first,
+               std::int64_t count) {
+    constexpr std::int64_t kTerms = 64;  // that are added up in float32
+    const std::int64_t at = plan.rows.offset(first), n = plan.length;
+    alignas(64) float buffer[kClassColumns], part[kClassColumns], shares[kClassColumns];
+    std::fill_n(top, count, -std::numeric_limits<float>::infinity());
+    for (std::int64_t c = 0; c < n; ++c) {
+      const float* row = class_row(x, at + c * plan.stride, count, buffer);
+      // A NaN need not stay: its exponential is one too.
+      for (std::int64_t j = 0; j < count; ++j) top[j] = row[j] > top[j] ? row[j] : top[j];
+    }
+    std::fill_n(sum, count, 0.0);
+    std::fill_n(below, count, 0.0);
+    for (std::int64_t block = 0; block < n; block += kTerms) {
+      std::fill_n(part, count, 0.0f);
+      std::fill_n(shares, count, 0.0f);
+      for (std::int64_t c = block; c < std::min(n, block + kTerms); ++c) {
+        const float* row = class_row(x, at + c * plan.stride, count, buffer);
+        exp_add(row, top, count, part);
+        if (!samples.smooth()) continue;
+        const float share = samples.share(c);
+        for (std::int64_t j = 0; j < count; ++j) shares[j] += share * (top[j] - row[j]);
+      }
+      for (std::int64_t j = 0; j < count; ++j) sum[j] += static_cast<double>(part[j]);
+      for (std::int64_t j = 0; j < count; ++j) below[j] += static_cast<double>(shares[j]);
+    }
+  }
+};
+// The logit of sample j's class.
+template <class F>
+void for_own_logits(const TensorView& x, std::int64_t at, std::int64_t stride, const std::int64_t* labels,
+                    std::int64_t count, F&& f) {
+  visit_floating(x.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* data = static_cast<const T*>(x.data) + at;
+    for (std::int64_t j = 0; j < count; ++j) {
+      if (labels[j] >= 0) f(j, convert<double>(data[labels[j] * stride + j]));
+    }
+  });
+}
 
 template <class C>
 void store_scalar(TensorView& out, C value) {
@@ -116,8 +199,28 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
     }
     return false;
   };
-  parallel_for(count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
-    if (!kNll && Pack<C>::fits(x) && !samples.smooth()) {
+  const bool columns = !kNll && places_side_by_side<C>(plan);
+  if constexpr (!kNll && std::is_same_v<C, float>) {
+    if (columns)
+      for_columns_of_classes(plan, [&](std::int64_t first, std::int64_t size) {
+        const ClassColumns block(x, plan, samples, first, size);
+        std::int64_t labels[kClassColumns];
+        for (std::int64_t j = 0; j < size; ++j) {
+          labels[j] = samples.label(first + j);
+          parts[first + j] = block.top[j];
+          parts[count + first + j] = static_cast<C>(block.sum[j]);
+          if (!counts(first + j, labels[j])) labels[j] = -1;
+        }
+        for_own_logits(x, plan.rows.offset(first), plan.stride, labels, size, [&](std::int64_t j, double own) {
+          const double log_sum = std::log(block.sum[j]);
+          losses[first + j] =
+              static_cast<double>(samples.own(labels[j])) * (log_sum - (own - static_cast<double>(block.top[j])));
+          if (samples.smooth()) losses[first + j] += samples.all_shares * log_sum + block.below[j];
+        });
+      });
+  }
+  parallel_for(columns ? 0 : count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
+    if (!kNll && Pack<C>::fits(plan) && !samples.smooth()) {
       Pack<C> pack;
       for (std::int64_t p = begin; p < end; p += Pack<C>::kRows) {
         const std::int64_t rows = std::min(Pack<C>::kRows, end - p);
@@ -147,7 +250,6 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       };
       C own;
       read_row(x, at + label * plan.stride, 1, 1, &own);
-      double smoothed = 0;  // sum of share(c) * x[c]
       if (!kNll) {
         C top = -std::numeric_limits<C>::infinity();
         for (std::int64_t b = 0; b < n; b += kLossRow) {
@@ -165,18 +267,15 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
         }
         parts[i] = top;
         parts[count + i] = static_cast<C>(sum);
+        const double zero = std::log(sum) + static_cast<double>(top);
         losses[i] = static_cast<double>(samples.own(label)) *
                     (std::log(sum) - (static_cast<double>(own) - static_cast<double>(top)));
         if (samples.smooth()) {
           for (std::int64_t b = 0; b < n; b += kLossRow) {
             const std::int64_t size = std::min(kLossRow, n - b);
             if (n > kLossRow) load(b, size);
-            for (std::int64_t c = 0; c < size; ++c) {
-              smoothed += static_cast<double>(samples.share(b + c)) *
-                          (std::log(sum) - (static_cast<double>(row[c]) - static_cast<double>(top)));
-            }
+            losses[i] += samples.smoothed(row, b, size, zero);
           }
-          losses[i] += smoothed;
         }
       } else {
         losses[i] = -static_cast<double>(samples.own(label)) * static_cast<double>(own);
@@ -200,14 +299,12 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       for (std::int64_t i = 0; i < count; ++i) static_cast<T*>(out[0].data)[i] = convert<T>(losses[i]);
     });
   } else {
-    double total = 0;
-    for (std::int64_t i = 0; i < count; ++i) total += losses[i];
+    double total = sum_of(losses, count);
     if (a.reduction == 1) {
-      divisor = 0;
-      for (std::int64_t i = 0; i < count; ++i) {
+      divisor = sum_terms<double>(count, [&](std::int64_t i) {
         const std::int64_t label = samples.label(i);
-        if (label != a.ignore_index) divisor += static_cast<double>(samples.class_weight(label));
-      }
+        return label != a.ignore_index ? static_cast<double>(samples.class_weight(label)) : 0.0;
+      });
       total /= divisor;  // NaN when all samples are ignored, as in PyTorch
     }
     store_scalar(out[0], total);
@@ -229,8 +326,53 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
   C divisor;
   read_row(in[4], 0, 1, 1, &divisor);
   const C* parts = kNll ? nullptr : static_cast<const C*>(in[5].data);
-  parallel_for(count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
-    if (!kNll && Pack<C>::fits(x) && !samples.smooth()) {
+  C whole = 0;  // the gradient, where it is one for all
+  if (g.ndim == 0) read_row(g, 0, 1, 1, &whole);
+  const auto gradient_of = [&](std::int64_t i) {
+    C grad = whole;
+    if (g.ndim != 0) read_row(g, g_places.offset(i), 1, 1, &grad);
+    return grad / divisor;
+  };
+  const bool columns = !kNll && places_side_by_side<C>(from) && places_side_by_side<C>(to) &&
+                       from.rows.inner_size() == to.rows.inner_size() && n < INT32_MAX;
+  if constexpr (!kNll && std::is_same_v<C, float>) {
+    if (columns)
+      for_columns_of_classes(to, [&](std::int64_t first, std::int64_t size) {
+        alignas(64) C buffer[kClassColumns], factor[kClassColumns], own[kClassColumns], grads[kClassColumns];
+        std::int32_t labels[kClassColumns];
+        bool ignored = false;
+        for (std::int64_t j = 0; j < size; ++j) {
+          const std::int64_t label = samples.label(first + j);
+          factor[j] = own[j] = grads[j] = 0;
+          labels[j] = -1;
+          if (label == a.ignore_index) {
+            ignored = true;
+            continue;
+          }
+          grads[j] = gradient_of(first + j);
+          labels[j] = label >= 0 && label < n ? static_cast<std::int32_t>(label) : INT32_MAX;
+          own[j] = labels[j] < n ? grads[j] * samples.own(label) : 0;
+          factor[j] = grads[j] * samples.mass(label) / parts[count + first + j];
+        }
+        const std::int64_t in_at = from.rows.offset(first), out_at = to.rows.offset(first);
+        for (std::int64_t c = 0; c < n; ++c) {
+          exp_each(class_row(x, in_at + c * from.stride, size, buffer), parts + first, size, buffer);
+          const auto number = static_cast<std::int32_t>(c);
+          for (std::int64_t j = 0; j < size; ++j) buffer[j] *= factor[j];
+          if (samples.smooth()) {
+            const C share = samples.share(c);
+            for (std::int64_t j = 0; j < size; ++j) buffer[j] -= grads[j] * share;
+          }
+          for (std::int64_t j = 0; j < size; ++j) buffer[j] -= labels[j] == number ? own[j] : C(0);
+          if (ignored) {  // a factor of 0 leaves NaN
+            for (std::int64_t j = 0; j < size; ++j) buffer[j] = labels[j] < 0 ? C(0) : buffer[j];
+          }
+          write_row(out[0], out_at + c * to.stride, 1, size, buffer);
+        }
+      });
+  }
+  parallel_for(columns ? 0 : count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
+    if (!kNll && Pack<C>::fits(from) && Pack<C>::fits(to) && !samples.smooth()) {
       Pack<C> pack;
       for (std::int64_t p = begin; p < end; p += Pack<C>::kRows) {
         const std::int64_t rows = std::min(Pack<C>::kRows, end - p);
@@ -243,9 +385,7 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
             std::fill_n(row, n, C(0));
             continue;
           }
-          C grad;
-          read_row(g, g.ndim == 0 ? 0 : g_places.offset(i), 1, 1, &grad);
-          const C own = grad / divisor * samples.own(label), factor = own / parts[count + i];
+          const C own = gradient_of(i) * samples.own(label), factor = own / parts[count + i];
           for (std::int64_t c = 0; c < n; ++c) row[c] *= factor;
           row[label] -= own;
         }
@@ -259,8 +399,7 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
       const bool ignored = label == a.ignore_index;
       C grad = 0, factor = 0;
       if (!ignored) {
-        read_row(g, g.ndim == 0 ? 0 : g_places.offset(i), 1, 1, &grad);
-        grad /= divisor;
+        grad = gradient_of(i);
         if (!kNll) factor = grad * samples.mass(label) / parts[count + i];
       }
       for (std::int64_t b = 0; b < n; b += kLossRow) {
