@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "halfstep/autograd/engine.h"
@@ -26,6 +27,8 @@ using test::error_of;
 using test::GoldenEntry;
 using Values = std::vector<double>;
 using Tensors = std::vector<Tensor>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Reduction reduction_of(const GoldenEntry& e) {
   const std::string text = e.text("reduction", "mean");
@@ -392,6 +395,50 @@ TEST(PairLoss, LogitsOfAllSizesAgreeWithFloat64) {
       const double up = (1 - t[i]) / (1 + std::exp(-x[i])), down = weight * t[i] / (1 + std::exp(x[i]));
       ASSERT_NEAR(slopes[i], up - down, 8 * 0x1p-24 * (up + down) + 0x1p-126) << x[i] << " " << t[i];
     }
+  }
+}
+
+// Both sides of the limit and the limit itself, in blocks that are no whole number of vectors. One subtraction and two
+// operations more: 3 units.
+TEST(PairLoss, HuberAndSmoothL1OfAllSizesAgreeWithFloat64) {
+  const test::ThreadsGuard guard;
+  set_num_threads(3);
+  for (const std::int64_t n : {1, 31, 1037, 70001}) {
+    for (const DType dtype : {f32, f16, bf16}) {
+      manual_seed(3);
+      const Tensor x = ((rand({n}) - 0.5) * 4).to(dtype).requires_grad_(),
+                   y = ((rand({n}) - 0.5) * 4).to(dtype).requires_grad_();
+      const auto a = x.to_vector<double>(), b = y.to_vector<double>();
+      const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+      for (const double limit : {0.0, 0.75, 1.0}) {
+        for (const bool huber : {false, true}) {
+          if (huber && limit == 0) continue;
+          const Tensor loss = huber ? huber_loss(x, y, {.reduction = Reduction::none, .delta = limit})
+                                    : smooth_l1_loss(x, y, {.reduction = Reduction::none, .beta = limit});
+          const auto got = loss.to_vector<double>();
+          const auto slopes = grad({loss}, {x, y}, {.grad_outputs = {full({n}, 3, {.dtype = dtype})}});
+          const auto dx = slopes[0].to_vector<double>(), dy = slopes[1].to_vector<double>();
+          for (std::size_t i = 0; i < a.size(); ++i) {
+            const double d = a[i] - b[i], m = std::abs(d), sign = d > 0 ? 1 : d < 0 ? -1 : 0;
+            const bool near = m < limit;
+            const double scale = huber ? limit : 1;
+            const double term = near ? m * m / 2 * (scale / limit) : scale * (m - limit / 2);
+            const double slope = near ? d * (scale / limit) : scale * sign;
+            ASSERT_NEAR(got[i], term, 4 * 0x1p-24 * (term + limit) + u * term + 0x1p-25) << i;
+            ASSERT_NEAR(dx[i], 3 * slope, 3 * (4 * 0x1p-24 + u) * std::abs(slope) + 0x1p-22) << i;
+            ASSERT_NEAR(dy[i], -3 * slope, 3 * (4 * 0x1p-24 + u) * std::abs(slope) + 0x1p-22) << i;
+          }
+        }
+      }
+    }
+  }
+  const Tensor x = tensor(Values{std::nan(""), -kInfinity, 2}, {3}).requires_grad_(), y = tensor(Values{0, 0, 2}, {3});
+  for (const Tensor& loss : {huber_loss(x, y, {.reduction = Reduction::sum}),
+                             smooth_l1_loss(x, y, {.reduction = Reduction::sum, .beta = 0})}) {
+    const auto slopes = grad({loss}, {x})[0].to_vector<double>();
+    EXPECT_TRUE(std::isnan(slopes[0]));
+    EXPECT_EQ(slopes[1], -1);
+    EXPECT_EQ(slopes[2], 0);
   }
 }
 

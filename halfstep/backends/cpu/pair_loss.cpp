@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "halfstep/backends/cpu/bce_block.h"
+#include "halfstep/backends/cpu/huber_block.h"
 #include "halfstep/backends/cpu/row_block.h"
 
 namespace halfstep::cpu {
@@ -76,6 +77,35 @@ struct Huber {
   C slope_x(C x, C y, C) const { return slope(x - y); }
   C slope_y(C x, C y, C) const { return slope(y - x); }
 };
+// Blocks of both in float32.
+template <>
+struct SmoothL1<float> {
+  float beta;
+  explicit SmoothL1(const PairLossAttributes& a) : beta(static_cast<float>(a.parameter)) {}
+  void terms(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    smooth_l1_terms(x, y, beta, n, to);
+  }
+  void slopes_x(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    smooth_l1_slopes(x, y, beta, n, to);
+  }
+  void slopes_y(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    smooth_l1_slopes(y, x, beta, n, to);
+  }
+};
+template <>
+struct Huber<float> {
+  float delta;
+  explicit Huber(const PairLossAttributes& a) : delta(static_cast<float>(a.parameter)) {}
+  void terms(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    huber_terms(x, y, delta, n, to);
+  }
+  void slopes_x(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    huber_slopes(x, y, delta, n, to);
+  }
+  void slopes_y(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
+    huber_slopes(y, x, delta, n, to);
+  }
+};
 template <class C>
 struct KlDiv {
   explicit KlDiv(const PairLossAttributes&) {}
@@ -121,7 +151,7 @@ constexpr bool kOfProbabilities = std::is_same_v<Loss<float>, Bce<float>>;
 // terms[i] and slopes[i] of a block.
 template <class Loss, class C>
 void terms_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t n, C* terms) {
-  if constexpr (requires { Loss::terms; }) {
+  if constexpr (requires { loss.terms(x, y, w, n, terms); }) {
     loss.terms(x, y, w, n, terms);
   } else {
     for (std::int64_t i = 0; i < n; ++i) terms[i] = loss.term(x[i], y[i], w[i]);
@@ -129,10 +159,18 @@ void terms_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t
 }
 template <class Loss, class C>
 void slopes_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t n, C* slopes) {
-  if constexpr (requires { Loss::slopes_x; }) {
+  if constexpr (requires { loss.slopes_x(x, y, w, n, slopes); }) {
     loss.slopes_x(x, y, w, n, slopes);
   } else {
     for (std::int64_t i = 0; i < n; ++i) slopes[i] = loss.slope_x(x[i], y[i], w[i]);
+  }
+}
+template <class Loss, class C>
+void target_slopes_of(const Loss& loss, const C* x, const C* y, const C* w, std::int64_t n, C* slopes) {
+  if constexpr (requires { loss.slopes_y(x, y, w, n, slopes); }) {
+    loss.slopes_y(x, y, w, n, slopes);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) slopes[i] = loss.slope_y(x[i], y[i], w[i]);
   }
 }
 
@@ -223,9 +261,8 @@ void backward(const TensorView* in, TensorView* out, const PairLossAttributes& a
         write_row(out[0], at, 1, count, d);
       }
       if (a.want_target) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          d[i] = gs[i] * (o.weight[i] * loss.slope_y(o.x[i], o.y[i], o.pos_weight[i]));
-        }
+        target_slopes_of(loss, o.x, o.y, o.pos_weight, count, d);
+        for (std::int64_t i = 0; i < count; ++i) d[i] = gs[i] * (o.weight[i] * d[i]);
         write_row(out[1], at, 1, count, d);
       }
     }
