@@ -322,13 +322,19 @@ const Op& logsumexp_op = define_op({
     .grad =
         [](GradContext& c) {
           const Shape dims = dims_of(c);
-          Shape order, moved;
-          const Tensor p = softmax(gather_dims(c.input(0), dims, &order, &moved), -1);
+          Tensor p;
+          if (dims.size() == 1) {
+            p = softmax(c.input(0), dims[0]);
+          } else {
+            Shape order, moved;
+            const Tensor flat = softmax(gather_dims(c.input(0), dims, &order, &moved), -1);
+            p = scatter_dims(flat, order, moved);
+          }
           const Shape& sizes = c.input_sizes(0);
           // Beside +infinity softmax is NaN, though finite elements have the limit 0.
           constexpr double kInfinity = std::numeric_limits<double>::infinity();
           const Tensor under = kept(where(eq(c.output(), kInfinity), c.output(), -kInfinity), sizes, dims);
-          const Tensor slope = masked_fill(scatter_dims(p, order, moved), lt(c.input(0), under), 0);
+          const Tensor slope = masked_fill(p, lt(c.input(0), under), 0);
           c.set(0, slope * kept(c.grad(), sizes, dims));
         },
     .saves = {in(0) | out(0)},

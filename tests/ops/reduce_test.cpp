@@ -3,15 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
+#include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/gradcheck.h"
 #include "halfstep/ops/arithmetic.h"
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/join.h"
+#include "halfstep/ops/view.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/op_golden.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -186,6 +191,137 @@ TEST(Reduce, ResultsDontDependOnTheNumberOfThreads) {
   set_num_threads(threads);
   EXPECT_EQ(results[0], results[1]);
   EXPECT_EQ(results[0], results[2]);
+}
+
+// Down columns and along rows, of lengths that are no whole number of vectors or blocks. Sums of up to 128 terms in
+// float32, in columns.
+TEST(Reduce, LogSumExpOfColumnsAgreesWithFloat64) {
+  const test::ThreadsGuard guard(3);
+  for (const auto& [n, columns] : {std::pair{3, 5}, std::pair{300, 17}, std::pair{129, 270}, std::pair{70000, 5}}) {
+    for (const DType dtype : {f32, f16, bf16}) {
+      const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+      const Tensor x = (wave({n, columns}, f32, 0.7) * 20).to(dtype).requires_grad_();
+      const auto v = x.to_vector<double>();
+      const Tensor y = logsumexp(x, {0});
+      const auto got = y.to_vector<double>(), slopes = grad({sum(y)}, {x})[0].to_vector<double>();
+      for (std::int64_t c = 0; c < columns; ++c) {
+        double total = 0;
+        for (std::int64_t r = 0; r < n; ++r) total += std::exp(v[static_cast<std::size_t>(r * columns + c)]);
+        const double expected = std::log(total);
+        ASSERT_NEAR(got[static_cast<std::size_t>(c)], expected, u * std::abs(expected) + 140 * 0x1p-24)
+            << n << " " << c;
+        for (std::int64_t r = 0; r < n; ++r) {
+          const auto at = static_cast<std::size_t>(r * columns + c);
+          const double p = std::exp(v[at]) / total;
+          ASSERT_NEAR(slopes[at], p, (u + 140 * 0x1p-24) * p + (dtype == f16 ? 0x1p-24 : 0))
+              << n << " " << c << " " << r;
+        }
+      }
+    }
+  }
+  const double nan = std::nan("");
+  const Tensor odd = tensor(Values{kInfinity, -kInfinity, nan, 1, 2, -kInfinity, 5, 1}, {2, 4}).requires_grad_();
+  const Tensor y = logsumexp(odd, {0});
+  const auto got = y.to_vector<double>(), slopes = grad({sum(y)}, {odd})[0].to_vector<double>();
+  EXPECT_EQ(got[0], kInfinity);
+  EXPECT_EQ(got[1], -kInfinity);
+  EXPECT_TRUE(std::isnan(got[2]));
+  EXPECT_NEAR(got[3], 1 + std::log(2), 1e-6);
+  EXPECT_EQ(slopes[4], 0);  // beside infinity
+  EXPECT_NEAR(slopes[7], 0.5, 1e-6);
+}
+
+TEST(Reduce, DotOfAnyLengthAgreesWithFloat64OnAnyNumberOfThreads) {
+  const test::ThreadsGuard guard;
+  for (const std::int64_t n : {1, 15, 513, 16384, 100001}) {
+    for (const DType dtype : {f32, f16, bf16, f64}) {
+      const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+      const Tensor a = wave({n}, f32, 0.7).to(dtype), b = wave({2 * n}, f32, 0.3).to(dtype);
+      for (const bool strided : {false, true}) {
+        const Tensor other = strided ? b.slice(0, 0, INT64_MAX, 2) : b.slice(0, n, INT64_MAX);
+        const auto x = a.to_vector<double>(), y = other.contiguous().to_vector<double>();
+        double expected = 0, magnitude = 0;
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          expected += x[i] * y[i];
+          magnitude += std::abs(x[i] * y[i]);
+        }
+        std::vector<double> results;
+        for (const int threads : {1, 2, 4}) {
+          set_num_threads(threads);
+          results.push_back(dot(a, other).item<double>());
+        }
+        EXPECT_NEAR(results[0], expected, u * std::abs(expected) + 66 * 0x1p-24 * magnitude) << n << name(dtype);
+        EXPECT_EQ(results[0], results[1]);
+        EXPECT_EQ(results[0], results[2]);
+      }
+    }
+  }
+  // Terms that fit float32 and whose partial sums don't.
+  Values large(100, 3e38), signs(100, 1);
+  for (std::size_t i = 50; i < 100; ++i) signs[i] = -1;
+  EXPECT_EQ(dot(tensor(large, {100}), tensor(signs, {100})).item<double>(), 0);
+  EXPECT_EQ(dot(empty({0}), empty({0})).item<double>(), 0);
+}
+
+TEST(Reduce, GradientsOfExtremesAreSharedByTies) {
+  const test::ThreadsGuard guard(3);
+  for (const std::int64_t n : {1, 37, 2048, 5003}) {
+    for (const DType dtype : {f32, f16, bf16, f64}) {
+      Values values;
+      std::vector<std::size_t> ties(7, 0);
+      for (std::int64_t i = 0; i < 7 * n; ++i) {
+        const std::int64_t row = i / n, column = i % n;
+        const bool largest = column % 16 == row;
+        values.push_back(largest ? 2.0 : 0.25 * static_cast<double>(column % 5));
+        if (column == n - 1 && row == 6) values.back() = std::nan("");
+      }
+      const Tensor x = tensor(values, {7, n}).to(dtype).requires_grad_();
+      const auto slopes = grad({sum(amax(x, {1}) * 4)}, {x})[0].to_vector<double>();
+      const auto magnitudes = grad({sum(norm(neg(x), kInfinity, {1}) * 4)}, {x})[0].to_vector<double>();
+      for (std::size_t row = 0; row < 6; ++row) {
+        const auto begin = values.begin() + static_cast<std::ptrdiff_t>(row) * n;
+        const double top = *std::max_element(begin, begin + n);
+        const double weight = 4 / static_cast<double>(std::count(begin, begin + n, top));
+        const double u = dtype == f16 ? 0x1p-10 : dtype == bf16 ? 0x1p-7 : 0x1p-23;
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto at = row * static_cast<std::size_t>(n) + static_cast<std::size_t>(i);
+          const double expected = values[at] == top ? weight : 0;
+          ASSERT_NEAR(slopes[at], expected, 2 * u * expected) << n << " " << row << " " << i;
+          ASSERT_NEAR(magnitudes[at], top == 0 ? 0 : expected, 2 * u * expected) << n << " " << row << " " << i;
+        }
+      }
+      // NaN is the largest of its row, alone.
+      EXPECT_EQ(slopes[static_cast<std::size_t>(7 * n - 1)], 4);
+      EXPECT_EQ(std::count(slopes.begin() + static_cast<std::ptrdiff_t>(6 * n), slopes.end(), 0), n - 1);
+    }
+  }
+}
+
+// Rows that are taken together and those left over, blocks and their rests, along either dimension.
+TEST(Reduce, GradientsOfProductsAreThoseOfTheOthers) {
+  const test::ThreadsGuard guard(3);
+  for (const std::int64_t n : {1, 2, 63, 64, 130}) {
+    for (const std::int64_t rows : {1, 8, 21}) {
+      for (const std::int64_t zeros : {0, 1, 2}) {
+        Values values;
+        for (std::int64_t i = 0; i < rows * n; ++i) {
+          values.push_back(i % n < zeros ? 0 : (i % 2 == 0 ? 1.125 : -0.875));
+        }
+        const Tensor x = tensor(values, {rows, n}).requires_grad_();
+        for (const bool turned : {false, true}) {
+          const Tensor y = turned ? prod(x.t().contiguous(), {0}) : prod(x, {1});
+          const auto slopes = grad({sum(y)}, {x})[0].to_vector<double>();
+          for (std::int64_t i = 0; i < rows * n; ++i) {
+            double expected = 1;
+            for (std::int64_t k = 0; k < n; ++k)
+              expected *= k == i % n ? 1 : values[static_cast<std::size_t>(i / n * n + k)];
+            const double bound = static_cast<double>(n) * 0x1p-24 * std::abs(expected);
+            ASSERT_NEAR(slopes[static_cast<std::size_t>(i)], expected, bound) << n << " " << rows << " " << i;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Reduce, NothingToReduce) {

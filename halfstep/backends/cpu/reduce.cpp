@@ -14,6 +14,7 @@
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/fold.h"
 #include "halfstep/backends/cpu/reduce_plan.h"
+#include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/visit.h"
 
 namespace halfstep::cpu {
@@ -127,6 +128,15 @@ template <class Op>
   }
 }
 
+// A row of elements into one accumulator each.
+template <class Op, class C>
+void fold_row(const Op& op, const C* row, const C* shifts, std::int64_t columns, C* acc) {
+  for (std::int64_t c = 0; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
+}
+void fold_row(const SumExponentials&, const float* row, const float* shifts, std::int64_t columns, float* acc) {
+  exp_add(row, shifts, columns, acc);
+}
+
 // Rows [begin, end) of `columns` outputs that lie next to each other.
 template <class Op, class C>
 void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
@@ -140,9 +150,7 @@ void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
   for (std::int64_t first = begin; first < end; first += kRows) {
     const std::int64_t last = std::min(first + kRows, end);
     std::fill_n(acc, columns, static_cast<C>(Op::kInit));
-    for_rows(x, base, reduced, first, last, columns, [&](const C* row) {
-      for (std::int64_t c = 0; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
-    });
+    for_rows(x, base, reduced, first, last, columns, [&](const C* row) { fold_row(op, row, shifts, columns, acc); });
     if constexpr (std::is_same_v<C, float> && Op::kTerms != Terms::kept) {
       int again = 0;
       for (std::int64_t c = 0; c < columns; ++c) again |= spoilt<Op>(acc[c], last - first);
@@ -409,7 +417,7 @@ Status logsumexp(KernelContext* context, const TensorView* in, int, TensorView* 
   return outcome(ok);
 }
 
-Status dot(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {
+Status dot(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void*) {
   const std::int64_t n = in[0].numel;
   const std::int64_t sa = in[0].strides[0], sb = in[1].strides[0];
   if (!floating(in[0])) {
@@ -422,20 +430,45 @@ Status dot(KernelContext*, const TensorView* in, int, TensorView* out, int, cons
     store_integer(out[0], 0, total);
     return Status::ok;
   }
+  // Pieces of one size, whatever the threads, each with its own sum.
+  constexpr std::int64_t kPiece = 1 << 14;
+  const std::int64_t pieces = (n + kPiece - 1) / kPiece;
+  auto* sums = static_cast<double*>(context->workspace(context, static_cast<std::size_t>(pieces + 1) * sizeof(double)));
+  if (!sums) return Status::failed;
   visit_floating(in[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeOf<T>;
-    C x[512], y[512];
-    double total = 0;
-    for (std::int64_t i = 0; i < n; i += 512) {
-      const std::int64_t run = std::min<std::int64_t>(512, n - i);
-      read<T>(in[0].data, i * sa, sa, run, x);
-      read<T>(in[1].data, i * sb, sb, run, y);
-      for (std::int64_t j = 0; j < run; ++j) x[j] *= y[j];
-      total += fold_block(Sum{}, static_cast<const C*>(x), run, C(0));
-    }
-    store_results(out[0], 0, &total, 1);
+    parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      constexpr std::int64_t kRun = 512;
+      C x_buffer[kRun], y_buffer[kRun];
+      // Elements of C that lie side by side are used where they are.
+      const auto run_of = [](const void* data, std::int64_t at, std::int64_t stride, std::int64_t count, C* buffer) {
+        if constexpr (std::is_same_v<T, C>) {
+          if (stride == 1) return static_cast<const C*>(data) + at;
+        }
+        read<T>(data, at * stride, stride, count, buffer);
+        return static_cast<const C*>(buffer);
+      };
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        double total = 0;
+        for (std::int64_t i = piece * kPiece; i < std::min(n, (piece + 1) * kPiece); i += kRun) {
+          const std::int64_t run = std::min(kRun, std::min(n, (piece + 1) * kPiece) - i);
+          const C* x = run_of(in[0].data, i, sa, run, x_buffer);
+          const C* y = run_of(in[1].data, i, sb, run, y_buffer);
+          double sum = dot_of(x, y, run);
+          if (!std::isfinite(sum)) {  // the sum may fit float64
+            for (std::int64_t j = 0; j < run; ++j) x_buffer[j] = x[j] * y[j];
+            sum = fold_block(Sum{}, static_cast<const C*>(x_buffer), run, C(0));
+          }
+          total += sum;
+        }
+        sums[piece] = total;
+      }
+    });
   });
+  double total = 0;
+  for (std::int64_t piece = 0; piece < pieces; ++piece) total += sums[piece];
+  store_results(out[0], 0, &total, 1);
   return Status::ok;
 }
 

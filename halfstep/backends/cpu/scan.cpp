@@ -80,6 +80,51 @@ Status pick_along(KernelContext*, const TensorView* in, int, TensorView* out, in
   return Status::ok;
 }
 
+// Whether an element, or its magnitude, is the result: NaN is where that is NaN.
+template <bool kMagnitudes, class C>
+bool is_extreme(C v, C top) {
+  return ((kMagnitudes ? std::abs(v) : v) == top) | ((v != v) & (top != top));
+}
+// The same for rows of elements that lie side by side.
+template <bool kMagnitudes, class T>
+void extreme_rows(const TensorView* in, TensorView& out, const ReducePlan& from, const ReducePlan& to) {
+  using C = ComputeOf<T>;
+  constexpr std::int64_t kBlock = 2048;
+  const std::int64_t n = from.reduced.numel;
+  parallel_for(from.kept.numel, row_grain(n), [&](std::int64_t begin, std::int64_t end) {
+    C buffer[kBlock], weights[kBlock];
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t x_at = from.kept.offset(r), y_at = to.kept.offset(r);
+      const C top = convert<C>(static_cast<const T*>(in[1].data)[r]);
+      const auto load = [&](std::int64_t at, std::int64_t count) {
+        if constexpr (std::is_same_v<T, C>) return static_cast<const C*>(in[0].data) + x_at + at;
+        read_row(in[0], x_at + at, 1, count, buffer);
+        return static_cast<const C*>(buffer);
+      };
+      std::int64_t ties = 0;
+      for (std::int64_t at = 0; at < n; at += kBlock) {
+        const std::int64_t count = std::min(kBlock, n - at);
+        const C* x = load(at, count);
+        int matches = 0;
+        for (std::int64_t i = 0; i < count; ++i) matches += is_extreme<kMagnitudes>(x[i], top) ? 1 : 0;
+        ties += matches;
+      }
+      const C weight = C(1) / static_cast<C>(ties);
+      for (std::int64_t at = 0; at < n; at += kBlock) {
+        const std::int64_t count = std::min(kBlock, n - at);
+        const C* x = n > kBlock || std::is_same_v<T, C> ? load(at, count) : buffer;
+        C* y = weights;
+        if constexpr (std::is_same_v<T, C>) y = static_cast<C*>(out.data) + y_at + at;
+        for (std::int64_t i = 0; i < count; ++i) {
+          const C share = kMagnitudes ? (x[i] > 0 ? weight : x[i] < 0 ? -weight : C(0)) : weight;
+          y[i] = is_extreme<kMagnitudes>(x[i], top) ? share : C(0);
+        }
+        if constexpr (!std::is_same_v<T, C>) write_row(out, y_at + at, 1, count, weights);
+      }
+    }
+  });
+}
+
 // 1 / (number of ties) where an element (its magnitude) equals the result, times its sign for magnitudes.
 Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   const auto& a = *static_cast<const NormAttributes*>(attributes);
@@ -90,8 +135,11 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
   visit_floating(in[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     using C = ComputeOf<T>;
+    if (from.reduced.contiguous() && to.reduced.contiguous()) {
+      return (magnitudes ? extreme_rows<true, T> : extreme_rows<false, T>)(in, out[0], from, to);
+    }
     const auto matches = [magnitudes](C v, C top) {
-      return (magnitudes ? std::abs(v) : v) == top || (v != v && top != top);
+      return magnitudes ? is_extreme<true>(v, top) : is_extreme<false>(v, top);
     };
     // Outputs that lie side by side are taken together where the reduced elements don't, so that memory is read in its
     // order.
@@ -282,28 +330,66 @@ Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* o
   return Status::ok;
 }
 
-// The product of the others, from both ends.
+// The product of the others, from both ends. Rows are taken kRows at a time, since a product waits for the one before
+// it, and in blocks: rows of a power of two would get into each other's way in the cache.
+template <int kRows, class T>
+void others_of_rows(const TensorView& in, TensorView& out, const RowPlan& from, const RowPlan& to, std::int64_t row) {
+  using C = ComputeOf<T>;
+  constexpr std::int64_t kBlock = 64;
+  const T* x[kRows];
+  T* y[kRows];
+  C product[kRows], values[kRows][kBlock], others[kRows][kBlock];
+  for (int k = 0; k < kRows; ++k) {
+    x[k] = static_cast<const T*>(in.data) + from.rows.offset(row + k);
+    y[k] = static_cast<T*>(out.data) + to.rows.offset(row + k);
+    product[k] = 1;
+  }
+  const auto load = [](const T* p, std::int64_t stride, std::int64_t n, C* block) {
+    for (std::int64_t i = 0; i < n; ++i) block[i] = convert<C>(p[i * stride]);
+  };
+  const auto store = [&to](const C* block, std::int64_t n, T* p) {
+    for (std::int64_t i = 0; i < n; ++i) p[i * to.stride] = convert<T>(block[i]);
+  };
+  for (std::int64_t at = 0; at < to.length; at += kBlock) {
+    const std::int64_t n = std::min(kBlock, to.length - at);
+    for (int k = 0; k < kRows; ++k) load(x[k] + at * from.stride, from.stride, n, values[k]);
+    for (std::int64_t i = 0; i < n; ++i) {
+      for (int k = 0; k < kRows; ++k) {
+        others[k][i] = product[k];
+        product[k] *= values[k][i];
+      }
+    }
+    for (int k = 0; k < kRows; ++k) store(others[k], n, y[k] + at * to.stride);
+  }
+  std::fill_n(product, kRows, C(1));
+  for (std::int64_t end = to.length; end > 0;) {
+    const std::int64_t n = (end - 1) % kBlock + 1, at = end - n;
+    for (int k = 0; k < kRows; ++k) {
+      load(x[k] + at * from.stride, from.stride, n, values[k]);
+      load(y[k] + at * to.stride, to.stride, n, others[k]);
+    }
+    for (std::int64_t i = n - 1; i >= 0; --i) {
+      for (int k = 0; k < kRows; ++k) {
+        others[k][i] *= product[k];
+        product[k] *= values[k][i];
+      }
+    }
+    for (int k = 0; k < kRows; ++k) store(others[k], n, y[k] + at * to.stride);
+    end = at;
+  }
+}
 Status prod_others(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   const std::int64_t dim = dim_attributes(attributes).dim;
   const RowPlan from(in[0], dim), to(out[0], dim);
   if (out[0].numel == 0) return Status::ok;
   visit_floating(in[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    using C = ComputeOf<T>;
-    for (std::int64_t r = 0; r < to.rows.numel; ++r) {
-      const T* x = static_cast<const T*>(in[0].data) + from.rows.offset(r);
-      T* y = static_cast<T*>(out[0].data) + to.rows.offset(r);
-      C product = 1;
-      for (std::int64_t i = 0; i < to.length; ++i) {
-        y[i * to.stride] = convert<T>(product);
-        product *= convert<C>(x[i * from.stride]);
-      }
-      product = 1;
-      for (std::int64_t i = to.length - 1; i >= 0; --i) {
-        y[i * to.stride] = convert<T>(convert<C>(y[i * to.stride]) * product);
-        product *= convert<C>(x[i * from.stride]);
-      }
-    }
+    constexpr int kTogether = 8;
+    parallel_for(to.rows.numel, row_grain(to.length * 4), [&](std::int64_t begin, std::int64_t end) {
+      std::int64_t r = begin;
+      for (; r + kTogether <= end; r += kTogether) others_of_rows<kTogether, T>(in[0], out[0], from, to, r);
+      for (; r < end; ++r) others_of_rows<1, T>(in[0], out[0], from, to, r);
+    });
   });
   return Status::ok;
 }
