@@ -193,9 +193,9 @@ void line_of(const GatherLine& g) {
       d, static_cast<O*>(g.y), columns.size, [&](F32Vec v) HWY_ATTR { return hn::Div(v, by); }, Run<float>{g.result});
 }
 
-// The sum of n elements: 64 terms in float32 in each lane, their sums in float64.
+// The sum of n elements, behind which there are `more`: 64 terms in float32 in each lane, their sums in float64.
 template <class T>
-HWY_INLINE double sum_of_run(const T* x, std::size_t n) {
+HWY_INLINE double sum_of_run(const T* x, std::size_t n, std::size_t more) {
   const F32Tag d;
   const std::size_t lanes = hn::Lanes(d);
   double total = 0;
@@ -204,7 +204,11 @@ HWY_INLINE double sum_of_run(const T* x, std::size_t n) {
     F32Vec sum = hn::Zero(d);
     std::size_t i = block;
     for (; i + lanes <= end; i += lanes) sum = hn::Add(sum, load(d, x + i));
-    if (i < end) sum = hn::Add(sum, load_n(d, x + i, end - i));
+    if (i < end && i + lanes <= n + more) {
+      sum = hn::Add(sum, hn::IfThenElseZero(hn::FirstN(d, end - i), load(d, x + i)));
+    } else if (i < end) {
+      sum = hn::Add(sum, load_n(d, x + i, end - i));
+    }
     total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
     block = end;
   }
@@ -213,7 +217,9 @@ HWY_INLINE double sum_of_run(const T* x, std::size_t n) {
 template <class T>
 void sums_of_runs(const void* x, std::int64_t runs, std::int64_t length, float* sums) {
   for (std::int64_t r = 0; r < runs; ++r) {
-    sums[r] = static_cast<float>(sum_of_run(static_cast<const T*>(x) + r * length, static_cast<std::size_t>(length)));
+    const T* run = static_cast<const T*>(x) + r * length;
+    const std::int64_t more = (runs - 1 - r) * length;
+    sums[r] = static_cast<float>(sum_of_run(run, static_cast<std::size_t>(length), static_cast<std::size_t>(more)));
   }
 }
 
