@@ -58,9 +58,65 @@ double exp_sum_floats(const float* x, std::int64_t count, float shift, float* te
   return total;
 }
 
-void exp_each_float(const float* x, const float* shifts, std::int64_t n, float* terms) {
+namespace {
+
+// Operands of map_run: own[i] where labels[i] is the number, else 0; all bits where labels[i] isn't below 0.
+struct OwnOf {
+  const float* own;
+  const std::int32_t* labels;
+  std::int32_t number;
+  template <class D>
+  HWY_INLINE hn::Vec<D> get(D d, std::size_t i) const {
+    const hn::RebindToSigned<D> di;
+    const auto same = hn::Eq(hn::LoadU(di, labels + i), hn::Set(di, number));
+    return hn::IfThenElseZero(hn::RebindMask(d, same), hn::LoadU(d, own + i));
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> get_n(D d, std::size_t i, std::size_t n) const {
+    const hn::RebindToSigned<D> di;
+    const auto same = hn::Eq(hn::MaskedLoad(hn::FirstN(di, n), di, labels + i), hn::Set(di, number));
+    return hn::IfThenElseZero(hn::RebindMask(d, same), load_n(d, own + i, n));
+  }
+};
+struct Counted {
+  const std::int32_t* labels;
+  template <class D>
+  HWY_INLINE hn::Vec<D> get(D d, std::size_t i) const {
+    const hn::RebindToSigned<D> di;
+    return hn::BitCast(d, hn::Not(hn::BroadcastSignBit(hn::LoadU(di, labels + i))));
+  }
+  template <class D>
+  HWY_INLINE hn::Vec<D> get_n(D d, std::size_t i, std::size_t n) const {
+    const hn::RebindToSigned<D> di;
+    return hn::BitCast(d, hn::Not(hn::BroadcastSignBit(hn::MaskedLoad(hn::FirstN(di, n), di, labels + i))));
+  }
+};
+
+}  // namespace
+
+void class_gradient_of_floats(const float* x, std::int64_t n, const ClassRow& row, float* to) {
+  const F32Tag d;
+  const Run shifts(row.shifts), factors(row.factors);
+  const OwnOf own{row.own, row.labels, row.number};
+  const Counted counted{row.labels};
+  if (!row.grads) {
+    return map_run(
+        d, to, n,
+        [](F32Vec v, F32Vec s, F32Vec f, F32Vec o, F32Vec c)
+            HWY_ATTR { return hn::And(c, hn::Sub(hn::Mul(exp(hn::Sub(v, s)), f), o)); },
+        Run(x), shifts, factors, own, counted);
+  }
   map_run(
-      F32Tag(), terms, n, [](F32Vec v, F32Vec s) HWY_ATTR { return exp(hn::Sub(v, s)); }, Run(x), Run(shifts));
+      d, to, n,
+      [share = row.share](F32Vec v, F32Vec s, F32Vec f, F32Vec o, F32Vec c, F32Vec g) HWY_ATTR {
+        const F32Vec all = hn::Mul(hn::Set(F32Tag(), share), g);
+        return hn::And(c, hn::Sub(hn::Sub(hn::Mul(exp(hn::Sub(v, s)), f), all), o));
+      },
+      Run(x), shifts, factors, own, counted, Run(row.grads));
+}
+void log_each_float(const float* x, std::int64_t n, float* to) {
+  map_run<1>(
+      F32Tag(), to, n, [](F32Vec v) HWY_ATTR { return log(v); }, Run(x));
 }
 void exp_add_floats(const float* x, const float* shifts, std::int64_t n, float* sums) {
   map_run(
@@ -77,16 +133,18 @@ namespace halfstep::cpu {
 
 HWY_EXPORT(max_floats);
 HWY_EXPORT(exp_sum_floats);
-HWY_EXPORT(exp_each_float);
+HWY_EXPORT(class_gradient_of_floats);
+HWY_EXPORT(log_each_float);
 HWY_EXPORT(exp_add_floats);
 
 float max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(max_floats)(x, n); }
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
   return HWY_DYNAMIC_DISPATCH(exp_sum_floats)(x, n, shift, terms);
 }
-void exp_each(const float* x, const float* shifts, std::int64_t n, float* terms) {
-  HWY_DYNAMIC_DISPATCH(exp_each_float)(x, shifts, n, terms);
+void class_gradient(const float* x, std::int64_t n, const ClassRow& row, float* to) {
+  HWY_DYNAMIC_DISPATCH(class_gradient_of_floats)(x, n, row, to);
 }
+void log_each(const float* x, std::int64_t n, float* to) { HWY_DYNAMIC_DISPATCH(log_each_float)(x, n, to); }
 void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums) {
   HWY_DYNAMIC_DISPATCH(exp_add_floats)(x, shifts, n, sums);
 }

@@ -12,9 +12,20 @@ double max_of(const double* x, std::int64_t n);
 /// The sum of exp(x[i] - shift); each term is also written to `terms[i]` unless that is null (it may be x).
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms);
 double exp_sum(const double* x, std::int64_t n, double shift, double* terms);
-/// terms[i] = exp(x[i] - shifts[i]), for columns that lie side by side; `terms` may be x.
-void exp_each(const float* x, const float* shifts, std::int64_t n, float* terms);
-/// sums[i] += exp(x[i] - shifts[i]).
+/// What the gradient by a row of logits of one class is made of, a sample each.
+struct ClassRow {
+  const float *shifts, *factors;
+  const float* own;            ///< what the class of a sample's label has less
+  const std::int32_t* labels;  ///< below 0: no gradient, whatever the logit is
+  std::int32_t number;         ///< of this class
+  const float* grads;          ///< null without label smoothing
+  float share;
+};
+/// to[i] = exp(x[i] - shifts[i]) factors[i] - share grads[i] - own[i], the last where labels[i] is the class's number.
+void class_gradient(const float* x, std::int64_t n, const ClassRow& row, float* to);
+/// to[i] = log(x[i]), within a unit in the last place.
+void log_each(const float* x, std::int64_t n, float* to);
+/// sums[i] += exp(x[i] - shifts[i]), for columns that lie side by side.
 void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums);
 
 }  // namespace halfstep::cpu

@@ -36,16 +36,42 @@ struct Samples {
     share_of_each = static_cast<C>(a.label_smoothing / static_cast<double>(classes));
     for (std::int64_t c = 0; c < classes; ++c) all_shares += static_cast<double>(share(c));
   }
-  std::int64_t label(std::int64_t sample) const {
-    const std::int64_t at = places.contiguous() ? sample : places.offset(sample);
+  // f(the first label) with the labels' type.
+  template <class F>
+  auto visit_labels(F&& f) const {
     switch (target.dtype) {
       case DType::i64:
-        return static_cast<const std::int64_t*>(target.data)[at];
+        return f(static_cast<const std::int64_t*>(target.data));
       case DType::i32:
-        return static_cast<const std::int32_t*>(target.data)[at];
+        return f(static_cast<const std::int32_t*>(target.data));
       default:
-        return static_cast<const std::uint8_t*>(target.data)[at];
+        return f(static_cast<const std::uint8_t*>(target.data));
     }
+  }
+  std::int64_t label(std::int64_t sample) const {
+    const std::int64_t at = places.contiguous() ? sample : places.offset(sample);
+    return visit_labels([at](const auto* p) -> std::int64_t { return p[at]; });
+  }
+  void read_labels(std::int64_t first, std::int64_t n, std::int64_t* to) const {
+    const bool straight = places.contiguous();
+    visit_labels([&](const auto* p) {
+      for (std::int64_t i = 0; i < n; ++i) to[i] = p[straight ? first + i : places.offset(first + i)];
+    });
+  }
+  // The sum of the weights of `count` samples' classes.
+  double total_weight(std::int64_t count) const {
+    return visit_labels([&](const auto* p) {
+      if (!weight && places.contiguous()) {
+        const std::int64_t none = a.ignore_index;
+        std::int64_t ignored = 0;
+        for (std::int64_t i = 0; i < count; ++i) ignored += p[i] == none ? 1 : 0;
+        return static_cast<double>(count - ignored);
+      }
+      return sum_terms<double>(count, [&](std::int64_t i) {
+        const std::int64_t label = p[places.offset(i)];
+        return label != a.ignore_index ? static_cast<double>(class_weight(label)) : 0.0;
+      });
+    });
   }
   C class_weight(std::int64_t c) const {
     return weight ? static_cast<const C*>(weight->data)[c * weight->strides[0]] : C(1);
@@ -156,16 +182,13 @@ struct ClassColumns {
     }
   }
 };
-// The logit of sample j's class.
-template <class F>
-void for_own_logits(const TensorView& x, std::int64_t at, std::int64_t stride, const std::int64_t* labels,
-                    std::int64_t count, F&& f) {
+// The logits of `count` samples' classes; 0 for a label below 0.
+void read_own_logits(const TensorView& x, std::int64_t at, std::int64_t stride, const std::int64_t* labels,
+                     std::int64_t count, float* to) {
   visit_floating(x.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const T* data = static_cast<const T*>(x.data) + at;
-    for (std::int64_t j = 0; j < count; ++j) {
-      if (labels[j] >= 0) f(j, convert<double>(data[labels[j] * stride + j]));
-    }
+    for (std::int64_t j = 0; j < count; ++j) to[j] = labels[j] < 0 ? 0 : convert<float>(data[labels[j] * stride + j]);
   });
 }
 
@@ -205,18 +228,32 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
       for_columns_of_classes(plan, [&](std::int64_t first, std::int64_t size) {
         const ClassColumns block(x, plan, samples, first, size);
         std::int64_t labels[kClassColumns];
+        float own[kClassColumns], weights[kClassColumns], log_sum[kClassColumns];
+        samples.read_labels(first, size, labels);
+        for (std::int64_t j = 0; j < size; ++j) log_sum[j] = static_cast<float>(block.sum[j]);
+        std::copy_n(block.top, size, parts + first);
+        std::copy_n(log_sum, size, parts + count + first);
+        log_each(log_sum, size, log_sum);
         for (std::int64_t j = 0; j < size; ++j) {
-          labels[j] = samples.label(first + j);
-          parts[first + j] = block.top[j];
-          parts[count + first + j] = static_cast<C>(block.sum[j]);
-          if (!counts(first + j, labels[j])) labels[j] = -1;
+          const std::int64_t label = labels[j];
+          const bool plain = label != a.ignore_index && label >= 0 && label < n;
+          weights[j] = plain ? samples.own(label) : 0;
+          labels[j] = plain || counts(first + j, label) ? label : -1;
         }
-        for_own_logits(x, plan.rows.offset(first), plan.stride, labels, size, [&](std::int64_t j, double own) {
-          const double log_sum = std::log(block.sum[j]);
-          losses[first + j] =
-              static_cast<double>(samples.own(labels[j])) * (log_sum - (own - static_cast<double>(block.top[j])));
-          if (samples.smooth()) losses[first + j] += samples.all_shares * log_sum + block.below[j];
-        });
+        read_own_logits(x, plan.rows.offset(first), plan.stride, labels, size, own);
+        double* to = losses + first;
+        for (std::int64_t j = 0; j < size; ++j) {
+          const double above = static_cast<double>(own[j]) - static_cast<double>(block.top[j]);
+          to[j] = static_cast<double>(weights[j]) * (static_cast<double>(log_sum[j]) - above);
+        }
+        if (samples.smooth()) {
+          for (std::int64_t j = 0; j < size; ++j) {
+            to[j] += samples.all_shares * static_cast<double>(log_sum[j]) + block.below[j];
+          }
+        }
+        for (std::int64_t j = 0; j < size; ++j) {
+          if (labels[j] < 0) to[j] = 0;
+        }
       });
   }
   parallel_for(columns ? 0 : count, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
@@ -301,10 +338,7 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
   } else {
     double total = sum_of(losses, count);
     if (a.reduction == 1) {
-      divisor = sum_terms<double>(count, [&](std::int64_t i) {
-        const std::int64_t label = samples.label(i);
-        return label != a.ignore_index ? static_cast<double>(samples.class_weight(label)) : 0.0;
-      });
+      divisor = samples.total_weight(count);
       total /= divisor;  // NaN when all samples are ignored, as in PyTorch
     }
     store_scalar(out[0], total);
@@ -339,35 +373,41 @@ Status backward(const TensorView* in, TensorView* out, const ClassLossAttributes
     if (columns)
       for_columns_of_classes(to, [&](std::int64_t first, std::int64_t size) {
         alignas(64) C buffer[kClassColumns], factor[kClassColumns], own[kClassColumns], grads[kClassColumns];
-        std::int32_t labels[kClassColumns];
-        bool ignored = false;
+        std::int64_t all_labels[kClassColumns];
+        std::int32_t labels[kClassColumns];  // -1: ignored
+        samples.read_labels(first, size, all_labels);
         for (std::int64_t j = 0; j < size; ++j) {
-          const std::int64_t label = samples.label(first + j);
-          factor[j] = own[j] = grads[j] = 0;
-          labels[j] = -1;
-          if (label == a.ignore_index) {
-            ignored = true;
-            continue;
-          }
-          grads[j] = gradient_of(first + j);
-          labels[j] = label >= 0 && label < n ? static_cast<std::int32_t>(label) : INT32_MAX;
-          own[j] = labels[j] < n ? grads[j] * samples.own(label) : 0;
-          factor[j] = grads[j] * samples.mass(label) / parts[count + first + j];
+          const std::int64_t label = all_labels[j];
+          const bool plain = label != a.ignore_index && label >= 0 && label < n;
+          labels[j] = plain ? static_cast<std::int32_t>(label) : -1;
+          own[j] = plain ? samples.own(label) : C(0);
+        }
+        if (g.ndim == 0) {
+          std::fill_n(grads, size, gradient_of(first));
+        } else {
+          for (std::int64_t j = 0; j < size; ++j) grads[j] = gradient_of(first + j);
+        }
+        const C* sums = parts + count + first;
+        for (std::int64_t j = 0; j < size; ++j) {
+          const C mass = static_cast<C>(static_cast<double>(own[j]) + samples.all_shares);
+          factor[j] = grads[j] * mass / sums[j];
+          own[j] *= grads[j];
         }
         const std::int64_t in_at = from.rows.offset(first), out_at = to.rows.offset(first);
         for (std::int64_t c = 0; c < n; ++c) {
-          exp_each(class_row(x, in_at + c * from.stride, size, buffer), parts + first, size, buffer);
-          const auto number = static_cast<std::int32_t>(c);
-          for (std::int64_t j = 0; j < size; ++j) buffer[j] *= factor[j];
-          if (samples.smooth()) {
-            const C share = samples.share(c);
-            for (std::int64_t j = 0; j < size; ++j) buffer[j] -= grads[j] * share;
-          }
-          for (std::int64_t j = 0; j < size; ++j) buffer[j] -= labels[j] == number ? own[j] : C(0);
-          if (ignored) {  // a factor of 0 leaves NaN
-            for (std::int64_t j = 0; j < size; ++j) buffer[j] = labels[j] < 0 ? C(0) : buffer[j];
-          }
-          write_row(out[0], out_at + c * to.stride, 1, size, buffer);
+          const float* row = class_row(x, in_at + c * from.stride, size, buffer);
+          const bool direct = out[0].dtype == DType::f32;
+          C* y = direct ? static_cast<C*>(out[0].data) + out_at + c * to.stride : buffer;
+          class_gradient(row, size,
+                         {.shifts = parts + first,
+                          .factors = factor,
+                          .own = own,
+                          .labels = labels,
+                          .number = static_cast<std::int32_t>(c),
+                          .grads = samples.smooth() ? grads : nullptr,
+                          .share = samples.share(c)},
+                         y);
+          if (!direct) write_row(out[0], out_at + c * to.stride, 1, size, buffer);
         }
       });
   }
