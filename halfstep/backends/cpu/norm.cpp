@@ -79,6 +79,19 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
   const Blocks blocks(x.dtype == out[0].dtype, x, a, in[1].defined || in[2].defined, n);
   // As in PyTorch, of the dtype that is computed in: that of bf16, 2^-7, would change ordinary results.
   const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps, count_d = static_cast<double>(n);
+  if (blocks.direct && a.inner == 1 && a.groups == 1) {
+    const RowsNorm norm{.n = n,
+                        .centre = !a.rms,
+                        .epsilon = epsilon,
+                        .weight = in[1].defined ? in[1].data : nullptr,
+                        .bias = in[2].defined ? in[2].data : nullptr};
+    parallel_for(rows, row_grain(n * 2), [&](std::int64_t begin, std::int64_t end) {
+      normalize_rows(x.dtype, element(x.dtype, static_cast<const void*>(x.data), begin * n), end - begin, norm,
+                     element(x.dtype, out[0].data, begin * n), static_cast<C*>(out[1].data) + begin,
+                     static_cast<C*>(out[2].data) + begin);
+    });
+    return;
+  }
   parallel_for(rows, row_grain(n * 2), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C buffer[kNormBlock], factors[kNormBlock], offsets[kNormBlock];
     for (std::int64_t r = begin; r < end; ++r) {
@@ -90,17 +103,13 @@ void forward(const TensorView* in, TensorView* out, const RowNormAttributes& a) 
         });
         mean = static_cast<C>(sum / count_d);
       }
-      RowDeviations sums;  // what rounding the mean lost comes back in the second pass
+      RowDeviations sums;
       blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
         add_deviations(blocks.dtype, blocks.read(x, r * n + at, count, buffer), count, static_cast<double>(mean), sums);
       });
-      const double shift = a.rms ? 0 : sums.rest / count_d;
-      // Where all elements are nearly the same, rounding may leave a variance below 0. NaN stays.
-      const double difference = sums.squares / count_d - shift * shift;
-      const C rstd = static_cast<C>(1 / std::sqrt((difference < 0 ? 0 : difference) + epsilon));
-      static_cast<C*>(out[1].data)[r] = mean + static_cast<C>(shift);
-      static_cast<C*>(out[2].data)[r] = rstd;
-      const RowScale scale{static_cast<double>(mean), shift, static_cast<double>(rstd)};
+      const RowScale scale = row_scale<C>(sums, static_cast<double>(mean), count_d, !a.rms, epsilon);
+      static_cast<C*>(out[1].data)[r] = mean + static_cast<C>(scale.shift);
+      static_cast<C*>(out[2].data)[r] = static_cast<C>(scale.rstd);
       blocks.for_each(n, [&](std::int64_t at, std::int64_t count) {
         const C* w = in[1].defined ? parameters.expand(in[1], r, at, count, factors) : nullptr;
         const C* b = in[2].defined ? parameters.expand(in[2], r, at, count, offsets) : nullptr;
@@ -141,6 +150,19 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
   parallel_for(chunks, row_grain(chunk * n * 4), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C gs[kNormBlock], xs[kNormBlock], factors[kNormBlock];
     for (std::int64_t k = begin; k < end; ++k) {
+      if (blocks.direct && a.inner == 1 && a.groups == 1) {
+        const std::int64_t first = k * chunk, count = std::min(rows, first + chunk) - first;
+        const auto at = [&](const TensorView& t) { return element(x.dtype, t.data, first * n); };
+        C* const dw = sums ? sums + 2 * k * places : nullptr;
+        const RowsGradient norm{.n = n,
+                                .centre = !a.rms,
+                                .weight = weight.defined ? weight.data : nullptr,
+                                .dweight = dw,
+                                .dbias = sums ? dw + places : nullptr};
+        gradient_rows(x.dtype, at(g), at(x), count, means + first, rstds + first, norm,
+                      out[0].numel > 0 ? at(out[0]) : nullptr);
+        continue;
+      }
       for (std::int64_t r = k * chunk; r < std::min(rows, (k + 1) * chunk); ++r) {
         const double mean = static_cast<double>(means[r]), rstd = static_cast<double>(rstds[r]);
         // f(at, n, g, x, weight)

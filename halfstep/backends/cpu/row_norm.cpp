@@ -123,6 +123,21 @@ void normalize(const T* x, std::int64_t n, const RowScale& scale, const C* w, co
   }
 }
 
+template <class T, class C>
+void normalize_rows_of(const T* x, std::int64_t rows, const RowsNorm& norm, T* y, C* means, C* rstds) {
+  const auto n = static_cast<std::size_t>(norm.n);
+  const auto count = static_cast<double>(norm.n);
+  for (std::int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    const C mean = norm.centre ? static_cast<C>(sum_of_row(x, n) / count) : C(0);
+    RowDeviations sums;
+    deviations_of_row(x, n, static_cast<double>(mean), sums);
+    const RowScale scale = row_scale<C>(sums, static_cast<double>(mean), count, norm.centre, norm.epsilon);
+    means[r] = mean + static_cast<C>(scale.shift);
+    rstds[r] = static_cast<C>(scale.rstd);
+    normalize(x, norm.n, scale, static_cast<const C*>(norm.weight), static_cast<const C*>(norm.bias), y);
+  }
+}
+
 template <bool kWeight, bool kParameters, class T, class C>
 void gradient_sums(const T* g, const T* x, std::size_t n, double mean, double rstd, const C* w, C* dw, C* db,
                    RowGradientSums& sums) {
@@ -190,6 +205,32 @@ void gradient(const T* g, const T* x, std::int64_t n, double mean, double rstd, 
   }
 }
 
+template <bool kWeight, bool kParameters, class T, class C>
+void gradient_rows_of(const T* g, const T* x, std::int64_t rows, const C* means, const C* rstds,
+                      const RowsGradient& norm, T* dx) {
+  const auto n = static_cast<std::size_t>(norm.n);
+  const auto count = static_cast<double>(norm.n);
+  const C* w = static_cast<const C*>(norm.weight);
+  for (std::int64_t r = 0; r < rows; ++r, g += n, x += n) {
+    const double mean = static_cast<double>(means[r]), rstd = static_cast<double>(rstds[r]);
+    RowGradientSums sums;
+    gradient_sums<kWeight, kParameters>(g, x, n, mean, rstd, w, static_cast<C*>(norm.dweight),
+                                        static_cast<C*>(norm.dbias), sums);
+    if (!dx) continue;
+    gradient(g, x, norm.n, mean, rstd, w, norm.centre ? sums.h / count : 0, sums.hz / count, dx);
+    dx += n;
+  }
+}
+
+// f(whether there is a weight, whether there are sums over rows), as types.
+template <class F>
+HWY_INLINE void visit_parameters(const void* weight, const void* dweight, F&& f) {
+  if (weight && dweight) return f(std::true_type(), std::true_type());
+  if (weight) return f(std::true_type(), std::false_type());
+  if (dweight) return f(std::false_type(), std::true_type());
+  f(std::false_type(), std::false_type());
+}
+
 // f(zero of the storage type, zero of the type that is computed in).
 template <class F>
 HWY_INLINE void visit_rows(DType dtype, F&& f) {
@@ -242,20 +283,37 @@ void normalize_kernel(DType dtype, const void* x, std::int64_t n, const RowScale
               static_cast<T*>(y));
   });
 }
+void normalize_rows_kernel(DType dtype, const void* x, std::int64_t rows, const RowsNorm& norm, void* y, void* means,
+                           void* rstds) {
+  visit_rows(dtype, [&](auto t, auto c) {
+    using T = decltype(t);
+    using C = decltype(c);
+    normalize_rows_of(static_cast<const T*>(x), rows, norm, static_cast<T*>(y), static_cast<C*>(means),
+                      static_cast<C*>(rstds));
+  });
+}
 void gradient_sums_kernel(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
                           const void* weight, void* dweight, void* dbias, RowGradientSums& sums) {
   visit_rows(dtype, [&](auto t, auto c) {
     using T = decltype(t);
     using C = decltype(c);
-    const auto run = [&](auto has_weight, auto has_parameters) {
+    visit_parameters(weight, dweight, [&](auto has_weight, auto has_parameters) {
       gradient_sums<decltype(has_weight)::value, decltype(has_parameters)::value>(
           static_cast<const T*>(g), static_cast<const T*>(x), static_cast<std::size_t>(n), mean, rstd,
           static_cast<const C*>(weight), static_cast<C*>(dweight), static_cast<C*>(dbias), sums);
-    };
-    if (weight && dweight) return run(std::true_type(), std::true_type());
-    if (weight) return run(std::true_type(), std::false_type());
-    if (dweight) return run(std::false_type(), std::true_type());
-    run(std::false_type(), std::false_type());
+    });
+  });
+}
+void gradient_rows_kernel(DType dtype, const void* g, const void* x, std::int64_t rows, const void* means,
+                          const void* rstds, const RowsGradient& norm, void* dx) {
+  visit_rows(dtype, [&](auto t, auto c) {
+    using T = decltype(t);
+    using C = decltype(c);
+    visit_parameters(norm.weight, norm.dweight, [&](auto has_weight, auto has_parameters) {
+      gradient_rows_of<decltype(has_weight)::value, decltype(has_parameters)::value>(
+          static_cast<const T*>(g), static_cast<const T*>(x), rows, static_cast<const C*>(means),
+          static_cast<const C*>(rstds), norm, static_cast<T*>(dx));
+    });
   });
 }
 void gradient_kernel(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
@@ -286,8 +344,10 @@ namespace halfstep::cpu {
 HWY_EXPORT(row_sum_kernel);
 HWY_EXPORT(deviations_kernel);
 HWY_EXPORT(normalize_kernel);
+HWY_EXPORT(normalize_rows_kernel);
 HWY_EXPORT(gradient_sums_kernel);
 HWY_EXPORT(gradient_kernel);
+HWY_EXPORT(gradient_rows_kernel);
 HWY_EXPORT(column_sums_kernel);
 
 double row_sum(DType dtype, const void* x, std::int64_t n) {
@@ -302,6 +362,10 @@ void normalize_row(DType dtype, const void* x, std::int64_t n, const RowScale& s
                    const void* bias, void* y) {
   HWY_DYNAMIC_DISPATCH(normalize_kernel)(dtype, x, n, scale, weight, bias, y);
 }
+void normalize_rows(DType dtype, const void* x, std::int64_t rows, const RowsNorm& norm, void* y, void* means,
+                    void* rstds) {
+  HWY_DYNAMIC_DISPATCH(normalize_rows_kernel)(dtype, x, rows, norm, y, means, rstds);
+}
 void add_gradient_sums(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
                        const void* weight, void* dweight, void* dbias, RowGradientSums& sums) {
   HWY_DYNAMIC_DISPATCH(gradient_sums_kernel)(dtype, g, x, n, mean, rstd, weight, dweight, dbias, sums);
@@ -309,6 +373,10 @@ void add_gradient_sums(DType dtype, const void* g, const void* x, std::int64_t n
 void row_gradient(DType dtype, const void* g, const void* x, std::int64_t n, double mean, double rstd,
                   const void* weight, double mean_h, double mean_hz, void* dx) {
   HWY_DYNAMIC_DISPATCH(gradient_kernel)(dtype, g, x, n, mean, rstd, weight, mean_h, mean_hz, dx);
+}
+void gradient_rows(DType dtype, const void* g, const void* x, std::int64_t rows, const void* means, const void* rstds,
+                   const RowsGradient& norm, void* dx) {
+  HWY_DYNAMIC_DISPATCH(gradient_rows_kernel)(dtype, g, x, rows, means, rstds, norm, dx);
 }
 void column_sums(DType dtype, const void* from, std::int64_t rows, std::int64_t stride, std::int64_t n, void* to) {
   HWY_DYNAMIC_DISPATCH(column_sums_kernel)(dtype, from, rows, stride, n, to);
