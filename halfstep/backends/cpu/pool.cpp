@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // avg_pool2d, adaptive_avg_pool2d and their backward passes, as weighted sums over tables of taps.
 #include "halfstep/backends/cpu/gather_planes.h"
-#include "halfstep/backends/cpu/image_order.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -40,7 +39,6 @@ template <class A>
 Status forward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   const auto& a = *static_cast<const A*>(p);
   const TensorView &x = in[0], &y = out[0];
-  if (reorders_images({in, 1}, {out, 1})) return run_channels_last(context, forward<A>, {in, 1}, {out, 1}, p);
   Windows rows, columns;
   if (!windows_of(context, a, 0, x.sizes[2], y.sizes[2], rows) ||
       !windows_of(context, a, 1, x.sizes[3], y.sizes[3], columns)) {
@@ -67,7 +65,6 @@ template <class A>
 Status backward(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
   const auto& a = *static_cast<const A*>(p);
   const TensorView &g = in[0], &dx = out[0];
-  if (reorders_images({in, 1}, {out, 1})) return run_channels_last(context, backward<A>, {in, 1}, {out, 1}, p);
   Windows rows, columns;
   if (!windows_of(context, a, 0, dx.sizes[2], g.sizes[2], rows) ||
       !windows_of(context, a, 1, dx.sizes[3], g.sizes[3], columns)) {
