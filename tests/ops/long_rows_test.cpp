@@ -56,15 +56,15 @@ TEST(LongRows, TopKOfOneLongRow) {
       if (!is_floating(d) && values == &odd) continue;
       const Tensor x = tensor(*values, {.dtype = d}), spread = stack({x, x}, 1).select(1, 1);
       const Values v = x.to_vector<double>();
-      for (const std::int64_t k : {1, 10, 130, 2000, 30000}) {
+      for (const std::int64_t k : {1, 10, 130, 2000}) {
         for (const bool largest : {true, false}) {
           const Ints expected = first_of(v.data(), n, k, largest);
           for (const int threads : {1, 3}) {
             ThreadsGuard guard(threads);
             const SortResult top = topk(x, k, 0, {.largest = largest});
             ASSERT_TRUE(top.indices.to_vector<std::int64_t>() == expected) << name(d) << " " << k << " " << largest;
-            EXPECT_EQ(topk(spread, k, 0, {.largest = largest}).indices.to_vector<std::int64_t>(), expected);
           }
+          EXPECT_EQ(topk(spread, k, 0, {.largest = largest}).indices.to_vector<std::int64_t>(), expected);
         }
       }
     }
