@@ -211,14 +211,16 @@ def _optimizers() -> Section:
 
 
 PASSES = ("layer_norm", "rms_norm", "group_norm", "softmax", "softmax_down", "log_softmax", "gelu", "silu", "logsumexp",
-          "amax_down", "bce_with_logits", "transpose", "cumsum", "index_select", "max_pool2d", "avg_pool2d")
+          "amax_down", "bce_with_logits", "transpose", "cumsum", "index_select", "index_select_last", "gather",
+          "masked_select", "flip", "cumsum_down", "topk", "max", "logsumexp_down", "smooth_l1", "cross_entropy_rows",
+          "sin", "pow", "max_pool2d", "avg_pool2d", "max_pool2d_rows", "avg_pool2d_rows", "mean_rows", "bilinear_rows")
 
 
 def _passes() -> Section:
     rows = [Row((name, dtype), f"pass/{name}/{dtype}", (Contestant("torch", "torch", f"pass/{name}/{dtype}"),))
             for name in PASSES for dtype in ("f32", "bf16")]
     return Section("pass", "Ops that pass over their operands, forward and backward: 2048 x 1024, or 16 x 64 x 56 x 56 channels last",
-                   ("op", "dtype"), tuple(rows), kind="streams", note="_down: along the first dimension.")
+                   ("op", "dtype"), tuple(rows), kind="streams", note="_down: along the first dimension; _rows: images row by row.")
 
 
 NETWORKS = (("ResNet-50, 16", "resnet50", 16), ("ResNet-18 (CIFAR), 128", "resnet18_cifar", 128),

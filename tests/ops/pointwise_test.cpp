@@ -222,6 +222,9 @@ TEST(PointwiseAccuracy, EachDtypeIsRoundedFromFloat32) {
   }
 }
 
+// The CPU computes these in float64; of another device's, what CUDA's programming guide says of its functions holds.
+double units_of(double elsewhere) { return default_device().is_cpu() ? 0.51 : elsewhere; }
+
 // The functions with a vector form, on floats of every magnitude: each 16381st bit pattern.
 TEST(PointwiseAccuracy, VectorFormsStayWithinTheirUnits) {
   Values points;
@@ -235,8 +238,8 @@ TEST(PointwiseAccuracy, VectorFormsStayWithinTheirUnits) {
       {"log", log, 0, 0, 1},           {"log1p", log1p, 0, 0, 1},
       {"tanh", tanh, 0, 0, 1.5},       {"erf", erf, 0, 0, 1.5},
       {"sigmoid", sigmoid, 0, 0, 1.5}, {"silu", silu, 0, 0, 2.5},
-      {"sin", sin, 0, 0, 0.51},        {"cos", cos, 0, 0, 0.51},
-      {"tan", tan, 0, 0, 0.51},        {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
+      {"sin", sin, 0, 0, units_of(2)}, {"cos", cos, 0, 0, units_of(2)},
+      {"tan", tan, 0, 0, units_of(4)}, {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
   };
   for (const Case& c : cases) {
     const Values got = c.f(x).to_vector<double>(), exact = c.f(wide).to_vector<double>();
@@ -261,7 +264,7 @@ TEST(PointwiseAccuracy, SinesNextToQuarterTurns) {
     const Values y = got.to_vector<double>();
     for (std::size_t i = 0; i < points.size(); ++i) {
       const double exact = f(points[i]);
-      ASSERT_NEAR(y[i], exact, 1.02 * half_unit(exact, f32)) << name << " of " << points[i];
+      ASSERT_NEAR(y[i], exact, 2 * units_of(4) * half_unit(exact, f32)) << name << " of " << points[i];
     }
   };
   check("sin", sin(x), std::sin);
@@ -279,7 +282,7 @@ TEST(PointwiseAccuracy, PowersAreRoundedOnce) {
     } else if (std::fabs(exact) >= 0x1.ffffffp127) {  // from halfway between the largest float and 2^128
       EXPECT_EQ(got, std::copysign(HUGE_VAL, exact)) << x << " ^ " << y;
     } else {
-      ASSERT_NEAR(got, exact, 1.02 * half_unit(exact, f32)) << x << " ^ " << y;
+      ASSERT_NEAR(got, exact, 2 * units_of(4) * half_unit(exact, f32)) << x << " ^ " << y;
       EXPECT_EQ(std::signbit(got), std::signbit(exact)) << x << " ^ " << y;
     }
   };

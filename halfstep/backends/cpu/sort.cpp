@@ -205,7 +205,8 @@ Status run_selection(KernelContext* context, const SortLines& lines, TensorView*
       for (std::int64_t job = jobs * range / ranges; job < jobs * (range + 1) / ranges; ++job) {
         std::int64_t from = 0, to = 0;
         lines.offsets(job / pieces, from, to);
-        const std::int64_t begin = job % pieces * length, end = std::min(n, begin + length);
+        // Pieces that differ by one at most: each has more than k.
+        const std::int64_t begin = n * (job % pieces) / pieces, end = n * (job % pieces + 1) / pieces;
         select_first(static_cast<const T*>(lines.x.data) + from, lines.step, begin, end, k, descending, room, own);
         if (pieces > 1) {
           std::copy_n(own, k, chosen_items + job * k);
