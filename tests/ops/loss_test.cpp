@@ -239,6 +239,25 @@ TEST(ClassLoss, ImagesOfAllSizesAgreeWithFloat64) {
   }
 }
 
+// The loss of a sample that the network is sure of is small, and has its digits: exponentials, a sum and a logarithm of
+// a few roundings each.
+TEST(ClassLoss, SureSamplesOfImagesKeepTheirDigits) {
+  for (const std::int64_t classes : {2, 3, 150}) {
+    for (const double gap : {4.0, 8.0, 12.0, 18.0, 40.0}) {
+      for (const double top : {0.0, 64.0}) {
+        Tensor x = full({2, classes, 5, 7}, top - gap);
+        x.select(1, 1).fill_(top);
+        const Tensor target = ones({2, 5, 7}, {.dtype = i64});
+        const Tensor loss = cross_entropy(x, target, {.reduction = Reduction::none});
+        const double exact = std::log1p(static_cast<double>(classes - 1) * std::exp(-gap));
+        for (const double got : loss.to_vector<double>()) {
+          ASSERT_NEAR(got, exact, 12 * 0x1p-24 * exact) << classes << " classes, " << gap;
+        }
+      }
+    }
+  }
+}
+
 TEST(ClassLoss, WhatIsWrongAtAPlaceOfAnImageStaysThere) {
   Tensor x = zeros({1, 3, 4, 8});
   x.select(1, 2).select(2, 5).fill_(std::nan(""));  // a column of places

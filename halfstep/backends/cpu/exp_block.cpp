@@ -114,14 +114,37 @@ void class_gradient_of_floats(const float* x, std::int64_t n, const ClassRow& ro
       },
       Run(x), shifts, factors, own, counted, Run(row.grads));
 }
-void log_each_float(const float* x, std::int64_t n, float* to) {
+void log1p_each_float(const float* x, std::int64_t n, float* to) {
   map_run<1>(
-      F32Tag(), to, n, [](F32Vec v) HWY_ATTR { return log(v); }, Run(x));
+      F32Tag(), to, n, [](F32Vec v) HWY_ATTR { return log1p(v); }, Run(x));
 }
 void exp_add_floats(const float* x, const float* shifts, std::int64_t n, float* sums) {
   map_run(
       F32Tag(), sums, n, [](F32Vec sum, F32Vec v, F32Vec s) HWY_ATTR { return hn::Add(sum, exp(hn::Sub(v, s))); },
       Run(sums), Run(x), Run(shifts));
+}
+void exp_add_exactly(const float* x, const float* shifts, std::int64_t count, float* sums, float* lost) {
+  const F32Tag d;
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  const auto add = [&](F32Vec v, F32Vec shift, F32Vec& sum, F32Vec& rest) HWY_ATTR {
+    const F32Vec term = exp(hn::Sub(v, shift)), total = hn::Add(sum, term);
+    const F32Vec of_term = hn::Sub(total, sum), of_sum = hn::Sub(total, of_term);
+    rest = hn::Add(rest, hn::Add(hn::Sub(sum, of_sum), hn::Sub(term, of_term)));
+    sum = total;
+  };
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    F32Vec sum = hn::LoadU(d, sums + i), rest = hn::LoadU(d, lost + i);
+    add(hn::LoadU(d, x + i), hn::LoadU(d, shifts + i), sum, rest);
+    hn::StoreU(sum, d, sums + i);
+    hn::StoreU(rest, d, lost + i);
+  }
+  if (i < n) {
+    F32Vec sum = load_n(d, sums + i, n - i), rest = load_n(d, lost + i, n - i);
+    add(load_n(d, x + i, n - i), load_n(d, shifts + i, n - i), sum, rest);
+    store_n(sum, d, sums + i, n - i);
+    store_n(rest, d, lost + i, n - i);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
@@ -134,8 +157,9 @@ namespace halfstep::cpu {
 HWY_EXPORT(max_floats);
 HWY_EXPORT(exp_sum_floats);
 HWY_EXPORT(class_gradient_of_floats);
-HWY_EXPORT(log_each_float);
+HWY_EXPORT(log1p_each_float);
 HWY_EXPORT(exp_add_floats);
+HWY_EXPORT(exp_add_exactly);
 
 float max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(max_floats)(x, n); }
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
@@ -144,9 +168,12 @@ double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
 void class_gradient(const float* x, std::int64_t n, const ClassRow& row, float* to) {
   HWY_DYNAMIC_DISPATCH(class_gradient_of_floats)(x, n, row, to);
 }
-void log_each(const float* x, std::int64_t n, float* to) { HWY_DYNAMIC_DISPATCH(log_each_float)(x, n, to); }
+void log1p_each(const float* x, std::int64_t n, float* to) { HWY_DYNAMIC_DISPATCH(log1p_each_float)(x, n, to); }
 void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums) {
   HWY_DYNAMIC_DISPATCH(exp_add_floats)(x, shifts, n, sums);
+}
+void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums, float* lost) {
+  HWY_DYNAMIC_DISPATCH(exp_add_exactly)(x, shifts, n, sums, lost);
 }
 
 double max_of(const double* x, std::int64_t n) {

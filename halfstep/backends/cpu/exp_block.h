@@ -23,9 +23,11 @@ struct ClassRow {
 };
 /// to[i] = exp(x[i] - shifts[i]) factors[i] - share grads[i] - own[i], the last where labels[i] is the class's number.
 void class_gradient(const float* x, std::int64_t n, const ClassRow& row, float* to);
-/// to[i] = log(x[i]), within a unit in the last place.
-void log_each(const float* x, std::int64_t n, float* to);
+/// to[i] = log(1 + x[i]), within two units in the last place.
+void log1p_each(const float* x, std::int64_t n, float* to);
 /// sums[i] += exp(x[i] - shifts[i]), for columns that lie side by side.
 void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums);
+/// The same with what each addition rounds away, which is added up in `lost` (Knuth's two-sum).
+void exp_add(const float* x, const float* shifts, std::int64_t n, float* sums, float* lost);
 
 }  // namespace halfstep::cpu

@@ -148,36 +148,36 @@ const float* class_row(const TensorView& x, std::int64_t at, std::int64_t n, flo
   return buffer;
 }
 
-// Of samples [first, first + count): the largest logits, the sums of the exponentials above them, and with label
-// smoothing what the shares of all classes add to the losses, less the logarithm's part.
+// Of samples [first, first + count): the largest logits, the sums of the exponentials above them less the 1 of these,
+// and with label smoothing what the shares of all classes add to the losses, less the logarithm's part.
 struct ClassColumns {
   alignas(64) float top[kClassColumns];
-  double sum[kClassColumns], below[kClassColumns];
+  double others[kClassColumns], below[kClassColumns];
 
   ClassColumns(const TensorView& x, const RowPlan& plan, const Samples<float>& samples, std::int64_t first,
                std::int64_t count) {
     constexpr std::int64_t kTerms = 64;  // that are added up in float32
     const std::int64_t at = plan.rows.offset(first), n = plan.length;
-    alignas(64) float buffer[kClassColumns], part[kClassColumns], shares[kClassColumns];
+    alignas(64) float buffer[kClassColumns], part[kClassColumns], lost[kClassColumns], shares[kClassColumns];
     std::fill_n(top, count, -std::numeric_limits<float>::infinity());
     for (std::int64_t c = 0; c < n; ++c) {
       const float* row = class_row(x, at + c * plan.stride, count, buffer);
       // A NaN need not stay: its exponential is one too.
       for (std::int64_t j = 0; j < count; ++j) top[j] = row[j] > top[j] ? row[j] : top[j];
     }
-    std::fill_n(sum, count, 0.0);
+    std::fill_n(others, count, -1.0);
     std::fill_n(below, count, 0.0);
     for (std::int64_t block = 0; block < n; block += kTerms) {
-      std::fill_n(part, count, 0.0f);
-      std::fill_n(shares, count, 0.0f);
+      for (float* zeros : {part, lost, shares}) std::fill_n(zeros, count, 0.0f);
       for (std::int64_t c = block; c < std::min(n, block + kTerms); ++c) {
         const float* row = class_row(x, at + c * plan.stride, count, buffer);
-        exp_add(row, top, count, part);
+        exp_add(row, top, count, part, lost);
         if (!samples.smooth()) continue;
         const float share = samples.share(c);
         for (std::int64_t j = 0; j < count; ++j) shares[j] += share * (top[j] - row[j]);
       }
-      for (std::int64_t j = 0; j < count; ++j) sum[j] += static_cast<double>(part[j]);
+      for (std::int64_t j = 0; j < count; ++j)
+        others[j] = others[j] + static_cast<double>(part[j]) + static_cast<double>(lost[j]);
       for (std::int64_t j = 0; j < count; ++j) below[j] += static_cast<double>(shares[j]);
     }
   }
@@ -230,10 +230,13 @@ Status forward(KernelContext* context, const TensorView* in, TensorView* out, co
         std::int64_t labels[kClassColumns];
         float own[kClassColumns], weights[kClassColumns], log_sum[kClassColumns];
         samples.read_labels(first, size, labels);
-        for (std::int64_t j = 0; j < size; ++j) log_sum[j] = static_cast<float>(block.sum[j]);
         std::copy_n(block.top, size, parts + first);
-        std::copy_n(log_sum, size, parts + count + first);
-        log_each(log_sum, size, log_sum);
+        // Of a sample that the network is sure of, the sum is 1 and the little that the loss is made of.
+        for (std::int64_t j = 0; j < size; ++j) {
+          parts[count + first + j] = static_cast<float>(block.others[j] + 1);
+          log_sum[j] = static_cast<float>(block.others[j]);
+        }
+        log1p_each(log_sum, size, log_sum);
         for (std::int64_t j = 0; j < size; ++j) {
           const std::int64_t label = labels[j];
           const bool plain = label != a.ignore_index && label >= 0 && label < n;
