@@ -242,6 +242,7 @@ TEST(ClassLoss, ImagesOfAllSizesAgreeWithFloat64) {
 // The loss of a sample that the network is sure of is small, and has its digits: exponentials, a sum and a logarithm of
 // a few roundings each.
 TEST(ClassLoss, SureSamplesOfImagesKeepTheirDigits) {
+  if (!default_device().is_cpu()) GTEST_SKIP() << "other devices may add exponentials up beside the largest one's 1";
   for (const std::int64_t classes : {2, 3, 150}) {
     for (const double gap : {4.0, 8.0, 12.0, 18.0, 40.0}) {
       for (const double top : {0.0, 64.0}) {
