@@ -2,7 +2,6 @@
 #include "halfstep/backends/cpu/conv_images.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -42,15 +41,6 @@ struct Tile {
   std::int64_t to;                    ///< the first element of what lies channels-last
   float *from_rows, *to_rows;         ///< room for a row of places each, and for a row of channels each
 };
-
-// Most rows are as long as a tile: a few moves then, instead of a call.
-void copy_row(const float* from, std::int64_t n, float* to) {
-  if (n == kSide) {
-    std::memcpy(to, from, kSide * sizeof(float));
-  } else {
-    std::copy_n(from, n, to);
-  }
-}
 
 // Calls tile(Tile). Lines of images without gaps between them are one line.
 template <class F>
@@ -101,14 +91,14 @@ void load_images(const TensorView& t, std::int64_t first, std::int64_t count, fl
     for (std::int64_t c = 0; c < tile.channels; ++c) {
       const std::int64_t at = tile.at + c * t.strides[1];
       if (floats != nullptr) {
-        copy_row(floats + at, tile.places, tile.from_rows + c * kSide);
+        copy_tile_row(floats + at, tile.places, tile.from_rows + c * kSide);
       } else {
         load_floats(t.dtype, t.data, at, tile.places, tile.from_rows + c * kSide);
       }
     }
     transpose_tile(tile.from_rows, tile.to_rows);
     for (std::int64_t i = 0; i < tile.places; ++i) {
-      copy_row(tile.to_rows + i * kSide, tile.channels, to + tile.to + i * channels);
+      copy_tile_row(tile.to_rows + i * kSide, tile.channels, to + tile.to + i * channels);
     }
   });
 }
@@ -133,13 +123,13 @@ void store_images(const float* from, std::int64_t first, std::int64_t count, Ten
   auto* const floats = t.dtype == DType::f32 ? static_cast<float*>(t.data) : nullptr;
   for_each_tile(t, first, count, [&](const Tile& tile) {
     for (std::int64_t i = 0; i < tile.places; ++i) {
-      copy_row(from + tile.to + i * channels, tile.channels, tile.to_rows + i * kSide);
+      copy_tile_row(from + tile.to + i * channels, tile.channels, tile.to_rows + i * kSide);
     }
     transpose_tile(tile.to_rows, tile.from_rows);
     for (std::int64_t c = 0; c < tile.channels; ++c) {
       const std::int64_t at = tile.at + c * t.strides[1];
       if (floats != nullptr) {
-        copy_row(tile.from_rows + c * kSide, tile.places, floats + at);
+        copy_tile_row(tile.from_rows + c * kSide, tile.places, floats + at);
       } else {
         store_floats(t.dtype, t.data, at, tile.places, tile.from_rows + c * kSide);
       }

@@ -11,53 +11,48 @@
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
+namespace {
 
-void smooth_l1_terms_of(const float* x, const float* y, float beta, std::int64_t n, float* terms) {
-  const F32Tag d;
-  const auto half = hn::Set(d, 0.5f), limit = hn::Set(d, beta), below = hn::Set(d, 0.5f * beta);
-  map_run(
-      d, terms, n,
-      [&](F32Vec xv, F32Vec yv) HWY_ATTR {
-        const auto a = hn::Abs(hn::Sub(xv, yv));
-        const auto near = hn::Div(hn::Mul(hn::Mul(half, a), a), limit);
+template <class C>
+void huber_block_of(HuberPart part, const C* x, const C* y, C parameter, std::int64_t n, C* to) {
+  const ComputeTag<C> d;
+  using V = hn::Vec<ComputeTag<C>>;
+  const V limit = hn::Set(d, parameter), half = hn::Set(d, C(0.5)), below = hn::Set(d, C(0.5) * parameter);
+  const auto of_difference = [&](auto f) HWY_ATTR {
+    map_run(
+        d, to, n, [f](V a, V b) HWY_ATTR { return f(hn::Sub(a, b)); }, Run(x), Run(y));
+  };
+  switch (part) {
+    case HuberPart::smooth_l1_terms:
+      return of_difference([=](V v) HWY_ATTR {
+        const V a = hn::Abs(v), near = hn::Div(hn::Mul(hn::Mul(half, a), a), limit);
         return hn::IfThenElse(hn::Lt(a, limit), near, hn::Sub(a, below));
-      },
-      Run(x), Run(y));
-}
-void smooth_l1_slopes_of(const float* x, const float* y, float beta, std::int64_t n, float* slopes) {
-  const F32Tag d;
-  const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, beta), zero = hn::Zero(d);
-  map_run(
-      d, slopes, n,
-      [&](F32Vec xv, F32Vec yv) HWY_ATTR {
-        const auto v = hn::Sub(xv, yv), a = hn::Abs(v);
-        const auto slope = hn::IfThenElse(hn::Lt(a, limit), hn::Div(v, limit), hn::CopySign(one, v));
-        return hn::IfThenElse(hn::Gt(a, zero), slope, v);  // zero and NaN stay
-      },
-      Run(x), Run(y));
-}
-void huber_terms_of(const float* x, const float* y, float delta, std::int64_t n, float* terms) {
-  const F32Tag d;
-  const auto half = hn::Set(d, 0.5f), limit = hn::Set(d, delta), below = hn::Set(d, 0.5f * delta);
-  map_run(
-      d, terms, n,
-      [&](F32Vec xv, F32Vec yv) HWY_ATTR {
-        const auto a = hn::Abs(hn::Sub(xv, yv));
-        const auto far = hn::Mul(limit, hn::Sub(a, below));
+      });
+    case HuberPart::smooth_l1_slopes:
+      return of_difference([=](V v) HWY_ATTR {
+        const V a = hn::Abs(v), far = hn::CopySign(hn::Set(d, C(1)), v);
+        const V slope = hn::IfThenElse(hn::Lt(a, limit), hn::Div(v, limit), far);
+        return hn::IfThenElse(hn::Gt(a, hn::Zero(d)), slope, v);  // zero and NaN stay
+      });
+    case HuberPart::huber_terms:
+      return of_difference([=](V v) HWY_ATTR {
+        const V a = hn::Abs(v), far = hn::Mul(limit, hn::Sub(a, below));
         return hn::IfThenElse(hn::Le(a, limit), hn::Mul(hn::Mul(half, a), a), far);
-      },
-      Run(x), Run(y));
+      });
+    case HuberPart::huber_slopes:
+      return of_difference(
+          [=](V v) HWY_ATTR { return hn::IfThenElse(hn::Gt(hn::Abs(v), limit), hn::CopySign(limit, v), v); });
+  }
 }
-void huber_slopes_of(const float* x, const float* y, float delta, std::int64_t n, float* slopes) {
-  const F32Tag d;
-  const auto limit = hn::Set(d, delta);
-  map_run(
-      d, slopes, n,
-      [&](F32Vec xv, F32Vec yv) HWY_ATTR {
-        const auto v = hn::Sub(xv, yv);
-        return hn::IfThenElse(hn::Gt(hn::Abs(v), limit), hn::CopySign(limit, v), v);
-      },
-      Run(x), Run(y));
+
+}  // namespace
+
+void huber_block_of_floats(HuberPart part, const float* x, const float* y, float parameter, std::int64_t n, float* to) {
+  huber_block_of(part, x, y, parameter, n, to);
+}
+void huber_block_of_doubles(HuberPart part, const double* x, const double* y, double parameter, std::int64_t n,
+                            double* to) {
+  huber_block_of(part, x, y, parameter, n, to);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -67,22 +62,14 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace halfstep::cpu {
 
-HWY_EXPORT(smooth_l1_terms_of);
-HWY_EXPORT(smooth_l1_slopes_of);
-HWY_EXPORT(huber_terms_of);
-HWY_EXPORT(huber_slopes_of);
+HWY_EXPORT(huber_block_of_floats);
+HWY_EXPORT(huber_block_of_doubles);
 
-void smooth_l1_terms(const float* x, const float* y, float beta, std::int64_t n, float* terms) {
-  HWY_DYNAMIC_DISPATCH(smooth_l1_terms_of)(x, y, beta, n, terms);
+void huber_block(HuberPart part, const float* x, const float* y, float parameter, std::int64_t n, float* to) {
+  HWY_DYNAMIC_DISPATCH(huber_block_of_floats)(part, x, y, parameter, n, to);
 }
-void smooth_l1_slopes(const float* x, const float* y, float beta, std::int64_t n, float* slopes) {
-  HWY_DYNAMIC_DISPATCH(smooth_l1_slopes_of)(x, y, beta, n, slopes);
-}
-void huber_terms(const float* x, const float* y, float delta, std::int64_t n, float* terms) {
-  HWY_DYNAMIC_DISPATCH(huber_terms_of)(x, y, delta, n, terms);
-}
-void huber_slopes(const float* x, const float* y, float delta, std::int64_t n, float* slopes) {
-  HWY_DYNAMIC_DISPATCH(huber_slopes_of)(x, y, delta, n, slopes);
+void huber_block(HuberPart part, const double* x, const double* y, double parameter, std::int64_t n, double* to) {
+  HWY_DYNAMIC_DISPATCH(huber_block_of_doubles)(part, x, y, parameter, n, to);
 }
 
 }  // namespace halfstep::cpu

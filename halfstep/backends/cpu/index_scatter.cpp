@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums by index, and what index_put writes: several values may go to one place, and do in their order.
 #include <algorithm>
+#include <type_traits>
 
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/index_places.h"
@@ -9,25 +10,20 @@
 namespace halfstep::cpu {
 namespace {
 
-// From a 16-bit type to float32, and back.
-template <class T>
-void widen(const TensorView& to, const TensorView& from) {
+// From a 16-bit type to float32, or back.
+template <class To, class From>
+void convert_elements(const TensorView& to, const TensorView& from) {
   const StridedLoop<2> loop({&to, &from});
   loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
-    float* t = static_cast<float*>(to.data) + at[0];
-    const T* f = static_cast<const T*>(from.data) + at[1];
-    if (s[0] == 1 && s[1] == 1) return to_floats(f, n, t);
-    for (std::int64_t i = 0; i < n; ++i) t[i * s[0]] = static_cast<float>(f[i * s[1]]);
-  });
-}
-template <class T>
-void narrow(const TensorView& to, const TensorView& from) {
-  const StridedLoop<2> loop({&to, &from});
-  loop.for_each_run(kGrain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* s) {
-    T* t = static_cast<T*>(to.data) + at[0];
-    const float* f = static_cast<const float*>(from.data) + at[1];
-    if (s[0] == 1 && s[1] == 1) return store_floats(to.dtype, t, n, f);
-    for (std::int64_t i = 0; i < n; ++i) t[i * s[0]] = T(f[i * s[1]]);
+    To* t = static_cast<To*>(to.data) + at[0];
+    const From* f = static_cast<const From*>(from.data) + at[1];
+    if (s[0] != 1 || s[1] != 1) {
+      for (std::int64_t i = 0; i < n; ++i) t[i * s[0]] = convert<To>(f[i * s[1]]);
+    } else if constexpr (std::is_same_v<To, float>) {
+      to_floats(f, n, t);
+    } else {
+      store_floats(to.dtype, t, n, f);
+    }
   });
 }
 
@@ -54,9 +50,9 @@ Status with_sums(KernelContext* context, const TensorView& out, const TensorView
     wide.dtype = DType::f32;
     wide.strides = strides;
     wide.contiguous = true;
-    widen<T>(wide, input);
+    convert_elements<float, T>(wide, input);
     add(sums, strides);
-    narrow<T>(out, wide);
+    convert_elements<T, float>(out, wide);
     return Status::ok;
   }
 }
@@ -235,9 +231,9 @@ Status index_put(KernelContext* context, const TensorView* in, int n, TensorView
       total.data = sums;
       total.strides = row_major;
       total.contiguous = true;
-      widen<T>(total, in[0]);
+      convert_elements<float, T>(total, in[0]);
       if (values.numel) put<float, T, true>(sums, places, rest, values, broadcast);
-      narrow<T>(x, total);
+      convert_elements<T, float>(x, total);
     } else {
       if (values.numel) put<T, T, true>(static_cast<T*>(x.data), places, rest, values, broadcast);
     }

@@ -21,14 +21,7 @@ int turned_dimension(const StridedLoop<2>& loop) {
 
 template <class U>
 void copy_rows(const U* from, std::int64_t from_step, U* to, std::int64_t to_step, std::int64_t rows, std::int64_t n) {
-  constexpr std::int64_t kSide = tile_side(sizeof(U));
-  for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) {
-    if (n == kSide) {
-      std::memcpy(to, from, kSide * sizeof(U));  // a few moves instead of a call
-    } else {
-      std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
-    }
-  }
+  for (std::int64_t row = 0; row < rows; ++row, from += from_step, to += to_step) copy_tile_row(from, n, to);
 }
 
 // Tile by tile: rows of the source are read in order into a block of the first-level cache, and rows of the result

@@ -53,59 +53,25 @@ struct L1 {
   C slope_x(C x, C y, C) const { return sign_of(x - y); }
   C slope_y(C x, C y, C) const { return sign_of(y - x); }
 };
+// Blocks of terms and slopes in vectors.
+template <class C, HuberPart kTerms, HuberPart kSlopes>
+struct HuberLike {
+  C parameter;
+  explicit HuberLike(const PairLossAttributes& a) : parameter(static_cast<C>(a.parameter)) {}
+  void terms(const C* x, const C* y, const C*, std::int64_t n, C* to) const {
+    huber_block(kTerms, x, y, parameter, n, to);
+  }
+  void slopes_x(const C* x, const C* y, const C*, std::int64_t n, C* to) const {
+    huber_block(kSlopes, x, y, parameter, n, to);
+  }
+  void slopes_y(const C* x, const C* y, const C*, std::int64_t n, C* to) const {
+    huber_block(kSlopes, y, x, parameter, n, to);
+  }
+};
 template <class C>
-struct SmoothL1 {
-  C beta;
-  explicit SmoothL1(const PairLossAttributes& a) : beta(static_cast<C>(a.parameter)) {}
-  C term(C x, C y, C) const {
-    const C d = std::abs(x - y);
-    return d < beta ? C(0.5) * d * d / beta : d - C(0.5) * beta;
-  }
-  C slope(C d) const { return std::abs(d) < beta ? d / beta : sign_of(d); }
-  C slope_x(C x, C y, C) const { return slope(x - y); }
-  C slope_y(C x, C y, C) const { return slope(y - x); }
-};
+using SmoothL1 = HuberLike<C, HuberPart::smooth_l1_terms, HuberPart::smooth_l1_slopes>;
 template <class C>
-struct Huber {
-  C delta;
-  explicit Huber(const PairLossAttributes& a) : delta(static_cast<C>(a.parameter)) {}
-  C term(C x, C y, C) const {
-    const C d = std::abs(x - y);
-    return d <= delta ? C(0.5) * d * d : delta * (d - C(0.5) * delta);
-  }
-  C slope(C d) const { return std::abs(d) <= delta ? d : delta * sign_of(d); }
-  C slope_x(C x, C y, C) const { return slope(x - y); }
-  C slope_y(C x, C y, C) const { return slope(y - x); }
-};
-// Blocks of both in float32.
-template <>
-struct SmoothL1<float> {
-  float beta;
-  explicit SmoothL1(const PairLossAttributes& a) : beta(static_cast<float>(a.parameter)) {}
-  void terms(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    smooth_l1_terms(x, y, beta, n, to);
-  }
-  void slopes_x(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    smooth_l1_slopes(x, y, beta, n, to);
-  }
-  void slopes_y(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    smooth_l1_slopes(y, x, beta, n, to);
-  }
-};
-template <>
-struct Huber<float> {
-  float delta;
-  explicit Huber(const PairLossAttributes& a) : delta(static_cast<float>(a.parameter)) {}
-  void terms(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    huber_terms(x, y, delta, n, to);
-  }
-  void slopes_x(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    huber_slopes(x, y, delta, n, to);
-  }
-  void slopes_y(const float* x, const float* y, const float*, std::int64_t n, float* to) const {
-    huber_slopes(y, x, delta, n, to);
-  }
-};
+using Huber = HuberLike<C, HuberPart::huber_terms, HuberPart::huber_slopes>;
 template <class C>
 struct KlDiv {
   explicit KlDiv(const PairLossAttributes&) {}

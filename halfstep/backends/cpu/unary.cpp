@@ -159,86 +159,27 @@ struct NanToNum : FloatingFunctor {
 
 // --- with a vector form in float32
 
-template <class C>
-struct Exp : HeavyFunctor {
-  explicit Exp(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_exp(d, a);
-  }
-};
-template <class C>
-struct Expm1 : HeavyFunctor {
-  explicit Expm1(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_expm1(d, a);
-  }
-};
-template <class C>
-struct Log : HeavyFunctor {
-  explicit Log(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_log(d, a);
-  }
-};
-template <class C>
-struct Log1p : HeavyFunctor {
-  explicit Log1p(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_log1p(d, a);
-  }
-};
-template <class C>
-struct Tanh : HeavyFunctor {
-  explicit Tanh(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_tanh(d, a);
-  }
-};
-template <class C>
-struct Sigmoid : HeavyFunctor {
-  explicit Sigmoid(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_sigmoid(d, a);
-  }
-};
-template <class C>
-struct Erf : HeavyFunctor {
-  explicit Erf(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_erf(d, a);
-  }
-};
+using Exp = decltype([](auto d, auto v) HWY_ATTR { return wide_exp(d, v); });
+using Expm1 = decltype([](auto d, auto v) HWY_ATTR { return wide_expm1(d, v); });
+using Log = decltype([](auto d, auto v) HWY_ATTR { return wide_log(d, v); });
+using Log1p = decltype([](auto d, auto v) HWY_ATTR { return wide_log1p(d, v); });
+using Tanh = decltype([](auto d, auto v) HWY_ATTR { return wide_tanh(d, v); });
+using Sigmoid = decltype([](auto d, auto v) HWY_ATTR { return wide_sigmoid(d, v); });
+using Erf = decltype([](auto d, auto v) HWY_ATTR { return wide_erf(d, v); });
+using Sin = decltype([](auto d, auto v) HWY_ATTR { return wide_sin(d, v); });
+using Cos = decltype([](auto d, auto v) HWY_ATTR { return wide_cos(d, v); });
+using Tan = decltype([](auto d, auto v) HWY_ATTR { return wide_tan(d, v); });
 
-template <class C>
-struct Sin : HeavyFunctor {
-  explicit Sin(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_sin(d, a);
-  }
-};
-template <class C>
-struct Cos : HeavyFunctor {
-  explicit Cos(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_cos(d, a);
-  }
-};
-template <class C>
-struct Tan : HeavyFunctor {
-  explicit Tan(const void*) {}
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V a) const {
-    return wide_tan(d, a);
-  }
+template <class F>
+struct Wide {
+  template <class C>
+  struct Functor : HeavyFunctor {
+    explicit Functor(const void*) {}
+    template <class D, class V>
+    HWY_INLINE V operator()(D d, V a) const {
+      return F()(d, a);
+    }
+  };
 };
 
 // --- the C library's, in float or double
@@ -283,16 +224,16 @@ constexpr ElementwiseOp kUnaryOps[] = {
     op_of<Sqrt, 1>("sqrt", kFloatingDTypes),
     op_of<Rsqrt, 1>("rsqrt", kFloatingDTypes),
     op_of<Reciprocal, 1>("reciprocal", kFloatingDTypes),
-    op_of<Exp, 1>("exp", kFloatingDTypes),
+    op_of<Wide<Exp>::Functor, 1>("exp", kFloatingDTypes),
     op_of<Library<Exp2>::Functor, 1>("exp2", kFloatingDTypes),
-    op_of<Expm1, 1>("expm1", kFloatingDTypes),
-    op_of<Log, 1>("log", kFloatingDTypes),
+    op_of<Wide<Expm1>::Functor, 1>("expm1", kFloatingDTypes),
+    op_of<Wide<Log>::Functor, 1>("log", kFloatingDTypes),
     op_of<Library<Log2>::Functor, 1>("log2", kFloatingDTypes),
     op_of<Library<Log10>::Functor, 1>("log10", kFloatingDTypes),
-    op_of<Log1p, 1>("log1p", kFloatingDTypes),
-    op_of<Sin, 1>("sin", kFloatingDTypes),
-    op_of<Cos, 1>("cos", kFloatingDTypes),
-    op_of<Tan, 1>("tan", kFloatingDTypes),
+    op_of<Wide<Log1p>::Functor, 1>("log1p", kFloatingDTypes),
+    op_of<Wide<Sin>::Functor, 1>("sin", kFloatingDTypes),
+    op_of<Wide<Cos>::Functor, 1>("cos", kFloatingDTypes),
+    op_of<Wide<Tan>::Functor, 1>("tan", kFloatingDTypes),
     op_of<Library<Asin>::Functor, 1>("asin", kFloatingDTypes),
     op_of<Library<Acos>::Functor, 1>("acos", kFloatingDTypes),
     op_of<Library<Atan>::Functor, 1>("atan", kFloatingDTypes),
@@ -301,11 +242,11 @@ constexpr ElementwiseOp kUnaryOps[] = {
     op_of<Library<Asinh>::Functor, 1>("asinh", kFloatingDTypes),
     op_of<Library<Acosh>::Functor, 1>("acosh", kFloatingDTypes),
     op_of<Library<Atanh>::Functor, 1>("atanh", kFloatingDTypes),
-    op_of<Tanh, 1>("tanh", kFloatingDTypes),
-    op_of<Erf, 1>("erf", kFloatingDTypes),
+    op_of<Wide<Tanh>::Functor, 1>("tanh", kFloatingDTypes),
+    op_of<Wide<Erf>::Functor, 1>("erf", kFloatingDTypes),
     op_of<Library<Erfc>::Functor, 1>("erfc", kFloatingDTypes),
     op_of<Library<Erfinv>::Functor, 1>("erfinv", kFloatingDTypes),
-    op_of<Sigmoid, 1>("sigmoid", kFloatingDTypes),
+    op_of<Wide<Sigmoid>::Functor, 1>("sigmoid", kFloatingDTypes),
     op_of<NanToNum, 1>("nan_to_num", kFloatingDTypes),
 };
 

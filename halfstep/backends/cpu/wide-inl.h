@@ -19,95 +19,64 @@ HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
 
+/// `vectors` of vectors in float32, `library` of each lane in float64.
+template <class D, class F, class G, class... V>
+HWY_INLINE hn::Vec<D> in_either(D d, F&& vectors, G&& library, V... v) {
+  if constexpr (std::is_same_v<D, F32Tag>) {
+    return vectors(v...);
+  } else {
+    return by_lane(d, library, v...);
+  }
+}
 template <class D>
 HWY_INLINE hn::Vec<D> wide_exp(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return exp(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::exp(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return exp(x); }, [](double x) { return std::exp(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_expm1(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return expm1(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::expm1(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return expm1(x); }, [](double x) { return std::expm1(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_log(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return log(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::log(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return log(x); }, [](double x) { return std::log(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_log1p(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return log1p(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::log1p(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return log1p(x); }, [](double x) { return std::log1p(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_tanh(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return tanh(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::tanh(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return tanh(x); }, [](double x) { return std::tanh(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_erf(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return erf(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::erf(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return erf(x); }, [](double x) { return std::erf(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_sin(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return sin(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::sin(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return sin(x); }, [](double x) { return std::sin(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_cos(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return cos(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::cos(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return cos(x); }, [](double x) { return std::cos(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_tan(D d, hn::Vec<D> v) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return tan(v);
-  } else {
-    return by_lane(
-        d, [](double x) { return std::tan(x); }, v);
-  }
+  return in_either(
+      d, [](auto x) HWY_ATTR { return tan(x); }, [](double x) { return std::tan(x); }, v);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_pow(D d, hn::Vec<D> v, hn::Vec<D> w) {
-  if constexpr (std::is_same_v<D, F32Tag>) {
-    return pow(v, w);
-  } else {
-    return by_lane(
-        d, [](double x, double y) { return std::pow(x, y); }, v, w);
-  }
+  return in_either(
+      d, [](auto x, auto y) HWY_ATTR { return pow(x, y); }, [](double x, double y) { return std::pow(x, y); }, v, w);
 }
 template <class D>
 HWY_INLINE hn::Vec<D> wide_sigmoid(D d, hn::Vec<D> v) {
