@@ -30,7 +30,7 @@ from harness import machine
 from harness.measure import LONG, QUICK, Effort, Watch, measure_limits, measure_row
 from harness.peer import Crowd, Peer, PeerError
 from harness.pictures import find_pictures
-from harness.plan import OURS, Machine, Row, Section, plan
+from harness.plan import OURS, Machine, Row, Section, pass_names, plan
 from harness.ranks import rank_launcher
 from harness.shared import Quota, Together
 from harness.stats import Limits
@@ -231,7 +231,7 @@ def run(options: argparse.Namespace) -> int:
             if ranks is not None:
                 peers[f"{OURS}_ranks"] = ranks
         sections = plan(Machine(bool(ours["bf16_units"]), bool(ours["f16_units"]), ours["isa"]), options.quick, options.only,
-                        pictures is not None, ranks is not None, "onnx" in peers)
+                        pictures is not None, ranks is not None, "onnx" in peers, pass_names(ours["cases"]))
         if not sections:
             say(f"run.py: --only {options.only!r} matches no row")
             return 2

@@ -210,15 +210,14 @@ def _optimizers() -> Section:
                    note="PyTorch: as it comes on the CPU; best: fused=True.")
 
 
-PASSES = ("layer_norm", "rms_norm", "group_norm", "softmax", "softmax_down", "log_softmax", "gelu", "silu", "logsumexp",
-          "amax_down", "bce_with_logits", "transpose", "cumsum", "index_select", "index_select_last", "gather",
-          "masked_select", "flip", "cumsum_down", "topk", "max", "logsumexp_down", "smooth_l1", "cross_entropy_rows",
-          "sin", "pow", "max_pool2d", "avg_pool2d", "max_pool2d_rows", "avg_pool2d_rows", "mean_rows", "bilinear_rows")
+def pass_names(cases: Sequence[str]) -> list[str]:
+    """The ops of the cases `pass/OP/DTYPE`, in their order."""
+    return list(dict.fromkeys(case.split("/")[1] for case in cases if case.startswith("pass/")))
 
 
-def _passes() -> Section:
+def _passes(names: Sequence[str]) -> Section:
     rows = [Row((name, dtype), f"pass/{name}/{dtype}", (Contestant("torch", "torch", f"pass/{name}/{dtype}"),))
-            for name in PASSES for dtype in ("f32", "bf16")]
+            for name in names for dtype in ("f32", "bf16")]
     return Section("pass", "Ops that pass over their operands, forward and backward: 2048 x 1024, or 16 x 64 x 56 x 56 channels last",
                    ("op", "dtype"), tuple(rows), kind="streams", note="_down: along the first dimension; _rows: images row by row.")
 
@@ -387,21 +386,21 @@ def _parallel(quick: bool) -> Section:
 
 
 def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool = True, ranks: bool = True,
-         onnx: bool = True) -> list[Section]:
+         onnx: bool = True, passes: Sequence[str] = ()) -> list[Section]:
     """All sections, or the rows whose name (`step 64 sgd f32`) or case the regular expression `only` finds.
 
     Quick runs leave out the networks, whose steps take seconds; without pictures there is nothing to load, and without ranks
-    no data parallel training. Inference has no columns of ONNX Runtime without `onnx`.
+    no data parallel training. Inference has no columns of ONNX Runtime without `onnx`. `passes`: the ops of section pass.
     """
     sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
-        sections += [_passes(), _networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
+        sections += [_passes(passes), _networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
     if pictures:
         sections.append(_loader())
     if ranks:
         sections.append(_parallel(quick))
     if not only:
-        return sections
+        return [section for section in sections if section.rows]
     wanted = re.compile(only)
     kept = []
     for section in sections:

@@ -101,8 +101,10 @@ void serve(const std::vector<Case>& cases, const ReadLine& read, bool speaks) {
   };
   std::map<std::string, const Case*> by_name;
   Json names = Json::array();
-  for (const Case& c : cases) by_name[c.name] = &c;
-  for (const auto& [name, c] : by_name) names.push_back(name);
+  for (const Case& c : cases) {
+    by_name[c.name] = &c;
+    names.push_back(c.name);
+  }
   const MachineInfo info = machine();
   const Device device = default_device();
   const DeviceInfo where = device_info(device);

@@ -89,7 +89,7 @@ void products(DType dtype) {
   const std::array<std::int64_t, 3> shapes[] = {{1000, 512, 784}, {512, 784, 1000}, {64, 512, 784}, {512, 784, 64},
                                                 {256, 256, 256},  {64, 64, 64},     {37, 45, 53},   {2000, 9, 300},
                                                 {1, 1000, 1000},  {4, 513, 700},    {700, 3, 512},  {128, 4096, 33}};
-#ifdef __SANITIZE_ADDRESS__  // kernels take 30 times as long: the large ones as they lie alone
+#ifdef __SANITIZE_ADDRESS__  // the test takes 50 times as long: the large ones as they lie alone
   const std::int64_t limit = 10'000'000;
 #else
   const std::int64_t limit = std::numeric_limits<std::int64_t>::max();

@@ -22,7 +22,7 @@ from harness import machine, table  # noqa: E402
 from harness.measure import Effort, measure_limits, measure_row  # noqa: E402
 from harness.peer import Answer, Crowd, Peer, PeerError, parse_answer, parse_facts, parse_hello  # noqa: E402
 from harness.pictures import find_pictures, jpeg_size  # noqa: E402
-from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, plan  # noqa: E402
+from harness.plan import OURS, Contestant, Goal, Machine, Row, Section, pass_names, plan  # noqa: E402
 from harness.ranks import rank_launcher  # noqa: E402
 from harness.shared import Quota, Together  # noqa: E402
 from harness.stats import Limits, Ratio, ratio_in_turns  # noqa: E402
@@ -404,6 +404,13 @@ class PlanTest(unittest.TestCase):
         self.assertEqual([[r.case for r in s.rows] for s in sections],
                          [["mlp/bf16/sgd/b64", "mlp/f16/sgd/b64", "mlp/bf16/adam/b64", "mlp/f16/adam/b64"], ["optimizer/adamw/fused"]])
 
+    def test_ops_are_those_of_the_timing_program(self) -> None:
+        names = pass_names(["step/x", "pass/sin/f32", "pass/sin/bf16", "pass/gelu/f32", "network/pass/f32"])
+        self.assertEqual(names, ["sin", "gelu"])
+        section = plan(Machine(), only="^pass ", passes=names)[0]
+        self.assertEqual([r.case for r in section.rows], ["pass/sin/f32", "pass/sin/bf16", "pass/gelu/f32", "pass/gelu/bf16"])
+        self.assertNotIn("pass", {s.name for s in plan(Machine())})
+
     def test_goals_follow_the_hardware(self) -> None:
         for units, goal in ((False, 0.9), (True, 1.0)):
             row = plan(Machine(bf16_units=units), only="^own 64 sgd bf16")[0].rows[0]
@@ -497,36 +504,49 @@ class PlanTest(unittest.TestCase):
         rows = [r for s in plan(Machine(True, True)) for r in s.rows]
         return {r.case for r in rows if (peer == OURS and r.peer != f"{OURS}_ranks") or peer == r.peer} | {c.case for r in rows for c in r.others if c.peer == peer}
 
+    def write_stubs(self, folder: str) -> None:
+        """Modules that PyTorch's and JAX's programs can list their cases with."""
+        torch, jax = pathlib.Path(folder) / "torch", pathlib.Path(folder) / "jax"
+        hooks = torch / "distributed" / "algorithms" / "ddp_comm_hooks"
+        (torch / "nn" / "parallel").mkdir(parents=True)
+        hooks.mkdir(parents=True)
+        (torch / "nn" / "parallel" / "__init__.py").write_text("DistributedDataParallel = None\n")
+        (torch / "distributed" / "__init__.py").write_text("class FileStore:\n  def __init__(self, *_): pass\n"
+                                                           "def init_process_group(*_, **__): pass\n"
+                                                           "def destroy_process_group(): pass\n")
+        (hooks / "__init__.py").write_text("class default_hooks:\n  fp16_compress_hook = bf16_compress_hook = None\n")
+        jax.mkdir()
+        (torch / "__init__.py").write_text("float32 = bfloat16 = float16 = None\n__version__ = '0'\n"
+                                           "def set_num_threads(n): pass\n")
+        (torch / "nn" / "__init__.py").write_text("class Module: pass\n")
+        (torch / "nn" / "functional.py").write_text("")
+        (jax / "__init__.py").write_text("__version__ = '0'\n")
+        (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
+
+    def cases_of_peer(self, peer: str, folder: str) -> set[str]:
+        return self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
+
     def test_the_peers_have_all_cases(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            torch, jax = pathlib.Path(folder) / "torch", pathlib.Path(folder) / "jax"
-            hooks = torch / "distributed" / "algorithms" / "ddp_comm_hooks"
-            (torch / "nn" / "parallel").mkdir(parents=True)
-            hooks.mkdir(parents=True)
-            (torch / "nn" / "parallel" / "__init__.py").write_text("DistributedDataParallel = None\n")
-            (torch / "distributed" / "__init__.py").write_text("class FileStore:\n  def __init__(self, *_): pass\n"
-                                                               "def init_process_group(*_, **__): pass\n"
-                                                               "def destroy_process_group(): pass\n")
-            (hooks / "__init__.py").write_text("class default_hooks:\n  fp16_compress_hook = bf16_compress_hook = None\n")
-            jax.mkdir()
-            (torch / "__init__.py").write_text("float32 = bfloat16 = float16 = None\n__version__ = '0'\n"
-                                               "def set_num_threads(n): pass\n")
-            (torch / "nn" / "__init__.py").write_text("class Module: pass\n")
-            (torch / "nn" / "functional.py").write_text("")
-            (jax / "__init__.py").write_text("__version__ = '0'\n")
-            (jax / "numpy.py").write_text("float32 = bfloat16 = float16 = None\n")
+            self.write_stubs(folder)
             for peer in ("torch", "jax"):
-                has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / f"{peer}_bench.py"), "--threads", "1", path=folder)
+                has = self.cases_of_peer(peer, folder)
                 asked = set().union(*(self.asked(name) for name in (peer, f"{peer}_kept", f"{peer}_x2", f"{peer}_quota")))
                 self.assertEqual(asked - has, set(), peer)
-            has = self.cases_of(sys.executable, str(TOP / "benchmarks" / "peers" / "torch_ddp_bench.py"), "--threads", "1", path=folder)
+            has = self.cases_of_peer("torch_ddp", folder)
             self.assertEqual(self.asked("torch_ranks") - has, set())
 
     def test_the_server_has_all_cases(self) -> None:
         server = os.environ.get("HALFSTEP_BENCH_SERVER", "")
         if not os.path.exists(server):
             self.skipTest("HALFSTEP_BENCH_SERVER does not name the built bench_server")
-        self.assertEqual(self.asked(OURS) - self.cases_of(server), set())
+        has = self.cases_of(server)
+        self.assertEqual(self.asked(OURS) - has, set())
+        with tempfile.TemporaryDirectory() as folder:
+            self.write_stubs(folder)
+            passes = {case for case in has if case.startswith("pass/")}
+            self.assertTrue(passes)
+            self.assertEqual(passes - self.cases_of_peer("torch", folder), set())
         self.assertEqual(self.asked(f"{OURS}_ranks") - self.cases_of(server, "--ranks"), set())
 
 
