@@ -153,6 +153,9 @@ std::vector<Measured> measure(const std::vector<Part>& parts, Limits& limits, in
     limits.measure();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const double limit = limits.seconds(parts[i].operations, parts[i].bytes);
+      // The limits went through more memory than the caches hold. In a step, what fits them is there: the layer before
+      // has just written it.
+      parts[i].run();
       const double took = seconds_of(parts[i].run);
       seconds[i].push_back(took);
       least[i].push_back(limit);

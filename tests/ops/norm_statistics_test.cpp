@@ -45,8 +45,8 @@ void check_statistics(const Tensor& x, double bound) {
 TEST(BatchNormStatistics, LargeMeansKeepTheVariance) {
   manual_seed(5);
   for (const MemoryFormat format : {MemoryFormat::channels_last, MemoryFormat::contiguous}) {
-    for (const Shape& sizes :
-         {Shape{4, 16, 20, 20}, Shape{8, 3, 32, 32}, Shape{2, 300, 14, 15}, Shape{3, 2100, 5, 5}}) {
+    for (const Shape& sizes : {Shape{4, 16, 20, 20}, Shape{8, 3, 32, 32}, Shape{2, 300, 14, 15}, Shape{3, 2100, 5, 5},
+                               Shape{2, 2049, 5, 5}, Shape{5, 1, 40, 41}, Shape{1, 40, 1, 3}}) {
       for (const double mean : {0.0, 1000.0, -1e5}) {
         check_statistics(values(sizes, f32, mean).contiguous(format), 16 * kFloat);
       }
@@ -82,6 +82,16 @@ TEST(BatchNormStatistics, ConstantsHaveNoVariance) {
     for (const float v : var.to_vector<float>()) EXPECT_EQ(v, 0);
     for (const float v : mean.to_vector<float>()) EXPECT_EQ(v, 1234.567f);
     for (const float v : y.to_vector<float>()) ASSERT_EQ(v, 0.75f);
+    // Whatever the number and however many there are.
+    for (const Shape& sizes : {Shape{3, 1, 37, 41}, Shape{7, 3, 13, 11}, Shape{2, 2049, 5, 3}, Shape{1, 40, 1, 3}}) {
+      for (const float value : {0.1f, -1.0f / 3, 98765.43f, 3e-5f}) {
+        const Tensor own_mean = zeros({sizes[1]}), own_var = ones({sizes[1]});
+        batch_norm(full(sizes, value).contiguous(format),
+                   {.running_mean = own_mean, .running_var = own_var, .training = true, .momentum = 1});
+        for (const float v : own_var.to_vector<float>()) ASSERT_EQ(v, 0) << value;
+        for (const float v : own_mean.to_vector<float>()) ASSERT_EQ(v, value);
+      }
+    }
   }
 }
 // Rows of equal or nearly equal elements, of all the lengths that kernels tell apart: the mean that is rounded leaves a

@@ -43,21 +43,28 @@ HWY_INLINE void add_moments(const T* x, std::int64_t n, const P& shift, C* HWY_R
   });
 }
 
-// The same of four strips, `pitch` elements apart: sums are read and written a quarter as often.
-template <class T, class C, class P>
-HWY_INLINE void add_four_moments(const T* x, std::int64_t pitch, std::int64_t n, const P& shift, C* HWY_RESTRICT s1,
-                                 C* HWY_RESTRICT s2) {
+// The same of kStrips strips, `pitch` elements apart: sums are read and written once for all of them. Strips that are
+// read side by side are no stream to the processor, so where the tensor is in memory, it is fetched ahead here.
+template <int kStrips, class T, class C, class P>
+HWY_INLINE void add_moments_of(const T* x, std::int64_t pitch, std::int64_t n, const P& shift, bool in_memory,
+                               C* HWY_RESTRICT s1, C* HWY_RESTRICT s2) {
+  static_assert(kStrips % 4 == 0);
   const ComputeTag<T> d;
-  const T *x1 = x + pitch, *x2 = x1 + pitch, *x3 = x2 + pitch;
   each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR {
-    fetch_ahead(x, pitch, i, hn::Lanes(d));
+    if (in_memory) fetch_ahead(x, pitch, i, hn::Lanes(d), kStrips);
     const auto k = part.get(d, shift, i);
-    const auto d0 = hn::Sub(part.read(d, x + i), k), d1 = hn::Sub(part.read(d, x1 + i), k);
-    const auto d2 = hn::Sub(part.read(d, x2 + i), k), d3 = hn::Sub(part.read(d, x3 + i), k);
-    const auto sum = hn::Add(hn::Add(d0, d1), hn::Add(d2, d3));
-    const auto squares = hn::Add(hn::MulAdd(d0, d0, hn::Mul(d1, d1)), hn::MulAdd(d2, d2, hn::Mul(d3, d3)));
-    part.write(hn::Add(part.read(d, s1 + i), sum), d, s1 + i);
-    part.write(hn::Add(part.read(d, s2 + i), squares), d, s2 + i);
+    auto all = part.read(d, s1 + i), all_squares = part.read(d, s2 + i);
+    for (int strip = 0; strip < kStrips; strip += 4) {
+      const T* at = x + strip * pitch + i;
+      const auto d0 = hn::Sub(part.read(d, at), k), d1 = hn::Sub(part.read(d, at + pitch), k);
+      const auto d2 = hn::Sub(part.read(d, at + 2 * pitch), k), d3 = hn::Sub(part.read(d, at + 3 * pitch), k);
+      const auto sum = hn::Add(hn::Add(d0, d1), hn::Add(d2, d3));
+      const auto squares = hn::Add(hn::MulAdd(d0, d0, hn::Mul(d1, d1)), hn::MulAdd(d2, d2, hn::Mul(d3, d3)));
+      all = hn::Add(all, sum);
+      all_squares = hn::Add(all_squares, squares);
+    }
+    part.write(all, d, s1 + i);
+    part.write(all_squares, d, s2 + i);
   });
 }
 
@@ -65,74 +72,103 @@ HWY_INLINE void add_four_moments(const T* x, std::int64_t pitch, std::int64_t n,
 // summed about a number near their mean, then joined in float64 ("Updating Formulae and a Pairwise Algorithm for
 // Computing Sample Variances", Chan, Golub and LeVeque 1979). About the mean of all before, a block's sum of squares is
 // not much larger than its part in the whole, so that nothing cancels however large the mean is; the first block, which
-// has none before it, is read twice.
+// has none before it, is summed about the mean of its first strips.
 template <class T>
 class Moments {
  public:
   using C = ComputeScalar<T>;
   static constexpr std::int64_t kFirst = 4, kBlock = 128;  // strips
 
-  Moments(const Strips<T>& x, const ChannelWalk& walk, std::int64_t channel, double* mean, double* squares)
+  Moments(const Strips<T>& x, const ChannelWalk& walk, std::int64_t channel, bool in_memory, double* mean,
+          double* squares)
       : x_(x),
         walk_(walk),
         channel_(channel),
         width_(walk.block_width(channel)),
         sum_width_(walk.sum_width(channel)),
+        in_memory_(in_memory),
         mean_(mean),
         squares_(squares) {}
 
   void run(std::int64_t first, std::int64_t end) {
-    const T* values = x_.read(walk_.rows ? Strip{first, 1, channel_, width_} : Strip{first, 1, channel_, 1}, block_);
-    for (std::int64_t c = 0; c < width_; ++c) shift_[c] = convert<C>(values[c]);
-    std::int64_t place = sweep(first, end, kFirst);
-    const double share = 1 / static_cast<double>(place - first);
-    each_channel(width_, [&](auto d, std::int64_t c) HWY_ATTR {
-      const auto mean = hn::Add(load_exact(d, shift_ + c), hn::Mul(hn::LoadU(d, a_ + c), hn::Set(d, share)));
-      store_rounded(mean, d, shift_ + c);
-    });
-    sweep(first, end, kFirst);
-    join(0, place - first);
-    while (place < end) {
+    find_shift(first, end);
+    for (std::int64_t place = first; place < end;) {
+      const std::int64_t begin = place;
+      place = sweep(begin, end);
+      join(begin - first, place - begin);
+      if (place == end) break;
       each_channel(width_,
                    [&](auto d, std::int64_t c) HWY_ATTR { store_rounded(hn::LoadU(d, mean_ + c), d, shift_ + c); });
-      const std::int64_t begin = place;
-      place = sweep(begin, end, kBlock);
-      join(begin - first, place - begin);
+      repeat_shift();
     }
   }
 
  private:
-  // Sums from place `from` on over at most `strips` strips, into a_ and b_. Returns the place behind them.
-  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips) {
+  // The mean of the first strips, summed about the first place, so that equal numbers give just that. Differences are
+  // divided before they are added, so that no sum overflows.
+  void find_shift(std::int64_t first, std::int64_t end) {
+    std::int64_t after = first;
+    for (std::int64_t k = 0; k < kFirst && after < end; ++k) after += walk_.summed_strip(after, end, channel_).count;
+    const ComputeTag<T> d;
+    const T* x = x_.read(Strip{first, 1, channel_, width_}, block_);
+    each_vector(d, width_, [&](std::size_t i, auto part) HWY_ATTR { part.write(part.read(d, x + i), d, shift_ + i); });
+    repeat_shift();
     std::fill_n(s1_, sum_width_, C(0));
-    std::fill_n(s2_, sum_width_, C(0));
-    if (walk_.rows) {
-      for (std::int64_t i = width_; i < sum_width_; ++i) shift_[i] = shift_[i - width_];
-      from = sweep(from, end, strips, Run<C>{shift_});
-    } else {
-      from = sweep(from, end, strips, Same<C>{shift_[0]});
+    const auto share = static_cast<C>(1 / static_cast<double>(after - first));
+    for (std::int64_t place = first; place < after;) {
+      const Strip s = walk_.summed_strip(place, end, channel_);
+      walk_.rows ? add_share(s, Run<C>{shift_}, share) : add_share(s, Same<C>{shift_[0]}, share);
+      place += s.count;
     }
-    std::fill_n(a_, width_, 0.0);
-    std::fill_n(b_, width_, 0.0);
-    fold(s1_, sum_width_, width_, a_);
-    fold(s2_, sum_width_, width_, b_);
-    return from;
+    each_channel(width_, [&](auto dc, std::int64_t c) HWY_ATTR {
+      store_rounded(hn::Add(load_exact(dc, shift_ + c), folded(s1_, dc, c)), dc, shift_ + c);
+    });
+    repeat_shift();
   }
   template <class P>
-  std::int64_t sweep(std::int64_t from, std::int64_t end, std::int64_t strips, const P& shift) {
-    while (strips > 0 && from < end) {
+  void add_share(const Strip& s, const P& from, C share) {
+    const ComputeTag<T> d;
+    const T* x = x_.read(s, block_);
+    each_vector(d, s.numel(), [&](std::size_t i, auto part) HWY_ATTR {
+      const auto difference = hn::Sub(part.read(d, x + i), part.get(d, from, i));
+      part.write(hn::MulAdd(difference, hn::Set(d, share), part.read(d, s1_ + i)), d, s1_ + i);
+    });
+  }
+  void repeat_shift() {
+    if (!walk_.rows) return;
+    for (std::int64_t i = width_; i < sum_width_; ++i) shift_[i] = shift_[i - width_];
+  }
+  // Sums of a channel, taken side by side, as one.
+  template <class D>
+  HWY_INLINE hn::Vec<D> folded(const C* sums, D d, std::int64_t channel) const {
+    if (!walk_.rows) return hn::Set(d, total_of_lanes(sums));
+    auto all = load_exact(d, sums + channel);
+    for (std::int64_t i = channel + width_; i < sum_width_; i += width_) all = hn::Add(all, load_exact(d, sums + i));
+    return all;
+  }
+  // Sums of up to kBlock strips from place `from` on. Returns the place behind them.
+  std::int64_t sweep(std::int64_t from, std::int64_t end) {
+    std::fill_n(s1_, sum_width_, C(0));
+    std::fill_n(s2_, sum_width_, C(0));
+    return walk_.rows ? sweep(from, end, Run<C>{shift_}) : sweep(from, end, Same<C>{shift_[0]});
+  }
+  template <class P>
+  std::int64_t sweep(std::int64_t from, std::int64_t end, const P& shift) {
+    const std::int64_t pitch = walk_.summed_pitch();
+    for (std::int64_t left = kBlock; left > 0 && from < end;) {
       const Strip s = walk_.summed_strip(from, end, channel_);
       const T* x = x_.read(s, block_);
-      const std::int64_t pitch = strips >= 4 && x_.direct() ? walk_.four_summed(from, end) : 0;
-      if (pitch > 0) {
-        add_four_moments(x, pitch, s.numel(), shift, s1_, s2_);
-        from += 4 * s.count;
-        strips -= 4;
+      const std::int64_t follow = x_.direct() ? std::min(left, walk_.summed_in_turn(from, end)) : 1;
+      const std::int64_t taken = follow >= 8 ? 8 : follow >= 4 ? 4 : 1;
+      if (taken == 8) {
+        add_moments_of<8>(x, pitch, s.numel(), shift, in_memory_, s1_, s2_);
+      } else if (taken == 4) {
+        add_moments_of<4>(x, pitch, s.numel(), shift, in_memory_, s1_, s2_);
       } else {
         add_moments(x, s.numel(), shift, s1_, s2_);
-        from += s.count;
-        --strips;
       }
+      from += taken * s.count;
+      left -= taken;
     }
     return from;
   }
@@ -145,9 +181,9 @@ class Moments {
       std::fill_n(squares_, width_, 0.0);
     }
     each_channel(width_, [&](auto d, std::int64_t c) HWY_ATTR {
-      const auto a = hn::LoadU(d, a_ + c), mean = hn::LoadU(d, mean_ + c), part = hn::Mul(a, hn::Set(d, share));
+      const auto a = folded(s1_, d, c), mean = hn::LoadU(d, mean_ + c), part = hn::Mul(a, hn::Set(d, share));
       // At least 0; NaN, as the second operand, stays.
-      const auto own = hn::Max(hn::Zero(d), hn::Sub(hn::LoadU(d, b_ + c), hn::Mul(a, part)));
+      const auto own = hn::Max(hn::Zero(d), hn::Sub(folded(s2_, d, c), hn::Mul(a, part)));
       const auto difference = hn::Add(hn::Sub(load_exact(d, shift_ + c), mean), part);
       hn::StoreU(hn::Add(mean, hn::Mul(difference, hn::Set(d, to_mean))), d, mean_ + c);
       const auto between = hn::Mul(hn::Mul(difference, difference), hn::Set(d, to_squares));
@@ -158,9 +194,9 @@ class Moments {
   const Strips<T>& x_;
   const ChannelWalk& walk_;
   const std::int64_t channel_, width_, sum_width_;
+  const bool in_memory_;
   double *mean_, *squares_;
   alignas(64) C shift_[kStrip], s1_[kStrip], s2_[kStrip];
-  alignas(64) double a_[kStrip], b_[kStrip];
   alignas(64) T block_[kStrip];
 };
 
@@ -179,12 +215,13 @@ bool moments(KernelContext* context, const TensorView& x, const ChannelWalk& wal
       [&](auto tag) {
         using T = decltype(tag);
         const Strips<T> strips(x, x, walk);
+        const bool in_memory = written_past_caches(x);
         parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width),
                      [&](std::int64_t begin, std::int64_t end) {
                        for (std::int64_t i = begin; i < end; ++i) {
                          const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
                          double* part = mean + 2 * channels * k + channel;
-                         Moments<T>(strips, walk, channel, part, part + channels)
+                         Moments<T>(strips, walk, channel, in_memory, part, part + channels)
                              .run(k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk));
                        }
                      });
@@ -313,24 +350,28 @@ bool forward(KernelContext* context, const BatchNormForward& f) {
   if (a.training) {
     double *exact, *squares;
     if (!moments(context, x, walk, exact, squares)) return false;
-    for (std::int64_t c = 0; c < channels; ++c) {
-      mean[c] = static_cast<C>(exact[c]);
-      var[c] = static_cast<C>(squares[c] / static_cast<double>(walk.places));
+    each_channel(channels, [&](auto d, std::int64_t c) HWY_ATTR {
+      const auto m = hn::LoadU(d, exact + c);
+      store_rounded(m, d, mean + c);
+      store_rounded(hn::Div(hn::LoadU(d, squares + c), hn::Set(d, static_cast<double>(walk.places))), d, var + c);
       // What rounding the mean lost, which the deviation need not be much larger than.
-      offset[c] = static_cast<C>(static_cast<double>(mean[c]) - exact[c]);
-    }
+      store_rounded(hn::Sub(load_exact(d, mean + c), m), d, offset + c);
+    });
   } else {
     std::copy_n(static_cast<const C*>(f.mean->data), channels, mean);
     std::copy_n(static_cast<const C*>(f.var->data), channels, var);
   }
+  std::copy_n(mean, channels, centre);
   const C* weight = f.weight->defined ? static_cast<const C*>(f.weight->data) : nullptr;
   const C* bias = f.bias->defined ? static_cast<const C*>(f.bias->data) : nullptr;
-  for (std::int64_t c = 0; c < channels; ++c) {
-    rstd[c] = static_cast<C>(1 / std::sqrt(static_cast<double>(var[c]) + a.eps));
-    centre[c] = mean[c];
-    factor[c] = weight ? rstd[c] * weight[c] : rstd[c];
-    offset[c] = offset[c] * factor[c] + (bias ? bias[c] : C(0));
-  }
+  each_channel(channels, [&](auto d, std::int64_t c) HWY_ATTR {
+    const auto deviation = hn::Sqrt(hn::Add(load_exact(d, var + c), hn::Set(d, a.eps)));
+    store_rounded(hn::Div(hn::Set(d, 1.0), deviation), d, rstd + c);
+    const auto scale = load_exact(d, rstd + c);
+    store_rounded(weight ? hn::Mul(scale, load_exact(d, weight + c)) : scale, d, factor + c);
+    const auto rest = hn::Mul(load_exact(d, offset + c), load_exact(d, factor + c));
+    store_rounded(bias ? hn::Add(rest, load_exact(d, bias + c)) : rest, d, offset + c);
+  });
   if (walk.places == 0) return true;
   for (C* values : {centre, factor, offset}) repeat(walk, values);
   const auto direct = [&](auto tag) {

@@ -140,13 +140,14 @@ HWY_INLINE void each_vector(D d, std::int64_t count, F&& f) {
   for (; i + lanes <= n; i += lanes) f(i, Whole{});
   if (i < n) f(i, Part{n % lanes});
 }
-/// Has memory behind four strips fetched while `lanes` elements of each from `i` on are summed: line after line, since
-/// strips that are read side by side aren't a stream to the processor, and 16 KiB or a turn ahead.
+/// Has memory behind `strips` strips fetched while `lanes` elements of each from `i` on are summed: line after line, 16
+/// KiB or a turn ahead.
 template <class T>
-HWY_INLINE void fetch_ahead(const T* strips, std::int64_t pitch, std::size_t i, std::size_t lanes) {
-  const std::int64_t ahead = std::max<std::int64_t>(4 * pitch, 16384 / static_cast<std::int64_t>(sizeof(T)));
-  const T* next = strips + ahead + 4 * static_cast<std::int64_t>(i);
-  for (std::size_t k = 0; k < 4 * lanes; k += 64 / sizeof(T)) hwy::Prefetch(next + k);
+HWY_INLINE void fetch_ahead(const T* x, std::int64_t pitch, std::size_t i, std::size_t lanes, std::size_t strips) {
+  const auto turn = static_cast<std::int64_t>(strips) * pitch;
+  const std::int64_t ahead = std::max<std::int64_t>(turn, 16384 / static_cast<std::int64_t>(sizeof(T)));
+  const T* next = x + ahead + static_cast<std::int64_t>(strips * i);
+  for (std::size_t k = 0; k < strips * lanes; k += 64 / sizeof(T)) hwy::Prefetch(next + k);
 }
 
 /// How many elements ahead memory is fetched where tensors don't fit the caches: the processor follows some streams by
@@ -293,13 +294,24 @@ HWY_INLINE void store_rounded(hn::Vec<D> v, D, float* p) {
   hn::StoreU(hn::DemoteTo(df, v), df, p);
 }
 
+/// The sum of a channel whose places were summed side by side (kSumStrip), in float64 and in an order of its own, which
+/// is the same for all widths of vectors.
+template <class C>
+HWY_INLINE double total_of_lanes(const C* sums) {
+  alignas(64) double part[8] = {};
+  each_channel(8, [&](auto d, std::int64_t c) HWY_ATTR {
+    auto all = load_exact(d, sums + c);
+    for (std::int64_t i = c + 8; i < kSumStrip; i += 8) all = hn::Add(all, load_exact(d, sums + i));
+    hn::StoreU(all, d, part + c);
+  });
+  return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
+}
+
 /// Sums of `n` numbers in turn into `width` of them, in float64: to[c] += from[c] + from[c + width] + ...
 template <class C>
 HWY_INLINE void fold(const C* from, std::int64_t n, std::int64_t width, double* to) {
-  if (width == 1) {
-    double sum = 0;
-    for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(from[i]);
-    to[0] += sum;
+  if (width == 1 && n == kSumStrip) {
+    to[0] += total_of_lanes(from);
     return;
   }
   for (; n > 0; n -= width, from += width) {

@@ -49,14 +49,13 @@ struct ChannelWalk {
   Strip summed_strip(std::int64_t place, std::int64_t end, std::int64_t channel) const {
     return strip(place, end, channel, together, kSumStrip);
   }
-  /// Whether four whole ones from `place` on follow each other before `end`, and if so how many elements lie between
-  /// their beginnings; else 0.
-  std::int64_t four_summed(std::int64_t place, std::int64_t end) const {
-    const std::int64_t full = rows ? together : kSumStrip;
+  /// How many whole ones follow each other from `place` on before `end`, at least 1, and how many elements lie between
+  /// their beginnings.
+  std::int64_t summed_in_turn(std::int64_t place, std::int64_t end) const {
     const std::int64_t left = rows ? end - place : std::min(end - place, run - place % run);
-    if (left < 4 * full) return 0;
-    return rows ? full * channels : full;
+    return std::max<std::int64_t>(1, left / (rows ? together : kSumStrip));
   }
+  std::int64_t summed_pitch() const { return rows ? together * channels : kSumStrip; }
   /// The same of a strip to be written.
   Strip written_strip(std::int64_t place, std::int64_t end, std::int64_t channel) const {
     return strip(place, end, channel, written, kStrip);
