@@ -115,7 +115,7 @@ TEST(GemmWorkspace, IsOfTheSizeOfCaches) {
 }
 
 // A float32 result holds sums that wait for the rest of their terms; one of 16 bits can't. They are added up in the
-// same order all the same: rounding is the only difference.
+// same order all the same: rounding is the only difference, whether tiles round their sums or a pass after them does.
 TEST(GemmWorkspace, SixteenBitsAreTheRoundedFloat32Result) {
   struct Shape {
     std::int64_t m, n, k;
@@ -126,28 +126,39 @@ TEST(GemmWorkspace, SixteenBitsAreTheRoundedFloat32Result) {
     for (const int threads : {1, 3}) {
       const Guard guard(threads);
       set_isa_for_test(isa);
-      // Panels of all steps; sums that wait, for some rows at a time; the same turned, and in place; few rows.
+      // Panels of all steps; sums that wait, for some rows at a time; the same turned, and in place; few rows; panels
+      // of whole vectors, the last of one.
       for (const Shape& s :
            {Shape{700, 300, 900, false, true}, Shape{1000, 500, 3300, false, false}, Shape{70, 900, 1600, false, true},
-            Shape{900, 90, 3300, true, true}, Shape{120, 800, 1552, false, false}, Shape{40, 170, 500, true, false}}) {
-        for (const DType dtype : {f32, bf16}) {
-          const auto a = numbers(s.m * s.k, dtype, 3), b = numbers(s.k * s.n, dtype, 4);
+            Shape{900, 90, 3300, true, true}, Shape{120, 800, 1552, false, false}, Shape{40, 170, 500, true, false},
+            Shape{1003, 176, 800, false, true}, Shape{1003, 64, 70, false, false}}) {
+        for (const DType dtype : {f32, f16, bf16}) {
+          const auto a = numbers(s.m * s.k, dtype, 3), b = numbers(s.k * s.n, dtype, 4), bias = numbers(s.n, dtype, 5);
           GemmArgs g;
           g.m = s.m, g.n = s.n, g.k = s.k, g.ldc = s.n;
           g.a = {a.data(), dtype, s.turn_a ? 1 : s.k, s.turn_a ? s.m : 1};
           g.b = {b.data(), dtype, s.turn_b ? 1 : s.n, s.turn_b ? s.k : 1};
-          const auto count = static_cast<std::size_t>(s.m * s.n);
-          std::vector<float> wide(count);
-          std::vector<Half> half(count);
-          Context context(true);
-          g.c = wide.data(), g.c_dtype = f32;
-          ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
-          g.c = half.data(), g.c_dtype = f16;
-          ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
-          std::size_t different = 0;
-          for (std::size_t i = 0; i < count; ++i) different += half[i].bits != convert<Half>(wide[i]).bits;
-          EXPECT_EQ(different, 0U) << name(isa) << " " << threads << " threads " << name(dtype) << " " << s.m << "x"
-                                   << s.n << "x" << s.k;
+          for (const bool epilogue : {false, true}) {
+            if (epilogue) g.bias = bias.data(), g.bias_dtype = dtype, g.activation = GemmActivation::relu;
+            const auto count = static_cast<std::size_t>(s.m * s.n);
+            std::vector<float> wide(count);
+            std::vector<Half> half(count);
+            std::vector<BFloat16> brain(count);
+            Context context(true);
+            g.c = wide.data(), g.c_dtype = f32;
+            ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
+            g.c = half.data(), g.c_dtype = f16;
+            ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
+            g.c = brain.data(), g.c_dtype = bf16;
+            ASSERT_EQ(gemm_by(GemmPath::blocked, &context, g), Status::ok);
+            std::size_t different = 0;
+            for (std::size_t i = 0; i < count; ++i) {
+              different += half[i].bits != convert<Half>(wide[i]).bits;
+              different += brain[i].bits != convert<BFloat16>(wide[i]).bits;
+            }
+            EXPECT_EQ(different, 0U) << name(isa) << " " << threads << " threads " << name(dtype) << " " << s.m << "x"
+                                     << s.n << "x" << s.k << (epilogue ? " with bias and relu" : "");
+          }
         }
       }
     }

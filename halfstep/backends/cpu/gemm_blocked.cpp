@@ -54,6 +54,7 @@ struct GemmPlan {
   bool swap;
   bool vectors_in_place;
   bool straight;  // tiles write c themselves
+  bool rounds;    // the same, in 16 bits, once they have all terms; those of the last few columns don't
   Scalars scalars;
   Side s, v;
   std::int64_t rows, cols, k;
@@ -158,6 +159,8 @@ GemmPlan block_plan(const GemmArgs& g, int threads) {
   p.vectors_in_place = can_read_vectors(p.v, p.k) && p.rows <= kDirectRows;
   p.straight = !p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.activation == GemmActivation::none;
   p.scalars = choose_scalars(p.s, p.rows, p.cols, p.k);
+  p.rounds = !p.swap && g.c_dtype != DType::f32 && p.scalars == Scalars::packed_rows &&
+             kernels.rounded_tile(g.c_dtype, 1, 1) != nullptr;
   p.steps = steps_at_once(p.k);
   p.packed_stride = p.scalars == Scalars::packed_rows ? kGemmRowStride : round_up(p.max_rows, p.lanes);
 
@@ -303,6 +306,7 @@ class Blocked {
   };
 
   std::int64_t width(std::int64_t panel) const { return std::min(p_.panel, p_.cols - panel * p_.panel); }
+  bool whole_vectors(std::int64_t panel) const { return width(panel) % p_.lanes == 0; }
   bool in_place(std::int64_t panel) const { return p_.vectors_in_place && width(panel) == p_.panel; }
 
   /// Of a part of the rows: a multiple of 16, so that threads write whole lines of a turned result.
@@ -390,16 +394,47 @@ class Blocked {
           for (std::int64_t s0 = b0; s0 < b1; s0 += stride) {
             const std::int64_t s1 = std::min(s0 + stride, b1);
             if (!scalars_packed) pack_scalars(scalars, s0, s1, tile_rows, k0, steps);
+            // What is packed next, if it isn't what has been packed before for other columns.
+            Rows next = {};
+            if (s1 < b1) {
+              next = {s1, std::min(s1 + stride, b1), k0, steps};
+            } else if (k0 + steps < end) {
+              next = {b0, std::min(b0 + stride, b1), k0 + steps, std::min(p_.steps, end - k0 - steps)};
+            } else if (g1 == panels.end && b1 < r1) {
+              next = {b1, std::min(b1 + stride, r1), panels.k0, std::min(p_.steps, panels.steps)};
+            }
+            std::int64_t tiles = (g1 - g0) * divide_up(s1 - s0, tile_rows);
             for (std::int64_t q = g0; q < g1; ++q) {
               for (std::int64_t r = s0; r < s1; r += tile_rows) {
+                fetch(next, tiles--);
                 tile(panels, q, k0, steps, s0, r, std::min(tile_rows, b1 - r), tile_rows, scalars,
                      p_.straight ? results : sums + (r - b0) * ld + (q - g0) * p_.panel, ld);
               }
             }
           }
         }
-        if (!p_.straight && end == p_.k) finish(sums, ld, b0, b1, g0, g1);
+        if (p_.straight || end < p_.k) continue;
+        const std::int64_t waiting = !p_.rounds ? g0 : whole_vectors(g1 - 1) ? g1 : g1 - 1;
+        if (waiting < g1) finish(sums + (waiting - g0) * p_.panel, ld, b0, b1, waiting, g1);
       }
+    }
+  }
+
+  /// Rows of the scalar side, `steps` of the sum from k0 on.
+  struct Rows {
+    std::int64_t begin, end, k0, steps;
+  };
+
+  /// Fetches one of `parts` parts of what is left of the rows into the second-level cache, for pack_scalars(). Where
+  /// packing reads from memory itself, it takes as long as a tenth of the multiplications.
+  void fetch(Rows& rows, std::int64_t parts) const {
+    if (p_.scalars != Scalars::packed_rows) return;
+    constexpr std::int64_t kLine = 64;
+    const std::int64_t end = rows.begin + divide_up(rows.end - rows.begin, parts);
+    for (; rows.begin < end; ++rows.begin) {
+      const char* const row = p_.s.at(rows.begin, rows.k0);
+      const std::int64_t bytes = rows.steps * static_cast<std::int64_t>(item_size(p_.s.dtype));
+      for (std::int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(row + i, 0, 2);
     }
   }
 
@@ -456,16 +491,21 @@ class Blocked {
       t.v_stride = p_.panel;
     }
     const std::int64_t columns = width(q);
-    const GemmTileFn run = kernels_.tile(kind, columns > p_.lanes ? 2 : 1, rows);
+    const int vectors = columns > p_.lanes ? 2 : 1;
+    const GemmTileFn run = kernels_.tile(kind, vectors, rows);
     if (!p_.straight) {
       t.c = results;
       t.ldc = results_ld;
       t.accumulate = k0 > 0;
-      return run(t);
+      if (!p_.rounds || k0 + steps < p_.k || !whole_vectors(q)) return run(t);
+      const GemmEpilogue f = epilogue(g_, false, results, results_ld, r, rows, q * p_.panel, columns, scratch_.bias);
+      t.rounded = f.c, t.rounded_stride = f.row_stride;
+      t.bias = f.bias, t.relu = f.relu;
+      return kernels_.rounded_tile(g_.c_dtype, vectors, rows)(t);
     }
     float* const c = static_cast<float*>(g_.c) + r * g_.ldc + q * p_.panel;
     const bool add = g_.beta != 0 || k0 > 0;
-    if (columns == p_.panel || columns == p_.lanes) {
+    if (whole_vectors(q)) {
       t.c = c;
       t.ldc = g_.ldc;
       t.accumulate = add;

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile keeps 14 x 32 (AVX-512) or 6 x 16 (AVX2) sums in registers; a step loads two vectors of one operand and
-// broadcasts one value a row of the other: 16 loads for 28 fused multiply-adds, so that the two multiply-add units are
-// the limit. Measured on a 2.4 GHz Cascade Lake: 0.97 of the 153 GFLOP/s of a core when the vectors are aligned to 64
-// bytes, 0.78 when they straddle lines, whether the broadcast operand is packed or read in place.
-//
-// Where another program runs on the core's second hyperthread, instructions become the limit: 47 a step with those of
-// the loop. So a loop does four steps, and in AVX-512 10 of 14 rows broadcast within their multiplications: 34
-// instructions, and 26 loads, which two load units do in 13 cycles of 14. Not from rows in place: an index register in
-// the address makes two instructions of such a one again. Measured on an Emerald Rapids beside others' programs, with
-// everything in the second-level cache: 0.64 to 0.74 of the rate in registers; on a quiet core 0.88 to 0.91.
+// What the blocked product and its narrow forms do besides multiplying tiles (gemm_tile.cpp): packing, results, and
+// products that memory limits.
 #include "halfstep/backends/cpu/gemm_kernels.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
-#include <utility>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/gemm_kernels.cpp"
@@ -33,101 +23,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
-constexpr int kMaxRows = HWY_TARGET <= HWY_AVX3 ? 14 : 6;
-
-/// Fetches a line that will be written, and takes it from the other cores already. Processors without the instruction
-/// (before Broadwell) pass over it.
-HWY_INLINE void prefetch_to_write([[maybe_unused]] const float* p) {
-#if HWY_ARCH_X86
-  asm volatile("prefetchw %0" : : "m"(*p));
-#endif
-}
-
-/// sum + *a * x: a multiplication and its load in one instruction, see the top of the file.
-HWY_INLINE V multiply_loaded(const float* a, V x, V sum) {
-#if HWY_TARGET <= HWY_AVX3
-  __m512 result = sum.raw;
-  asm("vfmadd231ps %2%{1to16%}, %1, %0" : "+v"(result) : "v"(x.raw), "m"(*a));
-  return V{result};
-#else
-  return hn::MulAdd(hn::Set(D(), *a), x, sum);
-#endif
-}
-
-template <int Rows, int Vectors, GemmScalars Scalars>
-void tile(const GemmTile& t) {
-  const D d;
-  V sum[Rows][Vectors];
-#pragma GCC unroll 14
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
-    for (int j = 0; j < Vectors; ++j) sum[i][j] = hn::Zero(d);
-  }
-  const float* HWY_RESTRICT v = t.v;
-  const std::int64_t v_stride = t.v_stride;
-  constexpr bool kByRow = Scalars == GemmScalars::rows;
-  constexpr int kPointers = kByRow ? (Rows + 2) / 3 : 1;  // Every third row: the two after it are reached by index.
-  const std::int64_t s_stride = t.s_stride;
-  const float* s[kPointers];
-#pragma GCC unroll 5
-  for (int i = 0; i < kPointers; ++i) s[i] = t.s + 3 * i * s_stride;
-  const auto step = [&]() HWY_ATTR __attribute__((always_inline)) {
-    V x[Vectors];
-#pragma GCC unroll 2
-    for (int j = 0; j < Vectors; ++j) x[j] = hn::LoadU(d, v + j * kLanes);
-    v += v_stride;
-#pragma GCC unroll 14
-    for (int i = 0; i < Rows; ++i) {
-      const float* const from = kByRow                                ? s[i / 3] + (i % 3) * s_stride
-                                : Scalars == GemmScalars::packed_rows ? s[0] + i * kGemmRowStride
-                                                                      : s[0] + i;
-      if (!kByRow && i % 7 > 1) {
-#pragma GCC unroll 2
-        for (int j = 0; j < Vectors; ++j) sum[i][j] = multiply_loaded(from, x[j], sum[i][j]);
-        continue;
-      }
-      const V a = hn::Set(d, *from);
-#pragma GCC unroll 2
-      for (int j = 0; j < Vectors; ++j) sum[i][j] = hn::MulAdd(a, x[j], sum[i][j]);
-    }
-#pragma GCC unroll 5
-    for (int i = 0; i < kPointers; ++i) s[i] += Scalars == GemmScalars::steps ? s_stride : 1;
-  };
-  // Results seldom lie in the first-level cache: their lines come while the sums are made, one a step, so that loads
-  // find room beside them.
-  constexpr int kLines = std::max(1, Vectors * kLanes / 16);
-  const std::int64_t fetched = std::min<std::int64_t>(Rows, t.k / kLines);
-  const float* line = t.c;
-  for (std::int64_t i = 0; i < fetched; ++i, line += t.ldc) {
-#pragma GCC unroll 2
-    for (int j = 0; j < kLines; ++j) {
-      prefetch_to_write(line + 16 * j);
-      step();
-    }
-  }
-  std::int64_t left = t.k - fetched * kLines;
-  for (; left >= 4; left -= 4) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) step();
-  }
-  for (; left > 0; --left) step();
-  float* c = t.c;
-#pragma GCC unroll 14
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
-    for (int j = 0; j < Vectors; ++j) {
-      V r = sum[i][j];
-      if (t.accumulate) r = hn::Add(r, hn::LoadU(d, c + j * kLanes));
-      hn::StoreU(r, d, c + j * kLanes);
-    }
-    c += t.ldc;
-  }
-}
-
-template <GemmScalars Scalars, int Vectors, int... I>
-constexpr std::array<GemmTileFn, GemmKernels::kMaxRows> tile_row(std::integer_sequence<int, I...>) {
-  return {{tile<I + 1, Vectors, Scalars>...}};
-}
 
 // ---- one vector from memory and to it ----
 
@@ -562,16 +457,7 @@ GemmKernels make_kernels() {
   GemmKernels kernels = {};
   kernels.lanes = kLanes;
   kernels.columns = 2 * kLanes;
-  kernels.max_rows = kMaxRows;
-  using Sequence = std::make_integer_sequence<int, kMaxRows>;
-  const auto fill = [&]<GemmScalars scalars>() {
-    auto& to = kernels.tiles[static_cast<int>(scalars)];
-    std::ranges::copy(tile_row<scalars, 1>(Sequence()), to[0]);
-    std::ranges::copy(tile_row<scalars, 2>(Sequence()), to[1]);
-  };
-  fill.template operator()<GemmScalars::steps>();
-  fill.template operator()<GemmScalars::rows>();
-  fill.template operator()<GemmScalars::packed_rows>();
+  fill_tiles(kernels);
   kernels.pack = pack;
   kernels.gather = gather;
   kernels.widen = widen;

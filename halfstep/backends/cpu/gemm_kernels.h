@@ -28,6 +28,11 @@ struct GemmTile {
   float* c;
   std::int64_t ldc;
   bool accumulate;
+  // Of tiles whose results are 16-bit floats: c holds the sums to add to, which are left as they are.
+  void* rounded;
+  std::int64_t rounded_stride;  ///< between rows
+  const float* bias;            ///< along j, or null
+  bool relu;
 };
 using GemmTileFn = void (*)(const GemmTile& tile);
 
@@ -56,6 +61,11 @@ struct GemmKernels {
   GemmTileFn tile(GemmScalars scalars, int vectors, std::int64_t rows) const {
     return tiles[static_cast<int>(scalars)][vectors - 1][rows - 1];
   }
+  /// Of packed rows: rounded = activation(sums + bias) in f16 or bf16. Null where rounding is faster afterwards.
+  GemmTileFn f16_tiles[2][kMaxRows], bf16_tiles[2][kMaxRows];
+  GemmTileFn rounded_tile(DType dtype, int vectors, std::int64_t rows) const {
+    return (dtype == DType::f16 ? f16_tiles : bf16_tiles)[vectors - 1][rows - 1];
+  }
   /// to[p * columns + j] = from(j, p) for p < k, j < n, and 0 for n <= j < columns; from(j, p) at
   /// from + j * j_stride + p * p_stride in elements of dtype (f32, f16, bf16).
   void (*pack)(DType dtype, const void* from, std::int64_t j_stride, std::int64_t p_stride, std::int64_t n,
@@ -75,6 +85,9 @@ struct GemmKernels {
   void (*axpys)(DType dtype, const void* w, std::int64_t w_stride, std::int64_t n, std::int64_t k, const float* x,
                 std::int64_t ldx, std::int64_t rows, float* out, std::int64_t ldo, bool accumulate);
 };
+
+/// Sets `tiles` and the like, and `max_rows`.
+void fill_tiles(GemmKernels& kernels);
 
 /// The kernels for compute_isa().
 const GemmKernels& gemm_kernels();
