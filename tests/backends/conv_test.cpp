@@ -289,6 +289,15 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, false), ConvPath::blocks);
   EXPECT_EQ(path(single, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::matrix);
+  // Float32, where images come from memory.
+  const ConvGeometry many = geometry(16, 64, 56, 256, 1, 1, 0);
+  EXPECT_EQ(path(many, ConvPart::output, DType::f32, true), ConvPath::matrix);
+  EXPECT_EQ(path(many, ConvPart::input, DType::f32, true), ConvPath::matrix);
+  EXPECT_EQ(path(many, ConvPart::output, DType::f32, true, Isa::avx2), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(16, 32, 56, 256, 1, 1, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(16, 512, 56, 128, 1, 1, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(16, 512, 56, 128, 1, 1, 0), ConvPart::input, DType::f32, true), ConvPath::matrix);
+  EXPECT_EQ(path(geometry(16, 64, 56, 256, 1, 2, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
   const ConvGeometry one = geometry(2, 64, 56, 1, 1, 1, 0);
   EXPECT_EQ(path(one, ConvPart::output, DType::f32, true), ConvPath::matrix);
   EXPECT_EQ(path(one, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::matrix);

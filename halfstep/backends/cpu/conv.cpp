@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions: oneDNN's float32 kernels on channels-last images. 16-bit images are widened a few at a time, so that
-// what is widened stays in the cache, or, in 1x1 convolutions, while a matrix product packs them; results are rounded
-// once. Where the processor has 16-bit units, oneDNN uses them. Images of other layouts are brought to channels-last
-// first. Products and sums are float32 (float64 for float64).
+// Convolutions: oneDNN's float32 kernels on channels-last images, or matrix products for 1x1 where they are faster.
+// 16-bit images are widened a few at a time, so that what is widened stays in the cache, or while a product packs them;
+// results are rounded once. Where the processor has 16-bit units, oneDNN uses them. Images of other layouts are brought
+// to channels-last first. Products and sums are float32 (float64 for float64).
 // Winograd's algorithms take part where they are asked for. Depthwise convolutions have kernels of their own.
 #include "halfstep/backends/cpu/conv.h"
 

@@ -10,8 +10,8 @@ namespace halfstep::cpu {
 /// that see every place once, and images of at most 32 bits that lie channels-last.
 HS_API bool matrix_serves(const ConvCall& call) noexcept;
 /// Whether it is faster than oneDNN's float32 kernels on a processor with `isa`: where images of 16 bits would have to
-/// be widened for them, with 8 channels and filters or more (32 with AVX2). ResNet-50's, on a core of an Emerald
-/// Rapids, in f16: 0.88 of the time with AVX-512, 0.93 with AVX2; of float32 as fast.
+/// be widened for them, with 8 channels and filters or more (32 with AVX2), and, with AVX-512, where images of float32
+/// are too large for the cache and a sum is made in one go.
 HS_API bool matrix_suits(const ConvCall& call, Isa isa) noexcept;
 
 /// All places by all channels, times the weight: 16 bits are widened while the product packs its operands.

@@ -428,7 +428,7 @@ class Blocked {
   /// Fetches one of `parts` parts of what is left of the rows into the second-level cache, for pack_scalars(). Where
   /// packing reads from memory itself, it takes as long as a tenth of the multiplications.
   void fetch(Rows& rows, std::int64_t parts) const {
-    if (p_.scalars != Scalars::packed_rows) return;
+    if (p_.scalars != Scalars::packed_rows && p_.scalars != Scalars::rows_in_place) return;
     constexpr std::int64_t kLine = 64;
     const std::int64_t end = rows.begin + divide_up(rows.end - rows.begin, parts);
     for (; rows.begin < end; ++rows.begin) {
