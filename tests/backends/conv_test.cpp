@@ -297,6 +297,8 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(geometry(16, 32, 56, 256, 1, 1, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
   EXPECT_EQ(path(geometry(16, 512, 56, 128, 1, 1, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
   EXPECT_EQ(path(geometry(16, 512, 56, 128, 1, 1, 0), ConvPart::input, DType::f32, true), ConvPath::matrix);
+  EXPECT_EQ(path(geometry(16, 16, 112, 96, 1, 1, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
+  EXPECT_EQ(path(geometry(16, 16, 112, 96, 1, 1, 0), ConvPart::input, DType::f32, true), ConvPath::matrix);
   EXPECT_EQ(path(geometry(16, 64, 56, 256, 1, 2, 0), ConvPart::output, DType::f32, true), ConvPath::blocks);
   const ConvGeometry one = geometry(2, 64, 56, 1, 1, 1, 0);
   EXPECT_EQ(path(one, ConvPart::output, DType::f32, true), ConvPath::matrix);

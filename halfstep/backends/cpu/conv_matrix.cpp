@@ -12,9 +12,10 @@ namespace {
 
 constexpr std::int64_t kFewest = 8;  // channels and filters: a narrow product takes memory for all places
 constexpr std::int64_t kFewestByAvx2 = 32;
-// In float32, where a product reads rows where they lie: channels and filters, steps of the sum, and the bytes of both
-// images from which on it gains from fetching rows ahead (Zen 4).
-constexpr std::int64_t kFewestInFloat32 = 64, kMostSteps = 384, kManyBytes = 8 << 20;
+// In float32 a product gains from fetching rows ahead, where images come from memory and a sum is made in one go
+// (measured on a Zen 4): the bytes of both images, the most steps of the sum, and the fewest for columns of the result.
+constexpr std::int64_t kBytesOfLargeImages = 8 << 20, kMostStepsInOneGo = 384;
+constexpr struct { std::int64_t steps, columns; } kFewestInFloat32[] = {{64, 64}, {96, 16}};
 
 }  // namespace
 
@@ -27,13 +28,15 @@ bool matrix_serves(const ConvCall& call) noexcept {
 
 bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
   const ConvGeometry& g = call.geometry;
-  const std::int64_t fewest = std::min(g.c, g.o);
   if (call.input.dtype == DType::f32 && call.output.dtype == DType::f32) {
-    const std::int64_t steps = call.part == ConvPart::output ? g.c : g.o;
+    const bool forward = call.part == ConvPart::output;
+    const std::int64_t steps = forward ? g.c : g.o, columns = forward ? g.o : g.c;
     const std::int64_t bytes = g.n * g.h * g.w * (g.c + g.o) * static_cast<std::int64_t>(sizeof(float));
-    return isa >= Isa::avx512 && fewest >= kFewestInFloat32 && steps <= kMostSteps && bytes >= kManyBytes;
+    return isa >= Isa::avx512 && steps <= kMostStepsInOneGo && bytes >= kBytesOfLargeImages &&
+           std::ranges::any_of(kFewestInFloat32,
+                               [&](const auto& least) { return steps >= least.steps && columns >= least.columns; });
   }
-  return fewest >= (isa >= Isa::avx512 ? kFewest : kFewestByAvx2);
+  return std::min(g.c, g.o) >= (isa >= Isa::avx512 ? kFewest : kFewestByAvx2);
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {
