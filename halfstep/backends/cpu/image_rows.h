@@ -32,17 +32,18 @@ T* elements(const TensorView& v) {
 }
 
 /// f(sample, row, first channel, channels) for all rows of the images of y, in parallel; `work`: what one element of a
-/// row costs. Few rows are divided by channels, in blocks of whole cache lines.
+/// row costs. Few rows are divided by channels, in blocks of whole cache lines; the last one is not cut down to fewer
+/// than the 4 channels of the least vector.
 template <class F>
 void for_image_rows(const TensorView& y, std::int64_t work, F&& f) {
   const std::int64_t rows = y.sizes[0] * y.sizes[2], channels = y.sizes[1];
   constexpr std::int64_t kBlock = 128;
-  const std::int64_t blocks = rows >= 32 ? 1 : (channels + kBlock - 1) / kBlock;
+  const std::int64_t blocks = rows >= 32 ? 1 : std::max<std::int64_t>(1, (channels + kBlock - 4) / kBlock);
   const std::int64_t width = blocks == 1 ? channels : kBlock;
   parallel_for(rows * blocks, row_grain(width * y.sizes[3] * work), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = i / blocks, c = i % blocks * width;
-      f(row / y.sizes[2], row % y.sizes[2], c, std::min(width, channels - c));
+      f(row / y.sizes[2], row % y.sizes[2], c, i % blocks + 1 < blocks ? width : channels - c);
     }
   });
 }

@@ -1,223 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // max_pool2d and adaptive_max_pool2d, their backward passes and the gradients of these.
 //
-// The index of a value is its number in its window, row by row of the widest window. Backward, with channels side by
-// side, each place of the image looks through the windows that it is in for those that chose it, so that no two threads
-// write to one place; otherwise a thread has a channel to itself.
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "halfstep/backends/cpu/max_pool.cpp"
-#include <hwy/foreach_target.h>
-//
-#include <hwy/highway.h>
-
+// The index of a value is its number in its window, row by row of the widest window. Images whose channels lie side by
+// side are pooled by max_pool_rows.h; of others, a thread has a channel to itself in the backward pass.
+#include <cmath>
 #include <limits>
 
 #include "halfstep/backends/cpu/image_order.h"
 #include "halfstep/backends/cpu/image_rows.h"
-#include "halfstep/backends/cpu/simd-inl.h"
-#include "halfstep/backends/cpu/window.h"
-
-#ifndef HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_
-#define HALFSTEP_BACKENDS_CPU_MAX_POOL_ROW_
-namespace halfstep::cpu {
-/// A row of places of the result, of some channels that lie side by side.
-struct MaxRow {
-  const TensorView* x;      ///< what is read: the image, or a gradient
-  const TensorView* index;  ///< written forward, read backward
-  const TensorView* y;
-  const Taps* columns;
-  const Tap *rows, *rows_end;
-  std::int64_t from, index_at, to, channels;  ///< of the first element: in x (of its row 0), index, y
-  std::int64_t width;                         ///< of the widest window
-};
-}  // namespace halfstep::cpu
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace halfstep::cpu {
-namespace HWY_NAMESPACE {
-namespace {
-
-using I32Tag = hn::RebindToSigned<F32Tag>;
-using I32Vec = hn::Vec<I32Tag>;
-
-HWY_INLINE I32Vec load_index(const std::uint8_t* p) {
-  return hn::PromoteTo(I32Tag(), hn::LoadU(hn::Rebind<std::uint8_t, F32Tag>(), p));
-}
-HWY_INLINE I32Vec load_index(const std::int32_t* p) { return hn::LoadU(I32Tag(), p); }
-HWY_INLINE void store_index(I32Vec v, std::uint8_t* p) {
-  const hn::Rebind<std::uint8_t, F32Tag> d8;
-  hn::StoreU(hn::DemoteTo(d8, v), d8, p);
-}
-HWY_INLINE void store_index(I32Vec v, std::int32_t* p) { hn::StoreU(v, I32Tag(), p); }
-// The first n lanes.
-template <class I>
-HWY_INLINE I32Vec load_index_n(const I* p, std::size_t n) {
-  alignas(64) I block[hn::MaxLanes(F32Tag())] = {};
-  copy_few(block, p, n);
-  return load_index(block);
-}
-template <class I>
-HWY_INLINE void store_index_n(I32Vec v, I* p, std::size_t n) {
-  alignas(64) I block[hn::MaxLanes(F32Tag())];
-  store_index(v, block);
-  copy_few(p, block, n);
-}
-
-// K vectors of channels of one place; with kFew one of n lanes.
-template <int K, bool kFew, class T, class I>
-HWY_INLINE void choose(const MaxRow& m, const T* from, std::int64_t column, I* index, T* to,
-                       [[maybe_unused]] std::size_t n) {
-  const F32Tag d;
-  const I32Tag di;
-  const std::size_t lanes = hn::Lanes(d);
-  const Tap *columns = m.columns->begin(column), *columns_end = m.columns->end(column);
-  F32Vec best[K];
-  I32Vec number[K];
-  const bool none = m.rows == m.rows_end || columns == columns_end;
-  const auto first = none ? 0 : static_cast<std::int32_t>(m.rows->number * m.width + columns->number);
-  for (int k = 0; k < K; ++k) {
-    best[k] = hn::Set(d, -std::numeric_limits<float>::infinity());
-    number[k] = hn::Set(di, first);
-  }
-  for (const Tap* r = m.rows; r != m.rows_end; ++r) {
-    const T* line = from + r->at * m.x->strides[2];
-    for (const Tap* c = columns; c != columns_end; ++c) {
-      const T* place = line + c->at * m.x->strides[3];
-      const auto here = hn::Set(di, static_cast<std::int32_t>(r->number * m.width + c->number));
-      for (int k = 0; k < K; ++k) {
-        F32Vec v;
-        if constexpr (kFew) {
-          v = load_n(d, place, n);
-        } else {
-          v = load(d, place + static_cast<std::size_t>(k) * lanes);
-        }
-        const auto better = hn::Or(hn::Gt(v, best[k]), hn::IsNaN(v));
-        best[k] = hn::IfThenElse(better, v, best[k]);
-        number[k] = hn::IfThenElse(hn::RebindMask(di, better), here, number[k]);
-      }
-    }
-  }
-  if constexpr (kFew) {
-    store_n(best[0], d, to, n);
-    store_index_n(number[0], index, n);
-  } else {
-    for (int k = 0; k < K; ++k) {
-      store(best[k], d, to + static_cast<std::size_t>(k) * lanes);
-      store_index(number[k], index + static_cast<std::size_t>(k) * lanes);
-    }
-  }
-}
-
-template <class T, class I>
-void forward_row(const MaxRow& m) {
-  const std::size_t lanes = hn::Lanes(F32Tag()), n = static_cast<std::size_t>(m.channels);
-  const T* from = static_cast<const T*>(m.x->data) + m.from;
-  for (std::int64_t w = 0; w < m.columns->size; ++w) {
-    T* to = static_cast<T*>(m.y->data) + m.to + w * m.y->strides[3];
-    I* index = static_cast<I*>(m.index->data) + m.index_at + w * m.index->strides[3];
-    std::size_t c = 0;
-    for (; c + 4 * lanes <= n; c += 4 * lanes) choose<4, false>(m, from + c, w, index + c, to + c, 0);
-    for (; c + lanes <= n; c += lanes) choose<1, false>(m, from + c, w, index + c, to + c, 0);
-    if (c < n) choose<1, true>(m, from + c, w, index + c, to + c, n - c);
-  }
-}
-
-// The sum of the gradients of the windows that chose this place.
-template <int K, bool kFew, class T, class O, class I>
-HWY_INLINE void collect(const MaxRow& m, const T* from, const I* index, std::int64_t column, O* to,
-                        [[maybe_unused]] std::size_t n) {
-  const F32Tag d;
-  const I32Tag di;
-  const std::size_t lanes = hn::Lanes(d);
-  const Tap *columns = m.columns->begin(column), *columns_end = m.columns->end(column);
-  F32Vec total[K];
-  for (int k = 0; k < K; ++k) total[k] = hn::Zero(d);
-  for (const Tap* r = m.rows; r != m.rows_end; ++r) {
-    for (const Tap* c = columns; c != columns_end; ++c) {
-      const T* place = from + r->at * m.x->strides[2] + c->at * m.x->strides[3];
-      const I* chosen = index + r->at * m.index->strides[2] + c->at * m.index->strides[3];
-      const auto here = hn::Set(di, static_cast<std::int32_t>(r->number * m.width + c->number));
-      for (int k = 0; k < K; ++k) {
-        F32Vec v;
-        I32Vec number;
-        if constexpr (kFew) {
-          v = load_n(d, place, n);
-          number = load_index_n(chosen, n);
-        } else {
-          v = load(d, place + static_cast<std::size_t>(k) * lanes);
-          number = load_index(chosen + static_cast<std::size_t>(k) * lanes);
-        }
-        total[k] = hn::Add(total[k], hn::IfThenElseZero(hn::RebindMask(d, hn::Eq(number, here)), v));
-      }
-    }
-  }
-  if constexpr (kFew) {
-    store_n(total[0], d, to, n);
-  } else {
-    for (int k = 0; k < K; ++k) store(total[k], d, to + static_cast<std::size_t>(k) * lanes);
-  }
-}
-
-template <class T, class O, class I>
-void backward_row(const MaxRow& m) {
-  const std::size_t lanes = hn::Lanes(F32Tag()), n = static_cast<std::size_t>(m.channels);
-  const T* from = static_cast<const T*>(m.x->data) + m.from;
-  const I* index = static_cast<const I*>(m.index->data) + m.index_at;
-  for (std::int64_t w = 0; w < m.columns->size; ++w) {
-    O* to = static_cast<O*>(m.y->data) + m.to + w * m.y->strides[3];
-    std::size_t c = 0;
-    for (; c + 4 * lanes <= n; c += 4 * lanes) collect<4, false>(m, from + c, index + c, w, to + c, 0);
-    for (; c + lanes <= n; c += lanes) collect<1, false>(m, from + c, index + c, w, to + c, 0);
-    if (c < n) collect<1, true>(m, from + c, index + c, w, to + c, n - c);
-  }
-}
-
-template <class I>
-void forward_row_of(const MaxRow& m) {
-  if (m.x->dtype == DType::f16) return forward_row<Half, I>(m);
-  if (m.x->dtype == DType::bf16) return forward_row<BFloat16, I>(m);
-  forward_row<float, I>(m);
-}
-template <class I>
-void backward_row_of(const MaxRow& m) {
-  const bool wide = m.y->dtype == DType::f32;
-  if (m.x->dtype == DType::f16) return wide ? backward_row<Half, float, I>(m) : backward_row<Half, Half, I>(m);
-  if (m.x->dtype == DType::bf16) {
-    return wide ? backward_row<BFloat16, float, I>(m) : backward_row<BFloat16, BFloat16, I>(m);
-  }
-  backward_row<float, float, I>(m);
-}
-
-}  // namespace
-
-void max_row(const MaxRow& m) {
-  m.index->dtype == DType::u8 ? forward_row_of<std::uint8_t>(m) : forward_row_of<std::int32_t>(m);
-}
-void max_backward_row(const MaxRow& m) {
-  m.index->dtype == DType::u8 ? backward_row_of<std::uint8_t>(m) : backward_row_of<std::int32_t>(m);
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace halfstep::cpu
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-#include <cmath>
-
+#include "halfstep/backends/cpu/max_pool_rows.h"
 #include "halfstep/backends/cpu/row_block.h"
 
 namespace halfstep::cpu {
-HWY_EXPORT(max_row);
-HWY_EXPORT(max_backward_row);
-
 namespace {
 
-// The windows of an image of height h and width w as tables, and the size of the largest.
-struct MaxWindows {
-  Taps rows, columns;
-  std::int64_t height = 1, width = 1;
-};
+// The windows of an image of height h and width w.
 bool windows_of(KernelContext* context, const PoolAttributes& a, std::int64_t h, std::int64_t w, const TensorView& y,
                 MaxWindows& to) {
   to.height = a.kernel[0];
@@ -258,22 +55,8 @@ Status forward(KernelContext* context, const TensorView* in, int, TensorView* ou
   const Taps &rows = windows.rows, &columns = windows.columns;
   const ImageStrides from(x), to(y), at(index);
   const std::int64_t work = most_taps(rows) * most_taps(columns);
-  if (x.dtype != DType::f64 && channels_side_by_side(x, y, index)) {
-    for_image_rows(y, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
-      HWY_DYNAMIC_DISPATCH(max_row)
-      ({.x = &x,
-        .index = &index,
-        .y = &y,
-        .columns = &columns,
-        .rows = rows.begin(h),
-        .rows_end = rows.end(h),
-        .from = n * from.n + c,
-        .index_at = at.at(n, c, h, 0),
-        .to = to.at(n, c, h, 0),
-        .channels = channels,
-        .width = windows.width});
-    });
-    return Status::ok;
+  if (max_pools_by_rows(x, y, index)) {
+    return max_pool_rows(context, x, y, index, windows) ? Status::ok : Status::out_of_memory;
   }
   visit_pair(x, index, [&](auto zero, auto* image, auto* numbers) {
     using C = decltype(zero);
@@ -389,30 +172,14 @@ Status backward(KernelContext* context, const TensorView* in, int, TensorView* o
   if (!windows_of(context, *static_cast<const A*>(p), dx.sizes[2], dx.sizes[3], g, windows)) {
     return Status::out_of_memory;
   }
-  const bool known = g.dtype != DType::f64 && (dx.dtype == g.dtype || dx.dtype == DType::f32);
-  if (known && channels_side_by_side(g, dx, index)) {
+  if (max_pools_by_rows(g, dx, index)) {
     Taps rows, columns;
     if (!reversed_taps(context, windows.rows, dx.sizes[2], rows) ||
         !reversed_taps(context, windows.columns, dx.sizes[3], columns)) {
       return Status::out_of_memory;
     }
-    const ImageStrides from(g), to(dx), at(index);
-    const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns));
-    for_image_rows(dx, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
-      HWY_DYNAMIC_DISPATCH(max_backward_row)
-      ({.x = &g,
-        .index = &index,
-        .y = &dx,
-        .columns = &columns,
-        .rows = rows.begin(h),
-        .rows_end = rows.end(h),
-        .from = n * from.n + c,
-        .index_at = n * at.n + c,
-        .to = to.at(n, c, h, 0),
-        .channels = channels,
-        .width = windows.width});
-    });
-    return Status::ok;
+    return max_pool_backward_rows(context, g, index, dx, rows, columns, windows.width) ? Status::ok
+                                                                                       : Status::out_of_memory;
   }
   bool ok = true;
   visit_pair(g, index, [&](auto zero, auto* gradient, auto* numbers) {
@@ -458,4 +225,3 @@ const RegisterCpuKernel max_pool_kernels[] = {
 
 }  // namespace
 }  // namespace halfstep::cpu
-#endif
