@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Max pooling of channels-last images against loops over single elements in float64: values with their signs, indices
-// and gradients, in windows of every kind, of numbers and of what isn't one.
+// Pooling of channels-last images against loops over single elements in float64. Maxima: values with their signs,
+// indices and gradients, in windows of every kind, of numbers and of what isn't one. Means of whole images.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -12,6 +12,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/op.h"
 #include "halfstep/ops/pool.h"
+#include "halfstep/ops/random.h"
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/support/threads.h"
@@ -217,6 +218,52 @@ TEST(MaxPoolChannelsLast, HasTheSameBitsOnAnyNumberOfThreads) {
     }
     EXPECT_EQ(seen[0], seen[1]) << w.what;
     EXPECT_EQ(seen[0], seen[2]) << w.what;
+  }
+}
+
+// Means over whole images, of channels in blocks of 2048 where there are many images; each row is summed, then the
+// rows.
+TEST(MeanOfChannelsLastImages, AndItsGradientAgreeWithFloat64) {
+  const test::ThreadsGuard guard;
+  set_num_threads(2);
+  std::mt19937 random(5);
+  for (const Pair& image : {Pair{1, 1}, Pair{1, 9}, Pair{6, 5}}) {
+    for (const std::int64_t channels : {3, 4, 5, 65, 130, 2050, 4101}) {
+      for (const std::int64_t images : {1, 9}) {
+        const Shape sizes = {images, channels, image[0], image[1]};
+        const auto places = static_cast<std::size_t>(image[0] * image[1]);
+        std::vector<double> values(static_cast<std::size_t>(sizes.numel()));
+        for (double& v : values) v = static_cast<double>(random() % 2001) / 1000 - 1;
+        for (const DType dtype : {f32, f16, bf16}) {
+          for (const bool apart : {false, true}) {
+            const std::string what = sizes.str() + " " + name(dtype) + (apart ? " apart" : "");
+            const Tensor low = tensor(values, sizes).to(dtype);
+            const auto x = low.contiguous().to_vector<double>();
+            const Tensor in = laid_out(low, apart).requires_grad_();
+            const Tensor y = adaptive_avg_pool2d(in, {1});
+            const Tensor g = rand(y.sizes()).to(dtype);
+            const auto got = y.detach().contiguous().to_vector<double>(), weights = g.to_vector<double>();
+            const auto x_grad = grad({y}, {in}, {.grad_outputs = {g}})[0].contiguous().to_vector<double>();
+            const double half_ulp = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24;
+            const double smallest = dtype == f16 ? 0x1p-25 : 0;
+            for (std::size_t i = 0; i < got.size(); ++i) {
+              double sum = 0, size = 0;
+              for (std::size_t k = 0; k < places; ++k) {
+                sum += x[i * places + k];
+                size += std::abs(x[i * places + k]);
+              }
+              const double n = static_cast<double>(places), mean = sum / n;
+              // A rounding for each term, and one of the quotient.
+              ASSERT_NEAR(got[i], mean, (n + 1) * 0x1p-24 * size / n + half_ulp * std::abs(mean) + smallest) << what;
+              const double each = weights[i] / n;
+              for (std::size_t k = 0; k < places; ++k) {
+                ASSERT_NEAR(x_grad[i * places + k], each, (half_ulp + 0x1p-23) * each + smallest) << what;
+              }
+            }
+          }
+        }
+      }
+    }
   }
 }
 

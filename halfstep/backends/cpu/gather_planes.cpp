@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "halfstep/backends/cpu/gather_planes.h"
+#include "halfstep/backends/cpu/image_mean.h"
 #include "halfstep/backends/cpu/image_rows.h"
 #include "halfstep/backends/cpu/simd-inl.h"
 
@@ -313,7 +314,7 @@ bool all_alike(const Taps& taps) {
 constexpr std::int64_t kPlanes = 256;
 
 // Means of whole planes.
-void average_planes(const TensorView& x, TensorView y, double divisor) {
+void average_planes(const TensorView& x, TensorView y, float divisor) {
   const std::int64_t length = x.sizes[2] * x.sizes[3];
   parallel_for(y.numel, row_grain(length), [&](std::int64_t begin, std::int64_t end) {
     float sums[kPlanes];
@@ -322,7 +323,7 @@ void average_planes(const TensorView& x, TensorView y, double divisor) {
       HWY_DYNAMIC_DISPATCH(plane_sums)
       (x.dtype, element(x.dtype, static_cast<const void*>(x.data), at * length), count, length, sums);
       if (divisor != 1) {
-        for (std::int64_t i = 0; i < count; ++i) sums[i] /= static_cast<float>(divisor);
+        for (std::int64_t i = 0; i < count; ++i) sums[i] /= divisor;
       }
       write_row(y, at, 1, count, sums);
     }
@@ -466,7 +467,16 @@ void gather_planes(const TensorView& x, const TensorView& y, const Taps& rows, c
     return divisors.rows ? divisors.all * divisors.rows[row] : divisors.all;
   };
   const bool known = x.dtype != DType::f64 && (y.dtype == x.dtype || y.dtype == DType::f32);
+  const bool all_to_one = takes_all(rows, x.sizes[2]) && takes_all(columns, x.sizes[3]);
+  const bool one_to_all = !divisors.rows && !divisors.columns && x.sizes[2] == 1 && x.sizes[3] == 1 &&
+                          all_alike(rows) && all_alike(columns);
+  const auto all = static_cast<float>(divisor_of(0) * (divisors.columns ? divisors.columns[0] : 1));
   if (known && channels_side_by_side(x, y)) {
+    if (all_to_one) return mean_of_images(x, y, all);
+    if (one_to_all) {
+      return spread_over_images(x, y, static_cast<float>(rows.taps->weight), static_cast<float>(columns.taps->weight),
+                                all);
+    }
     for_image_rows(y, work, [&](std::int64_t n, std::int64_t h, std::int64_t c, std::int64_t channels) {
       HWY_DYNAMIC_DISPATCH(gather_row)
       ({.x = &x,
@@ -483,12 +493,9 @@ void gather_planes(const TensorView& x, const TensorView& y, const Taps& rows, c
     return;
   }
   if (known && x.contiguous && y.contiguous) {
-    const double all = divisor_of(0) * (divisors.columns ? divisors.columns[0] : 1);
-    if (takes_all(rows, x.sizes[2]) && takes_all(columns, x.sizes[3])) return average_planes(x, y, all);
-    if (!divisors.rows && !divisors.columns && x.sizes[2] == 1 && x.sizes[3] == 1 && all_alike(rows) &&
-        all_alike(columns)) {
-      return fill_planes(x, y, static_cast<float>(rows.taps->weight), static_cast<float>(columns.taps->weight),
-                         static_cast<float>(all));
+    if (all_to_one) return average_planes(x, y, all);
+    if (one_to_all) {
+      return fill_planes(x, y, static_cast<float>(rows.taps->weight), static_cast<float>(columns.taps->weight), all);
     }
   }
   if (known && x.numel > 0 && (from.w == 1 || x.sizes[3] == 1) && (to.w == 1 || y.sizes[3] == 1)) {
