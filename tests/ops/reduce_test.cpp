@@ -177,6 +177,64 @@ TEST(Reduce, SixteenBitSumsRoundOnce) {
   EXPECT_EQ(mean(y).item<double>(), 300);
 }
 
+// Down columns, of numbers of columns and rows that are no whole number of vectors or blocks: of a whole tensor, of
+// some columns of a wider one, and of two dimensions with a gap between them. Up to 128 terms are added up in float32,
+// and what 16 bits make of the result is one rounding.
+TEST(Reduce, SumsOfColumnsAgreeWithFloat64OnAnyNumberOfThreads) {
+  const test::ThreadsGuard guard;
+  for (const auto& [n, columns] : {std::pair{1, 4}, std::pair{2, 67}, std::pair{9, 16}, std::pair{128, 31},
+                                   std::pair{129, 300}, std::pair{1000, 64}, std::pair{40000, 5}}) {
+    for (const DType dtype : {f32, f16, bf16}) {
+      const Tensor x = wave({n, columns}, f64, 0.7).to(dtype);
+      Tensor wider = zeros({n, columns + 3}, {.dtype = dtype}), folded = zeros({2, n + 1, columns}, {.dtype = dtype});
+      Tensor part = wider.slice(1, 1, columns + 1), two = folded.slice(1, 0, n);
+      part.copy_(x);
+      two.copy_(x.unsqueeze(0).expand({2, n, columns}));
+      const Values v = x.to_vector<double>();
+      const std::string what = std::to_string(n) + " x " + std::to_string(columns) + " " + std::string(name(dtype));
+      const auto check = [&](const Tensor& got, double times) {
+        const Values y = got.to_vector<double>();
+        ASSERT_EQ(y.size(), static_cast<std::size_t>(columns)) << what;
+        const double half_ulp = dtype == f32 ? 0x1p-24 : dtype == f16 ? 0x1p-11 : 0x1p-8;
+        for (std::size_t c = 0; c < y.size(); ++c) {
+          double exact = 0, size = 0;
+          for (std::size_t r = 0; r < static_cast<std::size_t>(n); ++r) {
+            exact += v[r * y.size() + c] * times;
+            size += std::abs(v[r * y.size() + c] * times);
+          }
+          ASSERT_NEAR(y[c], exact, 128 * 0x1p-24 * size + half_ulp * std::abs(exact) + (dtype == f16 ? 0x1p-25 : 0))
+              << what << ", column " << c;
+        }
+      };
+      Values first;
+      for (const int threads : {1, 2, 5}) {
+        set_num_threads(threads);
+        const Tensor y = sum(x, {0});
+        check(y, 1);
+        check(mean(x, {0}), 1.0 / n);
+        check(sum(part, {0}), 1);
+        check(sum(two, {0, 1}), 2);
+        if (threads == 1) first = y.to_vector<double>();
+        EXPECT_EQ(y.to_vector<double>(), first) << what;
+      }
+    }
+  }
+}
+
+// A column that leaves float32 on the way does not touch its neighbours, and comes back.
+TEST(Reduce, SumsOfColumnsMayLeaveFloat32OnTheWay) {
+  if (!default_device().is_cpu()) GTEST_SKIP() << "other devices may lose small terms beside large ones";
+  for (const std::int64_t columns : {4, 16, 70}) {
+    Tensor x = ones({6, columns});
+    Tensor large = x.select(1, 2);
+    large.copy_(tensor(Values{3e38, 3e38, -3e38, -3e38, 1, 2}, {6}));
+    Tensor endless = x.select(1, 3);
+    endless.copy_(tensor(Values{1, kInfinity, 1, 1, 1, 1}, {6}));
+    const Values y = sum(x, {0}).to_vector<double>();
+    for (std::size_t c = 0; c < y.size(); ++c) EXPECT_EQ(y[c], c == 2 ? 3 : c == 3 ? kInfinity : 6) << c;
+  }
+}
+
 TEST(Reduce, ResultsDontDependOnTheNumberOfThreads) {
   const Tensor x = wave({1 << 19}, f32, 0.7), m = wave({1 << 13, 48}, f32, 0.7);
   const int threads = num_threads();

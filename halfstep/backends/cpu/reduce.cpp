@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "halfstep/backends/cpu/column_sums.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/fold.h"
@@ -38,10 +39,11 @@ void read(const void* data, std::int64_t at, std::int64_t stride, std::int64_t n
 template <class C>
 struct Reader {
   const void* data;
+  DType dtype;
   bool direct = false;
   void (*function)(const void* data, std::int64_t at, std::int64_t stride, std::int64_t n, C* to) = nullptr;
 
-  explicit Reader(const TensorView& x) : data(x.data) {
+  explicit Reader(const TensorView& x) : data(x.data), dtype(x.dtype) {
     if constexpr (std::is_same_v<C, double>) {
       direct = x.dtype == DType::f64;
       function = direct ? read<double, double> : read<float, double>;
@@ -137,6 +139,19 @@ void fold_row(const SumExponentials&, const float* row, const float* shifts, std
   exp_add(row, shifts, columns, acc);
 }
 
+// Rows [begin, end) into one accumulator for each column.
+template <class Op, class C>
+void fold_rows(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
+               std::int64_t end, std::int64_t columns, const C* shifts, C* acc) {
+  if constexpr (std::is_same_v<Op, Sum> && std::is_same_v<C, float>) {
+    reduced.for_runs(begin, end, [&](std::int64_t offset, std::int64_t n, std::int64_t stride) {
+      add_rows_to_sums(x.dtype, element(x.dtype, x.data, base + offset), n, stride, columns, acc);
+    });
+  } else {
+    for_rows(x, base, reduced, begin, end, columns, [&](const C* row) { fold_row(op, row, shifts, columns, acc); });
+  }
+}
+
 // Rows [begin, end) of `columns` outputs that lie next to each other.
 template <class Op, class C>
 void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
@@ -150,7 +165,7 @@ void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
   for (std::int64_t first = begin; first < end; first += kRows) {
     const std::int64_t last = std::min(first + kRows, end);
     std::fill_n(acc, columns, static_cast<C>(Op::kInit));
-    for_rows(x, base, reduced, first, last, columns, [&](const C* row) { fold_row(op, row, shifts, columns, acc); });
+    fold_rows(op, x, base, reduced, first, last, columns, shifts, acc);
     if constexpr (std::is_same_v<C, float> && Op::kTerms != Terms::kept) {
       int again = 0;
       for (std::int64_t c = 0; c < columns; ++c) again |= spoilt<Op>(acc[c], last - first);
