@@ -79,5 +79,26 @@ TYPED_TEST(StoreDoubles, NothingIsWrittenBehindTheEnd) {
   }
 }
 
+// Every pattern of 16 bits, across the end of a vector: conversions to float are tested by themselves.
+TYPED_TEST(StoreDoubles, AreLoadedAsTheyAre) {
+  using T = TypeParam;
+  const DType dtype = std::is_same_v<T, Half> ? DType::f16 : DType::bf16;
+  std::vector<T> all;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) all.push_back(T::from_bits(static_cast<std::uint16_t>(bits)));
+  for (const std::int64_t n : {0, 1, 7, 8, 9, 17, 0x10000}) {
+    std::vector<double> loaded(static_cast<std::size_t>(n) + 1, 77);
+    load_doubles(dtype, all.data(), n, loaded.data());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+      const auto expected = static_cast<double>(all[i]);
+      if (std::isnan(expected)) {
+        ASSERT_TRUE(std::isnan(loaded[i])) << i;
+      } else {
+        ASSERT_EQ(loaded[i], expected) << i;
+      }
+    }
+    EXPECT_EQ(loaded.back(), 77);
+  }
+}
+
 }  // namespace
 }  // namespace halfstep::cpu

@@ -36,6 +36,23 @@ void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
   std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(float));
 }
 
+template <class From>
+void widen_run(const From* from, std::int64_t count, double* to) {
+  const F64Tag d;
+  const hn::Rebind<float, F64Tag> f;
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) store(hn::PromoteTo(d, load(f, from + i)), d, to + i);
+  for (; i < n; ++i) to[i] = convert<double>(from[i]);
+}
+
+void load_doubles(DType dtype, const void* from, std::int64_t n, double* to) {
+  if (dtype == DType::f16) return widen_run(static_cast<const Half*>(from), n, to);
+  if (dtype == DType::bf16) return widen_run(static_cast<const BFloat16*>(from), n, to);
+  if (dtype == DType::f32) return widen_run(static_cast<const float*>(from), n, to);
+  std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(double));
+}
+
 // Rounded to odd: what is no float becomes the one of its two neighbours whose last bit is 1, so that rounding again to
 // a type with fewer bits gives what rounding the double to it would (Boldo and Melquiond, 2008).
 void round_to_odd(const double* from, std::int64_t count, float* to) {
@@ -231,6 +248,7 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 HWY_EXPORT(load_floats);
 HWY_EXPORT(store_floats);
+HWY_EXPORT(load_doubles);
 HWY_EXPORT(store_doubles);
 HWY_EXPORT(unscale_block);
 HWY_EXPORT(max_magnitude);
@@ -241,6 +259,9 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to) {
 }
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
   HWY_DYNAMIC_DISPATCH(store_floats)(dtype, to, n, from);
+}
+void load_doubles(DType dtype, const void* from, std::int64_t n, double* to) {
+  HWY_DYNAMIC_DISPATCH(load_doubles)(dtype, from, n, to);
 }
 void store_doubles(DType dtype, void* to, std::int64_t n, const double* from) {
   HWY_DYNAMIC_DISPATCH(store_doubles)(dtype, to, n, from);

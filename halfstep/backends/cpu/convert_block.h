@@ -15,6 +15,8 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to);
 /// The same back, rounded to nearest even; NaN stays NaN.
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from);
 
+/// n values of f64, f32, f16 or bf16 as doubles.
+HS_API void load_doubles(DType dtype, const void* from, std::int64_t n, double* to);
 /// n doubles to f64, f32, f16 or bf16, each rounded once to nearest even; NaN stays NaN.
 HS_API void store_doubles(DType dtype, void* to, std::int64_t n, const double* from);
 

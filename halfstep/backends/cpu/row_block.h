@@ -22,6 +22,7 @@ inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, 
   read_strided(x, at, stride, n, to);
 }
 inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, double* to) {
+  if (stride == 1) return load_doubles(x.dtype, element(x.dtype, static_cast<const void*>(x.data), at), n, to);
   read_strided(x, at, stride, n, to);
 }
 /// The reverse, rounded once.

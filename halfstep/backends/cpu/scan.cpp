@@ -2,7 +2,9 @@
 // Along one dimension: extremes with indices and cumulative sums and products; and the pieces of the reductions'
 // gradients that are not ops elsewhere.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <vector>
 
 #include "halfstep/backends/cpu/extreme_row.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -85,44 +87,72 @@ template <bool kMagnitudes, class C>
 bool is_extreme(C v, C top) {
   return ((kMagnitudes ? std::abs(v) : v) == top) | ((v != v) & (top != top));
 }
-// The same for rows of elements that lie side by side.
+// The same for rows of elements that lie side by side: a thread a row, or all of them one long row after the other.
 template <bool kMagnitudes, class T>
 void extreme_rows(const TensorView* in, TensorView& out, const ReducePlan& from, const ReducePlan& to) {
   using C = ComputeOf<T>;
-  constexpr std::int64_t kBlock = 2048;
-  const std::int64_t n = from.reduced.numel;
-  parallel_for(from.kept.numel, row_grain(n), [&](std::int64_t begin, std::int64_t end) {
-    C buffer[kBlock], weights[kBlock];
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t x_at = from.kept.offset(r), y_at = to.kept.offset(r);
-      const C top = convert<C>(static_cast<const T*>(in[1].data)[r]);
-      const auto load = [&](std::int64_t at, std::int64_t count) {
-        if constexpr (std::is_same_v<T, C>) return static_cast<const C*>(in[0].data) + x_at + at;
-        read_row(in[0], x_at + at, 1, count, buffer);
-        return static_cast<const C*>(buffer);
-      };
-      std::int64_t ties = 0;
-      for (std::int64_t at = 0; at < n; at += kBlock) {
-        const std::int64_t count = std::min(kBlock, n - at);
-        const C* x = load(at, count);
-        int matches = 0;
-        for (std::int64_t i = 0; i < count; ++i) matches += is_extreme<kMagnitudes>(x[i], top) ? 1 : 0;
-        ties += matches;
-      }
-      const C weight = C(1) / static_cast<C>(ties);
-      for (std::int64_t at = 0; at < n; at += kBlock) {
-        const std::int64_t count = std::min(kBlock, n - at);
-        const C* x = n > kBlock || std::is_same_v<T, C> ? load(at, count) : buffer;
-        C* y = weights;
-        if constexpr (std::is_same_v<T, C>) y = static_cast<C*>(out.data) + y_at + at;
-        for (std::int64_t i = 0; i < count; ++i) {
-          const C share = kMagnitudes ? (x[i] > 0 ? weight : x[i] < 0 ? -weight : C(0)) : weight;
-          y[i] = is_extreme<kMagnitudes>(x[i], top) ? share : C(0);
-        }
-        if constexpr (!std::is_same_v<T, C>) write_row(out, y_at + at, 1, count, weights);
+  constexpr std::int64_t kBlock = 2048, kFew = 8;
+  constexpr bool kDirect = std::is_same_v<T, C>;
+  const std::int64_t n = from.reduced.numel, rows = from.kept.numel;
+  const auto top_of = [&](std::int64_t r) { return convert<C>(static_cast<const T*>(in[1].data)[r]); };
+  // f(x, at, count) for blocks of elements [begin, end) of a row; `loaded` when the buffer has its only one.
+  const auto for_blocks = [&](std::int64_t r, std::int64_t begin, std::int64_t end, C* buffer, bool loaded, auto&& f) {
+    const std::int64_t row = from.kept.offset(r);
+    for (std::int64_t at = begin; at < end; at += kBlock) {
+      const std::int64_t count = std::min(kBlock, end - at);
+      if constexpr (kDirect) {
+        f(static_cast<const C*>(in[0].data) + row + at, at, count);
+      } else {
+        if (!loaded) read_row(in[0], row + at, 1, count, buffer);
+        f(buffer, at, count);
       }
     }
-  });
+  };
+  const auto ties_of = [&](std::int64_t r, std::int64_t begin, std::int64_t end, C* buffer) {
+    const C top = top_of(r);
+    std::int64_t ties = 0;
+    for_blocks(r, begin, end, buffer, false, [&](const C* x, std::int64_t, std::int64_t count) {
+      int matches = 0;
+      for (std::int64_t i = 0; i < count; ++i) matches += is_extreme<kMagnitudes>(x[i], top) ? 1 : 0;
+      ties += matches;
+    });
+    return ties;
+  };
+  const auto write_weights = [&](std::int64_t r, std::int64_t begin, std::int64_t end, std::int64_t ties, C* buffer,
+                                 bool loaded) {
+    const C top = top_of(r), weight = C(1) / static_cast<C>(ties);
+    const std::int64_t row = to.kept.offset(r);
+    for_blocks(r, begin, end, buffer, loaded, [&](const C* x, std::int64_t at, std::int64_t count) {
+      [[maybe_unused]] C weights[kBlock];
+      C* y = weights;
+      if constexpr (kDirect) y = static_cast<C*>(out.data) + row + at;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const C share = kMagnitudes ? (x[i] > 0 ? weight : x[i] < 0 ? -weight : C(0)) : weight;
+        y[i] = is_extreme<kMagnitudes>(x[i], top) ? share : C(0);
+      }
+      if constexpr (!kDirect) write_row(out, row + at, 1, count, weights);
+    });
+  };
+  if (rows >= kFew || n < 2 * kReduceGrain) {
+    return parallel_for(rows, row_grain(n), [&](std::int64_t begin, std::int64_t end) {
+      C buffer[kBlock];
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t ties = ties_of(r, 0, n, buffer);
+        write_weights(r, 0, n, ties, buffer, n <= kBlock);
+      }
+    });
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::atomic<std::int64_t> ties{0};
+    parallel_for(n, kReduceGrain, [&](std::int64_t begin, std::int64_t end) {
+      C buffer[kBlock];
+      ties += ties_of(r, begin, end, buffer);
+    });
+    parallel_for(n, kReduceGrain, [&](std::int64_t begin, std::int64_t end) {
+      C buffer[kBlock];
+      write_weights(r, begin, end, ties.load(), buffer, false);
+    });
+  }
 }
 
 // 1 / (number of ties) where an element (its magnitude) equals the result, times its sign for magnitudes.
@@ -185,24 +215,37 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
 }
 
 // Scans carry their total in float64 (in 64 bits for integers) and round each result once. Rows of floats are taken in
-// blocks, so that conversions are done in vectors.
-template <bool kProduct>
-void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
-  parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kBlock = 512;
-    double values[kBlock];
-    for (std::int64_t r = begin; r < end; ++r) {
-      double total = kProduct ? 1 : 0;
-      for (std::int64_t done = 0; done < from.length; done += kBlock) {
-        const std::int64_t n = std::min(kBlock, from.length - done), at = reverse ? from.length - done - n : done;
-        read_row(x, from.rows.offset(r) + at * from.stride, from.stride, n, values);
-        for (std::int64_t j = 0; j < n; ++j) {
-          double& v = values[reverse ? n - 1 - j : j];
-          v = total = kProduct ? total * v : total + v;
-        }
-        write_row(y, to.rows.offset(r) + at * to.stride, to.stride, n, values);
+// blocks, so that conversions are done in vectors, and kRows at a time, since a total waits for the one before it.
+template <bool kProduct, int kRows>
+void scan_rows(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse,
+               std::int64_t row) {
+  constexpr std::int64_t kBlock = 256;
+  double values[kRows][kBlock], total[kRows];
+  std::fill_n(total, kRows, kProduct ? 1.0 : 0.0);
+  for (std::int64_t done = 0; done < from.length; done += kBlock) {
+    const std::int64_t n = std::min(kBlock, from.length - done), at = reverse ? from.length - done - n : done;
+    for (int k = 0; k < kRows; ++k) {
+      read_row(x, from.rows.offset(row + k) + at * from.stride, from.stride, n, values[k]);
+    }
+    const std::int64_t step = reverse ? -1 : 1;
+    for (std::int64_t j = 0, i = reverse ? n - 1 : 0; j < n; ++j, i += step) {
+      for (int k = 0; k < kRows; ++k) {
+        total[k] = kProduct ? total[k] * values[k][i] : total[k] + values[k][i];
+        values[k][i] = total[k];
       }
     }
+    for (int k = 0; k < kRows; ++k) {
+      write_row(y, to.rows.offset(row + k) + at * to.stride, to.stride, n, values[k]);
+    }
+  }
+}
+template <bool kProduct>
+void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
+  constexpr int kTogether = 8;
+  parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t r = begin;
+    for (; r + kTogether <= end; r += kTogether) scan_rows<kProduct, kTogether>(x, y, from, to, reverse, r);
+    for (; r < end; ++r) scan_rows<kProduct, 1>(x, y, from, to, reverse, r);
   });
 }
 // Rows whose elements lie side by side, row beside row: a stretch of rows together, so that memory is read in its
@@ -289,43 +332,65 @@ Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, con
 }
 
 // dx[i] = sum over k >= i of g[k] * product of x[j], j <= k, j != i. Before the first zero that is the sum of g y from
-// i on, over x[i]; at the first zero the products are taken without it; after it all are zero.
+// i on, over x[i]; at the first zero the products are taken without it; after it all are zero. Blocks of a row come
+// from behind, with the products of what is before each from a first pass: dividing them out again would be slower.
 Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   const std::int64_t dim = dim_attributes(attributes).dim;
   const RowPlan from_g(in[0], dim), from_x(in[1], dim), to(out[0], dim);
   if (out[0].numel == 0) return Status::ok;
-  visit_floating(in[1].dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    parallel_for(to.rows.numel, row_grain(to.length), [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t r = begin; r < end; ++r) {
-        const T* g = static_cast<const T*>(in[0].data) + from_g.rows.offset(r);
-        const T* x = static_cast<const T*>(in[1].data) + from_x.rows.offset(r);
-        T* y = static_cast<T*>(out[0].data) + to.rows.offset(r);
-        const auto gradient = [&](std::int64_t i) { return convert<double>(g[i * from_g.stride]); };
-        const auto element = [&](std::int64_t i) { return convert<double>(x[i * from_x.stride]); };
-        const std::int64_t n = to.length;
-        std::int64_t zero = 0;
-        double before = 1;  // product up to the first zero
-        while (zero < n && element(zero) != 0) before *= element(zero++);
-        double product = before, sum = 0;
-        if (zero < n) {
-          for (std::int64_t k = zero; k < n; ++k) {
-            if (k > zero) product *= element(k);
-            sum += gradient(k) * product;
-          }
-          y[zero * to.stride] = convert<T>(sum);
-          for (std::int64_t i = zero + 1; i < n; ++i) y[i * to.stride] = T{};
+  constexpr std::int64_t kBlock = 1024;
+  const std::int64_t n = to.length;
+  parallel_for(to.rows.numel, row_grain(n), [&](std::int64_t begin, std::int64_t end) {
+    double g[kBlock], x[kBlock], y[kBlock];
+    std::vector<double> before(static_cast<std::size_t>((n + kBlock - 1) / kBlock));  // products, of each block
+    for (std::int64_t r = begin; r < end; ++r) {
+      const auto load = [&](const TensorView& t, const RowPlan& plan, std::int64_t at, std::int64_t count, double* v) {
+        read_row(t, plan.rows.offset(r) + at * plan.stride, plan.stride, count, v);
+      };
+      const auto write = [&](std::int64_t at, std::int64_t count) {
+        write_row(out[0], to.rows.offset(r) + at * to.stride, to.stride, count, y);
+      };
+      std::int64_t zero = 0;  // the first one's place, or n
+      double product = 1;     // up to it
+      while (zero < n) {
+        const std::int64_t count = std::min(kBlock, n - zero);
+        before[static_cast<std::size_t>(zero / kBlock)] = product;
+        load(in[1], from_x, zero, count, x);
+        int zeros = 0;  // looking for one in vectors is quicker than for its place
+        for (std::int64_t i = 0; i < count; ++i) zeros |= x[i] == 0;
+        const std::int64_t nonzero = zeros ? std::find(x, x + count, 0.0) - x : count;
+        if (zero + nonzero < n) {
+          for (std::int64_t i = 0; i < nonzero; ++i) product *= x[i];
         }
-        // From behind: the products are recomputed by division, which is safe where no factor is zero.
-        product = before;
-        sum = 0;
-        for (std::int64_t i = zero - 1; i >= 0; --i) {
-          sum += gradient(i) * product;
-          product /= element(i);
-          y[i * to.stride] = convert<T>(sum / element(i));
-        }
+        zero += nonzero;
+        if (nonzero < count) break;
       }
-    });
+      double sum = 0;
+      for (std::int64_t at = zero; at < n; at += kBlock) {
+        const std::int64_t count = std::min(kBlock, n - at);
+        load(in[0], from_g, at, count, g);
+        load(in[1], from_x, at, count, x);
+        if (at == zero) x[0] = 1;
+        for (std::int64_t i = 0; i < count; ++i) sum += g[i] * (product *= x[i]);
+        std::fill_n(y, count, 0.0);
+        write(at, count);
+      }
+      if (zero < n) {
+        y[0] = sum;
+        write(zero, 1);
+      }
+      sum = 0;
+      for (std::int64_t at = (zero - 1) / kBlock * kBlock; zero > 0 && at >= 0; at -= kBlock) {
+        const std::int64_t count = std::min(kBlock, zero - at);
+        load(in[0], from_g, at, count, g);
+        load(in[1], from_x, at, count, x);
+        product = before[static_cast<std::size_t>(at / kBlock)];
+        for (std::int64_t i = 0; i < count; ++i) y[i] = g[i] * (product *= x[i]);
+        for (std::int64_t i = count - 1; i >= 0; --i) y[i] = sum += y[i];
+        for (std::int64_t i = 0; i < count; ++i) y[i] /= x[i];
+        write(at, count);
+      }
+    }
   });
   return Status::ok;
 }

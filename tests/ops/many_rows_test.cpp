@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many rows one behind the other, of which kernels take several together: each row's results are its own, whatever its
+// place among them. Against plain loops in float64.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "halfstep/autograd/engine.h"
+#include "halfstep/ops/create.h"
+#include "halfstep/ops/reduce.h"
+#include "tests/support/threads.h"
+
+namespace halfstep {
+namespace {
+
+using test::ThreadsGuard;
+using Values = std::vector<double>;
+using Row = const double*;
+
+// Half of the distance to the next number, relative to a number; float32's own share of an error is in the bounds.
+double half_spacing(DType d) { return d == f32 ? 0x1p-24 : d == f16 ? 0x1p-11 : 0x1p-8; }
+
+// Numbers of -2 to 2 in steps of an eighth, which each dtype has.
+Values eighths(std::int64_t n, std::int64_t seed) {
+  Values v;
+  for (std::int64_t i = 0; i < n; ++i) v.push_back(static_cast<double>((i + seed) * 7919 % 104729 % 33 - 16) / 8);
+  return v;
+}
+void expect_near_rows(const Tensor& got, const Values& expected, const Values& bound, const char* what) {
+  const Values values = got.to_vector<double>();
+  ASSERT_EQ(values.size(), expected.size());
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], bound[i]) << what << " " << i;
+}
+
+TEST(ManyRows, SumsAndProductsOfEachRow) {
+  constexpr std::int64_t kRows = 29;  // not a multiple of what is taken together
+  for (const DType d : {f32, bf16, f16}) {
+    for (const std::int64_t n : {1, 2, 255, 257, 1000}) {
+      SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
+      const Values x = eighths(kRows * n, 2);
+      Values sums, bound, behind(x.size()), behind_bound(x.size()), factors, products, products_bound;
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        double total = 0, product = 1;
+        for (std::int64_t i = 0; i < n; ++i) {
+          // Sums are exact in float32; they round once.
+          total += x[static_cast<std::size_t>(r * n + i)];
+          sums.push_back(total);
+          bound.push_back(half_spacing(d) * std::abs(total));
+          // A product of powers of two is exact too.
+          const std::int64_t which = (r * 5 + i * 3) % 4;
+          factors.push_back(which == 0 ? 2 : which == 1 ? -0.5 : which == 2 ? -1 : 1);
+          product *= factors.back();
+          products.push_back(product);
+          products_bound.push_back(0);
+        }
+        total = 0;
+        for (std::int64_t i = n - 1; i >= 0; --i) {
+          const auto at = static_cast<std::size_t>(r * n + i);
+          total += x[at];
+          behind[at] = total;
+          behind_bound[at] = half_spacing(d) * std::abs(total);
+        }
+      }
+      for (const int threads : {1, 3}) {
+        ThreadsGuard guard(threads);
+        Tensor in = tensor(x, {kRows, n}, {.dtype = d, .requires_grad = true});
+        const Tensor y = cumsum(in, 1);
+        expect_near_rows(y, sums, bound, "sum");
+        y.backward(in.detach());
+        expect_near_rows(in.grad(), behind, behind_bound, "gradient");
+        expect_near_rows(cumprod(tensor(factors, {kRows, n}, {.dtype = d}), 1), products, products_bound, "product");
+      }
+    }
+  }
+}
+
+// By the definition, element by element: what each product that an element is in would be without it. Factors are
+// powers of two and products stay small, so that sums are exact in float32. A zero leaves gradients of what is before
+// it.
+TEST(ManyRows, GradientsOfProductsOfEachRow) {
+  constexpr std::int64_t kRows = 5;
+  for (const DType d : {f32, bf16, f16}) {
+    for (const std::int64_t n : {1, 2, 300, 1024, 1025, 2600}) {
+      SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
+      const Values g = eighths(kRows * n, 6);
+      Values x, expected, bound;
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        for (std::int64_t i = 0; i < n; ++i) x.push_back(i % 2 == 0 ? 2 : i % 3 == 0 ? -0.5 : 0.5);
+        // Rows without a zero, with one at either end and within, and with two.
+        if (r == 1) x[static_cast<std::size_t>(r * n)] = 0;
+        if (r == 2) x[static_cast<std::size_t>(r * n + n - 1)] = 0;
+        if (r >= 3) x[static_cast<std::size_t>(r * n + n / 2)] = 0;
+        if (r == 4) x[static_cast<std::size_t>(r * n + n * 2 / 3)] = 0;
+        double before = 1;
+        for (std::int64_t i = 0; i < n; ++i) {
+          double product = before, total = 0;
+          for (std::int64_t k = i; k < n; ++k) {
+            if (k > i) product *= x[static_cast<std::size_t>(r * n + k)];
+            total += g[static_cast<std::size_t>(r * n + k)] * product;
+          }
+          expected.push_back(total);
+          bound.push_back(half_spacing(d) * std::abs(total));
+          before *= x[static_cast<std::size_t>(r * n + i)];
+        }
+      }
+      for (const bool turned : {false, true}) {
+        Tensor in = tensor(x, {kRows, n}, {.dtype = d, .requires_grad = true});
+        const Tensor leaf = turned ? in.t().contiguous().t() : in;
+        cumprod(leaf, 1).backward(tensor(g, {kRows, n}, {.dtype = d}));
+        expect_near_rows(in.grad(), expected, bound, "gradient");
+      }
+    }
+  }
+}
+
+// And few long ones, of which several threads share each: ties in all parts of a row, and at its ends.
+TEST(ManyRows, GradientsOfExtremesOfFewLongRows) {
+  const std::int64_t n = 150001, rows = 3;
+  for (const DType d : {f32, bf16, f16}) {
+    Values x, expected;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t step = r + 1;  // 1 / ties is exact in none of them
+      const auto ties = static_cast<double>((n - 1) / (7500 * step) + 1);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const bool top = i % (7500 * step) == 0;
+        x.push_back(top ? 3 : static_cast<double>(i % 5));
+        expected.push_back(top ? 1 / ties : 0);
+        if (!top && x.back() >= 3) x.back() = -1;
+      }
+    }
+    const Values rounded = tensor(expected, {rows, n}, {.dtype = d}).to_vector<double>();
+    for (const int threads : {1, 3}) {
+      ThreadsGuard guard(threads);
+      Tensor in = tensor(x, {rows, n}, {.dtype = d, .requires_grad = true});
+      amax(in, {1}).backward(ones({rows}, {.dtype = d}));
+      const Values got = in.grad().to_vector<double>();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        ASSERT_NEAR(got[i], rounded[i], 2 * half_spacing(d) * rounded[i]) << name(d) << " " << i;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halfstep
