@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/ops/random.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "halfstep/core/box_muller.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/ops/index_checks.h"
+#include "tests/support/threads.h"
 
 namespace halfstep {
 namespace {
@@ -180,6 +182,56 @@ TEST(Random, Bernoulli) {
   EXPECT_THROW(bernoulli(tensor({0.5, 1.5})), Error);
   EXPECT_THROW(bernoulli(tensor({NAN})), Error);
   EXPECT_THROW(bernoulli_(zeros({1}), -0.1), Error);
+}
+
+// The same words decide in every dtype and layout; a probability is what its dtype makes of it, here exact.
+TEST(Random, CoinsAreThoseOfTheStreamInEveryDType) {
+  const std::int64_t rows = 131, columns = 67, n = rows * columns;
+  const auto chance = [](std::int64_t i) { return static_cast<double>(i % 9) / 8; };
+  Values chances;
+  for (std::int64_t i = 0; i < n; ++i) chances.push_back(chance(i));
+  for (const DType d : {f32, f64, f16, bf16}) {
+    for (const int threads : {1, 3}) {
+      test::ThreadsGuard guard(threads);
+      Generator g(11);
+      PhiloxState state = g.state();
+      const auto expect_coins = [&](const Tensor& coins, const auto& p, const char* what) {
+        const Values got = coins.to_vector<double>();
+        for (std::int64_t i = 0; i < n; ++i) {
+          const bool below = philox_word(state, static_cast<std::uint64_t>(i)) < bernoulli_threshold(p(i));
+          ASSERT_EQ(got[static_cast<std::size_t>(i)], below ? 1 : 0) << what << " " << i << " " << name(d);
+        }
+        state = g.state();
+      };
+      const auto fixed = [](std::int64_t) { return 0.3; };
+      expect_coins(bernoulli_(empty({n}, {.dtype = d}), 0.3, &g), fixed, "all alike");
+      expect_coins(bernoulli_(empty({columns, rows}, {.dtype = d}).t(), 0.3, &g), fixed, "all alike, turned");
+      const Tensor p = tensor(chances, {rows, columns}, {.dtype = d});
+      expect_coins(bernoulli(p, &g), chance, "each its own");
+      expect_coins(bernoulli(p.t().contiguous().t(), &g), chance, "each its own, turned");
+      Tensor wrong = p.clone();
+      wrong[rows - 1][columns - 1].fill_(1.5);
+      EXPECT_THROW(bernoulli(wrong, &g), Error);
+    }
+  }
+  EXPECT_EQ(sum(bernoulli_(ones({1000}, {.dtype = f16}), 0)).item<double>(), 0);
+}
+
+// Probabilities about each element's own word, halfway between two thresholds too: with a probability of
+// (word + step) / 2^32 the threshold is word + step rounded to the nearest, up at a half, and the word is below from a
+// step of 1/2 on.
+TEST(Random, CoinsOfProbabilitiesAboutTheirWords) {
+  const double steps[] = {-1, 0, 0.25, 0.499, 0.5, 0.501, 0.75, 1, 2};
+  Generator g(12);
+  for (const double step : steps) {
+    const PhiloxState state = g.state();
+    Values p, expected;
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      p.push_back(std::clamp((static_cast<double>(philox_word(state, i)) + step) * 0x1p-32, 0.0, 1.0));
+      expected.push_back(step >= 0.5 ? 1 : 0);
+    }
+    EXPECT_EQ(bernoulli(tensor(p, {.dtype = f64}), &g).to_vector<double>(), expected) << step;
+  }
 }
 
 TEST(Random, GradientsAndErrors) {

@@ -3,6 +3,7 @@
 #include "halfstep/core/random.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -60,13 +61,16 @@ void for_blocks(const TensorView& out, PhiloxState state, void (*draw)(PhiloxSta
   });
 }
 
-// Sets each element to f(word, i).
+// Sets elements i to stop - 1 to f(0), f(1), ...
 template <class T, class F>
-void fill_words(const TensorView& out, PhiloxState state, F&& f) {
+void set_elements(const TensorView& out, std::int64_t i, std::int64_t stop, F&& f) {
   T* data = static_cast<T*>(out.data);
-  for_blocks(out, state, random_words, [&](const std::uint32_t* words, std::int64_t i, std::int64_t stop) {
-    for (std::int64_t j = i; j < stop; ++j) data[place(out, j)] = f(words[j - i], j);
-  });
+  if (out.contiguous) {
+    data += i;
+    for (std::int64_t j = 0; j < stop - i; ++j) data[j] = f(j);
+  } else {
+    for (std::int64_t j = 0; j < stop - i; ++j) data[place(out, i + j)] = f(j);
+  }
 }
 
 // Sets each element to f(word, i), where a word has 64 bits: two of them a block.
@@ -170,35 +174,55 @@ Status randint(KernelContext*, const TensorView* in, int, TensorView* out, int, 
 
 Status bernoulli_p(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
   const std::uint64_t threshold = bernoulli_threshold(static_cast<const RandomAttributes*>(attributes)->a);
+  // Words are compared with the last one below the threshold, which itself may be 2^32. Where there is none, the first
+  // word's result is 0 too.
+  const auto last = static_cast<std::uint32_t>(std::max<std::uint64_t>(threshold, 1) - 1);
   visit_all(out[0].dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    fill_words<T>(out[0], state_of(in[1]),
-                  [&](std::uint32_t word, std::int64_t) { return convert<T>(word < threshold); });
+    const T heads = convert<T>(threshold != 0), zero{};
+    for_blocks(out[0], state_of(in[1]), random_words,
+               [&](const std::uint32_t* words, std::int64_t i, std::int64_t stop) {
+                 set_elements<T>(out[0], i, stop, [=](std::int64_t j) { return words[j] <= last ? heads : zero; });
+               });
   });
   return Status::ok;
 }
 
+// Whether a word is below bernoulli_threshold(p), which is cut from p 2^32 + 1/2 to an integer: without that integer,
+// which no vector instruction makes from doubles. word + 1 comes from the signed number with the top bit turned.
+bool below_threshold_of(std::uint32_t word, double p) {
+  const double next = static_cast<double>(static_cast<std::int32_t>(word ^ 0x80000000u)) + 0x1.00000002p31;
+  return next <= p * 0x1p32 + 0.5;
+}
+
 Status bernoulli(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void*) {
   const TensorView& p = in[0];
-  Status status = Status::ok;
+  std::atomic<bool> outside{false};
   visit_floating(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto probability = [&](std::int64_t i) {
-      return convert<double>(static_cast<const T*>(p.data)[place(p, i)]);
-    };
-    for (std::int64_t i = 0; i < p.numel; ++i) {
-      const double v = probability(i);
-      if (!(v >= 0 && v <= 1)) status = Status::failed;
-    }
-    if (status != Status::ok) {
-      context->set_error(context, "expected probabilities from 0 to 1");
-      return;
-    }
-    fill_words<T>(out[0], state_of(in[1]), [&](std::uint32_t word, std::int64_t i) {
-      return convert<T>(word < bernoulli_threshold(probability(i)));
-    });
+    T* data = static_cast<T*>(out[0].data);
+    for_blocks(out[0], state_of(in[1]), random_words,
+               [&](const std::uint32_t* words, std::int64_t i, std::int64_t stop) {
+                 double v[4 * kBlocks];  // probabilities, then ones and zeros
+                 const std::int64_t n = stop - i;
+                 if (p.contiguous) {
+                   load_doubles(p.dtype, element(p.dtype, static_cast<const void*>(p.data), i), n, v);
+                 } else {
+                   for (std::int64_t j = 0; j < n; ++j) {
+                     v[j] = convert<double>(static_cast<const T*>(p.data)[place(p, i + j)]);
+                   }
+                 }
+                 int wrong = 0;
+                 for (std::int64_t j = 0; j < n; ++j) wrong |= !(v[j] >= 0) | !(v[j] <= 1);
+                 if (wrong) outside.store(true, std::memory_order_relaxed);
+                 for (std::int64_t j = 0; j < n; ++j) v[j] = below_threshold_of(words[j], v[j]) ? 1 : 0;
+                 if (out[0].contiguous) return store_doubles(out[0].dtype, data + i, n, v);
+                 for (std::int64_t j = 0; j < n; ++j) data[place(out[0], i + j)] = convert<T>(v[j]);
+               });
   });
-  return status;
+  if (!outside.load(std::memory_order_relaxed)) return Status::ok;
+  context->set_error(context, "expected probabilities from 0 to 1");
+  return Status::failed;
 }
 
 Status randperm(KernelContext*, const TensorView* in, int, TensorView* out, int, const void*) {

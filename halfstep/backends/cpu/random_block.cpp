@@ -7,6 +7,8 @@
 // after highway.h
 #include <hwy/contrib/math/math-inl.h>
 
+#include <bit>
+
 #include "halfstep/backends/cpu/random_block.h"
 #include "halfstep/backends/cpu/simd-inl.h"
 
@@ -118,13 +120,9 @@ HWY_INLINE void for_blocks(PhiloxState state, std::uint64_t first, std::int64_t 
 }
 
 HWY_INLINE void store_words(WordPairs pairs, std::uint32_t* words) {
-  const Tag64 d;
-  HWY_ALIGN std::uint64_t both[2 * hn::MaxLanes(Tag64())];
-  hn::StoreInterleaved2(pairs.a, pairs.b, d, both);
-  for (std::size_t i = 0; i < 2 * hn::Lanes(d); ++i) {
-    words[2 * i] = static_cast<std::uint32_t>(both[i]);
-    words[2 * i + 1] = static_cast<std::uint32_t>(both[i] >> 32);
-  }
+  // The lower half of a lane comes first in memory.
+  static_assert(std::endian::native == std::endian::little);
+  hn::StoreInterleaved2(pairs.a, pairs.b, Tag64(), reinterpret_cast<std::uint64_t*>(words));
 }
 HWY_INLINE void store_normals(WordPairs pairs, double* results) {
   const Normals a = normals(pairs.a), b = normals(pairs.b);
