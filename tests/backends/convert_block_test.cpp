@@ -100,5 +100,22 @@ TYPED_TEST(StoreDoubles, AreLoadedAsTheyAre) {
   }
 }
 
+// Products and sums of eighths below 2^24 are exact.
+TYPED_TEST(StoreDoubles, AreAddedToFloats) {
+  using T = TypeParam;
+  const DType dtype = std::is_same_v<T, Half> ? DType::f16 : DType::bf16;
+  for (std::int64_t n = 0; n < 70; ++n) {
+    std::vector<T> values;
+    std::vector<float> sums, expected;
+    for (std::int64_t i = 0; i <= n; ++i) {
+      values.push_back(T(static_cast<float>(i % 17 - 8) / 8));
+      sums.push_back(static_cast<float>(i * 3));
+      expected.push_back(sums.back() + (i < n ? 0.5f * static_cast<float>(values.back()) : 0));
+    }
+    add_floats(dtype, values.data(), n, 0.5f, sums.data());
+    EXPECT_EQ(sums, expected) << n;
+  }
+}
+
 }  // namespace
 }  // namespace halfstep::cpu

@@ -7,6 +7,7 @@
 
 #include "halfstep/autograd/engine.h"
 #include "halfstep/ops/create.h"
+#include "halfstep/ops/index.h"
 #include "halfstep/ops/reduce.h"
 #include "tests/support/threads.h"
 
@@ -136,6 +137,54 @@ TEST(ManyRows, GradientsOfExtremesOfFewLongRows) {
       const Values got = in.grad().to_vector<double>();
       for (std::size_t i = 0; i < got.size(); ++i) {
         ASSERT_NEAR(got[i], rounded[i], 2 * half_spacing(d) * rounded[i]) << name(d) << " " << i;
+      }
+    }
+  }
+}
+
+// Rows of several stretches of columns that go to one row, to none and to most. Sums of eighths are exact in float32,
+// and rounded once.
+TEST(ManyRows, AddedToRowsByIndex) {
+  constexpr std::int64_t kTo = 37, kFrom = 311;
+  for (const DType d : {f32, bf16, f16}) {
+    for (const std::int64_t width : {15, 16, 33, 600}) {
+      SCOPED_TRACE(testing::Message() << name(d) << ", " << width << " columns");
+      std::vector<std::int64_t> at;
+      for (std::int64_t i = 0; i < kFrom; ++i) at.push_back(i % 3 == 0 ? 20 : i * 7919 % (kTo - 5));
+      const Values x = eighths(kTo * width, 3), source = eighths(kFrom * width, 4);
+      Values sums = x, grads(x.size());
+      for (std::int64_t i = 0; i < kFrom; ++i) {
+        for (std::int64_t j = 0; j < width; ++j) {
+          const auto to = static_cast<std::size_t>(at[static_cast<std::size_t>(i)] * width + j);
+          sums[to] += 0.5 * source[static_cast<std::size_t>(i * width + j)];
+          grads[to] += source[static_cast<std::size_t>(i * width + j)];
+        }
+      }
+      // By a conversion, which rounds to nearest even as the sum does.
+      const Values rounded = tensor(sums, {kTo, width}, {.dtype = d}).to_vector<double>();
+      const Values rounded_grads = tensor(grads, {kTo, width}, {.dtype = d}).to_vector<double>();
+      const Tensor index = tensor(at, {kFrom}), values = tensor(source, {kFrom, width}, {.dtype = d});
+      for (const int threads : {1, 3}) {
+        ThreadsGuard guard(threads);
+        Tensor rows = tensor(x, {kTo, width}, {.dtype = d});
+        EXPECT_EQ(index_add(rows, 0, index, values, 0.5).to_vector<double>(), rounded);
+        // Along the middle dimension, and with a gap behind each row.
+        const Tensor two = rows.unsqueeze(0).expand({2, kTo, width}).contiguous();
+        const Tensor both = index_add(two, 1, index, values.unsqueeze(0).expand({2, kFrom, width}), 0.5);
+        EXPECT_EQ(both[0].to_vector<double>(), rounded);
+        EXPECT_EQ(both[1].to_vector<double>(), rounded);
+        Tensor wide = zeros({kTo, width + 3}, {.dtype = d});
+        Tensor part = wide.slice(1, 0, width);
+        part.copy_(rows);
+        index_add_(part, 0, index, values, 0.5);
+        EXPECT_EQ(part.to_vector<double>(), rounded);
+        EXPECT_EQ(sum(wide.slice(1, width, width + 3)).item<double>(), 0);
+        Tensor leaf = rows.clone().requires_grad_();
+        index_select(leaf, 0, index).backward(values);
+        EXPECT_EQ(leaf.grad().to_vector<double>(), rounded_grads);
+        Tensor weight = rows.clone().requires_grad_();
+        embedding(index, weight).backward(values);
+        EXPECT_EQ(weight.grad().to_vector<double>(), rounded_grads);
       }
     }
   }

@@ -37,6 +37,20 @@ void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
 }
 
 template <class From>
+void add_run(const From* from, std::int64_t n, float factor, float* sums) {
+  const F32Tag d;
+  const F32Vec f = hn::Set(d, factor);
+  map_run(
+      d, sums, n, [&](F32Vec v, F32Vec sum) HWY_ATTR { return hn::Add(sum, hn::Mul(f, v)); }, Run(from), Run(sums));
+}
+
+void add_floats(DType dtype, const void* from, std::int64_t n, float factor, float* sums) {
+  if (dtype == DType::f16) return add_run(static_cast<const Half*>(from), n, factor, sums);
+  if (dtype == DType::bf16) return add_run(static_cast<const BFloat16*>(from), n, factor, sums);
+  add_run(static_cast<const float*>(from), n, factor, sums);
+}
+
+template <class From>
 void widen_run(const From* from, std::int64_t count, double* to) {
   const F64Tag d;
   const hn::Rebind<float, F64Tag> f;
@@ -248,6 +262,7 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 HWY_EXPORT(load_floats);
 HWY_EXPORT(store_floats);
+HWY_EXPORT(add_floats);
 HWY_EXPORT(load_doubles);
 HWY_EXPORT(store_doubles);
 HWY_EXPORT(unscale_block);
@@ -259,6 +274,9 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to) {
 }
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from) {
   HWY_DYNAMIC_DISPATCH(store_floats)(dtype, to, n, from);
+}
+void add_floats(DType dtype, const void* from, std::int64_t n, float factor, float* sums) {
+  HWY_DYNAMIC_DISPATCH(add_floats)(dtype, from, n, factor, sums);
 }
 void load_doubles(DType dtype, const void* from, std::int64_t n, double* to) {
   HWY_DYNAMIC_DISPATCH(load_doubles)(dtype, from, n, to);

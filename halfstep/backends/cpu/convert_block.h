@@ -15,6 +15,9 @@ void load_floats(DType dtype, const void* from, std::int64_t n, float* to);
 /// The same back, rounded to nearest even; NaN stays NaN.
 void store_floats(DType dtype, void* to, std::int64_t n, const float* from);
 
+/// sums[i] += factor * from[i] for n values of f32, f16 or bf16; product and sum are rounded.
+HS_API void add_floats(DType dtype, const void* from, std::int64_t n, float factor, float* sums);
+
 /// n values of f64, f32, f16 or bf16 as doubles.
 HS_API void load_doubles(DType dtype, const void* from, std::int64_t n, double* to);
 /// n doubles to f64, f32, f16 or bf16, each rounded once to nearest even; NaN stays NaN.

@@ -10,6 +10,8 @@
 namespace halfstep::cpu {
 namespace {
 
+constexpr std::int64_t kSumStretch = 256;  // elements that are converted, or columns that are summed, together
+
 // From a 16-bit type to float32, or back.
 template <class To, class From>
 void convert_elements(const TensorView& to, const TensorView& from) {
@@ -76,6 +78,17 @@ Status scatter_add(KernelContext* context, const TensorView* in, int, TensorView
             const auto* index = static_cast<const std::int64_t*>(in[1].data) + at[0];
             Sum<T>* o = sums + at[1];
             const T* src = static_cast<const T*>(in[2].data) + at[2];
+            if constexpr (kWideSums<T>) {
+              if (src_step == 1) {
+                float values[kSumStretch];
+                for (std::int64_t first = 0; first < lines.length; first += kSumStretch) {
+                  const std::int64_t n = std::min(kSumStretch, lines.length - first);
+                  to_floats(src + first, n, values);
+                  for (std::int64_t j = 0; j < n; ++j) o[index[(first + j) * index_step] * o_step] += values[j];
+                }
+                return;
+              }
+            }
             for (std::int64_t j = 0; j < lines.length; ++j) {
               Sum<T>& s = o[index[j * index_step] * o_step];
               s = static_cast<Sum<T>>(s + convert<Sum<T>>(src[j * src_step]));
@@ -86,6 +99,58 @@ Status scatter_add(KernelContext* context, const TensorView* in, int, TensorView
     }
   });
   return status;
+}
+
+// Which positions of an index go to each row, in their order: positions[starts[r]] to positions[starts[r + 1] - 1].
+struct PositionsOfRows {
+  std::int64_t *starts, *positions;
+};
+// By counting; `starts` is null where there is no memory for it.
+PositionsOfRows positions_of_rows(KernelContext* context, const TensorView& index, std::int64_t rows) {
+  const std::int64_t n = index.numel;
+  auto* starts = static_cast<std::int64_t*>(
+      context->workspace(context, static_cast<std::size_t>(rows + 2 + n) * sizeof(std::int64_t)));
+  if (!starts || runs_dry(context)) return {starts, nullptr};
+  std::int64_t* positions = starts + rows + 2;
+  std::fill(starts, starts + rows + 2, std::int64_t{0});
+  // Shifted by two, so that after the fill below starts[r] is where row r begins.
+  for (std::int64_t i = 0; i < n; ++i) ++starts[index_at(index, i) + 2];
+  for (std::int64_t r = 1; r < rows + 2; ++r) starts[r] += starts[r - 1];
+  for (std::int64_t i = 0; i < n; ++i) positions[starts[index_at(index, i) + 1]++] = i;
+  return {starts, positions};
+}
+
+// index_add of 16 bits whose slices are rows side by side: the sums of a stretch of one row at a time, in float32 on
+// the stack.
+Status index_add_rows(KernelContext* context, const TensorView* in, TensorView& out, const Around& around,
+                      float alpha) {
+  const TensorView &x = in[0], &source = in[2];
+  const int dim = around.dim;
+  const std::int64_t rows = out.sizes[dim];
+  const PositionsOfRows of = positions_of_rows(context, in[1], rows);
+  if (!of.starts) return Status::failed;
+  if (runs_dry(context)) return Status::ok;
+  const auto at = [dim](const TensorView& t, std::int64_t o, std::int64_t r) {
+    return offset_of(t, t.strides, 0, dim, o) + r * t.strides[dim];
+  };
+  const std::int64_t per_row = around.inner * (in[1].numel / rows + 2);
+  parallel_for(
+      around.outer * rows, std::max<std::int64_t>(1, kGrain / per_row), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t o = i / rows, r = i % rows, x_at = at(x, o, r), out_at = at(out, o, r);
+          for (std::int64_t first = 0; first < around.inner; first += kSumStretch) {
+            const std::int64_t n = std::min(kSumStretch, around.inner - first);
+            float sums[kSumStretch];
+            load_floats(x.dtype, x.data, x_at + first, n, sums);
+            for (std::int64_t p = of.starts[r]; p < of.starts[r + 1]; ++p) {
+              const std::int64_t from = at(source, o, of.positions[p]) + first;
+              add_floats(x.dtype, element(x.dtype, static_cast<const void*>(source.data), from), n, alpha, sums);
+            }
+            store_floats(out.dtype, out.data, out_at + first, n, sums);
+          }
+        }
+      });
+  return Status::ok;
 }
 
 // to[i] += alpha * from[i], four at a time, which a compiler makes vectors of without a loop for the rest.
@@ -114,6 +179,14 @@ Status index_add(KernelContext* context, const TensorView* in, int, TensorView* 
       status = Status::failed;
     } else {
       const S alpha = a.alpha.kind == 2 ? convert<S>(a.alpha.floating) : convert<S>(a.alpha.integer);
+      if constexpr (kWideSums<T>) {
+        constexpr std::int64_t kRow = 16;  // elements that are worth a call
+        const auto in_rows = [&](const TensorView& t) { return inner_step(t, t.strides, around.dim) == 1; };
+        if (around.inner >= kRow && out[0].numel != 0 && in_rows(out[0]) && in_rows(in[0]) && in_rows(source)) {
+          status = index_add_rows(context, in, out[0], around, alpha);
+          return;
+        }
+      }
       status = with_sums<T>(context, out[0], in[0], [&](S* sums, const std::int64_t* strides) {
         if (n == 0 || out[0].numel == 0) return;
         const int dim = around.dim, ndim = out[0].ndim;
@@ -244,11 +317,9 @@ Status index_put(KernelContext* context, const TensorView* in, int n, TensorView
 // Rows are shared out among the threads; the gradients of a row are added in the order of their positions, in float32
 // (float64 for f64), a stretch of columns at a time.
 template <class In, class Out>
-void sum_rows(const TensorView& g, const TensorView& out, const std::int64_t* starts, const std::int64_t* positions,
-              const EmbeddingAttributes& a) {
+void sum_rows(const TensorView& g, const TensorView& out, const PositionsOfRows& of, const EmbeddingAttributes& a) {
   using S = std::conditional_t<std::is_same_v<In, double> || std::is_same_v<Out, double>, double, float>;
-  constexpr std::int64_t kStretch = 256;
-  const std::int64_t width = out.sizes[1], n = starts[a.rows];
+  const std::int64_t width = out.sizes[1], n = of.starts[a.rows];
   // Positions are row-major numbers over all but the last dimension of the gradient.
   const std::int64_t column = g.strides[g.ndim - 1];
   const auto row_of = [&](std::int64_t i) {
@@ -263,18 +334,28 @@ void sum_rows(const TensorView& g, const TensorView& out, const std::int64_t* st
   parallel_for(a.rows, std::max<std::int64_t>(1, kGrain / per_row), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
       Out* to = static_cast<Out*>(out.data) + r * width;
-      if (starts[r] == starts[r + 1] || r == a.padding_idx) {
+      if (of.starts[r] == of.starts[r + 1] || r == a.padding_idx) {
         std::memset(static_cast<void*>(to), 0, static_cast<std::size_t>(width) * sizeof(Out));
         continue;
       }
-      for (std::int64_t first = 0; first < width; first += kStretch) {
-        const std::int64_t m = std::min(kStretch, width - first);
-        S sums[kStretch] = {};
-        for (std::int64_t p = starts[r]; p < starts[r + 1]; ++p) {
-          const In* from = row_of(positions[p]) + first * column;
+      for (std::int64_t first = 0; first < width; first += kSumStretch) {
+        const std::int64_t m = std::min(kSumStretch, width - first);
+        S sums[kSumStretch] = {};
+        for (std::int64_t p = of.starts[r]; p < of.starts[r + 1]; ++p) {
+          const In* from = row_of(of.positions[p]) + first * column;
+          if constexpr (std::is_same_v<S, float>) {
+            if (column == 1) {
+              add_floats(g.dtype, from, m, 1, sums);
+              continue;
+            }
+          }
           for (std::int64_t j = 0; j < m; ++j) sums[j] += convert<S>(from[j * column]);
         }
-        for (std::int64_t j = 0; j < m; ++j) to[first + j] = convert<Out>(sums[j]);
+        if constexpr (std::is_same_v<S, float>) {
+          store_floats(out.dtype, to + first, m, sums);
+        } else {
+          store_doubles(out.dtype, to + first, m, sums);
+        }
       }
     }
   });
@@ -286,23 +367,14 @@ Status embedding_backward(KernelContext* context, const TensorView* in, int, Ten
   const TensorView &g = in[0], &index = in[1];
   if (!check_indices(context, index, a.rows, 0, 2, false)) return Status::failed;
   if (out[0].numel == 0) return Status::ok;
-  // The positions of each row, by counting.
-  const std::int64_t n = index.numel;
-  auto* starts = static_cast<std::int64_t*>(
-      context->workspace(context, static_cast<std::size_t>(a.rows + 2 + n) * sizeof(std::int64_t)));
-  if (!starts) return Status::failed;
+  const PositionsOfRows of = positions_of_rows(context, index, a.rows);
+  if (!of.starts) return Status::failed;
   if (runs_dry(context)) return Status::ok;
-  std::int64_t* positions = starts + a.rows + 2;
-  std::fill(starts, starts + a.rows + 2, std::int64_t{0});
-  // Shifted by two, so that after the fill below starts[r] is where row r begins.
-  for (std::int64_t i = 0; i < n; ++i) ++starts[index_at(index, i) + 2];
-  for (std::int64_t r = 1; r < a.rows + 2; ++r) starts[r] += starts[r - 1];
-  for (std::int64_t i = 0; i < n; ++i) positions[starts[index_at(index, i) + 1]++] = i;
   visit_floating(g.dtype, [&](auto in_tag) {
     using In = typename decltype(in_tag)::type;
     visit_floating(out[0].dtype, [&](auto out_tag) {
       using Out = typename decltype(out_tag)::type;
-      sum_rows<In, Out>(g, out[0], starts, positions, a);
+      sum_rows<In, Out>(g, out[0], of, a);
     });
   });
   return Status::ok;
