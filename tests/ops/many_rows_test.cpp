@@ -9,6 +9,7 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/index.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/softmax.h"
 #include "tests/support/threads.h"
 
 namespace halfstep {
@@ -20,6 +21,7 @@ using Row = const double*;
 
 // Half of the distance to the next number, relative to a number; float32's own share of an error is in the bounds.
 double half_spacing(DType d) { return d == f32 ? 0x1p-24 : d == f16 ? 0x1p-11 : 0x1p-8; }
+constexpr double kSmallestHalf = 0x1p-24;  // what a number near zero may be off in f16
 
 // Numbers of -2 to 2 in steps of an eighth, which each dtype has.
 Values eighths(std::int64_t n, std::int64_t seed) {
@@ -31,6 +33,55 @@ void expect_near_rows(const Tensor& got, const Values& expected, const Values& b
   const Values values = got.to_vector<double>();
   ASSERT_EQ(values.size(), expected.size());
   for (std::size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], bound[i]) << what << " " << i;
+}
+
+TEST(ManyRows, SoftmaxOfShortRows) {
+  constexpr std::int64_t kRows = 701;
+  for (const DType d : {f32, bf16, f16}) {
+    for (const std::int64_t n : {1, 3, 16, 17, 64, 100}) {
+      SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
+      const Values x = eighths(kRows * n, 1), g = eighths(kRows * n, 5);
+      Values y, y_bound, logs, log_bound, dx, dx_bound, log_dx, log_dx_bound;
+      const double eps = half_spacing(d) + 4e-6;
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const Row row = x.data() + r * n, gs = g.data() + r * n;
+        double total = 0, dot = 0, magnitude = 0, sum = 0, size = 0;
+        for (std::int64_t i = 0; i < n; ++i) total += std::exp(row[i]);
+        for (std::int64_t i = 0; i < n; ++i) {
+          y.push_back(std::exp(row[i]) / total);
+          y_bound.push_back(eps * y.back() + kSmallestHalf);
+          logs.push_back(row[i] - std::log(total));
+          log_bound.push_back(eps * (std::abs(logs.back()) + 1));
+          dot += y.back() * gs[i];
+          magnitude += std::abs(y.back() * gs[i]);
+          sum += gs[i];
+          size += std::abs(gs[i]);
+        }
+        // Gradients start from rounded results: y off by eps, a logarithm by eps of itself.
+        for (std::int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<std::size_t>(r * n + i);
+          dx.push_back(y[at] * (gs[i] - dot));
+          dx_bound.push_back(4 * eps * y[at] * (std::abs(gs[i]) + magnitude) + kSmallestHalf * (1 + size));
+          log_dx.push_back(gs[i] - y[at] * sum);
+          log_dx_bound.push_back(eps * (std::abs(gs[i]) + y[at] * size * (2 + std::abs(logs[at]))) + kSmallestHalf);
+        }
+      }
+      for (const int threads : {1, 3}) {
+        ThreadsGuard guard(threads);
+        const Tensor weights = tensor(g, {kRows, n}, {.dtype = d});
+        Tensor in = tensor(x, {kRows, n}, {.dtype = d, .requires_grad = true});
+        const Tensor plain = softmax(in, 1);
+        expect_near_rows(plain, y, y_bound, "softmax");
+        plain.backward(weights);
+        expect_near_rows(in.grad(), dx, dx_bound, "gradient");
+        Tensor again = tensor(x, {kRows, n}, {.dtype = d, .requires_grad = true});
+        const Tensor logarithms = log_softmax(again, 1);
+        expect_near_rows(logarithms, logs, log_bound, "log_softmax");
+        logarithms.backward(weights);
+        expect_near_rows(again.grad(), log_dx, log_dx_bound, "its gradient");
+      }
+    }
+  }
 }
 
 TEST(ManyRows, SumsAndProductsOfEachRow) {

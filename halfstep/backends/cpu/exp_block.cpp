@@ -58,6 +58,63 @@ double exp_sum_floats(const float* x, std::int64_t count, float shift, float* te
   return total;
 }
 
+void softmax_rows_of_floats(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y) {
+  const F32Tag d;
+  for (std::int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    const float top = max_floats(x, n);
+    const double sum = exp_sum_floats(x, n, top, logarithm ? nullptr : y);
+    if (logarithm) {
+      const F32Vec t = hn::Set(d, top), l = hn::Set(d, static_cast<float>(std::log(sum)));
+      map_run(
+          d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Sub(hn::Sub(v, t), l); }, Run(x));
+    } else {
+      const F32Vec divisor = hn::Set(d, static_cast<float>(sum));
+      map_run(
+          d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Div(v, divisor); }, Run(y));
+    }
+  }
+}
+
+namespace {
+
+// The sum of f(vectors of a, of b), which is 0 for zeros: blocks of 64 vectors in float32, their sums in float64.
+template <class F>
+HWY_INLINE double sum_of_two(const float* a, const float* b, std::int64_t count, F&& f) {
+  const F32Tag d;
+  const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
+  double total = 0;
+  for (std::size_t i = 0; i < n;) {
+    const std::size_t end = std::min(n, i + 64 * lanes);
+    F32Vec sum = hn::Zero(d);
+    for (; i + lanes <= end; i += lanes) sum = f(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum);
+    if (i < end) sum = f(load_n(d, a + i, end - i), load_n(d, b + i, end - i), sum);
+    i = end;
+    total += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+  }
+  return total;
+}
+
+}  // namespace
+
+void softmax_rows_backward_of_floats(const float* g, const float* y, std::int64_t n, std::int64_t rows, bool logarithm,
+                                     float* dx) {
+  const F32Tag d;
+  for (std::int64_t r = 0; r < rows; ++r, g += n, y += n, dx += n) {
+    if (logarithm) {
+      const double sum = sum_of_two(g, g, n, [](F32Vec v, F32Vec, F32Vec sums) HWY_ATTR { return hn::Add(v, sums); });
+      const F32Vec t = hn::Set(d, static_cast<float>(sum));
+      map_run(
+          d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::NegMulAdd(exp(v), t, gv); }, Run(g), Run(y));
+    } else {
+      const double dot =
+          sum_of_two(g, y, n, [](F32Vec v, F32Vec w, F32Vec sums) HWY_ATTR { return hn::MulAdd(v, w, sums); });
+      const F32Vec t = hn::Set(d, static_cast<float>(dot));
+      map_run(
+          d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::Mul(v, hn::Sub(gv, t)); }, Run(g), Run(y));
+    }
+  }
+}
+
 namespace {
 
 // Operands of map_run: own[i] where labels[i] is the number, else 0; all bits where labels[i] isn't below 0.
@@ -156,6 +213,8 @@ namespace halfstep::cpu {
 
 HWY_EXPORT(max_floats);
 HWY_EXPORT(exp_sum_floats);
+HWY_EXPORT(softmax_rows_of_floats);
+HWY_EXPORT(softmax_rows_backward_of_floats);
 HWY_EXPORT(class_gradient_of_floats);
 HWY_EXPORT(log1p_each_float);
 HWY_EXPORT(exp_add_floats);
@@ -164,6 +223,13 @@ HWY_EXPORT(exp_add_exactly);
 float max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(max_floats)(x, n); }
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
   return HWY_DYNAMIC_DISPATCH(exp_sum_floats)(x, n, shift, terms);
+}
+void softmax_rows(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y) {
+  HWY_DYNAMIC_DISPATCH(softmax_rows_of_floats)(x, n, rows, logarithm, y);
+}
+void softmax_rows_backward(const float* g, const float* y, std::int64_t n, std::int64_t rows, bool logarithm,
+                           float* dx) {
+  HWY_DYNAMIC_DISPATCH(softmax_rows_backward_of_floats)(g, y, n, rows, logarithm, dx);
 }
 void class_gradient(const float* x, std::int64_t n, const ClassRow& row, float* to) {
   HWY_DYNAMIC_DISPATCH(class_gradient_of_floats)(x, n, row, to);

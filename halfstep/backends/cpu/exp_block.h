@@ -12,6 +12,11 @@ double max_of(const double* x, std::int64_t n);
 /// The sum of exp(x[i] - shift); each term is also written to `terms[i]` unless that is null (it may be x).
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms);
 double exp_sum(const double* x, std::int64_t n, double shift, double* terms);
+/// softmax of `rows` rows of n values, one behind the other, or its logarithm; y may be x.
+void softmax_rows(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y);
+/// Its gradient from that of the results y; dx may be g.
+void softmax_rows_backward(const float* g, const float* y, std::int64_t n, std::int64_t rows, bool logarithm,
+                           float* dx);
 /// What the gradient by a row of logits of one class is made of, a sample each.
 struct ClassRow {
   const float *shifts, *factors;

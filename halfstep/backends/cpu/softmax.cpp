@@ -3,6 +3,7 @@
 // element is taken out, and each result is rounded once.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <utility>
 
 #include "halfstep/backends/cpu/exp_block.h"
@@ -27,23 +28,67 @@ C* row_in_place(TensorView& t, std::int64_t stride, std::int64_t at) {
   return const_cast<C*>(row_in_place<C>(std::as_const(t), stride, at));
 }
 
+// Whether rows lie one behind the other, so that several short ones are converted and computed by one call: a call for
+// each takes longer than a row of dozens of elements.
+bool rows_follow(const RowPlan& plan) {
+  return plan.stride == 1 && plan.rows.n == 1 && plan.rows.strides[0] == plan.length;
+}
+// Calls f(first row, rows) for rows [begin, end): as many together as `capacity` elements hold, or one.
+template <class F>
+void for_row_groups(std::int64_t begin, std::int64_t end, bool together, std::int64_t capacity, std::int64_t length,
+                    F&& f) {
+  const std::int64_t rows = together ? std::max<std::int64_t>(1, capacity / length) : 1;
+  for (std::int64_t r = begin; r < end; r += rows) f(r, std::min(rows, end - r));
+}
+
+// The results of n elements of a row, whose exponentials are in y unless they are of log_softmax.
+template <class C, bool kLog>
+void results_of(const C* row, std::int64_t n, C top, double sum, C* y) {
+  if (kLog) {
+    const C logarithm = static_cast<C>(std::log(sum));
+    for (std::int64_t i = 0; i < n; ++i) y[i] = (row[i] - top) - logarithm;
+  } else {
+    const C divisor = static_cast<C>(sum);
+    for (std::int64_t i = 0; i < n; ++i) y[i] /= divisor;
+  }
+}
+
 template <class C, bool kLog>
 void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
   const RowPlan from(x, dim), to(out, dim);
   const std::int64_t n = from.length;
+  const bool together = rows_follow(from) && rows_follow(to);
   parallel_for(from.rows.numel, row_grain(n * 4), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C buffer[kSoftmaxRow];
-    for (std::int64_t r = begin; r < end; ++r) {
+    for_row_groups(begin, end, together, kSoftmaxRow, n, [&](std::int64_t r, std::int64_t rows) {
       const std::int64_t in_at = from.rows.offset(r), out_at = to.rows.offset(r);
       const C* const whole_x = row_in_place<C>(x, from.stride, in_at);
       C* const whole_y = row_in_place<C>(out, to.stride, out_at);
-      const bool whole = n <= kSoftmaxRow;
       const C* row = nullptr;  // a block of the input
       const auto load = [&](std::int64_t at, std::int64_t count) {
         row = whole_x != nullptr ? whole_x + at : buffer;
         if (whole_x == nullptr) read_row(x, in_at + at * from.stride, from.stride, count, buffer);
       };
-      const auto result = [&](std::int64_t at) { return whole_y != nullptr ? whole_y + at : buffer; };
+      const auto result = [&](std::int64_t at) {
+        return whole_y != nullptr ? whole_y + at : buffer + (n <= kSoftmaxRow ? at : 0);
+      };
+      const auto write = [&](std::int64_t at, std::int64_t count) {
+        if (whole_y == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, buffer);
+      };
+      if (n <= kSoftmaxRow) {
+        load(0, rows * n);
+        if constexpr (std::is_same_v<C, float>) {
+          softmax_rows(row, n, rows, kLog, result(0));
+        } else {
+          for (std::int64_t at = 0; at < rows * n; at += n) {
+            const C top = max_of(row + at, n);
+            const double sum = exp_sum(row + at, n, top, kLog ? nullptr : result(at));
+            results_of<C, kLog>(row + at, n, top, sum, result(at));
+          }
+        }
+        write(0, rows * n);
+        return;
+      }
       C top = -std::numeric_limits<C>::infinity();
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
@@ -55,35 +100,40 @@ void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
       double sum = 0;
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
-        if (!whole) load(at, count);
-        sum += exp_sum(row, count, top, kLog || !whole ? nullptr : result(at));
+        load(at, count);
+        sum += exp_sum(row, count, top, nullptr);
       }
-      const C divisor = static_cast<C>(sum), logarithm = static_cast<C>(std::log(sum));
       for (std::int64_t at = 0; at < n; at += kSoftmaxRow) {
         const std::int64_t count = std::min(kSoftmaxRow, n - at);
-        if (!whole) load(at, count);
+        load(at, count);
         C* const y = result(at);
-        if (kLog) {
-          for (std::int64_t i = 0; i < count; ++i) y[i] = (row[i] - top) - logarithm;
-        } else {
-          if (!whole) exp_sum(row, count, top, y);
-          for (std::int64_t i = 0; i < count; ++i) y[i] /= divisor;
-        }
-        if (whole_y == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, y);
+        if (!kLog) exp_sum(row, count, top, y);
+        results_of<C, kLog>(row, count, top, sum, y);
+        write(at, count);
       }
-    }
+    });
   });
 }
 
-// softmax: dx = y (g - sum(g y)); log_softmax: dx = g - exp(y) sum(g).
+// softmax: dx = y (g - sum(g y)); log_softmax: dx = g - exp(y) sum(g). Of `total`, the sum; `scratch` may be y.
+template <class C, bool kLog>
+void gradients_of(const C* g, const C* y, std::int64_t n, C total, C* scratch, C* dx) {
+  if (kLog) {
+    exp_sum(y, n, C(0), scratch);
+    for (std::int64_t i = 0; i < n; ++i) dx[i] = g[i] - scratch[i] * total;
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] * (g[i] - total);
+  }
+}
 template <class C, bool kLog>
 void backward(const TensorView& g, const TensorView& y, TensorView& out, std::int64_t dim) {
   const RowPlan from_g(g, dim), from_y(y, dim), to(out, dim);
   const std::int64_t n = to.length;
   constexpr std::int64_t kBlock = kSoftmaxRow / 2;
+  const bool together = rows_follow(from_g) && rows_follow(from_y) && rows_follow(to);
   parallel_for(to.rows.numel, row_grain(n * 3), [&](std::int64_t begin, std::int64_t end) {
     alignas(64) C g_buffer[kBlock], y_buffer[kBlock];
-    for (std::int64_t r = begin; r < end; ++r) {
+    for_row_groups(begin, end, together, kBlock, n, [&](std::int64_t r, std::int64_t rows) {
       const std::int64_t g_at = from_g.rows.offset(r), y_at = from_y.rows.offset(r), out_at = to.rows.offset(r);
       const C* const whole_g = row_in_place<C>(g, from_g.stride, g_at);
       const C* const whole_y = row_in_place<C>(y, from_y.stride, y_at);
@@ -95,26 +145,41 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
         if (whole_g == nullptr) read_row(g, g_at + at * from_g.stride, from_g.stride, count, g_buffer);
         if (whole_y == nullptr) read_row(y, y_at + at * from_y.stride, from_y.stride, count, y_buffer);
       };
+      const auto sum_of_block = [&](std::int64_t at, std::int64_t count) {
+        return kLog ? sum_of(gs + at, count) : dot_of(gs + at, ys + at, count);
+      };
+      const auto result = [&](std::int64_t at) {
+        return whole_out != nullptr ? whole_out + at : g_buffer + (n <= kBlock ? at : 0);
+      };
+      const auto write = [&](std::int64_t at, std::int64_t count) {
+        if (whole_out == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, g_buffer);
+      };
+      if (n <= kBlock) {
+        load(0, rows * n);
+        if constexpr (std::is_same_v<C, float>) {
+          softmax_rows_backward(gs, ys, n, rows, kLog, result(0));
+        } else {
+          for (std::int64_t at = 0; at < rows * n; at += n) {
+            const C total = static_cast<C>(sum_of_block(at, n));
+            gradients_of<C, kLog>(gs + at, ys + at, n, total, y_buffer + at, result(at));
+          }
+        }
+        write(0, rows * n);
+        return;
+      }
       double sum = 0;
       for (std::int64_t at = 0; at < n; at += kBlock) {
         const std::int64_t count = std::min(kBlock, n - at);
         load(at, count);
-        sum += kLog ? sum_of(gs, count) : dot_of(gs, ys, count);
+        sum += sum_of_block(0, count);
       }
-      const C total = static_cast<C>(sum);
       for (std::int64_t at = 0; at < n; at += kBlock) {
         const std::int64_t count = std::min(kBlock, n - at);
-        if (n > kBlock) load(at, count);
-        C* const dx = whole_out != nullptr ? whole_out + at : g_buffer;
-        if (kLog) {
-          exp_sum(ys, count, C(0), y_buffer);
-          for (std::int64_t i = 0; i < count; ++i) dx[i] = gs[i] - y_buffer[i] * total;
-        } else {
-          for (std::int64_t i = 0; i < count; ++i) dx[i] = ys[i] * (gs[i] - total);
-        }
-        if (whole_out == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, dx);
+        load(at, count);
+        gradients_of<C, kLog>(gs, ys, count, static_cast<C>(sum), y_buffer, result(at));
+        write(at, count);
       }
-    }
+    });
   });
 }
 
