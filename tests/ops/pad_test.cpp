@@ -53,6 +53,34 @@ TEST(Pad, ManyRowsOnSeveralThreads) {
   }
 }
 
+// Rows of a few bytes to more than a hundred, which are copied in different ways; padded, cut, and both.
+TEST(Pad, RowsOfEveryWidth) {
+  for (const DType dtype : {u8, bf16, f32, f64}) {
+    for (std::int64_t w = 1; w < 72; w += w < 36 ? 1 : 5) {
+      const Tensor x = tensor(
+          [&] {
+            std::vector<double> values;
+            for (std::int64_t i = 0; i < 3 * 2 * w; ++i) values.push_back(static_cast<double>(i * 31 % 251));
+            return values;
+          }(),
+          {3, 2, w}, {.dtype = dtype});
+      const std::vector<double> values = x.to_vector<double>();
+      for (const auto& [left, right] : {std::pair{1, 2}, {0, 3}, {9, 0}, {-1, 4}, {2, -1}, {-1, -2}}) {
+        const std::int64_t width = w + left + right;
+        if (width < 1) continue;
+        std::vector<double> expected;
+        for (std::int64_t i = 0; i < 3 * 3 * width; ++i) {
+          const std::int64_t image = i / width / 3, row = i / width % 3 - 1, at = i % width - left;
+          const bool inside = row >= 0 && at >= 0 && at < w;
+          expected.push_back(inside ? values[static_cast<std::size_t>((image * 2 + row) * w + at)] : 5);
+        }
+        EXPECT_EQ(pad(x, {left, right, 1, 0}, PadMode::constant, 5).to_vector<double>(), expected)
+            << name(dtype) << ", " << w << " wide, " << left << " and " << right;
+      }
+    }
+  }
+}
+
 TEST(Pad, MovesTheSameElementsInEveryLayoutAndDtype) {
   manual_seed(13);
   const std::vector<std::int64_t> pads = {2, 1, 1, -1};

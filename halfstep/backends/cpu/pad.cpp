@@ -12,7 +12,7 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int32_t kReflect = 1, kReplicate = 2, kCircular = 3;
+constexpr std::int32_t kConstant = 0, kReflect = 1, kReplicate = 2, kCircular = 3;
 
 /// One dimension of the padded tensor.
 struct PadDim {
@@ -87,84 +87,128 @@ struct PadPlan {
   }
 };
 
+// n elements side by side. Rows of a few dozen bytes take longer to call a function for than to copy: two pieces, which
+// overlap in the middle.
+template <class U>
+void copy_straight(U* to, const U* from, std::int64_t n) {
+  const std::size_t bytes = static_cast<std::size_t>(n) * sizeof(U);
+  const auto in_pieces = [&](auto size) {
+    unsigned char first[size()], last[size()];
+    std::memcpy(first, from, size());
+    std::memcpy(last, reinterpret_cast<const unsigned char*>(from) + (bytes - size()), size());
+    std::memcpy(to, first, size());
+    std::memcpy(reinterpret_cast<unsigned char*>(to) + (bytes - size()), last, size());
+  };
+  if (bytes > 64) {
+    std::memcpy(to, from, bytes);
+  } else if (bytes >= 32) {
+    in_pieces(std::integral_constant<std::size_t, 32>());
+  } else if (bytes >= 16) {
+    in_pieces(std::integral_constant<std::size_t, 16>());
+  } else if (bytes >= 8) {
+    in_pieces(std::integral_constant<std::size_t, 8>());
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = from[i];
+  }
+}
 template <class U>
 void copy_run(U* to, std::int64_t to_step, const U* from, std::int64_t from_step, std::int64_t n) {
   if (to_step == 1 && from_step == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(U));
+    copy_straight(to, from, n);
   } else {
     for (std::int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * from_step];
   }
 }
+
+/// Rows without gaps whose padding is one value, which differ in their place only: all that is said of them is in
+/// registers, since rows of narrow images take a few instructions.
+template <class U>
+struct SolidRows {
+  std::int64_t before, copied, after;  ///< elements of a row
+  U value;
+  /// Rows [i, stop) along `dim`; `from` is null where all are padding.
+  void operator()(PadDim dim, std::int64_t i, std::int64_t stop, U* to, const U* from) const {
+    const SolidRows row = *this;  // which no store to `to` changes
+    for (; i < stop; ++i) {
+      U* y = to + i * dim.padded_step;
+      const std::int64_t at = i - dim.before;
+      if (!from || at < 0 || at >= dim.inner) {
+        std::fill_n(y, row.before + row.copied + row.after, row.value);
+        continue;
+      }
+      for (std::int64_t k = 0; k < row.before; ++k) y[k] = row.value;
+      copy_straight(y + row.before, from + at * dim.step, row.copied);
+      for (std::int64_t k = 0; k < row.after; ++k) y[row.before + row.copied + k] = row.value;
+    }
+  }
+};
 
 template <class U>
 void pad_elements(const TensorView& x, const TensorView& y, const PadAttributes& a, U value) {
   PadPlan plan(y, x, a);
   const std::int64_t block = plan.take_block();
   const PadDim row = plan.take_row();
-  std::int64_t rows = 1;
-  for (int d = 0; d < plan.n; ++d) rows *= plan.dims[d].size;
   const bool solid = row.padded_step == block && row.step == block;
-  parallel_for(rows, row_grain(row.size * block), [&](std::int64_t begin, std::int64_t end) {
-    std::int64_t index[kMaxDims] = {}, rest = begin;
-    for (int d = 0; d < plan.n; ++d) {
-      index[d] = rest % plan.dims[d].size;
-      rest /= plan.dims[d].size;
+  const std::int64_t first = row.first(), last = row.last();
+  const bool same = solid && row.mode == kConstant && first < last;
+  const SolidRows<U> solid_rows{first * block, (last - first) * block, (row.size - last) * block, value};
+  const auto edge = [&](U* to, const U* from, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t source = from ? row.source(i) : -1;
+      if (block == 1) {
+        to[i * row.padded_step] = source < 0 ? value : from[source * row.step];
+      } else if (source < 0) {
+        std::fill_n(to + i * row.padded_step, block, value);
+      } else {
+        copy_run(to + i * row.padded_step, 1, from + source * row.step, 1, block);
+      }
     }
-    for (std::int64_t r = begin; r < end; ++r) {
+  };
+  const auto middle = [&](U* to, const U* from) {
+    if (solid) return copy_straight(to, from, (last - first) * block);
+    if (block == 1) return copy_run(to, row.padded_step, from, row.step, last - first);
+    for (std::int64_t i = 0; i < last - first; ++i) {
+      copy_run(to + i * row.padded_step, 1, from + i * row.step, 1, block);
+    }
+  };
+  // `from` is null for a row of padding.
+  const auto pad_row = [&](U* to, const U* from) {
+    if (!from) {
+      if (row.padded_step != block) return edge(to, nullptr, 0, row.size);
+      std::fill_n(to, row.size * block, value);
+      return;
+    }
+    edge(to, from, 0, first);
+    if (first < last) middle(to + first * row.padded_step, from + (first - row.before) * row.step);
+    edge(to, from, last, row.size);
+  };
+  // Rows that follow each other along one dimension together.
+  const PadDim next = plan.take_row();
+  std::int64_t rows = next.size;
+  for (int d = 0; d < plan.n; ++d) rows *= plan.dims[d].size;
+  parallel_for(rows, row_grain(row.size * block), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end;) {
       U* to = static_cast<U*>(y.data);
       const U* from = static_cast<const U*>(x.data);
-      bool inside = true, carry = true;
+      std::int64_t rest = r / next.size;
       for (int d = 0; d < plan.n; ++d) {
         const PadDim& dim = plan.dims[d];
-        const std::int64_t source = dim.source(index[d]);
-        to += index[d] * dim.padded_step;
-        inside = inside && source >= 0;
-        if (inside) from += source * dim.step;
-        // The next row's place, without divisions.
-        if (carry && ++index[d] == dim.size) {
-          index[d] = 0;
-        } else {
-          carry = false;
-        }
+        const std::int64_t i = rest % dim.size, source = dim.source(i);
+        rest /= dim.size;
+        to += i * dim.padded_step;
+        from = from && source >= 0 ? from + source * dim.step : nullptr;
       }
-      const auto edge = [&](std::int64_t first, std::int64_t last) {
-        for (std::int64_t i = first; i < last; ++i) {
-          const std::int64_t source = inside ? row.source(i) : -1;
-          if (block == 1) {
-            to[i * row.padded_step] = source < 0 ? value : from[source * row.step];
-          } else if (source < 0) {
-            std::fill_n(to + i * row.padded_step, block, value);
-          } else {
-            copy_run(to + i * row.padded_step, 1, from + source * row.step, 1, block);
-          }
-        }
-      };
-      if (!inside) {
-        if (row.padded_step == block) {
-          std::fill_n(to, row.size * block, value);
-        } else {
-          edge(0, row.size);
-        }
+      std::int64_t i = r % next.size;
+      const std::int64_t stop = std::min(next.size, i + end - r);
+      r += stop - i;
+      if (same) {
+        solid_rows(next, i, stop, to, from ? from + (first - row.before) * row.step : nullptr);
         continue;
       }
-      const std::int64_t first = row.first(), last = row.last();
-      edge(0, first);
-      if (first == last) {
-        edge(last, row.size);
-        continue;
+      for (; i < stop; ++i) {
+        const std::int64_t source = from ? next.source(i) : -1;
+        pad_row(to + i * next.padded_step, source >= 0 ? from + source * next.step : nullptr);
       }
-      U* middle = to + first * row.padded_step;
-      const U* source = from + (first - row.before) * row.step;
-      if (solid) {
-        copy_run(middle, 1, source, 1, (last - first) * block);
-      } else if (block == 1) {
-        copy_run(middle, row.padded_step, source, row.step, last - first);
-      } else {
-        for (std::int64_t i = 0; i < last - first; ++i) {
-          copy_run(middle + i * row.padded_step, 1, source + i * row.step, 1, block);
-        }
-      }
-      edge(last, row.size);
     }
   });
 }
