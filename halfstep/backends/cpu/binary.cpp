@@ -106,9 +106,7 @@ struct Fmod : DivisionFunctor {
   using DivisionFunctor::DivisionFunctor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return std::fmod(x, y); }, a, b);
+    return wide_fmod(d, a, b);
   }
   C scalar(C a, C b) const {
     C quotient, rest;
@@ -120,9 +118,9 @@ struct Remainder : DivisionFunctor {
   using DivisionFunctor::DivisionFunctor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return floor_mod(x, y); }, a, b);
+    const auto library = [](double x, double y) { return halfstep::cpu::floor_mod<double>(x, y); };
+    return in_either(
+        d, [&](auto x, auto y) HWY_ATTR { return floor_mod(x, y, library); }, library, a, b);
   }
   C scalar(C a, C b) const {
     C quotient, rest;
@@ -164,9 +162,7 @@ struct Atan2 : LibraryFunctor {
   explicit Atan2(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return std::atan2(x, y); }, a, b);
+    return wide_atan2(d, a, b);
   }
 };
 template <class C>
@@ -174,9 +170,7 @@ struct Hypot : LibraryFunctor {
   explicit Hypot(const void*) {}
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return std::hypot(x, y); }, a, b);
+    return wide_hypot(d, a, b);
   }
 };
 template <class C>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Functions of float32 vectors whose argument must be reduced, or whose exponent multiplied, with more digits than
-// float32 has: computed in float64 and rounded once, within 0.51 units in the last place. Series of Taylor and of
-// 2 artanh, cut where the rest is below 2^-36 of the result.
+// float32 has, or for which Highway has a form in float64: computed in float64 and rounded once, within 0.51 units in
+// the last place. Series of Taylor and of 2 artanh, cut where the rest is below 2^-36 of the result.
 
 // The include guard of a header that is compiled once for each target.
 #if defined(HALFSTEP_BACKENDS_CPU_MATH64_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,6 +14,8 @@
 #include <cmath>
 
 #include "halfstep/backends/cpu/simd-inl.h"
+// after highway.h
+#include <hwy/contrib/math/math-inl.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
@@ -141,8 +143,138 @@ HWY_INLINE F64Vec pow64(F64Vec x, F64Vec y) {
   return hn::IfThenElse(hn::AndNot(whole, hn::Lt(x, zero)), constant64(std::nan("")), is_signed);
 }
 
+/// x - n y with n = x / y cut to an integer, exact: of floats, where |n| is below 2^53, it fits a double. A quotient
+/// that was rounded up to an integer shows in its sign.
+HWY_INLINE F64Vec fmod64(F64Vec x, F64Vec y) {
+  const F64Vec r = hn::NegMulAdd(hn::Trunc(hn::Div(x, y)), y, x);
+  const auto beyond = hn::Lt(hn::Mul(r, x), hn::Zero(F64Tag()));
+  return hn::CopySign(hn::IfThenElse(beyond, hn::Add(r, hn::CopySign(y, x)), r), x);
+}
+/// The same with the sign of y.
+HWY_INLINE F64Vec floor_mod64(F64Vec x, F64Vec y) {
+  const F64Vec m = fmod64(x, y);
+  return hn::IfThenElse(hn::Lt(hn::Mul(m, y), hn::Zero(F64Tag())), hn::Add(m, y), m);
+}
+/// Where these serve.
+HWY_INLINE hn::Mask<F32Tag> small_quotient(F32Vec x, F32Vec y) {
+  const auto small = hn::Lt(hn::Abs(x), hn::Mul(hn::Abs(y), hn::Set(F32Tag(), 0x1p52f)));
+  return hn::And(small, hn::IsFinite(y));
+}
+/// Of finite x and y other than 0.
+HWY_INLINE F64Vec atan2_64(F64Vec y, F64Vec x) {
+  const F64Tag d;
+  const F64Vec t = hn::Atan(d, hn::Div(hn::Abs(y), hn::Abs(x)));
+  return hn::CopySign(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Sub(constant64(0x1.921fb54442d18p1), t), t), y);
+}
+HWY_INLINE F64Vec cosh64(F64Vec x) {
+  const F64Vec e = exp2_64(hn::Mul(x, constant64(0x1.71547652b82fep0)));
+  return hn::Mul(hn::Add(e, hn::Div(constant64(1), e)), constant64(0.5));
+}
+
+/// f, of doubles, of x where `ok`, else `library`.
+template <class F, class G>
+HWY_INLINE F32Vec by_doubles(hn::Mask<F32Tag> ok, F32Vec x, F&& f, G&& library) {
+  return mend(
+      ok, by_halves(f, x), [&](double v, double) { return library(v); }, x, x);
+}
+HWY_INLINE hn::Mask<F32Tag> magnitude_to(F32Vec x, float most) { return hn::Le(hn::Abs(x), hn::Set(F32Tag(), most)); }
+/// Neither 0 nor infinity.
+HWY_INLINE hn::Mask<F32Tag> no_end(F32Vec x) {
+  return hn::And(hn::Ne(x, hn::Zero(F32Tag())), hn::Ne(hn::Abs(x), hn::Set(F32Tag(), HUGE_VALF)));
+}
+/// y inside the domain.
+HWY_INLINE F32Vec or_nan(hn::Mask<F32Tag> inside, F32Vec y) {
+  return hn::IfThenElse(inside, y, hn::Set(F32Tag(), std::nanf("")));
+}
+
 }  // namespace detail
 
+HWY_INLINE F32Vec exp2(F32Vec x) {
+  return detail::by_doubles(
+      hn::Eq(x, x), x, [](F64Vec v) HWY_ATTR { return detail::exp2_64(v); }, [](double v) { return std::exp2(v); });
+}
+HWY_INLINE F32Vec log2(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return detail::log2_64(v); }, x);
+  return detail::mend(
+      detail::no_end(x), detail::or_nan(hn::Gt(x, hn::Zero(F32Tag())), y),
+      [](double v, double) { return std::log2(v); }, x, x);
+}
+HWY_INLINE F32Vec log10(F32Vec x) {
+  const F32Vec y = detail::by_halves(
+      [](F64Vec v) HWY_ATTR { return hn::Mul(detail::log2_64(v), detail::constant64(0x1.34413509f79ffp-2)); }, x);
+  return detail::mend(
+      detail::no_end(x), detail::or_nan(hn::Gt(x, hn::Zero(F32Tag())), y),
+      [](double v, double) { return std::log10(v); }, x, x);
+}
+HWY_INLINE F32Vec asin(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Asin(F64Tag(), v); }, x);
+  return detail::keep_zero(x, detail::or_nan(detail::magnitude_to(x, 1), y));
+}
+HWY_INLINE F32Vec acos(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Acos(F64Tag(), v); }, x);
+  return detail::or_nan(detail::magnitude_to(x, 1), y);
+}
+HWY_INLINE F32Vec atan(F32Vec x) {
+  const F32Vec y = detail::by_doubles(
+      hn::IsFinite(x), x, [](F64Vec v) HWY_ATTR { return hn::Atan(F64Tag(), v); },
+      [](double v) { return std::atan(v); });
+  return detail::keep_zero(x, y);
+}
+HWY_INLINE F32Vec sinh(F32Vec x) {
+  const F32Vec y = detail::by_doubles(
+      detail::magnitude_to(x, 100), x, [](F64Vec v) HWY_ATTR { return hn::Sinh(F64Tag(), v); },
+      [](double v) { return std::sinh(v); });
+  return detail::keep_zero(x, y);
+}
+HWY_INLINE F32Vec cosh(F32Vec x) {
+  return detail::by_doubles(
+      detail::magnitude_to(x, 100), x, [](F64Vec v) HWY_ATTR { return detail::cosh64(v); },
+      [](double v) { return std::cosh(v); });
+}
+HWY_INLINE F32Vec asinh(F32Vec x) {
+  const F32Vec y = detail::by_doubles(
+      hn::IsFinite(x), x, [](F64Vec v) HWY_ATTR { return hn::Asinh(F64Tag(), v); },
+      [](double v) { return std::asinh(v); });
+  return detail::keep_zero(x, y);
+}
+HWY_INLINE F32Vec acosh(F32Vec x) {
+  const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Acosh(F64Tag(), v); }, x);
+  return detail::mend(
+      detail::no_end(x), detail::or_nan(hn::Ge(x, hn::Set(F32Tag(), 1.0f)), y),
+      [](double v, double) { return std::acosh(v); }, x, x);
+}
+HWY_INLINE F32Vec atanh(F32Vec x) {
+  const F32Vec one = hn::Set(F32Tag(), 1.0f), a = hn::Abs(x);
+  const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Atanh(F64Tag(), v); }, x);
+  return detail::mend(
+      hn::Ne(a, one), detail::keep_zero(x, detail::or_nan(hn::Lt(a, one), y)),
+      [](double v, double) { return std::atanh(v); }, x, x);
+}
+HWY_INLINE F32Vec fmod(F32Vec x, F32Vec y) {
+  const F32Vec r = detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return detail::fmod64(v, w); }, x, y);
+  return detail::mend(
+      detail::small_quotient(x, y), r, [](double v, double w) { return std::fmod(v, w); }, x, y);
+}
+/// The remainder with the sign of y; `library` is the same of doubles.
+template <class F>
+HWY_INLINE F32Vec floor_mod(F32Vec x, F32Vec y, F&& library) {
+  const F32Vec r = detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return detail::floor_mod64(v, w); }, x, y);
+  return detail::mend(detail::small_quotient(x, y), r, library, x, y);
+}
+HWY_INLINE F32Vec atan2(F32Vec y, F32Vec x) {
+  const F32Vec r = detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return detail::atan2_64(v, w); }, y, x);
+  const F32Vec zero = hn::Zero(F32Tag());
+  const auto finite = hn::And(hn::IsFinite(x), hn::IsFinite(y));
+  const auto nonzero = hn::And(hn::Ne(x, zero), hn::Ne(y, zero));
+  return detail::mend(
+      hn::And(finite, nonzero), r, [](double v, double w) { return std::atan2(v, w); }, y, x);
+}
+HWY_INLINE F32Vec hypot(F32Vec x, F32Vec y) {
+  const F32Vec r =
+      detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return hn::Sqrt(hn::MulAdd(v, v, hn::Mul(w, w))); }, x, y);
+  return detail::mend(
+      hn::And(hn::IsFinite(x), hn::IsFinite(y)), r, [](double v, double w) { return std::hypot(v, w); }, x, y);
+}
 HWY_INLINE F32Vec sin(F32Vec x) {
   const F32Vec y = detail::by_halves([](F64Vec v) { return detail::sin64(v, 0); }, x);
   return detail::mend(

@@ -169,6 +169,17 @@ using Erf = decltype([](auto d, auto v) HWY_ATTR { return wide_erf(d, v); });
 using Sin = decltype([](auto d, auto v) HWY_ATTR { return wide_sin(d, v); });
 using Cos = decltype([](auto d, auto v) HWY_ATTR { return wide_cos(d, v); });
 using Tan = decltype([](auto d, auto v) HWY_ATTR { return wide_tan(d, v); });
+using Exp2 = decltype([](auto d, auto v) HWY_ATTR { return wide_exp2(d, v); });
+using Log2 = decltype([](auto d, auto v) HWY_ATTR { return wide_log2(d, v); });
+using Log10 = decltype([](auto d, auto v) HWY_ATTR { return wide_log10(d, v); });
+using Asin = decltype([](auto d, auto v) HWY_ATTR { return wide_asin(d, v); });
+using Acos = decltype([](auto d, auto v) HWY_ATTR { return wide_acos(d, v); });
+using Atan = decltype([](auto d, auto v) HWY_ATTR { return wide_atan(d, v); });
+using Sinh = decltype([](auto d, auto v) HWY_ATTR { return wide_sinh(d, v); });
+using Cosh = decltype([](auto d, auto v) HWY_ATTR { return wide_cosh(d, v); });
+using Asinh = decltype([](auto d, auto v) HWY_ATTR { return wide_asinh(d, v); });
+using Acosh = decltype([](auto d, auto v) HWY_ATTR { return wide_acosh(d, v); });
+using Atanh = decltype([](auto d, auto v) HWY_ATTR { return wide_atanh(d, v); });
 
 template <class F>
 struct Wide {
@@ -182,20 +193,9 @@ struct Wide {
   };
 };
 
-// --- the C library's, in float or double
+// --- the C library's, in double
 
-using Exp2 = decltype([](auto x) { return std::exp2(x); });
-using Log2 = decltype([](auto x) { return std::log2(x); });
-using Log10 = decltype([](auto x) { return std::log10(x); });
-using Asin = decltype([](auto x) { return std::asin(x); });
-using Acos = decltype([](auto x) { return std::acos(x); });
-using Atan = decltype([](auto x) { return std::atan(x); });
-// In double: the library's float forms of these err by two units and more.
-using Sinh = decltype([](double x) { return std::sinh(x); });
-using Cosh = decltype([](double x) { return std::cosh(x); });
-using Asinh = decltype([](double x) { return std::asinh(x); });
-using Acosh = decltype([](double x) { return std::acosh(x); });
-using Atanh = decltype([](double x) { return std::atanh(x); });
+// The library's float forms err by two units and more.
 using Erfc = decltype([](double x) { return std::erfc(x); });
 using Erfinv = decltype([](double x) { return erfinv(x); });
 
@@ -225,23 +225,23 @@ constexpr ElementwiseOp kUnaryOps[] = {
     op_of<Rsqrt, 1>("rsqrt", kFloatingDTypes),
     op_of<Reciprocal, 1>("reciprocal", kFloatingDTypes),
     op_of<Wide<Exp>::Functor, 1>("exp", kFloatingDTypes),
-    op_of<Library<Exp2>::Functor, 1>("exp2", kFloatingDTypes),
+    op_of<Wide<Exp2>::Functor, 1>("exp2", kFloatingDTypes),
     op_of<Wide<Expm1>::Functor, 1>("expm1", kFloatingDTypes),
     op_of<Wide<Log>::Functor, 1>("log", kFloatingDTypes),
-    op_of<Library<Log2>::Functor, 1>("log2", kFloatingDTypes),
-    op_of<Library<Log10>::Functor, 1>("log10", kFloatingDTypes),
+    op_of<Wide<Log2>::Functor, 1>("log2", kFloatingDTypes),
+    op_of<Wide<Log10>::Functor, 1>("log10", kFloatingDTypes),
     op_of<Wide<Log1p>::Functor, 1>("log1p", kFloatingDTypes),
     op_of<Wide<Sin>::Functor, 1>("sin", kFloatingDTypes),
     op_of<Wide<Cos>::Functor, 1>("cos", kFloatingDTypes),
     op_of<Wide<Tan>::Functor, 1>("tan", kFloatingDTypes),
-    op_of<Library<Asin>::Functor, 1>("asin", kFloatingDTypes),
-    op_of<Library<Acos>::Functor, 1>("acos", kFloatingDTypes),
-    op_of<Library<Atan>::Functor, 1>("atan", kFloatingDTypes),
-    op_of<Library<Sinh>::Functor, 1>("sinh", kFloatingDTypes),
-    op_of<Library<Cosh>::Functor, 1>("cosh", kFloatingDTypes),
-    op_of<Library<Asinh>::Functor, 1>("asinh", kFloatingDTypes),
-    op_of<Library<Acosh>::Functor, 1>("acosh", kFloatingDTypes),
-    op_of<Library<Atanh>::Functor, 1>("atanh", kFloatingDTypes),
+    op_of<Wide<Asin>::Functor, 1>("asin", kFloatingDTypes),
+    op_of<Wide<Acos>::Functor, 1>("acos", kFloatingDTypes),
+    op_of<Wide<Atan>::Functor, 1>("atan", kFloatingDTypes),
+    op_of<Wide<Sinh>::Functor, 1>("sinh", kFloatingDTypes),
+    op_of<Wide<Cosh>::Functor, 1>("cosh", kFloatingDTypes),
+    op_of<Wide<Asinh>::Functor, 1>("asinh", kFloatingDTypes),
+    op_of<Wide<Acosh>::Functor, 1>("acosh", kFloatingDTypes),
+    op_of<Wide<Atanh>::Functor, 1>("atanh", kFloatingDTypes),
     op_of<Wide<Tanh>::Functor, 1>("tanh", kFloatingDTypes),
     op_of<Wide<Erf>::Functor, 1>("erf", kFloatingDTypes),
     op_of<Library<Erfc>::Functor, 1>("erfc", kFloatingDTypes),

@@ -79,6 +79,78 @@ HWY_INLINE hn::Vec<D> wide_pow(D d, hn::Vec<D> v, hn::Vec<D> w) {
       d, [](auto x, auto y) HWY_ATTR { return pow(x, y); }, [](double x, double y) { return std::pow(x, y); }, v, w);
 }
 template <class D>
+HWY_INLINE hn::Vec<D> wide_exp2(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return exp2(x); }, [](double x) { return std::exp2(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_log2(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return log2(x); }, [](double x) { return std::log2(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_log10(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return log10(x); }, [](double x) { return std::log10(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_asin(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return asin(x); }, [](double x) { return std::asin(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_acos(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return acos(x); }, [](double x) { return std::acos(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_atan(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return atan(x); }, [](double x) { return std::atan(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_sinh(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return sinh(x); }, [](double x) { return std::sinh(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_cosh(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return cosh(x); }, [](double x) { return std::cosh(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_asinh(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return asinh(x); }, [](double x) { return std::asinh(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_acosh(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return acosh(x); }, [](double x) { return std::acosh(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_atanh(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return atanh(x); }, [](double x) { return std::atanh(x); }, v);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_fmod(D d, hn::Vec<D> v, hn::Vec<D> w) {
+  return in_either(
+      d, [](auto x, auto y) HWY_ATTR { return fmod(x, y); }, [](double x, double y) { return std::fmod(x, y); }, v, w);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_atan2(D d, hn::Vec<D> v, hn::Vec<D> w) {
+  return in_either(
+      d, [](auto x, auto y) HWY_ATTR { return atan2(x, y); }, [](double x, double y) { return std::atan2(x, y); }, v,
+      w);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> wide_hypot(D d, hn::Vec<D> v, hn::Vec<D> w) {
+  return in_either(
+      d, [](auto x, auto y) HWY_ATTR { return hypot(x, y); }, [](double x, double y) { return std::hypot(x, y); }, v,
+      w);
+}
+template <class D>
 HWY_INLINE hn::Vec<D> wide_sigmoid(D d, hn::Vec<D> v) {
   if constexpr (std::is_same_v<D, F32Tag>) {
     return sigmoid(v);
