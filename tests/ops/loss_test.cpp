@@ -391,6 +391,32 @@ TEST(PairLoss, Errors) {
   EXPECT_NE(outside.find("expected probabilities from 0 to 1"), std::string::npos) << outside;
 }
 
+// Terms are sums of two products of values of one sign: logarithms within 2 units, four roundings.
+TEST(PairLoss, ProbabilitiesOfAllSizesAgreeWithFloat64) {
+  Values x = {0, 1, 0x1p-149, 1 - 0x1p-24, 0x1p-25}, y = {0.25, 0.25, 1, 0, 0.5}, exact;
+  for (int i = 0; i < 2000; ++i) {
+    const double v = i % 3 == 0 ? std::exp2(-i / 14.0) : i % 3 == 1 ? 1 - std::exp2(-i % 24) : i / 2000.0;
+    x.push_back(static_cast<float>(v)), y.push_back(i % 9 / 8.0);
+  }
+  const auto at_least = [](double logarithm) { return std::max(logarithm, -100.0); };
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    exact.push_back(-y[i] * at_least(std::log(x[i])) - (1 - y[i]) * at_least(std::log1p(-x[i])));
+  }
+  const auto of = [&](DType d) {
+    return binary_cross_entropy(tensor(x, {.dtype = d}), tensor(y, {.dtype = d}), {.reduction = Reduction::none});
+  };
+  const Values got = of(f32).to_vector<double>();
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    EXPECT_NEAR(got[i], exact[i], 8 * 0x1p-24 * exact[i] + 1e-44) << x[i] << " " << y[i];
+  }
+  x = {0.5, std::nan(""), 0.25}, y = {1, 0.5, std::nan("")};
+  for (const DType d : {f32, bf16, f16}) {
+    const Values some = of(d).to_vector<double>();
+    EXPECT_FALSE(std::isnan(some[0])) << name(d);
+    EXPECT_TRUE(std::isnan(some[1]) && std::isnan(some[2])) << name(d);
+  }
+}
+
 TEST(PairLoss, LogitsOfAllSizesAgreeWithFloat64) {
   // Terms are sums of two products of values of one sign each, whose factors are within 4 units: 8 units of 2^-24. The
   // slope of a confident negative keeps its relative precision.

@@ -26,6 +26,19 @@ void bce_terms_of_floats(const float* x, const float* y, const float* w, std::in
       Run(x), Run(y), Run(w));
 }
 
+void bce_of_probabilities(const float* x, const float* y, std::int64_t n, float* terms) {
+  const F32Tag d;
+  const auto one = hn::Set(d, 1.0f), least = hn::Set(d, -100.0f);
+  map_run<1>(
+      d, terms, n,
+      [&](F32Vec xv, F32Vec yv) HWY_ATTR {
+        const auto of_x = hn::Max(log(xv), least), of_rest = hn::Max(log1p(hn::Neg(xv)), least);
+        const auto term = hn::MulAdd(yv, of_x, hn::Mul(hn::Sub(one, yv), of_rest));
+        return hn::IfThenElse(hn::IsNaN(xv), xv, hn::Neg(term));  // Max drops a NaN
+      },
+      Run(x), Run(y));
+}
+
 void bce_slopes_of_floats(const float* x, const float* y, const float* w, std::int64_t n, float* slopes) {
   const F32Tag d;
   const auto one = hn::Set(d, 1.0f);
@@ -47,10 +60,14 @@ HWY_AFTER_NAMESPACE();
 namespace halfstep::cpu {
 
 HWY_EXPORT(bce_terms_of_floats);
+HWY_EXPORT(bce_of_probabilities);
 HWY_EXPORT(bce_slopes_of_floats);
 
 void bce_with_logits_terms(const float* x, const float* y, const float* w, std::int64_t n, float* terms) {
   HWY_DYNAMIC_DISPATCH(bce_terms_of_floats)(x, y, w, n, terms);
+}
+void bce_terms(const float* x, const float* y, const float*, std::int64_t n, float* terms) {
+  HWY_DYNAMIC_DISPATCH(bce_of_probabilities)(x, y, n, terms);
 }
 void bce_with_logits_slopes(const float* x, const float* y, const float* w, std::int64_t n, float* slopes) {
   HWY_DYNAMIC_DISPATCH(bce_slopes_of_floats)(x, y, w, n, slopes);

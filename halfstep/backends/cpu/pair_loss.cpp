@@ -104,11 +104,19 @@ struct BceWithLogits<float> {
   static constexpr auto slopes_x = bce_with_logits_slopes;
 };
 template <class C>
-struct Bce {
-  explicit Bce(const PairLossAttributes&) {}
-  C term(C x, C y, C) const { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); }
+struct BceSlopes {
   C slope_x(C x, C y, C) const { return (x - y) / std::max((1 - x) * x, static_cast<C>(1e-12f)); }
   C slope_y(C x, C, C) const { return log_at_least(x, std::log1p(-x)) - log_at_least(x, std::log(x)); }
+};
+template <class C>
+struct Bce : BceSlopes<C> {
+  explicit Bce(const PairLossAttributes&) {}
+  C term(C x, C y, C) const { return -(y * log_at_least(x, std::log(x)) + (1 - y) * log_at_least(x, std::log1p(-x))); }
+};
+template <>
+struct Bce<float> : BceSlopes<float> {
+  explicit Bce(const PairLossAttributes&) {}
+  static constexpr auto terms = bce_terms;
 };
 // Whether a loss is of probabilities.
 template <template <class> class Loss>
@@ -174,9 +182,9 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
         const std::int64_t count = std::min(kPairLossBlock, std::min(n, (k + 1) * kPairLossChunk) - at);
         o.load(in, at, count);
         if constexpr (kOfProbabilities<Loss>) {
-          for (std::int64_t i = 0; i < count; ++i) {
-            if (o.x[i] < 0 || o.x[i] > 1) outside = true;
-          }
+          int wrong = 0;
+          for (std::int64_t i = 0; i < count; ++i) wrong |= (o.x[i] < 0) | (o.x[i] > 1);
+          if (wrong) outside = true;
         }
         terms_of(loss, o.x, o.y, o.pos_weight, count, o.x);
         if (o.weighted) {
