@@ -183,7 +183,7 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
     };
     const std::int64_t grain = row_grain(n * std::min(inner, kTogether));
     parallel_for(from.kept.numel / inner * blocks, grain, [&](std::int64_t begin, std::int64_t end) {
-      C top[kTogether], weight[kTogether];
+      C top[kTogether], weight[kTogether], values[kTogether], results[kTogether];
       std::int64_t ties[kTogether];
       for (std::int64_t block = begin; block < end; ++block) {
         const std::int64_t column = block % blocks * kTogether, first = block / blocks * inner + column;
@@ -194,18 +194,36 @@ Status extreme_weights(KernelContext*, const TensorView* in, int, TensorView* ou
           top[c] = convert<C>(static_cast<const T*>(in[1].data)[first + c]);
           ties[c] = 0;
         }
-        for (std::int64_t i = 0; i < n; ++i) {
+        // The i-th of the reduced elements, 16 bits of neighbours in vectors.
+        const auto load = [&](std::int64_t i) -> const C* {
           const T* row = x + place(from.reduced, i);
-          for (std::int64_t c = 0; c < width; ++c) ties[c] += matches(convert<C>(row[c]), top[c]);
+          if constexpr (std::is_same_v<T, C>) {
+            return row;
+          } else if (width > 1) {
+            to_floats(row, width, values);
+          } else {
+            values[0] = convert<C>(row[0]);
+          }
+          return values;
+        };
+        for (std::int64_t i = 0; i < n; ++i) {
+          const C* row = load(i);
+          for (std::int64_t c = 0; c < width; ++c) ties[c] += matches(row[c], top[c]);
         }
         for (std::int64_t c = 0; c < width; ++c) weight[c] = C(1) / static_cast<C>(ties[c]);
         for (std::int64_t i = 0; i < n; ++i) {
-          const T* row = x + place(from.reduced, i);
+          const C* row = load(i);
           T* to_row = y + place(to.reduced, i);
           for (std::int64_t c = 0; c < width; ++c) {
-            const C v = convert<C>(row[c]);
-            const C sign = !magnitudes ? C(1) : v > 0 ? C(1) : v < 0 ? C(-1) : C(0);
-            to_row[c] = convert<T>(matches(v, top[c]) ? weight[c] * sign : C(0));
+            const C v = row[c], sign = !magnitudes ? C(1) : v > 0 ? C(1) : v < 0 ? C(-1) : C(0);
+            results[c] = matches(v, top[c]) ? weight[c] * sign : C(0);
+          }
+          if constexpr (std::is_same_v<T, C>) {
+            std::copy(results, results + width, to_row);
+          } else if (width > 1) {
+            store_floats(out[0].dtype, to_row, width, results);
+          } else {
+            to_row[0] = convert<T>(results[0]);
           }
         }
       }
