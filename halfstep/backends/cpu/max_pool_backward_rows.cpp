@@ -154,7 +154,7 @@ bool max_pool_backward_rows(KernelContext* context, const TensorView& g, const T
     windows[i] = {tap.at * from.w, tap.at * at.w, static_cast<std::int32_t>(tap.number)};
   }
   // Results that leave little room in the last cache go past it. 16 images of 64 channels, windows of 3x3/2, two
-  // threads of a Zen 5 with 32 MiB: on 112x112, 25 MB, 1.53 to 1.36 ms, in float32 2.12 to 1.56; on 56x56 in float32,
+  // threads of a Zen 4 with 32 MiB: on 112x112, 25 MB, 1.53 to 1.36 ms, in float32 2.12 to 1.56; on 56x56 in float32,
   // 13 MB, they would take 0.38 ms instead of 0.30.
   const std::int64_t item = static_cast<std::int64_t>(item_size(dx.dtype));
   const bool stream = dx.numel * item >= last_cache_bytes() / 2 && to.w * item % 64 == 0 &&

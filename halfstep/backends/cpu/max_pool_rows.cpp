@@ -180,7 +180,7 @@ void choose_row(const MaxRows& m, std::int64_t h, const typename MaxKeys<T>::Lan
     const std::int64_t step = kOf == MaxOf::elements ? m.x_column : static_cast<std::int64_t>(m.channels);
     const Tap* row = m.rows->begin(h);
     // Rows of the image that the next row of the result reads first are fetched meanwhile, or memory would be idle:
-    // 3x3/2 of 16 x 64 x 112x112 in bf16, two threads of a Zen 5: 1.30 to 0.91 ms.
+    // 3x3/2 of 16 x 64 x 112x112 in bf16, two threads of a Zen 4: 1.30 to 0.91 ms.
     const bool more = h + 1 < m.end && row != m.rows->end(h) && m.rows->begin(h + 1) != m.rows->end(h + 1);
     const std::int64_t ahead = more ? m.rows->end(h)[-1].at + 1 : 0,
                        ahead_end = more ? m.rows->end(h + 1)[-1].at + 1 : 0;
