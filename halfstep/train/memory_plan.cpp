@@ -252,6 +252,19 @@ MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
     };
     return *std::min_element(known.begin(), known.end(), better);
   };
+  // Where none fits: one block more or less at a time, as long as that takes less.
+  constexpr int kFlips = 64;
+  for (int flips = 0, before = -1; best().second > budget && flips < kFlips && flips != before;) {
+    before = flips;
+    const auto [from, least] = best();
+    for (std::size_t i = 0; i < blocks.size() && flips < kFlips; ++i) {
+      Set other = from;
+      other[i] = !other[i];
+      if (known.contains(other)) continue;
+      ++flips;
+      if (peak_of(other) < least) break;
+    }
+  }
   // What can be left out of a set that fits, the most expensive ones first.
   Set set = best().first;
   const bool fits = peak_of(set) <= budget;

@@ -303,6 +303,26 @@ TEST(MemoryPlan, TakesNothingWhereAllFitsAndTheLeastWhereNothingDoes) {
   EXPECT_GT(least.peak, 100U);
 }
 
+// The least that an error names doesn't depend on the budget, and a budget of as much is met.
+TEST(MemoryPlan, FindsTheLeastWhateverTheBudget) {
+  // The inputs of some blocks are larger than what they keep: the least leaves these out.
+  const Chain chain{.kept = {900, 200, 700, 150, 500, 200, 900, 300},
+                    .input = {100, 300, 100, 250, 100, 220, 100, 200},
+                    .cost = {4, 1, 3, 1, 2, 1, 2, 1}};
+  const std::size_t n = chain.kept.size();
+  std::uint64_t least = ~std::uint64_t{0};
+  for (unsigned bits = 0; bits < 1U << n; ++bits) {
+    std::vector<bool> again(n);
+    for (std::size_t i = 0; i < n; ++i) again[i] = (bits >> i & 1U) != 0;
+    least = std::min(least, chain.peak(again));
+  }
+  for (const std::uint64_t budget : {least, least - 1, least * 9 / 10, least / 2, std::uint64_t{1}}) {
+    const MemoryPlan plan = training::choose_recomputed(
+        chain.blocks(), [&](const std::vector<bool>& again) { return chain.peak(again); }, budget);
+    EXPECT_EQ(plan.peak, least) << budget;
+  }
+}
+
 // ---------------------------------------------------------------------------------------------------- prediction
 
 std::uint64_t measured(const TrainConfig& config) { return training::measure_memory(config, config.batch_size).peak; }
