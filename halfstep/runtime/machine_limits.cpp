@@ -51,7 +51,9 @@ double bandwidth(std::int64_t bytes, int times) {
 
 void set_machine_loops(const MachineLoops& made) { loops() = made; }
 
-std::int64_t last_cache_bytes() {
+namespace {
+
+std::int64_t read_last_cache_bytes() {
   // Of the processors that share one; the C library may tell the sum of all that the package has.
   std::int64_t largest = 0;
   for (int index = 0; index < 8; ++index) {
@@ -67,6 +69,14 @@ std::int64_t last_cache_bytes() {
     if (const long bytes = sysconf(level); bytes > 0) return bytes;
   }
   return kUnknownCache;
+}
+
+}  // namespace
+
+std::int64_t last_cache_bytes() {
+  static const std::int64_t bytes =
+      read_last_cache_bytes();  // files, which take longer to read than a small kernel runs
+  return bytes;
 }
 
 std::int64_t second_cache_bytes() {

@@ -5,6 +5,7 @@
 
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/gemm.h"
+#include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/row_block.h"
 
 namespace halfstep::cpu {
@@ -13,8 +14,8 @@ namespace {
 constexpr std::int64_t kFewest = 8;  // channels and filters: a narrow product takes memory for all places
 constexpr std::int64_t kFewestByAvx2 = 32;
 // In float32 a product gains from fetching rows ahead, where images come from memory and a sum is made in one go
-// (measured on a Zen 4): the bytes of both images, the most steps of the sum, and the fewest for columns of the result.
-constexpr std::int64_t kBytesOfLargeImages = 8 << 20, kMostStepsInOneGo = 384;
+// (measured on a Zen 4): the bytes of both images, and the fewest steps of the sum for columns of the result.
+constexpr std::int64_t kBytesOfLargeImages = 8 << 20;
 constexpr struct { std::int64_t steps, columns; } kFewestInFloat32[] = {{64, 64}, {96, 16}};
 
 }  // namespace
@@ -32,7 +33,7 @@ bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
     const bool forward = call.part == ConvPart::output;
     const std::int64_t steps = forward ? g.c : g.o, columns = forward ? g.o : g.c;
     const std::int64_t bytes = g.n * g.h * g.w * (g.c + g.o) * static_cast<std::int64_t>(sizeof(float));
-    return isa >= Isa::avx512 && steps <= kMostStepsInOneGo && bytes >= kBytesOfLargeImages &&
+    return isa >= Isa::avx512 && steps <= kGemmMostSteps && bytes >= kBytesOfLargeImages &&
            std::ranges::any_of(kFewestInFloat32,
                                [&](const auto& least) { return steps >= least.steps && columns >= least.columns; });
   }

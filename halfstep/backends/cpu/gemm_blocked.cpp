@@ -19,7 +19,6 @@
 namespace halfstep::cpu {
 namespace {
 
-constexpr std::int64_t kMaxSteps = 384;               // of the sum in one go: a packed panel of these fits L1 of 48 KiB
 constexpr std::int64_t kTilesPerBlock = 8;            // rows of the scalar side that are worked on at a time
 constexpr std::int64_t kPanelsPerBlock = 16;          // columns, where results wait in scratch memory
 constexpr std::int64_t kPackedFloats = 1 << 20;       // of the vector side at a time, where threads share them
@@ -31,7 +30,7 @@ constexpr std::int64_t kResultFloats = 256 << 10;     // of sums that wait for t
 constexpr std::int64_t kFewPanels = 4;                // under which the scalar side is packed tile by tile, into L1
 constexpr std::int64_t kDirectRows = 128;          // up to here a vector side that can be read in place is not packed
 constexpr std::int64_t kStepStridedInPlace = 128;  // longest sum over a scalar side that jumps a row at each step
-static_assert(kMaxSteps <= kGemmRowStride);
+static_assert(kGemmMostSteps <= kGemmRowStride);
 constexpr std::int64_t kMostGoesKept = 4;  // of a scalar side of few rows, packed once for all panels
 constexpr double kJobWork = 1e6;           // multiply-adds that are worth a job, about 14 microseconds
 constexpr double kJobsPerThread = 4;       // a slow processor delays a product by one
@@ -54,7 +53,7 @@ struct GemmPlan {
   bool swap;
   bool vectors_in_place;
   bool straight;  // tiles write c themselves
-  bool rounds;    // the same, in 16 bits, once they have all terms; those of the last few columns don't
+  bool rounds;    // tiles round their sums to results of 16 bits; finish() rounds a last panel without whole vectors
   Scalars scalars;
   Side s, v;
   std::int64_t rows, cols, k;
@@ -81,7 +80,7 @@ struct GemmPlan {
 double pack_cost(const Side& side) { return side.outer == 1 ? 0.13 : side.k == 1 ? 0.35 : 1.5; }
 
 /// Of a sum of `k`, in one go: as few goes as can be, all but the last alike.
-std::int64_t steps_at_once(std::int64_t k) { return divide_up(k, divide_up(k, kMaxSteps)); }
+std::int64_t steps_at_once(std::int64_t k) { return divide_up(k, divide_up(k, kGemmMostSteps)); }
 
 bool can_read_vectors(const Side& v, std::int64_t k) {
   if (v.dtype != DType::f32 || v.outer != 1 || v.k % 16 != 0 || v.batch % 16 != 0 ||
@@ -428,8 +427,9 @@ class Blocked {
   /// Fetches one of `parts` parts of what is left of the rows into the second-level cache, for pack_scalars(). Where
   /// packing reads from memory itself, it takes as long as a tenth of the multiplications.
   void fetch(Rows& rows, std::int64_t parts) const {
-    if (p_.scalars != Scalars::packed_rows && p_.scalars != Scalars::rows_in_place) return;
-    constexpr std::int64_t kLine = 64;
+    constexpr std::int64_t kLine = 64, kFewSteps = 64;  // steps of rows that are read once the tile has them
+    const bool in_place = p_.scalars == Scalars::rows_in_place && p_.k >= kFewSteps;
+    if (p_.scalars != Scalars::packed_rows && !in_place) return;
     const std::int64_t end = rows.begin + divide_up(rows.end - rows.begin, parts);
     for (; rows.begin < end; ++rows.begin) {
       const char* const row = p_.s.at(rows.begin, rows.k0);
@@ -445,7 +445,7 @@ class Blocked {
         kernels_.widen(p_.s.dtype, p_.s.at(r, k0), steps, to);
       }
     } else if (p_.scalars == Scalars::packed_steps && p_.s.outer == 1 && p_.packed_stride == p_.lanes) {
-      const void* rows[kMaxSteps];
+      const void* rows[kGemmMostSteps];
       for (std::int64_t i = 0; i < steps; ++i) rows[i] = p_.s.at(b0, k0 + i);
       kernels_.gather(p_.s.dtype, rows, steps, 0, b1 - b0, tile_rows, p_.steps * p_.packed_stride, to, p_.lanes);
     } else if (p_.scalars == Scalars::packed_steps) {

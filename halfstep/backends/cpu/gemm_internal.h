@@ -28,6 +28,9 @@ class Carver {
   std::size_t used_ = 0;
 };
 
+/// Steps of a sum that the blocked product takes in one go, at most: a packed panel of these fits L1 of 48 KiB.
+inline constexpr std::int64_t kGemmMostSteps = 384;
+
 /// What follows the sums `from` (rows `ld` apart) of the result's rows from `row` and columns from `column` on, of a
 /// product that is computed as it is or `turned`: rows and columns are those of the sums. `bias` as float32.
 GemmEpilogue epilogue(const GemmArgs& args, bool turned, const float* from, std::int64_t ld, std::int64_t row,

@@ -180,7 +180,7 @@ Status index_add(KernelContext* context, const TensorView* in, int, TensorView* 
     } else {
       const S alpha = a.alpha.kind == 2 ? convert<S>(a.alpha.floating) : convert<S>(a.alpha.integer);
       if constexpr (kWideSums<T>) {
-        constexpr std::int64_t kRow = 16;  // elements that are worth a call
+        constexpr std::int64_t kRow = 128;  // elements that are worth the calls for a row
         const auto in_rows = [&](const TensorView& t) { return inner_step(t, t.strides, around.dim) == 1; };
         if (around.inner >= kRow && out[0].numel != 0 && in_rows(out[0]) && in_rows(in[0]) && in_rows(source)) {
           status = index_add_rows(context, in, out[0], around, alpha);

@@ -143,7 +143,7 @@ HWY_INLINE F64Vec pow64(F64Vec x, F64Vec y) {
   return hn::IfThenElse(hn::AndNot(whole, hn::Lt(x, zero)), constant64(std::nan("")), is_signed);
 }
 
-/// x - n y with n = x / y cut to an integer, exact: of floats, where |n| is below 2^53, it fits a double. A quotient
+/// x - n y with n = x / y cut to an integer, exact: of floats, where |n| is at most 2^52, it fits a double. A quotient
 /// that was rounded up to an integer shows in its sign.
 HWY_INLINE F64Vec fmod64(F64Vec x, F64Vec y) {
   const F64Vec r = hn::NegMulAdd(hn::Trunc(hn::Div(x, y)), y, x);
@@ -178,13 +178,16 @@ HWY_INLINE F32Vec by_doubles(hn::Mask<F32Tag> ok, F32Vec x, F&& f, G&& library) 
       ok, by_halves(f, x), [&](double v, double) { return library(v); }, x, x);
 }
 HWY_INLINE hn::Mask<F32Tag> magnitude_to(F32Vec x, float most) { return hn::Le(hn::Abs(x), hn::Set(F32Tag(), most)); }
-/// Neither 0 nor infinity.
-HWY_INLINE hn::Mask<F32Tag> no_end(F32Vec x) {
-  return hn::And(hn::Ne(x, hn::Zero(F32Tag())), hn::Ne(hn::Abs(x), hn::Set(F32Tag(), HUGE_VALF)));
-}
+HWY_INLINE F32Vec infinity32() { return hn::Set(F32Tag(), HUGE_VALF); }
 /// y inside the domain.
 HWY_INLINE F32Vec or_nan(hn::Mask<F32Tag> inside, F32Vec y) {
   return hn::IfThenElse(inside, y, hn::Set(F32Tag(), std::nanf("")));
+}
+/// A logarithm y of x > 0, and what it is of 0, of infinity and where there is none.
+HWY_INLINE F32Vec ends_of_log(F32Vec x, F32Vec y) {
+  const F32Vec zero = hn::Zero(F32Tag());
+  const F32Vec inner = hn::IfThenElse(hn::Eq(x, infinity32()), x, or_nan(hn::Gt(x, zero), y));
+  return hn::IfThenElse(hn::Eq(x, zero), hn::Neg(infinity32()), inner);
 }
 
 }  // namespace detail
@@ -195,16 +198,12 @@ HWY_INLINE F32Vec exp2(F32Vec x) {
 }
 HWY_INLINE F32Vec log2(F32Vec x) {
   const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return detail::log2_64(v); }, x);
-  return detail::mend(
-      detail::no_end(x), detail::or_nan(hn::Gt(x, hn::Zero(F32Tag())), y),
-      [](double v, double) { return std::log2(v); }, x, x);
+  return detail::ends_of_log(x, y);
 }
 HWY_INLINE F32Vec log10(F32Vec x) {
   const F32Vec y = detail::by_halves(
       [](F64Vec v) HWY_ATTR { return hn::Mul(detail::log2_64(v), detail::constant64(0x1.34413509f79ffp-2)); }, x);
-  return detail::mend(
-      detail::no_end(x), detail::or_nan(hn::Gt(x, hn::Zero(F32Tag())), y),
-      [](double v, double) { return std::log10(v); }, x, x);
+  return detail::ends_of_log(x, y);
 }
 HWY_INLINE F32Vec asin(F32Vec x) {
   const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Asin(F64Tag(), v); }, x);
@@ -239,16 +238,14 @@ HWY_INLINE F32Vec asinh(F32Vec x) {
 }
 HWY_INLINE F32Vec acosh(F32Vec x) {
   const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Acosh(F64Tag(), v); }, x);
-  return detail::mend(
-      detail::no_end(x), detail::or_nan(hn::Ge(x, hn::Set(F32Tag(), 1.0f)), y),
-      [](double v, double) { return std::acosh(v); }, x, x);
+  const F32Vec inner = detail::or_nan(hn::Ge(x, hn::Set(F32Tag(), 1.0f)), y);
+  return hn::IfThenElse(hn::Eq(x, detail::infinity32()), x, inner);
 }
 HWY_INLINE F32Vec atanh(F32Vec x) {
   const F32Vec one = hn::Set(F32Tag(), 1.0f), a = hn::Abs(x);
   const F32Vec y = detail::by_halves([](F64Vec v) HWY_ATTR { return hn::Atanh(F64Tag(), v); }, x);
-  return detail::mend(
-      hn::Ne(a, one), detail::keep_zero(x, detail::or_nan(hn::Lt(a, one), y)),
-      [](double v, double) { return std::atanh(v); }, x, x);
+  const F32Vec inner = detail::keep_zero(x, detail::or_nan(hn::Lt(a, one), y));
+  return hn::IfThenElse(hn::Eq(a, one), hn::CopySign(detail::infinity32(), x), inner);
 }
 HWY_INLINE F32Vec fmod(F32Vec x, F32Vec y) {
   const F32Vec r = detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return detail::fmod64(v, w); }, x, y);
@@ -265,9 +262,14 @@ HWY_INLINE F32Vec atan2(F32Vec y, F32Vec x) {
   const F32Vec r = detail::by_halves([](F64Vec v, F64Vec w) HWY_ATTR { return detail::atan2_64(v, w); }, y, x);
   const F32Vec zero = hn::Zero(F32Tag());
   const auto finite = hn::And(hn::IsFinite(x), hn::IsFinite(y));
-  const auto nonzero = hn::And(hn::Ne(x, zero), hn::Ne(y, zero));
+  // Where one is 0: 0 or pi, or half of it.
+  const auto y_zero = hn::Eq(y, zero);
+  const F32Vec pi = hn::Set(F32Tag(), 0x1.921fb6p+1f), half_pi = hn::Set(F32Tag(), 0x1.921fb6p+0f);
+  const F32Vec along = hn::IfNegativeThenElse(x, pi, zero);
+  const F32Vec on_axis = hn::CopySign(hn::IfThenElse(y_zero, along, half_pi), y);
+  const F32Vec inner = hn::IfThenElse(hn::Or(y_zero, hn::Eq(x, zero)), on_axis, r);
   return detail::mend(
-      hn::And(finite, nonzero), r, [](double v, double w) { return std::atan2(v, w); }, y, x);
+      finite, inner, [](double v, double w) { return std::atan2(v, w); }, y, x);
 }
 HWY_INLINE F32Vec hypot(F32Vec x, F32Vec y) {
   const F32Vec r =

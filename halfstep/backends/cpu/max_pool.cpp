@@ -55,7 +55,7 @@ Status forward(KernelContext* context, const TensorView* in, int, TensorView* ou
   const Taps &rows = windows.rows, &columns = windows.columns;
   const ImageStrides from(x), to(y), at(index);
   const std::int64_t work = most_taps(rows) * most_taps(columns);
-  if (max_pools_by_rows(x, y, index)) {
+  if (y.dtype == x.dtype && max_pools_by_rows(x, y, index)) {
     return max_pool_rows(context, x, y, index, windows) ? Status::ok : Status::out_of_memory;
   }
   visit_pair(x, index, [&](auto zero, auto* image, auto* numbers) {

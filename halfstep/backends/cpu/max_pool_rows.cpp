@@ -346,7 +346,7 @@ bool max_pool_rows(KernelContext* context, const TensorView& x, const TensorView
     if (rows.begin(h) != rows.end(h)) slots = std::max(slots, rows.end(h)[-1].at - rows.begin(h)->at + 1);
   }
   const std::int64_t work = std::max<std::int64_t>(1, most_taps(rows) * most_taps(columns)) * y.sizes[3];
-  // Blocks of channels; the last one has 4 to kFewest + 3 more or less.
+  // Blocks of channels; the last one has 4 to width + 3.
   std::int64_t width = std::max(kKeyBytes / (slots * x.sizes[3] * item) / kFewest * kFewest, kFewest);
   if (images * height < 32) width = std::min(width, 2 * kFewest);
   const std::int64_t blocks = std::max<std::int64_t>(1, (channels + width - 4) / width);

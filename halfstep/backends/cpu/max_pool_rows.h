@@ -13,7 +13,7 @@ struct MaxWindows {
 };
 
 /// Whether max_pool_rows() or max_pool_backward_rows() serves these: an image, the result and the index, or their
-/// gradients and the index, in float32 or 16 bits.
+/// gradients and the index, in float32 or 16 bits. An image and its result must be of one dtype.
 bool max_pools_by_rows(const TensorView& from, const TensorView& to, const TensorView& index);
 
 /// y and the index of x; false where there is no memory.

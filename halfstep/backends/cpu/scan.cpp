@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <vector>
 
 #include "halfstep/backends/cpu/extreme_row.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -352,16 +351,24 @@ Status scan(KernelContext*, const TensorView* in, int, TensorView* out, int, con
 // dx[i] = sum over k >= i of g[k] * product of x[j], j <= k, j != i. Before the first zero that is the sum of g y from
 // i on, over x[i]; at the first zero the products are taken without it; after it all are zero. Blocks of a row come
 // from behind, with the products of what is before each from a first pass: dividing them out again would be slower.
-Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* attributes) {
+Status cumprod_backward(KernelContext* context, const TensorView* in, int, TensorView* out, int,
+                        const void* attributes) {
   const std::int64_t dim = dim_attributes(attributes).dim;
   const RowPlan from_g(in[0], dim), from_x(in[1], dim), to(out[0], dim);
   if (out[0].numel == 0) return Status::ok;
   constexpr std::int64_t kBlock = 1024;
-  const std::int64_t n = to.length;
+  const std::int64_t n = to.length, blocks = (n + kBlock - 1) / kBlock;
+  double* products = nullptr;  // before each block of each row
+  if (blocks > 1) {
+    products = static_cast<double*>(
+        context->workspace(context, static_cast<std::size_t>(to.rows.numel * blocks) * sizeof(double)));
+    if (!products) return Status::out_of_memory;
+  }
+  if (runs_dry(context)) return Status::ok;
   parallel_for(to.rows.numel, row_grain(n), [&](std::int64_t begin, std::int64_t end) {
-    double g[kBlock], x[kBlock], y[kBlock];
-    std::vector<double> before(static_cast<std::size_t>((n + kBlock - 1) / kBlock));  // products, of each block
+    double g[kBlock], x[kBlock], y[kBlock], first = 1;
     for (std::int64_t r = begin; r < end; ++r) {
+      double* const before = blocks > 1 ? products + r * blocks : &first;
       const auto load = [&](const TensorView& t, const RowPlan& plan, std::int64_t at, std::int64_t count, double* v) {
         read_row(t, plan.rows.offset(r) + at * plan.stride, plan.stride, count, v);
       };
@@ -372,7 +379,7 @@ Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* o
       double product = 1;     // up to it
       while (zero < n) {
         const std::int64_t count = std::min(kBlock, n - zero);
-        before[static_cast<std::size_t>(zero / kBlock)] = product;
+        before[zero / kBlock] = product;
         load(in[1], from_x, zero, count, x);
         int zeros = 0;  // looking for one in vectors is quicker than for its place
         for (std::int64_t i = 0; i < count; ++i) zeros |= x[i] == 0;
@@ -401,8 +408,8 @@ Status cumprod_backward(KernelContext*, const TensorView* in, int, TensorView* o
       for (std::int64_t at = (zero - 1) / kBlock * kBlock; zero > 0 && at >= 0; at -= kBlock) {
         const std::int64_t count = std::min(kBlock, zero - at);
         load(in[0], from_g, at, count, g);
-        load(in[1], from_x, at, count, x);
-        product = before[static_cast<std::size_t>(at / kBlock)];
+        if (blocks > 1 || zero < n) load(in[1], from_x, at, count, x);  // else it is there
+        product = before[at / kBlock];
         for (std::int64_t i = 0; i < count; ++i) y[i] = g[i] * (product *= x[i]);
         for (std::int64_t i = count - 1; i >= 0; --i) y[i] = sum += y[i];
         for (std::int64_t i = 0; i < count; ++i) y[i] /= x[i];
@@ -520,7 +527,7 @@ const RegisterCpuKernel scan_kernels[] = {
     {"extreme_weights", kFloatingDTypes, extreme_weights},
     {"cumsum", kComputeDTypes, scan<false>},
     {"cumprod", kComputeDTypes, scan<true>},
-    {"cumprod_backward", kFloatingDTypes, cumprod_backward},
+    {"cumprod_backward", kFloatingDTypes, cumprod_backward, kRunsDry},
     {"prod_others", kFloatingDTypes, prod_others},
     {"div_or_zero", kFloatingDTypes, div_or_zero},
     {"signed_pow", kFloatingDTypes, signed_pow},
