@@ -74,8 +74,8 @@ std::int64_t read_last_cache_bytes() {
 }  // namespace
 
 std::int64_t last_cache_bytes() {
-  static const std::int64_t bytes =
-      read_last_cache_bytes();  // files, which take longer to read than a small kernel runs
+  // Read once: that takes longer than a small kernel.
+  static const std::int64_t bytes = read_last_cache_bytes();
   return bytes;
 }
 

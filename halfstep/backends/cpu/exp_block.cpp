@@ -11,6 +11,7 @@
 
 #include "halfstep/backends/cpu/exp_block.h"
 #include "halfstep/backends/cpu/math-inl.h"
+#include "halfstep/backends/cpu/row_block.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
@@ -58,20 +59,27 @@ double exp_sum_floats(const float* x, std::int64_t count, float shift, float* te
   return total;
 }
 
-void softmax_rows_of_floats(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y) {
+HWY_INLINE void softmax_part_inline(const float* x, std::int64_t n, float top, double sum, bool logarithm, float* y) {
   const F32Tag d;
+  if (logarithm) {
+    const F32Vec t = hn::Set(d, top), l = hn::Set(d, static_cast<float>(std::log(sum)));
+    map_run(
+        d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Sub(hn::Sub(v, t), l); }, Run(x));
+  } else {
+    const F32Vec divisor = hn::Set(d, static_cast<float>(sum));
+    map_run(
+        d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Div(v, divisor); }, Run(y));
+  }
+}
+
+void softmax_part_of_floats(const float* x, std::int64_t n, float top, double sum, bool logarithm, float* y) {
+  softmax_part_inline(x, n, top, sum, logarithm, y);
+}
+void softmax_rows_of_floats(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y) {
   for (std::int64_t r = 0; r < rows; ++r, x += n, y += n) {
     const float top = max_floats(x, n);
     const double sum = exp_sum_floats(x, n, top, logarithm ? nullptr : y);
-    if (logarithm) {
-      const F32Vec t = hn::Set(d, top), l = hn::Set(d, static_cast<float>(std::log(sum)));
-      map_run(
-          d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Sub(hn::Sub(v, t), l); }, Run(x));
-    } else {
-      const F32Vec divisor = hn::Set(d, static_cast<float>(sum));
-      map_run(
-          d, y, n, [&](F32Vec v) HWY_ATTR { return hn::Div(v, divisor); }, Run(y));
-    }
+    softmax_part_inline(x, n, top, sum, logarithm, y);
   }
 }
 
@@ -96,22 +104,30 @@ HWY_INLINE double sum_of_two(const float* a, const float* b, std::int64_t count,
 
 }  // namespace
 
+HWY_INLINE void softmax_gradients_inline(const float* g, const float* y, std::int64_t n, float total, bool logarithm,
+                                         float* dx) {
+  const F32Tag d;
+  const F32Vec t = hn::Set(d, total);
+  if (logarithm) {
+    map_run(
+        d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::NegMulAdd(exp(v), t, gv); }, Run(g), Run(y));
+  } else {
+    map_run(
+        d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::Mul(v, hn::Sub(gv, t)); }, Run(g), Run(y));
+  }
+}
+
+void softmax_gradients_of_floats(const float* g, const float* y, std::int64_t n, float total, bool logarithm,
+                                 float* dx) {
+  softmax_gradients_inline(g, y, n, total, logarithm, dx);
+}
 void softmax_rows_backward_of_floats(const float* g, const float* y, std::int64_t n, std::int64_t rows, bool logarithm,
                                      float* dx) {
-  const F32Tag d;
   for (std::int64_t r = 0; r < rows; ++r, g += n, y += n, dx += n) {
-    if (logarithm) {
-      const double sum = sum_of_two(g, g, n, [](F32Vec v, F32Vec, F32Vec sums) HWY_ATTR { return hn::Add(v, sums); });
-      const F32Vec t = hn::Set(d, static_cast<float>(sum));
-      map_run(
-          d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::NegMulAdd(exp(v), t, gv); }, Run(g), Run(y));
-    } else {
-      const double dot =
-          sum_of_two(g, y, n, [](F32Vec v, F32Vec w, F32Vec sums) HWY_ATTR { return hn::MulAdd(v, w, sums); });
-      const F32Vec t = hn::Set(d, static_cast<float>(dot));
-      map_run(
-          d, dx, n, [&](F32Vec gv, F32Vec v) HWY_ATTR { return hn::Mul(v, hn::Sub(gv, t)); }, Run(g), Run(y));
-    }
+    const double total =
+        logarithm ? sum_of_two(g, g, n, [](F32Vec v, F32Vec, F32Vec sum) HWY_ATTR { return hn::Add(v, sum); })
+                  : sum_of_two(g, y, n, [](F32Vec v, F32Vec w, F32Vec sum) HWY_ATTR { return hn::MulAdd(v, w, sum); });
+    softmax_gradients_inline(g, y, n, static_cast<float>(total), logarithm, dx);
   }
 }
 
@@ -213,7 +229,9 @@ namespace halfstep::cpu {
 
 HWY_EXPORT(max_floats);
 HWY_EXPORT(exp_sum_floats);
+HWY_EXPORT(softmax_part_of_floats);
 HWY_EXPORT(softmax_rows_of_floats);
+HWY_EXPORT(softmax_gradients_of_floats);
 HWY_EXPORT(softmax_rows_backward_of_floats);
 HWY_EXPORT(class_gradient_of_floats);
 HWY_EXPORT(log1p_each_float);
@@ -223,6 +241,12 @@ HWY_EXPORT(exp_add_exactly);
 float max_of(const float* x, std::int64_t n) { return HWY_DYNAMIC_DISPATCH(max_floats)(x, n); }
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms) {
   return HWY_DYNAMIC_DISPATCH(exp_sum_floats)(x, n, shift, terms);
+}
+void softmax_part(const float* x, std::int64_t n, float top, double sum, bool logarithm, float* y) {
+  HWY_DYNAMIC_DISPATCH(softmax_part_of_floats)(x, n, top, sum, logarithm, y);
+}
+void softmax_gradients(const float* g, const float* y, std::int64_t n, float total, bool logarithm, float* dx) {
+  HWY_DYNAMIC_DISPATCH(softmax_gradients_of_floats)(g, y, n, total, logarithm, dx);
 }
 void softmax_rows(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y) {
   HWY_DYNAMIC_DISPATCH(softmax_rows_of_floats)(x, n, rows, logarithm, y);
@@ -258,6 +282,26 @@ double exp_sum(const double* x, std::int64_t n, double shift, double* terms) {
     total += e;
   }
   return total;
+}
+void softmax_part(const double* x, std::int64_t n, double top, double sum, bool logarithm, double* y) {
+  const double of_sum = logarithm ? std::log(sum) : sum;
+  for (std::int64_t i = 0; i < n; ++i) y[i] = logarithm ? (x[i] - top) - of_sum : y[i] / of_sum;
+}
+void softmax_rows(const double* x, std::int64_t n, std::int64_t rows, bool logarithm, double* y) {
+  for (std::int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    const double top = max_of(x, n);
+    const double sum = exp_sum(x, n, top, logarithm ? nullptr : y);
+    softmax_part(x, n, top, sum, logarithm, y);
+  }
+}
+void softmax_gradients(const double* g, const double* y, std::int64_t n, double total, bool logarithm, double* dx) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = logarithm ? g[i] - std::exp(y[i]) * total : y[i] * (g[i] - total);
+}
+void softmax_rows_backward(const double* g, const double* y, std::int64_t n, std::int64_t rows, bool logarithm,
+                           double* dx) {
+  for (std::int64_t r = 0; r < rows; ++r, g += n, y += n, dx += n) {
+    softmax_gradients(g, y, n, logarithm ? sum_of(g, n) : dot_of(g, y, n), logarithm, dx);
+  }
 }
 
 }  // namespace halfstep::cpu

@@ -12,11 +12,22 @@ double max_of(const double* x, std::int64_t n);
 /// The sum of exp(x[i] - shift); each term is also written to `terms[i]` unless that is null (it may be x).
 double exp_sum(const float* x, std::int64_t n, float shift, float* terms);
 double exp_sum(const double* x, std::int64_t n, double shift, double* terms);
+/// Of n values of a row with the largest value `top` and the exponentials' sum: softmax, whose exponentials are in y,
+/// or its logarithm, y = x - top - log(sum).
+void softmax_part(const float* x, std::int64_t n, float top, double sum, bool logarithm, float* y);
+void softmax_part(const double* x, std::int64_t n, double top, double sum, bool logarithm, double* y);
 /// softmax of `rows` rows of n values, one behind the other, or its logarithm; y may be x.
 void softmax_rows(const float* x, std::int64_t n, std::int64_t rows, bool logarithm, float* y);
-/// Its gradient from that of the results y; dx may be g.
+void softmax_rows(const double* x, std::int64_t n, std::int64_t rows, bool logarithm, double* y);
+/// Gradients of n values of a row from those of the results y: y (g - total), where total is the row's sum of g y, or
+/// of the logarithm g - exp(y) total, where it is the sum of g. dx may be g.
+void softmax_gradients(const float* g, const float* y, std::int64_t n, float total, bool logarithm, float* dx);
+void softmax_gradients(const double* g, const double* y, std::int64_t n, double total, bool logarithm, double* dx);
+/// The same of `rows` rows of n values, one behind the other, with their totals.
 void softmax_rows_backward(const float* g, const float* y, std::int64_t n, std::int64_t rows, bool logarithm,
                            float* dx);
+void softmax_rows_backward(const double* g, const double* y, std::int64_t n, std::int64_t rows, bool logarithm,
+                           double* dx);
 /// What the gradient by a row of logits of one class is made of, a sample each.
 struct ClassRow {
   const float *shifts, *factors;

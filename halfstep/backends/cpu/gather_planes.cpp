@@ -229,10 +229,7 @@ void sums_of_runs(const void* x, std::int64_t runs, std::int64_t length, float* 
 std::int64_t gather_lanes() { return static_cast<std::int64_t>(hn::Lanes(F32Tag())); }
 
 void gather_line(const GatherLine& g) {
-  const bool wide = g.to_dtype == DType::f32;
-  if (g.from_dtype == DType::f16) return wide ? line_of<Half, float>(g) : line_of<Half, Half>(g);
-  if (g.from_dtype == DType::bf16) return wide ? line_of<BFloat16, float>(g) : line_of<BFloat16, BFloat16>(g);
-  line_of<float, float>(g);
+  visit_image_dtypes(g.from_dtype, g.to_dtype, [&](auto from, auto to) { line_of<decltype(from), decltype(to)>(g); });
 }
 
 void plane_sums(DType dtype, const void* x, std::int64_t planes, std::int64_t length, float* sums) {
@@ -242,10 +239,7 @@ void plane_sums(DType dtype, const void* x, std::int64_t planes, std::int64_t le
 }
 
 void gather_row(const GatherRow& g) {
-  const bool wide = g.y->dtype == DType::f32;
-  if (g.x->dtype == DType::f16) return wide ? row_of<Half, float>(g) : row_of<Half, Half>(g);
-  if (g.x->dtype == DType::bf16) return wide ? row_of<BFloat16, float>(g) : row_of<BFloat16, BFloat16>(g);
-  row_of<float, float>(g);
+  visit_image_dtypes(g.x->dtype, g.y->dtype, [&](auto from, auto to) { row_of<decltype(from), decltype(to)>(g); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "halfstep/backends/cpu/reduce_plan.h"
+#include "halfstep/core/float16.h"
 
 namespace halfstep::cpu {
 
@@ -29,6 +30,15 @@ bool channels_side_by_side(const TensorView& first, const Views&... others) {
 template <class T>
 T* elements(const TensorView& v) {
   return static_cast<T*>(v.data);
+}
+
+/// f(From(), To()) for a tensor of float32 or 16 bits and a result of its dtype or float32.
+template <class F>
+void visit_image_dtypes(DType from, DType to, F&& f) {
+  const auto narrow = [&](auto zero) { to == DType::f32 ? f(zero, float()) : f(zero, zero); };
+  if (from == DType::f16) return narrow(Half());
+  if (from == DType::bf16) return narrow(BFloat16());
+  f(float(), float());
 }
 
 /// f(sample, row, first channel, channels) for all rows of the images of y, in parallel; `work`: what one element of a

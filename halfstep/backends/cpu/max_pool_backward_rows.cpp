@@ -115,20 +115,14 @@ void collect_row(const MaxGradientRow& m) {
   if (m.stream) hwy::FlushStream();  // non-temporal stores must be visible before other threads are signalled
 }
 
-template <class I>
-void collect_row_of(const MaxGradientRow& m) {
-  const bool wide = m.to_dtype == DType::f32;
-  if (m.dtype == DType::f16) return wide ? collect_row<Half, float, I>(m) : collect_row<Half, Half, I>(m);
-  if (m.dtype == DType::bf16) {
-    return wide ? collect_row<BFloat16, float, I>(m) : collect_row<BFloat16, BFloat16, I>(m);
-  }
-  collect_row<float, float, I>(m);
-}
-
 }  // namespace
 
 void max_gradient_row(const MaxGradientRow& m) {
-  m.index_dtype == DType::u8 ? collect_row_of<std::uint8_t>(m) : collect_row_of<std::int32_t>(m);
+  visit_image_dtypes(m.dtype, m.to_dtype, [&](auto from, auto to) {
+    using T = decltype(from);
+    using O = decltype(to);
+    m.index_dtype == DType::u8 ? collect_row<T, O, std::uint8_t>(m) : collect_row<T, O, std::int32_t>(m);
+  });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -16,25 +16,26 @@ void read_strided(const TensorView& x, std::int64_t at, std::int64_t stride, std
 void write_strided(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const float* from);
 void write_strided(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const double* from);
 
-inline constexpr std::int64_t kShortRow = 8;  // elements that take less time one by one than the call for vectors
+/// Whether n elements, `stride` apart, are converted in vectors: fewer take less time one by one than that call.
+inline bool in_vectors(std::int64_t stride, std::int64_t n) { return stride == 1 && n >= 8; }
 
 /// `n` elements of `x` from element `at` on, `stride` apart (a floating dtype).
 inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, float* to) {
-  if (x.dtype != DType::f64 && stride == 1 && n >= kShortRow) return load_floats(x.dtype, x.data, at, n, to);
+  if (x.dtype != DType::f64 && in_vectors(stride, n)) return load_floats(x.dtype, x.data, at, n, to);
   read_strided(x, at, stride, n, to);
 }
 inline void read_row(const TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, double* to) {
-  if (stride == 1 && n >= kShortRow)
-    return load_doubles(x.dtype, element(x.dtype, static_cast<const void*>(x.data), at), n, to);
+  const void* const from = element(x.dtype, static_cast<const void*>(x.data), at);
+  if (in_vectors(stride, n)) return load_doubles(x.dtype, from, n, to);
   read_strided(x, at, stride, n, to);
 }
 /// The reverse, rounded once.
 inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const float* from) {
-  if (x.dtype != DType::f64 && stride == 1 && n >= kShortRow) return store_floats(x.dtype, x.data, at, n, from);
+  if (x.dtype != DType::f64 && in_vectors(stride, n)) return store_floats(x.dtype, x.data, at, n, from);
   write_strided(x, at, stride, n, from);
 }
 inline void write_row(TensorView& x, std::int64_t at, std::int64_t stride, std::int64_t n, const double* from) {
-  if (stride == 1 && n >= kShortRow) return store_doubles(x.dtype, element(x.dtype, x.data, at), n, from);
+  if (in_vectors(stride, n)) return store_doubles(x.dtype, element(x.dtype, x.data, at), n, from);
   write_strided(x, at, stride, n, from);
 }
 

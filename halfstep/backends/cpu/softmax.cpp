@@ -3,7 +3,6 @@
 // element is taken out, and each result is rounded once.
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <utility>
 
 #include "halfstep/backends/cpu/exp_block.h"
@@ -41,18 +40,6 @@ void for_row_groups(std::int64_t begin, std::int64_t end, bool together, std::in
   for (std::int64_t r = begin; r < end; r += rows) f(r, std::min(rows, end - r));
 }
 
-// The results of n elements of a row, whose exponentials are in y unless they are of log_softmax.
-template <class C, bool kLog>
-void results_of(const C* row, std::int64_t n, C top, double sum, C* y) {
-  if (kLog) {
-    const C logarithm = static_cast<C>(std::log(sum));
-    for (std::int64_t i = 0; i < n; ++i) y[i] = (row[i] - top) - logarithm;
-  } else {
-    const C divisor = static_cast<C>(sum);
-    for (std::int64_t i = 0; i < n; ++i) y[i] /= divisor;
-  }
-}
-
 template <class C, bool kLog>
 void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
   const RowPlan from(x, dim), to(out, dim);
@@ -69,23 +56,13 @@ void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
         row = whole_x != nullptr ? whole_x + at : buffer;
         if (whole_x == nullptr) read_row(x, in_at + at * from.stride, from.stride, count, buffer);
       };
-      const auto result = [&](std::int64_t at) {
-        return whole_y != nullptr ? whole_y + at : buffer + (n <= kSoftmaxRow ? at : 0);
-      };
+      const auto result = [&](std::int64_t at) { return whole_y != nullptr ? whole_y + at : buffer; };
       const auto write = [&](std::int64_t at, std::int64_t count) {
         if (whole_y == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, buffer);
       };
       if (n <= kSoftmaxRow) {
         load(0, rows * n);
-        if constexpr (std::is_same_v<C, float>) {
-          softmax_rows(row, n, rows, kLog, result(0));
-        } else {
-          for (std::int64_t at = 0; at < rows * n; at += n) {
-            const C top = max_of(row + at, n);
-            const double sum = exp_sum(row + at, n, top, kLog ? nullptr : result(at));
-            results_of<C, kLog>(row + at, n, top, sum, result(at));
-          }
-        }
+        softmax_rows(row, n, rows, kLog, result(0));
         write(0, rows * n);
         return;
       }
@@ -108,23 +85,13 @@ void forward(const TensorView& x, TensorView& out, std::int64_t dim) {
         load(at, count);
         C* const y = result(at);
         if (!kLog) exp_sum(row, count, top, y);
-        results_of<C, kLog>(row, count, top, sum, y);
+        softmax_part(row, count, top, sum, kLog, y);
         write(at, count);
       }
     });
   });
 }
 
-// softmax: dx = y (g - sum(g y)); log_softmax: dx = g - exp(y) sum(g). Of `total`, the sum; `scratch` may be y.
-template <class C, bool kLog>
-void gradients_of(const C* g, const C* y, std::int64_t n, C total, C* scratch, C* dx) {
-  if (kLog) {
-    exp_sum(y, n, C(0), scratch);
-    for (std::int64_t i = 0; i < n; ++i) dx[i] = g[i] - scratch[i] * total;
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] * (g[i] - total);
-  }
-}
 template <class C, bool kLog>
 void backward(const TensorView& g, const TensorView& y, TensorView& out, std::int64_t dim) {
   const RowPlan from_g(g, dim), from_y(y, dim), to(out, dim);
@@ -145,25 +112,13 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
         if (whole_g == nullptr) read_row(g, g_at + at * from_g.stride, from_g.stride, count, g_buffer);
         if (whole_y == nullptr) read_row(y, y_at + at * from_y.stride, from_y.stride, count, y_buffer);
       };
-      const auto sum_of_block = [&](std::int64_t at, std::int64_t count) {
-        return kLog ? sum_of(gs + at, count) : dot_of(gs + at, ys + at, count);
-      };
-      const auto result = [&](std::int64_t at) {
-        return whole_out != nullptr ? whole_out + at : g_buffer + (n <= kBlock ? at : 0);
-      };
+      const auto result = [&](std::int64_t at) { return whole_out != nullptr ? whole_out + at : g_buffer; };
       const auto write = [&](std::int64_t at, std::int64_t count) {
         if (whole_out == nullptr) write_row(out, out_at + at * to.stride, to.stride, count, g_buffer);
       };
       if (n <= kBlock) {
         load(0, rows * n);
-        if constexpr (std::is_same_v<C, float>) {
-          softmax_rows_backward(gs, ys, n, rows, kLog, result(0));
-        } else {
-          for (std::int64_t at = 0; at < rows * n; at += n) {
-            const C total = static_cast<C>(sum_of_block(at, n));
-            gradients_of<C, kLog>(gs + at, ys + at, n, total, y_buffer + at, result(at));
-          }
-        }
+        softmax_rows_backward(gs, ys, n, rows, kLog, result(0));
         write(0, rows * n);
         return;
       }
@@ -171,12 +126,12 @@ void backward(const TensorView& g, const TensorView& y, TensorView& out, std::in
       for (std::int64_t at = 0; at < n; at += kBlock) {
         const std::int64_t count = std::min(kBlock, n - at);
         load(at, count);
-        sum += sum_of_block(0, count);
+        sum += kLog ? sum_of(gs, count) : dot_of(gs, ys, count);
       }
       for (std::int64_t at = 0; at < n; at += kBlock) {
         const std::int64_t count = std::min(kBlock, n - at);
         load(at, count);
-        gradients_of<C, kLog>(gs, ys, count, static_cast<C>(sum), y_buffer, result(at));
+        softmax_gradients(gs, ys, count, static_cast<C>(sum), kLog, result(at));
         write(at, count);
       }
     });
