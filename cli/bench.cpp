@@ -119,6 +119,7 @@ int run(const BenchOptions& o) {
                             .onnx_to = o.onnx_to});
   }
   std::vector<Run> runs;
+  std::uint64_t budgets = 0;
   for (const std::string& precision : o.amp) {
     training::TrainConfig config;
     config.amp = precision;
@@ -141,7 +142,10 @@ int run(const BenchOptions& o) {
           .optimizer = nullptr};
     const nn::ModuleBase& network = r.task->network();
     r.memory = training::plan_of_run(config, network);
-    if (r.memory && r.memory->budget > 0) training::set_recomputed(network, r.memory->modules());
+    if (r.memory && r.memory->budget > 0) {
+      training::set_recomputed(network, r.memory->modules());
+      budgets += r.memory->budget;
+    }
     network.to(device);
     if (r.mode.level != amp::Level::O0) amp::set_level(network, r.mode.level, r.mode.level_dtype);
     const NamedTensors parameters = network.parameters();
@@ -155,6 +159,7 @@ int run(const BenchOptions& o) {
         training::make_train_step(r.task, *r.optimizer, training::make_scaler(config), {.autocast = r.mode.region});
     runs.push_back(std::move(r));
   }
+  const MemoryCacheLimitGuard cache_limit(budgets);
   reset_peak_memory(device);
   manual_seed(1);
   data::Batch batch = training::random_batch(o.model, o.batch_size, input.images ? size : 0);
@@ -195,7 +200,11 @@ int run(const BenchOptions& o) {
       if (r.memory->budget > 0) line["predicted_peak_mb"] = static_cast<double>(r.memory->peak) / 1e6;
     }
     // Of one precision: those of a second one would lie beside it.
-    if (runs.size() == 1) line["tensor_peak_mb"] = static_cast<double>(memory_stats(device).allocated_peak) / 1e6;
+    if (runs.size() == 1) {
+      const MemoryStats memory = memory_stats(device);
+      line["tensor_peak_mb"] = static_cast<double>(memory.allocated_peak) / 1e6;
+      line["reserved_peak_mb"] = static_cast<double>(memory.reserved_peak) / 1e6;
+    }
     if (winograd() != Winograd::off) line["winograd"] = name(winograd());
     if (tuning()) line["tuning"] = true;
     if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);

@@ -115,9 +115,10 @@ void print_table(const std::vector<StepPlan>& plans) {
     row("  between kernels", [](const StepPlan& p) { return share_text(p.time.calling, p.time.seconds()); });
   }
   if (plans.front().recomputed) {
-    row("blocks recomputed", [](const StepPlan& p) {
-      return p.recomputed->blocks > 0 ? fmt::format("{} of {}", p.recomputed->recomputed.size(), p.recomputed->blocks)
-                                      : fmt::format("{}", p.recomputed->recomputed.size());
+    row("modules recomputed", [](const StepPlan& p) {
+      return p.recomputed->candidates > 0
+                 ? fmt::format("{} of {}", p.recomputed->recomputed.size(), p.recomputed->candidates)
+                 : fmt::format("{}", p.recomputed->recomputed.size());
     });
   }
   row("memory of a step", [](const StepPlan& p) { return memory_text(p.memory.peak); });

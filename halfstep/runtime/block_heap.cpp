@@ -234,19 +234,33 @@ void BlockHeap::make_free(Block* block) {
   blocks.insert(block);
 }
 
-void BlockHeap::trim() noexcept {
-  while (!backed_.empty()) {
-    Block* const block = *backed_.begin();
-    backed_.erase(backed_.begin());
-    // Where the system doesn't take them, the pages stay and are used again all the same.
-    if (kind_ == Kind::memory) madvise(block->data, block->bytes, MADV_DONTNEED);
-    reserved_ -= block->bytes;
-    block->backed = false;
-    try {
-      make_free(block);
-    } catch (const std::bad_alloc&) {  // as in give()
-    }
+void BlockHeap::shrink(std::uint64_t most) noexcept {
+  while (reserved_ > most && !backed_.empty()) {
+    const std::uint64_t excess = reserved_ - most;
+    const auto better = [&](const Block* a, const Block* b) {
+      const bool enough = a->bytes >= excess;
+      if (enough != (b->bytes >= excess)) return enough;
+      return enough ? a->bytes < b->bytes : a->bytes > b->bytes;
+    };
+    release(*std::min_element(backed_.begin(), backed_.end(), better));
   }
+}
+
+// The pages of a free block go back to the system.
+void BlockHeap::release(Block* block) noexcept {
+  backed_.erase(block);
+  // Where the system doesn't take them, the pages stay and are used again all the same.
+  if (kind_ == Kind::memory) madvise(block->data, block->bytes, MADV_DONTNEED);
+  reserved_ -= block->bytes;
+  block->backed = false;
+  try {
+    make_free(block);
+  } catch (const std::bad_alloc&) {  // as in give()
+  }
+}
+
+void BlockHeap::trim() noexcept {
+  while (!backed_.empty()) release(*backed_.begin());
   for (auto at = bare_.begin(); at != bare_.end();) {
     Block* const block = *at;
     const bool whole = block->bytes == block->region->bytes;

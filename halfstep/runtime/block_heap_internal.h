@@ -40,6 +40,9 @@ class HS_API BlockHeap {
   bool give(void* data) noexcept;
   /// Returns what is free to the system.
   void trim() noexcept;
+  /// Returns free blocks to the system until at most so many bytes are reserved, or none is free. Whole blocks, since
+  /// free ones with pages and without aren't joined: the smallest that is enough, or else the largest and then others.
+  void shrink(std::uint64_t most) noexcept;
 
   /// Bytes that the system has given and not got back: blocks in use, and free ones that are kept.
   std::uint64_t reserved() const { return reserved_; }
@@ -75,6 +78,7 @@ class HS_API BlockHeap {
   static bool is_free(const Block* block, bool backed) { return block && !block->in_use && block->backed == backed; }
   Block* kept(std::size_t bytes);
   Block* grown(std::size_t bytes);
+  void release(Block* block) noexcept;
   bool add_region(std::size_t bytes);
   bool make_writable(Region& region, std::size_t end);
   void drop_region(Block* whole) noexcept;

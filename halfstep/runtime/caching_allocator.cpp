@@ -107,6 +107,7 @@ class HostAllocator final : public Allocator {
       lock.unlock();
       out_of_memory(bytes);
     }
+    if (stats_.limit > 0 && reserved_now() > std::max(reserved, stats_.limit)) shrink();
     stats_.allocated += size;
     stats_.allocated_peak = std::max(stats_.allocated_peak, stats_.allocated);
     if (reserved_now() == reserved) ++stats_.cache_hits;
@@ -125,6 +126,7 @@ class HostAllocator final : public Allocator {
     if (bytes <= kMostOfClasses && caching_) {
       try {
         free_[static_cast<std::size_t>(class_of(bytes))].push_back(data);
+        cached_ += size;
         return;
       } catch (const std::bad_alloc&) {  // the list can't grow: let the block go instead
       }
@@ -149,6 +151,10 @@ class HostAllocator final : public Allocator {
     stats_.allocated_peak = stats_.allocated;
     stats_.reserved_peak = reserved_now();
   }
+  void set_cache_limit(std::uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    stats_.limit = bytes;
+  }
   void set_caching(bool on) {
     std::lock_guard lock(mutex_);
     caching_ = on;
@@ -166,6 +172,7 @@ class HostAllocator final : public Allocator {
       if (!list.empty()) {
         void* data = list.back();
         list.pop_back();
+        cached_ -= size;
         return data;
       }
     }
@@ -174,7 +181,7 @@ class HostAllocator final : public Allocator {
     return data;
   }
 
-  void trim() {
+  void release_small() {
     for (int c = 0; c < kNumClasses; ++c) {
       const std::size_t size = class_bytes(c);
       for (void* data : std::exchange(free_[static_cast<std::size_t>(c)], {})) {
@@ -182,8 +189,18 @@ class HostAllocator final : public Allocator {
         source_.give(data, size);
       }
     }
-    heap_.trim();
+    cached_ = 0;
     source_.trim();
+  }
+  // What is cached goes back until the limit is met.
+  void shrink() {
+    heap_.shrink(stats_.limit - std::min(stats_.limit, from_source_));
+    // The C library searches all of its memory for pages to return: not for a little.
+    if (reserved_now() > stats_.limit && cached_ > stats_.limit / 64) release_small();
+  }
+  void trim() {
+    heap_.trim();
+    release_small();
   }
 
   [[noreturn]] void out_of_memory(std::size_t bytes) {
@@ -198,6 +215,7 @@ class HostAllocator final : public Allocator {
   detail::BlockHeap heap_;
   std::array<std::vector<void*>, kNumClasses> free_;
   std::uint64_t from_source_ = 0;  // bytes, handed out or in free_
+  std::uint64_t cached_ = 0;       // bytes in free_
   MemoryStats stats_;              // without `reserved`
   bool caching_ = true;
 };
@@ -242,6 +260,11 @@ void set_memory_limit(std::uint64_t bytes, Device device) {
   if (device.is_host()) fail<DeviceError>("set_memory_limit: expected another device than the CPU");
   device_allocator(device, "set_memory_limit").set_limit(bytes);
 }
+void set_memory_cache_limit(std::uint64_t bytes) { cpu_allocator().set_cache_limit(bytes); }
+MemoryCacheLimitGuard::MemoryCacheLimitGuard(std::uint64_t bytes) : before_(memory_stats().limit) {
+  set_memory_cache_limit(bytes);
+}
+MemoryCacheLimitGuard::~MemoryCacheLimitGuard() { set_memory_cache_limit(before_); }
 bool can_allocate(std::uint64_t bytes) {
   const MemoryStats s = memory_stats();
   const std::uint64_t kept = s.reserved - s.allocated;

@@ -25,7 +25,8 @@ struct MemoryStats {
   std::uint64_t held_back = 0;      ///< bytes that are free once another queue's work is done
   std::uint64_t retries = 0;        ///< how often the device ran out of memory until cached blocks were released
   std::uint64_t out_of_memory = 0;  ///< calls that failed
-  std::uint64_t limit = 0;          ///< set_memory_limit(); 0: none
+  // Of all:
+  std::uint64_t limit = 0;  ///< set_memory_limit(), or the CPU's set_memory_cache_limit(); 0: none
 };
 
 /// A block of a device's memory.
@@ -52,6 +53,22 @@ HS_API void set_memory_caching(bool on, Device device = {});
 /// The most bytes that the allocator of a device takes from it; 0: no limit of ours. Allocations beyond it fail as if
 /// the device had no more. Throws DeviceError for the CPU and meta.
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
+/// Where the CPU's allocator would take more from the system than `bytes`, in use and cached, cached blocks go back
+/// first; 0: no limit (the default). What is in use may exceed it: no allocation fails for it. Without a limit the
+/// holes between large blocks stay cached, a few percent more than what is in use; with one each hole that is given
+/// back costs the time in which the system clears its pages when they are next used.
+HS_API void set_memory_cache_limit(std::uint64_t bytes);
+/// Sets that limit for the guard's lifetime, then the one before.
+class HS_API MemoryCacheLimitGuard {
+ public:
+  explicit MemoryCacheLimitGuard(std::uint64_t bytes);
+  ~MemoryCacheLimitGuard();
+  MemoryCacheLimitGuard(const MemoryCacheLimitGuard&) = delete;
+  MemoryCacheLimitGuard& operator=(const MemoryCacheLimitGuard&) = delete;
+
+ private:
+  std::uint64_t before_;
+};
 /// Whether `bytes` more bytes can be allocated on the CPU, in blocks of any size: from cached memory, and for the rest
 /// within the process's resource limits and the system's overcommit rules. Doesn't tell how much memory other programs
 /// leave. Allocates nothing.

@@ -14,6 +14,7 @@
 #include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/nn/container.h"
+#include "halfstep/runtime/caching_allocator.h"
 #include "halfstep/train/networks.h"
 #include "halfstep/train/registry.h"
 #include "halfstep/train/step_plan.h"
@@ -66,6 +67,20 @@ void find_blocks(const std::string& path, const nn::ModuleBase& module, std::vec
   }
 }
 
+// Layers that none of the blocks contains: modules with parameters that are made of no others.
+void find_layers(const std::string& path, const nn::ModuleBase& module, const std::vector<std::string>& blocks,
+                 std::vector<std::string>& found) {
+  for (const auto& [name, child] : own_children(module)) {
+    const std::string own = path.empty() ? name : path + "." + name;
+    if (std::ranges::find(blocks, own) != blocks.end() || !has_parameters(*child)) continue;
+    if (is_composed(*child)) {
+      find_layers(own, *child, blocks, found);
+    } else {
+      found.push_back(own);
+    }
+  }
+}
+
 std::vector<std::string> split(const std::string& list) {
   std::vector<std::string> result;
   for (std::size_t at = 0; at <= list.size();) {
@@ -84,29 +99,29 @@ std::string some_of(const std::vector<std::string>& paths) {
   return fmt::format("{}, ... {}", fmt::join(first, ", "), paths.back());
 }
 
-// The cheapest blocks whose savings add up to `need`; all of them where they don't.
-std::vector<bool> cheapest(std::span<const RecomputeCandidate> blocks, const std::vector<double>& savings,
+// The cheapest modules whose savings add up to `need`; all of them where they don't.
+std::vector<bool> cheapest(std::span<const RecomputeCandidate> modules, const std::vector<double>& savings,
                            double need) {
   constexpr std::size_t kParts = 2000;  // of what is needed; savings are rounded down
   const double infinite = std::numeric_limits<double>::infinity();
   std::vector<double> least(kParts + 1, infinite);  // cost, by what is saved
   least[0] = 0;
-  std::vector<std::vector<bool>> taken(blocks.size(), std::vector<bool>(kParts + 1, false));
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
+  std::vector<std::vector<bool>> taken(modules.size(), std::vector<bool>(kParts + 1, false));
+  for (std::size_t i = 0; i < modules.size(); ++i) {
     const auto saved = static_cast<std::size_t>(std::clamp(savings[i] / need, 0.0, 1.0) * kParts);
     if (saved == 0) continue;
     for (std::size_t to = kParts; to > 0; --to) {
-      const double cost = least[to > saved ? to - saved : 0] + blocks[i].cost;
+      const double cost = least[to > saved ? to - saved : 0] + modules[i].cost;
       if (cost < least[to]) {
         least[to] = cost;
         taken[i][to] = true;
       }
     }
   }
-  if (least[kParts] == infinite) return std::vector<bool>(blocks.size(), true);
-  std::vector<bool> result(blocks.size(), false);
+  if (least[kParts] == infinite) return std::vector<bool>(modules.size(), true);
+  std::vector<bool> result(modules.size(), false);
   std::size_t to = kParts;
-  for (std::size_t i = blocks.size(); i-- > 0;) {
+  for (std::size_t i = modules.size(); i-- > 0;) {
     if (!taken[i][to]) continue;
     result[i] = true;
     const auto saved = static_cast<std::size_t>(std::clamp(savings[i] / need, 0.0, 1.0) * kParts);
@@ -128,6 +143,44 @@ double cost_of(const debug::TracedCall& call) {
 }
 
 bool is_forward(const debug::TracedCall& call) { return std::string_view(call.site.pass()) == "forward"; }
+
+// The modules of a network that a plan chooses among, in the order in which `calls`, a step without recomputation, runs
+// them: the blocks that repeat, and layers outside of them that pass over memory only, such as a batch norm. A layer of
+// products is none: its result is an input of the next layer, which keeps it.
+std::vector<RecomputeCandidate> candidates_of(const nn::ModuleBase& network,
+                                              const std::vector<debug::TracedCall>& calls) {
+  struct Found {
+    RecomputeCandidate candidate;
+    std::size_t first;  // call
+    std::int64_t multiply_adds = 0;
+  };
+  std::vector<std::string> paths = recompute_candidates(network);
+  const std::size_t blocks = paths.size();
+  find_layers("", network, std::vector(paths), paths);
+  std::vector<Found> found;
+  for (const std::string& path : paths) found.push_back({.candidate = {.path = path}, .first = calls.size()});
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    const debug::TracedCall& call = calls[i];
+    if (!is_forward(call)) continue;
+    for (Found& f : found) {
+      if (!debug::in_module(call.site.module, f.candidate.path)) continue;
+      f.first = std::min(f.first, i);
+      f.multiply_adds += call.multiply_adds;
+      f.candidate.cost += cost_of(call);
+      f.candidate.alike += call.site.op + " ";
+      for (std::size_t k = 0; k < call.outputs.size(); ++k) {
+        f.candidate.alike += fmt::format("{} {} ", name(call.output_dtypes[k]), call.outputs[k].str());
+      }
+    }
+  }
+  for (std::size_t i = found.size(); i-- > blocks;) {
+    if (found[i].first == calls.size() || found[i].multiply_adds > 0) found.erase(found.begin() + std::ptrdiff_t(i));
+  }
+  std::ranges::stable_sort(found, {}, &Found::first);
+  std::vector<RecomputeCandidate> result;
+  for (Found& f : found) result.push_back(std::move(f.candidate));
+  return result;
+}
 
 }  // namespace
 
@@ -185,8 +238,9 @@ std::string MemoryPlan::modules() const {
 std::string MemoryPlan::text() const {
   std::string line = "recomputing nothing";
   if (!recomputed.empty()) {
-    line = blocks > 0 ? fmt::format("recomputing {} of {} blocks ({})", recomputed.size(), blocks, some_of(recomputed))
-                      : fmt::format("recomputing {}", some_of(recomputed));
+    line = candidates > 0
+               ? fmt::format("recomputing {} of {} modules ({})", recomputed.size(), candidates, some_of(recomputed))
+               : fmt::format("recomputing {}", some_of(recomputed));
   }
   if (budget == 0) return line;
   if (extra > 0) line += fmt::format(", {:.0f}% more work", 100 * extra);
@@ -195,7 +249,7 @@ std::string MemoryPlan::text() const {
   return line;
 }
 
-MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
+MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> modules,
                              const std::function<std::uint64_t(const std::vector<bool>&)>& peak, std::uint64_t budget) {
   using Set = std::vector<bool>;
   std::map<Set, std::uint64_t> known;
@@ -205,25 +259,25 @@ MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
   };
   const auto cost = [&](const Set& set) {
     double sum = 0;
-    for (std::size_t i = 0; i < blocks.size(); ++i) sum += set[i] ? blocks[i].cost : 0;
+    for (std::size_t i = 0; i < modules.size(); ++i) sum += set[i] ? modules[i].cost : 0;
     return sum;
   };
-  const Set none(blocks.size(), false), all(blocks.size(), true);
+  const Set none(modules.size(), false), all(modules.size(), true);
   const std::uint64_t without = peak_of(none);
   const auto plan = [&](const Set& set) {
-    MemoryPlan result{.blocks = blocks.size(), .budget = budget, .peak = peak_of(set), .peak_without = without};
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (set[i]) result.recomputed.push_back(blocks[i].path);
+    MemoryPlan result{.candidates = modules.size(), .budget = budget, .peak = peak_of(set), .peak_without = without};
+    for (std::size_t i = 0; i < modules.size(); ++i) {
+      if (set[i]) result.recomputed.push_back(modules[i].path);
     }
     return result;
   };
-  if (without <= budget || blocks.empty()) return plan(none);
+  if (without <= budget || modules.empty()) return plan(none);
   peak_of(all);
-  // Of blocks that are alike, one is tried.
+  // Of modules that are alike, one is tried.
   std::map<std::string, double> saved_by;
   std::vector<double> savings;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    const auto [it, fresh] = saved_by.try_emplace(blocks[i].alike, 0);
+  for (std::size_t i = 0; i < modules.size(); ++i) {
+    const auto [it, fresh] = saved_by.try_emplace(modules[i].alike, 0);
     if (fresh) {
       Set one = none;
       one[i] = true;
@@ -235,12 +289,12 @@ MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
   double need = static_cast<double>(without - budget);
   constexpr int kCorrections = 12;
   for (int i = 0; i < kCorrections; ++i) {
-    const Set set = cheapest(blocks, savings, need);
+    const Set set = cheapest(modules, savings, need);
     const std::uint64_t got = peak_of(set);
     if (got <= budget || set == all) break;
     need += std::max(static_cast<double>(got - budget), 0.005 * need);
   }
-  // The last block's second run begins where its first one ended, and saves nothing.
+  // The last module's second run begins where its first one ended, and saves nothing.
   Set but_last = all;
   but_last.back() = false;
   peak_of(but_last);
@@ -252,12 +306,21 @@ MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
     };
     return *std::min_element(known.begin(), known.end(), better);
   };
-  // Where none fits: one block more or less at a time, as long as that takes less.
+  // Where none fits, the least: what a backward pass comes to first is the least worth recomputing, since little is
+  // kept behind it. From the best of the sets that begin with the first module, one more or less at a time, as long as
+  // that takes less.
+  if (best().second > budget) {
+    Set first = none;
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      first[i] = true;
+      peak_of(first);
+    }
+  }
   constexpr int kFlips = 64;
   for (int flips = 0, before = -1; best().second > budget && flips < kFlips && flips != before;) {
     before = flips;
     const auto [from, least] = best();
-    for (std::size_t i = 0; i < blocks.size() && flips < kFlips; ++i) {
+    for (std::size_t i = 0; i < modules.size() && flips < kFlips; ++i) {
       Set other = from;
       other[i] = !other[i];
       if (known.contains(other)) continue;
@@ -268,22 +331,22 @@ MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
   // What can be left out of a set that fits, the most expensive ones first.
   Set set = best().first;
   const bool fits = peak_of(set) <= budget;
-  std::vector<std::size_t> order(blocks.size());
+  std::vector<std::size_t> order(modules.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return blocks[a].cost > blocks[b].cost; });
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return modules[a].cost > modules[b].cost; });
   constexpr int kTries = 16;
   int tries = 0;
-  std::set<std::string> needed;  // kinds of blocks of which none can be left out
+  std::set<std::string> needed;  // kinds of modules of which none can be left out
   for (const std::size_t i : order) {
     if (!fits || tries == kTries) break;
-    if (!set[i] || needed.contains(blocks[i].alike)) continue;
+    if (!set[i] || needed.contains(modules[i].alike)) continue;
     Set fewer = set;
     fewer[i] = false;
     ++tries;
     if (peak_of(fewer) <= budget) {
       set = fewer;
     } else {
-      needed.insert(blocks[i].alike);
+      needed.insert(modules[i].alike);
     }
   }
   return plan(best().first);
@@ -295,48 +358,36 @@ MemoryPlan plan_memory(const TrainConfig& config, std::int64_t batch_size, std::
   TrainConfig c = config;
   c.recompute = kNone;
   c.memory_budget.clear();
-  std::vector<std::string> paths;
+  const std::vector<debug::TracedCall> calls = predict_calls(c, batch_size, image_size);
+  const double whole = std::accumulate(calls.begin(), calls.end(), 0.0,
+                                       [](double sum, const auto& call) { return sum + cost_of(call); });
+  std::vector<RecomputeCandidate> candidates;
   {
     const DeviceGuard nowhere(kMeta);
-    paths = recompute_candidates(random_task(c)->network());
-  }
-  std::vector<RecomputeCandidate> blocks;
-  for (const std::string& path : paths) blocks.push_back({.path = path});
-  double whole = 0;
-  for (const debug::TracedCall& call : predict_calls(c, batch_size, image_size)) {
-    const double cost = cost_of(call);
-    whole += cost;
-    if (!is_forward(call)) continue;
-    for (RecomputeCandidate& block : blocks) {
-      if (!debug::in_module(call.site.module, block.path)) continue;
-      block.cost += cost;
-      block.alike += call.site.op + " ";
-      for (std::size_t i = 0; i < call.outputs.size(); ++i) {
-        block.alike += fmt::format("{} {} ", name(call.output_dtypes[i]), call.outputs[i].str());
-      }
-    }
+    candidates = candidates_of(random_task(c)->network(), calls);
   }
   const auto peak = [&](const std::vector<bool>& recomputed) {
     std::vector<std::string> chosen;
-    for (std::size_t i = 0; i < paths.size(); ++i) {
-      if (recomputed[i]) chosen.push_back(paths[i]);
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      if (recomputed[i]) chosen.push_back(candidates[i].path);
     }
     c.recompute = chosen.empty() ? kNone : fmt::format("{}", fmt::join(chosen, ","));
     return predict_memory(c, batch_size, image_size).peak;
   };
-  MemoryPlan plan = choose_recomputed(blocks, peak, budget);
+  MemoryPlan plan = choose_recomputed(candidates, peak, budget);
   default_generator().set_state(random);
   if (plan.peak > budget) {
     fail<Error>(
         "--memory-budget: expected at least {}, the least that a step of {} on {} samples needs{}, got {}; a smaller "
         "--batch-size{} needs less",
         megabytes_text(plan.peak), network_label(config), batch_size,
-        blocks.empty() ? std::string(" (it has no blocks to recompute)")
-                       : fmt::format(" with {} of {} blocks recomputed", plan.recomputed.size(), blocks.size()),
+        candidates.empty()
+            ? std::string(" (it has no modules to recompute)")
+            : fmt::format(" with {} of {} modules recomputed", plan.recomputed.size(), candidates.size()),
         megabytes_text(budget), amp_mode(config).dtype() ? "" : " or --amp bf16");
   }
-  for (const RecomputeCandidate& block : blocks) {
-    if (std::ranges::find(plan.recomputed, block.path) != plan.recomputed.end()) plan.extra += block.cost;
+  for (const RecomputeCandidate& m : candidates) {
+    if (std::ranges::find(plan.recomputed, m.path) != plan.recomputed.end()) plan.extra += m.cost;
   }
   if (whole > 0) plan.extra /= whole;
   return plan;
@@ -354,7 +405,10 @@ std::optional<MemoryPlan> plan_of_run(const TrainConfig& config, const nn::Modul
   const std::int64_t ranks = config.group.size();
   const bool of_pictures = !data_of(config.model).flags.empty();
   const std::int64_t size = of_pictures ? config.images.image_size : 0;
-  return plan_memory(config, (config.batch_size + ranks - 1) / ranks, size, parse_bytes(config.memory_budget));
+  const std::uint64_t budget = parse_bytes(config.memory_budget);
+  MemoryPlan plan = plan_memory(config, (config.batch_size + ranks - 1) / ranks, size, budget);
+  empty_memory_cache();  // of what the plan's steps took, which the run's shall not add to
+  return plan;
 }
 
 }  // namespace halfstep::training

@@ -34,7 +34,7 @@ HS_API void set_recomputed(const nn::ModuleBase& network, const std::string& whi
 /// What a step needs, and which modules recompute for it.
 struct HS_API MemoryPlan {
   std::vector<std::string> recomputed = {};  ///< paths
-  std::size_t blocks = 0;                    ///< that could have been chosen
+  std::size_t candidates = 0;                ///< how many could have been chosen
   std::uint64_t budget = 0;                  ///< bytes; 0: none was given, and the numbers below aren't known
   std::uint64_t peak = 0;                    ///< predicted: the most bytes that tensors have in a step
   std::uint64_t peak_without = 0;            ///< the same where nothing is recomputed
@@ -42,28 +42,30 @@ struct HS_API MemoryPlan {
 
   /// The paths as set_recomputed() takes them: `layer1.0,layer1.1`, or `none`.
   std::string modules() const;
-  /// One line: `recomputing 9 of 16 blocks (layer1.0, ...), 12% more work; predicted peak ...`.
+  /// One line: `recomputing 9 of 17 modules (bn1, layer1.0, ...), 12% more work; predicted peak ...`.
   std::string text() const;
 };
 
-/// A block that may recompute.
+/// A module that may recompute.
 struct RecomputeCandidate {
   std::string path;
   double cost = 0;         ///< of its forward pass, in any unit
-  std::string alike = {};  ///< blocks with the same text save as much
+  std::string alike = {};  ///< modules with the same text save as much
 };
-/// Chooses among blocks, in the order in which they run, the cheapest set whose predicted peak is at most `budget`
+/// Chooses among modules, in the order in which they run, the cheapest set whose predicted peak is at most `budget`
 /// bytes. `peak` predicts that of a set (one entry a candidate) and is called a few dozen times: the savings of single
-/// blocks give a first set, which is then corrected by the peaks of whole sets. MemoryPlan::extra is left 0. The result
-/// has a peak over the budget if none of the sets tried fits: the least one.
-HS_API MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> blocks,
+/// modules give a first set, which is then corrected by the peaks of whole sets. MemoryPlan::extra is left 0. The
+/// result has a peak over the budget if none of the sets tried fits: the least one.
+HS_API MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> modules,
                                     const std::function<std::uint64_t(const std::vector<bool>& recomputed)>& peak,
                                     std::uint64_t budget);
 
-/// Chooses the blocks to recompute for a step of the configuration's network on `batch_size` samples, by
-/// predict_memory() of every set that is tried; nothing is computed. The time of a block is its multiply-adds and the
-/// bytes that it writes. `image_size` as in random_batch(). Leaves the default generator as it was. Throws Error, with
-/// the least possible peak, where no choice fits, and as predict_memory() does.
+/// Chooses the modules to recompute for a step of the configuration's network on `batch_size` samples, by
+/// predict_memory() of every set that is tried; nothing is computed. It chooses among recompute_candidates() and layers
+/// outside of those that multiply no matrices: the result of a batch norm is recomputed in little time, and is kept for
+/// nothing else where a pooling follows. The time of a module is its multiply-adds and the bytes that it writes.
+/// `image_size` as in random_batch(). Leaves the default generator as it was. Throws Error, with the least possible
+/// peak, where no choice fits, and as predict_memory() does.
 HS_API MemoryPlan plan_memory(const TrainConfig& config, std::int64_t batch_size, std::int64_t image_size,
                               std::uint64_t budget);
 /// The plan of a run, for what each of its ranks has of a batch; none where neither `recompute` nor `memory_budget` is

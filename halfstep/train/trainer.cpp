@@ -282,7 +282,10 @@ class Run {
     set_recomputed(step_.network(), config_.recompute);
     memory_ = plan_of_run(config_, step_.network());
     if (!memory_) return;
-    if (memory_->budget > 0) set_recomputed(step_.network(), memory_->modules());
+    if (memory_->budget > 0) {
+      set_recomputed(step_.network(), memory_->modules());
+      cache_limit_.emplace(memory_->budget);
+    }
     if (callbacks_.on_memory) callbacks_.on_memory(*memory_);
   }
 
@@ -413,6 +416,7 @@ class Run {
   std::shared_ptr<JsonLog> log_ = std::make_shared<JsonLog>();
   RunState from_;
   std::optional<MemoryPlan> memory_;
+  std::optional<MemoryCacheLimitGuard> cache_limit_;
 };
 
 }  // namespace

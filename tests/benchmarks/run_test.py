@@ -427,6 +427,7 @@ class PlanTest(unittest.TestCase):
             # The same case, run by a server with HALFSTEP_WINOGRAD set.
             self.assertEqual([(c.peer, c.case) for c in row.others if c.column.startswith("winograd")],
                              [(f"{OURS}_winograd2", row.case), (f"{OURS}_winograd4", row.case)])
+        self.assertEqual(rows["network/resnet50/f32_890MB/b16"].goals, (Goal("torch", fact="peak_bytes", share=0.4),))
         for units, speed in ((False, (Goal("f32", 1.0),)), (True, (Goal("f32", 1.7), Goal("torch", 1.6)))):
             both = plan(Machine(bf16_units=units), only="^network ResNet-.* bf16$")[0].rows
             self.assertEqual(len(both), 2)

@@ -90,7 +90,7 @@ class Plan(ProgramTest):
         self.assertEqual((line["recompute"], round(1e6 * line["predicted_peak_mb"])), (chosen["recompute"], chosen["memory"]["peak"]))
         self.assertAlmostEqual(line["tensor_peak_mb"], line["predicted_peak_mb"], delta=0.02 * line["predicted_peak_mb"])
         out, _ = self.plan(*flags, "--memory-budget", str(budget))
-        self.assertRegex(out, r"\nblocks recomputed +\d of 9\n")
+        self.assertRegex(out, r"\nmodules recomputed +\d of 10\n")
 
     def test_a_file_that_cannot_be_written_is_warned_of(self):
         file = self.folder / "file"

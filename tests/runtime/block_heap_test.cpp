@@ -130,6 +130,41 @@ TEST(BlockHeap, GivesPagesBack) {
   EXPECT_LT(pages_of(0) + 512 * kMiB, addresses);
 }
 
+TEST(BlockHeap, GivesBackAsManyPagesAsItTakes) {
+  BlockHeap heap(BlockHeap::Kind::memory);
+  char* const a = take(heap, 2 * kMiB);
+  char* const first = take(heap, kMiB);
+  char* const b = take(heap, 3 * kMiB);
+  char* const second = take(heap, kMiB);
+  char* const c = take(heap, 6 * kMiB);
+  char* const third = take(heap, kMiB);
+  for (char* kept : {first, second, third}) std::memset(kept, 7, kMiB);
+  heap.give(a);
+  heap.give(b);
+  heap.give(c);
+  EXPECT_EQ(heap.reserved(), 14 * kMiB);
+  heap.shrink(14 * kMiB);
+  EXPECT_EQ(heap.reserved(), 14 * kMiB);
+  // 3 MiB too many: b, the smallest that is enough.
+  heap.shrink(11 * kMiB);
+  EXPECT_EQ(heap.reserved(), 11 * kMiB);
+  EXPECT_EQ(take(heap, 2 * kMiB), a);
+  EXPECT_EQ(take(heap, 6 * kMiB), c);
+  EXPECT_EQ(heap.reserved(), 11 * kMiB);  // both had their pages
+  heap.give(a);
+  heap.give(c);
+  // 7 MiB too many: the largest, and then another one.
+  heap.shrink(4 * kMiB);
+  EXPECT_EQ(heap.reserved(), 3 * kMiB);
+  heap.shrink(0);  // what is in use stays
+  EXPECT_EQ(heap.reserved(), 3 * kMiB);
+  std::memset(take(heap, 5 * kMiB), 1, 5 * kMiB);
+  EXPECT_EQ(heap.reserved(), 8 * kMiB);
+  for (char* kept : {first, second, third}) {
+    EXPECT_TRUE(std::all_of(kept, kept + kMiB, [](char v) { return v == 7; }));
+  }
+}
+
 TEST(BlockHeap, AddressesTakeNoMemory) {
   BlockHeap heap(BlockHeap::Kind::addresses);
   const std::uint64_t before = pages_of(1);
@@ -151,8 +186,9 @@ TEST(BlockHeap, KeepsBlocksApart) {
     std::size_t bytes;
     std::uint64_t mark;
   };
-  for (const unsigned seed : {1u, 2u, 3u}) {
+  for (const unsigned seed : {1u, 2u, 3u, 4u}) {
     std::mt19937_64 random(seed);
+    const std::uint64_t limit = seed == 4 ? 24 * kMiB : ~std::uint64_t{0};
     BlockHeap heap(BlockHeap::Kind::memory), twin(BlockHeap::Kind::addresses);
     std::vector<Held> held;
     char *first = nullptr, *first_twin = nullptr;
@@ -174,6 +210,8 @@ TEST(BlockHeap, KeepsBlocksApart) {
         const std::size_t most_bytes = (random() % 4 == 0 ? 8 : 1) * kMiB;
         const std::size_t bytes = 8 + random() % most_bytes;
         Held h{take(heap, bytes), take(twin, bytes), bytes, random()};
+        heap.shrink(limit);
+        twin.shrink(limit);
         if (!first) first = h.data, first_twin = h.twin;
         EXPECT_EQ(h.data - first, h.twin - first_twin);
         for (const Held& other : held) {
@@ -184,6 +222,7 @@ TEST(BlockHeap, KeepsBlocksApart) {
         held.push_back(h);
         in_use += BlockHeap::block_bytes(bytes);
         most = std::max(most, in_use);
+        EXPECT_LE(heap.reserved(), std::max(limit, in_use));
       } else {
         std::swap(held[random() % held.size()], held.back());
         check(held.back());

@@ -68,6 +68,41 @@ TEST(HostAllocator, BlocksOfAboutOneSizeServeEachOther) {
   EXPECT_EQ(memory_stats().reserved, memory_stats().allocated);
 }
 
+TEST(HostAllocator, CachesUpToItsLimit) {
+  Allocator& allocator = allocator_for(Device{});
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  set_memory_caching(true);
+  empty_memory_cache();
+  EXPECT_EQ(memory_stats().limit, 0u);
+  const std::uint64_t before = memory_stats().allocated;
+  // Holes of 2 MiB, for which a block of 3 MiB has no use.
+  std::vector<void*> holes, kept;
+  for (int i = 0; i < 8; ++i) {
+    holes.push_back(allocator.allocate(2 * kMiB));
+    kept.push_back(allocator.allocate(kMiB));
+  }
+  for (void* hole : holes) allocator.deallocate(hole, 2 * kMiB);
+  EXPECT_EQ(memory_stats().reserved, before + 24 * kMiB);
+  void* const free = allocator.allocate(3 * kMiB);
+  EXPECT_EQ(memory_stats().reserved, before + 27 * kMiB);
+  {
+    const MemoryCacheLimitGuard limit(before + 20 * kMiB);
+    EXPECT_EQ(memory_stats().limit, before + 20 * kMiB);
+    reset_peak_memory();
+    void* const limited = allocator.allocate(3 * kMiB);
+    EXPECT_EQ(memory_stats().reserved, before + 20 * kMiB);
+    EXPECT_LE(memory_stats().reserved_peak, before + 27 * kMiB);
+    // In use may be more, and then nothing is cached.
+    void* const more = allocator.allocate(30 * kMiB);
+    EXPECT_EQ(memory_stats().reserved, memory_stats().allocated);
+    allocator.deallocate(more, 30 * kMiB);
+    allocator.deallocate(limited, 3 * kMiB);
+  }
+  EXPECT_EQ(memory_stats().limit, 0u);
+  allocator.deallocate(free, 3 * kMiB);
+  for (void* block : kept) allocator.deallocate(block, kMiB);
+}
+
 TEST(HostAllocator, KeepsNothingWithoutCaching) {
   Allocator& allocator = allocator_for(Device{});
   constexpr std::size_t kBytes = std::size_t{3} << 20;
