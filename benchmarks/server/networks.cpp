@@ -143,15 +143,15 @@ class Training {
                                         {.autocast = low})) {
     if (budget == 0) return;
     // As `halfstep train --memory-budget` does.
-    const training::TrainConfig config{
-        .model = network.name, .batch_size = network.batch, .momentum = 0.9, .capture = false};
+    const training::TrainConfig config{.model = network.name, .batch_size = network.batch, .momentum = 0.9};
     const auto plan = training::plan_memory(config, network.batch, work_.batch.input.size(3), budget);
     training::set_recomputed(work_.task->network(), plan.modules());
     cache_limit_.emplace(budget);
     empty_memory_cache();
   }
 
-  void step() { step_.run({&work_.batch, 1}); }
+  void step() { cache_limit_ ? step_.run_captured({&work_.batch, 1}) : step_.run({&work_.batch, 1}); }
+  void uncaptured_step() { step_.run({&work_.batch, 1}); }
 
   // What the forward pass leaves behind for the backward pass, and the part of a step that is not in convolutions. The
   // profiler takes fused passes apart and so makes the step longer: the whole is taken without it, in turns with it.
@@ -168,10 +168,10 @@ class Training {
     const auto begin = std::chrono::steady_clock::now();
     for (int turn = 0; turn < 3 && std::chrono::steady_clock::now() - begin < std::chrono::seconds(8); ++turn) {
       const auto start = std::chrono::steady_clock::now();
-      step();
+      uncaptured_step();
       whole += std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
       debug::Profiler profiler;
-      step();
+      uncaptured_step();
       profiler.stop();
       for (const debug::ProfileRow& row : profiler.ops()) {
         if (row.name.starts_with("conv")) in_convolutions += static_cast<double>(row.self_ns);

@@ -25,7 +25,7 @@ struct MemoryStats {
   std::uint64_t held_back = 0;      ///< bytes that are free once another queue's work is done
   std::uint64_t retries = 0;        ///< how often the device ran out of memory until cached blocks were released
   std::uint64_t out_of_memory = 0;  ///< calls that failed
-  // Of all:
+  // Of every device:
   std::uint64_t limit = 0;  ///< set_memory_limit(), or the CPU's set_memory_cache_limit(); 0: none
 };
 
@@ -53,12 +53,13 @@ HS_API void set_memory_caching(bool on, Device device = {});
 /// The most bytes that the allocator of a device takes from it; 0: no limit of ours. Allocations beyond it fail as if
 /// the device had no more. Throws DeviceError for the CPU and meta.
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
-/// Where the CPU's allocator would take more from the system than `bytes`, in use and cached, cached blocks go back
-/// first; 0: no limit (the default). What is in use may exceed it: no allocation fails for it. Without a limit the
-/// holes between large blocks stay cached, a few percent more than what is in use; with one each hole that is given
-/// back costs the time in which the system clears its pages when they are next used.
+/// Where the CPU's allocator has to take more memory from the system and would then hold more than `bytes`, in use and
+/// cached, cached blocks go back first, small ones where they are more than a 64th of the limit; 0: no limit (the
+/// default). What is in use may exceed it: no allocation fails for it. Without a limit the holes between large blocks stay
+/// cached, some percent more than what is in use. A hole that was given back costs time when it is next used, since the
+/// system clears its pages: for the first steps of a run that is then captured, not for each step.
 HS_API void set_memory_cache_limit(std::uint64_t bytes);
-/// Sets that limit for the guard's lifetime, then the one before.
+/// Sets that limit for the guard's lifetime, then the one before. Guards nest; one thread has them at a time.
 class HS_API MemoryCacheLimitGuard {
  public:
   explicit MemoryCacheLimitGuard(std::uint64_t bytes);

@@ -173,8 +173,9 @@ std::vector<RecomputeCandidate> candidates_of(const nn::ModuleBase& network,
       }
     }
   }
-  for (std::size_t i = found.size(); i-- > blocks;) {
-    if (found[i].first == calls.size() || found[i].multiply_adds > 0) found.erase(found.begin() + std::ptrdiff_t(i));
+  for (std::size_t i = found.size(); i-- > 0;) {
+    const bool never_runs = found[i].first == calls.size();
+    if (never_runs || (i >= blocks && found[i].multiply_adds > 0)) found.erase(found.begin() + std::ptrdiff_t(i));
   }
   std::ranges::stable_sort(found, {}, &Found::first);
   std::vector<RecomputeCandidate> result;
@@ -377,12 +378,14 @@ MemoryPlan plan_memory(const TrainConfig& config, std::int64_t batch_size, std::
   MemoryPlan plan = choose_recomputed(candidates, peak, budget);
   default_generator().set_state(random);
   if (plan.peak > budget) {
+    constexpr std::uint64_t kShown = 100'000;  // bytes of the last digit: as much as is named has to be enough
     fail<Error>(
         "--memory-budget: expected at least {}, the least that a step of {} on {} samples needs{}, got {}; a smaller "
         "--batch-size{} needs less",
-        megabytes_text(plan.peak), network_label(config), batch_size,
-        candidates.empty()
-            ? std::string(" (it has no modules to recompute)")
+        megabytes_text((plan.peak + kShown - 1) / kShown * kShown), network_label(config), batch_size,
+        candidates.empty() ? std::string(" (it has no modules to recompute)")
+        : plan.recomputed.empty()
+            ? std::string()
             : fmt::format(" with {} of {} modules recomputed", plan.recomputed.size(), candidates.size()),
         megabytes_text(budget), amp_mode(config).dtype() ? "" : " or --amp bf16");
   }
@@ -407,7 +410,7 @@ std::optional<MemoryPlan> plan_of_run(const TrainConfig& config, const nn::Modul
   const std::int64_t size = of_pictures ? config.images.image_size : 0;
   const std::uint64_t budget = parse_bytes(config.memory_budget);
   MemoryPlan plan = plan_memory(config, (config.batch_size + ranks - 1) / ranks, size, budget);
-  empty_memory_cache();  // of what the plan's steps took, which the run's shall not add to
+  empty_memory_cache();  // of the plan's steps, so that the run's memory doesn't come on top of it
   return plan;
 }
 

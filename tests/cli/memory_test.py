@@ -32,8 +32,9 @@ class Benchmarks(ImageTest):
             self.assertLessEqual(got["predicted_peak_mb"], budget)
             self.assertAlmostEqual(got["tensor_peak_mb"], got["predicted_peak_mb"], delta=0.02 * got["predicted_peak_mb"])
             self.assertNotEqual(got["recompute"], "none")
-            # Small blocks come in classes of size, and a few of each are cached beside the budget.
-            self.assertLess(got["reserved_peak_mb"], 1.02 * budget)
+            # A 64th of the limit may be small blocks that are cached; uncaptured steps have no limit.
+            if "--no-capture" not in more:
+                self.assertLess(got["reserved_peak_mb"], 1.02 * budget)
 
     def test_mistakes_are_named(self):
         self.refused(2, "--recompute: expected all, none or paths of modules such as layer1.0, ", *RESNET, "--recompute", "layer7")

@@ -110,6 +110,37 @@ TEST(Copy, ChannelsLastBothWays) {
   EXPECT_TRUE(last.to(bf16).is_contiguous(MemoryFormat::channels_last));
 }
 
+// Runs of a few elements, of a step or of one element again and again, in blocks of more rows than one.
+TEST(Copy, ShortRuns) {
+  for (const DType dtype : {f64, f32, bf16, u8}) {
+    for (const std::int64_t rows : {3, 16, 511, 512, 1100}) {
+      for (const std::int64_t run : {1, 2, 3, 7, 8}) {
+        for (const std::int64_t step : {0, 1, 2}) {
+          SCOPED_TRACE(testing::Message() << name(dtype) << " " << rows << " runs of " << run << ", step " << step);
+          const std::int64_t width = 2 * run + 1;
+          Values v;
+          for (std::int64_t i = 0; i < 2 * rows * width; ++i) v.push_back(static_cast<double>(i * 37 % 101));
+          const Tensor x = tensor(v, {2, rows, width}, {.dtype = dtype});
+          const Tensor view = step == 0 ? x.slice(2, 1, 2).expand({2, rows, run}) : x.slice(2, 0, run * step, step);
+          Values want;
+          for (std::int64_t r = 0; r < 2 * rows; ++r) {
+            for (std::int64_t i = 0; i < run; ++i) {
+              want.push_back(v[static_cast<std::size_t>(r * width + (step == 0 ? 1 : i * step))]);
+            }
+          }
+          EXPECT_EQ(view.clone().contiguous().to_vector<double>(), want);
+          Tensor to = zeros({2, rows, width}, {.dtype = dtype});
+          if (step == 0) continue;
+          to.slice(2, 0, run * step, step).copy_(view);
+          EXPECT_EQ(to.slice(2, 0, run * step, step).contiguous().to_vector<double>(), want);
+          const double all = to.to(f64).to_vector<double>().back();
+          EXPECT_EQ(all, 0) << "beside what was written";
+        }
+      }
+    }
+  }
+}
+
 TEST(Copy, BroadcastsConvertsAndChecks) {
   Tensor x = zeros({2, 3}, {.dtype = bf16});
   x.copy_(tensor(Values{1, 2, 3}, {.dtype = f64}));

@@ -3,6 +3,7 @@
 // place among them. Against plain loops in float64.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "halfstep/autograd/engine.h"
@@ -80,6 +81,98 @@ TEST(ManyRows, SoftmaxOfShortRows) {
         logarithms.backward(weights);
         expect_near_rows(again.grad(), log_dx, log_dx_bound, "its gradient");
       }
+    }
+  }
+}
+
+// Reductions of a row each, in rows of every length around those that are folded side by side. Sums of eighths and of
+// their squares are exact in float32.
+TEST(ManyRows, ReductionsOfShortRows) {
+  constexpr std::int64_t kRows = 701;
+  for (const DType d : {f32, bf16, f16, f64}) {
+    for (const std::int64_t n : {1, 2, 3, 4, 7, 16, 31, 32, 33, 70}) {
+      SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
+      const Values x = eighths(kRows * n, 3);
+      const double eps = half_spacing(d == f64 ? f32 : d), smallest = smallest_half(d);
+      Values sums, means, largest, places, norms, variances, logs, nonzero, every, bound;
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        const Row row = x.data() + r * n;
+        double sum = 0, squares = 0, exponentials = 0, distances = 0, count = 0;
+        std::int64_t best = 0;
+        for (std::int64_t i = 0; i < n; ++i) {
+          sum += row[i];
+          squares += row[i] * row[i];
+          exponentials += std::exp(row[i]);
+          count += row[i] != 0 ? 1 : 0;
+          if (row[i] > row[best]) best = i;
+        }
+        for (std::int64_t i = 0; i < n; ++i) distances += (row[i] - sum / double(n)) * (row[i] - sum / double(n));
+        sums.push_back(sum);
+        means.push_back(sum / double(n));
+        largest.push_back(row[best]);
+        places.push_back(double(best));
+        norms.push_back(std::sqrt(squares));
+        variances.push_back(distances / double(n));
+        logs.push_back(std::log(exponentials));
+        nonzero.push_back(count);
+        every.push_back(count == double(n));
+      }
+      const auto near = [&](const Tensor& got, const Values& expected, double units, const char* what) {
+        Values bounds;
+        for (const double v : expected) bounds.push_back(units * eps * std::abs(v) + smallest);
+        expect_near_rows(got, expected, bounds, what);
+      };
+      const Tensor t = tensor(x, {kRows, n}, {.dtype = d});
+      for (const int threads : {1, 3}) {
+        ThreadsGuard guard(threads);
+        near(sum(t, {1}), sums, 1, "sum");
+        near(mean(t, {1}), means, 1, "mean");
+        near(amax(t, {1}), largest, 0, "amax");
+        near(argmax(t, 1), places, 0, "argmax");
+        near(norm(t, 2.0, {1}), norms, 1.01, "norm");
+        near(count_nonzero(t, {1}), nonzero, 0, "count_nonzero");
+        near(all(t, {1}), every, 0, "all");
+        // Of up to 70 terms in float32, whose exponentials err by 1.1 units.
+        near(var(t, {1}, {.correction = 0}), variances, d == f32 ? 140 : 2, "var");
+        Values log_bound;
+        for (const double v : logs) log_bound.push_back(eps * std::abs(v) + 140 * 0x1p-24 + smallest);
+        expect_near_rows(logsumexp(t, {1}), logs, log_bound, "logsumexp");
+      }
+    }
+  }
+}
+
+// A row whose float32 sum overflows, or whose squares do, is taken again in float64, and none of its neighbours is.
+TEST(ManyRows, ShortRowsThatLeaveFloat32) {
+  constexpr std::int64_t kRows = 300, kLength = 3;
+  Values x = eighths(kRows * kLength, 2);
+  const auto place = [&](std::int64_t row, const Values& values) {
+    std::copy(values.begin(), values.end(), x.begin() + row * kLength);
+  };
+  place(7, {3e38, 3e38, -3e38});
+  place(130, {-3e38, -3e38, -3e38});
+  place(255, {1e30, 2e30, 2e30});
+  place(256, {1e-30, 2e-30, 2e-30});
+  place(299, {INFINITY, 1, 2});
+  place(12, {1, NAN, 2});
+  const Tensor t = tensor(x, {kRows, kLength});
+  const Values means = mean(t, {1}).to_vector<double>(), norms = norm(t, 2.0, {1}).to_vector<double>(),
+               largest = amax(t, {1}).to_vector<double>();
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    const Row row = x.data() + r * kLength;
+    const double sum = row[0] + row[1] + row[2], square = row[0] * row[0] + row[1] * row[1] + row[2] * row[2];
+    if (std::isnan(sum)) {
+      EXPECT_TRUE(std::isnan(means[at]) && std::isnan(norms[at]) && std::isnan(largest[at])) << r;
+    } else if (std::isinf(sum)) {
+      EXPECT_TRUE(std::isinf(means[at]) && std::isinf(norms[at]) && std::isinf(largest[at])) << r;
+    } else {
+      // Of float32 values: 3e38 and 1e-30 are rounded by half a unit.
+      EXPECT_NEAR(means[at], sum / 3, 0x1p-22 * (std::abs(row[0]) + std::abs(row[1]) + std::abs(row[2]))) << r;
+      if (square < 1e76) {
+        EXPECT_NEAR(norms[at], std::sqrt(square), 0x1p-22 * std::sqrt(square)) << r;
+      }
+      EXPECT_NEAR(largest[at], std::max({row[0], row[1], row[2]}), 0x1p-23 * std::abs(largest[at])) << r;
     }
   }
 }

@@ -239,7 +239,8 @@ TEST(PointwiseAccuracy, VectorFormsStayWithinTheirUnits) {
       {"tanh", tanh, 0, 0, 1.5},       {"erf", erf, 0, 0, 1.5},
       {"sigmoid", sigmoid, 0, 0, 1.5}, {"silu", silu, 0, 0, 2.5},
       {"sin", sin, 0, 0, units_of(2)}, {"cos", cos, 0, 0, units_of(2)},
-      {"tan", tan, 0, 0, units_of(4)}, {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
+      {"tan", tan, 0, 0, units_of(4)}, {"erfc", erfc, 0, 0, std::max(0.57, units_of(4))},
+      {"erfinv", erfinv, 0, 0, units_of(4)}, {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
   };
   for (const Case& c : cases) {
     const Values got = c.f(x).to_vector<double>(), exact = c.f(wide).to_vector<double>();
@@ -499,6 +500,41 @@ TEST(PointwiseIntegers, DivisionPowersAndWrapping) {
   EXPECT_EQ(clamp(ints({-5, 5, 300}, i64), 0, 255).to_vector<double>(), (Values{0, 5, 255}));
   EXPECT_EQ(clamp(ints({0, 5, 200}, u8), -3, 1000).to_vector<double>(), (Values{0, 5, 200}));
   EXPECT_EQ(clamp(ints({0, 5}, i32), 0.5, 2.5).dtype(), f32);
+}
+
+// Quotients of eighths, by integers; numbers that only float32 has, and what has no quotient.
+TEST(PointwiseAccuracy, QuotientsRoundedDown) {
+  Values a, b, want;
+  for (std::int64_t i = -40; i <= 40; ++i) {
+    for (std::int64_t j = -20; j <= 20; ++j) {
+      if (j == 0) continue;
+      a.push_back(static_cast<double>(i) / 8);
+      b.push_back(static_cast<double>(j) / 8);
+      const std::int64_t q = i / j - (i % j != 0 && (i < 0) != (j < 0) ? 1 : 0);
+      want.push_back(q == 0 ? std::copysign(0.0, a.back() / b.back()) : static_cast<double>(q));
+    }
+  }
+  const double inf = INFINITY;
+  const auto expect_quotients = [](const Tensor& got, const Values& expected, const Values& x, const Values& y) {
+    const Values q = got.to_vector<double>();
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      if (std::isnan(expected[i])) {
+        EXPECT_TRUE(std::isnan(q[i])) << x[i] << " / " << y[i] << ": " << q[i];
+      } else {
+        EXPECT_EQ(q[i], expected[i]) << x[i] << " / " << y[i];
+        EXPECT_EQ(std::signbit(q[i]), std::signbit(expected[i])) << x[i] << " / " << y[i];
+      }
+    }
+  };
+  for (const DType dtype : {f32, bf16, f16, f64}) {
+    SCOPED_TRACE(name(dtype));
+    expect_quotients(floor_divide(tensor(a, {.dtype = dtype}), tensor(b, {.dtype = dtype})), want, a, b);
+  }
+  // 1 - 2^-24 of a divisor, a quotient of 2^40 and a half, beyond 2^52, and what the C library is asked.
+  const Values x{0x1.fffffep-1, -0x1.fffffep-1, 0x1p40, 0x1.8p0, 0x1p100, 1, -1, 0, -0.0, inf, 1, -1, NAN, 5};
+  const Values y{1, 1, 1, 0x1p-40, 0x1p10, 0, 0, 0, 3, 2, inf, inf, 1, NAN};
+  const Values of{0, -1, 0x1p40, 0x1.8p40, 0x1p90, inf, -inf, NAN, -0.0, NAN, 0, -1, NAN, NAN};
+  expect_quotients(floor_divide(tensor(x), tensor(y)), of, x, y);
 }
 
 TEST(PointwiseErrors, NameTheOpAndWhatCame) {

@@ -133,9 +133,9 @@ struct FloorDivide : DivisionFunctor {
   using DivisionFunctor::DivisionFunctor;
   template <class D, class V>
   HWY_INLINE V operator()(D d, V a, V b) const {
-    using T = hn::TFromD<D>;
-    return by_lane(
-        d, [](T x, T y) { return floor_div(x, y); }, a, b);
+    const auto library = [](double x, double y) { return halfstep::cpu::floor_div<double>(x, y); };
+    return in_either(
+        d, [&](auto x, auto y) HWY_ATTR { return floor_div(x, y, library); }, library, a, b);
   }
   C scalar(C a, C b) const {
     C quotient, rest;

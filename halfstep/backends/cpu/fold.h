@@ -20,7 +20,8 @@ enum class Terms {
   elements,  ///< an overflow of the sum
   powers     ///< one of a term, or terms that were subnormal and so lost digits
 };
-/// What is folded: `fold` takes an element (or a vector of them) into an accumulator, `combine` joins two results.
+/// What is folded: `fold` takes an element (or a vector of them) into an accumulator, `combine` joins two results (or
+/// vectors of them).
 /// `shift` is a number that goes with the output.
 struct Folded {
   static constexpr bool kScalar = false;
@@ -33,7 +34,10 @@ struct Sum : Folded {
   V fold(V acc, V x, V) const {
     return acc + x;
   }
-  double combine(double a, double b) const { return a + b; }
+  template <class V>
+  V combine(V a, V b) const {
+    return a + b;
+  }
 };
 template <class V>
 V absolute(V x) {
@@ -92,7 +96,10 @@ struct Product : Folded {
   V fold(V acc, V x, V) const {
     return acc * x;
   }
-  double combine(double a, double b) const { return a * b; }
+  template <class V>
+  V combine(V a, V b) const {
+    return a * b;
+  }
 };
 /// NaN wins over everything, as in PyTorch.
 struct Max : Folded {
@@ -102,7 +109,10 @@ struct Max : Folded {
     const V larger = acc > x ? acc : x;  // x where either is NaN
     return acc != acc ? acc : larger;
   }
-  double combine(double a, double b) const { return fold(a, b, 0.0); }
+  template <class V>
+  V combine(V a, V b) const {
+    return fold(a, b, b);
+  }
 };
 struct Min : Folded {
   static constexpr double kInit = std::numeric_limits<double>::infinity();
@@ -111,7 +121,10 @@ struct Min : Folded {
     const V smaller = acc < x ? acc : x;
     return acc != acc ? acc : smaller;
   }
-  double combine(double a, double b) const { return fold(a, b, 0.0); }
+  template <class V>
+  V combine(V a, V b) const {
+    return fold(a, b, b);
+  }
 };
 struct MaxAbs : Max {
   static constexpr double kInit = 0;
@@ -126,6 +139,21 @@ struct MinAbs : Min {
     return Min::fold(acc, absolute(x), x);
   }
 };
+
+/// The lanes of four accumulators, joined in float64 as a tree.
+template <class Op, class C>
+double join_lanes(const Op& op, const Vec<C>* acc) {
+  constexpr int kLanes = 32 / sizeof(C), kWide = 4, kParts = kLanes / kWide;
+  Vec<double> joined[4 * kParts];
+  for (int k = 0; k < 4 * kParts; ++k) {
+    for (int l = 0; l < kWide; ++l) joined[k][l] = static_cast<double>(acc[k / kParts][k % kParts * kWide + l]);
+  }
+  for (int n = 2 * kParts; n > 0; n /= 2) {
+    for (int k = 0; k < n; ++k) joined[k] = op.combine(joined[k], joined[k + n]);
+  }
+  const Vec<double> last = joined[0];
+  return op.combine(op.combine(double{last[0]}, double{last[2]}), op.combine(double{last[1]}, double{last[3]}));
+}
 
 template <class Op, class C>
 double fold_straight(const Op& op, const C* x, std::int64_t n, C shift) {
@@ -144,9 +172,7 @@ double fold_straight(const Op& op, const C* x, std::int64_t n, C shift) {
           acc[k] = op.fold(acc[k], v, shifts);
         }
       }
-      for (int l = 0; l < kLanes; ++l) {
-        for (const V& a : acc) total = op.combine(total, static_cast<double>(a[l]));
-      }
+      total = join_lanes<Op, C>(op, acc);
     }
     C rest = static_cast<C>(Op::kInit);
     for (; i < n; ++i) rest = op.fold(rest, x[i], shift);

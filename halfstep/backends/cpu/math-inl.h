@@ -116,11 +116,16 @@ struct TailRatio {
 };
 struct TailPolynomial {
   static constexpr float kFirst = 0.65234375f, kPlus = 1.75f, kMinus = 1.69802380f;
+  /// (P(t) - kFirst) / t, by `sum(t, coefficients...)`.
+  template <class V, class F>
+  HWY_INLINE static V of(V t, F&& sum) {
+    return sum(t, -2.712689340e-01f, -2.086331323e-02f, 3.454835713e-02f, 1.156266127e-02f, -3.229748225e-03f,
+               -4.114212468e-03f, -1.261698664e-03f, 4.840798210e-04f, 7.128826110e-04f, 2.208334045e-04f,
+               -1.158603191e-04f, -7.359206211e-05f);
+  }
   /// P(t) without its first coefficient.
   HWY_INLINE static F32Vec rest(F32Vec t) {
-    return hn::Mul(t, polynomial(t, -2.712689340e-01f, -2.086331323e-02f, 3.454835713e-02f, 1.156266127e-02f,
-                                 -3.229748225e-03f, -4.114212468e-03f, -1.261698664e-03f, 4.840798210e-04f,
-                                 7.128826110e-04f, 2.208334045e-04f, -1.158603191e-04f, -7.359206211e-05f));
+    return hn::Mul(t, of(t, [](F32Vec x, auto... c) HWY_ATTR { return polynomial(x, c...); }));
   }
 };
 HWY_INLINE TailRatio tail_ratio(F32Vec a) {

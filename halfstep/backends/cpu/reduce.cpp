@@ -52,7 +52,7 @@ struct Reader {
       function = direct ? read<float, float> : x.dtype == DType::f16 ? read<Half, float> : read<BFloat16, float>;
     }
   }
-  const C* at(std::int64_t offset) const { return static_cast<const C*>(data) + offset; }
+  const C* at(std::int64_t offset) const { return static_cast<const C*>(data) + offset; }  // where `direct`
 };
 
 // In vectors, whose exponential is within 1.1 units in the last place.
@@ -133,7 +133,19 @@ template <class Op>
 // A row of elements into one accumulator each.
 template <class Op, class C>
 void fold_row(const Op& op, const C* row, const C* shifts, std::int64_t columns, C* acc) {
-  for (std::int64_t c = 0; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
+  std::int64_t c = 0;
+  if constexpr (!Op::kScalar) {
+    constexpr std::int64_t kLanes = 32 / sizeof(C);
+    for (; c + kLanes <= columns; c += kLanes) {
+      Vec<C> total, v, shift;
+      std::memcpy(&total, acc + c, sizeof total);
+      std::memcpy(&v, row + c, sizeof v);
+      std::memcpy(&shift, shifts + c, sizeof shift);
+      total = op.fold(total, v, shift);
+      std::memcpy(acc + c, &total, sizeof total);
+    }
+  }
+  for (; c < columns; ++c) acc[c] = op.fold(acc[c], row[c], shifts[c]);
 }
 void fold_row(const SumExponentials&, const float* row, const float* shifts, std::int64_t columns, float* acc) {
   exp_add(row, shifts, columns, acc);
@@ -152,16 +164,53 @@ void fold_rows(const Op& op, const Reader<C>& x, std::int64_t base, const DimGro
   }
 }
 
+// `rows` rows of `length` elements that lie behind each other, turned to columns of a row each.
+template <class C>
+void turn_rows(const C* from, std::int64_t rows, std::int64_t length, C* to) {
+  for (std::int64_t i = 0; i < length; ++i) {
+    for (std::int64_t r = 0; r < rows; ++r) to[i * rows + r] = from[r * length + i];
+  }
+}
+
+// Short rows that lie behind each other, an output each: all are folded side by side, as columns.
+constexpr std::int64_t kShortRow = 32;
+template <class Op, class C>
+void fold_short_rows(const Op& op, const Reader<C>& x, std::int64_t at, std::int64_t rows, std::int64_t length,
+                     const double* shift, double* total) {
+  C buffer[kReduceBlock], columns[kReduceBlock], acc[kReduceColumns], shifts[kReduceColumns];
+  if (!x.direct) x.function(x.data, at, 1, rows * length, buffer);
+  const C* const from = x.direct ? x.at(at) : buffer;
+  turn_rows(from, rows, length, columns);
+  for (std::int64_t r = 0; r < rows; ++r) shifts[r] = shift ? static_cast<C>(shift[r]) : C(0);
+  std::fill_n(acc, rows, static_cast<C>(Op::kInit));
+  for (std::int64_t i = 0; i < length; ++i) fold_row(op, columns + i * rows, shifts, rows, acc);
+  int again = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    total[r] = static_cast<double>(acc[r]);
+    if constexpr (std::is_same_v<C, float> && Op::kTerms != Terms::kept) again |= spoilt<Op>(acc[r], length);
+  }
+  if constexpr (std::is_same_v<C, float> && Op::kTerms != Terms::kept) {
+    for (std::int64_t r = 0; again && r < rows; ++r) {
+      if (spoilt<Op>(acc[r], length)) total[r] = fold_again(op, from + r * length, length, shifts[r], total[r]);
+    }
+  }
+}
+
 // Rows [begin, end) of `columns` outputs that lie next to each other.
 template <class Op, class C>
 void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const DimGroup& reduced, std::int64_t begin,
                   std::int64_t end, std::int64_t columns, const double* shift, double* total) {
   constexpr std::int64_t kRows = 128;
-  C acc[kReduceColumns], shifts[kReduceColumns];
-  for (std::int64_t c = 0; c < columns; ++c) {
-    total[c] = Op::kInit;
-    shifts[c] = shift ? static_cast<C>(shift[c]) : C(0);
-  }
+  static constexpr C kNoShifts[kReduceColumns] = {};
+  C acc[kReduceColumns], given[kReduceColumns];
+  if (shift) std::transform(shift, shift + columns, given, [](double v) { return static_cast<C>(v); });
+  const C* const shifts = shift ? given : kNoShifts;
+  if (begin >= end) std::fill_n(total, columns, Op::kInit);
+  // What a block gives is the total so far, or joins it.
+  const auto take = [&](const auto* block, bool only) {
+    for (std::int64_t c = 0; only && c < columns; ++c) total[c] = static_cast<double>(block[c]);
+    for (std::int64_t c = 0; !only && c < columns; ++c) total[c] = op.combine(total[c], static_cast<double>(block[c]));
+  };
   for (std::int64_t first = begin; first < end; first += kRows) {
     const std::int64_t last = std::min(first + kRows, end);
     std::fill_n(acc, columns, static_cast<C>(Op::kInit));
@@ -173,11 +222,11 @@ void fold_columns(const Op& op, const Reader<C>& x, std::int64_t base, const Dim
         double sums[kReduceColumns];
         std::copy_n(acc, columns, sums);
         fold_columns_again(op, x, base, reduced, first, last, columns, shifts, sums);
-        for (std::int64_t c = 0; c < columns; ++c) total[c] = op.combine(total[c], sums[c]);
+        take(sums, first == begin);
         continue;
       }
     }
-    for (std::int64_t c = 0; c < columns; ++c) total[c] = op.combine(total[c], static_cast<double>(acc[c]));
+    take(acc, first == begin);
   }
 }
 
@@ -188,6 +237,21 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   const std::int64_t outputs = plan.kept.numel, length = plan.reduced.numel;
   if (outputs == 0) return true;
   const Reader<C> x(view);
+  if (length > 1 && length <= kShortRow && plan.reduced.contiguous() && plan.kept.n == 1 &&
+      plan.kept.inner_stride() == length) {
+    if (runs_dry(context)) return true;
+    const std::int64_t together = std::min(kReduceColumns, kReduceBlock / length);
+    parallel_for((outputs + together - 1) / together, row_grain(together * length),
+                 [&](std::int64_t begin, std::int64_t end) {
+                   double values[kReduceColumns];
+                   for (std::int64_t i = begin; i < end; ++i) {
+                     const std::int64_t first = i * together, count = std::min(together, outputs - first);
+                     fold_short_rows(op, x, first * length, count, length, shift ? shift + first : nullptr, values);
+                     finish(first, values, count);
+                   }
+                 });
+    return true;
+  }
   const std::int64_t inner = plan.kept.inner_size();
   const bool by_columns =
       inner >= 4 && plan.kept.inner_stride() == 1 && (plan.reduced.inner_stride() != 1 || length == 1);
@@ -255,8 +319,11 @@ bool fold_any(KernelContext* context, const Op& op, const TensorView& x, const R
   return fold_all<float>(context, op, x, plan, shift, finish);
 }
 
+bool floating(const TensorView& x) { return x.dtype <= DType::bf16 && is_floating(x.dtype); }
+
 // Stores float64 results in the output's dtype, each rounded once.
 void store_results(TensorView& out, std::int64_t first, const double* values, std::int64_t n) {
+  if (floating(out)) return write_row(out, first, 1, n, values);
   visit_all(out.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* to = static_cast<T*>(out.data) + first;
@@ -310,15 +377,13 @@ Status reduce_integers(const TensorView* in, TensorView* out, const IntList& dim
   return Status::ok;
 }
 
-bool floating(const TensorView& x) { return x.dtype <= DType::bf16 && is_floating(x.dtype); }
-
 std::int64_t wrapping_add(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
 }
 std::int64_t wrapping_mul(std::int64_t a, std::int64_t b) {
   return static_cast<std::int64_t>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));
 }
-double same(double v) { return v; }
+constexpr auto same = [](double v) { return v; };
 
 const ReduceAttributes& reduce_attributes(const void* attributes) {
   return *static_cast<const ReduceAttributes*>(attributes);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions of one tensor. In float32 what networks use much has a vector form; the rest, and everything in float64,
-// calls the C library for each lane.
+// Functions of one tensor: in float32 in vectors, in float64 the elementary ones by the C library for each lane.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "halfstep/backends/cpu/unary.cpp"
 #include <hwy/foreach_target.h>
@@ -166,6 +165,11 @@ using Log1p = decltype([](auto d, auto v) HWY_ATTR { return wide_log1p(d, v); })
 using Tanh = decltype([](auto d, auto v) HWY_ATTR { return wide_tanh(d, v); });
 using Sigmoid = decltype([](auto d, auto v) HWY_ATTR { return wide_sigmoid(d, v); });
 using Erf = decltype([](auto d, auto v) HWY_ATTR { return wide_erf(d, v); });
+using Erfc = decltype([](auto d, auto v) HWY_ATTR { return wide_erfc(d, v); });
+using Erfinv = decltype([](auto d, auto v) HWY_ATTR {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return erfinv(x); }, [](double x) { return halfstep::cpu::erfinv(x); }, v);
+});
 using Sin = decltype([](auto d, auto v) HWY_ATTR { return wide_sin(d, v); });
 using Cos = decltype([](auto d, auto v) HWY_ATTR { return wide_cos(d, v); });
 using Tan = decltype([](auto d, auto v) HWY_ATTR { return wide_tan(d, v); });
@@ -189,26 +193,6 @@ struct Wide {
     template <class D, class V>
     HWY_INLINE V operator()(D d, V a) const {
       return F()(d, a);
-    }
-  };
-};
-
-// --- the C library's, in double
-
-// The library's float forms err by two units and more.
-using Erfc = decltype([](double x) { return std::erfc(x); });
-using Erfinv = decltype([](double x) { return erfinv(x); });
-
-template <class F>
-struct Library {
-  template <class C>
-  struct Functor : HeavyFunctor {
-    static constexpr int kGrain = 2048;
-    explicit Functor(const void*) {}
-    template <class D, class V>
-    HWY_INLINE V operator()(D d, V a) const {
-      return by_lane(
-          d, [](hn::TFromD<D> x) { return static_cast<hn::TFromD<D>>(F()(x)); }, a);
     }
   };
 };
@@ -244,8 +228,8 @@ constexpr ElementwiseOp kUnaryOps[] = {
     op_of<Wide<Atanh>::Functor, 1>("atanh", kFloatingDTypes),
     op_of<Wide<Tanh>::Functor, 1>("tanh", kFloatingDTypes),
     op_of<Wide<Erf>::Functor, 1>("erf", kFloatingDTypes),
-    op_of<Library<Erfc>::Functor, 1>("erfc", kFloatingDTypes),
-    op_of<Library<Erfinv>::Functor, 1>("erfinv", kFloatingDTypes),
+    op_of<Wide<Erfc>::Functor, 1>("erfc", kFloatingDTypes),
+    op_of<Wide<Erfinv>::Functor, 1>("erfinv", kFloatingDTypes),
     op_of<Wide<Sigmoid>::Functor, 1>("sigmoid", kFloatingDTypes),
     op_of<NanToNum, 1>("nan_to_num", kFloatingDTypes),
 };

@@ -59,6 +59,11 @@ HWY_INLINE hn::Vec<D> wide_erf(D d, hn::Vec<D> v) {
       d, [](auto x) HWY_ATTR { return erf(x); }, [](double x) { return std::erf(x); }, v);
 }
 template <class D>
+HWY_INLINE hn::Vec<D> wide_erfc(D d, hn::Vec<D> v) {
+  return in_either(
+      d, [](auto x) HWY_ATTR { return erfc(x); }, [](double x) { return std::erfc(x); }, v);
+}
+template <class D>
 HWY_INLINE hn::Vec<D> wide_sin(D d, hn::Vec<D> v) {
   return in_either(
       d, [](auto x) HWY_ATTR { return sin(x); }, [](double x) { return std::sin(x); }, v);
