@@ -55,9 +55,9 @@ HS_API void set_memory_caching(bool on, Device device = {});
 HS_API void set_memory_limit(std::uint64_t bytes, Device device);
 /// Where the CPU's allocator has to take more memory from the system and would then hold more than `bytes`, in use and
 /// cached, cached blocks go back first, small ones where they are more than a 64th of the limit; 0: no limit (the
-/// default). What is in use may exceed it: no allocation fails for it. Without a limit the holes between large blocks stay
-/// cached, some percent more than what is in use. A hole that was given back costs time when it is next used, since the
-/// system clears its pages: for the first steps of a run that is then captured, not for each step.
+/// default). What is in use may exceed it: no allocation fails for it. Without a limit the holes between large blocks
+/// stay cached, some percent more than what is in use. A hole that was given back costs time when it is next used,
+/// since the system clears its pages: for the first steps of a run that is then captured, not for each step.
 HS_API void set_memory_cache_limit(std::uint64_t bytes);
 /// Sets that limit for the guard's lifetime, then the one before. Guards nest; one thread has them at a time.
 class HS_API MemoryCacheLimitGuard {

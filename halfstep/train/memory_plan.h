@@ -54,19 +54,19 @@ struct RecomputeCandidate {
 };
 /// Chooses among modules, in the order in which they run, the cheapest set whose predicted peak is at most `budget`
 /// bytes. `peak` predicts that of a set (one entry a candidate) and is called some dozens of times, and about a hundred
-/// times more where nothing fits: the savings of single modules give a first set, which is then corrected by the peaks of
-/// whole sets. MemoryPlan::extra is left 0. The result has a peak over the budget if none of the sets tried fits: the
-/// least one.
+/// times more where nothing fits: the savings of single modules give a first set, which is then corrected by the peaks
+/// of whole sets. MemoryPlan::extra is left 0. The result has a peak over the budget if none of the sets tried fits:
+/// the least one.
 HS_API MemoryPlan choose_recomputed(std::span<const RecomputeCandidate> modules,
                                     const std::function<std::uint64_t(const std::vector<bool>& recomputed)>& peak,
                                     std::uint64_t budget);
 
 /// Chooses the modules to recompute for a step of the configuration's network on `batch_size` samples, by
 /// predict_memory() of every set that is tried; nothing is computed. It chooses among recompute_candidates() and layers
-/// outside of those that multiply no matrices: a batch norm is recomputed in little time, and where a pooling follows no
-/// other op needs its result. The time of a module is its multiply-adds and the bytes that it writes. `image_size` as in
-/// random_batch(). Leaves the default generator as it was. Throws Error, with the least possible peak, where no choice
-/// fits, and as predict_memory() does.
+/// outside of those that multiply no matrices: a batch norm is recomputed in little time, and where a pooling follows
+/// no other op needs its result. The time of a module is its multiply-adds and the bytes that it writes. `image_size`
+/// as in random_batch(). Leaves the default generator as it was. Throws Error, with the least possible peak, where no
+/// choice fits, and as predict_memory() does.
 HS_API MemoryPlan plan_memory(const TrainConfig& config, std::int64_t batch_size, std::int64_t image_size,
                               std::uint64_t budget);
 /// The plan of a run, for what each of its ranks has of a batch; none where neither `recompute` nor `memory_budget` is

@@ -289,12 +289,13 @@ class Run {
     if (callbacks_.on_memory) callbacks_.on_memory(*memory_);
   }
 
-  // Of the steps before the first recording: those after it have their memory from one block. What else is in memory, such
-  // as a data set, isn't counted by the budget.
+  // Of the steps before the first recording: those after it have their memory from one block. What else is in memory,
+  // such as a data set, isn't counted by the budget.
   void limit_cache(std::uint64_t budget) {
     if (!config_.capture) return;
     std::uint64_t counted = 0;
-    for (const auto& [name, t] : step_.network().state_dict()) counted += static_cast<std::uint64_t>(t.numel()) * item_size(t.dtype());
+    for (const auto& [name, t] : step_.network().state_dict())
+      counted += static_cast<std::uint64_t>(t.numel()) * item_size(t.dtype());
     const std::uint64_t held = memory_stats().allocated;
     cache_limit_.emplace(budget + held - std::min(held, counted));
   }

@@ -234,13 +234,20 @@ TEST(PointwiseAccuracy, VectorFormsStayWithinTheirUnits) {
   }
   const Tensor x = tensor(points), wide = x.to(f64);
   const Case cases[] = {
-      {"exp", exp, 0, 0, 1.1},         {"expm1", expm1, 0, 0, 1.5},
-      {"log", log, 0, 0, 1},           {"log1p", log1p, 0, 0, 1},
-      {"tanh", tanh, 0, 0, 1.5},       {"erf", erf, 0, 0, 1.5},
-      {"sigmoid", sigmoid, 0, 0, 1.5}, {"silu", silu, 0, 0, 2.5},
-      {"sin", sin, 0, 0, units_of(2)}, {"cos", cos, 0, 0, units_of(2)},
-      {"tan", tan, 0, 0, units_of(4)}, {"erfc", erfc, 0, 0, std::max(0.57, units_of(4))},
-      {"erfinv", erfinv, 0, 0, units_of(4)}, {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
+      {"exp", exp, 0, 0, 1.1},
+      {"expm1", expm1, 0, 0, 1.5},
+      {"log", log, 0, 0, 1},
+      {"log1p", log1p, 0, 0, 1},
+      {"tanh", tanh, 0, 0, 1.5},
+      {"erf", erf, 0, 0, 1.5},
+      {"sigmoid", sigmoid, 0, 0, 1.5},
+      {"silu", silu, 0, 0, 2.5},
+      {"sin", sin, 0, 0, units_of(2)},
+      {"cos", cos, 0, 0, units_of(2)},
+      {"tan", tan, 0, 0, units_of(4)},
+      {"erfc", erfc, 0, 0, std::max(0.57, units_of(4))},
+      {"erfinv", erfinv, 0, 0, units_of(4)},
+      {"gelu", [](const Tensor& t) { return gelu(t); }, 0, 0},
   };
   for (const Case& c : cases) {
     const Values got = c.f(x).to_vector<double>(), exact = c.f(wide).to_vector<double>();

@@ -12,41 +12,57 @@ namespace {
 // cache.
 constexpr std::int64_t kElementwiseBlock = 512;
 
-template <class U>
-void gather_as(void* to, const void* from, std::int64_t step, std::int64_t n) {
-  auto* t = static_cast<U*>(to);
-  const auto* f = static_cast<const U*>(from);
-  for (std::int64_t i = 0; i < n; ++i) t[i] = f[i * step];
-}
-template <class U>
-void scatter_as(void* to, std::int64_t step, const void* from, std::int64_t n) {
-  auto* t = static_cast<U*>(to);
-  const auto* f = static_cast<const U*>(from);
-  for (std::int64_t i = 0; i < n; ++i) t[i * step] = f[i];
+// f with a number of that many bytes.
+template <class F>
+void with_bytes(std::size_t size, F&& f) {
+  switch (size) {
+    case 1:
+      return f(std::uint8_t());
+    case 2:
+      return f(std::uint16_t());
+    case 4:
+      return f(std::uint32_t());
+    default:
+      return f(std::uint64_t());
+  }
 }
 void gather(std::size_t size, void* to, const void* from, std::int64_t step, std::int64_t n) {
-  switch (size) {
-    case 1:
-      return gather_as<std::uint8_t>(to, from, step, n);
-    case 2:
-      return gather_as<std::uint16_t>(to, from, step, n);
-    case 4:
-      return gather_as<std::uint32_t>(to, from, step, n);
-    default:
-      return gather_as<std::uint64_t>(to, from, step, n);
-  }
+  with_bytes(size, [&]<class U>(U) {
+    auto* t = static_cast<U*>(to);
+    const auto* f = static_cast<const U*>(from);
+    for (std::int64_t i = 0; i < n; ++i) t[i] = f[i * step];
+  });
 }
 void scatter(std::size_t size, void* to, std::int64_t step, const void* from, std::int64_t n) {
-  switch (size) {
-    case 1:
-      return scatter_as<std::uint8_t>(to, step, from, n);
-    case 2:
-      return scatter_as<std::uint16_t>(to, step, from, n);
-    case 4:
-      return scatter_as<std::uint32_t>(to, step, from, n);
-    default:
-      return scatter_as<std::uint64_t>(to, step, from, n);
-  }
+  with_bytes(size, [&]<class U>(U) {
+    auto* t = static_cast<U*>(to);
+    const auto* f = static_cast<const U*>(from);
+    for (std::int64_t i = 0; i < n; ++i) t[i * step] = f[i];
+  });
+}
+
+// Some rows of a few elements each. In memory elements are `across` apart and rows `down`.
+struct ShortRuns {
+  std::int64_t width, rows;
+};
+// Along the columns, which are longer than the runs.
+void gather_runs(std::size_t size, void* to, const void* from, std::int64_t across, std::int64_t down, ShortRuns r) {
+  with_bytes(size, [&]<class U>(U) {
+    for (std::int64_t k = 0; k < r.width; ++k) {
+      auto* t = static_cast<U*>(to) + k;
+      const auto* f = static_cast<const U*>(from) + k * across;
+      for (std::int64_t i = 0; i < r.rows; ++i) t[i * r.width] = f[i * down];
+    }
+  });
+}
+void scatter_runs(std::size_t size, void* to, std::int64_t across, std::int64_t down, const void* from, ShortRuns r) {
+  with_bytes(size, [&]<class U>(U) {
+    for (std::int64_t k = 0; k < r.width; ++k) {
+      auto* t = static_cast<U*>(to) + k * across;
+      const auto* f = static_cast<const U*>(from) + k;
+      for (std::int64_t i = 0; i < r.rows; ++i) t[i * down] = f[i * r.width];
+    }
+  });
 }
 
 // One run of any strides: what is not contiguous goes through blocks.
@@ -73,6 +89,57 @@ void run_through_blocks(const Runs& runs, const void* state, char* const* base, 
       scatter(size[0], to, step[0], blocks[0], m);
     }
   }
+}
+
+// Whether runs along dimension 0 are so short that a block should have many of them.
+template <int N>
+bool has_short_runs(const StridedLoop<N>& loop) {
+  constexpr std::int64_t kShort = 32, kWorth = 128;
+  return loop.ndim >= 2 && loop.sizes[0] <= kShort && loop.sizes[0] * loop.sizes[1] >= kWorth;
+}
+// Such runs, block by block: operands whose runs don't lie behind each other go through blocks of memory.
+template <int N>
+void run_short_runs(const Runs& runs, const void* state, const StridedLoop<N + 1>& loop, char* const* data,
+                    const std::size_t* size) {
+  const std::int64_t width = loop.sizes[0], together = kElementwiseBlock / width;
+  const std::int64_t blocks_down = (loop.sizes[1] + together - 1) / together;
+  std::int64_t all = blocks_down;
+  for (int d = 2; d < loop.ndim; ++d) all *= loop.sizes[d];
+  const std::int64_t elements = width * std::min(together, loop.sizes[1]);
+  const auto behind = [&](int k) { return loop.strides[k][0] == 1 && loop.strides[k][1] == width; };
+  parallel_for(all, std::max<std::int64_t>(1, runs.grain / elements), [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) char blocks[N + 1][kElementwiseBlock * 8];
+    // What a block has, where that is the same for all rows.
+    const char* held[N + 1] = {};
+    std::int64_t held_rows[N + 1] = {};
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t first = block % blocks_down * together;
+      const ShortRuns r{width, std::min(together, loop.sizes[1] - first)};
+      const void* in[N + 1] = {};
+      char* out = nullptr;
+      for (int k = N; k >= 0; --k) {
+        std::int64_t at = first * loop.strides[k][1], rest = block / blocks_down;
+        for (int d = 2; d < loop.ndim; ++d) {
+          at += rest % loop.sizes[d] * loop.strides[k][d];
+          rest /= loop.sizes[d];
+        }
+        char* const base = data[k] + at * static_cast<std::int64_t>(size[k]);
+        if (k == 0) {
+          out = base;
+        } else if (behind(k)) {
+          in[k - 1] = base;
+        } else {
+          in[k - 1] = blocks[k];
+          if (held[k] == base && loop.strides[k][1] == 0 && held_rows[k] >= r.rows) continue;
+          gather_runs(size[k], blocks[k], base, loop.strides[k][0], loop.strides[k][1], r);
+          held[k] = base;
+          held_rows[k] = r.rows;
+        }
+      }
+      runs.straight(state, behind(0) ? out : blocks[0], in, r.width * r.rows);
+      if (!behind(0)) scatter_runs(size[0], out, loop.strides[0][0], loop.strides[0][1], blocks[0], r);
+    }
+  });
 }
 
 template <int N>
@@ -106,6 +173,10 @@ Status run(const Runs& runs, const void* state, const TensorView* in, TensorView
     return Status::ok;
   }
   const StridedLoop<N + 1> loop(views);
+  if (has_short_runs(loop)) {
+    run_short_runs<N>(runs, state, loop, data, size);
+    return Status::ok;
+  }
   loop.for_each_run(runs.grain, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
     char* base[N + 1] = {};
     const void* from[N + 1] = {};

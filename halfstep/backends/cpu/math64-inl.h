@@ -177,37 +177,38 @@ HWY_INLINE F64Vec cosh64(F64Vec x) {
   return hn::Mul(hn::Add(e, hn::Div(constant64(1), e)), constant64(0.5));
 }
 
-/// erfc(x) = 2 Phi(-a) with a = sqrt(2) |x|, or 2 less that, by the polynomial of tail_ratio(), whose own error is 2^-28.
+/// erfc(x) = 2 Phi(-a) with a = sqrt(2) |x|, or 2 less that, by the polynomial of tail_ratio(), whose own error is
+/// 2^-28.
 HWY_INLINE F64Vec erfc64(F64Vec x) {
   const F64Vec a = hn::Min(hn::Abs(hn::Mul(x, constant64(0x1.6a09e667f3bcdp0))), constant64(14.5));
   const F64Vec inverse = hn::Div(constant64(1), hn::Add(a, constant64(TailPolynomial::kPlus)));
   const F64Vec t = hn::Mul(hn::Sub(a, constant64(TailPolynomial::kMinus)), inverse);
-  const F64Vec ratio = hn::MulAdd(
-      t, TailPolynomial::of(t, [](F64Vec v, auto... c) HWY_ATTR { return polynomial64(v, c...); }),
-      constant64(TailPolynomial::kFirst));
+  const F64Vec ratio =
+      hn::MulAdd(t, TailPolynomial::of(t, [](F64Vec v, auto... c) HWY_ATTR { return polynomial64(v, c...); }),
+                 constant64(TailPolynomial::kFirst));
   const F64Vec bell = exp2_64(hn::Mul(hn::Mul(x, x), constant64(-0x1.71547652b82fep0)));
   const F64Vec tail = hn::Mul(hn::Add(bell, bell), hn::Mul(ratio, inverse));
   return hn::IfThenElse(hn::Lt(x, hn::Zero(F64Tag())), hn::Sub(constant64(2), tail), tail);
 }
-/// The inverse of erf on (-1, 1), of floats within 2^-32: x P(w) with w = -log(1 - x^2), as M. Giles, "Approximating the
-/// erfinv function" (2010), divides it: a polynomial in w below 5, one in the root of w beyond. Both are Chebyshev
+/// The inverse of erf on (-1, 1), of floats within 2^-32: x P(w) with w = -log(1 - x^2), as M. Giles, "Approximating
+/// the erfinv function" (2010), divides it: a polynomial in w below 5, one in the root of w beyond. Both are Chebyshev
 /// interpolations of degree 12, up to w = 5 and over roots from 2.2 to 4.1; those of floats end at 3.993.
 HWY_INLINE F64Vec erfinv64(F64Vec x) {
   const F64Tag d;
   const F64Vec one = constant64(1);
   const F64Vec w = hn::Mul(log2_64(hn::Mul(hn::Sub(one, x), hn::Add(one, x))), constant64(-0x1.62e42fefa39efp-1));
-  const F64Vec near = polynomial64(
-      hn::Sub(w, constant64(2.5)), 1.50140935111079192, 0.246640276785267755, -0.00417731781014003476,
-      -0.00125270808362228086, 0.000218250649399950023, -4.99588144876005954e-6, -3.41711523274501038e-6,
-      4.78644824340027128e-7, 1.36914960151991517e-8, -1.08543970931123768e-8, 8.32700082103081304e-10,
-      1.23028889731208042e-10, -2.12035651318190039e-11);
+  const F64Vec near =
+      polynomial64(hn::Sub(w, constant64(2.5)), 1.50140935111079192, 0.246640276785267755, -0.00417731781014003476,
+                   -0.00125270808362228086, 0.000218250649399950023, -4.99588144876005954e-6, -3.41711523274501038e-6,
+                   4.78644824340027128e-7, 1.36914960151991517e-8, -1.08543970931123768e-8, 8.32700082103081304e-10,
+                   1.23028889731208042e-10, -2.12035651318190039e-11);
   const auto beyond = hn::Ge(w, constant64(5));
   if (HWY_LIKELY(hn::AllFalse(d, beyond))) return hn::Mul(x, near);
-  const F64Vec far = polynomial64(
-      hn::Sub(hn::Sqrt(w), constant64(3.15)), 2.98341744109277336, 1.00406138547180502, 0.00666415145910822175,
-      -0.00493713285868577809, 0.00349106665811360293, -0.00233332603005541218, 0.00120178866496215569,
-      -0.000350826487411604882, -0.0000605803105864774476, 0.000135516799927517537, -0.0000581658285176915223,
-      -8.39271498922964365e-6, 0.0000104416905539484023);
+  const F64Vec far =
+      polynomial64(hn::Sub(hn::Sqrt(w), constant64(3.15)), 2.98341744109277336, 1.00406138547180502,
+                   0.00666415145910822175, -0.00493713285868577809, 0.00349106665811360293, -0.00233332603005541218,
+                   0.00120178866496215569, -0.000350826487411604882, -0.0000605803105864774476, 0.000135516799927517537,
+                   -0.0000581658285176915223, -8.39271498922964365e-6, 0.0000104416905539484023);
   return hn::Mul(x, hn::IfThenElse(beyond, far, near));
 }
 

@@ -58,9 +58,7 @@ void move_turned(const StridedLoop<2>& loop, int turned, U* to, const U* from) {
 }
 
 // Whether runs along dimension 0 are too short to be worth one each, and those along dimension 1 are not.
-bool runs_are_short(const StridedLoop<2>& loop) {
-  return loop.ndim >= 2 && loop.sizes[0] < 8 && loop.sizes[1] >= 16;
-}
+bool runs_are_short(const StridedLoop<2>& loop) { return loop.ndim >= 2 && loop.sizes[0] < 8 && loop.sizes[1] >= 16; }
 // Such runs side by side: element by element of all the runs of a block, whose lines stay in the first-level cache.
 template <class U>
 void move_short_runs(const StridedLoop<2>& loop, U* to, const U* from) {
