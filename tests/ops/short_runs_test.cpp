@@ -84,11 +84,12 @@ TEST(ShortRuns, OfTwoOperands) {
 }
 
 TEST(ShortRuns, OnAnyNumberOfThreads) {
-  // Blocks have 73 rows of seven: images of 57 blocks, and of one block and one row, where threads begin.
-  for (const Shape& sizes : {Shape{5, 4097, 7}, Shape{500, 74, 7}}) {
+  // Blocks have 73 rows of seven: images of 57 blocks; and of two and a row, at which the second of two threads begins.
+  for (const Shape& sizes : {Shape{5, 4097, 7}, Shape{333, 147, 7}}) {
     for (int a = 0; a < kWays; ++a) {
-      const Tensor x = operand(sizes, f32, a, 3), y = operand(sizes, f32, (a + 2) % kWays, 4);
-      const Tensor condition = gt(operand(sizes, f32, (a + 4) % kWays, 5), 4);
+      const auto seed = static_cast<std::uint64_t>(10 * a);  // nothing that is left of the last turn is right
+      const Tensor x = operand(sizes, f32, a, seed + 3), y = operand(sizes, f32, (a + 2) % kWays, seed + 4);
+      const Tensor condition = gt(operand(sizes, f32, (a + 4) % kWays, seed + 5), 4);
       const Tensor sums = x.clone().contiguous() + y.clone().contiguous();
       const Tensor chosen = where(condition.clone().contiguous(), x.clone().contiguous(), y.clone().contiguous());
       for (const int threads : {1, 2, 3}) {
