@@ -178,9 +178,9 @@ TEST(ManyRows, ShortRowsThatLeaveFloat32) {
 }
 
 TEST(ManyRows, SumsAndProductsOfEachRow) {
-  constexpr std::int64_t kRows = 29;  // not a multiple of what is taken together
   for (const DType d : {f32, bf16, f16}) {
-    for (const std::int64_t n : {1, 2, 255, 257, 1000}) {
+    for (const std::int64_t n : {1, 2, 31, 33, 255, 257, 1000}) {
+      const std::int64_t kRows = n < 64 ? 701 : 29;  // not a multiple of what is taken together
       SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
       const Values x = eighths(kRows * n, 2);
       Values sums, bound, behind(x.size()), behind_bound(x.size()), factors, products, products_bound;

@@ -257,8 +257,35 @@ void scan_rows(const TensorView& x, TensorView& y, const RowPlan& from, const Ro
     }
   }
 }
+// Rows of a few elements one behind the other: as many as a block holds are converted together.
+bool short_rows(const RowPlan& plan) {
+  return plan.length <= 32 && plan.stride == 1 && plan.rows.n == 1 && plan.rows.inner_stride() == plan.length;
+}
+template <bool kProduct>
+void scan_short_rows(const TensorView& x, TensorView& y, std::int64_t rows, std::int64_t length, bool reverse) {
+  constexpr std::int64_t kBlock = 1024;
+  const std::int64_t together = kBlock / length;
+  parallel_for((rows + together - 1) / together, row_grain(kBlock), [&](std::int64_t begin, std::int64_t end) {
+    double values[kBlock];
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t first = block * together, n = std::min(together, rows - first) * length;
+      read_row(x, first * length, 1, n, values);
+      for (double* row = values; row < values + n; row += length) {
+        double total = kProduct ? 1 : 0;
+        for (std::int64_t j = 0; j < length; ++j) {
+          double& v = row[reverse ? length - 1 - j : j];
+          v = total = kProduct ? total * v : total + v;
+        }
+      }
+      write_row(y, first * length, 1, n, values);
+    }
+  });
+}
 template <bool kProduct>
 void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
+  if (short_rows(from) && short_rows(to)) {
+    return scan_short_rows<kProduct>(x, y, from.rows.numel, from.length, reverse);
+  }
   constexpr int kTogether = 8;
   parallel_for(from.rows.numel, row_grain(from.length), [&](std::int64_t begin, std::int64_t end) {
     std::int64_t r = begin;
