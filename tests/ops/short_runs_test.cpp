@@ -56,7 +56,7 @@ Tensor operand(const Shape& sizes, DType dtype, int way, std::uint64_t seed) {
 }
 
 bool same_bits(const Tensor& a, const Tensor& b) {
-  const Tensor x = a.contiguous(), y = b.contiguous();
+  const Tensor x = a.contiguous().to(Device{}), y = b.contiguous().to(Device{});
   return x.dtype() == y.dtype() && x.sizes() == y.sizes() &&
          std::memcmp(x.const_raw_data(), y.const_raw_data(),
                      static_cast<std::size_t>(x.numel()) * item_size(x.dtype())) == 0;
