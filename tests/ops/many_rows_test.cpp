@@ -180,11 +180,11 @@ TEST(ManyRows, ShortRowsThatLeaveFloat32) {
 TEST(ManyRows, SumsAndProductsOfEachRow) {
   for (const DType d : {f32, bf16, f16}) {
     for (const std::int64_t n : {1, 2, 31, 33, 255, 257, 1000}) {
-      const std::int64_t kRows = n < 64 ? 701 : 29;  // not a multiple of what is taken together
+      const std::int64_t rows = n < 64 ? 701 : 29;  // not a multiple of what is taken together
       SCOPED_TRACE(testing::Message() << name(d) << ", rows of " << n);
-      const Values x = eighths(kRows * n, 2);
+      const Values x = eighths(rows * n, 2);
       Values sums, bound, behind(x.size()), behind_bound(x.size()), factors, products, products_bound;
-      for (std::int64_t r = 0; r < kRows; ++r) {
+      for (std::int64_t r = 0; r < rows; ++r) {
         double total = 0, product = 1;
         for (std::int64_t i = 0; i < n; ++i) {
           // Sums are exact in float32; they round once.
@@ -208,12 +208,12 @@ TEST(ManyRows, SumsAndProductsOfEachRow) {
       }
       for (const int threads : {1, 3}) {
         ThreadsGuard guard(threads);
-        Tensor in = tensor(x, {kRows, n}, {.dtype = d, .requires_grad = true});
+        Tensor in = tensor(x, {rows, n}, {.dtype = d, .requires_grad = true});
         const Tensor y = cumsum(in, 1);
         expect_near_rows(y, sums, bound, "sum");
         y.backward(in.detach());
         expect_near_rows(in.grad(), behind, behind_bound, "gradient");
-        expect_near_rows(cumprod(tensor(factors, {kRows, n}, {.dtype = d}), 1), products, products_bound, "product");
+        expect_near_rows(cumprod(tensor(factors, {rows, n}, {.dtype = d}), 1), products, products_bound, "product");
       }
     }
   }

@@ -533,17 +533,16 @@ void signed_powers(const TensorView& in, TensorView& out, double exponent) {
   constexpr std::int64_t kBlock = 512;
   const StridedLoop<2> loop({&out, &in});
   loop.for_each_run(kGrain / 4, [&](const std::int64_t* at, std::int64_t n, const std::int64_t* step) {
-    C x[kBlock] = {};
+    C x[kBlock];
     for (std::int64_t i = 0; i < n; i += kBlock) {
       const std::int64_t count = std::min(kBlock, n - i);
       read_row(in, at[1] + i * step[1], step[1], count, x);
-      if (exponent == 0) {
-        // All of the block, since compilers turn a known number of turns into vectors.
-        for (C& v : x) v = (v > 0 ? C(1) : C(0)) - (v < 0 ? C(1) : C(0)) + (v == v ? C(0) : v);
-      } else {
-        for (std::int64_t k = 0; k < count; ++k) {
-          x[k] = x[k] == 0 ? C(0) : std::copysign(std::pow(std::abs(x[k]), static_cast<C>(exponent)), x[k]);
-        }
+      for (std::int64_t k = 0; exponent == 0 && k < count; ++k) {
+        const C v = x[k];
+        x[k] = (v > 0 ? C(1) : C(0)) - (v < 0 ? C(1) : C(0)) + (v == v ? C(0) : v);
+      }
+      for (std::int64_t k = 0; exponent != 0 && k < count; ++k) {
+        x[k] = x[k] == 0 ? C(0) : std::copysign(std::pow(std::abs(x[k]), static_cast<C>(exponent)), x[k]);
       }
       write_row(out, at[0] + i * step[0], step[0], count, x);
     }
