@@ -462,37 +462,46 @@ void others_of_rows(const TensorView& in, TensorView& out, const RowPlan& from, 
     y[k] = static_cast<T*>(out.data) + to.rows.offset(row + k);
     product[k] = 1;
   }
-  const auto load = [](const T* p, std::int64_t stride, std::int64_t n, C* block) {
-    for (std::int64_t i = 0; i < n; ++i) block[i] = convert<C>(p[i * stride]);
+  // Where elements lie apart, across the rows, whose elements then share lines: along one row each line would be gone
+  // from the first cache before the next row needs it.
+  const auto each = [](auto* const* p, std::int64_t stride, std::int64_t at, std::int64_t n, auto&& f) {
+    for (int k = 0; stride == 1 && k < kRows; ++k) {
+      auto* const row = p[k] + at;
+      for (std::int64_t i = 0; i < n; ++i) f(row[i], k, i);
+    }
+    for (std::int64_t i = 0; stride != 1 && i < n; ++i) {
+      for (int k = 0; k < kRows; ++k) f(p[k][(at + i) * stride], k, i);
+    }
   };
-  const auto store = [&to](const C* block, std::int64_t n, T* p) {
-    for (std::int64_t i = 0; i < n; ++i) p[i * to.stride] = convert<T>(block[i]);
+  const auto load = [&](auto* const* p, std::int64_t stride, std::int64_t at, std::int64_t n, C(*block)[kBlock]) {
+    each(p, stride, at, n, [&](const T& v, int k, std::int64_t i) { block[k][i] = convert<C>(v); });
+  };
+  const auto store = [&](std::int64_t at, std::int64_t n) {
+    each(y, to.stride, at, n, [&](T& v, int k, std::int64_t i) { v = convert<T>(others[k][i]); });
   };
   for (std::int64_t at = 0; at < to.length; at += kBlock) {
     const std::int64_t n = std::min(kBlock, to.length - at);
-    for (int k = 0; k < kRows; ++k) load(x[k] + at * from.stride, from.stride, n, values[k]);
+    load(x, from.stride, at, n, values);
     for (std::int64_t i = 0; i < n; ++i) {
       for (int k = 0; k < kRows; ++k) {
         others[k][i] = product[k];
         product[k] *= values[k][i];
       }
     }
-    for (int k = 0; k < kRows; ++k) store(others[k], n, y[k] + at * to.stride);
+    store(at, n);
   }
   std::fill_n(product, kRows, C(1));
   for (std::int64_t end = to.length; end > 0;) {
     const std::int64_t n = (end - 1) % kBlock + 1, at = end - n;
-    for (int k = 0; k < kRows; ++k) {
-      load(x[k] + at * from.stride, from.stride, n, values[k]);
-      load(y[k] + at * to.stride, to.stride, n, others[k]);
-    }
+    load(x, from.stride, at, n, values);
+    load(y, to.stride, at, n, others);
     for (std::int64_t i = n - 1; i >= 0; --i) {
       for (int k = 0; k < kRows; ++k) {
         others[k][i] *= product[k];
         product[k] *= values[k][i];
       }
     }
-    for (int k = 0; k < kRows; ++k) store(others[k], n, y[k] + at * to.stride);
+    store(at, n);
     end = at;
   }
 }
