@@ -93,6 +93,10 @@ class Machine:
         vnni, bf16 = self.isa in ("avx512_vnni", "avx512_bf16"), self.isa == "avx512_bf16"
         return {"f32": 1.0, "bf16": 2.0 if bf16 else 0.0, "int8": 4.0 if vnni else 0.0}[dtype]
 
+    def training_rate(self, dtype: str) -> float:
+        """The same of a training step: what no instruction multiplies is computed in float32."""
+        return max(1.0, self.rate(dtype)) if dtype != "f16" else 1.0
+
 
 def _steps(machine: Machine, quick: bool) -> Section:
     rows = []
@@ -259,7 +263,7 @@ def _networks(machine: Machine) -> Section:
                 goals = (Goal("f32", 1.7 if units else 1.0), *([Goal("torch", 1.6)] if units and dtype == "bf16" else []))
             if dtype != "f32":
                 others, goals = (*others, memory), (*goals, *small)
-            rate = max(1.0, machine.rate(dtype)) if dtype != "f16" else 1.0
+            rate = machine.training_rate(dtype)
             rows.append(Row((label, dtype), case(dtype), others, goals, facts=True, rate=rate))
             if (name, dtype) == ("resnet50", "f32"):
                 rows.append(Row((f"{label}, 890 MB", dtype), case("f32_890MB"), (own, plain),
@@ -291,7 +295,7 @@ def _detectors(machine: Machine) -> Section:
                 others = [Contestant("f32", OURS, full), *(others if units or dtype == "bf16" else []),
                           Contestant("torch_f32", "torch", full, timed=False)]
                 goals.append(Goal("torch_f32", fact="peak_bytes", share=0.6))
-            rows.append(Row((label, dtype), case, tuple(others), tuple(goals), facts=True))
+            rows.append(Row((label, dtype), case, tuple(others), tuple(goals), facts=True, rate=machine.training_rate(dtype)))
     return Section("detector", "A training step of a detector (batch and pixels of a side beside its name), channels-last",
                    ("network", "dtype"), tuple(rows), kind="images", alone=True,
                    note="Forward, loss, backward, SGD. Columns as in the section of image networks. A published training of YOLOv5n with MindSpore "
@@ -313,7 +317,7 @@ def _language(machine: Machine) -> Section:
         else:
             others.insert(0, Contestant("f32", OURS, full))
             goals.insert(0, Goal("f32", 1.0 if units else 0.95))
-        rows.append(Row(("GPT, 8 x 256", dtype), case, tuple(others), tuple(goals), facts=True))
+        rows.append(Row(("GPT, 8 x 256", dtype), case, tuple(others), tuple(goals), facts=True, rate=machine.training_rate(dtype)))
     return Section("language", "A training step of a GPT of characters: 6 blocks of width 384 and 6 heads, 8 sequences of 256",
                    ("network", "dtype"), tuple(rows), kind="images", alone=True, min_ms=200.0,
                    note="Forward, cross entropy, backward, SGD; without dropout. Images: sequences. PyTorch: scaled_dot_product_attention.")
