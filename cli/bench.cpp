@@ -159,7 +159,7 @@ int run(const BenchOptions& o) {
         training::make_train_step(r.task, *r.optimizer, training::make_scaler(config), {.autocast = r.mode.region});
     runs.push_back(std::move(r));
   }
-  const MemoryCacheLimitGuard cache_limit(o.no_capture ? 0 : budgets);
+  const MemoryCacheLimitGuard cache_limit(o.no_capture || !device.is_cpu() ? 0 : budgets);
   reset_peak_memory(device);
   manual_seed(1);
   data::Batch batch = training::random_batch(o.model, o.batch_size, input.images ? size : 0);

@@ -271,10 +271,10 @@ def _networks(machine: Machine) -> Section:
     return Section("network", "A training step of an image network (batch beside its name), channels-last",
                    ("network", "dtype"), tuple(rows), kind="images", alone=True,
                    note="Winograd: ours with HALFSTEP_WINOGRAD=2x2 or 4x4, which is off unless a program asks for it. "
-                        "890 MB: with --memory-budget. MB are 1e6 bytes. Peak: the most memory of\nthe process; before: what it had when the case began; tensors: "
-                        "the most that our allocator had handed out; saved: what\na forward pass keeps for the backward pass. "
-                        "Outside: the share of a step that is not in convolutions. docs/reference/performance.md "
-                        "says how each is taken.")
+                        "890 MB: with --memory-budget.\nMB are 1e6 bytes. Peak: the most memory of the process; before: what it had "
+                        "when the case began; tensors: the most that\nour allocator had handed out; saved: what a forward pass keeps "
+                        "for the backward pass. Outside: the share of a step that is\nnot in convolutions. "
+                        "docs/reference/performance.md says how each is taken.")
 
 
 DETECTORS = (("YOLOv5n, 16 x 640", "yolov5n", 16), ("YOLOv5n, 4 x 640", "yolov5n_640", 4), ("YOLOv5n, 4 x 320", "yolov5n_320", 4))

@@ -292,10 +292,11 @@ class Run {
   // Of the steps before the first recording: those after it have their memory from one block. What else is in memory,
   // such as a data set, isn't counted by the budget.
   void limit_cache(std::uint64_t budget) {
-    if (!config_.capture) return;
+    if (!config_.capture || !config_.device.is_cpu()) return;
     std::uint64_t counted = 0;
-    for (const auto& [name, t] : step_.network().state_dict())
+    for (const auto& [name, t] : step_.network().state_dict()) {
       counted += static_cast<std::uint64_t>(t.numel()) * item_size(t.dtype());
+    }
     const std::uint64_t held = memory_stats().allocated;
     cache_limit_.emplace(budget + held - std::min(held, counted));
   }

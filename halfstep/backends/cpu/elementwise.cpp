@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "halfstep/backends/cpu/move.h"
 #include "halfstep/backends/cpu/strided_loop.h"
 
 namespace halfstep::cpu {
@@ -12,42 +13,13 @@ namespace {
 // cache.
 constexpr std::int64_t kElementwiseBlock = 512;
 
-// f with a number of that many bytes.
-template <class F>
-void with_bytes(std::size_t size, F&& f) {
-  switch (size) {
-    case 1:
-      return f(std::uint8_t());
-    case 2:
-      return f(std::uint16_t());
-    case 4:
-      return f(std::uint32_t());
-    default:
-      return f(std::uint64_t());
-  }
-}
-void gather(std::size_t size, void* to, const void* from, std::int64_t step, std::int64_t n) {
-  with_bytes(size, [&]<class U>(U) {
-    auto* t = static_cast<U*>(to);
-    const auto* f = static_cast<const U*>(from);
-    for (std::int64_t i = 0; i < n; ++i) t[i] = f[i * step];
-  });
-}
-void scatter(std::size_t size, void* to, std::int64_t step, const void* from, std::int64_t n) {
-  with_bytes(size, [&]<class U>(U) {
-    auto* t = static_cast<U*>(to);
-    const auto* f = static_cast<const U*>(from);
-    for (std::int64_t i = 0; i < n; ++i) t[i * step] = f[i];
-  });
-}
-
 // Some rows of a few elements each. In memory elements are `across` apart and rows `down`.
 struct ShortRuns {
   std::int64_t width, rows;
 };
 // Along the columns, which are longer than the runs.
-void gather_runs(std::size_t size, void* to, const void* from, std::int64_t across, std::int64_t down, ShortRuns r) {
-  with_bytes(size, [&]<class U>(U) {
+void gather(std::size_t size, void* to, const void* from, std::int64_t across, std::int64_t down, ShortRuns r) {
+  visit_bytes(size, [&]<class U>(std::type_identity<U>) {
     for (std::int64_t k = 0; k < r.width; ++k) {
       auto* t = static_cast<U*>(to) + k;
       const auto* f = static_cast<const U*>(from) + k * across;
@@ -55,14 +27,21 @@ void gather_runs(std::size_t size, void* to, const void* from, std::int64_t acro
     }
   });
 }
-void scatter_runs(std::size_t size, void* to, std::int64_t across, std::int64_t down, const void* from, ShortRuns r) {
-  with_bytes(size, [&]<class U>(U) {
+void scatter(std::size_t size, void* to, std::int64_t across, std::int64_t down, const void* from, ShortRuns r) {
+  visit_bytes(size, [&]<class U>(std::type_identity<U>) {
     for (std::int64_t k = 0; k < r.width; ++k) {
       auto* t = static_cast<U*>(to) + k * across;
       const auto* f = static_cast<const U*>(from) + k;
       for (std::int64_t i = 0; i < r.rows; ++i) t[i * down] = f[i * r.width];
     }
   });
+}
+// A single run, as rows of one element.
+void gather(std::size_t size, void* to, const void* from, std::int64_t step, std::int64_t n) {
+  gather(size, to, from, 0, step, {1, n});
+}
+void scatter(std::size_t size, void* to, std::int64_t step, const void* from, std::int64_t n) {
+  scatter(size, to, 0, step, from, {1, n});
 }
 
 // One run of any strides: what is not contiguous goes through blocks.
@@ -102,43 +81,27 @@ template <int N>
 void run_short_runs(const Runs& runs, const void* state, const StridedLoop<N + 1>& loop, char* const* data,
                     const std::size_t* size) {
   const std::int64_t width = loop.sizes[0], together = kElementwiseBlock / width;
-  const std::int64_t blocks_down = (loop.sizes[1] + together - 1) / together;
-  std::int64_t all = blocks_down;
-  for (int d = 2; d < loop.ndim; ++d) all *= loop.sizes[d];
-  const std::int64_t elements = width * std::min(together, loop.sizes[1]);
+  const std::int64_t grain = std::max<std::int64_t>(1, runs.grain / (width * std::min(together, loop.sizes[1])));
   const auto behind = [&](int k) { return loop.strides[k][0] == 1 && loop.strides[k][1] == width; };
-  parallel_for(all, std::max<std::int64_t>(1, runs.grain / elements), [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(loop.pieces(together), grain, [&](std::int64_t begin, std::int64_t end) {
     alignas(64) char blocks[N + 1][kElementwiseBlock * 8];
     // What a block has, where that is the same for all rows.
     const char* held[N + 1] = {};
     std::int64_t held_rows[N + 1] = {};
-    for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t first = block % blocks_down * together;
-      const ShortRuns r{width, std::min(together, loop.sizes[1] - first)};
+    loop.for_pieces(begin, end, together, [&](const std::int64_t* at, std::int64_t rows) {
       const void* in[N + 1] = {};
-      char* out = nullptr;
-      for (int k = N; k >= 0; --k) {
-        std::int64_t at = first * loop.strides[k][1], rest = block / blocks_down;
-        for (int d = 2; d < loop.ndim; ++d) {
-          at += rest % loop.sizes[d] * loop.strides[k][d];
-          rest /= loop.sizes[d];
-        }
-        char* const base = data[k] + at * static_cast<std::int64_t>(size[k]);
-        if (k == 0) {
-          out = base;
-        } else if (behind(k)) {
-          in[k - 1] = base;
-        } else {
-          in[k - 1] = blocks[k];
-          if (held[k] == base && loop.strides[k][1] == 0 && held_rows[k] >= r.rows) continue;
-          gather_runs(size[k], blocks[k], base, loop.strides[k][0], loop.strides[k][1], r);
-          held[k] = base;
-          held_rows[k] = r.rows;
-        }
+      const auto base = [&](int k) { return data[k] + at[k] * static_cast<std::int64_t>(size[k]); };
+      for (int k = 1; k <= N; ++k) {
+        const char* const from = base(k);
+        in[k - 1] = behind(k) ? from : blocks[k];
+        if (behind(k) || (held[k] == from && loop.strides[k][1] == 0 && held_rows[k] >= rows)) continue;
+        gather(size[k], blocks[k], from, loop.strides[k][0], loop.strides[k][1], {width, rows});
+        held[k] = from;
+        held_rows[k] = rows;
       }
-      runs.straight(state, behind(0) ? out : blocks[0], in, r.width * r.rows);
-      if (!behind(0)) scatter_runs(size[0], out, loop.strides[0][0], loop.strides[0][1], blocks[0], r);
-    }
+      runs.straight(state, behind(0) ? base(0) : blocks[0], in, width * rows);
+      if (!behind(0)) scatter(size[0], base(0), loop.strides[0][0], loop.strides[0][1], blocks[0], {width, rows});
+    });
   });
 }
 

@@ -59,33 +59,20 @@ void move_turned(const StridedLoop<2>& loop, int turned, U* to, const U* from) {
 
 // Whether runs along dimension 0 are too short to be worth one each, and those along dimension 1 are not.
 bool runs_are_short(const StridedLoop<2>& loop) { return loop.ndim >= 2 && loop.sizes[0] < 8 && loop.sizes[1] >= 16; }
-// Such runs side by side: element by element of all the runs of a block, whose lines stay in the first-level cache.
+// Such runs side by side: element by element of all the runs of a piece, whose lines stay in the first-level cache.
 template <class U>
 void move_short_runs(const StridedLoop<2>& loop, U* to, const U* from) {
-  constexpr std::int64_t kBlock = 512;
-  const std::int64_t run = loop.sizes[0], blocks = (loop.sizes[1] + kBlock - 1) / kBlock;
-  std::int64_t all = blocks;
-  for (int d = 2; d < loop.ndim; ++d) all *= loop.sizes[d];
+  constexpr std::int64_t kTogether = 512;
   const std::int64_t to_step = loop.strides[0][1], from_step = loop.strides[1][1];
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / (run * std::min(kBlock, loop.sizes[1])));
-  parallel_for(all, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t first = block % blocks * kBlock, count = std::min(kBlock, loop.sizes[1] - first);
-      U* o = to + first * to_step;
-      const U* x = from + first * from_step;
-      std::int64_t rest = block / blocks;
-      for (int d = 2; d < loop.ndim; ++d) {
-        const std::int64_t i = rest % loop.sizes[d];
-        rest /= loop.sizes[d];
-        o += i * loop.strides[0][d];
-        x += i * loop.strides[1][d];
+  const std::int64_t elements = loop.sizes[0] * std::min(kTogether, loop.sizes[1]);
+  parallel_for(loop.pieces(kTogether), std::max<std::int64_t>(1, kGrain / elements), [&](auto begin, auto end) {
+    loop.for_pieces(begin, end, kTogether, [&](const std::int64_t* at, std::int64_t steps) {
+      for (std::int64_t k = 0; k < loop.sizes[0]; ++k) {
+        U* const o = to + at[0] + k * loop.strides[0][0];
+        const U* const x = from + at[1] + k * loop.strides[1][0];
+        for (std::int64_t i = 0; i < steps; ++i) o[i * to_step] = x[i * from_step];
       }
-      for (std::int64_t k = 0; k < run; ++k) {
-        for (std::int64_t i = 0; i < count; ++i) {
-          o[i * to_step + k * loop.strides[0][0]] = x[i * from_step + k * loop.strides[1][0]];
-        }
-      }
-    }
+    });
   });
 }
 

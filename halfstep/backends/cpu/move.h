@@ -10,10 +10,10 @@
 
 namespace halfstep::cpu {
 
-/// Calls `f(type_identity<U>)` with an unsigned type as large as an element.
+/// Calls `f(type_identity<U>)` with an unsigned type of 1, 2, 4 or 8 bytes.
 template <class F>
-void visit_bits(DType dtype, F&& f) {
-  switch (item_size(dtype)) {
+void visit_bytes(std::size_t bytes, F&& f) {
+  switch (bytes) {
     case 8:
       return f(std::type_identity<std::uint64_t>{});
     case 4:
@@ -23,6 +23,11 @@ void visit_bits(DType dtype, F&& f) {
     default:
       return f(std::type_identity<std::uint8_t>{});
   }
+}
+/// The same with one as large as an element.
+template <class F>
+void visit_bits(DType dtype, F&& f) {
+  visit_bytes(item_size(dtype), f);
 }
 
 /// Copies the elements of `from` to those of `to`: same dtype and sizes, any strides.

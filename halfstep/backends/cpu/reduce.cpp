@@ -173,7 +173,6 @@ void turn_rows(const C* from, std::int64_t rows, std::int64_t length, C* to) {
 }
 
 // Short rows that lie behind each other, an output each: all are folded side by side, as columns.
-constexpr std::int64_t kShortRow = 32;
 template <class Op, class C>
 void fold_short_rows(const Op& op, const Reader<C>& x, std::int64_t at, std::int64_t rows, std::int64_t length,
                      const double* shift, double* total) {
@@ -237,8 +236,7 @@ bool fold_all(KernelContext* context, const Op& op, const TensorView& view, cons
   const std::int64_t outputs = plan.kept.numel, length = plan.reduced.numel;
   if (outputs == 0) return true;
   const Reader<C> x(view);
-  if (length > 1 && length <= kShortRow && plan.reduced.contiguous() && plan.kept.n == 1 &&
-      plan.kept.inner_stride() == length) {
+  if (plan.reduced.n == 1 && short_rows_in_order(plan.kept, length, plan.reduced.inner_stride())) {
     if (runs_dry(context)) return true;
     const std::int64_t together = std::min(kReduceColumns, kReduceBlock / length);
     parallel_for((outputs + together - 1) / together, row_grain(together * length),

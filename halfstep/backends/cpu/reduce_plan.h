@@ -88,6 +88,13 @@ struct RowPlan {
   }
 };
 
+/// Whether rows of a few elements lie one behind the other, in the order of `rows`: kernels then take as many together
+/// as their blocks hold.
+inline bool short_rows_in_order(const DimGroup& rows, std::int64_t length, std::int64_t stride) {
+  constexpr std::int64_t kShort = 32;
+  return length <= kShort && stride == 1 && rows.n == 1 && rows.inner_stride() == length;
+}
+
 /// What an element computes in: float32 for the 16-bit types, else itself.
 template <class T>
 using ComputeOf = std::conditional_t<std::is_same_v<T, Half> || std::is_same_v<T, BFloat16>, float, T>;

@@ -257,10 +257,7 @@ void scan_rows(const TensorView& x, TensorView& y, const RowPlan& from, const Ro
     }
   }
 }
-// Rows of a few elements one behind the other: as many as a block holds are converted together.
-bool short_rows(const RowPlan& plan) {
-  return plan.length <= 32 && plan.stride == 1 && plan.rows.n == 1 && plan.rows.inner_stride() == plan.length;
-}
+// Short rows one behind the other, as many as a block holds: they are converted together.
 template <bool kProduct>
 void scan_short_rows(const TensorView& x, TensorView& y, std::int64_t rows, std::int64_t length, bool reverse) {
   constexpr std::int64_t kBlock = 1024;
@@ -283,7 +280,8 @@ void scan_short_rows(const TensorView& x, TensorView& y, std::int64_t rows, std:
 }
 template <bool kProduct>
 void scan_floats(const TensorView& x, TensorView& y, const RowPlan& from, const RowPlan& to, bool reverse) {
-  if (short_rows(from) && short_rows(to)) {
+  const auto in_order = [](const RowPlan& p) { return short_rows_in_order(p.rows, p.length, p.stride); };
+  if (in_order(from) && in_order(to)) {
     return scan_short_rows<kProduct>(x, y, from.rows.numel, from.length, reverse);
   }
   constexpr int kTogether = 8;

@@ -90,6 +90,29 @@ struct StridedLoop {
     parallel_for(numel, grain, [&](std::int64_t begin, std::int64_t end) { for_runs(begin, end, f); });
   }
 
+  /// How many pieces there are of up to `together` steps along dimension 1, each with all of dimension 0: for loops
+  /// whose runs along dimension 0 are too short to be worth a call each.
+  std::int64_t pieces(std::int64_t together) const {
+    std::int64_t n = (sizes[1] + together - 1) / together;
+    for (int d = 2; d < ndim; ++d) n *= sizes[d];
+    return n;
+  }
+  /// Calls f(offsets, steps) for pieces [begin, end), on this thread.
+  template <class F>
+  void for_pieces(std::int64_t begin, std::int64_t end, std::int64_t together, F&& f) const {
+    const std::int64_t along = (sizes[1] + together - 1) / together;
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      const std::int64_t first = piece % along * together;
+      std::int64_t offsets[N], rest = piece / along;
+      for (int k = 0; k < N; ++k) offsets[k] = first * strides[k][1];
+      for (int d = 2; d < ndim; ++d) {
+        for (int k = 0; k < N; ++k) offsets[k] += rest % sizes[d] * strides[k][d];
+        rest /= sizes[d];
+      }
+      f(offsets, std::min(together, sizes[1] - first));
+    }
+  }
+
   /// The same for elements [begin, end), on this thread.
   template <class F>
   void for_runs(std::int64_t begin, std::int64_t end, F&& f) const {
