@@ -12,6 +12,7 @@
 #include <sys/syscall.h>
 #endif
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -20,11 +21,13 @@
 #include <iterator>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "halfstep/backends/cpu/amx_model.h"
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/isa.h"
+#include "halfstep/core/float16.h"
 #include "halfstep/core/tensor.h"
 #include "halfstep/ops/matmul.h"
 #include "halfstep/ops/pointwise.h"
@@ -250,6 +253,62 @@ void expect_instructions_compute_as_the_model() {
 TEST(AmxTiles, InstructionsComputeAsTheModel) {
   if (!amx_usable()) GTEST_SKIP() << "no AMX that this process may use";
   expect_instructions_compute_as_the_model();
+}
+
+// Rounded sums are those of multiply(), with the bias added, activated and rounded afterwards, by any way to memory.
+void expect_rounds_what_multiply_sums(bool processor) {
+  std::mt19937 random(3);
+  const auto draw = [&] {
+    return static_cast<float>(static_cast<int>(random() % 255) - 127) / static_cast<float>(1 << random() % 6);
+  };
+  for (const auto& [m, n, k] : kSizes) {
+    const Operands x(m, n, k, false, draw);
+    const std::vector<float> sums = x.by(processor);
+    std::vector<float> bias;
+    for (std::int64_t j = 0; j < n; ++j) bias.push_back(draw());
+    // Rows of whole lines, at an address that is one or isn't; and others.
+    for (const auto& [stride, offset] :
+         {std::pair{(n + 31) / 32 * 32, std::int64_t{0}}, {(n + 31) / 32 * 32, 2}, {n + 3, std::int64_t{0}}}) {
+      for (int options = 0; options < 8; ++options) {
+        constexpr std::uint16_t kUntouched = 0x4321;
+        std::vector<std::uint16_t> room(static_cast<std::size_t>(m * stride + offset + 32), kUntouched);
+        std::uint16_t* to = room.data();
+        while (reinterpret_cast<std::uintptr_t>(to) % 64 != 0) ++to;
+        to += offset;
+        const TileResults results = {.to = to,
+                                     .stride = stride,
+                                     .bias = (options & 1) != 0 ? bias.data() : nullptr,
+                                     .relu = (options & 2) != 0,
+                                     .stream = (options & 4) != 0};
+        TileProduct p = x.product;
+        p.accumulate = false;
+        p.next = sums.data(), p.next_bytes = static_cast<std::int64_t>(sums.size() * sizeof(float));
+        const AmxKernels kernels = amx_kernels(processor);
+        kernels.multiply_rounded(p, results);
+        kernels.fence();
+        kernels.release();
+        std::size_t written = 0;
+        for (std::int64_t i = 0; i < m; ++i) {
+          for (std::int64_t j = 0; j < n; ++j, ++written) {
+            float sum = sums[static_cast<std::size_t>(i * x.product.ldc + j)];
+            if (results.bias != nullptr) sum += results.bias[j];
+            if (results.relu && sum < 0) sum = 0;
+            ASSERT_EQ(to[i * stride + j], BFloat16(sum).bits)
+                << m << ' ' << n << ' ' << k << ": " << i << ' ' << j << " options " << options;
+          }
+        }
+        const auto untouched = static_cast<std::size_t>(std::count(room.begin(), room.end(), kUntouched));
+        ASSERT_GE(untouched, room.size() - written);
+      }
+    }
+  }
+}
+
+TEST(AmxTiles, RoundWhatTheySumUp) { expect_rounds_what_multiply_sums(false); }
+
+TEST(AmxTiles, InstructionsRoundWhatTheySumUp) {
+  if (!amx_usable()) GTEST_SKIP() << "no AMX that this process may use";
+  expect_rounds_what_multiply_sums(true);
 }
 
 #if defined(__x86_64__)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel is written once, over the eight tiles of a `Machine`: the processor's, by intrinsics, or the model's, by
 // which it is tested where there is no AMX. 32 x 32 of the result stay in four tiles for a whole chunk of steps; each
-// 16 steps load two tiles of each operand, which is half as much as four products can hide.
+// 16 steps load two tiles of each operand, which is half as much as four products can hide. Sums that become bfloat16
+// are rounded during the next block's products, which leave the vector units idle.
 #include "halfstep/backends/cpu/amx_tile.h"
 
 #include <algorithm>
@@ -9,10 +10,12 @@
 #include "halfstep/backends/cpu/amx_model.h"
 #include "halfstep/backends/cpu/isa.h"
 #include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/core/float16.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define HALFSTEP_AMX_UNITS __attribute__((target("amx-tile,amx-bf16")))
+// Processors with AMX have these parts of AVX-512, as isa.cpp makes sure of.
+#define HALFSTEP_AMX_UNITS __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
 #define HALFSTEP_TURN_UNITS __attribute__((target("avx512f,avx512bw")))
 #else
 #define HALFSTEP_AMX_UNITS
@@ -24,6 +27,14 @@
 
 namespace halfstep::cpu {
 namespace {
+
+constexpr std::int64_t kLine = 4 * kTileLanes;  // bytes of a tile's row, and of a line of the cache
+
+/// Rows and columns of a block, which decide about the shapes of its tiles.
+struct BlockShape {
+  std::int64_t rows = 0, columns = 0;
+  bool operator==(const BlockShape&) const = default;
+};
 
 #if defined(__x86_64__)
 // The intrinsics take literal numbers only.
@@ -41,13 +52,21 @@ namespace {
 #define HALFSTEP_ZERO_TILE(tile) _tile_zero(tile)
 
 struct TileUnit {
+  // What this thread's tiles were configured for, until they are released.
+  static BlockShape& configured() {
+    thread_local BlockShape shape;
+    return shape;
+  }
   // g++ takes eight bytes for what the instruction reads, and nothing for what loads read: without the barrier it may
   // leave stores out or put them behind the instruction.
   HALFSTEP_AMX_UNITS static void configure(const TileConfig& config) {
     __asm__ volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
-  HALFSTEP_AMX_UNITS static void release() { _tile_release(); }
+  HALFSTEP_AMX_UNITS static void release() {
+    _tile_release();
+    configured() = {};
+  }
   template <int Tile>
   HALFSTEP_AMX_UNITS static void load(const void* from, std::int64_t stride) {
     HALFSTEP_EACH_TILE(HALFSTEP_LOAD_TILE);
@@ -68,6 +87,38 @@ struct TileUnit {
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
   }
+  // Rows [from, to) of a block's sums, 32 in each. Sums from tiles are never subnormal, which the conversion takes for
+  // 0.
+  HALFSTEP_AMX_UNITS static void round_rows(const float* sums, std::int64_t from, std::int64_t end, std::uint16_t* to,
+                                            std::int64_t stride, bool stream) {
+    for (std::int64_t i = from; i < end; ++i) {
+      const float* const row = sums + i * 2 * kTileLanes;
+      const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + kTileLanes), _mm512_load_ps(row));
+      if (stream) {
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i * stride), line);
+      } else {
+        _mm512_storeu_si512(to + i * stride, line);
+      }
+    }
+  }
+  // `columns` of a row, with what is asked for.
+  HALFSTEP_AMX_UNITS static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns,
+                                           std::uint16_t* to) {
+    const auto first = static_cast<__mmask16>(columns >= kTileLanes ? 0xFFFF : (1U << columns) - 1);
+    const auto second = static_cast<__mmask16>(columns >= kTileLanes ? (1ULL << (columns - kTileLanes)) - 1 : 0);
+    __m512 low = _mm512_maskz_load_ps(first, sums), high = _mm512_maskz_load_ps(second, sums + kTileLanes);
+    if (bias != nullptr) {
+      low = _mm512_add_ps(low, _mm512_maskz_loadu_ps(first, bias));
+      high = _mm512_add_ps(high, _mm512_maskz_loadu_ps(second, bias + kTileLanes));
+    }
+    if (relu) {  // NaN is not less than 0, and stays
+      const __m512 zero = _mm512_setzero_ps();
+      low = _mm512_mask_mov_ps(low, _mm512_cmp_ps_mask(low, zero, _CMP_LT_OQ), zero);
+      high = _mm512_mask_mov_ps(high, _mm512_cmp_ps_mask(high, zero, _CMP_LT_OQ), zero);
+    }
+    const auto line = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    _mm512_mask_storeu_epi16(to, static_cast<__mmask32>((1ULL << columns) - 1), line);
+  }
 };
 #undef HALFSTEP_EACH_TILE
 #undef HALFSTEP_LOAD_TILE
@@ -75,10 +126,29 @@ struct TileUnit {
 #undef HALFSTEP_ZERO_TILE
 #endif
 
+// The model, each of which starts without a shape.
+struct ModelUnit : TileModel {
+  BlockShape shape;
+  BlockShape& configured() { return shape; }
+  static void round_rows(const float* sums, std::int64_t from, std::int64_t end, std::uint16_t* to, std::int64_t stride,
+                         bool) {
+    for (std::int64_t i = from; i < end; ++i) {
+      round_row(sums + i * 2 * kTileLanes, nullptr, false, 2 * kTileLanes, to + i * stride);
+    }
+  }
+  static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns, std::uint16_t* to) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const float sum = bias != nullptr ? sums[j] + bias[j] : sums[j];
+      to[j] = BFloat16(relu && sum < 0 ? 0.0F : sum).bits;
+    }
+  }
+};
+
 // Tiles of a block of `rows` x `columns`, at most 32 x 32: 0 to 3 are those of the result, row by row, 4 and 5 of the
 // first operand, 6 and 7 of the second. Those of the edge are smaller, so that nothing outside of the result is read or
 // written. Steps are always 16: another shape for the last ones would clear the sums.
-TileConfig block_config(std::int64_t rows, std::int64_t columns) {
+TileConfig block_config(const BlockShape& block) {
+  const auto [rows, columns] = block;
   TileConfig config;
   const auto shape = [&](int tile, std::int64_t height, std::int64_t width) {
     if (height <= 0 || width <= 0) return;
@@ -93,10 +163,10 @@ TileConfig block_config(std::int64_t rows, std::int64_t columns) {
   return config;
 }
 
-template <class Machine, int Rows, int Columns>
-HALFSTEP_AMX_UNITS void multiply_block(Machine& m, const TileProduct& p, const std::uint32_t* a, const std::uint32_t* b,
-                                       float* c) {
-  constexpr std::int64_t kLine = 4 * kTileLanes;  // bytes
+// meanwhile() is called after the products of each 16 steps.
+template <class Machine, int Rows, int Columns, class Meanwhile>
+HALFSTEP_AMX_UNITS inline void multiply_block(Machine& m, const TileProduct& p, const std::uint32_t* a,
+                                              const std::uint32_t* b, float* c, Meanwhile&& meanwhile) {
   const std::int64_t ldc = p.ldc * 4;
   float* const below = c + kTileLanes * p.ldc;
   if (p.accumulate) {
@@ -124,6 +194,7 @@ HALFSTEP_AMX_UNITS void multiply_block(Machine& m, const TileProduct& p, const s
       m.template multiply<2, 5, 6>();
     }
     if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+    meanwhile();
   }
   m.template store<0>(c, ldc);
   if constexpr (Columns == 2) m.template store<1>(c + kTileLanes, ldc);
@@ -131,31 +202,103 @@ HALFSTEP_AMX_UNITS void multiply_block(Machine& m, const TileProduct& p, const s
   if constexpr (Rows == 2 && Columns == 2) m.template store<3>(below + kTileLanes, ldc);
 }
 
+// f(row, column, shape) for all blocks, column by column, with tiles of this shape.
+template <class Machine, class F>
+HALFSTEP_AMX_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
+  constexpr std::int64_t kBlock = 2 * kTileLanes;
+  BlockShape& configured = m.configured();
+  for (std::int64_t c = 0; c < p.columns; c += kBlock) {
+    for (std::int64_t r = 0; r < p.rows; r += kBlock) {
+      const BlockShape shape = {std::min(kBlock, p.rows - r), std::min(kBlock, p.columns - c)};
+      if (shape != configured) {
+        configured = shape;
+        m.configure(block_config(shape));
+      }
+      f(r, c, shape);
+    }
+  }
+}
+template <class Machine, class Meanwhile>
+HALFSTEP_AMX_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,
+                                              const BlockShape& shape, float* to, const Meanwhile& meanwhile) {
+  const std::uint32_t* const a = p.a + r / kTileLanes * p.a_rows;
+  const std::uint32_t* const b = p.b + c * p.steps;
+  if (shape.rows > kTileLanes) {
+    if (shape.columns > kTileLanes) {
+      multiply_block<Machine, 2, 2>(m, p, a, b, to, meanwhile);
+    } else {
+      multiply_block<Machine, 2, 1>(m, p, a, b, to, meanwhile);
+    }
+  } else if (shape.columns > kTileLanes) {
+    multiply_block<Machine, 1, 2>(m, p, a, b, to, meanwhile);
+  } else {
+    multiply_block<Machine, 1, 1>(m, p, a, b, to, meanwhile);
+  }
+}
+
 template <class Machine>
 HALFSTEP_AMX_UNITS void multiply_tiles(const TileProduct& p) {
   Machine m;
+  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_AMX_UNITS {
+    multiply_shape(m, p, r, c, shape, p.c + r * p.ldc + c, [] {});
+  });
+}
+
+template <class Machine>
+HALFSTEP_AMX_UNITS void multiply_tiles_rounded(const TileProduct& product, const TileResults& results) {
+  Machine m;
   constexpr std::int64_t kBlock = 2 * kTileLanes;
-  std::int64_t height = 0, width = 0;
-  for (std::int64_t c = 0; c < p.columns; c += kBlock) {
-    for (std::int64_t r = 0; r < p.rows; r += kBlock) {
-      const std::int64_t rows = std::min(kBlock, p.rows - r), columns = std::min(kBlock, p.columns - c);
-      if (rows != height || columns != width) {
-        height = rows, width = columns;
-        m.configure(block_config(rows, columns));
-      }
-      const auto block = rows > kTileLanes
-                             ? (columns > kTileLanes ? multiply_block<Machine, 2, 2> : multiply_block<Machine, 2, 1>)
-                             : (columns > kTileLanes ? multiply_block<Machine, 1, 2> : multiply_block<Machine, 1, 1>);
-      block(m, p, p.a + r / kTileLanes * p.a_rows, p.b + c * p.steps, p.c + r * p.ldc + c);
+  alignas(64) float sums[2][kBlock * kBlock];
+  TileProduct p = product;
+  p.ldc = kBlock;
+  p.accumulate = false;
+  // The block before, whose rows from `next` on are still to be rounded.
+  struct {
+    const float* from = nullptr;
+    std::int64_t row = 0, column = 0, next = 0;
+    BlockShape shape;
+  } left;
+  const bool plain = results.bias == nullptr && !results.relu;
+  const bool stream =
+      results.stream && reinterpret_cast<std::uintptr_t>(results.to) % 64 == 0 && results.stride % 32 == 0;
+  const auto round_rows = [&](std::int64_t count) HALFSTEP_AMX_UNITS {
+    const std::int64_t first = left.next, end = std::min(first + count, left.shape.rows);
+    left.next = end;
+    std::uint16_t* const to = results.to + left.row * results.stride + left.column;
+    if (plain && left.shape.columns == kBlock) {
+      return Machine::round_rows(left.from, first, end, to, results.stride, stream);
     }
-  }
+    const float* const bias = results.bias != nullptr ? results.bias + left.column : nullptr;
+    for (std::int64_t i = first; i < end; ++i) {
+      Machine::round_row(left.from + i * kBlock, bias, results.relu, left.shape.columns, to + i * results.stride);
+    }
+  };
+  const std::int64_t times = p.steps / kTileLanes, each = divide_up(kBlock, times);
+  const char* next = static_cast<const char*>(p.next);
+  const char* const next_end = next + p.next_bytes;
+  const std::int64_t lines =
+      divide_up(divide_up(p.next_bytes, kLine), times * divide_up(p.rows, kBlock) * divide_up(p.columns, kBlock));
+  const auto meanwhile = [&] HALFSTEP_AMX_UNITS {
+    round_rows(each);
+    for (const char* const end = std::min(next_end, next + lines * kLine); next < end; next += kLine) {
+      __builtin_prefetch(next, 0, 2);
+    }
+  };
+  int current = 0;
+  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_AMX_UNITS {
+    multiply_shape(m, p, r, c, shape, sums[current], meanwhile);
+    left = {sums[current], r, c, 0, shape};
+    current = 1 - current;
+  });
+  round_rows(left.shape.rows);
 }
 
 #if defined(__x86_64__)
 HALFSTEP_AMX_UNITS void release_tiles() { TileUnit::release(); }
+void fence_stores() { _mm_sfence(); }
 
 HALFSTEP_AMX_UNITS void multiply_tiles_in_registers(std::int64_t rounds) {
-  TileUnit::configure(block_config(2 * kTileLanes, 2 * kTileLanes));  // which clears them
+  TileUnit::configure(block_config({2 * kTileLanes, 2 * kTileLanes}));  // which clears them
   for (std::int64_t r = 0; r < rounds; ++r) {
     TileUnit::multiply<0, 4, 6>();
     TileUnit::multiply<1, 4, 7>();
@@ -245,11 +388,11 @@ bool tiles_granted() {
 
 AmxKernels amx_kernels(bool by_processor) noexcept {
 #if defined(__x86_64__)
-  if (by_processor) return {multiply_tiles<TileUnit>, release_tiles};
+  if (by_processor) return {multiply_tiles<TileUnit>, multiply_tiles_rounded<TileUnit>, fence_stores, release_tiles};
 #else
   (void)by_processor;
 #endif
-  return {multiply_tiles<TileModel>, [] {}};
+  return {multiply_tiles<ModelUnit>, multiply_tiles_rounded<ModelUnit>, [] {}, [] {}};
 }
 
 double run_tile_products(std::int64_t rounds) {

@@ -25,6 +25,9 @@ struct TileProduct {
   float* c;
   std::int64_t ldc;
   bool accumulate;
+  /// What multiply_rounded() has fetched into the second-level cache meanwhile: memory that the next product reads.
+  const void* next = nullptr;
+  std::int64_t next_bytes = 0;
 
   /// After `steps` is known.
   void set_packed(const std::uint32_t* packed) {
@@ -33,10 +36,24 @@ struct TileProduct {
   }
 };
 
+/// What becomes of sums that are not stored as float32: element (i, j) + bias[j], activated and rounded to nearest even
+/// as bfloat16, at to[i * stride + j].
+struct TileResults {
+  std::uint16_t* to;
+  std::int64_t stride;
+  const float* bias;  ///< or null
+  bool relu;
+  /// Whole lines of memory go past the caches. Before other threads are told of them, the thread calls fence().
+  bool stream;
+};
+
 /// Ways to multiply: by the processor, or by the model of it (amx_model.h). A thread that multiplied calls release()
 /// when it is done, since its tiles are otherwise saved whenever another program runs.
 struct AmxKernels {
   void (*multiply)(const TileProduct& product);
+  /// With `c`, `ldc` and `accumulate` unused. A block's sums are rounded while the next block's are made.
+  void (*multiply_rounded)(const TileProduct& product, const TileResults& results);
+  void (*fence)();
   void (*release)();
 };
 HS_API AmxKernels amx_kernels(bool by_processor) noexcept;

@@ -67,6 +67,7 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
+  if (native && isa == Isa::amx && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
   if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call, isa);

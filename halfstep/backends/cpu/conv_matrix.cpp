@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
@@ -38,6 +39,14 @@ bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
                                [&](const auto& least) { return steps >= least.steps && columns >= least.columns; });
   }
   return std::min(g.c, g.o) >= (isa >= Isa::avx512 ? kFewest : kFewestByAvx2);
+}
+
+bool matrix_suits_tiles(const ConvCall& call) noexcept {
+  const auto is_bf16 = [](const TensorView& t) { return t.dtype == DType::bf16; };
+  // Whole tiles along the sum, which are read in place, or whole lines of results.
+  const ConvGeometry& g = call.geometry;
+  const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
+  return whole && is_bf16(call.input) && is_bf16(call.weight) && is_bf16(call.output) && amx_usable();
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {

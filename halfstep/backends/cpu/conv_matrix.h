@@ -14,6 +14,10 @@ HS_API bool matrix_serves(const ConvCall& call) noexcept;
 /// are too large for the cache and a sum is made in one go.
 HS_API bool matrix_suits(const ConvCall& call, Isa isa) noexcept;
 
+/// Whether it is faster than oneDNN's kernels for AMX, where this process may use its tiles: in bf16 throughout, with
+/// channels or filters that are a multiple of 32.
+HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
+
 /// All places by all channels, times the weight: 16 bits are widened while the product packs its operands.
 Status convolve_matrix(KernelContext* context, ConvCall& call);
 

@@ -13,6 +13,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "halfstep/backends/cpu/simd-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace halfstep::cpu {
 namespace HWY_NAMESPACE {
@@ -294,6 +296,17 @@ void widen(DType dtype, const void* from, std::int64_t n, float* to) {
 
 // ---- results ----
 
+// Two vectors as bfloat16, one after the other: a line of the cache.
+HWY_INLINE void store_line(V v0, V v1, std::uint16_t* to) {
+  const hn::Repartition<std::uint16_t, D> d16;
+  if (HWY_UNLIKELY(!hn::AllFalse(D(), hn::IsNaN(hn::Add(v0, v1))))) {
+    store_some(StoreBf16(), v0, to, kLanes);
+    store_some(StoreBf16(), v1, to + kLanes, kLanes);
+    return;
+  }
+  hn::StoreU(round_two(D(), v0, v1), d16, to);
+}
+
 template <class Store>
 void finish_as(Store store, const GemmEpilogue& f) {
   using T = typename Store::T;
@@ -307,7 +320,16 @@ void finish_as(Store store, const GemmEpilogue& f) {
     for (std::int64_t i = 0; i < f.rows; ++i) {
       const float* from = f.from + i * f.ld;
       T* to = c + i * f.row_stride;
-      for (std::int64_t j = 0; j < f.cols; j += kLanes) {
+      std::int64_t j = 0;
+      if constexpr (std::is_same_v<Store, StoreBf16>) {
+        const auto value = [&](std::int64_t at) HWY_ATTR {
+          V v = hn::LoadU(d, from + at);
+          if (f.bias != nullptr) v = hn::Add(v, f.bias_by_row ? hn::Set(d, f.bias[i]) : hn::LoadU(d, f.bias + at));
+          return last(v);
+        };
+        for (; j + 2 * kLanes <= f.cols; j += 2 * kLanes) store_line(value(j), value(j + kLanes), to + j);
+      }
+      for (; j < f.cols; j += kLanes) {
         const std::int64_t n = f.cols - j;
         V v = load_some(LoadF32(), from + j, n);
         if constexpr (sizeof(T) == 4) {

@@ -11,6 +11,7 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/norm_walk.h"
 #include "halfstep/backends/cpu/pair_tile.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
@@ -23,13 +24,14 @@ constexpr std::int64_t kTurnedSteps = 2 * kTileLanes;  // of the sum that turn_p
 // Of a thread at a time: pairs of columns, 1 MiB of the second-level cache, and of rows; rows and columns whose sums
 // wait for being rounded; columns that are gathered, since more panels take each other's sets of the cache.
 constexpr std::int64_t kTilesColumnPairs = 256 << 10, kTilesRowPairs = 64 << 10;
-constexpr std::int64_t kTilesMostRows = 256, kTilesGroup = 2 * kTilesPanel, kGatheredColumns = 4 * kTilesPanel;
+constexpr std::int64_t kTilesMostRows = 256, kTilesMostRounded = 64, kTilesGroup = 2 * kTilesPanel,
+                       kGatheredColumns = 4 * kTilesPanel;
 constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
 constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
 // Sums that are rounded are made in one go: longer ones leave room for few rows and columns, which are packed often.
-constexpr std::int64_t kLongestRounded = 2048;
+constexpr std::int64_t kLongestRounded = 4096;
 
 struct TilesSide {
   const std::uint16_t* data;
@@ -48,6 +50,7 @@ double column_cost(const TilesSide& s) { return s.along() ? 0.35 : 0.15; }
 struct TilesPlan {
   bool swap;
   bool straight;  // tiles write c themselves
+  bool rounded;   // sums are rounded to c while the next ones are made
   bool in_place;  // rows are not packed
   TilesSide rows, columns;
   std::int64_t k, steps;                 // steps: pairs, a multiple of 16
@@ -82,8 +85,10 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   p.rows = p.swap ? b : a;
   p.columns = p.swap ? a : b;
   p.straight = !p.swap && floats;
+  p.rounded = !p.swap && g.c_dtype == DType::bf16 && g.beta == 0;
   // Rows 2048 bytes apart share sets of the first-level cache.
-  p.in_place = p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 2 == 0 && p.rows.outer % 1024 != 0;
+  p.in_place =
+      p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 2 == 0 && (p.rounded || p.rows.outer % 1024 != 0);
   p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
   double least = 0;
   for (std::int64_t parts = 1; parts <= threads; ++parts) {
@@ -102,11 +107,11 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
     return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
   };
-  p.block_rows = std::min(fits(kTilesRowPairs, part_rows), kTilesMostRows);
+  p.block_rows = std::min(fits(kTilesRowPairs, part_rows), p.rounded ? kTilesMostRounded : kTilesMostRows);
   // Chunks alike, since each of them packs the rows again.
   const std::int64_t most = fits(kTilesColumnPairs, part_columns);
   p.chunk_columns = round_up(divide_up(part_columns, divide_up(part_columns, most)), kTilesPanel);
-  p.group = p.straight ? p.chunk_columns : std::min(p.chunk_columns, kTilesGroup);
+  p.group = p.straight || p.rounded ? p.chunk_columns : std::min(p.chunk_columns, kTilesGroup);
   return p;
 }
 
@@ -122,7 +127,7 @@ TilesScratch carve_tiles(const GemmArgs& g, const TilesPlan& p, int threads, Car
   TilesScratch s = {};
   s.row_pairs = p.in_place ? 0 : p.block_rows * p.at_once;
   s.column_pairs = p.chunk_columns * p.at_once;
-  s.sum_floats = p.straight ? 0 : p.block_rows * p.group;
+  s.sum_floats = p.straight || p.rounded ? 0 : kTilesPanel * p.group;
   s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(s.row_pairs * threads));
   s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_pairs * threads));
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
@@ -135,7 +140,12 @@ TilesScratch carve_tiles(const GemmArgs& g, const TilesPlan& p, int threads, Car
 class TilesProduct {
  public:
   TilesProduct(const GemmArgs& g, const TilesPlan& p, const TilesScratch& scratch)
-      : g_(g), p_(p), scratch_(scratch), amx_(amx_kernels(amx_usable())), kernels_(gemm_kernels()) {}
+      : g_(g),
+        p_(p),
+        scratch_(scratch),
+        amx_(amx_kernels(amx_usable())),
+        kernels_(gemm_kernels()),
+        stream_(p.rounded && written_past_caches(2 * g.m * g.n)) {}
 
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
@@ -143,6 +153,7 @@ class TilesProduct {
     parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) part(t);
       amx_.release();
+      if (stream_) amx_.fence();
     });
   }
 
@@ -173,6 +184,11 @@ class TilesProduct {
             product.a = reinterpret_cast<const std::uint32_t*>(p_.rows.data + r * p_.rows.outer) + k0;
             product.a_row = p_.rows.outer / 2, product.a_steps = kTileLanes,
             product.a_rows = kTileLanes * product.a_row;
+            const std::int64_t next = std::min(r1, r + 2 * p_.block_rows) - (r + block);
+            if (next > 0 && p_.rows.outer == p_.k) {
+              product.next = p_.rows.data + (r + block) * p_.rows.outer;
+              product.next_bytes = 2 * next * p_.rows.outer;
+            }
           } else {
             pack_rows(r, block, k0, steps, rows);
             product.set_packed(rows);
@@ -194,10 +210,23 @@ class TilesProduct {
       product.accumulate = add || g_.beta != 0;
       return amx_.multiply(product);
     }
+    if (p_.rounded) {
+      const GemmEpilogue to = epilogue(g_, false, nullptr, 0, r, product.rows, c, product.columns, scratch_.bias);
+      return amx_.multiply_rounded(product,
+                                   {static_cast<std::uint16_t*>(to.c), to.row_stride, to.bias, to.relu, stream_});
+    }
+    // A few rows at a time, so that their sums are in the first-level cache when they are rounded.
     product.c = scratch_.sums + t * scratch_.sum_floats;
     product.ldc = p_.group;
-    amx_.multiply(product);
-    kernels_.finish(epilogue(g_, p_.swap, product.c, product.ldc, r, product.rows, c, product.columns, scratch_.bias));
+    const std::int64_t rows = product.rows;
+    for (std::int64_t i = 0; i < rows; i += kTilesPanel, product.a += 2 * product.a_rows) {
+      product.rows = std::min(kTilesPanel, rows - i);
+      amx_.multiply(product);
+      kernels_.finish(
+          epilogue(g_, p_.swap, product.c, product.ldc, r + i, product.rows, c, product.columns, scratch_.bias));
+    }
+    product.a -= divide_up(rows, kTilesPanel) * 2 * product.a_rows;
+    product.rows = rows;
   }
 
   // Where step `i` of the sum lies, from `first` on; zeros behind the last one.
@@ -264,6 +293,7 @@ class TilesProduct {
   const TilesScratch& scratch_;
   const AmxKernels amx_;
   const GemmKernels& kernels_;
+  const bool stream_;  // results go past the caches
 };
 
 }  // namespace
@@ -279,7 +309,7 @@ bool tiles_suit(const GemmArgs& g) noexcept {
   const bool weight_gradient = g.a.col_stride != 1 && g.b.col_stride == 1;
   const bool uneven_sum = g.k % kTurnedSteps != 0 && g.m >= kManyRows && g.n >= kManyColumns;
   return (p.straight || g.k <= kLongestRounded) &&
-         (weight_gradient || uneven_sum || (p.in_place && (p.swap || g.k >= kLongSum)));
+         (p.rounded || weight_gradient || uneven_sum || (p.in_place && (p.swap || g.k >= kLongSum)));
 }
 
 std::size_t tiles_workspace(const GemmArgs& args, int threads) {

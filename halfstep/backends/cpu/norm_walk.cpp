@@ -44,11 +44,11 @@ ChannelWalk::ChannelWalk(const TensorView& like, std::int64_t lanes) {
   chunks = (places + chunk - 1) / chunk;
 }
 
-bool written_past_caches(const TensorView& result) {
+bool written_past_caches(std::int64_t bytes) {
   // Measured with last caches of 32 MB, and of 300 MB that other machines share.
   constexpr std::int64_t kMostKept = 4 << 20;
   static const std::int64_t least = std::min(last_cache_bytes() / 8, kMostKept);
-  return result.numel * static_cast<std::int64_t>(item_size(result.dtype)) >= least;
+  return bytes >= least;
 }
 
 StripPlaces::StripPlaces(const TensorView& v, const TensorView& like, const ChannelWalk& walk)
