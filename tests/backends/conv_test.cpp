@@ -282,11 +282,11 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true), ConvPath::blocks);
   EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_bf16), ConvPath::blocks);
-  EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::output, DType::f16, true, Isa::avx512_fp16), ConvPath::blocks);
   EXPECT_EQ(path(single, ConvPart::output, DType::f32, true), ConvPath::blocks);
   EXPECT_EQ(path(single, ConvPart::output, DType::bf16, true), ConvPath::matrix);
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_bf16), ConvPath::matrix);
-  EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_fp16), ConvPath::native);
+  EXPECT_EQ(path(single, ConvPart::input, DType::f16, true, Isa::avx512_fp16), ConvPath::matrix);
   EXPECT_EQ(path(single, ConvPart::input, DType::f16, false), ConvPath::blocks);
   EXPECT_EQ(path(single, ConvPart::output, DType::f16, true, Isa::avx2), ConvPath::matrix);
   // Float32, where images come from memory.
@@ -318,6 +318,13 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   const ConvPath tiles = amx_usable() ? ConvPath::tiles : ConvPath::native;
+  // Images of bf16 by AMX: 1x1 as matrix products, where channels or filters fill lines of the cache.
+  const ConvPath matrix = amx_usable() ? ConvPath::matrix : ConvPath::native;
+  EXPECT_EQ(path(single, ConvPart::output, DType::bf16, true, Isa::amx), matrix);
+  EXPECT_EQ(path(wide, ConvPart::input, DType::bf16, true, Isa::amx), matrix);
+  EXPECT_EQ(path(few, ConvPart::output, DType::bf16, true, Isa::amx), matrix);
+  EXPECT_EQ(path(geometry(2, 40, 56, 24, 1, 1, 0), ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);

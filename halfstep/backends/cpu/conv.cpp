@@ -45,7 +45,7 @@ ConvPath path_without_onednn(const ConvCall& call) noexcept {
 }
 
 bool has_units(DType dtype, Isa isa) {
-  return (dtype == DType::bf16 && has_bf16_units(isa)) || (dtype == DType::f16 && isa >= Isa::avx512_fp16);
+  return (dtype == DType::bf16 && has_bf16_units(isa)) || (dtype == DType::f16 && has_f16_units(isa));
 }
 
 // Whether oneDNN's kernels on the processor's 16-bit units may serve. Not for groups of one channel: they take the

@@ -53,6 +53,12 @@ Isa detect() {
   return amx ? Isa::amx : Isa::avx512_fp16;
 }
 
+bool detect_f16_tiles() {
+  std::uint32_t a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+         has_bits(a, {21});
+}
+
 /// What HALFSTEP_ISA asks for, or all that the processor has.
 Isa isa_at_start(bool warn) noexcept {
   const char* text = std::getenv("HALFSTEP_ISA");
@@ -120,6 +126,11 @@ bool has_bf16_units(Isa isa) noexcept {
   return isa == Isa::avx512_bf16 || (isa == Isa::avx512_fp16 && !intel);
 }
 
+bool has_f16_units(Isa isa) noexcept {
+  static const bool tiles = detect_f16_tiles();
+  return isa == Isa::amx && tiles && amx_usable();
+}
+
 Isa compute_isa(DType dtype) noexcept {
   const Isa isa = compute_isa();
   const Isa wide = std::min(isa, Isa::avx512);
@@ -127,7 +138,7 @@ Isa compute_isa(DType dtype) noexcept {
     case DType::bf16:
       return has_bf16_units(isa) ? (isa == Isa::amx ? Isa::amx : Isa::avx512_bf16) : wide;
     case DType::f16:
-      return isa >= Isa::avx512_fp16 ? Isa::avx512_fp16 : wide;
+      return has_f16_units(isa) ? Isa::amx : wide;
     case DType::i8:
     case DType::u8:
       return isa == Isa::amx ? Isa::amx : std::min(isa, Isa::avx512_vnni);

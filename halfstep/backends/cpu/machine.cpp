@@ -10,7 +10,7 @@ namespace {
   const auto fill = [](MachineInfo& info) {
     info.isa = name(compute_isa());
     info.bf16_units = compute_isa(DType::bf16) >= Isa::avx512_bf16;
-    info.f16_units = compute_isa(DType::f16) >= Isa::avx512_fp16;
+    info.f16_units = has_f16_units(compute_isa());
     info.capped = compute_isa() < detected_isa();
   };
   set_machine_provider(fill, isa_names());
