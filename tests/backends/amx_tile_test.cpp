@@ -279,6 +279,7 @@ void expect_rounds_what_multiply_sums(bool processor) {
                                      .stride = stride,
                                      .bias = (options & 1) != 0 ? bias.data() : nullptr,
                                      .relu = (options & 2) != 0,
+                                     .rows = nullptr,
                                      .stream = (options & 4) != 0};
         TileProduct p = x.product;
         p.accumulate = false;

@@ -318,13 +318,20 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::output, DType::bf16, true, Isa::avx512_bf16), ConvPath::native);
   const ConvPath tiles = amx_usable() ? ConvPath::tiles : ConvPath::native;
-  // Images of bf16 by AMX: 1x1 as matrix products, where channels or filters fill lines of the cache.
-  const ConvPath matrix = amx_usable() ? ConvPath::matrix : ConvPath::native;
+  // Images of bf16 by AMX: 1x1 as matrix products, where channels or filters fill lines of the cache; others by
+  // windows.
+  const ConvPath matrix = amx_usable() ? ConvPath::matrix : ConvPath::native,
+                 windows = amx_usable() ? ConvPath::windows : ConvPath::native;
   EXPECT_EQ(path(single, ConvPart::output, DType::bf16, true, Isa::amx), matrix);
   EXPECT_EQ(path(wide, ConvPart::input, DType::bf16, true, Isa::amx), matrix);
   EXPECT_EQ(path(few, ConvPart::output, DType::bf16, true, Isa::amx), matrix);
   EXPECT_EQ(path(geometry(2, 40, 56, 24, 1, 1, 0), ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
-  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::output, DType::bf16, true, Isa::amx), windows);
+  EXPECT_EQ(path(square, ConvPart::input, DType::bf16, true, Isa::amx), windows);
+  EXPECT_EQ(path(strided, ConvPart::output, DType::bf16, true, Isa::amx), windows);
+  EXPECT_EQ(path(strided, ConvPart::input, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(geometry(2, 64, 28, 64, 1, 2, 0), ConvPart::output, DType::bf16, true, Isa::amx), windows);
+  EXPECT_EQ(path(geometry(2, 64, 14, 64, 1, 2, 0), ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
@@ -351,7 +358,7 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(by(geometry(32, 512, 2, 512, 3, 1, 1), ConvPart::output, DType::f32, large), ConvPath::blocks);
   EXPECT_EQ(by(square, ConvPart::output, DType::bf16, small, Isa::avx512_bf16), ConvPath::native);
   EXPECT_EQ(by(square, ConvPart::output, DType::bf16, large, Isa::avx512_bf16), ConvPath::winograd4);
-  EXPECT_EQ(by(square, ConvPart::output, DType::bf16, large, Isa::amx), ConvPath::native);
+  EXPECT_EQ(by(square, ConvPart::output, DType::bf16, large, Isa::amx), windows);
 }
 
 TEST(ConvPaths, AreDescribed) {
@@ -373,7 +380,11 @@ TEST(ConvPaths, AreDescribed) {
     EXPECT_NE(described(square, part, DType::f32).find(':'), std::string::npos);  // oneDNN's, with an instruction set
     for (const DType dtype : {DType::f16, DType::bf16}) {
       const std::string text = described(square, part, dtype);
-      EXPECT_NE(text.find(':'), std::string::npos) << text;
+      if (dtype == DType::bf16 && compute_isa() == Isa::amx && amx_usable()) {
+        EXPECT_EQ(text, "windows");
+      } else {
+        EXPECT_NE(text.find(':'), std::string::npos) << text;
+      }
       EXPECT_EQ(text.find("ref"), std::string::npos) << text;
     }
   }

@@ -87,19 +87,10 @@ struct TileUnit {
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
   }
-  // Rows [from, to) of a block's sums, 32 in each. Sums from tiles are never subnormal, which the conversion takes for
-  // 0.
-  HALFSTEP_AMX_UNITS static void round_rows(const float* sums, std::int64_t from, std::int64_t end, std::uint16_t* to,
-                                            std::int64_t stride, bool stream) {
-    for (std::int64_t i = from; i < end; ++i) {
-      const float* const row = sums + i * 2 * kTileLanes;
-      const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(row + kTileLanes), _mm512_load_ps(row));
-      if (stream) {
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i * stride), line);
-      } else {
-        _mm512_storeu_si512(to + i * stride, line);
-      }
-    }
+  // 32 sums of a row. Sums from tiles are never subnormal, which the conversion takes for 0.
+  HALFSTEP_AMX_UNITS static void round_line(const float* sums, bool stream, std::uint16_t* to) {
+    const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileLanes), _mm512_load_ps(sums));
+    stream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line) : _mm512_storeu_si512(to, line);
   }
   // `columns` of a row, with what is asked for.
   HALFSTEP_AMX_UNITS static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns,
@@ -130,11 +121,8 @@ struct TileUnit {
 struct ModelUnit : TileModel {
   BlockShape shape;
   BlockShape& configured() { return shape; }
-  static void round_rows(const float* sums, std::int64_t from, std::int64_t end, std::uint16_t* to, std::int64_t stride,
-                         bool) {
-    for (std::int64_t i = from; i < end; ++i) {
-      round_row(sums + i * 2 * kTileLanes, nullptr, false, 2 * kTileLanes, to + i * stride);
-    }
+  static void round_line(const float* sums, bool, std::uint16_t* to) {
+    round_row(sums, nullptr, false, 2 * kTileLanes, to);
   }
   static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns, std::uint16_t* to) {
     for (std::int64_t j = 0; j < columns; ++j) {
@@ -180,21 +168,25 @@ HALFSTEP_AMX_UNITS inline void multiply_block(Machine& m, const TileProduct& p, 
     if constexpr (Rows == 2) m.template zero<2>();
     if constexpr (Rows == 2 && Columns == 2) m.template zero<3>();
   }
-  const std::int64_t row = 4 * p.a_row;
-  for (std::int64_t s = 0; s < p.steps; s += kTileLanes, a += p.a_steps) {
-    m.template load<4>(a, row);
-    m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
-    m.template multiply<0, 4, 6>();
-    if constexpr (Columns == 2) {
-      m.template load<7>(b + s * 2 * kTileLanes + kTileLanes, 2 * kLine);
-      m.template multiply<1, 4, 7>();
+  const std::int64_t row = 4 * p.a_row, run_steps = p.runs == nullptr ? p.steps : p.run_steps;
+  const std::int64_t only = 0, *run = p.runs == nullptr ? &only : p.runs;
+  for (std::int64_t s = 0; s < p.steps; ++run) {
+    const std::uint32_t* from = a + *run;
+    for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps) {
+      m.template load<4>(from, row);
+      m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
+      m.template multiply<0, 4, 6>();
+      if constexpr (Columns == 2) {
+        m.template load<7>(b + s * 2 * kTileLanes + kTileLanes, 2 * kLine);
+        m.template multiply<1, 4, 7>();
+      }
+      if constexpr (Rows == 2) {
+        m.template load<5>(from + p.a_rows, row);
+        m.template multiply<2, 5, 6>();
+      }
+      if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+      meanwhile();
     }
-    if constexpr (Rows == 2) {
-      m.template load<5>(a + p.a_rows, row);
-      m.template multiply<2, 5, 6>();
-    }
-    if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
-    meanwhile();
   }
   m.template store<0>(c, ldc);
   if constexpr (Columns == 2) m.template store<1>(c + kTileLanes, ldc);
@@ -264,13 +256,17 @@ HALFSTEP_AMX_UNITS void multiply_tiles_rounded(const TileProduct& product, const
   const auto round_rows = [&](std::int64_t count) HALFSTEP_AMX_UNITS {
     const std::int64_t first = left.next, end = std::min(first + count, left.shape.rows);
     left.next = end;
-    std::uint16_t* const to = results.to + left.row * results.stride + left.column;
-    if (plain && left.shape.columns == kBlock) {
-      return Machine::round_rows(left.from, first, end, to, results.stride, stream);
-    }
+    const bool whole = plain && left.shape.columns == kBlock;
     const float* const bias = results.bias != nullptr ? results.bias + left.column : nullptr;
     for (std::int64_t i = first; i < end; ++i) {
-      Machine::round_row(left.from + i * kBlock, bias, results.relu, left.shape.columns, to + i * results.stride);
+      const std::int64_t row = results.rows == nullptr ? left.row + i : results.rows[left.row + i];
+      if (row < 0) continue;
+      std::uint16_t* const to = results.to + row * results.stride + left.column;
+      if (whole) {
+        Machine::round_line(left.from + i * kBlock, stream, to);
+      } else {
+        Machine::round_row(left.from + i * kBlock, bias, results.relu, left.shape.columns, to);
+      }
     }
   };
   const std::int64_t times = p.steps / kTileLanes, each = divide_up(kBlock, times);

@@ -21,6 +21,9 @@ struct TileProduct {
   /// rows by 16 steps after each other, a row's 16 steps in a line; then the next steps.
   const std::uint32_t* a;
   std::int64_t a_row, a_steps, a_rows;
+  /// Where steps of a are in several places: each run of `run_steps`, a multiple of 16, begins `runs[...]` behind a.
+  const std::int64_t* runs = nullptr;
+  std::int64_t run_steps = 0;
   const std::uint32_t* b;  ///< panels of 32 columns, step after step
   float* c;
   std::int64_t ldc;
@@ -43,6 +46,8 @@ struct TileResults {
   std::int64_t stride;
   const float* bias;  ///< or null
   bool relu;
+  /// Row i of the sums belongs to row rows[i] of the results, or nowhere if that is negative; null: to row i.
+  const std::int32_t* rows;
   /// Whole lines of memory go past the caches. Before other threads are told of them, the thread calls fence().
   bool stream;
 };

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 
+#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_depthwise.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_matrix.h"
@@ -17,6 +18,7 @@
 #include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
+#include "halfstep/backends/cpu/conv_windows.h"
 #include "halfstep/backends/cpu/conv_winograd.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/move.h"
@@ -68,6 +70,7 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
   if (native && isa == Isa::amx && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
+  if (native && isa == Isa::amx && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
   if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call, isa);
@@ -97,6 +100,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
   add(ConvPath::matrix, matrix_serves(call));
+  add(ConvPath::windows, isa == Isa::amx && windows_serve(call) && amx_usable());
   add(ConvPath::depthwise, depthwise_serves(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);
   add(ConvPath::winograd4, winograd && allowed == Winograd::tiles_4x4);
@@ -108,6 +112,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
   if (path == ConvPath::tiles) return weight_by_tiles(context, call);
   if (path == ConvPath::matrix) return convolve_matrix(context, call);
+  if (path == ConvPath::windows) return convolve_windows(context, call);
   if (path == ConvPath::depthwise) {
     const Status status = convolve_depthwise(context, call);
     return status == Status::unsupported ? convolve_by(dense_path(call, compute_isa(), Winograd::off), context, call)
@@ -159,6 +164,7 @@ std::string describe_conv(ConvCall& call) {
   if (path == ConvPath::pairs) return "pairs";
   if (path == ConvPath::tiles) return "tiles";
   if (path == ConvPath::matrix) return "matrix";
+  if (path == ConvPath::windows) return "windows";
   if (path == ConvPath::depthwise) return "depthwise";
   if (path == ConvPath::blocks) {
     const std::string kernel = onednn_kernel(call, DType::f32);

@@ -39,6 +39,7 @@ enum class ConvPath : std::uint8_t {
   winograd2,  ///< F(2x2, 3x3), see conv_winograd.h
   winograd4,  ///< F(4x4, 3x3)
   matrix,     ///< a 1x1 convolution as one matrix product, see conv_matrix.h
+  windows,    ///< the same of larger windows on the tiles of AMX, see conv_windows.h
   depthwise,  ///< a window for each channel, see conv_depthwise.h
 };
 
@@ -55,9 +56,9 @@ HS_API std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd 
 HS_API Status convolve(KernelContext* context, ConvCall& call);
 HS_API Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call);
 
-/// What computes the part on this processor, for people: "products", "pairs", "tiles", "matrix", "depthwise",
-/// "reference", or oneDNN's name of its kernel and, where images are widened to float32, "blocks" before it. Nothing is
-/// computed; the tensors' data aren't read.
+/// What computes the part on this processor, for people: "products", "pairs", "tiles", "matrix", "windows",
+/// "depthwise", "reference", or oneDNN's name of its kernel and, where images are widened to float32, "blocks" before
+/// it. Nothing is computed; the tensors' data aren't read.
 HS_API std::string describe_conv(ConvCall& call);
 
 /// By oneDNN's kernels on operands of `compute`: float32, to which others are widened, or the operands' own 16-bit

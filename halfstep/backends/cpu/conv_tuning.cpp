@@ -34,8 +34,8 @@ constexpr int kTurns = 5;
 constexpr double kMostSeconds = 0.5;  // for all turns but the first two
 constexpr double kClearlyFaster = 0.97;
 
-constexpr std::array kConvPathNames = {"reference", "products",  "pairs",     "tiles",  "blocks",
-                                       "native",    "winograd2", "winograd4", "matrix", "depthwise"};
+constexpr std::array kConvPathNames = {"reference", "products",  "pairs",  "tiles",   "blocks",   "native",
+                                       "winograd2", "winograd4", "matrix", "windows", "depthwise"};
 static_assert(kConvPathNames.size() == static_cast<std::size_t>(ConvPath::depthwise) + 1);
 
 std::optional<ConvPath> path_named(const std::string& text) {

@@ -212,8 +212,8 @@ class TilesProduct {
     }
     if (p_.rounded) {
       const GemmEpilogue to = epilogue(g_, false, nullptr, 0, r, product.rows, c, product.columns, scratch_.bias);
-      return amx_.multiply_rounded(product,
-                                   {static_cast<std::uint16_t*>(to.c), to.row_stride, to.bias, to.relu, stream_});
+      return amx_.multiply_rounded(
+          product, {static_cast<std::uint16_t*>(to.c), to.row_stride, to.bias, to.relu, nullptr, stream_});
     }
     // A few rows at a time, so that their sums are in the first-level cache when they are rounded.
     product.c = scratch_.sums + t * scratch_.sum_floats;

@@ -299,9 +299,8 @@ void int8_depthwise_row(const Int8Call& call, const float* weight, std::int64_t 
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-#include <exception>
-
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/packed_weight.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -314,43 +313,6 @@ namespace {
 
 constexpr std::int64_t kGatheredBytes = 128 << 10;  // of places in 16 bits, a thread: a part of the second-level cache
 constexpr double kBlockedWork = 500'000;            // multiply-adds worth a thread
-
-/// Memory that a weight was packed into, which it may be kept with.
-struct PackedBytes {
-  void* data = nullptr;
-  Ref<Storage> kept;
-};
-// Packed by f(data), or as it was kept. `order` tells apart what is made of one weight, below 0: numbers from 0 on are
-// oneDNN's.
-template <class F>
-PackedBytes packed_bytes(KernelContext* context, const Int8Call& call, std::int64_t order, std::size_t bytes, F&& f) {
-  const TensorView& w = call.weight;
-  Storage* const storage = call.weight_storage;
-  Storage::DerivedKey key = {};
-  PackedBytes result;
-  if (storage != nullptr) {
-    key = {order, call.geometry.groups, static_cast<const char*>(w.data) - static_cast<const char*>(storage->data())};
-    std::copy_n(w.sizes, 4, key.begin() + 3);
-    std::copy_n(w.strides, 4, key.begin() + 7);
-    result.kept = storage->derived(key);
-    if (result.kept) {
-      result.data = result.kept->data();
-      return result;
-    }
-    if (storage->keeps_derived(key)) {
-      try {
-        result.kept = Storage::allocate(bytes, Device{});
-      } catch (const std::exception&) {
-        // For this call then, if there is memory for that.
-      }
-    }
-  }
-  result.data = result.kept ? result.kept->data() : context->workspace(context, bytes);
-  if (result.data == nullptr) return result;
-  f(result.data);
-  if (result.kept) storage->keep_derived(key, result.kept);
-  return result;
-}
 
 Status no_room(KernelContext* context) {
   context->set_error(context, "product of integers: out of memory for the workspace");
@@ -365,8 +327,9 @@ bool images_lie_well(const Int8Call& call) {
 Status int8_depthwise(KernelContext* context, Int8Call& call) {
   const ConvGeometry& g = call.geometry;
   const std::int64_t window = g.kh * g.kw;
-  const PackedBytes packed =
-      packed_bytes(context, call, -1, static_cast<std::size_t>(window * g.c) * sizeof(float), [&](void* to) {
+  const PackedWeight packed = packed_weight(
+      context, call.weight_storage, call.weight, -1, call.geometry.groups,
+      static_cast<std::size_t>(window * g.c) * sizeof(float), [&](void* to) {
         const std::int64_t* s = call.weight.strides;
         for (std::int64_t k = 0; k < window; ++k) {
           for (std::int64_t c = 0; c < g.c; ++c) {
@@ -402,28 +365,28 @@ Status int8_blocked(KernelContext* context, Int8Call& call) {
   const Int8TileSizes tile = HWY_DYNAMIC_DISPATCH(int8_tile_sizes)();
   const std::int64_t channels = g.c / g.groups, filters = g.o / g.groups, pairs = (g.kh * g.kw * channels + 1) / 2,
                      blocks = (filters + tile.columns - 1) / tile.columns, block = 2 * pairs * tile.columns;
-  const PackedBytes packed =
-      packed_bytes(context, call, -1 - tile.columns,
-                   static_cast<std::size_t>(g.groups * blocks * block) * sizeof(std::int16_t), [&](void* data) {
-                     const std::int64_t* s = call.weight.strides;
-                     parallel_for(g.groups * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t i = begin; i < end; ++i) {
-                         std::int16_t* to = static_cast<std::int16_t*>(data) + i * block;
-                         for (std::int64_t k = 0; k < 2 * pairs; ++k) {
-                           const std::int64_t at = k / channels, c = k % channels;
-                           for (std::int64_t j = 0; j < tile.columns; ++j) {
-                             const std::int64_t o = i % blocks * tile.columns + j;
-                             const bool inside = o < filters && at < g.kh * g.kw;
-                             to[(k / 2 * tile.columns + j) * 2 + k % 2] =
-                                 inside ? static_cast<const std::int8_t*>(
-                                              call.weight.data)[(i / blocks * filters + o) * s[0] + c * s[1] +
-                                                                at / g.kw * s[2] + at % g.kw * s[3]]
-                                        : std::int16_t{0};
-                           }
-                         }
-                       }
-                     });
-                   });
+  const PackedWeight packed =
+      packed_weight(context, call.weight_storage, call.weight, -1 - tile.columns, call.geometry.groups,
+                    static_cast<std::size_t>(g.groups * blocks * block) * sizeof(std::int16_t), [&](void* data) {
+                      const std::int64_t* s = call.weight.strides;
+                      parallel_for(g.groups * blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t i = begin; i < end; ++i) {
+                          std::int16_t* to = static_cast<std::int16_t*>(data) + i * block;
+                          for (std::int64_t k = 0; k < 2 * pairs; ++k) {
+                            const std::int64_t at = k / channels, c = k % channels;
+                            for (std::int64_t j = 0; j < tile.columns; ++j) {
+                              const std::int64_t o = i % blocks * tile.columns + j;
+                              const bool inside = o < filters && at < g.kh * g.kw;
+                              to[(k / 2 * tile.columns + j) * 2 + k % 2] =
+                                  inside ? static_cast<const std::int8_t*>(
+                                               call.weight.data)[(i / blocks * filters + o) * s[0] + c * s[1] +
+                                                                 at / g.kw * s[2] + at % g.kw * s[3]]
+                                         : std::int16_t{0};
+                            }
+                          }
+                        }
+                      });
+                    });
   if (packed.data == nullptr) return no_room(context);
   // Tasks: some places, times a group, times some blocks of its output channels where there are few places.
   const std::int64_t places = g.n * g.oh * g.ow;

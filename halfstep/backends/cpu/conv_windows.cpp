@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/conv_windows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "halfstep/backends/cpu/amx_tile.h"
+#include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/gemm_kernels.h"
+#include "halfstep/backends/cpu/isa.h"
+#include "halfstep/backends/cpu/norm_walk.h"
+#include "halfstep/backends/cpu/packed_weight.h"
+#include "halfstep/backends/cpu/pair_tile.h"
+#include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/runtime/parallel.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLanes;  // of a block of sums
+// Bytes of the second-level cache: weights beside which a thread takes band after band, a band of an image at most, and
+// bands that it takes together where weights are larger, so that these are read less often.
+constexpr std::int64_t kFewWeights = 512 << 10, kBandBytes = 640 << 10, kBandsAtOnce = 768 << 10;
+constexpr std::int64_t kPackedTogether = 4;  // panels of weights
+// Elements of a band of one line: where windows reach far there is more between images than images.
+constexpr std::int64_t kMostElements = 4 << 20;
+
+/// A convolution by windows, whichever part is computed: images [n, h, w, c] give [n, oh, ow, o].
+struct Windows {
+  std::int64_t n, h, w, c, oh, ow, o, kh, kw;
+  std::int64_t stride[2], dilation[2], before[2];
+  bool turned;  // the weight's taps are in reverse order, and what is summed over are its filters
+
+  explicit Windows(const ConvCall& call) {
+    const ConvGeometry& g = call.geometry;
+    n = g.n, kh = g.kh, kw = g.kw;
+    turned = call.part == ConvPart::input;
+    h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
+    oh = turned ? g.h : g.oh, ow = turned ? g.w : g.ow, o = turned ? g.c : g.o;
+    const std::int64_t window[] = {kh, kw};
+    for (int d = 0; d < 2; ++d) {
+      stride[d] = turned ? 1 : g.stride[d];
+      dilation[d] = g.dilation[d];
+      before[d] = turned ? g.dilation[d] * (window[d] - 1) - g.before[d] : g.before[d];
+    }
+  }
+  const TensorView& from(const ConvCall& call) const { return turned ? call.output : call.input; }
+};
+
+/// How bands of images, of `height` lines of the result, lie in the cache: a copy for each pair of remainders of places
+/// by strides that windows see, each of `lines` by `width` places and some more, which the last block of rows reads.
+struct Copies {
+  std::int64_t height, bands;
+  std::int64_t lines, width, size;  // size: elements of a copy
+  std::vector<std::int64_t> first;  // [stride * stride] where a copy begins, below 0 for none
+  std::int64_t band = 0;            // elements of all copies
+  std::vector<std::int64_t> runs;   // of a window, in pairs of channels
+  std::int64_t run_steps, steps;
+  std::vector<std::int32_t> rows, last_rows;  // which places of the band the windows in turn belong to
+
+  explicit Copies(const Windows& g, std::int64_t height) : height(height), bands(divide_up(g.oh, height)) {
+    lines = height + (g.kh - 1) * g.dilation[0] / g.stride[0];
+    width = g.ow + (g.kw - 1) * g.dilation[1] / g.stride[1];
+    size = (lines * width + kWindowRows) * g.c;
+    first.assign(static_cast<std::size_t>(g.stride[0] * g.stride[1]), -1);
+    // Taps of a line that lie side by side are one run.
+    const bool whole_lines = g.stride[1] == 1 && g.dilation[1] == 1;
+    const std::int64_t taps = whole_lines ? 1 : g.kw;
+    run_steps = (whole_lines ? g.kw : 1) * g.c / 2;
+    for (std::int64_t k = 0; k < g.kh; ++k) {
+      for (std::int64_t l = 0; l < taps; ++l) {
+        const std::int64_t y = k * g.dilation[0], x = l * g.dilation[1];
+        std::int64_t& copy = first[static_cast<std::size_t>(y % g.stride[0] * g.stride[1] + x % g.stride[1])];
+        if (copy < 0) copy = band, band += size;
+        runs.push_back((copy + (y / g.stride[0] * width + x / g.stride[1]) * g.c) / 2);
+      }
+    }
+    steps = static_cast<std::int64_t>(runs.size()) * run_steps;
+    rows = rows_of(g, height);
+    last_rows = rows_of(g, g.oh - (bands - 1) * height);
+  }
+  bool sees_all() const {
+    return std::ranges::all_of(first, [](std::int64_t at) { return at >= 0; });
+  }
+
+ private:
+  std::vector<std::int32_t> rows_of(const Windows& g, std::int64_t count) const {
+    std::vector<std::int32_t> all(static_cast<std::size_t>(round_up((count - 1) * width + g.ow, kWindowRows)), -1);
+    for (std::int64_t p = 0; p < count; ++p) {
+      for (std::int64_t q = 0; q < g.ow; ++q) {
+        all[static_cast<std::size_t>(p * width + q)] = static_cast<std::int32_t>(p * g.ow + q);
+      }
+    }
+    return all;
+  }
+};
+
+// What `copies` wants of an image for the band that begins at line `line` of the result.
+void copy_band(const Windows& g, const Copies& copies, const std::uint16_t* image, std::int64_t line,
+               std::uint16_t* to) {
+  for (std::int64_t phase = 0; phase < g.stride[0] * g.stride[1]; ++phase) {
+    if (copies.first[static_cast<std::size_t>(phase)] < 0) continue;
+    std::uint16_t* at = to + copies.first[static_cast<std::size_t>(phase)];
+    // Place (u, v) of the copy is (u * stride + i, v * stride + j) of the image.
+    const std::int64_t i = line * g.stride[0] + phase / g.stride[1] - g.before[0],
+                       j = phase % g.stride[1] - g.before[1];
+    // Those of a line that are inside.
+    const std::int64_t begin = std::min(divide_up(std::max<std::int64_t>(-j, 0), g.stride[1]), copies.width),
+                       behind = g.w > j ? divide_up(g.w - j, g.stride[1]) : 0,
+                       end = std::clamp(behind, begin, copies.width);
+    for (std::int64_t u = 0; u < copies.lines; ++u, at += copies.width * g.c) {
+      const std::int64_t y = u * g.stride[0] + i;
+      if (y < 0 || y >= g.h) {
+        std::fill_n(at, copies.width * g.c, std::uint16_t{0});
+        continue;
+      }
+      std::fill_n(at, begin * g.c, std::uint16_t{0});
+      const std::uint16_t* const seen = image + (y * g.w + j) * g.c;
+      if (g.stride[1] == 1) {
+        std::copy_n(seen + begin * g.c, (end - begin) * g.c, at + begin * g.c);
+      } else {
+        for (std::int64_t v = begin; v < end; ++v) std::copy_n(seen + v * g.stride[1] * g.c, g.c, at + v * g.c);
+      }
+      std::fill_n(at + end * g.c, (copies.width - end) * g.c, std::uint16_t{0});
+    }
+  }
+}
+
+// Lines of the result in a band: images that don't fit the cache are cut.
+std::int64_t band_height(const Windows& g) {
+  const std::int64_t whole = 2 * Copies(g, g.oh).band;
+  return divide_up(g.oh, std::min(g.oh, divide_up(whole, kBandBytes)));
+}
+
+/// The weight in panels of 32 columns of the result, pair by pair along the sum: lines of the window, taps, channels.
+class WindowWeight {
+ public:
+  WindowWeight(const Windows& g, const TensorView& w, std::int64_t steps)
+      : g_(g), data_(static_cast<const std::uint16_t*>(w.data)), steps_(steps) {
+    std::copy_n(w.strides, 4, strides_);
+  }
+  std::size_t bytes() const {
+    return static_cast<std::size_t>(panels() * kWindowPanel * steps_) * sizeof(std::uint32_t);
+  }
+  std::int64_t panels() const { return divide_up(g_.o, kWindowPanel); }
+
+  void pack(std::uint32_t* to) const {
+    const std::int64_t pieces = divide_up(panels(), kPackedTogether);
+    parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t first = i * kPackedTogether * kWindowPanel;
+        pack_columns(first, std::min(g_.o - first, kPackedTogether * kWindowPanel), to + first * steps_);
+      }
+    });
+  }
+
+ private:
+  void pack_columns(std::int64_t first, std::int64_t n, std::uint32_t* to) const {
+    std::vector<const void*> rows(static_cast<std::size_t>(g_.turned ? g_.c : 0));
+    for (std::int64_t k = 0; k < g_.kh; ++k) {
+      for (std::int64_t l = 0; l < g_.kw; ++l) {
+        std::uint32_t* const at = to + (k * g_.kw + l) * g_.c / 2 * kWindowPanel;
+        if (g_.turned) {
+          const std::uint16_t* const tap = data_ + (g_.kh - 1 - k) * strides_[2] + (g_.kw - 1 - l) * strides_[3];
+          for (std::int64_t o = 0; o < g_.c; ++o) rows[static_cast<std::size_t>(o)] = tap + o * strides_[0];
+          gather_pairs(rows.data(), g_.c / 2, first, n, kWindowPanel, kWindowPanel * steps_,
+                       reinterpret_cast<float*>(at), kWindowPanel);
+          continue;
+        }
+        const std::uint16_t* const tap = data_ + first * strides_[0] + k * strides_[2] + l * strides_[3];
+        for (std::int64_t j = 0; j < n; j += kWindowPanel) {
+          // A pair is 32 bits that are moved, whatever they mean.
+          gemm_kernels().pack(DType::f32, tap + j * strides_[0], strides_[0] / 2, 1, std::min(kWindowPanel, n - j),
+                              g_.c / 2, kWindowPanel, reinterpret_cast<float*>(at + j * steps_));
+        }
+      }
+    }
+  }
+
+  const Windows& g_;
+  const std::uint16_t* data_;
+  std::int64_t strides_[4];
+  std::int64_t steps_;
+};
+
+constexpr std::int64_t kMostTurnedTaps = 25;
+
+// [channels, taps] as [taps, channels].
+void turn_plainly(const std::uint16_t* from, std::int64_t channels, std::int64_t taps, std::int64_t first,
+                  std::uint16_t* to) {
+  for (std::int64_t t = 0; t < taps; ++t) {
+    for (std::int64_t c = first; c < channels; ++c) to[t * channels + c] = from[c * taps + t];
+  }
+}
+
+#if defined(__x86_64__)
+// 32 channels have as many vectors as taps. Of each, channels' tap t are lanes at the same places in all of these.
+__attribute__((target("avx512f,avx512bw"))) void turn_taps(const std::uint16_t* from, std::int64_t channels,
+                                                           std::int64_t taps, std::uint16_t* to) {
+  __m512i lanes[kMostTurnedTaps];
+  __mmask32 in[kMostTurnedTaps][kMostTurnedTaps] = {};
+  for (std::int64_t t = 0; t < taps; ++t) {
+    alignas(64) std::uint16_t at[32];
+    for (std::int64_t c = 0; c < 32; ++c) {
+      at[c] = static_cast<std::uint16_t>((c * taps + t) % 32);
+      in[t][(c * taps + t) / 32] |= __mmask32{1} << c;
+    }
+    lanes[t] = _mm512_load_si512(at);
+  }
+  std::int64_t first = 0;
+  for (; first + 32 <= channels; first += 32) {
+    for (std::int64_t t = 0; t < taps; ++t) {
+      __m512i line = _mm512_setzero_si512();
+      for (std::int64_t i = 0; i < taps; ++i) {
+        const __m512i v = _mm512_loadu_si512(from + first * taps + 32 * i);
+        line = _mm512_mask_permutexvar_epi16(line, in[t][i], lanes[t], v);
+      }
+      _mm512_storeu_si512(to + t * channels + first, line);
+    }
+  }
+  turn_plainly(from, channels, taps, first, to);
+}
+#endif
+
+// A row-major [O, C, KH, KW] with the channels next to each other.
+void channels_next(const Windows& g, const TensorView& w, std::uint16_t* to) {
+  const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
+  const auto* const from = static_cast<const std::uint16_t*>(w.data);
+  parallel_for(w.sizes[0], row_grain(taps * channels), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t o = begin; o < end; ++o) {
+      const std::uint16_t* const filter = from + o * channels * taps;
+      std::uint16_t* const at = to + o * channels * taps;
+#if defined(__x86_64__)
+      if (taps <= kMostTurnedTaps && compute_isa() >= Isa::avx512) {
+        turn_taps(filter, channels, taps, at);
+        continue;
+      }
+#endif
+      turn_plainly(filter, channels, taps, 0, at);
+    }
+  });
+}
+
+Status no_room_for_windows(KernelContext* context) {
+  context->set_error(context, "convolution: out of memory for the workspace");
+  return Status::failed;
+}
+
+}  // namespace
+
+bool windows_serve(const ConvCall& call) noexcept {
+  const ConvGeometry& g = call.geometry;
+  const bool bf16 =
+      call.input.dtype == DType::bf16 && call.weight.dtype == DType::bf16 && call.output.dtype == DType::bf16;
+  if (!bf16 || g.groups != 1 || call.part == ConvPart::weight) return false;
+  if (!channels_last(call.input) || !channels_last(call.output)) return false;
+  if (!channels_last(call.weight) && !row_major(call.weight)) return false;
+  // Of an input gradient's windows none may begin further inside of the image than its first place.
+  if (call.part == ConvPart::input &&
+      (g.stride[0] != 1 || g.stride[1] != 1 || g.before[0] > g.dilation[0] * (g.kh - 1) ||
+       g.before[1] > g.dilation[1] * (g.kw - 1))) {
+    return false;
+  }
+  const Windows windows(call);
+  const std::int64_t lines = 1 + (g.kh - 1) * g.dilation[0] / windows.stride[0],
+                     width = windows.ow + (g.kw - 1) * g.dilation[1] / windows.stride[1];
+  return windows.c % kWindowPanel == 0 &&
+         lines * width * windows.c * windows.stride[0] * windows.stride[1] <= kMostElements;
+}
+
+bool windows_suit(const ConvCall& call) noexcept {
+  // Sums that are dropped take as long as others. oneDNN's kernels leave more for windows of several places.
+  const Windows g(call);
+  const std::int64_t places = g.oh * g.ow;
+  return amx_usable() && (g.kh * g.kw > 1 || places * 8 >= round_up(places, kWindowRows) * 7);
+}
+
+Status convolve_windows(KernelContext* context, ConvCall& call) {
+  const Windows g(call);
+  const Copies copies(g, band_height(g));
+  TensorView& result = call.result();
+  float* bias = nullptr;
+  if (call.bias != nullptr && !take_workspace(context, static_cast<std::size_t>(g.o), bias))
+    return no_room_for_windows(context);
+  TensorView w = call.weight;
+  const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
+  const std::int64_t next_strides[] = {taps * channels, 1, g.kw * channels, channels};
+  std::uint16_t* turned = nullptr;
+  const bool copied = !channels_last(w);
+  if (copied) {
+    if (!take_workspace(context, static_cast<std::size_t>(w.numel), turned)) return no_room_for_windows(context);
+    w.data = turned, w.strides = next_strides;
+  }
+  const WindowWeight weight(g, w, copies.steps);
+  // Told apart from others that are made of the same weight; numbers from 0 on are oneDNN's.
+  constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;
+  const PackedWeight packed = packed_weight(context, call.weight_storage, call.weight,
+                                            g.turned ? kInputOrder : kOutputOrder, 1, weight.bytes(), [&](void* to) {
+                                              if (copied) channels_next(g, call.weight, turned);
+                                              weight.pack(static_cast<std::uint32_t*>(to));
+                                            });
+  if (packed.data == nullptr) return no_room_for_windows(context);
+
+  const std::int64_t threads = num_threads(), panels = weight.panels(), bands = g.n * copies.bands;
+  const std::int64_t most = static_cast<std::int64_t>(weight.bytes()) <= kFewWeights
+                                ? 1
+                                : std::clamp<std::int64_t>(kBandsAtOnce / (2 * copies.band), 1, bands);
+  const std::int64_t groups = std::min(bands, round_up(divide_up(bands, most), threads));
+  const std::int64_t parts = std::min(panels, divide_up(threads, groups)), jobs = groups * parts;
+  const std::int64_t workers = num_workers(jobs), each = round_up(divide_up(bands, groups) * copies.band, 32);
+  std::uint16_t* room = nullptr;
+  if (!take_workspace(context, static_cast<std::size_t>(workers * each), room)) return no_room_for_windows(context);
+  if (runs_dry(context)) return Status::ok;
+  if (bias != nullptr) read_row(*call.bias, 0, call.bias->strides[0], g.o, bias);
+
+  const AmxKernels amx = amx_kernels(amx_usable());
+  const bool stream = written_past_caches(2 * result.numel);
+  const auto* const images = static_cast<const std::uint16_t*>(g.from(call).data);
+  const auto line_of = [&](std::int64_t band) { return band % copies.bands * copies.height; };
+  const auto image_of = [&](std::int64_t band) { return images + band / copies.bands * g.h * g.w * g.c; };
+  parallel_jobs(jobs, workers, [&](std::int64_t job, std::int64_t worker) {
+    const std::int64_t group = job / parts, part = job % parts;
+    const std::int64_t first = bands * group / groups, last = bands * (group + 1) / groups;
+    const std::int64_t panel = panels * part / parts, end = panels * (part + 1) / parts;
+    std::uint16_t* const copy = room + worker * each;
+    for (std::int64_t i = first; i < last; ++i) {
+      copy_band(g, copies, image_of(i), line_of(i), copy + (i - first) * copies.band);
+    }
+    const std::int64_t chunk = last - first == 1 ? end - panel : 1;
+    for (std::int64_t p = panel; p < end; p += chunk) {
+      const std::int64_t column = p * kWindowPanel;
+      TileProduct product = {};
+      product.steps = copies.steps;
+      product.columns = std::min(g.o - column, chunk * kWindowPanel);
+      product.a_row = g.c / 2, product.a_steps = kTileLanes, product.a_rows = kTileLanes * product.a_row;
+      product.runs = copies.runs.data(), product.run_steps = copies.run_steps;
+      product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps;
+      for (std::int64_t i = first; i < last; ++i) {
+        const auto& rows = line_of(i) + copies.height >= g.oh ? copies.last_rows : copies.rows;
+        product.a = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * copies.band);
+        product.rows = static_cast<std::int64_t>(rows.size());
+        // What comes next: the next columns' weights, or bands that this thread most likely takes then.
+        const std::int64_t next = i + last - first;
+        product.next_bytes = 0;
+        if (p + chunk < end) {
+          product.next = product.b + kWindowPanel * copies.steps;
+          if (i == first) product.next_bytes = 4 * kWindowPanel * copies.steps;
+        } else if (next < bands && copies.sees_all()) {
+          const std::int64_t line = std::clamp<std::int64_t>(line_of(next) * g.stride[0] - g.before[0], 0, g.h),
+                             lines = std::min(copies.lines * g.stride[0], g.h - line);
+          product.next = image_of(next) + line * g.w * g.c;
+          product.next_bytes = 2 * lines * g.w * g.c;
+        }
+        auto* const to =
+            static_cast<std::uint16_t*>(result.data) + (i / copies.bands * g.oh + line_of(i)) * g.ow * g.o + column;
+        amx.multiply_rounded(product, {to, g.o, bias != nullptr ? bias + column : nullptr, false, rows.data(), stream});
+      }
+    }
+    amx.release();
+    if (stream) amx.fence();
+  });
+  return Status::ok;
+}
+
+}  // namespace halfstep::cpu
