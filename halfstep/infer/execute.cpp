@@ -56,9 +56,8 @@ Tensor view_again(const Node& node, const Tensor& x, const void* attributes) {
 // Ops whose functions bring their inputs into this form before they call them.
 enum class Wanted : std::uint8_t { any, dense, row_major };
 Wanted wanted_by(std::string_view op) {
-  if (op == "conv2d" || op == "conv_transpose2d") return Wanted::dense;
-  constexpr std::string_view kRows[] = {"layer_norm", "rms_norm", "group_norm", "scaled_dot_product_attention",
-                                        "roi_align"};
+  if (op == "conv2d" || op == "conv_transpose2d" || op == "group_norm") return Wanted::dense;
+  constexpr std::string_view kRows[] = {"layer_norm", "rms_norm", "scaled_dot_product_attention", "roi_align"};
   return std::find(std::begin(kRows), std::end(kRows), op) != std::end(kRows) ? Wanted::row_major : Wanted::any;
 }
 

@@ -21,7 +21,7 @@ using detail::dense;
 void infer_row_norm(InferContext& ctx) {
   const Tensor& x = ctx.input(0);
   const std::int64_t rows = ctx.attributes<RowNormAttributes>().rows;
-  ctx.output(x.sizes(), x.dtype());
+  ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), x.dtype());
   for (int i = 0; i < 2; ++i) ctx.output({rows}, accumulate_dtype(x.dtype()));
   cast_parameters(ctx, 1, 2, x.dtype());
 }
@@ -36,7 +36,11 @@ const Op& norm_backward_op = define_op({
           const Tensor& x = ctx.input(1);
           const DType inner = accumulate_dtype(x.dtype());
           const std::int64_t places = a.rows == 0 ? 0 : x.numel() / a.rows / a.inner * a.groups;
-          ctx.output(a.want_input ? x.sizes() : Shape{0}, dtype_or(a.dtype, x.dtype()));
+          if (a.want_input) {
+            ctx.output(x.sizes(), strides_like(x.sizes(), x.strides()), dtype_or(a.dtype, x.dtype()));
+          } else {
+            ctx.output({0}, dtype_or(a.dtype, x.dtype()));
+          }
           ctx.output({a.want_weight ? places : 0}, inner);
           ctx.output({a.want_bias ? places : 0}, inner);
           cast_parameters(ctx, 2, 2, x.dtype());
@@ -98,7 +102,7 @@ void row_norm_gradient(GradContext& c, bool group) {
   a.want_weight = c.needs(1);
   a.want_bias = c.needs(2);
   a.dtype = dtype_code(c.grad_dtype(0));
-  const Tensor g = c.grad(0).contiguous();
+  const Tensor g = c.input(0).is_contiguous() ? c.grad(0).contiguous() : c.grad(0);
   const auto d = call_n<3>(norm_backward_op, {&g, &c.input(0), &c.input(1), &c.output(1), &c.output(2)}, a);
   if (a.want_input) c.set(0, d[0]);
   if (a.want_weight) c.set(1, d[1].reshape(c.input_sizes(1)));
@@ -123,9 +127,16 @@ const Op& group_norm_op =
     define_op(row_norm_declaration("group_norm", "group_norm(input, num_groups, weight=none, bias=none, eps=1e-5)",
                                    [](GradContext& c) { row_norm_gradient(c, true); }));
 
+// Whether the channels of [N, C, ...] lie next to each other, and nothing between the elements.
+bool channels_together(const Tensor& x) {
+  return x.dim() > 2 && x.numel() > 0 && x.size(1) > 1 && x.strides()[1] == 1 &&
+         strides_like(x.sizes(), x.strides()) == x.strides();
+}
+
 Tensor call_row_norm(const Op& op, const Tensor& input, const Tensor& weight, const Tensor& bias,
                      const RowNormAttributes& a) {
-  const Tensor x = input.contiguous(), w = dense(weight), b = dense(bias);
+  const bool as_it_lies = &op == &group_norm_op && channels_together(input);
+  const Tensor x = as_it_lies ? input : input.contiguous(), w = dense(weight), b = dense(bias);
   return call_n<3>(op, {&x, &w, &b}, a)[0];
 }
 

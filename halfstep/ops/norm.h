@@ -29,7 +29,7 @@ struct RmsNormOptions {
 HS_API Tensor rms_norm(const Tensor& input, const Shape& normalized_shape, const RmsNormOptions& options = {});
 
 /// layer_norm of each group of channels of each sample: `input` is [N, C, ...], C is split into `num_groups`, weight
-/// and bias are [C].
+/// and bias are [C]. Channels-last stays channels-last.
 HS_API Tensor group_norm(const Tensor& input, std::int64_t num_groups, const NormOptions& options = {});
 
 /// Options of batch_norm.

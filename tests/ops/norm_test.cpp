@@ -12,6 +12,8 @@
 #include "halfstep/ops/create.h"
 #include "halfstep/ops/random.h"
 #include "halfstep/ops/reduce.h"
+#include "halfstep/ops/view.h"
+#include "halfstep/runtime/parallel.h"
 #include "tests/support/op_golden.h"
 
 namespace halfstep {
@@ -289,6 +291,92 @@ TEST(Norm, LayoutsAgreeAndAreKept) {
   batch_norm(q, {.training = true}).backward(g);
   expect_near(p.grad(), q.grad(), 1e-13);
   expect_near(group_norm(last, 5), group_norm(x, 5), 1e-13);
+}
+
+// Images of group_norm whose channels lie next to each other, with statistics of every kind of group: against the same
+// in float64, row-major, for any number of threads. Channels that don't fill vectors, channels in pieces of a strip,
+// images in pieces, one place.
+TEST(Norm, GroupsOfChannelsLastImagesAgreeWithFloat64) {
+  constexpr double kFloat = 0x1p-24;
+  struct Groups {
+    Shape sizes;
+    std::int64_t groups;
+  };
+  const auto last = [](const Tensor& t) {  // [N, C, ...] with the channels next to each other
+    const int n = t.dim();
+    return n == 3 ? t.transpose(1, 2).contiguous().transpose(1, 2) : t.contiguous(MemoryFormat::channels_last);
+  };
+  const int threads = num_threads();
+  for (const auto& [sizes, groups] :
+       {Groups{{3, 8, 5, 7}, 2}, Groups{{2, 6, 3, 3}, 6}, Groups{{2, 6, 4, 3}, 1}, Groups{{5, 48, 2, 1}, 3},
+        Groups{{2, 40, 9}, 5}, Groups{{1, 2112, 3, 3}, 33}, Groups{{2, 64, 30, 41}, 32}, Groups{{3, 32, 1, 1}, 4}}) {
+    for (const DType dtype : {f64, f32, f16, bf16}) {
+      const double u = dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : dtype == f64 ? 0x1p-53 : kFloat;
+      manual_seed(5);
+      const Tensor x = (randn(sizes) + 0.5).to(dtype), g = randn(sizes).to(dtype);
+      const Tensor weight = rand({sizes[1]}) + 0.5, bias = rand({sizes[1]});
+      for (const bool affine : {true, false}) {
+        const auto passes = [&, groups = groups](DType d, bool channels_last, bool other_gradient) {
+          const DType parameters = d == f64 ? f64 : f32;
+          Tensors leaves{channels_last ? last(x.to(d)) : x.to(d).clone()};
+          if (affine) {
+            leaves.push_back(weight.to(parameters).clone());
+            leaves.push_back(bias.to(parameters).clone());
+          }
+          for (Tensor& t : leaves) t.requires_grad_();
+          const Tensor y = group_norm(leaves[0], groups,
+                                      {.weight = affine ? leaves[1] : Tensor(), .bias = affine ? leaves[2] : Tensor()});
+          EXPECT_EQ(y.strides(), leaves[0].strides());
+          const Tensor given = g.to(d);
+          Tensors all =
+              grad({y}, leaves, {.grad_outputs = {channels_last != other_gradient ? last(given) : given.clone()}});
+          EXPECT_EQ(all[0].strides(), leaves[0].strides());
+          all.insert(all.begin(), y.detach());
+          return all;
+        };
+        const Tensors exact = passes(f64, false, false);
+        std::vector<Values> before;
+        for (const int n : {1, 2, 3}) {
+          set_num_threads(n);
+          for (const bool other_gradient : {false, true}) {
+            const Tensors got = passes(dtype, true, other_gradient);
+            // As above; float64 has its own rounding.
+            const double rounding = dtype == f64 ? 0x1p-53 : kFloat;
+            const auto places = static_cast<double>(x.numel() / sizes[1]);
+            for (std::size_t i = 0; i < got.size(); ++i) {
+              const double error = 32 * rounding * 16 + (i < 2 ? 0 : places * rounding * 16);
+              const Values a = got[i].to_vector<double>(), b = exact[i].to_vector<double>();
+              ASSERT_EQ(a.size(), b.size());
+              for (std::size_t k = 0; k < a.size(); ++k) {
+                ASSERT_NEAR(a[k], b[k], (i < 2 ? u : rounding) * std::abs(b[k]) + error)
+                    << name(dtype) << ' ' << sizes.str() << ": " << i << " element " << k;
+              }
+              if (before.size() > i && !other_gradient) {
+                ASSERT_EQ(a, before[i]) << name(dtype) << ' ' << sizes.str() << ' ' << n;
+              }
+              if (n == 1 && !other_gradient) before.push_back(a);
+            }
+          }
+        }
+      }
+    }
+  }
+  set_num_threads(threads);
+}
+
+// All the same numbers, however large: what rounding their mean lost comes back.
+TEST(Norm, GroupsOfEqualChannelsLastImagesAreTheBias) {
+  for (const DType dtype : {f32, f64, f16, bf16}) {
+    const DType parameters = dtype == f64 ? f64 : f32;
+    const Tensor bias = full({24}, 0.75, {.dtype = parameters});
+    for (const double value : {1e8, -3.3e9, 1234.567, 0.0}) {
+      if (dtype == f16 && std::abs(value) > 65504) continue;
+      const Tensor x = full({2, 24, 9, 31}, value, {.dtype = dtype}).contiguous(MemoryFormat::channels_last);
+      for (const double v : group_norm(x, 3, {.bias = bias}).to_vector<double>()) {
+        ASSERT_EQ(v, 0.75) << name(dtype) << value;
+      }
+    }
+  }
 }
 
 TEST(Norm, LongRows) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer_norm, rms_norm and group_norm: rows of contiguous elements with their own statistics.
+// layer_norm, rms_norm and group_norm: rows of contiguous elements with their own statistics. Images of group_norm
+// whose channels lie next to each other are norm_group.h's.
 //
 // A row of group_norm has several channels of `inner` elements each, a parameter a channel; layer_norm and rms_norm
 // have a parameter an element.
 #include <algorithm>
 #include <cmath>
 
+#include "halfstep/backends/cpu/norm_group.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/row_norm.h"
 
@@ -209,7 +211,11 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
   return true;
 }
 
-Status forward_kernel(KernelContext*, const TensorView* in, int, TensorView* out, int, const void* p) {
+Status forward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  if (!in[0].contiguous) {
+    return group_norm_images(context, in, out, norm_attributes(p)) ? Status::ok : Status::failed;
+  }
+  if (runs_dry(context)) return Status::ok;
   if (in[0].dtype == DType::f64) {
     forward<double>(in, out, norm_attributes(p));
   } else {
@@ -218,6 +224,9 @@ Status forward_kernel(KernelContext*, const TensorView* in, int, TensorView* out
   return Status::ok;
 }
 Status backward_kernel(KernelContext* context, const TensorView* in, int, TensorView* out, int, const void* p) {
+  if (!in[1].contiguous) {
+    return group_norm_images_backward(context, in, out, norm_attributes(p)) ? Status::ok : Status::failed;
+  }
   const bool ok = in[1].dtype == DType::f64 ? backward<double>(context, in, out, norm_attributes(p))
                                             : backward<float>(context, in, out, norm_attributes(p));
   return ok ? Status::ok : Status::failed;
@@ -226,7 +235,7 @@ Status backward_kernel(KernelContext* context, const TensorView* in, int, Tensor
 const RegisterCpuKernel norm_kernels[] = {
     {"layer_norm", kFloatingDTypes, forward_kernel},
     {"rms_norm", kFloatingDTypes, forward_kernel},
-    {"group_norm", kFloatingDTypes, forward_kernel},
+    {"group_norm", kFloatingDTypes, forward_kernel, kRunsDry},
     {"norm_backward", kFloatingDTypes, backward_kernel, kRunsDry},
 };
 

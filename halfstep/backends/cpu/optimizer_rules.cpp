@@ -40,7 +40,7 @@ struct PartialPlace {
 
 /// Calls f for each vector of n values.
 template <class D, class F>
-HWY_INLINE void each_vector(D d, std::int64_t count, F&& f) {
+HWY_INLINE void rule_vectors(D d, std::int64_t count, F&& f) {
   const std::size_t lanes = hn::Lanes(d), n = static_cast<std::size_t>(count);
   std::size_t i = 0;
   for (; i + lanes <= n; i += lanes) f(Place<D>{i});
@@ -60,7 +60,7 @@ void sgd(const SgdRule& rule, T* p, const T* g, T* const* states, std::int64_t n
     return decays ? hn::MulAdd(decay, value, signed_gradient) : signed_gradient;
   };
   if (rule.momentum == 0) {
-    each_vector(d, n, [&](auto at) {
+    rule_vectors(d, n, [&](auto at) {
       const auto value = at.read(p), updated = hn::NegMulAdd(lr, direction(value, at.read(g)), value);
       at.write(updated, p);
       at.write(updated, copy);
@@ -70,7 +70,7 @@ void sgd(const SgdRule& rule, T* p, const T* g, T* const* states, std::int64_t n
   const auto rate = set(rule.rate), kept = set(rule.kept);
   const auto momentum = set(rule.momentum);
   T* const b = states[0];
-  each_vector(d, n, [&](auto at) {
+  rule_vectors(d, n, [&](auto at) {
     const auto value = at.read(p), to = direction(value, at.read(g));
     const auto buffer = hn::MulAdd(kept, at.read(b), hn::Mul(rate, to));
     // Nesterov looks a step of the buffer ahead.
@@ -104,10 +104,10 @@ void adam(const AdamRule& rule, T* p, const T* g, T* const* states, std::int64_t
     at.write(updated, copy);
   };
   if (!rule.amsgrad) {
-    each_vector(d, n, [&](auto at) { run(at, [](auto second) { return second; }); });
+    rule_vectors(d, n, [&](auto at) { run(at, [](auto second) { return second; }); });
     return;
   }
-  each_vector(d, n, [&](auto at) {
+  rule_vectors(d, n, [&](auto at) {
     run(at, [&](auto second) {
       // In this order a NaN of v comes through.
       const auto before = at.read(top);

@@ -14,6 +14,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -152,7 +153,7 @@ template <class D, class T, std::enable_if_t<sizeof(T) == 2>* = nullptr>
 HWY_INLINE hn::Vec<D> load_n(D d, const T* p, std::size_t n) {
   // A masked load of 16-bit lanes exists in AVX-512 only.
   alignas(64) T block[hn::MaxLanes(D())] = {};
-  copy_few(block, p, n);
+  copy_few(block, p, std::min<std::size_t>(n, hn::MaxLanes(D())));  // which n is anyway, but compilers warn
   return load(d, block);
 }
 
