@@ -10,6 +10,7 @@
 #include "halfstep/infer/graph_internal.h"
 #include "halfstep/ops/attributes.h"
 #include "halfstep/ops/copy.h"
+#include "halfstep/ops/norm_internal.h"
 #include "halfstep/ops/view.h"
 
 namespace halfstep::infer::detail {
@@ -54,9 +55,10 @@ Tensor view_again(const Node& node, const Tensor& x, const void* attributes) {
 }
 
 // Ops whose functions bring their inputs into this form before they call them.
-enum class Wanted : std::uint8_t { any, dense, row_major };
+enum class Wanted : std::uint8_t { any, dense, row_major, group_norm };
 Wanted wanted_by(std::string_view op) {
-  if (op == "conv2d" || op == "conv_transpose2d" || op == "group_norm") return Wanted::dense;
+  if (op == "conv2d" || op == "conv_transpose2d") return Wanted::dense;
+  if (op == "group_norm") return Wanted::group_norm;
   constexpr std::string_view kRows[] = {"layer_norm", "rms_norm", "scaled_dot_product_attention", "roi_align"};
   return std::find(std::begin(kRows), std::end(kRows), op) != std::end(kRows) ? Wanted::row_major : Wanted::any;
 }
@@ -64,6 +66,7 @@ Wanted wanted_by(std::string_view op) {
 Tensor in_form(const Tensor& t, Wanted wanted) {
   if (!t.defined() || wanted == Wanted::any || t.is_contiguous()) return t;
   if (wanted == Wanted::row_major) return t.contiguous();
+  if (wanted == Wanted::group_norm) return halfstep::detail::group_norm_input(t);
   if (t.dim() != 4 || t.is_contiguous(MemoryFormat::channels_last)) return t.dim() == 4 ? t : t.contiguous();
   return t.contiguous(MemoryFormat::channels_last);
 }

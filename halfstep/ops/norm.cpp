@@ -127,16 +127,10 @@ const Op& group_norm_op =
     define_op(row_norm_declaration("group_norm", "group_norm(input, num_groups, weight=none, bias=none, eps=1e-5)",
                                    [](GradContext& c) { row_norm_gradient(c, true); }));
 
-// Whether the channels of [N, C, ...] lie next to each other, and nothing between the elements.
-bool channels_together(const Tensor& x) {
-  return x.dim() > 2 && x.numel() > 0 && x.size(1) > 1 && x.strides()[1] == 1 &&
-         strides_like(x.sizes(), x.strides()) == x.strides();
-}
-
 Tensor call_row_norm(const Op& op, const Tensor& input, const Tensor& weight, const Tensor& bias,
                      const RowNormAttributes& a) {
-  const bool as_it_lies = &op == &group_norm_op && channels_together(input);
-  const Tensor x = as_it_lies ? input : input.contiguous(), w = dense(weight), b = dense(bias);
+  const Tensor x = &op == &group_norm_op ? detail::group_norm_input(input) : input.contiguous();
+  const Tensor w = dense(weight), b = dense(bias);
   return call_n<3>(op, {&x, &w, &b}, a)[0];
 }
 
@@ -160,6 +154,12 @@ RowNormAttributes last_dims(const Tensor& input, const Shape& shape, const char*
 }
 
 }  // namespace
+
+Tensor detail::group_norm_input(const Tensor& x) {
+  const bool together = x.dim() > 2 && x.numel() > 0 && x.size(1) > 1 && x.strides()[1] == 1 &&
+                        strides_like(x.sizes(), x.strides()) == x.strides();
+  return together ? x : x.contiguous();
+}
 
 Tensor layer_norm(const Tensor& input, const Shape& normalized_shape, const NormOptions& options) {
   RowNormAttributes a = last_dims(input, normalized_shape, "layer_norm");

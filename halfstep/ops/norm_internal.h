@@ -18,6 +18,10 @@ void check_parameter(const Tensor& p, const Shape& sizes, const char* op, const 
 /// Row-major, or absent as before.
 inline Tensor dense(const Tensor& t) { return t.defined() ? t.contiguous() : t; }
 
+/// The input of group_norm as its kernels take it: as it lies where the channels of [N, C, ...] lie next to each other
+/// with nothing between the elements, else row-major.
+Tensor group_norm_input(const Tensor& input);
+
 /// A checked call of batch_norm or of an op that does more: its first five inputs but x, and its attributes.
 struct BatchNormCall {
   Tensor weight, bias, running_mean, running_var;

@@ -6,6 +6,7 @@
 #include "halfstep/backends/cpu/amx_tile.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "halfstep/backends/cpu/amx_model.h"
 #include "halfstep/backends/cpu/isa.h"
@@ -14,8 +15,9 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#define HALFSTEP_AMX_UNITS __attribute__((target("amx-tile,amx-bf16")))
 // Processors with AMX have these parts of AVX-512, as isa.cpp makes sure of.
-#define HALFSTEP_AMX_UNITS __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#define HALFSTEP_ROUND_UNITS __attribute__((target("avx512f,avx512bw,avx512bf16")))
 #define HALFSTEP_TURN_UNITS __attribute__((target("avx512f,avx512bw")))
 #else
 #define HALFSTEP_AMX_UNITS
@@ -34,6 +36,24 @@ constexpr std::int64_t kLine = 4 * kTileLanes;  // bytes of a tile's row, and of
 struct BlockShape {
   std::int64_t rows = 0, columns = 0;
   bool operator==(const BlockShape&) const = default;
+};
+
+constexpr std::int64_t kBlockSide = 2 * kTileLanes;
+
+/// Rows [first, end) of a block of sums, 32 in each, and where they belong.
+struct RoundedRows {
+  const float* sums = nullptr;
+  const TileResults* results = nullptr;
+  const float* bias = nullptr;  // of the block's columns, or null
+  std::int64_t first = 0, end = 0, row = 0, column = 0, columns = 0;
+  bool whole = false;   // lines of the cache, with nothing but rounding to be done
+  bool stream = false;  // and past the caches
+
+  /// Null for a row that is dropped.
+  std::uint16_t* to(std::int64_t i) const {
+    const std::int64_t at = results->rows == nullptr ? row + i : results->rows[row + i];
+    return at < 0 ? nullptr : results->to + at * results->stride + column;
+  }
 };
 
 #if defined(__x86_64__)
@@ -87,14 +107,8 @@ struct TileUnit {
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
   }
-  // 32 sums of a row. Sums from tiles are never subnormal, which the conversion takes for 0.
-  HALFSTEP_AMX_UNITS static void round_line(const float* sums, bool stream, std::uint16_t* to) {
-    const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileLanes), _mm512_load_ps(sums));
-    stream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line) : _mm512_storeu_si512(to, line);
-  }
-  // `columns` of a row, with what is asked for.
-  HALFSTEP_AMX_UNITS static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns,
-                                           std::uint16_t* to) {
+  HALFSTEP_ROUND_UNITS static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns,
+                                             std::uint16_t* to) {
     const auto first = static_cast<__mmask16>(columns >= kTileLanes ? 0xFFFF : (1U << columns) - 1);
     const auto second = static_cast<__mmask16>(columns >= kTileLanes ? (1ULL << (columns - kTileLanes)) - 1 : 0);
     __m512 low = _mm512_maskz_load_ps(first, sums), high = _mm512_maskz_load_ps(second, sums + kTileLanes);
@@ -110,6 +124,21 @@ struct TileUnit {
     const auto line = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     _mm512_mask_storeu_epi16(to, static_cast<__mmask32>((1ULL << columns) - 1), line);
   }
+  // Sums from tiles are never subnormal, which the conversion takes for 0; with a bias they may be.
+  __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline void round(const RoundedRows& r) {
+    const float* sums = r.sums + r.first * kBlockSide;
+    const bool whole = r.whole, stream = r.stream;
+    for (std::int64_t i = r.first; i < r.end; ++i, sums += kBlockSide) {
+      std::uint16_t* const to = r.to(i);
+      if (to == nullptr) continue;
+      if (!whole) {
+        round_row(sums, r.bias, r.results->relu, r.columns, to);
+        continue;
+      }
+      const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileLanes), _mm512_load_ps(sums));
+      stream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line) : _mm512_storeu_si512(to, line);
+    }
+  }
 };
 #undef HALFSTEP_EACH_TILE
 #undef HALFSTEP_LOAD_TILE
@@ -121,13 +150,13 @@ struct TileUnit {
 struct ModelUnit : TileModel {
   BlockShape shape;
   BlockShape& configured() { return shape; }
-  static void round_line(const float* sums, bool, std::uint16_t* to) {
-    round_row(sums, nullptr, false, 2 * kTileLanes, to);
-  }
-  static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns, std::uint16_t* to) {
-    for (std::int64_t j = 0; j < columns; ++j) {
-      const float sum = bias != nullptr ? sums[j] + bias[j] : sums[j];
-      to[j] = BFloat16(relu && sum < 0 ? 0.0F : sum).bits;
+  static void round(const RoundedRows& r) {
+    for (std::int64_t i = r.first; i < r.end; ++i) {
+      std::uint16_t* const to = r.to(i);
+      for (std::int64_t j = 0; to != nullptr && j < r.columns; ++j) {
+        const float sum = r.sums[i * kBlockSide + j], all = r.bias != nullptr ? sum + r.bias[j] : sum;
+        to[j] = BFloat16(r.results->relu && all < 0 ? 0.0F : all).bits;
+      }
     }
   }
 };
@@ -151,143 +180,20 @@ TileConfig block_config(const BlockShape& block) {
   return config;
 }
 
-// meanwhile() is called after the products of each 16 steps.
-template <class Machine, int Rows, int Columns, class Meanwhile>
-HALFSTEP_AMX_UNITS inline void multiply_block(Machine& m, const TileProduct& p, const std::uint32_t* a,
-                                              const std::uint32_t* b, float* c, Meanwhile&& meanwhile) {
-  const std::int64_t ldc = p.ldc * 4;
-  float* const below = c + kTileLanes * p.ldc;
-  if (p.accumulate) {
-    m.template load<0>(c, ldc);
-    if constexpr (Columns == 2) m.template load<1>(c + kTileLanes, ldc);
-    if constexpr (Rows == 2) m.template load<2>(below, ldc);
-    if constexpr (Rows == 2 && Columns == 2) m.template load<3>(below + kTileLanes, ldc);
-  } else {
-    m.template zero<0>();
-    if constexpr (Columns == 2) m.template zero<1>();
-    if constexpr (Rows == 2) m.template zero<2>();
-    if constexpr (Rows == 2 && Columns == 2) m.template zero<3>();
-  }
-  const std::int64_t row = 4 * p.a_row, run_steps = p.runs == nullptr ? p.steps : p.run_steps;
-  const std::int64_t only = 0, *run = p.runs == nullptr ? &only : p.runs;
-  for (std::int64_t s = 0; s < p.steps; ++run) {
-    const std::uint32_t* from = a + *run;
-    for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps) {
-      m.template load<4>(from, row);
-      m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
-      m.template multiply<0, 4, 6>();
-      if constexpr (Columns == 2) {
-        m.template load<7>(b + s * 2 * kTileLanes + kTileLanes, 2 * kLine);
-        m.template multiply<1, 4, 7>();
-      }
-      if constexpr (Rows == 2) {
-        m.template load<5>(from + p.a_rows, row);
-        m.template multiply<2, 5, 6>();
-      }
-      if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
-      meanwhile();
-    }
-  }
-  m.template store<0>(c, ldc);
-  if constexpr (Columns == 2) m.template store<1>(c + kTileLanes, ldc);
-  if constexpr (Rows == 2) m.template store<2>(below, ldc);
-  if constexpr (Rows == 2 && Columns == 2) m.template store<3>(below + kTileLanes, ldc);
-}
-
-// f(row, column, shape) for all blocks, column by column, with tiles of this shape.
-template <class Machine, class F>
-HALFSTEP_AMX_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
-  constexpr std::int64_t kBlock = 2 * kTileLanes;
-  BlockShape& configured = m.configured();
-  for (std::int64_t c = 0; c < p.columns; c += kBlock) {
-    for (std::int64_t r = 0; r < p.rows; r += kBlock) {
-      const BlockShape shape = {std::min(kBlock, p.rows - r), std::min(kBlock, p.columns - c)};
-      if (shape != configured) {
-        configured = shape;
-        m.configure(block_config(shape));
-      }
-      f(r, c, shape);
-    }
-  }
-}
-template <class Machine, class Meanwhile>
-HALFSTEP_AMX_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,
-                                              const BlockShape& shape, float* to, const Meanwhile& meanwhile) {
-  const std::uint32_t* const a = p.a + r / kTileLanes * p.a_rows;
-  const std::uint32_t* const b = p.b + c * p.steps;
-  if (shape.rows > kTileLanes) {
-    if (shape.columns > kTileLanes) {
-      multiply_block<Machine, 2, 2>(m, p, a, b, to, meanwhile);
-    } else {
-      multiply_block<Machine, 2, 1>(m, p, a, b, to, meanwhile);
-    }
-  } else if (shape.columns > kTileLanes) {
-    multiply_block<Machine, 1, 2>(m, p, a, b, to, meanwhile);
-  } else {
-    multiply_block<Machine, 1, 1>(m, p, a, b, to, meanwhile);
-  }
-}
-
-template <class Machine>
-HALFSTEP_AMX_UNITS void multiply_tiles(const TileProduct& p) {
-  Machine m;
-  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_AMX_UNITS {
-    multiply_shape(m, p, r, c, shape, p.c + r * p.ldc + c, [] {});
-  });
-}
-
-template <class Machine>
-HALFSTEP_AMX_UNITS void multiply_tiles_rounded(const TileProduct& product, const TileResults& results) {
-  Machine m;
-  constexpr std::int64_t kBlock = 2 * kTileLanes;
-  alignas(64) float sums[2][kBlock * kBlock];
-  TileProduct p = product;
-  p.ldc = kBlock;
-  p.accumulate = false;
-  // The block before, whose rows from `next` on are still to be rounded.
-  struct {
-    const float* from = nullptr;
-    std::int64_t row = 0, column = 0, next = 0;
-    BlockShape shape;
-  } left;
-  const bool plain = results.bias == nullptr && !results.relu;
-  const bool stream =
-      results.stream && reinterpret_cast<std::uintptr_t>(results.to) % 64 == 0 && results.stride % 32 == 0;
-  const auto round_rows = [&](std::int64_t count) HALFSTEP_AMX_UNITS {
-    const std::int64_t first = left.next, end = std::min(first + count, left.shape.rows);
-    left.next = end;
-    const bool whole = plain && left.shape.columns == kBlock;
-    const float* const bias = results.bias != nullptr ? results.bias + left.column : nullptr;
-    for (std::int64_t i = first; i < end; ++i) {
-      const std::int64_t row = results.rows == nullptr ? left.row + i : results.rows[left.row + i];
-      if (row < 0) continue;
-      std::uint16_t* const to = results.to + row * results.stride + left.column;
-      if (whole) {
-        Machine::round_line(left.from + i * kBlock, stream, to);
-      } else {
-        Machine::round_row(left.from + i * kBlock, bias, results.relu, left.shape.columns, to);
-      }
-    }
-  };
-  const std::int64_t times = p.steps / kTileLanes, each = divide_up(kBlock, times);
-  const char* next = static_cast<const char*>(p.next);
-  const char* const next_end = next + p.next_bytes;
-  const std::int64_t lines =
-      divide_up(divide_up(p.next_bytes, kLine), times * divide_up(p.rows, kBlock) * divide_up(p.columns, kBlock));
-  const auto meanwhile = [&] HALFSTEP_AMX_UNITS {
-    round_rows(each);
-    for (const char* const end = std::min(next_end, next + lines * kLine); next < end; next += kLine) {
-      __builtin_prefetch(next, 0, 2);
-    }
-  };
-  int current = 0;
-  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_AMX_UNITS {
-    multiply_shape(m, p, r, c, shape, sums[current], meanwhile);
-    left = {sums[current], r, c, 0, shape};
-    current = 1 - current;
-  });
-  round_rows(left.shape.rows);
-}
+// What multiplies is compiled twice: with the units that the processor has then, so that rounding is part of the loops,
+// and for the model, which runs everywhere.
+#if defined(__x86_64__)
+namespace by_processor {
+#define HALFSTEP_TILE_UNITS __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
+#include "halfstep/backends/cpu/amx_blocks-inl.h"
+#undef HALFSTEP_TILE_UNITS
+}  // namespace by_processor
+#endif
+namespace by_model {
+#define HALFSTEP_TILE_UNITS
+#include "halfstep/backends/cpu/amx_blocks-inl.h"
+#undef HALFSTEP_TILE_UNITS
+}  // namespace by_model
 
 #if defined(__x86_64__)
 HALFSTEP_AMX_UNITS void release_tiles() { TileUnit::release(); }
@@ -295,6 +201,17 @@ void fence_stores() { _mm_sfence(); }
 
 HALFSTEP_AMX_UNITS void multiply_tiles_in_registers(std::int64_t rounds) {
   TileUnit::configure(block_config({2 * kTileLanes, 2 * kTileLanes}));  // which clears them
+  // Zeros take less energy, which lets the clock run faster than it does for what is computed otherwise.
+  alignas(64) std::uint32_t pairs[kTileLanes * kTileLanes];
+  for (std::uint32_t i = 0; i < std::size(pairs); ++i) {
+    const std::uint32_t low = 0x3F80 + i * 37 % 128, high = 0x3F80 + i * 91 % 128;  // 1 to 2
+    pairs[i] = low | (high | i % 2 << 15) << 16;
+  }
+  __asm__ volatile("" : : "r"(pairs) : "memory");  // which loads of tiles don't say that they read
+  TileUnit::load<4>(pairs, kLine);
+  TileUnit::load<5>(pairs, kLine);
+  TileUnit::load<6>(pairs, kLine);
+  TileUnit::load<7>(pairs, kLine);
   for (std::int64_t r = 0; r < rounds; ++r) {
     TileUnit::multiply<0, 4, 6>();
     TileUnit::multiply<1, 4, 7>();
@@ -384,11 +301,14 @@ bool tiles_granted() {
 
 AmxKernels amx_kernels(bool by_processor) noexcept {
 #if defined(__x86_64__)
-  if (by_processor) return {multiply_tiles<TileUnit>, multiply_tiles_rounded<TileUnit>, fence_stores, release_tiles};
+  if (by_processor) {
+    return {by_processor::multiply_tiles<TileUnit>, by_processor::multiply_tiles_rounded<TileUnit>, fence_stores,
+            release_tiles};
+  }
 #else
   (void)by_processor;
 #endif
-  return {multiply_tiles<ModelUnit>, multiply_tiles_rounded<ModelUnit>, [] {}, [] {}};
+  return {by_model::multiply_tiles<ModelUnit>, by_model::multiply_tiles_rounded<ModelUnit>, [] {}, [] {}};
 }
 
 double run_tile_products(std::int64_t rounds) {

@@ -15,7 +15,7 @@ inline constexpr std::int64_t kTileLanes = 16;
 /// Each 32 bits of a and b are a pair of bfloat16 that follow each other along the sum.
 struct TileProduct {
   std::int64_t steps;    ///< a multiple of 16, with zeros behind the last one
-  std::int64_t rows;     ///< of c; of a there are a multiple of 16
+  std::int64_t rows;     ///< of c and of a
   std::int64_t columns;  ///< of c; of b there are a multiple of 32
   /// Row i's step s at a[i / 16 * a_rows + i % 16 * a_row + s / 16 * a_steps + s % 16]. As packed by turn_places(): 16
   /// rows by 16 steps after each other, a row's 16 steps in a line; then the next steps.
@@ -40,7 +40,7 @@ struct TileProduct {
 };
 
 /// What becomes of sums that are not stored as float32: element (i, j) + bias[j], activated and rounded to nearest even
-/// as bfloat16, at to[i * stride + j].
+/// as bfloat16, at to[i * stride + j]. Magnitudes below 2^-126 are 0.
 struct TileResults {
   std::uint16_t* to;
   std::int64_t stride;
@@ -63,8 +63,8 @@ struct AmxKernels {
 };
 HS_API AmxKernels amx_kernels(bool by_processor) noexcept;
 
-/// Products of tiles in registers, four a round; returns their operations, a multiply-add being two. By the processor,
-/// which must have them.
+/// Products of tiles in registers, of numbers other than zero, four a round; returns their operations, a multiply-add
+/// being two. By the processor, which must have them.
 HS_API double run_tile_products(std::int64_t rounds);
 
 /// Whether compute_isa() has AMX and Linux lets this process use the tiles, which is asked for by the first call.

@@ -43,10 +43,10 @@ bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
 
 bool matrix_suits_tiles(const ConvCall& call) noexcept {
   const auto is_bf16 = [](const TensorView& t) { return t.dtype == DType::bf16; };
-  // Whole tiles along the sum, which are read in place, or whole lines of results.
+  // Whole tiles along the sum, which are read in place, or whole lines of results; weights are packed in pairs.
   const ConvGeometry& g = call.geometry;
   const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
-  return whole && is_bf16(call.input) && is_bf16(call.weight) && is_bf16(call.output) && amx_usable();
+  return whole && g.c % 2 == 0 && is_bf16(call.input) && is_bf16(call.weight) && is_bf16(call.output) && amx_usable();
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {

@@ -6,8 +6,10 @@
 
 namespace halfstep::cpu {
 
-/// Whether convolve_windows() serves the call: an output, or an input gradient without strides, of one group, all of
-/// bfloat16, images channels-last, and a multiple of 32 channels (of an input gradient, filters) to sum over.
+/// Whether convolve_windows() serves the call: an output, or an input gradient without strides whose padding is smaller
+/// than the window, of one group, all of bfloat16, images channels-last, the weight channels-last or row-major, and a
+/// multiple of 32 channels (of an input gradient, filters) to sum over. Not where windows reach so far that one line of
+/// results sees more than 8 MB.
 HS_API bool windows_serve(const ConvCall& call) noexcept;
 /// Whether it is faster than oneDNN's kernels for AMX, by shape alone.
 HS_API bool windows_suit(const ConvCall& call) noexcept;

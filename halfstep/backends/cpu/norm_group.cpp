@@ -98,6 +98,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
   if (runs_dry(context)) return true;
   const C* const weight = in[1].defined ? static_cast<const C*>(in[1].data) : nullptr;
   const C* const bias = in[2].defined ? static_cast<const C*>(in[2].data) : nullptr;
+  const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps;  // as that of rows
   const auto run = [&](auto tag) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
@@ -115,7 +116,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
           for (std::int64_t c = begin; c < end; ++c) all += mean[c];
           all /= static_cast<double>(each);
           for (std::int64_t c = begin; c < end; ++c) sum += squares[c] + places * (mean[c] - all) * (mean[c] - all);
-          const C rounded = static_cast<C>(all), rstd = static_cast<C>(1 / std::sqrt(sum / count + a.eps));
+          const C rounded = static_cast<C>(all), rstd = static_cast<C>(1 / std::sqrt(sum / count + epsilon));
           static_cast<C*>(out[1].data)[i * a.groups + group] = rounded;
           static_cast<C*>(out[2].data)[i * a.groups + group] = rstd;
           // What rounding the mean lost, which the deviation need not be much larger than.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How batch normalisation walks a tensor [N, C, ...] of any layout: in strips, which lie in one piece in memory and
-// have a fixed order of channels.
+// How batch and group normalisation walk a tensor [N, C, ...] of any layout: in strips, which lie in one piece in
+// memory and have a fixed order of channels.
 #pragma once
 
 #include <algorithm>

@@ -23,13 +23,14 @@ PackedWeight packed_weight(KernelContext* context, Storage* storage, const Tenso
     }
     if (storage->keeps_derived(key)) {
       try {
-        result.kept = Storage::allocate(bytes, Device{});
+        result.kept = Storage::allocate(bytes, storage->device());
       } catch (const std::exception&) {
         // For this call then, if there is memory for that.
       }
     }
   }
-  result.data = result.kept ? result.kept->data() : context->workspace(context, bytes);
+  if (result.kept) result.data = result.kept->data();
+  if (result.data == nullptr) result.data = context->workspace(context, bytes);
   if (result.data == nullptr) return result;
   if (!runs_dry(context)) pack(result.data);
   if (result.kept) storage->keep_derived(key, result.kept);

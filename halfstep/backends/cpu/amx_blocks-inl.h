@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of amx_tile.cpp, which includes this once for the processor, in a namespace and with HALFSTEP_TILE_UNITS
+// of its own, and once for the model, which runs on any machine. No include guard therefore.
+
+// meanwhile() is called after the products of each 16 steps.
+template <class Machine, int Rows, int Columns, class Meanwhile>
+HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p, const std::uint32_t* a,
+                                               const std::uint32_t* b, float* c, Meanwhile&& meanwhile) {
+  const std::int64_t ldc = p.ldc * 4;
+  float* const below = c + kTileLanes * p.ldc;
+  if (p.accumulate) {
+    m.template load<0>(c, ldc);
+    if constexpr (Columns == 2) m.template load<1>(c + kTileLanes, ldc);
+    if constexpr (Rows == 2) m.template load<2>(below, ldc);
+    if constexpr (Rows == 2 && Columns == 2) m.template load<3>(below + kTileLanes, ldc);
+  } else {
+    m.template zero<0>();
+    if constexpr (Columns == 2) m.template zero<1>();
+    if constexpr (Rows == 2) m.template zero<2>();
+    if constexpr (Rows == 2 && Columns == 2) m.template zero<3>();
+  }
+  const std::int64_t row = 4 * p.a_row, run_steps = p.runs == nullptr ? p.steps : p.run_steps;
+  const std::int64_t only = 0, *run = p.runs == nullptr ? &only : p.runs;
+  for (std::int64_t s = 0; s < p.steps; ++run) {
+    const std::uint32_t* from = a + *run;
+    for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps) {
+      m.template load<4>(from, row);
+      m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
+      m.template multiply<0, 4, 6>();
+      if constexpr (Columns == 2) {
+        m.template load<7>(b + s * 2 * kTileLanes + kTileLanes, 2 * kLine);
+        m.template multiply<1, 4, 7>();
+      }
+      if constexpr (Rows == 2) {
+        m.template load<5>(from + p.a_rows, row);
+        m.template multiply<2, 5, 6>();
+      }
+      if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+      meanwhile();
+    }
+  }
+  m.template store<0>(c, ldc);
+  if constexpr (Columns == 2) m.template store<1>(c + kTileLanes, ldc);
+  if constexpr (Rows == 2) m.template store<2>(below, ldc);
+  if constexpr (Rows == 2 && Columns == 2) m.template store<3>(below + kTileLanes, ldc);
+}
+
+// f(row, column, shape) for all blocks, column by column, with tiles of this shape.
+template <class Machine, class F>
+HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
+  BlockShape& configured = m.configured();
+  for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
+    for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
+      const BlockShape shape = {std::min(kBlockSide, p.rows - r), std::min(kBlockSide, p.columns - c)};
+      if (shape != configured) {
+        configured = shape;
+        m.configure(block_config(shape));
+      }
+      f(r, c, shape);
+    }
+  }
+}
+template <class Machine, class Meanwhile>
+HALFSTEP_TILE_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,
+                                               const BlockShape& shape, float* to, const Meanwhile& meanwhile) {
+  const std::uint32_t* const a = p.a + r / kTileLanes * p.a_rows;
+  const std::uint32_t* const b = p.b + c * p.steps;
+  if (shape.rows > kTileLanes) {
+    if (shape.columns > kTileLanes) {
+      multiply_block<Machine, 2, 2>(m, p, a, b, to, meanwhile);
+    } else {
+      multiply_block<Machine, 2, 1>(m, p, a, b, to, meanwhile);
+    }
+  } else if (shape.columns > kTileLanes) {
+    multiply_block<Machine, 1, 2>(m, p, a, b, to, meanwhile);
+  } else {
+    multiply_block<Machine, 1, 1>(m, p, a, b, to, meanwhile);
+  }
+}
+
+template <class Machine>
+HALFSTEP_TILE_UNITS void multiply_tiles(const TileProduct& p) {
+  Machine m;
+  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
+    multiply_shape(m, p, r, c, shape, p.c + r * p.ldc + c, [] {});
+  });
+}
+
+template <class Machine>
+HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, const TileResults& results) {
+  Machine m;
+  alignas(64) float sums[2][kBlockSide * kBlockSide];
+  TileProduct p = product;
+  p.ldc = kBlockSide;
+  p.accumulate = false;
+  const bool plain = results.bias == nullptr && !results.relu;
+  const bool lines_of_memory =
+      reinterpret_cast<std::uintptr_t>(results.to) % kLine == 0 && results.stride % kBlockSide == 0;
+  // The block before, of `rows` rows, of which those from `end` on are still to be rounded.
+  RoundedRows left;
+  left.results = &results;
+  left.stream = results.stream && lines_of_memory;
+  std::int64_t rows = 0;
+  const auto round_rows = [&](std::int64_t count) HALFSTEP_TILE_UNITS {
+    if (left.end == rows) return;
+    left.first = left.end;
+    left.end = std::min(left.end + count, rows);
+    Machine::round(left);
+  };
+  const std::int64_t times = p.steps / kTileLanes, each = divide_up(kBlockSide, times);
+  const char* next = static_cast<const char*>(p.next);
+  const char* const next_end = next + p.next_bytes;
+  const std::int64_t lines = divide_up(divide_up(p.next_bytes, kLine),
+                                       times * divide_up(p.rows, kBlockSide) * divide_up(p.columns, kBlockSide));
+  const auto meanwhile = [&] HALFSTEP_TILE_UNITS {
+    round_rows(each);
+    for (const char* const end = std::min(next_end, next + lines * kLine); next < end; next += kLine) {
+      __builtin_prefetch(next, 0, 2);
+    }
+  };
+  int current = 0;
+  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
+    multiply_shape(m, p, r, c, shape, sums[current], meanwhile);
+    left.sums = sums[current];
+    left.bias = results.bias != nullptr ? results.bias + c : nullptr;
+    left.first = left.end = 0;
+    left.row = r, left.column = c, left.columns = shape.columns;
+    left.whole = plain && shape.columns == kBlockSide;
+    rows = shape.rows;
+    current = 1 - current;
+  });
+  round_rows(rows);
+}
