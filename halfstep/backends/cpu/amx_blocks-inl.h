@@ -112,7 +112,7 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
   const char* const next_end = next + p.next_bytes;
   const std::int64_t lines = divide_up(divide_up(p.next_bytes, kLine),
                                        times * divide_up(p.rows, kBlockSide) * divide_up(p.columns, kBlockSide));
-  const auto meanwhile = [&] HALFSTEP_TILE_UNITS {
+  const auto meanwhile = [&]() HALFSTEP_TILE_UNITS {
     round_rows(each);
     for (const char* const end = std::min(next_end, next + lines * kLine); next < end; next += kLine) {
       __builtin_prefetch(next, 0, 2);
