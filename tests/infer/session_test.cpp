@@ -34,6 +34,7 @@
 #include "halfstep/ops/dropout.h"
 #include "halfstep/ops/index.h"
 #include "halfstep/ops/join.h"
+#include "halfstep/ops/norm.h"
 #include "halfstep/ops/norm_act.h"
 #include "halfstep/ops/observer.h"
 #include "halfstep/ops/pointwise.h"
@@ -196,6 +197,33 @@ TEST(Session, FollowsTheBatchThroughViewsConstantsAndSizes) {
       EXPECT_NE(got[2].storage().get(), x.storage().get());
       EXPECT_NE(got[0].storage().get(), got[6].storage().get());
     }
+  }
+  EXPECT_EQ(session.why_not(), "");
+}
+
+/// group_norm of channels that lie together, of slices, and of what a convolution leaves channels-last.
+struct Grouped : nn::Module<Grouped> {
+  nn::Conv2d conv = child("conv", nn::Conv2d{{.in = 4, .out = 8, .kernel = {3}, .padding = 1}});
+  std::vector<Tensor> forward(const Tensor& x) const {
+    const Tensor images = x.reshape({x.size(0), 4, 6, 8}), last = conv(images);
+    return {group_norm(x.transpose(1, 2), 3), group_norm(images.slice(2, 0, 6, 2), 2),
+            group_norm(last.slice(2, 0, 6, 2), 2), group_norm(last, 2)};
+  }
+};
+
+TEST(Session, GroupNormTakesItsInputAsTheOpDoes) {
+  Grouped net;
+  season(net);
+  net.to(MemoryFormat::channels_last).eval();
+  const nn::TracedForward forward = [&](std::span<const Tensor> in) { return net(in[0]); };
+  manual_seed(8);
+  const Session session(net, forward, {randn({2, 16, 12})});
+  const NoGrad no_grad;
+  for (const std::int64_t n : {1, 2, 5}) {
+    const Tensor x = randn({n, 16, 12});
+    const std::vector<Tensor> expected = net(x), got = session.run({&x, 1});
+    ASSERT_EQ(got.size(), expected.size());
+    for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(bits(got[i]), bits(expected[i])) << i;
   }
   EXPECT_EQ(session.why_not(), "");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of amx_tile.cpp, which includes this once for the processor, in a namespace and with HALFSTEP_TILE_UNITS
-// of its own, and once for the model, which runs on any machine. No include guard therefore.
+// The kernels of amx_tile.cpp, which includes this header once for each target, in a namespace of its own and with
+// HALFSTEP_TILE_UNITS set to the target's attribute. So it has no include guard.
 
 // meanwhile() is called after the products of each 16 steps.
 template <class Machine, int Rows, int Columns, class Meanwhile>
@@ -94,12 +94,12 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
   p.ldc = kBlockSide;
   p.accumulate = false;
   const bool plain = results.bias == nullptr && !results.relu;
-  const bool lines_of_memory =
+  const bool whole_lines =
       reinterpret_cast<std::uintptr_t>(results.to) % kLine == 0 && results.stride % kBlockSide == 0;
   // The block before, of `rows` rows, of which those from `end` on are still to be rounded.
   RoundedRows left;
   left.results = &results;
-  left.stream = results.stream && lines_of_memory;
+  left.stream = results.stream && whole_lines;
   std::int64_t rows = 0;
   const auto round_rows = [&](std::int64_t count) HALFSTEP_TILE_UNITS {
     if (left.end == rows) return;

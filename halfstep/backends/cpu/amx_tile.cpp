@@ -46,8 +46,8 @@ struct RoundedRows {
   const TileResults* results = nullptr;
   const float* bias = nullptr;  // of the block's columns, or null
   std::int64_t first = 0, end = 0, row = 0, column = 0, columns = 0;
-  bool whole = false;   // lines of the cache, with nothing but rounding to be done
-  bool stream = false;  // and past the caches
+  bool whole = false;   // whole cache lines, and only rounding to do
+  bool stream = false;  // with non-temporal stores
 
   /// Null for a row that is dropped.
   std::uint16_t* to(std::int64_t i) const {
@@ -124,7 +124,7 @@ struct TileUnit {
     const auto line = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     _mm512_mask_storeu_epi16(to, static_cast<__mmask32>((1ULL << columns) - 1), line);
   }
-  // Sums from tiles are never subnormal, which the conversion takes for 0; with a bias they may be.
+  // VCVTNE2PS2BF16 flushes subnormal numbers. Sums from tiles are never subnormal; those with a bias may be.
   __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline void round(const RoundedRows& r) {
     const float* sums = r.sums + r.first * kBlockSide;
     const bool whole = r.whole, stream = r.stream;
@@ -146,7 +146,7 @@ struct TileUnit {
 #undef HALFSTEP_ZERO_TILE
 #endif
 
-// The model, each of which starts without a shape.
+// Each model starts unconfigured.
 struct ModelUnit : TileModel {
   BlockShape shape;
   BlockShape& configured() { return shape; }
@@ -180,20 +180,25 @@ TileConfig block_config(const BlockShape& block) {
   return config;
 }
 
-// What multiplies is compiled twice: with the units that the processor has then, so that rounding is part of the loops,
-// and for the model, which runs everywhere.
+// The same kernels for three targets: AMX alone, whose instructions a test can emulate on any processor; AMX with
+// AVX-512, so that rounding is inlined into the loops; and neither, for the model.
 #if defined(__x86_64__)
-namespace by_processor {
+namespace amx {
+#define HALFSTEP_TILE_UNITS HALFSTEP_AMX_UNITS
+#include "halfstep/backends/cpu/amx_blocks-inl.h"
+#undef HALFSTEP_TILE_UNITS
+}  // namespace amx
+namespace amx_and_avx512 {
 #define HALFSTEP_TILE_UNITS __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512bf16")))
 #include "halfstep/backends/cpu/amx_blocks-inl.h"
 #undef HALFSTEP_TILE_UNITS
-}  // namespace by_processor
+}  // namespace amx_and_avx512
 #endif
-namespace by_model {
+namespace model {
 #define HALFSTEP_TILE_UNITS
 #include "halfstep/backends/cpu/amx_blocks-inl.h"
 #undef HALFSTEP_TILE_UNITS
-}  // namespace by_model
+}  // namespace model
 
 #if defined(__x86_64__)
 HALFSTEP_AMX_UNITS void release_tiles() { TileUnit::release(); }
@@ -201,13 +206,13 @@ void fence_stores() { _mm_sfence(); }
 
 HALFSTEP_AMX_UNITS void multiply_tiles_in_registers(std::int64_t rounds) {
   TileUnit::configure(block_config({2 * kTileLanes, 2 * kTileLanes}));  // which clears them
-  // Zeros take less energy, which lets the clock run faster than it does for what is computed otherwise.
+  // Zeros draw less power, so the clock would run faster than it does on real data.
   alignas(64) std::uint32_t pairs[kTileLanes * kTileLanes];
   for (std::uint32_t i = 0; i < std::size(pairs); ++i) {
     const std::uint32_t low = 0x3F80 + i * 37 % 128, high = 0x3F80 + i * 91 % 128;  // 1 to 2
     pairs[i] = low | (high | i % 2 << 15) << 16;
   }
-  __asm__ volatile("" : : "r"(pairs) : "memory");  // which loads of tiles don't say that they read
+  __asm__ volatile("" : : "r"(pairs) : "memory");  // tile loads don't tell the compiler that they read memory
   TileUnit::load<4>(pairs, kLine);
   TileUnit::load<5>(pairs, kLine);
   TileUnit::load<6>(pairs, kLine);
@@ -302,13 +307,13 @@ bool tiles_granted() {
 AmxKernels amx_kernels(bool by_processor) noexcept {
 #if defined(__x86_64__)
   if (by_processor) {
-    return {by_processor::multiply_tiles<TileUnit>, by_processor::multiply_tiles_rounded<TileUnit>, fence_stores,
+    return {amx::multiply_tiles<TileUnit>, amx_and_avx512::multiply_tiles_rounded<TileUnit>, fence_stores,
             release_tiles};
   }
 #else
   (void)by_processor;
 #endif
-  return {by_model::multiply_tiles<ModelUnit>, by_model::multiply_tiles_rounded<ModelUnit>, [] {}, [] {}};
+  return {model::multiply_tiles<ModelUnit>, model::multiply_tiles_rounded<ModelUnit>, [] {}, [] {}};
 }
 
 double run_tile_products(std::int64_t rounds) {

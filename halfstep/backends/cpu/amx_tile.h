@@ -28,7 +28,7 @@ struct TileProduct {
   float* c;
   std::int64_t ldc;
   bool accumulate;
-  /// What multiply_rounded() has fetched into the second-level cache meanwhile: memory that the next product reads.
+  /// Memory that multiply_rounded() prefetches into the second-level cache, because the next product reads it.
   const void* next = nullptr;
   std::int64_t next_bytes = 0;
 
@@ -48,7 +48,7 @@ struct TileResults {
   bool relu;
   /// Row i of the sums belongs to row rows[i] of the results, or nowhere if that is negative; null: to row i.
   const std::int32_t* rows;
-  /// Whole lines of memory go past the caches. Before other threads are told of them, the thread calls fence().
+  /// Whole cache lines are written with non-temporal stores. The thread must call fence() before it signals others.
   bool stream;
 };
 
@@ -58,7 +58,7 @@ struct AmxKernels {
   void (*multiply)(const TileProduct& product);
   /// With `c`, `ldc` and `accumulate` unused. A block's sums are rounded while the next block's are made.
   void (*multiply_rounded)(const TileProduct& product, const TileResults& results);
-  void (*fence)();
+  void (*fence)();  ///< after results with `stream`
   void (*release)();
 };
 HS_API AmxKernels amx_kernels(bool by_processor) noexcept;

@@ -10,7 +10,7 @@
 #include "halfstep/backends/cpu/conv_depthwise_kernels.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_shares.h"
-#include "halfstep/backends/cpu/norm_walk.h"
+#include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"

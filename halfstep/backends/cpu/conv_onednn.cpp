@@ -15,6 +15,7 @@
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_shares.h"
 #include "halfstep/backends/cpu/convert_block.h"
+#include "halfstep/backends/cpu/packed_weight.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"
@@ -61,38 +62,17 @@ void add(const float* from, std::int64_t n, float* to) {
   for (std::int64_t i = 0; i < n; ++i) to[i] += from[i];
 }
 
-/// Weights in the order that `conv` wants: as they are, as they were `kept` with the weight's memory, or made for this
-/// call (and kept, when they are asked for again and again without being changed, as evaluation does). `convert` gives
-/// the elements as `conv` may read them, with the weight's strides; none: they are so already. Null when memory ran
-/// out.
-void* packed_weight_for(KernelContext* context, const ConvCall& call, OneDnnConv& conv,
-                        const std::function<const void*()>& convert, Ref<Storage>& kept) {
+/// Weights in the order that `conv` wants: as they are, as they were kept, or made for this call. `convert` gives the
+/// elements as `conv` may read them, with the weight's strides; none: they are so already. Null when memory ran out.
+PackedWeight packed_weight_for(KernelContext* context, const ConvCall& call, OneDnnConv& conv,
+                               const std::function<const void*()>& convert) {
   const TensorView& w = call.weight;
-  if (!convert && conv.takes(w.strides)) return w.data;
-  Storage* const storage = call.weight_storage;
-  Storage::DerivedKey key = {};
-  if (storage != nullptr) {
-    key = {conv.weight_order(), static_cast<std::int64_t>(w.dtype),
-           static_cast<const char*>(w.data) - static_cast<const char*>(storage->data())};
-    std::copy_n(w.sizes, 4, key.begin() + 3);
-    std::copy_n(w.strides, 4, key.begin() + 7);
-    kept = storage->derived(key);
-    if (kept) return kept->data();
-  }
-  const void* const from = convert ? convert() : w.data;
-  if (from == nullptr) return nullptr;
-  if (storage != nullptr && storage->keeps_derived(key)) {
-    try {
-      kept = Storage::allocate(conv.weight_bytes(), storage->device());
-    } catch (const std::exception&) {
-      // For this call then, if there is memory for that.
-    }
-  }
-  char* to = kept ? static_cast<char*>(kept->data()) : nullptr;
-  if (to == nullptr && !take_workspace(context, conv.weight_bytes(), to)) return nullptr;
-  if (!runs_dry(context) && !conv.pack(from, w.strides, to)) return nullptr;
-  if (kept) storage->keep_derived(key, kept);
-  return to;
+  if (!convert && conv.takes(w.strides)) return {w.data, {}};
+  return packed_weight(context, call.weight_storage, w, conv.weight_order(), static_cast<std::int64_t>(w.dtype),
+                       conv.weight_bytes(), [&](void* to) {
+                         const void* const from = convert ? convert() : w.data;
+                         return from != nullptr && (runs_dry(context) || conv.pack(from, w.strides, to));
+                       });
 }
 
 /// One call: the pieces, their primitives, and the memory that they work in.
@@ -233,10 +213,10 @@ class Work {
     for (const auto& convs : convs_) {
       for (const auto& conv : convs) {
         if (packed_for(*conv) != nullptr) continue;
-        kept_.emplace_back();
-        void* const packed = packed_weight_for(context_, call_, *conv, widen, kept_.back());
-        if (packed == nullptr) return false;
-        packed_.emplace_back(conv->weight_order(), packed);
+        PackedWeight packed = packed_weight_for(context_, call_, *conv, widen);
+        if (packed.data == nullptr) return false;
+        packed_.emplace_back(conv->weight_order(), packed.data);
+        if (packed.kept) kept_.push_back(std::move(packed.kept));
       }
     }
     return true;

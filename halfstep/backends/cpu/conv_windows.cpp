@@ -9,9 +9,9 @@
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/isa.h"
-#include "halfstep/backends/cpu/norm_walk.h"
 #include "halfstep/backends/cpu/packed_weight.h"
 #include "halfstep/backends/cpu/pair_tile.h"
+#include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/runtime/parallel.h"
@@ -28,7 +28,7 @@ constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLan
 // bands that it takes together where weights are larger, so that these are read less often.
 constexpr std::int64_t kFewWeights = 512 << 10, kBandBytes = 640 << 10, kBandsAtOnce = 768 << 10;
 constexpr std::int64_t kPackedTogether = 4;  // panels of weights
-// Elements of a band of one line: where windows reach far there is more between images than images.
+// The most elements that one line of results may see. Wide dilations see mostly padding, which would have to be copied.
 constexpr std::int64_t kMostElements = 4 << 20;
 
 /// A convolution by windows, whichever part is computed: images [n, h, w, c] give [n, oh, ow, o].
@@ -62,7 +62,6 @@ struct Copies {
   std::int64_t band = 0;            // elements of all copies
   std::vector<std::int64_t> runs;   // of a window, in pairs of channels
   std::int64_t run_steps, steps;
-  std::vector<std::int32_t> rows, last_rows;  // which places of the band the windows in turn belong to
 
   explicit Copies(const Windows& g, std::int64_t height) : height(height), bands(divide_up(g.oh, height)) {
     lines = height + (g.kh - 1) * g.dilation[0] / g.stride[0];
@@ -82,14 +81,12 @@ struct Copies {
       }
     }
     steps = static_cast<std::int64_t>(runs.size()) * run_steps;
-    rows = rows_of(g, height);
-    last_rows = rows_of(g, g.oh - (bands - 1) * height);
   }
   bool sees_all() const {
     return std::ranges::all_of(first, [](std::int64_t at) { return at >= 0; });
   }
 
- private:
+  // For TileResults::rows, of a band of `count` lines: the place in the band of each window in turn.
   std::vector<std::int32_t> rows_of(const Windows& g, std::int64_t count) const {
     std::vector<std::int32_t> all(static_cast<std::size_t>(round_up((count - 1) * width + g.ow, kWindowRows)), -1);
     for (std::int64_t p = 0; p < count; ++p) {
@@ -189,9 +186,7 @@ class WindowWeight {
   std::int64_t steps_;
 };
 
-constexpr std::int64_t kMostTurnedTaps = 25;
-
-// [channels, taps] as [taps, channels].
+// [channels, taps] as [taps, channels], from channel `first` on.
 void turn_plainly(const std::uint16_t* from, std::int64_t channels, std::int64_t taps, std::int64_t first,
                   std::uint16_t* to) {
   for (std::int64_t t = 0; t < taps; ++t) {
@@ -200,51 +195,60 @@ void turn_plainly(const std::uint16_t* from, std::int64_t channels, std::int64_t
 }
 
 #if defined(__x86_64__)
-// 32 channels have as many vectors as taps. Of each, channels' tap t are lanes at the same places in all of these.
-__attribute__((target("avx512f,avx512bw"))) void turn_taps(const std::uint16_t* from, std::int64_t channels,
-                                                           std::int64_t taps, std::uint16_t* to) {
-  __m512i lanes[kMostTurnedTaps];
-  __mmask32 in[kMostTurnedTaps][kMostTurnedTaps] = {};
-  for (std::int64_t t = 0; t < taps; ++t) {
-    alignas(64) std::uint16_t at[32];
-    for (std::int64_t c = 0; c < 32; ++c) {
-      at[c] = static_cast<std::uint16_t>((c * taps + t) % 32);
-      in[t][(c * taps + t) / 32] |= __mmask32{1} << c;
-    }
-    lanes[t] = _mm512_load_si512(at);
-  }
-  std::int64_t first = 0;
-  for (; first + 32 <= channels; first += 32) {
+// The same in vectors. 32 channels fill as many vectors as there are taps; tap t of a channel lies in lane[t] of one of
+// them, which in[t] says.
+class TapTurner {
+ public:
+  static constexpr std::int64_t kMostTaps = 25;
+
+  explicit TapTurner(std::int64_t taps) : taps_(taps) {
     for (std::int64_t t = 0; t < taps; ++t) {
-      __m512i line = _mm512_setzero_si512();
-      for (std::int64_t i = 0; i < taps; ++i) {
-        const __m512i v = _mm512_loadu_si512(from + first * taps + 32 * i);
-        line = _mm512_mask_permutexvar_epi16(line, in[t][i], lanes[t], v);
+      for (std::int64_t c = 0; c < 32; ++c) {
+        lane_[t][c] = static_cast<std::uint16_t>((c * taps + t) % 32);
+        in_[t][(c * taps + t) / 32] |= __mmask32{1} << c;
       }
-      _mm512_storeu_si512(to + t * channels + first, line);
     }
   }
-  turn_plainly(from, channels, taps, first, to);
-}
+  __attribute__((target("avx512f,avx512bw"))) void turn(const std::uint16_t* from, std::int64_t channels,
+                                                        std::uint16_t* to) const {
+    std::int64_t first = 0;
+    for (; first + 32 <= channels; first += 32) {
+      for (std::int64_t t = 0; t < taps_; ++t) {
+        const __m512i lane = _mm512_load_si512(lane_[t]);
+        __m512i line = _mm512_setzero_si512();
+        for (std::int64_t i = 0; i < taps_; ++i) {
+          const __m512i v = _mm512_loadu_si512(from + first * taps_ + 32 * i);
+          line = _mm512_mask_permutexvar_epi16(line, in_[t][i], lane, v);
+        }
+        _mm512_storeu_si512(to + t * channels + first, line);
+      }
+    }
+    turn_plainly(from, channels, taps_, first, to);
+  }
+
+ private:
+  std::int64_t taps_;
+  alignas(64) std::uint16_t lane_[kMostTaps][32] = {};
+  __mmask32 in_[kMostTaps][kMostTaps] = {};
+};
 #endif
 
 // A row-major [O, C, KH, KW] with the channels next to each other.
 void channels_next(const Windows& g, const TensorView& w, std::uint16_t* to) {
   const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
   const auto* const from = static_cast<const std::uint16_t*>(w.data);
-  parallel_for(w.sizes[0], row_grain(taps * channels), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t o = begin; o < end; ++o) {
-      const std::uint16_t* const filter = from + o * channels * taps;
-      std::uint16_t* const at = to + o * channels * taps;
+  const auto each_filter = [&](auto&& turn) {
+    parallel_for(w.sizes[0], row_grain(taps * channels), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t o = begin; o < end; ++o) turn(from + o * channels * taps, to + o * channels * taps);
+    });
+  };
 #if defined(__x86_64__)
-      if (taps <= kMostTurnedTaps && compute_isa() >= Isa::avx512) {
-        turn_taps(filter, channels, taps, at);
-        continue;
-      }
+  if (taps <= TapTurner::kMostTaps && compute_isa() >= Isa::avx512) {
+    const TapTurner turner(taps);
+    return each_filter([&](const std::uint16_t* filter, std::uint16_t* at) { turner.turn(filter, channels, at); });
+  }
 #endif
-      turn_plainly(filter, channels, taps, 0, at);
-    }
-  });
+  each_filter([&](const std::uint16_t* filter, std::uint16_t* at) { turn_plainly(filter, channels, taps, 0, at); });
 }
 
 Status no_room_for_windows(KernelContext* context) {
@@ -298,12 +302,14 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
     w.data = turned, w.strides = next_strides;
   }
   const WindowWeight weight(g, w, copies.steps);
-  // Told apart from others that are made of the same weight; numbers from 0 on are oneDNN's.
+  // For packed_weight(): below int8's orders.
   constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;
   const PackedWeight packed = packed_weight(context, call.weight_storage, call.weight,
-                                            g.turned ? kInputOrder : kOutputOrder, 1, weight.bytes(), [&](void* to) {
+                                            g.turned ? kInputOrder : kOutputOrder, 0, weight.bytes(), [&](void* to) {
+                                              if (runs_dry(context)) return true;
                                               if (copied) channels_next(g, call.weight, turned);
                                               weight.pack(static_cast<std::uint32_t*>(to));
+                                              return true;
                                             });
   if (packed.data == nullptr) return no_room_for_windows(context);
 
@@ -319,6 +325,8 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
   if (runs_dry(context)) return Status::ok;
   if (bias != nullptr) read_row(*call.bias, 0, call.bias->strides[0], g.o, bias);
 
+  const std::vector<std::int32_t> all_rows = copies.rows_of(g, copies.height),
+                                  last_rows = copies.rows_of(g, g.oh - (copies.bands - 1) * copies.height);
   const AmxKernels amx = amx_kernels(amx_usable());
   const bool stream = written_past_caches(2 * result.numel);
   const auto* const images = static_cast<const std::uint16_t*>(g.from(call).data);
@@ -342,7 +350,7 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
       product.runs = copies.runs.data(), product.run_steps = copies.run_steps;
       product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps;
       for (std::int64_t i = first; i < last; ++i) {
-        const auto& rows = line_of(i) + copies.height >= g.oh ? copies.last_rows : copies.rows;
+        const auto& rows = line_of(i) + copies.height >= g.oh ? last_rows : all_rows;
         product.a = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * copies.band);
         product.rows = static_cast<std::int64_t>(rows.size());
         // What comes next: the next columns' weights, or bands that this thread most likely takes then.

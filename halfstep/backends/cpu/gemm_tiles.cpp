@@ -11,8 +11,8 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
-#include "halfstep/backends/cpu/norm_walk.h"
 #include "halfstep/backends/cpu/pair_tile.h"
+#include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -30,8 +30,8 @@ constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
 constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
-// Results go past the caches from twice the size on from which those of passes do: the next layer reads them soon. From
-// the same size on (4 MB) the step of an MLP at batch 4096 took 1.15x as long.
+// Results bypass the caches from twice the size of past_caches.h on, because the next layer reads them at once: with
+// that size itself the step of an MLP at batch 4096 took 1.15x as long.
 constexpr std::int64_t kStreamed = 2;
 // Sums that are rounded are made in one go: longer ones leave room for few rows and columns, which are packed often.
 constexpr std::int64_t kLongestRounded = 4096;
@@ -296,7 +296,7 @@ class TilesProduct {
   const TilesScratch& scratch_;
   const AmxKernels amx_;
   const GemmKernels& kernels_;
-  const bool stream_;  // results go past the caches
+  const bool stream_;  // results bypass the caches
 };
 
 }  // namespace

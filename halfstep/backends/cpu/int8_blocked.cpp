@@ -337,6 +337,7 @@ Status int8_depthwise(KernelContext* context, Int8Call& call) {
                 static_cast<const std::int8_t*>(call.weight.data)[c * s[0] + k / g.kw * s[2] + k % g.kw * s[3]];
           }
         }
+        return true;
       });
   if (packed.data == nullptr) return no_room(context);
   const auto* weight = static_cast<const float*>(packed.data);
@@ -386,6 +387,7 @@ Status int8_blocked(KernelContext* context, Int8Call& call) {
                           }
                         }
                       });
+                      return true;
                     });
   if (packed.data == nullptr) return no_room(context);
   // Tasks: some places, times a group, times some blocks of its output channels where there are few places.

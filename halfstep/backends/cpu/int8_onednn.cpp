@@ -2,13 +2,14 @@
 // Products of integers by oneDNN's kernels, each thread with convolutions of its own.
 #include <algorithm>
 #include <atomic>
-#include <exception>
+#include <utility>
 #include <vector>
 
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/int8_product.h"
 #include "halfstep/backends/cpu/int8_shares.h"
 #include "halfstep/backends/cpu/onednn_int8.h"
+#include "halfstep/backends/cpu/packed_weight.h"
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
@@ -97,7 +98,7 @@ class ByteWork {
         OneDnnInt8Conv& conv = *convs_[s][i];
         const Int8Piece& piece = shares_[s][i];
         if (packed_for(conv, piece.first) != nullptr) continue;
-        const void* const packed = packed_weight(conv, piece.first, piece.geometry.o);
+        const void* const packed = packed_filters(conv, piece.first, piece.geometry.o);
         if (packed == nullptr) return false;
         packed_.push_back({conv.weight_order(), piece.first, packed});
       }
@@ -106,35 +107,16 @@ class ByteWork {
   }
 
   // As it was kept with the weight's memory, or made for this call (and kept, when it is asked for again).
-  const void* packed_weight(OneDnnInt8Conv& conv, std::int64_t first, std::int64_t channels) {
-    const TensorView& w = call_.weight;
-    const void* const from = static_cast<const char*>(w.data) + first * w.strides[0];
-    Storage* const storage = call_.weight_storage;
-    Storage::DerivedKey key = {};
-    Ref<Storage> kept;
-    if (storage != nullptr) {
-      key = {conv.weight_order(), static_cast<std::int64_t>(w.dtype),
-             static_cast<const char*>(from) - static_cast<const char*>(storage->data())};
-      std::copy_n(w.sizes, 4, key.begin() + 3);
-      key[3] = channels;
-      std::copy_n(w.strides, 4, key.begin() + 7);
-      kept = storage->derived(key);
-      if (!kept && storage->keeps_derived(key)) {
-        try {
-          kept = Storage::allocate(conv.weight_bytes(), Device{});
-          if (!conv.pack(from, w.strides, kept->data())) return nullptr;
-          storage->keep_derived(key, kept);
-        } catch (const std::exception&) {
-          kept = {};  // for this call then, if there is memory for that
-        }
-      }
-    }
-    if (kept) {
-      kept_.push_back(kept);
-      return kept->data();
-    }
-    void* const to = context_->workspace(context_, conv.weight_bytes());
-    return to != nullptr && conv.pack(from, w.strides, to) ? to : nullptr;
+  const void* packed_filters(OneDnnInt8Conv& conv, std::int64_t first, std::int64_t count) {
+    TensorView filters = call_.weight;
+    const std::int64_t sizes[] = {count, filters.sizes[1], filters.sizes[2], filters.sizes[3]};
+    filters.sizes = sizes;
+    filters.data = static_cast<char*>(filters.data) + first * filters.strides[0];
+    PackedWeight packed = packed_weight(context_, call_.weight_storage, filters, conv.weight_order(),
+                                        static_cast<std::int64_t>(filters.dtype), conv.weight_bytes(),
+                                        [&](void* to) { return conv.pack(filters.data, filters.strides, to); });
+    if (packed.kept) kept_.push_back(std::move(packed.kept));
+    return packed.data;
   }
 
   KernelContext* const context_;

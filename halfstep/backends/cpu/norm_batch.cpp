@@ -41,7 +41,7 @@ bool batch_moments(KernelContext* context, const TensorView& x, const ChannelWal
   sums = mean + walk.channels;
   visit_strips(
       x.dtype, [&](auto tag) { return Strips<decltype(tag)>(x, x, walk).direct(); },
-      [&](auto tag) { moments<decltype(tag)>(x, walk, mean); });
+      [&](auto tag) { moments<decltype(tag)>(x, walk, written_past_caches(x), mean); });
   return true;
 }
 

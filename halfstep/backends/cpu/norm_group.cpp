@@ -68,11 +68,11 @@ class GroupWork {
 };
 
 template <class T, class C>
-void normalise_image(const TensorView& x, TensorView& y, const ChannelWalk& walk, const C* centre, const C* factor,
-                     const C* offset) {
+void normalise_image(const TensorView& x, TensorView& y, const ChannelWalk& walk, bool in_memory, const C* centre,
+                     const C* factor, const C* offset) {
   const Strips<T> in(x, x, walk);
   Strips<T> out(y, x, walk);
-  const bool stream = out.direct() && written_past_caches(y);
+  const bool stream = out.direct() && in_memory;
   for_strips_backwards(walk, [&](const Strip& s) {
     alignas(64) T in_block[kStrip], out_block[kStrip];
     with_parameters<C>(
@@ -98,6 +98,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
   if (runs_dry(context)) return true;
   const C* const weight = in[1].defined ? static_cast<const C*>(in[1].data) : nullptr;
   const C* const bias = in[2].defined ? static_cast<const C*>(in[2].data) : nullptr;
+  const bool in_memory = written_past_caches(x);
   const double epsilon = a.eps >= 0 ? a.eps : finfo(accumulate_dtype(x.dtype)).eps;  // as that of rows
   const auto run = [&](auto tag) {
     using T = decltype(tag);
@@ -108,7 +109,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
         const GroupScratch<C> scratch = work.of(worker);
         const auto [centre, factor, offset, unused] = scratch.values;
         double *const mean = scratch.sums, *const squares = mean + channels;
-        moments<T>(image.view, walk, mean);
+        moments<T>(image.view, walk, in_memory, mean);
         const auto places = static_cast<double>(walk.places), count = places * static_cast<double>(each);
         for (std::int64_t group = 0; group < a.groups; ++group) {
           const std::int64_t begin = group * each, end = begin + each;
@@ -129,7 +130,7 @@ bool forward(KernelContext* context, const TensorView* in, TensorView* out, cons
           }
         }
         for (C* values : {centre, factor, offset}) repeat(walk, values);
-        normalise_image<T>(image.view, result.view, walk, centre, factor, offset);
+        normalise_image<T>(image.view, result.view, walk, in_memory, centre, factor, offset);
       });
     }
   };
@@ -236,7 +237,7 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
   if (runs_dry(context)) return true;
   const C* const weight = in[2].defined ? static_cast<const C*>(in[2].data) : nullptr;
   const C *const means = static_cast<const C*>(in[3].data), *const rstds = static_cast<const C*>(in[4].data);
-  const bool wanted = out[0].numel > 0;
+  const bool wanted = out[0].numel > 0, in_memory = written_past_caches(x);
   const auto run = [&](auto tag) {
     using T = decltype(tag);
     if constexpr (std::is_same_v<ComputeScalar<T>, C>) {
@@ -270,7 +271,7 @@ bool backward(KernelContext* context, const TensorView* in, TensorView* out, con
         if (!wanted) return;
         for (C* values : {factor, part, slope}) repeat(walk, values);
         Strips<T> x_grad(result.view, image.view, walk);
-        const bool stream = gs.direct() && xs.direct() && x_grad.direct() && written_past_caches(image.view);
+        const bool stream = gs.direct() && xs.direct() && x_grad.direct() && in_memory;
         write_image<T>(gs, xs, x_grad, walk, stream, mean, factor, part, slope);
       });
     }

@@ -191,12 +191,12 @@ class Moments {
 // Means and sums of squared differences, [channels] each, at mean[0] and mean[channels]; mean has room for
 // moments_size() numbers.
 inline std::int64_t moments_size(const ChannelWalk& walk) { return 2 * walk.channels * walk.chunks; }
+// `in_memory`: whether what x is a part of doesn't fit the caches.
 template <class T>
-void moments(const TensorView& x, const ChannelWalk& walk, double* const mean) {
+void moments(const TensorView& x, const ChannelWalk& walk, bool in_memory, double* const mean) {
   const std::int64_t channels = walk.channels, blocks = walk.blocks();
   double* const squares = mean + channels;
   const Strips<T> strips(x, x, walk);
-  const bool in_memory = written_past_caches(x);
   parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t k = i / blocks, channel = i % blocks * walk.width;

@@ -13,6 +13,7 @@
 #include <hwy/cache_control.h>
 
 #include "halfstep/backends/cpu/norm_walk.h"
+#include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/row_block.h"
 #include "halfstep/backends/cpu/simd-inl.h"
 

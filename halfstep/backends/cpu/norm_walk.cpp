@@ -4,8 +4,6 @@
 
 #include <numeric>
 
-#include "halfstep/runtime/machine_limits.h"
-
 namespace halfstep::cpu {
 
 DimGroup places_like(const TensorView& v, const TensorView& like) {
@@ -42,13 +40,6 @@ ChannelWalk::ChannelWalk(const TensorView& like, std::int64_t lanes) {
   chunk = std::max({(places + 31) / 32, std::min(least, places), std::int64_t{1}});
   chunk = (chunk + together - 1) / together * together;
   chunks = (places + chunk - 1) / chunk;
-}
-
-bool written_past_caches(std::int64_t bytes) {
-  // Measured with last caches of 32 MB, and of 300 MB that other machines share.
-  constexpr std::int64_t kMostKept = 4 << 20;
-  static const std::int64_t least = std::min(last_cache_bytes() / 8, kMostKept);
-  return bytes >= least;
 }
 
 StripPlaces::StripPlaces(const TensorView& v, const TensorView& like, const ChannelWalk& walk)

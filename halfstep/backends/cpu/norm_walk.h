@@ -68,13 +68,6 @@ struct ChannelWalk {
   }
 };
 
-/// Whether a result is written past the caches. A store through them reads what it overwrites first, which costs more
-/// than the cache gives once a result fills much of it: from an eighth or 4 MB on, by measurement.
-bool written_past_caches(std::int64_t bytes);
-inline bool written_past_caches(const TensorView& result) {
-  return written_past_caches(result.numel * static_cast<std::int64_t>(item_size(result.dtype)));
-}
-
 /// Where the strips of a tensor lie.
 struct StripPlaces {
   bool present;           ///< whether there is a tensor with elements

@@ -9,7 +9,7 @@
 namespace halfstep::cpu {
 
 PackedWeight packed_weight(KernelContext* context, Storage* storage, const TensorView& weight, std::int64_t order,
-                           std::int64_t variant, std::size_t bytes, const std::function<void(void*)>& pack) {
+                           std::int64_t variant, std::size_t bytes, const std::function<bool(void*)>& pack) {
   Storage::DerivedKey key = {};
   PackedWeight result;
   if (storage != nullptr) {
@@ -31,8 +31,7 @@ PackedWeight packed_weight(KernelContext* context, Storage* storage, const Tenso
   }
   if (result.kept) result.data = result.kept->data();
   if (result.data == nullptr) result.data = context->workspace(context, bytes);
-  if (result.data == nullptr) return result;
-  if (!runs_dry(context)) pack(result.data);
+  if (result.data == nullptr || !pack(result.data)) return {};
   if (result.kept) storage->keep_derived(key, result.kept);
   return result;
 }
