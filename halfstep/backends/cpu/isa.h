@@ -30,9 +30,9 @@ HS_API Isa compute_isa() noexcept;
 /// pairs at half of the vector units' rate for float32, 85 instead of 150 GFLOP/s a core. (HALFSTEP_ISA=avx512_bf16
 /// computes by the units there too.)
 HS_API bool has_bf16_units(Isa isa) noexcept;
-/// The same of f16: on AMX that this process may use and that has products of f16 (Granite Rapids and later). Not by
-/// AVX512-FP16, whose sums are f16: oneDNN's convolutions convert vectors to float32 between the products there, for a
-/// half of float32's rate.
+/// The same for f16: on AMX that this process may use and that multiplies f16 (Granite Rapids and later). AVX512-FP16
+/// doesn't count, because it accumulates in f16: with it, oneDNN's convolutions convert f16 to float32 in their inner
+/// loops, and reach about 0.65 of float32's rate.
 HS_API bool has_f16_units(Isa isa) noexcept;
 /// The part of compute_isa() that products of `dtype` compute with: float32 on any machine stays with avx512 or avx2,
 /// 16-bit dtypes have units of their own or compute in float32, i8 and u8 have avx512_vnni.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer_norm, rms_norm and group_norm: rows of contiguous elements with their own statistics. Images of group_norm
-// whose channels lie next to each other are norm_group.h's.
+// layer_norm, rms_norm and group_norm: rows of contiguous elements with their own statistics. norm_group.h has
+// group_norm of channels-last images.
 //
 // A row of group_norm has several channels of `inner` elements each, a parameter a channel; layer_norm and rms_norm
 // have a parameter an element.

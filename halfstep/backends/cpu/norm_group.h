@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// group_norm of images whose channels lie next to each other: a batch norm of each image, whose channels share their
-// statistics by groups.
+// group_norm of channels-last images: a batch norm of each image, with the statistics of its channels joined by groups.
 #pragma once
 
 #include "halfstep/ops/attributes.h"
