@@ -91,9 +91,10 @@ TEST(ConvPaths, Agree) {
 }
 
 // Our own weight gradients against float64: of float32, of pairs of bf16, and by tiles (their model, where the
-// processor has none). By tiles a term goes through at most 16 sums with others of its half of the pairs in 32 places,
-// one of both halves, one for each 32 places behind it, and one for each share; by the others through one for each
-// place or each chunk of places behind it: no more roundings than terms and five.
+// processor has none) of bf16, and of float32 in parts. By tiles a term goes through at most 16 sums with others of its
+// half of the pairs in 32 places, one of both halves, one (of parts six) for each 32 places behind it, and one for each
+// share; by the others through one for each place or each chunk of places behind it: no more roundings than terms and
+// five. Products of parts that are left out are one more.
 TEST(ConvWeight, KeepsItsBound) {
   manual_seed(2);
   const int threads = num_threads();
@@ -125,21 +126,26 @@ TEST(ConvWeight, KeepsItsBound) {
                                 wide,
                                 uneven}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
-    const Tensor x = randn({g.n, g.c, g.h, g.w}).to(DType::bf16).contiguous(last),
-                 y = randn({g.n, g.o, g.oh, g.ow}).to(DType::bf16).contiguous(last);
+    const Tensor x = randn({g.n, g.c, g.h, g.w}).contiguous(last), y = randn({g.n, g.o, g.oh, g.ow}).contiguous(last);
+    bool rounded = false;  // to bfloat16, for all dtypes
     const auto solve = [&](ConvPath path, DType dtype, DType result, MemoryFormat format, bool magnitudes) {
-      const auto of = [&](const Tensor& t) { return magnitudes ? abs(t.to(dtype)) : t.to(dtype); };
+      const auto of = [&](const Tensor& t) {
+        const Tensor value = rounded ? t.to(DType::bf16).to(dtype) : t.to(dtype);
+        return magnitudes ? abs(value) : value;
+      };
       const Tensor a = of(x), b = of(y), w = full({g.o, g.c, g.kh, g.kw}, NAN).to(result).contiguous(format);
       ConvCall call{ConvPart::weight, g, view(a), view(w), view(b)};
       Context context;
       EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
       return w.to_vector<double>();
     };
-    const auto exact = solve(ConvPath::reference, DType::f64, DType::f64, plain, false);
-    const auto sizes = solve(ConvPath::reference, DType::f64, DType::f64, plain, true);
     const auto terms = static_cast<double>(g.n * g.oh * g.ow);
-    for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::tiles}) {
-      const DType operands = path == ConvPath::products ? DType::f32 : DType::bf16;
+    for (const auto& [path, operands] :
+         {std::pair{ConvPath::products, DType::f32}, std::pair{ConvPath::pairs, DType::bf16},
+          std::pair{ConvPath::tiles, DType::bf16}, std::pair{ConvPath::tiles, DType::f32}}) {
+      rounded = operands == DType::bf16;
+      const auto exact = solve(ConvPath::reference, DType::f64, DType::f64, plain, false);
+      const auto sizes = solve(ConvPath::reference, DType::f64, DType::f64, plain, true);
       std::vector<double> before;
       for (const int n : {1, 2, 3}) {
         set_num_threads(n);
@@ -149,7 +155,7 @@ TEST(ConvWeight, KeepsItsBound) {
             const double u = dtype == DType::bf16 ? 0x1p-8 : 0;
             ASSERT_EQ(got.size(), exact.size());
             for (std::size_t i = 0; i < got.size(); ++i) {
-              const double sum = (terms + 5) * 0x1p-24 * sizes[i];
+              const double sum = (terms + 6) * 0x1p-24 * sizes[i];
               ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum)
                   << name(path) << ' ' << g.c << " to " << g.o << ", " << g.kh << " x " << g.kw << ", " << n
                   << " threads: " << i;
@@ -372,18 +378,19 @@ TEST(ConvPaths, AreDescribed) {
   };
   const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
   EXPECT_EQ(described(square, ConvPart::output, DType::f64), "reference");
-  EXPECT_EQ(described(single, ConvPart::weight, DType::f32), "products");
+  const bool by_tiles = compute_isa() == Isa::amx && amx_usable();
+  EXPECT_EQ(described(single, ConvPart::weight, DType::f32), by_tiles ? "matrix" : "products");
+  EXPECT_EQ(described(square, ConvPart::weight, DType::f32) == "tiles", by_tiles);
   set_winograd(Winograd::tiles_2x2);
   EXPECT_EQ(described(square, ConvPart::output, DType::f32), "winograd 2x2");
   set_winograd(Winograd::off);
   for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
-    EXPECT_NE(described(square, part, DType::f32).find(':'), std::string::npos);  // oneDNN's, with an instruction set
-    for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       const std::string text = described(square, part, dtype);
-      if (dtype == DType::bf16 && compute_isa() == Isa::amx && amx_usable()) {
+      if (dtype != DType::f16 && by_tiles) {
         EXPECT_EQ(text, "windows");
       } else {
-        EXPECT_NE(text.find(':'), std::string::npos) << text;
+        EXPECT_NE(text.find(':'), std::string::npos) << text;  // oneDNN's, with an instruction set
       }
       EXPECT_EQ(text.find("ref"), std::string::npos) << text;
     }

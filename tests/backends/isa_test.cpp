@@ -33,7 +33,7 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
   g.m = g.n = g.k = 96;
   g.a.row_stride = g.b.row_stride = g.ldc = 96;
   for (const Isa isa : all) {
-    EXPECT_EQ(path(f32, f32, f32, isa), GemmPath::blocked);
+    EXPECT_EQ(path(f32, f32, f32, isa), isa == Isa::amx && amx_usable() ? GemmPath::split : GemmPath::blocked);
     EXPECT_EQ(path(f64, f64, f64, isa), GemmPath::reference);
     EXPECT_EQ(path(i32, i32, i32, isa), GemmPath::reference);
     const bool bf16_units = has_bf16_units(isa), f16_units = isa >= Isa::avx512_fp16;

@@ -2,8 +2,51 @@
 // The kernels of amx_tile.cpp, which includes this header once for each target, in a namespace of its own and with
 // HALFSTEP_TILE_UNITS set to the target's attribute. So it has no include guard.
 
+// Products of 16 steps: `from`, rows of a tile `row` bytes apart, by `to`.
+template <class Machine, int Rows, int Columns, TileParts Parts>
+HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p, const std::uint32_t* from,
+                                               std::int64_t row, const std::uint32_t* to) {
+  if constexpr (Parts == TileParts::one) {
+    // Each product as soon as its operands are there.
+    m.template load<4>(from, row);
+    m.template load<6>(to, 2 * kLine);
+    m.template multiply<0, 4, 6>();
+    if constexpr (Columns == 2) {
+      m.template load<7>(to + kTileLanes, 2 * kLine);
+      m.template multiply<1, 4, 7>();
+    }
+    if constexpr (Rows == 2) {
+      m.template load<5>(from + p.a_rows, row);
+      m.template multiply<2, 5, 6>();
+    }
+    if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+  } else {
+    const auto rows = [&](int part) HALFSTEP_TILE_UNITS {
+      m.template load<4>(from + part * p.a_part, row);
+      if constexpr (Rows == 2) m.template load<5>(from + part * p.a_part + p.a_rows, row);
+    };
+    const auto columns = [&](int part) HALFSTEP_TILE_UNITS {
+      m.template load<6>(to + part * p.b_part, 2 * kLine);
+      if constexpr (Columns == 2) m.template load<7>(to + part * p.b_part + kTileLanes, 2 * kLine);
+    };
+    const auto multiply = [&]() HALFSTEP_TILE_UNITS {
+      m.template multiply<0, 4, 6>();
+      if constexpr (Columns == 2) m.template multiply<1, 4, 7>();
+      if constexpr (Rows == 2) m.template multiply<2, 5, 6>();
+      if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+    };
+    // Small products first, in the order of the fewest loads.
+    rows(2), columns(0), multiply();
+    rows(1), multiply();
+    columns(1), multiply();
+    rows(0), multiply();
+    columns(2), multiply();
+    columns(0), multiply();
+  }
+}
+
 // meanwhile() is called after the products of each 16 steps.
-template <class Machine, int Rows, int Columns, class Meanwhile>
+template <class Machine, int Rows, int Columns, TileParts Parts, class Meanwhile>
 HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p, const std::uint32_t* a,
                                                const std::uint32_t* b, float* c, Meanwhile&& meanwhile) {
   const std::int64_t ldc = p.ldc * 4;
@@ -21,21 +64,11 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
   }
   const std::int64_t row = 4 * p.a_row, run_steps = p.runs == nullptr ? p.steps : p.run_steps;
   const std::int64_t only = 0, *run = p.runs == nullptr ? &only : p.runs;
+  const std::int64_t columns = p.b_steps != 0 ? p.b_steps : count_parts(Parts) * 2 * kTileLanes * kTileLanes;
   for (std::int64_t s = 0; s < p.steps; ++run) {
     const std::uint32_t* from = a + *run;
-    for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps) {
-      m.template load<4>(from, row);
-      m.template load<6>(b + s * 2 * kTileLanes, 2 * kLine);
-      m.template multiply<0, 4, 6>();
-      if constexpr (Columns == 2) {
-        m.template load<7>(b + s * 2 * kTileLanes + kTileLanes, 2 * kLine);
-        m.template multiply<1, 4, 7>();
-      }
-      if constexpr (Rows == 2) {
-        m.template load<5>(from + p.a_rows, row);
-        m.template multiply<2, 5, 6>();
-      }
-      if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+    for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps, b += columns) {
+      multiply_steps<Machine, Rows, Columns, Parts>(m, p, from, row, b);
       meanwhile();
     }
   }
@@ -60,30 +93,36 @@ HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&&
     }
   }
 }
-template <class Machine, class Meanwhile>
+template <class Machine, TileParts Parts, class Meanwhile>
 HALFSTEP_TILE_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,
                                                const BlockShape& shape, float* to, const Meanwhile& meanwhile) {
   const std::uint32_t* const a = p.a + r / kTileLanes * p.a_rows;
-  const std::uint32_t* const b = p.b + c * p.steps;
+  const std::uint32_t* const b = p.b + c * p.steps * count_parts(Parts);
   if (shape.rows > kTileLanes) {
     if (shape.columns > kTileLanes) {
-      multiply_block<Machine, 2, 2>(m, p, a, b, to, meanwhile);
+      multiply_block<Machine, 2, 2, Parts>(m, p, a, b, to, meanwhile);
     } else {
-      multiply_block<Machine, 2, 1>(m, p, a, b, to, meanwhile);
+      multiply_block<Machine, 2, 1, Parts>(m, p, a, b, to, meanwhile);
     }
   } else if (shape.columns > kTileLanes) {
-    multiply_block<Machine, 1, 2>(m, p, a, b, to, meanwhile);
+    multiply_block<Machine, 1, 2, Parts>(m, p, a, b, to, meanwhile);
   } else {
-    multiply_block<Machine, 1, 1>(m, p, a, b, to, meanwhile);
+    multiply_block<Machine, 1, 1, Parts>(m, p, a, b, to, meanwhile);
   }
+}
+
+template <class Machine, TileParts Parts>
+HALFSTEP_TILE_UNITS void multiply_tiles_of(const TileProduct& p) {
+  Machine m;
+  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
+    multiply_shape<Machine, Parts>(m, p, r, c, shape, p.c + r * p.ldc + c / kBlockSide * p.c_panel, [] {});
+  });
 }
 
 template <class Machine>
 HALFSTEP_TILE_UNITS void multiply_tiles(const TileProduct& p) {
-  Machine m;
-  for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
-    multiply_shape(m, p, r, c, shape, p.c + r * p.ldc + c, [] {});
-  });
+  p.parts == TileParts::one ? multiply_tiles_of<Machine, TileParts::one>(p)
+                            : multiply_tiles_of<Machine, TileParts::three>(p);
 }
 
 template <class Machine>
@@ -120,7 +159,7 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
   };
   int current = 0;
   for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
-    multiply_shape(m, p, r, c, shape, sums[current], meanwhile);
+    multiply_shape<Machine, TileParts::one>(m, p, r, c, shape, sums[current], meanwhile);
     left.sums = sums[current];
     left.bias = results.bias != nullptr ? results.bias + c : nullptr;
     left.first = left.end = 0;

@@ -11,6 +11,14 @@ namespace halfstep::cpu {
 /// Rows of a tile, and 32-bit lanes of each.
 inline constexpr std::int64_t kTileLanes = 16;
 
+/// What an element is made of: one bfloat16, or several whose sum it is (see split_block.h), largest first.
+enum class TileParts : std::uint8_t {
+  one,
+  three,  ///< Products of less than 2^-25 of the whole are left out: those of parts whose numbers add up to more
+          ///< than 2.
+};
+constexpr std::int64_t count_parts(TileParts parts) { return parts == TileParts::one ? 1 : 3; }
+
 /// c[i][j] = (accumulate ? c[i][j] : 0) + the sum over all steps and both halves of a's and b's pairs, in float32.
 /// Each 32 bits of a and b are a pair of bfloat16 that follow each other along the sum.
 struct TileProduct {
@@ -24,18 +32,24 @@ struct TileProduct {
   /// Where steps of a are in several places: each run of `run_steps`, a multiple of 16, begins `runs[...]` behind a.
   const std::int64_t* runs = nullptr;
   std::int64_t run_steps = 0;
-  const std::uint32_t* b;  ///< panels of 32 columns, step after step
-  float* c;
+  const std::uint32_t* b;  ///< panels of 32 columns, step after step; 16 steps of a part, then those of the next one
+  /// Where that is not how parts and groups of 16 steps lie: from one's to the next one's, of one panel.
+  std::int64_t b_part = 2 * kTileLanes * kTileLanes, b_steps = 0;
+  float* c;  ///< element (i, j) is c[i * ldc + j / 32 * c_panel + j % 32]
   std::int64_t ldc;
+  std::int64_t c_panel = 2 * kTileLanes;
   bool accumulate;
+  TileParts parts = TileParts::one;  ///< multiply_rounded() takes elements of one part
+  std::int64_t a_part = 0;           ///< from a part's steps to the next one's
   /// Memory that multiply_rounded() prefetches into the second-level cache, because the next product reads it.
   const void* next = nullptr;
   std::int64_t next_bytes = 0;
 
-  /// After `steps` is known.
+  /// After `steps` and `parts` are known. Parts of 16 steps lie after each other.
   void set_packed(const std::uint32_t* packed) {
     a = packed;
-    a_row = kTileLanes, a_steps = kTileLanes * kTileLanes, a_rows = steps * kTileLanes;
+    a_row = kTileLanes, a_part = kTileLanes * kTileLanes, a_steps = count_parts(parts) * a_part;
+    a_rows = steps * kTileLanes * count_parts(parts);
   }
 };
 

@@ -69,9 +69,15 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
-  if (native && isa == Isa::amx && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
-  if (native && isa == Isa::amx && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
-  if (native && isa == Isa::amx && tiles_serve(call) && tiles_suit(call.geometry)) return ConvPath::tiles;
+  const bool by_tiles = isa == Isa::amx && (native || call.input.dtype == DType::f32);
+  if (by_tiles && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
+  if (by_tiles && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
+  if (by_tiles && weight_matrix_serves(call) && split_tiles_suit(call.geometry) && amx_usable())
+    return ConvPath::matrix;
+  if (by_tiles && tiles_serve(call)) {
+    const bool suit = native ? tiles_suit(call.geometry) : split_tiles_suit(call.geometry);
+    if (suit) return ConvPath::tiles;
+  }
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call, isa);
 }
@@ -99,7 +105,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   add(ConvPath::tiles, tiles_serve(call));
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
-  add(ConvPath::matrix, matrix_serves(call));
+  add(ConvPath::matrix, matrix_serves(call) || (weight_matrix_serves(call) && isa == Isa::amx && amx_usable()));
   add(ConvPath::windows, isa == Isa::amx && windows_serve(call) && amx_usable());
   add(ConvPath::depthwise, depthwise_serves(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);
@@ -110,9 +116,13 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
 Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::products) return weight_by_products(context, call);
   if (path == ConvPath::pairs) return weight_by_pair_products(context, call);
-  if (path == ConvPath::tiles) return weight_by_tiles(context, call);
   if (path == ConvPath::matrix) return convolve_matrix(context, call);
-  if (path == ConvPath::windows) return convolve_windows(context, call);
+  if (path == ConvPath::windows || path == ConvPath::tiles) {
+    const Status status = path == ConvPath::tiles ? weight_by_tiles(context, call) : convolve_windows(context, call);
+    // Of float32 in parts of bfloat16, where something isn't finite: as without AMX.
+    return status == Status::unsupported ? convolve_by(choose_conv_path(call, Isa::avx512_fp16), context, call)
+                                         : status;
+  }
   if (path == ConvPath::depthwise) {
     const Status status = convolve_depthwise(context, call);
     return status == Status::unsupported ? convolve_by(dense_path(call, compute_isa(), Winograd::off), context, call)

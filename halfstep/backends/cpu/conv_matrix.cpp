@@ -19,13 +19,32 @@ constexpr std::int64_t kFewestByAvx2 = 32;
 constexpr std::int64_t kBytesOfLargeImages = 8 << 20;
 constexpr struct { std::int64_t steps, columns; } kFewestInFloat32[] = {{64, 64}, {96, 16}};
 
+bool sees_each_place_once(const ConvCall& call) {
+  const ConvGeometry& g = call.geometry;
+  return g.groups == 1 && g.kh * g.kw == 1 && g.oh == g.h && g.ow == g.w && g.before[0] == 0 && g.before[1] == 0 &&
+         channels_last(call.input) && channels_last(call.output);
+}
+
+// [O, N H W] times [N H W, C].
+GemmArgs weight_product(const ConvCall& call) {
+  const ConvGeometry& g = call.geometry;
+  GemmArgs product;
+  product.m = g.o, product.n = g.c, product.k = g.n * g.h * g.w;
+  product.a = {call.output.data, call.output.dtype, 1, g.o};
+  product.b = {call.input.data, call.input.dtype, g.c, 1};
+  product.c = call.weight.data, product.c_dtype = call.weight.dtype, product.ldc = g.c;
+  return product;
+}
+
 }  // namespace
 
 bool matrix_serves(const ConvCall& call) noexcept {
-  const ConvGeometry& g = call.geometry;
-  return call.part != ConvPart::weight && g.groups == 1 && g.kh * g.kw == 1 && g.oh == g.h && g.ow == g.w &&
-         g.before[0] == 0 && g.before[1] == 0 && all_floats(call) && channels_last(call.input) &&
-         channels_last(call.output);
+  return call.part != ConvPart::weight && sees_each_place_once(call) && all_floats(call);
+}
+
+bool weight_matrix_serves(const ConvCall& call) noexcept {
+  const bool f32 = call.input.dtype == DType::f32 && call.output.dtype == DType::f32 && call.weight.dtype == DType::f32;
+  return call.part == ConvPart::weight && f32 && sees_each_place_once(call) && channels_last(call.weight);
 }
 
 bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
@@ -42,14 +61,19 @@ bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
 }
 
 bool matrix_suits_tiles(const ConvCall& call) noexcept {
-  const auto is_bf16 = [](const TensorView& t) { return t.dtype == DType::bf16; };
+  const auto all = [&](DType dtype) {
+    return call.input.dtype == dtype && call.weight.dtype == dtype && call.output.dtype == dtype;
+  };
   // Whole tiles along the sum, which are read in place, or whole lines of results; weights are packed in pairs.
   const ConvGeometry& g = call.geometry;
   const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
-  return whole && g.c % 2 == 0 && is_bf16(call.input) && is_bf16(call.weight) && is_bf16(call.output) && amx_usable();
+  const bool suits =
+      (all(DType::bf16) && whole && g.c % 2 == 0) || (all(DType::f32) && std::min(g.c, g.o) >= 2 * kTileLanes);
+  return suits && amx_usable();
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {
+  if (call.part == ConvPart::weight) return gemm(context, weight_product(call));
   const ConvGeometry& g = call.geometry;
   const bool forward = call.part == ConvPart::output;
   const TensorView &from = forward ? call.input : call.output, &to = call.result(), &w = call.weight;

@@ -7,6 +7,7 @@
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_weight_plan.h"
+#include "halfstep/backends/cpu/conv_weight_sums.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
 #include "halfstep/backends/cpu/pair_tile.h"
@@ -418,44 +419,6 @@ struct Job {
   }
 };
 
-// Adds up the terms' sums [O, KH, KW, C] and writes them as the weight lies, rounded once.
-void write_weight(const ConvGeometry& g, const float* sums, std::int64_t stride, std::int64_t terms, float* lines,
-                  TensorView& w) {
-  const std::int64_t columns = g.kh * g.kw * g.c, all = g.o * stride;
-  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / columns);
-  const bool in_order = channels_last(w);
-  parallel_for(g.o, grain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t o = begin; o < end; ++o) {
-      float* const line = lines + o * 2 * columns;
-      std::copy_n(sums + o * stride, columns, line);
-      for (std::int64_t s = 1; s < terms; ++s) {
-        const float* const other = sums + s * all + o * stride;
-        for (std::int64_t i = 0; i < columns; ++i) line[i] += other[i];
-      }
-      if (in_order) {
-        write_row(w, o * columns, 1, columns, line);
-        continue;
-      }
-      // Turned to [C, KH, KW].
-      float* const turned = line + columns;
-      const std::int64_t window = g.kh * g.kw;
-      for (std::int64_t t = 0; t < window; ++t) {
-        for (std::int64_t c = 0; c < g.c; ++c) turned[c * window + t] = line[t * g.c + c];
-      }
-      if (row_major(w)) {
-        write_row(w, o * columns, 1, columns, turned);
-        continue;
-      }
-      for (std::int64_t c = 0; c < g.c; ++c) {
-        for (std::int64_t k = 0; k < g.kh; ++k) {
-          write_row(w, o * w.strides[0] + c * w.strides[1] + k * w.strides[2], w.strides[3], g.kw,
-                    turned + (c * g.kh + k) * g.kw);
-        }
-      }
-    }
-  });
-}
-
 }  // namespace
 
 bool products_serve(const ConvCall& call) noexcept {
@@ -469,7 +432,8 @@ bool pair_products_serve(const ConvCall& call, Isa isa) noexcept {
 }
 
 bool tiles_serve(const ConvCall& call) noexcept {
-  return products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16 && amx_usable();
+  const bool bf16 = products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
+  return (bf16 || split_tiles_serve(call)) && amx_usable();
 }
 
 bool products_suit(const ConvGeometry& g) noexcept {
@@ -509,7 +473,7 @@ Status weight_by(KernelContext* context, ConvCall& call) {
     return Status::failed;
   }
   float* const sums = direct ? static_cast<float*>(w.data) : floats(p.terms * all);
-  float* const lines = direct ? sums : floats(g.o * 2 * p.columns);
+  float* const lines = direct ? sums : floats(weight_line_floats(g));
   if (chunks == nullptr || sums == nullptr || lines == nullptr) {
     context->set_error(context, "convolution: out of memory for the workspace");
     return Status::failed;
@@ -541,7 +505,7 @@ Status weight_by(KernelContext* context, ConvCall& call) {
       one.run(r0, r1, o0, o1, c0, c1);
     }
   });
-  if (!direct) write_weight(g, sums, p.sum_stride(), p.terms, lines, w);
+  if (!direct) write_weight(g, {sums, p.terms, all, p.sum_stride(), g.c, g.c, g.c}, lines, w);
   return Status::ok;
 }
 
@@ -568,6 +532,9 @@ Status weight_by_products(KernelContext* context, ConvCall& call) { return weigh
 Status weight_by_pair_products(KernelContext* context, ConvCall& call) {
   return weight_by<std::uint16_t>(context, call);
 }
-Status weight_by_tiles(KernelContext* context, ConvCall& call) { return weight_by<std::uint16_t, true>(context, call); }
+Status weight_by_tiles(KernelContext* context, ConvCall& call) {
+  if (split_tiles_serve(call)) return weight_by_split_tiles(context, call);
+  return weight_by<std::uint16_t, true>(context, call);
+}
 
 }  // namespace halfstep::cpu

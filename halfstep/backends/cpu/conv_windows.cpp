@@ -2,6 +2,7 @@
 #include "halfstep/backends/cpu/conv_windows.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/split_block.h"
 #include "halfstep/runtime/parallel.h"
 
 #if defined(__x86_64__)
@@ -28,6 +30,9 @@ constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLan
 // bands that it takes together where weights are larger, so that these are read less often.
 constexpr std::int64_t kFewWeights = 512 << 10, kBandBytes = 640 << 10, kBandsAtOnce = 768 << 10;
 constexpr std::int64_t kPackedTogether = 4;  // panels of weights
+// Of float32: rows whose sums are written together, and pairs that are multiplied at a time, those of a panel of
+// weights being in the first-level cache.
+constexpr std::int64_t kRowsAtOnce = 128, kPairsAtOnce = 64;
 // The most elements that one line of results may see. Wide dilations see mostly padding, which would have to be copied.
 constexpr std::int64_t kMostElements = 4 << 20;
 
@@ -36,11 +41,13 @@ struct Windows {
   std::int64_t n, h, w, c, oh, ow, o, kh, kw;
   std::int64_t stride[2], dilation[2], before[2];
   bool turned;  // the weight's taps are in reverse order, and what is summed over are its filters
+  bool split;   // float32, in parts of bfloat16
 
   explicit Windows(const ConvCall& call) {
     const ConvGeometry& g = call.geometry;
     n = g.n, kh = g.kh, kw = g.kw;
     turned = call.part == ConvPart::input;
+    split = call.input.dtype == DType::f32;
     h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
     oh = turned ? g.h : g.oh, ow = turned ? g.w : g.ow, o = turned ? g.c : g.o;
     const std::int64_t window[] = {kh, kw};
@@ -51,6 +58,7 @@ struct Windows {
     }
   }
   const TensorView& from(const ConvCall& call) const { return turned ? call.output : call.input; }
+  std::int64_t parts() const { return split ? kSplitParts : 1; }
 };
 
 /// How bands of images, of `height` lines of the result, lie in the cache: a copy for each pair of remainders of places
@@ -59,7 +67,7 @@ struct Copies {
   std::int64_t height, bands;
   std::int64_t lines, width, size;  // size: elements of a copy
   std::vector<std::int64_t> first;  // [stride * stride] where a copy begins, below 0 for none
-  std::int64_t band = 0;            // elements of all copies
+  std::int64_t band = 0;            // elements of all copies; each part has as many
   std::vector<std::int64_t> runs;   // of a window, in pairs of channels
   std::int64_t run_steps, steps;
 
@@ -99,8 +107,18 @@ struct Copies {
 };
 
 // What `copies` wants of an image for the band that begins at line `line` of the result.
-void copy_band(const Windows& g, const Copies& copies, const std::uint16_t* image, std::int64_t line,
-               std::uint16_t* to) {
+template <class Element>
+void copy_band(const Windows& g, const Copies& copies, const Element* image, std::int64_t line, std::uint16_t* to) {
+  const auto zeros = [&](std::uint16_t* at, std::int64_t n) {
+    for (std::int64_t p = 0; p < g.parts(); ++p) std::fill_n(at + p * copies.band, n, std::uint16_t{0});
+  };
+  const auto copy = [&](const Element* from, std::int64_t n, std::uint16_t* at) {
+    if constexpr (std::is_same_v<Element, float>) {
+      split_along(from, n, {reinterpret_cast<std::uint32_t*>(at), copies.band / 2}, kTileLanes);
+    } else {
+      std::copy_n(from, n, at);
+    }
+  };
   for (std::int64_t phase = 0; phase < g.stride[0] * g.stride[1]; ++phase) {
     if (copies.first[static_cast<std::size_t>(phase)] < 0) continue;
     std::uint16_t* at = to + copies.first[static_cast<std::size_t>(phase)];
@@ -114,36 +132,37 @@ void copy_band(const Windows& g, const Copies& copies, const std::uint16_t* imag
     for (std::int64_t u = 0; u < copies.lines; ++u, at += copies.width * g.c) {
       const std::int64_t y = u * g.stride[0] + i;
       if (y < 0 || y >= g.h) {
-        std::fill_n(at, copies.width * g.c, std::uint16_t{0});
+        zeros(at, copies.width * g.c);
         continue;
       }
-      std::fill_n(at, begin * g.c, std::uint16_t{0});
-      const std::uint16_t* const seen = image + (y * g.w + j) * g.c;
+      zeros(at, begin * g.c);
+      const Element* const seen = image + (y * g.w + j) * g.c;
       if (g.stride[1] == 1) {
-        std::copy_n(seen + begin * g.c, (end - begin) * g.c, at + begin * g.c);
+        copy(seen + begin * g.c, (end - begin) * g.c, at + begin * g.c);
       } else {
-        for (std::int64_t v = begin; v < end; ++v) std::copy_n(seen + v * g.stride[1] * g.c, g.c, at + v * g.c);
+        for (std::int64_t v = begin; v < end; ++v) copy(seen + v * g.stride[1] * g.c, g.c, at + v * g.c);
       }
-      std::fill_n(at + end * g.c, (copies.width - end) * g.c, std::uint16_t{0});
+      zeros(at + end * g.c, (copies.width - end) * g.c);
     }
   }
 }
 
 // Lines of the result in a band: images that don't fit the cache are cut.
 std::int64_t band_height(const Windows& g) {
-  const std::int64_t whole = 2 * Copies(g, g.oh).band;
+  const std::int64_t whole = 2 * g.parts() * Copies(g, g.oh).band;
   return divide_up(g.oh, std::min(g.oh, divide_up(whole, kBandBytes)));
 }
 
 /// The weight in panels of 32 columns of the result, pair by pair along the sum: lines of the window, taps, channels.
+/// Of float32 the parts of 16 pairs follow each other.
 class WindowWeight {
  public:
   WindowWeight(const Windows& g, const TensorView& w, std::int64_t steps)
-      : g_(g), data_(static_cast<const std::uint16_t*>(w.data)), steps_(steps) {
+      : g_(g), data_(static_cast<const char*>(w.data)), steps_(steps) {
     std::copy_n(w.strides, 4, strides_);
   }
   std::size_t bytes() const {
-    return static_cast<std::size_t>(panels() * kWindowPanel * steps_) * sizeof(std::uint32_t);
+    return static_cast<std::size_t>(panels() * kWindowPanel * steps_ * g_.parts()) * sizeof(std::uint32_t);
   }
   std::int64_t panels() const { return divide_up(g_.o, kWindowPanel); }
 
@@ -152,7 +171,9 @@ class WindowWeight {
     parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t first = i * kPackedTogether * kWindowPanel;
-        pack_columns(first, std::min(g_.o - first, kPackedTogether * kWindowPanel), to + first * steps_);
+        const std::int64_t n = std::min(g_.o - first, kPackedTogether * kWindowPanel);
+        std::uint32_t* const at = to + first * steps_ * g_.parts();
+        g_.split ? split_columns_of(first, n, at) : pack_columns(first, n, at);
       }
     });
   }
@@ -164,13 +185,13 @@ class WindowWeight {
       for (std::int64_t l = 0; l < g_.kw; ++l) {
         std::uint32_t* const at = to + (k * g_.kw + l) * g_.c / 2 * kWindowPanel;
         if (g_.turned) {
-          const std::uint16_t* const tap = data_ + (g_.kh - 1 - k) * strides_[2] + (g_.kw - 1 - l) * strides_[3];
+          const auto* const tap = at_tap<std::uint16_t>(g_.kh - 1 - k, g_.kw - 1 - l);
           for (std::int64_t o = 0; o < g_.c; ++o) rows[static_cast<std::size_t>(o)] = tap + o * strides_[0];
           gather_pairs(rows.data(), g_.c / 2, first, n, kWindowPanel, kWindowPanel * steps_,
                        reinterpret_cast<float*>(at), kWindowPanel);
           continue;
         }
-        const std::uint16_t* const tap = data_ + first * strides_[0] + k * strides_[2] + l * strides_[3];
+        const auto* const tap = at_tap<std::uint16_t>(k, l) + first * strides_[0];
         for (std::int64_t j = 0; j < n; j += kWindowPanel) {
           // A pair is 32 bits that are moved, whatever they mean.
           gemm_kernels().pack(DType::f32, tap + j * strides_[0], strides_[0] / 2, 1, std::min(kWindowPanel, n - j),
@@ -180,15 +201,44 @@ class WindowWeight {
     }
   }
 
+  void split_columns_of(std::int64_t first, std::int64_t n, std::uint32_t* to) const {
+    constexpr std::int64_t kPart = kTileLanes * kWindowPanel;
+    const std::int64_t panel = kWindowPanel * steps_ * kSplitParts;
+    for (std::int64_t k = 0; k < g_.kh; ++k) {
+      for (std::int64_t l = 0; l < g_.kw; ++l) {
+        const auto* const tap =
+            g_.turned ? at_tap<float>(g_.kh - 1 - k, g_.kw - 1 - l) + first : at_tap<float>(k, l) + first * strides_[0];
+        std::uint32_t* at = to + (k * g_.kw + l) * g_.c / kSplitGroup * kSplitParts * kPart;
+        for (std::int64_t c = 0; c < g_.c; c += kSplitGroup, at += kSplitParts * kPart) {
+          if (!g_.turned) {
+            for (std::int64_t j = 0; j < n; j += kTileLanes) {
+              split_columns(tap + j * strides_[0] + c, strides_[0], n - j, kSplitGroup,
+                            {at + j / kWindowPanel * panel + j % kWindowPanel, kPart});
+            }
+            continue;
+          }
+          for (std::int64_t i = 0; i < kTileLanes; ++i) {
+            const float* const line = tap + (c + i) * strides_[0];
+            split_across(line, line + kTileLanes * strides_[0], n, {at + i * kWindowPanel, kPart}, panel, 0);
+          }
+        }
+      }
+    }
+  }
+  template <class Element>
+  const Element* at_tap(std::int64_t k, std::int64_t l) const {
+    return reinterpret_cast<const Element*>(data_) + k * strides_[2] + l * strides_[3];
+  }
+
   const Windows& g_;
-  const std::uint16_t* data_;
+  const char* data_;
   std::int64_t strides_[4];
   std::int64_t steps_;
 };
 
 // [channels, taps] as [taps, channels], from channel `first` on.
-void turn_plainly(const std::uint16_t* from, std::int64_t channels, std::int64_t taps, std::int64_t first,
-                  std::uint16_t* to) {
+template <class Element>
+void turn_plainly(const Element* from, std::int64_t channels, std::int64_t taps, std::int64_t first, Element* to) {
   for (std::int64_t t = 0; t < taps; ++t) {
     for (std::int64_t c = first; c < channels; ++c) to[t * channels + c] = from[c * taps + t];
   }
@@ -234,22 +284,66 @@ class TapTurner {
 #endif
 
 // A row-major [O, C, KH, KW] with the channels next to each other.
-void channels_next(const Windows& g, const TensorView& w, std::uint16_t* to) {
+template <class Element>
+void channels_next(const Windows& g, const TensorView& w, Element* to) {
   const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
-  const auto* const from = static_cast<const std::uint16_t*>(w.data);
+  const auto* const from = static_cast<const Element*>(w.data);
   const auto each_filter = [&](auto&& turn) {
     parallel_for(w.sizes[0], row_grain(taps * channels), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t o = begin; o < end; ++o) turn(from + o * channels * taps, to + o * channels * taps);
     });
   };
 #if defined(__x86_64__)
-  if (taps <= TapTurner::kMostTaps && compute_isa() >= Isa::avx512) {
-    const TapTurner turner(taps);
-    return each_filter([&](const std::uint16_t* filter, std::uint16_t* at) { turner.turn(filter, channels, at); });
+  if constexpr (sizeof(Element) == 2) {
+    if (taps <= TapTurner::kMostTaps && compute_isa() >= Isa::avx512) {
+      const TapTurner turner(taps);
+      return each_filter([&](const Element* filter, Element* at) { turner.turn(filter, channels, at); });
+    }
   }
 #endif
-  each_filter([&](const std::uint16_t* filter, std::uint16_t* at) { turn_plainly(filter, channels, taps, 0, at); });
+  each_filter([&](const Element* filter, Element* at) { turn_plainly(filter, channels, taps, 0, at); });
 }
+
+/// A band of float32, times panels of the weight.
+struct SplitBand {
+  const Windows& g;
+  const Copies& copies;
+  const AmxKernels& amx;
+  const std::vector<std::int32_t>& rows;
+  const std::uint32_t *band, *weight;
+  float* sums;  // of kRowsAtOnce rows and the panels' columns
+
+  // Of [0, columns), with `bias` of these or null, to lines at `to`. False where a sum isn't finite.
+  bool multiply(std::int64_t columns, const float* bias, float* to, bool stream) const {
+    TileProduct product = {};
+    product.parts = TileParts::three, product.a_part = copies.band / 2;
+    product.a_row = g.c / 2, product.a_steps = kTileLanes, product.a_rows = kTileLanes * product.a_row;
+    product.ldc = kWindowPanel;
+    const std::int64_t all = static_cast<std::int64_t>(rows.size());
+    bool finite = true;
+    for (std::int64_t r = 0; r < all; r += kRowsAtOnce) {
+      product.rows = std::min(kRowsAtOnce, all - r);
+      for (std::int64_t j = 0; j < columns; j += kWindowPanel) {
+        product.columns = std::min(kWindowPanel, columns - j);
+        product.c = sums + j * kRowsAtOnce;
+        product.b = weight + j * copies.steps * kSplitParts;
+        product.accumulate = false;
+        for (const std::int64_t run : copies.runs) {
+          for (std::int64_t s = 0; s < copies.run_steps; s += product.steps) {
+            product.steps = std::min(kPairsAtOnce, copies.run_steps - s);
+            product.a = band + r * product.a_row + run + s;
+            amx.multiply(product);
+            product.b += product.steps * kWindowPanel * kSplitParts;
+            product.accumulate = true;
+          }
+        }
+      }
+      const PanelSums block = {sums, kWindowPanel * kRowsAtOnce, product.rows, columns, bias, rows.data() + r};
+      finite = copy_finite(block, to, g.o, stream) && finite;
+    }
+    return finite;
+  }
+};
 
 Status no_room_for_windows(KernelContext* context) {
   context->set_error(context, "convolution: out of memory for the workspace");
@@ -260,9 +354,11 @@ Status no_room_for_windows(KernelContext* context) {
 
 bool windows_serve(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
-  const bool bf16 =
-      call.input.dtype == DType::bf16 && call.weight.dtype == DType::bf16 && call.output.dtype == DType::bf16;
-  if (!bf16 || g.groups != 1 || call.part == ConvPart::weight) return false;
+  const DType dtype = call.input.dtype;
+  if ((dtype != DType::bf16 && dtype != DType::f32) || call.weight.dtype != dtype || call.output.dtype != dtype) {
+    return false;
+  }
+  if (g.groups != 1 || call.part == ConvPart::weight) return false;
   if (!channels_last(call.input) || !channels_last(call.output)) return false;
   if (!channels_last(call.weight) && !row_major(call.weight)) return false;
   // Of an input gradient's windows none may begin further inside of the image than its first place.
@@ -295,50 +391,70 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
   TensorView w = call.weight;
   const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
   const std::int64_t next_strides[] = {taps * channels, 1, g.kw * channels, channels};
-  std::uint16_t* turned = nullptr;
+  char* turned = nullptr;
   const bool copied = !channels_last(w);
   if (copied) {
-    if (!take_workspace(context, static_cast<std::size_t>(w.numel), turned)) return no_room_for_windows(context);
+    const auto bytes = static_cast<std::size_t>(w.numel) * item_size(w.dtype);
+    if (!take_workspace(context, bytes, turned)) return no_room_for_windows(context);
     w.data = turned, w.strides = next_strides;
   }
   const WindowWeight weight(g, w, copies.steps);
   // For packed_weight(): below int8's orders.
   constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;
-  const PackedWeight packed = packed_weight(context, call.weight_storage, call.weight,
-                                            g.turned ? kInputOrder : kOutputOrder, 0, weight.bytes(), [&](void* to) {
-                                              if (runs_dry(context)) return true;
-                                              if (copied) channels_next(g, call.weight, turned);
-                                              weight.pack(static_cast<std::uint32_t*>(to));
-                                              return true;
-                                            });
+  const PackedWeight packed =
+      packed_weight(context, call.weight_storage, call.weight, g.turned ? kInputOrder : kOutputOrder, g.parts(),
+                    weight.bytes(), [&](void* to) {
+                      if (runs_dry(context)) return true;
+                      if (copied && g.split) {
+                        channels_next(g, call.weight, reinterpret_cast<float*>(turned));
+                      } else if (copied) {
+                        channels_next(g, call.weight, reinterpret_cast<std::uint16_t*>(turned));
+                      }
+                      weight.pack(static_cast<std::uint32_t*>(to));
+                      return true;
+                    });
   if (packed.data == nullptr) return no_room_for_windows(context);
 
   const std::int64_t threads = num_threads(), panels = weight.panels(), bands = g.n * copies.bands;
   const std::int64_t most = static_cast<std::int64_t>(weight.bytes()) <= kFewWeights
                                 ? 1
-                                : std::clamp<std::int64_t>(kBandsAtOnce / (2 * copies.band), 1, bands);
+                                : std::clamp<std::int64_t>(kBandsAtOnce / (2 * g.parts() * copies.band), 1, bands);
   const std::int64_t groups = std::min(bands, round_up(divide_up(bands, most), threads));
   const std::int64_t parts = std::min(panels, divide_up(threads, groups)), jobs = groups * parts;
-  const std::int64_t workers = num_workers(jobs), each = round_up(divide_up(bands, groups) * copies.band, 32);
+  const std::int64_t all_parts = g.parts() * copies.band;  // of a band
+  const std::int64_t workers = num_workers(jobs), each = round_up(divide_up(bands, groups) * all_parts, 32);
+  const std::int64_t most_sums = g.split ? kRowsAtOnce * divide_up(panels, parts) * kWindowPanel : 0;
   std::uint16_t* room = nullptr;
-  if (!take_workspace(context, static_cast<std::size_t>(workers * each), room)) return no_room_for_windows(context);
+  float* all_sums = nullptr;
+  if (!take_workspace(context, static_cast<std::size_t>(workers * each), room) ||
+      !take_workspace(context, static_cast<std::size_t>(workers * most_sums), all_sums)) {
+    return no_room_for_windows(context);
+  }
   if (runs_dry(context)) return Status::ok;
   if (bias != nullptr) read_row(*call.bias, 0, call.bias->strides[0], g.o, bias);
 
   const std::vector<std::int32_t> all_rows = copies.rows_of(g, copies.height),
                                   last_rows = copies.rows_of(g, g.oh - (copies.bands - 1) * copies.height);
   const AmxKernels amx = amx_kernels(amx_usable());
-  const bool stream = written_past_caches(2 * result.numel);
-  const auto* const images = static_cast<const std::uint16_t*>(g.from(call).data);
+  const bool stream = written_past_caches(result);
+  std::atomic<bool> finite{true};
+  const void* const images = g.from(call).data;
   const auto line_of = [&](std::int64_t band) { return band % copies.bands * copies.height; };
-  const auto image_of = [&](std::int64_t band) { return images + band / copies.bands * g.h * g.w * g.c; };
+  const auto image_of = [&](auto tag, std::int64_t band) {
+    return static_cast<const decltype(tag)*>(images) + band / copies.bands * g.h * g.w * g.c;
+  };
   parallel_jobs(jobs, workers, [&](std::int64_t job, std::int64_t worker) {
     const std::int64_t group = job / parts, part = job % parts;
     const std::int64_t first = bands * group / groups, last = bands * (group + 1) / groups;
     const std::int64_t panel = panels * part / parts, end = panels * (part + 1) / parts;
     std::uint16_t* const copy = room + worker * each;
     for (std::int64_t i = first; i < last; ++i) {
-      copy_band(g, copies, image_of(i), line_of(i), copy + (i - first) * copies.band);
+      std::uint16_t* const to = copy + (i - first) * all_parts;
+      if (g.split) {
+        copy_band(g, copies, image_of(float{}, i), line_of(i), to);
+      } else {
+        copy_band(g, copies, image_of(std::uint16_t{}, i), line_of(i), to);
+      }
     }
     const std::int64_t chunk = last - first == 1 ? end - panel : 1;
     for (std::int64_t p = panel; p < end; p += chunk) {
@@ -348,10 +464,18 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
       product.columns = std::min(g.o - column, chunk * kWindowPanel);
       product.a_row = g.c / 2, product.a_steps = kTileLanes, product.a_rows = kTileLanes * product.a_row;
       product.runs = copies.runs.data(), product.run_steps = copies.run_steps;
-      product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps;
+      product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps * g.parts();
       for (std::int64_t i = first; i < last; ++i) {
         const auto& rows = line_of(i) + copies.height >= g.oh ? last_rows : all_rows;
-        product.a = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * copies.band);
+        product.a = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * all_parts);
+        const std::int64_t line = i / copies.bands * g.oh + line_of(i);
+        const float* const own_bias = bias != nullptr ? bias + column : nullptr;
+        if (g.split) {
+          const SplitBand band{g, copies, amx, rows, product.a, product.b, all_sums + worker * most_sums};
+          auto* const to = static_cast<float*>(result.data) + line * g.ow * g.o + column;
+          if (!band.multiply(product.columns, own_bias, to, stream)) finite.store(false, std::memory_order_relaxed);
+          continue;
+        }
         product.rows = static_cast<std::int64_t>(rows.size());
         // What comes next: the next columns' weights, or bands that this thread most likely takes then.
         const std::int64_t next = i + last - first;
@@ -360,20 +484,19 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
           product.next = product.b + kWindowPanel * copies.steps;
           if (i == first) product.next_bytes = 4 * kWindowPanel * copies.steps;
         } else if (next < bands && copies.sees_all()) {
-          const std::int64_t line = std::clamp<std::int64_t>(line_of(next) * g.stride[0] - g.before[0], 0, g.h),
-                             lines = std::min(copies.lines * g.stride[0], g.h - line);
-          product.next = image_of(next) + line * g.w * g.c;
+          const std::int64_t seen = std::clamp<std::int64_t>(line_of(next) * g.stride[0] - g.before[0], 0, g.h),
+                             lines = std::min(copies.lines * g.stride[0], g.h - seen);
+          product.next = image_of(std::uint16_t{}, next) + seen * g.w * g.c;
           product.next_bytes = 2 * lines * g.w * g.c;
         }
-        auto* const to =
-            static_cast<std::uint16_t*>(result.data) + (i / copies.bands * g.oh + line_of(i)) * g.ow * g.o + column;
-        amx.multiply_rounded(product, {to, g.o, bias != nullptr ? bias + column : nullptr, false, rows.data(), stream});
+        auto* const to = static_cast<std::uint16_t*>(result.data) + line * g.ow * g.o + column;
+        amx.multiply_rounded(product, {to, g.o, own_bias, false, rows.data(), stream});
       }
     }
     amx.release();
     if (stream) amx.fence();
   });
-  return Status::ok;
+  return finite ? Status::ok : Status::unsupported;
 }
 
 }  // namespace halfstep::cpu

@@ -90,7 +90,9 @@ GemmArgs tidy(const GemmArgs& args) {
   return g;
 }
 
-double work_per_thread(GemmPath path) { return path == GemmPath::tiles ? kTilesWorkPerThread : kGemmWorkPerThread; }
+double work_per_thread(GemmPath path) {
+  return path == GemmPath::tiles || path == GemmPath::split ? kTilesWorkPerThread : kGemmWorkPerThread;
+}
 
 int threads_for(const GemmArgs& g, GemmPath path) {
   const double units = path == GemmPath::narrow
@@ -104,6 +106,7 @@ std::size_t workspace_for(const GemmArgs& g, GemmPath path, int threads) {
   if (path == GemmPath::blocked) return blocked_workspace(g, threads);
   if (path == GemmPath::narrow) return narrow_workspace(g, threads);
   if (path == GemmPath::tiles) return tiles_workspace(g, threads);
+  if (path == GemmPath::split) return split_workspace(g, threads);
   return 0;
 }
 
@@ -114,6 +117,8 @@ void run(const GemmArgs& g, GemmPath path, int threads, void* workspace) {
     gemm_narrow(g, threads, workspace);
   } else if (path == GemmPath::tiles) {
     gemm_tiles(g, threads, workspace);
+  } else if (path == GemmPath::split) {
+    gemm_split(g, threads, workspace);
   } else {
     gemm_reference(g);
   }
@@ -227,6 +232,9 @@ GemmPath choose_gemm_path(const GemmArgs& g, Isa isa) noexcept {
   if (isa == Isa::amx && work(g) >= kWorkForUnits && tiles_serve(g) && amx_usable() && tiles_suit(g)) {
     return GemmPath::tiles;
   }
+  if (isa == Isa::amx && work(g) >= kWorkForUnits && split_serves(g) && amx_usable() && split_suits(g)) {
+    return GemmPath::split;
+  }
   const bool bf16_units = g.a.dtype == DType::bf16 && has_bf16_units(isa);
   // Without AMX for f16, oneDNN's products convert it to float32 as they go, which takes 0.85 to 0.95 of our time.
   const bool f16_units = g.a.dtype == DType::f16 && isa >= Isa::avx512_fp16;
@@ -248,6 +256,7 @@ Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args) {
   if (path == GemmPath::narrow && !is_narrow(g)) return Status::unsupported;
   if (path == GemmPath::onednn && !onednn_serves(g)) return Status::unsupported;
   if (path == GemmPath::tiles && !tiles_serve(g)) return Status::unsupported;
+  if (path == GemmPath::split && !split_serves(g)) return Status::unsupported;
   return run_by(path, context, g);
 }
 

@@ -56,6 +56,7 @@ enum class GemmPath : std::uint8_t {
   blocked,    ///< our float32 kernel on packed blocks; 16-bit operands are widened while they are packed
   onednn,     ///< 16-bit units of the processor, through oneDNN
   tiles,      ///< bf16 by our own kernels for AMX
+  split,      ///< float32 on the units of AMX, as sums of bf16
 };
 
 /// Which way a product goes on a processor with `isa`: a function of shape and dtypes alone, never of timing (and with
@@ -63,8 +64,8 @@ enum class GemmPath : std::uint8_t {
 HS_API GemmPath choose_gemm_path(const GemmArgs& args, Isa isa) noexcept;
 
 /// As gemm(), by a given path, for tests and measurements. `reference` serves f64 and integers only, the others serve
-/// the rest; `onednn` takes what oneDNN can compute on this processor, and `tiles` most operands of
-/// bf16, by a model of the tiles where there is no AMX; else they return unsupported.
+/// the rest; `onednn` takes what oneDNN can compute on this processor, `tiles` most operands of bf16 and `split` most
+/// of f32, by a model of the tiles where there is no AMX; else they return unsupported.
 HS_API Status gemm_by(GemmPath path, KernelContext* context, const GemmArgs& args);
 
 }  // namespace halfstep::cpu

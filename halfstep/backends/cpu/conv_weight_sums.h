@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the sums that a convolution's weight gradient is made of to the gradient.
+#pragma once
+
+#include <cstdint>
+
+#include "halfstep/backends/cpu/onednn.h"
+#include "halfstep/runtime/kernel.h"
+
+namespace halfstep::cpu {
+
+/// Parts of the gradient that are to be added: filter o's sum at tap t and channel c is, for each term,
+/// sums[term * all + o * filter + t * tap + c / run * next_run + c % run].
+struct WeightSums {
+  const float* sums;
+  std::int64_t terms, all;
+  std::int64_t filter, tap;
+  std::int64_t run, next_run;
+};
+
+/// Floats of scratch memory that write_weight() needs.
+std::int64_t weight_line_floats(const ConvGeometry& geometry);
+/// Adds up the terms in their order and writes them to `w`, of any layout and floating dtype, rounded once. False where
+/// a sum isn't finite.
+bool write_weight(const ConvGeometry& geometry, const WeightSums& from, float* lines, TensorView& w);
+
+}  // namespace halfstep::cpu

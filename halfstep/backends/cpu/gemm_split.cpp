@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of float32 on the tiles of AMX, which multiply bfloat16 about 15 times as fast as the vector units multiply
+// float32. Each operand is the exact sum of three bfloat16 (split_block.h). Six of the nine products of parts are
+// computed; the other three are less than 2^-24 of the whole together, what one rounding of float32 may be. Sums are
+// float32, and few are added one after another: the tiles add up 32 products before they round the sum of all.
+//
+// An infinite or NaN operand, or one that rounds to 2^128, makes every sum with it infinite or NaN, though not always
+// as it would be without parts. Blocks of the result with such a sum are computed again on the vector units.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "halfstep/backends/cpu/amx_tile.h"
+#include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/past_caches.h"
+#include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/backends/cpu/split_block.h"
+#include "halfstep/runtime/parallel.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
+// 32 bits of all parts of 16 pairs: of one row, and of a panel of columns.
+constexpr std::int64_t kRowGroup = kSplitParts * kTileLanes, kPanelGroup = kSplitParts * kTileLanes * kSplitPanel;
+// Steps up to which a sum is made in one go; steps, rows and columns at a time of longer ones, whose packed parts and
+// sums stay in the second-level cache together.
+constexpr std::int64_t kSplitInOneGo = 512, kSplitSteps = 128, kSplitRows = 512, kSplitColumns = 384;
+// Of these, pairs that are multiplied at a time: those of a panel stay in the first-level cache for all rows.
+constexpr std::int64_t kSplitPairs = 64;
+// Bytes of packed columns, of packed rows, and of sums in one go.
+constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
+// Results bypass the caches from twice the size of past_caches.h on, as those of gemm_tiles.cpp.
+constexpr std::int64_t kSplitStreamed = 2;
+// The fewest rows and columns, and steps.
+constexpr std::int64_t kFewestSplit = 32, kFewestSteps = 32;
+
+struct SplitSide {
+  const float* data;
+  std::int64_t count, outer, k;          // strides, one of them 1
+  bool along() const { return k == 1; }  // steps lie side by side
+  const float* at(std::int64_t i, std::int64_t step) const { return data + i * outer + step * k; }
+};
+SplitSide rows_of(const GemmArgs& g) {
+  return {static_cast<const float*>(g.a.data), g.m, g.a.row_stride, g.a.col_stride};
+}
+SplitSide columns_of(const GemmArgs& g) {
+  return {static_cast<const float*>(g.b.data), g.n, g.b.col_stride, g.b.row_stride};
+}
+
+/// Cycles to split and pack an element, about, those of a product, and those to write a result.
+constexpr double kAcross = 0.4, kTurned = 0.8, kSplitProduct = 6.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
+
+struct SplitPlan {
+  bool swap;  // the result is computed turned
+  SplitSide rows, columns;
+  std::int64_t at_once;                  // steps in one go, a multiple of 32
+  std::int64_t row_parts, column_parts;  // among threads
+  std::int64_t block_rows, chunk_columns;
+};
+
+double row_cost(const SplitSide& s) { return s.along() ? kAcross : kTurned; }
+double column_cost(const SplitSide& s) { return s.along() ? kTurned : kAcross; }
+double packing_cost(const GemmArgs& g, const SplitSide& rows, const SplitSide& columns, double write) {
+  return static_cast<double>(g.k) * (static_cast<double>(rows.count) * row_cost(rows) +
+                                     static_cast<double>(columns.count) * column_cost(columns)) +
+         static_cast<double>(g.m * g.n) * write;
+}
+
+SplitPlan split_plan(const GemmArgs& g, int threads) {
+  SplitPlan p = {};
+  p.rows = rows_of(g), p.columns = columns_of(g);
+  p.swap = packing_cost(g, p.columns, p.rows, kWriteTurned) < packing_cost(g, p.rows, p.columns, kWrite);
+  if (p.swap) std::swap(p.rows, p.columns);
+  const std::int64_t steps = round_up(g.k, kSplitGroup);
+  const bool in_one_go = steps <= kSplitInOneGo;
+  p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, kSplitSteps)), kSplitGroup);
+  const auto fits = [&](std::int64_t bytes) {
+    return std::max(bytes / (2 * kSplitParts * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
+  };
+  p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes), kSplitRows) : kSplitRows;
+  p.chunk_columns = in_one_go ? fits(kSplitColumnBytes) : kSplitColumns;
+  double least = 0;
+  for (std::int64_t parts = 1; parts <= threads; ++parts) {
+    if (threads % parts != 0) continue;
+    const std::int64_t r = round_up(divide_up(p.rows.count, parts), kSplitPanel),
+                       c = round_up(divide_up(p.columns.count, threads / parts), kSplitPanel);
+    const std::int64_t again_rows = divide_up(c, p.chunk_columns),
+                       again_columns = in_one_go ? 1 : divide_up(r, p.block_rows);
+    const double work = kSplitProduct * static_cast<double>(r * c) +
+                        row_cost(p.rows) * static_cast<double>(r * again_rows) +
+                        column_cost(p.columns) * static_cast<double>(c * again_columns);
+    if (parts == 1 || work < least) least = work, p.row_parts = parts, p.column_parts = threads / parts;
+  }
+  // Equal blocks of what a thread has.
+  const auto equal = [](std::int64_t count, std::int64_t parts, std::int64_t most) {
+    const std::int64_t own = parts == 1 ? count : std::min(count, divide_up(count, parts) + kSplitPanel - 1);
+    return round_up(divide_up(own, divide_up(own, most)), kSplitPanel);
+  };
+  p.chunk_columns = equal(p.columns.count, p.column_parts, p.chunk_columns);
+  if (in_one_go) {
+    const std::int64_t rows = kSplitSumBytes / 4 / p.chunk_columns / kSplitPanel * kSplitPanel;
+    p.block_rows = std::clamp(rows, kSplitPanel, p.block_rows);
+  }
+  p.block_rows = equal(p.rows.count, p.row_parts, p.block_rows);
+  return p;
+}
+
+struct SplitScratch {
+  std::uint32_t *rows, *columns;  // a part for each thread
+  float *sums, *bias;
+  float* zeros;  // for steps behind the last one
+  char* again;   // for blocks that are computed again
+  std::int64_t row_size, column_size, sum_size;
+  std::size_t again_size;
+};
+
+// Rows and columns as the plan has them.
+GemmArgs sub_product(const GemmArgs& g, bool swap, std::int64_t r, std::int64_t rows, std::int64_t c,
+                     std::int64_t columns) {
+  if (swap) std::swap(r, c), std::swap(rows, columns);
+  GemmArgs one = g;
+  one.m = rows, one.n = columns;
+  const auto item = [](DType dtype) { return static_cast<std::int64_t>(item_size(dtype)); };
+  one.a.data = static_cast<const char*>(g.a.data) + r * g.a.row_stride * item(g.a.dtype);
+  one.b.data = static_cast<const char*>(g.b.data) + c * g.b.col_stride * item(g.b.dtype);
+  one.c = static_cast<char*>(g.c) + (r * g.ldc + c) * item(g.c_dtype);
+  if (g.bias != nullptr) one.bias = static_cast<const char*>(g.bias) + c * item(g.bias_dtype);
+  return one;
+}
+
+SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Carver& carver) {
+  SplitScratch s = {};
+  s.row_size = p.block_rows * p.at_once / kSplitGroup * kRowGroup;
+  s.column_size = p.chunk_columns / kSplitPanel * p.at_once / kSplitGroup * kPanelGroup;
+  s.sum_size = p.block_rows * p.chunk_columns;
+  s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(s.row_size * threads));
+  s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_size * threads));
+  s.sums = carver.floats(s.sum_size * threads);
+  if (g.bias != nullptr) s.bias = carver.floats(g.n);
+  s.zeros = carver.floats(std::max(p.block_rows, p.chunk_columns));
+  for (const std::int64_t columns : {std::min(p.columns.count, kSplitPanel), p.columns.count % kSplitPanel}) {
+    if (columns == 0) continue;
+    const GemmArgs panel = sub_product(g, p.swap, 0, std::min(p.rows.count, kSplitPanel), 0, columns);
+    s.again_size = std::max(s.again_size, blocked_workspace(panel, 1));
+  }
+  s.again_size = whole_lines(s.again_size);
+  s.again = static_cast<char*>(carver.bytes(s.again_size * static_cast<std::size_t>(threads)));
+  return s;
+}
+
+class SplitProduct {
+ public:
+  SplitProduct(const GemmArgs& g, const SplitPlan& p, const SplitScratch& scratch)
+      : g_(g),
+        p_(p),
+        scratch_(scratch),
+        rows_(p.rows),
+        columns_(p.columns),
+        plain_(!p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.beta == 0 &&
+               g.activation == GemmActivation::none),
+        stream_(plain_ && written_past_caches(4 * g.m * g.n / kSplitStreamed)) {}
+
+  void run() const {
+    if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
+    std::fill_n(scratch_.zeros, std::max(p_.block_rows, p_.chunk_columns), 0.0F);
+    parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t) part(t);
+      amx_.release();
+      if (stream_) amx_.fence();
+    });
+  }
+
+ private:
+  static std::int64_t edge(std::int64_t count, std::int64_t parts, std::int64_t i) {
+    return i == parts ? count : count * i / parts / kSplitPanel * kSplitPanel;
+  }
+
+  void part(std::int64_t t) const {
+    const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
+    const std::int64_t r0 = edge(rows_.count, p_.row_parts, row), r1 = edge(rows_.count, p_.row_parts, row + 1),
+                       c0 = edge(columns_.count, p_.column_parts, column),
+                       c1 = edge(columns_.count, p_.column_parts, column + 1);
+    std::uint32_t* const columns = scratch_.columns + t * scratch_.column_size;
+    for (std::int64_t c = c0; c < c1 && r0 < r1; c += p_.chunk_columns) {
+      const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
+      if (p_.at_once >= g_.k) pack_columns(c, chunk, 0, columns);
+      for (std::int64_t r = r0; r < r1; r += p_.block_rows) {
+        multiply(t, r, std::min(r1, r + p_.block_rows) - r, c, chunk);
+      }
+    }
+  }
+
+  void multiply(std::int64_t t, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t chunk) const {
+    std::uint32_t* const packed_rows = scratch_.rows + t * scratch_.row_size;
+    std::uint32_t* const packed_columns = scratch_.columns + t * scratch_.column_size;
+    float* const sums = scratch_.sums + t * scratch_.sum_size;
+    const bool in_one_go = p_.at_once >= g_.k;
+    for (std::int64_t k = 0; k < g_.k; k += p_.at_once) {
+      TileProduct product = {};
+      product.parts = TileParts::three;
+      const std::int64_t steps = round_up(std::min(p_.at_once, g_.k - k), kSplitGroup) / 2;
+      product.steps = steps;
+      product.rows = rows;
+      product.set_packed(packed_rows);
+      product.ldc = kSplitPanel;
+      pack_rows(r, rows, k, packed_rows);
+      if (!in_one_go) pack_columns(c, chunk, k, packed_columns);
+      for (std::int64_t j = 0; j < chunk; j += kSplitPanel) {
+        product.columns = std::min(kSplitPanel, chunk - j);
+        product.c = sums + j * p_.block_rows;
+        for (std::int64_t s = 0; s < steps; s += kSplitPairs) {
+          product.steps = std::min(kSplitPairs, steps - s);
+          product.accumulate = k > 0 || s > 0;
+          product.a = packed_rows + s / kTileLanes * product.a_steps;
+          product.b = packed_columns + (j * steps + s * kSplitPanel) * kSplitParts;
+          amx_.multiply(product);
+        }
+      }
+    }
+    finish(t, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
+  }
+
+  // Writes a block of the result.
+  void finish(std::int64_t t, const PanelSums& block, std::int64_t r, std::int64_t c) const {
+    auto* const to = plain_ ? static_cast<float*>(g_.c) + r * g_.ldc + c : nullptr;
+    if (!copy_finite(block, to, g_.ldc, stream_)) return again(t, r, block.rows, c, block.columns);
+    for (std::int64_t j = 0; j < block.columns && !plain_; j += kSplitPanel) {
+      kernels_.finish(epilogue(g_, p_.swap, block.sums + j / kSplitPanel * block.panel, kSplitPanel, r, block.rows,
+                               c + j, std::min(kSplitPanel, block.columns - j), scratch_.bias));
+    }
+  }
+  void again(std::int64_t t, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) const {
+    for (std::int64_t j = 0; j < columns; j += kSplitPanel) {
+      for (std::int64_t i = 0; i < rows; i += kSplitPanel) {
+        const GemmArgs panel =
+            sub_product(g_, p_.swap, r + i, std::min(rows - i, kSplitPanel), c + j, std::min(columns - j, kSplitPanel));
+        gemm_blocked(panel, 1, scratch_.again + static_cast<std::size_t>(t) * scratch_.again_size);
+      }
+    }
+  }
+
+  // Line `step` of an operand whose steps don't lie side by side, from its element `first` on.
+  const float* line(const SplitSide& s, std::int64_t first, std::int64_t step) const {
+    return step < g_.k ? s.at(first, step) : scratch_.zeros;
+  }
+
+  void pack_rows(std::int64_t first, std::int64_t count, std::int64_t k, std::uint32_t* to) const {
+    const std::int64_t n = std::min(p_.at_once, g_.k - k), groups = divide_up(n, kSplitGroup);
+    constexpr std::int64_t kPart = kTileLanes * kTileLanes, kGroup = kSplitParts * kPart;
+    if (rows_.along()) {
+      for (std::int64_t r = 0; r < count; ++r) {
+        std::uint32_t* const at = to + r / kTileLanes * groups * kGroup + r % kTileLanes * kTileLanes;
+        split_along(rows_.at(first + r, k), n, {at, kPart}, kGroup);
+      }
+      return;
+    }
+    std::array<const float*, kSplitGroup> lines;
+    const std::int64_t ahead = kSplitGroup * rows_.k;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      for (std::int64_t i = 0; i < kSplitGroup; ++i) {
+        lines[static_cast<std::size_t>(i)] = line(rows_, first, k + group * kSplitGroup + i);
+      }
+      for (std::int64_t r = 0; r < count; r += kTileLanes) {
+        split_turned(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kPart}, ahead);
+        for (const float*& at : lines) at += kTileLanes;
+      }
+    }
+  }
+
+  void pack_columns(std::int64_t first, std::int64_t count, std::int64_t k, std::uint32_t* to) const {
+    const std::int64_t n = std::min(p_.at_once, g_.k - k), groups = divide_up(n, kSplitGroup);
+    constexpr std::int64_t kPart = kTileLanes * kSplitPanel;
+    for (std::int64_t group = 0; group < groups; ++group) {
+      std::uint32_t* const at = to + group * kPanelGroup;
+      const std::int64_t step = k + group * kSplitGroup, inside = std::min(kSplitGroup, k + n - step);
+      if (columns_.along()) {
+        for (std::int64_t j = 0; j < count; j += kTileLanes) {
+          std::uint32_t* const panel = at + j / kSplitPanel * groups * kPanelGroup + j % kSplitPanel;
+          split_columns(columns_.at(first + j, step), columns_.outer, count - j, inside, {panel, kPart});
+        }
+        continue;
+      }
+      for (std::int64_t i = 0; i < kTileLanes; ++i) {
+        split_across(line(columns_, first, step + i), line(columns_, first, step + i + kTileLanes), count,
+                     {at + i * kSplitPanel, kPart}, groups * kPanelGroup, kSplitGroup * columns_.k);
+      }
+    }
+  }
+
+  const GemmArgs& g_;
+  const SplitPlan& p_;
+  const SplitScratch& scratch_;
+  const SplitSide &rows_, &columns_;
+  const bool plain_;   // sums are the results
+  const bool stream_;  // results bypass the caches
+  const AmxKernels amx_ = amx_kernels(amx_usable());
+  const GemmKernels& kernels_ = gemm_kernels();
+};
+
+}  // namespace
+
+bool split_serves(const GemmArgs& g) noexcept {
+  const SplitSide a = rows_of(g), b = columns_of(g);
+  return g.a.dtype == DType::f32 && g.b.dtype == DType::f32 && (a.k == 1 || a.outer == 1) && (b.k == 1 || b.outer == 1);
+}
+
+bool split_suits(const GemmArgs& g) noexcept { return std::min(g.m, g.n) >= kFewestSplit && g.k >= kFewestSteps; }
+
+std::size_t split_workspace(const GemmArgs& args, int threads) {
+  const SplitPlan plan = split_plan(args, threads);
+  Carver carver(nullptr);
+  carve_split(args, plan, threads, carver);
+  return carver.used();
+}
+
+void gemm_split(const GemmArgs& args, int threads, void* workspace) {
+  const SplitPlan plan = split_plan(args, threads);
+  Carver carver(workspace);
+  const SplitScratch scratch = carve_split(args, plan, threads, carver);
+  SplitProduct(args, plan, scratch).run();
+}
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/split_block.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "halfstep/backends/cpu/isa.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HALFSTEP_SPLIT_UNITS __attribute__((target("avx512f,avx512bw")))
+#endif
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kSplitLanes = 16;
+constexpr std::int64_t kSplitAhead = 512;  // numbers: lines are read one after another, mostly
+constexpr std::uint32_t kUpper = 0xFFFF0000, kHalfOfLower = 0x8000, kExponent = 0x7F800000;
+
+// Parts as the upper halves of float32. Ties are rounded away from zero, which leaves no more behind than to even.
+std::array<std::uint32_t, kSplitParts> split(float x) {
+  const auto rounded = [](float v) { return (std::bit_cast<std::uint32_t>(v) + kHalfOfLower) & kUpper; };
+  const std::uint32_t first = rounded(x);
+  const float left = x - std::bit_cast<float>(first);
+  const std::uint32_t second = rounded(left);
+  return {first, second, std::bit_cast<std::uint32_t>(left - std::bit_cast<float>(second))};
+}
+void store_pair(float first, float second, const SplitTo& to, std::int64_t at) {
+  const auto a = split(first), b = split(second);
+  for (std::size_t p = 0; p < a.size(); ++p) {
+    to.to[static_cast<std::int64_t>(p) * to.part + at] = a[p] >> 16 | (b[p] & kUpper);
+  }
+}
+
+#if defined(__x86_64__)
+struct Vectors {
+  __m512i part[kSplitParts];
+};
+__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline Vectors split_vector(__m512 x) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper)), half = _mm512_set1_epi32(kHalfOfLower);
+  const auto rounded = [&](__m512 v)
+                           HALFSTEP_SPLIT_UNITS { return _mm512_and_si512(_mm512_add_epi32((__m512i)v, half), upper); };
+  const __m512i first = rounded(x);
+  const __m512 left = _mm512_sub_ps(x, (__m512)first);
+  const __m512i second = rounded(left);
+  return {{first, second, (__m512i)_mm512_sub_ps(left, (__m512)second)}};
+}
+// Pairs of lanes.
+__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline void split_pairs(__m512 first, __m512 second,
+                                                                            std::uint32_t* to, std::int64_t part) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper));
+  const Vectors a = split_vector(first), b = split_vector(second);
+#pragma GCC unroll 3
+  for (int p = 0; p < kSplitParts; ++p) {
+    // With a mask of all, since g++ takes the others' undefined operand for a mistake.
+    const __m512i lower = _mm512_maskz_srli_epi32(0xFFFF, a.part[p], 16);
+    _mm512_storeu_si512(to + p * part, _mm512_or_si512(lower, _mm512_and_si512(b.part[p], upper)));
+  }
+}
+HALFSTEP_SPLIT_UNITS inline __m512 load_some(const float* from, std::int64_t n) {
+  return n >= kSplitLanes
+             ? _mm512_loadu_ps(from)
+             : _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << std::max<std::int64_t>(n, 0)) - 1), from);
+}
+
+// 16 lines of 16, from `from` to `to` with lines `stride` apart there.
+HALFSTEP_SPLIT_UNITS void turn_sixteen(const std::uint32_t* from, std::uint32_t* to, std::int64_t stride) {
+  constexpr __mmask16 kAll = 0xFFFF;
+  constexpr __mmask8 kAllEight = 0xFF;
+  __m512i x[16], y[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_si512(from + i * kSplitLanes);
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_maskz_unpacklo_epi32(kAll, x[i], x[i + 1]);
+    y[i + 1] = _mm512_maskz_unpackhi_epi32(kAll, x[i], x[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = _mm512_maskz_unpacklo_epi64(kAllEight, y[i], y[i + 2]);
+    x[i + 1] = _mm512_maskz_unpackhi_epi64(kAllEight, y[i], y[i + 2]);
+    x[i + 2] = _mm512_maskz_unpacklo_epi64(kAllEight, y[i + 1], y[i + 3]);
+    x[i + 3] = _mm512_maskz_unpackhi_epi64(kAllEight, y[i + 1], y[i + 3]);
+  }
+  // Now quarter q of x[4 r + j] holds column 4 q + j of lines 4 r to 4 r + 3.
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512i a = _mm512_maskz_shuffle_i32x4(kAll, x[j], x[4 + j], 0x88),
+                  b = _mm512_maskz_shuffle_i32x4(kAll, x[j], x[4 + j], 0xDD),
+                  c = _mm512_maskz_shuffle_i32x4(kAll, x[8 + j], x[12 + j], 0x88),
+                  d = _mm512_maskz_shuffle_i32x4(kAll, x[8 + j], x[12 + j], 0xDD);
+    _mm512_storeu_si512(to + j * stride, _mm512_maskz_shuffle_i32x4(kAll, a, c, 0x88));
+    _mm512_storeu_si512(to + (4 + j) * stride, _mm512_maskz_shuffle_i32x4(kAll, b, d, 0x88));
+    _mm512_storeu_si512(to + (8 + j) * stride, _mm512_maskz_shuffle_i32x4(kAll, a, c, 0xDD));
+    _mm512_storeu_si512(to + (12 + j) * stride, _mm512_maskz_shuffle_i32x4(kAll, b, d, 0xDD));
+  }
+}
+
+HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const float* from, std::int64_t n, const SplitTo& to,
+                                                 std::int64_t group) {
+  std::uint32_t* at = to.to;
+  for (std::int64_t i = 0; i < n; i += kSplitGroup, from += kSplitGroup, at += group) {
+    __builtin_prefetch(from + kSplitAhead);
+    __builtin_prefetch(from + kSplitAhead + kSplitLanes);
+    split_pairs(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at, to.part);
+  }
+}
+HALFSTEP_SPLIT_UNITS void split_across_by_vectors(const float* first, const float* second, std::int64_t n,
+                                                  const SplitTo& to, std::int64_t panel, std::int64_t ahead) {
+  for (std::int64_t j = 0; j < n; j += kSplitLanes) {
+    __builtin_prefetch(first + j + ahead);
+    __builtin_prefetch(second + j + ahead);
+    split_pairs(load_some(first + j, n - j), load_some(second + j, n - j),
+                to.to + j / kSplitGroup * panel + j % kSplitGroup, to.part);
+  }
+}
+constexpr std::int64_t kSquare = kSplitLanes * kSplitLanes;
+HALFSTEP_SPLIT_UNITS void split_turned_by_vectors(const float* const* lines, std::int64_t n, const SplitTo& to,
+                                                  std::int64_t ahead) {
+  alignas(64) std::uint32_t pairs[kSplitParts * kSquare];
+  for (std::int64_t i = 0; i < kSplitLanes; ++i) {
+    __builtin_prefetch(lines[i] + ahead);
+    __builtin_prefetch(lines[i + kSplitLanes] + ahead);
+    split_pairs(load_some(lines[i], n), load_some(lines[i + kSplitLanes], n), pairs + i * kSplitLanes, kSquare);
+  }
+  for (std::int64_t p = 0; p < kSplitParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitLanes);
+}
+HALFSTEP_SPLIT_UNITS void split_columns_by_vectors(const float* from, std::int64_t stride, std::int64_t count,
+                                                   std::int64_t n, const SplitTo& to) {
+  alignas(64) std::uint32_t pairs[kSplitParts * kSquare];
+  for (std::int64_t j = 0; j < kSplitLanes; ++j, from += stride) {
+    const std::int64_t inside = j < count ? n : 0;
+    split_pairs(load_some(from, inside), load_some(from + kSplitLanes, inside - kSplitLanes), pairs + j * kSplitLanes,
+                kSquare);
+  }
+  for (std::int64_t p = 0; p < kSplitParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitGroup);
+}
+// Copies nothing without `to`.
+HALFSTEP_SPLIT_UNITS bool copy_finite_by_vectors(const PanelSums& from, float* to, std::int64_t stride, bool stream) {
+  const __m512i exponent = _mm512_set1_epi32(kExponent);
+  const bool past = stream && from.columns % kSplitLanes == 0 && reinterpret_cast<std::uintptr_t>(to) % 64 == 0 &&
+                    stride % kSplitLanes == 0;
+  __mmask16 any = 0;
+  for (std::int64_t i = 0; i < from.rows; ++i) {
+    const std::int64_t line = from.lines == nullptr ? i : from.lines[i];
+    if (line < 0) continue;
+    for (std::int64_t j = 0; j < from.columns; j += kSplitLanes) {
+      const float* const at = from.sums + j / kSplitGroup * from.panel + i * kSplitGroup + j % kSplitGroup;
+      const std::int64_t left = from.columns - j;
+      const auto lanes = static_cast<__mmask16>(left >= kSplitLanes ? 0xFFFF : (1U << left) - 1);
+      __m512 x = _mm512_maskz_loadu_ps(lanes, at);
+      any |= _mm512_cmpeq_epi32_mask(_mm512_and_si512((__m512i)x, exponent), exponent);
+      if (to == nullptr) continue;
+      if (from.bias != nullptr) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, from.bias + j));
+      past ? _mm512_stream_ps(to + line * stride + j, x) : _mm512_mask_storeu_ps(to + line * stride + j, lanes, x);
+    }
+  }
+  return any == 0;
+}
+bool in_split_vectors() { return compute_isa() >= Isa::avx512; }
+#endif
+
+float or_zero(const float* from, std::int64_t i, std::int64_t n) { return i < n ? from[i] : 0.0F; }
+
+}  // namespace
+
+void split_along(const float* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
+#if defined(__x86_64__)
+  if (in_split_vectors()) return split_along_by_vectors(from, n, to, group);
+#endif
+  for (std::int64_t g = 0; g * kSplitGroup < n; ++g) {
+    for (std::int64_t i = 0; i < kSplitLanes; ++i) {
+      const std::int64_t at = g * kSplitGroup + i;
+      store_pair(or_zero(from, at, n), or_zero(from, at + kSplitLanes, n), to, g * group + i);
+    }
+  }
+}
+
+void split_across(const float* first, const float* second, std::int64_t n, const SplitTo& to, std::int64_t panel,
+                  std::int64_t ahead) {
+#if defined(__x86_64__)
+  if (in_split_vectors()) return split_across_by_vectors(first, second, n, to, panel, ahead);
+#endif
+  (void)ahead;
+  for (std::int64_t j = 0; j < n; ++j) {
+    store_pair(first[j], second[j], to, j / kSplitGroup * panel + j % kSplitGroup);
+  }
+}
+
+void split_turned(const float* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead) {
+#if defined(__x86_64__)
+  if (in_split_vectors()) return split_turned_by_vectors(lines, n, to, ahead);
+#endif
+  (void)ahead;
+  for (std::int64_t j = 0; j < kSplitLanes; ++j) {
+    for (std::int64_t i = 0; i < kSplitLanes; ++i) {
+      store_pair(or_zero(lines[i], j, n), or_zero(lines[i + kSplitLanes], j, n), to, j * kSplitLanes + i);
+    }
+  }
+}
+
+void split_columns(const float* from, std::int64_t stride, std::int64_t count, std::int64_t n, const SplitTo& to) {
+#if defined(__x86_64__)
+  if (in_split_vectors()) return split_columns_by_vectors(from, stride, count, n, to);
+#endif
+  for (std::int64_t j = 0; j < kSplitLanes; ++j) {
+    const float* const line = from + j * stride;
+    for (std::int64_t i = 0; i < kSplitLanes; ++i) {
+      const std::int64_t inside = j < count ? n : 0;
+      store_pair(or_zero(line, i, inside), or_zero(line, i + kSplitLanes, inside), to, i * kSplitGroup + j);
+    }
+  }
+}
+
+bool copy_finite(const PanelSums& from, float* to, std::int64_t stride, bool stream) {
+#if defined(__x86_64__)
+  if (in_split_vectors()) return copy_finite_by_vectors(from, to, stride, stream);
+#endif
+  bool finite = true;
+  for (std::int64_t i = 0; i < from.rows; ++i) {
+    const std::int64_t line = from.lines == nullptr ? i : from.lines[i];
+    for (std::int64_t j = 0; line >= 0 && j < from.columns; ++j) {
+      const float x = from.sums[j / kSplitGroup * from.panel + i * kSplitGroup + j % kSplitGroup];
+      finite = finite && (std::bit_cast<std::uint32_t>(x) & kExponent) != kExponent;
+      if (to != nullptr) to[line * stride + j] = from.bias != nullptr ? x + from.bias[j] : x;
+    }
+  }
+  return finite;
+}
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of float32 in parts of bfloat16, on the tiles of AMX or by their model.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/backends/gemm_case.h"
+#include "tests/support/threads.h"
+
+namespace halfstep::cpu {
+namespace {
+
+using GemmSplit = ByIsa;
+
+// Both orders of each operand in memory, with what is left over of each tile, panel, block and piece of the sum;
+// results of each dtype, with and without what follows the sum.
+TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
+  for (const std::string a : {"rows", "padded", "cols", "cols padded"}) {
+    for (const std::string b : {"rows", "padded", "cols", "cols padded"}) {
+      for (const auto& [m, n, k] : {std::array{3, 5, 2}, std::array{16, 32, 32}, std::array{17, 33, 34},
+                                    std::array{47, 65, 62}, std::array{70, 40, 96}, std::array{5, 100, 7}}) {
+        Case t{.m = m, .n = n, .k = k, .layout_a = a, .layout_b = b, .padding = m % 3};
+        EXPECT_TRUE(check(t, By::split));
+        t.c = m % 2 == 0 ? f16 : bf16, t.bias = true, t.bias_dtype = n % 2 == 0 ? f32 : bf16, t.relu = n > 60;
+        EXPECT_TRUE(check(t, By::split));
+        t.c = f32, t.add = true;
+        EXPECT_TRUE(check(t, By::split));
+      }
+    }
+  }
+  // Sums in several goes, blocks of rows and chunks of columns, of a batch.
+  EXPECT_TRUE(check({.m = 40, .n = 50, .k = 1501, .layout_a = "cols", .add = true}, By::split));
+  EXPECT_TRUE(check({.m = 560, .n = 70, .k = 600, .layout_b = "cols"}, By::split));
+  EXPECT_TRUE(check({.m = 33, .n = 420, .k = 530, .layout_a = "cols"}, By::split));
+  EXPECT_TRUE(check({.m = 420, .n = 33, .k = 530, .layout_b = "cols", .bias = true}, By::split));
+  EXPECT_TRUE(check({.m = 300, .n = 410, .k = 512}, By::split));
+  EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .layout_b = "cols", .batch = 5}, By::split));
+  EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .b = bf16}, By::split));
+  EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .layout_a = "strided"}, By::split));
+}
+
+// Whatever their number and share, threads add up the same.
+TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
+  for (const Case& t :
+       {Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols"}, Case{.m = 64, .n = 512, .k = 96, .layout_b = "cols"},
+        Case{.m = 520, .n = 97, .k = 96, .layout_b = "cols"}}) {
+    std::vector<unsigned char> first, again;
+    for (const int threads : {1, 2, 3, 4}) {
+      const test::ThreadsGuard guard(threads);
+      EXPECT_TRUE(check(t, By::split, threads == 1 ? &first : &again));
+      if (threads > 1) {
+        EXPECT_EQ(first, again) << threads;
+      }
+    }
+  }
+}
+
+// Infinities, NaN, numbers that round to an infinity in bfloat16, and sums that overflow come through as in float32;
+// what they don't touch has its value.
+TEST_P(GemmSplit, WhatIsNotFiniteComesThrough) {
+  constexpr std::int64_t m = 150, n = 100;
+  constexpr float kLargest = std::numeric_limits<float>::max(), kInfinity = std::numeric_limits<float>::infinity();
+  for (const std::int64_t k : {40, 700}) {
+    for (const bool add : {false, true}) {
+      std::vector<float> a(static_cast<std::size_t>(m * k), 0.5F), b(static_cast<std::size_t>(k * n), 0.25F);
+      a[static_cast<std::size_t>(3 * k + 5)] = kInfinity;
+      a[static_cast<std::size_t>(40 * k + 6)] = std::nanf("");
+      a[static_cast<std::size_t>(41 * k + 7)] = kLargest;  // times 0.25: finite
+      a[static_cast<std::size_t>(149 * k + 39)] = -kInfinity;
+      b[static_cast<std::size_t>(5 * n + 9)] = 0;  // times an infinity: NaN
+      b[static_cast<std::size_t>(8 * n + 70)] = 0x1p100F;
+      a[static_cast<std::size_t>(90 * k + 8)] = 0x1p100F;  // an infinite product
+      b[static_cast<std::size_t>(11 * n + 99)] = -kLargest;
+      const auto solve = [&](GemmPath path) {
+        std::vector<float> c(static_cast<std::size_t>(m * n), add ? 2.0F : std::nanf(""));
+        GemmArgs g;
+        g.m = m, g.n = n, g.k = k;
+        g.a = {a.data(), f32, k, 1}, g.b = {b.data(), f32, n, 1};
+        g.c = c.data(), g.ldc = n, g.beta = add ? 1 : 0;
+        Context context;
+        EXPECT_EQ(gemm_by(path, &context, g), Status::ok) << context.error;
+        return c;
+      };
+      const std::vector<float> expected = solve(GemmPath::blocked), got = solve(GemmPath::split);
+      int infinite = 0, not_numbers = 0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        infinite += std::isinf(expected[i]), not_numbers += std::isnan(expected[i]);
+        if (std::isnan(expected[i])) {
+          ASSERT_TRUE(std::isnan(got[i])) << i;
+        } else if (std::isinf(expected[i])) {
+          ASSERT_EQ(got[i], expected[i]) << i;
+        } else {
+          ASSERT_NEAR(got[i], expected[i], 0x1p-20 * std::abs(expected[i])) << i;
+        }
+      }
+      EXPECT_EQ(infinite, 2 * n) << "two rows but for a NaN, and a product";
+      EXPECT_EQ(not_numbers, n + 1);
+    }
+  }
+}
+
+// Numbers near the smallest ones: what is less than 2^-126 while it is computed counts as 0.
+TEST_P(GemmSplit, SmallProductsAreZero) {
+  constexpr std::int64_t m = 32, k = 32;
+  for (const int exponent : {-40, -51, -60, -64, -90}) {
+    const std::vector<float> a(m * k, std::ldexp(1.2345678F, exponent));
+    std::vector<float> c(m * m);
+    GemmArgs g;
+    g.m = m, g.n = m, g.k = k;
+    g.a = g.b = {a.data(), f32, k, 1};
+    g.c = c.data(), g.ldc = m;
+    Context context;
+    ASSERT_EQ(gemm_by(GemmPath::split, &context, g), Status::ok);
+    const double exact = k * std::pow(static_cast<double>(a[0]), 2);
+    // Each of the parts' six products, and each sum of these, may lose as much.
+    for (const float x : c) ASSERT_NEAR(x, exact, (k + 4) * 0x1p-24 * exact + 12 * k * 0x1p-126) << exponent;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, GemmSplit, testing::Values(Isa::avx2, Isa::avx512, Isa::amx),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+}  // namespace
+}  // namespace halfstep::cpu

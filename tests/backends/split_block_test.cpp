@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// float32 in parts of bfloat16: the parts' sum is the number, by vectors as by plain loops, in every order of memory;
+// and what isn't finite is found.
+#include "halfstep/backends/cpu/split_block.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "halfstep/backends/cpu/isa.h"
+#include "tests/backends/gemm_case.h"
+
+namespace halfstep::cpu {
+namespace {
+
+using SplitBlock = ByIsa;
+
+constexpr std::uint32_t kUntouched = 0x7FC1'7FC1;
+
+// Numbers of all magnitudes whose parts are normal, both ends of them, and 0.
+std::vector<float> numbers(std::int64_t n) {
+  std::mt19937 random(1);
+  std::vector<float> all = {0.0F,      -0.0F,           1.0F,      0x1.fffffep0F, -0x1.fefffep0F, 0x1.ff0002p5F,
+                            0x1p-126F, 0x1.fefffep127F, 0x1.01p3F, 0x1.008001p3F, 0x1.010001p-3F, 0x1.ff8p10F};
+  while (static_cast<std::int64_t>(all.size()) < n) {
+    const auto exponent = static_cast<std::uint32_t>(17 + random() % 236);  // from 2^-110 to 2^126
+    all.push_back(std::bit_cast<float>(static_cast<std::uint32_t>(random() % 2) << 31 | exponent << 23 |
+                                       static_cast<std::uint32_t>(random() % (1U << 23))));
+  }
+  all.resize(static_cast<std::size_t>(n));
+  return all;
+}
+
+float upper(std::uint32_t pair) { return std::bit_cast<float>(pair & 0xFFFF0000); }
+float lower(std::uint32_t pair) { return std::bit_cast<float>(pair << 16); }
+
+// The parts of a pair's halves add up to the numbers, and each is at most 2^-8 of the one before it.
+void expect_pair(const std::uint32_t* at, std::int64_t part, float first, float second) {
+  for (const bool high : {false, true}) {
+    const float number = high ? second : first;
+    double sum = 0, before = std::numeric_limits<double>::infinity();
+    for (std::int64_t p = 0; p < kSplitParts; ++p) {
+      const auto value = static_cast<double>(high ? upper(at[p * part]) : lower(at[p * part]));
+      ASSERT_LE(std::abs(value), 0x1p-8 * before) << number;
+      before = value == 0 ? 0 : std::exp2(std::floor(std::log2(std::abs(value))) + 1);
+      sum += value;
+    }
+    ASSERT_EQ(sum, static_cast<double>(number)) << number;
+  }
+}
+
+TEST_P(SplitBlock, AddsUpAlong) {
+  for (const std::int64_t n : {1, 15, 16, 17, 31, 32, 33, 100, 960}) {
+    const std::vector<float> from = numbers(n);
+    const std::int64_t groups = (n + 31) / 32, part = 20, group = 100;
+    std::vector<std::uint32_t> to(static_cast<std::size_t>(groups * group), kUntouched);
+    split_along(from.data(), n, {to.data(), part}, group);
+    const auto at = [&](std::int64_t i) { return i < n ? from[static_cast<std::size_t>(i)] : 0.0F; };
+    for (std::int64_t g = 0; g < groups; ++g) {
+      for (std::int64_t i = 0; i < 16; ++i) {
+        expect_pair(to.data() + g * group + i, part, at(g * 32 + i), at(g * 32 + 16 + i));
+      }
+      EXPECT_EQ(to[static_cast<std::size_t>(g * group + 16)], kUntouched);
+      EXPECT_EQ(to[static_cast<std::size_t>(g * group + 56)], kUntouched);
+    }
+  }
+}
+
+TEST_P(SplitBlock, AddsUpAcross) {
+  for (const std::int64_t n : {1, 16, 17, 32, 40, 96}) {
+    const std::vector<float> from = numbers(2 * n);
+    const std::int64_t part = 64, panel = 256;
+    std::vector<std::uint32_t> to(static_cast<std::size_t>((n + 31) / 32 * panel), kUntouched);
+    split_across(from.data(), from.data() + n, n, {to.data(), part}, panel, 0);
+    for (std::int64_t j = 0; j < n; ++j) {
+      expect_pair(to.data() + j / 32 * panel + j % 32, part, from[static_cast<std::size_t>(j)],
+                  from[static_cast<std::size_t>(n + j)]);
+    }
+    EXPECT_EQ(to[32], kUntouched);
+  }
+}
+
+TEST_P(SplitBlock, AddsUpTurned) {
+  for (const std::int64_t n : {1, 7, 16, 30}) {
+    const std::vector<float> from = numbers(32 * n);
+    std::vector<const float*> lines;
+    for (std::int64_t i = 0; i < 32; ++i) lines.push_back(from.data() + i * n);
+    const std::int64_t part = 300;
+    std::vector<std::uint32_t> to(900, kUntouched);
+    split_turned(lines.data(), n, {to.data(), part}, 0);
+    for (std::int64_t j = 0; j < 16; ++j) {
+      for (std::int64_t i = 0; i < 16; ++i) {
+        const auto at = [&](std::int64_t line) { return j < n ? from[static_cast<std::size_t>(line * n + j)] : 0.0F; };
+        expect_pair(to.data() + j * 16 + i, part, at(i), at(i + 16));
+      }
+    }
+    EXPECT_EQ(to[256], kUntouched);
+  }
+}
+
+TEST_P(SplitBlock, AddsUpColumns) {
+  for (const std::int64_t count : {1, 9, 16, 20}) {
+    for (const std::int64_t n : {1, 16, 25, 32}) {
+      const std::int64_t stride = 37, part = 600;
+      const std::vector<float> from = numbers(count * stride);
+      std::vector<std::uint32_t> to(1800, kUntouched);
+      split_columns(from.data(), stride, count, n, {to.data(), part});
+      for (std::int64_t j = 0; j < 16; ++j) {
+        const auto at = [&](std::int64_t i) {
+          return j < count && i < n ? from[static_cast<std::size_t>(j * stride + i)] : 0.0F;
+        };
+        for (std::int64_t i = 0; i < 16; ++i) expect_pair(to.data() + i * 32 + j, part, at(i), at(i + 16));
+      }
+      EXPECT_EQ(to[16], kUntouched);
+    }
+  }
+}
+
+// A part at least isn't finite, so that no product with any but NaN hides it.
+TEST_P(SplitBlock, KeepsWhatIsNotFinite) {
+  for (const std::uint32_t bits : {0x7F800000U, 0xFF800000U, 0x7FC00000U, 0x7F800001U, 0x7FFFFFFFU, 0xFFFFFFFFU,
+                                   0xFFC12345U, 0x7F7FFFFFU, 0x7F7F8000U, 0xFF7FFFFFU}) {
+    for (const std::int64_t at : {0, 20}) {
+      std::vector<float> from(32, 1.0F);
+      from[static_cast<std::size_t>(at)] = std::bit_cast<float>(bits);
+      std::vector<std::uint32_t> to(48);
+      split_along(from.data(), 32, {to.data(), 16}, 48);
+      bool found = false;
+      for (std::int64_t p = 0; p < kSplitParts; ++p) {
+        const std::uint32_t pair = to[static_cast<std::size_t>(p * 16 + at % 16)];
+        found = found || !std::isfinite(at < 16 ? lower(pair) : upper(pair));
+      }
+      EXPECT_TRUE(found) << std::hex << bits;
+    }
+  }
+}
+
+TEST_P(SplitBlock, CopiesAndFindsWhatIsNotFinite) {
+  const std::int64_t rows = 5, columns = 41, panel = 200, stride = 64;
+  std::vector<float> sums(400), bias(columns);
+  for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = static_cast<float>(i);
+  for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(1000 * i);
+  const std::vector<std::int32_t> lines = {2, -1, 0, 4, -1};
+  const auto sum = [&](std::int64_t i, std::int64_t j) {
+    return sums[static_cast<std::size_t>(j / 32 * panel + i * 32 + j % 32)];
+  };
+  for (const bool mapped : {false, true}) {
+    for (const bool stream : {false, true}) {
+      std::vector<float> to(rows * stride, -1.0F);
+      PanelSums from = {sums.data(), panel, rows, columns, nullptr, nullptr};
+      if (mapped) from.bias = bias.data(), from.lines = lines.data();
+      EXPECT_TRUE(copy_finite(from, to.data(), stride, stream));
+      std::vector<float> expected(rows * stride, -1.0F);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const std::int64_t line = mapped ? lines[static_cast<std::size_t>(i)] : i;
+        for (std::int64_t j = 0; line >= 0 && j < columns; ++j) {
+          expected[static_cast<std::size_t>(line * stride + j)] =
+              sum(i, j) + (mapped ? bias[static_cast<std::size_t>(j)] : 0.0F);
+        }
+      }
+      EXPECT_EQ(to, expected);
+    }
+  }
+  PanelSums from = {sums.data(), panel, rows, columns, nullptr, nullptr};
+  for (const float bad : {INFINITY, -INFINITY, NAN}) {
+    for (const std::size_t at : {0U, 31U, 4U * 32U, 200U + 8U, 200U + 3U * 32U}) {
+      const float before = sums[at];
+      sums[at] = bad;
+      EXPECT_FALSE(copy_finite(from, nullptr, 0, false)) << at;
+      sums[at] = before;
+    }
+  }
+  for (const std::size_t at : {200U + 9U, 5U * 32U, 32U}) {  // outside, and of a line that doesn't count
+    const float before = sums[at];
+    sums[at] = NAN;
+    from.lines = at == 32U ? lines.data() : nullptr;
+    EXPECT_TRUE(copy_finite(from, nullptr, 0, false)) << at;
+    sums[at] = before;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, SplitBlock, testing::Values(Isa::avx2, Isa::avx512),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+}  // namespace
+}  // namespace halfstep::cpu
