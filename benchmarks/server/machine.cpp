@@ -22,7 +22,7 @@ Prepared prepare_stream(std::int64_t bytes) {
 }  // namespace
 
 void add_machine_cases(std::vector<Case>& cases) {
-  const double operations = run_multiply_adds(f32, 1) * kRounds;
+  const double operations = run_multiply_adds(f32, kRounds);
   cases.push_back(
       {"machine/multiply_add/f32", [] { return Prepared{[] { run_multiply_adds(f32, kRounds); }}; }, operations});
   for (const std::int64_t megabytes : {8, 512}) {

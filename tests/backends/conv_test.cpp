@@ -127,10 +127,10 @@ TEST(ConvWeight, KeepsItsBound) {
                                 uneven}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).contiguous(last), y = randn({g.n, g.o, g.oh, g.ow}).contiguous(last);
-    bool rounded = false;  // to bfloat16, for all dtypes
+    DType rounded = DType::f32;  // to this, for all dtypes
     const auto solve = [&](ConvPath path, DType dtype, DType result, MemoryFormat format, bool magnitudes) {
       const auto of = [&](const Tensor& t) {
-        const Tensor value = rounded ? t.to(DType::bf16).to(dtype) : t.to(dtype);
+        const Tensor value = t.to(rounded).to(dtype);
         return magnitudes ? abs(value) : value;
       };
       const Tensor a = of(x), b = of(y), w = full({g.o, g.c, g.kh, g.kw}, NAN).to(result).contiguous(format);
@@ -142,8 +142,9 @@ TEST(ConvWeight, KeepsItsBound) {
     const auto terms = static_cast<double>(g.n * g.oh * g.ow);
     for (const auto& [path, operands] :
          {std::pair{ConvPath::products, DType::f32}, std::pair{ConvPath::pairs, DType::bf16},
-          std::pair{ConvPath::tiles, DType::bf16}, std::pair{ConvPath::tiles, DType::f32}}) {
-      rounded = operands == DType::bf16;
+          std::pair{ConvPath::tiles, DType::bf16}, std::pair{ConvPath::tiles, DType::f32},
+          std::pair{ConvPath::tiles, DType::f16}}) {
+      rounded = operands;
       const auto exact = solve(ConvPath::reference, DType::f64, DType::f64, plain, false);
       const auto sizes = solve(ConvPath::reference, DType::f64, DType::f64, plain, true);
       std::vector<double> before;
@@ -387,7 +388,7 @@ TEST(ConvPaths, AreDescribed) {
   for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       const std::string text = described(square, part, dtype);
-      if (dtype != DType::f16 && by_tiles) {
+      if (by_tiles && !(dtype == DType::f16 && has_f16_units(Isa::amx))) {
         EXPECT_EQ(text, "windows");
       } else {
         EXPECT_NE(text.find(':'), std::string::npos) << text;  // oneDNN's, with an instruction set

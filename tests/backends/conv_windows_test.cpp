@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Convolutions of bfloat16 and of float32 by windows on the tiles of AMX, or by their model, against the plain loops in
-// float64: any window, stride, dilation and padding, results that don't fill tiles, images that are cut into bands.
-// Workspace holds NaN until it is written.
+// Convolutions of bfloat16, float32 and float16 by windows on the tiles of AMX, or by their model, against the plain
+// loops in float64: any window, stride, dilation and padding, results that don't fill tiles, images that are cut into
+// bands. Workspace holds NaN until it is written.
 #include "halfstep/backends/cpu/conv_windows.h"
 
 #include <gtest/gtest.h>
@@ -96,7 +96,7 @@ class ConvWindowsOf : public testing::TestWithParam<DType> {};
 
 TEST_P(ConvWindowsOf, KeepTheirBound) {
   const DType dtype = GetParam();
-  const double half_unit = dtype == bf16 ? 0x1.01p-8 : 0;
+  const double half_unit = dtype == bf16 ? 0x1.01p-8 : dtype == f16 ? 0x1.01p-11 : 0;
   manual_seed(1);
   const Restore restore;
   const auto last = MemoryFormat::channels_last;
@@ -126,7 +126,7 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
           return result.to_vector<double>();
         };
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
-        const double roundings = static_cast<double>((forward ? g.c : g.o) * g.kh * g.kw) + (dtype == f32 ? 4 : 1);
+        const double roundings = static_cast<double>((forward ? g.c : g.o) * g.kh * g.kw) + (dtype == bf16 ? 1 : 4);
         const bool served = forward || (g.o % 32 == 0 && g.stride[0] == 1 && g.stride[1] == 1 &&
                                         g.before[0] < g.dilation[0] * g.kh && g.before[1] < g.dilation[1] * g.kw);
         for (const Isa isa : {Isa::avx2, restore.isa}) {
@@ -137,7 +137,7 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
             const auto got = solve(ConvPath::windows, false);
             ASSERT_EQ(got.size(), served ? exact.size() : 0U) << text(g);
             for (std::size_t i = 0; i < got.size(); ++i) {
-              ASSERT_NEAR(got[i], exact[i], roundings * 0x1p-24 * sizes[i] + half_unit * std::abs(exact[i]))
+              ASSERT_NEAR(got[i], exact[i], roundings * 0x1p-24 * sizes[i] + half_unit * std::abs(exact[i]) + 0x1p-24)
                   << text(g) << " part " << static_cast<int>(part) << ' ' << name(isa) << " at " << i;
             }
             if (!before.empty()) {
@@ -151,7 +151,7 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, ConvWindowsOf, testing::Values(bf16, f32),
+INSTANTIATE_TEST_SUITE_P(Cpu, ConvWindowsOf, testing::Values(bf16, f32, f16),
                          [](const auto& info) { return std::string(name(info.param)); });
 
 TEST(ConvWindows, ServeByShape) {
@@ -166,7 +166,8 @@ TEST(ConvWindows, ServeByShape) {
   EXPECT_TRUE(serves(ConvPart::output, g));
   EXPECT_FALSE(serves(ConvPart::weight, g));
   EXPECT_TRUE(serves(ConvPart::output, g, f32));
-  EXPECT_FALSE(serves(ConvPart::output, g, f16));
+  EXPECT_TRUE(serves(ConvPart::output, g, f16));
+  EXPECT_FALSE(serves(ConvPart::output, g, f64));
   EXPECT_FALSE(serves(ConvPart::output, g, bf16, true));
   EXPECT_FALSE(serves(ConvPart::input, g));  // 40 filters
   EXPECT_TRUE(serves(ConvPart::input, square(2, 40, 32, {9, 3, 1, 1, 1, 1})));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 in parts of bfloat16, on the tiles of AMX or by their model.
+// Products of float32 and of float16 in parts of bfloat16, on the tiles of AMX or by their model.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -25,6 +25,9 @@ TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
                                     std::array{47, 65, 62}, std::array{70, 40, 96}, std::array{5, 100, 7}}) {
         Case t{.m = m, .n = n, .k = k, .layout_a = a, .layout_b = b, .padding = m % 3};
         EXPECT_TRUE(check(t, By::split));
+        t.a = t.b = t.c = f16;
+        EXPECT_TRUE(check(t, By::split));
+        if (m % 2 == 0) t.a = t.b = f32;
         t.c = m % 2 == 0 ? f16 : bf16, t.bias = true, t.bias_dtype = n % 2 == 0 ? f32 : bf16, t.relu = n > 60;
         EXPECT_TRUE(check(t, By::split));
         t.c = f32, t.add = true;
@@ -38,6 +41,8 @@ TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
   EXPECT_TRUE(check({.m = 33, .n = 420, .k = 530, .layout_a = "cols"}, By::split));
   EXPECT_TRUE(check({.m = 420, .n = 33, .k = 530, .layout_b = "cols", .bias = true}, By::split));
   EXPECT_TRUE(check({.m = 300, .n = 410, .k = 512}, By::split));
+  EXPECT_TRUE(check({.m = 70, .n = 420, .k = 700, .a = f16, .b = f16, .layout_a = "cols"}, By::split));
+  EXPECT_TRUE(check({.m = 420, .n = 33, .k = 160, .a = f16, .b = f16, .c = f16, .layout_b = "cols"}, By::split));
   EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .layout_b = "cols", .batch = 5}, By::split));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .b = bf16}, By::split));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .layout_a = "strided"}, By::split));

@@ -45,7 +45,7 @@ void expect_pair(const std::uint32_t* at, std::int64_t part, float first, float 
   for (const bool high : {false, true}) {
     const float number = high ? second : first;
     double sum = 0, before = std::numeric_limits<double>::infinity();
-    for (std::int64_t p = 0; p < kSplitParts; ++p) {
+    for (std::int64_t p = 0; p < kSplitParts<float>; ++p) {
       const auto value = static_cast<double>(high ? upper(at[p * part]) : lower(at[p * part]));
       ASSERT_LE(std::abs(value), 0x1p-8 * before) << number;
       before = value == 0 ? 0 : std::exp2(std::floor(std::log2(std::abs(value))) + 1);
@@ -68,6 +68,42 @@ TEST_P(SplitBlock, AddsUpAlong) {
       }
       EXPECT_EQ(to[static_cast<std::size_t>(g * group + 16)], kUntouched);
       EXPECT_EQ(to[static_cast<std::size_t>(g * group + 56)], kUntouched);
+    }
+  }
+}
+
+// All numbers of float16 but NaN and infinities, in each order of memory: two parts.
+TEST_P(SplitBlock, AddsUpHalves) {
+  std::vector<Half> all;
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const Half x = std::bit_cast<Half>(static_cast<std::uint16_t>(bits));
+    if (std::isfinite(static_cast<float>(x))) all.push_back(x);
+  }
+  ASSERT_EQ(all.size() % 1024, 0U);
+  const auto at = [&](std::size_t i) { return static_cast<float>(all[i]); };
+  const auto expect = [&](const std::uint32_t* pair, std::int64_t part, float first, float second) {
+    ASSERT_EQ(lower(pair[0]) + lower(pair[part]), first);
+    ASSERT_EQ(upper(pair[0]) + upper(pair[part]), second);
+    ASSERT_LE(std::abs(lower(pair[part])), 0x1p-8F * std::abs(lower(pair[0])));
+  };
+  std::vector<std::uint32_t> to(1024);
+  for (std::size_t i = 0; i < all.size(); i += 1024) {
+    const Half* const from = all.data() + i;
+    split_along(from, 1024, {to.data(), 16}, 32);
+    for (std::size_t j = 0; j < 1024; ++j) {
+      if (j % 32 < 16) expect(to.data() + j / 32 * 32 + j % 32, 16, at(i + j), at(i + j + 16));
+    }
+    split_across(from, from + 512, 500, {to.data(), 32}, 64, 0);
+    for (std::size_t j = 0; j < 500; ++j) expect(to.data() + j / 32 * 64 + j % 32, 32, at(i + j), at(i + 512 + j));
+    const Half* lines[32];
+    for (std::size_t j = 0; j < 32; ++j) lines[j] = from + j * 32;
+    split_turned(lines, 13, {to.data(), 256}, 0);
+    for (std::size_t j = 0; j < 13 * 16; ++j) {
+      expect(to.data() + j, 256, at(i + j % 16 * 32 + j / 16), at(i + (j % 16 + 16) * 32 + j / 16));
+    }
+    split_columns(from, 64, 11, 32, {to.data(), 512});
+    for (std::size_t j = 0; j < 11 * 16; ++j) {
+      expect(to.data() + j % 16 * 32 + j / 16, 512, at(i + j / 16 * 64 + j % 16), at(i + j / 16 * 64 + j % 16 + 16));
     }
   }
 }
@@ -132,7 +168,7 @@ TEST_P(SplitBlock, KeepsWhatIsNotFinite) {
       std::vector<std::uint32_t> to(48);
       split_along(from.data(), 32, {to.data(), 16}, 48);
       bool found = false;
-      for (std::int64_t p = 0; p < kSplitParts; ++p) {
+      for (std::int64_t p = 0; p < kSplitParts<float>; ++p) {
         const std::uint32_t pair = to[static_cast<std::size_t>(p * 16 + at % 16)];
         found = found || !std::isfinite(at < 16 ? lower(pair) : upper(pair));
       }
@@ -168,11 +204,15 @@ TEST_P(SplitBlock, CopiesAndFindsWhatIsNotFinite) {
     }
   }
   PanelSums from = {sums.data(), panel, rows, columns, nullptr, nullptr};
+  std::vector<Half> halves(rows * stride);
+  EXPECT_TRUE(copy_finite(from, halves.data(), stride, true));
+  EXPECT_EQ(static_cast<float>(halves[2 * stride + 40]), sum(2, 40));
+  EXPECT_EQ(static_cast<float>(halves[2 * stride + 41]), 0);
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     for (const std::size_t at : {0U, 31U, 4U * 32U, 200U + 8U, 200U + 3U * 32U}) {
       const float before = sums[at];
       sums[at] = bad;
-      EXPECT_FALSE(copy_finite(from, nullptr, 0, false)) << at;
+      EXPECT_FALSE(copy_finite<float>(from, nullptr, 0, false)) << at;
       sums[at] = before;
     }
   }
@@ -180,7 +220,7 @@ TEST_P(SplitBlock, CopiesAndFindsWhatIsNotFinite) {
     const float before = sums[at];
     sums[at] = NAN;
     from.lines = at == 32U ? lines.data() : nullptr;
-    EXPECT_TRUE(copy_finite(from, nullptr, 0, false)) << at;
+    EXPECT_TRUE(copy_finite<float>(from, nullptr, 0, false)) << at;
     sums[at] = before;
   }
 }

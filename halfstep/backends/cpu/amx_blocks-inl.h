@@ -36,11 +36,17 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
       if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
     };
     // Small products first, in the order of the fewest loads.
-    rows(2), columns(0), multiply();
-    rows(1), multiply();
-    columns(1), multiply();
-    rows(0), multiply();
-    columns(2), multiply();
+    if constexpr (Parts == TileParts::three) {
+      rows(2), columns(0), multiply();
+      rows(1), multiply();
+      columns(1), multiply();
+      rows(0), multiply();
+      columns(2), multiply();
+    } else {
+      rows(1), columns(1), multiply();
+      columns(0), multiply();
+      rows(0), columns(1), multiply();
+    }
     columns(0), multiply();
   }
 }
@@ -121,8 +127,14 @@ HALFSTEP_TILE_UNITS void multiply_tiles_of(const TileProduct& p) {
 
 template <class Machine>
 HALFSTEP_TILE_UNITS void multiply_tiles(const TileProduct& p) {
-  p.parts == TileParts::one ? multiply_tiles_of<Machine, TileParts::one>(p)
-                            : multiply_tiles_of<Machine, TileParts::three>(p);
+  switch (p.parts) {
+    case TileParts::one:
+      return multiply_tiles_of<Machine, TileParts::one>(p);
+    case TileParts::two:
+      return multiply_tiles_of<Machine, TileParts::two>(p);
+    case TileParts::three:
+      return multiply_tiles_of<Machine, TileParts::three>(p);
+  }
 }
 
 template <class Machine>

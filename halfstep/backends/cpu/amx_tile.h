@@ -14,10 +14,10 @@ inline constexpr std::int64_t kTileLanes = 16;
 /// What an element is made of: one bfloat16, or several whose sum it is (see split_block.h), largest first.
 enum class TileParts : std::uint8_t {
   one,
-  three,  ///< Products of less than 2^-25 of the whole are left out: those of parts whose numbers add up to more
-          ///< than 2.
+  two,    ///< all four products
+  three,  ///< six products: without those of parts whose numbers add up to more than 2, less than 2^-24 of the whole
 };
-constexpr std::int64_t count_parts(TileParts parts) { return parts == TileParts::one ? 1 : 3; }
+constexpr std::int64_t count_parts(TileParts parts) { return static_cast<std::int64_t>(parts) + 1; }
 
 /// c[i][j] = (accumulate ? c[i][j] : 0) + the sum over all steps and both halves of a's and b's pairs, in float32.
 /// Each 32 bits of a and b are a pair of bfloat16 that follow each other along the sum.

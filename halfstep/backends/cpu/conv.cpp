@@ -69,11 +69,14 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
-  const bool by_tiles = isa == Isa::amx && (native || call.input.dtype == DType::f32);
+  // float32, and float16 without units of its own, are multiplied in parts of bfloat16.
+  const bool in_parts = !native && (call.input.dtype == DType::f32 || call.input.dtype == DType::f16);
+  const bool by_tiles = isa == Isa::amx && (native || in_parts);
   if (by_tiles && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
-  if (by_tiles && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
-  if (by_tiles && weight_matrix_serves(call) && split_tiles_suit(call.geometry) && amx_usable())
+  if (by_tiles && split_matrix_serves(call) && split_tiles_suit(call.geometry) && amx_usable()) {
     return ConvPath::matrix;
+  }
+  if (by_tiles && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
   if (by_tiles && tiles_serve(call)) {
     const bool suit = native ? tiles_suit(call.geometry) : split_tiles_suit(call.geometry);
     if (suit) return ConvPath::tiles;
@@ -105,7 +108,7 @@ std::vector<ConvPath> conv_paths(const ConvCall& call, Isa isa, Winograd allowed
   add(ConvPath::tiles, tiles_serve(call));
   add(ConvPath::blocks, true);
   add(ConvPath::products, products_serve(call));
-  add(ConvPath::matrix, matrix_serves(call) || (weight_matrix_serves(call) && isa == Isa::amx && amx_usable()));
+  add(ConvPath::matrix, matrix_serves(call) || (split_matrix_serves(call) && isa == Isa::amx && amx_usable()));
   add(ConvPath::windows, isa == Isa::amx && windows_serve(call) && amx_usable());
   add(ConvPath::depthwise, depthwise_serves(call));
   add(ConvPath::winograd2, winograd && allowed != Winograd::off);

@@ -8,6 +8,7 @@
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/runtime/parallel.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -19,19 +20,52 @@ constexpr std::int64_t kFewestByAvx2 = 32;
 constexpr std::int64_t kBytesOfLargeImages = 8 << 20;
 constexpr struct { std::int64_t steps, columns; } kFewestInFloat32[] = {{64, 64}, {96, 16}};
 
-bool sees_each_place_once(const ConvCall& call) {
+bool single_places(const ConvCall& call) {
   const ConvGeometry& g = call.geometry;
-  return g.groups == 1 && g.kh * g.kw == 1 && g.oh == g.h && g.ow == g.w && g.before[0] == 0 && g.before[1] == 0 &&
-         channels_last(call.input) && channels_last(call.output);
+  return g.groups == 1 && g.kh * g.kw == 1 && g.before[0] == 0 && g.before[1] == 0 && channels_last(call.input) &&
+         channels_last(call.output);
+}
+// The places that windows see lie side by side.
+bool dense(const ConvGeometry& g) { return g.oh == g.h && g.ow == g.w; }
+
+// The input's lines of channels that strided windows see, from or to [N, OH, OW, C]; what none sees is zeros.
+template <class Element>
+void gather_places(const ConvGeometry& g, const Element* from, Element* to) {
+  parallel_for(g.n * g.oh, row_grain(g.ow * g.c), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const Element* at = from + (i / g.oh * g.h + i % g.oh * g.stride[0]) * g.w * g.c;
+      Element* const line = to + i * g.ow * g.c;
+      for (std::int64_t j = 0; j < g.ow; ++j, at += g.stride[1] * g.c) std::copy_n(at, g.c, line + j * g.c);
+    }
+  });
+}
+template <class Element>
+void scatter_places(const ConvGeometry& g, const Element* from, Element* to) {
+  parallel_for(g.n * g.h, row_grain(g.w * g.c), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      Element* const line = to + i * g.w * g.c;
+      std::fill_n(line, g.w * g.c, Element{0});
+      const std::int64_t p = i % g.h / g.stride[0];
+      if (i % g.h % g.stride[0] != 0 || p >= g.oh) continue;
+      const Element* at = from + (i / g.h * g.oh + p) * g.ow * g.c;
+      for (std::int64_t j = 0; j < g.ow; ++j, at += g.c) std::copy_n(at, g.c, line + j * g.stride[1] * g.c);
+    }
+  });
 }
 
-// [O, N H W] times [N H W, C].
-GemmArgs weight_product(const ConvCall& call) {
+// f(number of as many bits), to move elements.
+template <class F>
+void of_bits(DType dtype, F&& f) {
+  item_size(dtype) == 4 ? f(std::uint32_t{}) : f(std::uint16_t{});
+}
+
+// [O, N OH OW] times [N OH OW, C].
+GemmArgs weight_product(const ConvCall& call, const void* places) {
   const ConvGeometry& g = call.geometry;
   GemmArgs product;
-  product.m = g.o, product.n = g.c, product.k = g.n * g.h * g.w;
+  product.m = g.o, product.n = g.c, product.k = g.n * g.oh * g.ow;
   product.a = {call.output.data, call.output.dtype, 1, g.o};
-  product.b = {call.input.data, call.input.dtype, g.c, 1};
+  product.b = {places, call.input.dtype, g.c, 1};
   product.c = call.weight.data, product.c_dtype = call.weight.dtype, product.ldc = g.c;
   return product;
 }
@@ -39,12 +73,16 @@ GemmArgs weight_product(const ConvCall& call) {
 }  // namespace
 
 bool matrix_serves(const ConvCall& call) noexcept {
-  return call.part != ConvPart::weight && sees_each_place_once(call) && all_floats(call);
+  return call.part != ConvPart::weight && single_places(call) && dense(call.geometry) && all_floats(call);
 }
 
-bool weight_matrix_serves(const ConvCall& call) noexcept {
-  const bool f32 = call.input.dtype == DType::f32 && call.output.dtype == DType::f32 && call.weight.dtype == DType::f32;
-  return call.part == ConvPart::weight && f32 && sees_each_place_once(call) && channels_last(call.weight);
+bool split_matrix_serves(const ConvCall& call) noexcept {
+  const DType dtype = call.part == ConvPart::input ? call.output.dtype : call.input.dtype;
+  const bool weight = call.part == ConvPart::weight;
+  const bool in_parts = (dtype == DType::f32 || dtype == DType::f16) && call.input.dtype == dtype &&
+                        call.output.dtype == dtype && (weight || call.weight.dtype == dtype);
+  const bool more = weight || (call.bias == nullptr && !dense(call.geometry));
+  return more && in_parts && single_places(call) && channels_last(call.weight);
 }
 
 bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
@@ -67,33 +105,54 @@ bool matrix_suits_tiles(const ConvCall& call) noexcept {
   // Whole tiles along the sum, which are read in place, or whole lines of results; weights are packed in pairs.
   const ConvGeometry& g = call.geometry;
   const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
-  const bool suits =
-      (all(DType::bf16) && whole && g.c % 2 == 0) || (all(DType::f32) && std::min(g.c, g.o) >= 2 * kTileLanes);
+  const bool in_parts = all(DType::f32) || all(DType::f16);
+  const bool suits = (all(DType::bf16) && whole && g.c % 2 == 0) || (in_parts && std::min(g.c, g.o) >= 2 * kTileLanes);
   return suits && amx_usable();
 }
 
 Status convolve_matrix(KernelContext* context, ConvCall& call) {
-  if (call.part == ConvPart::weight) return gemm(context, weight_product(call));
   const ConvGeometry& g = call.geometry;
   const bool forward = call.part == ConvPart::output;
-  const TensorView &from = forward ? call.input : call.output, &to = call.result(), &w = call.weight;
+  const TensorView &to = call.result(), &w = call.weight;
+  const auto no_room = [&] {
+    context->set_error(context, "convolution: out of memory for the workspace");
+    return Status::failed;
+  };
+  void* places = call.input.data;  // that windows see
+  if (!dense(g)) {
+    char* copy = nullptr;
+    const auto bytes = static_cast<std::size_t>(g.n * g.oh * g.ow * g.c) * item_size(call.input.dtype);
+    if (!take_workspace(context, bytes, copy)) return no_room();
+    places = copy;
+    if (call.part != ConvPart::input && !runs_dry(context)) {
+      of_bits(call.input.dtype, [&](auto tag) {
+        using Bits = decltype(tag);
+        gather_places(g, static_cast<const Bits*>(call.input.data), reinterpret_cast<Bits*>(copy));
+      });
+    }
+  }
+  if (call.part == ConvPart::weight) return gemm(context, weight_product(call, places));
   GemmArgs product;
-  product.m = g.n * g.h * g.w;
+  product.m = g.n * g.oh * g.ow;
   product.n = forward ? g.o : g.c;
   product.k = forward ? g.c : g.o;
-  product.a = {from.data, from.dtype, product.k, 1};
+  product.a = {forward ? places : call.output.data, forward ? call.input.dtype : call.output.dtype, product.k, 1};
   product.b = {w.data, w.dtype, w.strides[forward ? 1 : 0], w.strides[forward ? 0 : 1]};
-  product.c = to.data, product.c_dtype = to.dtype, product.ldc = product.n;
+  product.c = forward ? to.data : places, product.c_dtype = to.dtype, product.ldc = product.n;
   if (call.bias != nullptr) {
     float* bias = nullptr;
-    if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) {
-      context->set_error(context, "convolution: out of memory for the workspace");
-      return Status::failed;
-    }
+    if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) return no_room();
     if (!runs_dry(context)) read_row(*call.bias, 0, call.bias->strides[0], product.n, bias);
     product.bias = bias;
   }
-  return gemm(context, product);
+  const Status status = gemm(context, product);
+  if (status == Status::ok && !forward && !dense(g) && !runs_dry(context)) {
+    of_bits(to.dtype, [&](auto tag) {
+      using Bits = decltype(tag);
+      scatter_places(g, static_cast<const Bits*>(places), static_cast<Bits*>(to.data));
+    });
+  }
+  return status;
 }
 
 }  // namespace halfstep::cpu

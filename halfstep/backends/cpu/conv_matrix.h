@@ -15,15 +15,16 @@ HS_API bool matrix_serves(const ConvCall& call) noexcept;
 HS_API bool matrix_suits(const ConvCall& call, Isa isa) noexcept;
 
 /// Whether it is faster than oneDNN's kernels, where this process may use the tiles of AMX: in bf16 throughout, with
-/// channels or filters that are a multiple of 32, or in f32 throughout, with 32 channels and filters or more.
+/// channels or filters that are a multiple of 32, or in f32 or f16 throughout, with 32 channels and filters or more.
 HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
 
-/// Whether convolve_matrix() serves a weight's gradient likewise: of float32 throughout, for which there are fast
-/// products of long sums with AMX (gemm_split.cpp) only.
-bool weight_matrix_serves(const ConvCall& call) noexcept;
+/// Whether it serves a call of float32 or float16 that is worth it with the fast products of AMX (gemm_split.cpp) only:
+/// a weight's gradient, or any part, without a bias, of a convolution with strides, whose places are copied to lie side
+/// by side.
+bool split_matrix_serves(const ConvCall& call) noexcept;
 
-/// All places by all channels, times the weight: 16 bits are widened while the product packs its operands. A
-/// weight's gradient is the gradients of all places, turned, times all places.
+/// All places by all channels, times the weight: 16 bits are widened while the product packs its operands. A weight's
+/// gradient is the output's at all places, turned, times all places of the input.
 Status convolve_matrix(KernelContext* context, ConvCall& call);
 
 }  // namespace halfstep::cpu

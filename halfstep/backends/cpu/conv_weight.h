@@ -33,8 +33,8 @@ HS_API bool tiles_suit(const ConvGeometry& geometry) noexcept;
 /// the tiles' place.
 Status weight_by_tiles(KernelContext* context, ConvCall& call);
 
-/// The same of weight_by_split_tiles(): images and gradients of float32. Not for strides and dilations by which a chunk
-/// would see mostly what lies around the image.
+/// The same of weight_by_split_tiles(): images and gradients of float32, or of float16. Not for strides and dilations
+/// by which a chunk would see mostly what lies around the image.
 bool split_tiles_serve(const ConvCall& call) noexcept;
 HS_API bool split_tiles_suit(const ConvGeometry& geometry) noexcept;
 /// In parts of bfloat16 on the tiles of AMX, or by their model. Sums are float32, and differ from exact ones by no more

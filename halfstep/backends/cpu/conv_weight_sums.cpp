@@ -53,7 +53,7 @@ bool write_weight(const ConvGeometry& g, const WeightSums& from, float* lines, T
         add_terms(g, from, line, added);
         line = added;
       }
-      if (!copy_finite({line, kSplitGroup, 1, columns}, nullptr, 0, false))
+      if (!copy_finite<float>({line, kSplitGroup, 1, columns}, nullptr, 0, false))
         all_finite.store(false, std::memory_order_relaxed);
       if (in_order) {
         write_row(w, o * columns, 1, columns, line);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight gradients of float32 on the tiles of AMX, in parts of bfloat16 (split_block.h). The output's places are
-// numbered line after line, with zeros between lines and images, so that a tap of the window sees the input a fixed
-// number of places further. Each place of the input is packed in a pair with the one 16 places on, so that any 16 pairs
-// that follow each other are a tile, wherever a tap begins: the input is packed once, not once for each tap.
+// Weight gradients of float32 and of float16 on the tiles of AMX, in parts of bfloat16 (split_block.h). The output's
+// places are numbered line after line, with zeros between lines and images, so that a tap of the window sees the input
+// a fixed number of places further. Each place of the input is packed in a pair with the one 16 places on, so that any
+// 16 pairs that follow each other are a tile, wherever a tap begins: the input is packed once, not once for each tap.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -14,6 +14,7 @@
 #include "halfstep/backends/cpu/conv_weight.h"
 #include "halfstep/backends/cpu/conv_weight_sums.h"
 #include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/backends/cpu/shared_padding.h"
 #include "halfstep/backends/cpu/split_block.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -23,7 +24,7 @@ namespace {
 constexpr std::int64_t kPanel = 2 * kTileLanes;  // channels that are packed at a time
 // Filters whose gradients are packed at a time, their bytes, and places of a chunk: all of them, and a panel of the
 // input, stay in the second-level cache while they are multiplied.
-constexpr std::int64_t kMostFilters = 128, kFilterBytes = 768 << 10, kMostPlaces = 1280;
+constexpr std::int64_t kMostFilters = 128, kFilterBytes = 768 << 10, kPanelBytes = 512 << 10;
 // Pairs at a time: a panel's of a tap stay in the first-level cache while all filters are multiplied with them.
 constexpr std::int64_t kPairsOfATap = 64;
 // Places of the input that a chunk may see: wide dilations see mostly padding.
@@ -35,14 +36,6 @@ constexpr std::int64_t kTermSums = 640 << 10;
 struct TapPlace {
   std::int64_t phase, offset;
 };
-
-/// Zeros before and behind `inside` places of `all` in a row.
-std::int64_t zeros_in_common(std::int64_t all, std::int64_t places, std::int64_t stride, std::int64_t first) {
-  // Place u is `first + u * stride` of `places`.
-  const std::int64_t leading = std::min(all, divide_up(std::max<std::int64_t>(-first, 0), stride));
-  const std::int64_t end = places > first ? divide_up(places - first, stride) : 0;
-  return std::min(leading, all - std::clamp<std::int64_t>(end, 0, all));
-}
 
 /// How the places of output and input are numbered.
 struct PlaceOrder {
@@ -56,14 +49,9 @@ struct PlaceOrder {
     const std::int64_t window[] = {g.kh, g.kw}, results[] = {g.oh, g.ow}, places[] = {g.h, g.w};
     std::int64_t step[2];
     for (int d = 0; d < 2; ++d) {
-      seen[d] = results[d] + (window[d] - 1) * g.dilation[d] / g.stride[d];
-      // Zeros behind a line are those before the next one too.
-      std::int64_t common = seen[d];
-      for (std::int64_t k = 0; k < std::min(window[d], g.stride[d]); ++k) {
-        const std::int64_t first = k * g.dilation[d] % g.stride[d] - g.before[d];
-        common = std::min(common, zeros_in_common(seen[d], places[d], g.stride[d], first));
-      }
-      step[d] = std::max(seen[d] - common, results[d]);
+      const PaddedLine line = {results[d], places[d], window[d], g.stride[d], g.dilation[d], g.before[d]};
+      seen[d] = line.seen();
+      step[d] = seen[d] - line.shared();
     }
     lines = step[0], width = step[1];
     end.resize(static_cast<std::size_t>(g.stride[0] * g.stride[1]));
@@ -99,11 +87,13 @@ struct PlaceChunks {
   std::int64_t images;  // of a chunk at most
   std::int64_t count;   // lines of a chunk at most
 
-  explicit PlaceChunks(const PlaceOrder& order) {
+  PlaceChunks(const PlaceOrder& order, std::int64_t parts) {
     const ConvGeometry& g = order.g;
     terms = std::min(weight_terms(g.n * g.oh * g.ow), g.n);
     while (terms > 1 && terms * g.o * g.kh * g.kw * g.c > kTermSums) terms /= 2;
-    const std::int64_t places = std::min(kMostPlaces, kFilterBytes / (2 * kSplitParts) / std::min(g.o, kMostFilters));
+    const std::int64_t phases = std::ranges::count_if(order.end, [](std::int64_t end) { return end > 0; });
+    const std::int64_t places =
+        std::min(kFilterBytes / (2 * parts) / std::min(g.o, kMostFilters), kPanelBytes / (4 * parts * kPanel) / phases);
     images = std::clamp<std::int64_t>(places / order.image(), 1, divide_up(g.n, terms));
     count = order.image() <= places ? g.oh : std::clamp<std::int64_t>(places / order.width, 1, g.oh);
     // As equal as can be.
@@ -127,18 +117,20 @@ struct PlaceChunks {
 };
 
 /// The memory of a thread that multiplies.
+template <class Element>
 struct Room {
   std::uint32_t* filters;
   std::uint32_t* panel;
-  const float** places;  // of the output, and of the input's phases, one after another
-  const float* zeros;
+  const Element** places;  // of the output, and of the input's phases, one after another
+  const Element* zeros;
 };
 
 constexpr std::int64_t kMostPhases = 16;
 
+template <class Element>
 class TileJob {
  public:
-  TileJob(const ConvCall& call, const PlaceOrder& order, const Room& room, float* sums)
+  TileJob(const ConvCall& call, const PlaceOrder& order, const Room<Element>& room, float* sums)
       : call_(call), g_(call.geometry), order_(order), room_(room), sums_(sums) {}
 
   /// Adds the chunk's products to the sums of filters [o0, o1) and channels [c0, c1), or begins them.
@@ -147,7 +139,7 @@ class TileJob {
     load_filters(chunk, places, o0, o1);
     find_input(chunk, order_.most(places));
     TileProduct product = {};
-    product.parts = TileParts::three, product.steps = places / 2;
+    product.parts = kParts == 3 ? TileParts::three : TileParts::two, product.steps = places / 2;
     product.rows = o1 - o0;
     product.set_packed(room_.filters);
     product.b_steps = kSplitGroup * kPanel;
@@ -174,20 +166,22 @@ class TileJob {
   void release() const { amx_.release(); }
 
  private:
+  static constexpr std::int64_t kParts = kSplitParts<Element>;
+
   // Packed for TileProduct::a.
   void load_filters(const PlaceChunk& chunk, std::int64_t places, std::int64_t o0, std::int64_t o1) {
-    const auto* const y = static_cast<const float*>(call_.output.data);
+    const auto* const y = static_cast<const Element*>(call_.output.data);
     std::fill_n(room_.places, places, room_.zeros);
     for (std::int64_t m = 0; m < chunk.images; ++m) {
       for (std::int64_t p = 0; p < chunk.count; ++p) {
-        const float* at = y + ((chunk.image + m) * g_.oh + chunk.line + p) * g_.ow * g_.o;
-        const float** const to = room_.places + m * order_.image() + p * order_.width;
+        const Element* at = y + ((chunk.image + m) * g_.oh + chunk.line + p) * g_.ow * g_.o;
+        const Element** const to = room_.places + m * order_.image() + p * order_.width;
         for (std::int64_t q = 0; q < g_.ow; ++q, at += g_.o) to[q] = at;
       }
     }
-    constexpr std::int64_t kPart = kTileLanes * kTileLanes, kGroup = kSplitParts * kPart;
+    constexpr std::int64_t kPart = kTileLanes * kTileLanes, kGroup = kParts * kPart;
     const std::int64_t groups = places / kSplitGroup;
-    std::array<const float*, kSplitGroup> lines;
+    std::array<const Element*, kSplitGroup> lines;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::int64_t i = 0; i < kSplitGroup; ++i) {
         lines[static_cast<std::size_t>(i)] = room_.places[group * kSplitGroup + i] + o0;
@@ -195,7 +189,7 @@ class TileJob {
       for (std::int64_t o = o0; o < o1; o += kTileLanes) {
         std::uint32_t* const to = room_.filters + ((o - o0) / kTileLanes * groups + group) * kGroup;
         split_turned(lines.data(), o1 - o, {to, kPart}, kSplitGroup * g_.o);
-        for (const float*& at : lines) at += kTileLanes;
+        for (const Element*& at : lines) at += kTileLanes;
       }
     }
   }
@@ -205,32 +199,32 @@ class TileJob {
     std::uint32_t* to = room_.panel;
     for (std::size_t phase = 0; phase < order_.end.size(); ++phase) {
       const std::int64_t count = order_.packed(phase, places);
-      const float* const* const from = room_.places + static_cast<std::int64_t>(phase) * order_.most(places);
+      const Element* const* const from = room_.places + static_cast<std::int64_t>(phase) * order_.most(places);
       panels_[phase] = to;
       for (std::int64_t i = 0; i < count; ++i) {
         split_across(from[i] + c, from[i + kTileLanes] + c, n, {to + i * kPanel, count * kPanel}, 0, 0);
         __builtin_prefetch(from[i + kTileLanes] + c + kPanel, 0, 2);  // of the next channels
         __builtin_prefetch(from[i + kTileLanes] + c + kPanel + kTileLanes, 0, 2);
       }
-      to += kSplitParts * count * kPanel;
+      to += kParts * count * kPanel;
     }
   }
 
   // Where the input's places are, `most` of each phase.
   void find_input(const PlaceChunk& chunk, std::int64_t most) {
-    const auto* const x = static_cast<const float*>(call_.input.data);
+    const auto* const x = static_cast<const Element*>(call_.input.data);
     const std::int64_t lines = std::min(order_.seen[0] - chunk.line, chunk.count + order_.seen[0] - g_.oh);
     for (std::int64_t phase = 0; phase < g_.stride[0] * g_.stride[1]; ++phase) {
       if (order_.end[static_cast<std::size_t>(phase)] == 0) continue;
-      const float** const places = room_.places + phase * most;
+      const Element** const places = room_.places + phase * most;
       std::fill_n(places, most, room_.zeros);
       const std::int64_t first = phase % g_.stride[1] - g_.before[1];
       for (std::int64_t m = 0; m < chunk.images; ++m) {
         for (std::int64_t u = 0; u < lines; ++u) {
           const std::int64_t i = (chunk.line + u) * g_.stride[0] + phase / g_.stride[1] - g_.before[0];
           if (i < 0 || i >= g_.h) continue;
-          const float** const line = places + m * order_.image() + u * order_.width;
-          const float* const from = x + ((chunk.image + m) * g_.h + i) * g_.w * g_.c;
+          const Element** const line = places + m * order_.image() + u * order_.width;
+          const Element* const from = x + ((chunk.image + m) * g_.h + i) * g_.w * g_.c;
           for (std::int64_t v = 0; v < order_.seen[1]; ++v) {
             const std::int64_t j = v * g_.stride[1] + first;
             if (j >= 0 && j < g_.w) line[v] = from + j * g_.c;
@@ -243,7 +237,7 @@ class TileJob {
   const ConvCall& call_;
   const ConvGeometry& g_;
   const PlaceOrder& order_;
-  const Room& room_;
+  const Room<Element>& room_;
   float* sums_;
   std::array<const std::uint32_t*, kMostPhases> panels_ = {};  // of each phase
   const AmxKernels amx_ = amx_kernels(amx_usable());
@@ -258,17 +252,22 @@ Status no_room_for_tiles(KernelContext* context) {
 
 bool split_tiles_serve(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
-  return call.part == ConvPart::weight && g.groups == 1 && call.input.dtype == DType::f32 &&
-         call.output.dtype == DType::f32 && channels_last(call.input) && channels_last(call.output) &&
-         g.stride[0] * g.stride[1] <= kMostPhases && PlaceOrder(g).most(kMostPlaces) <= kMostSeen;
+  const DType dtype = call.input.dtype;
+  return call.part == ConvPart::weight && g.groups == 1 && (dtype == DType::f32 || dtype == DType::f16) &&
+         call.output.dtype == dtype && channels_last(call.input) && channels_last(call.output) &&
+         g.stride[0] * g.stride[1] <= kMostPhases && PlaceOrder(g).most(0) <= kMostSeen;
 }
 
 bool split_tiles_suit(const ConvGeometry& g) noexcept { return g.c >= kPanel && g.o >= kPanel; }
 
-Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
+namespace {
+
+template <class Element>
+Status weight_by_parts(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   const PlaceOrder order(g);
-  const PlaceChunks chunks(order);
+  constexpr std::int64_t kParts = kSplitParts<Element>;
+  const PlaceChunks chunks(order, kParts);
   TensorView& w = call.weight;
   const std::int64_t panels = divide_up(g.c, kPanel), all = g.o * g.kh * g.kw * panels * kPanel;
   const std::int64_t filters = std::min(g.o, kMostFilters), blocks = divide_up(g.o, filters);
@@ -277,16 +276,17 @@ Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
   const std::int64_t shares = std::min(panels, divide_up(threads, chunks.terms * blocks));
   const std::int64_t jobs = chunks.terms * blocks * shares, workers = num_workers(jobs);
   const std::int64_t places = chunks.places(order);
-  const std::int64_t filter_room = places / 2 * kSplitParts * round_up(filters, kTileLanes);
+  const std::int64_t filter_room = places / 2 * kParts * round_up(filters, kTileLanes);
   std::int64_t panel_room = 0;
   for (std::size_t phase = 0; phase < order.end.size(); ++phase) {
-    panel_room += kSplitParts * kPanel * order.packed(phase, places);
+    panel_room += kParts * kPanel * order.packed(phase, places);
   }
   const std::int64_t place_room = g.stride[0] * g.stride[1] * order.most(places),
                      zero_room = round_up(std::max(g.c, g.o), kPanel) + kPanel;
   std::uint32_t* packed = nullptr;
-  const float** place = nullptr;
-  float *zeros = nullptr, *sums = nullptr, *lines = nullptr;
+  const Element** place = nullptr;
+  Element* zeros = nullptr;
+  float *sums = nullptr, *lines = nullptr;
   if (!take_workspace(context, static_cast<std::size_t>(workers * (filter_room + panel_room)), packed) ||
       !take_workspace(context, static_cast<std::size_t>(workers * place_room), place) ||
       !take_workspace(context, static_cast<std::size_t>(zero_room), zeros) ||
@@ -295,12 +295,12 @@ Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
     return no_room_for_tiles(context);
   }
   if (runs_dry(context)) return Status::ok;
-  std::fill_n(zeros, zero_room, 0.0F);
+  std::fill_n(zeros, zero_room, Element(0.0F));
   parallel_jobs(jobs, workers, [&](std::int64_t job, std::int64_t worker) {
     const std::int64_t term = job / (blocks * shares), block = job / shares % blocks, share = job % shares;
     std::uint32_t* const memory = packed + worker * (filter_room + panel_room);
-    const Room room = {memory, memory + filter_room, place + worker * place_room, zeros};
-    TileJob one(call, order, room, sums + term * all);
+    const Room<Element> room = {memory, memory + filter_room, place + worker * place_room, zeros};
+    TileJob<Element> one(call, order, room, sums + term * all);
     const std::int64_t o0 = block * filters, c0 = panels * share / shares * kPanel,
                        c1 = std::min(g.c, panels * (share + 1) / shares * kPanel);
     bool begins = true;
@@ -312,6 +312,12 @@ Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
   });
   const WeightSums done = {sums, chunks.terms, all, kPanel, g.o * kPanel, kPanel, g.kh * g.kw * g.o * kPanel};
   return write_weight(g, done, lines, w) ? Status::ok : Status::unsupported;
+}
+
+}  // namespace
+
+Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
+  return call.input.dtype == DType::f16 ? weight_by_parts<Half>(context, call) : weight_by_parts<float>(context, call);
 }
 
 }  // namespace halfstep::cpu

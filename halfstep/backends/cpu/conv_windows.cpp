@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "halfstep/backends/cpu/amx_tile.h"
@@ -15,6 +16,7 @@
 #include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/row_block.h"
+#include "halfstep/backends/cpu/shared_padding.h"
 #include "halfstep/backends/cpu/split_block.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -28,9 +30,11 @@ namespace {
 constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLanes;  // of a block of sums
 // Bytes of the second-level cache: weights beside which a thread takes band after band, a band of an image at most, and
 // bands that it takes together where weights are larger, so that these are read less often.
-constexpr std::int64_t kFewWeights = 512 << 10, kBandBytes = 640 << 10, kBandsAtOnce = 768 << 10;
-constexpr std::int64_t kPackedTogether = 4;  // panels of weights
-// Of float32: rows whose sums are written together, and pairs that are multiplied at a time, those of a panel of
+constexpr std::int64_t kFewWeights = 512 << 10, kBandBytes = 640 << 10, kBandsAtOnce = 768 << 10,
+                       kSplitBandsAtOnce = 1400 << 10;
+constexpr std::int64_t kWindowChannels = 32, kPlaceBytes = 64;  // of a place in a plane
+constexpr std::int64_t kPackedTogether = 4;                     // panels of weights
+// Of several parts: rows whose sums are written together, and pairs that are multiplied at a time, those of a panel of
 // weights being in the first-level cache.
 constexpr std::int64_t kRowsAtOnce = 128, kPairsAtOnce = 64;
 // The most elements that one line of results may see. Wide dilations see mostly padding, which would have to be copied.
@@ -40,14 +44,14 @@ constexpr std::int64_t kMostElements = 4 << 20;
 struct Windows {
   std::int64_t n, h, w, c, oh, ow, o, kh, kw;
   std::int64_t stride[2], dilation[2], before[2];
-  bool turned;  // the weight's taps are in reverse order, and what is summed over are its filters
-  bool split;   // float32, in parts of bfloat16
+  bool turned;         // the weight's taps are in reverse order, and what is summed over are its filters
+  std::int64_t parts;  // of bfloat16: float16 is two, float32 three
 
   explicit Windows(const ConvCall& call) {
     const ConvGeometry& g = call.geometry;
     n = g.n, kh = g.kh, kw = g.kw;
     turned = call.part == ConvPart::input;
-    split = call.input.dtype == DType::f32;
+    parts = call.input.dtype == DType::bf16 ? 1 : call.input.dtype == DType::f16 ? 2 : 3;
     h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
     oh = turned ? g.h : g.oh, ow = turned ? g.w : g.ow, o = turned ? g.c : g.o;
     const std::int64_t window[] = {kh, kw};
@@ -58,37 +62,49 @@ struct Windows {
     }
   }
   const TensorView& from(const ConvCall& call) const { return turned ? call.output : call.input; }
-  std::int64_t parts() const { return split ? kSplitParts : 1; }
+  bool split() const { return parts > 1; }
 };
 
-/// How bands of images, of `height` lines of the result, lie in the cache: a copy for each pair of remainders of places
-/// by strides that windows see, each of `lines` by `width` places and some more, which the last block of rows reads.
+/// How bands of images, of `height` lines of the result, lie in the cache. The places that windows see of each pair of
+/// remainders by strides are numbered: `lines` by `width` of them. Zeros behind a line are those before the next one;
+/// so the last line is followed by `shared` more. Behind all places are some that the last block of rows reads. For
+/// each 32 channels there is a plane of all places, 64 bytes of a place after those of the one before: 16 neighbours
+/// are a tile.
 struct Copies {
   std::int64_t height, bands;
-  std::int64_t lines, width, size;  // size: elements of a copy
-  std::vector<std::int64_t> first;  // [stride * stride] where a copy begins, below 0 for none
-  std::int64_t band = 0;            // elements of all copies; each part has as many
-  std::vector<std::int64_t> runs;   // of a window, in pairs of channels
+  std::int64_t lines, width, shared;
+  std::vector<std::int64_t> first;  // [stride * stride] the number of the first place, below 0 for none
+  std::int64_t places = 0;          // of a plane
+  std::int64_t band;                // elements of all planes; each part has as many
+  std::vector<std::int64_t> runs;   // of each tap: where its place lies, in pairs
   std::int64_t run_steps, steps;
 
   explicit Copies(const Windows& g, std::int64_t height) : height(height), bands(divide_up(g.oh, height)) {
     lines = height + (g.kh - 1) * g.dilation[0] / g.stride[0];
-    width = g.ow + (g.kw - 1) * g.dilation[1] / g.stride[1];
-    size = (lines * width + kWindowRows) * g.c;
+    const PaddedLine line = {g.ow, g.w, g.kw, g.stride[1], g.dilation[1], g.before[1]};
+    shared = line.shared();
+    width = line.seen() - shared;
     first.assign(static_cast<std::size_t>(g.stride[0] * g.stride[1]), -1);
-    // Taps of a line that lie side by side are one run.
-    const bool whole_lines = g.stride[1] == 1 && g.dilation[1] == 1;
-    const std::int64_t taps = whole_lines ? 1 : g.kw;
-    run_steps = (whole_lines ? g.kw : 1) * g.c / 2;
     for (std::int64_t k = 0; k < g.kh; ++k) {
-      for (std::int64_t l = 0; l < taps; ++l) {
+      for (std::int64_t l = 0; l < g.kw; ++l) {
         const std::int64_t y = k * g.dilation[0], x = l * g.dilation[1];
-        std::int64_t& copy = first[static_cast<std::size_t>(y % g.stride[0] * g.stride[1] + x % g.stride[1])];
-        if (copy < 0) copy = band, band += size;
-        runs.push_back((copy + (y / g.stride[0] * width + x / g.stride[1]) * g.c) / 2);
+        std::int64_t& number = first[static_cast<std::size_t>(y % g.stride[0] * g.stride[1] + x % g.stride[1])];
+        if (number < 0) number = places, places += lines * width + shared;
+        runs.push_back((number + y / g.stride[0] * width + x / g.stride[1]) * kTileLanes);
       }
     }
+    // An odd number, so that planes don't take each other's sets of the cache.
+    places = (places + kWindowRows) | 1;
+    band = places * g.c;
+    run_steps = g.c / 2;
     steps = static_cast<std::int64_t>(runs.size()) * run_steps;
+  }
+  /// Pairs from a plane to the next.
+  std::int64_t plane() const { return places * kTileLanes; }
+  /// For tiles of a band.
+  void set_rows(TileProduct& product) const {
+    product.a_row = kTileLanes, product.a_rows = kTileLanes * kTileLanes;
+    product.a_steps = plane(), product.a_part = band / 2;
   }
   bool sees_all() const {
     return std::ranges::all_of(first, [](std::int64_t at) { return at >= 0; });
@@ -108,20 +124,27 @@ struct Copies {
 
 // What `copies` wants of an image for the band that begins at line `line` of the result.
 template <class Element>
-void copy_band(const Windows& g, const Copies& copies, const Element* image, std::int64_t line, std::uint16_t* to) {
-  const auto zeros = [&](std::uint16_t* at, std::int64_t n) {
-    for (std::int64_t p = 0; p < g.parts(); ++p) std::fill_n(at + p * copies.band, n, std::uint16_t{0});
+void copy_band(const Windows& g, const Copies& copies, const Element* image, std::int64_t line, std::uint32_t* to) {
+  const std::int64_t plane = copies.plane(), planes = g.parts * g.c / kWindowChannels;
+  const auto zeros = [&](std::uint32_t* at, std::int64_t count) {
+    for (std::int64_t p = 0; p < planes && count > 0; ++p) {
+      for (std::int64_t v = 0; v < count; ++v) std::memset(at + p * plane + v * kTileLanes, 0, kPlaceBytes);
+    }
   };
-  const auto copy = [&](const Element* from, std::int64_t n, std::uint16_t* at) {
-    if constexpr (std::is_same_v<Element, float>) {
-      split_along(from, n, {reinterpret_cast<std::uint32_t*>(at), copies.band / 2}, kTileLanes);
+  const auto copy = [&](const Element* from, std::int64_t count, std::int64_t stride, std::uint32_t* at) {
+    if constexpr (!std::is_same_v<Element, std::uint16_t>) {
+      for (std::int64_t v = 0; v < count; ++v) {
+        split_along(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane);
+      }
     } else {
-      std::copy_n(from, n, at);
+      for (std::int64_t p = 0; p < planes; ++p, from += kWindowChannels, at += plane) {
+        for (std::int64_t v = 0; v < count; ++v) std::memcpy(at + v * kTileLanes, from + v * stride, kPlaceBytes);
+      }
     }
   };
   for (std::int64_t phase = 0; phase < g.stride[0] * g.stride[1]; ++phase) {
     if (copies.first[static_cast<std::size_t>(phase)] < 0) continue;
-    std::uint16_t* at = to + copies.first[static_cast<std::size_t>(phase)];
+    std::uint32_t* at = to + copies.first[static_cast<std::size_t>(phase)] * kTileLanes;
     // Place (u, v) of the copy is (u * stride + i, v * stride + j) of the image.
     const std::int64_t i = line * g.stride[0] + phase / g.stride[1] - g.before[0],
                        j = phase % g.stride[1] - g.before[1];
@@ -129,32 +152,28 @@ void copy_band(const Windows& g, const Copies& copies, const Element* image, std
     const std::int64_t begin = std::min(divide_up(std::max<std::int64_t>(-j, 0), g.stride[1]), copies.width),
                        behind = g.w > j ? divide_up(g.w - j, g.stride[1]) : 0,
                        end = std::clamp(behind, begin, copies.width);
-    for (std::int64_t u = 0; u < copies.lines; ++u, at += copies.width * g.c) {
+    for (std::int64_t u = 0; u < copies.lines; ++u, at += copies.width * kTileLanes) {
       const std::int64_t y = u * g.stride[0] + i;
       if (y < 0 || y >= g.h) {
-        zeros(at, copies.width * g.c);
+        zeros(at, copies.width);
         continue;
       }
-      zeros(at, begin * g.c);
-      const Element* const seen = image + (y * g.w + j) * g.c;
-      if (g.stride[1] == 1) {
-        copy(seen + begin * g.c, (end - begin) * g.c, at + begin * g.c);
-      } else {
-        for (std::int64_t v = begin; v < end; ++v) copy(seen + v * g.stride[1] * g.c, g.c, at + v * g.c);
-      }
-      zeros(at + end * g.c, (copies.width - end) * g.c);
+      zeros(at, begin);
+      copy(image + (y * g.w + j + begin * g.stride[1]) * g.c, end - begin, g.stride[1] * g.c, at + begin * kTileLanes);
+      zeros(at + end * kTileLanes, copies.width - end);
     }
+    zeros(at, copies.shared);
   }
 }
 
 // Lines of the result in a band: images that don't fit the cache are cut.
 std::int64_t band_height(const Windows& g) {
-  const std::int64_t whole = 2 * g.parts() * Copies(g, g.oh).band;
+  const std::int64_t whole = 2 * g.parts * Copies(g, g.oh).band;
   return divide_up(g.oh, std::min(g.oh, divide_up(whole, kBandBytes)));
 }
 
 /// The weight in panels of 32 columns of the result, pair by pair along the sum: lines of the window, taps, channels.
-/// Of float32 the parts of 16 pairs follow each other.
+/// Of float32 and float16 the parts of 16 pairs follow each other.
 class WindowWeight {
  public:
   WindowWeight(const Windows& g, const TensorView& w, std::int64_t steps)
@@ -162,7 +181,7 @@ class WindowWeight {
     std::copy_n(w.strides, 4, strides_);
   }
   std::size_t bytes() const {
-    return static_cast<std::size_t>(panels() * kWindowPanel * steps_ * g_.parts()) * sizeof(std::uint32_t);
+    return static_cast<std::size_t>(panels() * kWindowPanel * steps_ * g_.parts) * sizeof(std::uint32_t);
   }
   std::int64_t panels() const { return divide_up(g_.o, kWindowPanel); }
 
@@ -172,8 +191,8 @@ class WindowWeight {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t first = i * kPackedTogether * kWindowPanel;
         const std::int64_t n = std::min(g_.o - first, kPackedTogether * kWindowPanel);
-        std::uint32_t* const at = to + first * steps_ * g_.parts();
-        g_.split ? split_columns_of(first, n, at) : pack_columns(first, n, at);
+        std::uint32_t* const at = to + first * steps_ * g_.parts;
+        pack_any(first, n, at);
       }
     });
   }
@@ -201,15 +220,22 @@ class WindowWeight {
     }
   }
 
+  void pack_any(std::int64_t first, std::int64_t n, std::uint32_t* to) const {
+    if (g_.parts == 3) return split_columns_of<float>(first, n, to);
+    if (g_.parts == 2) return split_columns_of<Half>(first, n, to);
+    pack_columns(first, n, to);
+  }
+
+  template <class Element>
   void split_columns_of(std::int64_t first, std::int64_t n, std::uint32_t* to) const {
-    constexpr std::int64_t kPart = kTileLanes * kWindowPanel;
-    const std::int64_t panel = kWindowPanel * steps_ * kSplitParts;
+    constexpr std::int64_t kPart = kTileLanes * kWindowPanel, kGroup = kSplitParts<Element> * kPart;
+    const std::int64_t panel = kWindowPanel * steps_ * kSplitParts<Element>;
     for (std::int64_t k = 0; k < g_.kh; ++k) {
       for (std::int64_t l = 0; l < g_.kw; ++l) {
-        const auto* const tap =
-            g_.turned ? at_tap<float>(g_.kh - 1 - k, g_.kw - 1 - l) + first : at_tap<float>(k, l) + first * strides_[0];
-        std::uint32_t* at = to + (k * g_.kw + l) * g_.c / kSplitGroup * kSplitParts * kPart;
-        for (std::int64_t c = 0; c < g_.c; c += kSplitGroup, at += kSplitParts * kPart) {
+        const auto* const tap = g_.turned ? at_tap<Element>(g_.kh - 1 - k, g_.kw - 1 - l) + first
+                                          : at_tap<Element>(k, l) + first * strides_[0];
+        std::uint32_t* at = to + (k * g_.kw + l) * g_.c / kSplitGroup * kGroup;
+        for (std::int64_t c = 0; c < g_.c; c += kSplitGroup, at += kGroup) {
           if (!g_.turned) {
             for (std::int64_t j = 0; j < n; j += kTileLanes) {
               split_columns(tap + j * strides_[0] + c, strides_[0], n - j, kSplitGroup,
@@ -218,7 +244,7 @@ class WindowWeight {
             continue;
           }
           for (std::int64_t i = 0; i < kTileLanes; ++i) {
-            const float* const line = tap + (c + i) * strides_[0];
+            const Element* const line = tap + (c + i) * strides_[0];
             split_across(line, line + kTileLanes * strides_[0], n, {at + i * kWindowPanel, kPart}, panel, 0);
           }
         }
@@ -304,42 +330,60 @@ void channels_next(const Windows& g, const TensorView& w, Element* to) {
   each_filter([&](const Element* filter, Element* at) { turn_plainly(filter, channels, taps, 0, at); });
 }
 
-/// A band of float32, times panels of the weight.
-struct SplitBand {
+/// Rows of a band whose sums are made together: at most kRowsAtOnce.
+struct RowBlock {
+  const std::uint32_t* band;
+  std::int64_t row, rows;
+  const std::int32_t* lines;  ///< where their results go, of the lines at `to`
+  void* to;
+};
+
+/// Products of parts.
+struct SplitWindows {
+  static constexpr std::int64_t kBlockSums = kRowsAtOnce * kWindowPanel;
   const Windows& g;
   const Copies& copies;
   const AmxKernels& amx;
-  const std::vector<std::int32_t>& rows;
-  const std::uint32_t *band, *weight;
-  float* sums;  // of kRowsAtOnce rows and the panels' columns
+  const std::uint32_t* weight;
+  const float* bias;  // or null
+  bool stream;
+  float* sums;  // kBlockSums for each block and panel
 
-  // Of [0, columns), with `bias` of these or null, to lines at `to`. False where a sum isn't finite.
-  bool multiply(std::int64_t columns, const float* bias, float* to, bool stream) const {
+  // Columns [first, first + n) of some blocks. Each piece of the weight is read once for all of them. False where a sum
+  // isn't finite.
+  bool multiply(std::span<const RowBlock> blocks, std::int64_t first, std::int64_t n) const {
+    const std::int64_t panels = divide_up(n, kWindowPanel);
     TileProduct product = {};
-    product.parts = TileParts::three, product.a_part = copies.band / 2;
-    product.a_row = g.c / 2, product.a_steps = kTileLanes, product.a_rows = kTileLanes * product.a_row;
+    product.parts = g.parts == 3 ? TileParts::three : TileParts::two;
+    copies.set_rows(product);
     product.ldc = kWindowPanel;
-    const std::int64_t all = static_cast<std::int64_t>(rows.size());
-    bool finite = true;
-    for (std::int64_t r = 0; r < all; r += kRowsAtOnce) {
-      product.rows = std::min(kRowsAtOnce, all - r);
-      for (std::int64_t j = 0; j < columns; j += kWindowPanel) {
-        product.columns = std::min(kWindowPanel, columns - j);
-        product.c = sums + j * kRowsAtOnce;
-        product.b = weight + j * copies.steps * kSplitParts;
-        product.accumulate = false;
-        for (const std::int64_t run : copies.runs) {
-          for (std::int64_t s = 0; s < copies.run_steps; s += product.steps) {
-            product.steps = std::min(kPairsAtOnce, copies.run_steps - s);
-            product.a = band + r * product.a_row + run + s;
+    for (std::int64_t j = 0; j < panels; ++j) {
+      product.columns = std::min(kWindowPanel, n - j * kWindowPanel);
+      product.b = weight + (first + j * kWindowPanel) * copies.steps * g.parts;
+      product.accumulate = false;
+      for (const std::int64_t run : copies.runs) {
+        for (std::int64_t s = 0; s < copies.run_steps; s += product.steps) {
+          product.steps = std::min(kPairsAtOnce, copies.run_steps - s);
+          for (std::size_t i = 0; i < blocks.size(); ++i) {
+            product.rows = blocks[i].rows;
+            product.a = blocks[i].band + blocks[i].row * kTileLanes + run + s / kTileLanes * product.a_steps;
+            product.c = sums + (static_cast<std::int64_t>(i) * panels + j) * kBlockSums;
             amx.multiply(product);
-            product.b += product.steps * kWindowPanel * kSplitParts;
-            product.accumulate = true;
           }
+          product.b += product.steps * kWindowPanel * g.parts;
+          product.accumulate = true;
         }
       }
-      const PanelSums block = {sums, kWindowPanel * kRowsAtOnce, product.rows, columns, bias, rows.data() + r};
-      finite = copy_finite(block, to, g.o, stream) && finite;
+    }
+    bool finite = true;
+    const float* block_sums = sums;
+    for (const RowBlock& block : blocks) {
+      const PanelSums from = {block_sums, kBlockSums, block.rows, n, bias != nullptr ? bias + first : nullptr,
+                              block.lines};
+      const bool copied = g.parts == 3 ? copy_finite(from, static_cast<float*>(block.to) + first, g.o, stream)
+                                       : copy_finite(from, static_cast<Half*>(block.to) + first, g.o, stream);
+      finite = finite && copied;
+      block_sums += panels * kBlockSums;
     }
     return finite;
   }
@@ -355,9 +399,8 @@ Status no_room_for_windows(KernelContext* context) {
 bool windows_serve(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
   const DType dtype = call.input.dtype;
-  if ((dtype != DType::bf16 && dtype != DType::f32) || call.weight.dtype != dtype || call.output.dtype != dtype) {
-    return false;
-  }
+  const bool served = dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f16;
+  if (!served || call.weight.dtype != dtype || call.output.dtype != dtype) return false;
   if (g.groups != 1 || call.part == ConvPart::weight) return false;
   if (!channels_last(call.input) || !channels_last(call.output)) return false;
   if (!channels_last(call.weight) && !row_major(call.weight)) return false;
@@ -402,10 +445,10 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
   // For packed_weight(): below int8's orders.
   constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;
   const PackedWeight packed =
-      packed_weight(context, call.weight_storage, call.weight, g.turned ? kInputOrder : kOutputOrder, g.parts(),
+      packed_weight(context, call.weight_storage, call.weight, g.turned ? kInputOrder : kOutputOrder, g.parts,
                     weight.bytes(), [&](void* to) {
                       if (runs_dry(context)) return true;
-                      if (copied && g.split) {
+                      if (copied && w.dtype == DType::f32) {
                         channels_next(g, call.weight, reinterpret_cast<float*>(turned));
                       } else if (copied) {
                         channels_next(g, call.weight, reinterpret_cast<std::uint16_t*>(turned));
@@ -416,14 +459,20 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
   if (packed.data == nullptr) return no_room_for_windows(context);
 
   const std::int64_t threads = num_threads(), panels = weight.panels(), bands = g.n * copies.bands;
-  const std::int64_t most = static_cast<std::int64_t>(weight.bytes()) <= kFewWeights
-                                ? 1
-                                : std::clamp<std::int64_t>(kBandsAtOnce / (2 * g.parts() * copies.band), 1, bands);
+  const bool few = static_cast<std::int64_t>(weight.bytes()) <= kFewWeights;
+  const std::int64_t most =
+      few ? 1
+          : std::clamp<std::int64_t>((g.split() ? kSplitBandsAtOnce : kBandsAtOnce) / (2 * g.parts * copies.band), 1,
+                                     bands);
   const std::int64_t groups = std::min(bands, round_up(divide_up(bands, most), threads));
   const std::int64_t parts = std::min(panels, divide_up(threads, groups)), jobs = groups * parts;
-  const std::int64_t all_parts = g.parts() * copies.band;  // of a band
+  const std::int64_t all_parts = g.parts * copies.band;  // of a band
   const std::int64_t workers = num_workers(jobs), each = round_up(divide_up(bands, groups) * all_parts, 32);
-  const std::int64_t most_sums = g.split ? kRowsAtOnce * divide_up(panels, parts) * kWindowPanel : 0;
+  const std::int64_t blocks_of_a_group =
+      divide_up(bands, groups) *
+      divide_up(static_cast<std::int64_t>(copies.rows_of(g, copies.height).size()), kRowsAtOnce);
+  const std::int64_t most_sums =
+      g.split() ? SplitWindows::kBlockSums * (few ? divide_up(panels, parts) : blocks_of_a_group) : 0;
   std::uint16_t* room = nullptr;
   float* all_sums = nullptr;
   if (!take_workspace(context, static_cast<std::size_t>(workers * each), room) ||
@@ -449,33 +498,53 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
     const std::int64_t panel = panels * part / parts, end = panels * (part + 1) / parts;
     std::uint16_t* const copy = room + worker * each;
     for (std::int64_t i = first; i < last; ++i) {
-      std::uint16_t* const to = copy + (i - first) * all_parts;
-      if (g.split) {
+      auto* const to = reinterpret_cast<std::uint32_t*>(copy + (i - first) * all_parts);
+      if (g.parts == 3) {
         copy_band(g, copies, image_of(float{}, i), line_of(i), to);
+      } else if (g.parts == 2) {
+        copy_band(g, copies, image_of(Half{}, i), line_of(i), to);
       } else {
         copy_band(g, copies, image_of(std::uint16_t{}, i), line_of(i), to);
       }
     }
+    if (g.split()) {
+      const auto* const weights = static_cast<const std::uint32_t*>(packed.data);
+      const SplitWindows split = {g, copies, amx, weights, bias, stream, all_sums + worker * most_sums};
+      std::vector<RowBlock> blocks;
+      for (std::int64_t i = first; i < last; ++i) {
+        const auto& rows = line_of(i) + copies.height >= g.oh ? last_rows : all_rows;
+        const auto* const band = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * all_parts);
+        void* const to = element(result.dtype, result.data, (i / copies.bands * g.oh + line_of(i)) * g.ow * g.o);
+        const auto count = static_cast<std::int64_t>(rows.size());
+        for (std::int64_t r = 0; r < count; r += kRowsAtOnce) {
+          blocks.push_back({band, r, std::min(kRowsAtOnce, count - r), rows.data() + r, to});
+        }
+      }
+      const std::int64_t column = panel * kWindowPanel, columns = std::min(g.o, end * kWindowPanel) - column;
+      bool all_finite = true;
+      if (few) {
+        for (const RowBlock& block : blocks) all_finite = split.multiply({&block, 1}, column, columns) && all_finite;
+      } else {
+        for (std::int64_t j = 0; j < columns; j += kWindowPanel) {
+          all_finite = split.multiply(blocks, column + j, std::min(kWindowPanel, columns - j)) && all_finite;
+        }
+      }
+      if (!all_finite) finite.store(false, std::memory_order_relaxed);
+    }
     const std::int64_t chunk = last - first == 1 ? end - panel : 1;
-    for (std::int64_t p = panel; p < end; p += chunk) {
+    for (std::int64_t p = panel; p < end && !g.split(); p += chunk) {
       const std::int64_t column = p * kWindowPanel;
       TileProduct product = {};
       product.steps = copies.steps;
       product.columns = std::min(g.o - column, chunk * kWindowPanel);
-      product.a_row = g.c / 2, product.a_steps = kTileLanes, product.a_rows = kTileLanes * product.a_row;
+      copies.set_rows(product);
       product.runs = copies.runs.data(), product.run_steps = copies.run_steps;
-      product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps * g.parts();
+      product.b = static_cast<const std::uint32_t*>(packed.data) + column * copies.steps * g.parts;
       for (std::int64_t i = first; i < last; ++i) {
         const auto& rows = line_of(i) + copies.height >= g.oh ? last_rows : all_rows;
         product.a = reinterpret_cast<const std::uint32_t*>(copy + (i - first) * all_parts);
         const std::int64_t line = i / copies.bands * g.oh + line_of(i);
         const float* const own_bias = bias != nullptr ? bias + column : nullptr;
-        if (g.split) {
-          const SplitBand band{g, copies, amx, rows, product.a, product.b, all_sums + worker * most_sums};
-          auto* const to = static_cast<float*>(result.data) + line * g.ow * g.o + column;
-          if (!band.multiply(product.columns, own_bias, to, stream)) finite.store(false, std::memory_order_relaxed);
-          continue;
-        }
         product.rows = static_cast<std::int64_t>(rows.size());
         // What comes next: the next columns' weights, or bands that this thread most likely takes then.
         const std::int64_t next = i + last - first;

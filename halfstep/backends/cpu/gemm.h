@@ -56,7 +56,7 @@ enum class GemmPath : std::uint8_t {
   blocked,    ///< our float32 kernel on packed blocks; 16-bit operands are widened while they are packed
   onednn,     ///< 16-bit units of the processor, through oneDNN
   tiles,      ///< bf16 by our own kernels for AMX
-  split,      ///< float32 on the units of AMX, as sums of bf16
+  split,      ///< f32 and f16 on the units of AMX, as sums of bf16
 };
 
 /// Which way a product goes on a processor with `isa`: a function of shape and dtypes alone, never of timing (and with

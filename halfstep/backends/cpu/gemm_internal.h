@@ -51,7 +51,7 @@ bool tiles_suit(const GemmArgs& args) noexcept;
 std::size_t tiles_workspace(const GemmArgs& args, int threads);
 void gemm_tiles(const GemmArgs& args, int threads, void* workspace);
 
-/// Of float32 on the tiles of AMX, or by their model: operands as exact sums of three bfloat16. split_serves():
+/// Of float32 or float16 on the tiles of AMX, or by their model: operands as exact sums of bfloat16. split_serves():
 /// operands that are contiguous in one dimension. A sum of k products is at most (k + 3) 2^-24 of the sum of their
 /// magnitudes from exact, as one of float32 additions, if its factors have magnitudes of 2^-63 and more or are 0; what
 /// is less than 2^-126 while it is computed counts as 0.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 on the tiles of AMX, which multiply bfloat16 about 15 times as fast as the vector units multiply
-// float32. Each operand is the exact sum of three bfloat16 (split_block.h). Six of the nine products of parts are
-// computed; the other three are less than 2^-24 of the whole together, what one rounding of float32 may be. Sums are
-// float32, and few are added one after another: the tiles add up 32 products before they round the sum of all.
+// Products of float32 and of float16 on the tiles of AMX, which multiply bfloat16 about 15 times as fast as the vector
+// units multiply float32. Each element of float32 is the exact sum of three bfloat16 (split_block.h). Six of the nine
+// products of parts are computed; the other three are less than 2^-24 of the whole together, what one rounding of
+// float32 may be. Elements of float16 are sums of two; all four products are computed. Sums are float32, and few are
+// added one after another: the tiles add up 32 products before they round the sum of all.
 //
 // An infinite or NaN operand, or one that rounds to 2^128, makes every sum with it infinite or NaN, though not always
 // as it would be without parts. Blocks of the result with such a sum are computed again on the vector units.
@@ -22,8 +23,8 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
-// 32 bits of all parts of 16 pairs: of one row, and of a panel of columns.
-constexpr std::int64_t kRowGroup = kSplitParts * kTileLanes, kPanelGroup = kSplitParts * kTileLanes * kSplitPanel;
+// Pairs of a part of a group of steps: of 16 rows, and of a panel of columns.
+constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
 // Steps up to which a sum is made in one go; steps, rows and columns at a time of longer ones, whose packed parts and
 // sums stay in the second-level cache together.
 constexpr std::int64_t kSplitInOneGo = 512, kSplitSteps = 128, kSplitRows = 512, kSplitColumns = 384;
@@ -37,23 +38,23 @@ constexpr std::int64_t kSplitStreamed = 2;
 constexpr std::int64_t kFewestSplit = 32, kFewestSteps = 32;
 
 struct SplitSide {
-  const float* data;
+  const void* data;
   std::int64_t count, outer, k;          // strides, one of them 1
   bool along() const { return k == 1; }  // steps lie side by side
-  const float* at(std::int64_t i, std::int64_t step) const { return data + i * outer + step * k; }
+  template <class Element>
+  const Element* at(std::int64_t i, std::int64_t step) const {
+    return static_cast<const Element*>(data) + i * outer + step * k;
+  }
 };
-SplitSide rows_of(const GemmArgs& g) {
-  return {static_cast<const float*>(g.a.data), g.m, g.a.row_stride, g.a.col_stride};
-}
-SplitSide columns_of(const GemmArgs& g) {
-  return {static_cast<const float*>(g.b.data), g.n, g.b.col_stride, g.b.row_stride};
-}
+SplitSide rows_of(const GemmArgs& g) { return {g.a.data, g.m, g.a.row_stride, g.a.col_stride}; }
+SplitSide columns_of(const GemmArgs& g) { return {g.b.data, g.n, g.b.col_stride, g.b.row_stride}; }
 
-/// Cycles to split and pack an element, about, those of a product, and those to write a result.
+/// Cycles to split and pack an element of float32, about, those of a product, and those to write a result.
 constexpr double kAcross = 0.4, kTurned = 0.8, kSplitProduct = 6.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
 
 struct SplitPlan {
   bool swap;  // the result is computed turned
+  TileParts parts;
   SplitSide rows, columns;
   std::int64_t at_once;                  // steps in one go, a multiple of 32
   std::int64_t row_parts, column_parts;  // among threads
@@ -70,6 +71,7 @@ double packing_cost(const GemmArgs& g, const SplitSide& rows, const SplitSide& c
 
 SplitPlan split_plan(const GemmArgs& g, int threads) {
   SplitPlan p = {};
+  p.parts = g.a.dtype == DType::f16 ? TileParts::two : TileParts::three;
   p.rows = rows_of(g), p.columns = columns_of(g);
   p.swap = packing_cost(g, p.columns, p.rows, kWriteTurned) < packing_cost(g, p.rows, p.columns, kWrite);
   if (p.swap) std::swap(p.rows, p.columns);
@@ -77,7 +79,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   const bool in_one_go = steps <= kSplitInOneGo;
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, kSplitSteps)), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
-    return std::max(bytes / (2 * kSplitParts * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
+    return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
   };
   p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes), kSplitRows) : kSplitRows;
   p.chunk_columns = in_one_go ? fits(kSplitColumnBytes) : kSplitColumns;
@@ -110,7 +112,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
 struct SplitScratch {
   std::uint32_t *rows, *columns;  // a part for each thread
   float *sums, *bias;
-  float* zeros;  // for steps behind the last one
+  float* zeros;  // for steps behind the last one, of any dtype
   char* again;   // for blocks that are computed again
   std::int64_t row_size, column_size, sum_size;
   std::size_t again_size;
@@ -132,8 +134,9 @@ GemmArgs sub_product(const GemmArgs& g, bool swap, std::int64_t r, std::int64_t 
 
 SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Carver& carver) {
   SplitScratch s = {};
-  s.row_size = p.block_rows * p.at_once / kSplitGroup * kRowGroup;
-  s.column_size = p.chunk_columns / kSplitPanel * p.at_once / kSplitGroup * kPanelGroup;
+  const std::int64_t groups = p.at_once / kSplitGroup * count_parts(p.parts);
+  s.row_size = p.block_rows / kTileLanes * groups * kRowPart;
+  s.column_size = p.chunk_columns / kSplitPanel * groups * kPanelPart;
   s.sum_size = p.block_rows * p.chunk_columns;
   s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(s.row_size * threads));
   s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_size * threads));
@@ -150,6 +153,7 @@ SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Car
   return s;
 }
 
+template <class Element>
 class SplitProduct {
  public:
   SplitProduct(const GemmArgs& g, const SplitPlan& p, const SplitScratch& scratch)
@@ -158,9 +162,10 @@ class SplitProduct {
         scratch_(scratch),
         rows_(p.rows),
         columns_(p.columns),
-        plain_(!p.swap && g.c_dtype == DType::f32 && g.bias == nullptr && g.beta == 0 &&
+        plain_(!p.swap && g.c_dtype == g.a.dtype && g.bias == nullptr && g.beta == 0 &&
                g.activation == GemmActivation::none),
-        stream_(plain_ && written_past_caches(4 * g.m * g.n / kSplitStreamed)) {}
+        stream_(plain_ &&
+                written_past_caches(static_cast<std::int64_t>(sizeof(Element)) * g.m * g.n / kSplitStreamed)) {}
 
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
@@ -199,7 +204,7 @@ class SplitProduct {
     const bool in_one_go = p_.at_once >= g_.k;
     for (std::int64_t k = 0; k < g_.k; k += p_.at_once) {
       TileProduct product = {};
-      product.parts = TileParts::three;
+      product.parts = p_.parts;
       const std::int64_t steps = round_up(std::min(p_.at_once, g_.k - k), kSplitGroup) / 2;
       product.steps = steps;
       product.rows = rows;
@@ -214,7 +219,7 @@ class SplitProduct {
           product.steps = std::min(kSplitPairs, steps - s);
           product.accumulate = k > 0 || s > 0;
           product.a = packed_rows + s / kTileLanes * product.a_steps;
-          product.b = packed_columns + (j * steps + s * kSplitPanel) * kSplitParts;
+          product.b = packed_columns + (j * steps + s * kSplitPanel) * kParts;
           amx_.multiply(product);
         }
       }
@@ -224,7 +229,7 @@ class SplitProduct {
 
   // Writes a block of the result.
   void finish(std::int64_t t, const PanelSums& block, std::int64_t r, std::int64_t c) const {
-    auto* const to = plain_ ? static_cast<float*>(g_.c) + r * g_.ldc + c : nullptr;
+    auto* const to = plain_ ? static_cast<Element*>(g_.c) + r * g_.ldc + c : nullptr;
     if (!copy_finite(block, to, g_.ldc, stream_)) return again(t, r, block.rows, c, block.columns);
     for (std::int64_t j = 0; j < block.columns && !plain_; j += kSplitPanel) {
       kernels_.finish(epilogue(g_, p_.swap, block.sums + j / kSplitPanel * block.panel, kSplitPanel, r, block.rows,
@@ -242,53 +247,55 @@ class SplitProduct {
   }
 
   // Line `step` of an operand whose steps don't lie side by side, from its element `first` on.
-  const float* line(const SplitSide& s, std::int64_t first, std::int64_t step) const {
-    return step < g_.k ? s.at(first, step) : scratch_.zeros;
+  const Element* line(const SplitSide& s, std::int64_t first, std::int64_t step) const {
+    return step < g_.k ? s.template at<Element>(first, step) : reinterpret_cast<const Element*>(scratch_.zeros);
   }
 
   void pack_rows(std::int64_t first, std::int64_t count, std::int64_t k, std::uint32_t* to) const {
     const std::int64_t n = std::min(p_.at_once, g_.k - k), groups = divide_up(n, kSplitGroup);
-    constexpr std::int64_t kPart = kTileLanes * kTileLanes, kGroup = kSplitParts * kPart;
+    constexpr std::int64_t kGroup = kParts * kRowPart;
     if (rows_.along()) {
       for (std::int64_t r = 0; r < count; ++r) {
         std::uint32_t* const at = to + r / kTileLanes * groups * kGroup + r % kTileLanes * kTileLanes;
-        split_along(rows_.at(first + r, k), n, {at, kPart}, kGroup);
+        split_along(rows_.template at<Element>(first + r, k), n, {at, kRowPart}, kGroup);
       }
       return;
     }
-    std::array<const float*, kSplitGroup> lines;
+    std::array<const Element*, kSplitGroup> lines;
     const std::int64_t ahead = kSplitGroup * rows_.k;
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::int64_t i = 0; i < kSplitGroup; ++i) {
         lines[static_cast<std::size_t>(i)] = line(rows_, first, k + group * kSplitGroup + i);
       }
       for (std::int64_t r = 0; r < count; r += kTileLanes) {
-        split_turned(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kPart}, ahead);
-        for (const float*& at : lines) at += kTileLanes;
+        split_turned(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kRowPart}, ahead);
+        for (const Element*& at : lines) at += kTileLanes;
       }
     }
   }
 
   void pack_columns(std::int64_t first, std::int64_t count, std::int64_t k, std::uint32_t* to) const {
     const std::int64_t n = std::min(p_.at_once, g_.k - k), groups = divide_up(n, kSplitGroup);
-    constexpr std::int64_t kPart = kTileLanes * kSplitPanel;
+    constexpr std::int64_t kGroup = kParts * kPanelPart;
     for (std::int64_t group = 0; group < groups; ++group) {
-      std::uint32_t* const at = to + group * kPanelGroup;
+      std::uint32_t* const at = to + group * kGroup;
       const std::int64_t step = k + group * kSplitGroup, inside = std::min(kSplitGroup, k + n - step);
       if (columns_.along()) {
         for (std::int64_t j = 0; j < count; j += kTileLanes) {
-          std::uint32_t* const panel = at + j / kSplitPanel * groups * kPanelGroup + j % kSplitPanel;
-          split_columns(columns_.at(first + j, step), columns_.outer, count - j, inside, {panel, kPart});
+          std::uint32_t* const panel = at + j / kSplitPanel * groups * kGroup + j % kSplitPanel;
+          split_columns(columns_.template at<Element>(first + j, step), columns_.outer, count - j, inside,
+                        {panel, kPanelPart});
         }
         continue;
       }
       for (std::int64_t i = 0; i < kTileLanes; ++i) {
         split_across(line(columns_, first, step + i), line(columns_, first, step + i + kTileLanes), count,
-                     {at + i * kSplitPanel, kPart}, groups * kPanelGroup, kSplitGroup * columns_.k);
+                     {at + i * kSplitPanel, kPanelPart}, groups * kGroup, kSplitGroup * columns_.k);
       }
     }
   }
 
+  static constexpr std::int64_t kParts = kSplitParts<Element>;
   const GemmArgs& g_;
   const SplitPlan& p_;
   const SplitScratch& scratch_;
@@ -303,7 +310,8 @@ class SplitProduct {
 
 bool split_serves(const GemmArgs& g) noexcept {
   const SplitSide a = rows_of(g), b = columns_of(g);
-  return g.a.dtype == DType::f32 && g.b.dtype == DType::f32 && (a.k == 1 || a.outer == 1) && (b.k == 1 || b.outer == 1);
+  const bool dtypes = (g.a.dtype == DType::f32 || g.a.dtype == DType::f16) && g.b.dtype == g.a.dtype;
+  return dtypes && (a.k == 1 || a.outer == 1) && (b.k == 1 || b.outer == 1);
 }
 
 bool split_suits(const GemmArgs& g) noexcept { return std::min(g.m, g.n) >= kFewestSplit && g.k >= kFewestSteps; }
@@ -319,7 +327,11 @@ void gemm_split(const GemmArgs& args, int threads, void* workspace) {
   const SplitPlan plan = split_plan(args, threads);
   Carver carver(workspace);
   const SplitScratch scratch = carve_split(args, plan, threads, carver);
-  SplitProduct(args, plan, scratch).run();
+  if (args.a.dtype == DType::f16) {
+    SplitProduct<Half>(args, plan, scratch).run();
+  } else {
+    SplitProduct<float>(args, plan, scratch).run();
+  }
 }
 
 }  // namespace halfstep::cpu

@@ -10,7 +10,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define HALFSTEP_SPLIT_UNITS __attribute__((target("avx512f,avx512bw")))
+#define HALFSTEP_SPLIT_UNITS __attribute__((target("avx512f,avx512bw,avx512vl")))
 #endif
 
 namespace halfstep::cpu {
@@ -20,50 +20,66 @@ constexpr std::int64_t kSplitLanes = 16;
 constexpr std::int64_t kSplitAhead = 512;  // numbers: lines are read one after another, mostly
 constexpr std::uint32_t kUpper = 0xFFFF0000, kHalfOfLower = 0x8000, kExponent = 0x7F800000;
 
-// Parts as the upper halves of float32. Ties are rounded away from zero, which leaves no more behind than to even.
-std::array<std::uint32_t, kSplitParts> split(float x) {
-  const auto rounded = [](float v) { return (std::bit_cast<std::uint32_t>(v) + kHalfOfLower) & kUpper; };
-  const std::uint32_t first = rounded(x);
-  const float left = x - std::bit_cast<float>(first);
-  const std::uint32_t second = rounded(left);
-  return {first, second, std::bit_cast<std::uint32_t>(left - std::bit_cast<float>(second))};
+// Parts as the upper halves of float32. Ties are rounded away from zero, which leaves no more behind than to even. The
+// last one is what is left.
+template <std::int64_t Parts>
+std::array<std::uint32_t, Parts> split(float x) {
+  std::array<std::uint32_t, Parts> parts;
+  for (std::size_t p = 0; p + 1 < parts.size(); ++p) {
+    parts[p] = (std::bit_cast<std::uint32_t>(x) + kHalfOfLower) & kUpper;
+    x -= std::bit_cast<float>(parts[p]);
+  }
+  parts.back() = std::bit_cast<std::uint32_t>(x);
+  return parts;
 }
+template <std::int64_t Parts>
 void store_pair(float first, float second, const SplitTo& to, std::int64_t at) {
-  const auto a = split(first), b = split(second);
+  const auto a = split<Parts>(first), b = split<Parts>(second);
   for (std::size_t p = 0; p < a.size(); ++p) {
     to.to[static_cast<std::int64_t>(p) * to.part + at] = a[p] >> 16 | (b[p] & kUpper);
   }
 }
 
 #if defined(__x86_64__)
+template <std::int64_t Parts>
 struct Vectors {
-  __m512i part[kSplitParts];
+  __m512i part[Parts];
 };
-__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline Vectors split_vector(__m512 x) {
+template <std::int64_t Parts>
+__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline Vectors<Parts> split_vector(__m512 x) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper)), half = _mm512_set1_epi32(kHalfOfLower);
-  const auto rounded = [&](__m512 v)
-                           HALFSTEP_SPLIT_UNITS { return _mm512_and_si512(_mm512_add_epi32((__m512i)v, half), upper); };
-  const __m512i first = rounded(x);
-  const __m512 left = _mm512_sub_ps(x, (__m512)first);
-  const __m512i second = rounded(left);
-  return {{first, second, (__m512i)_mm512_sub_ps(left, (__m512)second)}};
+  Vectors<Parts> v;
+#pragma GCC unroll 3
+  for (int p = 0; p + 1 < Parts; ++p) {
+    v.part[p] = _mm512_and_si512(_mm512_add_epi32((__m512i)x, half), upper);
+    x = _mm512_sub_ps(x, (__m512)v.part[p]);
+  }
+  v.part[Parts - 1] = (__m512i)x;
+  return v;
 }
 // Pairs of lanes.
+template <std::int64_t Parts>
 __attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline void split_pairs(__m512 first, __m512 second,
                                                                             std::uint32_t* to, std::int64_t part) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper));
-  const Vectors a = split_vector(first), b = split_vector(second);
+  const Vectors<Parts> a = split_vector<Parts>(first), b = split_vector<Parts>(second);
 #pragma GCC unroll 3
-  for (int p = 0; p < kSplitParts; ++p) {
+  for (int p = 0; p < Parts; ++p) {
     // With a mask of all, since g++ takes the others' undefined operand for a mistake.
     const __m512i lower = _mm512_maskz_srli_epi32(0xFFFF, a.part[p], 16);
     _mm512_storeu_si512(to + p * part, _mm512_or_si512(lower, _mm512_and_si512(b.part[p], upper)));
   }
 }
+HALFSTEP_SPLIT_UNITS inline __mmask16 some_lanes(std::int64_t n) {
+  return static_cast<__mmask16>(n >= kSplitLanes ? 0xFFFF : (1U << std::max<std::int64_t>(n, 0)) - 1);
+}
 HALFSTEP_SPLIT_UNITS inline __m512 load_some(const float* from, std::int64_t n) {
-  return n >= kSplitLanes
-             ? _mm512_loadu_ps(from)
-             : _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << std::max<std::int64_t>(n, 0)) - 1), from);
+  return n >= kSplitLanes ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(some_lanes(n), from);
+}
+HALFSTEP_SPLIT_UNITS inline __m512 load_some(const Half* from, std::int64_t n) {
+  const __m256i bits = n >= kSplitLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
+                                        : _mm256_maskz_loadu_epi16(some_lanes(n), from);
+  return _mm512_maskz_cvtph_ps(0xFFFF, bits);
 }
 
 // 16 lines of 16, from `from` to `to` with lines `stride` apart there.
@@ -99,49 +115,66 @@ HALFSTEP_SPLIT_UNITS void turn_sixteen(const std::uint32_t* from, std::uint32_t*
   }
 }
 
-HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const float* from, std::int64_t n, const SplitTo& to,
+template <class Element>
+HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const Element* from, std::int64_t n, const SplitTo& to,
                                                  std::int64_t group) {
   std::uint32_t* at = to.to;
   for (std::int64_t i = 0; i < n; i += kSplitGroup, from += kSplitGroup, at += group) {
     __builtin_prefetch(from + kSplitAhead);
     __builtin_prefetch(from + kSplitAhead + kSplitLanes);
-    split_pairs(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at, to.part);
+    split_pairs<kSplitParts<Element>>(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at,
+                                      to.part);
   }
 }
-HALFSTEP_SPLIT_UNITS void split_across_by_vectors(const float* first, const float* second, std::int64_t n,
+template <class Element>
+HALFSTEP_SPLIT_UNITS void split_across_by_vectors(const Element* first, const Element* second, std::int64_t n,
                                                   const SplitTo& to, std::int64_t panel, std::int64_t ahead) {
   for (std::int64_t j = 0; j < n; j += kSplitLanes) {
-    __builtin_prefetch(first + j + ahead);
-    __builtin_prefetch(second + j + ahead);
-    split_pairs(load_some(first + j, n - j), load_some(second + j, n - j),
-                to.to + j / kSplitGroup * panel + j % kSplitGroup, to.part);
+    __builtin_prefetch(first + j + ahead, 0, 2);
+    __builtin_prefetch(second + j + ahead, 0, 2);
+    split_pairs<kSplitParts<Element>>(load_some(first + j, n - j), load_some(second + j, n - j),
+                                      to.to + j / kSplitGroup * panel + j % kSplitGroup, to.part);
   }
 }
 constexpr std::int64_t kSquare = kSplitLanes * kSplitLanes;
-HALFSTEP_SPLIT_UNITS void split_turned_by_vectors(const float* const* lines, std::int64_t n, const SplitTo& to,
+template <class Element>
+HALFSTEP_SPLIT_UNITS void split_turned_by_vectors(const Element* const* lines, std::int64_t n, const SplitTo& to,
                                                   std::int64_t ahead) {
-  alignas(64) std::uint32_t pairs[kSplitParts * kSquare];
+  constexpr std::int64_t kParts = kSplitParts<Element>;
+  alignas(64) std::uint32_t pairs[kParts * kSquare];
   for (std::int64_t i = 0; i < kSplitLanes; ++i) {
-    __builtin_prefetch(lines[i] + ahead);
-    __builtin_prefetch(lines[i + kSplitLanes] + ahead);
-    split_pairs(load_some(lines[i], n), load_some(lines[i + kSplitLanes], n), pairs + i * kSplitLanes, kSquare);
+    __builtin_prefetch(lines[i] + ahead, 0, 2);
+    __builtin_prefetch(lines[i + kSplitLanes] + ahead, 0, 2);
+    split_pairs<kParts>(load_some(lines[i], n), load_some(lines[i + kSplitLanes], n), pairs + i * kSplitLanes, kSquare);
   }
-  for (std::int64_t p = 0; p < kSplitParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitLanes);
+  for (std::int64_t p = 0; p < kParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitLanes);
 }
-HALFSTEP_SPLIT_UNITS void split_columns_by_vectors(const float* from, std::int64_t stride, std::int64_t count,
+template <class Element>
+HALFSTEP_SPLIT_UNITS void split_columns_by_vectors(const Element* from, std::int64_t stride, std::int64_t count,
                                                    std::int64_t n, const SplitTo& to) {
-  alignas(64) std::uint32_t pairs[kSplitParts * kSquare];
+  constexpr std::int64_t kParts = kSplitParts<Element>;
+  alignas(64) std::uint32_t pairs[kParts * kSquare];
   for (std::int64_t j = 0; j < kSplitLanes; ++j, from += stride) {
     const std::int64_t inside = j < count ? n : 0;
-    split_pairs(load_some(from, inside), load_some(from + kSplitLanes, inside - kSplitLanes), pairs + j * kSplitLanes,
-                kSquare);
+    split_pairs<kParts>(load_some(from, inside), load_some(from + kSplitLanes, inside - kSplitLanes),
+                        pairs + j * kSplitLanes, kSquare);
   }
-  for (std::int64_t p = 0; p < kSplitParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitGroup);
+  for (std::int64_t p = 0; p < kParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitGroup);
+}
+
+HALFSTEP_SPLIT_UNITS inline void store_some(__m512 x, __mmask16 lanes, bool past, float* to) {
+  past ? _mm512_stream_ps(to, x) : _mm512_mask_storeu_ps(to, lanes, x);
+}
+HALFSTEP_SPLIT_UNITS inline void store_some(__m512 x, __mmask16 lanes, bool past, Half* to) {
+  const __m256i bits = _mm512_maskz_cvtps_ph(0xFFFF, x, _MM_FROUND_TO_NEAREST_INT);
+  past ? _mm256_stream_si256(reinterpret_cast<__m256i*>(to), bits) : _mm256_mask_storeu_epi16(to, lanes, bits);
 }
 // Copies nothing without `to`.
-HALFSTEP_SPLIT_UNITS bool copy_finite_by_vectors(const PanelSums& from, float* to, std::int64_t stride, bool stream) {
+template <class Element>
+HALFSTEP_SPLIT_UNITS bool copy_finite_by_vectors(const PanelSums& from, Element* to, std::int64_t stride, bool stream) {
   const __m512i exponent = _mm512_set1_epi32(kExponent);
-  const bool past = stream && from.columns % kSplitLanes == 0 && reinterpret_cast<std::uintptr_t>(to) % 64 == 0 &&
+  constexpr std::uintptr_t kStored = kSplitLanes * sizeof(Element);
+  const bool past = stream && from.columns % kSplitLanes == 0 && reinterpret_cast<std::uintptr_t>(to) % kStored == 0 &&
                     stride % kSplitLanes == 0;
   __mmask16 any = 0;
   for (std::int64_t i = 0; i < from.rows; ++i) {
@@ -149,13 +182,12 @@ HALFSTEP_SPLIT_UNITS bool copy_finite_by_vectors(const PanelSums& from, float* t
     if (line < 0) continue;
     for (std::int64_t j = 0; j < from.columns; j += kSplitLanes) {
       const float* const at = from.sums + j / kSplitGroup * from.panel + i * kSplitGroup + j % kSplitGroup;
-      const std::int64_t left = from.columns - j;
-      const auto lanes = static_cast<__mmask16>(left >= kSplitLanes ? 0xFFFF : (1U << left) - 1);
+      const __mmask16 lanes = some_lanes(from.columns - j);
       __m512 x = _mm512_maskz_loadu_ps(lanes, at);
       any |= _mm512_cmpeq_epi32_mask(_mm512_and_si512((__m512i)x, exponent), exponent);
       if (to == nullptr) continue;
       if (from.bias != nullptr) x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, from.bias + j));
-      past ? _mm512_stream_ps(to + line * stride + j, x) : _mm512_mask_storeu_ps(to + line * stride + j, lanes, x);
+      store_some(x, lanes, past, to + line * stride + j);
     }
   }
   return any == 0;
@@ -163,72 +195,95 @@ HALFSTEP_SPLIT_UNITS bool copy_finite_by_vectors(const PanelSums& from, float* t
 bool in_split_vectors() { return compute_isa() >= Isa::avx512; }
 #endif
 
-float or_zero(const float* from, std::int64_t i, std::int64_t n) { return i < n ? from[i] : 0.0F; }
+template <class Element>
+float or_zero(const Element* from, std::int64_t i, std::int64_t n) {
+  return i < n ? static_cast<float>(from[i]) : 0.0F;
+}
 
 }  // namespace
 
-void split_along(const float* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
+template <class Element>
+void split_along(const Element* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
 #if defined(__x86_64__)
   if (in_split_vectors()) return split_along_by_vectors(from, n, to, group);
 #endif
   for (std::int64_t g = 0; g * kSplitGroup < n; ++g) {
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
       const std::int64_t at = g * kSplitGroup + i;
-      store_pair(or_zero(from, at, n), or_zero(from, at + kSplitLanes, n), to, g * group + i);
+      store_pair<kSplitParts<Element>>(or_zero(from, at, n), or_zero(from, at + kSplitLanes, n), to, g * group + i);
     }
   }
 }
 
-void split_across(const float* first, const float* second, std::int64_t n, const SplitTo& to, std::int64_t panel,
+template <class Element>
+void split_across(const Element* first, const Element* second, std::int64_t n, const SplitTo& to, std::int64_t panel,
                   std::int64_t ahead) {
 #if defined(__x86_64__)
   if (in_split_vectors()) return split_across_by_vectors(first, second, n, to, panel, ahead);
 #endif
   (void)ahead;
   for (std::int64_t j = 0; j < n; ++j) {
-    store_pair(first[j], second[j], to, j / kSplitGroup * panel + j % kSplitGroup);
+    store_pair<kSplitParts<Element>>(static_cast<float>(first[j]), static_cast<float>(second[j]), to,
+                                     j / kSplitGroup * panel + j % kSplitGroup);
   }
 }
 
-void split_turned(const float* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead) {
+template <class Element>
+void split_turned(const Element* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead) {
 #if defined(__x86_64__)
   if (in_split_vectors()) return split_turned_by_vectors(lines, n, to, ahead);
 #endif
   (void)ahead;
   for (std::int64_t j = 0; j < kSplitLanes; ++j) {
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
-      store_pair(or_zero(lines[i], j, n), or_zero(lines[i + kSplitLanes], j, n), to, j * kSplitLanes + i);
+      store_pair<kSplitParts<Element>>(or_zero(lines[i], j, n), or_zero(lines[i + kSplitLanes], j, n), to,
+                                       j * kSplitLanes + i);
     }
   }
 }
 
-void split_columns(const float* from, std::int64_t stride, std::int64_t count, std::int64_t n, const SplitTo& to) {
+template <class Element>
+void split_columns(const Element* from, std::int64_t stride, std::int64_t count, std::int64_t n, const SplitTo& to) {
 #if defined(__x86_64__)
   if (in_split_vectors()) return split_columns_by_vectors(from, stride, count, n, to);
 #endif
   for (std::int64_t j = 0; j < kSplitLanes; ++j) {
-    const float* const line = from + j * stride;
+    const Element* const line = from + j * stride;
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
       const std::int64_t inside = j < count ? n : 0;
-      store_pair(or_zero(line, i, inside), or_zero(line, i + kSplitLanes, inside), to, i * kSplitGroup + j);
+      store_pair<kSplitParts<Element>>(or_zero(line, i, inside), or_zero(line, i + kSplitLanes, inside), to,
+                                       i * kSplitGroup + j);
     }
   }
 }
 
-bool copy_finite(const PanelSums& from, float* to, std::int64_t stride, bool stream) {
+template <class Element>
+bool copy_finite(const PanelSums& from, Element* to, std::int64_t stride, bool stream) {
 #if defined(__x86_64__)
   if (in_split_vectors()) return copy_finite_by_vectors(from, to, stride, stream);
 #endif
+  (void)stream;
   bool finite = true;
   for (std::int64_t i = 0; i < from.rows; ++i) {
     const std::int64_t line = from.lines == nullptr ? i : from.lines[i];
     for (std::int64_t j = 0; line >= 0 && j < from.columns; ++j) {
       const float x = from.sums[j / kSplitGroup * from.panel + i * kSplitGroup + j % kSplitGroup];
       finite = finite && (std::bit_cast<std::uint32_t>(x) & kExponent) != kExponent;
-      if (to != nullptr) to[line * stride + j] = from.bias != nullptr ? x + from.bias[j] : x;
+      if (to != nullptr) to[line * stride + j] = Element(from.bias != nullptr ? x + from.bias[j] : x);
     }
   }
   return finite;
 }
+
+template HS_API void split_along(const float*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_along(const Half*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_across(const float*, const float*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
+template HS_API void split_across(const Half*, const Half*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
+template HS_API void split_turned(const float* const*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_turned(const Half* const*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_columns(const float*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
+template HS_API void split_columns(const Half*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
+template HS_API bool copy_finite(const PanelSums&, float*, std::int64_t, bool);
+template HS_API bool copy_finite(const PanelSums&, Half*, std::int64_t, bool);
 
 }  // namespace halfstep::cpu
