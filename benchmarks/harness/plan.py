@@ -86,16 +86,17 @@ class Machine:
     isa: str = ""
 
     def rate(self, dtype: str) -> float:
-        """What instructions multiply in the time of float32's of AVX512 (Intel's VPDPBUSD, VDPBF16PS, and TDPBF16PS and TDPBUSD,
-        which take 16 cycles for 16 x 16 x 64 bytes where two vectors a cycle are multiplied); 0: not known."""
+        """What is multiplied in the time of float32 (Intel's VPDPBUSD and VDPBF16PS against float32's instructions of AVX512;
+        with AMX float32 is six products of bfloat16, float16 four, and TDPBUSD multiplies twice as many as TDPBF16PS);
+        0: not known."""
         if self.isa == "amx":
-            return {"f32": 1.0, "bf16": 16.0, "int8": 32.0}[dtype]
+            return {"f32": 1.0, "f16": 1.5, "bf16": 6.0, "int8": 12.0}[dtype]
         vnni, bf16 = self.isa in ("avx512_vnni", "avx512_bf16"), self.isa == "avx512_bf16"
-        return {"f32": 1.0, "bf16": 2.0 if bf16 else 0.0, "int8": 4.0 if vnni else 0.0}[dtype]
+        return {"f32": 1.0, "f16": 1.0, "bf16": 2.0 if bf16 else 0.0, "int8": 4.0 if vnni else 0.0}[dtype]
 
     def training_rate(self, dtype: str) -> float:
         """The same of a training step: what no instruction multiplies is computed in float32."""
-        return max(1.0, self.rate(dtype)) if dtype != "f16" else 1.0
+        return max(1.0, self.rate(dtype))
 
 
 def _steps(machine: Machine, quick: bool) -> Section:

@@ -77,8 +77,8 @@ class Limits {
   /// The peak is that of products of a dtype from here on.
   void use(DType dtype) {
     constexpr std::int64_t kRounds = 200'000;
-    unit_ = dtype == bf16 ? Prepared{[] { run_multiply_adds(bf16, kRounds); }} : Prepared{};
-    if (unit_.run) unit_operations_ = run_multiply_adds(bf16, kRounds);
+    unit_ = dtype == f32 ? Prepared{} : Prepared{[dtype] { run_multiply_adds(dtype, kRounds); }};
+    if (unit_.run) unit_operations_ = run_multiply_adds(dtype, kRounds);
   }
 
   void measure() {

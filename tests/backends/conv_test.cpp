@@ -73,7 +73,11 @@ TEST(ConvPaths, Agree) {
                                     ConvPath::native, ConvPath::matrix}) {
           const bool bf16_only = path == ConvPath::pairs || path == ConvPath::tiles;
           if (path == ConvPath::products && part != ConvPart::weight) continue;
-          if (path == ConvPath::matrix && (part == ConvPart::weight || g.kh != 1 || g.oh != g.h)) continue;
+          const bool single = g.kh == 1 && g.before[0] == 0, dense = g.oh == g.h, in_parts = dtype != DType::bf16;
+          const bool by_matrix = part == ConvPart::weight   ? in_parts
+                                 : part == ConvPart::output ? dense || in_parts
+                                                            : dense;
+          if (path == ConvPath::matrix && !(single && by_matrix)) continue;
           if (bf16_only && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
           const std::string what =
@@ -380,10 +384,12 @@ TEST(ConvPaths, AreDescribed) {
   const ConvGeometry single = geometry(2, 64, 56, 64, 1, 1, 0), square = geometry(2, 64, 56, 64, 3, 1, 1);
   EXPECT_EQ(described(square, ConvPart::output, DType::f64), "reference");
   const bool by_tiles = compute_isa() == Isa::amx && amx_usable();
-  EXPECT_EQ(described(single, ConvPart::weight, DType::f32), by_tiles ? "matrix" : "products");
+  EXPECT_EQ(described(single, ConvPart::weight, DType::f32), "products");
+  EXPECT_EQ(described(geometry(2, 64, 56, 128, 1, 1, 0), ConvPart::weight, DType::f32),
+            by_tiles ? "matrix" : "products");
   EXPECT_EQ(described(square, ConvPart::weight, DType::f32) == "tiles", by_tiles);
   set_winograd(Winograd::tiles_2x2);
-  EXPECT_EQ(described(square, ConvPart::output, DType::f32), "winograd 2x2");
+  EXPECT_EQ(described(square, ConvPart::output, DType::f32), by_tiles ? "windows" : "winograd 2x2");
   set_winograd(Winograd::off);
   for (const ConvPart part : {ConvPart::output, ConvPart::input}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {

@@ -48,8 +48,25 @@ TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .layout_a = "strided"}, By::split));
 }
 
-// Whatever their number and share, threads add up the same.
+// Whatever their number and share, threads add up the same, beside what isn't finite too.
 TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
+  const std::int64_t side = 200, k = 96;
+  Matrix a(side, k, f32, "rows", 1), b(k, side, f32, "cols", 2);
+  reinterpret_cast<float*>(a.bytes.data())[70 * k] = std::nanf("");
+  std::vector<std::uint32_t> before;
+  for (const int threads : {1, 2, 3, 4}) {
+    const test::ThreadsGuard guard(threads);
+    std::vector<std::uint32_t> c(static_cast<std::size_t>(side * side));
+    GemmArgs g;
+    g.m = g.n = g.ldc = side, g.k = k;
+    g.a = a.operand(), g.b = b.operand(), g.c = c.data();
+    Context context;
+    ASSERT_EQ(gemm_by(GemmPath::split, &context, g), Status::ok);
+    if (threads > 1) {
+      EXPECT_EQ(c, before) << threads;
+    }
+    before = c;
+  }
   for (const Case& t :
        {Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols"}, Case{.m = 64, .n = 512, .k = 96, .layout_b = "cols"},
         Case{.m = 520, .n = 97, .k = 96, .layout_b = "cols"}}) {
@@ -67,7 +84,7 @@ TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
 // Infinities, NaN, numbers that round to an infinity in bfloat16, and sums that overflow come through as in float32;
 // what they don't touch has its value.
 TEST_P(GemmSplit, WhatIsNotFiniteComesThrough) {
-  constexpr std::int64_t m = 150, n = 100;
+  constexpr std::int64_t m = 176, n = 100;  // 176 is five panels and a half
   constexpr float kLargest = std::numeric_limits<float>::max(), kInfinity = std::numeric_limits<float>::infinity();
   for (const std::int64_t k : {40, 700}) {
     for (const bool add : {false, true}) {
@@ -75,24 +92,32 @@ TEST_P(GemmSplit, WhatIsNotFiniteComesThrough) {
       a[static_cast<std::size_t>(3 * k + 5)] = kInfinity;
       a[static_cast<std::size_t>(40 * k + 6)] = std::nanf("");
       a[static_cast<std::size_t>(41 * k + 7)] = kLargest;  // times 0.25: finite
-      a[static_cast<std::size_t>(149 * k + 39)] = -kInfinity;
+      a[static_cast<std::size_t>(175 * k + 39)] = -kInfinity;
       b[static_cast<std::size_t>(5 * n + 9)] = 0;  // times an infinity: NaN
       b[static_cast<std::size_t>(8 * n + 70)] = 0x1p100F;
       a[static_cast<std::size_t>(90 * k + 8)] = 0x1p100F;  // an infinite product
       b[static_cast<std::size_t>(11 * n + 99)] = -kLargest;
-      const auto solve = [&](GemmPath path) {
+      std::vector<float> turned(b.size());
+      for (std::int64_t i = 0; i < k * n; ++i) {
+        turned[static_cast<std::size_t>(i % n * k + i / n)] = b[static_cast<std::size_t>(i)];
+      }
+      const auto solve = [&](GemmPath path, bool by_columns) {
         std::vector<float> c(static_cast<std::size_t>(m * n), add ? 2.0F : std::nanf(""));
         GemmArgs g;
         g.m = m, g.n = n, g.k = k;
-        g.a = {a.data(), f32, k, 1}, g.b = {b.data(), f32, n, 1};
+        g.a = {a.data(), f32, k, 1};
+        g.b = by_columns ? GemmOperand{turned.data(), f32, 1, k} : GemmOperand{b.data(), f32, n, 1};
         g.c = c.data(), g.ldc = n, g.beta = add ? 1 : 0;
         Context context;
         EXPECT_EQ(gemm_by(path, &context, g), Status::ok) << context.error;
         return c;
       };
-      const std::vector<float> expected = solve(GemmPath::blocked), got = solve(GemmPath::split);
+      const std::vector<float> expected = solve(GemmPath::blocked, false), got = solve(GemmPath::split, false),
+                               by_columns = solve(GemmPath::split, true);
       int infinite = 0, not_numbers = 0;
       for (std::size_t i = 0; i < got.size(); ++i) {
+        const bool same = by_columns[i] == expected[i] || (std::isnan(by_columns[i]) && std::isnan(expected[i]));
+        ASSERT_TRUE(same || std::abs(by_columns[i] - expected[i]) <= 0x1p-20F * std::abs(expected[i])) << i;
         infinite += std::isinf(expected[i]), not_numbers += std::isnan(expected[i]);
         if (std::isnan(expected[i])) {
           ASSERT_TRUE(std::isnan(got[i])) << i;

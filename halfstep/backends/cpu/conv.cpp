@@ -65,16 +65,17 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   // One filter: a product with a vector, where oneDNN computes a block of 16 filters.
   if (call.part == ConvPart::output && call.geometry.o == 1 && matrix_serves(call)) return ConvPath::matrix;
   const bool native = by_units(call, isa);
-  if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
-    const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native ? 2 : 1);
-    if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
-  }
   // float32, and float16 without units of its own, are multiplied in parts of bfloat16.
   const bool in_parts = !native && (call.input.dtype == DType::f32 || call.input.dtype == DType::f16);
-  const bool by_tiles = isa == Isa::amx && (native || in_parts);
+  const bool by_tiles = isa == Isa::amx && amx_usable() && (in_parts || (native && call.input.dtype == DType::bf16));
+  if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
+    const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native || by_tiles ? 2 : 1);
+    if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
+  }
   if (by_tiles && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
-  if (by_tiles && split_matrix_serves(call) && split_tiles_suit(call.geometry) && amx_usable()) {
-    return ConvPath::matrix;
+  if (by_tiles && split_matrix_serves(call)) {
+    const bool suit = call.part == ConvPart::weight ? split_tiles_suit(call.geometry) : matrix_suits_tiles(call);
+    if (suit) return ConvPath::matrix;
   }
   if (by_tiles && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
   if (by_tiles && tiles_serve(call)) {
@@ -122,7 +123,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::matrix) return convolve_matrix(context, call);
   if (path == ConvPath::windows || path == ConvPath::tiles) {
     const Status status = path == ConvPath::tiles ? weight_by_tiles(context, call) : convolve_windows(context, call);
-    // Of float32 in parts of bfloat16, where something isn't finite: as without AMX.
+    // Of float32 or float16 in parts of bfloat16, where something isn't finite: as without AMX.
     return status == Status::unsupported ? convolve_by(choose_conv_path(call, Isa::avx512_fp16), context, call)
                                          : status;
   }

@@ -39,7 +39,7 @@ enum class ConvPath : std::uint8_t {
   winograd2,  ///< F(2x2, 3x3), see conv_winograd.h
   winograd4,  ///< F(4x4, 3x3)
   matrix,     ///< a 1x1 convolution as one matrix product, see conv_matrix.h
-  windows,    ///< bfloat16 on the tiles of AMX, windows being read in place, see conv_windows.h
+  windows,    ///< on the tiles of AMX, windows being read in place, see conv_windows.h
   depthwise,  ///< a window for each channel, see conv_depthwise.h
 };
 

@@ -28,7 +28,7 @@ bool single_places(const ConvCall& call) {
 // The places that windows see lie side by side.
 bool dense(const ConvGeometry& g) { return g.oh == g.h && g.ow == g.w; }
 
-// The input's lines of channels that strided windows see, from or to [N, OH, OW, C]; what none sees is zeros.
+// The input's lines of channels that strided windows see, to [N, OH, OW, C].
 template <class Element>
 void gather_places(const ConvGeometry& g, const Element* from, Element* to) {
   parallel_for(g.n * g.oh, row_grain(g.ow * g.c), [&](std::int64_t begin, std::int64_t end) {
@@ -39,26 +39,6 @@ void gather_places(const ConvGeometry& g, const Element* from, Element* to) {
     }
   });
 }
-template <class Element>
-void scatter_places(const ConvGeometry& g, const Element* from, Element* to) {
-  parallel_for(g.n * g.h, row_grain(g.w * g.c), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      Element* const line = to + i * g.w * g.c;
-      std::fill_n(line, g.w * g.c, Element{0});
-      const std::int64_t p = i % g.h / g.stride[0];
-      if (i % g.h % g.stride[0] != 0 || p >= g.oh) continue;
-      const Element* at = from + (i / g.h * g.oh + p) * g.ow * g.c;
-      for (std::int64_t j = 0; j < g.ow; ++j, at += g.c) std::copy_n(at, g.c, line + j * g.stride[1] * g.c);
-    }
-  });
-}
-
-// f(number of as many bits), to move elements.
-template <class F>
-void of_bits(DType dtype, F&& f) {
-  item_size(dtype) == 4 ? f(std::uint32_t{}) : f(std::uint16_t{});
-}
-
 // [O, N OH OW] times [N OH OW, C].
 GemmArgs weight_product(const ConvCall& call, const void* places) {
   const ConvGeometry& g = call.geometry;
@@ -77,12 +57,14 @@ bool matrix_serves(const ConvCall& call) noexcept {
 }
 
 bool split_matrix_serves(const ConvCall& call) noexcept {
-  const DType dtype = call.part == ConvPart::input ? call.output.dtype : call.input.dtype;
+  const ConvGeometry& g = call.geometry;
+  const DType dtype = call.input.dtype;
   const bool weight = call.part == ConvPart::weight;
-  const bool in_parts = (dtype == DType::f32 || dtype == DType::f16) && call.input.dtype == dtype &&
-                        call.output.dtype == dtype && (weight || call.weight.dtype == dtype);
-  const bool more = weight || (call.bias == nullptr && !dense(call.geometry));
-  return more && in_parts && single_places(call) && channels_last(call.weight);
+  const bool in_parts = (dtype == DType::f32 || dtype == DType::f16) && call.output.dtype == dtype &&
+                        (weight || call.weight.dtype == dtype);
+  const bool inside = (g.oh - 1) * g.stride[0] < g.h && (g.ow - 1) * g.stride[1] < g.w;
+  return (weight || (call.part == ConvPart::output && !dense(g))) && in_parts && inside && single_places(call) &&
+         channels_last(call.weight);
 }
 
 bool matrix_suits(const ConvCall& call, Isa isa) noexcept {
@@ -123,13 +105,12 @@ Status convolve_matrix(KernelContext* context, ConvCall& call) {
     char* copy = nullptr;
     const auto bytes = static_cast<std::size_t>(g.n * g.oh * g.ow * g.c) * item_size(call.input.dtype);
     if (!take_workspace(context, bytes, copy)) return no_room();
-    places = copy;
-    if (call.part != ConvPart::input && !runs_dry(context)) {
-      of_bits(call.input.dtype, [&](auto tag) {
-        using Bits = decltype(tag);
-        gather_places(g, static_cast<const Bits*>(call.input.data), reinterpret_cast<Bits*>(copy));
-      });
+    if (!runs_dry(context) && item_size(call.input.dtype) == sizeof(std::uint32_t)) {
+      gather_places(g, static_cast<const std::uint32_t*>(places), reinterpret_cast<std::uint32_t*>(copy));
+    } else if (!runs_dry(context)) {
+      gather_places(g, static_cast<const std::uint16_t*>(places), reinterpret_cast<std::uint16_t*>(copy));
     }
+    places = copy;
   }
   if (call.part == ConvPart::weight) return gemm(context, weight_product(call, places));
   GemmArgs product;
@@ -138,21 +119,14 @@ Status convolve_matrix(KernelContext* context, ConvCall& call) {
   product.k = forward ? g.c : g.o;
   product.a = {forward ? places : call.output.data, forward ? call.input.dtype : call.output.dtype, product.k, 1};
   product.b = {w.data, w.dtype, w.strides[forward ? 1 : 0], w.strides[forward ? 0 : 1]};
-  product.c = forward ? to.data : places, product.c_dtype = to.dtype, product.ldc = product.n;
+  product.c = to.data, product.c_dtype = to.dtype, product.ldc = product.n;
   if (call.bias != nullptr) {
     float* bias = nullptr;
     if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) return no_room();
     if (!runs_dry(context)) read_row(*call.bias, 0, call.bias->strides[0], product.n, bias);
     product.bias = bias;
   }
-  const Status status = gemm(context, product);
-  if (status == Status::ok && !forward && !dense(g) && !runs_dry(context)) {
-    of_bits(to.dtype, [&](auto tag) {
-      using Bits = decltype(tag);
-      scatter_places(g, static_cast<const Bits*>(places), static_cast<Bits*>(to.data));
-    });
-  }
-  return status;
+  return gemm(context, product);
 }
 
 }  // namespace halfstep::cpu

@@ -19,8 +19,7 @@ HS_API bool matrix_suits(const ConvCall& call, Isa isa) noexcept;
 HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
 
 /// Whether it serves a call of float32 or float16 that is worth it with the fast products of AMX (gemm_split.cpp) only:
-/// a weight's gradient, or any part, without a bias, of a convolution with strides, whose places are copied to lie side
-/// by side.
+/// a weight's gradient, or the output of a convolution with strides, whose places are copied to lie side by side.
 bool split_matrix_serves(const ConvCall& call) noexcept;
 
 /// All places by all channels, times the weight: 16 bits are widened while the product packs its operands. A weight's

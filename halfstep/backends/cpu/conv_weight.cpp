@@ -432,8 +432,9 @@ bool pair_products_serve(const ConvCall& call, Isa isa) noexcept {
 }
 
 bool tiles_serve(const ConvCall& call) noexcept {
+  if (!amx_usable()) return false;
   const bool bf16 = products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
-  return (bf16 || split_tiles_serve(call)) && amx_usable();
+  return bf16 || split_tiles_serve(call);
 }
 
 bool products_suit(const ConvGeometry& g) noexcept {

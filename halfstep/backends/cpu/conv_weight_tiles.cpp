@@ -22,13 +22,14 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kPanel = 2 * kTileLanes;  // channels that are packed at a time
-// Filters whose gradients are packed at a time, their bytes, and places of a chunk: all of them, and a panel of the
-// input, stay in the second-level cache while they are multiplied.
+// Filters whose gradients are packed at a time, the bytes of these, and of a packed panel of the input: both stay in
+// the second-level cache while they are multiplied.
 constexpr std::int64_t kMostFilters = 128, kFilterBytes = 768 << 10, kPanelBytes = 512 << 10;
 // Pairs at a time: a panel's of a tap stay in the first-level cache while all filters are multiplied with them.
 constexpr std::int64_t kPairsOfATap = 64;
 // Places of the input that a chunk may see: wide dilations see mostly padding.
 constexpr std::int64_t kMostSeen = 1 << 16;
+constexpr std::int64_t kFewestSplitWeights = 64 * 128;
 // Sums of all terms, which are added up in the end.
 constexpr std::int64_t kTermSums = 640 << 10;
 
@@ -258,7 +259,10 @@ bool split_tiles_serve(const ConvCall& call) noexcept {
          g.stride[0] * g.stride[1] <= kMostPhases && PlaceOrder(g).most(0) <= kMostSeen;
 }
 
-bool split_tiles_suit(const ConvGeometry& g) noexcept { return g.c >= kPanel && g.o >= kPanel; }
+bool split_tiles_suit(const ConvGeometry& g) noexcept {
+  // Of fewer weights packing takes longer than the products save: 64 to 64 in one place 1.5 times as long.
+  return g.c >= kPanel && g.o >= kPanel && g.o * g.kh * g.kw * g.c >= kFewestSplitWeights;
+}
 
 namespace {
 
@@ -311,7 +315,7 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
     one.release();
   });
   const WeightSums done = {sums, chunks.terms, all, kPanel, g.o * kPanel, kPanel, g.kh * g.kw * g.o * kPanel};
-  return write_weight(g, done, lines, w) ? Status::ok : Status::unsupported;
+  return write_weight(g, done, lines, w) || kParts == 2 ? Status::ok : Status::unsupported;
 }
 
 }  // namespace

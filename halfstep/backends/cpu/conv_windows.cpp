@@ -565,7 +565,7 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
     amx.release();
     if (stream) amx.fence();
   });
-  return finite ? Status::ok : Status::unsupported;
+  return finite || g.parts == 2 ? Status::ok : Status::unsupported;
 }
 
 }  // namespace halfstep::cpu

@@ -20,8 +20,9 @@ HS_API bool windows_suit(const ConvCall& call) noexcept;
 /// sums of windows that start in the padding are dropped. An input gradient is the convolution of the output's gradient
 /// with the weight's taps reversed. The result has the same bits for any number of threads. Packs the weight, and keeps
 /// it packed while it does not change (packed_weight.h). float32 and float16 are multiplied in parts (split_block.h).
-/// Returns failed without memory for the workspace, and, of these, unsupported where a result isn't finite before its
-/// bias is added.
+/// Returns failed without memory for the workspace, and, of float32, unsupported where a result isn't finite before its
+/// bias is added. Of float16 an infinite result may be NaN; which results are finite is as in float32, so that the
+/// memory of another way, which would be needed in each step whose gradients overflow, is saved.
 Status convolve_windows(KernelContext* context, ConvCall& call);
 
 }  // namespace halfstep::cpu

@@ -143,10 +143,11 @@ SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Car
   s.sums = carver.floats(s.sum_size * threads);
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
   s.zeros = carver.floats(std::max(p.block_rows, p.chunk_columns));
-  for (const std::int64_t columns : {std::min(p.columns.count, kSplitPanel), p.columns.count % kSplitPanel}) {
-    if (columns == 0) continue;
-    const GemmArgs panel = sub_product(g, p.swap, 0, std::min(p.rows.count, kSplitPanel), 0, columns);
-    s.again_size = std::max(s.again_size, blocked_workspace(panel, 1));
+  for (const std::int64_t rows : {std::min(p.rows.count, kSplitPanel), p.rows.count % kSplitPanel}) {
+    for (const std::int64_t columns : {std::min(p.columns.count, kSplitPanel), p.columns.count % kSplitPanel}) {
+      if (rows == 0 || columns == 0) continue;
+      s.again_size = std::max(s.again_size, blocked_workspace(sub_product(g, p.swap, 0, rows, 0, columns), 1));
+    }
   }
   s.again_size = whole_lines(s.again_size);
   s.again = static_cast<char*>(carver.bytes(s.again_size * static_cast<std::size_t>(threads)));
@@ -227,21 +228,24 @@ class SplitProduct {
     finish(t, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
   }
 
-  // Writes a block of the result.
+  // Writes a block of the result. Of one with sums that aren't finite each 32 x 32 is written or computed again, so
+  // that bits don't follow from how blocks are cut.
   void finish(std::int64_t t, const PanelSums& block, std::int64_t r, std::int64_t c) const {
     auto* const to = plain_ ? static_cast<Element*>(g_.c) + r * g_.ldc + c : nullptr;
-    if (!copy_finite(block, to, g_.ldc, stream_)) return again(t, r, block.rows, c, block.columns);
-    for (std::int64_t j = 0; j < block.columns && !plain_; j += kSplitPanel) {
-      kernels_.finish(epilogue(g_, p_.swap, block.sums + j / kSplitPanel * block.panel, kSplitPanel, r, block.rows,
-                               c + j, std::min(kSplitPanel, block.columns - j), scratch_.bias));
-    }
-  }
-  void again(std::int64_t t, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t columns) const {
-    for (std::int64_t j = 0; j < columns; j += kSplitPanel) {
-      for (std::int64_t i = 0; i < rows; i += kSplitPanel) {
-        const GemmArgs panel =
-            sub_product(g_, p_.swap, r + i, std::min(rows - i, kSplitPanel), c + j, std::min(columns - j, kSplitPanel));
-        gemm_blocked(panel, 1, scratch_.again + static_cast<std::size_t>(t) * scratch_.again_size);
+    const bool finite = copy_finite(block, to, g_.ldc, stream_);
+    if (finite && plain_) return;
+    for (std::int64_t j = 0; j < block.columns; j += kSplitPanel) {
+      const std::int64_t columns = std::min(kSplitPanel, block.columns - j);
+      const std::int64_t height = finite ? block.rows : kSplitPanel;
+      for (std::int64_t i = 0; i < block.rows; i += height) {
+        const std::int64_t rows = std::min(height, block.rows - i);
+        const float* const sums = block.sums + j / kSplitPanel * block.panel + i * kSplitPanel;
+        if (!finite && !copy_finite<Element>({sums, block.panel, rows, columns}, nullptr, 0, false)) {
+          gemm_blocked(sub_product(g_, p_.swap, r + i, rows, c + j, columns), 1,
+                       scratch_.again + static_cast<std::size_t>(t) * scratch_.again_size);
+        } else if (!plain_) {
+          kernels_.finish(epilogue(g_, p_.swap, sums, kSplitPanel, r + i, rows, c + j, columns, scratch_.bias));
+        }
       }
     }
   }

@@ -34,7 +34,7 @@ HS_API bool has_bf16_units(Isa isa) noexcept;
 /// doesn't count, because it accumulates in f16: with it, oneDNN's convolutions convert f16 to float32 in their inner
 /// loops, and reach about 0.65 of float32's rate.
 HS_API bool has_f16_units(Isa isa) noexcept;
-/// The part of compute_isa() that products of `dtype` compute with: float32 on any machine stays with avx512 or avx2,
+/// The part of compute_isa() with units for products of `dtype`: float32 on any machine stays with avx512 or avx2,
 /// 16-bit dtypes have units of their own or compute in float32, i8 and u8 have avx512_vnni.
 HS_API Isa compute_isa(DType dtype) noexcept;
 

@@ -65,7 +65,7 @@ double multiply_adds_of(DType dtype, std::int64_t rounds, float* result) {
     // Four products take about ten rounds of vectors. Those of six pairs of parts are one of float32, of four pairs one
     // of float16.
     const double done = run_tile_products(std::max<std::int64_t>(rounds / 8, 1));
-    return dtype == DType::f32 ? done / 6 : dtype == DType::f16 ? done / 4 : done;
+    return dtype == DType::f32 ? done / 6 : dtype == DType::f16 && !has_f16_units(Isa::amx) ? done / 4 : done;
   }
   if (dtype == DType::bf16 && compute_isa(DType::bf16) >= Isa::avx512_bf16) {
     return multiply_adds_of_pairs(rounds, result);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Numbers as sums of bfloat16. Of float32 they are three: the number rounded to bfloat16, what is left of it likewise,
-// and the rest. The sum is exact for magnitudes from 2^-110 on; below, what is smaller than 2^-126 counts as 0 when it
-// is multiplied. Of float16 they are two, and always exact. Of infinities, NaN, and magnitudes that round to 2^128 at
-// least one part is infinite or NaN, and so is every sum of products with it.
+// and the rest. Their sum is the number for magnitudes from 2^-110 on. When they are multiplied, a part below 2^-126
+// counts as 0, which those of magnitudes from 2^-103 on aren't. Of float16 they are two, and always exact. Of
+// infinities, NaN, and magnitudes that round to 2^128 at least one part is infinite or NaN, and so is every sum of
+// products with it.
 //
 // The parts are packed as TileProduct wants them, in groups of 32 numbers that follow each other along the sum: numbers
 // i and i + 16 of a group are a pair.
