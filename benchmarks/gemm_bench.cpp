@@ -123,7 +123,8 @@ int main(int argc, char** argv) {
                {"narrow", static_cast<int>(GemmPath::narrow)},
                {"blocked", static_cast<int>(GemmPath::blocked)},
                {"onednn", static_cast<int>(GemmPath::onednn)},
-               {"tiles", static_cast<int>(GemmPath::tiles)}};
+               {"tiles", static_cast<int>(GemmPath::tiles)},
+               {"split", static_cast<int>(GemmPath::split)}};
   for (const Shape& shape : kShapes) {
     for (const DType dtype : {f32, bf16, f16}) {
       for (const auto& path : paths) {

@@ -13,7 +13,7 @@ namespace halfstep {
 struct MachineLimits {
   double operations = 0;         ///< per second in float32; a multiply-add is two
   double bf16_operations = 0;    ///< of bf16 factors with float32 sums: those of units for them, or `operations`
-  double f16_operations = 0;     ///< the same of f16, which AVX512-FP16 doesn't count for, having no float32 sums
+  double f16_operations = 0;     ///< the same of f16; AVX512-FP16 doesn't count, because it sums in f16
   double inner_bandwidth = 0;    ///< bytes per second, read and written, of what lies in the processors' own caches
   double cache_bandwidth = 0;    ///< of what lies in the last cache
   double memory_bandwidth = 0;   ///< of what doesn't
@@ -37,8 +37,8 @@ HS_API std::int64_t second_cache_bytes();
 HS_API std::int64_t inner_cache_bytes();
 
 /// Multiply-adds in registers, on all threads: `rounds` times as many vectors as keep the units busy, with factors of
-/// `dtype` (f32; bf16 or f16, which computes in float32 where no unit multiplies it with float32 sums). With AMX, whose
-/// tiles multiply bf16, f32 is six such products and f16 four. Returns the number of operations.
+/// `dtype` (f32; bf16 or f16, which computes in float32 where no unit multiplies it with float32 sums). With AMX, an
+/// f32 multiply-add is six of bf16 and an f16 one four. Returns the number of operations.
 HS_API double run_multiply_adds(DType dtype, std::int64_t rounds);
 /// `to[i] += 1e-6f * from[i]`, on all threads: two arrays are read and one is written, as an optimizer does.
 HS_API void run_stream(float* to, const float* from, std::int64_t n);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products against sums in float64. A result must be within gamma_k * sum |a||b| (bias and former c included) of the
-// exact value, from any order of k float32 additions, plus half a unit of the last place of its dtype. Where float32 is
-// multiplied in parts of bfloat16, the products that are left out are one rounding more, and there is one more when
-// those of other parts are added.
+// exact value, from any order of k float32 additions, plus half a unit of the last place of its dtype. Elements that
+// are split into sums of bfloat16 have two roundings more: the products that are left out, and the sum of the others.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -194,7 +193,8 @@ inline bool check(const Case& t, By by = By::choice, std::vector<unsigned char>*
   EXPECT_EQ(status, Status::ok) << context.error;
   const bool integers = is_integral(t.c);
   const double unit = t.c == f64 ? 0x1p-53 : 0x1p-24;
-  const auto roundings = static_cast<double>(t.k + (t.a == f32 && t.b == f32 ? 4 : 2));
+  const bool split = by == By::split || (by == By::choice && choose_gemm_path(g, compute_isa()) == GemmPath::split);
+  const auto roundings = static_cast<double>(t.k + (split ? 4 : 2));
   const double gamma = integers ? 0 : roundings * unit / (1 - roundings * unit);
   int wrong = 0;
   for (std::int64_t z = 0; z < t.batch; ++z) {

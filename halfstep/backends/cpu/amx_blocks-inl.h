@@ -2,12 +2,13 @@
 // The kernels of amx_tile.cpp, which includes this header once for each target, in a namespace of its own and with
 // HALFSTEP_TILE_UNITS set to the target's attribute. So it has no include guard.
 
-// Products of 16 steps: `from`, rows of a tile `row` bytes apart, by `to`.
+// The products of 16 steps. `from`: the first operand, with `row` bytes from one row of a tile to the next; `to`: the
+// second one.
 template <class Machine, int Rows, int Columns, TileParts Parts>
 HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p, const std::uint32_t* from,
                                                std::int64_t row, const std::uint32_t* to) {
   if constexpr (Parts == TileParts::one) {
-    // Each product as soon as its operands are there.
+    // Each product follows the loads of its operands.
     m.template load<4>(from, row);
     m.template load<6>(to, 2 * kLine);
     m.template multiply<0, 4, 6>();
@@ -35,7 +36,7 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
       if constexpr (Rows == 2) m.template multiply<2, 5, 6>();
       if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
     };
-    // Small products first, in the order of the fewest loads.
+    // The largest product comes last, so that small ones are added up first. This order needs the fewest loads.
     if constexpr (Parts == TileParts::three) {
       rows(2), columns(0), multiply();
       rows(1), multiply();
@@ -121,7 +122,7 @@ template <class Machine, TileParts Parts>
 HALFSTEP_TILE_UNITS void multiply_tiles_of(const TileProduct& p) {
   Machine m;
   for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
-    multiply_shape<Machine, Parts>(m, p, r, c, shape, p.c + r * p.ldc + c / kBlockSide * p.c_panel, [] {});
+    multiply_shape<Machine, Parts>(m, p, r, c, shape, p.c + r * p.ldc + c, [] {});
   });
 }
 

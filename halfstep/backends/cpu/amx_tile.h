@@ -11,11 +11,11 @@ namespace halfstep::cpu {
 /// Rows of a tile, and 32-bit lanes of each.
 inline constexpr std::int64_t kTileLanes = 16;
 
-/// What an element is made of: one bfloat16, or several whose sum it is (see split_block.h), largest first.
+/// How many bfloat16 numbers an element is the sum of (split_block.h), and which of their products are computed.
 enum class TileParts : std::uint8_t {
   one,
   two,    ///< all four products
-  three,  ///< six products: without those of parts whose numbers add up to more than 2, less than 2^-24 of the whole
+  three,  ///< products of parts i and j with i + j <= 2: six; the other three are less than 2^-24 of the whole
 };
 constexpr std::int64_t count_parts(TileParts parts) { return static_cast<std::int64_t>(parts) + 1; }
 
@@ -32,20 +32,21 @@ struct TileProduct {
   /// Where steps of a are in several places: each run of `run_steps`, a multiple of 16, begins `runs[...]` behind a.
   const std::int64_t* runs = nullptr;
   std::int64_t run_steps = 0;
-  const std::uint32_t* b;  ///< panels of 32 columns, step after step; 16 steps of a part, then those of the next one
-  /// Where that is not how parts and groups of 16 steps lie: from one's to the next one's, of one panel.
+  /// Panels of 32 columns, step after step. Of elements of several parts, each 16 steps have those of all parts after
+  /// each other.
+  const std::uint32_t* b;
+  /// For b that isn't packed so, of at most 32 columns: the distance between parts, and between groups of 16 steps.
   std::int64_t b_part = 2 * kTileLanes * kTileLanes, b_steps = 0;
-  float* c;  ///< element (i, j) is c[i * ldc + j / 32 * c_panel + j % 32]
+  float* c;
   std::int64_t ldc;
-  std::int64_t c_panel = 2 * kTileLanes;
   bool accumulate;
-  TileParts parts = TileParts::one;  ///< multiply_rounded() takes elements of one part
-  std::int64_t a_part = 0;           ///< from a part's steps to the next one's
+  TileParts parts = TileParts::one;  ///< multiply_rounded() takes only one
+  std::int64_t a_part = 0;           ///< distance between the parts of a
   /// Memory that multiply_rounded() prefetches into the second-level cache, because the next product reads it.
   const void* next = nullptr;
   std::int64_t next_bytes = 0;
 
-  /// After `steps` and `parts` are known. Parts of 16 steps lie after each other.
+  /// Sets a as packed memory, when `steps` and `parts` are set: each 16 steps have those of all parts after each other.
   void set_packed(const std::uint32_t* packed) {
     a = packed;
     a_row = kTileLanes, a_part = kTileLanes * kTileLanes, a_steps = count_parts(parts) * a_part;

@@ -31,11 +31,6 @@ namespace {
 
 bool floats(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
 
-Status out_of_memory(KernelContext* context) {
-  context->set_error(context, "convolution: out of memory for the workspace");
-  return Status::failed;
-}
-
 ConvPath float32_path(const ConvCall& call, Isa isa) noexcept {
   if (matrix_serves(call) && matrix_suits(call, isa)) return ConvPath::matrix;
   return products_serve(call) && products_suit(call.geometry) ? ConvPath::products : ConvPath::blocks;
@@ -65,28 +60,27 @@ ConvPath dense_path(const ConvCall& call, Isa isa, Winograd allowed) noexcept {
   // One filter: a product with a vector, where oneDNN computes a block of 16 filters.
   if (call.part == ConvPart::output && call.geometry.o == 1 && matrix_serves(call)) return ConvPath::matrix;
   const bool native = by_units(call, isa);
-  // float32, and float16 without units of its own, are multiplied in parts of bfloat16.
+  // AMX multiplies float32 as sums of bfloat16; so it does float16 where the processor has no units for it.
   const bool in_parts = !native && (call.input.dtype == DType::f32 || call.input.dtype == DType::f16);
   const bool by_tiles = isa == Isa::amx && amx_usable() && (in_parts || (native && call.input.dtype == DType::bf16));
   if (allowed != Winograd::off && winograd_serves(call) && !(native && isa >= Isa::amx)) {
     const int tiles = winograd_tiles(call.part, call.geometry, static_cast<int>(allowed), native || by_tiles ? 2 : 1);
     if (tiles != 0) return tiles == 4 ? ConvPath::winograd4 : ConvPath::winograd2;
   }
-  if (by_tiles && matrix_serves(call) && matrix_suits_tiles(call)) return ConvPath::matrix;
-  if (by_tiles && split_matrix_serves(call)) {
-    const bool suit = call.part == ConvPart::weight ? split_tiles_suit(call.geometry) : matrix_suits_tiles(call);
-    if (suit) return ConvPath::matrix;
-  }
+  const bool by_matrix = matrix_serves(call) || split_matrix_serves(call);
+  if (by_tiles && by_matrix && matrix_suits_tiles(call)) return ConvPath::matrix;
   if (by_tiles && windows_serve(call) && windows_suit(call)) return ConvPath::windows;
-  if (by_tiles && tiles_serve(call)) {
-    const bool suit = native ? tiles_suit(call.geometry) : split_tiles_suit(call.geometry);
-    if (suit) return ConvPath::tiles;
-  }
+  if (by_tiles && tiles_serve(call) && tiles_suit(call)) return ConvPath::tiles;
   if (native && pair_products_serve(call, isa) && pair_products_suit(call.geometry)) return ConvPath::pairs;
   return native ? ConvPath::native : float32_path(call, isa);
 }
 
 }  // namespace
+
+Status conv_out_of_memory(KernelContext* context) {
+  context->set_error(context, "convolution: out of memory for the workspace");
+  return Status::failed;
+}
 
 bool all_floats(const ConvCall& call) noexcept {
   return floats(call.input.dtype) && floats(call.weight.dtype) && floats(call.output.dtype);
@@ -123,7 +117,7 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   if (path == ConvPath::matrix) return convolve_matrix(context, call);
   if (path == ConvPath::windows || path == ConvPath::tiles) {
     const Status status = path == ConvPath::tiles ? weight_by_tiles(context, call) : convolve_windows(context, call);
-    // Of float32 or float16 in parts of bfloat16, where something isn't finite: as without AMX.
+    // A float32 result that isn't finite is computed as without AMX.
     return status == Status::unsupported ? convolve_by(choose_conv_path(call, Isa::avx512_fp16), context, call)
                                          : status;
   }
@@ -149,7 +143,8 @@ Status convolve_by(ConvPath path, KernelContext* context, ConvCall& call) {
   }
   double* bias = nullptr;
   if (call.bias != nullptr) {
-    if (!take_workspace(context, static_cast<std::size_t>(call.bias->sizes[0]), bias)) return out_of_memory(context);
+    if (!take_workspace(context, static_cast<std::size_t>(call.bias->sizes[0]), bias))
+      return conv_out_of_memory(context);
     if (!runs_dry(context)) read_row(*call.bias, 0, call.bias->strides[0], call.bias->sizes[0], bias);
   }
   if (runs_dry(context)) return Status::ok;

@@ -71,6 +71,9 @@ std::string onednn_kernel(ConvCall& call, DType compute);
 /// The reference, for any floating dtypes and strides; `bias` as float64.
 void convolve_reference(ConvCall& call, const double* bias);
 
+/// Reports that there is no memory for the workspace.
+Status conv_out_of_memory(KernelContext* context);
+
 /// `to`: `count` elements of the call's workspace, null for none. False: there is no memory.
 template <class T>
 bool take_workspace(KernelContext* context, std::size_t count, T*& to) {

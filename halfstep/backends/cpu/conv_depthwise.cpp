@@ -148,11 +148,6 @@ int strip_width(std::int64_t n, bool whole) {
   return best;
 }
 
-Status no_memory(KernelContext* context) {
-  context->set_error(context, "convolution: out of memory for the workspace");
-  return Status::failed;
-}
-
 std::int64_t lowest_column(const std::vector<Phase>& phases) {
   std::int64_t low = 0;
   for (const Phase& p : phases) {
@@ -198,7 +193,7 @@ class Results {
     if (!take_workspace(context_, static_cast<std::size_t>(g_.kh * g_.kw * c), taps_) ||
         !take_workspace(context_, static_cast<std::size_t>(call_.bias != nullptr ? c : 0), bias_) ||
         !take_workspace(context_, static_cast<std::size_t>(c) * item_size(source_.dtype), zeros)) {
-      return no_memory(context_);
+      return conv_out_of_memory(context_);
     }
     if (runs_dry(context_)) return Status::ok;
     if (!read_taps()) return Status::unsupported;
@@ -316,7 +311,7 @@ class WeightTerms {
     const std::size_t zero_bytes = static_cast<std::size_t>(g_.c) * item_size(call_.input.dtype);
     if (!take_workspace(context_, static_cast<std::size_t>(terms_ * sum), sums_) ||
         !take_workspace(context_, zero_bytes, zeros)) {
-      return no_memory(context_);
+      return conv_out_of_memory(context_);
     }
     if (runs_dry(context_)) return Status::ok;
     std::fill_n(zeros, zero_bytes, char{0});

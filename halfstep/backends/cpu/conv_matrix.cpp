@@ -5,6 +5,7 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
+#include "halfstep/backends/cpu/conv_weight_split.h"
 #include "halfstep/backends/cpu/gemm.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
 #include "halfstep/backends/cpu/row_block.h"
@@ -86,6 +87,7 @@ bool matrix_suits_tiles(const ConvCall& call) noexcept {
   };
   // Whole tiles along the sum, which are read in place, or whole lines of results; weights are packed in pairs.
   const ConvGeometry& g = call.geometry;
+  if (call.part == ConvPart::weight) return weight_split_suits(g) && amx_usable();
   const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
   const bool in_parts = all(DType::f32) || all(DType::f16);
   const bool suits = (all(DType::bf16) && whole && g.c % 2 == 0) || (in_parts && std::min(g.c, g.o) >= 2 * kTileLanes);
@@ -96,15 +98,11 @@ Status convolve_matrix(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
   const bool forward = call.part == ConvPart::output;
   const TensorView &to = call.result(), &w = call.weight;
-  const auto no_room = [&] {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
-  };
   void* places = call.input.data;  // that windows see
   if (!dense(g)) {
     char* copy = nullptr;
     const auto bytes = static_cast<std::size_t>(g.n * g.oh * g.ow * g.c) * item_size(call.input.dtype);
-    if (!take_workspace(context, bytes, copy)) return no_room();
+    if (!take_workspace(context, bytes, copy)) return conv_out_of_memory(context);
     if (!runs_dry(context) && item_size(call.input.dtype) == sizeof(std::uint32_t)) {
       gather_places(g, static_cast<const std::uint32_t*>(places), reinterpret_cast<std::uint32_t*>(copy));
     } else if (!runs_dry(context)) {
@@ -122,7 +120,7 @@ Status convolve_matrix(KernelContext* context, ConvCall& call) {
   product.c = to.data, product.c_dtype = to.dtype, product.ldc = product.n;
   if (call.bias != nullptr) {
     float* bias = nullptr;
-    if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) return no_room();
+    if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) return conv_out_of_memory(context);
     if (!runs_dry(context)) read_row(*call.bias, 0, call.bias->strides[0], product.n, bias);
     product.bias = bias;
   }

@@ -14,16 +14,18 @@ HS_API bool matrix_serves(const ConvCall& call) noexcept;
 /// are too large for the cache and a sum is made in one go.
 HS_API bool matrix_suits(const ConvCall& call, Isa isa) noexcept;
 
-/// Whether it is faster than oneDNN's kernels, where this process may use the tiles of AMX: in bf16 throughout, with
-/// channels or filters that are a multiple of 32, or in f32 or f16 throughout, with 32 channels and filters or more.
-HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
-
-/// Whether it serves a call of float32 or float16 that is worth it with the fast products of AMX (gemm_split.cpp) only:
-/// a weight's gradient, or the output of a convolution with strides, whose places are copied to lie side by side.
+/// Whether convolve_matrix() serves other calls of 1x1 convolutions in float32 or float16, which are only worth it with
+/// AMX's products (gemm_split.cpp): a weight's gradient, or the output of a convolution with strides, for which the
+/// places that it sees are first copied next to each other.
 bool split_matrix_serves(const ConvCall& call) noexcept;
 
+/// Whether it is faster than oneDNN's kernels where this process may use the tiles of AMX. Outputs and input gradients:
+/// in bf16 throughout, with channels or filters that are a multiple of 32, or in f32 or f16 throughout, with at least
+/// 32 channels and filters. Weight gradients: as weight_split_suits().
+HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
+
 /// All places by all channels, times the weight: 16 bits are widened while the product packs its operands. A weight's
-/// gradient is the output's at all places, turned, times all places of the input.
+/// gradient is the transposed gradient of the output, times all places of the input.
 Status convolve_matrix(KernelContext* context, ConvCall& call);
 
 }  // namespace halfstep::cpu

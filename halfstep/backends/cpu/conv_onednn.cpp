@@ -108,8 +108,7 @@ class Work {
     if (!take_images(x_) || !take_images(y_) || !read_bias() ||
         !take_workspace(context_, scratch_bytes_ * static_cast<std::size_t>(workers_), scratch_) ||
         !(part_ == ConvPart::weight ? take_sums() : pack_weights())) {
-      context_->set_error(context_, "convolution: out of memory for the workspace");
-      return Status::failed;
+      return conv_out_of_memory(context_);
     }
     if (runs_dry(context_)) return Status::ok;
     if (shares_.bands) load(x_, ConvPart::input, 0, g_.n, x_.buffer), load(y_, ConvPart::output, 0, g_.n, y_.buffer);

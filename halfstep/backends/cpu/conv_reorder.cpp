@@ -38,8 +38,7 @@ ReorderedCall::ReorderedCall(const ConvCall& of, void* input, void* output) : ca
 Status convolve_reordered(KernelContext* context, ConvCall& call) {
   char *input = nullptr, *output = nullptr;
   if (!take_images(context, call.input, input) || !take_images(context, call.output, output)) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   ReorderedCall reordered(call, input, output);
   const bool moves = !runs_dry(context);

@@ -62,8 +62,7 @@ Status convolve_spread(KernelContext* context, ConvCall& call) {
   const auto place = g.c * static_cast<std::int64_t>(item_size(call.input.dtype));
   char* seen = nullptr;
   if (!take_workspace(context, static_cast<std::size_t>(g.n * g.oh * g.ow * place), seen)) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   SpreadCall dense(call, seen);
   const Status status = convolve(context, dense.call);

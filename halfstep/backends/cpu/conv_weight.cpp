@@ -7,6 +7,7 @@
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_weight_plan.h"
+#include "halfstep/backends/cpu/conv_weight_split.h"
 #include "halfstep/backends/cpu/conv_weight_sums.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
@@ -434,7 +435,7 @@ bool pair_products_serve(const ConvCall& call, Isa isa) noexcept {
 bool tiles_serve(const ConvCall& call) noexcept {
   if (!amx_usable()) return false;
   const bool bf16 = products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
-  return bf16 || split_tiles_serve(call);
+  return bf16 || weight_split_serves(call);
 }
 
 bool products_suit(const ConvGeometry& g) noexcept {
@@ -470,14 +471,12 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   float* zeros = nullptr;
   if (!take_workspace(context, static_cast<std::size_t>(workers * most_rows), rows) ||
       !take_workspace(context, static_cast<std::size_t>(std::max(g.c, g.o)), zeros)) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   float* const sums = direct ? static_cast<float*>(w.data) : floats(p.terms * all);
   float* const lines = direct ? sums : floats(weight_line_floats(g));
   if (chunks == nullptr || sums == nullptr || lines == nullptr) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   if (runs_dry(context)) return Status::ok;
   std::fill_n(zeros, std::max(g.c, g.o), 0.0f);
@@ -512,7 +511,9 @@ Status weight_by(KernelContext* context, ConvCall& call) {
 
 }  // namespace
 
-bool tiles_suit(const ConvGeometry& g) noexcept {
+bool tiles_suit(const ConvCall& call) noexcept {
+  const ConvGeometry& g = call.geometry;
+  if (weight_split_serves(call)) return weight_split_suits(g);
   // Measured on an Emerald Rapids, layer by layer of ResNet-50, ResNet-18 for CIFAR and YOLOv5n: oneDNN's kernels are
   // the faster ones by 5 to 25% for windows side by side on large images, whose places are packed here for each tap,
   // and by up to 3 times for few channels or filters.
@@ -534,7 +535,7 @@ Status weight_by_pair_products(KernelContext* context, ConvCall& call) {
   return weight_by<std::uint16_t>(context, call);
 }
 Status weight_by_tiles(KernelContext* context, ConvCall& call) {
-  if (split_tiles_serve(call)) return weight_by_split_tiles(context, call);
+  if (weight_split_serves(call)) return weight_by_split(context, call);
   return weight_by<std::uint16_t, true>(context, call);
 }
 

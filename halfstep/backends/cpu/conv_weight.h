@@ -26,22 +26,13 @@ HS_API bool pair_products_suit(const ConvGeometry& geometry) noexcept;
 /// none, plain loops take the tiles' place.
 Status weight_by_pair_products(KernelContext* context, ConvCall& call);
 
-/// The same of weight_by_tiles(): AMX that this process may use, and images and gradients of bf16, or what
-/// split_tiles_serve().
+/// Whether weight_by_tiles() serves the call: AMX that this process may use, and images and gradients of bf16, or of
+/// another dtype for which weight_split_serves().
 bool tiles_serve(const ConvCall& call) noexcept;
-HS_API bool tiles_suit(const ConvGeometry& geometry) noexcept;
-/// As weight_by_pair_products(), on the tiles of AMX: 16 steps at a time, see amx_tile.h. Elsewhere their model takes
-/// the tiles' place.
+/// Whether it is faster than oneDNN's kernels, by shape and dtype.
+bool tiles_suit(const ConvCall& call) noexcept;
+/// bf16 as weight_by_pair_products(), on the tiles of AMX, 16 steps at a time (amx_tile.h), and other dtypes by
+/// weight_by_split(). A model takes the tiles' place where this process may not use them.
 Status weight_by_tiles(KernelContext* context, ConvCall& call);
-
-/// The same of weight_by_split_tiles(): images and gradients of float32, or of float16. Not for strides and dilations
-/// by which a chunk would see mostly what lies around the image.
-bool split_tiles_serve(const ConvCall& call) noexcept;
-HS_API bool split_tiles_suit(const ConvGeometry& geometry) noexcept;
-/// In parts of bfloat16 on the tiles of AMX, or by their model. Sums are float32, and differ from exact ones by no more
-/// than those of weight_by_products() may. Tiles also multiply places of a line with the zeros between lines: where the
-/// input isn't finite, a channel's gradient may be NaN at taps that don't see it. Of float32 unsupported where a sum
-/// isn't finite, so that another way computes it; of float16 that stays, see convolve_windows().
-Status weight_by_split_tiles(KernelContext* context, ConvCall& call);
 
 }  // namespace halfstep::cpu

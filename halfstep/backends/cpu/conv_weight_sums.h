@@ -9,7 +9,7 @@
 
 namespace halfstep::cpu {
 
-/// Parts of the gradient that are to be added: filter o's sum at tap t and channel c is, for each term,
+/// Sums that add up to the gradient, some of them in each term. That of filter o, tap t and channel c is
 /// sums[term * all + o * filter + t * tap + c / run * next_run + c % run].
 struct WeightSums {
   const float* sums;

@@ -170,8 +170,7 @@ Status convolve_winograd(KernelContext* context, ConvCall& call, int m) {
   };
   if (!take(work.weights(), u) || !take(room * work.shares, rooms) || !take(from.channels, zeros) ||
       (call.bias != nullptr && !take(to.channels, bias))) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   if (runs_dry(context)) return Status::ok;
   std::fill_n(zeros, from.channels, 0.0f);

@@ -121,8 +121,7 @@ Status weight_by_winograd(KernelContext* context, ConvCall& call, int m) {
     return take_workspace(context, static_cast<std::size_t>(n), at);
   };
   if (!take(room * workers, rooms) || !take(work.all() * terms, sums) || !take(most, zeros)) {
-    context->set_error(context, "convolution: out of memory for the workspace");
-    return Status::failed;
+    return conv_out_of_memory(context);
   }
   if (runs_dry(context)) return Status::ok;
   std::fill_n(zeros, most, 0.0f);

@@ -51,10 +51,10 @@ bool tiles_suit(const GemmArgs& args) noexcept;
 std::size_t tiles_workspace(const GemmArgs& args, int threads);
 void gemm_tiles(const GemmArgs& args, int threads, void* workspace);
 
-/// Of float32 or float16 on the tiles of AMX, or by their model: operands as exact sums of bfloat16. split_serves():
-/// operands that are contiguous in one dimension. A sum of k products is at most (k + 4) 2^-24 of the sum of their
-/// magnitudes from exact, little more than one of float32 additions may be, and another 12 k 2^-126, since what is less
-/// than 2^-126 while it is computed counts as 0.
+/// Products of float32 or float16 on the tiles of AMX, or by their model, of elements that are split into sums of
+/// bfloat16. split_serves(): both operands are contiguous in one dimension. The error of a sum of k products is at most
+/// (k + 4) 2^-24 of the sum of their magnitudes, which is about the bound of k float32 additions, plus 12 k 2^-126,
+/// since intermediate values below 2^-126 count as 0.
 bool split_serves(const GemmArgs& args) noexcept;
 /// Whether that is faster than gemm_blocked() on a processor with AMX, by shape alone.
 bool split_suits(const GemmArgs& args) noexcept;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of float32 and of float16 on the tiles of AMX, which multiply bfloat16 about 15 times as fast as the vector
-// units multiply float32. Each element of float32 is the exact sum of three bfloat16 (split_block.h). Six of the nine
-// products of parts are computed; the other three are less than 2^-24 of the whole together, what one rounding of
-// float32 may be. Elements of float16 are sums of two; all four products are computed. Sums are float32, and few are
-// added one after another: the tiles add up 32 products before they round the sum of all.
+// Products of float32 and float16 on the tiles of AMX, which multiply bfloat16 about 15 times as fast as the vector
+// units multiply float32. Each float32 element is split into the exact sum of three bfloat16 numbers (split_block.h).
+// Six of the nine products of these parts are computed; the other three together are less than 2^-24 of the whole,
+// which is what one rounding of float32 may be. Each float16 element is the sum of two parts, and all four products are
+// computed. Sums are float32. The tiles add up 32 products before they add their sum to the others, so there are fewer
+// roundings than with one addition per product.
 //
-// An infinite or NaN operand, or one that rounds to 2^128, makes every sum with it infinite or NaN, though not always
-// as it would be without parts. Blocks of the result with such a sum are computed again on the vector units.
+// An operand that is infinite, NaN, or rounds to 2^128 makes every sum it is in infinite or NaN, though not always the
+// same as with float32 arithmetic. The vector units compute the 32 x 32 blocks of the result with such sums again.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -14,6 +15,7 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/gemm_shares.h"
 #include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/split_block.h"
@@ -23,14 +25,14 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
-// Pairs of a part of a group of steps: of 16 rows, and of a panel of columns.
+// Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
-// Steps up to which a sum is made in one go; steps, rows and columns at a time of longer ones, whose packed parts and
-// sums stay in the second-level cache together.
+// The most steps of a sum that is computed in one go. Longer sums take kSplitSteps at a time, for blocks of rows and
+// columns whose packed parts and sums fit the second-level cache together.
 constexpr std::int64_t kSplitInOneGo = 512, kSplitSteps = 128, kSplitRows = 512, kSplitColumns = 384;
-// Of these, pairs that are multiplied at a time: those of a panel stay in the first-level cache for all rows.
+// Pairs that are multiplied at a time, so that those of a panel stay in the first-level cache for all rows.
 constexpr std::int64_t kSplitPairs = 64;
-// Bytes of packed columns, of packed rows, and of sums in one go.
+// Bytes of packed columns, of packed rows, and of sums where sums are computed in one go.
 constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
 // Results bypass the caches from twice the size of past_caches.h on, as those of gemm_tiles.cpp.
 constexpr std::int64_t kSplitStreamed = 2;
@@ -56,8 +58,8 @@ struct SplitPlan {
   bool swap;  // the result is computed turned
   TileParts parts;
   SplitSide rows, columns;
-  std::int64_t at_once;                  // steps in one go, a multiple of 32
-  std::int64_t row_parts, column_parts;  // among threads
+  std::int64_t at_once;  // steps in one go, a multiple of 32
+  GemmShares shares;
   std::int64_t block_rows, chunk_columns;
 };
 
@@ -83,37 +85,30 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   };
   p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes), kSplitRows) : kSplitRows;
   p.chunk_columns = in_one_go ? fits(kSplitColumnBytes) : kSplitColumns;
-  double least = 0;
-  for (std::int64_t parts = 1; parts <= threads; ++parts) {
-    if (threads % parts != 0) continue;
-    const std::int64_t r = round_up(divide_up(p.rows.count, parts), kSplitPanel),
-                       c = round_up(divide_up(p.columns.count, threads / parts), kSplitPanel);
-    const std::int64_t again_rows = divide_up(c, p.chunk_columns),
-                       again_columns = in_one_go ? 1 : divide_up(r, p.block_rows);
-    const double work = kSplitProduct * static_cast<double>(r * c) +
-                        row_cost(p.rows) * static_cast<double>(r * again_rows) +
-                        column_cost(p.columns) * static_cast<double>(c * again_columns);
-    if (parts == 1 || work < least) least = work, p.row_parts = parts, p.column_parts = threads / parts;
-  }
-  // Equal blocks of what a thread has.
-  const auto equal = [](std::int64_t count, std::int64_t parts, std::int64_t most) {
-    const std::int64_t own = parts == 1 ? count : std::min(count, divide_up(count, parts) + kSplitPanel - 1);
-    return round_up(divide_up(own, divide_up(own, most)), kSplitPanel);
+  p.shares = share_product(p.rows.count, p.columns.count, kSplitPanel, threads, [&](std::int64_t r, std::int64_t c) {
+    const std::int64_t rows_packed = divide_up(c, p.chunk_columns),
+                       columns_packed = in_one_go ? 1 : divide_up(r, p.block_rows);
+    return kSplitProduct * static_cast<double>(r * c) + row_cost(p.rows) * static_cast<double>(r * rows_packed) +
+           column_cost(p.columns) * static_cast<double>(c * columns_packed);
+  });
+  // Blocks of about the same size.
+  const auto equal = [](std::int64_t count, std::int64_t most) {
+    return round_up(divide_up(count, divide_up(count, most)), kSplitPanel);
   };
-  p.chunk_columns = equal(p.columns.count, p.column_parts, p.chunk_columns);
+  p.chunk_columns = equal(p.shares.most_columns(), p.chunk_columns);
   if (in_one_go) {
     const std::int64_t rows = kSplitSumBytes / 4 / p.chunk_columns / kSplitPanel * kSplitPanel;
     p.block_rows = std::clamp(rows, kSplitPanel, p.block_rows);
   }
-  p.block_rows = equal(p.rows.count, p.row_parts, p.block_rows);
+  p.block_rows = equal(p.shares.most_rows(), p.block_rows);
   return p;
 }
 
 struct SplitScratch {
   std::uint32_t *rows, *columns;  // a part for each thread
   float *sums, *bias;
-  float* zeros;  // for steps behind the last one, of any dtype
-  char* again;   // for blocks that are computed again
+  float* zeros;  // a line of zeros of any dtype, for steps behind the last one
+  char* again;   // workspace of blocks that are computed again
   std::int64_t row_size, column_size, sum_size;
   std::size_t again_size;
 };
@@ -171,7 +166,7 @@ class SplitProduct {
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     std::fill_n(scratch_.zeros, std::max(p_.block_rows, p_.chunk_columns), 0.0F);
-    parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(p_.shares.count(), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) part(t);
       amx_.release();
       if (stream_) amx_.fence();
@@ -179,15 +174,9 @@ class SplitProduct {
   }
 
  private:
-  static std::int64_t edge(std::int64_t count, std::int64_t parts, std::int64_t i) {
-    return i == parts ? count : count * i / parts / kSplitPanel * kSplitPanel;
-  }
-
   void part(std::int64_t t) const {
-    const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-    const std::int64_t r0 = edge(rows_.count, p_.row_parts, row), r1 = edge(rows_.count, p_.row_parts, row + 1),
-                       c0 = edge(columns_.count, p_.column_parts, column),
-                       c1 = edge(columns_.count, p_.column_parts, column + 1);
+    const std::int64_t r0 = p_.shares.first_row(t), r1 = p_.shares.end_row(t), c0 = p_.shares.first_column(t),
+                       c1 = p_.shares.end_column(t);
     std::uint32_t* const columns = scratch_.columns + t * scratch_.column_size;
     for (std::int64_t c = c0; c < c1 && r0 < r1; c += p_.chunk_columns) {
       const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
@@ -228,8 +217,8 @@ class SplitProduct {
     finish(t, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
   }
 
-  // Writes a block of the result. Of one with sums that aren't finite each 32 x 32 is written or computed again, so
-  // that bits don't follow from how blocks are cut.
+  // Writes a block of the result. If it has sums that aren't finite, each 32 x 32 of it is either written or computed
+  // again, so that the bits don't depend on how the product is cut into blocks.
   void finish(std::int64_t t, const PanelSums& block, std::int64_t r, std::int64_t c) const {
     auto* const to = plain_ ? static_cast<Element*>(g_.c) + r * g_.ldc + c : nullptr;
     const bool finite = copy_finite(block, to, g_.ldc, stream_);

@@ -11,6 +11,7 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/gemm_internal.h"
+#include "halfstep/backends/cpu/gemm_shares.h"
 #include "halfstep/backends/cpu/pair_tile.h"
 #include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
@@ -56,9 +57,9 @@ struct TilesPlan {
   bool rounded;   // sums are rounded to c while the next ones are made
   bool in_place;  // rows are not packed
   TilesSide rows, columns;
-  std::int64_t k, steps;                 // steps: pairs, a multiple of 16
-  std::int64_t at_once;                  // of these in one go
-  std::int64_t row_parts, column_parts;  // among threads
+  std::int64_t k, steps;  // steps: pairs, a multiple of 16
+  std::int64_t at_once;   // of these in one go
+  GemmShares shares;
   std::int64_t block_rows, chunk_columns, group;
 };
 
@@ -93,20 +94,12 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   p.in_place =
       p.rows.along() && p.k % kTurnedSteps == 0 && p.rows.outer % 2 == 0 && (p.rounded || p.rows.outer % 1024 != 0);
   p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
-  double least = 0;
-  for (std::int64_t parts = 1; parts <= threads; ++parts) {
-    if (threads % parts != 0) continue;
-    const auto r = static_cast<double>(round_up(divide_up(p.rows.count, parts), kTilesPanel)),
-               c = static_cast<double>(round_up(divide_up(p.columns.count, threads / parts), kTilesPanel));
+  p.shares = share_product(p.rows.count, p.columns.count, kTilesPanel, threads, [&](std::int64_t r, std::int64_t c) {
     // 32 x 32 x 16 pairs take 64 cycles, and twice that where they wait for the cache.
-    const double work = r * c / 128 + r * row_cost(p.rows) + c * column_cost(p.columns);
-    if (parts == 1 || work < least) least = work, p.row_parts = parts, p.column_parts = threads / parts;
-  }
-  const auto largest = [](std::int64_t count, std::int64_t parts) {
-    return parts == 1 ? count : std::min(count, divide_up(count, parts) + kTilesPanel - 1);
-  };
-  const std::int64_t part_rows = largest(p.rows.count, p.row_parts),
-                     part_columns = largest(p.columns.count, p.column_parts);
+    return static_cast<double>(r) * static_cast<double>(c) / 128 + static_cast<double>(r) * row_cost(p.rows) +
+           static_cast<double>(c) * column_cost(p.columns);
+  });
+  const std::int64_t part_rows = p.shares.most_rows(), part_columns = p.shares.most_columns();
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
     return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
   };
@@ -153,7 +146,7 @@ class TilesProduct {
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     std::fill_n(scratch_.zeros, scratch_.longest, std::uint16_t{0});
-    parallel_for(p_.row_parts * p_.column_parts, 1, [&](std::int64_t begin, std::int64_t end) {
+    parallel_for(p_.shares.count(), 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) part(t);
       amx_.release();
       if (stream_) amx_.fence();
@@ -161,15 +154,9 @@ class TilesProduct {
   }
 
  private:
-  static std::int64_t edge(std::int64_t count, std::int64_t parts, std::int64_t i) {
-    return i == parts ? count : count * i / parts / kTilesPanel * kTilesPanel;
-  }
-
   void part(std::int64_t t) const {
-    const std::int64_t row = t / p_.column_parts, column = t % p_.column_parts;
-    const std::int64_t r0 = edge(p_.rows.count, p_.row_parts, row), r1 = edge(p_.rows.count, p_.row_parts, row + 1),
-                       c0 = edge(p_.columns.count, p_.column_parts, column),
-                       c1 = edge(p_.columns.count, p_.column_parts, column + 1);
+    const std::int64_t r0 = p_.shares.first_row(t), r1 = p_.shares.end_row(t), c0 = p_.shares.first_column(t),
+                       c1 = p_.shares.end_column(t);
     if (r0 == r1) return;
     std::uint32_t* const rows = scratch_.rows + t * scratch_.row_pairs;
     std::uint32_t* const columns = scratch_.columns + t * scratch_.column_pairs;

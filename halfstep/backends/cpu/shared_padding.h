@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Padding that two neighbours in memory need once.
+// Zeros that are the padding behind one line of an image and in front of the next one at once.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,16 @@
 
 namespace halfstep::cpu {
 
-/// One dimension of a convolution: windows of `window` places, `dilation` apart, see `places` with `before` zeros in
-/// front; they begin `stride` places apart. The places that tap k sees in turn are those of phase k * dilation %
-/// stride.
+/// One dimension of a convolution: `results` windows, `stride` places apart, over `places` places with `before` zeros
+/// in front. A window has `window` taps, `dilation` places apart. The places that a tap sees have the same remainder by
+/// the stride; places with the same remainder are a phase.
 struct PaddedLine {
   std::int64_t results, places, window, stride, dilation, before;
 
-  /// Places of a phase that the windows see, with the zeros before and behind them.
+  /// Places of a phase that the windows see, padding included.
   std::int64_t seen() const { return results + (window - 1) * dilation / stride; }
-  /// How many of its last places may also be the first ones of what follows, being zeros of every phase there and here.
+  /// How many places at the end of a line may be those at the beginning of the next one, because both are zeros in
+  /// every phase.
   std::int64_t shared() const {
     const std::int64_t all = seen();
     std::int64_t least = all - results;

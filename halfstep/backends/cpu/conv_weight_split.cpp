@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weight gradients of float32 and of float16 on the tiles of AMX, in parts of bfloat16 (split_block.h). The output's
-// places are numbered line after line, with zeros between lines and images, so that a tap of the window sees the input
-// a fixed number of places further. Each place of the input is packed in a pair with the one 16 places on, so that any
-// 16 pairs that follow each other are a tile, wherever a tap begins: the input is packed once, not once for each tap.
+// The output's places are numbered line after line, with zeros between lines and between images. A tap of the window
+// then sees the input at a fixed distance from each place. Each place of the input is packed in a pair with the one 16
+// places on, so that any 16 consecutive pairs form a tile, whatever the distance: the input is packed once, and not
+// once per tap.
+#include "halfstep/backends/cpu/conv_weight_split.h"
+
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <vector>
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_shares.h"
-#include "halfstep/backends/cpu/conv_weight.h"
 #include "halfstep/backends/cpu/conv_weight_sums.h"
 #include "halfstep/backends/cpu/round_up.h"
 #include "halfstep/backends/cpu/shared_padding.h"
@@ -22,18 +22,20 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kPanel = 2 * kTileLanes;  // channels that are packed at a time
-// Filters whose gradients are packed at a time, the bytes of these, and of a packed panel of the input: both stay in
-// the second-level cache while they are multiplied.
+// The filters that are packed at a time, their bytes, and the bytes of a packed panel of the input. Both stay in the
+// second-level cache while they are multiplied.
 constexpr std::int64_t kMostFilters = 128, kFilterBytes = 768 << 10, kPanelBytes = 512 << 10;
-// Pairs at a time: a panel's of a tap stay in the first-level cache while all filters are multiplied with them.
+// Pairs that are multiplied at a time. Those of a panel and a tap stay in the first-level cache for all filters.
 constexpr std::int64_t kPairsOfATap = 64;
-// Places of the input that a chunk may see: wide dilations see mostly padding.
+// The most places that a window may span. Wide dilations see mostly padding.
 constexpr std::int64_t kMostSeen = 1 << 16;
-constexpr std::int64_t kFewestSplitWeights = 64 * 128;
-// Sums of all terms, which are added up in the end.
+// With fewer weights packing takes longer than the tiles save: 1x1 with 64 channels and filters took 1.5 times as long.
+constexpr std::int64_t kFewestWeights = 64 * 128;
+// The most sums that all terms have together.
 constexpr std::int64_t kTermSums = 640 << 10;
 
-/// Where a tap's places are: those of the input whose remainders by the strides are `phase`, `offset` places on.
+/// What a tap sees from place i of the output: place i + offset of a phase. A phase has the places of the input with
+/// the same remainders by the strides.
 struct TapPlace {
   std::int64_t phase, offset;
 };
@@ -41,10 +43,10 @@ struct TapPlace {
 /// How the places of output and input are numbered.
 struct PlaceOrder {
   const ConvGeometry& g;
-  std::int64_t seen[2];           // places that the windows of a line or column see, of one phase
-  std::int64_t width, lines;      // places from a line to the next, lines from an image to the next
+  std::int64_t seen[2];           // places of a phase that the windows of a column and of a line see
+  std::int64_t width, lines;      // places from one line to the next, lines from one image to the next
   std::vector<TapPlace> taps;     // [kh * kw]
-  std::vector<std::int64_t> end;  // [phase] behind the largest offset, or 0 where there is none
+  std::vector<std::int64_t> end;  // [phase] the largest offset plus one, or 0 for a phase that no tap sees
 
   explicit PlaceOrder(const ConvGeometry& g) : g(g) {
     const std::int64_t window[] = {g.kh, g.kw}, results[] = {g.oh, g.ow}, places[] = {g.h, g.w};
@@ -68,25 +70,25 @@ struct PlaceOrder {
     }
   }
   std::int64_t image() const { return lines * width; }
-  /// Places of a phase of the input that are packed for `places` of the output.
+  /// How many places of a phase are packed for `places` places of the output.
   std::int64_t packed(std::size_t phase, std::int64_t places) const {
     return end[phase] == 0 ? 0 : places + end[phase] - 1;
   }
-  /// Whose pairs' second ones lie up to 16 places further.
+  /// The most that are read of a phase: the second place of a pair lies 16 places behind the first.
   std::int64_t most(std::int64_t places) const { return places + *std::ranges::max_element(end) - 1 + kTileLanes; }
 };
 
-/// Places that are multiplied at a time: whole images, or some lines of one.
+/// Places that are multiplied together: whole images, or some lines of one image.
 struct PlaceChunk {
   std::int64_t image, images;
   std::int64_t line, count;  // of each image
 };
 
-/// The chunks of each term of the sum. They follow from the geometry alone.
+/// The terms of the sum and their chunks, which depend on the geometry and the dtype alone.
 struct PlaceChunks {
   std::int64_t terms;
-  std::int64_t images;  // of a chunk at most
-  std::int64_t count;   // lines of a chunk at most
+  std::int64_t images;  // the most of a chunk
+  std::int64_t count;   // the most lines of a chunk
 
   PlaceChunks(const PlaceOrder& order, std::int64_t parts) {
     const ConvGeometry& g = order.g;
@@ -97,7 +99,7 @@ struct PlaceChunks {
         std::min(kFilterBytes / (2 * parts) / std::min(g.o, kMostFilters), kPanelBytes / (4 * parts * kPanel) / phases);
     images = std::clamp<std::int64_t>(places / order.image(), 1, divide_up(g.n, terms));
     count = order.image() <= places ? g.oh : std::clamp<std::int64_t>(places / order.width, 1, g.oh);
-    // As equal as can be.
+    // Chunks of about the same size.
     images = divide_up(divide_up(g.n, terms), divide_up(divide_up(g.n, terms), images));
     count = divide_up(g.oh, divide_up(g.oh, count));
   }
@@ -111,7 +113,7 @@ struct PlaceChunks {
     }
     return chunks;
   }
-  /// Of the longest chunk, in whole groups.
+  /// Places of the largest chunk, rounded up to whole groups.
   std::int64_t places(const PlaceOrder& order) const {
     return round_up((images - 1) * order.image() + count * order.width, kSplitGroup);
   }
@@ -134,7 +136,7 @@ class TileJob {
   TileJob(const ConvCall& call, const PlaceOrder& order, const Room<Element>& room, float* sums)
       : call_(call), g_(call.geometry), order_(order), room_(room), sums_(sums) {}
 
-  /// Adds the chunk's products to the sums of filters [o0, o1) and channels [c0, c1), or begins them.
+  /// Adds the chunk's products to the sums of filters [o0, o1) and channels [c0, c1); the first chunk sets them.
   void run(const PlaceChunk& chunk, bool begins, std::int64_t o0, std::int64_t o1, std::int64_t c0, std::int64_t c1) {
     const std::int64_t places = round_up((chunk.images - 1) * order_.image() + chunk.count * order_.width, kSplitGroup);
     load_filters(chunk, places, o0, o1);
@@ -169,7 +171,7 @@ class TileJob {
  private:
   static constexpr std::int64_t kParts = kSplitParts<Element>;
 
-  // Packed for TileProduct::a.
+  // Packs the output's gradient as TileProduct::a.
   void load_filters(const PlaceChunk& chunk, std::int64_t places, std::int64_t o0, std::int64_t o1) {
     const auto* const y = static_cast<const Element*>(call_.output.data);
     std::fill_n(room_.places, places, room_.zeros);
@@ -195,7 +197,7 @@ class TileJob {
     }
   }
 
-  // `n` channels from c on of all phases.
+  // Packs channels [c, c + n) of all phases as TileProduct::b.
   void load_panel(std::int64_t c, std::int64_t n, std::int64_t places) {
     std::uint32_t* to = room_.panel;
     for (std::size_t phase = 0; phase < order_.end.size(); ++phase) {
@@ -211,7 +213,7 @@ class TileJob {
     }
   }
 
-  // Where the input's places are, `most` of each phase.
+  // Sets room_.places to where the input's places are, `most` for each phase.
   void find_input(const PlaceChunk& chunk, std::int64_t most) {
     const auto* const x = static_cast<const Element*>(call_.input.data);
     const std::int64_t lines = std::min(order_.seen[0] - chunk.line, chunk.count + order_.seen[0] - g_.oh);
@@ -244,28 +246,6 @@ class TileJob {
   const AmxKernels amx_ = amx_kernels(amx_usable());
 };
 
-Status no_room_for_tiles(KernelContext* context) {
-  context->set_error(context, "convolution: out of memory for the workspace");
-  return Status::failed;
-}
-
-}  // namespace
-
-bool split_tiles_serve(const ConvCall& call) noexcept {
-  const ConvGeometry& g = call.geometry;
-  const DType dtype = call.input.dtype;
-  return call.part == ConvPart::weight && g.groups == 1 && (dtype == DType::f32 || dtype == DType::f16) &&
-         call.output.dtype == dtype && channels_last(call.input) && channels_last(call.output) &&
-         g.stride[0] * g.stride[1] <= kMostPhases && PlaceOrder(g).most(0) <= kMostSeen;
-}
-
-bool split_tiles_suit(const ConvGeometry& g) noexcept {
-  // Of fewer weights packing takes longer than the products save: 64 to 64 in one place 1.5 times as long.
-  return g.c >= kPanel && g.o >= kPanel && g.o * g.kh * g.kw * g.c >= kFewestSplitWeights;
-}
-
-namespace {
-
 template <class Element>
 Status weight_by_parts(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
@@ -296,7 +276,7 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
       !take_workspace(context, static_cast<std::size_t>(zero_room), zeros) ||
       !take_workspace(context, static_cast<std::size_t>(chunks.terms * all), sums) ||
       !take_workspace(context, static_cast<std::size_t>(weight_line_floats(g)), lines)) {
-    return no_room_for_tiles(context);
+    return conv_out_of_memory(context);
   }
   if (runs_dry(context)) return Status::ok;
   std::fill_n(zeros, zero_room, Element(0.0F));
@@ -320,7 +300,19 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
 
 }  // namespace
 
-Status weight_by_split_tiles(KernelContext* context, ConvCall& call) {
+bool weight_split_serves(const ConvCall& call) noexcept {
+  const ConvGeometry& g = call.geometry;
+  const DType dtype = call.input.dtype;
+  return call.part == ConvPart::weight && g.groups == 1 && (dtype == DType::f32 || dtype == DType::f16) &&
+         call.output.dtype == dtype && channels_last(call.input) && channels_last(call.output) &&
+         g.stride[0] * g.stride[1] <= kMostPhases && PlaceOrder(g).most(0) <= kMostSeen;
+}
+
+bool weight_split_suits(const ConvGeometry& g) noexcept {
+  return g.c >= kPanel && g.o >= kPanel && g.o * g.kh * g.kw * g.c >= kFewestWeights;
+}
+
+Status weight_by_split(KernelContext* context, ConvCall& call) {
   return call.input.dtype == DType::f16 ? weight_by_parts<Half>(context, call) : weight_by_parts<float>(context, call);
 }
 

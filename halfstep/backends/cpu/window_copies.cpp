@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "halfstep/backends/cpu/window_copies.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/backends/cpu/shared_padding.h"
+#include "halfstep/backends/cpu/split_block.h"
+
+namespace halfstep::cpu {
+namespace {
+
+constexpr std::int64_t kWindowChannels = 32, kPlaceBytes = 64;  // of a place in a plane
+constexpr std::int64_t kBandBytes = 640 << 10;                  // a band's copies at most, of the second-level cache
+
+}  // namespace
+
+WindowGeometry::WindowGeometry(const ConvCall& call) {
+  const ConvGeometry& g = call.geometry;
+  n = g.n, kh = g.kh, kw = g.kw;
+  turned = call.part == ConvPart::input;
+  parts = call.input.dtype == DType::bf16 ? 1 : call.input.dtype == DType::f16 ? 2 : 3;
+  h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
+  oh = turned ? g.h : g.oh, ow = turned ? g.w : g.ow, o = turned ? g.c : g.o;
+  const std::int64_t window[] = {kh, kw};
+  for (int d = 0; d < 2; ++d) {
+    stride[d] = turned ? 1 : g.stride[d];
+    dilation[d] = g.dilation[d];
+    before[d] = turned ? g.dilation[d] * (window[d] - 1) - g.before[d] : g.before[d];
+  }
+}
+
+WindowCopies::WindowCopies(const WindowGeometry& g, std::int64_t height)
+    : height(height), bands(divide_up(g.oh, height)) {
+  lines = height + (g.kh - 1) * g.dilation[0] / g.stride[0];
+  const PaddedLine line = {g.ow, g.w, g.kw, g.stride[1], g.dilation[1], g.before[1]};
+  shared = line.shared();
+  width = line.seen() - shared;
+  first.assign(static_cast<std::size_t>(g.stride[0] * g.stride[1]), -1);
+  for (std::int64_t k = 0; k < g.kh; ++k) {
+    for (std::int64_t l = 0; l < g.kw; ++l) {
+      const std::int64_t y = k * g.dilation[0], x = l * g.dilation[1];
+      std::int64_t& number = first[static_cast<std::size_t>(y % g.stride[0] * g.stride[1] + x % g.stride[1])];
+      if (number < 0) number = places, places += lines * width + shared;
+      runs.push_back((number + y / g.stride[0] * width + x / g.stride[1]) * kTileLanes);
+    }
+  }
+  // An odd number, so that planes don't take each other's sets of the cache.
+  places = (places + kWindowRows) | 1;
+  band = places * g.c;
+  run_steps = g.c / 2;
+  steps = static_cast<std::int64_t>(runs.size()) * run_steps;
+}
+
+void WindowCopies::set_rows(TileProduct& product) const {
+  product.a_row = kTileLanes, product.a_rows = kTileLanes * kTileLanes;
+  product.a_steps = plane(), product.a_part = band / 2;
+}
+
+std::vector<std::int32_t> WindowCopies::rows_of(const WindowGeometry& g, std::int64_t count) const {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(round_up((count - 1) * width + g.ow, kWindowRows)), -1);
+  for (std::int64_t p = 0; p < count; ++p) {
+    for (std::int64_t q = 0; q < g.ow; ++q) {
+      all[static_cast<std::size_t>(p * width + q)] = static_cast<std::int32_t>(p * g.ow + q);
+    }
+  }
+  return all;
+}
+
+std::int64_t band_height(const WindowGeometry& g) {
+  const std::int64_t whole = 2 * g.parts * WindowCopies(g, g.oh).band;
+  return divide_up(g.oh, std::min(g.oh, divide_up(whole, kBandBytes)));
+}
+
+template <class Element>
+void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Element* image, std::int64_t line,
+               std::uint32_t* to) {
+  const std::int64_t plane = copies.plane(), planes = g.parts * g.c / kWindowChannels;
+  const auto zeros = [&](std::uint32_t* at, std::int64_t count) {
+    for (std::int64_t p = 0; p < planes && count > 0; ++p) {
+      for (std::int64_t v = 0; v < count; ++v) std::memset(at + p * plane + v * kTileLanes, 0, kPlaceBytes);
+    }
+  };
+  const auto copy = [&](const Element* from, std::int64_t count, std::int64_t stride, std::uint32_t* at) {
+    if constexpr (!std::is_same_v<Element, std::uint16_t>) {
+      for (std::int64_t v = 0; v < count; ++v) {
+        split_along(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane);
+      }
+    } else {
+      for (std::int64_t p = 0; p < planes; ++p, from += kWindowChannels, at += plane) {
+        for (std::int64_t v = 0; v < count; ++v) std::memcpy(at + v * kTileLanes, from + v * stride, kPlaceBytes);
+      }
+    }
+  };
+  for (std::int64_t phase = 0; phase < g.stride[0] * g.stride[1]; ++phase) {
+    if (copies.first[static_cast<std::size_t>(phase)] < 0) continue;
+    std::uint32_t* at = to + copies.first[static_cast<std::size_t>(phase)] * kTileLanes;
+    // Place (u, v) of the copy is (u * stride + i, v * stride + j) of the image.
+    const std::int64_t i = line * g.stride[0] + phase / g.stride[1] - g.before[0],
+                       j = phase % g.stride[1] - g.before[1];
+    // Those of a line that are inside.
+    const std::int64_t begin = std::min(divide_up(std::max<std::int64_t>(-j, 0), g.stride[1]), copies.width),
+                       behind = g.w > j ? divide_up(g.w - j, g.stride[1]) : 0,
+                       end = std::clamp(behind, begin, copies.width);
+    for (std::int64_t u = 0; u < copies.lines; ++u, at += copies.width * kTileLanes) {
+      const std::int64_t y = u * g.stride[0] + i;
+      if (y < 0 || y >= g.h) {
+        zeros(at, copies.width);
+        continue;
+      }
+      zeros(at, begin);
+      copy(image + (y * g.w + j + begin * g.stride[1]) * g.c, end - begin, g.stride[1] * g.c, at + begin * kTileLanes);
+      zeros(at + end * kTileLanes, copies.width - end);
+    }
+    zeros(at, copies.shared);
+  }
+}
+
+template void copy_band(const WindowGeometry&, const WindowCopies&, const std::uint16_t*, std::int64_t, std::uint32_t*);
+template void copy_band(const WindowGeometry&, const WindowCopies&, const Half*, std::int64_t, std::uint32_t*);
+template void copy_band(const WindowGeometry&, const WindowCopies&, const float*, std::int64_t, std::uint32_t*);
+
+}  // namespace halfstep::cpu

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copies of images that convolve_windows() multiplies (conv_windows.h): which places they hold, and in what order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "halfstep/backends/cpu/amx_tile.h"
+#include "halfstep/backends/cpu/conv.h"
+
+namespace halfstep::cpu {
+
+/// Rows and columns of a block of sums.
+inline constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLanes;
+
+/// A convolution whose output, or input gradient, is computed from images [n, h, w, c] as images [n, oh, ow, o].
+struct WindowGeometry {
+  std::int64_t n, h, w, c, oh, ow, o, kh, kw;
+  std::int64_t stride[2], dilation[2], before[2];
+  bool turned;         ///< an input gradient: taps are in reverse order, and the sum is over filters
+  std::int64_t parts;  ///< bfloat16 numbers of an element: 1 for bfloat16, 2 for float16, 3 for float32
+
+  explicit WindowGeometry(const ConvCall& call);
+  const TensorView& from(const ConvCall& call) const { return turned ? call.output : call.input; }
+  bool split() const { return parts > 1; }
+};
+
+/// The order of places in a copy of a band, that is, of what `height` lines of the result see of an image.
+///
+/// Places with the same remainders by the strides follow each other, `lines` lines of `width` places. The zeros behind
+/// a line are those before the next one; `shared` more follow the last line. Behind all places there is room that the
+/// last block of rows reads.
+///
+/// Each 32 channels have a plane of all places, 64 bytes each, so that 16 consecutive places are a tile. Elements of
+/// several parts have planes for each part.
+struct WindowCopies {
+  std::int64_t height, bands;
+  std::int64_t lines, width, shared;
+  std::vector<std::int64_t> first;  ///< [stride * stride] number of the first place of a remainder; below 0: not seen
+  std::int64_t places = 0;          ///< of a plane
+  std::int64_t band;                ///< elements of all planes of a part
+  std::vector<std::int64_t> runs;   ///< of each tap: where its place is in a plane, in pairs of channels
+  std::int64_t run_steps, steps;    ///< pairs of channels of a tap, and of all taps
+
+  WindowCopies(const WindowGeometry& g, std::int64_t height);
+  /// Pairs from a plane to the next.
+  std::int64_t plane() const { return places * kTileLanes; }
+  /// Sets how the product's rows lie.
+  void set_rows(TileProduct& product) const;
+  /// Whether some tap sees each remainder.
+  bool sees_all() const {
+    return std::ranges::all_of(first, [](std::int64_t at) { return at >= 0; });
+  }
+  /// For TileResults::rows, of a band of `count` lines: where in the band each row's result goes; -1 for rows of
+  /// padding.
+  std::vector<std::int32_t> rows_of(const WindowGeometry& g, std::int64_t count) const;
+};
+
+/// Lines of the result in a band: images that don't fit the cache are cut.
+std::int64_t band_height(const WindowGeometry& g);
+
+/// Copies what the band that begins at line `line` of the result sees of an image to `to`, WindowCopies::band elements
+/// a part. Element: std::uint16_t for bfloat16, Half, or float.
+template <class Element>
+void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Element* image, std::int64_t line,
+               std::uint32_t* to);
+
+}  // namespace halfstep::cpu
