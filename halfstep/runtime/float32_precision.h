@@ -9,7 +9,7 @@ namespace halfstep {
 
 /// The internal precision of float32 matrix products and convolutions on devices.
 enum class Float32Precision : std::int32_t {
-  highest = 0,  ///< in float32
+  highest = 0,  ///< in float32, or by other units as accurately (on the CPU, AMX)
   high = 1,     ///< factors may be rounded to TF32 (8 bits of exponent, 10 of mantissa), where the device has units for
                 ///< that; sums stay float32
 };

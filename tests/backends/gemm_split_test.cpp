@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,38 @@ TEST_P(GemmSplit, WhatIsNotFiniteComesThrough) {
       EXPECT_EQ(infinite, 2 * n) << "two rows but for a NaN, and a product";
       EXPECT_EQ(not_numbers, n + 1);
     }
+  }
+}
+
+// The bound grows with the length of the sum, the error hardly does: few numbers are added one after another.
+TEST_P(GemmSplit, ErrsByLittleMoreThanARounding) {
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  constexpr std::int64_t side = 48;
+  for (const std::int64_t k : {32, 64, 512, 4096}) {
+    std::vector<float> a(static_cast<std::size_t>(side * k)), b(a.size()), c(side * side);
+    for (float& x : a) x = normal(random);
+    for (float& x : b) x = normal(random);
+    GemmArgs g;
+    g.m = g.n = g.ldc = side, g.k = k;
+    g.a = {a.data(), f32, k, 1}, g.b = {b.data(), f32, 1, k};
+    g.c = c.data();
+    Context context;
+    ASSERT_EQ(gemm_by(GemmPath::split, &context, g), Status::ok);
+    double most = 0;
+    for (std::int64_t i = 0; i < side; ++i) {
+      for (std::int64_t j = 0; j < side; ++j) {
+        double exact = 0, size = 0;
+        for (std::int64_t p = 0; p < k; ++p) {
+          const double term = static_cast<double>(a[static_cast<std::size_t>(i * k + p)]) *
+                              static_cast<double>(b[static_cast<std::size_t>(j * k + p)]);
+          exact += term, size += std::abs(term);
+        }
+        most = std::max(most, std::abs(static_cast<double>(c[static_cast<std::size_t>(i * side + j)]) - exact) / size);
+      }
+    }
+    EXPECT_LE(most, 2 * 0x1p-24) << k << ": " << most * 0x1p24;
+    RecordProperty("units_of_2^-24_k" + std::to_string(k), std::to_string(most * 0x1p24));
   }
 }
 
