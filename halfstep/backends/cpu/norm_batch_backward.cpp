@@ -86,10 +86,11 @@ struct SiluSlope {
   }
 };
 
-// s1 += g, s2 += g (x - mean), element by element; g is also written to `kept` unless that is null.
+// s1 += g, s2 += g (x - mean), element by element; g is also written to `kept` unless that is null, past the caches
+// with `stream`.
 template <class T, class C, class P, class Before>
 HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRICT s1, C* HWY_RESTRICT s2, T* kept,
-                             const Before before) {
+                             bool stream, const Before before) {
   const ComputeTag<T> d;
   const auto add = [&](auto v, std::size_t i, const auto& part) HWY_ATTR {
     const auto difference = hn::Sub(read_ahead(part, d, s.x, i, s.ahead), part.get(d, s.mean, i));
@@ -98,7 +99,7 @@ HWY_INLINE void add_products(const Given<T, P>& s, std::int64_t n, C* HWY_RESTRI
     return v;
   };
   if (kept) {
-    each_result(d, n, false, kept,
+    each_result(d, n, stream, kept,
                 [&](std::size_t i, auto part) HWY_ATTR { return add(before(d, s, i, part), i, part); });
   } else {
     each_vector(d, n, [&](std::size_t i, auto part) HWY_ATTR { add(before(d, s, i, part), i, part); });
@@ -193,10 +194,10 @@ struct Channels {
 };
 
 // Sums over places [first, end) of g and g (x - mean), of the channels from `channel` on. With `keep` g is also written
-// as the residual's gradient.
+// as the residual's gradient, past the caches with `stream`.
 template <class T, class C, class Before>
 void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channel, std::int64_t first, std::int64_t end,
-              bool keep, const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
+              bool keep, bool stream, const Channels<C>& of, double* sum_g, double* sum_gx, const Before& before) {
   alignas(64) C s1[kStrip], s2[kStrip];
   alignas(64) T g_block[kStrip], x_block[kStrip], y_block[kStrip], more_block[kStrip];
   const std::int64_t width = walk.block_width(channel), sum_width = walk.sum_width(channel);
@@ -212,7 +213,7 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
           [&](const auto& m, const auto& k, const auto& b) {
             add_products(Given{t.g.read(s, g_block), t.x.read(s, x_block), t.y.read(s, y_block),
                                t.more.read(s, more_block), m, k, b, t.passes_of(s, walk), t.ahead},
-                         s.numel(), s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, before);
+                         s.numel(), s1, s2, keep ? t.residual_grad.target(s, nullptr) : nullptr, stream, before);
           },
           of.mean, of.scale, of.bias);
       first += s.count;
@@ -223,16 +224,17 @@ void sum_part(const Operands<T>& t, const ChannelWalk& walk, std::int64_t channe
 }
 
 template <class T, class C, class Before>
-void sum_all(const Operands<T>& t, const ChannelWalk& walk, bool keep, const Channels<C>& of, double* parts,
-             const Before& before) {
+void sum_all(const Operands<T>& t, const ChannelWalk& walk, bool keep, bool stream, const Channels<C>& of,
+             double* parts, const Before& before) {
   const std::int64_t channels = walk.channels, blocks = walk.blocks();
   parallel_for(walk.chunks * blocks, row_grain(walk.chunk * walk.width), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t k = i / blocks, channel = i % blocks * walk.width;
       double* part = parts + 2 * channels * k + channel;
-      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), keep, of, part,
+      sum_part<T>(t, walk, channel, k * walk.chunk, std::min(walk.places, (k + 1) * walk.chunk), keep, stream, of, part,
                   part + channels, before);
     }
+    if (keep && stream) hwy::FlushStream();
   });
   for (std::int64_t k = 1; k < walk.chunks; ++k) {
     const double* part = parts + 2 * channels * k;
@@ -327,7 +329,7 @@ void backward(const BatchNormBackward& f, const ChannelWalk& walk, const Work<C>
   t.passes = work.passes;
   const bool sums_wanted = a.training || a.want_weight || a.want_bias;
   const bool keep = t.keeps(f), stream = t.streams(f);
-  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, keep, work.of, work.sums, first);
+  if (sums_wanted && walk.places > 0) sum_all<T>(t, walk, keep, stream, work.of, work.sums, first);
   use_sums(f, walk, work);
   if (walk.places == 0 || (!t.x_grad.present() && !t.residual_grad.present())) return;
   if (keep) {
