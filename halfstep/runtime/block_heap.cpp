@@ -242,15 +242,34 @@ void BlockHeap::shrink(std::uint64_t most) noexcept {
       if (enough != (b->bytes >= excess)) return enough;
       return enough ? a->bytes < b->bytes : a->bytes > b->bytes;
     };
-    release(*std::min_element(backed_.begin(), backed_.end(), better));
+    release(*std::min_element(backed_.begin(), backed_.end(), better), true);
   }
 }
 
+// Gives the pages of a block back, or of the huge pages within it. If a part of a huge page were given back, the rest
+// would be small pages from then on, even in use. Where the system doesn't take them, they stay and are used again.
+void BlockHeap::give_pages(const Block& block, bool exactly) noexcept {
+  if (exactly) {
+    madvise(block.data, block.bytes, MADV_DONTNEED);
+    return;
+  }
+  const auto huge = [&](const char* at) { return static_cast<std::size_t>(at - block.region->data) / kHugePage; };
+  const auto start = [&](std::size_t page) { return block.region->data + page * kHugePage; };
+  std::size_t begin = huge(block.data), end = huge(block.data + block.bytes - 1) + 1;
+  // The first and the last one stay if another block has pages in them.
+  if (start(begin) < block.data && !(is_free(block.before, false) && block.before->data <= start(begin))) ++begin;
+  const char* const behind = block.data + block.bytes;
+  if (block.behind && start(end) > behind &&
+      !(is_free(block.behind, false) && block.behind->data + block.behind->bytes >= start(end))) {
+    --end;
+  }
+  if (begin < end) madvise(start(begin), (end - begin) * kHugePage, MADV_DONTNEED);
+}
+
 // The pages of a free block go back to the system.
-void BlockHeap::release(Block* block) noexcept {
+void BlockHeap::release(Block* block, bool exactly) noexcept {
   backed_.erase(block);
-  // Where the system doesn't take them, the pages stay and are used again all the same.
-  if (kind_ == Kind::memory) madvise(block->data, block->bytes, MADV_DONTNEED);
+  if (kind_ == Kind::memory) give_pages(*block, exactly);
   reserved_ -= block->bytes;
   block->backed = false;
   try {
@@ -260,7 +279,7 @@ void BlockHeap::release(Block* block) noexcept {
 }
 
 void BlockHeap::trim() noexcept {
-  while (!backed_.empty()) release(*backed_.begin());
+  while (!backed_.empty()) release(*backed_.begin(), false);
   for (auto at = bare_.begin(); at != bare_.end();) {
     Block* const block = *at;
     const bool whole = block->bytes == block->region->bytes;

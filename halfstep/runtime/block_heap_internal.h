@@ -38,13 +38,15 @@ class HS_API BlockHeap {
   void* take(std::size_t bytes);
   /// The block is free from now on. False: it isn't one of this heap's.
   bool give(void* data) noexcept;
-  /// Returns what is free to the system.
+  /// Returns what is free to the system, in whole huge pages, so that blocks in use keep theirs.
   void trim() noexcept;
   /// Returns free blocks to the system until at most so many bytes are reserved, or none is free. Whole blocks, since
   /// free ones with pages and without aren't joined: the smallest that is enough, or else the largest and then others.
+  /// Every page goes, though what is left of huge pages then is small ones.
   void shrink(std::uint64_t most) noexcept;
 
-  /// Bytes that the system has given and not got back: blocks in use, and free ones that are kept.
+  /// Bytes that the system has given and not got back: blocks in use, and free ones that are kept. After trim() free
+  /// parts of huge pages that are in use don't count, though the system still has to keep them.
   std::uint64_t reserved() const { return reserved_; }
 
  private:
@@ -78,7 +80,8 @@ class HS_API BlockHeap {
   static bool is_free(const Block* block, bool backed) { return block && !block->in_use && block->backed == backed; }
   Block* kept(std::size_t bytes);
   Block* grown(std::size_t bytes);
-  void release(Block* block) noexcept;
+  static void give_pages(const Block& block, bool exactly) noexcept;
+  void release(Block* block, bool exactly) noexcept;
   bool add_region(std::size_t bytes);
   bool make_writable(Region& region, std::size_t end);
   void drop_region(Block* whole) noexcept;

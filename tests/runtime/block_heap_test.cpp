@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "halfstep/runtime/block_heap_internal.h"
@@ -128,6 +131,47 @@ TEST(BlockHeap, GivesPagesBack) {
   heap.trim();  // nothing is left: the addresses go too
   EXPECT_EQ(heap.reserved(), 0u);
   EXPECT_LT(pages_of(0) + 512 * kMiB, addresses);
+}
+
+// KiB of huge pages in the mapping that holds `data`; -1: unknown.
+long huge_pages_at(const char* data) {
+  std::ifstream maps("/proc/self/smaps");
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    long kib = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) {
+      const auto at = reinterpret_cast<std::uintptr_t>(data);
+      inside = begin <= at && at < end;
+    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %ld", &kib) == 1) {
+      return kib;
+    }
+  }
+  return -1;
+}
+
+TEST(BlockHeap, KeepsHugePagesWholeThatAreInUse) {
+  BlockHeap heap(BlockHeap::Kind::memory);
+  char *const a = take(heap, 3 * kMiB), *const b = take(heap, 10 * kMiB), *const c = take(heap, 3 * kMiB);
+  for (const auto& [block, size] : {std::pair{a, 3}, std::pair{b, 10}, std::pair{c, 3}}) {
+    std::memset(block, size, static_cast<std::size_t>(size) * kMiB);
+  }
+  if (huge_pages_at(a) != 16 << 10) GTEST_SKIP() << "the system gives no huge pages";
+  heap.give(b);
+  heap.trim();
+  EXPECT_EQ(heap.reserved(), 6 * kMiB);
+  // Those from 4 to 12 MiB; the two that a and c share with b stay.
+  EXPECT_EQ(huge_pages_at(a), 8 << 10);
+  EXPECT_TRUE(std::all_of(a, a + 3 * kMiB, [](char v) { return v == 3; }));
+  EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
+  // With a the one that it shared goes, too.
+  heap.give(a);
+  heap.trim();
+  EXPECT_EQ(huge_pages_at(c), 4 << 10);
+  EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
+  EXPECT_EQ(take(heap, 13 * kMiB), a);
+  std::memset(a, 5, 13 * kMiB);
+  EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
 }
 
 TEST(BlockHeap, GivesBackAsManyPagesAsItTakes) {
