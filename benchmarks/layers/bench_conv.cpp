@@ -471,14 +471,16 @@ void compare_weight_gradients(const Options& options) {
   const cpu::ConvPath other = options.weight_by == "tiles"   ? cpu::ConvPath::tiles
                               : options.weight_by == "pairs" ? cpu::ConvPath::pairs
                                                              : cpu::ConvPath::products;
-  const bool by_units = other != cpu::ConvPath::products;
   if (other == cpu::ConvPath::tiles && !cpu::amx_usable()) fail<Error>("there is no AMX that this process may use");
   if (other == cpu::ConvPath::pairs && cpu::compute_isa() < cpu::Isa::avx512_bf16) {
     fail<Error>("there are no units for bf16");
   }
   if (options.threads > 0) set_num_threads(options.threads);
   for (const DType dtype : options.dtypes) {
-    if (by_units && dtype != bf16) continue;
+    if (other == cpu::ConvPath::pairs && dtype != bf16) {
+      if (options.dtypes.size() == 1) fail<Error>("pairs are of bf16 only");
+      continue;
+    }
     fmt::print("Weight gradients of {} in {}, batch {}, {} threads: milliseconds\n", options.network->name, name(dtype),
                options.batch, num_threads());
     fmt::print("{:<38} {:>30} {:>8} {:>9} {:>6}\n", "    image, channels, kernel", "chosen", "", options.weight_by,

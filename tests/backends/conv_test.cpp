@@ -71,14 +71,14 @@ TEST(ConvPaths, Agree) {
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
         for (const ConvPath path : {ConvPath::products, ConvPath::pairs, ConvPath::tiles, ConvPath::blocks,
                                     ConvPath::native, ConvPath::matrix}) {
-          const bool bf16_only = path == ConvPath::pairs || path == ConvPath::tiles;
           if (path == ConvPath::products && part != ConvPart::weight) continue;
           const bool single = g.kh == 1 && g.before[0] == 0, dense = g.oh == g.h, in_parts = dtype != DType::bf16;
           const bool by_matrix = part == ConvPart::weight   ? in_parts
                                  : part == ConvPart::output ? dense || in_parts
                                                             : dense;
           if (path == ConvPath::matrix && !(single && by_matrix)) continue;
-          if (bf16_only && (part != ConvPart::weight || dtype != DType::bf16)) continue;
+          if (path == ConvPath::tiles && part != ConvPart::weight) continue;
+          if (path == ConvPath::pairs && (part != ConvPart::weight || dtype != DType::bf16)) continue;
           const auto got = solve(path, false);
           const std::string what =
               std::string(name(path)) + " part " + std::to_string(static_cast<int>(part)) + " " + name(dtype);
@@ -109,12 +109,22 @@ TEST(ConvWeight, KeepsItsBound) {
   wide.ow = 6, wide.after[1] = 1;
   ConvGeometry uneven = geometry(2, 17, 11, 33, 3, 1, 0);
   uneven.kh = 1, uneven.oh = 11;
+  ConvGeometry lines = geometry(2, 13, 9, 34, 3, 1, 1);
+  lines.dilation[0] = 2, lines.oh = 7;
+  lines.before[1] = 2, lines.after[1] = 0;
   for (const ConvGeometry& g : {geometry(1, 16, 1, 16, 1, 1, 0),
                                 geometry(1, 1, 1, 1, 1, 1, 0),
                                 geometry(2, 33, 9, 17, 1, 1, 0),
                                 geometry(64, 24, 3, 40, 3, 1, 1),
                                 geometry(1, 3, 40, 16, 7, 2, 3),
                                 geometry(2, 3, 15, 33, 7, 1, 3),
+                                geometry(1, 3, 130, 40, 7, 2, 3),
+                                geometry(2, 3, 4, 34, 5, 1, 4),
+                                geometry(1, 3, 3, 33, 7, 1, 5),
+                                geometry(3, 20, 5, 40, 5, 1, 0),
+                                geometry(1, 3, 64, 16, 32, 32, 0),
+                                geometry(1, 32, 64, 20, 3, 1, 1),
+                                geometry(5, 32, 24, 40, 3, 1, 1),
                                 geometry(3, 48, 8, 47, 3, 2, 1),
                                 geometry(2, 70, 6, 300, 3, 1, 1),
                                 geometry(1, 16, 70, 31, 1, 3, 0),
@@ -128,7 +138,8 @@ TEST(ConvWeight, KeepsItsBound) {
                                 geometry(1, 608, 2, 530, 1, 1, 0),
                                 dilated,
                                 wide,
-                                uneven}) {
+                                uneven,
+                                lines}) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).contiguous(last), y = randn({g.n, g.o, g.oh, g.ow}).contiguous(last);
     DType rounded = DType::f32;  // to this, for all dtypes
@@ -180,13 +191,13 @@ TEST(ConvWeight, KeepsItsBound) {
   set_num_threads(threads);
 }
 
-// Infinities, NaN and numbers that round to infinity come through as by plain loops; for f16 by tiles infinities may be
-// NaN, and taps beside what isn't finite may be NaN too.
+// Infinities, NaN and numbers that round to infinity come through as by plain loops; for f16 and bf16 by tiles
+// infinities may be NaN, and taps beside what isn't finite may be NaN too.
 TEST(ConvPaths, ShowWhatIsNotFinite) {
   manual_seed(4);
   const auto last = MemoryFormat::channels_last;
   for (const ConvGeometry& g : {geometry(2, 32, 9, 32, 3, 1, 1), geometry(2, 64, 8, 128, 1, 1, 0)}) {
-    for (const DType dtype : {DType::f32, DType::f16}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       Tensor x = randn({g.n, g.c, g.h, g.w}), w = randn({g.o, g.c, g.kh, g.kw}), y = randn({g.n, g.o, g.oh, g.ow});
       const auto put = [](Tensor t, const std::vector<std::int64_t>& at, float value) {
         for (const std::int64_t i : at) t = t.select(0, i);
@@ -211,7 +222,7 @@ TEST(ConvPaths, ShowWhatIsNotFinite) {
           return all;
         };
         const std::string exact = kinds(ConvPath::reference);
-        const bool single = g.kh == 1;
+        const bool single = g.kh == 1 && (dtype != DType::bf16 || part != ConvPart::weight);
         const ConvPath path = single                     ? ConvPath::matrix
                               : part == ConvPart::weight ? ConvPath::tiles
                                                          : ConvPath::windows;
@@ -219,7 +230,7 @@ TEST(ConvPaths, ShowWhatIsNotFinite) {
         ASSERT_EQ(got.size(), exact.size());
         EXPECT_NE(exact.find('.'), std::string::npos);
         EXPECT_NE(exact.find_first_of("ni"), std::string::npos);
-        const bool stands = dtype == DType::f16 && !single;
+        const bool stands = dtype != DType::f32 && !single;
         for (std::size_t i = 0; i < got.size(); ++i) {
           const bool beside = stands && part == ConvPart::weight && got[i] == 'n' && exact[i] == '.';
           ASSERT_TRUE(got[i] == exact[i] || beside || (stands && got[i] == 'n' && exact[i] == 'i'))
@@ -398,10 +409,27 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(strided, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
-  EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(square, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
   EXPECT_EQ(path(geometry(2, 512, 7, 512, 3, 1, 1), ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  EXPECT_EQ(path(geometry(2, 3, 64, 64, 7, 2, 3), ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
+  // Not where most of what tiles would multiply is padding, or a line fills the cache.
+  EXPECT_EQ(path(geometry(2, 64, 4, 64, 4, 1, 0), ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
+  ConvGeometry long_lines = geometry(1, 64, 3, 64, 3, 1, 1);
+  long_lines.h = long_lines.oh = 1, long_lines.w = long_lines.ow = 1 << 16;
+  EXPECT_EQ(path(long_lines, ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(geometry(2, 16, 56, 16, 1, 1, 0), ConvPart::weight, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(wide, ConvPart::weight, DType::bf16, true, Isa::avx512_vnni), ConvPath::products);
+  // Those of float32 and f16: 1x1 as matrix products, in f16 unless there are many places.
+  if (amx_usable()) {
+    EXPECT_EQ(path(wide, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::matrix);
+    EXPECT_EQ(path(many, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::matrix);
+    if (!has_f16_units(Isa::amx)) {
+      EXPECT_EQ(path(wide, ConvPart::weight, DType::f16, true, Isa::amx), ConvPath::matrix);
+      EXPECT_EQ(path(many, ConvPart::weight, DType::f16, true, Isa::amx), ConvPath::tiles);
+    }
+    EXPECT_EQ(path(square, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::tiles);
+    EXPECT_EQ(path(geometry(2, 64, 56, 16, 3, 1, 1), ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::blocks);
+  }
   // Winograd's where they are asked for and faster.
   const auto by = [&](const ConvGeometry& g, ConvPart part, DType dtype, Winograd most, Isa isa = Isa::avx512_vnni) {
     allowed = most;

@@ -18,6 +18,7 @@
 #include "halfstep/backends/cpu/conv_spread.h"
 #include "halfstep/backends/cpu/conv_tuning.h"
 #include "halfstep/backends/cpu/conv_weight.h"
+#include "halfstep/backends/cpu/conv_weight_tiles.h"
 #include "halfstep/backends/cpu/conv_windows.h"
 #include "halfstep/backends/cpu/conv_winograd.h"
 #include "halfstep/backends/cpu/convert_block.h"

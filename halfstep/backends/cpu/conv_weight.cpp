@@ -4,10 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/conv_images.h"
 #include "halfstep/backends/cpu/conv_weight_plan.h"
-#include "halfstep/backends/cpu/conv_weight_split.h"
 #include "halfstep/backends/cpu/conv_weight_sums.h"
 #include "halfstep/backends/cpu/convert_block.h"
 #include "halfstep/backends/cpu/gemm_kernels.h"
@@ -25,8 +23,7 @@ constexpr std::int64_t kLineBytes = 64;
 // 64 channels or filters take 0.79 to 0.91 of the time, others 1.00 to 1.29.
 constexpr std::int64_t kInPlace = 64;
 
-// What is multiplied: float32, a place a step, or bfloat16 on the processor's units, two places a step: vectors of
-// pairs, or (InTiles) tiles of 16 steps.
+// What is multiplied: float32, a place a step, or bfloat16 on the processor's units, two places a step.
 template <class E>
 constexpr std::int64_t kTogether = static_cast<std::int64_t>(sizeof(float) / sizeof(E));
 
@@ -105,13 +102,6 @@ void gather_rows(DType dtype, const void* const* rows, std::int64_t steps, std::
   }
 }
 
-// One step of a chunk: `line` cut into panels of 32 columns of `size` lanes each. The line goes on for a panel behind
-// its last column.
-void cut(const float* line, std::int64_t n, std::int64_t step, std::int64_t size, float* to) {
-  float* at = to + step * 32;
-  for (std::int64_t i = 0; i < n; i += 32, at += size) std::memcpy(at, line + i, 32 * sizeof(float));
-}
-
 /// One of the factors of a chunk: element j of step i at at[j / width * panel + j % width + i * stride], `width` being
 /// the rows or the columns of a tile.
 struct Factor {
@@ -164,18 +154,15 @@ void copy_lines(const E* from, std::int64_t n, E* to) {
 }
 
 // The tiles that multiply the steps.
-template <class E, bool InTiles>
+template <class E>
 struct Tiles {
   const GemmKernels& kernels = gemm_kernels();
-  const AmxKernels amx = amx_kernels(amx_usable());
   const std::int64_t lanes = kTogether<E> == 2 ? kPairLanes : kernels.lanes;
   const std::int64_t columns = 2 * lanes;
-  const std::int64_t rows = InTiles ? kTileLanes : kTogether<E> == 2 ? GemmKernels::kMaxRows : kernels.max_rows;
+  const std::int64_t rows = kTogether<E> == 2 ? GemmKernels::kMaxRows : kernels.max_rows;
 
-  // Of so many places, with those that are zero.
-  static std::int64_t steps(std::int64_t places) {
-    return round_up(divide_up(places, kTogether<E>), InTiles ? kTileLanes : 1);
-  }
+  // Of so many places.
+  static std::int64_t steps(std::int64_t places) { return divide_up(places, kTogether<E>); }
 
   GemmTileFn of(std::int64_t vectors, std::int64_t height) const {
     if constexpr (kTogether<E> == 2) return bfloat16_pair_tile(static_cast<int>(vectors), static_cast<int>(height));
@@ -183,9 +170,9 @@ struct Tiles {
   }
 };
 
-template <class E, bool InTiles>
+template <class E>
 struct Job {
-  const Tiles<E, InTiles>& tiles;
+  const Tiles<E>& tiles;
   const ConvGeometry& g;
   const WeightPlan& plan;
   const TensorView &x, &y;
@@ -194,7 +181,6 @@ struct Job {
   const void** rows;  // of places of a chunk
   const void* zeros;  // as many as a place has channels or filters
   float* sums;
-  float* held;  // by tiles: sums that stay in the cache
 
   // sums[o0 .. o1) of columns [first, last) over the output rows [r0, r1).
   void run(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1, std::int64_t first,
@@ -208,40 +194,6 @@ struct Job {
         const std::int64_t c1 = std::min(last, c0 + plan.block_columns);
         multiply(steps, filters, o0, o1, load_columns(r, places, steps, c0, c1), c0, c1, r != r0, ahead);
       }
-    }
-  }
-
-  // The same by tiles: the sums of some filters and columns after the others.
-  void run_tiles(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1, std::int64_t first,
-                 std::int64_t last) const {
-    for (std::int64_t o = o0; o < o1; o += kTileFilters) {
-      for (std::int64_t c = first; c < last; c += plan.held_columns) {
-        hold(r0, r1, o, std::min(o1, o + kTileFilters), c, std::min(last, c + plan.held_columns));
-      }
-    }
-    tiles.amx.release();
-  }
-
-  void hold(std::int64_t r0, std::int64_t r1, std::int64_t o0, std::int64_t o1, std::int64_t first,
-            std::int64_t last) const {
-    const std::int64_t stride = plan.held_stride();
-    for (std::int64_t r = r0; r < r1; r += plan.chunk_rows) {
-      const std::int64_t places = std::min(plan.chunk_rows, r1 - r) * g.ow;
-      TileProduct p = {};
-      p.steps = tiles.steps(places), p.rows = o1 - o0;
-      p.set_packed(reinterpret_cast<const std::uint32_t*>(g_chunk));
-      p.b = reinterpret_cast<const std::uint32_t*>(x_chunk);
-      p.ldc = stride, p.accumulate = r != r0;
-      load_filter_tiles(r * g.ow, places, p.steps, o0, o1);
-      for (std::int64_t c0 = first; c0 < last; c0 += plan.block_columns) {
-        const std::int64_t c1 = std::min(last, c0 + plan.block_columns);
-        load_columns(r, places, p.steps, c0, c1);
-        p.columns = c1 - c0, p.c = held + c0 - first;
-        tiles.amx.multiply(p);
-      }
-    }
-    for (std::int64_t o = o0; o < o1; ++o) {
-      std::copy_n(held + (o - o0) * stride, last - first, sums + o * plan.sum_stride() + first);
     }
   }
 
@@ -335,21 +287,6 @@ struct Job {
     }
   }
 
-  // As TileProduct::a wants them: a filter's steps in lines.
-  void load_filter_tiles(std::int64_t first, std::int64_t places, std::int64_t steps, std::int64_t o0,
-                         std::int64_t o1) const {
-    constexpr std::int64_t kPlaces = 2 * kTileLanes;
-    find_filters(first, places, steps);
-    auto* const to = reinterpret_cast<std::uint32_t*>(g_chunk);
-    const std::int64_t ahead = 2 * kPlaces * g.o * static_cast<std::int64_t>(sizeof(E));
-    for (std::int64_t o = o0; o < o1; o += kMostTurned) {
-      for (std::int64_t s = 0; s < steps; s += kTileLanes) {
-        turn_places(
-            {rows + 2 * s, o, std::min(kMostTurned, o1 - o), steps, to + (o - o0) * steps + s * kTileLanes, ahead});
-      }
-    }
-  }
-
   // Columns [c0, c1) of the windows of `places` places from output row r on.
   Factor load_columns(std::int64_t r, std::int64_t places, std::int64_t steps, std::int64_t c0, std::int64_t c1) const {
     if (g.c % 16 == 0) {
@@ -370,10 +307,9 @@ struct Job {
         return {x_chunk, size, 32};
       }
     }
-    alignas(64) float turned[InTiles ? StepLine<E>::kMost : 1];
     StepLine<E> elements;
     for (std::int64_t step = 0; step < steps; ++step) {
-      float* const line = InTiles ? turned : x_chunk + step * size;
+      float* const line = x_chunk + step * size;
       for (std::int64_t i = 0; i < kTogether<E>; ++i) {
         const std::int64_t place = step * kTogether<E> + i, row = r + place / g.ow, q = place % g.ow;
         E* const to = elements.place(i, line);
@@ -388,8 +324,7 @@ struct Job {
           for (std::int64_t k = 0; k < g.kh; ++k) copy_lines(window + k * plan.line, width, to + k * width);
         }
       }
-      elements.finish(c1 - c0, InTiles ? c1 - c0 + 32 : size, line);
-      if constexpr (InTiles) cut(line, c1 - c0, step, steps * 32, x_chunk);
+      elements.finish(c1 - c0, size, line);
     }
     return {x_chunk, size, 32};
   }
@@ -432,12 +367,6 @@ bool pair_products_serve(const ConvCall& call, Isa isa) noexcept {
          call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
 }
 
-bool tiles_serve(const ConvCall& call) noexcept {
-  if (!amx_usable()) return false;
-  const bool bf16 = products_serve(call) && call.input.dtype == DType::bf16 && call.output.dtype == DType::bf16;
-  return bf16 || weight_split_serves(call);
-}
-
 bool products_suit(const ConvGeometry& g) noexcept {
   // Measured: oneDNN's kernels come near the peak for 3 x 3 windows side by side on large images, not for single
   // places, strides, few channels or small images.
@@ -446,11 +375,11 @@ bool products_suit(const ConvGeometry& g) noexcept {
 
 namespace {
 
-template <class E, bool InTiles = false>
+template <class E>
 Status weight_by(KernelContext* context, ConvCall& call) {
   const ConvGeometry& g = call.geometry;
-  const Tiles<E, InTiles> tiles;
-  const WeightPlan p = weight_plan(g, kTogether<E>, InTiles);
+  const Tiles<E> tiles;
+  const WeightPlan p = weight_plan(g, kTogether<E>);
   TensorView& w = call.weight;
   const std::int64_t places = p.chunk_rows * g.ow, all = g.o * p.sum_stride(), jobs = p.jobs();
   const std::int64_t workers = num_workers(jobs);
@@ -459,12 +388,10 @@ Status weight_by(KernelContext* context, ConvCall& call) {
   const auto floats = [&](std::int64_t n) {
     return static_cast<float*>(context->workspace(context, static_cast<std::size_t>(n) * sizeof(float)));
   };
-  const std::int64_t filters = InTiles ? std::min(p.share_filters, kTileFilters) : p.share_filters;
-  const std::int64_t g_size = steps * kFilterPanel * divide_up(filters, tiles.rows),
+  const std::int64_t g_size = steps * kFilterPanel * divide_up(p.share_filters, tiles.rows),
                      x_size = steps * p.line_stride() + WindowLines::kBehind;
-  const std::int64_t held_size = InTiles ? filters * p.held_stride() : 0;
   const std::int64_t behind = p.line > 0 ? WindowLines::kBehind : 0;
-  const std::int64_t chunk_size = g_size + x_size + held_size + g.kh * p.line + behind;
+  const std::int64_t chunk_size = g_size + x_size + g.kh * p.line + behind;
   float* const chunks = floats(workers * chunk_size);
   const std::int64_t most_rows = tiles.steps(places + g.ow) * kTogether<E>;
   const void** rows = nullptr;
@@ -486,42 +413,36 @@ Status weight_by(KernelContext* context, ConvCall& call) {
     const std::int64_t o0 = job / p.by_columns % p.by_filters * p.share_filters,
                        c0 = job % p.by_columns * p.share_columns;
     float* const chunk = chunks + worker * chunk_size;
-    const Job<E, InTiles> one{tiles,
-                              g,
-                              p,
-                              call.input,
-                              call.output,
-                              chunk,
-                              chunk + g_size,
-                              reinterpret_cast<E*>(chunk + g_size + x_size + held_size),
-                              rows + worker * most_rows,
-                              zeros,
-                              sums + term * all,
-                              chunk + g_size + x_size};
+    const Job<E> one{tiles,
+                     g,
+                     p,
+                     call.input,
+                     call.output,
+                     chunk,
+                     chunk + g_size,
+                     reinterpret_cast<E*>(chunk + g_size + x_size),
+                     rows + worker * most_rows,
+                     zeros,
+                     sums + term * all};
     const std::int64_t o1 = std::min(o0 + p.share_filters, g.o), c1 = std::min(c0 + p.share_columns, p.columns);
-    if constexpr (InTiles) {
-      one.run_tiles(r0, r1, o0, o1, c0, c1);
-    } else {
-      one.run(r0, r1, o0, o1, c0, c1);
-    }
+    one.run(r0, r1, o0, o1, c0, c1);
   });
-  if (!direct) write_weight(g, {sums, p.terms, all, p.sum_stride(), g.c, g.c, g.c}, lines, w);
+  if (!direct) {
+    const WeightSums done = {.sums = sums,
+                             .terms = p.terms,
+                             .all = all,
+                             .filter = p.sum_stride(),
+                             .taps = g.kh * g.kw,
+                             .tap = g.c,
+                             .channels = g.c,
+                             .run = g.c,
+                             .next_run = g.c};
+    write_weight(g, done, lines, w);
+  }
   return Status::ok;
 }
 
 }  // namespace
-
-bool tiles_suit(const ConvCall& call) noexcept {
-  const ConvGeometry& g = call.geometry;
-  if (weight_split_serves(call)) return weight_split_suits(g);
-  // Measured on an Emerald Rapids, layer by layer of ResNet-50, ResNet-18 for CIFAR and YOLOv5n: oneDNN's kernels are
-  // the faster ones by 5 to 25% for windows side by side on large images, whose places are packed here for each tap,
-  // and by up to 3 times for few channels or filters.
-  const bool enough = g.o >= 64 && g.c >= 32;
-  if (g.kh * g.kw == 1) return enough || (g.o >= 32 && g.c >= 64);
-  if (g.stride[1] > 1) return enough || (g.o >= 64 && g.kh * g.kw * g.c >= 128);
-  return enough && g.oh * g.ow <= 400;
-}
 
 bool pair_products_suit(const ConvGeometry& g) noexcept {
   // Measured on a Zen 5, layer by layer of ResNet-50: where few channels are to be put together in pairs for each
@@ -533,10 +454,6 @@ bool pair_products_suit(const ConvGeometry& g) noexcept {
 Status weight_by_products(KernelContext* context, ConvCall& call) { return weight_by<float>(context, call); }
 Status weight_by_pair_products(KernelContext* context, ConvCall& call) {
   return weight_by<std::uint16_t>(context, call);
-}
-Status weight_by_tiles(KernelContext* context, ConvCall& call) {
-  if (weight_split_serves(call)) return weight_by_split(context, call);
-  return weight_by<std::uint16_t, true>(context, call);
 }
 
 }  // namespace halfstep::cpu

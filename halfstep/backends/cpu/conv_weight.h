@@ -26,13 +26,4 @@ HS_API bool pair_products_suit(const ConvGeometry& geometry) noexcept;
 /// none, plain loops take the tiles' place.
 Status weight_by_pair_products(KernelContext* context, ConvCall& call);
 
-/// Whether weight_by_tiles() serves the call: AMX that this process may use, and images and gradients of bf16, or of
-/// another dtype for which weight_split_serves().
-bool tiles_serve(const ConvCall& call) noexcept;
-/// Whether it is faster than oneDNN's kernels, by shape and dtype.
-bool tiles_suit(const ConvCall& call) noexcept;
-/// bf16 as weight_by_pair_products(), on the tiles of AMX, 16 steps at a time (amx_tile.h), and other dtypes by
-/// weight_by_split(). A model takes the tiles' place where this process may not use them.
-Status weight_by_tiles(KernelContext* context, ConvCall& call);
-
 }  // namespace halfstep::cpu

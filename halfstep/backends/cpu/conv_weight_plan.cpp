@@ -19,9 +19,6 @@ constexpr std::int64_t kManyWeights = 128 << 10;
 // Steps of a sum at a time: a panel of columns (32 lanes of 32 bits a step) and one of filters (16) fit the first-level
 // cache together.
 constexpr std::int64_t kSteps = 128;
-// Tiles multiply so fast that reading and writing the sums would take most of the time. Those of some filters and
-// columns stay in the second-level cache while all places are added to them.
-constexpr std::int64_t kHeldSums = 256 << 10, kTileColumns = 128;
 
 /// Shares filters (in whole lines of the cache: gathering from the middle of lines takes 5 to 10% longer) and columns
 /// (in whole panels) where there are fewer terms than threads. Each share of the filters gathers the columns again, and
@@ -48,26 +45,21 @@ void share_terms(WeightPlan& p, std::int64_t filters, std::int64_t threads) {
 
 }  // namespace
 
-std::int64_t WeightPlan::held_stride() const { return round_up(std::min(held_columns, share_columns), 32) + 16; }
-
-WeightPlan weight_plan(const ConvGeometry& g, std::int64_t together, bool in_tiles) {
+WeightPlan weight_plan(const ConvGeometry& g, std::int64_t together) {
   WeightPlan p = {};
   p.columns = g.kh * g.kw * g.c;
   p.rows = g.n * g.oh;
   p.terms = g.o * p.columns > kManyWeights ? 1 : std::min(weight_terms(p.rows * g.ow), p.rows);
   // Columns in equal blocks of whole panels.
-  const std::int64_t blocks = divide_up(p.columns, in_tiles && g.c % 16 == 0 ? kTileColumns : kMostColumns);
+  const std::int64_t blocks = divide_up(p.columns, kMostColumns);
   p.block_columns = round_up(divide_up(p.columns, blocks), 32);
   // Unless they would be padding, mostly.
   const std::int64_t seen = (g.ow - 1) * g.stride[1] + g.kw;
   if (g.kw * g.c < 64 && p.columns <= p.block_columns && g.dilation[1] == 1 && seen <= 2 * (g.w + g.kw)) {
     p.line = round_up(seen * g.c, 16);
   }
-  // Tiles take whole sixteens of steps: rather less than 128 than little more.
-  p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + (in_tiles ? 0 : g.ow / 2)) / g.ow, 1, p.rows);
+  p.chunk_rows = std::clamp<std::int64_t>((kSteps * together + g.ow / 2) / g.ow, 1, p.rows);
   share_terms(p, g.o, in_parallel_region() ? 1 : num_threads());
-  const std::int64_t held = kHeldSums / std::min(p.share_filters, kTileFilters);
-  p.held_columns = std::max<std::int64_t>(held / p.block_columns, 1) * p.block_columns;
   return p;
 }
 

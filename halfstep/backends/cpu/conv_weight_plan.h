@@ -12,8 +12,6 @@ namespace halfstep::cpu {
 inline constexpr std::int64_t kMostColumns = 512;  ///< of the window in a chunk
 /// Lanes of a step in a panel of filters: a whole line, of which a tile takes 14 or 6.
 inline constexpr std::int64_t kFilterPanel = 16;
-/// Filters whose sums the tiles of AMX hold at a time.
-inline constexpr std::int64_t kTileFilters = 512;
 
 /// How the work is laid out. What the sums' order depends on, terms and chunks, follows from the geometry alone; how
 /// filters and columns are shared follows from the number of threads too.
@@ -26,7 +24,6 @@ struct WeightPlan {
   std::int64_t share_filters;  // filters of a share
   std::int64_t share_columns;  // columns of a share
   std::int64_t block_columns;  // columns widened at a time
-  std::int64_t held_columns;   // by tiles: columns whose sums stay in the cache, whole blocks
   std::int64_t chunk_rows;     // output rows at a time
   // Where the rows of windows are short, the lines of the input that an output row sees are widened first, with the
   // zeros around them: floats of a line, or 0.
@@ -37,12 +34,9 @@ struct WeightPlan {
   std::int64_t sum_stride() const { return round_up(columns, 16); }
   /// Floats from one step's columns to the next where they are lines of a chunk: an odd number of the cache's lines.
   std::int64_t line_stride() const { return block_columns + 16; }
-  /// Floats from one line of the sums that are held to the next: not a power of two, so that lines don't take each
-  /// other's place in the cache.
-  std::int64_t held_stride() const;
 };
 
 /// The plan for steps of `together` places each, for as many threads as parallel loops have.
-WeightPlan weight_plan(const ConvGeometry& geometry, std::int64_t together, bool in_tiles);
+WeightPlan weight_plan(const ConvGeometry& geometry, std::int64_t together);
 
 }  // namespace halfstep::cpu

@@ -18,11 +18,11 @@ constexpr std::int64_t kSumsOfAJob = 16384;
 std::int64_t columns_of(const ConvGeometry& g) { return g.kh * g.kw * g.c; }
 std::int64_t filters_of_a_job(const ConvGeometry& g) { return std::max<std::int64_t>(1, kSumsOfAJob / columns_of(g)); }
 // The sums of one filter, whose first ones are at `at`, to [KH KW C].
-void add_terms(const ConvGeometry& g, const WeightSums& from, const float* at, float* to) {
-  for (std::int64_t t = 0; t < g.kh * g.kw; ++t, at += from.tap) {
+void add_terms(const WeightSums& from, const float* at, float* to) {
+  for (std::int64_t t = 0; t < from.taps; ++t, at += from.tap) {
     const float* run = at;
-    for (std::int64_t c = 0; c < g.c; c += from.run, run += from.next_run) {
-      const std::int64_t n = std::min(from.run, g.c - c);
+    for (std::int64_t c = 0; c < from.channels; c += from.run, run += from.next_run) {
+      const std::int64_t n = std::min(from.run, from.channels - c);
       std::copy_n(run, n, to);
       for (std::int64_t s = 1; s < from.terms; ++s) {
         const float* const term = run + s * from.all;
@@ -42,15 +42,16 @@ std::int64_t weight_line_floats(const ConvGeometry& g) { return num_workers(jobs
 bool write_weight(const ConvGeometry& g, const WeightSums& from, float* lines, TensorView& w) {
   const std::int64_t columns = columns_of(g), window = g.kh * g.kw;
   const std::int64_t jobs = jobs_of(g), each = filters_of_a_job(g);
-  const bool in_order = channels_last(w), dense = row_major(w), as_it_is = from.terms == 1 && from.run >= g.c;
+  const bool in_order = channels_last(w), dense = row_major(w),
+             as_it_is = from.terms == 1 && from.run >= from.channels && (from.taps == 1 || from.tap == from.channels);
   std::atomic<bool> all_finite{true};
   parallel_jobs(jobs, num_workers(jobs), [&](std::int64_t job, std::int64_t worker) {
     float* const added = lines + worker * 2 * columns;
     float* const turned = added + columns;
     for (std::int64_t o = job * each; o < std::min(g.o, (job + 1) * each); ++o) {
       const float* line = from.sums + o * from.filter;
-      if (!as_it_is || from.tap != g.c) {
-        add_terms(g, from, line, added);
+      if (!as_it_is) {
+        add_terms(from, line, added);
         line = added;
       }
       if (!copy_finite<float>({line, kSplitGroup, 1, columns}, nullptr, 0, false))

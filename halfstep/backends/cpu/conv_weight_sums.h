@@ -10,12 +10,14 @@
 namespace halfstep::cpu {
 
 /// Sums that add up to the gradient, some of them in each term. That of filter o, tap t and channel c is
-/// sums[term * all + o * filter + t * tap + c / run * next_run + c % run].
+/// sums[term * all + o * filter + t * tap + c / run * next_run + c % run]. Taps of a line may count as one with the
+/// channels of all: [taps, channels] is [KH KW, C] or [KH, KW C].
 struct WeightSums {
   const float* sums;
   std::int64_t terms, all;
-  std::int64_t filter, tap;
-  std::int64_t run, next_run;
+  std::int64_t filter;
+  std::int64_t taps, tap;
+  std::int64_t channels, run, next_run;
 };
 
 /// Floats of scratch memory that write_weight() needs.

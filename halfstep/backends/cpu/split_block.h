@@ -10,11 +10,12 @@
 // At least one part of an infinity, of NaN, and of a magnitude that rounds to 2^128 is infinite or NaN, and so is every
 // sum of products with all parts.
 //
-// The parts are packed for TileProduct in groups of 32 numbers that follow each other along the sum: numbers i and i +
-// 16 of a group are a pair.
+// The parts are packed for TileProduct in pairs of numbers: i and i + 16 of 32 that follow each other along the sum, or
+// whatever two the caller takes together.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "halfstep/core/export.h"
 #include "halfstep/core/float16.h"
@@ -22,9 +23,11 @@
 namespace halfstep::cpu {
 
 inline constexpr std::int64_t kSplitGroup = 32;
-/// Parts of an element: float or Half.
+/// Parts of an element: float, Half, or std::uint16_t for bfloat16.
 template <class Element>
-inline constexpr std::int64_t kSplitParts = sizeof(Element) == sizeof(float) ? 3 : 2;
+inline constexpr std::int64_t kSplitParts = std::is_same_v<Element, float>  ? 3
+                                            : std::is_same_v<Element, Half> ? 2
+                                                                            : 1;
 
 /// Where packed pairs go: those of part p are at to + p * part.
 struct SplitTo {
@@ -43,7 +46,7 @@ template <class Element>
 HS_API void split_across(const Element* first, const Element* second, std::int64_t n, const SplitTo& to,
                          std::int64_t panel, std::int64_t ahead);
 
-/// Splits 32 lines that follow each other along the sum. Of each line it takes 16 numbers, `n` of them and zeros if n
+/// Splits 32 lines, of which lines i and i + 16 are pairs. Of each line it takes 16 numbers, `n` of them and zeros if n
 /// is smaller; the 16 pairs of number j are at j * 16. Prefetches as split_across().
 template <class Element>
 HS_API void split_turned(const Element* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead);
