@@ -50,10 +50,11 @@ class Guard {
   explicit Guard(int threads) { set_num_threads(threads); }
   ~Guard() {
     set_num_threads(threads_);
-    set_isa_for_test(detected_isa());
+    set_isa_for_test(isa_);
   }
 
  private:
+  const Isa isa_ = compute_isa();
   int threads_ = num_threads();
 };
 
@@ -88,8 +89,8 @@ std::vector<unsigned char> numbers(std::int64_t count, DType dtype, std::uint64_
 // A block of panels, one of rows and their sums fit the second-level cache; sums of 16-bit results that wait for the
 // rest of their terms take as much again.
 TEST(GemmWorkspace, IsOfTheSizeOfCaches) {
-  for (const Isa isa : {detected_isa(), Isa::avx512, Isa::avx2}) {
-    if (isa > detected_isa()) continue;
+  for (const Isa isa : {compute_isa(), Isa::avx512, Isa::avx2}) {
+    if (isa > compute_isa()) continue;
     for (const int threads : {1, 2, 4}) {
       const Guard guard(threads);
       set_isa_for_test(isa);
@@ -122,7 +123,7 @@ TEST(GemmWorkspace, SixteenBitsAreTheRoundedFloat32Result) {
     bool turn_a, turn_b;
   };
   for (const Isa isa : {Isa::avx2, Isa::avx512}) {
-    if (isa > detected_isa()) continue;
+    if (isa > compute_isa()) continue;
     for (const int threads : {1, 3}) {
       const Guard guard(threads);
       set_isa_for_test(isa);
@@ -172,7 +173,7 @@ TEST(DenseLayers, HaveTheSameBitsForAnyNumberOfThreads) {
     bool turn_a, turn_b;
   };
   for (const Isa isa : {Isa::amx, Isa::avx512_fp16, Isa::avx512_bf16}) {
-    if (isa > detected_isa()) continue;
+    if (isa > compute_isa()) continue;
     for (const DType dtype : {bf16, f16}) {
       for (const Shape& s : {Shape{512, 512, 4096, true, false}, Shape{130, 200, 1600, false, true},
                              Shape{33, 700, 1100, true, false}}) {
@@ -218,7 +219,7 @@ std::uint64_t step_peak(std::optional<DType> low) {
 // With copies of the weights and of the batch, and with all scratch memory. What is saved is half as large; float32
 // inputs and the optimizer's state stay.
 TEST(DenseLayers, TakeLessMemoryIn16Bits) {
-  for (const Isa isa : {detected_isa(), Isa::avx2}) {
+  for (const Isa isa : {compute_isa(), Isa::avx2}) {
     const Guard guard(4);
     set_isa_for_test(isa);
     const auto f32_peak = static_cast<double>(step_peak({}));

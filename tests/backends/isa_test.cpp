@@ -20,7 +20,10 @@ namespace {
 class IsaGuard {
  public:
   explicit IsaGuard(Isa isa) { set_isa_for_test(isa); }
-  ~IsaGuard() { set_isa_for_test(detected_isa()); }
+  ~IsaGuard() { set_isa_for_test(before_); }
+
+ private:
+  const Isa before_ = compute_isa();
 };
 
 TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
