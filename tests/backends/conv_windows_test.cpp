@@ -67,6 +67,12 @@ std::vector<ConvGeometry> geometries(DType dtype) {
       // Windows that see nothing but what is around the image, and lines at its end that none sees.
       windows(1, 32, 32, {3, 3, 1, 1, 5, 5}, {3, 3, 2, 1, 4, 4}),
       windows(2, 32, 32, {6, 3, 2, 1, 0, -1}, {8, 3, 4, 1, 0, -1}),
+      // Input gradients phase by phase.
+      square(2, 40, 64, {14, 3, 2, 1, 1, 1}),
+      square(1, 17, 32, {8, 4, 2, 1, 1, 1}),
+      windows(2, 33, 32, {13, 7, 2, 1, 3, 3}, {10, 5, 3, 1, 2, 0}),
+      windows(1, 32, 32, {2, 3, 3, 1, 0, 1}, {9, 3, 1, 2, 1, 1}),
+      square(3, 200, 96, {6, 2, 2}),
       // Weights that are read once for several images.
       square(7, 256, 128, {3, 3, 1, 1, 1, 1}),
   };
@@ -132,8 +138,12 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
         };
         const auto exact = solve(ConvPath::reference, false), sizes = solve(ConvPath::reference, true);
         const double roundings = static_cast<double>((forward ? g.c : g.o) * g.kh * g.kw) + (dtype == bf16 ? 1 : 4);
-        const bool served = forward || (g.o % 32 == 0 && g.stride[0] == 1 && g.stride[1] == 1 &&
-                                        g.before[0] < g.dilation[0] * g.kh && g.before[1] < g.dilation[1] * g.kw);
+        bool served = (forward ? g.c : g.o) % 32 == 0;
+        for (int d = 0; d < 2 && !forward; ++d) {
+          const std::int64_t window = d == 0 ? g.kh : g.kw;
+          served = served && (g.stride[d] == 1 || g.dilation[d] == 1) &&
+                   g.before[d] + g.stride[d] <= g.dilation[d] * (window - 1) + 1;
+        }
         for (const Isa isa : {Isa::avx2, restore.isa}) {
           set_isa_for_test(isa);
           std::vector<double> before;
@@ -178,7 +188,10 @@ TEST(ConvWindows, ServeByShape) {
   EXPECT_FALSE(serves(ConvPart::output, g, bf16, true));
   EXPECT_FALSE(serves(ConvPart::input, g));  // 40 filters
   EXPECT_TRUE(serves(ConvPart::input, square(2, 40, 32, {9, 3, 1, 1, 1, 1})));
-  EXPECT_FALSE(serves(ConvPart::input, square(2, 32, 32, {9, 3, 2, 1, 1, 1})));
+  EXPECT_TRUE(serves(ConvPart::input, square(2, 32, 32, {9, 3, 2, 1, 1, 1})));
+  EXPECT_FALSE(serves(ConvPart::input, square(2, 32, 32, {9, 3, 2, 1, 2, 2})));  // a phase's windows begin too late
+  EXPECT_FALSE(serves(ConvPart::input, square(2, 32, 32, {9, 3, 2, 2, 1, 1})));
+  EXPECT_FALSE(serves(ConvPart::input, square(2, 32, 32, {9, 1, 2})));  // places that none sees
   EXPECT_FALSE(serves(ConvPart::output, square(2, 40, 32, {9, 3, 1, 1, 1, 1})));
   EXPECT_FALSE(serves(ConvPart::input, square(2, 32, 32, {9, 3, 1, 1, 4, 4})));
   // A dilation much larger than the image.

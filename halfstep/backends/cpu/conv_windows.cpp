@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -106,7 +108,8 @@ class WindowsProduct {
   }
   /// The first line of the result that a band computes.
   void* result_of(std::int64_t band) const {
-    return element(to_.dtype, to_.data, (band / copies_.bands * g_.oh + line_of(band)) * g_.ow * g_.o);
+    const std::int64_t image = band / copies_.bands * g_.result_places[0] * g_.result_places[1];
+    return element(to_.dtype, to_.data, (image + g_.result_place(line_of(band), 0)) * g_.o);
   }
   const std::vector<std::int32_t>& rows_of(std::int64_t band) const {
     return line_of(band) + copies_.height >= g_.oh ? last_rows_ : rows_;
@@ -233,6 +236,19 @@ class WindowsProduct {
   std::atomic<bool> finite_{true};
 };
 
+/// A phase of a call.
+struct WindowsPhase {
+  WindowGeometry g;
+  WindowCopies copies;
+  WindowWeight weight;
+  WindowShares shares;
+  PackedWeight packed;
+  std::optional<WindowsProduct> product;
+
+  WindowsPhase(const WindowGeometry& geometry, const TensorView& w)
+      : g(geometry), copies(g, band_height(g)), weight(g, w, copies.steps), shares(g, copies, weight) {}
+};
+
 }  // namespace
 
 bool windows_serve(const ConvCall& call) noexcept {
@@ -243,11 +259,12 @@ bool windows_serve(const ConvCall& call) noexcept {
   if (g.groups != 1 || call.part == ConvPart::weight) return false;
   if (!channels_last(call.input) || !channels_last(call.output)) return false;
   if (!channels_last(call.weight) && !row_major(call.weight)) return false;
-  // Of an input gradient's windows none may begin further inside of the image than its first place.
-  if (call.part == ConvPart::input &&
-      (g.stride[0] != 1 || g.stride[1] != 1 || g.before[0] > g.dilation[0] * (g.kh - 1) ||
-       g.before[1] > g.dilation[1] * (g.kw - 1))) {
-    return false;
+  // Of an input gradient's windows, those of each phase, none may begin further inside of the image than its first
+  // place.
+  const std::int64_t window[] = {g.kh, g.kw};
+  for (int d = 0; d < 2 && call.part == ConvPart::input; ++d) {
+    if (g.stride[d] > 1 && g.dilation[d] > 1) return false;
+    if (g.before[d] + g.stride[d] - 1 > g.dilation[d] * (window[d] - 1)) return false;
   }
   const WindowGeometry windows(call);
   const std::int64_t lines = 1 + (g.kh - 1) * g.dilation[0] / windows.stride[0],
@@ -260,55 +277,66 @@ bool windows_suit(const ConvCall& call) noexcept {
   // Sums that are dropped take as long as others. oneDNN's kernels leave more for windows of several places.
   const WindowGeometry g(call);
   const std::int64_t places = g.oh * g.ow;
-  return amx_usable() && (g.kh * g.kw > 1 || places * 8 >= round_up(places, kWindowRows) * 7);
+  return amx_usable() && (call.geometry.kh * call.geometry.kw > 1 || places * 8 >= round_up(places, kWindowRows) * 7);
 }
 
 Status convolve_windows(KernelContext* context, ConvCall& call) {
-  const WindowGeometry g(call);
-  const WindowCopies copies(g, band_height(g));
+  const bool turned = call.part == ConvPart::input;
+  const std::int64_t results = turned ? call.geometry.c : call.geometry.o;
   float* bias = nullptr;
-  if (call.bias != nullptr && !take_workspace(context, static_cast<std::size_t>(g.o), bias)) {
+  if (call.bias != nullptr && !take_workspace(context, static_cast<std::size_t>(results), bias)) {
     return conv_out_of_memory(context);
   }
   TensorView w = call.weight;
-  const std::int64_t channels = w.sizes[1], taps = g.kh * g.kw;
-  const std::int64_t last_strides[] = {taps * channels, 1, g.kw * channels, channels};
+  const std::int64_t channels = w.sizes[1], taps = w.sizes[2] * w.sizes[3];
+  const std::int64_t last_strides[] = {taps * channels, 1, w.sizes[3] * channels, channels};
   if (!channels_last(w)) {
     char* room = nullptr;
     const std::size_t bytes = static_cast<std::size_t>(w.numel) * item_size(w.dtype);
     if (!take_workspace(context, bytes, room)) return conv_out_of_memory(context);
     w.data = room, w.strides = last_strides;
   }
-  const WindowWeight weight(g, w, copies.steps);
   // For packed_weight(): below int8's orders.
-  constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;
-  const PackedWeight packed =
-      packed_weight(context, call.weight_storage, call.weight, g.turned ? kInputOrder : kOutputOrder, g.parts,
-                    weight.bytes(), [&](void* to) {
-                      if (runs_dry(context)) return true;
-                      if (w.data != call.weight.data) put_channels_last(call.weight, w.data);
-                      weight.pack(static_cast<std::uint32_t*>(to));
-                      return true;
-                    });
-  if (packed.data == nullptr) return conv_out_of_memory(context);
-
-  const WindowShares shares(g, copies, weight);
-  WindowsProduct product(g, copies, shares, g.from(call), call.result(), static_cast<const std::uint32_t*>(packed.data),
-                         bias);
-  const std::int64_t jobs = shares.jobs(), workers = num_workers(jobs);
-  const std::int64_t copy_size = round_up(product.copy_size(), kTileLanes), sum_size = product.sum_size();
+  constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;  // and below, phase by phase
+  bool in_order = w.data == call.weight.data;
+  std::vector<std::unique_ptr<WindowsPhase>> phases;
+  std::int64_t jobs = 0, copy_size = 0, sum_size = 0;  // the most of a phase
+  for (std::int64_t i = 0; i < WindowGeometry::phases(call); ++i) {
+    const WindowGeometry g(call, i);
+    if (g.oh == 0 || g.ow == 0) continue;
+    WindowsPhase& p = *phases.emplace_back(std::make_unique<WindowsPhase>(g, w));
+    p.packed = packed_weight(context, call.weight_storage, call.weight, turned ? kInputOrder - i : kOutputOrder,
+                             g.parts, p.weight.bytes(), [&](void* to) {
+                               if (runs_dry(context)) return true;
+                               if (!in_order) put_channels_last(call.weight, w.data);
+                               in_order = true;
+                               p.weight.pack(static_cast<std::uint32_t*>(to));
+                               return true;
+                             });
+    if (p.packed.data == nullptr) return conv_out_of_memory(context);
+    p.product.emplace(p.g, p.copies, p.shares, p.g.from(call), call.result(),
+                      static_cast<const std::uint32_t*>(p.packed.data), bias);
+    jobs = std::max(jobs, p.shares.jobs());
+    copy_size = std::max(copy_size, round_up(p.product->copy_size(), kTileLanes));
+    sum_size = std::max(sum_size, p.product->sum_size());
+  }
   std::uint32_t* room = nullptr;
   float* sums = nullptr;
-  if (!take_workspace(context, static_cast<std::size_t>(workers * copy_size), room) ||
-      !take_workspace(context, static_cast<std::size_t>(workers * sum_size), sums)) {
+  const std::int64_t most_workers = num_workers(jobs);
+  if (!take_workspace(context, static_cast<std::size_t>(most_workers * copy_size), room) ||
+      !take_workspace(context, static_cast<std::size_t>(most_workers * sum_size), sums)) {
     return conv_out_of_memory(context);
   }
   if (runs_dry(context)) return Status::ok;
-  if (bias != nullptr) read_row(*call.bias, 0, call.bias->strides[0], g.o, bias);
-  parallel_jobs(jobs, workers, [&](std::int64_t job, std::int64_t worker) {
-    product.run(job, room + worker * copy_size, sums + worker * sum_size);
-  });
-  return product.finite() || g.parts == 2 ? Status::ok : Status::unsupported;
+  if (bias != nullptr) read_row(*call.bias, 0, call.bias->strides[0], results, bias);
+  bool finite = true;
+  for (const auto& p : phases) {
+    parallel_jobs(p->shares.jobs(), num_workers(p->shares.jobs()), [&](std::int64_t job, std::int64_t worker) {
+      p->product->run(job, room + worker * copy_size, sums + worker * sum_size);
+    });
+    finite = finite && p->product->finite();
+  }
+  return finite || call.input.dtype == DType::f16 ? Status::ok : Status::unsupported;
 }
 
 }  // namespace halfstep::cpu

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "halfstep/backends/cpu/window_copies.h"
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -16,19 +17,30 @@ constexpr std::int64_t kBandBytes = 640 << 10;                  // a band's copi
 
 }  // namespace
 
-WindowGeometry::WindowGeometry(const ConvCall& call) {
+WindowGeometry::WindowGeometry(const ConvCall& call, std::int64_t phase) {
   const ConvGeometry& g = call.geometry;
-  n = g.n, kh = g.kh, kw = g.kw;
+  n = g.n;
   turned = call.part == ConvPart::input;
   parts = call.input.dtype == DType::bf16 ? 1 : call.input.dtype == DType::f16 ? 2 : 3;
   h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
-  oh = turned ? g.h : g.oh, ow = turned ? g.w : g.ow, o = turned ? g.c : g.o;
-  const std::int64_t window[] = {kh, kw};
+  o = turned ? g.c : g.o;
+  const std::int64_t window[] = {g.kh, g.kw};
+  std::int64_t results[2], taps[2];
   for (int d = 0; d < 2; ++d) {
+    const std::int64_t places[] = {turned ? g.h : g.oh, turned ? g.w : g.ow};
     stride[d] = turned ? 1 : g.stride[d];
     dilation[d] = g.dilation[d];
-    before[d] = turned ? g.dilation[d] * (window[d] - 1) - g.before[d] : g.before[d];
+    result_places[d] = places[d];
+    result_step[d] = turned ? g.stride[d] : 1;
+    result_first[d] = !turned ? 0 : d == 0 ? phase / g.stride[1] : phase % g.stride[1];
+    results[d] = divide_up(places[d] - result_first[d], result_step[d]);
+    // Tap k of place y is at output q where q * stride - before + k = y. (With a step dilations are 1.)
+    const std::int64_t shifted = turned ? result_first[d] + g.before[d] : 0;
+    first_tap[d] = shifted % result_step[d];
+    taps[d] = divide_up(std::max<std::int64_t>(window[d] - first_tap[d], 0), result_step[d]);
+    before[d] = turned ? g.dilation[d] * (taps[d] - 1) - shifted / result_step[d] : g.before[d];
   }
+  oh = results[0], ow = results[1], kh = taps[0], kw = taps[1];
 }
 
 WindowCopies::WindowCopies(const WindowGeometry& g, std::int64_t height)
@@ -62,7 +74,8 @@ std::vector<std::int32_t> WindowCopies::rows_of(const WindowGeometry& g, std::in
   std::vector<std::int32_t> all(static_cast<std::size_t>(round_up((count - 1) * width + g.ow, kWindowRows)), -1);
   for (std::int64_t p = 0; p < count; ++p) {
     for (std::int64_t q = 0; q < g.ow; ++q) {
-      all[static_cast<std::size_t>(p * width + q)] = static_cast<std::int32_t>(p * g.ow + q);
+      all[static_cast<std::size_t>(p * width + q)] =
+          static_cast<std::int32_t>(g.result_place(p, q) - g.result_place(0, 0));
     }
   }
   return all;

@@ -15,13 +15,31 @@ namespace halfstep::cpu {
 inline constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * kTileLanes;
 
 /// A convolution whose output, or input gradient, is computed from images [n, h, w, c] as images [n, oh, ow, o].
+///
+/// The input gradient of a convolution with strides is several of these, one for each phase: the places with the same
+/// remainders by the strides. Those of a phase see the output's gradient without strides, through the taps that reach
+/// them.
 struct WindowGeometry {
   std::int64_t n, h, w, c, oh, ow, o, kh, kw;
   std::int64_t stride[2], dilation[2], before[2];
   bool turned;         ///< an input gradient: taps are in reverse order, and the sum is over filters
   std::int64_t parts;  ///< bfloat16 numbers of an element: 1 for bfloat16, 2 for float16, 3 for float32
+  /// Lines and columns of the tensor that the results are part of, and which of them they are.
+  std::int64_t result_places[2], result_first[2], result_step[2];
+  std::int64_t first_tap[2];  ///< the first of the weight's taps; the next are result_step apart
 
-  explicit WindowGeometry(const ConvCall& call);
+  explicit WindowGeometry(const ConvCall& call, std::int64_t phase = 0);
+  static std::int64_t phases(const ConvCall& call) {
+    return call.part == ConvPart::input ? call.geometry.stride[0] * call.geometry.stride[1] : 1;
+  }
+  /// The weight's line (d = 0) or column of taps that tap k of the windows is.
+  std::int64_t tap(int d, std::int64_t k) const {
+    return turned ? first_tap[d] + ((d == 0 ? kh : kw) - 1 - k) * result_step[d] : k;
+  }
+  /// The number of a result's place in an image of the tensor.
+  std::int64_t result_place(std::int64_t line, std::int64_t column) const {
+    return (result_first[0] + line * result_step[0]) * result_places[1] + result_first[1] + column * result_step[1];
+  }
   const TensorView& from(const ConvCall& call) const { return turned ? call.output : call.input; }
   bool split() const { return parts > 1; }
 };
@@ -52,8 +70,8 @@ struct WindowCopies {
   bool sees_all() const {
     return std::ranges::all_of(first, [](std::int64_t at) { return at >= 0; });
   }
-  /// For TileResults::rows, of a band of `count` lines: where in the band each row's result goes; -1 for rows of
-  /// padding.
+  /// For TileResults::rows, of a band of `count` lines: how many places behind the band's first result each row's
+  /// result goes; -1 for rows of padding.
   std::vector<std::int32_t> rows_of(const WindowGeometry& g, std::int64_t count) const;
 };
 

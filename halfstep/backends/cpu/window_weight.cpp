@@ -122,7 +122,7 @@ void WindowWeight::pack_pairs(std::int64_t first, std::int64_t n, std::uint32_t*
     for (std::int64_t l = 0; l < g_.kw; ++l) {
       std::uint32_t* const at = to + (k * g_.kw + l) * g_.c / 2 * kWindowPanel;
       if (g_.turned) {
-        const auto* const tap = at_tap<std::uint16_t>(g_.kh - 1 - k, g_.kw - 1 - l);
+        const auto* const tap = at_tap<std::uint16_t>(k, l);
         for (std::int64_t o = 0; o < g_.c; ++o) rows[static_cast<std::size_t>(o)] = tap + o * strides_[0];
         gather_pairs(rows.data(), g_.c / 2, first, n, kWindowPanel, kWindowPanel * steps_, reinterpret_cast<float*>(at),
                      kWindowPanel);
@@ -144,8 +144,7 @@ void WindowWeight::pack_parts(std::int64_t first, std::int64_t n, std::uint32_t*
   const std::int64_t panel = kWindowPanel * steps_ * kSplitParts<Element>;
   for (std::int64_t k = 0; k < g_.kh; ++k) {
     for (std::int64_t l = 0; l < g_.kw; ++l) {
-      const auto* const tap = g_.turned ? at_tap<Element>(g_.kh - 1 - k, g_.kw - 1 - l) + first
-                                        : at_tap<Element>(k, l) + first * strides_[0];
+      const auto* const tap = at_tap<Element>(k, l) + first * (g_.turned ? 1 : strides_[0]);
       std::uint32_t* at = to + (k * g_.kw + l) * g_.c / kSplitGroup * kGroup;
       for (std::int64_t c = 0; c < g_.c; c += kSplitGroup, at += kGroup) {
         if (!g_.turned) {

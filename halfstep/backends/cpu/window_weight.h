@@ -27,7 +27,7 @@ class WindowWeight {
   void pack_parts(std::int64_t first, std::int64_t n, std::uint32_t* to) const;
   template <class Element>
   const Element* at_tap(std::int64_t k, std::int64_t l) const {
-    return reinterpret_cast<const Element*>(data_) + k * strides_[2] + l * strides_[3];
+    return reinterpret_cast<const Element*>(data_) + g_.tap(0, k) * strides_[2] + g_.tap(1, l) * strides_[3];
   }
 
   const WindowGeometry& g_;
