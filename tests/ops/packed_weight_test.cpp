@@ -74,6 +74,30 @@ TEST_F(PackedWeight, IsKeptWhenAskedForAgainAndGoesWithTheWeight) {
   EXPECT_EQ(memory_stats().allocated, before);
 }
 
+// Input gradients pack the taps that a stride and a padding make them see.
+TEST_F(PackedWeight, OfInputGradientsFollowsStrideAndPadding) {
+  for (const DType dtype : {f32, f16, bf16}) {
+    for (const bool channels_last : {true, false}) {
+      manual_seed(5);
+      const Tensor input = randn({2, 32, 6, 6}, {.dtype = dtype}).contiguous(MemoryFormat::channels_last);
+      Tensor weight = randn({32, 32, 4, 4}, {.dtype = dtype}) + 0.5;
+      if (channels_last) weight = weight.contiguous(MemoryFormat::channels_last);
+      for (const std::int64_t stride : {2, 1, 3}) {
+        for (const std::int64_t padding : {1, 0, 2}) {
+          const NoGrad no_grad;
+          const auto solve = [&](const Tensor& w) {
+            return conv_transpose2d(input, w, {}, {.stride = {stride}, .padding = {padding}}).to_vector<double>();
+          };
+          const auto expected = solve(weight.clone());
+          for (int i = 0; i < 3; ++i) {
+            EXPECT_EQ(solve(weight), expected) << name(dtype) << " stride " << stride << " padding " << padding;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_F(PackedWeight, IsNotKeptInTraining) {
   Layer layer;
   layer.weight.requires_grad_();

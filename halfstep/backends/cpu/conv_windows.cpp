@@ -30,6 +30,7 @@ constexpr std::int64_t kFewWeights = 512 << 10, kBandsAtOnce = 768 << 10, kSplit
 constexpr std::int64_t kRowsAtOnce = 128, kPairsAtOnce = 64, kBlockSums = kRowsAtOnce * kWindowPanel;
 // The most elements that one line of results may see. Wide dilations see mostly padding, which would have to be copied.
 constexpr std::int64_t kMostElements = 4 << 20;
+constexpr std::int64_t kMostWindowPhases = 64;
 
 /// Rows of a band whose sums are made together: at most kRowsAtOnce.
 struct RowBlock {
@@ -242,12 +243,22 @@ struct WindowsPhase {
   WindowCopies copies;
   WindowWeight weight;
   WindowShares shares;
-  PackedWeight packed;
   std::optional<WindowsProduct> product;
 
   WindowsPhase(const WindowGeometry& geometry, const TensorView& w)
       : g(geometry), copies(g, band_height(g)), weight(g, w, copies.steps), shares(g, copies, weight) {}
 };
+
+// For packed_weight(), below int8's orders. The taps of an input gradient's phases follow from the strides and from the
+// padding's remainders by them.
+std::int64_t packed_order(const ConvCall& call) {
+  constexpr std::int64_t kOutput = -101, kInput = -102, kMost = std::int64_t{1} << 15;
+  if (call.part == ConvPart::output) return kOutput;
+  const ConvGeometry& g = call.geometry;
+  std::int64_t order = 0;
+  for (int d = 0; d < 2; ++d) order = (order * kMost + g.stride[d] - 1) * kMost + g.before[d] % g.stride[d];
+  return kInput - order;
+}
 
 }  // namespace
 
@@ -259,9 +270,9 @@ bool windows_serve(const ConvCall& call) noexcept {
   if (g.groups != 1 || call.part == ConvPart::weight) return false;
   if (!channels_last(call.input) || !channels_last(call.output)) return false;
   if (!channels_last(call.weight) && !row_major(call.weight)) return false;
-  // Of an input gradient's windows, those of each phase, none may begin further inside of the image than its first
-  // place.
+  // No window of an input gradient may begin behind the image's first place, whatever its phase.
   const std::int64_t window[] = {g.kh, g.kw};
+  if (WindowGeometry::phases(call) > kMostWindowPhases) return false;
   for (int d = 0; d < 2 && call.part == ConvPart::input; ++d) {
     if (g.stride[d] > 1 && g.dilation[d] > 1) return false;
     if (g.before[d] + g.stride[d] - 1 > g.dilation[d] * (window[d] - 1)) return false;
@@ -276,7 +287,9 @@ bool windows_serve(const ConvCall& call) noexcept {
 bool windows_suit(const ConvCall& call) noexcept {
   // Sums that are dropped take as long as others. oneDNN's kernels leave more for windows of several places.
   const WindowGeometry g(call);
-  const std::int64_t places = g.oh * g.ow;
+  const std::int64_t places = g.oh * g.ow, phases = WindowGeometry::phases(call);
+  // Each phase copies the gradient again. Measured with strides of two, down to 4 x 4 places a phase.
+  if (phases > 1 && (phases > 4 || places < 16)) return false;
   return amx_usable() && (call.geometry.kh * call.geometry.kw > 1 || places * 8 >= round_up(places, kWindowRows) * 7);
 }
 
@@ -296,29 +309,32 @@ Status convolve_windows(KernelContext* context, ConvCall& call) {
     if (!take_workspace(context, bytes, room)) return conv_out_of_memory(context);
     w.data = room, w.strides = last_strides;
   }
-  // For packed_weight(): below int8's orders.
-  constexpr std::int64_t kOutputOrder = -101, kInputOrder = -102;  // and below, phase by phase
-  bool in_order = w.data == call.weight.data;
   std::vector<std::unique_ptr<WindowsPhase>> phases;
-  std::int64_t jobs = 0, copy_size = 0, sum_size = 0;  // the most of a phase
+  std::size_t bytes = 0;  // of the packed weights
   for (std::int64_t i = 0; i < WindowGeometry::phases(call); ++i) {
     const WindowGeometry g(call, i);
     if (g.oh == 0 || g.ow == 0) continue;
-    WindowsPhase& p = *phases.emplace_back(std::make_unique<WindowsPhase>(g, w));
-    p.packed = packed_weight(context, call.weight_storage, call.weight, turned ? kInputOrder - i : kOutputOrder,
-                             g.parts, p.weight.bytes(), [&](void* to) {
-                               if (runs_dry(context)) return true;
-                               if (!in_order) put_channels_last(call.weight, w.data);
-                               in_order = true;
-                               p.weight.pack(static_cast<std::uint32_t*>(to));
-                               return true;
-                             });
-    if (p.packed.data == nullptr) return conv_out_of_memory(context);
-    p.product.emplace(p.g, p.copies, p.shares, p.g.from(call), call.result(),
-                      static_cast<const std::uint32_t*>(p.packed.data), bias);
-    jobs = std::max(jobs, p.shares.jobs());
-    copy_size = std::max(copy_size, round_up(p.product->copy_size(), kTileLanes));
-    sum_size = std::max(sum_size, p.product->sum_size());
+    bytes += phases.emplace_back(std::make_unique<WindowsPhase>(g, w))->weight.bytes();
+  }
+  const PackedWeight packed = packed_weight(context, call.weight_storage, call.weight, packed_order(call),
+                                            phases[0]->g.parts, bytes, [&](void* to) {
+                                              if (runs_dry(context)) return true;
+                                              if (w.data != call.weight.data) put_channels_last(call.weight, w.data);
+                                              for (const auto& p : phases) {
+                                                p->weight.pack(static_cast<std::uint32_t*>(to));
+                                                to = static_cast<char*>(to) + p->weight.bytes();
+                                              }
+                                              return true;
+                                            });
+  if (packed.data == nullptr) return conv_out_of_memory(context);
+  const auto* weight = static_cast<const std::uint32_t*>(packed.data);
+  std::int64_t jobs = 0, copy_size = 0, sum_size = 0;  // the most of a phase
+  for (const auto& p : phases) {
+    p->product.emplace(p->g, p->copies, p->shares, p->g.from(call), call.result(), weight, bias);
+    weight += p->weight.bytes() / sizeof(std::uint32_t);
+    jobs = std::max(jobs, p->shares.jobs());
+    copy_size = std::max(copy_size, round_up(p->product->copy_size(), kTileLanes));
+    sum_size = std::max(sum_size, p->product->sum_size());
   }
   std::uint32_t* room = nullptr;
   float* sums = nullptr;

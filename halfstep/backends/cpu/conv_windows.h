@@ -7,9 +7,10 @@
 namespace halfstep::cpu {
 
 /// Whether convolve_windows() serves the call: an output, or an input gradient whose padding and stride together are at
-/// most the window (with strides, one without dilations), of one group; all of bfloat16, of float32 or of float16;
-/// images channels-last, the weight channels-last or row-major; a multiple of 32 channels (of an input gradient,
-/// filters) to sum over. Not if one line of results sees more than 4 Mi elements, as with wide dilations.
+/// most the window (with strides, one without dilations, and strides whose product is at most 64), of one group; all of
+/// bfloat16, of float32 or of float16; images channels-last, the weight channels-last or row-major; a multiple of 32
+/// channels (of an input gradient, filters) to sum over. Not if one line of results sees more than 4 Mi elements, as
+/// with wide dilations.
 HS_API bool windows_serve(const ConvCall& call) noexcept;
 /// Whether it is faster than oneDNN's kernels, by shape alone, where this process may use the tiles of AMX.
 HS_API bool windows_suit(const ConvCall& call) noexcept;
