@@ -242,34 +242,15 @@ void BlockHeap::shrink(std::uint64_t most) noexcept {
       if (enough != (b->bytes >= excess)) return enough;
       return enough ? a->bytes < b->bytes : a->bytes > b->bytes;
     };
-    release(*std::min_element(backed_.begin(), backed_.end(), better), true);
+    release(*std::min_element(backed_.begin(), backed_.end(), better));
   }
-}
-
-// Gives the pages of a block back, or of the huge pages within it. If a part of a huge page were given back, the rest
-// would be small pages from then on, even in use. Where the system doesn't take them, they stay and are used again.
-void BlockHeap::give_pages(const Block& block, bool exactly) noexcept {
-  if (exactly) {
-    madvise(block.data, block.bytes, MADV_DONTNEED);
-    return;
-  }
-  const auto huge = [&](const char* at) { return static_cast<std::size_t>(at - block.region->data) / kHugePage; };
-  const auto start = [&](std::size_t page) { return block.region->data + page * kHugePage; };
-  std::size_t begin = huge(block.data), end = huge(block.data + block.bytes - 1) + 1;
-  // The first and the last one stay if another block has pages in them.
-  if (start(begin) < block.data && !(is_free(block.before, false) && block.before->data <= start(begin))) ++begin;
-  const char* const behind = block.data + block.bytes;
-  if (block.behind && start(end) > behind &&
-      !(is_free(block.behind, false) && block.behind->data + block.behind->bytes >= start(end))) {
-    --end;
-  }
-  if (begin < end) madvise(start(begin), (end - begin) * kHugePage, MADV_DONTNEED);
 }
 
 // The pages of a free block go back to the system.
-void BlockHeap::release(Block* block, bool exactly) noexcept {
+void BlockHeap::release(Block* block) noexcept {
   backed_.erase(block);
-  if (kind_ == Kind::memory) give_pages(*block, exactly);
+  // Where the system doesn't take them, the pages stay and are used again all the same.
+  if (kind_ == Kind::memory) madvise(block->data, block->bytes, MADV_DONTNEED);
   reserved_ -= block->bytes;
   block->backed = false;
   try {
@@ -278,8 +259,42 @@ void BlockHeap::release(Block* block, bool exactly) noexcept {
   }
 }
 
+// What is left of a free block without the parts of huge pages that blocks in use share, which become free blocks of
+// their own; null: nothing.
+BlockHeap::Block* BlockHeap::without_shared_pages(Block* block) {
+  char* const base = block->region->data;
+  const auto offset = static_cast<std::size_t>(block->data - base), end = offset + block->bytes;
+  const std::size_t first = offset / kHugePage * kHugePage, last = round_up(end, kHugePage);
+  bool shares_first = false, shares_last = false;
+  for (const Block* b = block->before; b && b->data + b->bytes > base + first; b = b->before) {
+    shares_first = shares_first || b->in_use;
+  }
+  for (const Block* b = block->behind; b && b->data < base + last; b = b->behind) {
+    shares_last = shares_last || b->in_use;
+  }
+  const std::size_t from = shares_first && offset > first ? first + kHugePage : offset,
+                    to = shares_last && end < last ? last - kHugePage : end;
+  if (from >= to) return nullptr;
+  if (to < end) cut(block, to - offset);
+  if (from == offset) return block;
+  cut(block, from - offset);
+  return block->behind;
+}
+
 void BlockHeap::trim() noexcept {
-  while (!backed_.empty()) release(*backed_.begin(), false);
+  // Blocks in the order of their places; a released one may join its neighbours.
+  Block next;
+  for (auto at = backed_.begin(); at != backed_.end(); at = backed_.lower_bound(&next)) {
+    Block* block = *at;
+    next.region = block->region;
+    next.data = block->data + block->bytes;
+    try {
+      block = without_shared_pages(block);
+    } catch (const std::bad_alloc&) {  // it stays whole, or in two
+      continue;
+    }
+    if (block) release(block);
+  }
   for (auto at = bare_.begin(); at != bare_.end();) {
     Block* const block = *at;
     const bool whole = block->bytes == block->region->bytes;

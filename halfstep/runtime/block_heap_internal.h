@@ -38,15 +38,15 @@ class HS_API BlockHeap {
   void* take(std::size_t bytes);
   /// The block is free from now on. False: it isn't one of this heap's.
   bool give(void* data) noexcept;
-  /// Returns what is free to the system, in whole huge pages, so that blocks in use keep theirs.
+  /// Returns free memory to the system, but for parts of huge pages that are in use: what is left of a huge page would
+  /// be small pages from then on. Those stay reserved.
   void trim() noexcept;
   /// Returns free blocks to the system until at most so many bytes are reserved, or none is free. Whole blocks, since
   /// free ones with pages and without aren't joined: the smallest that is enough, or else the largest and then others.
-  /// Every page goes, though what is left of huge pages then is small ones.
+  /// Parts of huge pages go, too.
   void shrink(std::uint64_t most) noexcept;
 
-  /// Bytes that the system has given and not got back: blocks in use, and free ones that are kept. After trim() free
-  /// parts of huge pages that are in use don't count, though the system still has to keep them.
+  /// Bytes that the system has given and not got back: blocks in use, and free ones that are kept.
   std::uint64_t reserved() const { return reserved_; }
 
  private:
@@ -80,8 +80,8 @@ class HS_API BlockHeap {
   static bool is_free(const Block* block, bool backed) { return block && !block->in_use && block->backed == backed; }
   Block* kept(std::size_t bytes);
   Block* grown(std::size_t bytes);
-  static void give_pages(const Block& block, bool exactly) noexcept;
-  void release(Block* block, bool exactly) noexcept;
+  void release(Block* block) noexcept;
+  Block* without_shared_pages(Block* block);
   bool add_region(std::size_t bytes);
   bool make_writable(Region& region, std::size_t end);
   void drop_region(Block* whole) noexcept;

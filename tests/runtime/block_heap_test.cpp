@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,10 +91,10 @@ TEST(BlockHeap, FillsTheGapThatTrimmingLeft) {
   char* const d = take(heap, kMiB);
   heap.give(b);
   heap.trim();
-  EXPECT_EQ(heap.reserved(), 3 * kMiB);
+  EXPECT_EQ(heap.reserved(), 5 * kMiB);  // b's from 2 to 4 MiB are gone, one is on a's huge page and one on c's
   heap.give(a);
   heap.give(c);
-  // Six of a, the gap and c: four are new, where the end would take six.
+  // Six of a, the gap and c: two are new, where the end would take six.
   EXPECT_EQ(take(heap, 6 * kMiB), a);
   EXPECT_EQ(heap.reserved(), 7 * kMiB);
   heap.give(d);
@@ -159,19 +160,43 @@ TEST(BlockHeap, KeepsHugePagesWholeThatAreInUse) {
   if (huge_pages_at(a) != 16 << 10) GTEST_SKIP() << "the system gives no huge pages";
   heap.give(b);
   heap.trim();
-  EXPECT_EQ(heap.reserved(), 6 * kMiB);
   // Those from 4 to 12 MiB; the two that a and c share with b stay.
+  EXPECT_EQ(heap.reserved(), 8 * kMiB);
   EXPECT_EQ(huge_pages_at(a), 8 << 10);
   EXPECT_TRUE(std::all_of(a, a + 3 * kMiB, [](char v) { return v == 3; }));
   EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
   // With a the one that it shared goes, too.
   heap.give(a);
   heap.trim();
+  EXPECT_EQ(heap.reserved(), 4 * kMiB);
   EXPECT_EQ(huge_pages_at(c), 4 << 10);
   EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
   EXPECT_EQ(take(heap, 13 * kMiB), a);
   std::memset(a, 5, 13 * kMiB);
   EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
+}
+
+// A limit is met by parts of huge pages, too, those included that trim() left.
+TEST(BlockHeap, GivesPartsOfHugePagesBackForALimit) {
+  BlockHeap heap(BlockHeap::Kind::memory);
+  char *const a = take(heap, 3 * kMiB), *const b = take(heap, 10 * kMiB), *const c = take(heap, 3 * kMiB);
+  for (const auto& [block, size] : {std::pair{a, 3}, std::pair{b, 10}, std::pair{c, 3}}) {
+    std::memset(block, size, static_cast<std::size_t>(size) * kMiB);
+  }
+  const std::uint64_t full = pages_of(1);
+  heap.give(b);
+  heap.trim();
+  EXPECT_EQ(heap.reserved(), 8 * kMiB);
+  EXPECT_NEAR(static_cast<double>(full - pages_of(1)), 8.0 * kMiB, 0.25 * kMiB);
+  heap.shrink(6 * kMiB);
+  EXPECT_EQ(heap.reserved(), 6 * kMiB);
+  EXPECT_NEAR(static_cast<double>(full - pages_of(1)), 10.0 * kMiB, 0.25 * kMiB);
+  EXPECT_TRUE(std::all_of(a, a + 3 * kMiB, [](char v) { return v == 3; }));
+  EXPECT_TRUE(std::all_of(c, c + 3 * kMiB, [](char v) { return v == 3; }));
+  heap.give(a);
+  heap.give(c);
+  heap.trim();
+  EXPECT_EQ(heap.reserved(), 0u);
 }
 
 TEST(BlockHeap, GivesBackAsManyPagesAsItTakes) {
@@ -248,7 +273,15 @@ TEST(BlockHeap, KeepsBlocksApart) {
       if (random() % 500 == 0) {
         heap.trim();
         twin.trim();
-        EXPECT_EQ(heap.reserved(), in_use);
+        // What is in use, and at most the rest of its huge pages.
+        constexpr std::size_t kHuge = 2 * kMiB;
+        std::set<std::size_t> huge;
+        for (const Held& h : held) {
+          const auto begin = reinterpret_cast<std::uintptr_t>(h.data);
+          for (std::size_t p = begin / kHuge; p * kHuge < begin + BlockHeap::block_bytes(h.bytes); ++p) huge.insert(p);
+        }
+        EXPECT_GE(heap.reserved(), in_use);
+        EXPECT_LE(heap.reserved(), huge.size() * kHuge);
       }
       if (held.empty() || (held.size() < 60 && random() % 100 < 52)) {
         const std::size_t most_bytes = (random() % 4 == 0 ? 8 : 1) * kMiB;

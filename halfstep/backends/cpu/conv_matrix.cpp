@@ -92,7 +92,7 @@ bool matrix_suits_tiles(const ConvCall& call) noexcept {
   const ConvGeometry& g = call.geometry;
   if (call.part == ConvPart::weight) {
     const bool few = call.input.dtype == DType::f32 || g.n * g.oh * g.ow < kPlacesForTiles;
-    return few && std::min(g.c, g.o) >= 2 * kTileLanes && tiles_suit(call) && amx_usable();
+    return few && std::min(g.c, g.o) >= 2 * kTileLanes && weight_repays_packing(call) && amx_usable();
   }
   const bool whole = g.c % (2 * kTileLanes) == 0 || g.o % (2 * kTileLanes) == 0;
   const bool in_parts = all(DType::f32) || all(DType::f16);

@@ -21,8 +21,8 @@ bool split_matrix_serves(const ConvCall& call) noexcept;
 
 /// Whether it is faster than oneDNN's kernels where this process may use the tiles of AMX. Outputs and input gradients:
 /// in bf16 throughout, with channels or filters that are a multiple of 32, or in f32 or f16 throughout, with at least
-/// 32 channels and filters. Weight gradients of f32 and f16: with at least 32 of both, as tiles_suit(); in f16 only
-/// those of few places.
+/// 32 channels and filters. Weight gradients of f32 and f16: with at least 32 of both, where
+/// weight_repays_packing(); in f16 only those of few places.
 HS_API bool matrix_suits_tiles(const ConvCall& call) noexcept;
 
 /// All places by all channels, times the weight: 16 bits are widened while the product packs its operands. A weight's

@@ -52,19 +52,13 @@ ConvGeometry folded(const ConvGeometry& g) {
 
 std::int64_t parts_of(DType dtype) { return dtype == DType::f32 ? 3 : dtype == DType::f16 ? 2 : 1; }
 
-/// What a tap sees from place i of the output: place i + offset of a phase. A phase has the places of the input with
-/// the same remainders by the strides.
-struct TapPlace {
-  std::int64_t phase, offset;
-};
-
 /// How the places of output and input are numbered.
 struct PlaceOrder {
   const ConvGeometry g;           // folded
   std::int64_t line;              // elements of a copied line, or 0
   std::int64_t seen[2];           // places of a phase that the windows of a column and of a line see
   std::int64_t width, lines;      // places from one line to the next, lines from one image to the next
-  std::vector<TapPlace> taps;     // [kh * kw]
+  std::vector<TapPlace> taps;     // [kh * kw] place i of the output sees place i + offset of the input's phase
   std::vector<std::int64_t> end;  // [phase] the largest offset plus one, or 0 for a phase that no tap sees
 
   explicit PlaceOrder(const ConvGeometry& call)
@@ -80,9 +74,7 @@ struct PlaceOrder {
     end.resize(static_cast<std::size_t>(g.stride[0] * g.stride[1]));
     for (std::int64_t k = 0; k < g.kh; ++k) {
       for (std::int64_t l = 0; l < g.kw; ++l) {
-        const std::int64_t y = k * g.dilation[0], x = l * g.dilation[1];
-        const TapPlace tap = {y % g.stride[0] * g.stride[1] + x % g.stride[1],
-                              y / g.stride[0] * width + x / g.stride[1]};
+        const TapPlace tap = tap_place(g.stride, k * g.dilation[0], l * g.dilation[1], width);
         taps.push_back(tap);
         std::int64_t& behind = end[static_cast<std::size_t>(tap.phase)];
         behind = std::max(behind, tap.offset + 1);
@@ -406,16 +398,21 @@ bool tiles_serve(const ConvCall& call) noexcept {
   return one.stride[0] * one.stride[1] <= kMostPhases && PlaceOrder(g).span() <= kMostSeen;
 }
 
-bool tiles_suit(const ConvCall& call) noexcept {
-  // Measured on a Granite Rapids, layer by layer of ResNet-50, YOLOv5n and others: with fewer weights packing takes
-  // longer than the tiles save. In float32 so it does with fewer filters, for which each panel is split.
+bool weight_repays_packing(const ConvCall& call) noexcept {
+  // Measured on a Granite Rapids, layer by layer of ResNet-50, YOLOv5n and others. In float32 the input is split in
+  // three, which takes enough filters.
   const ConvGeometry& g = call.geometry;
   const DType dtype = call.input.dtype;
   const std::int64_t weights = g.o * g.kh * g.kw * g.c;
-  const std::int64_t fewest = dtype == DType::f32 ? 64 * 64 + 1 : dtype == DType::f16 ? 256 : 512;
-  if (weights < fewest || (dtype == DType::f32 && g.o < kPanel)) return false;
+  if (dtype == DType::f32) return g.o >= kPanel && weights > 64 * 64;
+  return weights >= (dtype == DType::f16 ? 256 : 512);
+}
+
+bool tiles_suit(const ConvCall& call) noexcept {
+  if (!weight_repays_packing(call)) return false;
+  const ConvGeometry& g = call.geometry;
   const PlaceOrder order(g);
-  const std::int64_t parts = parts_of(dtype), pairs = PlaceChunks(order, parts).pairs(order);
+  const std::int64_t parts = parts_of(call.input.dtype), pairs = PlaceChunks(order, parts).pairs(order);
   // Not where most of what is multiplied or packed is padding (windows as large as the image, wide dilations), or where
   // a line alone is larger than the cache.
   return order.image() <= kMostPadding * g.oh * g.ow && pairs + order.span() <= kMostPadding * pairs &&

@@ -277,7 +277,7 @@ bool windows_serve(const ConvCall& call) noexcept {
     if (g.stride[d] > 1 && g.dilation[d] > 1) return false;
     if (g.before[d] + g.stride[d] - 1 > g.dilation[d] * (window[d] - 1)) return false;
   }
-  const WindowGeometry windows(call);
+  const WindowGeometry windows(call);  // the first phase, which is the largest
   const std::int64_t lines = 1 + (g.kh - 1) * g.dilation[0] / windows.stride[0],
                      width = windows.ow + (g.kw - 1) * g.dilation[1] / windows.stride[1];
   return windows.c % kWindowPanel == 0 &&

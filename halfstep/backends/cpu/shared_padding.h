@@ -9,6 +9,16 @@
 
 namespace halfstep::cpu {
 
+/// What a tap sees of places that are numbered phase by phase, each line after line: from the place that a window's
+/// first tap sees, the place `offset` further on in a phase.
+struct TapPlace {
+  std::int64_t phase, offset;
+};
+/// Of a tap that is y lines and x columns behind the first one. `width`: places from one line of a phase to the next.
+inline TapPlace tap_place(const std::int64_t (&stride)[2], std::int64_t y, std::int64_t x, std::int64_t width) {
+  return {y % stride[0] * stride[1] + x % stride[1], y / stride[0] * width + x / stride[1]};
+}
+
 /// One dimension of a convolution: `results` windows, `stride` places apart, over `places` places with `before` zeros
 /// in front. A window has `window` taps, `dilation` places apart. The places that a tap sees have the same remainder by
 /// the stride; places with the same remainder are a phase.

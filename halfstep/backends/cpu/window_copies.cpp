@@ -52,10 +52,10 @@ WindowCopies::WindowCopies(const WindowGeometry& g, std::int64_t height)
   first.assign(static_cast<std::size_t>(g.stride[0] * g.stride[1]), -1);
   for (std::int64_t k = 0; k < g.kh; ++k) {
     for (std::int64_t l = 0; l < g.kw; ++l) {
-      const std::int64_t y = k * g.dilation[0], x = l * g.dilation[1];
-      std::int64_t& number = first[static_cast<std::size_t>(y % g.stride[0] * g.stride[1] + x % g.stride[1])];
+      const TapPlace tap = tap_place(g.stride, k * g.dilation[0], l * g.dilation[1], width);
+      std::int64_t& number = first[static_cast<std::size_t>(tap.phase)];
       if (number < 0) number = places, places += lines * width + shared;
-      runs.push_back((number + y / g.stride[0] * width + x / g.stride[1]) * kTileLanes);
+      runs.push_back((number + tap.offset) * kTileLanes);
     }
   }
   // An odd number, so that planes don't take each other's sets of the cache.
