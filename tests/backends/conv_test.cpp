@@ -409,6 +409,9 @@ TEST(ConvPaths, FollowTheShape) {
   EXPECT_EQ(path(square, ConvPart::input, DType::bf16, true, Isa::amx), windows);
   EXPECT_EQ(path(strided, ConvPart::output, DType::bf16, true, Isa::amx), windows);
   EXPECT_EQ(path(strided, ConvPart::input, DType::bf16, true, Isa::amx), windows);
+  // Not in many phases, or in phases of few places.
+  EXPECT_EQ(path(geometry(2, 64, 56, 64, 4, 4, 0), ConvPart::input, DType::bf16, true, Isa::amx), ConvPath::native);
+  EXPECT_EQ(path(geometry(2, 64, 6, 64, 3, 2, 1), ConvPart::input, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(geometry(2, 64, 28, 64, 1, 2, 0), ConvPart::output, DType::bf16, true, Isa::amx), windows);
   EXPECT_EQ(path(geometry(2, 64, 14, 64, 1, 2, 0), ConvPart::output, DType::bf16, true, Isa::amx), ConvPath::native);
   EXPECT_EQ(path(single, ConvPart::weight, DType::bf16, true, Isa::amx), tiles);
@@ -428,6 +431,9 @@ TEST(ConvPaths, FollowTheShape) {
   if (amx_usable()) {
     EXPECT_EQ(path(wide, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::matrix);
     EXPECT_EQ(path(many, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::matrix);
+    ConvGeometry line = geometry(1, 256, 1, 256, 1, 1, 0);
+    line.w = line.ow = 1 << 14;
+    EXPECT_EQ(path(line, ConvPart::weight, DType::f32, true, Isa::amx), ConvPath::matrix);
     if (!has_f16_units(Isa::amx)) {
       EXPECT_EQ(path(wide, ConvPart::weight, DType::f16, true, Isa::amx), ConvPath::matrix);
       EXPECT_EQ(path(many, ConvPart::weight, DType::f16, true, Isa::amx), ConvPath::tiles);

@@ -239,7 +239,8 @@ inline bool check(const Case& t, By by = By::choice, std::vector<unsigned char>*
 class ByIsa : public testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    if (GetParam() > best_) GTEST_SKIP() << name(GetParam()) << " is above what this processor, or HALFSTEP_ISA, allows";
+    if (GetParam() > best_)
+      GTEST_SKIP() << name(GetParam()) << " is above what this processor, or HALFSTEP_ISA, allows";
     set_isa_for_test(GetParam());
   }
   void TearDown() override { set_isa_for_test(best_); }

@@ -9,7 +9,8 @@ namespace halfstep::cpu {
 
 /// Whether weight_by_tiles() serves the call: AMX that this process may use; one group; images and gradients
 /// channels-last, both of bf16, both of f16 or both of f32; strides whose product is at most 64 (of lines alone, with
-/// fewer than 16 channels and windows of several columns without dilation); and windows that span at most 65,536 places.
+/// fewer than 16 channels and windows of several columns without dilation); and windows that span at most 65,536
+/// places.
 bool tiles_serve(const ConvCall& call) noexcept;
 /// Whether the weight is large enough that multiplying on tiles saves more time than packing the images takes, by shape
 /// and dtype. Also for weight gradients as matrix products (conv_matrix.h).

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zeros that are the padding behind one line of an image and in front of the next one at once.
+// How places of images with padding are numbered, and zeros that are the padding behind one line and in front of the
+// next one at once.
 #pragma once
 
 #include <algorithm>
