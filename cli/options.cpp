@@ -28,8 +28,8 @@ namespace fs = std::filesystem;
 
 namespace {
 constexpr const char* kTf32 =
-    "Allow TF32 in float32 matrix products and convolutions on devices with TF32 units, such as NVIDIA's tensor cores "
-    "since Ampere; no effect on the CPU (default: full float32, unless HALFSTEP_TF32=1)";
+    "Allow less precise float32 matrix products and convolutions: TF32 on devices with such units (NVIDIA since "
+    "Ampere), two parts of bf16 on CPUs with AMX; no effect elsewhere (default: full float32, unless HALFSTEP_TF32=1)";
 }  // namespace
 
 std::vector<Flag> common_flags(CommonOptions& o) {

@@ -10,18 +10,21 @@ namespace halfstep {
 /// The internal precision of float32 matrix products and convolutions on devices.
 enum class Float32Precision : std::int32_t {
   highest = 0,  ///< in float32, or by other units as accurately (on the CPU, AMX)
-  high = 1,     ///< factors may be rounded to TF32 (8 bits of exponent, 10 of mantissa), where the device has units for
-                ///< that; sums stay float32
+  high = 1,     ///< factors may be rounded where the device has units for that; sums stay float32
 };
 
-/// Sets it for all devices of the program, including those of plug-ins loaded later. It applies to subsequent calls; a
-/// captured step keeps the setting it was captured with. Devices without such units, including the CPU, ignore it.
-/// Storage, dtypes and autocast are not affected.
+/// Sets it for all devices of the program, including those of plug-ins loaded later. It applies to subsequent calls,
+/// including replays of captured steps. Storage, dtypes and autocast are not affected.
+///
+/// With `high`, devices with TF32 units round factors to 8 bits of exponent and 10 of mantissa. CPUs with AMX multiply
+/// the sum of two bfloat16 numbers that is nearest to each factor, within 2^-17 of it, without the product of both
+/// second numbers: the result differs by at most 2^-15 of the sum of the products' magnitudes from that of `highest`,
+/// beside float32 rounding. Other devices and CPUs ignore the setting.
 ///
 ///     set_float32_precision(Float32Precision::high);
 ///
-/// PyTorch's torch.set_float32_matmul_precision with "highest" (its default and ours) and "high"; as there, "high"
-/// holds for matrix products; here it holds for convolutions too. Throws Error for another value.
+/// PyTorch's torch.set_float32_matmul_precision with "highest" (its default and ours) and "high", which allows the same
+/// two ways there, for matrix products; here it holds for convolutions too. Throws Error for another value.
 HS_API void set_float32_precision(Float32Precision precision);
 /// The current setting: highest, or high if HALFSTEP_TF32=1 is set and the program has not changed it.
 HS_API Float32Precision float32_precision();

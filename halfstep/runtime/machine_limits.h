@@ -38,7 +38,8 @@ HS_API std::int64_t inner_cache_bytes();
 
 /// Multiply-adds in registers, on all threads: `rounds` times as many vectors as keep the units busy, with factors of
 /// `dtype` (f32; bf16 or f16, which computes in float32 where no unit multiplies it with float32 sums). With AMX, an
-/// f32 multiply-add is six of bf16 and an f16 one four. Returns the number of operations.
+/// f32 multiply-add is six of bf16 (three with Float32Precision::high) and an f16 one four. Returns the number of
+/// operations.
 HS_API double run_multiply_adds(DType dtype, std::int64_t rounds);
 /// `to[i] += 1e-6f * from[i]`, on all threads: two arrays are read and one is written, as an optimizer does.
 HS_API void run_stream(float* to, const float* from, std::int64_t n);

@@ -10,6 +10,7 @@
 #include "halfstep/core/error.h"
 #include "halfstep/core/text.h"
 #include "halfstep/io/atomic_file.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/machine_file.h"
@@ -29,8 +30,13 @@ constexpr std::uintmax_t kMostFileBytes = 64 << 20;
 // Whose times they are.
 Json owner() {
   const MachineInfo info = machine();
-  return {{"cpu", info.cpu},    {"isa", info.isa},           {"threads", info.threads}, {"winograd", name(winograd())},
-          {"tuning", tuning()}, {"library", library_build()}};
+  return {{"cpu", info.cpu},
+          {"isa", info.isa},
+          {"threads", info.threads},
+          {"winograd", name(winograd())},
+          {"float32_precision", name(float32_precision())},
+          {"tuning", tuning()},
+          {"library", library_build()}};
 }
 
 // A time that can be one.

@@ -26,6 +26,7 @@
 #include "halfstep/runtime/parallel.h"
 #include "halfstep/runtime/winograd.h"
 #include "tests/backends/conv_calls.h"
+#include "tests/backends/gemm_case.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -99,7 +100,8 @@ TEST(ConvPaths, Agree) {
 // processor has none) of bf16, float32 and f16. By tiles a term goes through at most 16 sums with others of its half of
 // the pairs in 32 places, one of both halves, one for each 32 places behind it (six where elements are sums of
 // bfloat16), and one for each share; by the others through one for each place or each chunk of places behind it: no
-// more roundings than terms and five. Products of float32's parts that are left out are one more.
+// more roundings than terms and five. Products of float32's parts that are left out are one more; with
+// Float32Precision::high more is left out, kLostByHigh.
 TEST(ConvWeight, KeepsItsBound) {
   manual_seed(2);
   const int threads = num_threads();
@@ -144,6 +146,7 @@ TEST(ConvWeight, KeepsItsBound) {
     const auto plain = MemoryFormat::contiguous, last = MemoryFormat::channels_last;
     const Tensor x = randn({g.n, g.c, g.h, g.w}).contiguous(last), y = randn({g.n, g.o, g.oh, g.ow}).contiguous(last);
     DType rounded = DType::f32;  // to this, for all dtypes
+    Float32Precision precision = Float32Precision::highest;
     const auto solve = [&](ConvPath path, DType dtype, DType result, MemoryFormat format, bool magnitudes) {
       const auto of = [&](const Tensor& t) {
         const Tensor value = t.to(rounded).to(dtype);
@@ -151,16 +154,18 @@ TEST(ConvWeight, KeepsItsBound) {
       };
       const Tensor a = of(x), b = of(y), w = full({g.o, g.c, g.kh, g.kw}, NAN).to(result).contiguous(format);
       ConvCall call{ConvPart::weight, g, view(a), view(w), view(b)};
+      call.precision = precision;
       Context context;
       EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
       return w.to_vector<double>();
     };
     const auto terms = static_cast<double>(g.n * g.oh * g.ow);
-    for (const auto& [path, operands] :
-         {std::pair{ConvPath::products, DType::f32}, std::pair{ConvPath::pairs, DType::bf16},
-          std::pair{ConvPath::tiles, DType::bf16}, std::pair{ConvPath::tiles, DType::f32},
-          std::pair{ConvPath::tiles, DType::f16}}) {
+    for (const auto& [path, operands, high] :
+         {std::tuple{ConvPath::products, DType::f32, false}, std::tuple{ConvPath::pairs, DType::bf16, false},
+          std::tuple{ConvPath::tiles, DType::bf16, false}, std::tuple{ConvPath::tiles, DType::f32, false},
+          std::tuple{ConvPath::tiles, DType::f32, true}, std::tuple{ConvPath::tiles, DType::f16, false}}) {
       rounded = operands;
+      precision = high ? Float32Precision::high : Float32Precision::highest;
       const bool by_parts = path == ConvPath::tiles && operands != DType::bf16;
       const auto exact = solve(ConvPath::reference, DType::f64, DType::f64, plain, false);
       const auto sizes = solve(ConvPath::reference, DType::f64, DType::f64, plain, true);
@@ -173,7 +178,7 @@ TEST(ConvWeight, KeepsItsBound) {
             const double u = dtype == DType::bf16 ? 0x1p-8 : 0;
             ASSERT_EQ(got.size(), exact.size());
             for (std::size_t i = 0; i < got.size(); ++i) {
-              const double sum = (terms + (by_parts ? 6 : 5)) * 0x1p-24 * sizes[i];
+              const double sum = ((terms + (by_parts ? 6 : 5)) * 0x1p-24 + (high ? kLostByHigh : 0)) * sizes[i];
               ASSERT_LE(std::abs(got[i] - exact[i]), u * (std::abs(exact[i]) + sum) + sum)
                   << name(path) << ' ' << g.c << " to " << g.o << ", " << g.kh << " x " << g.kw << ", " << n
                   << " threads: " << i;
@@ -198,7 +203,9 @@ TEST(ConvPaths, ShowWhatIsNotFinite) {
   manual_seed(4);
   const auto last = MemoryFormat::channels_last;
   for (const ConvGeometry& g : {geometry(2, 32, 9, 32, 3, 1, 1), geometry(2, 64, 8, 128, 1, 1, 0)}) {
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const auto& [dtype, precision] :
+         {std::pair{DType::f32, Float32Precision::highest}, std::pair{DType::f32, Float32Precision::high},
+          std::pair{DType::f16, Float32Precision::highest}, std::pair{DType::bf16, Float32Precision::highest}}) {
       // Products with the largest float32 are finite.
       Tensor x = randn({g.n, g.c, g.h, g.w}), w = randn({g.o, g.c, g.kh, g.kw}) * 0x1p-4,
              y = randn({g.n, g.o, g.oh, g.ow}) * 0x1p-4;
@@ -213,11 +220,12 @@ TEST(ConvPaths, ShowWhatIsNotFinite) {
       if (dtype == DType::f32) put(x, {0, 1, 1, 1}, 0x1.fffffep127F);  // finite, but its first part is not
       x = x.to(dtype).contiguous(last), w = w.to(dtype).contiguous(last), y = y.to(dtype).contiguous(last);
       for (const ConvPart part : {ConvPart::output, ConvPart::input, ConvPart::weight}) {
-        const auto kinds = [&](ConvPath path) {
+        const auto kinds = [&, dtype = dtype, precision = precision](ConvPath path) {
           Tensor t[3] = {x, w, y};
           const int computed = part == ConvPart::input ? 0 : part == ConvPart::weight ? 1 : 2;
           t[computed] = zeros(t[computed].sizes(), {.dtype = dtype}).contiguous(last);
           ConvCall call{part, g, view(t[0]), view(t[1]), view(t[2])};
+          call.precision = precision;
           Context context;
           EXPECT_EQ(convolve_by(path, &context, call), Status::ok) << context.error;
           std::string all;

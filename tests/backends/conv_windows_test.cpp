@@ -19,6 +19,7 @@
 #include "halfstep/ops/view.h"
 #include "halfstep/runtime/parallel.h"
 #include "tests/backends/conv_calls.h"
+#include "tests/backends/gemm_case.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -103,10 +104,12 @@ struct Restore {
 // A result of k products is at most k + 1 roundings of float32 of their sum of magnitudes from exact (one for the
 // bias); then it is rounded once. Products of bfloat16 are exact; those of parts of float32 that are left out are one
 // rounding more, and adding the other parts' two. Numbers below 2^-126 don't occur.
-class ConvWindowsOf : public testing::TestWithParam<DType> {};
+// With Float32Precision::high products lose kLostByHigh.
+class ConvWindowsOf : public testing::TestWithParam<std::pair<DType, Float32Precision>> {};
 
 TEST_P(ConvWindowsOf, KeepTheirBound) {
-  const DType dtype = GetParam();
+  const auto [dtype, precision] = GetParam();
+  const double lost = precision == Float32Precision::high ? kLostByHigh : 0;
   const double half_unit = dtype == bf16 ? 0x1.01p-8 : dtype == f16 ? 0x1.01p-11 : 0;
   manual_seed(1);
   const Restore restore;
@@ -130,6 +133,7 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
           const Tensor added = as(bias);
           const TensorView added_view = view(added);
           ConvCall call{part, g, view(a), view(b), view(c)};
+          call.precision = precision;
           if (with_bias) call.bias = &added_view;
           if (path == ConvPath::windows && !windows_serve(call)) return std::vector<double>();
           Context context;
@@ -152,9 +156,9 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
             const auto got = solve(ConvPath::windows, false);
             ASSERT_EQ(got.size(), served ? exact.size() : 0U) << text(g);
             for (std::size_t i = 0; i < got.size(); ++i) {
-              ASSERT_NEAR(
-                  got[i], exact[i],
-                  roundings * 0x1p-24 * sizes[i] + half_unit * std::abs(exact[i]) + (dtype == f16 ? 0x1p-25 : 0))
+              ASSERT_NEAR(got[i], exact[i],
+                          (roundings * 0x1p-24 + lost) * sizes[i] + half_unit * std::abs(exact[i]) +
+                              (dtype == f16 ? 0x1p-25 : 0))
                   << text(g) << " part " << static_cast<int>(part) << ' ' << name(isa) << " at " << i;
             }
             if (!before.empty()) {
@@ -168,8 +172,15 @@ TEST_P(ConvWindowsOf, KeepTheirBound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, ConvWindowsOf, testing::Values(bf16, f32, f16),
-                         [](const auto& info) { return std::string(name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Cpu, ConvWindowsOf,
+                         testing::Values(std::pair{bf16, Float32Precision::highest},
+                                         std::pair{f32, Float32Precision::highest},
+                                         std::pair{f32, Float32Precision::high},
+                                         std::pair{f16, Float32Precision::highest}),
+                         [](const auto& info) {
+                           const bool high = info.param.second == Float32Precision::high;
+                           return std::string(name(info.param.first)) + (high ? "_high" : "");
+                         });
 
 TEST(ConvWindows, ServeByShape) {
   const auto last = MemoryFormat::channels_last;

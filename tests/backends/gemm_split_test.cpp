@@ -26,6 +26,8 @@ TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
                                     std::array{47, 65, 62}, std::array{70, 40, 96}, std::array{5, 100, 7}}) {
         Case t{.m = m, .n = n, .k = k, .layout_a = a, .layout_b = b, .padding = m % 3};
         EXPECT_TRUE(check(t, By::split));
+        t.high = true;
+        EXPECT_TRUE(check(t, By::split));
         t.a = t.b = t.c = f16;
         EXPECT_TRUE(check(t, By::split));
         if (m % 2 == 0) t.a = t.b = f32;
@@ -45,6 +47,8 @@ TEST_P(GemmSplit, EveryLayoutAndEpilogue) {
   EXPECT_TRUE(check({.m = 70, .n = 420, .k = 700, .a = f16, .b = f16, .layout_a = "cols"}, By::split));
   EXPECT_TRUE(check({.m = 420, .n = 33, .k = 160, .a = f16, .b = f16, .c = f16, .layout_b = "cols"}, By::split));
   EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .layout_b = "cols", .batch = 5}, By::split));
+  EXPECT_TRUE(check({.m = 420, .n = 33, .k = 530, .layout_b = "cols", .bias = true, .high = true}, By::split));
+  EXPECT_TRUE(check({.m = 40, .n = 50, .k = 1501, .layout_a = "cols", .add = true, .high = true}, By::split));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .b = bf16}, By::split));
   EXPECT_FALSE(check({.m = 20, .n = 40, .k = 64, .layout_a = "strided"}, By::split));
 }
@@ -70,7 +74,8 @@ TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
   }
   for (const Case& t :
        {Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols"}, Case{.m = 64, .n = 512, .k = 96, .layout_b = "cols"},
-        Case{.m = 520, .n = 97, .k = 96, .layout_b = "cols"}}) {
+        Case{.m = 520, .n = 97, .k = 96, .layout_b = "cols"},
+        Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols", .high = true}}) {
     std::vector<unsigned char> first, again;
     for (const int threads : {1, 2, 3, 4}) {
       const test::ThreadsGuard guard(threads);
@@ -87,49 +92,54 @@ TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
 TEST_P(GemmSplit, WhatIsNotFiniteComesThrough) {
   constexpr std::int64_t m = 176, n = 100;  // 176 is five panels and a half
   constexpr float kLargest = std::numeric_limits<float>::max(), kInfinity = std::numeric_limits<float>::infinity();
+  const auto run = [](std::int64_t k, bool add, Float32Precision precision, double unit) {
+    std::vector<float> a(static_cast<std::size_t>(m * k), 0.5F), b(static_cast<std::size_t>(k * n), 0.25F);
+    a[static_cast<std::size_t>(3 * k + 5)] = kInfinity;
+    a[static_cast<std::size_t>(40 * k + 6)] = std::nanf("");
+    a[static_cast<std::size_t>(41 * k + 7)] = kLargest;  // times 0.25: finite
+    a[static_cast<std::size_t>(175 * k + 39)] = -kInfinity;
+    b[static_cast<std::size_t>(5 * n + 9)] = 0;  // times an infinity: NaN
+    b[static_cast<std::size_t>(8 * n + 70)] = 0x1p100F;
+    a[static_cast<std::size_t>(90 * k + 8)] = 0x1p100F;  // an infinite product
+    b[static_cast<std::size_t>(11 * n + 99)] = -kLargest;
+    std::vector<float> turned(b.size());
+    for (std::int64_t i = 0; i < k * n; ++i) {
+      turned[static_cast<std::size_t>(i % n * k + i / n)] = b[static_cast<std::size_t>(i)];
+    }
+    const auto solve = [&](GemmPath path, bool by_columns) {
+      std::vector<float> c(static_cast<std::size_t>(m * n), add ? 2.0F : std::nanf(""));
+      GemmArgs g;
+      g.m = m, g.n = n, g.k = k;
+      g.a = {a.data(), f32, k, 1};
+      g.b = by_columns ? GemmOperand{turned.data(), f32, 1, k} : GemmOperand{b.data(), f32, n, 1};
+      g.c = c.data(), g.ldc = n, g.beta = add ? 1 : 0;
+      g.precision = precision;
+      Context context;
+      EXPECT_EQ(gemm_by(path, &context, g), Status::ok) << context.error;
+      return c;
+    };
+    const std::vector<float> expected = solve(GemmPath::blocked, false), got = solve(GemmPath::split, false),
+                             by_columns = solve(GemmPath::split, true);
+    int infinite = 0, not_numbers = 0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const bool same = by_columns[i] == expected[i] || (std::isnan(by_columns[i]) && std::isnan(expected[i]));
+      ASSERT_TRUE(same || std::abs(by_columns[i] - expected[i]) <= unit * std::abs(expected[i])) << i;
+      infinite += std::isinf(expected[i]), not_numbers += std::isnan(expected[i]);
+      if (std::isnan(expected[i])) {
+        ASSERT_TRUE(std::isnan(got[i])) << i;
+      } else if (std::isinf(expected[i])) {
+        ASSERT_EQ(got[i], expected[i]) << i;
+      } else {
+        ASSERT_NEAR(got[i], expected[i], unit * std::abs(expected[i])) << i;
+      }
+    }
+    EXPECT_EQ(infinite, 2 * n) << "two rows but for a NaN, and a product";
+    EXPECT_EQ(not_numbers, n + 1);
+  };
   for (const std::int64_t k : {40, 700}) {
     for (const bool add : {false, true}) {
-      std::vector<float> a(static_cast<std::size_t>(m * k), 0.5F), b(static_cast<std::size_t>(k * n), 0.25F);
-      a[static_cast<std::size_t>(3 * k + 5)] = kInfinity;
-      a[static_cast<std::size_t>(40 * k + 6)] = std::nanf("");
-      a[static_cast<std::size_t>(41 * k + 7)] = kLargest;  // times 0.25: finite
-      a[static_cast<std::size_t>(175 * k + 39)] = -kInfinity;
-      b[static_cast<std::size_t>(5 * n + 9)] = 0;  // times an infinity: NaN
-      b[static_cast<std::size_t>(8 * n + 70)] = 0x1p100F;
-      a[static_cast<std::size_t>(90 * k + 8)] = 0x1p100F;  // an infinite product
-      b[static_cast<std::size_t>(11 * n + 99)] = -kLargest;
-      std::vector<float> turned(b.size());
-      for (std::int64_t i = 0; i < k * n; ++i) {
-        turned[static_cast<std::size_t>(i % n * k + i / n)] = b[static_cast<std::size_t>(i)];
-      }
-      const auto solve = [&](GemmPath path, bool by_columns) {
-        std::vector<float> c(static_cast<std::size_t>(m * n), add ? 2.0F : std::nanf(""));
-        GemmArgs g;
-        g.m = m, g.n = n, g.k = k;
-        g.a = {a.data(), f32, k, 1};
-        g.b = by_columns ? GemmOperand{turned.data(), f32, 1, k} : GemmOperand{b.data(), f32, n, 1};
-        g.c = c.data(), g.ldc = n, g.beta = add ? 1 : 0;
-        Context context;
-        EXPECT_EQ(gemm_by(path, &context, g), Status::ok) << context.error;
-        return c;
-      };
-      const std::vector<float> expected = solve(GemmPath::blocked, false), got = solve(GemmPath::split, false),
-                               by_columns = solve(GemmPath::split, true);
-      int infinite = 0, not_numbers = 0;
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        const bool same = by_columns[i] == expected[i] || (std::isnan(by_columns[i]) && std::isnan(expected[i]));
-        ASSERT_TRUE(same || std::abs(by_columns[i] - expected[i]) <= 0x1p-20F * std::abs(expected[i])) << i;
-        infinite += std::isinf(expected[i]), not_numbers += std::isnan(expected[i]);
-        if (std::isnan(expected[i])) {
-          ASSERT_TRUE(std::isnan(got[i])) << i;
-        } else if (std::isinf(expected[i])) {
-          ASSERT_EQ(got[i], expected[i]) << i;
-        } else {
-          ASSERT_NEAR(got[i], expected[i], 0x1p-20 * std::abs(expected[i])) << i;
-        }
-      }
-      EXPECT_EQ(infinite, 2 * n) << "two rows but for a NaN, and a product";
-      EXPECT_EQ(not_numbers, n + 1);
+      run(k, add, Float32Precision::highest, 0x1p-20);
+      run(k, add, Float32Precision::high, kLostByHigh + 0x1p-20);  // terms are positive
     }
   }
 }

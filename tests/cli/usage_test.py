@@ -19,7 +19,7 @@ class Arguments(ProgramTest):
             self.assertEqual((status, err), (0, ""))
             self.assertGreater(len(out), 5)
         # What a flag does here and there, and by itself.
-        for said in ("on devices with TF32 units", "no effect on the CPU", "default: full float32"):
+        for said in ("TF32 on devices with such units", "two parts of bf16 on CPUs with AMX", "default: full float32"):
             self.assertIn(said, self.run_program("train", "--help")[1])
         self.assertRegex(self.run_program("--version")[1], r"\Ahalfstep \d+\.\d+\.\d+\n\Z")
 

@@ -19,6 +19,7 @@
 #include "halfstep/ops/view.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
+#include "halfstep/runtime/float32_precision.h"
 
 namespace halfstep {
 namespace {
@@ -95,6 +96,18 @@ TEST_F(PackedWeight, OfInputGradientsFollowsStrideAndPadding) {
         }
       }
     }
+  }
+}
+
+// On AMX the precision of float32 decides into how many parts a weight is split.
+TEST_F(PackedWeight, FollowsTheFloat32Precision) {
+  const Layer layer;
+  for (const Float32Precision precision : {Float32Precision::highest, Float32Precision::high}) {
+    set_float32_precision(precision);
+    const std::vector<double> got = layer.warm();
+    EXPECT_EQ(got, layer.expected()) << name(precision);
+    set_float32_precision(Float32Precision::highest);
+    EXPECT_EQ(layer.warm(), layer.expected());
   }
 }
 

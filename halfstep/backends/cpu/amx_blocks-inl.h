@@ -43,12 +43,18 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
       columns(1), multiply();
       rows(0), multiply();
       columns(2), multiply();
-    } else {
+      columns(0), multiply();
+    } else if constexpr (Parts == TileParts::two) {
       rows(1), columns(1), multiply();
       columns(0), multiply();
       rows(0), columns(1), multiply();
+      columns(0), multiply();
+    } else {
+      // Two loads less with the largest product in the middle. What is left out is larger than what that may lose.
+      rows(1), columns(0), multiply();
+      rows(0), multiply();
+      columns(1), multiply();
     }
-    columns(0), multiply();
   }
 }
 
@@ -133,6 +139,8 @@ HALFSTEP_TILE_UNITS void multiply_tiles(const TileProduct& p) {
       return multiply_tiles_of<Machine, TileParts::one>(p);
     case TileParts::two:
       return multiply_tiles_of<Machine, TileParts::two>(p);
+    case TileParts::leading_two:
+      return multiply_tiles_of<Machine, TileParts::leading_two>(p);
     case TileParts::three:
       return multiply_tiles_of<Machine, TileParts::three>(p);
   }

@@ -2,6 +2,7 @@
 // Products of pairs of bfloat16 on the tile registers of processors with AMX (Sapphire Rapids and later).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "halfstep/core/export.h"
@@ -14,10 +15,17 @@ inline constexpr std::int64_t kTileLanes = 16;
 /// How many bfloat16 numbers an element is the sum of (split_block.h), and which of their products are computed.
 enum class TileParts : std::uint8_t {
   one,
-  two,    ///< all four products
-  three,  ///< products of parts i and j with i + j <= 2: six; the other three are less than 2^-24 of the whole
+  two,          ///< all four products
+  leading_two,  ///< the first two parts of three, without the product of both second parts: three products
+  three,        ///< products of parts i and j with i + j <= 2: six; the other three are less than 2^-24 of the whole
 };
-constexpr std::int64_t count_parts(TileParts parts) { return static_cast<std::int64_t>(parts) + 1; }
+constexpr std::int64_t count_parts(TileParts parts) {
+  return parts == TileParts::one ? 1 : parts == TileParts::three ? 3 : 2;
+}
+constexpr std::int64_t count_products(TileParts parts) {
+  constexpr std::int64_t kProducts[] = {1, 4, 3, 6};
+  return kProducts[static_cast<std::size_t>(parts)];
+}
 
 /// c[i][j] = (accumulate ? c[i][j] : 0) + the sum over all steps and both halves of a's and b's pairs, in float32.
 /// Each 32 bits of a and b are a pair of bfloat16 that follow each other along the sum.

@@ -9,6 +9,7 @@
 #include "halfstep/backends/cpu/onednn.h"
 #include "halfstep/core/export.h"
 #include "halfstep/core/storage.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/kernel.h"
 #include "halfstep/runtime/winograd.h"
 
@@ -22,6 +23,7 @@ struct ConvCall {
   TensorView input, weight, output;
   const TensorView* bias = nullptr;
   Storage* weight_storage = nullptr;  ///< what the weight lies in, when packed weights may be kept with it
+  Float32Precision precision = float32_precision();  ///< of f32 operands
   TensorView& result() { return part == ConvPart::output ? output : part == ConvPart::input ? input : weight; }
 };
 

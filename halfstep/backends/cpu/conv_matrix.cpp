@@ -51,6 +51,7 @@ GemmArgs weight_product(const ConvCall& call, const void* places) {
   product.a = {call.output.data, call.output.dtype, 1, g.o};
   product.b = {places, call.input.dtype, g.c, 1};
   product.c = call.weight.data, product.c_dtype = call.weight.dtype, product.ldc = g.c;
+  product.precision = call.precision;
   return product;
 }
 
@@ -124,6 +125,7 @@ Status convolve_matrix(KernelContext* context, ConvCall& call) {
   product.a = {forward ? places : call.output.data, forward ? call.input.dtype : call.output.dtype, product.k, 1};
   product.b = {w.data, w.dtype, w.strides[forward ? 1 : 0], w.strides[forward ? 0 : 1]};
   product.c = to.data, product.c_dtype = to.dtype, product.ldc = product.n;
+  product.precision = call.precision;
   if (call.bias != nullptr) {
     float* bias = nullptr;
     if (!take_workspace(context, static_cast<std::size_t>(product.n), bias)) return conv_out_of_memory(context);

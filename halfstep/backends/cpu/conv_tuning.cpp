@@ -101,13 +101,13 @@ std::string conv_signature(const ConvCall& call, Winograd allowed) {
   constexpr const char* kParts[] = {"output", "input", "weight"};
   return fmt::format(
       "{} {}x{}x{}x{} {}x{}x{} window {}x{} groups {} stride {}x{} dilation {}x{} padding {},{},{},{} {} {} {} {} {} "
-      "{}{}"
-      " winograd {}",
+      "{}{} winograd {}{}",
       kParts[static_cast<int>(call.part)], g.n, g.c, g.h, g.w, g.o, g.oh, g.ow, g.kh, g.kw, g.groups, g.stride[0],
       g.stride[1], g.dilation[0], g.dilation[1], g.before[0], g.before[1], g.after[0], g.after[1],
       halfstep::name(call.input.dtype), layout_of(call.input), halfstep::name(call.weight.dtype),
       layout_of(call.weight), halfstep::name(call.output.dtype), layout_of(call.output),
-      call.bias != nullptr ? " bias" : "", halfstep::name(allowed));
+      call.bias != nullptr ? " bias" : "", halfstep::name(allowed),
+      call.input.dtype == DType::f32 && call.precision == Float32Precision::high ? " high" : "");
 }
 
 ConvChoices::ConvChoices(fs::path file) : file_(std::move(file)), known_(read(true)) {}

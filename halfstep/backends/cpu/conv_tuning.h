@@ -16,8 +16,8 @@ namespace halfstep::cpu {
 
 HS_API const char* name(ConvPath path) noexcept;
 
-/// What tells convolutions apart: part, sizes, strides, dtypes, layouts, bias, and the tiles of Winograd's that are
-/// allowed.
+/// What tells convolutions apart: part, sizes, strides, dtypes, layouts, bias, the tiles of Winograd's that are
+/// allowed, and the precision of float32.
 HS_API std::string conv_signature(const ConvCall& call, Winograd allowed);
 
 /// Paths by signature, kept in a file of one machine and build.

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <vector>
 
 #include "halfstep/backends/cpu/amx_tile.h"
@@ -49,8 +50,6 @@ ConvGeometry folded(const ConvGeometry& g) {
   one.stride[1] = 1, one.before[1] = one.after[1] = 0;
   return one;
 }
-
-std::int64_t parts_of(DType dtype) { return dtype == DType::f32 ? 3 : dtype == DType::f16 ? 2 : 1; }
 
 /// How the places of output and input are numbered.
 struct PlaceOrder {
@@ -162,8 +161,10 @@ struct Room {
 
 constexpr std::int64_t kMostPhases = 64;
 
-template <class Element>
+template <class Number>
 class TileJob {
+  using Element = typename Number::Element;
+
  public:
   TileJob(const ConvCall& call, const PlaceOrder& order, const Room<Element>& room, float* sums)
       : call_(call), g_(order.g), order_(order), room_(room), sums_(sums) {}
@@ -174,7 +175,7 @@ class TileJob {
     load_filters(chunk, pairs, o0, o1);
     find_input(chunk, pairs);
     TileProduct product = {};
-    product.parts = static_cast<TileParts>(kParts - 1), product.steps = pairs;
+    product.parts = Number::kTileParts, product.steps = pairs;
     product.set_packed(room_.filters);
     product.b_steps = kTileLanes * kPanel;
     product.ldc = kPanel;
@@ -205,7 +206,7 @@ class TileJob {
   void release() const { amx_.release(); }
 
  private:
-  static constexpr std::int64_t kParts = kSplitParts<Element>;
+  static constexpr std::int64_t kParts = Number::kParts;
   static constexpr Packing kPacking = kPackings[kParts];
 
   static const Element* place(const void* pair) { return static_cast<const Element*>(pair); }
@@ -244,7 +245,7 @@ class TileJob {
         }
         for (std::int64_t o = o0; o < o1; o += kTileLanes) {
           std::uint32_t* const to = room_.filters + ((o - o0) / kTileLanes * groups + group) * kGroup;
-          split_turned(lines.data(), o1 - o, {to, kPart}, kTileLanes * g_.o);
+          split_turned<Number>(lines.data(), o1 - o, {to, kPart}, kTileLanes * g_.o);
           for (const Element*& at : lines) at += kTileLanes;
         }
       }
@@ -264,7 +265,7 @@ class TileJob {
       } else {
         for (std::int64_t i = 0; i < count; ++i) {
           const Element *const first = place(from[2 * i]) + c, *const second = place(from[2 * i + 1]) + c;
-          split_across(first, second, n, {to + i * kPanel, count * kPanel}, kParts * count * kPanel, 0);
+          split_across<Number>(first, second, n, {to + i * kPanel, count * kPanel}, kParts * count * kPanel, 0);
           __builtin_prefetch(second + kPanel, 0, 2);  // of the next channels
           __builtin_prefetch(second + kPanel + kTileLanes, 0, 2);
         }
@@ -325,11 +326,12 @@ class TileJob {
   const AmxKernels amx_ = amx_kernels(amx_usable());
 };
 
-template <class Element>
+template <class Number>
 Status weight_by_parts(KernelContext* context, ConvCall& call) {
+  using Element = typename Number::Element;
   const PlaceOrder order(call.geometry);
   const ConvGeometry& g = order.g;
-  constexpr std::int64_t kParts = kSplitParts<Element>;
+  constexpr std::int64_t kParts = Number::kParts;
   constexpr Packing kPacking = kPackings[kParts];
   const PlaceChunks chunks(order, kParts);
   TensorView& w = call.weight;
@@ -364,7 +366,7 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
     const std::int64_t term = job / (blocks * shares), block = job / shares % blocks, share = job % shares;
     std::uint32_t* const own = memory + worker * (filter_room + panel_room);
     const Room<Element> room = {own, own + filter_room, pair + worker * pair_room, copies + worker * line_room, zeros};
-    TileJob<Element> one(call, order, room, sums + term * all);
+    TileJob<Number> one(call, order, room, sums + term * all);
     const std::int64_t o0 = block * filters, c0 = panels * share / shares * kPanel,
                        c1 = std::min(g.c, panels * (share + 1) / shares * kPanel);
     bool begins = true;
@@ -383,7 +385,8 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
                            .channels = g.c,
                            .run = kPanel,
                            .next_run = g.kh * g.kw * g.o * kPanel};
-  return write_weight(call.geometry, done, lines, w) || kParts < 3 ? Status::ok : Status::unsupported;
+  const bool finite = write_weight(call.geometry, done, lines, w);
+  return finite || !std::is_same_v<Element, float> ? Status::ok : Status::unsupported;
 }
 
 }  // namespace
@@ -412,7 +415,8 @@ bool tiles_suit(const ConvCall& call) noexcept {
   if (!weight_repays_packing(call)) return false;
   const ConvGeometry& g = call.geometry;
   const PlaceOrder order(g);
-  const std::int64_t parts = parts_of(call.input.dtype), pairs = PlaceChunks(order, parts).pairs(order);
+  const std::int64_t parts = count_parts(tile_parts(call.input.dtype, call.precision)),
+                     pairs = PlaceChunks(order, parts).pairs(order);
   // Not where most of what is multiplied or packed is padding (windows as large as the image, wide dilations), or where
   // a line alone is larger than the cache.
   return order.image() <= kMostPadding * g.oh * g.ow && pairs + order.span() <= kMostPadding * pairs &&
@@ -421,14 +425,8 @@ bool tiles_suit(const ConvCall& call) noexcept {
 }
 
 Status weight_by_tiles(KernelContext* context, ConvCall& call) {
-  switch (call.input.dtype) {
-    case DType::bf16:
-      return weight_by_parts<std::uint16_t>(context, call);
-    case DType::f16:
-      return weight_by_parts<Half>(context, call);
-    default:
-      return weight_by_parts<float>(context, call);
-  }
+  return with_split_number(tile_parts(call.input.dtype, call.precision),
+                           [&]<class Number>(Number) { return weight_by_parts<Number>(context, call); });
 }
 
 }  // namespace halfstep::cpu

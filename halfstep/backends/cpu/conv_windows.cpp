@@ -117,13 +117,9 @@ class WindowsProduct {
   }
 
   void copy(std::int64_t band, std::uint32_t* to) const {
-    if (g_.parts == 3) {
-      copy_band(g_, copies_, image_of<float>(band), line_of(band), to);
-    } else if (g_.parts == 2) {
-      copy_band(g_, copies_, image_of<Half>(band), line_of(band), to);
-    } else {
-      copy_band(g_, copies_, image_of<std::uint16_t>(band), line_of(band), to);
-    }
+    with_split_number(g_.tile_parts, [&]<class Number>(Number) {
+      copy_band<Number>(g_, copies_, image_of<typename Number::Element>(band), line_of(band), to);
+    });
   }
 
   // Panels [panel, end) of bands [first, last) of bfloat16, whose sums are rounded while the next ones are made.
@@ -189,7 +185,7 @@ class WindowsProduct {
   bool add_parts(std::span<const RowBlock> blocks, std::int64_t first, std::int64_t n, float* sums) const {
     const std::int64_t panels = divide_up(n, kWindowPanel);
     TileProduct product = {};
-    product.parts = g_.parts == 3 ? TileParts::three : TileParts::two;
+    product.parts = g_.tile_parts;
     copies_.set_rows(product);
     product.ldc = kWindowPanel;
     for (std::int64_t j = 0; j < panels; ++j) {
@@ -220,8 +216,8 @@ class WindowsProduct {
   }
 
   bool write(const PanelSums& from, void* to, std::int64_t column) const {
-    return g_.parts == 3 ? copy_finite(from, static_cast<float*>(to) + column, g_.o, stream_)
-                         : copy_finite(from, static_cast<Half*>(to) + column, g_.o, stream_);
+    return to_.dtype == DType::f32 ? copy_finite(from, static_cast<float*>(to) + column, g_.o, stream_)
+                                   : copy_finite(from, static_cast<Half*>(to) + column, g_.o, stream_);
   }
 
   const WindowGeometry& g_;

@@ -7,6 +7,7 @@
 #include "halfstep/backends/cpu/isa.h"
 #include "halfstep/core/dtype.h"
 #include "halfstep/core/export.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/kernel.h"
 
 namespace halfstep::cpu {
@@ -36,6 +37,7 @@ struct GemmArgs {
   std::int64_t batch = 1;
   /// Between items of the batch, in elements; 0 where one matrix serves all (not c).
   std::int64_t a_batch_stride = 0, b_batch_stride = 0, c_batch_stride = 0;
+  Float32Precision precision = float32_precision();  ///< of f32 operands
 };
 
 /// Computes a product. Operands of f32, f16 and bf16 in any mixture give f32, f16 or bf16: sums are kept in float32 and

@@ -4,7 +4,7 @@
 // Six of the nine products of these parts are computed; the other three together are less than 2^-24 of the whole,
 // which is what one rounding of float32 may be. Each float16 element is the sum of two parts, and all four products are
 // computed. Sums are float32. The tiles add up 32 products before they add their sum to the others, so there are fewer
-// roundings than with one addition per product.
+// roundings than with one addition per product. With Float32Precision::high two of the three parts are multiplied.
 //
 // An operand that is infinite, NaN, or rounds to 2^128 makes every sum it is in infinite or NaN, though not always the
 // same as with float32 arithmetic. The vector units compute the 32 x 32 blocks of the result with such sums again.
@@ -36,8 +36,8 @@ constexpr std::int64_t kSplitPairs = 64;
 constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
 // Results bypass the caches from twice the size of past_caches.h on, as those of gemm_tiles.cpp.
 constexpr std::int64_t kSplitStreamed = 2;
-// The fewest rows and columns, and steps, and of float32 multiply-adds: 64 x 64 x 64 took 1.1 of the time of vector
-// instructions.
+// The fewest rows and columns, and steps, and multiply-adds of three parts: 64 x 64 x 64 took 1.1 of the time of vector
+// instructions (in two 0.84).
 constexpr std::int64_t kFewestSplit = 32, kFewestSteps = 32, kLeastWork = 2 * 64 * 64 * 64;
 
 struct SplitSide {
@@ -52,8 +52,8 @@ struct SplitSide {
 SplitSide rows_of(const GemmArgs& g) { return {g.a.data, g.m, g.a.row_stride, g.a.col_stride}; }
 SplitSide columns_of(const GemmArgs& g) { return {g.b.data, g.n, g.b.col_stride, g.b.row_stride}; }
 
-/// Cycles to split and pack an element of float32, about, those of a product, and those to write a result.
-constexpr double kAcross = 0.4, kTurned = 0.8, kSplitProduct = 6.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
+/// Cycles to split and pack an element of float32, about, those of a product of parts, and those to write a result.
+constexpr double kAcross = 0.4, kTurned = 0.8, kPartProduct = 1.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
 
 struct SplitPlan {
   bool swap;  // the result is computed turned
@@ -74,7 +74,7 @@ double packing_cost(const GemmArgs& g, const SplitSide& rows, const SplitSide& c
 
 SplitPlan split_plan(const GemmArgs& g, int threads) {
   SplitPlan p = {};
-  p.parts = g.a.dtype == DType::f16 ? TileParts::two : TileParts::three;
+  p.parts = tile_parts(g.a.dtype, g.precision);
   p.rows = rows_of(g), p.columns = columns_of(g);
   p.swap = packing_cost(g, p.columns, p.rows, kWriteTurned) < packing_cost(g, p.rows, p.columns, kWrite);
   if (p.swap) std::swap(p.rows, p.columns);
@@ -86,10 +86,11 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   };
   p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes), kSplitRows) : kSplitRows;
   p.chunk_columns = in_one_go ? fits(kSplitColumnBytes) : kSplitColumns;
+  const double product = kPartProduct * static_cast<double>(count_products(p.parts));
   p.shares = share_product(p.rows.count, p.columns.count, kSplitPanel, threads, [&](std::int64_t r, std::int64_t c) {
     const std::int64_t rows_packed = divide_up(c, p.chunk_columns),
                        columns_packed = in_one_go ? 1 : divide_up(r, p.block_rows);
-    return kSplitProduct * static_cast<double>(r * c) + row_cost(p.rows) * static_cast<double>(r * rows_packed) +
+    return product * static_cast<double>(r * c) + row_cost(p.rows) * static_cast<double>(r * rows_packed) +
            column_cost(p.columns) * static_cast<double>(c * columns_packed);
   });
   // Blocks of about the same size.
@@ -150,8 +151,10 @@ SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Car
   return s;
 }
 
-template <class Element>
+template <class Number>
 class SplitProduct {
+  using Element = typename Number::Element;
+
  public:
   SplitProduct(const GemmArgs& g, const SplitPlan& p, const SplitScratch& scratch)
       : g_(g),
@@ -251,7 +254,7 @@ class SplitProduct {
     if (rows_.along()) {
       for (std::int64_t r = 0; r < count; ++r) {
         std::uint32_t* const at = to + r / kTileLanes * groups * kGroup + r % kTileLanes * kTileLanes;
-        split_along(rows_.template at<Element>(first + r, k), n, {at, kRowPart}, kGroup);
+        split_along<Number>(rows_.template at<Element>(first + r, k), n, {at, kRowPart}, kGroup);
       }
       return;
     }
@@ -262,7 +265,8 @@ class SplitProduct {
         lines[static_cast<std::size_t>(i)] = line(rows_, first, k + group * kSplitGroup + i);
       }
       for (std::int64_t r = 0; r < count; r += kTileLanes) {
-        split_turned(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kRowPart}, ahead);
+        split_turned<Number>(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kRowPart},
+                             ahead);
         for (const Element*& at : lines) at += kTileLanes;
       }
     }
@@ -277,19 +281,19 @@ class SplitProduct {
       if (columns_.along()) {
         for (std::int64_t j = 0; j < count; j += kTileLanes) {
           std::uint32_t* const panel = at + j / kSplitPanel * groups * kGroup + j % kSplitPanel;
-          split_columns(columns_.template at<Element>(first + j, step), columns_.outer, count - j, inside,
-                        {panel, kPanelPart});
+          split_columns<Number>(columns_.template at<Element>(first + j, step), columns_.outer, count - j, inside,
+                                {panel, kPanelPart});
         }
         continue;
       }
       for (std::int64_t i = 0; i < kTileLanes; ++i) {
-        split_across(line(columns_, first, step + i), line(columns_, first, step + i + kTileLanes), count,
-                     {at + i * kSplitPanel, kPanelPart}, groups * kGroup, kSplitGroup * columns_.k);
+        split_across<Number>(line(columns_, first, step + i), line(columns_, first, step + i + kTileLanes), count,
+                             {at + i * kSplitPanel, kPanelPart}, groups * kGroup, kSplitGroup * columns_.k);
       }
     }
   }
 
-  static constexpr std::int64_t kParts = kSplitParts<Element>;
+  static constexpr std::int64_t kParts = Number::kParts;
   const GemmArgs& g_;
   const SplitPlan& p_;
   const SplitScratch& scratch_;
@@ -309,7 +313,7 @@ bool split_serves(const GemmArgs& g) noexcept {
 }
 
 bool split_suits(const GemmArgs& g) noexcept {
-  const std::int64_t least = g.a.dtype == DType::f16 ? 0 : kLeastWork;
+  const std::int64_t least = tile_parts(g.a.dtype, g.precision) == TileParts::three ? kLeastWork : 0;
   return std::min(g.m, g.n) >= kFewestSplit && g.k >= kFewestSteps && g.m * g.n * g.k >= least;
 }
 
@@ -324,11 +328,9 @@ void gemm_split(const GemmArgs& args, int threads, void* workspace) {
   const SplitPlan plan = split_plan(args, threads);
   Carver carver(workspace);
   const SplitScratch scratch = carve_split(args, plan, threads, carver);
-  if (args.a.dtype == DType::f16) {
-    SplitProduct<Half>(args, plan, scratch).run();
-  } else {
-    SplitProduct<float>(args, plan, scratch).run();
-  }
+  with_split_number(plan.parts, [&]<class Number>(Number) {
+    if constexpr (Number::kParts > 1) SplitProduct<Number>(args, plan, scratch).run();
+  });
 }
 
 }  // namespace halfstep::cpu

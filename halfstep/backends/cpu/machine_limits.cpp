@@ -10,6 +10,7 @@
 
 #include "halfstep/backends/cpu/amx_tile.h"
 #include "halfstep/backends/cpu/isa.h"
+#include "halfstep/backends/cpu/split_block.h"
 
 namespace halfstep::cpu {
 namespace {
@@ -62,10 +63,10 @@ __attribute__((target("avx2,fma"))) double multiply_adds_256(std::int64_t rounds
 double multiply_adds_of(DType dtype, std::int64_t rounds, float* result) {
   if (amx_usable()) {
     *result = 0;
-    // Four products take about ten rounds of vectors. Those of six pairs of parts are one of float32, of four pairs one
-    // of float16.
+    // Four products take about ten rounds of vectors.
     const double done = run_tile_products(std::max<std::int64_t>(rounds / 8, 1));
-    return dtype == DType::f32 ? done / 6 : dtype == DType::f16 && !has_f16_units(Isa::amx) ? done / 4 : done;
+    const bool in_parts = dtype != DType::f16 || !has_f16_units(Isa::amx);
+    return in_parts ? done / static_cast<double>(count_products(tile_parts(dtype, float32_precision()))) : done;
   }
   if (dtype == DType::bf16 && compute_isa(DType::bf16) >= Isa::avx512_bf16) {
     return multiply_adds_of_pairs(rounds, result);

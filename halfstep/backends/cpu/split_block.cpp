@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "halfstep/backends/cpu/isa.h"
@@ -20,21 +21,25 @@ constexpr std::int64_t kSplitLanes = 16;
 constexpr std::int64_t kSplitAhead = 512;  // numbers: lines are read one after another, mostly
 constexpr std::uint32_t kUpper = 0xFFFF0000, kHalfOfLower = 0x8000, kExponent = 0x7F800000;
 
+// Whether the last part is rounded. NaN isn't: the sum might be zero.
+template <class Number>
+constexpr bool kRounded = Number::kTileParts == TileParts::leading_two;
+
 // Parts as the upper halves of float32. Ties are rounded away from zero, which leaves no more behind than to even. The
 // last one is what is left.
-template <std::int64_t Parts>
-std::array<std::uint32_t, Parts> split(float x) {
-  std::array<std::uint32_t, Parts> parts;
+template <class Number>
+std::array<std::uint32_t, Number::kParts> split(float x) {
+  std::array<std::uint32_t, Number::kParts> parts;
   for (std::size_t p = 0; p + 1 < parts.size(); ++p) {
     parts[p] = (std::bit_cast<std::uint32_t>(x) + kHalfOfLower) & kUpper;
     x -= std::bit_cast<float>(parts[p]);
   }
-  parts.back() = std::bit_cast<std::uint32_t>(x);
+  parts.back() = std::bit_cast<std::uint32_t>(x) + (kRounded<Number> && !std::isnan(x) ? kHalfOfLower : 0);
   return parts;
 }
-template <std::int64_t Parts>
+template <class Number>
 void store_pair(float first, float second, const SplitTo& to, std::int64_t at) {
-  const auto a = split<Parts>(first), b = split<Parts>(second);
+  const auto a = split<Number>(first), b = split<Number>(second);
   for (std::size_t p = 0; p < a.size(); ++p) {
     to.to[static_cast<std::int64_t>(p) * to.part + at] = a[p] >> 16 | (b[p] & kUpper);
   }
@@ -45,26 +50,30 @@ template <std::int64_t Parts>
 struct Vectors {
   __m512i part[Parts];
 };
-template <std::int64_t Parts>
-__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline Vectors<Parts> split_vector(__m512 x) {
+template <class Number>
+__attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline Vectors<Number::kParts> split_vector(__m512 x) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper)), half = _mm512_set1_epi32(kHalfOfLower);
-  Vectors<Parts> v;
+  Vectors<Number::kParts> v;
 #pragma GCC unroll 3
-  for (int p = 0; p + 1 < Parts; ++p) {
+  for (int p = 0; p + 1 < Number::kParts; ++p) {
     v.part[p] = _mm512_and_si512(_mm512_add_epi32((__m512i)x, half), upper);
     x = _mm512_sub_ps(x, (__m512)v.part[p]);
   }
-  v.part[Parts - 1] = (__m512i)x;
+  v.part[Number::kParts - 1] = (__m512i)x;
+  if constexpr (kRounded<Number>) {
+    const __mmask16 numbers = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+    v.part[Number::kParts - 1] = _mm512_mask_add_epi32((__m512i)x, numbers, (__m512i)x, half);
+  }
   return v;
 }
 // Pairs of lanes.
-template <std::int64_t Parts>
+template <class Number>
 __attribute__((always_inline)) HALFSTEP_SPLIT_UNITS inline void split_pairs(__m512 first, __m512 second,
                                                                             std::uint32_t* to, std::int64_t part) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(kUpper));
-  const Vectors<Parts> a = split_vector<Parts>(first), b = split_vector<Parts>(second);
+  const Vectors<Number::kParts> a = split_vector<Number>(first), b = split_vector<Number>(second);
 #pragma GCC unroll 3
-  for (int p = 0; p < Parts; ++p) {
+  for (int p = 0; p < Number::kParts; ++p) {
     // With a mask of all, since g++ takes the others' undefined operand for a mistake.
     const __m512i lower = _mm512_maskz_srli_epi32(0xFFFF, a.part[p], 16);
     _mm512_storeu_si512(to + p * part, _mm512_or_si512(lower, _mm512_and_si512(b.part[p], upper)));
@@ -115,48 +124,48 @@ HALFSTEP_SPLIT_UNITS void turn_sixteen(const std::uint32_t* from, std::uint32_t*
   }
 }
 
-template <class Element>
-HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const Element* from, std::int64_t n, const SplitTo& to,
-                                                 std::int64_t group) {
+template <class Number>
+HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const typename Number::Element* from, std::int64_t n,
+                                                 const SplitTo& to, std::int64_t group) {
   std::uint32_t* at = to.to;
   for (std::int64_t i = 0; i < n; i += kSplitGroup, from += kSplitGroup, at += group) {
     __builtin_prefetch(from + kSplitAhead);
     __builtin_prefetch(from + kSplitAhead + kSplitLanes);
-    split_pairs<kSplitParts<Element>>(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at,
-                                      to.part);
+    split_pairs<Number>(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at, to.part);
   }
 }
-template <class Element>
-HALFSTEP_SPLIT_UNITS void split_across_by_vectors(const Element* first, const Element* second, std::int64_t n,
+template <class Number>
+HALFSTEP_SPLIT_UNITS void split_across_by_vectors(const typename Number::Element* first,
+                                                  const typename Number::Element* second, std::int64_t n,
                                                   const SplitTo& to, std::int64_t panel, std::int64_t ahead) {
   for (std::int64_t j = 0; j < n; j += kSplitLanes) {
     __builtin_prefetch(first + j + ahead, 0, 2);
     __builtin_prefetch(second + j + ahead, 0, 2);
-    split_pairs<kSplitParts<Element>>(load_some(first + j, n - j), load_some(second + j, n - j),
-                                      to.to + j / kSplitGroup * panel + j % kSplitGroup, to.part);
+    split_pairs<Number>(load_some(first + j, n - j), load_some(second + j, n - j),
+                        to.to + j / kSplitGroup * panel + j % kSplitGroup, to.part);
   }
 }
 constexpr std::int64_t kSquare = kSplitLanes * kSplitLanes;
-template <class Element>
-HALFSTEP_SPLIT_UNITS void split_turned_by_vectors(const Element* const* lines, std::int64_t n, const SplitTo& to,
-                                                  std::int64_t ahead) {
-  constexpr std::int64_t kParts = kSplitParts<Element>;
+template <class Number>
+HALFSTEP_SPLIT_UNITS void split_turned_by_vectors(const typename Number::Element* const* lines, std::int64_t n,
+                                                  const SplitTo& to, std::int64_t ahead) {
+  constexpr std::int64_t kParts = Number::kParts;
   alignas(64) std::uint32_t pairs[kParts * kSquare];
   for (std::int64_t i = 0; i < kSplitLanes; ++i) {
     __builtin_prefetch(lines[i] + ahead, 0, 2);
     __builtin_prefetch(lines[i + kSplitLanes] + ahead, 0, 2);
-    split_pairs<kParts>(load_some(lines[i], n), load_some(lines[i + kSplitLanes], n), pairs + i * kSplitLanes, kSquare);
+    split_pairs<Number>(load_some(lines[i], n), load_some(lines[i + kSplitLanes], n), pairs + i * kSplitLanes, kSquare);
   }
   for (std::int64_t p = 0; p < kParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitLanes);
 }
-template <class Element>
-HALFSTEP_SPLIT_UNITS void split_columns_by_vectors(const Element* from, std::int64_t stride, std::int64_t count,
-                                                   std::int64_t n, const SplitTo& to) {
-  constexpr std::int64_t kParts = kSplitParts<Element>;
+template <class Number>
+HALFSTEP_SPLIT_UNITS void split_columns_by_vectors(const typename Number::Element* from, std::int64_t stride,
+                                                   std::int64_t count, std::int64_t n, const SplitTo& to) {
+  constexpr std::int64_t kParts = Number::kParts;
   alignas(64) std::uint32_t pairs[kParts * kSquare];
   for (std::int64_t j = 0; j < kSplitLanes; ++j, from += stride) {
     const std::int64_t inside = j < count ? n : 0;
-    split_pairs<kParts>(load_some(from, inside), load_some(from + kSplitLanes, inside - kSplitLanes),
+    split_pairs<Number>(load_some(from, inside), load_some(from + kSplitLanes, inside - kSplitLanes),
                         pairs + j * kSplitLanes, kSquare);
   }
   for (std::int64_t p = 0; p < kParts; ++p) turn_sixteen(pairs + p * kSquare, to.to + p * to.part, kSplitGroup);
@@ -202,57 +211,56 @@ float or_zero(const Element* from, std::int64_t i, std::int64_t n) {
 
 }  // namespace
 
-template <class Element>
-void split_along(const Element* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
+template <class Number>
+void split_along(const typename Number::Element* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
 #if defined(__x86_64__)
-  if (in_split_vectors()) return split_along_by_vectors(from, n, to, group);
+  if (in_split_vectors()) return split_along_by_vectors<Number>(from, n, to, group);
 #endif
   for (std::int64_t g = 0; g * kSplitGroup < n; ++g) {
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
       const std::int64_t at = g * kSplitGroup + i;
-      store_pair<kSplitParts<Element>>(or_zero(from, at, n), or_zero(from, at + kSplitLanes, n), to, g * group + i);
+      store_pair<Number>(or_zero(from, at, n), or_zero(from, at + kSplitLanes, n), to, g * group + i);
     }
   }
 }
 
-template <class Element>
-void split_across(const Element* first, const Element* second, std::int64_t n, const SplitTo& to, std::int64_t panel,
-                  std::int64_t ahead) {
+template <class Number>
+void split_across(const typename Number::Element* first, const typename Number::Element* second, std::int64_t n,
+                  const SplitTo& to, std::int64_t panel, std::int64_t ahead) {
 #if defined(__x86_64__)
-  if (in_split_vectors()) return split_across_by_vectors(first, second, n, to, panel, ahead);
+  if (in_split_vectors()) return split_across_by_vectors<Number>(first, second, n, to, panel, ahead);
 #endif
   (void)ahead;
   for (std::int64_t j = 0; j < n; ++j) {
-    store_pair<kSplitParts<Element>>(static_cast<float>(first[j]), static_cast<float>(second[j]), to,
-                                     j / kSplitGroup * panel + j % kSplitGroup);
+    store_pair<Number>(static_cast<float>(first[j]), static_cast<float>(second[j]), to,
+                       j / kSplitGroup * panel + j % kSplitGroup);
   }
 }
 
-template <class Element>
-void split_turned(const Element* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead) {
+template <class Number>
+void split_turned(const typename Number::Element* const* lines, std::int64_t n, const SplitTo& to, std::int64_t ahead) {
 #if defined(__x86_64__)
-  if (in_split_vectors()) return split_turned_by_vectors(lines, n, to, ahead);
+  if (in_split_vectors()) return split_turned_by_vectors<Number>(lines, n, to, ahead);
 #endif
   (void)ahead;
   for (std::int64_t j = 0; j < kSplitLanes; ++j) {
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
-      store_pair<kSplitParts<Element>>(or_zero(lines[i], j, n), or_zero(lines[i + kSplitLanes], j, n), to,
-                                       j * kSplitLanes + i);
+      store_pair<Number>(or_zero(lines[i], j, n), or_zero(lines[i + kSplitLanes], j, n), to, j * kSplitLanes + i);
     }
   }
 }
 
-template <class Element>
-void split_columns(const Element* from, std::int64_t stride, std::int64_t count, std::int64_t n, const SplitTo& to) {
+template <class Number>
+void split_columns(const typename Number::Element* from, std::int64_t stride, std::int64_t count, std::int64_t n,
+                   const SplitTo& to) {
 #if defined(__x86_64__)
-  if (in_split_vectors()) return split_columns_by_vectors(from, stride, count, n, to);
+  if (in_split_vectors()) return split_columns_by_vectors<Number>(from, stride, count, n, to);
 #endif
   for (std::int64_t j = 0; j < kSplitLanes; ++j) {
-    const Element* const line = from + j * stride;
+    const typename Number::Element* const line = from + j * stride;
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
       const std::int64_t inside = j < count ? n : 0;
-      store_pair<kSplitParts<Element>>(or_zero(line, i, inside), or_zero(line, i + kSplitLanes, inside), to,
-                                       i * kSplitGroup + j);
+      store_pair<Number>(or_zero(line, i, inside), or_zero(line, i + kSplitLanes, inside), to, i * kSplitGroup + j);
     }
   }
 }
@@ -275,14 +283,22 @@ bool copy_finite(const PanelSums& from, Element* to, std::int64_t stride, bool s
   return finite;
 }
 
-template HS_API void split_along(const float*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_along(const Half*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_across(const float*, const float*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
-template HS_API void split_across(const Half*, const Half*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
-template HS_API void split_turned(const float* const*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_turned(const Half* const*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_columns(const float*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
-template HS_API void split_columns(const Half*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
+template HS_API void split_along<SplitFloat>(const float*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_along<SplitFloatInTwo>(const float*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_along<SplitHalf>(const Half*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_across<SplitFloat>(const float*, const float*, std::int64_t, const SplitTo&, std::int64_t,
+                                              std::int64_t);
+template HS_API void split_across<SplitFloatInTwo>(const float*, const float*, std::int64_t, const SplitTo&,
+                                                   std::int64_t, std::int64_t);
+template HS_API void split_across<SplitHalf>(const Half*, const Half*, std::int64_t, const SplitTo&, std::int64_t,
+                                             std::int64_t);
+template HS_API void split_turned<SplitFloat>(const float* const*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_turned<SplitFloatInTwo>(const float* const*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_turned<SplitHalf>(const Half* const*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_columns<SplitFloat>(const float*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
+template HS_API void split_columns<SplitFloatInTwo>(const float*, std::int64_t, std::int64_t, std::int64_t,
+                                                    const SplitTo&);
+template HS_API void split_columns<SplitHalf>(const Half*, std::int64_t, std::int64_t, std::int64_t, const SplitTo&);
 template HS_API bool copy_finite(const PanelSums&, float*, std::int64_t, bool);
 template HS_API bool copy_finite(const PanelSums&, Half*, std::int64_t, bool);
 

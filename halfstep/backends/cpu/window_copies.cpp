@@ -21,7 +21,8 @@ WindowGeometry::WindowGeometry(const ConvCall& call, std::int64_t phase) {
   const ConvGeometry& g = call.geometry;
   n = g.n;
   turned = call.part == ConvPart::input;
-  parts = call.input.dtype == DType::bf16 ? 1 : call.input.dtype == DType::f16 ? 2 : 3;
+  tile_parts = cpu::tile_parts(call.input.dtype, call.precision);
+  parts = count_parts(tile_parts);
   h = turned ? g.oh : g.h, w = turned ? g.ow : g.w, c = turned ? g.o : g.c;
   o = turned ? g.c : g.o;
   const std::int64_t window[] = {g.kh, g.kw};
@@ -86,9 +87,10 @@ std::int64_t band_height(const WindowGeometry& g) {
   return divide_up(g.oh, std::min(g.oh, divide_up(whole, kBandBytes)));
 }
 
-template <class Element>
-void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Element* image, std::int64_t line,
-               std::uint32_t* to) {
+template <class Number>
+void copy_band(const WindowGeometry& g, const WindowCopies& copies, const typename Number::Element* image,
+               std::int64_t line, std::uint32_t* to) {
+  using Element = typename Number::Element;
   const std::int64_t plane = copies.plane(), planes = g.parts * g.c / kWindowChannels;
   const auto zeros = [&](std::uint32_t* at, std::int64_t count) {
     for (std::int64_t p = 0; p < planes && count > 0; ++p) {
@@ -96,9 +98,9 @@ void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Elemen
     }
   };
   const auto copy = [&](const Element* from, std::int64_t count, std::int64_t stride, std::uint32_t* at) {
-    if constexpr (!std::is_same_v<Element, std::uint16_t>) {
+    if constexpr (Number::kParts > 1) {
       for (std::int64_t v = 0; v < count; ++v) {
-        split_along(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane);
+        split_along<Number>(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane);
       }
     } else {
       for (std::int64_t p = 0; p < planes; ++p, from += kWindowChannels, at += plane) {
@@ -130,8 +132,13 @@ void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Elemen
   }
 }
 
-template void copy_band(const WindowGeometry&, const WindowCopies&, const std::uint16_t*, std::int64_t, std::uint32_t*);
-template void copy_band(const WindowGeometry&, const WindowCopies&, const Half*, std::int64_t, std::uint32_t*);
-template void copy_band(const WindowGeometry&, const WindowCopies&, const float*, std::int64_t, std::uint32_t*);
+template void copy_band<WholeBFloat>(const WindowGeometry&, const WindowCopies&, const std::uint16_t*, std::int64_t,
+                                     std::uint32_t*);
+template void copy_band<SplitHalf>(const WindowGeometry&, const WindowCopies&, const Half*, std::int64_t,
+                                   std::uint32_t*);
+template void copy_band<SplitFloatInTwo>(const WindowGeometry&, const WindowCopies&, const float*, std::int64_t,
+                                         std::uint32_t*);
+template void copy_band<SplitFloat>(const WindowGeometry&, const WindowCopies&, const float*, std::int64_t,
+                                    std::uint32_t*);
 
 }  // namespace halfstep::cpu

@@ -22,8 +22,9 @@ inline constexpr std::int64_t kWindowRows = 2 * kTileLanes, kWindowPanel = 2 * k
 struct WindowGeometry {
   std::int64_t n, h, w, c, oh, ow, o, kh, kw;
   std::int64_t stride[2], dilation[2], before[2];
-  bool turned;         ///< an input gradient: taps are in reverse order, and the sum is over filters
-  std::int64_t parts;  ///< bfloat16 numbers of an element: 1 for bfloat16, 2 for float16, 3 for float32
+  bool turned;  ///< an input gradient: taps are in reverse order, and the sum is over filters
+  TileParts tile_parts;
+  std::int64_t parts;  ///< count_parts(tile_parts)
   /// Lines and columns of the tensor that the results are part of, and which of them they are.
   std::int64_t result_places[2], result_first[2], result_step[2];
   std::int64_t first_tap[2];  ///< the first of the weight's taps; the next are result_step apart
@@ -79,9 +80,9 @@ struct WindowCopies {
 std::int64_t band_height(const WindowGeometry& g);
 
 /// Copies what the band that begins at line `line` of the result sees of an image to `to`, WindowCopies::band elements
-/// a part. Element: std::uint16_t for bfloat16, Half, or float.
-template <class Element>
-void copy_band(const WindowGeometry& g, const WindowCopies& copies, const Element* image, std::int64_t line,
-               std::uint32_t* to);
+/// a part. Number: the SplitNumber of these parts.
+template <class Number>
+void copy_band(const WindowGeometry& g, const WindowCopies& copies, const typename Number::Element* image,
+               std::int64_t line, std::uint32_t* to);
 
 }  // namespace halfstep::cpu

@@ -105,13 +105,13 @@ void WindowWeight::pack(std::uint32_t* to) const {
       const std::int64_t first = i * kPackedTogether * kWindowPanel;
       const std::int64_t n = std::min(g_.o - first, kPackedTogether * kWindowPanel);
       std::uint32_t* const at = to + first * steps_ * g_.parts;
-      if (g_.parts == 3) {
-        pack_parts<float>(first, n, at);
-      } else if (g_.parts == 2) {
-        pack_parts<Half>(first, n, at);
-      } else {
-        pack_pairs(first, n, at);
-      }
+      with_split_number(g_.tile_parts, [&]<class Number>(Number) {
+        if constexpr (Number::kParts > 1) {
+          pack_parts<Number>(first, n, at);
+        } else {
+          pack_pairs(first, n, at);
+        }
+      });
     }
   });
 }
@@ -138,10 +138,11 @@ void WindowWeight::pack_pairs(std::int64_t first, std::int64_t n, std::uint32_t*
   }
 }
 
-template <class Element>
+template <class Number>
 void WindowWeight::pack_parts(std::int64_t first, std::int64_t n, std::uint32_t* to) const {
-  constexpr std::int64_t kPart = kTileLanes * kWindowPanel, kGroup = kSplitParts<Element> * kPart;
-  const std::int64_t panel = kWindowPanel * steps_ * kSplitParts<Element>;
+  using Element = typename Number::Element;
+  constexpr std::int64_t kPart = kTileLanes * kWindowPanel, kGroup = Number::kParts * kPart;
+  const std::int64_t panel = kWindowPanel * steps_ * Number::kParts;
   for (std::int64_t k = 0; k < g_.kh; ++k) {
     for (std::int64_t l = 0; l < g_.kw; ++l) {
       const auto* const tap = at_tap<Element>(k, l) + first * (g_.turned ? 1 : strides_[0]);
@@ -149,14 +150,14 @@ void WindowWeight::pack_parts(std::int64_t first, std::int64_t n, std::uint32_t*
       for (std::int64_t c = 0; c < g_.c; c += kSplitGroup, at += kGroup) {
         if (!g_.turned) {
           for (std::int64_t j = 0; j < n; j += kTileLanes) {
-            split_columns(tap + j * strides_[0] + c, strides_[0], n - j, kSplitGroup,
-                          {at + j / kWindowPanel * panel + j % kWindowPanel, kPart});
+            split_columns<Number>(tap + j * strides_[0] + c, strides_[0], n - j, kSplitGroup,
+                                  {at + j / kWindowPanel * panel + j % kWindowPanel, kPart});
           }
           continue;
         }
         for (std::int64_t i = 0; i < kTileLanes; ++i) {
           const Element* const line = tap + (c + i) * strides_[0];
-          split_across(line, line + kTileLanes * strides_[0], n, {at + i * kWindowPanel, kPart}, panel, 0);
+          split_across<Number>(line, line + kTileLanes * strides_[0], n, {at + i * kWindowPanel, kPart}, panel, 0);
         }
       }
     }

@@ -23,7 +23,7 @@ class WindowWeight {
 
  private:
   void pack_pairs(std::int64_t first, std::int64_t n, std::uint32_t* to) const;
-  template <class Element>
+  template <class Number>
   void pack_parts(std::int64_t first, std::int64_t n, std::uint32_t* to) const;
   template <class Element>
   const Element* at_tap(std::int64_t k, std::int64_t l) const {
