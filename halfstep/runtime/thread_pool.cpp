@@ -35,7 +35,9 @@ constexpr std::int64_t kMaxRanges = 65535;
 constexpr std::int64_t kIdleSpin = 1'000'000;
 constexpr std::int64_t kWaitSpin = 100'000;
 // How often a thread checks how long it was runnable without a processor, and what counts as contention: at least this
-// long in total, and a quarter of the time that it ran. Interrupts and short kernel work stay below.
+// long in total, and a quarter of the time that it ran, in two checks one after another. Interrupts and short kernel
+// work stay below. A daemon that takes a processor for some milliseconds now and then is in one check only: resting for
+// it took 3% of a training step's time.
 constexpr std::int64_t kLookAfter = 5'000'000;
 constexpr std::int64_t kDelayed = 500'000;
 // Without those counters: a gap this long between two looks at the clock of a spinning thread. Measured on two cores
@@ -117,19 +119,21 @@ struct Pool {
 /// How long the calling thread ran, and how long it was runnable without a processor, as Linux counts.
 class Delays {
  public:
-  /// Reads the counters if the last time is long enough ago. Whether the thread was kept from running since then.
+  /// Reads the counters if the last time is long enough ago. Whether the thread was kept from running since then, and
+  /// between the two times before.
   bool look(Pool& pool) noexcept {
     const std::int64_t t = now();
     if (t - at_ < kLookAfter) return false;
     at_ = t;
     std::int64_t ran = 0, delayed = 0;
     if (!read(ran, delayed)) return false;
-    const bool waited = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
+    const bool before = waited_;
+    waited_ = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
     ran_ = ran;
     delayed_ = delayed;
     known_ = true;
     pool.delays_known.store(true, std::memory_order_relaxed);
-    return waited;
+    return waited_ && before;
   }
 
  private:
@@ -146,7 +150,7 @@ class Delays {
     return error == std::errc() && space != end && std::from_chars(space + 1, end, delayed).ec == std::errc();
   }
 
-  bool known_ = false;
+  bool known_ = false, waited_ = false;
   std::int64_t at_ = 0, ran_ = 0, delayed_ = 0;
 };
 thread_local Delays t_delays;
