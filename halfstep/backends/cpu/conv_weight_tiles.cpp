@@ -37,6 +37,8 @@ constexpr Packing kPackings[] = {{}, {512, 8, 128}, {256, 4, 48}, {256, 4, 32}};
 constexpr std::int64_t kMostPadding = 4;
 // The most places that a window may span. Wide dilations see mostly padding.
 constexpr std::int64_t kMostSeen = 1 << 16;
+// Jobs that a thread has where that costs little, and the fewest taps times panels of channels of a share then.
+constexpr std::int64_t kJobsOfThread = 4, kTapsOfShare = 32;
 // The most sums that all terms have together.
 constexpr std::int64_t kTermSums = 640 << 10;
 
@@ -338,8 +340,12 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
   const std::int64_t panels = divide_up(g.c, kPanel), all = g.o * g.kh * g.kw * panels * kPanel;
   const std::int64_t filters = std::min(g.o, kPacking.filters), blocks = divide_up(g.o, filters);
   const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
-  // Shares of the channels where there are too few blocks of filters.
-  const std::int64_t shares = std::min(panels, divide_up(threads, chunks.terms * blocks));
+  // Shares of the channels where there are too few blocks of filters. Each share packs the filters again: several for a
+  // thread, so that idle threads can steal some, have enough to multiply.
+  const std::int64_t wanted = divide_up(kJobsOfThread * threads, chunks.terms * blocks),
+                     large = panels * g.kh * g.kw / kTapsOfShare,
+                     shares =
+                         std::min(panels, std::max(divide_up(threads, chunks.terms * blocks), std::min(wanted, large)));
   const std::int64_t jobs = chunks.terms * blocks * shares, workers = num_workers(jobs);
   const std::int64_t pairs = chunks.pairs(order);
   const std::int64_t filter_room = pairs * kParts * round_up(filters, kTileLanes);

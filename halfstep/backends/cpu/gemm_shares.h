@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How threads share a product: each takes some of the rows times some of the columns.
+// How threads share a product: a share is some of the rows times some of the columns.
 #pragma once
 
 #include <algorithm>
@@ -32,17 +32,31 @@ struct GemmShares {
   }
 };
 
-/// As many shares as threads, so that cost(rows, columns) of a share is least.
+/// Shares such that `threads` threads take the least time. cost(rows, columns): cycles of a share. Each thread has
+/// several shares where that costs little, so that idle threads can steal some.
 template <class Cost>
 GemmShares share_product(std::int64_t rows, std::int64_t columns, std::int64_t panel, std::int64_t threads,
                          const Cost& cost) {
+  constexpr std::int64_t kMostShares = 4;  // of a thread
+  constexpr double kLeastCycles = 60'000;  // of a share, when there are several
+  constexpr double kAllowed = 1.03;        // of the time that one share a thread takes
   GemmShares shares = {rows, columns, panel, 1, threads};
-  double least = 0;
-  for (std::int64_t parts = 1; parts <= threads; ++parts) {
-    if (threads % parts != 0) continue;
-    const double time =
-        cost(round_up(divide_up(rows, parts), panel), round_up(divide_up(columns, threads / parts), panel));
-    if (parts == 1 || time < least) least = time, shares.row_parts = parts, shares.column_parts = threads / parts;
+  double one = 0;
+  for (std::int64_t each = 1; each <= kMostShares && (each == 1 || threads > 1); each *= 2) {
+    GemmShares more = shares;
+    double least = 0;
+    for (std::int64_t parts = 1; parts <= threads * each; ++parts) {
+      if (threads * each % parts != 0) continue;
+      const std::int64_t others = threads * each / parts;
+      const double time = cost(round_up(divide_up(rows, parts), panel), round_up(divide_up(columns, others), panel));
+      if (parts == 1 || time < least) least = time, more.row_parts = parts, more.column_parts = others;
+    }
+    if (each == 1) {
+      one = least;
+    } else if (least < kLeastCycles || least * static_cast<double>(each) > kAllowed * one) {
+      break;
+    }
+    shares = more;
   }
   return shares;
 }

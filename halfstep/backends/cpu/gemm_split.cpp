@@ -90,8 +90,9 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   p.shares = share_product(p.rows.count, p.columns.count, kSplitPanel, threads, [&](std::int64_t r, std::int64_t c) {
     const std::int64_t rows_packed = divide_up(c, p.chunk_columns),
                        columns_packed = in_one_go ? 1 : divide_up(r, p.block_rows);
-    return product * static_cast<double>(r * c) + row_cost(p.rows) * static_cast<double>(r * rows_packed) +
-           column_cost(p.columns) * static_cast<double>(c * columns_packed);
+    return static_cast<double>(g.k) *
+           (product * static_cast<double>(r * c) + row_cost(p.rows) * static_cast<double>(r * rows_packed) +
+            column_cost(p.columns) * static_cast<double>(c * columns_packed));
   });
   // Blocks of about the same size.
   const auto equal = [](std::int64_t count, std::int64_t most) {
@@ -156,9 +157,10 @@ class SplitProduct {
   using Element = typename Number::Element;
 
  public:
-  SplitProduct(const GemmArgs& g, const SplitPlan& p, const SplitScratch& scratch)
+  SplitProduct(const GemmArgs& g, const SplitPlan& p, const SplitScratch& scratch, int threads)
       : g_(g),
         p_(p),
+        threads_(threads),
         scratch_(scratch),
         rows_(p.rows),
         columns_(p.columns),
@@ -170,31 +172,31 @@ class SplitProduct {
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     std::fill_n(scratch_.zeros, std::max(p_.block_rows, p_.chunk_columns), 0.0F);
-    parallel_for(p_.shares.count(), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t) part(t);
+    parallel_jobs(p_.shares.count(), threads_, [&](std::int64_t share, std::int64_t worker) {
+      compute(share, worker);
       amx_.release();
       if (stream_) amx_.fence();
     });
   }
 
  private:
-  void part(std::int64_t t) const {
-    const std::int64_t r0 = p_.shares.first_row(t), r1 = p_.shares.end_row(t), c0 = p_.shares.first_column(t),
-                       c1 = p_.shares.end_column(t);
-    std::uint32_t* const columns = scratch_.columns + t * scratch_.column_size;
+  void compute(std::int64_t share, std::int64_t worker) const {
+    const std::int64_t r0 = p_.shares.first_row(share), r1 = p_.shares.end_row(share),
+                       c0 = p_.shares.first_column(share), c1 = p_.shares.end_column(share);
+    std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_size;
     for (std::int64_t c = c0; c < c1 && r0 < r1; c += p_.chunk_columns) {
       const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
       if (p_.at_once >= g_.k) pack_columns(c, chunk, 0, columns);
       for (std::int64_t r = r0; r < r1; r += p_.block_rows) {
-        multiply(t, r, std::min(r1, r + p_.block_rows) - r, c, chunk);
+        multiply(worker, r, std::min(r1, r + p_.block_rows) - r, c, chunk);
       }
     }
   }
 
-  void multiply(std::int64_t t, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t chunk) const {
-    std::uint32_t* const packed_rows = scratch_.rows + t * scratch_.row_size;
-    std::uint32_t* const packed_columns = scratch_.columns + t * scratch_.column_size;
-    float* const sums = scratch_.sums + t * scratch_.sum_size;
+  void multiply(std::int64_t worker, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t chunk) const {
+    std::uint32_t* const packed_rows = scratch_.rows + worker * scratch_.row_size;
+    std::uint32_t* const packed_columns = scratch_.columns + worker * scratch_.column_size;
+    float* const sums = scratch_.sums + worker * scratch_.sum_size;
     const bool in_one_go = p_.at_once >= g_.k;
     for (std::int64_t k = 0; k < g_.k; k += p_.at_once) {
       TileProduct product = {};
@@ -218,12 +220,12 @@ class SplitProduct {
         }
       }
     }
-    finish(t, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
+    finish(worker, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
   }
 
   // Writes a block of the result. If it has sums that aren't finite, each 32 x 32 of it is either written or computed
   // again, so that the bits don't depend on how the product is cut into blocks.
-  void finish(std::int64_t t, const PanelSums& block, std::int64_t r, std::int64_t c) const {
+  void finish(std::int64_t worker, const PanelSums& block, std::int64_t r, std::int64_t c) const {
     auto* const to = plain_ ? static_cast<Element*>(g_.c) + r * g_.ldc + c : nullptr;
     const bool finite = copy_finite(block, to, g_.ldc, stream_);
     if (finite && plain_) return;
@@ -235,7 +237,7 @@ class SplitProduct {
         const float* const sums = block.sums + j / kSplitPanel * block.panel + i * kSplitPanel;
         if (!finite && !copy_finite<Element>({sums, block.panel, rows, columns}, nullptr, 0, false)) {
           gemm_blocked(sub_product(g_, p_.swap, r + i, rows, c + j, columns), 1,
-                       scratch_.again + static_cast<std::size_t>(t) * scratch_.again_size);
+                       scratch_.again + static_cast<std::size_t>(worker) * scratch_.again_size);
         } else if (!plain_) {
           kernels_.finish(epilogue(g_, p_.swap, sums, kSplitPanel, r + i, rows, c + j, columns, scratch_.bias));
         }
@@ -296,6 +298,7 @@ class SplitProduct {
   static constexpr std::int64_t kParts = Number::kParts;
   const GemmArgs& g_;
   const SplitPlan& p_;
+  const int threads_;
   const SplitScratch& scratch_;
   const SplitSide &rows_, &columns_;
   const bool plain_;   // sums are the results
@@ -329,7 +332,7 @@ void gemm_split(const GemmArgs& args, int threads, void* workspace) {
   Carver carver(workspace);
   const SplitScratch scratch = carve_split(args, plan, threads, carver);
   with_split_number(plan.parts, [&]<class Number>(Number) {
-    if constexpr (Number::kParts > 1) SplitProduct<Number>(args, plan, scratch).run();
+    if constexpr (Number::kParts > 1) SplitProduct<Number>(args, plan, scratch, threads).run();
   });
 }
 

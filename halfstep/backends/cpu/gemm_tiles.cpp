@@ -96,8 +96,9 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   p.at_once = p.straight ? round_up(divide_up(p.steps, divide_up(p.steps, kMostSteps)), kTileLanes) : p.steps;
   p.shares = share_product(p.rows.count, p.columns.count, kTilesPanel, threads, [&](std::int64_t r, std::int64_t c) {
     // 32 x 32 x 16 pairs take 64 cycles, and twice that where they wait for the cache.
-    return static_cast<double>(r) * static_cast<double>(c) / 128 + static_cast<double>(r) * row_cost(p.rows) +
-           static_cast<double>(c) * column_cost(p.columns);
+    return static_cast<double>(p.steps) *
+           (static_cast<double>(r) * static_cast<double>(c) / 128 + static_cast<double>(r) * row_cost(p.rows) +
+            static_cast<double>(c) * column_cost(p.columns));
   });
   const std::int64_t part_rows = p.shares.most_rows(), part_columns = p.shares.most_columns();
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
@@ -135,9 +136,10 @@ TilesScratch carve_tiles(const GemmArgs& g, const TilesPlan& p, int threads, Car
 
 class TilesProduct {
  public:
-  TilesProduct(const GemmArgs& g, const TilesPlan& p, const TilesScratch& scratch)
+  TilesProduct(const GemmArgs& g, const TilesPlan& p, const TilesScratch& scratch, int threads)
       : g_(g),
         p_(p),
+        threads_(threads),
         scratch_(scratch),
         amx_(amx_kernels(amx_usable())),
         kernels_(gemm_kernels()),
@@ -146,20 +148,20 @@ class TilesProduct {
   void run() const {
     if (g_.bias != nullptr) kernels_.widen(g_.bias_dtype, g_.bias, g_.n, scratch_.bias);
     std::fill_n(scratch_.zeros, scratch_.longest, std::uint16_t{0});
-    parallel_for(p_.shares.count(), 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t) part(t);
+    parallel_jobs(p_.shares.count(), threads_, [&](std::int64_t share, std::int64_t worker) {
+      compute(share, worker);
       amx_.release();
       if (stream_) amx_.fence();
     });
   }
 
  private:
-  void part(std::int64_t t) const {
-    const std::int64_t r0 = p_.shares.first_row(t), r1 = p_.shares.end_row(t), c0 = p_.shares.first_column(t),
-                       c1 = p_.shares.end_column(t);
+  void compute(std::int64_t share, std::int64_t worker) const {
+    const std::int64_t r0 = p_.shares.first_row(share), r1 = p_.shares.end_row(share),
+                       c0 = p_.shares.first_column(share), c1 = p_.shares.end_column(share);
     if (r0 == r1) return;
-    std::uint32_t* const rows = scratch_.rows + t * scratch_.row_pairs;
-    std::uint32_t* const columns = scratch_.columns + t * scratch_.column_pairs;
+    std::uint32_t* const rows = scratch_.rows + worker * scratch_.row_pairs;
+    std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_pairs;
     for (std::int64_t c = c0; c < c1; c += p_.chunk_columns) {
       const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
       for (std::int64_t k0 = 0; k0 < p_.steps; k0 += p_.at_once) {
@@ -186,14 +188,14 @@ class TilesProduct {
           for (std::int64_t j = 0; j < chunk; j += p_.group) {
             product.columns = std::min(chunk - j, p_.group);
             product.b = columns + j * steps;
-            multiply(t, r, c + j, k0 > 0, product);
+            multiply(worker, r, c + j, k0 > 0, product);
           }
         }
       }
     }
   }
 
-  void multiply(std::int64_t t, std::int64_t r, std::int64_t c, bool add, TileProduct& product) const {
+  void multiply(std::int64_t worker, std::int64_t r, std::int64_t c, bool add, TileProduct& product) const {
     if (p_.straight) {
       product.c = static_cast<float*>(g_.c) + r * g_.ldc + c;
       product.ldc = g_.ldc;
@@ -206,7 +208,7 @@ class TilesProduct {
           product, {static_cast<std::uint16_t*>(to.c), to.row_stride, to.bias, to.relu, nullptr, stream_});
     }
     // A few rows at a time, so that their sums are in the first-level cache when they are rounded.
-    product.c = scratch_.sums + t * scratch_.sum_floats;
+    product.c = scratch_.sums + worker * scratch_.sum_floats;
     product.ldc = p_.group;
     const std::int64_t rows = product.rows;
     for (std::int64_t i = 0; i < rows; i += kTilesPanel, product.a += 2 * product.a_rows) {
@@ -280,6 +282,7 @@ class TilesProduct {
 
   const GemmArgs& g_;
   const TilesPlan& p_;
+  const int threads_;
   const TilesScratch& scratch_;
   const AmxKernels amx_;
   const GemmKernels& kernels_;
@@ -313,7 +316,7 @@ void gemm_tiles(const GemmArgs& args, int threads, void* workspace) {
   const TilesPlan plan = tiles_plan(args, threads);
   Carver carver(workspace);
   const TilesScratch scratch = carve_tiles(args, plan, threads, carver);
-  TilesProduct(args, plan, scratch).run();
+  TilesProduct(args, plan, scratch, threads).run();
 }
 
 }  // namespace halfstep::cpu
