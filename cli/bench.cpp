@@ -18,6 +18,7 @@
 #include "halfstep/optim/adam.h"
 #include "halfstep/optim/sgd.h"
 #include "halfstep/runtime/caching_allocator.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
@@ -206,6 +207,7 @@ int run(const BenchOptions& o) {
       line["reserved_peak_mb"] = static_cast<double>(memory.reserved_peak) / 1e6;
     }
     if (winograd() != Winograd::off) line["winograd"] = name(winograd());
+    if (float32_precision() != Float32Precision::highest) line["float32_precision"] = name(float32_precision());
     if (tuning()) line["tuning"] = true;
     if (!device.is_cpu()) line["device_peak_mb"] = training::device_peak_mb(device);
     fmt::print("{}\n", line.dump());

@@ -4,7 +4,8 @@
 // Images keep their layout: where input or weight is channels-last, so is the result, and nothing is reordered on the
 // way. Channels-last is the fast layout. Under autocast they run in the lower precision; sums are float32 regardless of
 // the storage dtype (float64 for float64). Every result is within half a unit in the last place plus the error of a
-// float32 sum of its own products, unless set_winograd() (halfstep/runtime/winograd.h) has allowed more.
+// float32 sum of its own products, unless set_winograd() or set_float32_precision() (halfstep/runtime) has allowed
+// more.
 #pragma once
 
 #include "halfstep/core/tensor.h"

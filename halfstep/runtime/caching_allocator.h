@@ -45,8 +45,8 @@ struct MemoryBlock {
 HS_API MemoryStats memory_stats(Device device = {});
 /// Resets the peaks to what is held now.
 HS_API void reset_peak_memory(Device device = {});
-/// Returns cached memory to the system, on the CPU but for parts of huge pages that are in use; on a device it waits
-/// until its work is done.
+/// Returns cached memory to the system. On the CPU the free parts of huge pages that are in use stay; on a device it
+/// waits until its work is done.
 HS_API void empty_memory_cache(Device device = {});
 /// Turns caching of blocks on or off (default on; HALFSTEP_NO_CACHE=1 turns it off, which is useful with memory
 /// checkers).

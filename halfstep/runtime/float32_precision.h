@@ -16,10 +16,11 @@ enum class Float32Precision : std::int32_t {
 /// Sets it for all devices of the program, including those of plug-ins loaded later. It applies to subsequent calls,
 /// including replays of captured steps. Storage, dtypes and autocast are not affected.
 ///
-/// With `high`, devices with TF32 units round factors to 8 bits of exponent and 10 of mantissa. CPUs with AMX multiply
-/// the sum of two bfloat16 numbers that is nearest to each factor, within 2^-17 of it, without the product of both
-/// second numbers: the result differs by at most 2^-15 of the sum of the products' magnitudes from that of `highest`,
-/// beside float32 rounding. Other devices and CPUs ignore the setting.
+/// With `high`, devices with TF32 units round factors to 8 bits of exponent and 10 of mantissa. CPUs multiply sums of
+/// two bfloat16 numbers, within 2^-17 of each factor whose magnitude is at least 2^-109, where they use AMX for float32
+/// (docs/reference/performance.md says for which shapes). The product of both second numbers is left out: the error is
+/// at most 2^-15 of the sum of the products' magnitudes beside that of `highest`. Other devices and CPUs ignore the
+/// setting.
 ///
 ///     set_float32_precision(Float32Precision::high);
 ///

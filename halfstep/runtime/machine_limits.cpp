@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/machine.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -110,7 +111,11 @@ MachineLimits measure_machine_limits() {
   limits.operations = operations(DType::f32);
   const MachineInfo info = machine();
   limits.bf16_operations = info.bf16_units ? std::max(limits.operations, operations(DType::bf16)) : limits.operations;
-  limits.f16_operations = std::max(limits.operations, operations(DType::f16));
+  // Nothing is slower than in float32, unless that is less precise.
+  limits.f16_operations = operations(DType::f16);
+  if (float32_precision() == Float32Precision::highest) {
+    limits.f16_operations = std::max(limits.operations, limits.f16_operations);
+  }
   limits.inner_bandwidth = bandwidth(limits.inner_bytes / 4, 200);
   limits.cache_bandwidth = bandwidth(limits.cache_bytes / 4, 20);
   limits.memory_bandwidth = bandwidth(std::min<std::int64_t>(8 * limits.cache_bytes, 512'000'000), 4);

@@ -11,7 +11,8 @@ namespace halfstep {
 /// Whether convolutions may be computed by Winograd's algorithms, with fewer multiplications and larger rounding
 /// errors.
 enum class Winograd : std::int32_t {
-  off = 0,        ///< products and sums only: each result within the error of a float32 sum of its own products
+  off = 0,        ///< products and sums only: each result within the error of a float32 sum of its own products (more
+                  ///< with Float32Precision::high)
   tiles_2x2 = 2,  ///< F(2x2, 3x3) where it is faster: 16 products for 4 results instead of 36
   tiles_4x4 = 4,  ///< F(4x4, 3x3) where it is faster still: 36 products for 16 results instead of 144
 };

@@ -28,15 +28,18 @@ constexpr int kFormat = 1;
 constexpr std::uintmax_t kMostFileBytes = 64 << 20;
 
 // Whose times they are.
-Json owner() {
+std::string owner_now() {
   const MachineInfo info = machine();
-  return {{"cpu", info.cpu},
-          {"isa", info.isa},
-          {"threads", info.threads},
-          {"winograd", name(winograd())},
-          {"float32_precision", name(float32_precision())},
-          {"tuning", tuning()},
-          {"library", library_build()}};
+  // Float32Precision::high changes what AMX computes.
+  const bool high = info.isa == "amx" && float32_precision() == Float32Precision::high;
+  const Json owner = {{"cpu", info.cpu},
+                      {"isa", info.isa},
+                      {"threads", info.threads},
+                      {"winograd", name(winograd())},
+                      {"float32_precision", name(high ? Float32Precision::high : Float32Precision::highest)},
+                      {"tuning", tuning()},
+                      {"library", library_build()}};
+  return owner.dump();
 }
 
 // A time that can be one.
@@ -56,7 +59,7 @@ double rate_in(const Json& json) {
 
 fs::path CallTimes::default_file() { return machine_file("calls"); }
 
-CallTimes::CallTimes(CallTimesOptions options) : options_(std::move(options)) {
+CallTimes::CallTimes(CallTimesOptions options) : options_(std::move(options)), owner_(owner_now()) {
   if (options_.file.empty()) options_.file = default_file();
   if (!options_.again) known_ = read(true);
 }
@@ -66,7 +69,7 @@ CallTimes::Content CallTimes::read(bool warn) const {
   if (options_.file.empty() || !fs::exists(options_.file, error)) return {};
   try {
     const Json json = Json::parse(io::read_file(options_.file, kMostFileBytes));
-    if (json.at("format").get<int>() != kFormat || json.at("of") != owner()) return {};
+    if (json.at("format").get<int>() != kFormat || json.at("of") != Json::parse(owner_)) return {};
     Content content;
     if (json.contains("calling")) content.calling = time_in(json.at("calling"));
     if (json.contains("limits")) {
@@ -143,7 +146,7 @@ bool CallTimes::save() {
     if (entry.cache) there.cache = entry.cache;
     if (entry.memory) there.memory = entry.memory;
   }
-  Json json{{"format", kFormat}, {"of", owner()}};
+  Json json{{"format", kFormat}, {"of", Json::parse(owner_)}};
   if (all.calling) json["calling"] = *all.calling;
   if (all.limits) {
     json["limits"] = {

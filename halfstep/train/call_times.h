@@ -67,7 +67,8 @@ class HS_API CallTimes {
   Content read(bool warn) const;
 
   CallTimesOptions options_;
-  Content known_, fresh_;  // of the file, and measured here
+  const std::string owner_;  // the settings when this was made, as JSON
+  Content known_, fresh_;    // of the file, and measured here
   std::int64_t measured_ = 0;
 };
 

@@ -17,6 +17,7 @@
 #include "halfstep/dist/sync_batch_norm.h"
 #include "halfstep/dist/zero.h"
 #include "halfstep/optim/ema.h"
+#include "halfstep/runtime/float32_precision.h"
 #include "halfstep/runtime/log.h"
 #include "halfstep/runtime/tuning.h"
 #include "halfstep/runtime/winograd.h"
@@ -330,6 +331,9 @@ class Run {
                               {"scale", step_.scaler() ? step_.scaler()->get_scale() : 1.0},
                               {"seed", config_.seed}};
     if (winograd() != Winograd::off) fields.emplace_back("winograd", std::string(name(winograd())));
+    if (float32_precision() != Float32Precision::highest) {
+      fields.emplace_back("float32_precision", std::string(name(float32_precision())));
+    }
     if (tuning()) fields.emplace_back("tuning", true);
     if (memory_) {
       fields.emplace_back("recompute", memory_->modules());

@@ -141,13 +141,14 @@ TEST(ConvChoices, GoOnWhereNothingCanBeKept) {
 
 TEST(ConvChoices, AreToldApartByAllThatMatters) {
   const auto signature = [](const ConvGeometry& g, ConvPart part, DType dtype, MemoryFormat format, bool bias,
-                            Winograd allowed) {
+                            Winograd allowed, Float32Precision precision = Float32Precision::highest) {
     const Tensor x = empty({g.n, g.c, g.h, g.w}, {.dtype = dtype}).contiguous(format),
                  w = empty({g.o, g.c, g.kh, g.kw}),
                  y = empty({g.n, g.o, g.oh, g.ow}, {.dtype = dtype}).contiguous(format), b = empty({g.o});
     const TensorView offset = view(b);
     ConvCall call{part, g, view(x), view(w), view(y)};
     if (bias) call.bias = &offset;
+    call.precision = precision;
     return conv_signature(call, allowed);
   };
   const auto last = MemoryFormat::channels_last, first = MemoryFormat::contiguous;
@@ -159,10 +160,13 @@ TEST(ConvChoices, AreToldApartByAllThatMatters) {
       signature(g, ConvPart::output, f32, first, false, Winograd::off),
       signature(g, ConvPart::output, f32, last, true, Winograd::off),
       signature(g, ConvPart::output, f32, last, false, Winograd::tiles_2x2),
+      signature(g, ConvPart::output, f32, last, false, Winograd::off, Float32Precision::high),
       signature(geometry(3, 8, 6, 8, 3, 1, 1), ConvPart::output, f32, last, false, Winograd::off),
       signature(geometry(2, 8, 6, 8, 1, 1, 0), ConvPart::output, f32, last, false, Winograd::off),
       signature(geometry(2, 8, 6, 8, 3, 2, 1), ConvPart::output, f32, last, false, Winograd::off)};
-  EXPECT_EQ(all.size(), 9U);
+  EXPECT_EQ(all.size(), 10U);
+  EXPECT_EQ(signature(g, ConvPart::output, bf16, last, false, Winograd::off, Float32Precision::high),
+            signature(g, ConvPart::output, bf16, last, false, Winograd::off));
 }
 
 TEST(ConvPathsThatServe, BeginWithTheModelsAndHaveNoneTwice) {

@@ -54,6 +54,13 @@ TEST(Gemm, PathFollowsShapeDtypeAndInstructionSet) {
     EXPECT_EQ(path(bf16, f32, f32, isa), GemmPath::blocked);
     EXPECT_EQ(path(bf16, bf16, f16, isa), GemmPath::blocked);
   }
+  // In two parts float32 takes less than by vector instructions from smaller products on.
+  g.m = g.n = g.k = 64;
+  EXPECT_EQ(path(f32, f32, f32, Isa::amx), GemmPath::blocked);
+  g.precision = Float32Precision::high;
+  EXPECT_EQ(path(f32, f32, f32, Isa::amx), amx_usable() ? GemmPath::split : GemmPath::blocked);
+  EXPECT_EQ(path(f32, f32, f32, Isa::avx512), GemmPath::blocked);
+  g.precision = Float32Precision::highest;
   g.m = g.n = g.k = 16;  // A primitive's call costs more.
   EXPECT_EQ(path(bf16, bf16, bf16, Isa::amx), GemmPath::blocked);
   g.batch = 4096;

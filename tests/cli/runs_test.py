@@ -169,6 +169,15 @@ class Log(ProgramTest):
             out = self.run_program("bench", "mlp", "--steps", "1", "--warmup", "0", "--batch-size", "1", *arguments, env=variables)[1]
             self.assertEqual(json.loads(out).get("winograd"), said, (arguments, variables))
 
+    def test_less_precise_float32_is_named(self):
+        self.data()
+        for arguments, variables, said in (((), {}, None), (("--tf32",), {}, "high"), ((), {"HALFSTEP_TF32": "1"}, "high"),
+                                           ((), {"HALFSTEP_TF32": "0"}, None)):
+            self.train("data", "--epochs", "1", "--no-out", "--log-json", "log", "-q", *arguments, env=variables)
+            self.assertEqual(events(self.folder / "log")[0].get("float32_precision"), said, (arguments, variables))
+            out = self.run_program("bench", "mlp", "--steps", "1", "--warmup", "0", "--batch-size", "1", *arguments, env=variables)[1]
+            self.assertEqual(json.loads(out).get("float32_precision"), said, (arguments, variables))
+
     def test_levels_say_what_they_are_and_scale_in_f16(self):
         self.data()
         for level, dtype, said, scaled in (("O0", None, "O0", False), ("O1", None, "O1", True), ("O2", "bf16", "O2 bf16", False),

@@ -31,7 +31,7 @@ class Float32PrecisionOnTheCpu : public testing::Test {
   void SetUp() override {
     if (!default_device().is_cpu()) GTEST_SKIP() << "of the CPU's kernels";
   }
-  void TearDown() override { set_float32_precision(Float32Precision::highest); }
+  void TearDown() override { set_float32_precision(before_); }
 
   static std::vector<double> at(Float32Precision precision, const std::function<Tensor()>& f) {
     set_float32_precision(precision);
@@ -39,6 +39,9 @@ class Float32PrecisionOnTheCpu : public testing::Test {
     set_float32_precision(Float32Precision::highest);
     return result;
   }
+
+ private:
+  const Float32Precision before_ = float32_precision();
 };
 
 struct Op {

@@ -265,7 +265,8 @@ TEST_F(StepTimes, TimesOfAnotherMachineAreNotTaken) {
     ASSERT_TRUE(known.save());
   }
   const std::string here = text();
-  for (const char* field : {"\"cpu\": \"", "\"isa\": \"", "\"library\": \"", "\"winograd\": \""}) {
+  for (const char* field :
+       {"\"cpu\": \"", "\"isa\": \"", "\"library\": \"", "\"winograd\": \"", "\"float32_precision\": \""}) {
     std::string changed = here;
     ASSERT_NE(changed.find(field), std::string::npos) << field;
     changed.insert(changed.find(field) + std::string_view(field).size(), "another ");

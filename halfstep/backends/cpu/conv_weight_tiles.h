@@ -19,7 +19,8 @@ bool weight_repays_packing(const ConvCall& call) noexcept;
 bool tiles_suit(const ConvCall& call) noexcept;
 
 /// The weight's gradient, on the tiles of AMX or by their model. Sums are float32. Their error has the same bound as
-/// that of weight_by_products(), or of weight_by_pair_products() for bf16. The result is the same for any number of
+/// that of weight_by_products(), or of weight_by_pair_products() for bf16; Float32Precision::high adds 2^-15 of the sum
+/// of the products' magnitudes. The result is the same for any number of
 /// threads.
 ///
 /// The tiles also multiply the zeros between lines by places of the input. Where a place isn't finite, that may give

@@ -54,7 +54,8 @@ void gemm_tiles(const GemmArgs& args, int threads, void* workspace);
 /// Products of float32 or float16 on the tiles of AMX, or by their model, of elements that are split into sums of
 /// bfloat16. split_serves(): both operands are contiguous in one dimension. The error of a sum of k products is at most
 /// (k + 4) 2^-24 of the sum of their magnitudes, which is about the bound of k float32 additions, plus 12 k 2^-126,
-/// since intermediate values below 2^-126 count as 0.
+/// since intermediate values below 2^-126 count as 0. Float32Precision::high adds 2^-15 of the sum of magnitudes for
+/// float32 elements of at least 2^-109.
 bool split_serves(const GemmArgs& args) noexcept;
 /// Whether that is faster than gemm_blocked() on a processor with AMX, by shape alone.
 bool split_suits(const GemmArgs& args) noexcept;

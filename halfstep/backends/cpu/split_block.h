@@ -6,7 +6,7 @@
 // then. They add up to the number exactly if its magnitude is at least 2^-110. Units that flush subnormal numbers
 // multiply all three parts if it is at least 2^-103; below, a part under 2^-126 counts as 0. float16: two parts, which
 // always add up exactly. For Float32Precision::high float32 numbers are split into two parts, the second one rounded;
-// they add up to the number within 2^-17 of it.
+// they add up to the number within 2^-17 of it if its magnitude is at least 2^-109.
 //
 // At least one part of an infinity, of NaN, and of a magnitude that rounds to 2^128 is infinite or NaN, and so is every
 // sum of products with all parts.
