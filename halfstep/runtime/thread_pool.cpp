@@ -35,11 +35,12 @@ constexpr std::int64_t kMaxRanges = 65535;
 constexpr std::int64_t kIdleSpin = 1'000'000;
 constexpr std::int64_t kWaitSpin = 100'000;
 // How often a thread checks how long it was runnable without a processor, and what counts as contention: at least this
-// long in total, and a quarter of the time that it ran, in two checks one after another. Interrupts and short kernel
-// work stay below. A daemon that takes a processor for some milliseconds now and then is in one check only: resting for
-// it took 3% of a training step's time.
+// long in total, and a quarter of the time that it ran, twice within kAgain. Interrupts and short kernel work stay
+// below. A program that competes gets a time slice every 5 to 24 ms. Resting for a daemon that takes a processor for
+// some milliseconds, three to five times a second, took 3% of a training step's time.
 constexpr std::int64_t kLookAfter = 5'000'000;
 constexpr std::int64_t kDelayed = 500'000;
+constexpr std::int64_t kAgain = 50'000'000;
 // Without those counters: a gap this long between two looks at the clock of a spinning thread. Measured on two cores
 // with two MLP trainings: 60 microseconds give 107 to 112% of the steps that one makes, 150 give 71%, since gaps are
 // often shorter; with 30 a quiet machine's interrupts are taken for others, and one makes 66%.
@@ -119,22 +120,17 @@ struct Pool {
 /// How long the calling thread ran, and how long it was runnable without a processor, as Linux counts.
 class Delays {
  public:
-  /// Reads the counters if the last time is long enough ago. Whether the thread was kept from running since then, and
-  /// between the two times before.
+  /// Reads the counters if the last time is long enough ago. Whether there is contention.
   bool look(Pool& pool) noexcept {
     const std::int64_t t = now();
     if (t - at_ < kLookAfter) return false;
     at_ = t;
     std::int64_t ran = 0, delayed = 0;
     if (!read(ran, delayed)) return false;
-    const bool before = waited_;
-    waited_ = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
-    ran_ = ran;
-    delayed_ = delayed;
-    known_ = true;
     pool.delays_known.store(true, std::memory_order_relaxed);
-    return waited_ && before;
+    return contention_.check(t, ran, delayed);
   }
+  void rested() noexcept { contention_.rested(now()); }
 
  private:
   // Opened each time: it takes microseconds, and a file kept open would be another thread's in a child of fork().
@@ -150,8 +146,8 @@ class Delays {
     return error == std::errc() && space != end && std::from_chars(space + 1, end, delayed).ec == std::errc();
   }
 
-  bool known_ = false, waited_ = false;
-  std::int64_t at_ = 0, ran_ = 0, delayed_ = 0;
+  Contention contention_;
+  std::int64_t at_ = 0;
 };
 thread_local Delays t_delays;
 
@@ -236,6 +232,7 @@ void work(Pool& pool, int index) noexcept {
     if (spun == Spun::put_aside) {
       length = now() - rested_until < kStill ? std::min(2 * length, kRestAtMost) : kRest;
       rested_until = rest(pool, from, length);
+      t_delays.rested();
       continue;
     }
     pool.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -323,6 +320,15 @@ int take_slot(Pool& pool) noexcept {
 }
 
 }  // namespace
+
+bool Contention::check(std::int64_t now, std::int64_t ran, std::int64_t delayed) noexcept {
+  const bool kept = known_ && delayed - delayed_ >= kDelayed && 4 * (delayed - delayed_) >= ran - ran_;
+  known_ = true, ran_ = ran, delayed_ = delayed;
+  if (!kept) return false;
+  const bool again = kept_ && now - last_ <= kAgain;
+  kept_ = true, last_ = now;
+  return again;
+}
 
 void pool_between_jobs() noexcept {
   const LateOffer* const call = t_late_offer;

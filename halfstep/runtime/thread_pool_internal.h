@@ -19,6 +19,22 @@ void pool_run(std::int64_t ranges, int threads, void (*body)(void* context, std:
 /// To be called by `body` after each part of a range: offers the call to resting workers once it has run long enough.
 void pool_between_jobs() noexcept;
 
+/// Whether a thread competes with another program for its processor, by what Linux counts.
+class HS_API Contention {
+ public:
+  /// The thread's counters at `now`: how long it ran, and how long it was runnable without a processor. All are
+  /// nanoseconds. True if it was kept from running since the last call, and another time within the last 50 ms: a
+  /// program that competes takes the processor again and again, a daemon takes it for some milliseconds now and then.
+  bool check(std::int64_t now, std::int64_t ran, std::int64_t delayed) noexcept;
+  /// The thread rested until `now`: the next time that it is kept from running counts at once.
+  void rested(std::int64_t now) noexcept { last_ = now, kept_ = true; }
+
+ private:
+  bool known_ = false, kept_ = false;
+  std::int64_t last_ = 0;  // when it was kept from running
+  std::int64_t ran_ = 0, delayed_ = 0;
+};
+
 /// For tests: lets one worker rest after the next call; the number of workers that rest now.
 HS_API void pool_ask_for_rest() noexcept;
 HS_API int pool_resting() noexcept;

@@ -39,7 +39,7 @@ std::string owner_now() {
                       {"float32_precision", name(high ? Float32Precision::high : Float32Precision::highest)},
                       {"tuning", tuning()},
                       {"library", library_build()}};
-  return owner.dump();
+  return owner.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 // A time that can be one.

@@ -30,9 +30,9 @@ struct CallTimesOptions {
 
 /// Times of kernel calls on the CPU, by debug::signature(): what isn't known is measured when it is asked for. The file
 /// belongs to one processor model, instruction set, number of threads, setting of Winograd's tiles, precision of
-/// float32, setting of tuning and build of the library; what it says of another is ignored, and so is a damaged one,
-/// with a warning. Several programs may use one file: each adds what it has measured, and the file is replaced as a
-/// whole. One thread at a time.
+/// float32, setting of tuning and build of the library, as they are when this is made; what it says of another is
+/// ignored, and so is a damaged one, with a warning. Several programs may use one file: each adds what it has measured,
+/// and the file is replaced as a whole. One thread at a time.
 class HS_API CallTimes {
  public:
   /// Reads the file, if there is one.

@@ -357,6 +357,42 @@ TEST(Parallel, RestingWorkersHelpWithLongCallsOnly) {
   EXPECT_TRUE(shared);
 }
 
+// A thread that checks every 5 ms, beside a program with time slices of `slice` ms, one after each `every` ms.
+int contended_checks(int slice, int every, int checks) {
+  detail::Contention contention;
+  constexpr std::int64_t kMs = 1'000'000;
+  std::int64_t now = 0, ran = 0, delayed = 0;
+  int found = 0;
+  for (std::int64_t ms = 0, next = 0; checks > 0; ++ms) {
+    now = ms * kMs;
+    (ms % every < slice ? delayed : ran) += kMs;
+    // The check waits until the thread runs.
+    if (ms < next || ms % every < slice) continue;
+    next = ms + 5;
+    --checks;
+    found += contention.check(now, ran, delayed) ? 1 : 0;
+  }
+  return found;
+}
+
+TEST(Parallel, ContentionIsWhatGoesOn) {
+  EXPECT_GT(contended_checks(3, 6, 100), 50);    // slices of EEVDF
+  EXPECT_GT(contended_checks(12, 24, 100), 25);  // slices of CFS on many processors
+  EXPECT_EQ(contended_checks(2, 200, 1000), 0);  // a daemon
+  EXPECT_EQ(contended_checks(0, 100, 1000), 0);
+  constexpr std::int64_t kMs = 1'000'000;
+  detail::Contention contention;
+  EXPECT_FALSE(contention.check(0, 0, 50 * kMs)) << "what was before isn't known";
+  EXPECT_FALSE(contention.check(5 * kMs, 3 * kMs, 52 * kMs)) << "once";
+  EXPECT_FALSE(contention.check(100 * kMs, 90 * kMs, 52 * kMs));
+  EXPECT_FALSE(contention.check(105 * kMs, 93 * kMs, 54 * kMs)) << "long after";
+  EXPECT_FALSE(contention.check(110 * kMs, 98 * kMs, 54 * kMs));
+  EXPECT_TRUE(contention.check(115 * kMs, 101 * kMs, 56 * kMs)) << "twice in 10 ms";
+  EXPECT_FALSE(contention.check(120 * kMs, 106 * kMs - 1, 56 * kMs + 400'000)) << "short";
+  contention.rested(400 * kMs);
+  EXPECT_TRUE(contention.check(410 * kMs, 108 * kMs, 60 * kMs)) << "after a rest once is enough";
+}
+
 // Signals whose handlers are the program's own reach the program's own threads.
 TEST(Parallel, WorkersTakeNoSignals) {
   const test::ThreadsGuard set(2);

@@ -340,12 +340,13 @@ Status weight_by_parts(KernelContext* context, ConvCall& call) {
   const std::int64_t panels = divide_up(g.c, kPanel), all = g.o * g.kh * g.kw * panels * kPanel;
   const std::int64_t filters = std::min(g.o, kPacking.filters), blocks = divide_up(g.o, filters);
   const std::int64_t threads = in_parallel_region() ? 1 : num_threads();
-  // Shares of the channels where there are too few blocks of filters. Each share packs the filters again: several for a
-  // thread, so that idle threads can steal some, have enough to multiply.
-  const std::int64_t wanted = divide_up(kJobsOfThread * threads, chunks.terms * blocks),
-                     large = panels * g.kh * g.kw / kTapsOfShare,
-                     shares =
-                         std::min(panels, std::max(divide_up(threads, chunks.terms * blocks), std::min(wanted, large)));
+  // Where there are too few terms and blocks of filters, they are cut into shares of the channels. Each share packs the
+  // filters and finds the input's places again. Shares that multiply enough to repay that may be several for a thread:
+  // idle threads steal some.
+  const std::int64_t whole = chunks.terms * blocks,
+                     wanted = threads > 1 ? divide_up(kJobsOfThread * threads, whole) : 1;
+  const std::int64_t large = panels * g.kh * g.kw / kTapsOfShare,
+                     shares = std::min(panels, std::max(divide_up(threads, whole), std::min(wanted, large)));
   const std::int64_t jobs = chunks.terms * blocks * shares, workers = num_workers(jobs);
   const std::int64_t pairs = chunks.pairs(order);
   const std::int64_t filter_room = pairs * kParts * round_up(filters, kTileLanes);

@@ -42,7 +42,8 @@ GemmShares share_product(std::int64_t rows, std::int64_t columns, std::int64_t p
   constexpr double kAllowed = 1.03;        // of the time that one share a thread takes
   GemmShares shares = {rows, columns, panel, 1, threads};
   double one = 0;
-  for (std::int64_t each = 1; each <= kMostShares && (each == 1 || threads > 1); each *= 2) {
+  for (std::int64_t each = 1; each <= kMostShares; each *= 2) {
+    if (each > 1 && (threads == 1 || one < static_cast<double>(each) * kLeastCycles)) break;
     GemmShares more = shares;
     double least = 0;
     for (std::int64_t parts = 1; parts <= threads * each; ++parts) {

@@ -108,7 +108,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
 }
 
 struct SplitScratch {
-  std::uint32_t *rows, *columns;  // a part for each thread
+  std::uint32_t *rows, *columns;  // a part for each worker
   float *sums, *bias;
   float* zeros;  // a line of zeros of any dtype, for steps behind the last one
   char* again;   // workspace of blocks that are computed again

@@ -113,7 +113,7 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
 }
 
 struct TilesScratch {
-  std::uint32_t *rows, *columns;  // a part for each thread
+  std::uint32_t *rows, *columns;  // a part for each worker
   float *bias, *sums;
   std::uint16_t* zeros;  // for steps behind the last one
   std::int64_t longest;  // of these
