@@ -410,7 +410,7 @@ bool tiles_serve(const ConvCall& call) noexcept {
 
 bool weight_repays_packing(const ConvCall& call) noexcept {
   // Measured on a Granite Rapids, layer by layer of ResNet-50, YOLOv5n and others. In float32 the input is split in
-  // three, which takes enough filters.
+  // three parts (or two, for which this wasn't measured), which takes enough filters.
   const ConvGeometry& g = call.geometry;
   const DType dtype = call.input.dtype;
   const std::int64_t weights = g.o * g.kh * g.kw * g.c;
