@@ -83,6 +83,7 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
     const std::uint32_t* from = a + *run;
     for (const std::int64_t end = s + run_steps; s < end; s += kTileLanes, from += p.a_steps, b += columns) {
       multiply_steps<Machine, Rows, Columns, Parts>(m, p, from, row, b);
+      m.keep_vectors_on();
       meanwhile();
     }
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -30,9 +31,10 @@ constexpr std::int64_t kFilterBytes = 768 << 10, kPanelBytes = 512 << 10;
 struct Packing {
   std::int64_t filters;
   std::int64_t panels;  // where there is one tap
-  std::int64_t pairs;   // multiplied at a time: those of 32 filters and of a panel stay in the first-level cache
+  std::int64_t pairs;   // multiplied at a time
 };
-constexpr Packing kPackings[] = {{}, {512, 8, 128}, {256, 4, 48}, {256, 4, 32}};
+constexpr std::int64_t kAllPairs = std::numeric_limits<std::int64_t>::max();
+constexpr Packing kPackings[] = {{}, {512, 8, 128}, {256, 4, kAllPairs}, {256, 4, kAllPairs}};
 // The most places that are numbered, or packed, for one that is seen.
 constexpr std::int64_t kMostPadding = 4;
 // The most places that a window may span. Wide dilations see mostly padding.

@@ -27,11 +27,11 @@ namespace {
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 // Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
-// The most steps of a sum that is computed in one go. Longer sums take kSplitSteps at a time, for blocks of rows and
-// columns whose packed parts and sums fit the second-level cache together.
-constexpr std::int64_t kSplitInOneGo = 512, kSplitSteps = 128, kSplitRows = 512, kSplitColumns = 384;
-// Pairs that are multiplied at a time, so that those of a panel stay in the first-level cache for all rows.
-constexpr std::int64_t kSplitPairs = 64;
+// The most steps of a sum that is computed in one go. Longer sums take as many of them at a time as leave packed rows
+// and columns these bytes, but at least kFewestAtOnce, for blocks of rows and columns whose sums stay in the
+// second-level cache too.
+constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 896 << 10, kFewestAtOnce = 128, kSplitRows = 512,
+                       kSplitColumns = 384;
 // Bytes of packed columns, of packed rows, and of sums where sums are computed in one go.
 constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
 // Results bypass the caches from twice the size of past_caches.h on, as those of gemm_tiles.cpp.
@@ -80,7 +80,9 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   if (p.swap) std::swap(p.rows, p.columns);
   const std::int64_t steps = round_up(g.k, kSplitGroup);
   const bool in_one_go = steps <= kSplitInOneGo;
-  p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, kSplitSteps)), kSplitGroup);
+  const std::int64_t lines = std::min(p.rows.count, kSplitRows) + std::min(p.columns.count, kSplitColumns),
+                     most = std::clamp(kSplitBytes / (2 * count_parts(p.parts) * lines), kFewestAtOnce, kSplitInOneGo);
+  p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, most)), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
   };
@@ -203,6 +205,7 @@ class SplitProduct {
       product.parts = p_.parts;
       const std::int64_t steps = round_up(std::min(p_.at_once, g_.k - k), kSplitGroup) / 2;
       product.steps = steps;
+      product.accumulate = k > 0;
       product.rows = rows;
       product.set_packed(packed_rows);
       product.ldc = kSplitPanel;
@@ -211,13 +214,8 @@ class SplitProduct {
       for (std::int64_t j = 0; j < chunk; j += kSplitPanel) {
         product.columns = std::min(kSplitPanel, chunk - j);
         product.c = sums + j * p_.block_rows;
-        for (std::int64_t s = 0; s < steps; s += kSplitPairs) {
-          product.steps = std::min(kSplitPairs, steps - s);
-          product.accumulate = k > 0 || s > 0;
-          product.a = packed_rows + s / kTileLanes * product.a_steps;
-          product.b = packed_columns + (j * steps + s * kSplitPanel) * kParts;
-          amx_.multiply(product);
-        }
+        product.b = packed_columns + j * steps * kParts;
+        amx_.multiply(product);
       }
     }
     finish(worker, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
