@@ -70,7 +70,7 @@ TEST_P(SplitBlock, AddsUpAlong) {
       const std::vector<float> from = numbers(n);
       const std::int64_t groups = (n + 31) / 32, part = 20, group = 100;
       std::vector<std::uint32_t> to(static_cast<std::size_t>(groups * group), kUntouched);
-      split_along<Number>(from.data(), n, {to.data(), part}, group);
+      split_along<Number>(from.data(), n, {to.data(), part}, group, 0);
       const auto at = [&](std::int64_t i) { return i < n ? from[static_cast<std::size_t>(i)] : 0.0F; };
       for (std::int64_t g = 0; g < groups; ++g) {
         for (std::int64_t i = 0; i < 16; ++i) {
@@ -100,7 +100,7 @@ TEST_P(SplitBlock, AddsUpHalves) {
   std::vector<std::uint32_t> to(1024);
   for (std::size_t i = 0; i < all.size(); i += 1024) {
     const Half* const from = all.data() + i;
-    split_along<SplitHalf>(from, 1024, {to.data(), 16}, 32);
+    split_along<SplitHalf>(from, 1024, {to.data(), 16}, 32, 0);
     for (std::size_t j = 0; j < 1024; ++j) {
       if (j % 32 < 16) expect(to.data() + j / 32 * 32 + j % 32, 16, at(i + j), at(i + j + 16));
     }
@@ -186,7 +186,7 @@ TEST_P(SplitBlock, KeepsWhatIsNotFinite) {
         std::vector<float> from(32, 1.0F);
         from[static_cast<std::size_t>(at)] = std::bit_cast<float>(bits);
         std::vector<std::uint32_t> to(48);
-        split_along<Number>(from.data(), 32, {to.data(), 16}, 48);
+        split_along<Number>(from.data(), 32, {to.data(), 16}, 48, 0);
         bool found = false;
         for (std::int64_t p = 0; p < Number::kParts; ++p) {
           const std::uint32_t pair = to[static_cast<std::size_t>(p * 16 + at % 16)];

@@ -35,6 +35,7 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
       if constexpr (Columns == 2) m.template multiply<1, 4, 7>();
       if constexpr (Rows == 2) m.template multiply<2, 5, 6>();
       if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
+      if (p.beside != nullptr) p.beside(p.beside_state);
     };
     // The largest product comes last, so that small ones are added up first. This order needs the fewest loads.
     if constexpr (Parts == TileParts::three) {
@@ -96,7 +97,7 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
 // f(row, column, shape) for all blocks, column by column, with tiles of this shape.
 template <class Machine, class F>
 HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
-  BlockShape& configured = m.configured();
+  BlockShape configured = m.configured();  // looked up once: it belongs to the thread
   for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
     for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
       const BlockShape shape = {std::min(kBlockSide, p.rows - r), std::min(kBlockSide, p.columns - c)};
@@ -107,6 +108,7 @@ HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&&
       f(r, c, shape);
     }
   }
+  m.configured() = configured;
 }
 template <class Machine, TileParts Parts, class Meanwhile>
 HALFSTEP_TILE_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,

@@ -53,7 +53,16 @@ struct TileProduct {
   /// Memory that multiply_rounded() prefetches into the second-level cache, because the next product reads it.
   const void* next = nullptr;
   std::int64_t next_bytes = 0;
+  /// Of elements of several parts: what multiply() calls after each four products of tiles, or fewer at the edges. It
+  /// must not use tiles (side_work.h).
+  void (*beside)(void* state) = nullptr;
+  void* beside_state = nullptr;
 
+  /// How often `beside` is called.
+  std::int64_t count_beside() const {
+    const std::int64_t side = 2 * kTileLanes;
+    return (rows + side - 1) / side * ((columns + side - 1) / side) * (steps / kTileLanes) * count_products(parts);
+  }
   /// Sets a as packed memory, when `steps` and `parts` are set: each 16 steps have those of all parts after each other.
   void set_packed(const std::uint32_t* packed) {
     a = packed;

@@ -18,6 +18,7 @@
 #include "halfstep/backends/cpu/gemm_shares.h"
 #include "halfstep/backends/cpu/past_caches.h"
 #include "halfstep/backends/cpu/round_up.h"
+#include "halfstep/backends/cpu/side_work.h"
 #include "halfstep/backends/cpu/split_block.h"
 #include "halfstep/runtime/parallel.h"
 
@@ -55,6 +56,11 @@ SplitSide columns_of(const GemmArgs& g) { return {g.b.data, g.n, g.b.col_stride,
 /// Cycles to split and pack an element of float32, about, those of a product of parts, and those to write a result.
 constexpr double kAcross = 0.4, kTurned = 0.8, kPartProduct = 1.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
 
+/// Instructions, about: for a row, and to split and pack 16 pairs of it.
+constexpr std::int64_t kRowSteps = 30, kPairSteps = 45;
+/// Rows that are fetched while one is packed.
+constexpr std::int64_t kRowsAhead = 2;
+
 struct SplitPlan {
   bool swap;  // the result is computed turned
   TileParts parts;
@@ -62,6 +68,9 @@ struct SplitPlan {
   std::int64_t at_once;  // steps in one go, a multiple of 32
   GemmShares shares;
   std::int64_t block_rows, chunk_columns;
+  bool rows_ahead;  // a block's rows are packed while the block before is multiplied
+
+  std::int64_t row_blocks() const { return rows_ahead ? 2 : 1; }
 };
 
 double row_cost(const SplitSide& s) { return s.along() ? kAcross : kTurned; }
@@ -80,6 +89,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   if (p.swap) std::swap(p.rows, p.columns);
   const std::int64_t steps = round_up(g.k, kSplitGroup);
   const bool in_one_go = steps <= kSplitInOneGo;
+  p.rows_ahead = p.rows.along() && in_one_go;
   const std::int64_t lines = std::min(p.rows.count, kSplitRows) + std::min(p.columns.count, kSplitColumns),
                      most = std::clamp(kSplitBytes / (2 * count_parts(p.parts) * lines), kFewestAtOnce, kSplitInOneGo);
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, most)), kSplitGroup);
@@ -110,7 +120,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
 }
 
 struct SplitScratch {
-  std::uint32_t *rows, *columns;  // a part for each worker
+  std::uint32_t *rows, *columns;  // a part for each worker: of rows, SplitPlan::row_blocks() blocks
   float *sums, *bias;
   float* zeros;  // a line of zeros of any dtype, for steps behind the last one
   char* again;   // workspace of blocks that are computed again
@@ -138,7 +148,7 @@ SplitScratch carve_split(const GemmArgs& g, const SplitPlan& p, int threads, Car
   s.row_size = p.block_rows / kTileLanes * groups * kRowPart;
   s.column_size = p.chunk_columns / kSplitPanel * groups * kPanelPart;
   s.sum_size = p.block_rows * p.chunk_columns;
-  s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(s.row_size * threads));
+  s.rows = reinterpret_cast<std::uint32_t*>(carver.floats(p.row_blocks() * s.row_size * threads));
   s.columns = reinterpret_cast<std::uint32_t*>(carver.floats(s.column_size * threads));
   s.sums = carver.floats(s.sum_size * threads);
   if (g.bias != nullptr) s.bias = carver.floats(g.n);
@@ -186,39 +196,57 @@ class SplitProduct {
     const std::int64_t r0 = p_.shares.first_row(share), r1 = p_.shares.end_row(share),
                        c0 = p_.shares.first_column(share), c1 = p_.shares.end_column(share);
     std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_size;
+    std::uint32_t* rows = scratch_.rows + worker * p_.row_blocks() * scratch_.row_size;
+    std::uint32_t* next_rows = rows + (p_.row_blocks() - 1) * scratch_.row_size;
     for (std::int64_t c = c0; c < c1 && r0 < r1; c += p_.chunk_columns) {
       const std::int64_t chunk = std::min(c1, c + p_.chunk_columns) - c;
       if (p_.at_once >= g_.k) pack_columns(c, chunk, 0, columns);
+      if (p_.rows_ahead) pack_rows(block(r0, r1, 0), rows);
       for (std::int64_t r = r0; r < r1; r += p_.block_rows) {
-        multiply(worker, r, std::min(r1, r + p_.block_rows) - r, c, chunk);
+        multiply(worker, block(r, r1, 0), block(r + p_.block_rows, r1, 0), c, chunk, rows, next_rows);
+        std::swap(rows, next_rows);
       }
     }
   }
 
-  void multiply(std::int64_t worker, std::int64_t r, std::int64_t rows, std::int64_t c, std::int64_t chunk) const {
-    std::uint32_t* const packed_rows = scratch_.rows + worker * scratch_.row_size;
-    std::uint32_t* const packed_columns = scratch_.columns + worker * scratch_.column_size;
+  /// Some rows and steps: the first ones, and how many.
+  struct RowsAndSteps {
+    std::int64_t r, rows, k, steps;
+    std::int64_t groups() const { return divide_up(steps, kSplitGroup); }
+  };
+  // Of rows [r, end) and steps from k on; without rows if r isn't before `end`.
+  RowsAndSteps block(std::int64_t r, std::int64_t end, std::int64_t k) const {
+    return {r, std::max<std::int64_t>(std::min(end - r, p_.block_rows), 0), k, std::min(p_.at_once, g_.k - k)};
+  }
+
+  // All steps of a block's rows, and meanwhile those of the next one are packed if they are packed ahead.
+  void multiply(std::int64_t worker, RowsAndSteps own, const RowsAndSteps& next, std::int64_t c, std::int64_t chunk,
+                std::uint32_t* rows, std::uint32_t* next_rows) const {
+    std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_size;
     float* const sums = scratch_.sums + worker * scratch_.sum_size;
-    const bool in_one_go = p_.at_once >= g_.k;
-    for (std::int64_t k = 0; k < g_.k; k += p_.at_once) {
+    const auto pack_next = [&](std::int64_t i) { pack_row(next, i, next_rows); };
+    SideWork ahead(pack_next, p_.rows_ahead ? next.rows : 0, kRowSteps + kPairSteps * next.groups());
+    for (; own.k < g_.k; own.k += p_.at_once) {
+      own.steps = std::min(p_.at_once, g_.k - own.k);
+      if (!p_.rows_ahead) pack_rows(own, rows);
+      if (p_.at_once < g_.k) pack_columns(c, chunk, own.k, columns);
       TileProduct product = {};
       product.parts = p_.parts;
-      const std::int64_t steps = round_up(std::min(p_.at_once, g_.k - k), kSplitGroup) / 2;
-      product.steps = steps;
-      product.accumulate = k > 0;
-      product.rows = rows;
-      product.set_packed(packed_rows);
+      product.steps = own.groups() * kTileLanes;
+      product.accumulate = own.k > 0;
+      product.rows = own.rows;
+      product.set_packed(rows);
       product.ldc = kSplitPanel;
-      pack_rows(r, rows, k, packed_rows);
-      if (!in_one_go) pack_columns(c, chunk, k, packed_columns);
       for (std::int64_t j = 0; j < chunk; j += kSplitPanel) {
         product.columns = std::min(kSplitPanel, chunk - j);
         product.c = sums + j * p_.block_rows;
-        product.b = packed_columns + j * steps * kParts;
+        product.b = columns + j * product.steps * kParts;
+        ahead.attach(product, divide_up(chunk - j, kSplitPanel));
         amx_.multiply(product);
       }
+      ahead.finish();
     }
-    finish(worker, {sums, kSplitPanel * p_.block_rows, rows, chunk}, r, c);
+    finish(worker, {sums, kSplitPanel * p_.block_rows, own.rows, chunk}, own.r, c);
   }
 
   // Writes a block of the result. If it has sums that aren't finite, each 32 x 32 of it is either written or computed
@@ -248,25 +276,27 @@ class SplitProduct {
     return step < g_.k ? s.template at<Element>(first, step) : reinterpret_cast<const Element*>(scratch_.zeros);
   }
 
-  void pack_rows(std::int64_t first, std::int64_t count, std::int64_t k, std::uint32_t* to) const {
-    const std::int64_t n = std::min(p_.at_once, g_.k - k), groups = divide_up(n, kSplitGroup);
+  // Row i of rows that are along.
+  void pack_row(const RowsAndSteps& block, std::int64_t i, std::uint32_t* to) const {
     constexpr std::int64_t kGroup = kParts * kRowPart;
+    std::uint32_t* const at = to + i / kTileLanes * block.groups() * kGroup + i % kTileLanes * kTileLanes;
+    split_along<Number>(rows_.template at<Element>(block.r + i, block.k), block.steps, {at, kRowPart}, kGroup,
+                        kRowsAhead * rows_.outer);
+  }
+  void pack_rows(const RowsAndSteps& block, std::uint32_t* to) const {
     if (rows_.along()) {
-      for (std::int64_t r = 0; r < count; ++r) {
-        std::uint32_t* const at = to + r / kTileLanes * groups * kGroup + r % kTileLanes * kTileLanes;
-        split_along<Number>(rows_.template at<Element>(first + r, k), n, {at, kRowPart}, kGroup);
-      }
+      for (std::int64_t i = 0; i < block.rows; ++i) pack_row(block, i, to);
       return;
     }
     std::array<const Element*, kSplitGroup> lines;
-    const std::int64_t ahead = kSplitGroup * rows_.k;
+    const std::int64_t ahead = kSplitGroup * rows_.k, groups = block.groups();
     for (std::int64_t group = 0; group < groups; ++group) {
       for (std::int64_t i = 0; i < kSplitGroup; ++i) {
-        lines[static_cast<std::size_t>(i)] = line(rows_, first, k + group * kSplitGroup + i);
+        lines[static_cast<std::size_t>(i)] = line(rows_, block.r, block.k + group * kSplitGroup + i);
       }
-      for (std::int64_t r = 0; r < count; r += kTileLanes) {
-        split_turned<Number>(lines.data(), count - r, {to + (r / kTileLanes * groups + group) * kGroup, kRowPart},
-                             ahead);
+      for (std::int64_t r = 0; r < block.rows; r += kTileLanes) {
+        split_turned<Number>(lines.data(), block.rows - r,
+                             {to + (r / kTileLanes * groups + group) * kParts * kRowPart, kRowPart}, ahead);
         for (const Element*& at : lines) at += kTileLanes;
       }
     }

@@ -18,7 +18,6 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kSplitLanes = 16;
-constexpr std::int64_t kSplitAhead = 512;  // numbers: lines are read one after another, mostly
 constexpr std::uint32_t kUpper = 0xFFFF0000, kHalfOfLower = 0x8000, kExponent = 0x7F800000;
 
 // Whether the last part is rounded. NaN isn't: the sum might be zero.
@@ -126,11 +125,11 @@ HALFSTEP_SPLIT_UNITS void turn_sixteen(const std::uint32_t* from, std::uint32_t*
 
 template <class Number>
 HALFSTEP_SPLIT_UNITS void split_along_by_vectors(const typename Number::Element* from, std::int64_t n,
-                                                 const SplitTo& to, std::int64_t group) {
+                                                 const SplitTo& to, std::int64_t group, std::int64_t ahead) {
   std::uint32_t* at = to.to;
   for (std::int64_t i = 0; i < n; i += kSplitGroup, from += kSplitGroup, at += group) {
-    __builtin_prefetch(from + kSplitAhead);
-    __builtin_prefetch(from + kSplitAhead + kSplitLanes);
+    __builtin_prefetch(from + ahead);
+    __builtin_prefetch(from + ahead + kSplitLanes);
     split_pairs<Number>(load_some(from, n - i), load_some(from + kSplitLanes, n - i - kSplitLanes), at, to.part);
   }
 }
@@ -212,10 +211,12 @@ float or_zero(const Element* from, std::int64_t i, std::int64_t n) {
 }  // namespace
 
 template <class Number>
-void split_along(const typename Number::Element* from, std::int64_t n, const SplitTo& to, std::int64_t group) {
+void split_along(const typename Number::Element* from, std::int64_t n, const SplitTo& to, std::int64_t group,
+                 std::int64_t ahead) {
 #if defined(__x86_64__)
-  if (in_split_vectors()) return split_along_by_vectors<Number>(from, n, to, group);
+  if (in_split_vectors()) return split_along_by_vectors<Number>(from, n, to, group, ahead);
 #endif
+  (void)ahead;
   for (std::int64_t g = 0; g * kSplitGroup < n; ++g) {
     for (std::int64_t i = 0; i < kSplitLanes; ++i) {
       const std::int64_t at = g * kSplitGroup + i;
@@ -283,9 +284,10 @@ bool copy_finite(const PanelSums& from, Element* to, std::int64_t stride, bool s
   return finite;
 }
 
-template HS_API void split_along<SplitFloat>(const float*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_along<SplitFloatInTwo>(const float*, std::int64_t, const SplitTo&, std::int64_t);
-template HS_API void split_along<SplitHalf>(const Half*, std::int64_t, const SplitTo&, std::int64_t);
+template HS_API void split_along<SplitFloat>(const float*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
+template HS_API void split_along<SplitFloatInTwo>(const float*, std::int64_t, const SplitTo&, std::int64_t,
+                                                  std::int64_t);
+template HS_API void split_along<SplitHalf>(const Half*, std::int64_t, const SplitTo&, std::int64_t, std::int64_t);
 template HS_API void split_across<SplitFloat>(const float*, const float*, std::int64_t, const SplitTo&, std::int64_t,
                                               std::int64_t);
 template HS_API void split_across<SplitFloatInTwo>(const float*, const float*, std::int64_t, const SplitTo&,

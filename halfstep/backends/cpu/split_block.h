@@ -67,9 +67,10 @@ struct SplitTo {
 };
 
 /// Splits `n` numbers that follow each other along the sum. Each group of 32, the last one filled up with zeros,
-/// becomes a line of 16 pairs; groups are `group` apart.
+/// becomes a line of 16 pairs; groups are `group` apart. Prefetches what is `ahead` numbers behind each of them.
 template <class Number>
-HS_API void split_along(const typename Number::Element* from, std::int64_t n, const SplitTo& to, std::int64_t group);
+HS_API void split_along(const typename Number::Element* from, std::int64_t n, const SplitTo& to, std::int64_t group,
+                        std::int64_t ahead);
 
 /// Splits two lines of `n` numbers: pair j, of first[j] and second[j], is at j / 32 * panel + j % 32. Prefetches what
 /// is `ahead` numbers behind each of them.

@@ -13,6 +13,7 @@ namespace halfstep::cpu {
 namespace {
 
 constexpr std::int64_t kWindowChannels = 32, kPlaceBytes = 64;  // of a place in a plane
+constexpr std::int64_t kAhead = 512;                            // numbers: places are read one after another, mostly
 constexpr std::int64_t kBandBytes = 640 << 10;                  // a band's copies at most, of the second-level cache
 
 }  // namespace
@@ -100,7 +101,7 @@ void copy_band(const WindowGeometry& g, const WindowCopies& copies, const typena
   const auto copy = [&](const Element* from, std::int64_t count, std::int64_t stride, std::uint32_t* at) {
     if constexpr (Number::kParts > 1) {
       for (std::int64_t v = 0; v < count; ++v) {
-        split_along<Number>(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane);
+        split_along<Number>(from + v * stride, g.c, {at + v * kTileLanes, copies.band / 2}, plane, kAhead);
       }
     } else {
       for (std::int64_t p = 0; p < planes; ++p, from += kWindowChannels, at += plane) {
