@@ -28,11 +28,11 @@ namespace {
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 // Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
-// The most steps of a sum that is computed in one go. Longer sums take as many of them at a time as leave packed rows
-// and columns these bytes, but at least kFewestAtOnce, for blocks of rows and columns whose sums stay in the
-// second-level cache too.
-constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 896 << 10, kFewestAtOnce = 128, kSplitRows = 512,
-                       kSplitColumns = 384;
+// The most steps of a sum that is computed in one go. Of longer sums so many at a time that packed rows, packed columns
+// and sums together take kSplitBytes of the second-level cache, but at least kFewestAtOnce.
+constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128;
+// The most rows and columns of a block then.
+constexpr std::int64_t kSplitRows = 512, kSplitColumns = 384;
 // Bytes of packed columns, of packed rows, and of sums where sums are computed in one go.
 constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
 // Results bypass the caches from twice the size of past_caches.h on, as those of gemm_tiles.cpp.
@@ -90,8 +90,9 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   const std::int64_t steps = round_up(g.k, kSplitGroup);
   const bool in_one_go = steps <= kSplitInOneGo;
   p.rows_ahead = p.rows.along() && in_one_go;
-  const std::int64_t lines = std::min(p.rows.count, kSplitRows) + std::min(p.columns.count, kSplitColumns),
-                     most = std::clamp(kSplitBytes / (2 * count_parts(p.parts) * lines), kFewestAtOnce, kSplitInOneGo);
+  const std::int64_t rows = std::min(p.rows.count, kSplitRows), columns = std::min(p.columns.count, kSplitColumns),
+                     step = 2 * count_parts(p.parts) * (rows + columns),
+                     most = std::clamp((kSplitBytes - 4 * rows * columns) / step, kFewestAtOnce, kSplitInOneGo);
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, most)), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
