@@ -240,7 +240,8 @@ void expect_instructions_compute_as_the_model() {
   };
   for (const auto& [m, n, k] : kSizes) {
     for (const bool accumulate : {false, true}) {
-      const Operands x(m, n, k, accumulate, draw);
+      Operands x(m, n, k, accumulate, draw);
+      x.product.rows_once = !accumulate;  // other instructions
       const std::vector<float> by_model = x.by(false), by_processor = x.by(true);
       for (std::size_t i = 0; i < by_model.size(); ++i) {
         ASSERT_EQ(std::bit_cast<std::uint32_t>(by_model[i]), std::bit_cast<std::uint32_t>(by_processor[i]))
@@ -283,6 +284,7 @@ void expect_rounds_what_multiply_sums(bool processor) {
                                      .stream = (options & 4) != 0};
         TileProduct p = x.product;
         p.accumulate = false;
+        p.rows_once = (options & 1) != 0;
         p.next = sums.data(), p.next_bytes = static_cast<std::int64_t>(sums.size() * sizeof(float));
         const AmxKernels kernels = amx_kernels(processor);
         kernels.multiply_rounded(p, results);

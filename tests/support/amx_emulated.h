@@ -92,7 +92,7 @@ class AmxEmulated {
       tiles().release();
     } else if (opcode == 0x49 && prefix == kF2 && mode == 3 && low == 0) {
       tiles().zero(number);
-    } else if (opcode == 0x4B && prefix == kF2 && mode != 3) {
+    } else if (opcode == 0x4B && (prefix == kF2 || prefix == k66) && mode != 3) {  // TILELOADD, TILELOADDT1
       tiles().load(number, memory, step);
     } else if (opcode == 0x4B && prefix == kF3 && mode != 3) {
       tiles().store(number, memory, step);

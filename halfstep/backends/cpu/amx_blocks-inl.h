@@ -7,9 +7,15 @@
 template <class Machine, int Rows, int Columns, TileParts Parts>
 HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p, const std::uint32_t* from,
                                                std::int64_t row, const std::uint32_t* to) {
+  const auto first = [&](const std::uint32_t* at) HALFSTEP_TILE_UNITS {
+    p.rows_once ? m.template load_once<4>(at, row) : m.template load<4>(at, row);
+  };
+  const auto second = [&](const std::uint32_t* at) HALFSTEP_TILE_UNITS {
+    p.rows_once ? m.template load_once<5>(at + p.a_rows, row) : m.template load<5>(at + p.a_rows, row);
+  };
   if constexpr (Parts == TileParts::one) {
     // Each product follows the loads of its operands.
-    m.template load<4>(from, row);
+    first(from);
     m.template load<6>(to, 2 * kLine);
     m.template multiply<0, 4, 6>();
     if constexpr (Columns == 2) {
@@ -17,14 +23,14 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
       m.template multiply<1, 4, 7>();
     }
     if constexpr (Rows == 2) {
-      m.template load<5>(from + p.a_rows, row);
+      second(from);
       m.template multiply<2, 5, 6>();
     }
     if constexpr (Rows == 2 && Columns == 2) m.template multiply<3, 5, 7>();
   } else {
     const auto rows = [&](int part) HALFSTEP_TILE_UNITS {
-      m.template load<4>(from + part * p.a_part, row);
-      if constexpr (Rows == 2) m.template load<5>(from + part * p.a_part + p.a_rows, row);
+      first(from + part * p.a_part);
+      if constexpr (Rows == 2) second(from + part * p.a_part);
     };
     const auto columns = [&](int part) HALFSTEP_TILE_UNITS {
       m.template load<6>(to + part * p.b_part, 2 * kLine);

@@ -68,6 +68,7 @@ struct RoundedRows {
   if constexpr (Tile == 6) what(6); \
   if constexpr (Tile == 7) what(7)
 #define HALFSTEP_LOAD_TILE(tile) _tile_loadd(tile, from, stride)
+#define HALFSTEP_LOAD_TILE_ONCE(tile) _tile_stream_loadd(tile, from, stride)
 #define HALFSTEP_STORE_TILE(tile) _tile_stored(tile, to, stride)
 #define HALFSTEP_ZERO_TILE(tile) _tile_zero(tile)
 
@@ -90,6 +91,11 @@ struct TileUnit {
   template <int Tile>
   HALFSTEP_AMX_UNITS static void load(const void* from, std::int64_t stride) {
     HALFSTEP_EACH_TILE(HALFSTEP_LOAD_TILE);
+  }
+  // Hints that what is read needn't stay in the first-level cache.
+  template <int Tile>
+  HALFSTEP_AMX_UNITS static void load_once(const void* from, std::int64_t stride) {
+    HALFSTEP_EACH_TILE(HALFSTEP_LOAD_TILE_ONCE);
   }
   template <int Tile>
   HALFSTEP_AMX_UNITS static void store(void* to, std::int64_t stride) {
@@ -151,12 +157,17 @@ struct TileUnit {
 };
 #undef HALFSTEP_EACH_TILE
 #undef HALFSTEP_LOAD_TILE
+#undef HALFSTEP_LOAD_TILE_ONCE
 #undef HALFSTEP_STORE_TILE
 #undef HALFSTEP_ZERO_TILE
 #endif
 
 // Each model starts unconfigured.
 struct ModelUnit : TileModel {
+  template <int Tile>
+  void load_once(const void* from, std::int64_t stride) {
+    TileModel::load<Tile>(from, stride);
+  }
   BlockShape shape;
   BlockShape& configured() { return shape; }
   static void keep_vectors_on() {}

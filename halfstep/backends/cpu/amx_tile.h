@@ -43,6 +43,8 @@ struct TileProduct {
   /// Panels of 32 columns, step after step. Of elements of several parts, each 16 steps have those of all parts after
   /// each other.
   const std::uint32_t* b;
+  /// Hints that rows needn't stay in the first-level cache.
+  bool rows_once = false;
   /// For b that isn't packed so, of at most 32 columns: the distance between parts, and between groups of 16 steps.
   std::int64_t b_part = 2 * kTileLanes * kTileLanes, b_steps = 0;
   float* c;
