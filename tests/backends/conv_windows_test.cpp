@@ -74,6 +74,9 @@ std::vector<ConvGeometry> geometries(DType dtype) {
       windows(2, 33, 32, {13, 7, 2, 1, 3, 3}, {10, 5, 3, 1, 2, 0}),
       windows(1, 32, 32, {2, 3, 3, 1, 0, 1}, {9, 3, 1, 2, 1, 1}),
       square(3, 200, 96, {6, 2, 2}),
+      // Channels, or filters, of which elements of several parts take some at a time.
+      square(1, 1600, 8, {3, 1, 2}),
+      square(1, 8, 1600, {3, 1, 1}),
       // Weights that are read once for several images.
       square(7, 256, 128, {3, 3, 1, 1, 1, 1}),
   };

@@ -75,6 +75,8 @@ TEST_P(GemmSplit, TheSameBitsForAnyThreads) {
   for (const Case& t :
        {Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols"}, Case{.m = 64, .n = 512, .k = 96, .layout_b = "cols"},
         Case{.m = 520, .n = 97, .k = 96, .layout_b = "cols"},
+        // One thread has three blocks of rows for each of two chunks of columns.
+        Case{.m = 160, .n = 300, .k = 512, .layout_b = "cols"},
         Case{.m = 300, .n = 260, .k = 1060, .layout_a = "cols", .high = true}}) {
     std::vector<unsigned char> first, again;
     for (const int threads : {1, 2, 3, 4}) {

@@ -54,7 +54,7 @@ TEST(SideWork, DoesEachStepOnceInOrder) {
     Product one(64, 32, 32, TileParts::three);  // 24 calls
     std::vector<std::int64_t> done;
     const auto step = [&](std::int64_t i) { done.push_back(i); };
-    SideWork work(step, count, 50);
+    SideWork work(step, count);
     for (const std::int64_t products : {3, 2, 1}) {
       work.attach(one.product, products);
       one.multiply();
@@ -70,7 +70,7 @@ TEST(SideWork, IsSpreadEvenly) {
   Product one(64, 64, 64, TileParts::two);  // 64 calls
   std::int64_t done = 0;
   const auto step = [&](std::int64_t) { ++done; };
-  SideWork work(step, kCount, 40);
+  SideWork work(step, kCount);
   for (std::int64_t i = 1; i <= kProducts; ++i) {
     // Within a product as well: every call does about as many steps.
     struct Watched {
@@ -93,6 +93,22 @@ TEST(SideWork, IsSpreadEvenly) {
   }
   work.finish();
   EXPECT_EQ(done, kCount);
+}
+
+// As well where a product has less than one step to do.
+TEST(SideWork, FewStepsAreSpreadOverAllProducts) {
+  Product one(16, 16, 16, TileParts::leading_two);  // 3 calls
+  std::int64_t done = 0;
+  const auto step = [&](std::int64_t) { ++done; };
+  SideWork work(step, 5);
+  for (std::int64_t i = 0; i < 20; ++i) {
+    work.attach(one.product, 20 - i);
+    one.multiply();
+    EXPECT_NEAR(static_cast<double>(done), static_cast<double>(i + 1) / 4, 1) << "after product " << i;
+  }
+  EXPECT_GE(done, 4);
+  work.finish();
+  EXPECT_EQ(done, 5);
 }
 
 }  // namespace

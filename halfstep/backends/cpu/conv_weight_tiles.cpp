@@ -31,7 +31,9 @@ constexpr std::int64_t kFilterBytes = 768 << 10, kPanelBytes = 512 << 10;
 struct Packing {
   std::int64_t filters;
   std::int64_t panels;  // where there is one tap
-  std::int64_t pairs;   // multiplied at a time
+  // Multiplied at a time: in bfloat16 as many as stay in the first-level cache, of 32 filters and of a panel. Products
+  // of several parts read each pair several times, and take longer the more often sums are loaded and stored.
+  std::int64_t pairs;
 };
 constexpr std::int64_t kAllPairs = std::numeric_limits<std::int64_t>::max();
 constexpr Packing kPackings[] = {{}, {512, 8, 128}, {256, 4, kAllPairs}, {256, 4, kAllPairs}};

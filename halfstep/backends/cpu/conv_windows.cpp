@@ -134,7 +134,9 @@ class WindowsProduct {
       product.columns = std::min(g_.o - column, chunk * kWindowPanel);
       copies_.set_rows(product);
       product.runs = copies_.runs.data(), product.run_steps = copies_.run_steps;
-      product.rows_once = copies_.runs.size() == 1;  // larger windows read a place for several taps
+      // Larger windows read a place for several taps.
+      product.rows_once =
+          copies_.runs.size() == 1 && 4 * copies_.steps * static_cast<std::int64_t>(rows_.size()) >= kBytesOfRowsOnce;
       product.b = weight_ + column * copies_.steps;
       for (std::int64_t i = first; i < last; ++i) {
         product.a = copies + (i - first) * band_size();

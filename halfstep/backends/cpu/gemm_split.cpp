@@ -29,9 +29,10 @@ constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 // Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
 // The most steps of a sum that is computed in one go. Of longer sums so many at a time that packed rows, packed columns
-// and sums together take kSplitBytes of the second-level cache, but at least kFewestAtOnce.
+// and sums of the largest block together take kSplitBytes of the second-level cache, but at least kFewestAtOnce. Blocks
+// are mostly smaller; that much for them took longer (2048 x 2048 x 2048: 1.06 of the time, Granite Rapids).
 constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128;
-// The most rows and columns of a block then.
+// The most rows of a block, and the most columns of one of a long sum.
 constexpr std::int64_t kSplitRows = 512, kSplitColumns = 384;
 // Bytes of packed columns, of packed rows, and of sums where sums are computed in one go.
 constexpr std::int64_t kSplitColumnBytes = 768 << 10, kSplitRowBytes = 256 << 10, kSplitSumBytes = 128 << 10;
@@ -56,9 +57,7 @@ SplitSide columns_of(const GemmArgs& g) { return {g.b.data, g.n, g.b.col_stride,
 /// Cycles to split and pack an element of float32, about, those of a product of parts, and those to write a result.
 constexpr double kAcross = 0.4, kTurned = 0.8, kPartProduct = 1.0 / 512, kWrite = 0.1, kWriteTurned = 0.5;
 
-/// Instructions, about: for a row, and to split and pack 16 pairs of it.
-constexpr std::int64_t kRowSteps = 30, kPairSteps = 45;
-/// Rows that are fetched while one is packed.
+// How many rows ahead are prefetched while one is packed.
 constexpr std::int64_t kRowsAhead = 2;
 
 struct SplitPlan {
@@ -92,8 +91,9 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   p.rows_ahead = p.rows.along() && in_one_go;
   const std::int64_t rows = std::min(p.rows.count, kSplitRows), columns = std::min(p.columns.count, kSplitColumns),
                      step = 2 * count_parts(p.parts) * (rows + columns),
-                     most = std::clamp((kSplitBytes - 4 * rows * columns) / step, kFewestAtOnce, kSplitInOneGo);
-  p.at_once = in_one_go ? steps : round_up(divide_up(steps, divide_up(steps, most)), kSplitGroup);
+                     most = (kSplitBytes - 4 * rows * columns) / step / kSplitGroup * kSplitGroup,
+                     pieces = divide_up(steps, std::clamp(most, kFewestAtOnce, kSplitInOneGo));
+  p.at_once = in_one_go ? steps : round_up(divide_up(steps, pieces), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
   };
@@ -226,7 +226,7 @@ class SplitProduct {
     std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_size;
     float* const sums = scratch_.sums + worker * scratch_.sum_size;
     const auto pack_next = [&](std::int64_t i) { pack_row(next, i, next_rows); };
-    SideWork ahead(pack_next, p_.rows_ahead ? next.rows : 0, kRowSteps + kPairSteps * next.groups());
+    SideWork ahead(pack_next, p_.rows_ahead ? next.rows : 0);
     for (; own.k < g_.k; own.k += p_.at_once) {
       own.steps = std::min(p_.at_once, g_.k - own.k);
       if (!p_.rows_ahead) pack_rows(own, rows);

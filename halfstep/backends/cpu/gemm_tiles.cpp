@@ -31,10 +31,6 @@ constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
 constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
-// Bytes of the rows that one panel of columns after another multiplies, from which on they aren't kept in the
-// first-level cache, so that the panel stays there. 1x1 convolutions with 256 or more channels took 0.90 to 1.04 of the
-// time so, those with 64 or 128, whose rows fit the cache, 1.05 to 1.24 (Granite Rapids, layers of ResNet-50).
-constexpr std::int64_t kRowsOnce = 32 << 10;
 // Results bypass the caches from twice the size of past_caches.h on, because the next layer reads them at once: with
 // that size itself the step of an MLP at batch 4096 took 1.15x as long.
 constexpr std::int64_t kStreamed = 2;
@@ -176,7 +172,8 @@ class TilesProduct {
           TileProduct product = {};
           product.steps = steps;
           product.rows = block;
-          product.rows_once = 4 * steps * std::min(block, kTilesMostRounded) >= kRowsOnce;
+          const std::int64_t each = p_.straight || p_.rounded ? block : std::min(block, kTilesPanel);
+          product.rows_once = 4 * steps * each >= kBytesOfRowsOnce;
           if (p_.in_place) {
             product.a = reinterpret_cast<const std::uint32_t*>(p_.rows.data + r * p_.rows.outer) + k0;
             product.a_row = p_.rows.outer / 2, product.a_steps = kTileLanes,
