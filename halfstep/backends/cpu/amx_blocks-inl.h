@@ -103,7 +103,8 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
 // f(row, column, shape) for all blocks, column by column, with tiles of this shape.
 template <class Machine, class F>
 HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
-  BlockShape configured = m.configured();  // looked up once: it belongs to the thread
+  const BlockShape before = m.configured();  // of the thread, which takes a call to find out
+  BlockShape configured = before;
   for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
     for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
       const BlockShape shape = {std::min(kBlockSide, p.rows - r), std::min(kBlockSide, p.columns - c)};
@@ -114,7 +115,7 @@ HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&&
       f(r, c, shape);
     }
   }
-  m.configured() = configured;
+  if (configured != before) m.configured() = configured;
 }
 template <class Machine, TileParts Parts, class Meanwhile>
 HALFSTEP_TILE_UNITS inline void multiply_shape(Machine& m, const TileProduct& p, std::int64_t r, std::int64_t c,
