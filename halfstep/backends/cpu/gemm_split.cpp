@@ -97,7 +97,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
   };
-  p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes), kSplitRows) : kSplitRows;
+  p.block_rows = in_one_go ? std::min(fits(kSplitRowBytes / p.row_blocks()), kSplitRows) : kSplitRows;
   p.chunk_columns = in_one_go ? fits(kSplitColumnBytes) : kSplitColumns;
   const double product = kPartProduct * static_cast<double>(count_products(p.parts));
   p.shares = share_product(p.rows.count, p.columns.count, kSplitPanel, threads, [&](std::int64_t r, std::int64_t c) {
