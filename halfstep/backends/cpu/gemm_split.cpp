@@ -30,8 +30,9 @@ constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
 // The most steps of a sum that is computed in one go. Of longer sums so many at a time that packed rows, packed columns
 // and sums of the largest block together take kSplitBytes of the second-level cache, but at least kFewestAtOnce. Blocks
-// are mostly smaller; that much for them took longer (2048 x 2048 x 2048: 1.06 of the time, Granite Rapids).
-constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128;
+// are mostly smaller; that much for them took longer (2048 x 2048 x 2048: 1.06 of the time, Granite Rapids). Sums of
+// less than kFewestPieces pieces of these have smaller ones: more memory would gain little.
+constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128, kFewestPieces = 8;
 // The most rows of a block, and the most columns of one of a long sum.
 constexpr std::int64_t kSplitRows = 512, kSplitColumns = 384;
 // Bytes of packed columns, of packed rows, and of sums where sums are computed in one go.
@@ -91,8 +92,8 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   p.rows_ahead = p.rows.along() && in_one_go;
   const std::int64_t rows = std::min(p.rows.count, kSplitRows), columns = std::min(p.columns.count, kSplitColumns),
                      step = 2 * count_parts(p.parts) * (rows + columns),
-                     most = (kSplitBytes - 4 * rows * columns) / step / kSplitGroup * kSplitGroup,
-                     pieces = divide_up(steps, std::clamp(most, kFewestAtOnce, kSplitInOneGo));
+                     most = std::min((kSplitBytes - 4 * rows * columns) / step, steps / kFewestPieces),
+                     pieces = divide_up(steps, std::clamp(round_up(most, kSplitGroup), kFewestAtOnce, kSplitInOneGo));
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, pieces), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
