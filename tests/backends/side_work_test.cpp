@@ -11,7 +11,7 @@
 namespace halfstep::cpu {
 namespace {
 
-/// A product with memory of its own, on the model of the tiles, which every machine has.
+/// A product and its operands, all ones. It runs on the software model of the tiles, so the tests need no AMX.
 struct Product {
   TileProduct product = {};
   std::vector<std::uint32_t> a, b;
@@ -95,7 +95,7 @@ TEST(SideWork, IsSpreadEvenly) {
   EXPECT_EQ(done, kCount);
 }
 
-// As well where a product has less than one step to do.
+// Also where there is less than one step per product.
 TEST(SideWork, FewStepsAreSpreadOverAllProducts) {
   Product one(16, 16, 16, TileParts::leading_two);  // 3 calls
   std::int64_t done = 0;

@@ -113,9 +113,9 @@ struct TileUnit {
     if constexpr (C == 2) _tile_dpbf16ps(2, 5, 6);
     if constexpr (C == 3) _tile_dpbf16ps(3, 5, 7);
   }
-  // Tiles are stored through the floating-point vector units, which the processor turns off when it hasn't used them
-  // for about 2200 cycles. The next store then waits for about 900 (measured on a Granite Rapids: products in one go of
-  // 130 cost nothing, of 140 that much; integer vectors, loads and stores don't keep the units on).
+  // A store of a tile waits for about 900 cycles if no floating-point vector instruction ran in the 2200 cycles before,
+  // as if the processor had turned these units off. Measured on a Granite Rapids: stores after 130 products don't wait,
+  // those after 140 do; integer vector instructions, loads and other stores don't help.
   __attribute__((always_inline)) HALFSTEP_AMX_UNITS static inline void keep_vectors_on() {
     __m128 sum = _mm_setzero_ps();
     __asm__ volatile("" : "+x"(sum));

@@ -26,8 +26,8 @@ namespace {
 // together where weights are larger, so that these are read less often.
 constexpr std::int64_t kFewWeights = 512 << 10, kBandsAtOnce = 768 << 10, kSplitBandsAtOnce = 1400 << 10;
 // Of elements of several parts: rows whose sums are written together, and pairs that are multiplied at a time, whose
-// weights stay in the second-level cache. Fewer pairs, whose weights stay in the first one, took longer: 64 took 1.08
-// to 1.12 of the time of 512 to 1024 in f32 (3x3 of ResNet-50, Granite Rapids), because sums are loaded and stored.
+// weights stay in the second-level cache. Fewer pairs, whose weights stay in the first one, take longer, because sums
+// are loaded and stored more often: 64 took 1.09 to 1.15 of the time of 512 (f32, 3x3 of ResNet-50, Granite Rapids).
 constexpr std::int64_t kRowsAtOnce = 128, kPairsAtOnce = 768, kBlockSums = kRowsAtOnce * kWindowPanel;
 // The most elements that one line of results may see. Wide dilations see mostly padding, which would have to be copied.
 constexpr std::int64_t kMostElements = 4 << 20;
@@ -289,8 +289,9 @@ bool windows_serve(const ConvCall& call) noexcept {
 }
 
 bool windows_suit(const ConvCall& call) noexcept {
-  // Sums that are dropped take as long as others. oneDNN's kernels leave more for windows of several places. (Of single
-  // ones, 49 of 64 sums are kept of 14 x 14 places with strides of two: 0.66 to 0.8 of oneDNN's time in bf16.)
+  // Sums that are dropped take as long as others. For windows of several places oneDNN's kernels are slower than that.
+  // For those of one place a quarter may be dropped: 14 x 14 with strides of two keeps 49 of 64 and took 0.62 to 0.85
+  // of oneDNN's time (bf16, 128 to 1024 channels).
   const WindowGeometry g(call);
   const std::int64_t places = g.oh * g.ow, phases = WindowGeometry::phases(call);
   // Each phase copies the gradient again. Measured with strides of two, down to 4 x 4 places a phase.

@@ -28,10 +28,10 @@ namespace {
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 // Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
-// The most steps of a sum that is computed in one go. Of longer sums so many at a time that packed rows, packed columns
-// and sums of the largest block together take kSplitBytes of the second-level cache, but at least kFewestAtOnce. Blocks
-// are mostly smaller; that much for them took longer (2048 x 2048 x 2048: 1.06 of the time, Granite Rapids). Sums of
-// less than kFewestPieces pieces of these have smaller ones: more memory would gain little.
+// The most steps of a sum that is computed in one go. A longer sum is cut into pieces of at least kFewestAtOnce steps.
+// They are longer where it has kFewestPieces or more of them (shorter sums gain nothing for the memory that takes), up
+// to where packed rows, packed columns and sums of the largest block fill kSplitBytes of the second-level cache. With
+// the sizes of the actual blocks, which are mostly smaller, 2048 x 2048 x 2048 took 1.06 of the time (Granite Rapids).
 constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128, kFewestPieces = 8;
 // The most rows of a block, and the most columns of one of a long sum.
 constexpr std::int64_t kSplitRows = 512, kSplitColumns = 384;
@@ -90,10 +90,12 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
   const std::int64_t steps = round_up(g.k, kSplitGroup);
   const bool in_one_go = steps <= kSplitInOneGo;
   p.rows_ahead = p.rows.along() && in_one_go;
-  const std::int64_t rows = std::min(p.rows.count, kSplitRows), columns = std::min(p.columns.count, kSplitColumns),
-                     step = 2 * count_parts(p.parts) * (rows + columns),
-                     most = std::min((kSplitBytes - 4 * rows * columns) / step, steps / kFewestPieces),
-                     pieces = divide_up(steps, std::clamp(round_up(most, kSplitGroup), kFewestAtOnce, kSplitInOneGo));
+  const std::int64_t largest_rows = std::min(p.rows.count, kSplitRows),
+                     largest_columns = std::min(p.columns.count, kSplitColumns),
+                     step_bytes = 2 * count_parts(p.parts) * (largest_rows + largest_columns),
+                     fitting = (kSplitBytes - 4 * largest_rows * largest_columns) / step_bytes,
+                     most = std::min(fitting, steps / kFewestPieces) / kSplitGroup * kSplitGroup,
+                     pieces = divide_up(steps, std::clamp(most, kFewestAtOnce, kSplitInOneGo));
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, pieces), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
     return std::max(bytes / (2 * count_parts(p.parts) * p.at_once) / kSplitPanel * kSplitPanel, kSplitPanel);
@@ -216,12 +218,12 @@ class SplitProduct {
     std::int64_t r, rows, k, steps;
     std::int64_t groups() const { return divide_up(steps, kSplitGroup); }
   };
-  // Of rows [r, end) and steps from k on; without rows if r isn't before `end`.
+  // The block of rows from r on, at most up to `end`, and of steps from k on. It has no rows if r >= end.
   RowsAndSteps block(std::int64_t r, std::int64_t end, std::int64_t k) const {
     return {r, std::max<std::int64_t>(std::min(end - r, p_.block_rows), 0), k, std::min(p_.at_once, g_.k - k)};
   }
 
-  // All steps of a block's rows, and meanwhile those of the next one are packed if they are packed ahead.
+  // Computes a block of rows. Meanwhile it packs the rows of the next one, if they are packed ahead.
   void multiply(std::int64_t worker, RowsAndSteps own, const RowsAndSteps& next, std::int64_t c, std::int64_t chunk,
                 std::uint32_t* rows, std::uint32_t* next_rows) const {
     std::uint32_t* const columns = scratch_.columns + worker * scratch_.column_size;
@@ -278,7 +280,7 @@ class SplitProduct {
     return step < g_.k ? s.template at<Element>(first, step) : reinterpret_cast<const Element*>(scratch_.zeros);
   }
 
-  // Row i of rows that are along.
+  // Row i of a block whose steps lie side by side.
   void pack_row(const RowsAndSteps& block, std::int64_t i, std::uint32_t* to) const {
     constexpr std::int64_t kGroup = kParts * kRowPart;
     std::uint32_t* const at = to + i / kTileLanes * block.groups() * kGroup + i % kTileLanes * kTileLanes;

@@ -172,8 +172,8 @@ class TilesProduct {
           TileProduct product = {};
           product.steps = steps;
           product.rows = block;
-          const std::int64_t each = p_.straight || p_.rounded ? block : std::min(block, kTilesPanel);
-          product.rows_once = 4 * steps * each >= kBytesOfRowsOnce;
+          const std::int64_t together = p_.straight || p_.rounded ? block : std::min(block, kTilesPanel);
+          product.rows_once = 4 * steps * together >= kBytesOfRowsOnce;
           if (p_.in_place) {
             product.a = reinterpret_cast<const std::uint32_t*>(p_.rows.data + r * p_.rows.outer) + k0;
             product.a_row = p_.rows.outer / 2, product.a_steps = kTileLanes,

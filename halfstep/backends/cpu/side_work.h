@@ -2,9 +2,9 @@
 // Products of tiles leave the vector units idle. A thread that multiplies does other work in small steps meanwhile:
 // TileProduct::beside is called after every few products, and the processor overlaps the instructions of both.
 //
-// Tiles and 512-bit vectors share a port, so vector work takes about twice as long beside products. Nothing is gained
-// by work that takes longer than the products then, or that mostly shuffles, which only that port does (measured on a
-// Granite Rapids).
+// Vector work takes about twice as long beside products, as if tiles occupied one of the two ports of 512-bit vectors.
+// So it should take less than half the time of the products, and should not consist of shuffles, which that port
+// executes (measured on a Granite Rapids).
 #pragma once
 
 #include <cstdint>
