@@ -7,24 +7,17 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "benchmarks/server/layers.h"
+#include "benchmarks/layers/bench_conv.h"
 #include "benchmarks/server/server.h"
 #include "halfstep/autograd/engine.h"
 #include "halfstep/autograd/grad_mode.h"
-#include "halfstep/backends/cpu/amx_tile.h"
-#include "halfstep/backends/cpu/conv.h"
-#include "halfstep/backends/cpu/isa.h"
-#include "halfstep/core/fail.h"
 #include "halfstep/core/random.h"
 #include "halfstep/ops/activation.h"
 #include "halfstep/ops/arithmetic.h"
@@ -39,7 +32,6 @@
 #include "halfstep/runtime/parallel.h"
 
 namespace halfstep::bench {
-namespace {
 
 double seconds_of(const std::function<void()>& run) {
   const auto start = std::chrono::steady_clock::now();
@@ -54,10 +46,29 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
+Tensor image(std::int64_t batch, std::int64_t channels, std::int64_t size, DType dtype) {
+  return randn({batch, channels, size, size}).to(dtype).contiguous(MemoryFormat::channels_last);
+}
+
+std::string title(const ConvLayer& l) {
+  return fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}{5}", l.size, l.in, l.out, l.kernel,
+                     l.stride == 1 ? "" : fmt::format(" / {}", l.stride), l.groups > 1 ? ", depthwise" : "");
+}
+
+namespace {
+
+const std::vector<Network>& networks() {
+  static const std::vector<Network> all = {
+      {"resnet50", "ResNet-50", resnet50_convolutions(), resnet50_norms(), 64, 2048},
+      {"mobilenet_v2", "MobileNetV2", mobilenet_v2_convolutions(), mobilenet_v2_norms(), 0, 1280}};
+  return all;
+}
+
 /// What the machine can do at most, measured again beside every time that is compared with it.
 class Limits {
  public:
-  Limits() {
+  /// `in_memory`: operands are never in the caches.
+  explicit Limits(bool in_memory) : in_memory_(in_memory) {
     std::vector<Case> cases;
     add_machine_cases(cases);
     for (const Case& c : cases) {
@@ -87,7 +98,7 @@ class Limits {
     cache = rate(cache_, cache_bytes_, 8);
     memory = rate(memory_, memory_bytes_, 2);
   }
-  double bandwidth(double bytes) const { return bytes <= kCacheSet ? cache : memory; }
+  double bandwidth(double bytes) const { return bytes <= kCacheSet && !in_memory_ ? cache : memory; }
   bool by_bytes(double operations, double bytes) const { return bytes / bandwidth(bytes) > operations / peak; }
   /// The least seconds for so many operations and bytes moved.
   double seconds(double operations, double bytes) const {
@@ -105,6 +116,7 @@ class Limits {
     return work / best;
   }
 
+  const bool in_memory_;
   Prepared compute_, unit_, cache_, memory_;
   double operations_ = 0, unit_operations_ = 0, cache_bytes_ = 0, memory_bytes_ = 0;
 };
@@ -121,40 +133,18 @@ struct Measured {
   bool by_bytes = false;
 };
 
-/// What is measured.
-struct Network {
-  const char *flag, *name;
-  std::vector<ConvLayer> convolutions;
-  std::vector<NormLayer> norms;
-  std::int64_t pooled;  ///< channels of the first pooling, of images of 112x112; 0: there is none
-  std::int64_t last;    ///< channels of the mean of images of 7x7
-};
-const std::vector<Network>& networks() {
-  static const std::vector<Network> all = {
-      {"resnet50", "ResNet-50", resnet50_convolutions(), resnet50_norms(), 64, 2048},
-      {"mobilenet_v2", "MobileNetV2", mobilenet_v2_convolutions(), mobilenet_v2_norms(), 0, 1280}};
-  return all;
-}
-
-struct Options {
-  const Network* network = networks().data();
-  bool implementations = false;  // list what computes each layer instead of timing it
-  std::string weight_by;         // time weight gradients by this path of our own beside the one that is chosen
-  std::int64_t batch = 16;
-  std::vector<DType> dtypes = {f32, bf16, f16};
-  int turns = 5;
-  int threads = 0;
-};
-
-std::vector<Measured> measure(const std::vector<Part>& parts, Limits& limits, int turns) {
+std::vector<Measured> measure(const std::vector<Part>& parts, Limits& limits, int turns, std::size_t sets) {
   std::vector<std::vector<double>> seconds(parts.size()), least(parts.size()), shares(parts.size());
-  for (const Part& part : parts) part.run();  // weights are reordered, blocks chosen, memory taken
+  for (const Part& part : parts) {
+    // Weights are reordered, blocks chosen, memory taken.
+    for (std::size_t i = 0; i <= sets; ++i) part.run();
+  }
   for (int turn = 0; turn < turns; ++turn) {
     limits.measure();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const double limit = limits.seconds(parts[i].operations, parts[i].bytes);
       // The limits went through more memory than the caches hold. In a step, what fits them is there: the layer before
-      // has just written it.
+      // has just written it. (With several sets of operands this call is with other ones.)
       parts[i].run();
       const double took = seconds_of(parts[i].run);
       seconds[i].push_back(took);
@@ -185,15 +175,6 @@ void add(std::vector<Total>& totals, const std::string& name, int count, const P
   found->bytes += count * part.bytes;
 }
 
-Tensor image(std::int64_t batch, std::int64_t channels, std::int64_t size, DType dtype) {
-  return randn({batch, channels, size, size}).to(dtype).contiguous(MemoryFormat::channels_last);
-}
-
-std::string title(const ConvLayer& l) {
-  return fmt::format("{0}x{0}, {1} -> {2}, {3}x{3}{4}{5}", l.size, l.in, l.out, l.kernel,
-                     l.stride == 1 ? "" : fmt::format(" / {}", l.stride), l.groups > 1 ? ", depthwise" : "");
-}
-
 void convolutions(const Options& options, DType dtype, Limits& limits, std::vector<Total>& totals) {
   const double n = static_cast<double>(options.batch), width = static_cast<double>(item_size(dtype));
   fmt::print("Convolutions of {} in {}, batch {}\n", options.network->name, name(dtype), options.batch);
@@ -204,39 +185,52 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
   fmt::print("\n");
   const NoGrad no_grad;
   for (const ConvLayer& layer : options.network->convolutions) {
-    const Tensor x = image(options.batch, layer.in, layer.size, dtype);
+    const double operations = 2 * n * layer.multiply_adds();
+    const double activations = n * (layer.input() + layer.output()) * width;
+    struct Operands {
+      Tensor x, g, result;  // what was computed last: its memory is written again when all others were
+    };
+    std::vector<Operands> sets(options.sets(activations));
+    sets[0] = {image(options.batch, layer.in, layer.size, dtype),
+               image(options.batch, layer.out, layer.out_size(), dtype), Tensor()};
+    for (std::size_t i = 1; i < sets.size(); ++i) sets[i] = {sets[0].x.clone(), sets[0].g.clone(), Tensor()};
+    std::size_t turn = 0;
+    const auto next = [&]() -> Operands& { return sets[turn++ % sets.size()]; };
     const Tensor w = (randn({layer.out, layer.in / layer.groups, layer.kernel, layer.kernel}) * 0.05)
                          .to(dtype)
                          .contiguous(MemoryFormat::channels_last);
     const ConvFuncOptions conv{.stride = {layer.stride}, .padding = {layer.padding}, .groups = layer.groups};
-    const Tensor g = image(options.batch, layer.out, layer.out_size(), dtype);
     ConvAttributes attributes;
     attributes.stride[0] = attributes.stride[1] = layer.stride;
     attributes.padding[0] = attributes.padding[1] = layer.padding;
     attributes.groups = layer.groups;
-    const double operations = 2 * n * layer.multiply_adds();
-    const double activations = n * (layer.input() + layer.output()) * width;
-    std::vector<Part> parts = {
-        {"forward", [&] { conv2d(x, w, {}, conv); }, operations, activations + layer.weight() * width}};
+    std::vector<Part> parts = {{"forward",
+                                [&] {
+                                  Operands& o = next();
+                                  o.result = conv2d(o.x, w, {}, conv);
+                                },
+                                operations, activations + layer.weight() * width}};
     const bool first = layer.in == 3;  // nothing is trained below it
     if (!first) {
       parts.push_back({"input gradient",
                        [&] {
+                         Operands& o = next();
                          ConvAttributes a = attributes;
-                         a.sizes = int_list(x.sizes());
-                         call(*find_op("conv2d_backward_input"), {&g, &w}, a);
+                         a.sizes = int_list(o.x.sizes());
+                         o.result = call(*find_op("conv2d_backward_input"), {&o.g, &w}, a)[0];
                        },
                        operations, activations + layer.weight() * width});
     }
     parts.push_back({"weight gradient",
                      [&] {
+                       Operands& o = next();
                        ConvAttributes a = attributes;
                        a.sizes = int_list(w.sizes());
                        a.dtype = dtype_code(f32);  // as autocast asks for it: the weight is float32
-                       call(*find_op("conv2d_backward_weight"), {&g, &x, &w}, a);
+                       o.result = call(*find_op("conv2d_backward_weight"), {&o.g, &o.x, &w}, a)[0];
                      },
                      operations, activations + layer.weight() * 4});
-    const std::vector<Measured> measured = measure(parts, limits, options.turns);
+    const std::vector<Measured> measured = measure(parts, limits, options.turns, sets.size());
     fmt::print("{:>2}x {:<53} {:>7.2f} {:>6.1f}", layer.count, title(layer), operations * 1e-9, parts[0].bytes * 1e-6);
     std::size_t at = 0;
     for (int column = 0; column < 3; ++column) {
@@ -264,20 +258,39 @@ struct Pass {
   double forward_bytes, backward_bytes;
 };
 
-void run_pass(const Options& options, const Pass& pass, Limits& limits, std::vector<Total>& totals) {
-  const Tensor y = pass.forward();
-  const Tensor gradient =
-      randn(y.sizes()).to(y.dtype()).contiguous(y.dim() == 4 ? MemoryFormat::channels_last : MemoryFormat::contiguous);
-  const std::vector<Part> parts = {
-      {"forward",
-       [&] {
-         const NoGrad no_grad;
-         pass.forward();
-       },
-       0, pass.forward_bytes},
-      {"backward", [&] { grad({y}, pass.inputs, {.grad_outputs = {gradient}, .retain_graph = true}); }, 0,
-       pass.backward_bytes}};
-  const std::vector<Measured> measured = measure(parts, limits, options.turns);
+// `make` makes its operands.
+void run_pass(const Options& options, const std::function<Pass()>& make, Limits& limits, std::vector<Total>& totals) {
+  struct Operands {
+    Pass pass;
+    Tensor y, gradient, result;
+    std::vector<Tensor> gradients;
+  };
+  std::vector<Operands> sets;
+  do {
+    Operands& o = sets.emplace_back(make());
+    o.y = o.pass.forward();
+    o.gradient = randn(o.y.sizes())
+                     .to(o.y.dtype())
+                     .contiguous(o.y.dim() == 4 ? MemoryFormat::channels_last : MemoryFormat::contiguous);
+  } while (sets.size() < options.sets(sets.front().pass.forward_bytes));
+  const Pass& pass = sets.front().pass;
+  std::size_t turn = 0;
+  const auto next = [&]() -> Operands& { return sets[turn++ % sets.size()]; };
+  const std::vector<Part> parts = {{"forward",
+                                    [&] {
+                                      const NoGrad no_grad;
+                                      Operands& o = next();
+                                      o.result = o.pass.forward();
+                                    },
+                                    0, pass.forward_bytes},
+                                   {"backward",
+                                    [&] {
+                                      Operands& o = next();
+                                      o.gradients = grad({o.y}, o.pass.inputs,
+                                                         {.grad_outputs = {o.gradient}, .retain_graph = true});
+                                    },
+                                    0, pass.backward_bytes}};
+  const std::vector<Measured> measured = measure(parts, limits, options.turns, sets.size());
   fmt::print("{:>2}x {:<36}", pass.count, pass.label);
   for (std::size_t i = 0; i < 2; ++i) {
     const Measured& m = measured[i];
@@ -298,68 +311,72 @@ void passes(const Options& options, DType dtype, Limits& limits, std::vector<Tot
   fmt::print("\n");
   const auto leaf = [](Tensor tensor) { return tensor.requires_grad_(), tensor; };
   for (const NormLayer& layer : options.network->norms) {
-    const Tensor x = leaf(image(n, layer.channels, layer.size, dtype));
-    const Tensor residual = layer.residual ? leaf(image(n, layer.channels, layer.size, dtype)) : Tensor();
-    const Tensor weight = leaf(randn({layer.channels})), bias = leaf(randn({layer.channels}));
-    const double bytes = static_cast<double>(x.numel()) * width;
-    std::vector<Tensor> inputs = {x, weight, bias};
-    if (layer.residual) inputs.push_back(residual);
+    const double bytes = static_cast<double>(n * layer.channels * layer.size * layer.size) * width;
     // Forward: the input is read for the statistics and again for the result, which is written. Backward: gradient,
     // input and (under ReLU) result are read for the sums and again for the gradients, which are written.
     const bool rectified = layer.activation != Activation::none;
     const double more = layer.residual ? 1 : 0, read = rectified ? 3 : 2;
     const char* const after = layer.activation == Activation::relu6 ? ", ReLU6" : rectified ? ", ReLU" : "";
-    run_pass(options,
-             {layer.count,
-              fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels, layer.residual ? ", sum" : "",
-                          after),
-              "batch norms",
-              [=] {
-                return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true}, layer.activation,
-                                      residual);
-              },
-              inputs, (3 + more) * bytes, (2 * read + 1 + more) * bytes},
-             limits, totals);
+    const auto make = [&] {
+      const Tensor x = leaf(image(n, layer.channels, layer.size, dtype));
+      const Tensor residual = layer.residual ? leaf(image(n, layer.channels, layer.size, dtype)) : Tensor();
+      const Tensor weight = leaf(randn({layer.channels})), bias = leaf(randn({layer.channels}));
+      std::vector<Tensor> inputs = {x, weight, bias};
+      if (layer.residual) inputs.push_back(residual);
+      return Pass{layer.count,
+                  fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels,
+                              layer.residual ? ", sum" : "", after),
+                  "batch norms",
+                  [=] {
+                    return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true}, layer.activation,
+                                          residual);
+                  },
+                  inputs,
+                  (3 + more) * bytes,
+                  (2 * read + 1 + more) * bytes};
+    };
+    run_pass(options, make, limits, totals);
   }
   if (options.network->pooled > 0) {
     const std::int64_t channels = options.network->pooled;
-    const Tensor wide = leaf(image(n, channels, 112, dtype));
-    const double bytes = 1.25 * static_cast<double>(wide.numel()) * width;
-    run_pass(options,
-             {1,
-              fmt::format("112x112, {}: max pooling 3x3 / 2", channels),
-              "pooling",
-              [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
-              {wide},
-              bytes,
-              bytes},
-             limits, totals);
+    const auto make = [&] {
+      const Tensor wide = leaf(image(n, channels, 112, dtype));
+      const double bytes = 1.25 * static_cast<double>(wide.numel()) * width;
+      return Pass{1,         fmt::format("112x112, {}: max pooling 3x3 / 2", channels),
+                  "pooling", [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
+                  {wide},    bytes,
+                  bytes};
+    };
+    run_pass(options, make, limits, totals);
   }
-  const Tensor last = leaf(image(n, options.network->last, 7, dtype));
-  const double last_bytes = static_cast<double>(last.numel()) * width;
-  run_pass(options,
-           {1,
-            fmt::format("7x7, {}: mean of the image", options.network->last),
-            "pooling",
-            [=] { return adaptive_avg_pool2d(last, {1}); },
-            {last},
-            last_bytes,
-            last_bytes},
-           limits, totals);
+  const auto mean = [&] {
+    const Tensor last = leaf(image(n, options.network->last, 7, dtype));
+    const double bytes = static_cast<double>(last.numel()) * width;
+    return Pass{1,         fmt::format("7x7, {}: mean of the image", options.network->last),
+                "pooling", [=] { return adaptive_avg_pool2d(last, {1}); },
+                {last},    bytes,
+                bytes};
+  };
+  run_pass(options, mean, limits, totals);
   // What the fused pass saves: a sum and a ReLU of their own. Not part of the network's totals.
   std::vector<Total> beside;
-  const Tensor a = leaf(image(n, 256, 56, dtype)), b = leaf(image(n, 256, 56, dtype));
-  const double bytes = static_cast<double>(a.numel()) * width;
-  run_pass(options, {0, "56x56, 256: sum of two, on its own", "", [=] { return a + b; }, {a, b}, 3 * bytes, 0}, limits,
-           beside);
-  run_pass(options, {0, "56x56, 256: ReLU, on its own", "", [=] { return relu(a); }, {a}, 2 * bytes, 3 * bytes}, limits,
-           beside);
+  const double bytes = static_cast<double>(n * 256 * 56 * 56) * width;
+  const auto sum = [&] {
+    const Tensor a = leaf(image(n, 256, 56, dtype)), b = leaf(image(n, 256, 56, dtype));
+    return Pass{0, "56x56, 256: sum of two, on its own", "", [=] { return a + b; }, {a, b}, 3 * bytes, 0};
+  };
+  run_pass(options, sum, limits, beside);
+  const auto rectify = [&] {
+    const Tensor a = leaf(image(n, 256, 56, dtype));
+    return Pass{0, "56x56, 256: ReLU, on its own", "", [=] { return relu(a); }, {a}, 2 * bytes, 3 * bytes};
+  };
+  run_pass(options, rectify, limits, beside);
 }
 
 void run(const Options& options) {
   if (options.threads > 0) set_num_threads(options.threads);
   manual_seed(1);
-  Limits limits;
+  Limits limits(options.memory > 0);
   limits.measure();
   const MachineInfo info = machine();
   fmt::print(
@@ -367,6 +384,7 @@ void run(const Options& options) {
       "Times are medians of {} turns; `of limit` is the median of limits over times, both of one turn; c: computing is "
       "the limit, m: memory.\n",
       info.cpu, info.isa, info.threads, limits.peak * 1e-9, limits.cache * 1e-9, limits.memory * 1e-9, options.turns);
+  if (options.memory > 0) fmt::print("Operands come from {} MB of memory, as in a training step.\n", options.memory);
   for (const DType dtype : options.dtypes) {
     std::vector<Total> totals;
     limits.use(dtype);
@@ -391,126 +409,6 @@ void run(const Options& options) {
     }
     line(all);
     std::fflush(stdout);
-  }
-}
-
-cpu::ConvGeometry geometry_of(const ConvLayer& l, std::int64_t n) {
-  const std::int64_t out = l.out_size();
-  return {n,
-          l.in,
-          l.size,
-          l.size,
-          l.out,
-          out,
-          out,
-          l.kernel,
-          l.kernel,
-          l.groups,
-          {l.stride, l.stride},
-          {1, 1},
-          {l.padding, l.padding},
-          {l.padding, l.padding}};
-}
-
-// Which kernel computes each part of each convolution here.
-void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
-  for (const DType dtype : options.dtypes) {
-    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<48} | {:<53} | {:<53} | {}\n", network, name(dtype),
-               options.batch, "    image, channels, kernel", "forward", "input gradient", "weight gradient");
-    for (const ConvLayer& l : layers) {
-      const std::int64_t out = l.out_size(), n = options.batch;
-      const auto view = [&](const Shape& sizes, const Shape& strides) {
-        TensorView v = {};
-        v.sizes = sizes.data(), v.strides = strides.data();
-        v.numel = 1, v.ndim = 4, v.dtype = dtype, v.defined = true;
-        return v;
-      };
-      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in / l.groups, l.kernel, l.kernel}, y{n, l.out, out, out};
-      const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
-      const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
-      const cpu::ConvGeometry geometry = geometry_of(l, n);
-      fmt::print("{:<48}", fmt::format("{:>2}x {}", l.count, title(l)));
-      for (const cpu::ConvPart part : {cpu::ConvPart::output, cpu::ConvPart::input, cpu::ConvPart::weight}) {
-        cpu::ConvCall call{part, geometry, view(x, x_strides), view(w, w_strides), view(y, y_strides)};
-        fmt::print(" | {:<53}", cpu::describe_conv(call));
-      }
-      fmt::print("\n");
-    }
-  }
-}
-
-/// Memory for calls of kernels one after the other: what one took, the next one gets.
-struct Workspace : KernelContext {
-  Workspace() : KernelContext{} {
-    workspace = [](KernelContext* self, std::uint64_t bytes) -> void* {
-      auto& all = static_cast<Workspace*>(self)->pieces;
-      auto& at = static_cast<Workspace*>(self)->used;
-      if (at == all.size()) all.emplace_back();
-      auto& [memory, size] = all[at++];
-      if (size < bytes) memory.reset(std::aligned_alloc(64, (bytes + 63) / 64 * 64)), size = bytes;
-      return memory.get();
-    };
-    set_error = [](KernelContext*, const char* text) { fmt::print(stderr, "{}\n", text); };
-  }
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  std::vector<std::pair<std::unique_ptr<void, Free>, std::uint64_t>> pieces;
-  std::size_t used = 0;
-};
-
-TensorView view_of(const Tensor& t) {
-  TensorView v = {};
-  v.data = t.raw_data(), v.sizes = t.sizes().data(), v.strides = t.strides().data();
-  v.numel = t.numel(), v.ndim = t.dim(), v.dtype = t.dtype(), v.defined = true, v.contiguous = t.is_contiguous();
-  return v;
-}
-
-// Weight gradients by the path that is chosen and by another one, in turns.
-void compare_weight_gradients(const Options& options) {
-  const cpu::ConvPath other = options.weight_by == "tiles"   ? cpu::ConvPath::tiles
-                              : options.weight_by == "pairs" ? cpu::ConvPath::pairs
-                                                             : cpu::ConvPath::products;
-  if (other == cpu::ConvPath::tiles && !cpu::amx_usable()) fail<Error>("there is no AMX that this process may use");
-  if (other == cpu::ConvPath::pairs && cpu::compute_isa() < cpu::Isa::avx512_bf16) {
-    fail<Error>("there are no units for bf16");
-  }
-  if (options.threads > 0) set_num_threads(options.threads);
-  for (const DType dtype : options.dtypes) {
-    if (other == cpu::ConvPath::pairs && dtype != bf16) {
-      if (options.dtypes.size() == 1) fail<Error>("pairs are of bf16 only");
-      continue;
-    }
-    fmt::print("Weight gradients of {} in {}, batch {}, {} threads: milliseconds\n", options.network->name, name(dtype),
-               options.batch, num_threads());
-    fmt::print("{:<38} {:>30} {:>8} {:>9} {:>6}\n", "    image, channels, kernel", "chosen", "", options.weight_by,
-               "of it");
-    double sums[2] = {};
-    for (const ConvLayer& l : options.network->convolutions) {
-      if (l.groups > 1) continue;  // the other paths don't serve them
-      const auto format = MemoryFormat::channels_last;
-      const Tensor x = image(options.batch, l.in, l.size, dtype), y = image(options.batch, l.out, l.out_size(), dtype),
-                   w = randn({l.out, l.in, l.kernel, l.kernel}).contiguous(format);
-      cpu::ConvCall call{cpu::ConvPart::weight, geometry_of(l, options.batch), view_of(x), view_of(w), view_of(y)};
-      const cpu::ConvPath paths[] = {cpu::choose_conv_path(call, cpu::compute_isa(), winograd()), other};
-      Workspace workspaces[2];
-      std::vector<double> seconds[2];
-      for (int turn = -1; turn < options.turns; ++turn) {  // the first one is to warm up
-        for (int i = 0; i < 2; ++i) {
-          const double took = seconds_of([&] {
-            workspaces[i].used = 0;
-            cpu::convolve_by(paths[i], &workspaces[i], call);
-          });
-          if (turn >= 0) seconds[i].push_back(took);
-        }
-      }
-      const double took[] = {median(seconds[0]), median(seconds[1])};
-      for (int i = 0; i < 2; ++i) sums[i] += l.count * took[i];
-      fmt::print("{:>2}x {:<34} {:>30} {:>8.3f} {:>9.3f} {:>6.2f}\n", l.count, title(l), cpu::describe_conv(call),
-                 took[0] * 1e3, took[1] * 1e3, took[1] / took[0]);
-    }
-    fmt::print("{:<38} {:>30} {:>8.1f} {:>9.1f} {:>6.2f}\n", "    all", "", sums[0] * 1e3, sums[1] * 1e3,
-               sums[1] / sums[0]);
   }
 }
 
@@ -539,6 +437,8 @@ bool parse(int argc, char** argv, Options& options) {
       if (!number(value, 1, 1000, options.turns)) return false;
     } else if (flag == "--threads") {
       if (!number(value, 1, 4096, options.threads)) return false;
+    } else if (flag == "--memory") {
+      if (!number(value, 0, 1 << 20, options.memory)) return false;
     } else if (flag == "--weight-by") {
       if (value != "products" && value != "pairs" && value != "tiles") return false;
       options.weight_by = value;
@@ -559,11 +459,12 @@ bool parse(int argc, char** argv, Options& options) {
 
 int main(int argc, char** argv) {
   halfstep::bench::Options options;
+  options.network = halfstep::bench::networks().data();
   if (!halfstep::bench::parse(argc, argv, options)) {
     std::fprintf(
         stderr,
         "usage: %s [--network resnet50|mobilenet_v2] [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] "
-        "[--implementations] [--weight-by products|pairs|tiles]\n",
+        "[--memory MB] [--implementations] [--weight-by products|pairs|tiles]\n",
         argv[0]);
     return 2;
   }
