@@ -7,7 +7,6 @@
 #include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <string>
@@ -137,14 +136,14 @@ std::vector<Measured> measure(const std::vector<Part>& parts, Limits& limits, in
   std::vector<std::vector<double>> seconds(parts.size()), least(parts.size()), shares(parts.size());
   for (const Part& part : parts) {
     // Weights are reordered, blocks chosen, memory taken.
-    for (std::size_t i = 0; i <= sets; ++i) part.run();
+    for (std::size_t i = 0; i < sets; ++i) part.run();
   }
   for (int turn = 0; turn < turns; ++turn) {
     limits.measure();
     for (std::size_t i = 0; i < parts.size(); ++i) {
       const double limit = limits.seconds(parts[i].operations, parts[i].bytes);
       // The limits went through more memory than the caches hold. In a step, what fits them is there: the layer before
-      // has just written it. (With several sets of operands this call is with other ones.)
+      // has just written it. With several sets of operands this call uses another one.
       parts[i].run();
       const double took = seconds_of(parts[i].run);
       seconds[i].push_back(took);
@@ -188,14 +187,18 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
     const double operations = 2 * n * layer.multiply_adds();
     const double activations = n * (layer.input() + layer.output()) * width;
     struct Operands {
-      Tensor x, g, result;  // what was computed last: its memory is written again when all others were
+      Tensor x, g, result;  // the last result, kept until this set's turn comes again
     };
     std::vector<Operands> sets(options.sets(activations));
     sets[0] = {image(options.batch, layer.in, layer.size, dtype),
                image(options.batch, layer.out, layer.out_size(), dtype), Tensor()};
     for (std::size_t i = 1; i < sets.size(); ++i) sets[i] = {sets[0].x.clone(), sets[0].g.clone(), Tensor()};
     std::size_t turn = 0;
-    const auto next = [&]() -> Operands& { return sets[turn++ % sets.size()]; };
+    const auto next = [&]() -> Operands& {
+      Operands& o = sets[turn++ % sets.size()];
+      o.result = Tensor();  // the next one takes its memory
+      return o;
+    };
     const Tensor w = (randn({layer.out, layer.in / layer.groups, layer.kernel, layer.kernel}) * 0.05)
                          .to(dtype)
                          .contiguous(MemoryFormat::channels_last);
@@ -217,7 +220,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
                          Operands& o = next();
                          ConvAttributes a = attributes;
                          a.sizes = int_list(o.x.sizes());
-                         o.result = call(*find_op("conv2d_backward_input"), {&o.g, &w}, a)[0];
+                         o.result = call(*find_op("conv2d_backward_input"), {&o.g, &w}, a);
                        },
                        operations, activations + layer.weight() * width});
     }
@@ -227,7 +230,7 @@ void convolutions(const Options& options, DType dtype, Limits& limits, std::vect
                        ConvAttributes a = attributes;
                        a.sizes = int_list(w.sizes());
                        a.dtype = dtype_code(f32);  // as autocast asks for it: the weight is float32
-                       o.result = call(*find_op("conv2d_backward_weight"), {&o.g, &o.x, &w}, a)[0];
+                       o.result = call(*find_op("conv2d_backward_weight"), {&o.g, &o.x, &w}, a);
                      },
                      operations, activations + layer.weight() * 4});
     const std::vector<Measured> measured = measure(parts, limits, options.turns, sets.size());
@@ -275,7 +278,12 @@ void run_pass(const Options& options, const std::function<Pass()>& make, Limits&
   } while (sets.size() < options.sets(sets.front().pass.forward_bytes));
   const Pass& pass = sets.front().pass;
   std::size_t turn = 0;
-  const auto next = [&]() -> Operands& { return sets[turn++ % sets.size()]; };
+  const auto next = [&]() -> Operands& {
+    Operands& o = sets[turn++ % sets.size()];
+    o.result = Tensor();
+    o.gradients.clear();
+    return o;
+  };
   const std::vector<Part> parts = {{"forward",
                                     [&] {
                                       const NoGrad no_grad;
@@ -384,7 +392,8 @@ void run(const Options& options) {
       "Times are medians of {} turns; `of limit` is the median of limits over times, both of one turn; c: computing is "
       "the limit, m: memory.\n",
       info.cpu, info.isa, info.threads, limits.peak * 1e-9, limits.cache * 1e-9, limits.memory * 1e-9, options.turns);
-  if (options.memory > 0) fmt::print("Operands come from {} MB of memory, as in a training step.\n", options.memory);
+  if (options.memory > 0)
+    fmt::print("Each line goes through about {} MB of operands, so that they come from memory.\n", options.memory);
   for (const DType dtype : options.dtypes) {
     std::vector<Total> totals;
     limits.use(dtype);
@@ -451,7 +460,7 @@ bool parse(int argc, char** argv, Options& options) {
       return false;
     }
   }
-  return true;
+  return options.memory == 0 || (!options.implementations && options.weight_by.empty());
 }
 
 }  // namespace

@@ -30,9 +30,10 @@ struct Options {
   std::vector<DType> dtypes = {f32, bf16, f16};
   int turns = 5;
   int threads = 0;
-  std::int64_t memory = 0;  // megabytes of operands that a part goes through, so that the caches don't have them
+  std::int64_t memory =
+      0;  // about how many megabytes of operands a line goes through, so that the caches don't have them
 
-  /// How many sets of operands of so many bytes a part takes one after the other.
+  /// How many sets of operands, of so many bytes each, a part uses in turn.
   std::size_t sets(double bytes) const {
     return static_cast<std::size_t>(std::max(1.0, std::ceil(static_cast<double>(memory) * 1e6 / bytes)));
   }

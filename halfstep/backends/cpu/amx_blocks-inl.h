@@ -103,7 +103,7 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
 // f(row, column, shape) for all blocks, column by column, with tiles of this shape.
 template <class Machine, class F>
 HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
-  const BlockShape before = m.configured();  // looked up once: finding a thread's variable takes a call
+  const BlockShape before = m.configured();  // looked up once, as finding a thread's variable takes a call
   BlockShape configured = before;
   for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
     for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
@@ -180,7 +180,7 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
   };
   // A normal store reads the line that it overwrites first, and results are mostly in memory.
   const auto fetch_rows = [&](std::int64_t count) HALFSTEP_TILE_UNITS {
-    if (own.stream) return;
+    if (own.stream && own.whole) return;
     for (const std::int64_t end = std::min(fetched + count, own_rows); fetched < end; ++fetched) {
       if (const std::uint16_t* const to = own.to(fetched)) __builtin_prefetch(to, 1);
     }

@@ -28,10 +28,11 @@ namespace {
 constexpr std::int64_t kSplitPanel = 2 * kTileLanes;
 // Pairs of one part of 32 steps: of 16 rows, and of a panel of columns.
 constexpr std::int64_t kRowPart = kTileLanes * kTileLanes, kPanelPart = kTileLanes * kSplitPanel;
-// The most steps of a sum that is computed in one go. A longer sum is cut into pieces of at least kFewestAtOnce steps.
-// They are longer where it has kFewestPieces or more of them (shorter sums gain nothing for the memory that takes), up
-// to where packed rows, packed columns and sums of the largest block fill kSplitBytes of the second-level cache. With
-// the sizes of the actual blocks, which are mostly smaller, 2048 x 2048 x 2048 took 1.06 of the time (Granite Rapids).
+// The most steps of a sum that is computed in one go. A longer sum is cut into pieces of at least kFewestAtOnce steps,
+// but for the last one. They are longer where the sum has kFewestPieces or more of them (shorter sums gain nothing for
+// the memory that takes), up to kSplitInOneGo and to about where packed rows, packed columns and sums of the largest
+// block fill kSplitBytes of the second-level cache. With the sizes of the actual blocks, which are mostly smaller,
+// 2048 x 2048 x 2048 took 1.06 of the time (Granite Rapids).
 constexpr std::int64_t kSplitInOneGo = 512, kSplitBytes = 1400 << 10, kFewestAtOnce = 128, kFewestPieces = 8;
 // The most rows of a block, and the most columns of one of a long sum.
 constexpr std::int64_t kSplitRows = 512, kSplitColumns = 384;
@@ -94,7 +95,7 @@ SplitPlan split_plan(const GemmArgs& g, int threads) {
                      largest_columns = std::min(p.columns.count, kSplitColumns),
                      step_bytes = 2 * count_parts(p.parts) * (largest_rows + largest_columns),
                      fitting = (kSplitBytes - 4 * largest_rows * largest_columns) / step_bytes,
-                     most = std::min(fitting, steps / kFewestPieces) / kSplitGroup * kSplitGroup,
+                     most = round_up(std::min(fitting, steps / kFewestPieces), kSplitGroup),
                      pieces = divide_up(steps, std::clamp(most, kFewestAtOnce, kSplitInOneGo));
   p.at_once = in_one_go ? steps : round_up(divide_up(steps, pieces), kSplitGroup);
   const auto fits = [&](std::int64_t bytes) {
