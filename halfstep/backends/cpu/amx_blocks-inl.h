@@ -167,23 +167,16 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
   const bool plain = results.bias == nullptr && !results.relu;
   const bool whole_lines =
       reinterpret_cast<std::uintptr_t>(results.to) % kLine == 0 && results.stride % kBlockSide == 0;
-  // The block that is multiplied, and the one before, of which the rows from `end` on are still to be rounded.
-  RoundedRows own, left;
-  own.results = &results;
-  own.stream = results.stream && whole_lines;
-  std::int64_t own_rows = 0, left_rows = 0, fetched = 0;
+  // The block before, of `rows` rows, of which those from `end` on are still to be rounded.
+  RoundedRows left;
+  left.results = &results;
+  left.stream = results.stream && whole_lines;
+  std::int64_t rows = 0;
   const auto round_rows = [&](std::int64_t count) HALFSTEP_TILE_UNITS {
-    if (left.end == left_rows) return;
+    if (left.end == rows) return;
     left.first = left.end;
-    left.end = std::min(left.end + count, left_rows);
+    left.end = std::min(left.end + count, rows);
     Machine::round(left);
-  };
-  // A normal store reads the line that it overwrites first, and results are mostly in memory.
-  const auto fetch_rows = [&](std::int64_t count) HALFSTEP_TILE_UNITS {
-    if (own.stream && own.whole) return;
-    for (const std::int64_t end = std::min(fetched + count, own_rows); fetched < end; ++fetched) {
-      if (const std::uint16_t* const to = own.to(fetched)) __builtin_prefetch(to, 1);
-    }
   };
   const std::int64_t times = p.steps / kTileLanes, each = divide_up(kBlockSide, times);
   const char* next = static_cast<const char*>(p.next);
@@ -192,21 +185,20 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
                                        times * divide_up(p.rows, kBlockSide) * divide_up(p.columns, kBlockSide));
   const auto meanwhile = [&]() HALFSTEP_TILE_UNITS {
     round_rows(each);
-    fetch_rows(each);
     for (const char* const end = std::min(next_end, next + lines * kLine); next < end; next += kLine) {
       __builtin_prefetch(next, 0, 2);
     }
   };
   int current = 0;
   for_blocks(m, p, [&](std::int64_t r, std::int64_t c, const BlockShape& shape) HALFSTEP_TILE_UNITS {
-    own.sums = sums[current];
-    own.bias = results.bias != nullptr ? results.bias + c : nullptr;
-    own.row = r, own.column = c, own.columns = shape.columns;
-    own.whole = plain && shape.columns == kBlockSide;
-    own_rows = shape.rows, fetched = 0;
     multiply_shape<Machine, TileParts::one>(m, p, r, c, shape, sums[current], meanwhile);
-    left = own, left_rows = own_rows;
+    left.sums = sums[current];
+    left.bias = results.bias != nullptr ? results.bias + c : nullptr;
+    left.first = left.end = 0;
+    left.row = r, left.column = c, left.columns = shape.columns;
+    left.whole = plain && shape.columns == kBlockSide;
+    rows = shape.rows;
     current = 1 - current;
   });
-  round_rows(left_rows);
+  round_rows(rows);
 }
