@@ -331,17 +331,17 @@ void passes(const Options& options, DType dtype, Limits& limits, std::vector<Tot
       const Tensor weight = leaf(randn({layer.channels})), bias = leaf(randn({layer.channels}));
       std::vector<Tensor> inputs = {x, weight, bias};
       if (layer.residual) inputs.push_back(residual);
-      return Pass{layer.count,
-                  fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels,
-                              layer.residual ? ", sum" : "", after),
-                  "batch norms",
-                  [=] {
-                    return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true}, layer.activation,
-                                          residual);
-                  },
-                  inputs,
-                  (3 + more) * bytes,
-                  (2 * read + 1 + more) * bytes};
+      const auto forward = [=] {
+        return batch_norm_act(x, {.weight = weight, .bias = bias, .training = true}, layer.activation, residual);
+      };
+      return Pass{.count = layer.count,
+                  .label = fmt::format("{0}x{0}, {1}: batch norm{2}{3}", layer.size, layer.channels,
+                                       layer.residual ? ", sum" : "", after),
+                  .group = "batch norms",
+                  .forward = forward,
+                  .inputs = inputs,
+                  .forward_bytes = (3 + more) * bytes,
+                  .backward_bytes = (2 * read + 1 + more) * bytes};
     };
     run_pass(options, make, limits, totals);
   }
@@ -350,20 +350,26 @@ void passes(const Options& options, DType dtype, Limits& limits, std::vector<Tot
     const auto make = [&] {
       const Tensor wide = leaf(image(n, channels, 112, dtype));
       const double bytes = 1.25 * static_cast<double>(wide.numel()) * width;
-      return Pass{1,         fmt::format("112x112, {}: max pooling 3x3 / 2", channels),
-                  "pooling", [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
-                  {wide},    bytes,
-                  bytes};
+      return Pass{.count = 1,
+                  .label = fmt::format("112x112, {}: max pooling 3x3 / 2", channels),
+                  .group = "pooling",
+                  .forward = [=] { return max_pool2d(wide, {3}, {.stride = {2}, .padding = {1}}); },
+                  .inputs = {wide},
+                  .forward_bytes = bytes,
+                  .backward_bytes = bytes};
     };
     run_pass(options, make, limits, totals);
   }
   const auto mean = [&] {
     const Tensor last = leaf(image(n, options.network->last, 7, dtype));
     const double bytes = static_cast<double>(last.numel()) * width;
-    return Pass{1,         fmt::format("7x7, {}: mean of the image", options.network->last),
-                "pooling", [=] { return adaptive_avg_pool2d(last, {1}); },
-                {last},    bytes,
-                bytes};
+    return Pass{.count = 1,
+                .label = fmt::format("7x7, {}: mean of the image", options.network->last),
+                .group = "pooling",
+                .forward = [=] { return adaptive_avg_pool2d(last, {1}); },
+                .inputs = {last},
+                .forward_bytes = bytes,
+                .backward_bytes = bytes};
   };
   run_pass(options, mean, limits, totals);
   // What the fused pass saves: a sum and a ReLU of their own. Not part of the network's totals.
@@ -392,8 +398,9 @@ void run(const Options& options) {
       "Times are medians of {} turns; `of limit` is the median of limits over times, both of one turn; c: computing is "
       "the limit, m: memory.\n",
       info.cpu, info.isa, info.threads, limits.peak * 1e-9, limits.cache * 1e-9, limits.memory * 1e-9, options.turns);
-  if (options.memory > 0)
-    fmt::print("Each line goes through about {} MB of operands, so that they come from memory.\n", options.memory);
+  if (options.memory > 0) {
+    fmt::print("Each line goes through about {} MB of images and results in turn.\n", options.memory);
+  }
   for (const DType dtype : options.dtypes) {
     std::vector<Total> totals;
     limits.use(dtype);
@@ -473,7 +480,7 @@ int main(int argc, char** argv) {
     std::fprintf(
         stderr,
         "usage: %s [--network resnet50|mobilenet_v2] [--batch N] [--dtype f32|bf16|f16] [--turns N] [--threads N] "
-        "[--memory MB] [--implementations] [--weight-by products|pairs|tiles]\n",
+        "[--memory MB | --implementations | --weight-by products|pairs|tiles]\n",
         argv[0]);
     return 2;
   }

@@ -36,36 +36,6 @@ cpu::ConvGeometry geometry_of(const ConvLayer& l, std::int64_t n) {
           {l.padding, l.padding}};
 }
 
-}  // namespace
-
-void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
-  for (const DType dtype : options.dtypes) {
-    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<48} | {:<53} | {:<53} | {}\n", network, name(dtype),
-               options.batch, "    image, channels, kernel", "forward", "input gradient", "weight gradient");
-    for (const ConvLayer& l : layers) {
-      const std::int64_t out = l.out_size(), n = options.batch;
-      const auto view = [&](const Shape& sizes, const Shape& strides) {
-        TensorView v = {};
-        v.sizes = sizes.data(), v.strides = strides.data();
-        v.numel = 1, v.ndim = 4, v.dtype = dtype, v.defined = true;
-        return v;
-      };
-      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in / l.groups, l.kernel, l.kernel}, y{n, l.out, out, out};
-      const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
-      const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
-      const cpu::ConvGeometry geometry = geometry_of(l, n);
-      fmt::print("{:<48}", fmt::format("{:>2}x {}", l.count, title(l)));
-      for (const cpu::ConvPart part : {cpu::ConvPart::output, cpu::ConvPart::input, cpu::ConvPart::weight}) {
-        cpu::ConvCall call{part, geometry, view(x, x_strides), view(w, w_strides), view(y, y_strides)};
-        fmt::print(" | {:<53}", cpu::describe_conv(call));
-      }
-      fmt::print("\n");
-    }
-  }
-}
-
-namespace {
-
 /// Memory for calls of kernels one after the other: what one took, the next one gets.
 struct Workspace : KernelContext {
   Workspace() : KernelContext{} {
@@ -94,6 +64,32 @@ TensorView view_of(const Tensor& t) {
 }
 
 }  // namespace
+
+void list_implementations(const Options& options, const char* network, const std::vector<ConvLayer>& layers) {
+  for (const DType dtype : options.dtypes) {
+    fmt::print("\nConvolutions of {} in {}, batch {}\n{:<48} | {:<53} | {:<53} | {}\n", network, name(dtype),
+               options.batch, "    image, channels, kernel", "forward", "input gradient", "weight gradient");
+    for (const ConvLayer& l : layers) {
+      const std::int64_t out = l.out_size(), n = options.batch;
+      const auto view = [&](const Shape& sizes, const Shape& strides) {
+        TensorView v = {};
+        v.sizes = sizes.data(), v.strides = strides.data();
+        v.numel = 1, v.ndim = 4, v.dtype = dtype, v.defined = true;
+        return v;
+      };
+      const Shape x{n, l.in, l.size, l.size}, w{l.out, l.in / l.groups, l.kernel, l.kernel}, y{n, l.out, out, out};
+      const auto last = [](const Shape& s) { return Shape{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}; };
+      const Shape x_strides = last(x), w_strides = last(w), y_strides = last(y);
+      const cpu::ConvGeometry geometry = geometry_of(l, n);
+      fmt::print("{:<48}", fmt::format("{:>2}x {}", l.count, title(l)));
+      for (const cpu::ConvPart part : {cpu::ConvPart::output, cpu::ConvPart::input, cpu::ConvPart::weight}) {
+        cpu::ConvCall call{part, geometry, view(x, x_strides), view(w, w_strides), view(y, y_strides)};
+        fmt::print(" | {:<53}", cpu::describe_conv(call));
+      }
+      fmt::print("\n");
+    }
+  }
+}
 
 void compare_weight_gradients(const Options& options) {
   const cpu::ConvPath other = options.weight_by == "tiles"   ? cpu::ConvPath::tiles

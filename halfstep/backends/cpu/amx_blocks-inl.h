@@ -103,7 +103,7 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
 // f(row, column, shape) for all blocks, column by column, with tiles of this shape.
 template <class Machine, class F>
 HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
-  const BlockShape before = m.configured();  // looked up once, as finding a thread's variable takes a call
+  const BlockShape before = m.configured();  // not for each block: to find a thread's variable takes a call
   BlockShape configured = before;
   for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
     for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
