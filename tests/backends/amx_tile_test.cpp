@@ -211,7 +211,8 @@ TEST(AmxTiles, AddUpIntegersExactly) {
   const auto draw = [&] { return static_cast<float>(static_cast<int>(random() % 17) - 8); };
   for (const auto& [m, n, k] : kSizes) {
     for (const bool accumulate : {false, true}) {
-      const Operands x(m, n, k, accumulate, draw);
+      Operands x(m, n, k, accumulate, draw);
+      x.product.by_rows = accumulate;
       const std::vector<float> got = x.by(false);
       const std::int64_t ldc = x.product.ldc;
       for (std::int64_t i = 0; i < m; ++i) {
@@ -241,7 +242,7 @@ void expect_instructions_compute_as_the_model() {
   for (const auto& [m, n, k] : kSizes) {
     for (const bool accumulate : {false, true}) {
       Operands x(m, n, k, accumulate, draw);
-      x.product.rows_once = !accumulate;  // other instructions
+      x.product.rows_once = !accumulate, x.product.by_rows = accumulate;  // other instructions
       const std::vector<float> by_model = x.by(false), by_processor = x.by(true);
       for (std::size_t i = 0; i < by_model.size(); ++i) {
         ASSERT_EQ(std::bit_cast<std::uint32_t>(by_model[i]), std::bit_cast<std::uint32_t>(by_processor[i]))
@@ -270,7 +271,7 @@ void expect_rounds_what_multiply_sums(bool processor) {
     // Rows of whole lines, at an address that is one or isn't; and others.
     for (const auto& [stride, offset] :
          {std::pair{(n + 31) / 32 * 32, std::int64_t{0}}, {(n + 31) / 32 * 32, 2}, {n + 3, std::int64_t{0}}}) {
-      for (int options = 0; options < 8; ++options) {
+      for (int options = 0; options < 16; ++options) {
         constexpr std::uint16_t kUntouched = 0x4321;
         std::vector<std::uint16_t> room(static_cast<std::size_t>(m * stride + offset + 32), kUntouched);
         std::uint16_t* to = room.data();
@@ -284,7 +285,8 @@ void expect_rounds_what_multiply_sums(bool processor) {
                                      .stream = (options & 4) != 0};
         TileProduct p = x.product;
         p.accumulate = false;
-        p.rows_once = (options & 1) != 0;
+        p.by_rows = (options & 8) != 0;
+        p.rows_once = !p.by_rows;
         p.next = sums.data(), p.next_bytes = static_cast<std::int64_t>(sums.size() * sizeof(float));
         const AmxKernels kernels = amx_kernels(processor);
         kernels.multiply_rounded(p, results);

@@ -16,10 +16,11 @@ HALFSTEP_TILE_UNITS inline void multiply_steps(Machine& m, const TileProduct& p,
   if constexpr (Parts == TileParts::one) {
     // Each product follows the loads of its operands.
     first(from);
-    m.template load<6>(to, 2 * kLine);
+    p.by_rows ? m.template load_once<6>(to, 2 * kLine) : m.template load<6>(to, 2 * kLine);
     m.template multiply<0, 4, 6>();
     if constexpr (Columns == 2) {
-      m.template load<7>(to + kTileLanes, 2 * kLine);
+      const std::uint32_t* const next = to + kTileLanes;
+      p.by_rows ? m.template load_once<7>(next, 2 * kLine) : m.template load<7>(next, 2 * kLine);
       m.template multiply<1, 4, 7>();
     }
     if constexpr (Rows == 2) {
@@ -100,20 +101,26 @@ HALFSTEP_TILE_UNITS inline void multiply_block(Machine& m, const TileProduct& p,
   if constexpr (Rows == 2 && Columns == 2) m.template store<3>(below + kTileLanes, ldc);
 }
 
-// f(row, column, shape) for all blocks, column by column, with tiles of this shape.
+// f(row, column, shape) for all blocks with tiles of this shape, in the order that the product asks for.
 template <class Machine, class F>
 HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&& f) {
   const BlockShape before = m.configured();  // not for each block: to find a thread's variable takes a call
   BlockShape configured = before;
-  for (std::int64_t c = 0; c < p.columns; c += kBlockSide) {
-    for (std::int64_t r = 0; r < p.rows; r += kBlockSide) {
-      const BlockShape shape = {std::min(kBlockSide, p.rows - r), std::min(kBlockSide, p.columns - c)};
-      if (shape != configured) {
-        configured = shape;
-        m.configure(block_config(shape));
-      }
-      f(r, c, shape);
+  const auto block = [&](std::int64_t r, std::int64_t c) HALFSTEP_TILE_UNITS {
+    const BlockShape shape = {std::min(kBlockSide, p.rows - r), std::min(kBlockSide, p.columns - c)};
+    if (shape != configured) {
+      configured = shape;
+      m.configure(block_config(shape));
     }
+    f(r, c, shape);
+  };
+  // Narrow blocks come last, so that tiles change their shape once.
+  const std::int64_t by_rows = p.by_rows ? p.columns / kBlockSide * kBlockSide : 0;
+  for (std::int64_t r = 0; r < p.rows && by_rows > 0; r += kBlockSide) {
+    for (std::int64_t c = 0; c < by_rows; c += kBlockSide) block(r, c);
+  }
+  for (std::int64_t c = by_rows; c < p.columns; c += kBlockSide) {
+    for (std::int64_t r = 0; r < p.rows; r += kBlockSide) block(r, c);
   }
   if (configured != before) m.configured() = configured;
 }
@@ -196,7 +203,7 @@ HALFSTEP_TILE_UNITS void multiply_tiles_rounded(const TileProduct& product, cons
     left.bias = results.bias != nullptr ? results.bias + c : nullptr;
     left.first = left.end = 0;
     left.row = r, left.column = c, left.columns = shape.columns;
-    left.whole = plain && shape.columns == kBlockSide;
+    left.plain = plain && shape.columns == kBlockSide;
     rows = shape.rows;
     current = 1 - current;
   });

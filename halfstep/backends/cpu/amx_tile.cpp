@@ -46,7 +46,7 @@ struct RoundedRows {
   const TileResults* results = nullptr;
   const float* bias = nullptr;  // of the block's columns, or null
   std::int64_t first = 0, end = 0, row = 0, column = 0, columns = 0;
-  bool whole = false;   // whole cache lines, and only rounding to do
+  bool plain = false;   // all 32 columns, and only rounding to do
   bool stream = false;  // with non-temporal stores
 
   /// Null for a row that is dropped.
@@ -122,37 +122,54 @@ struct TileUnit {
     sum = _mm_add_ps(sum, sum);
     __asm__ volatile("" : : "x"(sum));
   }
-  HALFSTEP_ROUND_UNITS static void round_row(const float* sums, const float* bias, bool relu, std::int64_t columns,
-                                             std::uint16_t* to) {
-    const auto first = static_cast<__mmask16>(columns >= kTileLanes ? 0xFFFF : (1U << columns) - 1);
-    const auto second = static_cast<__mmask16>(columns >= kTileLanes ? (1ULL << (columns - kTileLanes)) - 1 : 0);
-    __m512 low = _mm512_maskz_load_ps(first, sums), high = _mm512_maskz_load_ps(second, sums + kTileLanes);
-    if (bias != nullptr) {
-      low = _mm512_add_ps(low, _mm512_maskz_loadu_ps(first, bias));
-      high = _mm512_add_ps(high, _mm512_maskz_loadu_ps(second, bias + kTileLanes));
-    }
+  // A row's sums, of which some are masked, with their bias and activation, as 32 numbers of bfloat16.
+  __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline __m512i rounded(__m512 low, __m512 high,
+                                                                                    const __m512* bias, bool relu) {
+    if (bias != nullptr) low = _mm512_add_ps(low, bias[0]), high = _mm512_add_ps(high, bias[1]);
     if (relu) {  // NaN is not less than 0, and stays
       const __m512 zero = _mm512_setzero_ps();
       low = _mm512_mask_mov_ps(low, _mm512_cmp_ps_mask(low, zero, _CMP_LT_OQ), zero);
       high = _mm512_mask_mov_ps(high, _mm512_cmp_ps_mask(high, zero, _CMP_LT_OQ), zero);
     }
-    const auto line = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    _mm512_mask_storeu_epi16(to, static_cast<__mmask32>((1ULL << columns) - 1), line);
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
   }
   // VCVTNE2PS2BF16 flushes subnormal numbers. Sums from tiles are never subnormal; those with a bias may be.
   __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline void round(const RoundedRows& r) {
+    if (!r.plain) return round_with(r);
     const float* sums = r.sums + r.first * kBlockSide;
-    const bool whole = r.whole, stream = r.stream;
+    const bool stream = r.stream;
+    for (std::int64_t i = r.first; i < r.end; ++i, sums += kBlockSide) {
+      if (std::uint16_t* const to = r.to(i)) {
+        write(to, rounded(_mm512_load_ps(sums), _mm512_load_ps(sums + kTileLanes), nullptr, false), stream);
+      }
+    }
+  }
+  // Not inlined, which would make the loop of products slower.
+  __attribute__((noinline)) HALFSTEP_ROUND_UNITS static void round_with(const RoundedRows& r) {
+    const auto columns = static_cast<__mmask32>((1ULL << r.columns) - 1);
+    const auto first = static_cast<__mmask16>(columns), second = static_cast<__mmask16>(columns >> kTileLanes);
+    const __m512* bias = nullptr;
+    __m512 biases[2];
+    if (r.bias != nullptr) {
+      biases[0] = _mm512_maskz_loadu_ps(first, r.bias);
+      biases[1] = _mm512_maskz_loadu_ps(second, r.bias + kTileLanes);
+      bias = biases;
+    }
+    const bool whole = r.columns == kBlockSide, stream = r.stream, relu = r.results->relu;
+    const float* sums = r.sums + r.first * kBlockSide;
     for (std::int64_t i = r.first; i < r.end; ++i, sums += kBlockSide) {
       std::uint16_t* const to = r.to(i);
       if (to == nullptr) continue;
-      if (!whole) {
-        round_row(sums, r.bias, r.results->relu, r.columns, to);
-        continue;
-      }
-      const auto line = (__m512i)_mm512_cvtne2ps_pbh(_mm512_load_ps(sums + kTileLanes), _mm512_load_ps(sums));
-      stream ? _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line) : _mm512_storeu_si512(to, line);
+      const __m512 low = _mm512_maskz_load_ps(first, sums), high = _mm512_maskz_load_ps(second, sums + kTileLanes);
+      const __m512i line = rounded(low, high, bias, relu);
+      whole ? write(to, line, stream) : _mm512_mask_storeu_epi16(to, columns, line);
     }
+  }
+  __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline void write(std::uint16_t* to, __m512i line,
+                                                                               bool stream) {
+    if (stream) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
+    __builtin_prefetch(to + kBlockSide, 1, 3);  // of the next columns, which come soon
+    _mm512_storeu_si512(to, line);
   }
 };
 #undef HALFSTEP_EACH_TILE

@@ -12,11 +12,12 @@ namespace halfstep::cpu {
 /// Rows of a tile, and 32-bit lanes of each.
 inline constexpr std::int64_t kTileLanes = 16;
 
-/// Bytes of rows that one panel of columns after another multiplies, from which on TileProduct::rows_once pays: they
-/// don't fit the first-level cache beside the panel, which had better stay there. 1x1 convolutions in bf16 with 256 or
-/// more channels took 0.90 to 1.04 of the time so, those with 64 or 128, whose rows fit, 1.05 to 1.24 (Granite Rapids,
-/// layers of ResNet-50, 64 rows a panel).
-inline constexpr std::int64_t kBytesOfRowsOnce = 32 << 10;
+/// Bytes of rows, or of a panel of columns, from which on it pays to load them so that they don't take the first-level
+/// cache from the other operand, which is read again (TileProduct::rows_once and by_rows): 1x1 convolutions in bf16
+/// with 256 or more channels took 0.90 to 1.04 of the time so, those with 64 or 128, whose rows fit, 1.05 to 1.24
+/// (Granite Rapids, layers of ResNet-50, 64 rows a panel); 3x3 with 64 and more channels 0.91 to 1.01 in memory, with
+/// 32 channels 1.04 to 1.14.
+inline constexpr std::int64_t kBytesReadOnce = 32 << 10;
 
 /// How many bfloat16 numbers an element is the sum of (split_block.h), and which of their products are computed.
 enum class TileParts : std::uint8_t {
@@ -46,7 +47,10 @@ struct TileProduct {
   /// Where steps of a are in several places: each run of `run_steps`, a multiple of 16, begins `runs[...]` behind a.
   const std::int64_t* runs = nullptr;
   std::int64_t run_steps = 0;
-  bool rows_once = false;  ///< hints that rows needn't stay in the first-level cache, see kBytesOfRowsOnce
+  bool rows_once = false;  ///< hints that rows needn't stay in the first-level cache, see kBytesReadOnce
+  /// Blocks of 32 rows one after another, which stay in the first-level cache, each by all columns, which needn't.
+  /// Without it all rows are multiplied by 32 columns after another.
+  bool by_rows = false;
   /// Panels of 32 columns, step after step. Of elements of several parts, each 16 steps have those of all parts after
   /// each other.
   const std::uint32_t* b;

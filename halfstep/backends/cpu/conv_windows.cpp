@@ -134,9 +134,12 @@ class WindowsProduct {
       product.columns = std::min(g_.o - column, chunk * kWindowPanel);
       copies_.set_rows(product);
       product.runs = copies_.runs.data(), product.run_steps = copies_.run_steps;
-      // Larger windows read a place for several taps.
-      product.rows_once =
-          copies_.runs.size() == 1 && 4 * copies_.steps * static_cast<std::int64_t>(rows_.size()) >= kBytesOfRowsOnce;
+      // Larger windows read a place for several taps: rows stay in the first-level cache, unless columns fit it. With
+      // strides the taps read different places, and it makes no difference.
+      const std::int64_t rows = std::ssize(rows_);
+      const bool one_tap = copies_.runs.size() == 1, shared = !one_tap && g_.stride[0] * g_.stride[1] == 1;
+      product.rows_once = one_tap && 4 * copies_.steps * rows >= kBytesReadOnce;
+      product.by_rows = shared && 4 * copies_.steps * kWindowPanel >= kBytesReadOnce && rows > kWindowRows;
       product.b = weight_ + column * copies_.steps;
       for (std::int64_t i = first; i < last; ++i) {
         product.a = copies + (i - first) * band_size();

@@ -28,6 +28,9 @@ constexpr std::int64_t kTilesColumnPairs = 256 << 10, kTilesRowPairs = 64 << 10;
 constexpr std::int64_t kTilesMostRows = 256, kTilesMostRounded = 64, kTilesGroup = 2 * kTilesPanel,
                        kGatheredColumns = 4 * kTilesPanel;
 constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
+// Pairs from which on rounded sums are made row by row. With a sum of 128 or 192 pairs and more these took 0.79 to 0.96
+// of the time, with 64 or 96 0.99 to 1.12 (Granite Rapids, two threads).
+constexpr std::int64_t kStepsByRows = 128;
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
 constexpr std::int64_t kLongSum = 768, kManyRows = 64, kManyColumns = 192;
@@ -56,6 +59,7 @@ struct TilesPlan {
   bool straight;  // tiles write c themselves
   bool rounded;   // sums are rounded to c while the next ones are made
   bool in_place;  // rows are not packed
+  bool by_rows;   // as TileProduct::by_rows
   TilesSide rows, columns;
   std::int64_t k, steps;  // steps: pairs, a multiple of 16
   std::int64_t at_once;   // of these in one go
@@ -104,6 +108,7 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
     return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
   };
+  p.by_rows = p.rounded && p.at_once >= kStepsByRows;
   p.block_rows = std::min(fits(kTilesRowPairs, part_rows), p.rounded ? kTilesMostRounded : kTilesMostRows);
   // Chunks alike, since each of them packs the rows again.
   const std::int64_t most = fits(kTilesColumnPairs, part_columns);
@@ -173,7 +178,8 @@ class TilesProduct {
           product.steps = steps;
           product.rows = block;
           const std::int64_t together = p_.straight || p_.rounded ? block : std::min(block, kTilesPanel);
-          product.rows_once = 4 * steps * together >= kBytesOfRowsOnce;
+          product.by_rows = p_.by_rows;
+          product.rows_once = !p_.by_rows && 4 * steps * together >= kBytesReadOnce;
           if (p_.in_place) {
             product.a = reinterpret_cast<const std::uint32_t*>(p_.rows.data + r * p_.rows.outer) + k0;
             product.a_row = p_.rows.outer / 2, product.a_steps = kTileLanes,
