@@ -203,8 +203,8 @@ struct Operands {
   }
 };
 
-constexpr std::int64_t kSizes[][3] = {{1, 1, 1},    {16, 16, 32}, {17, 16, 33},  {16, 17, 2},
-                                      {32, 32, 64}, {33, 31, 95}, {49, 100, 31}, {70, 65, 256}};
+constexpr std::int64_t kSizes[][3] = {{1, 1, 1},    {16, 16, 32},  {17, 16, 33}, {16, 17, 2},  {32, 32, 64},
+                                      {33, 31, 95}, {49, 100, 31}, {49, 90, 95}, {70, 65, 256}};
 
 TEST(AmxTiles, AddUpIntegersExactly) {
   std::mt19937 random(1);
@@ -271,7 +271,7 @@ void expect_rounds_what_multiply_sums(bool processor) {
     // Rows of whole lines, at an address that is one or isn't; and others.
     for (const auto& [stride, offset] :
          {std::pair{(n + 31) / 32 * 32, std::int64_t{0}}, {(n + 31) / 32 * 32, 2}, {n + 3, std::int64_t{0}}}) {
-      for (int options = 0; options < 16; ++options) {
+      for (int options = 0; options < 32; ++options) {
         constexpr std::uint16_t kUntouched = 0x4321;
         std::vector<std::uint16_t> room(static_cast<std::size_t>(m * stride + offset + 32), kUntouched);
         std::uint16_t* to = room.data();
@@ -285,8 +285,7 @@ void expect_rounds_what_multiply_sums(bool processor) {
                                      .stream = (options & 4) != 0};
         TileProduct p = x.product;
         p.accumulate = false;
-        p.by_rows = (options & 8) != 0;
-        p.rows_once = !p.by_rows;
+        p.by_rows = (options & 8) != 0, p.rows_once = (options & 16) != 0;
         p.next = sums.data(), p.next_bytes = static_cast<std::int64_t>(sums.size() * sizeof(float));
         const AmxKernels kernels = amx_kernels(processor);
         kernels.multiply_rounded(p, results);

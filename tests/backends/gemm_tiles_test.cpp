@@ -46,6 +46,17 @@ TEST_P(GemmTiles, EveryLayoutAndEpilogue) {
   EXPECT_TRUE(check({.m = 24, .n = 300, .k = 64, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols", .bias = true},
                     By::tiles));
   EXPECT_TRUE(check({.m = 33, .n = 90, .k = 8200, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}, By::tiles));
+  EXPECT_TRUE(check({.m = 100, .n = 70, .k = 288, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}, By::tiles));
+  EXPECT_TRUE(check({.m = 100,
+                     .n = 90,
+                     .k = 260,  // which isn't in place
+                     .a = bf16,
+                     .b = bf16,
+                     .c = bf16,
+                     .layout_b = "cols",
+                     .bias = true,
+                     .relu = true},
+                    By::tiles));
   EXPECT_TRUE(check({.m = 20, .n = 40, .k = 64, .a = bf16, .b = bf16, .layout_b = "cols", .batch = 5}, By::tiles));
   EXPECT_TRUE(check({.m = 40, .n = 70, .k = 1120, .a = bf16, .b = bf16}, By::tiles));  // goes of rows in place
   EXPECT_TRUE(
@@ -59,6 +70,7 @@ TEST_P(GemmTiles, EveryLayoutAndEpilogue) {
 TEST_P(GemmTiles, TheSameBitsForAnyThreads) {
   for (const Case& t : {Case{.m = 300, .n = 260, .k = 1060, .a = bf16, .b = bf16, .layout_a = "cols"},
                         Case{.m = 64, .n = 512, .k = 96, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"},
+                        Case{.m = 520, .n = 97, .k = 320, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"},
                         Case{.m = 520, .n = 97, .k = 96, .a = bf16, .b = bf16, .c = bf16, .layout_b = "cols"}}) {
     std::vector<unsigned char> first, again;
     for (const int threads : {1, 2, 3, 4}) {

@@ -114,7 +114,7 @@ HALFSTEP_TILE_UNITS inline void for_blocks(Machine& m, const TileProduct& p, F&&
     }
     f(r, c, shape);
   };
-  // Narrow blocks come last, so that tiles change their shape once.
+  // Narrow blocks come last, so that tiles change their shape few times.
   const std::int64_t by_rows = p.by_rows ? p.columns / kBlockSide * kBlockSide : 0;
   for (std::int64_t r = 0; r < p.rows && by_rows > 0; r += kBlockSide) {
     for (std::int64_t c = 0; c < by_rows; c += kBlockSide) block(r, c);

@@ -168,7 +168,8 @@ struct TileUnit {
   __attribute__((always_inline)) HALFSTEP_ROUND_UNITS static inline void write(std::uint16_t* to, __m512i line,
                                                                                bool stream) {
     if (stream) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), line);
-    __builtin_prefetch(to + kBlockSide, 1, 3);  // of the next columns, which come soon
+    // Of the next columns, which come soon: the line behind the last one that this row touches, aligned or not.
+    __builtin_prefetch(to + 2 * kBlockSide - 1, 0, 3);
     _mm512_storeu_si512(to, line);
   }
 };

@@ -13,10 +13,10 @@ namespace halfstep::cpu {
 inline constexpr std::int64_t kTileLanes = 16;
 
 /// Bytes of rows, or of a panel of columns, from which on it pays to load them so that they don't take the first-level
-/// cache from the other operand, which is read again (TileProduct::rows_once and by_rows): 1x1 convolutions in bf16
-/// with 256 or more channels took 0.90 to 1.04 of the time so, those with 64 or 128, whose rows fit, 1.05 to 1.24
-/// (Granite Rapids, layers of ResNet-50, 64 rows a panel); 3x3 with 64 and more channels 0.91 to 1.01 in memory, with
-/// 32 channels 1.04 to 1.14.
+/// cache from the other operand, which is read again (TileProduct::rows_once, and by_rows of windows): 1x1
+/// convolutions in bf16 with 256 or more channels took 0.90 to 1.04 of the time so, those with 64 or 128, whose rows
+/// fit, 1.05 to 1.24 (Granite Rapids, layers of ResNet-50, 64 rows a panel). Windows of 3x3 by rows took 0.94 to 1.00
+/// of it with 64 to 512 channels and operands in memory, 1.11 and 1.14 with 32 channels.
 inline constexpr std::int64_t kBytesReadOnce = 32 << 10;
 
 /// How many bfloat16 numbers an element is the sum of (split_block.h), and which of their products are computed.
@@ -48,8 +48,8 @@ struct TileProduct {
   const std::int64_t* runs = nullptr;
   std::int64_t run_steps = 0;
   bool rows_once = false;  ///< hints that rows needn't stay in the first-level cache, see kBytesReadOnce
-  /// Blocks of 32 rows one after another, which stay in the first-level cache, each by all columns, which needn't.
-  /// Without it all rows are multiplied by 32 columns after another.
+  /// Each 32 rows are multiplied by all columns, which are loaded so that they leave the first-level cache to the rows.
+  /// Otherwise all rows are multiplied by each 32 columns. A rest of less than 32 columns always comes last.
   bool by_rows = false;
   /// Panels of 32 columns, step after step. Of elements of several parts, each 16 steps have those of all parts after
   /// each other.

@@ -28,8 +28,9 @@ constexpr std::int64_t kTilesColumnPairs = 256 << 10, kTilesRowPairs = 64 << 10;
 constexpr std::int64_t kTilesMostRows = 256, kTilesMostRounded = 64, kTilesGroup = 2 * kTilesPanel,
                        kGatheredColumns = 4 * kTilesPanel;
 constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
-// Pairs from which on rounded sums are made row by row. With a sum of 128 or 192 pairs and more these took 0.79 to 0.96
-// of the time, with 64 or 96 0.99 to 1.12 (Granite Rapids, two threads).
+// Pairs from which on rounded sums are made row by row. With sums of 128 to 768 pairs these took 0.79 to 0.96 of the
+// time, 1.0 with 1024 or with 64 columns, 0.99 to 1.13 with 32 to 96 (Granite Rapids, two threads, operands in the
+// caches).
 constexpr std::int64_t kStepsByRows = 128;
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
@@ -108,11 +109,11 @@ TilesPlan tiles_plan(const GemmArgs& g, int threads) {
   const auto fits = [&](std::int64_t pairs, std::int64_t most) {
     return std::clamp(pairs / p.at_once / kTilesPanel * kTilesPanel, kTilesPanel, round_up(most, kTilesPanel));
   };
-  p.by_rows = p.rounded && p.at_once >= kStepsByRows;
   p.block_rows = std::min(fits(kTilesRowPairs, part_rows), p.rounded ? kTilesMostRounded : kTilesMostRows);
   // Chunks alike, since each of them packs the rows again.
   const std::int64_t most = fits(kTilesColumnPairs, part_columns);
   p.chunk_columns = round_up(divide_up(part_columns, divide_up(part_columns, most)), kTilesPanel);
+  p.by_rows = p.rounded && p.at_once >= kStepsByRows && p.chunk_columns > kTilesPanel;
   p.group = p.straight || p.rounded ? p.chunk_columns : std::min(p.chunk_columns, kTilesGroup);
   return p;
 }
