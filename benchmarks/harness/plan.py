@@ -167,6 +167,17 @@ def _products(machine: Machine, quick: bool) -> Section:
                         + (", which 16-bit units exceed." if machine.bf16_units or machine.f16_units else "."))
 
 
+def _dense_layers() -> Section:
+    rows = []
+    for m, k, n in ((512, 512, 512), (784, 2048, 512), (2048, 384, 1536), (2048, 1536, 384), (4096, 512, 512),
+                    (4096, 4096, 4096), (3136, 256, 1024), (12544, 128, 512), (50176, 64, 256)):
+        for how, label in (("plain", "without"), ("bias", "with")):
+            case = f"dense/{m}x{k}x{n}/{how}"
+            rows.append(Row((f"{m} x {k} x {n}", label), case, (Contestant("torch", "torch", case),)))
+    return Section("dense", "Forward passes of dense layers in bf16", ("batch x inputs x outputs", "bias"), tuple(rows),
+                   kind="rates", note="The peak is that of float32 multiply-adds, which 16-bit units exceed.")
+
+
 def _calls() -> Section:
     def row(label: str, case: str, goal: float = 0.0, jax: bool = False) -> Row:
         others = [Contestant("torch", "torch", case)] + ([Contestant("jax", "jax", case)] if jax else [])
@@ -402,7 +413,7 @@ def plan(machine: Machine, quick: bool = False, only: str = "", pictures: bool =
     """
     sections = [_steps(machine, quick), _captured(), _own(machine), _products(machine, quick), _calls(), _scaler(), _parts(), _optimizers(), _shared()]
     if not quick:
-        sections += [_passes(passes), _networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
+        sections += [_dense_layers(), _passes(passes), _networks(machine), _detectors(machine), _language(machine), _inference(machine, onnx)]
     if pictures:
         sections.append(_loader())
     if ranks:

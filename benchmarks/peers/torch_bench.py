@@ -7,6 +7,7 @@ Cases (all times include Python's share, as a PyTorch user has it):
                                  DTYPE f32; bf16 and f16 under autocast, f16 with a GradScaler; f32_compiled with torch.compile
                                  (needs g++); f32_scaled is f32 with a GradScaler. OPTIMIZER sgd (lr 0.01, no momentum) or adam (lr 1e-3), PyTorch's defaults else.
   matmul/MxKxN/DTYPE             torch.mm
+  dense/MxKxN/plain, .../bias    F.linear of batch M, K to N, in bf16, without and with a bias
   add/16/plain, .../recorded, .../autocast     torch.add of 16 floats, without and with requires_grad; the latter under bf16 autocast
   linear/1x16x16/plain, .../recorded, .../autocast     F.linear of batch 1, 16 to 16: under no_grad; with recorded weights; the latter under bf16 autocast
   region/enter                   entering and leaving an autocast region
@@ -71,6 +72,12 @@ def mlp(dtype, kind, batch):
 def matmul(m, k, n, dtype):
     a, b = torch.randn(m, k).to(DTYPES[dtype]), torch.randn(k, n).to(DTYPES[dtype])
     return lambda: torch.mm(a, b)
+
+
+def dense(batch, inputs, outputs, biased):
+    x, w = torch.randn(batch, inputs).bfloat16(), torch.randn(outputs, inputs).bfloat16()
+    bias = torch.randn(outputs).bfloat16() if biased else None
+    return lambda: F.linear(x, w, bias)
 
 
 # A region is entered once for 64 calls, as one does in training, where it holds a whole forward pass.
@@ -173,6 +180,10 @@ def cases():
     for m, k, n in ((64, 784, 512), (256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048)):
         for dtype in DTYPES:
             table[f"matmul/{m}x{k}x{n}/{dtype}"] = bind(matmul, m, k, n, dtype)
+    for m, k, n in ((512, 512, 512), (784, 2048, 512), (2048, 384, 1536), (2048, 1536, 384), (4096, 512, 512), (4096, 4096, 4096),
+                    (3136, 256, 1024), (12544, 128, 512), (50176, 64, 256)):
+        for how in ("plain", "bias"):
+            table[f"dense/{m}x{k}x{n}/{how}"] = bind(dense, m, k, n, how == "bias")
     for how in ("plain", "recorded", "autocast"):
         table[f"add/16/{how}"] = bind(add, how)
         table[f"linear/1x16x16/{how}"] = bind(linear, how)

@@ -38,6 +38,13 @@ Prepared prepare_product(std::int64_t m, std::int64_t k, std::int64_t n, DType d
   return {[a, b] { mm(a, b); }};
 }
 
+Prepared prepare_dense(std::int64_t batch, std::int64_t inputs, std::int64_t outputs, bool biased) {
+  manual_seed(1);
+  const Tensor x = randn({batch, inputs}).to(bf16), w = randn({outputs, inputs}).to(bf16);
+  const Tensor bias = biased ? randn({outputs}).to(bf16) : Tensor();
+  return {[x, w, bias] { linear(x, w, bias); }};
+}
+
 Prepared prepare_add(bool recorded) {
   return in_a_row({randn({16}, {.requires_grad = recorded}), randn({16}), {}}, [](const Tensors& t) { add(t.a, t.b); });
 }
@@ -77,6 +84,22 @@ void add_op_cases(std::vector<Case>& cases) {
                        [s, dtype] { return prepare_product(s.m, s.k, s.n, dtype); },
                        2.0 * static_cast<double>(s.m * s.k * s.n),
                        static_cast<double>(item_size(dtype)) * static_cast<double>(s.m * s.k + s.k * s.n + s.m * s.n)});
+    }
+  }
+  for (const Size s : {Size{512, 512, 512},
+                       {784, 2048, 512},
+                       {2048, 384, 1536},
+                       {2048, 1536, 384},
+                       {4096, 512, 512},
+                       {4096, 4096, 4096},
+                       {3136, 256, 1024},
+                       {12544, 128, 512},
+                       {50176, 64, 256}}) {
+    for (const bool biased : {false, true}) {
+      cases.push_back({fmt::format("dense/{}x{}x{}/{}", s.m, s.k, s.n, biased ? "bias" : "plain"),
+                       [s, biased] { return prepare_dense(s.m, s.k, s.n, biased); },
+                       2.0 * static_cast<double>(s.m * s.k * s.n),
+                       2.0 * static_cast<double>(s.m * s.k + s.k * s.n + s.m * s.n)});
     }
   }
   cases.push_back({"add/16/plain", [] { return prepare_add(false); }});

@@ -29,8 +29,8 @@ constexpr std::int64_t kTilesMostRows = 256, kTilesMostRounded = 64, kTilesGroup
                        kGatheredColumns = 4 * kTilesPanel;
 constexpr std::int64_t kMostSteps = 512;  // pairs in one go, where tiles add to c themselves
 // Pairs from which on rounded sums are made row by row. With sums of 128 to 768 pairs these took 0.79 to 0.96 of the
-// time, 1.0 with 1024 or with 64 columns, 0.99 to 1.13 with 32 to 96 (Granite Rapids, two threads, operands in the
-// caches).
+// time, 0.98 to 1.04 with 1024 or with 64 columns, 0.99 to 1.13 with 32 to 96 (Granite Rapids, two threads, operands in
+// the caches).
 constexpr std::int64_t kStepsByRows = 128;
 // From which on oneDNN's kernels are slower: sums of rows in place, and rows and columns of sums that are no multiple
 // of 32 steps, for some of which oneDNN has kernels without AMX only.
